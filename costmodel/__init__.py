@@ -1,0 +1,1 @@
+"""Predicts time and memory of a plan on a cluster."""

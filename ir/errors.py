@@ -1,0 +1,21 @@
+"""The errors a user can meet; every message names what was given, the rule and the nearest legal value."""
+
+
+class MeshwrightError(Exception):
+    """Base of all errors this package raises on purpose."""
+
+
+class TraceError(MeshwrightError):
+    """The model cannot be captured; names the operation, the user's source line and a way out."""
+
+
+class PlanError(MeshwrightError, ValueError):
+    """A plan, cluster or other input file breaks a rule."""
+
+
+class Infeasible(MeshwrightError):
+    """No plan meets the constraints; names those in conflict and the nearest relaxation."""
+
+
+class MismatchError(MeshwrightError):
+    """Ranks, or plan and world, do not agree; the run must not start."""

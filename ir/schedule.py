@@ -1,0 +1,144 @@
+"""A pipeline schedule as data: for each pipeline rank, the actions it takes in order.
+
+The text form is that of torch's pipelining runtime: `0F1` is the forward of micro-batch 1 on stage
+0; `B` is a full backward, `I` its input half and `W` its weight half.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+import re
+
+from meshwright.ir.errors import PlanError
+
+
+class Work(StrEnum):
+    """What an action computes."""
+
+    FORWARD = "F"
+    BACKWARD = "B"
+    BACKWARD_INPUT = "I"
+    BACKWARD_WEIGHT = "W"
+
+
+_ACTION = re.compile(r"(\d+)([FBIW])(\d+)")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Action:
+    """One piece of work of one stage on one micro-batch."""
+
+    stage: int
+    work: Work
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.work}{self.microbatch}"
+
+
+def parse_action(text: str) -> Action:
+    """The action that `str` prints as `text`."""
+    match = _ACTION.fullmatch(text)
+    if not match:
+        raise PlanError(f"action {text!r} is not <stage><F|B|I|W><micro-batch>, such as 0F1")
+    return Action(int(match[1]), Work(match[2]), int(match[3]))
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Actions per pipeline rank. A pipeline rank is a group of devices that runs the same stages."""
+
+    name: str
+    ranks: tuple[tuple[Action, ...], ...]
+
+    def __str__(self) -> str:
+        return "\n".join(" ".join(map(str, row)) for row in self.ranks)
+
+    @property
+    def num_stages(self) -> int:
+        return 1 + max(a.stage for row in self.ranks for a in row)
+
+    @property
+    def num_microbatches(self) -> int:
+        return 1 + max(a.microbatch for row in self.ranks for a in row)
+
+    def rank_of(self, stage: int) -> int:
+        """The pipeline rank that runs `stage`."""
+        return next(i for i, row in enumerate(self.ranks) if any(a.stage == stage for a in row))
+
+
+def parse_schedule(name: str, rows: tuple[str, ...]) -> Schedule:
+    """The schedule whose rows print as `rows`."""
+    return Schedule(name, tuple(tuple(map(parse_action, row.split())) for row in rows))
+
+
+def dependencies(action: Action, last_stage: int) -> tuple[Action, ...]:
+    """The actions that must be over before `action` starts, besides the order of its own rank."""
+    stage, microbatch = action.stage, action.microbatch
+    match action.work:
+        case Work.FORWARD:
+            return (Action(stage - 1, Work.FORWARD, microbatch),) if stage else ()
+        case Work.BACKWARD | Work.BACKWARD_INPUT:
+            own = Action(stage, Work.FORWARD, microbatch)
+            if stage == last_stage:
+                return (own,)
+            # The next stage may have split its backward: `verify` resolves B or I.
+            return (own, Action(stage + 1, Work.BACKWARD_INPUT, microbatch))
+        case Work.BACKWARD_WEIGHT:
+            return (Action(stage, Work.BACKWARD_INPUT, microbatch),)
+
+
+def check_schedule(schedule: Schedule) -> None:
+    """Raises PlanError unless every stage does each micro-batch once and the order cannot deadlock."""
+    rows = schedule.ranks
+    if not rows or any(not row for row in rows):
+        raise PlanError(f"schedule {schedule.name!r}: every pipeline rank needs at least one action")
+    seen: dict[Action, int] = {}
+    for rank, row in enumerate(rows):
+        for action in row:
+            if action in seen:
+                raise PlanError(f"schedule {schedule.name!r}: {action} appears twice")
+            seen[action] = rank
+    for stage in range(schedule.num_stages):
+        owners = {rank for action, rank in seen.items() if action.stage == stage}
+        if len(owners) != 1:
+            raise PlanError(
+                f"schedule {schedule.name!r}: stage {stage} runs on ranks {sorted(owners)}, not one"
+            )
+        for microbatch in range(schedule.num_microbatches):
+            kinds = {w for w in Work if Action(stage, w, microbatch) in seen}
+            if kinds not in ({Work.FORWARD, Work.BACKWARD},
+                             {Work.FORWARD, Work.BACKWARD_INPUT, Work.BACKWARD_WEIGHT}):  # fmt: skip
+                raise PlanError(
+                    f"schedule {schedule.name!r}: stage {stage} micro-batch {microbatch} has "
+                    f"{sorted(kinds)}; it needs F and B, or F, I and W"
+                )
+    order_of(schedule)
+
+
+def order_of(schedule: Schedule) -> tuple[Action, ...]:
+    """All actions in one order that respects rows and dependencies; PlanError names a deadlock."""
+    last = schedule.num_stages - 1
+    done: set[Action] = set()
+    heads = [0] * len(schedule.ranks)
+    total = sum(map(len, schedule.ranks))
+    order: list[Action] = []
+
+    def ready(action: Action) -> bool:
+        return all(
+            need in done
+            or (need.work is Work.BACKWARD_INPUT and Action(need.stage, Work.BACKWARD, need.microbatch) in done)
+            for need in dependencies(action, last)
+        )  # fmt: skip
+
+    while len(order) < total:
+        moved = False
+        for rank, row in enumerate(schedule.ranks):
+            while heads[rank] < len(row) and ready(row[heads[rank]]):
+                done.add(row[heads[rank]])
+                order.append(row[heads[rank]])
+                heads[rank] += 1
+                moved = True
+        if not moved:
+            stuck = [f"rank {r} at {row[heads[r]]}" for r, row in enumerate(schedule.ranks) if heads[r] < len(row)]
+            raise PlanError(f"schedule {schedule.name!r} deadlocks: {', '.join(stuck)}")
+    return tuple(order)

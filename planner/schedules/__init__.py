@@ -1,0 +1,1 @@
+"""One file per pipeline schedule; the file name is its key."""

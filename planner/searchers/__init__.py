@@ -1,0 +1,1 @@
+"""One file per searcher; the file name is its key."""

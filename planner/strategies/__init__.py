@@ -1,0 +1,1 @@
+"""One file per op family: how its ops can be split over a mesh axis."""

@@ -1,0 +1,1 @@
+"""Drives a lowered plan on torch.distributed."""
