@@ -1,0 +1,249 @@
+"""The plan: complete, executable, comparable, hashable, readable data.
+
+Search makes it, a person may edit it, `ir.verify` checks it, codegen and runtime obey it.
+"""
+
+from dataclasses import field
+from math import prod
+from typing import Literal
+
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+
+from meshwright.ir.graph import Block, Graph
+from meshwright.ir.layout import Axis
+from meshwright.ir.schedule import Schedule, parse_schedule
+
+SCHEMA = "meshwright.plan/1.0"
+_strict = ConfigDict(extra="forbid", allow_inf_nan=False)
+MESH_AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
+"""Names a mesh axis may have, outermost first; those of torchtitan."""
+
+
+@dataclass(frozen=True, config=_strict, kw_only=True)
+class InputSpec:
+    """A model input at the global batch size."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, config=_strict, kw_only=True)
+class ModelId:
+    """Which model the plan is for."""
+
+    name: str
+    fingerprint: str
+    num_parameters: int
+    num_blocks: int
+    inputs: tuple[InputSpec, ...]
+
+
+@dataclass(frozen=True, config=_strict, kw_only=True)
+class ClusterId:
+    """Which cluster the plan is for."""
+
+    name: str
+    fingerprint: str
+    num_devices: int
+
+
+@dataclass(frozen=True, config=_strict, kw_only=True)
+class BlockLayout:
+    """How the ops of one block pattern are laid out on the layout axes `dp` and `tp`.
+
+    An axis that is not listed for an op, a parameter or a value means all replicated.
+    """
+
+    name: str
+    pattern: str
+    tp: int
+    """Size of the `tp` axis it was made for."""
+    parameters: dict[str, dict[str, str]]
+    """`param_key` -> axis -> placement, such as `{"attn.c_attn.weight": {"tp": "S(1,outer=3)"}}`."""
+    inputs: tuple[dict[str, str], ...]
+    """Per `Block.inputs`: axis -> placement on entry."""
+    outputs: tuple[dict[str, str], ...]
+    """Per `Block.outputs`: axis -> placement on exit."""
+    ops: dict[str, dict[str, str]]
+    """`Op.key` -> axis -> strategy text, such as `R|P S(1) S(0) -> S(1)`."""
+
+
+@dataclass(frozen=True, config=_strict, kw_only=True)
+class Stage:
+    """A run of blocks on a group of devices."""
+
+    first: str
+    """Name of the first block."""
+    last: str
+    """Name of the last block, included."""
+    mesh: dict[str, int]
+    """Axis sizes in order, outermost first: `{"dp_replicate": 1, "dp_shard": 2, "tp": 2}`."""
+    devices: tuple[int, ...]
+    """Global ranks, row-major over the mesh."""
+    batch_shares: tuple[int, ...]
+    """Samples of each micro-batch on each coordinate of `dp` (dp_replicate x dp_shard)."""
+    zero: Literal[0, 1, 2, 3] = 0
+    """What is sharded over dp_shard: 1 optimizer, 2 also gradients, 3 also parameters."""
+    recompute: dict[str, Literal["none", "full"]] = field(default_factory=dict)
+    """Block name or pattern -> whether its activations are recomputed; a name outranks a pattern."""
+    layouts: dict[str, str] = field(default_factory=dict)
+    """Block pattern (and `(prelude)`) -> name of a BlockLayout."""
+
+    @property
+    def dp(self) -> int:
+        return self.mesh.get("dp_replicate", 1) * self.mesh.get("dp_shard", 1)
+
+    @property
+    def tp(self) -> int:
+        return self.mesh.get("tp", 1)
+
+    def axes(self, global_batch_size: int) -> dict[str, Axis]:
+        """The layout axes, for `ir.layout.local_shape`."""
+        return {"dp": Axis(self.dp, self.batch_shares, global_batch_size), "tp": Axis(self.tp)}
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Coordinates of global `rank` on the layout axes and on dp_replicate and dp_shard."""
+        position = self.devices.index(rank)
+        dp, tp = divmod(position, self.tp)
+        replicate, shard = divmod(dp, self.mesh.get("dp_shard", 1))
+        return {"dp": dp, "tp": tp, "dp_replicate": replicate, "dp_shard": shard}
+
+    def recomputes(self, block: Block) -> bool:
+        return self.recompute.get(block.name, self.recompute.get(block.pattern, "none")) == "full"
+
+
+@dataclass(frozen=True, config=_strict, kw_only=True)
+class ScheduleTable:
+    """The pipeline schedule as text: one row per pipeline rank, in order of first stage."""
+
+    name: str
+    rows: tuple[str, ...]
+
+    def parse(self) -> Schedule:
+        return parse_schedule(self.name, self.rows)
+
+
+@dataclass(frozen=True, config=_strict, kw_only=True)
+class RankMemory:
+    """Predicted peak of the worst rank of a stage's device group, by category."""
+
+    parameters_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    activations_bytes: int
+    communication_bytes: int
+    workspace_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        return (self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes
+                + self.activations_bytes + self.communication_bytes + self.workspace_bytes)  # fmt: skip
+
+
+@dataclass(frozen=True, config=_strict, kw_only=True)
+class StagePrediction:
+    """Predicted figures of one stage for one micro-batch (times) and at its peak (memory)."""
+
+    forward_s: float
+    backward_s: float
+    send_s: float
+    """Moving the stage's outputs of one micro-batch to the next stage."""
+    sync_s: float
+    """Gradient synchronisation and parameter gathering per step that is not overlapped."""
+    optimizer_s: float
+    memory: RankMemory
+
+
+@dataclass(frozen=True, config=_strict, kw_only=True)
+class Prediction:
+    """What the plan is expected to cost."""
+
+    step_s: float
+    samples_per_s: float
+    error_band: float
+    """Relative: 0.2 means that the step time is expected within 20 %."""
+    source: str
+    """Where the numbers come from: measured, fitted, datasheet."""
+    stages: tuple[StagePrediction, ...]
+
+    @property
+    def peak_bytes(self) -> int:
+        return max(stage.memory.total_bytes for stage in self.stages)
+
+
+@dataclass(frozen=True, config=_strict, kw_only=True)
+class Alternative:
+    """A plan that lost, and why."""
+
+    name: str
+    step_s: float
+    peak_bytes: int
+    why: str
+
+
+@dataclass(frozen=True, config=_strict, kw_only=True)
+class Evidence:
+    """How the plan was found."""
+
+    searcher: str
+    seed: int
+    candidates: int
+    infeasible: int
+    exhausted: bool
+    """True if the searcher saw its whole space."""
+    bound_s: float
+    """No plan of the searched space can be faster, by the same cost model."""
+    gap: float
+    """step_s / bound_s - 1."""
+    alternatives: tuple[Alternative, ...] = ()
+
+
+@dataclass(frozen=True, config=_strict, kw_only=True)
+class Plan:
+    """How to train one model on one cluster."""
+
+    schema: str = SCHEMA
+    model: ModelId
+    cluster: ClusterId
+    global_batch_size: int
+    num_microbatches: int
+    optimizer: str
+    precision: Literal["fp64", "fp32", "bf16"]
+    objective: str = "throughput"
+    constraints: tuple[str, ...] = ()
+    stages: tuple[Stage, ...]
+    schedule: ScheduleTable
+    layouts: tuple[BlockLayout, ...]
+    predicted: Prediction | None = None
+    evidence: Evidence | None = None
+    notes: tuple[str, ...] = ()
+    versions: dict[str, str] = field(default_factory=dict)
+    hash: str = ""
+
+    @property
+    def world_size(self) -> int:
+        return len({rank for stage in self.stages for rank in stage.devices})
+
+    @property
+    def samples_per_microbatch(self) -> int:
+        return self.global_batch_size // self.num_microbatches
+
+    def layout(self, name: str) -> BlockLayout:
+        return next(layout for layout in self.layouts if layout.name == name)
+
+    def stage_blocks(self, graph: Graph, index: int) -> tuple[Block, ...]:
+        """The blocks of stage `index`, in order."""
+        names = [block.name for block in graph.blocks]
+        stage = self.stages[index]
+        return graph.blocks[names.index(stage.first) : names.index(stage.last) + 1]
+
+
+def param_key(block: Block, fqn: str) -> str:
+    """The name of a parameter in a layout of the block's pattern: relative to the block if inside."""
+    return fqn.removeprefix(block.name + ".")
+
+
+def mesh_size(mesh: dict[str, int]) -> int:
+    return prod(mesh.values())
