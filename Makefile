@@ -1,0 +1,33 @@
+# `make demo` runs the main job, `make test` the tests; both set themselves up.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+export OMP_NUM_THREADS ?= 1
+export TOKENIZERS_PARALLELISM := false
+export HF_HUB_OFFLINE := 1
+
+.PHONY: setup demo test lint clean
+
+setup: $(READY)
+
+# torch first and pinned: the rest then accepts it instead of pulling another build.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install -q -c constraints.txt torch numpy
+	$(BIN)/pip install -q -c constraints.txt -e ".[dev]"
+	touch $(READY)
+
+demo: $(READY)
+	$(BIN)/python -m meshwright.demo
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/pytest -q
+
+clean:
+	rm -rf .venv demo-run

@@ -1,0 +1,60 @@
+"""Imports go one way: ir <- costmodel <- planner and ir <- codegen <- runtime; the facade sees all."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+MAY_IMPORT = {
+    "ir": set(),
+    "costmodel": {"ir"},
+    "planner": {"ir", "costmodel"},
+    "codegen": {"ir"},
+    "runtime": {"ir", "codegen"},
+}
+
+
+def imported(tree: ast.AST) -> set[str]:
+    """Every module that the file imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative import"
+            found.add(node.module or "")
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def violations(folder: str, source: str) -> set[str]:
+    """What a file of `folder` imports against the rule."""
+    bad = set()
+    for module in imported(ast.parse(source)):
+        parts = module.split(".")
+        if parts[0] in MAY_IMPORT:
+            bad.add(f"bare import of {module}")
+        elif parts == ["meshwright"]:
+            continue  # `from meshwright import x` shows up as meshwright.x too
+        elif parts[0] == "meshwright" and parts[1] not in MAY_IMPORT[folder] | {folder}:
+            bad.add(module)
+    return bad
+
+
+@pytest.mark.parametrize("folder", MAY_IMPORT)
+def test_imports_go_one_way(folder):
+    bad = {
+        f"{path.relative_to(ROOT)}: {module}"
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for module in violations(folder, path.read_text())
+    }
+    assert not bad
+
+
+def test_the_check_catches_what_it_should():
+    assert violations("ir", "from meshwright.planner.search import search")
+    assert violations("runtime", "def f():\n    import meshwright.costmodel.estimate")
+    assert violations("planner", "from planner import problem")
+    assert violations("codegen", "from meshwright import runtime")
+    assert not violations("planner", "from meshwright.costmodel.estimate import estimate")
