@@ -1,0 +1,190 @@
+"""The command line: `meshwright search | show | verify | run`.
+
+Exit codes: 0 done; 1 a failure while running; 2 wrong usage; 3 no plan meets the constraints;
+4 an input (plan, cluster, model) breaks a rule; 5 ranks or world do not match the plan.
+"""
+
+from collections.abc import Callable
+import json
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+from rich.console import Console
+import typer
+
+from meshwright.ir import plan_io
+from meshwright.ir.errors import Infeasible, MeshwrightError, MismatchError
+from meshwright.ir.plan import Plan
+from meshwright.ir.show import render
+from meshwright.ir.verify import Finding, verify
+from meshwright.targets import load_cluster, load_target
+
+app = typer.Typer(
+    help="Find the fastest way to train a PyTorch model on a cluster, look at it, run it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+out, err = Console(), Console(stderr=True)
+
+TargetArgument = Annotated[
+    str, typer.Argument(metavar="TARGET", help="module:callable or hf:ConfigClass{json}")
+]
+PlanArgument = Annotated[Path, typer.Argument(metavar="PLAN", help="a plan file")]
+Json = Annotated[bool, typer.Option("--json", help="print one JSON object instead of tables")]
+
+
+def _print_json(content: dict[str, Any]) -> None:
+    out.print_json(json.dumps(content))
+
+
+@app.command("search")
+def search_command(
+    target: TargetArgument,
+    cluster: Annotated[
+        str, typer.Option("--cluster", "-c", help="local:4, h100-sxm:8x8 or cluster.yaml")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="where the plan goes")] = Path(
+        "plan.json"
+    ),
+    global_batch_size: Annotated[int | None, typer.Option("--global-batch", "-b")] = None,
+    optimizer: str = "adamw",
+    precision: str = "bf16",
+    searcher: str = "auto",
+    constraint: Annotated[
+        list[str] | None, typer.Option("--pin", help="pin a decision, such as tp=2; repeatable")
+    ] = None,
+    time_limit_s: Annotated[float, typer.Option("--time-limit")] = 60.0,
+    seed: int = 0,
+    as_json: Json = False,
+) -> None:
+    """Search a plan and write it."""
+    from meshwright.planner.search import search  # torch is loaded only where it is needed
+
+    found = load_target(target, meta=True)
+    plan = search(
+        found.model,
+        load_cluster(cluster),
+        global_batch_size=global_batch_size,
+        example_inputs=found.example_inputs,
+        loss_fn=found.loss_fn,
+        optimizer=optimizer,
+        precision=precision,
+        searcher=searcher,
+        constraints=tuple(constraint or ()),
+        time_limit_s=time_limit_s,
+        seed=seed,
+        progress=not as_json,
+    )
+    plan_io.save(plan, output)
+    if as_json:
+        _print_json(json.loads(plan_io.dumps(plan)))
+    else:
+        out.print(render(plan))
+        out.print(f"wrote {output} ({plan.hash[:12]})")
+
+
+@app.command()
+def show(plan_file: PlanArgument, as_json: Json = False) -> None:
+    """Print a plan as tables."""
+    plan = plan_io.load(plan_file)
+    if as_json:
+        _print_json(json.loads(plan_io.dumps(plan)))
+    else:
+        out.print(render(plan))
+
+
+@app.command("verify")
+def verify_command(
+    plan_file: PlanArgument,
+    target: Annotated[str | None, typer.Option("--model", help="also check against TARGET")] = None,
+    cluster: Annotated[str | None, typer.Option("--cluster", "-c")] = None,
+    rehash: Annotated[
+        bool, typer.Option(help="accept a plan edited by hand: check it, then renew its hash")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Check every rule; exit 4 if one is broken."""
+    plan = plan_io.load(plan_file, check_hash=not rehash)
+    findings = verify(
+        plan,
+        _graph_for(plan, target) if target else None,
+        load_cluster(cluster) if cluster else None,
+    )
+    broken = any(finding.severity == "error" for finding in findings)
+    if rehash and not broken:
+        plan = plan_io.rehash(plan)
+        plan_io.save(plan, plan_file)
+    _print_findings(plan, findings, as_json=as_json)
+    if broken:
+        raise typer.Exit(4)
+
+
+def _graph_for(plan: Plan, target: str) -> Any:
+    from meshwright.ir.trace import trace
+
+    found = load_target(target, meta=True)
+    return trace(
+        found.model,
+        found.example_inputs,
+        found.loss_fn,
+        global_batch_size=plan.global_batch_size,
+    )
+
+
+def _print_findings(plan: Plan, findings: tuple[Finding, ...], *, as_json: bool) -> None:
+    if as_json:
+        rows = [
+            {"rule": f.rule, "severity": f.severity, "message": f.message, "nearest": f.nearest}
+            for f in findings
+        ]
+        _print_json({"hash": plan.hash, "findings": rows})
+        return
+    for finding in findings:
+        out.print(f"{finding.severity}: {finding.rule}: {finding.message}", markup=False)
+    if not findings:
+        out.print(f"the plan is sound ({plan.hash[:12]})")
+
+
+@app.command()
+def run(
+    plan_file: PlanArgument,
+    target: TargetArgument,
+    steps: Annotated[int, typer.Option(help="optimizer steps to take")] = 10,
+    data: Annotated[
+        str | None,
+        typer.Option(help="module:callable returning an iterable of global batches"),
+    ] = None,
+    learning_rate: Annotated[float, typer.Option("--lr")] = 1e-4,
+    output: Annotated[Path, typer.Option("--output", "-o", help="run folder")] = Path("runs/last"),
+    as_json: Json = False,
+) -> None:
+    """Train. Under torchrun, this process is one rank; otherwise torchrun is started here."""
+    from meshwright.launch import train
+
+    train(
+        plan_file,
+        target,
+        steps=steps,
+        data=data,
+        learning_rate=learning_rate,
+        output=output,
+        as_json=as_json,
+    )
+
+
+def _fail(error: Exception, code: int) -> NoReturn:
+    err.print(f"{type(error).__name__}: {error}", style="red", markup=False)
+    raise SystemExit(code)
+
+
+def main(command: Callable[[], None] = app) -> None:
+    """Entry point: turns our errors into one line and an exit code."""
+    try:
+        command()
+    except Infeasible as error:
+        _fail(error, 3)
+    except MismatchError as error:
+        _fail(error, 5)
+    except MeshwrightError as error:
+        _fail(error, 4)

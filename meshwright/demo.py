@@ -1,0 +1,183 @@
+"""`make demo`: search, run and check a GPT-2 on four local processes, against one process.
+
+The main process searches and prints the verdict; it starts itself again as the four ranks
+(`worker`) and as the single process (`single`), so that each has its own memory.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+import statistics
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+import torch
+
+from meshwright.costmodel.measure import measure_local
+from meshwright.display import MIB, StepRecord, read_records, recording
+from meshwright.ir import plan_io
+from meshwright.ir.plan import Plan
+from meshwright.ir.show import render
+from meshwright.launch import torchrun
+from meshwright.planner.search import search
+from meshwright.runtime.job import compile as compile_job
+
+if TYPE_CHECKING:
+    from torch import nn
+
+STEPS, BATCH, SEQUENCE, RANKS, LEARNING_RATE = 30, 8, 256, 4, 3e-4
+FOLDER = Path("demo-run")
+TEXT = Path(__file__).parent / "data" / "founding_texts.txt"
+TOLERANCE = 1e-3
+"""Largest relative difference of a loss: float32 sums in another order, over 30 AdamW steps."""
+
+
+def build_model() -> "nn.Module":
+    """A GPT-2 of about 10M parameters on bytes, random weights, no dropout so losses compare."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=256, n_positions=SEQUENCE, n_embd=320, n_layer=8, n_head=8,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        bos_token_id=0, eos_token_id=0, use_cache=False,
+    )  # fmt: skip
+    model: nn.Module = GPT2LMHeadModel(config)
+    return model
+
+
+def batches() -> Iterator[dict[str, torch.Tensor]]:
+    """Windows of the text at seeded random places, as byte tokens; the same on every rank."""
+    data = torch.frombuffer(bytearray(TEXT.read_bytes()), dtype=torch.uint8).long()
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(STEPS):
+        starts = torch.randint(0, len(data) - SEQUENCE, (BATCH,), generator=generator)
+        ids = torch.stack([data[s : s + SEQUENCE] for s in starts])
+        yield {"input_ids": ids, "labels": ids}
+
+
+def worker() -> None:
+    """One rank of the parallel run."""
+    base_bytes = psutil.Process().memory_info().rss
+    job = compile_job(build_model(), FOLDER / "plan.json", optimizer="adamw", lr=LEARNING_RATE)
+    show = job.rank == 0
+    with recording(f"{RANKS} processes", STEPS, BATCH * SEQUENCE, show=show) as recorder:
+        for batch in batches():
+            recorder.start()
+            recorder.stop(float(job.step(batch)))
+    recorder.write(FOLDER / f"parallel_rank{job.rank}.jsonl")
+    (FOLDER / f"base_rank{job.rank}.txt").write_text(str(base_bytes))
+    job.close()
+
+
+def single() -> None:
+    """The same training in one process, in plain PyTorch."""
+    model = build_model().train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+    with recording("1 process", STEPS, BATCH * SEQUENCE, show=True) as recorder:
+        for batch in batches():
+            recorder.start()
+            loss = model(**batch).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            recorder.stop(loss.item())
+    recorder.write(FOLDER / "single.jsonl")
+
+
+def verdict(plan: Plan, console: Console) -> bool:
+    """Prints losses side by side and predictions beside measurements; True if the runs agree."""
+    parallel = read_records(FOLDER / "parallel_rank0.jsonl")
+    alone = read_records(FOLDER / "single.jsonl")
+    table = Table("step", "4 processes", "1 process", "relative difference", title="Losses")
+    worst = 0.0
+    for many, one in zip(parallel, alone, strict=True):
+        difference = abs(many.loss - one.loss) / abs(one.loss)
+        worst = max(worst, difference)
+        if many.step % 5 == 0 or many.step == STEPS - 1:
+            table.add_row(
+                str(many.step), f"{many.loss:.6f}", f"{one.loss:.6f}", f"{difference:.1e}"
+            )
+    console.print(table)
+    console.print(_predictions(plan, parallel, alone))
+    fell = parallel[-1].loss < parallel[0].loss
+    agree = worst <= TOLERANCE and fell
+    console.print(
+        f"{'PASS' if agree else 'FAIL'}: largest relative difference {worst:.1e} over {STEPS} steps "
+        f"(allowed {TOLERANCE:.0e}); loss {parallel[0].loss:.3f} -> {parallel[-1].loss:.3f}",
+        style="bold green" if agree else "bold red",
+    )
+    return agree
+
+
+def _predictions(plan: Plan, parallel: list[StepRecord], alone: list[StepRecord]) -> Table:
+    assert plan.predicted
+    table = Table("", "predicted", "measured", "error", title="Predicted against measured")
+    step_s = statistics.median(record.step_s for record in parallel[2:])
+    predicted_s = plan.predicted.step_s
+    table.add_row(
+        "step time",
+        f"{predicted_s:.3f} s",
+        f"{step_s:.3f} s",
+        f"{predicted_s / step_s - 1:+.0%}",
+    )
+    grown = max(
+        max(r.memory_bytes for r in read_records(FOLDER / f"parallel_rank{rank}.jsonl"))
+        - int((FOLDER / f"base_rank{rank}.txt").read_text())
+        for rank in range(RANKS)
+    )
+    peak = plan.predicted.peak_bytes
+    table.add_row(
+        "memory of the worst rank, above an idle process",
+        f"{peak / MIB:,.0f} MiB",
+        f"{grown / MIB:,.0f} MiB",
+        f"{peak / grown - 1:+.0%}",
+    )
+    single_s = statistics.median(record.step_s for record in alone[2:])
+    table.add_row("speed against one process", "", f"{single_s / step_s:.2f}x", "")
+    return table
+
+
+def main() -> int:
+    """Search, run both ways, compare."""
+    console = Console()
+    FOLDER.mkdir(exist_ok=True)
+    console.rule("1. measure this machine and search")
+    cluster = measure_local(RANKS)
+    plan = search(
+        build_model(), cluster, global_batch_size=BATCH, precision="fp32", optimizer="adamw",
+        example_inputs=next(batches()),
+    )  # fmt: skip
+    plan_io.save(plan, FOLDER / "plan.json")
+    console.print(render(plan))
+    write_stage_sources(plan)
+    console.print(f"wrote {FOLDER}/plan.json and {FOLDER}/stages/*.py")
+    console.rule(f"2. train {STEPS} steps on {RANKS} processes under torchrun")
+    if code := torchrun(RANKS, "meshwright.demo", "worker"):
+        console.print(f"FAIL: the parallel run ended with exit code {code}", style="bold red")
+        return 1
+    console.rule(f"3. train the same {STEPS} steps in one process")
+    if code := subprocess.run([sys.executable, "-m", "meshwright.demo", "single"]).returncode:
+        console.print(f"FAIL: the single process ended with exit code {code}", style="bold red")
+        return 1
+    console.rule("4. verdict")
+    return 0 if verdict(plan, console) else 1
+
+
+def write_stage_sources(plan: Plan) -> None:
+    """The generated stage modules, for review."""
+    from meshwright.codegen.emit import write_sources
+    from meshwright.codegen.lower import lower
+    from meshwright.ir.trace import trace
+
+    graph = trace(build_model(), next(batches()), global_batch_size=BATCH)
+    programs = [p for stage in plan.stages for p in lower(graph, plan, stage.devices[0])]
+    write_sources(programs, FOLDER / "stages")
+
+
+if __name__ == "__main__":
+    role = sys.argv[1] if len(sys.argv) > 1 else "main"
+    raise SystemExit({"main": main, "worker": worker, "single": single}[role]() or 0)

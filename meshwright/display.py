@@ -1,0 +1,95 @@
+"""What a training run shows while it runs: loss, tokens per second, memory; and leaves as JSON lines."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+import json
+from pathlib import Path
+import time
+
+import psutil
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+MIB = 1024**2
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One optimizer step as a rank saw it."""
+
+    step: int
+    loss: float
+    step_s: float
+    tokens_per_s: float
+    memory_bytes: int
+    """Resident memory of the process after the step."""
+
+
+class Recorder:
+    """Times steps, shows them on one rank, keeps all of them."""
+
+    def __init__(self, progress: Progress | None, title: str, steps: int, tokens_per_step: int):
+        self._progress = progress
+        self._task = progress.add_task(title, total=steps, figures="") if progress else None
+        self._tokens = tokens_per_step
+        self._start = time.perf_counter()
+        self.records: list[StepRecord] = []
+
+    def start(self) -> None:
+        """A step begins now."""
+        self._start = time.perf_counter()
+
+    def stop(self, loss: float) -> None:
+        """The step that began last is over."""
+        seconds = time.perf_counter() - self._start
+        record = StepRecord(
+            step=len(self.records),
+            loss=loss,
+            step_s=seconds,
+            tokens_per_s=self._tokens / seconds,
+            memory_bytes=psutil.Process().memory_info().rss,
+        )
+        self.records.append(record)
+        if self._progress and self._task is not None:
+            figures = (
+                f"loss {loss:.4f}  {record.tokens_per_s:,.0f} tokens/s  "
+                f"{record.memory_bytes / MIB:,.0f} MiB"
+            )
+            self._progress.update(self._task, advance=1, figures=figures)
+
+    def write(self, path: Path) -> None:
+        """One JSON object per step."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps(asdict(record)) + "\n" for record in self.records))
+
+
+@contextmanager
+def recording(title: str, steps: int, tokens_per_step: int, *, show: bool) -> Iterator[Recorder]:
+    """A recorder, with a live progress line if `show`; plain lines where there is no terminal."""
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[figures]}"),
+        TimeRemainingColumn(),
+    )
+    if not (show and console.is_terminal):
+        recorder = Recorder(None, title, steps, tokens_per_step)
+        yield recorder
+        if show and recorder.records:
+            for record in recorder.records[:: max(1, steps // 5)]:
+                console.print(
+                    f"{title}: step {record.step:3d}  loss {record.loss:.4f}  "
+                    f"{record.tokens_per_s:,.0f} tokens/s  {record.memory_bytes / MIB:,.0f} MiB",
+                    highlight=False,
+                )
+        return
+    with Progress(*columns, console=console) as progress:
+        yield Recorder(progress, title, steps, tokens_per_step)
+
+
+def read_records(path: Path) -> list[StepRecord]:
+    """What `Recorder.write` wrote."""
+    return [StepRecord(**json.loads(line)) for line in path.read_text().splitlines()]
