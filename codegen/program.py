@@ -1,0 +1,94 @@
+"""What codegen hands to the runtime: for each stage of a rank, the blocks to call and what flows."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor, fx
+
+from meshwright.ir.graph import Kind
+from meshwright.ir.layout import Placement
+
+if TYPE_CHECKING:
+    from meshwright.codegen.comm import Comm
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """A parameter, buffer or constant that a stage reads; stored whole on `dp`, as `tp` on tp."""
+
+    name: str
+    """Its name in `Graph.tensors`, and in `Call.params`."""
+    fqn: str
+    kind: Kind
+    global_shape: tuple[int, ...]
+    dtype: str
+    requires_grad: bool
+    tp: Placement
+    """How it is stored: Shard or Replicate."""
+    local_shape: tuple[int, ...]
+    sum_over_tp: bool
+    """Its gradients are summands on tp: sum them over tp once per step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A value that crosses a stage border; on tp it is whole on every rank."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Local, of one micro-batch."""
+    dtype: str
+    requires_grad: bool
+    dp: Placement
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockCode:
+    """The code of all blocks of one pattern in one layout."""
+
+    pattern: str
+    module: fx.GraphModule
+    """`module(comm, *params, *inputs)` gives a tuple of the outputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One block run: environment names in, environment names out."""
+
+    block: str
+    code: BlockCode
+    params: tuple[str, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    recompute: bool = False
+    drop: tuple[str, ...] = ()
+    """Values that nothing in the stage reads after this call: forget them."""
+
+    def run(self, comm: "Comm", *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Runs the block on its params and inputs. Checkpoint this, not the module: it says which
+        block it is, on which the dropout masks depend."""
+        comm.block = self.block
+        outputs: tuple[Tensor, ...] = self.code.module(comm, *tensors)
+        return outputs
+
+
+@dataclass(frozen=True, slots=True)
+class StageProgram:
+    """Everything one rank does for one micro-batch in one stage."""
+
+    index: int
+    receives: tuple[Value, ...]
+    sends: tuple[Value, ...]
+    totals: Call | None
+    """Local summands of one micro-batch; the runtime sums them over micro-batches and dp once per
+    step, and keeps the sums in the environment under the outputs' names."""
+    prelude: Call | None
+    """Runs before `calls` for each micro-batch; reads graph inputs, constants and totals."""
+    calls: tuple[Call, ...]
+    inputs: tuple[str, ...]
+    """Graph INPUTs it reads (in totals, prelude or calls)."""
+    params: tuple[Param, ...]
+    loss: str
+    """Name of the loss, a summand on dp; empty except in the last stage."""
+    source: str
+    """The same as readable Python."""
