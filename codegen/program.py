@@ -1,4 +1,4 @@
-"""What codegen hands to the runtime: for each stage of a rank, the blocks to call and what flows."""
+"""What codegen hands to the runtime: per stage of a rank, the blocks to call and what flows."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING

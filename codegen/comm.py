@@ -1,0 +1,222 @@
+"""What generated code calls for everything that depends on the mesh.
+
+Each collective names what it does forward and what its gradient does backward; both come from the
+one table in `ir.conversions`. On an axis of size 1 nothing communicates and no group is needed.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from meshwright.codegen.line import Alone, GroupLine, Line
+from meshwright.codegen.primitives import Part, run
+from meshwright.ir.conversions import COMMUNICATES, Primitive
+
+
+class Traffic(NamedTuple):
+    """One collective that ran: for tests and benchmarks."""
+
+    axis: str
+    primitive: Primitive
+    nbytes: int
+    """Of the local tensor that went in."""
+
+
+class Comm:
+    """The mesh as one rank sees it, and where training stands."""
+
+    def __init__(
+        self,
+        groups: Mapping[str, dist.ProcessGroup | Line | None],
+        sizes: Mapping[str, int],
+        coordinates: Mapping[str, int],
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.sizes = dict(sizes)
+        self.coordinates = dict(coordinates)
+        self.seed = seed
+        self.device = torch.device(device)
+        self.step = 0
+        self.microbatch = 0
+        self.sample_offset = 0
+        """Global index of the first sample this rank has in this micro-batch."""
+        self.block = ""
+        """Name of the block that runs."""
+        self.training = True
+        """False: no dropout, and batch-norm uses its running statistics."""
+        self.recomputing = False
+        """True while a block is run again for its backward: buffers are not updated twice."""
+        self.log: list[Traffic] | None = None
+        self._lines = {axis: _line(axis, size, groups.get(axis)) for axis, size in sizes.items()}
+
+    def line(self, axis: str) -> Line:
+        """The ranks along an axis; an axis that the mesh lacks has one rank."""
+        return self._lines.get(axis) or Alone()
+
+    def identity(self, x: Tensor, axis: str, backward: str = "none") -> Tensor:
+        """Replicate to Replicate: only the gradient moves."""
+        return self._convert(x, axis, Primitive.IDENTITY, backward)
+
+    def all_reduce(self, x: Tensor, axis: str, backward: str = "none") -> Tensor:
+        """Partial to Replicate: the sum over the axis."""
+        return self._convert(x, axis, Primitive.ALL_REDUCE, backward)
+
+    def mask(self, x: Tensor, axis: str, backward: str = "none") -> Tensor:
+        """Replicate to Partial: one rank, in one micro-batch, keeps the value."""
+        return self._convert(x, axis, Primitive.MASK, backward)
+
+    def all_gather(
+        self,
+        x: Tensor,
+        axis: str,
+        dim: int,
+        sizes: Sequence[int],
+        backward: str = "none",
+        **more: int,
+    ) -> Tensor:
+        """Shard to Replicate. `sizes` are the elements of each rank in each of `outer` sections."""
+        source = self._part(dim, sizes, **more)
+        return self._convert(x, axis, Primitive.ALL_GATHER, backward, source=source)
+
+    def slice(
+        self,
+        x: Tensor,
+        axis: str,
+        dim: int,
+        sizes: Sequence[int],
+        backward: str = "none",
+        **more: int,
+    ) -> Tensor:
+        """Replicate to Shard: this rank's part, of this micro-batch if there are `per_sample`
+        elements for each sample in a section of `whole`."""
+        target = self._part(dim, sizes, **more)
+        return self._convert(x, axis, Primitive.SLICE, backward, target=target)
+
+    def pad(
+        self,
+        x: Tensor,
+        axis: str,
+        dim: int,
+        sizes: Sequence[int],
+        backward: str = "none",
+        **more: int,
+    ) -> Tensor:
+        """Shard to Partial: this rank's part in zeros of the full shape."""
+        source = self._part(dim, sizes, **more)
+        return self._convert(x, axis, Primitive.PAD, backward, source=source)
+
+    def reduce_scatter(
+        self,
+        x: Tensor,
+        axis: str,
+        dim: int,
+        sizes: Sequence[int],
+        backward: str = "none",
+        **more: int,
+    ) -> Tensor:
+        """Partial to Shard: this rank's part of the sum."""
+        target = self._part(dim, sizes, **more)
+        return self._convert(x, axis, Primitive.REDUCE_SCATTER, backward, target=target)
+
+    def all_to_all(
+        self,
+        x: Tensor,
+        axis: str,
+        dim: int,
+        sizes: Sequence[int],
+        to_dim: int,
+        to_sizes: Sequence[int],
+        backward: str = "none",
+        outer: int = 1,
+        to_outer: int = 1,
+    ) -> Tensor:
+        """Shard of one dim to Shard of another."""
+        source, target = self._part(dim, sizes, outer), self._part(to_dim, to_sizes, to_outer)
+        return self._convert(x, axis, Primitive.ALL_TO_ALL, backward, source, target)
+
+    def sum_over(self, x: Tensor, axis: str) -> Tensor:
+        """The sum over the axis of a tensor that has no gradient."""
+        return self._logged(Primitive.ALL_REDUCE, axis, x).all_reduce(x)
+
+    def max_over(self, x: Tensor, axis: str) -> Tensor:
+        """The maximum over the axis of a tensor that has no gradient."""
+        return self._logged(Primitive.ALL_REDUCE, axis, x).all_reduce(x, largest=True)
+
+    def _part(
+        self, dim: int, sizes: Sequence[int], outer: int = 1, whole: int = 0, per_sample: int = 0
+    ) -> Part:
+        start = self.sample_offset * per_sample if per_sample else -1
+        return Part(dim, tuple(sizes), outer, whole, start)
+
+    def _convert(
+        self,
+        x: Tensor,
+        axis: str,
+        forward: Primitive,
+        backward: str,
+        source: Part | None = None,
+        target: Part | None = None,
+    ) -> Tensor:
+        keeps = self.coordinates.get(axis, 0) == 0 and (axis != "dp" or self.microbatch == 0)
+        gradient = Primitive.IDENTITY if backward == "none" else Primitive(backward)
+        apply: Callable[..., Tensor] = _Convert.apply
+        return apply(x, self, axis, forward, gradient, source, target, keeps)
+
+    def _logged(self, primitive: Primitive, axis: str, x: Tensor) -> Line:
+        line = self.line(axis)
+        if self.log is not None and primitive in COMMUNICATES and line.size > 1:
+            self.log.append(Traffic(axis, primitive, x.numel() * x.element_size()))
+        return line
+
+    def run(
+        self,
+        primitive: Primitive,
+        x: Tensor,
+        axis: str,
+        source: Part | None,
+        target: Part | None,
+        keeps: bool,
+    ) -> Tensor:
+        """One primitive, without autograd."""
+        return run(primitive, x, self._logged(primitive, axis, x), source, target, keeps)
+
+
+def _line(axis: str, size: int, group: "dist.ProcessGroup | Line | None") -> Line:
+    if size == 1:
+        return Alone()
+    if group is None:
+        raise ValueError(f"axis {axis!r} has {size} ranks; it needs a process group")
+    line = GroupLine(group) if isinstance(group, dist.ProcessGroup) else group
+    if line.size != size:
+        raise ValueError(f"axis {axis!r} has {size} ranks, its process group {line.size}")
+    return line
+
+
+class _Convert(torch.autograd.Function):
+    """One row of the conversion table: a primitive forward, a primitive backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        comm: Comm,
+        axis: str,
+        primitive: Primitive,
+        backward: Primitive,
+        source: Part | None,
+        target: Part | None,
+        keeps: bool,
+    ) -> Tensor:
+        ctx.plan = (comm, axis, backward, source, target, keeps)
+        result = comm.run(primitive, x, axis, source, target, keeps)
+        return result.view_as(result) if result is x else result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        comm, axis, primitive, source, target, keeps = ctx.plan
+        gradient = comm.run(primitive, gradients[0], axis, target, source, keeps)
+        return (gradient, *[None] * 7)

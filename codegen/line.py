@@ -1,0 +1,86 @@
+"""One line of ranks along a mesh axis, and the four collectives that everything is built from."""
+
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class Line(Protocol):
+    """The ranks that differ only in one axis. Arguments are not changed."""
+
+    size: int
+    rank: int
+
+    def all_reduce(self, x: Tensor, largest: bool = False) -> Tensor:
+        """Sum (or maximum) over the ranks."""
+        ...
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """All ranks' x, stacked along a new dim 0. Shapes are equal on all ranks."""
+        ...
+
+    def reduce_scatter(self, x: Tensor) -> Tensor:
+        """Sum over the ranks of x[rank]."""
+        ...
+
+    def all_to_all(self, parts: list[Tensor], shapes: list[tuple[int, ...]]) -> list[Tensor]:
+        """Part i goes to rank i; what comes from rank i has shape i."""
+        ...
+
+
+class Alone:
+    """The line of an axis of size 1."""
+
+    size = 1
+    rank = 0
+
+    def all_reduce(self, x: Tensor, largest: bool = False) -> Tensor:
+        return x.clone()
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        return x.unsqueeze(0)
+
+    def reduce_scatter(self, x: Tensor) -> Tensor:
+        return x[0]
+
+    def all_to_all(self, parts: list[Tensor], shapes: list[tuple[int, ...]]) -> list[Tensor]:
+        return parts
+
+
+class GroupLine:
+    """A line that is a torch process group."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self.size = group.size()
+        self.rank = group.rank()
+
+    def all_reduce(self, x: Tensor, largest: bool = False) -> Tensor:
+        result = x.clone(memory_format=torch.contiguous_format)
+        operation = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
+        dist.all_reduce(result, op=operation, group=self.group)
+        return result
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        result = x.new_empty((self.size, *x.shape))
+        dist.all_gather_into_tensor(result.view(-1), x.contiguous().view(-1), group=self.group)
+        return result
+
+    def reduce_scatter(self, x: Tensor) -> Tensor:
+        result = x.new_empty(x.shape[1:])
+        dist.reduce_scatter_tensor(result.view(-1), x.contiguous().view(-1), group=self.group)
+        return result
+
+    def all_to_all(self, parts: list[Tensor], shapes: list[tuple[int, ...]]) -> list[Tensor]:
+        sent = torch.cat([part.reshape(-1) for part in parts])
+        counts = [torch.Size(shape).numel() for shape in shapes]
+        result = sent.new_empty(sum(counts))
+        dist.all_to_all_single(
+            result, sent, counts, [part.numel() for part in parts], group=self.group
+        )
+        return [
+            x.view(shape)
+            for x, shape in zip(torch.split_with_sizes(result, counts), shapes, strict=True)
+        ]
