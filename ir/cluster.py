@@ -1,0 +1,221 @@
+"""The machines a plan is for: nodes of devices, and the link tiers between them."""
+
+import os
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Self
+
+import psutil
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from meshwright.ir import presets
+from meshwright.ir.device import DeviceType, Link
+from meshwright.ir.errors import PlanError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One machine."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    devices: tuple[str, ...]
+    """Name of the device type in each slot."""
+    link: Link
+    """Between the devices of the node."""
+    uplink: Link | None = None
+    """To other nodes, where it differs from the cluster's."""
+    rack: int = 0
+    cores: int = 0
+    """How many of its devices can run at full speed at once; 0 means all of them. Processes on one
+    CPU share its cores."""
+
+    def __post_init__(self) -> None:
+        if not self.devices:
+            raise PlanError("a node has no devices; it needs at least one")
+        if self.cores < 0:
+            raise PlanError(f"a node has {self.cores} cores; it must be 0 (not shared) or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Nodes, the device types in them, and the tiers between them.
+
+    Ranks number the device slots node by node.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    name: str
+    device_types: tuple[DeviceType, ...]
+    nodes: tuple[Node, ...]
+    between_nodes: Link | None = None
+    between_racks: Link | None = None
+
+    def __post_init__(self) -> None:
+        if not self.nodes:
+            raise PlanError(f"cluster {self.name!r} has no nodes; it needs at least one")
+        known = {device.name for device in self.device_types}
+        if len(known) != len(self.device_types):
+            raise PlanError(f"cluster {self.name!r}: two device types have the same name")
+        for index, node in enumerate(self.nodes):
+            if unknown := set(node.devices) - known:
+                raise PlanError(
+                    f"cluster {self.name!r}, node {index}: device types {sorted(unknown)} are not "
+                    f"described; known are {sorted(known)}"
+                )
+        if len(self.nodes) > 1 and self.between_nodes is None:
+            raise PlanError(f"cluster {self.name!r} has several nodes but no link between_nodes")
+
+    @cached_property
+    def _ends(self) -> tuple[int, ...]:
+        return tuple(accumulate(len(node.devices) for node in self.nodes))
+
+    @cached_property
+    def _types(self) -> dict[str, DeviceType]:
+        return {device.name: device for device in self.device_types}
+
+    @property
+    def num_devices(self) -> int:
+        return self._ends[-1]
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.nodes)
+
+    def node_of(self, rank: int) -> int:
+        """Index of the node that holds global `rank`."""
+        if not 0 <= rank < self._ends[-1]:
+            raise PlanError(
+                f"rank {rank} is not in cluster {self.name!r}: ranks are 0 to {self._ends[-1] - 1}"
+            )
+        return bisect_right(self._ends, rank)
+
+    def device(self, rank: int) -> DeviceType:
+        index = self.node_of(rank)
+        node = self.nodes[index]
+        return self._types[node.devices[rank - self._ends[index] + len(node.devices)]]
+
+    def link(self, rank_a: int, rank_b: int) -> Link:
+        """The tier that carries bytes between two ranks."""
+        return self.link_of_nodes(self.node_of(rank_a), self.node_of(rank_b))
+
+    def link_of_nodes(self, a: int, b: int) -> Link:
+        """The slowest link on the way between two nodes, or inside one."""
+        first, second = self.nodes[a], self.nodes[b]
+        if a == b:
+            return first.link
+        assert self.between_nodes is not None  # __post_init__ checks it
+        way = [node.uplink or self.between_nodes for node in (first, second)]
+        if first.rack != second.rack and self.between_racks is not None:
+            way.append(self.between_racks)
+        return min(way, key=lambda link: link.rate)
+
+    def tier(self, ranks: Sequence[int]) -> Link:
+        """The slowest link between any two of `ranks`."""
+        nodes = sorted({self.node_of(rank) for rank in ranks})
+        if len(nodes) == 1:
+            return self.nodes[nodes[0]].link
+        # Uplinks of single nodes and the step between racks: no need to look at all pairs.
+        links = [self.link_of_nodes(nodes[0], other) for other in nodes[1:]]
+        counts = {n: 0 for n in nodes}
+        for rank in ranks:
+            counts[self.node_of(rank)] += 1
+        links += [self.nodes[n].link for n, count in counts.items() if count > 1]
+        return min(links, key=lambda link: link.rate)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of everything a plan's cost depends on."""
+        return sha256(_ADAPTER.dump_json(self)).hexdigest()[:16]
+
+    @classmethod
+    def preset(
+        cls,
+        name: str,
+        *,
+        num_nodes: int = 1,
+        devices_per_node: int = 8,
+        network: str | None = None,
+    ) -> Self:
+        """Equal nodes of a well-known device; `network` names another tier between nodes."""
+        if num_nodes < 1 or devices_per_node < 1:
+            raise PlanError(
+                f"a cluster of {num_nodes} nodes x {devices_per_node} devices; both must be 1 or more"
+            )
+        device = presets.device(name)
+        inside, between = presets.MACHINES[name]
+        node = Node(devices=(name,) * devices_per_node, link=presets.LINKS[inside])
+        return cls(
+            name=f"{name}:{num_nodes}x{devices_per_node}" + (f"+{network}" if network else ""),
+            device_types=(device,),
+            nodes=(node,) * num_nodes,
+            between_nodes=presets.network(network or between, devices_per_node),
+        )
+
+    @classmethod
+    def local(cls, num_processes: int) -> Self:
+        """CPU processes on this machine, with assumed speeds; `measure_local` measures them."""
+        if num_processes < 1:
+            raise PlanError(f"a local cluster of {num_processes} processes; it needs at least one")
+        memory = psutil.virtual_memory().total // num_processes
+        node = Node(
+            devices=("cpu",) * num_processes,
+            link=presets.LINKS["loopback"],
+            cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
+        )
+        return cls(
+            name=f"local:{num_processes}",
+            device_types=(presets.cpu_process(memory),),
+            nodes=(node,),
+        )
+
+    @classmethod
+    def detect(cls) -> "Cluster":
+        """The cluster that this torchrun job runs on; every rank must call it."""
+        # Reading or describing a cluster must not import torch.
+        from meshwright.ir.detect import detect
+
+        return detect()
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Cluster":
+        """The cluster that a YAML file describes; see `ir.cluster_file` for the format."""
+        from meshwright.ir.cluster_file import load  # it needs this module's types
+
+        return load(Path(path))
+
+    def save(self, path: str | Path) -> None:
+        """Write it as YAML that `load` reads."""
+        from meshwright.ir.cluster_file import save  # it needs this module's types
+
+        save(self, Path(path))
+
+
+_ADAPTER = TypeAdapter(Cluster)
+
+
+def to_data(cluster: Cluster) -> Any:
+    """The cluster as plain data, without what is None."""
+    return _ADAPTER.dump_python(cluster, mode="json", exclude_none=True)
+
+
+def from_data(data: Any, where: str) -> Cluster:
+    """The cluster that plain data describes; PlanError names every wrong field."""
+    try:
+        return _ADAPTER.validate_python(data, strict=False)
+    except ValidationError as error:
+        lines = [
+            f"{'.'.join(map(str, problem['loc'])) or 'cluster'}: {_reason(problem)}"
+            for problem in error.errors()
+        ]
+        raise PlanError(f"{where}: " + "; ".join(lines)) from error
+
+
+def _reason(problem: Any) -> str:
+    return str(problem["msg"]).removeprefix("Value error, ")

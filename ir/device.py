@@ -1,0 +1,157 @@
+"""What a cluster is made of: device types and links, and quantities with written-out units."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import isfinite
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, ConfigDict
+
+from meshwright.ir.errors import PlanError
+
+
+class OpClass(StrEnum):
+    """Kinds of work that reach different shares of a device's peak."""
+
+    MATMUL = "matmul"
+    ATTENTION = "attention"
+    CONVOLUTION = "convolution"
+    RECURRENT = "recurrent"
+    NORMALIZATION = "normalization"
+    REDUCTION = "reduction"
+    ELEMENTWISE = "elementwise"
+    GATHER = "gather"
+    COPY = "copy"
+    VIEW = "view"
+
+
+Source = Literal["measured", "fitted", "datasheet", "assumption"]
+"""How a constant is known, most certain first."""
+
+_SCALE = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15,
+          "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}  # fmt: skip
+_TIME = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+_UNITS = {
+    "bytes": {f"{prefix}B": scale for prefix, scale in _SCALE.items()},
+    "rate": {f"{prefix}{unit}/s": scale * factor for prefix, scale in _SCALE.items()
+             for unit, factor in (("B", 1.0), ("b", 0.125))},
+    "time": _TIME,
+    "flops": {f"{prefix}FLOP/s": scale for prefix, scale in _SCALE.items()},
+}  # fmt: skip
+_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)\s*([A-Za-z/]+)")
+_EXAMPLE = {"bytes": "80GB or 80GiB", "rate": "300GB/s or 100Gb/s", "time": "5us",
+            "flops": "312TFLOP/s"}  # fmt: skip
+
+
+def parse_quantity(value: object, kind: str) -> object:
+    """The number of bytes, bytes/s, seconds or FLOP/s that a text such as `100Gb/s` names.
+
+    What is not a text passes unchanged.
+    """
+    if not isinstance(value, str):
+        return value
+    match = _QUANTITY.fullmatch(value.strip())
+    if not match or match[2] not in _UNITS[kind]:
+        raise PlanError(f"{value!r} is not a {kind} quantity; write for example {_EXAMPLE[kind]}")
+    number = float(match[1]) * _UNITS[kind][match[2]]
+    return round(number) if kind == "bytes" else number
+
+
+Bytes = Annotated[int, BeforeValidator(lambda v: parse_quantity(v, "bytes"))]
+Rate = Annotated[float, BeforeValidator(lambda v: parse_quantity(v, "rate"))]
+Seconds = Annotated[float, BeforeValidator(lambda v: parse_quantity(v, "time"))]
+Flops = Annotated[float, BeforeValidator(lambda v: parse_quantity(v, "flops"))]
+
+
+def _check(what: str, value: float, low: float, high: float, hint: str = "") -> None:
+    """Raises PlanError unless `value` is a finite number in [low, high]."""
+    number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    if not number or not low <= value <= high:
+        raise PlanError(f"{what} is {value!r}; it must be between {low:g} and {high:g}{hint}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """How one tier of a cluster carries bytes: alpha-beta constants per device and direction."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    name: str
+    bandwidth_bytes_per_s: Rate
+    """What each device gets in one direction when all devices of a node use the tier at once."""
+    latency_s: Seconds
+    """From the call to the first byte of a point-to-point message."""
+    efficiency: float = 1.0
+    """Share of the bandwidth that collectives reach with large messages."""
+    launch_s: Seconds = 0.0
+    """Once per collective."""
+    step_s: Seconds = 0.0
+    """Per step of a ring collective."""
+    source: Source = "assumption"
+    reference: str = ""
+
+    def __post_init__(self) -> None:
+        what = f"link {self.name!r}: "
+        hint = "; plain numbers are bytes per second, a text has its unit: 300GB/s or 100Gb/s"
+        _check(what + "bandwidth_bytes_per_s", self.bandwidth_bytes_per_s, 1e5, 1e15, hint)
+        _check(what + "efficiency", self.efficiency, 1e-3, 1.0)
+        for name in ("latency_s", "launch_s", "step_s"):
+            value = getattr(self, name)
+            _check(what + name, value, 0.0, 1.0, "; plain numbers are seconds, or write 5us")
+
+    @property
+    def rate(self) -> float:
+        """Bytes per second that large messages reach."""
+        return self.bandwidth_bytes_per_s * self.efficiency
+
+
+_BANDWIDTH_HINT = "; plain numbers are bytes per second, a text has its unit: 2039GB/s"
+_MEMORY_HINT = "; plain numbers are bytes, a text has its unit: 80GB (10^9) or 80GiB (2^30)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceType:
+    """One kind of accelerator, or one CPU process seen as one."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    name: str
+    kind: Literal["cuda", "cpu"]
+    memory_bytes: Bytes
+    memory_bandwidth_bytes_per_s: Rate
+    peak_flops: Mapping[str, Flops]
+    """Dense FLOP/s per dtype name; a dtype that is missing runs at the float32 peak."""
+    efficiency: Mapping[OpClass, float] = field(default_factory=dict)
+    """Share of peak FLOP/s (matmul, attention, convolution, recurrent) or of memory bandwidth
+    (all others) that a class of ops reaches."""
+    overhead_s: Seconds = 0.0
+    """Dispatch and launch of one op."""
+    reserved_bytes: Bytes = 0
+    """What the driver, the libraries and the process itself hold."""
+    source: Source = "assumption"
+    reference: str = ""
+
+    def __post_init__(self) -> None:
+        what = f"device type {self.name!r}: "
+        _check(what + "memory_bytes", self.memory_bytes, 2**26, 2**50, _MEMORY_HINT)
+        rate = self.memory_bandwidth_bytes_per_s
+        _check(what + "memory_bandwidth_bytes_per_s", rate, 1e7, 1e15, _BANDWIDTH_HINT)
+        if "float32" not in self.peak_flops:
+            raise PlanError(f"{what}peak_flops needs at least float32; it has {[*self.peak_flops]}")
+        for dtype, peak in self.peak_flops.items():
+            hint = "; plain numbers are FLOP/s, or write 312TFLOP/s"
+            _check(f"{what}peak_flops[{dtype}]", peak, 1e6, 1e18, hint)
+        for op_class, share in self.efficiency.items():
+            _check(f"{what}efficiency[{op_class}]", share, 1e-4, 1.0)
+        _check(what + "overhead_s", self.overhead_s, 0.0, 1.0)
+        _check(what + "reserved_bytes", self.reserved_bytes, 0, self.memory_bytes)
+
+    @property
+    def usable_bytes(self) -> int:
+        """Memory that is left for training state."""
+        return self.memory_bytes - self.reserved_bytes
+
+    def peak(self, dtype: str) -> float:
+        return self.peak_flops.get(dtype, self.peak_flops["float32"])

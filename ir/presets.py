@@ -1,0 +1,167 @@
+"""Constants of common devices and networks, each with where it comes from.
+
+`datasheet` figures are vendor peaks as collected by stas00/ml-engineering (commit 744d01e),
+cli99/llm-analysis (d841e40) and ai-dynamo/aiconfigurator (095f58a). `fitted` figures were fitted to
+measurements published there. float64 peaks are from memory of the vendors' data sheets.
+"""
+
+from dataclasses import replace
+
+from meshwright.ir.device import DeviceType, Link, OpClass
+from meshwright.ir.errors import PlanError
+
+# Shares of memory bandwidth: PyTorch copies reach 0.85-0.9 (L4 0.78, V100 0.85, RTX 4090 0.90 in the
+# matmul-and-copy tables of ml-engineering); the lower ones are assumptions.
+_MEMORY = {
+    OpClass.NORMALIZATION: 0.6,
+    OpClass.REDUCTION: 0.6,
+    OpClass.ELEMENTWISE: 0.8,
+    OpClass.GATHER: 0.4,
+    OpClass.COPY: 0.8,
+}
+
+
+def _gpu(
+    name: str,
+    memory_gb: float,
+    bandwidth_gb_s: float,
+    tflops: dict[str, float],
+    matmul: float,
+    reference: str,
+    attention: float = 0.5,
+) -> DeviceType:
+    compute = {
+        OpClass.MATMUL: matmul,
+        OpClass.ATTENTION: attention * matmul,  # assumption: flash kernels reach half of a matmul
+        OpClass.CONVOLUTION: 0.6 * matmul,  # assumption
+        OpClass.RECURRENT: 0.3 * matmul,  # assumption
+    }
+    return DeviceType(
+        name=name,
+        kind="cuda",
+        memory_bytes=round(memory_gb * 2**30),  # marketed GB are GiB on these parts
+        memory_bandwidth_bytes_per_s=bandwidth_gb_s * 1e9,
+        peak_flops={dtype: value * 1e12 for dtype, value in tflops.items()},
+        efficiency=compute | _MEMORY,
+        overhead_s=6e-6,  # assumption: eager PyTorch launches 100k-200k kernels a second
+        reserved_bytes=round(1.5 * 2**30),  # assumption: CUDA context, NCCL, cuBLAS
+        source="datasheet",
+        reference=reference,
+    )
+
+
+def _peaks(fp64: float, fp32: float, half: float, bf16: float | None = None) -> dict[str, float]:
+    return {"float64": fp64, "float32": fp32, "float16": half, "bfloat16": bf16 or half}
+
+
+# matmul efficiency, `fitted` to 405-486 bf16 GEMM shapes per GPU (aiconfigurator), mean error 4-8 %;
+# V100, L4 and RTX 4090 from the matmul tables of ml-engineering.
+DEVICES = {
+    device.name: device
+    for device in (
+        _gpu("v100-16", 16, 900, _peaks(7.8, 15.7, 125, 10.3), 0.75,
+             "SXM2; no bf16 tensor cores, 9.4-10.3 TFLOP/s measured; fp16 measured 95 of 125"),
+        _gpu("v100-32", 32, 900, _peaks(7.8, 15.7, 125, 10.3), 0.75, "as v100-16"),
+        _gpu("a100-40", 40, 1555, _peaks(9.7, 19.5, 312), 0.84, "SXM4"),
+        _gpu("a100-80", 80, 2039, _peaks(9.7, 19.5, 312), 0.84, "SXM4; GEMM fit 0.84 of peak"),
+        _gpu("h100-sxm", 80, 3350, _peaks(34, 67, 989), 0.80, "SXM5; GEMM fit 0.80 of peak"),
+        _gpu("h200", 141, 4800, _peaks(34, 67, 989), 0.80, "SXM; GEMM fit 0.80 of peak"),
+        _gpu("b200", 180, 8000, _peaks(40, 80, 2250), 0.68, "SXM; GEMM fit 0.68 of peak"),
+        _gpu("l4", 24, 300, _peaks(0.5, 30.3, 121), 0.56, "measured 66-71 of 121 TFLOP/s bf16"),
+        _gpu("rtx4090", 24, 1008, _peaks(1.3, 82.6, 165.2), 0.95,
+             "fp32 accumulation; measured 160-173 of 165 TFLOP/s bf16, 47-58 of 82.6 fp32"),
+    )
+}  # fmt: skip
+
+
+def _link(name: str, gb_s: float, latency_us: float, **rest: object) -> Link:
+    values: dict[str, object] = {"source": "datasheet", **rest}
+    return Link(
+        name=name,
+        bandwidth_bytes_per_s=gb_s * 1e9,
+        latency_s=latency_us * 1e-6,
+        **values,  # type: ignore[arg-type]  # checked by Link itself
+    )
+
+
+# Efficiency, launch and step of the NVLinks: `fitted` to 252-336 NCCL timings per GPU (aiconfigurator:
+# four collectives, 2-8 GPUs, 512 B to 512 MiB), mean error 16 %. Point-to-point latency: assumption.
+LINKS = {
+    link.name: link
+    for link in (
+        _link("nvlink2", 150, 8, efficiency=0.55, launch_s=1e-5, step_s=1e-6,
+              reference="data sheet; 135 GB/s bus bandwidth measured by vTrain at 1 GiB"),
+        _link("nvlink3", 300, 8, efficiency=0.52, launch_s=1e-5, step_s=1e-6, source="fitted",
+              reference="300 GB/s data sheet; NCCL fit"),
+        _link("nvlink4", 450, 6, efficiency=0.56, launch_s=6e-6, step_s=7.5e-7, source="fitted",
+              reference="450 GB/s data sheet; NCCL fit"),
+        _link("nvlink5", 900, 6, efficiency=0.50, launch_s=8e-6, step_s=1.25e-6, source="fitted",
+              reference="900 GB/s data sheet; NCCL fit"),
+        _link("pcie4", 31, 12, efficiency=0.5, launch_s=1e-5, step_s=4e-6,
+              reference="data sheet; efficiency an assumption: no peer-to-peer, copies go by host"),
+        # Per device: one network card each, or the node's card divided among its devices.
+        _link("infiniband-edr", 6.25, 6, efficiency=0.8, launch_s=1.5e-5, step_s=5e-6,
+              reference="DGX-1: 4 x 100 Gb/s for 8 GPUs; the rest assumptions"),
+        _link("infiniband-hdr", 25, 6, efficiency=0.8, launch_s=1.5e-5, step_s=5e-6,
+              reference="DGX A100: 8 x 200 Gb/s; the rest assumptions"),
+        _link("infiniband-ndr", 50, 6, efficiency=0.8, launch_s=1.5e-5, step_s=5e-6,
+              reference="DGX H100: 8 x 400 Gb/s; the rest assumptions"),
+        _link("ethernet-25g", 3.125, 40, efficiency=0.7, launch_s=4e-5, step_s=3e-5,
+              reference="25 Gb/s a node; the rest assumptions (TCP)"),
+        _link("ethernet-100g", 12.5, 30, efficiency=0.7, launch_s=4e-5, step_s=2e-5,
+              reference="100 Gb/s a node; the rest assumptions (TCP)"),
+        # Processes of one machine over Gloo; costmodel.measure replaces these by measurements.
+        _link("loopback", 2, 150, launch_s=1e-4, step_s=2e-4, source="assumption",
+              reference="Gloo over TCP on one machine; order of magnitude"),
+    )
+}  # fmt: skip
+
+# Device -> link inside a node, network between nodes.
+MACHINES = {
+    "v100-16": ("nvlink2", "infiniband-edr"),
+    "v100-32": ("nvlink2", "infiniband-edr"),
+    "a100-40": ("nvlink3", "infiniband-hdr"),
+    "a100-80": ("nvlink3", "infiniband-hdr"),
+    "h100-sxm": ("nvlink4", "infiniband-ndr"),
+    "h200": ("nvlink4", "infiniband-ndr"),
+    "b200": ("nvlink5", "infiniband-ndr"),
+    "l4": ("pcie4", "ethernet-100g"),
+    "rtx4090": ("pcie4", "ethernet-25g"),
+}
+NETWORKS = tuple(name for name in LINKS if name.startswith(("infiniband", "ethernet")))
+
+
+def device(name: str) -> DeviceType:
+    """The device type of a preset; PlanError lists the names."""
+    if name not in DEVICES:
+        raise PlanError(f"no preset {name!r}; the presets are {', '.join(DEVICES)}")
+    return DEVICES[name]
+
+
+def network(name: str, devices_per_node: int) -> Link:
+    """The network of that name, its bandwidth as what each device of a node gets."""
+    if name not in NETWORKS:
+        raise PlanError(f"no network {name!r}; the networks are {', '.join(NETWORKS)}")
+    link = LINKS[name]
+    if name.startswith("infiniband"):
+        return link
+    return replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / devices_per_node)
+
+
+def cpu_process(memory_bytes: int) -> DeviceType:
+    """One CPU process with a core to itself; assumptions until measured."""
+    compute = {OpClass.MATMUL: 0.7, OpClass.ATTENTION: 0.35, OpClass.CONVOLUTION: 0.4,
+               OpClass.RECURRENT: 0.3}  # fmt: skip
+    return DeviceType(
+        name="cpu",
+        kind="cpu",
+        memory_bytes=memory_bytes,
+        memory_bandwidth_bytes_per_s=8e9,
+        # One core with 256-bit vectors: 2 FMA units x 8 floats x 2 x 3 GHz.
+        peak_flops={"float64": 48e9, "float32": 96e9, "float16": 10e9, "bfloat16": 24e9},
+        efficiency=compute | _MEMORY,
+        overhead_s=8e-6,
+        reserved_bytes=0,
+        source="assumption",
+        reference="one core of a server CPU; costmodel.measure.measure_local measures it",
+    )
