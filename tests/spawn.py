@@ -1,17 +1,17 @@
 """Runs a function on several forked ranks over Gloo, for tests."""
 
-from collections.abc import Callable
 import ctypes
 import multiprocessing
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
-from pathlib import Path
 import pickle
 import signal
 import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -91,9 +91,7 @@ def _rank_main(
     sys.stderr.flush()
 
 
-def _collect(
-    pipes: list[Connection], processes: list[BaseProcess], timeout_s: float
-) -> list[Any]:
+def _collect(pipes: list[Connection], processes: list[BaseProcess], timeout_s: float) -> list[Any]:
     results: dict[int, Any] = {}
     failures: dict[int, str] = {}
     deadline = time.monotonic() + timeout_s
