@@ -48,7 +48,9 @@ def group_levels(ranks: Sequence[int], cluster: Cluster) -> Levels:
     for node in per_node:
         per_rack.setdefault(cluster.nodes[node].rack, []).append(node)
     if (widest := max(map(len, per_rack.values()))) > 1:
-        links = [cluster.link_of_nodes(nodes[0], n) for nodes in per_rack.values() for n in nodes[1:]]
+        links = [
+            cluster.link_of_nodes(nodes[0], n) for nodes in per_rack.values() for n in nodes[1:]
+        ]
         levels.append(Level(widest, _slowest(links)))
     if len(per_rack) > 1:
         heads = [nodes[0] for nodes in per_rack.values()]

@@ -179,9 +179,7 @@ def simulate(
         step_s=step_s,
         bubble=1 - busy / (step_s * len(run.rows)) if step_s else 0.0,
         peak_bytes=tuple(max(held for _, held in row) for row in memory),
-        stage_peak_bytes=tuple(
-            max(held for _, held in _memory(row, stages)) for row in stage_rows
-        ),
+        stage_peak_bytes=tuple(max(held for _, held in _memory(row, stages)) for row in stage_rows),
         stage_end_s=tuple(row[-1].end_s for row in stage_rows),
         memory=memory,
     )
