@@ -5,7 +5,7 @@ Search makes it, a person may edit it, `ir.verify` checks it, codegen and runtim
 
 from dataclasses import field
 from math import prod
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
@@ -13,6 +13,12 @@ from pydantic.dataclasses import dataclass
 from meshwright.ir.graph import Block, Graph
 from meshwright.ir.layout import Axis
 from meshwright.ir.schedule import Schedule, parse_schedule
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from meshwright.ir.cluster import Cluster
+    from meshwright.ir.verify import Finding
 
 SCHEMA = "meshwright.plan/1.0"
 _strict = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -61,7 +67,7 @@ class BlockLayout:
     tp: int
     """Size of the `tp` axis it was made for."""
     parameters: dict[str, dict[str, str]]
-    """`param_key` -> axis -> placement, such as `{"attn.c_attn.weight": {"tp": "S(1,outer=3)"}}`."""
+    """`param_key` -> axis -> placement: `{"attn.c_attn.weight": {"tp": "S(1,outer=3)"}}`."""
     inputs: tuple[dict[str, str], ...]
     """Per `Block.inputs`: axis -> placement on entry."""
     outputs: tuple[dict[str, str], ...]
@@ -87,7 +93,7 @@ class Stage:
     zero: Literal[0, 1, 2, 3] = 0
     """What is sharded over dp_shard: 1 optimizer, 2 also gradients, 3 also parameters."""
     recompute: dict[str, Literal["none", "full"]] = field(default_factory=dict)
-    """Block name or pattern -> whether its activations are recomputed; a name outranks a pattern."""
+    """Block name or pattern -> whether its activations are recomputed; names outrank patterns."""
     layouts: dict[str, str] = field(default_factory=dict)
     """Block pattern (and `(prelude)`) -> name of a BlockLayout."""
 
@@ -138,8 +144,9 @@ class RankMemory:
 
     @property
     def total_bytes(self) -> int:
-        return (self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes
-                + self.activations_bytes + self.communication_bytes + self.workspace_bytes)  # fmt: skip
+        state = self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes
+        moving = self.activations_bytes + self.communication_bytes + self.workspace_bytes
+        return state + moving
 
 
 @dataclass(frozen=True, config=_strict, kw_only=True)
@@ -239,9 +246,37 @@ class Plan:
         stage = self.stages[index]
         return graph.blocks[names.index(stage.first) : names.index(stage.last) + 1]
 
+    # The functions below live in modules that read this one's types.
+
+    def __str__(self) -> str:
+        from meshwright.ir.show import to_text
+
+        return to_text(self)
+
+    def save(self, path: "str | Path") -> None:
+        """Write it as canonical JSON."""
+        from meshwright.ir.plan_io import save
+
+        save(self, path)
+
+    @classmethod
+    def load(cls, path: "str | Path") -> "Plan":
+        """Read it; PlanError names what is wrong with the file."""
+        from meshwright.ir.plan_io import load
+
+        return load(path)
+
+    def verify(
+        self, graph: Graph | None = None, cluster: "Cluster | None" = None
+    ) -> "tuple[Finding, ...]":
+        """Every rule that the plan breaks."""
+        from meshwright.ir.verify import verify
+
+        return verify(self, graph, cluster)
+
 
 def param_key(block: Block, fqn: str) -> str:
-    """The name of a parameter in a layout of the block's pattern: relative to the block if inside."""
+    """The name of a parameter in a layout of the block's pattern: relative to the block."""
     return fqn.removeprefix(block.name + ".")
 
 

@@ -1,0 +1,118 @@
+"""Plans as files: canonical JSON, its hash, and reading that refuses whatever is doubtful."""
+
+import difflib
+import re
+from dataclasses import fields, is_dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from meshwright.ir import plan as types
+from meshwright.ir.canonical import MAX_BYTES, format_json, parse_json
+from meshwright.ir.errors import PlanError
+from meshwright.ir.plan import MESH_AXES, SCHEMA, Plan
+
+_ADAPTER = TypeAdapter(Plan)
+_SORTED = frozenset({"recompute", "layouts", "parameters", "ops", "versions"})
+"""Dicts whose order means nothing; sorted, so that equal plans have equal bytes."""
+_FIELDS = tuple(
+    field.name
+    for kind in vars(types).values()
+    if isinstance(kind, type) and is_dataclass(kind)
+    for field in fields(kind)
+)
+
+
+def save(plan: Plan, path: str | Path) -> None:
+    """Writes the plan, with the hash of what it says."""
+    Path(path).write_text(dumps(plan), encoding="utf-8")
+
+
+def load(path: str | Path, *, check_hash: bool = True) -> Plan:
+    """Reads a plan; PlanError names what is wrong with the file."""
+    path = Path(path)
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise PlanError(f"{path}: {path.stat().st_size} bytes; at most {MAX_BYTES} are read")
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise PlanError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise PlanError(f"{path}: is not UTF-8 text (byte {error.start})") from error
+    return loads(text, check_hash=check_hash, where=str(path))
+
+
+def dumps(plan: Plan) -> str:
+    """Canonical JSON: a git diff of two plans reads well. The hash is renewed."""
+    return format_json(_data(rehash(plan)))
+
+
+def loads(text: str, *, check_hash: bool = True, where: str = "plan") -> Plan:
+    """The plan that `dumps` writes as `text`."""
+    data = parse_json(text, where)
+    given = data.get("schema") if isinstance(data, dict) else None
+    if given != SCHEMA:
+        raise PlanError(f"{where}: schema is {given!r}; this version reads {SCHEMA!r}")
+    try:
+        plan = _ADAPTER.validate_json(text, strict=True)
+    except ValidationError as error:
+        lines = "; ".join(map(_reason, error.errors()[:5]))
+        more = f"; and {error.error_count() - 5} more" * (error.error_count() > 5)
+        raise PlanError(f"{where}: {lines}{more}") from error
+    if check_hash and plan.hash != content_hash(plan):
+        raise PlanError(
+            f"{where}: hash {plan.hash[:12]!r} is not that of the content, "
+            f"{content_hash(plan)[:12]!r}: the plan was edited or damaged. If you edited it, run "
+            f"`meshwright verify {where} --rehash`"
+        )
+    return plan
+
+
+def content_hash(plan: Plan) -> str:
+    """SHA-256 of the canonical JSON of everything but the hash itself."""
+    return sha256(format_json(_data(replace(plan, hash=""))).encode()).hexdigest()
+
+
+def rehash(plan: Plan) -> Plan:
+    """The plan with the hash of what it says."""
+    return replace(plan, hash=content_hash(plan))
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema of a plan file, for editors."""
+    return {"title": SCHEMA, **_ADAPTER.json_schema()}
+
+
+def _data(plan: Plan) -> Any:
+    return _canonical(_ADAPTER.dump_python(plan, mode="json"), "")
+
+
+def _canonical(value: Any, key: str) -> Any:
+    if isinstance(value, list):
+        return [_canonical(item, "") for item in value]
+    if not isinstance(value, dict):
+        return value
+    items = list(value.items())
+    if key == "mesh":
+        items.sort(key=lambda item: (*MESH_AXES, item[0]).index(item[0]))
+    elif key in _SORTED:
+        items.sort(key=lambda item: _natural(item[0]))
+    return {name: _canonical(item, name) for name, item in items}
+
+
+def _natural(text: str) -> list[tuple[int, str]]:
+    """Sorts `h.2` before `h.10`."""
+    return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", text)]
+
+
+def _reason(problem: Any) -> str:
+    where = ".".join(map(str, problem["loc"])) or "plan"
+    if problem["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        near = difflib.get_close_matches(str(problem["loc"][-1]), _FIELDS, 1)
+        return f"{where}: no such key" + (f"; nearest is {near[0]!r}" if near else "")
+    if problem["type"] == "json_invalid":
+        return str(problem["msg"])
+    given = repr(problem["input"])
+    return f"{where}: {problem['msg']}, given {given[:60]}"

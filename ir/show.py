@@ -1,0 +1,151 @@
+"""A plan for people: tables of what runs where, how long it takes, what it needs, and why."""
+
+from io import StringIO
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from meshwright.ir.plan import Evidence, Plan, Prediction, Stage
+
+MEMORY_CATEGORIES = (
+    "parameters", "gradients", "optimizer", "activations", "communication", "workspace",
+)  # fmt: skip
+SCHEDULE_COLUMNS = 24
+"""Actions shown per row of the schedule."""
+
+
+def seconds(value: float) -> str:
+    """`12.3 ms` and the like."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if value >= scale:
+            return f"{value / scale:.3g} {unit}"
+    return f"{value / 1e-6:.2g} us"
+
+
+def size(value: float) -> str:
+    """`1.5 GB` and the like, in powers of ten."""
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if abs(value) >= scale:
+            return f"{value / scale:.3g} {unit}"
+    return f"{value:.0f} B"
+
+
+def render(plan: Plan) -> RenderableType:
+    """The whole plan as a rich renderable."""
+    parts: list[RenderableType] = [Text(_headline(plan), style="bold"), _stages(plan)]
+    if plan.predicted:
+        parts.append(_memory(plan, plan.predicted))
+    if len(plan.schedule.rows) > 1:
+        parts.append(_schedule(plan))
+    if plan.evidence:
+        parts += _evidence(plan, plan.evidence)
+    if plan.constraints:
+        parts.append(Text("constraints: " + ", ".join(plan.constraints)))
+    parts += [Text(f"note: {note}") for note in plan.notes]
+    return Group(*parts)
+
+
+def to_text(plan: Plan, width: int = 110) -> str:
+    """The same as plain text."""
+    console = Console(file=StringIO(), width=width, color_system=None, legacy_windows=False)
+    with console.capture() as capture:
+        console.print(render(plan))
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+
+def _headline(plan: Plan) -> str:
+    parts = [
+        f"{plan.model.name}, {plan.model.num_parameters / 1e6:,.1f}M parameters",
+        f"{plan.cluster.name}: {plan.world_size} of {plan.cluster.num_devices} devices",
+        f"batch {plan.global_batch_size} = {plan.num_microbatches} x {plan.samples_per_microbatch}",
+        f"{plan.precision}, {plan.optimizer}",
+    ]
+    if plan.predicted:
+        predicted = plan.predicted
+        parts.append(
+            f"{seconds(predicted.step_s)} per step +-{predicted.error_band:.0%} "
+            f"({predicted.samples_per_s:,.4g} samples/s, {predicted.source})"
+        )
+    return "\n".join(parts)
+
+
+def _mesh(stage: Stage) -> str:
+    return "\n".join(f"{axis} {n}" for axis, n in stage.mesh.items() if n > 1) or "one device"
+
+
+def _ranges(ranks: tuple[int, ...]) -> str:
+    """`0-3, 8` for 0, 1, 2, 3, 8."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1][1:] = [rank]
+        else:
+            runs.append([rank])
+    return ", ".join("-".join(map(str, run)) for run in runs)
+
+
+def _shares(stage: Stage) -> str:
+    if len(set(stage.batch_shares)) == 1:
+        return f"{stage.dp} x {stage.batch_shares[0]}"
+    return "+".join(map(str, stage.batch_shares))
+
+
+def _stages(plan: Plan) -> Table:
+    table = Table(title="Stages", title_justify="left", box=SIMPLE_HEAD)
+    for name in ("stage", "blocks", "ranks", "mesh", "samples", "zero", "recompute"):
+        table.add_column(name, no_wrap=name == "mesh")
+    times = ("forward", "backward", "send", "sync")
+    for name in times if plan.predicted else ():
+        table.add_column(name, justify="right")
+    for i, stage in enumerate(plan.stages):
+        blocks = stage.first if stage.first == stage.last else f"{stage.first} .. {stage.last}"
+        again = ", ".join(key for key, how in stage.recompute.items() if how == "full") or "-"
+        row = [str(i), blocks, _ranges(stage.devices), _mesh(stage), _shares(stage),
+               str(stage.zero), again]  # fmt: skip
+        if plan.predicted:
+            row += [seconds(getattr(plan.predicted.stages[i], f"{name}_s")) for name in times]
+        table.add_row(*row)
+    return table
+
+
+def _memory(plan: Plan, predicted: Prediction) -> Table:
+    table = Table(title="Memory of the worst rank", title_justify="left", box=SIMPLE_HEAD)
+    table.add_column("stage")
+    for name in (*MEMORY_CATEGORIES, "total"):
+        table.add_column(name, justify="right")
+    for i, stage in enumerate(predicted.stages):
+        parts = [getattr(stage.memory, f"{name}_bytes") for name in MEMORY_CATEGORIES]
+        table.add_row(str(i), *map(size, parts), size(stage.memory.total_bytes))
+    return table
+
+
+def _schedule(plan: Plan) -> Table:
+    table = Table(title=f"Schedule: {plan.schedule.name}", title_justify="left", box=SIMPLE_HEAD)
+    table.add_column("rank group")
+    table.add_column("actions", no_wrap=True)
+    for i, row in enumerate(plan.schedule.rows):
+        actions = row.split()
+        more = f" .. {len(actions) - SCHEDULE_COLUMNS} more"
+        shown = " ".join(actions[:SCHEDULE_COLUMNS])
+        table.add_row(str(i), shown + more * (len(actions) > SCHEDULE_COLUMNS))
+    return table
+
+
+def _evidence(plan: Plan, evidence: Evidence) -> list[RenderableType]:
+    seen = "its whole space" if evidence.exhausted else "part of its space"
+    found = Text(
+        f"found by {evidence.searcher} (seed {evidence.seed}): {evidence.candidates:,} candidates, "
+        f"{evidence.infeasible:,} infeasible, {seen}; no plan is faster than "
+        f"{seconds(evidence.bound_s)}, gap {evidence.gap:.1%}"
+    )
+    if not evidence.alternatives:
+        return [found]
+    table = Table(title="Alternatives", title_justify="left", box=SIMPLE_HEAD)
+    for name in ("plan", "step", "peak", "why not"):
+        table.add_column(name, justify="right" if name in ("step", "peak") else "left")
+    for other in evidence.alternatives:
+        step = seconds(other.step_s) if other.step_s else "-"
+        table.add_row(other.name, step, size(other.peak_bytes), other.why)
+    return [found, table]

@@ -1,0 +1,273 @@
+"""The rules of a plan, in one list: what is wrong, by which rule, and the nearest legal value."""
+
+import difflib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Literal
+
+from meshwright.ir.cluster import Cluster
+from meshwright.ir.errors import PlanError
+from meshwright.ir.graph import Graph
+from meshwright.ir.layout import balanced
+from meshwright.ir.plan import MESH_AXES, Plan, Stage, mesh_size
+from meshwright.ir.schedule import Schedule, check_schedule
+
+STAGE_AXES = ("dp_replicate", "dp_shard", "tp")
+"""The mesh axes that a stage can have so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One broken rule."""
+
+    rule: str
+    message: str
+    nearest: str = ""
+    severity: Literal["error", "warning"] = "error"
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.message}" + (f"; nearest: {self.nearest}" * bool(self.nearest))
+
+
+def verify(
+    plan: Plan, graph: Graph | None = None, cluster: Cluster | None = None
+) -> tuple[Finding, ...]:
+    """Every broken rule; those on model and cluster only where they are given."""
+    found = [finding for rule in PLAN_RULES for finding in rule(plan)]
+    if cluster is not None:
+        found += [finding for on_cluster in CLUSTER_RULES for finding in on_cluster(plan, cluster)]
+    if graph is not None:
+        if identity := list(_model(plan, graph)):
+            return (*found, *identity)  # nothing else can match if it is another model
+        found += [finding for on_graph in GRAPH_RULES for finding in on_graph(plan, graph)]
+    return tuple(found)
+
+
+def check(plan: Plan, graph: Graph | None = None, cluster: Cluster | None = None) -> None:
+    """PlanError with all errors that `verify` finds."""
+    errors = [f for f in verify(plan, graph, cluster) if f.severity == "error"]
+    if errors:
+        raise PlanError("the plan breaks the rules:\n" + "\n".join(f"  {f}" for f in errors))
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    names = list(known)
+    begins = [other for other in names if other.startswith(name)]
+    return next(iter(begins + difflib.get_close_matches(name, names, 1, 0.0)), "")
+
+
+def _parsed(plan: Plan) -> Schedule | None:
+    """The schedule, if it is legal and of the plan's stages."""
+    try:
+        schedule = plan.schedule.parse()
+        check_schedule(schedule)
+    except PlanError:
+        return None
+    return schedule if schedule.num_stages == len(plan.stages) else None
+
+
+def _batch(plan: Plan) -> Iterator[Finding]:
+    batch, count = plan.global_batch_size, plan.num_microbatches
+    if batch < 1 or count < 1:
+        yield Finding("batch", f"global batch {batch} and {count} micro-batches must be positive")
+    elif batch % count:
+        legal = min((d for d in range(1, batch + 1) if not batch % d), key=lambda d: abs(d - count))
+        message = f"global batch {batch} is not a multiple of {count} micro-batches"
+        yield Finding("batch", message, f"{legal} micro-batches")
+
+
+def _schedule(plan: Plan) -> Iterator[Finding]:
+    try:
+        schedule = plan.schedule.parse()
+        check_schedule(schedule)
+    except PlanError as error:
+        yield Finding("schedule", str(error))
+        return
+    if schedule.num_stages != len(plan.stages):
+        message = f"the schedule runs {schedule.num_stages} stages, the plan has {len(plan.stages)}"
+        yield Finding("schedule", message, f"{len(plan.stages)} stages in the schedule")
+    if schedule.num_microbatches != plan.num_microbatches:
+        message = (
+            f"the schedule runs {schedule.num_microbatches} micro-batches, "
+            f"the plan has {plan.num_microbatches}"
+        )
+        yield Finding("schedule", message, f"num_microbatches {schedule.num_microbatches}")
+
+
+def _meshes(plan: Plan) -> Iterator[Finding]:
+    for i, stage in enumerate(plan.stages):
+        for axis, size in stage.mesh.items():
+            if axis not in MESH_AXES:
+                message = f"stage {i}: there is no mesh axis {axis!r}"
+                yield Finding("mesh", message, _near(axis, STAGE_AXES))
+            elif size < 1 or (size > 1 and axis not in STAGE_AXES):
+                limit = "1 or more" if axis in STAGE_AXES else "1 inside a stage"
+                yield Finding("mesh", f"stage {i}: axis {axis} is {size}; it must be {limit}", "1")
+        if mesh_size(stage.mesh) != len(stage.devices):
+            message = f"stage {i}: mesh {stage.mesh} needs {mesh_size(stage.mesh)} devices, given "
+            yield Finding("mesh", f"{message}{len(stage.devices)}")
+
+
+def _shares(plan: Plan) -> Iterator[Finding]:
+    for i, stage in enumerate(plan.stages):
+        samples, shares = plan.samples_per_microbatch, stage.batch_shares
+        fair = f"shares {list(balanced(samples, stage.dp))}"
+        if len(shares) != stage.dp:
+            message = f"stage {i}: {len(shares)} batch shares for a dp axis of {stage.dp}"
+            yield Finding("batch_shares", message, fair)
+        elif min(shares) < 1:
+            near = fair if samples >= stage.dp else f"at most {samples} replicas"
+            message = f"stage {i}: batch shares {list(shares)} leave a replica without samples"
+            yield Finding("batch_shares", message, near)
+        elif sum(shares) != samples:
+            message = f"stage {i}: batch shares sum to {sum(shares)}, a micro-batch has {samples}"
+            yield Finding("batch_shares", message, fair)
+
+
+def _devices(plan: Plan) -> Iterator[Finding]:
+    for i, stage in enumerate(plan.stages):
+        if len(set(stage.devices)) != len(stage.devices):
+            yield Finding("devices", f"stage {i}: a device appears twice in {stage.devices}")
+    used = {rank for stage in plan.stages for rank in stage.devices}
+    if used != set(range(len(used))):
+        missing = sorted(set(range(max(used, default=0) + 1)) - used)[:4]
+        message = f"every rank of the job needs work: ranks {missing} have none"
+        yield Finding("devices", message, f"ranks 0 to {len(used) - 1}")
+    schedule = _parsed(plan)
+    owners = [schedule.rank_of(s) if schedule else s for s in range(len(plan.stages))]
+    for (i, a), (j, b) in combinations(enumerate(plan.stages), 2):
+        if owners[i] == owners[j] and set(a.devices) != set(b.devices):
+            message = f"stages {i} and {j} are on one pipeline rank but on different devices"
+            yield Finding("devices", message)
+        if owners[i] != owners[j] and set(a.devices) & set(b.devices):
+            shared = sorted(set(a.devices) & set(b.devices))[:4]
+            message = f"stages {i} and {j} are on two pipeline ranks but share devices {shared}"
+            yield Finding("devices", message)
+
+
+def _zero(plan: Plan) -> Iterator[Finding]:
+    for i, stage in enumerate(plan.stages):
+        if stage.zero and stage.mesh.get("dp_shard", 1) == 1:
+            message = f"stage {i}: zero {stage.zero} shards over dp_shard, which is 1"
+            yield Finding("zero", message, "zero 0", "warning")
+
+
+def _layout_names(plan: Plan) -> Iterator[Finding]:
+    by_name = {layout.name: layout for layout in plan.layouts}
+    if len(by_name) != len(plan.layouts):
+        yield Finding("layouts", "two layouts have the same name")
+    for i, stage in enumerate(plan.stages):
+        for pattern, name in stage.layouts.items():
+            layout = by_name.get(name)
+            if layout is None:
+                message = f"stage {i}: {pattern} uses layout {name!r}, which does not exist"
+                yield Finding("layouts", message, _near(name, by_name))
+            elif layout.tp != stage.tp:
+                fits = [x.name for x in plan.layouts if (x.pattern, x.tp) == (pattern, stage.tp)]
+                message = f"stage {i} has tp {stage.tp}, its layout {name!r} is for {layout.tp}"
+                yield Finding("layouts", message, "".join(fits[:1]))
+            elif layout.pattern != pattern:
+                message = f"stage {i}: layout {name!r} is for {layout.pattern}, not for {pattern}"
+                yield Finding("layouts", message)
+
+
+def _predicted(plan: Plan) -> Iterator[Finding]:
+    if plan.predicted and len(plan.predicted.stages) != len(plan.stages):
+        counts = f"{len(plan.predicted.stages)} stages for {len(plan.stages)}"
+        yield Finding("predicted", f"the prediction is for another plan: {counts}")
+
+
+def _model(plan: Plan, graph: Graph) -> Iterator[Finding]:
+    if plan.model.fingerprint != graph.fingerprint:
+        yield Finding(
+            "model",
+            f"the plan is for {plan.model.name} ({plan.model.fingerprint[:12]}), the model given "
+            f"has fingerprint {graph.fingerprint[:12]}",
+            "search a plan for this model",
+        )
+    if plan.global_batch_size != graph.batch_size:
+        message = f"global batch {plan.global_batch_size}, the model was traced at "
+        yield Finding("model", f"{message}{graph.batch_size}", f"{graph.batch_size}")
+
+
+def _blocks(plan: Plan, graph: Graph) -> Iterator[Finding]:
+    names = {block.name: i for i, block in enumerate(graph.blocks)}
+    expected = 0
+    for i, stage in enumerate(plan.stages):
+        for name in (stage.first, stage.last):
+            if name not in names:
+                message = f"stage {i}: the model has no block {name!r}"
+                yield Finding("blocks", message, _near(name, names))
+                return
+        first, last = names[stage.first], names[stage.last]
+        if first != expected or last < first:
+            near = graph.blocks[min(expected, len(graph.blocks) - 1)].name
+            message = f"stage {i} runs {stage.first} to {stage.last}; the next block is {near}"
+            yield Finding("blocks", message, f"first {near}")
+            return
+        expected = last + 1
+    if expected != len(graph.blocks):
+        rest = [block.name for block in graph.blocks[expected:]]
+        yield Finding("blocks", f"no stage runs {', '.join(rest[:4])}", f"last {rest[-1]}")
+
+
+def _stage_patterns(plan: Plan, graph: Graph, stage: Stage) -> dict[str, None]:
+    names = [block.name for block in graph.blocks]
+    blocks = graph.blocks[names.index(stage.first) : names.index(stage.last) + 1]
+    return dict.fromkeys(block.pattern for block in blocks)
+
+
+def _stage_layouts(plan: Plan, graph: Graph) -> Iterator[Finding]:
+    if list(_blocks(plan, graph)):
+        return
+    for i, stage in enumerate(plan.stages):
+        needed = {**_stage_patterns(plan, graph, stage), "(prelude)": None}
+        for pattern in needed:
+            if pattern not in stage.layouts:
+                fits = [x.name for x in plan.layouts if (x.pattern, x.tp) == (pattern, stage.tp)]
+                message = f"stage {i} (tp {stage.tp}) names no layout for {pattern}"
+                yield Finding("layouts", message, "".join(fits[:1]))
+
+
+def _recompute(plan: Plan, graph: Graph) -> Iterator[Finding]:
+    known = {block.name for block in graph.blocks} | {block.pattern for block in graph.blocks}
+    for i, stage in enumerate(plan.stages):
+        for name in stage.recompute:
+            if name not in known:
+                message = f"stage {i}: recompute names {name!r}, which is no block or pattern"
+                yield Finding("recompute", message, _near(name, sorted(known)))
+
+
+def _cluster(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
+    if plan.cluster.fingerprint != cluster.fingerprint:
+        message = f"the plan is for cluster {plan.cluster.name}, given {cluster.name}"
+        near = "search again, or keep it if only the predictions matter less"
+        severity: Literal["error", "warning"] = "warning"
+        if plan.world_size > cluster.num_devices:
+            severity, near = "error", f"a cluster of {plan.world_size} devices"
+            message += f" with {cluster.num_devices} devices; the plan uses {plan.world_size}"
+        yield Finding("cluster", message, near, severity)
+
+
+def _memory(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
+    if plan.predicted is None or len(plan.predicted.stages) != len(plan.stages):
+        return
+    for i, (stage, predicted) in enumerate(zip(plan.stages, plan.predicted.stages, strict=True)):
+        inside = [rank for rank in stage.devices if 0 <= rank < cluster.num_devices]
+        room = min((cluster.device(rank).usable_bytes for rank in inside), default=0)
+        if predicted.memory.total_bytes > room:
+            message = (
+                f"stage {i} needs {predicted.memory.total_bytes / 1e9:.2f} GB per device, "
+                f"which has {room / 1e9:.2f} GB"
+            )
+            yield Finding("memory", message, "recompute, a higher zero, more stages or tp")
+
+
+PLAN_RULES: tuple[Callable[[Plan], Iterator[Finding]], ...] = (
+    _batch, _schedule, _meshes, _devices, _shares, _zero, _layout_names, _predicted,
+)  # fmt: skip
+CLUSTER_RULES: tuple[Callable[[Plan, Cluster], Iterator[Finding]], ...] = (_cluster, _memory)
+GRAPH_RULES: tuple[Callable[[Plan, Graph], Iterator[Finding]], ...] = (
+    _blocks, _stage_layouts, _recompute,
+)  # fmt: skip

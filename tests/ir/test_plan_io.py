@@ -1,0 +1,93 @@
+"""A plan file says one thing in one way, and a doubtful one is refused."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from meshwright.ir import plan_io
+from meshwright.ir.errors import PlanError
+from meshwright.ir.plan import Plan
+from tests.ir.plans import plan
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    plan().save(path)
+    read = Plan.load(path)
+    assert read == plan_io.rehash(plan())
+    assert plan_io.dumps(read) == path.read_text()
+    assert replace(read, hash="") == plan()
+
+
+def test_text_is_canonical() -> None:
+    one = plan()
+    stage = one.stages[0]
+    mesh = dict(reversed(stage.mesh.items()))
+    layouts = dict(reversed(stage.layouts.items()))
+    other = replace(one, stages=(replace(stage, mesh=mesh, layouts=layouts), one.stages[1]))
+    assert other == one
+    assert plan_io.dumps(other) == plan_io.dumps(one)
+    assert '"mesh": {"dp_replicate": 3, "dp_shard": 1, "tp": 1}' in plan_io.dumps(other)
+
+
+def test_one_change_is_one_line_and_the_hash() -> None:
+    one = plan_io.dumps(plan()).splitlines()
+    other = plan_io.dumps(plan(optimizer="sgd")).splitlines()
+    changed = [a for a, b in zip(one, other, strict=True) if a != b]
+    assert [line.split(":")[0].strip() for line in changed] == ['"optimizer"', '"hash"']
+
+
+def edited(**changes: object) -> str:
+    return json.dumps({**json.loads(plan_io.dumps(plan())), **changes})
+
+
+@pytest.mark.parametrize(
+    "text,says",
+    [
+        (plan_io.dumps(plan())[:700], "ends too early"),
+        ("", "line 1 column 1"),
+        (edited(global_batch_size=float("nan")), "NaN is not a number"),
+        (edited(global_batch_size=float("inf")), "Infinity is not a number"),
+        (edited().replace("1.25", "1e999"), "beyond the range"),
+        (edited().replace('"step_s": 1.25', '"step_s": ' + "9" * 500), "500 digits"),
+        (edited().replace("{", '{"hash": "x", ', 1), "'hash' appears twice"),
+        (edited(num_microbatch=2), "num_microbatch: no such key; nearest is 'num_microbatches'"),
+        (edited(num_microbatches="2"), "num_microbatches: Input should be a valid integer"),
+        (edited(precision="fp8"), "precision: Input should be 'fp64', 'fp32' or 'bf16'"),
+        (edited(schema="meshwright.plan/9.0"), "schema is 'meshwright.plan/9.0'"),
+        (edited(stages=None), "stages"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"schema": "meshwright.plan/1.0", "stages": ' + "[" * 400 + "]" * 400 + "}", "recursion"),
+        ("[1, 2]", "schema is None"),
+        (edited(optimizer="\ud800"), "Invalid JSON"),
+    ],
+)
+def test_refuses(text: str, says: str) -> None:
+    with pytest.raises(PlanError) as error:
+        plan_io.loads(text)
+    assert says in str(error.value)
+
+
+def test_edited_by_hand(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(edited(optimizer="sgd"))
+    with pytest.raises(PlanError, match=r"meshwright verify .*plan.json --rehash"):
+        plan_io.load(path)
+    plan_io.save(plan_io.load(path, check_hash=False), path)
+    assert plan_io.load(path).optimizer == "sgd"
+
+
+def test_unreadable_files(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="cannot be read"):
+        plan_io.load(tmp_path / "absent.json")
+    (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(PlanError, match="not UTF-8"):
+        plan_io.load(tmp_path / "binary.json")
+
+
+def test_schema_names_every_field_and_forbids_others() -> None:
+    schema = plan_io.json_schema()
+    assert schema["additionalProperties"] is False
+    assert set(json.loads(plan_io.dumps(plan()))) == set(schema["properties"])
