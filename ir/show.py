@@ -95,7 +95,7 @@ def _shares(stage: Stage) -> str:
 def _stages(plan: Plan) -> Table:
     table = Table(title="Stages", title_justify="left", box=SIMPLE_HEAD)
     for name in ("stage", "blocks", "ranks", "mesh", "samples", "zero", "recompute"):
-        table.add_column(name, no_wrap=name == "mesh")
+        table.add_column(name, no_wrap=name in ("blocks", "mesh", "ranks"))
     times = ("forward", "backward", "send", "sync")
     for name in times if plan.predicted else ():
         table.add_column(name, justify="right")
