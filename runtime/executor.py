@@ -1,0 +1,118 @@
+"""The loop: takes a rank's row of the schedule action by action."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+import time
+
+from torch import Tensor
+
+from meshwright.ir.schedule import Action, Work
+from meshwright.runtime.mailbox import Mailbox
+from meshwright.runtime.stage import StageModule
+from meshwright.runtime.stats import StepRecord
+
+Inputs = Callable[[int, int], Mapping[str, Tensor]]
+"""(stage, micro-batch) -> the stage's graph inputs and totals by name."""
+
+
+@dataclass(eq=False)
+class Progress:
+    """Where a rank is, for those who watch it."""
+
+    step: int = 0
+    action: str = "start"
+    phase: str = "idle"
+    """idle, running, receiving, synchronising."""
+    since: float = 0.0
+
+    def at(self, action: str, phase: str) -> None:
+        self.action, self.phase, self.since = action, phase, time.monotonic()
+
+
+class Executor:
+    """Runs the forward (and backward) of one step on one rank."""
+
+    def __init__(
+        self,
+        row: tuple[Action, ...],
+        stages: Mapping[int, StageModule],
+        mailbox: Mailbox,
+        offsets: Mapping[int, int],
+        samples_per_microbatch: int,
+        progress: Progress,
+    ) -> None:
+        self._row, self._stages, self._mailbox = row, stages, mailbox
+        self._offsets, self._per_microbatch = offsets, samples_per_microbatch
+        self._progress = progress
+        self._training = any(action.work is not Work.FORWARD for action in row)
+        self._last = _last_backwards(row)
+
+    def run(self, inputs: Inputs, record: StepRecord) -> Tensor | None:
+        """The sum of the losses of this rank's micro-batches; None without the last stage."""
+        total: Tensor | None = None
+        for index, action in enumerate(self._row):
+            self._mailbox.post(index + 1)  # one ahead of need
+            with record.action(action.work):
+                loss = self._take(action, inputs)
+            if loss is not None:
+                total = loss if total is None else total + loss
+        self._progress.at("end of the schedule", "receiving")
+        self._mailbox.finish()
+        return total
+
+    def _take(self, action: Action, inputs: Inputs) -> Tensor | None:
+        self._place(action.stage, action.microbatch)
+        match action.work:
+            case Work.FORWARD:
+                return self._forward(action, inputs)
+            case Work.BACKWARD | Work.BACKWARD_INPUT:
+                self._backward(action)
+            case Work.BACKWARD_WEIGHT:
+                self._progress.at(str(action), "running")
+                stage = self._stages[action.stage]
+                stage.backward_weight(action.microbatch, action in self._last)
+        return None
+
+    def _place(self, stage: int, microbatch: int) -> None:
+        """Tells the generated code where it is: dropout masks depend on it."""
+        comm = self._stages[stage].comm
+        comm.microbatch = microbatch
+        comm.sample_offset = microbatch * self._per_microbatch + self._offsets[stage]
+
+    def _forward(self, action: Action, inputs: Inputs) -> Tensor | None:
+        stage, microbatch = self._stages[action.stage], action.microbatch
+        border = action.stage - 1
+        self._progress.at(str(action), "receiving")
+        values = dict(inputs(action.stage, microbatch))
+        for value in stage.program.receives:
+            received = self._mailbox.receive(border, value.name, False, microbatch)
+            assert received is not None
+            values[value.name] = received
+        self._progress.at(str(action), "running")
+        made = stage(microbatch, values, keep=self._training)
+        for value in stage.program.sends:
+            self._mailbox.send(action.stage, value.name, False, microbatch, made[value.name])
+        return made.get(stage.program.loss)
+
+    def _backward(self, action: Action) -> None:
+        stage, microbatch = self._stages[action.stage], action.microbatch
+        self._progress.at(str(action), "receiving")
+        gradients = {}
+        for value in stage.program.sends:
+            if value.requires_grad:
+                gradient = self._mailbox.receive(action.stage, value.name, True, microbatch)
+                if gradient is not None:
+                    gradients[value.name] = gradient
+        self._progress.at(str(action), "running")
+        if action.work is Work.BACKWARD:
+            made = stage.backward(microbatch, gradients, action in self._last)
+        else:
+            made = stage.backward_input(microbatch, gradients)
+        for name, gradient in made.items():
+            self._mailbox.send(action.stage - 1, name, True, microbatch, gradient)
+
+
+def _last_backwards(row: tuple[Action, ...]) -> frozenset[Action]:
+    """Per stage, the last action that adds to parameter gradients."""
+    last = {a.stage: a for a in row if a.work in (Work.BACKWARD, Work.BACKWARD_WEIGHT)}
+    return frozenset(last.values())

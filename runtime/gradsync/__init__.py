@@ -1,0 +1,1 @@
+"""How replicas agree on gradients, one way per file; each has `build(slots, lines)`."""

@@ -1,0 +1,183 @@
+"""What a way of synchronising gradients is given, and what it has to do."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from meshwright.codegen.program import Param
+from meshwright.runtime.pieces import chunk_rows
+
+BUCKET_BYTES = 25 * 2**20
+"""DDP's default: large enough to use the bandwidth, small enough to overlap with backward."""
+
+
+@dataclass(frozen=True, eq=False)
+class Slot:
+    """A parameter of a stage as its blocks read it."""
+
+    param: Param
+    whole: nn.Parameter
+    """The tensor-parallel local tensor, whole on dp."""
+    calls: tuple[int, ...]
+    """Indices of the stage's calls that read it, ascending."""
+
+    @property
+    def owner(self) -> int:
+        """The call whose backward is the last to add to its gradient."""
+        return self.calls[0]
+
+    @property
+    def rows(self) -> int:
+        return self.whole.shape[0] if self.whole.ndim else 1
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """A parameter as this rank's optimizer holds it: whole, or some rows."""
+
+    param: Param
+    stage: int
+    tensor: nn.Parameter
+    rows: tuple[int, int] | None
+    """Rows of the tensor-parallel local tensor; None: all."""
+    primary: bool
+    """No other rank with these elements counts or writes them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Lines:
+    """The ranks among which a stage's parameters are replicated or sharded."""
+
+    stage: int
+    dp: dist.ProcessGroup | None
+    shard: dist.ProcessGroup | None
+    replicate: dist.ProcessGroup | None
+    tp: dist.ProcessGroup | None
+    dp_coordinate: int
+    shard_coordinate: int
+    replicate_coordinate: int
+    tp_coordinate: int
+    shard_size: int
+
+    def is_primary(self, param: Param, *, sharded: bool) -> bool:
+        """Whether this rank stands for all that hold the same elements."""
+        alone_on_dp = self.replicate_coordinate == 0 if sharded else self.dp_coordinate == 0
+        return alone_on_dp and (str(param.tp).startswith("S") or self.tp_coordinate == 0)
+
+
+class GradientSync(Protocol):
+    """Called by the stage and the job, by all ranks of a line in the same order."""
+
+    held: tuple[Held, ...]
+    """What the optimizer gets. After `finish`, gradients are summed over dp (not yet over tp)."""
+
+    def begin(self) -> None:
+        """Before the first micro-batch of a step: gradients are zero."""
+
+    def open(self, call: int) -> None:
+        """The call's parameters are about to be read."""
+
+    def close(self, call: int) -> None:
+        """They have been read."""
+
+    def after_backward(self, call: int, last: bool) -> None:
+        """The call's gradients of a micro-batch have been added; `last`: none will follow."""
+
+    def finish(self) -> None:
+        """All micro-batches are over."""
+
+    def publish(self) -> None:
+        """The optimizer has stepped."""
+
+
+def buckets(slots: Sequence[Slot], limit_bytes: int) -> list[list[Slot]]:
+    """Consecutive slots of one dtype, in the order in which backward completes them.
+
+    A bucket is closed when it has `limit_bytes`; with 0, each owner has its own.
+    """
+    found: list[list[Slot]] = []
+    for slot in sorted(slots, key=lambda slot: -slot.owner):
+        last = found[-1] if found else []
+        joins = last and last[-1].whole.dtype == slot.whole.dtype and (
+            last[-1].owner == slot.owner or sum(s.whole.nbytes for s in last) < limit_bytes
+        )  # fmt: skip
+        if joins:
+            last.append(slot)
+        else:
+            found.append([slot])
+    return found
+
+
+class ShardedBucket:
+    """Slots that are cut in rows over dp_shard and move together: flat, rank by rank, padded."""
+
+    def __init__(self, slots: Sequence[Slot], lines: Lines) -> None:
+        self.slots, self.lines = tuple(slots), lines
+        self.owner = min(slot.owner for slot in slots)
+        self._row = [slot.whole.numel() // max(slot.rows, 1) for slot in slots]
+        self._chunk = [
+            -(-slot.rows // lines.shard_size) * row
+            for slot, row in zip(slots, self._row, strict=True)
+        ]
+        self.size = sum(self._chunk)
+        """Elements of one rank's flat shard."""
+
+    def rows(self, slot: Slot) -> tuple[int, int]:
+        return chunk_rows(slot.rows, self.lines.shard_size, self.lines.shard_coordinate)
+
+    def flat(self, parts: int = 1) -> Tensor:
+        """Room for the flat shards of `parts` ranks."""
+        first = self.slots[0].whole
+        return torch.zeros((parts, self.size), dtype=first.dtype, device=first.device)
+
+    def pack(self, tensors: Sequence[Tensor | None]) -> Tensor:
+        """Whole tensors, one per slot, as all ranks' flat shards; None is zero."""
+        flat = self.flat(self.lines.shard_size)
+        for part, chunk, x in zip(flat.split(self._chunk, 1), self._chunk, tensors, strict=True):
+            if x is not None and x.numel():
+                for rank, piece in enumerate(x.reshape(-1).split(chunk)):
+                    part[rank, : piece.numel()].copy_(piece)
+        return flat
+
+    def unpack(self, flat: Tensor, tensors: Sequence[Tensor]) -> None:
+        """Writes all ranks' flat shards to whole tensors, one per slot."""
+        for part, chunk, x in zip(flat.split(self._chunk, 1), self._chunk, tensors, strict=True):
+            if x.numel():
+                for rank, piece in enumerate(x.view(-1).split(chunk)):
+                    piece.copy_(part[rank, : piece.numel()])
+
+    def views(self, flat_shard: Tensor) -> list[Tensor]:
+        """This rank's rows of each slot, in its flat shard."""
+        found = []
+        parts = flat_shard.reshape(-1).split(self._chunk)
+        for slot, row, part in zip(self.slots, self._row, parts, strict=True):
+            start, stop = self.rows(slot)
+            shape = (stop - start, *slot.whole.shape[1:]) if slot.whole.ndim else (stop - start,)
+            found.append(part[: (stop - start) * row].view(shape))
+        return found
+
+    def pack_shards(self, shards: Sequence[Tensor]) -> Tensor:
+        flat = self.flat()
+        for view, shard in zip(self.views(flat), shards, strict=True):
+            view.copy_(shard)
+        return flat
+
+    def gather(self, flat_shard: Tensor, tensors: Sequence[Tensor]) -> None:
+        """All ranks' flat shards into whole tensors."""
+        flat = flat_shard.new_empty((self.lines.shard_size, self.size))
+        dist.all_gather_into_tensor(flat.view(-1), flat_shard.view(-1), group=self.lines.shard)
+        self.unpack(flat, tensors)
+
+    def scatter(self, gradients: Sequence[Tensor | None]) -> tuple[Tensor, dist.Work]:
+        """Starts the sum of whole gradients over dp_shard; this rank's flat shard comes out."""
+        flat = self.pack(gradients)
+        mine = flat.new_empty(self.size)
+        work = dist.reduce_scatter_tensor(
+            mine, flat.view(-1), group=self.lines.shard, async_op=True
+        )
+        assert work is not None
+        return mine, work

@@ -1,0 +1,94 @@
+"""ZeRO-1: the optimizer is sharded over dp_shard; gradients are whole until the step ends."""
+
+from collections.abc import Sequence
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from meshwright.runtime.gradsync.base import (
+    BUCKET_BYTES,
+    GradientSync,
+    Held,
+    Lines,
+    ShardedBucket,
+    Slot,
+    buckets,
+)
+
+
+def build(slots: Sequence[Slot], lines: Lines) -> GradientSync:
+    return Zero1(slots, lines)
+
+
+class Zero1:
+    """Also the base of ZeRO-2, which scatters gradients earlier."""
+
+    def __init__(self, slots: Sequence[Slot], lines: Lines) -> None:
+        trainable = [slot for slot in slots if slot.param.requires_grad]
+        self._lines = lines
+        self._trainable = trainable
+        self._buckets = [ShardedBucket(b, lines) for b in buckets(trainable, BUCKET_BYTES)]
+        self._shards = [self._make_shards(bucket) for bucket in self._buckets]
+        self._works: list[tuple[int, Tensor, dist.Work]] = []
+        self.held = (
+            *(
+                Held(s.param, lines.stage, shard, b.rows(s), lines.is_primary(s.param, sharded=True))
+                for b, shards in zip(self._buckets, self._shards, strict=True)
+                for s, shard in zip(b.slots, shards, strict=True)
+            ),
+            *(
+                Held(s.param, lines.stage, s.whole, None, lines.is_primary(s.param, sharded=False))
+                for s in slots
+                if not s.param.requires_grad
+            ),
+        )  # fmt: skip
+
+    def _make_shards(self, bucket: ShardedBucket) -> list[nn.Parameter]:
+        """This rank's rows of the whole parameters: the optimizer updates them in place."""
+        found = []
+        for slot in bucket.slots:
+            start, stop = bucket.rows(slot)
+            whole = slot.whole.detach()
+            found.append(nn.Parameter((whole if whole.ndim else whole.view(1))[start:stop]))
+        return found
+
+    def begin(self) -> None:
+        for slot in self._trainable:
+            slot.whole.grad = None
+
+    def open(self, call: int) -> None:
+        pass
+
+    def close(self, call: int) -> None:
+        pass
+
+    def after_backward(self, call: int, last: bool) -> None:
+        for index, bucket in enumerate(self._buckets):
+            if last and bucket.owner == call:
+                self._start(index)
+
+    def _start(self, index: int) -> None:
+        bucket = self._buckets[index]
+        flat, work = bucket.scatter([slot.whole.grad for slot in bucket.slots])
+        self._works.append((index, flat, work))
+        for slot in bucket.slots:
+            slot.whole.grad = None
+
+    def finish(self) -> None:
+        for index, flat, work in self._works:
+            work.wait()
+            self._deliver(index, flat)
+        self._works.clear()
+
+    def _deliver(self, index: int, flat: Tensor) -> None:
+        """The summed flat shard becomes the shards' gradients."""
+        if self._lines.replicate is not None:
+            dist.all_reduce(flat, group=self._lines.replicate)
+        views = self._buckets[index].views(flat)
+        for shard, view in zip(self._shards[index], views, strict=True):
+            shard.grad = view
+
+    def publish(self) -> None:
+        for bucket, shards in zip(self._buckets, self._shards, strict=True):
+            flat = bucket.pack_shards([shard.detach() for shard in shards])
+            bucket.gather(flat, [slot.whole.detach() for slot in bucket.slots])

@@ -1,0 +1,139 @@
+"""ZeRO-3: parameters are sharded too; a block's are gathered just before it runs, each time.
+
+The gathered tensors keep their identity and lose their storage between uses, so what autograd
+saved of them (views, transposes) is valid again once they are gathered for the backward.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from meshwright.runtime.gradsync.base import (
+    GradientSync,
+    Held,
+    Lines,
+    ShardedBucket,
+    Slot,
+    buckets,
+)
+
+
+def build(slots: Sequence[Slot], lines: Lines) -> GradientSync:
+    return _Zero3(slots, lines)
+
+
+class _Unit:
+    """The parameters that one call owns, in one dtype."""
+
+    def __init__(self, bucket: ShardedBucket) -> None:
+        self.bucket = bucket
+        slots = bucket.slots
+        whole = bucket.pack([slot.whole.detach() for slot in slots])
+        self.flat = whole[bucket.lines.shard_coordinate].clone()
+        """This rank's part of the parameters; the optimizer's tensors are views of it."""
+        self.shards = [
+            nn.Parameter(view, requires_grad=slot.param.requires_grad)
+            for slot, view in zip(slots, bucket.views(self.flat), strict=True)
+        ]
+        self.users = 0
+        self.sum: Tensor | None = None
+        self._bytes = [slot.whole.untyped_storage().nbytes() for slot in slots]
+        self._free()
+
+    def open(self) -> None:
+        self.users += 1
+        if self.users > 1:
+            return
+        for slot, nbytes in zip(self.bucket.slots, self._bytes, strict=True):
+            slot.whole.untyped_storage().resize_(nbytes)
+        # `.data` has its own version counter: refilling does not look like a change to autograd.
+        self.bucket.gather(self.flat, [slot.whole.data for slot in self.bucket.slots])
+
+    def close(self) -> None:
+        self.users -= 1
+        if not self.users:
+            self._free()
+
+    def _free(self) -> None:
+        for slot in self.bucket.slots:
+            slot.whole.untyped_storage().resize_(0)
+
+    def add(self, flat: Tensor) -> None:
+        self.sum = flat if self.sum is None else self.sum.add_(flat)
+
+
+class _Zero3:
+    def __init__(self, slots: Sequence[Slot], lines: Lines) -> None:
+        self._lines = lines
+        trainable = [slot for slot in slots if slot.param.requires_grad]
+        frozen = [slot for slot in slots if not slot.param.requires_grad]
+        self._units = [
+            _Unit(ShardedBucket(bucket, lines))
+            for group in (trainable, frozen)
+            for bucket in buckets(group, 0)
+        ]
+        self._of_call: dict[int, list[_Unit]] = {}
+        self._works: list[tuple[_Unit, Tensor, dist.Work]] = []
+        self.held = tuple(
+            Held(
+                slot.param,
+                lines.stage,
+                shard,
+                unit.bucket.rows(slot),
+                lines.is_primary(slot.param, sharded=True),
+            )
+            for unit in self._units
+            for slot, shard in zip(unit.bucket.slots, unit.shards, strict=True)
+        )
+
+    def begin(self) -> None:
+        for unit in self._units:
+            unit.sum = None
+            for slot, shard in zip(unit.bucket.slots, unit.shards, strict=True):
+                slot.whole.grad = shard.grad = None
+
+    def open(self, call: int) -> None:
+        for unit in self._units_of(call):
+            unit.open()
+
+    def close(self, call: int) -> None:
+        for unit in self._units_of(call):
+            unit.close()
+
+    def _units_of(self, call: int) -> list[_Unit]:
+        if call not in self._of_call:
+            self._of_call[call] = [
+                unit for unit in self._units if any(call in s.calls for s in unit.bucket.slots)
+            ]
+        return self._of_call[call]
+
+    def after_backward(self, call: int, last: bool) -> None:
+        for unit in self._units:
+            bucket = unit.bucket
+            if bucket.owner == call and bucket.slots[0].param.requires_grad:
+                self._collect(keep=1)
+                flat, work = bucket.scatter([slot.whole.grad for slot in bucket.slots])
+                self._works.append((unit, flat, work))
+                for slot in bucket.slots:
+                    slot.whole.grad = None
+
+    def _collect(self, keep: int) -> None:
+        while len(self._works) > keep:
+            unit, flat, work = self._works.pop(0)
+            work.wait()
+            unit.add(flat)
+
+    def finish(self) -> None:
+        self._collect(keep=0)
+        for unit in self._units:
+            if unit.sum is None:
+                continue
+            if self._lines.replicate is not None:
+                dist.all_reduce(unit.sum, group=self._lines.replicate)
+            for shard, view in zip(unit.shards, unit.bucket.views(unit.sum), strict=True):
+                shard.grad = view
+
+    def publish(self) -> None:
+        pass

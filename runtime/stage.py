@@ -1,0 +1,262 @@
+"""One pipeline stage on one rank: runs its blocks forward, and backward block by block.
+
+Each block has its own autograd graph: its inputs are leaves, whose gradients are those of the
+outputs of earlier blocks. So parameters can be gathered for one block at a time, gradients sent off
+as soon as a block's are complete, and a block recomputed or its backward split, without hooks.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from meshwright.codegen.comm import Comm
+from meshwright.codegen.program import Call, StageProgram
+from meshwright.ir.graph import Kind
+from meshwright.runtime.gradsync.base import GradientSync
+from meshwright.runtime.split import WeightWork, backward_input
+
+
+class BlockModule(nn.Module):
+    """A block with the parameters and buffers that it reads; shared ones are the same objects."""
+
+    def __init__(self, call: Call, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.call = call
+        self._attributes = []
+        for name in call.params:
+            attribute = name.replace(".", "_")
+            tensor = tensors[name]
+            if isinstance(tensor, nn.Parameter):
+                self.register_parameter(attribute, tensor)
+            else:
+                self.register_buffer(attribute, tensor)
+            self._attributes.append(attribute)
+
+    def forward(self, comm: Comm, *inputs: Tensor) -> tuple[Tensor, ...]:
+        tensors = [getattr(self, attribute) for attribute in self._attributes]
+        return self.call.run(comm, *tensors, *inputs)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Output:
+    """Where a block's output stands in the block's graph."""
+
+    name: str
+    edge: GradientEdge
+    dtype: torch.dtype
+
+
+@dataclass(eq=False)
+class _Tape:
+    """What one micro-batch keeps for its backward."""
+
+    leaves: dict[str, Tensor] = field(default_factory=dict)
+    """Differentiable values that blocks of the stage read, or that it passes on."""
+    values: dict[str, Tensor] = field(default_factory=dict)
+    """Other values that a recomputed block reads."""
+    outputs: list[list[_Output]] = field(default_factory=list)
+    """Per call; empty for a recomputed one."""
+    weights: list[tuple[int, WeightWork | None]] = field(default_factory=list)
+
+
+class StageModule(nn.Module):
+    """A stage's blocks. Parameters are the tensors that blocks read; `sync` keeps them."""
+
+    def __init__(
+        self,
+        program: StageProgram,
+        comm: Comm,
+        tensors: Mapping[str, Tensor],
+        sync: GradientSync,
+        autocast: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.program, self.comm, self.sync = program, comm, sync
+        self.blocks = nn.ModuleList(BlockModule(call, tensors) for call in program.calls)
+        self._tensors = dict(tensors)
+        self._autocast = autocast
+        self._tapes: dict[int, _Tape] = {}
+        read = {name for call in program.calls for name in call.inputs}
+        self._relayed = {value.name for value in program.receives} & {
+            value.name for value in program.sends
+        }
+        self._kept_names = read | self._relayed
+        self._border = {value.name: value for value in program.sends}
+
+    def totals(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The local summands of one micro-batch."""
+        return self._plain(self.program.totals, values)
+
+    def forward(
+        self, microbatch: int, values: Mapping[str, Tensor], keep: bool = True
+    ) -> dict[str, Tensor]:
+        """The stage's sends and its loss, from what it received, its inputs and the totals.
+
+        With `keep`, what the backward of this micro-batch needs is kept.
+        """
+        env = dict(values)
+        tape = _Tape()
+        for value in self.program.receives:
+            if keep and value.requires_grad:
+                env[value.name] = tape.leaves[value.name] = (
+                    env[value.name].detach().requires_grad_(True)
+                )
+        env |= self._plain(self.program.prelude, env)
+        for index, call in enumerate(self.program.calls):
+            self._forward_call(index, call, env, tape, keep)
+        if keep:
+            self._tapes[microbatch] = tape
+        wanted = [value.name for value in self.program.sends]
+        return {name: env[name].detach() for name in (*wanted, self.program.loss) if name}
+
+    def _plain(self, call: Call | None, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Runs a call that needs no gradient."""
+        if call is None:
+            return {}
+        tensors = [self._tensors[name] for name in call.params]
+        with torch.no_grad():
+            outputs = call.run(self.comm, *tensors, *(values[name] for name in call.inputs))
+        return dict(zip(call.outputs, outputs, strict=True))
+
+    def _forward_call(
+        self, index: int, call: Call, env: dict[str, Tensor], tape: _Tape, keep: bool
+    ) -> None:
+        graph = keep and not call.recompute
+        inputs = [env[name] for name in call.inputs]
+        with self._open(index), torch.set_grad_enabled(graph), self._casts():
+            outputs = self.blocks[index](self.comm, *inputs)
+        found = []
+        for name, output in zip(call.outputs, outputs, strict=True):
+            differs = output.requires_grad if graph else self._differs(index, inputs, output)
+            env[name] = leaf = output.detach()
+            if keep and differs:
+                leaf.requires_grad_(True)
+                if name in self._kept_names:
+                    tape.leaves[name] = leaf
+                if graph:
+                    found.append(_Output(name, get_gradient_edge(output), output.dtype))
+        tape.outputs.append(found)
+        if keep and call.recompute:
+            tape.values |= {n: env[n] for n in call.inputs if n not in tape.leaves}
+        for name in call.drop:
+            env.pop(name, None)
+
+    def _differs(self, index: int, inputs: Sequence[Tensor], output: Tensor) -> bool:
+        """Whether an output that was made without a graph will have a gradient."""
+        parameters = self.blocks[index].parameters()
+        return output.is_floating_point() and any(x.requires_grad for x in (*inputs, *parameters))
+
+    def backward(self, microbatch: int, gradients: Mapping[str, Tensor], last: bool) -> dict[str, Tensor]:  # fmt: skip
+        """Adds the parameters' gradients; returns those of what the stage received."""
+        tape = self._begin_backward(microbatch, gradients)
+        for index in reversed(range(len(self.program.calls))):
+            with self._open(index):
+                edges, arriving = self._starts(index, tape, gradients)
+                if edges:
+                    torch.autograd.backward(edges, arriving)
+            self._forget(index, tape)
+            self.sync.after_backward(index, last)
+        del self._tapes[microbatch]
+        return self._received_gradients(tape)
+
+    def backward_input(self, microbatch: int, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The input half of `backward`."""
+        tape = self._begin_backward(microbatch, gradients)
+        for index, call in reversed(list(enumerate(self.program.calls))):
+            with self._open(index):
+                edges, arriving = self._starts(index, tape, gradients)
+                leaves = [tape.leaves[n] for n in dict.fromkeys(call.inputs) if n in tape.leaves]
+                parameters = [p for p in self.blocks[index].parameters() if p.requires_grad]
+                work = backward_input(edges, arriving, leaves, parameters) if edges else None
+            tape.weights.append((index, work))
+            self._forget(index, tape)
+        return self._received_gradients(tape)
+
+    def backward_weight(self, microbatch: int, last: bool) -> None:
+        """The weight half of `backward`."""
+        tape = self._tapes.pop(microbatch)
+        for index, work in tape.weights:
+            if work is not None:
+                with self._open(index):
+                    work.run()
+            self.sync.after_backward(index, last)
+
+    def _begin_backward(self, microbatch: int, gradients: Mapping[str, Tensor]) -> _Tape:
+        tape = self._tapes[microbatch]
+        for name, gradient in gradients.items():
+            leaf = tape.leaves.get(name)
+            if leaf is not None:  # also read inside the stage, or passed on
+                leaf.grad = gradient if leaf.grad is None else leaf.grad + gradient
+        return tape
+
+    def _starts(
+        self, index: int, tape: _Tape, gradients: Mapping[str, Tensor]
+    ) -> tuple[list[GradientEdge], list[Tensor]]:
+        """Where the block's backward starts, with the gradients that arrive there."""
+        call = self.program.calls[index]
+        outputs = self._recompute(index, tape) if call.recompute else tape.outputs[index]
+        edges, arriving = [], []
+        for output in outputs:
+            if output.name == self.program.loss:
+                gradient: Tensor | None = torch.ones((), dtype=output.dtype, device=self.comm.device)
+            elif output.name in tape.leaves:
+                gradient = tape.leaves[output.name].grad
+            else:
+                gradient = gradients.get(output.name)
+            if gradient is not None:
+                edges.append(output.edge)
+                arriving.append(gradient.to(output.dtype))
+        return edges, arriving
+
+    def _recompute(self, index: int, tape: _Tape) -> list[_Output]:
+        call = self.program.calls[index]
+        inputs = [
+            tape.leaves[name] if name in tape.leaves else tape.values[name] for name in call.inputs
+        ]
+        self.comm.recomputing = True
+        try:
+            with torch.enable_grad(), self._casts():
+                outputs = self.blocks[index](self.comm, *inputs)
+        finally:
+            self.comm.recomputing = False
+        return [
+            _Output(name, get_gradient_edge(output), output.dtype)
+            for name, output in zip(call.outputs, outputs, strict=True)
+            if output.requires_grad
+        ]
+
+    def _forget(self, index: int, tape: _Tape) -> None:
+        """Frees the block's graph and the gradients that it has used."""
+        tape.outputs[index] = []
+        received = {value.name for value in self.program.receives}
+        for name in self.program.calls[index].outputs:
+            if name not in received:
+                tape.leaves.pop(name, None)
+
+    def _received_gradients(self, tape: _Tape) -> dict[str, Tensor]:
+        found = {}
+        for value in self.program.receives:
+            if value.requires_grad:
+                leaf = tape.leaves.pop(value.name)
+                found[value.name] = leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)
+        return found
+
+    @contextmanager
+    def _open(self, index: int) -> Iterator[None]:
+        """The block's parameters are whole within."""
+        self.sync.open(index)
+        try:
+            yield
+        finally:
+            self.sync.close(index)
+
+    def _casts(self) -> AbstractContextManager[None]:
+        if self._autocast is None:
+            return nullcontext()
+        device = self.comm.device.type
+        return torch.autocast(device, dtype=self._autocast)  # type: ignore[return-value]
