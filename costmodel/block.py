@@ -46,12 +46,10 @@ class BlockCost:
     input_bytes: tuple[int, ...]
     """Local size of each of `Block.inputs`."""
     output_bytes: tuple[int, ...]
-    param_bytes: int
-    """Local parameters as stored (float32 under bf16)."""
-    trained_bytes: int
-    """The part of them that is trained."""
-    tp_sum_bytes: int
-    """Gradients that are summed over tp once per step."""
+    param_bytes: tuple[int, ...]
+    """Local size per `Block.params` as stored (float32 under bf16); 0 for constants."""
+    tp_sums: tuple[bool, ...]
+    """Per `Block.params`: its gradient is summed over tp once per step."""
     workspace_bytes: int
     """Largest operands and results of one op."""
     flops: float
@@ -153,7 +151,7 @@ class _Walk:
             if key in self.converted:
                 continue
             self.converted.add(key)
-            whole = self.nbytes(name, {**where, axis: R})
+            whole = self._whole_bytes(name, where, axis, source, goal)
             conversion = Conversion(source, goal)
             seconds = self._primitive(conversion.forward, whole, axis)
             self.forward_s += seconds
@@ -162,6 +160,16 @@ class _Walk:
                 seconds = self._primitive(conversion.backward, whole, axis)
                 self.backward_input_s += seconds
                 self.comm_backward_s += seconds
+
+    def _whole_bytes(
+        self, name: str, where: Where, axis: str, source: Placement, goal: Placement
+    ) -> int:
+        """Size of the value as if replicated on `axis`, for one micro-batch."""
+        whole = self.nbytes(name, {**where, axis: R})
+        line = self.site.axes[axis]
+        if line.shares and (isinstance(source, Shard) or isinstance(goal, Shard)):
+            return whole * sum(line.shares) // line.whole
+        return whole
 
     def _primitive(self, primitive: Primitive, whole: int, axis: str) -> float:
         if primitive is Primitive.IDENTITY:
@@ -276,15 +284,15 @@ class _Walk:
         if (root in self.facts.prelude_values or self._is_state(root)) and not is_cast:
             return
         made = self.placed.get(name, {})
-        if self._normal(made) == self._normal(where) and not is_cast and root in self.placed:
+        if self.normal(made) == self.normal(where) and not is_cast and root in self.placed:
             name, where = root, self.placed[root]
-        self.saved[name, dtype, self._normal(where)] = self.nbytes(name, where, dtype)
+        self.saved[name, dtype, self.normal(where)] = self.nbytes(name, where, dtype)
 
     def _is_state(self, name: str) -> bool:
         kind = self.facts.graph.tensors[name].kind
         return kind is not Kind.ACTIVATION
 
-    def _normal(self, where: Where) -> _Target:
+    def normal(self, where: Where) -> _Target:
         return tuple(
             R if isinstance(where.get(axis, R), Replicate) else where[axis] for axis in AXES
         )
@@ -294,10 +302,9 @@ def _placements(named: Mapping[str, str]) -> Where:
     return {axis: parse_placement(text) for axis, text in named.items()}
 
 
-def _strategies(layout: BlockLayout, op: Op, axes: Mapping[str, Axis]) -> dict[str, Strategy]:
+def _strategies(layout: BlockLayout, op: Op) -> dict[str, Strategy]:
     named = layout.ops.get(op.key, {})
-    return {axis: parse_strategy(text) for axis, text in named.items() if axes[axis].size > 1
-            or text}  # fmt: skip
+    return {axis: parse_strategy(text) for axis, text in named.items()}
 
 
 def block_cost(
@@ -342,7 +349,7 @@ def price_block(
         # On dp parameters are whole and their gradients summands.
         walk.placed[name] = {"dp": RP, **_placements(layout.parameters.get(key, {}))}
     for op in graph.block_ops(block):
-        walk.op(op, _strategies(layout, op, site.axes))
+        walk.op(op, _strategies(layout, op))
     for name, leave in zip(block.outputs, layout.outputs, strict=True):
         walk.convert(name, _placements(leave))
     return _summary(walk, block, layout)
@@ -350,11 +357,8 @@ def price_block(
 
 def _summary(walk: _Walk, block: Block, layout: BlockLayout) -> BlockCost:
     tensors = walk.facts.graph.tensors
-    params = {n: walk.nbytes(n, walk.placed[n]) for n in block.params
-              if tensors[n].kind in (Kind.PARAMETER, Kind.BUFFER)}  # fmt: skip
     inputs = {n: walk.nbytes(n, walk.placed[n]) for n in block.inputs}
-    entering = {name: nbytes for (name, _, _), nbytes in walk.saved.items() if name in inputs}
-    made = sum(nbytes for (name, _, _), nbytes in walk.saved.items() if name not in inputs)
+    entering, made = _split_saved(walk, inputs)
     activations = [tensors[n].kind is Kind.ACTIVATION for n in block.inputs]
     return BlockCost(
         forward_s=walk.forward_s,
@@ -371,13 +375,32 @@ def _summary(walk: _Walk, block: Block, layout: BlockLayout) -> BlockCost:
             walk.nbytes(n, _placements(e))
             for n, e in zip(block.outputs, layout.outputs, strict=True)
         ),
-        param_bytes=sum(params.values()),
-        trained_bytes=sum(size for n, size in params.items() if tensors[n].requires_grad),
-        tp_sum_bytes=sum(params[n] for n in walk.tp_sums),
+        param_bytes=tuple(
+            walk.nbytes(n, walk.placed[n]) * (tensors[n].kind in (Kind.PARAMETER, Kind.BUFFER))
+            for n in block.params
+        ),
+        tp_sums=tuple(name in walk.tp_sums for name in block.params),
         workspace_bytes=walk.workspace,
         flops=walk.flops,
         source=worst_source([walk.site.device.source, *walk.sources]),
     )
+
+
+def _split_saved(walk: _Walk, inputs: Mapping[str, int]) -> tuple[dict[str, int], int]:
+    """Saved bytes of values that enter the block as they are, and of everything else."""
+    entering: dict[str, int] = {}
+    made = 0
+    for (name, dtype, where), nbytes in walk.saved.items():
+        as_it_is = (
+            name in inputs
+            and dtype == walk.facts.dtypes[name]
+            and where == walk.normal(walk.placed[name])
+        )
+        if as_it_is:
+            entering[name] = nbytes
+        else:
+            made += nbytes
+    return entering, made
 
 
 def price_prelude(
@@ -395,6 +418,6 @@ def price_prelude(
             wanted.update(op.inputs)
             chosen.append(op)
     for op in reversed(chosen):
-        walk.op(op, _strategies(layout, op, site.axes))
+        walk.op(op, _strategies(layout, op))
     own = [out for op in chosen for out in op.outputs if out and facts.roots[out] == out]
     return walk.forward_s, sum(walk.nbytes(n, walk.placed[n]) for n in own)

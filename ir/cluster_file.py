@@ -29,7 +29,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Hashable, Any]:
-    keys = [loader.construct_object(key) for key, _ in node.value]  # type: ignore[no-untyped-call]
+    keys = [loader.construct_object(key) for key, _ in node.value]
     if twice := {key for key in keys if keys.count(key) > 1}:
         line = node.start_mark.line + 1
         raise PlanError(f"line {line}: {sorted(twice)} written twice in one mapping")

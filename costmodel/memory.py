@@ -1,0 +1,51 @@
+"""Training state per rank: parameters, gradients, optimizer state and their sharding by ZeRO."""
+
+from dataclasses import dataclass
+from math import ceil
+
+from meshwright.ir.errors import PlanError
+
+OPTIMIZER_COPIES = {"adamw": 2, "adam": 2, "sgd": 0, "sgd_momentum": 1, "adagrad": 1, "rmsprop": 1}
+"""How many values of optimizer state there are per parameter value, in the parameter's dtype."""
+
+_PASSES = {"adamw": 16, "adam": 14, "sgd": 3, "sgd_momentum": 6, "adagrad": 8, "rmsprop": 9}
+"""Reads and writes of each parameter value in one step; counted in torch's unfused code."""
+
+
+def check_optimizer(name: str) -> None:
+    if name not in OPTIMIZER_COPIES:
+        known = ", ".join(OPTIMIZER_COPIES)
+        raise PlanError(f"optimizer {name!r} has no known state; known are {known}")
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Bytes of one rank that live as long as the job."""
+
+    parameters_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+
+
+def training_state(
+    stored_bytes: int, trained_bytes: int, *, optimizer: str, zero: int, dp_shard: int
+) -> State:
+    """State of a rank that would hold `stored_bytes` of parameters and buffers without ZeRO.
+
+    Rajbhandari et al. 2020: stage 1 shards the optimizer state over dp_shard, 2 also the gradients,
+    3 also the parameters.
+    """
+    check_optimizer(optimizer)
+    part = ceil(trained_bytes / dp_shard)
+    kept = trained_bytes if zero < 3 else part
+    return State(
+        parameters_bytes=stored_bytes - trained_bytes + kept,
+        gradients_bytes=trained_bytes if zero < 2 else part,
+        optimizer_bytes=OPTIMIZER_COPIES[optimizer] * (trained_bytes if zero < 1 else part),
+    )
+
+
+def optimizer_traffic(trained_bytes: int, optimizer: str, *, zero: int, dp_shard: int) -> float:
+    """Bytes that one optimizer step moves on a rank."""
+    check_optimizer(optimizer)
+    return _PASSES[optimizer] * (ceil(trained_bytes / dp_shard) if zero else trained_bytes)

@@ -1,0 +1,151 @@
+"""What a plan's devices make of its costs: slowest replica, borders, ZeRO, shared cores."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from meshwright.costmodel.comm import Levels, collective_time, send_time
+from meshwright.costmodel.tables import CostTables, Spot, StageCost
+from meshwright.ir.cluster import Cluster
+from meshwright.ir.conversions import Primitive
+from meshwright.ir.device import DeviceType
+from meshwright.ir.plan import BlockLayout, Plan, Stage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageCosts:
+    """One stage on its devices: the slowest replica, and what it exchanges."""
+
+    cost: StageCost
+    spot: Spot
+    device: DeviceType
+    shard_levels: Levels
+    replicate_levels: Levels
+    gather_s: float
+    """ZeRO 3: gathering the parameters, once in forward and once in backward of a micro-batch."""
+    scatter_s: float
+    """ZeRO 2 and 3: reduce-scatter of the gradients of a micro-batch."""
+    send_s: float
+    border_bytes: int
+    """Sent to the next stage by one rank for one micro-batch."""
+    entry_bytes: int
+    processes: int
+
+
+def slowdown(cluster: Cluster) -> float:
+    """Times by which a process is slower when all work at once; above 1 where cores are shared."""
+    return max((max(1.0, len(n.devices) / n.cores) for n in cluster.nodes if n.cores), default=1.0)
+
+
+def step_cores(cluster: Cluster) -> float:
+    """Processes that can run at full speed at once; infinite where devices share nothing."""
+    if slowdown(cluster) == 1.0:
+        return float("inf")
+    return float(sum(node.cores or len(node.devices) for node in cluster.nodes))
+
+
+def spots(tables: CostTables, stage: Stage) -> tuple[Spot, ...]:
+    """The distinct situations of the stage's replicas."""
+    tp, dp = stage.tp, stage.dp
+    names = tables.device_names
+    dp_levels = tables.levels(stage.devices[::tp])
+    found: dict[Spot, None] = {}
+    for coordinate in range(dp):
+        line = stage.devices[coordinate * tp : (coordinate + 1) * tp]
+        tp_levels = tables.levels(line)
+        for name in {names[rank] for rank in line}:
+            spot = Spot(stage.batch_shares[coordinate], dp, tp, name, dp_levels, tp_levels)
+            found[spot] = None
+    return tuple(found)
+
+
+def stage_costs(tables: CostTables, plan: Plan, index: int) -> StageCosts:
+    """Cost of stage `index` of the plan on its slowest replica."""
+    stage = plan.stages[index]
+    first, last = tables.block_index[stage.first], tables.block_index[stage.last]
+    blocks = tables.graph.blocks[first : last + 1]
+    layouts = _layouts(plan, stage)
+    again = [stage.recomputes(block) for block in blocks]
+    candidates = [(tables.stage(blocks, layouts, again, s), s) for s in spots(tables, stage)]
+    cost, spot = max(candidates, key=lambda c: c[0].forward_s + c[0].backward_s)
+    shard = stage.mesh.get("dp_shard", 1)
+    shard_levels = tables.levels(stage.devices[: shard * stage.tp : stage.tp])
+    send_s, sent = border(tables, plan, index)
+    entered = border(tables, plan, index - 1)[1] if index else 0
+    gather, scatter = _zero_times(stage, cost, shard_levels)
+    return StageCosts(
+        cost=cost,
+        spot=spot,
+        device=tables.devices[spot.device],
+        shard_levels=shard_levels,
+        replicate_levels=tables.levels(stage.devices[:: shard * stage.tp]),
+        gather_s=gather,
+        scatter_s=scatter,
+        send_s=send_s,
+        border_bytes=sent,
+        entry_bytes=entered,
+        processes=len(stage.devices),
+    )
+
+
+def _layouts(plan: Plan, stage: Stage) -> Mapping[str, BlockLayout]:
+    named = {layout.name: layout for layout in plan.layouts}
+    return {pattern: named[name] for pattern, name in stage.layouts.items()}
+
+
+def _zero_times(stage: Stage, cost: StageCost, levels: Levels) -> tuple[float, float]:
+    """(parameter gather, gradient reduce-scatter) per micro-batch."""
+    if stage.zero < 2:
+        return 0.0, 0.0
+    scatter = sum(
+        collective_time(Primitive.REDUCE_SCATTER, n, levels) for n in cost.block_params if n
+    )
+    gather = sum(collective_time(Primitive.ALL_GATHER, n, levels) for n in cost.block_params if n)
+    return (gather if stage.zero == 3 else 0.0), scatter
+
+
+def border(tables: CostTables, plan: Plan, index: int) -> tuple[float, int]:
+    """(seconds, bytes on the busiest rank) of one micro-batch from stage `index` to the next."""
+    if index + 1 >= len(plan.stages):
+        return 0.0, 0
+    source, target = plan.stages[index], plan.stages[index + 1]
+    whole, fixed = tables.border_bytes(tables.block_index[target.first])
+    if source.devices == target.devices or not whole + fixed:
+        return 0.0, 0
+    busiest = max(*source.batch_shares, *target.batch_shares) / plan.global_batch_size
+    # A source rank feeds several target ranks where the next stage splits tensors further.
+    copies = max(1, ceil(target.tp / source.tp))
+    sent = (whole * busiest + fixed) * copies
+    slowest = max(send_time(sent, tables.cluster.link(a, b)) for a, b in _pairs(source, target))
+    return slowest, round(sent)
+
+
+def _pairs(source: Stage, target: Stage) -> set[tuple[int, int]]:
+    """Ranks that talk to each other, taking shares as even."""
+    return {
+        (
+            source.devices[coordinate * source.dp // target.dp * source.tp + j % source.tp],
+            target.devices[coordinate * target.tp + j],
+        )
+        for coordinate in range(target.dp)
+        for j in range(target.tp)
+    }
+
+
+def tied_between(tables: CostTables, plan: Plan, costs: Sequence[StageCosts]) -> dict[int, float]:
+    """Stage -> seconds of summing gradients of parameters that several stages use."""
+    users: dict[str, list[int]] = {}
+    for index, stage in enumerate(costs):
+        for name in stage.cost.params:
+            if name in tables.trained:
+                users.setdefault(name, []).append(index)
+    seconds: dict[int, float] = {}
+    for name, stages in users.items():
+        if len(stages) < 2 or len({plan.stages[i].devices for i in stages}) < 2:
+            continue
+        levels = tables.levels(tuple(dict.fromkeys(plan.stages[i].devices[0] for i in stages)))
+        size = max(costs[i].cost.params[name] for i in stages)
+        for i in stages:
+            took = collective_time(Primitive.ALL_REDUCE, size, levels)
+            seconds[i] = seconds.get(i, 0.0) + took
+    return seconds

@@ -1,0 +1,225 @@
+"""Costs that many plans share, each computed once: equal blocks, equal stages, groups, borders."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from pydantic import RootModel
+
+from meshwright.costmodel.block import (
+    BlockCost,
+    GraphFacts,
+    Site,
+    price_block,
+    price_prelude,
+)
+from meshwright.costmodel.comm import Levels, group_levels
+from meshwright.costmodel.compute import OpTimer, worst_source
+from meshwright.ir.cluster import Cluster
+from meshwright.ir.device import DeviceType, Source
+from meshwright.ir.graph import DTYPE_BYTES, Block, Graph, Kind
+from meshwright.ir.layout import Axis
+from meshwright.ir.plan import BlockLayout, ScheduleTable
+from meshwright.ir.schedule import Schedule
+
+PRELUDE = "(prelude)"
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """All that a block's cost depends on besides the block and its layout."""
+
+    samples: int
+    """Of one micro-batch on this rank."""
+    dp: int
+    tp: int
+    device: str
+    dp_levels: Levels
+    tp_levels: Levels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageCost:
+    """One micro-batch of a run of blocks on one rank."""
+
+    forward_s: float
+    backward_input_s: float
+    backward_weight_s: float
+    comm_forward_s: float
+    comm_backward_s: float
+    saved_bytes: int
+    """Per micro-batch in flight."""
+    params: Mapping[str, int]
+    """Local bytes of each parameter and buffer, tied ones once."""
+    tp_sums: frozenset[str]
+    """Parameters whose gradients are summed over tp once per step."""
+    block_params: tuple[int, ...]
+    """Trained bytes of each block: what ZeRO 3 gathers at a time."""
+    workspace_bytes: int
+    source: Source
+
+    @property
+    def backward_s(self) -> float:
+        return self.backward_input_s + self.backward_weight_s
+
+
+class CostTables:
+    """Costs of one graph on one cluster under one precision; keeps everything it has computed."""
+
+    def __init__(
+        self, graph: Graph, cluster: Cluster, precision: str, timer: OpTimer | None = None
+    ) -> None:
+        self.graph = graph
+        self.cluster = cluster
+        self.precision = precision
+        self.timer = timer
+        self.facts = GraphFacts.of(graph, precision)
+        self._blocks: dict[tuple[str, tuple[bool, ...], str, Spot], BlockCost] = {}
+        self._stages: dict[tuple[object, ...], StageCost] = {}
+        self._levels: dict[tuple[int, ...], Levels] = {}
+        self._borders: dict[int, tuple[int, int]] = {}
+        self._schedules: dict[tuple[str, ...], Schedule] = {}
+        self._layout_keys: dict[int, tuple[BlockLayout, str]] = {}
+
+    @cached_property
+    def block_index(self) -> dict[str, int]:
+        """Block name -> position."""
+        return {block.name: i for i, block in enumerate(self.graph.blocks)}
+
+    @cached_property
+    def device_names(self) -> tuple[str, ...]:
+        """Device type name of each rank."""
+        return tuple(name for node in self.cluster.nodes for name in node.devices)
+
+    @cached_property
+    def devices(self) -> dict[str, DeviceType]:
+        return {device.name: device for device in self.cluster.device_types}
+
+    @cached_property
+    def trained(self) -> frozenset[str]:
+        """Names of the parameters with gradients."""
+        return frozenset(t.name for t in self.graph.parameters if t.requires_grad)
+
+    def levels(self, ranks: Sequence[int]) -> Levels:
+        """Tiers of a group of ranks."""
+        key = tuple(ranks)
+        if key not in self._levels:
+            self._levels[key] = group_levels(key, self.cluster)
+        return self._levels[key]
+
+    def schedule(self, table: ScheduleTable) -> Schedule:
+        """The parsed table."""
+        key = (table.name, *table.rows)
+        if key not in self._schedules:
+            self._schedules[key] = table.parse()
+        return self._schedules[key]
+
+    def layout_key(self, layout: BlockLayout) -> str:
+        """A text that equal layouts share."""
+        held = self._layout_keys.get(id(layout))
+        if held is None:
+            text = json.dumps(RootModel[BlockLayout](layout).model_dump(), sort_keys=True)
+            held = self._layout_keys[id(layout)] = (layout, text)
+        return held[1]
+
+    def _site(self, spot: Spot) -> Site:
+        # Local shapes depend on this rank's share alone, so all shares may be called equal.
+        shares = (spot.samples,) * spot.dp
+        return Site(
+            axes={"dp": Axis(spot.dp, shares, self.graph.batch_size), "tp": Axis(spot.tp)},
+            coordinates={"dp": 0, "tp": 0},
+            device=self.devices[spot.device],
+            levels={"dp": spot.dp_levels, "tp": spot.tp_levels},
+        )
+
+    def block(self, block: Block, layout: BlockLayout, spot: Spot) -> BlockCost:
+        """Cost of one micro-batch of the block; equal for all blocks of its pattern."""
+        # The first block of a pattern may read the batch where the others read activations.
+        trained = tuple(self.graph.tensors[name].requires_grad for name in block.inputs)
+        key = (block.pattern, trained, self.layout_key(layout), spot)
+        if key not in self._blocks:
+            self._blocks[key] = price_block(self.facts, block, layout, self._site(spot), self.timer)
+        return self._blocks[key]
+
+    def stage(
+        self,
+        blocks: Sequence[Block],
+        layouts: Mapping[str, BlockLayout],
+        recompute: Sequence[bool],
+        spot: Spot,
+    ) -> StageCost:
+        """Cost of one micro-batch of a run of blocks. `layouts`: by pattern, with `(prelude)`."""
+        patterns = sorted({block.pattern for block in blocks})
+        key = (blocks[0].name, blocks[-1].name, tuple(recompute), spot,
+               *(self.layout_key(layouts[p]) for p in patterns))  # fmt: skip
+        if key not in self._stages:
+            self._stages[key] = self._sum(blocks, layouts, recompute, spot)
+        return self._stages[key]
+
+    def _sum(
+        self,
+        blocks: Sequence[Block],
+        layouts: Mapping[str, BlockLayout],
+        recompute: Sequence[bool],
+        spot: Spot,
+    ) -> StageCost:
+        costs = [self.block(b, layouts[b.pattern], spot) for b in blocks]
+        costs = [c.recomputed() if again else c for c, again in zip(costs, recompute, strict=True)]
+        kept: dict[str, int] = {}
+        params: dict[str, int] = {}
+        for block, cost in zip(blocks, costs, strict=True):
+            for name, nbytes in zip(block.inputs, cost.saved_inputs, strict=True):
+                kept[name] = max(nbytes, kept.get(name, 0))
+            params.update(zip(block.params, cost.param_bytes, strict=True))
+        prelude_s, prelude_bytes = self._prelude(blocks, layouts.get(PRELUDE), spot)
+        for name in self.facts.prelude_values & set(kept):
+            del kept[name]
+        return StageCost(
+            forward_s=sum(c.forward_s for c in costs) + prelude_s,
+            backward_input_s=sum(c.backward_input_s for c in costs),
+            backward_weight_s=sum(c.backward_weight_s for c in costs),
+            comm_forward_s=sum(c.comm_forward_s for c in costs),
+            comm_backward_s=sum(c.comm_backward_s for c in costs),
+            saved_bytes=sum(c.saved_bytes for c in costs) + sum(kept.values()) + prelude_bytes,
+            params={name: nbytes for name, nbytes in params.items() if nbytes},
+            tp_sums=frozenset(
+                name
+                for block, cost in zip(blocks, costs, strict=True)
+                for name, summed in zip(block.params, cost.tp_sums, strict=True)
+                if summed
+            ),
+            block_params=tuple(
+                sum(n for name, n in zip(b.params, c.param_bytes, strict=True)
+                    if name in self.trained)
+                for b, c in zip(blocks, costs, strict=True)
+            ),
+            workspace_bytes=max(c.workspace_bytes for c in costs),
+            source=worst_source([c.source for c in costs]),
+        )  # fmt: skip
+
+    def _prelude(
+        self, blocks: Sequence[Block], layout: BlockLayout | None, spot: Spot
+    ) -> tuple[float, int]:
+        used = {name for block in blocks for name in block.inputs}
+        needed = self.facts.prelude_values & used
+        if layout is None or not needed:
+            return 0.0, 0
+        return price_prelude(self.facts, layout, needed, self._site(spot))
+
+    def border_bytes(self, block: int) -> tuple[int, int]:
+        """What crosses into block number `block`: bytes of one global batch, and bytes that do not
+        depend on the batch."""
+        if block not in self._borders:
+            before = {n for b in self.graph.blocks[:block] for n in b.outputs}
+            after = {n for b in self.graph.blocks[block:] for n in b.inputs}
+            crossing = [self.graph.tensors[n] for n in sorted(before & after)]
+            sizes = {t: t.numel * DTYPE_BYTES[self.facts.dtypes[t.name]] for t in crossing
+                     if t.kind is Kind.ACTIVATION}  # fmt: skip
+            batch = self.graph.batch_size
+            split = {t for t in sizes if any(size and size % batch == 0 for size in t.shape)}
+            self._borders[block] = (
+                sum(sizes[t] for t in split),
+                sum(size for t, size in sizes.items() if t not in split),
+            )
+        return self._borders[block]
