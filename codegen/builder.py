@@ -1,0 +1,221 @@
+"""Builds the fx graph of one block: ops on local tensors, a conversion where placements differ."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from operator import getitem, truediv
+from typing import cast
+
+from torch import fx, nn
+from torch.fx.node import Argument
+
+from meshwright.codegen.local import bind, form_of
+from meshwright.codegen.sharded import update
+from meshwright.codegen.site import Device, Form, In, Site
+from meshwright.ir.conversions import COMMUNICATES, Conversion, Primitive
+from meshwright.ir.errors import PlanError
+from meshwright.ir.graph import DTYPE_BYTES, Graph, Op
+from meshwright.ir.layout import Axis, Layout, Placement, R, Shard, Strategy, local_shape, units_of
+
+Placed = tuple[Placement, ...]
+"""One placement per axis, in the order of the builder's axes."""
+
+_WHOLE_BATCH = frozenset(
+    {Primitive.ALL_REDUCE, Primitive.ALL_GATHER, Primitive.REDUCE_SCATTER, Primitive.ALL_TO_ALL}
+)
+
+
+class Builder:
+    """The state of one fx graph that is being built."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        axes: Mapping[str, Axis],
+        coordinates: Mapping[str, int],
+        label: Callable[[str], str],
+    ) -> None:
+        self.graph = graph
+        self.axes = dict(axes)
+        self.coordinates = {axis: coordinates[axis] for axis in axes}
+        self.label = label
+        """Tensor name -> what a reader calls it."""
+        self.fx = fx.Graph()
+        self.comm = self.fx.placeholder("comm")
+        self.device: fx.Node | None = None
+        self.made: dict[str, Placed] = {}
+        """Tensor -> the placement that it came with."""
+        self.nodes: dict[tuple[str, Placed], fx.Node] = {}
+
+    def placed(self, layout: Layout) -> Placed:
+        return tuple(layout.get(axis, R) for axis in self.axes)
+
+    def add_placeholder(self, name: str, layout: Layout, called: str = "") -> None:
+        """A param or an input of the block."""
+        self._made(name, self.fx.placeholder(_identifier(called or name)), layout)
+
+    def _made(self, name: str, node: fx.Node, layout: Layout) -> None:
+        self.made[name] = self.placed(layout)
+        self.nodes[name, self.made[name]] = node
+
+    def enter(self, name: str, layout: Layout) -> None:
+        """An input as the block's layout declares it, if it comes otherwise."""
+        self._made(name, self.need(name, layout), layout)
+
+    def need(self, name: str, layout: Layout) -> fx.Node:
+        """The value in the placement wanted, converted on one axis after the other."""
+        wanted, now = self.placed(layout), self.made[name]
+        changes = [i for i in range(len(wanted)) if wanted[i] != now[i]]
+        # What makes it smaller comes first.
+        changes.sort(key=lambda i: not isinstance(wanted[i], Shard))
+        for i in changes:
+            then = (*now[:i], wanted[i], *now[i + 1 :])
+            if (name, then) not in self.nodes:
+                self.nodes[name, then] = self._convert(name, now, then, list(self.axes)[i])
+            now = then
+        return self.nodes[name, now]
+
+    def _convert(self, name: str, now: Placed, then: Placed, axis: str) -> fx.Node:
+        value, at = self.nodes[name, now], list(self.axes).index(axis)
+        conversion = Conversion(now[at], then[at])
+        tensor, partly = self.graph.tensors[name], _partly(self.axes[axis])
+        forward, backward = conversion.forward, conversion.backward
+        if self._is_free(conversion, axis, tensor.requires_grad):
+            return value
+        moves = {forward, backward} if tensor.requires_grad else {forward}
+        if partly and moves & _WHOLE_BATCH:
+            raise PlanError(
+                f"{self.label(name)}: {conversion.source} -> {conversion.target} over {axis} needs "
+                f"the whole batch at once; use num_microbatches=1"
+            )
+        gradient = str(backward) if tensor.requires_grad else "none"
+        args, kwargs = self._shards(tensor.shape, conversion, self.axes[axis])
+        node = self.fx.call_method(str(forward), (self.comm, value, axis, *args), kwargs)
+        if gradient != "none":
+            node.kwargs = {**node.kwargs, "backward": gradient}
+        before, after = self._bytes(name, now), self._bytes(name, then)
+        node.meta["comment"] = _comment(self.label(name), axis, forward, gradient, before, after)
+        return node
+
+    def _is_free(self, conversion: Conversion, axis: str, requires_grad: bool) -> bool:
+        moves = {conversion.forward} | ({conversion.backward} if requires_grad else set())
+        if self.axes[axis].size == 1 and not _partly(self.axes[axis]):
+            return True
+        return moves == {Primitive.IDENTITY}
+
+    def _shards(
+        self, shape: tuple[int, ...], conversion: Conversion, axis: Axis
+    ) -> tuple[tuple[Argument, ...], dict[str, Argument]]:
+        found = [
+            (p.dim, _sizes(shape, p, axis), p.outer)
+            for p in (conversion.source, conversion.target)
+            if isinstance(p, Shard)
+        ]
+        if not found:
+            return (), {}
+        (dim, sizes, outer), others = found[0], found[1:]
+        kwargs: dict[str, Argument] = {"outer": outer} if outer > 1 else {}
+        if others:
+            kwargs |= {"to_outer": others[0][2]} if others[0][2] > 1 else {}
+            return (dim, sizes, others[0][0], others[0][1]), kwargs
+        if _partly(axis):
+            section = shape[dim] // outer
+            kwargs |= {"whole": section, "per_sample": section // axis.whole}
+        return (dim, sizes), kwargs
+
+    def _bytes(self, name: str, placed: Placed) -> int:
+        tensor, count = self.graph.tensors[name], 1
+        layout = dict(zip(self.axes, placed, strict=True))
+        for size in local_shape(tensor.shape, layout, self.axes, self.coordinates):
+            count *= size
+        return count * DTYPE_BYTES[tensor.dtype]
+
+    def add_op(self, op: Op, strategies: Mapping[str, Strategy]) -> None:
+        """One op in its local form, with the conversions its inputs need."""
+        site = Site(op, self.graph.tensors, strategies, self.axes, self.coordinates)
+        inputs = [self.need(name, site.input_layout(i)) for i, name in enumerate(op.inputs)]
+        form = form_of(site)
+        for i in form.guarded:
+            inputs[i] = self.fx.call_function(update, (self.comm, inputs[i]))
+        node = self._call(form, inputs, op.outputs[0] if op.outputs else op.name)
+        if _changes_in_place(op):
+            self._forget(op.inputs[0], self.placed(site.input_layout(0)))
+        if len(op.outputs) == 1:
+            self._output(site, 0, node, form)
+            return
+        for i, name in enumerate(op.outputs):
+            if name in self.graph.users or name == self.graph.loss:
+                self._output(site, i, self.fx.call_function(getitem, (node, i)), form)
+
+    def _forget(self, name: str, kept: Placed) -> None:
+        """After a change in place, conversions of the old value are stale."""
+        for key in [key for key in self.nodes if key[0] == name and key[1] != kept]:
+            del self.nodes[key]
+
+    def _output(self, site: Site, index: int, node: fx.Node, form: Form) -> None:
+        layout = site.output_layout(index)
+        if form.divisor != 1:
+            node = self.fx.call_function(truediv, (node, form.divisor))
+        if form.whole:
+            # Made whole: placed R now, sliced when someone needs it split.
+            layout = {axis: R if isinstance(p, Shard) else p for axis, p in layout.items()}
+        self._made(site.op.outputs[index], node, layout)
+
+    def _call(self, form: Form, inputs: Sequence[fx.Node], name: str) -> fx.Node:
+        def resolve(arg: In | Device) -> fx.Node:
+            return inputs[arg.index] if isinstance(arg, In) else self._device()
+
+        target, args, kwargs = bind(form, resolve)
+        if form.target.startswith("sharded."):
+            args = (self.comm, *args)
+        positional, named = cast(tuple[Argument, ...], args), cast(dict[str, Argument], kwargs)
+        return self.fx.create_node("call_function", target, positional, named, _identifier(name))
+
+    def _device(self) -> fx.Node:
+        if self.device is None:
+            self.device = self.fx.call_function(getattr, (self.comm, "device"))
+        return self.device
+
+    def finish(self, outputs: Sequence[tuple[str, Layout]]) -> fx.GraphModule:
+        """The module that returns these values in these placements."""
+        self.fx.output(tuple(self.need(name, layout) for name, layout in outputs))
+        self.fx.lint()
+        return fx.GraphModule(nn.Module(), self.fx)
+
+
+def _changes_in_place(op: Op) -> bool:
+    name = op.target.split(".")[1]
+    return bool(op.inputs) and name.endswith("_") and not name.endswith("__")
+
+
+def _partly(axis: Axis) -> bool:
+    """Whether the ranks together hold only a micro-batch of the global batch."""
+    return bool(axis.shares) and sum(axis.shares) != axis.whole
+
+
+def _sizes(shape: tuple[int, ...], shard: Shard, axis: Axis) -> tuple[int, ...]:
+    """Elements of each rank in each section."""
+    return tuple(shard.inner * units for units in axis.sizes(units_of(shape[shard.dim], shard)))
+
+
+def _identifier(name: str) -> str:
+    return re.sub(r"\W", "_", name)
+
+
+def _size_text(nbytes: int) -> str:
+    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= scale:
+            return f"{nbytes / scale:.4g} {unit}"
+    return f"{nbytes} B"
+
+
+def _comment(
+    label: str, axis: str, forward: Primitive, backward: str, before: int, after: int
+) -> str:
+    """What moves: bytes are those of the local tensor that goes in."""
+
+    def moved(name: str, nbytes: int) -> str:
+        return f"{name} {_size_text(nbytes)}" if name in COMMUNICATES else name
+
+    return (
+        f"{label} over {axis}: forward {moved(forward, before)}; backward {moved(backward, after)}"
+    )

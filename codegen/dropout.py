@@ -1,0 +1,113 @@
+"""Random ops whose numbers do not depend on how the batch is laid out.
+
+Every sample has its own generator, seeded by (job seed, step, block, op, global sample index), so
+data parallelism, micro-batches and pipeline stages draw the same masks as one process. A dim that
+is split over tp draws per tp coordinate: its masks differ from those of another tp size.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from hashlib import blake2b
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from meshwright.codegen.comm import Comm
+
+T = TypeVar("T")
+
+
+def seed_of(comm: Comm, key: str, sample: int, axes: tuple[str, ...]) -> int:
+    """The seed of one sample's numbers in one op; `axes` are those whose coordinate matters."""
+    where = [f"{axis}={comm.coordinates[axis]}" for axis in axes]
+    text = "/".join([str(comm.seed), str(comm.step), comm.block, key, str(sample), *where])
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+
+
+def dropout(
+    comm: Comm,
+    input: Tensor,
+    p: float,
+    key: str,
+    dim: int = -1,
+    outer: int = 1,
+    per_sample: int = 1,
+    axes: tuple[str, ...] = (),
+) -> Tensor:
+    """Dropout of a value whose dim `dim` holds, in `outer` sections, `per_sample` elements of each
+    sample; -1: no dim of it belongs to samples."""
+    if not comm.training or p == 0:
+        return input
+    if p == 1:
+        return input * 0
+    generator = torch.Generator(input.device)
+    shape = tuple(input.shape)
+
+    def mask(slab: tuple[int, ...], sample: int) -> Tensor:
+        generator.manual_seed(seed_of(comm, key, sample, axes))
+        kept = torch.empty(slab, dtype=torch.bool, device=input.device)
+        return kept.bernoulli_(1 - p, generator=generator)
+
+    if dim < 0:
+        return input * mask(shape, -1) / (1 - p)
+    count = shape[dim] // (outer * per_sample)
+    slab = (*shape[:dim], outer, per_sample, *shape[dim + 1 :])
+    masks = [mask(slab, comm.sample_offset + i) for i in range(count)]
+    if not masks:
+        return input
+    return input * torch.stack(masks, dim + 1).view(shape) / (1 - p)
+
+
+@contextmanager
+def _seeded(device: torch.device, seed: int) -> Iterator[None]:
+    """The default generators start from `seed` inside, and are as before afterwards."""
+    devices = [device] if device.type != "cpu" else []
+    with torch.random.fork_rng(devices, device_type=device.type if devices else "cuda"):
+        torch.manual_seed(seed)
+        yield
+
+
+def attention(
+    comm: Comm,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    name: str,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    per_sample: int = 0,
+    axes: tuple[str, ...] = (),
+) -> Tensor:
+    """Attention with fused dropout, one sample (`per_sample` rows of dim 0; 0: all) at a time."""
+
+    def attend(start: int, stop: int) -> Tensor:
+        mask = attn_mask
+        if mask is not None and mask.ndim == query.ndim and mask.shape[0] > 1:
+            mask = mask[start:stop]
+        return scaled_dot_product_attention(
+            query[start:stop], key[start:stop], value[start:stop], mask, dropout_p, is_causal,
+            scale=scale, enable_gqa=enable_gqa,
+        )  # fmt: skip
+
+    rows = query.shape[0]
+    if not comm.training or not rows:
+        dropout_p = 0.0
+        return attend(0, rows)
+    parts = []
+    for start in range(0, rows, per_sample or rows):
+        sample = comm.sample_offset + start // per_sample if per_sample else -1
+        with _seeded(query.device, seed_of(comm, name, sample, axes)):
+            parts.append(attend(start, start + (per_sample or rows)))
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+def seeded(comm: Comm, function: Callable[..., T], name: str, *args: object, **kwargs: object) -> T:
+    """A random op without a form of its own: its numbers depend on where the batch is split."""
+    device = comm.device
+    with _seeded(device, seed_of(comm, name, comm.sample_offset, tuple(comm.coordinates))):
+        return function(*args, **kwargs)

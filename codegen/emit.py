@@ -1,0 +1,139 @@
+"""Readable Python for review: a function per distinct block, and a `forward` that calls them."""
+
+import re
+from collections.abc import Iterator, Sequence
+from operator import getitem, truediv
+from pathlib import Path
+
+import torch
+from torch import fx
+
+from meshwright.codegen.program import BlockCode, Call, StageProgram
+from meshwright.codegen.sharded import FUNCTIONS
+from meshwright.codegen.where import Where
+
+_HEADER = '''\
+"""Stage {index} of {stages}: blocks {first} to {last}, as dp {dp} and tp {tp} of {sizes}.
+
+Written by meshwright from plan {plan}; the runtime runs the same code from memory.
+`forward` computes one micro-batch: `tensors` maps names to params, inputs and received values.
+"""
+
+import torch
+
+import meshwright.ir.ops
+from meshwright.codegen import sharded
+
+aten = torch.ops.aten
+'''
+
+
+def write_sources(programs: Sequence[StageProgram], directory: Path) -> tuple[Path, ...]:
+    """Writes `stage<index>.py` for each program."""
+    directory.mkdir(parents=True, exist_ok=True)
+    paths = tuple(directory / f"stage{program.index}.py" for program in programs)
+    for path, program in zip(paths, programs, strict=True):
+        path.write_text(program.source, encoding="utf-8")
+    return paths
+
+
+def stage_source(program: StageProgram, at: Where) -> str:
+    """The whole module."""
+    stage, plan_hash = at.plan.stages[at.stage], at.plan.hash or "(no hash)"
+    sizes = ", ".join(f"{axis} {axes.size}" for axis, axes in at.axes.items())
+    header = _HEADER.format(
+        index=at.stage, stages=len(at.plan.stages), first=stage.first, last=stage.last,
+        dp=at.coordinates["dp"], tp=at.coordinates["tp"], sizes=sizes, plan=plan_hash,
+    )  # fmt: skip
+    calls = [call for call in (program.totals, program.prelude, *program.calls) if call]
+    names = _function_names(calls)
+    functions = [_function(code, names[id(code)]) for code in _codes(calls)]
+    return "\n\n".join([header, *functions, *_drivers(program, names)])
+
+
+def _codes(calls: Sequence[Call]) -> list[BlockCode]:
+    return list({id(call.code): call.code for call in calls}.values())
+
+
+def _function_names(calls: Sequence[Call]) -> dict[int, str]:
+    """A distinct name for each block's function."""
+    names: dict[int, str] = {}
+    for code in _codes(calls):
+        base = re.sub(r"\W+", "_", code.pattern).strip("_") or "block"
+        used = set(names.values())
+        count = next(i for i in range(len(names) + 1) if (f"{base}_{i}" if i else base) not in used)
+        names[id(code)] = f"{base}_{count}" if count else base
+    return names
+
+
+def _function(code: BlockCode, name: str) -> str:
+    lines = []
+    parameters = []
+    for node in code.module.graph.nodes:
+        if node.op == "placeholder":
+            parameters.append(node.name)
+        elif node.op == "output":
+            lines.append(f"    return {_text(tuple(node.args[0]))}")
+        else:
+            if comment := node.meta.get("comment"):
+                lines.append(f"    # {comment}")
+            lines.append(f"    {node.name} = {_expression(node)}")
+    return "\n".join(
+        [f"def {name}({', '.join(parameters)}):", f'    """{code.pattern}"""', *lines, ""]
+    )
+
+
+def _expression(node: fx.Node) -> str:
+    arguments = [_text(arg) for arg in node.args]
+    arguments += [f"{name}={_text(arg)}" for name, arg in node.kwargs.items()]
+    if node.op == "call_method":
+        return f"{arguments[0]}.{node.target}({', '.join(arguments[1:])})"
+    if node.target is getitem:
+        return f"{arguments[0]}[{arguments[1]}]"
+    if node.target is truediv:
+        return f"{arguments[0]} / {arguments[1]}"
+    if node.target is getattr:
+        return f"{arguments[0]}.{node.args[1]}"
+    return f"{_callable(node.target)}({', '.join(arguments)})"
+
+
+def _callable(target: object) -> str:
+    if isinstance(target, torch._ops.OpOverload):
+        text = str(target)
+        return text if text.startswith("aten.") else f"torch.ops.{text}"
+    return next(name for name, function in FUNCTIONS.items() if function is target)
+
+
+def _text(arg: object) -> str:
+    match arg:
+        case fx.Node():
+            return arg.name
+        case list() | tuple():
+            items = ", ".join(map(_text, arg))
+            return f"({items},)" if len(arg) == 1 else f"({items})"
+        case float() if arg != arg or arg in (float("inf"), float("-inf")):
+            return f'float("{arg}")'
+        case torch._ops.OpOverload():
+            return _callable(arg)
+    return repr(arg)
+
+
+def _drivers(program: StageProgram, names: dict[int, str]) -> Iterator[str]:
+    if program.totals:
+        yield _driver("totals", [program.totals], names, program.totals.outputs)
+    results = tuple(value.name for value in program.sends)
+    calls = [call for call in (program.prelude, *program.calls) if call]
+    yield _driver("forward", calls, names, (*results, *([program.loss] if program.loss else [])))
+
+
+def _driver(
+    name: str, calls: Sequence[Call], names: dict[int, str], results: tuple[str, ...]
+) -> str:
+    lines = [f"def {name}(comm, tensors):", "    values = dict(tensors)"]
+    for call in calls:
+        given = ", ".join(f"values[{n!r}]" for n in (*call.params, *call.inputs))
+        made = ", ".join(f"values[{n!r}]" for n in call.outputs) or "_"
+        lines.append(f"    comm.block = {call.block!r}" + "  # recomputed" * call.recompute)
+        lines.append(f"    ({made},) = {names[id(call.code)]}(comm, {given})")
+    returned = ", ".join(f"{n!r}: values[{n!r}]" for n in results)
+    return "\n".join([*lines, f"    return {{{returned}}}", ""])

@@ -1,0 +1,100 @@
+"""What a rank calls for an op: the op itself with local shapes, or its sharded form.
+
+An op runs unchanged on local tensors unless it says sizes (views, factories, splits), averages
+over a split dim, draws random numbers, or is one of the few that must know the whole (vocabulary
+lookup, cross-entropy, batch statistics). The rules are tables from op name to a function of the
+`Site`. `evaluate` runs a form at once; with `codegen.simulated` it tests a strategy:
+
+    simulate({"tp": 2}, lambda comm: evaluate(form_of(site(comm)), comm, local_inputs(comm)))
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from meshwright.codegen import mesh_forms, shape_forms
+from meshwright.codegen.comm import Comm
+from meshwright.codegen.sharded import FUNCTIONS
+from meshwright.codegen.site import Device, Dtype, Form, In, Site, Value
+from meshwright.codegen.torch_private import arguments, operator
+from meshwright.ir.graph import Kind
+
+
+def form_of(site: Site) -> Form:
+    """What the rank calls for the op."""
+    name = site.op.target.rpartition(".")[0]
+    form = Form(site.op.target, tuple(site.arguments().items()), guarded=_changed_buffers(site))
+    for rules in (shape_forms.RULES, mesh_forms.RULES):
+        if name in rules:
+            form = rules[name](site, form)
+    if not site.op.inputs:
+        form = shape_forms.factory(site, form)
+    return form
+
+
+def bind(
+    form: Form, resolve: Callable[[In | Device], object]
+) -> tuple[Callable[..., object], tuple[object, ...], dict[str, object]]:
+    """Callable, positional and keyword arguments; `resolve` says what In and Device stand for."""
+
+    def value(arg: Value) -> object:
+        match arg:
+            case In() | Device():
+                return resolve(arg)
+            case Dtype(name):
+                return getattr(torch, name)
+            case tuple():
+                return tuple(value(item) for item in arg)
+        return arg
+
+    given = {name: value(arg) for name, arg in form.args}
+    if form.target.startswith("sharded."):
+        return FUNCTIONS[form.target], (), given
+    op = operator(form.target)
+    schema = arguments(op)
+    for argument in reversed(schema):
+        name = argument.name
+        absent = name not in given or (given[name] is None and argument.keyword_only)
+        same = name in given and not argument.required and _equal(given[name], argument.default)
+        if absent or same:
+            given.pop(name, None)
+        elif not argument.keyword_only:
+            break
+    positional = tuple(given.pop(a.name) for a in schema if not a.keyword_only and a.name in given)
+    return op, positional, given
+
+
+def _equal(value: object, default: object) -> bool:
+    """Whether an argument is its default; lists are tuples in a graph."""
+    if isinstance(default, list):
+        default = tuple(default)
+    return type(value) is type(default) and value == default
+
+
+def evaluate(form: Form, comm: Comm, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Runs the form on local inputs."""
+
+    def resolve(arg: In | Device) -> object:
+        return inputs[arg.index] if isinstance(arg, In) else comm.device
+
+    target, args, kwargs = bind(form, resolve)
+    if form.target.startswith("sharded."):
+        args = (comm, *args)
+    result = target(*args, **kwargs)
+    outputs = tuple(result) if isinstance(result, tuple | list) else (result,)
+    if form.divisor != 1:
+        outputs = tuple(output / form.divisor for output in outputs)
+    return outputs
+
+
+def _changed_buffers(site: Site) -> tuple[int, ...]:
+    name = site.op.target.split(".")[1]
+    if name == "batch_norm":
+        return tuple(i for i in range(len(site.op.inputs)) if _is_buffer(site, i))
+    changes = name.endswith("_") and not name.endswith("__")
+    return (0,) if changes and site.op.inputs and _is_buffer(site, 0) else ()
+
+
+def _is_buffer(site: Site, index: int) -> bool:
+    return site.input(index).kind is Kind.BUFFER

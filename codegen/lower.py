@@ -1,0 +1,200 @@
+"""Plan and graph to the programs of one rank: a module per distinct block, and who calls what."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from meshwright.codegen.builder import Builder
+from meshwright.codegen.emit import stage_source
+from meshwright.codegen.prelude import lower_prelude
+from meshwright.codegen.program import BlockCode, Call, Param, StageProgram, Value
+from meshwright.codegen.where import Where, label_of, parsed, strategies, where
+from meshwright.ir.graph import Block, Graph, Kind
+from meshwright.ir.layout import RP, Layout, R, Shard
+from meshwright.ir.plan import Plan, param_key
+
+
+def lower(graph: Graph, plan: Plan, rank: int) -> tuple[StageProgram, ...]:
+    """The stages that run on global `rank`, in order."""
+    flow = _flow(graph, plan)
+    return tuple(
+        _lower_stage(where(graph, plan, index, rank), flow)
+        for index, stage in enumerate(plan.stages)
+        if rank in stage.devices
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Journey:
+    """A value that blocks make: from which stage to which it must travel, and placed how."""
+
+    home: int
+    last: int
+    layout: Layout
+
+
+def _flow(graph: Graph, plan: Plan) -> dict[str, _Journey]:
+    """Every block output, in the order they are made."""
+    flow: dict[str, _Journey] = {}
+    for index, stage in enumerate(plan.stages):
+        for block in plan.stage_blocks(graph, index):
+            for name in block.inputs:
+                if name in flow:
+                    flow[name] = replace(flow[name], last=index)
+            layout = plan.layout(stage.layouts[block.pattern]) if stage.layouts else None
+            for i, name in enumerate(block.outputs):
+                placed = parsed(layout.outputs[i]) if layout else {}
+                flow[name] = _Journey(index, index, placed)
+    if graph.loss in flow:
+        flow[graph.loss] = replace(flow[graph.loss], last=len(plan.stages) - 1)
+    return flow
+
+
+def _lower_stage(at: Where, flow: dict[str, _Journey]) -> StageProgram:
+    made_before = {out for op in at.graph.prelude_ops for out in op.outputs if out}
+    reads = dict.fromkeys(name for block in at.blocks for name in block.inputs)
+    prelude = lower_prelude(at, tuple(name for name in reads if name in made_before))
+    received = [n for n, j in flow.items() if j.home < at.stage <= j.last]
+    sent = [n for n, j in flow.items() if j.home <= at.stage < j.last]
+    stored = _stored(at)
+    known: dict[str, Layout] = {name: at.input_layout(name) for name in at.graph.inputs}
+    known |= prelude.layouts | {name: _at_border(flow[name].layout) for name in received}
+    calls = _calls(at, known, stored, frozenset(sent))
+    is_last = at.stage == len(at.plan.stages) - 1
+    everything = [call for call in (prelude.totals, prelude.call, *calls) if call]
+    inputs = {name for call in everything for name in call.inputs}
+    totals = prelude.totals.outputs if prelude.totals else ()
+    kept = {*sent, *totals, at.graph.loss}
+    dropping = _with_drops([call for call in (prelude.call, *calls) if call], kept, received)
+    program = StageProgram(
+        index=at.stage,
+        receives=tuple(_value(at, name, flow[name].layout) for name in received),
+        sends=tuple(_value(at, name, flow[name].layout) for name in sent),
+        totals=prelude.totals,
+        prelude=dropping[0] if prelude.call else None,
+        calls=tuple(dropping[1:] if prelude.call else dropping),
+        inputs=tuple(name for name in at.graph.inputs if name in inputs),
+        params=_params(at, everything, stored),
+        loss=at.graph.loss if is_last else "",
+        source="",
+    )
+    return replace(program, source=stage_source(program, at))
+
+
+def _at_border(layout: Layout) -> Layout:
+    """At a stage border a value is whole on tp."""
+    return {axis: placement for axis, placement in layout.items() if axis != "tp"}
+
+
+def _value(at: Where, name: str, layout: Layout) -> Value:
+    tensor, layout = at.graph.tensors[name], _at_border(layout)
+    shape = at.local_shape(name, layout)
+    return Value(name, shape, tensor.dtype, tensor.requires_grad, layout.get("dp", R))
+
+
+def _stored(at: Where) -> dict[str, Layout]:
+    """How each param of the stage is stored, with what its gradient will be.
+
+    Replicated on tp, its gradient is a summand if that of any use is.
+    """
+    found: dict[str, Layout] = {}
+    for block in at.blocks:
+        layout = at.layout(block.pattern)
+        for name in block.params:
+            tensor = at.graph.tensors[name]
+            kept = layout.parameters.get(param_key(block, tensor.fqn), {}) if layout else {}
+            tp = parsed(kept).get("tp", R)
+            placed = tp if isinstance(tp, Shard) else found.get(name, {}).get("tp", R)
+            found[name] = {"tp": placed, "dp": RP if tensor.requires_grad else R}
+        for op in at.graph.block_ops(block):
+            tp_strategy = strategies(layout, op).get("tp")
+            for i, name in enumerate(op.inputs):
+                if tp_strategy and name in found and tp_strategy.inputs[i] == RP:
+                    needs_sum = at.graph.tensors[name].requires_grad and found[name]["tp"] == R
+                    found[name] |= {"tp": RP} if needs_sum else {}
+    return found
+
+
+def _calls(
+    at: Where, known: dict[str, Layout], stored: dict[str, Layout], sent: frozenset[str]
+) -> tuple[Call, ...]:
+    """The blocks in order; those that would give the same code share it."""
+    codes: dict[str, BlockCode] = {}
+    calls = []
+    for block in at.blocks:
+        outputs = _outputs(at, block, sent)
+        key = repr((
+            block.pattern, outputs, [known[name] for name in block.inputs],
+            [stored[name] for name in block.params],
+            [at.graph.tensors[name].requires_grad for name in block.inputs],
+        ))  # fmt: skip
+        if key not in codes:
+            codes[key] = _code(at, block, known, stored, outputs)
+        known |= dict(zip(block.outputs, outputs, strict=True))
+        recompute = at.plan.stages[at.stage].recomputes(block)
+        calls.append(
+            Call(block.name, codes[key], block.params, block.inputs, block.outputs, recompute)
+        )
+    return tuple(calls)
+
+
+def _outputs(at: Where, block: Block, sent: frozenset[str]) -> list[Layout]:
+    layout = at.layout(block.pattern)
+    declared = (
+        [parsed(placed) for placed in layout.outputs] if layout else [{}] * len(block.outputs)
+    )
+    named = zip(block.outputs, declared, strict=True)
+    return [_at_border(placed) if name in sent else placed for name, placed in named]
+
+
+def _code(
+    at: Where,
+    block: Block,
+    known: dict[str, Layout],
+    stored: dict[str, Layout],
+    outputs: list[Layout],
+) -> BlockCode:
+    layout = at.layout(block.pattern)
+    builder = Builder(at.graph, at.axes, at.coordinates, label_of(at.graph, block))
+    for name in block.params:
+        fqn = at.graph.tensors[name].fqn
+        builder.add_placeholder(name, stored[name], param_key(block, fqn) if fqn else name)
+    for name in block.inputs:
+        builder.add_placeholder(name, known[name])
+    for i, name in enumerate(block.inputs if layout else ()):
+        assert layout is not None
+        builder.enter(name, parsed(layout.inputs[i]))
+    for op in at.graph.block_ops(block):
+        builder.add_op(op, strategies(layout, op))
+    return BlockCode(block.pattern, builder.finish(tuple(zip(block.outputs, outputs, strict=True))))
+
+
+def _with_drops(calls: list[Call], kept: set[str], received: Iterable[str]) -> list[Call]:
+    """Each call with the values that nothing after it needs."""
+    last_use: dict[str, int] = {}
+    for i, call in enumerate(calls):
+        last_use |= dict.fromkeys((*call.outputs, *call.inputs), i)
+    return [
+        replace(call, drop=tuple(n for n, at in last_use.items() if at == i and n not in kept))
+        for i, call in enumerate(calls)
+    ]
+
+
+def _params(at: Where, calls: Iterable[Call], stored: dict[str, Layout]) -> tuple[Param, ...]:
+    names = dict.fromkeys(name for call in calls for name in call.params)
+    return tuple(_param(at, name, stored.get(name, {})) for name in names)
+
+
+def _param(at: Where, name: str, layout: Layout) -> Param:
+    tensor, tp = at.graph.tensors[name], layout.get("tp", R)
+    kept = tp if isinstance(tp, Shard) else R
+    return Param(
+        name=name,
+        fqn=tensor.fqn,
+        kind=Kind(tensor.kind),
+        global_shape=tensor.shape,
+        dtype=tensor.dtype,
+        requires_grad=tensor.requires_grad,
+        tp=kept,
+        local_shape=at.local_shape(name, {"tp": kept}),
+        sum_over_tp=tp == RP and at.axes["tp"].size > 1,
+    )

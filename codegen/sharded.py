@@ -1,0 +1,128 @@
+"""Ops that must know the mesh: what generated code calls as `sharded.<name>(comm, ...)`."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from meshwright.codegen.comm import Comm
+from meshwright.codegen.dropout import attention, dropout, seeded
+from meshwright.codegen.statistics import batch_norm
+
+
+def start_of(comm: Comm, axis: str, sizes: tuple[int, ...]) -> int:
+    """Elements that the ranks before this one hold."""
+    return sum(sizes[: comm.coordinates[axis]])
+
+
+def owned(comm: Comm, index: Tensor, axis: str, sizes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Index into this rank's part (0 where it is another's), and where it is another's."""
+    size = sizes[comm.coordinates[axis]]
+    local = index - start_of(comm, axis, sizes)
+    foreign = (local < 0) | (local >= size)
+    return local.masked_fill(foreign, 0), foreign
+
+
+def embedding(
+    comm: Comm,
+    weight: Tensor,
+    indices: Tensor,
+    axis: str,
+    sizes: tuple[int, ...],
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    """Vocabulary-parallel lookup: rows that other ranks own are zeros, the sum is the lookup."""
+    local, foreign = owned(comm, indices, axis, sizes)
+    start, size = start_of(comm, axis, sizes), sizes[comm.coordinates[axis]]
+    padding = padding_idx - start if 0 <= padding_idx - start < size else -1
+    rows = torch.embedding(weight, local, padding, scale_grad_by_freq, sparse)
+    return rows.masked_fill(foreign.unsqueeze(-1), 0.0)
+
+
+def update(comm: Comm, buffer: Tensor) -> Tensor:
+    """The buffer that an op changes in place; a copy when the change must not last."""
+    return buffer if comm.training and not comm.recomputing else buffer.clone()
+
+
+def cross_entropy_sum(
+    comm: Comm,
+    logits: Tensor,
+    target: Tensor,
+    axis: str,
+    sizes: tuple[int, ...],
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """Summed cross-entropy of logits [N, classes] whose classes are split over the axis.
+
+    The result is the whole sum on every rank, and each rank gets the gradient of its own classes:
+    Megatron-LM's vocabulary-parallel cross-entropy, plus class weights and label smoothing.
+    """
+    ignored = target == ignore_index
+    local, foreign = owned(comm, target.masked_fill(ignored, 0), axis, sizes)
+    largest = comm.max_over(logits.detach().amax(1), axis)
+    shifted = logits - largest.unsqueeze(1)
+    own = shifted.gather(1, local.unsqueeze(1)).squeeze(1).masked_fill(foreign, 0.0)
+    sums = torch.stack([shifted.exp().sum(1), own])
+    total, picked = comm.all_reduce(sums, axis, "identity").unbind(0)
+    log_total = total.log()
+    loss = log_total - picked
+    if weight is not None:
+        loss = loss * weight[target.masked_fill(ignored, 0)]
+    loss = loss.masked_fill(ignored, 0.0).sum()
+    if not label_smoothing:
+        return loss
+    classes = sum(sizes)
+    start = start_of(comm, axis, sizes)
+    scale = logits.new_ones(classes) if weight is None else weight
+    mine = shifted @ scale[start : start + logits.shape[1]]
+    smooth = log_total * scale.sum() - comm.all_reduce(mine, axis, "identity")
+    smooth = smooth.masked_fill(ignored, 0.0).sum()
+    return loss * (1 - label_smoothing) + smooth * (label_smoothing / classes)
+
+
+def embedding_bag(
+    comm: Comm,
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    axis: str,
+    sizes: tuple[int, ...],
+    mode: int = 0,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Row-split bags of mode sum (0) or mean (1): foreign rows count with weight zero."""
+    local, foreign = owned(comm, indices, axis, sizes)
+    scale = per_sample_weights
+    if scale is None:
+        scale = torch.ones(indices.shape, dtype=weight.dtype, device=weight.device)
+    bags: tuple[Tensor, Tensor, Tensor, Tensor] = torch.embedding_bag(
+        weight, local, offsets, False, 0, False, scale.masked_fill(foreign, 0.0),
+        include_last_offset,
+    )  # fmt: skip
+    if mode == 0:
+        return bags
+    ends = (
+        offsets[1:]
+        if include_last_offset
+        else torch.cat([offsets[1:], offsets.new_tensor([indices.numel()])])
+    )
+    count = (ends - offsets[: ends.numel()]).clamp(min=1)
+    return (bags[0] / count.unsqueeze(1), *bags[1:])
+
+
+FUNCTIONS: dict[str, Callable[..., object]] = {
+    "sharded.embedding": embedding,
+    "sharded.embedding_bag": embedding_bag,
+    "sharded.cross_entropy_sum": cross_entropy_sum,
+    "sharded.batch_norm": batch_norm,
+    "sharded.dropout": dropout,
+    "sharded.attention": attention,
+    "sharded.seeded": seeded,
+    "sharded.update": update,
+}
+"""Form target -> function."""

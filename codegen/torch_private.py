@@ -1,0 +1,39 @@
+"""The private corner of torch that codegen needs: operator schemas. Checked on 2.13 and 2.11."""
+
+from typing import NamedTuple
+
+import torch
+
+from meshwright.ir.errors import PlanError
+
+NAMESPACES = frozenset({"aten", "meshwright", "prims"})
+"""Where an op target may come from; a graph is data and must not name arbitrary code."""
+
+
+class Argument(NamedTuple):
+    """One argument in an operator's schema."""
+
+    name: str
+    keyword_only: bool
+    required: bool
+    default: object
+
+
+def operator(target: str) -> torch._ops.OpOverload:
+    """The operator called `aten.linear.default`."""
+    namespace, _, rest = target.partition(".")
+    name, _, overload = rest.partition(".")
+    if namespace in NAMESPACES and name.isidentifier() and (overload or "default").isidentifier():
+        packet = getattr(getattr(torch.ops, namespace), name, None)
+        found = getattr(packet, overload or "default", None)
+        if isinstance(found, torch._ops.OpOverload):
+            return found
+    raise PlanError(f"{target!r} is not an operator of {', '.join(sorted(NAMESPACES))}")
+
+
+def arguments(op: torch._ops.OpOverload) -> tuple[Argument, ...]:
+    """The operator's arguments in order."""
+    return tuple(
+        Argument(a.name, a.kwarg_only, not a.has_default_value(), a.default_value)
+        for a in op._schema.arguments
+    )
