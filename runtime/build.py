@@ -1,0 +1,109 @@
+"""Puts a rank's part of a job together: groups, tensors, stages."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+
+import torch
+from torch import Tensor
+
+from meshwright.codegen.comm import Comm
+from meshwright.codegen.program import StageProgram
+from meshwright.ir.graph import Graph
+from meshwright.ir.plan import Plan
+from meshwright.runtime.gradsync.base import GradientSync, Held, Lines
+from meshwright.runtime.groups import Groups, make_groups
+from meshwright.runtime.stage import StageModule
+from meshwright.runtime.tied import Tie, find_ties, is_sharded
+from meshwright.runtime.weights import slots, stage_tensors
+
+_AUTOCAST = {"bf16": torch.bfloat16, "fp32": None, "fp64": None}
+
+
+@dataclass(frozen=True, eq=False)
+class RankParts:
+    """Everything that a rank has of the job."""
+
+    rank: int
+    programs: tuple[StageProgram, ...]
+    groups: Groups
+    stages: dict[int, StageModule]
+    lines: dict[int, Lines]
+    tp_place: dict[int, tuple[int, int]]
+    """Stage -> tp size and coordinate."""
+    tensors: dict[int, dict[str, Tensor]]
+    """Stage -> graph tensor name -> what its blocks read."""
+    missing: tuple[str, ...]
+    """Module paths that have no values yet, since the model was on the meta device."""
+    ties: tuple[Tie, ...]
+
+    @property
+    def held(self) -> tuple[Held, ...]:
+        return tuple(h for stage in self.stages.values() for h in stage.sync.held)
+
+    @property
+    def counted(self) -> tuple[Held, ...]:
+        """Those of `held` that this rank stands for: over all ranks, each element once."""
+        first = {tie.name: tie.stages[0] for tie in self.ties}
+        return tuple(
+            h for h in self.held if h.primary and first.get(h.param.name, h.stage) == h.stage
+        )
+
+
+def build_rank(
+    plan: Plan,
+    graph: Graph,
+    programs: tuple[StageProgram, ...],
+    source: Mapping[str, Tensor],
+    rank: int,
+    device: torch.device,
+    seed: int,
+) -> RankParts:
+    """Every rank calls this at the same time: it makes process groups."""
+    ties = find_ties(graph, plan)
+    groups = make_groups(plan, rank, tuple(line for tie in ties for line in tie.groups))
+    stages, lines, tensors, places = {}, {}, {}, {}
+    missing: tuple[str, ...] = ()
+    for program in programs:
+        index = program.index
+        stage = plan.stages[index]
+        lines[index] = _lines(plan, index, rank, groups)
+        places[index] = stage.tp, lines[index].tp_coordinate
+        tensors[index], absent = stage_tensors(program, graph, source, *places[index], device)
+        missing += absent
+        sizes = {"dp": stage.dp, "tp": stage.tp}
+        comm = Comm(
+            {"dp": lines[index].dp, "tp": lines[index].tp},
+            sizes,
+            {axis: stage.coordinates(rank)[axis] for axis in sizes},
+            seed,
+            device,
+        )
+        sync = _sync(plan, program, tensors[index], lines[index])
+        stages[index] = StageModule(
+            program, comm, tensors[index], sync, _AUTOCAST[plan.precision]
+        )
+    return RankParts(rank, programs, groups, stages, lines, places, tensors, missing, ties)
+
+
+def _lines(plan: Plan, index: int, rank: int, groups: Groups) -> Lines:
+    stage = plan.stages[index]
+    at = stage.coordinates(rank)
+    group = {
+        axis: groups.line(stage, axis, rank) for axis in ("dp", "dp_shard", "dp_replicate", "tp")
+    }
+    return Lines(
+        index, group["dp"], group["dp_shard"], group["dp_replicate"], group["tp"],
+        at["dp"], at["dp_shard"], at["dp_replicate"], at["tp"], stage.mesh.get("dp_shard", 1),
+    )  # fmt: skip
+
+
+def _sync(
+    plan: Plan, program: StageProgram, tensors: Mapping[str, Tensor], lines: Lines
+) -> GradientSync:
+    """The stage's way of synchronising: the file is named by the ZeRO level."""
+    stage = plan.stages[program.index]
+    level = stage.zero if is_sharded(stage) else 0
+    module = import_module(f"meshwright.runtime.gradsync.zero{level}")
+    made: GradientSync = module.build(slots(program, tensors), lines)
+    return made

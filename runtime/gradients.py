@@ -1,0 +1,55 @@
+"""What happens to gradients between the last backward and the optimizer."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from meshwright.runtime.gradsync.base import Held
+from meshwright.runtime.tied import gradient
+
+
+def sum_over_tp(held: Sequence[Held], group: dist.ProcessGroup | None) -> None:
+    """Adds up gradients that are summands on tp, in one flat collective per dtype."""
+    if group is None:
+        return
+    partial = [h for h in held if h.param.sum_over_tp and h.param.requires_grad]
+    for dtype in dict.fromkeys(h.tensor.dtype for h in partial):
+        parts = [gradient(h) for h in partial if h.tensor.dtype == dtype]
+        flat = torch.cat([part.reshape(-1) for part in parts])
+        dist.all_reduce(flat, group=group)
+        for part, summed in zip(parts, flat.split([p.numel() for p in parts]), strict=True):
+            part.copy_(summed.view(part.shape))
+
+
+def global_norm(held: Sequence[Held], device: torch.device, world_size: int) -> Tensor:
+    """2-norm over all elements of all gradients of the job, each once, in float64.
+
+    `held` are those of this rank that it stands for.
+    """
+    squares = [h.tensor.grad.double().square().sum() for h in held if h.tensor.grad is not None]
+    total = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64)
+    total = total.to(device)
+    if world_size > 1:
+        dist.all_reduce(total)
+    return total.sqrt()
+
+
+def scale(held: Sequence[Held], factor: Tensor | float) -> None:
+    for h in held:
+        if h.tensor.grad is not None:
+            h.tensor.grad.mul_(factor)
+
+
+def clip(
+    held: Sequence[Held],
+    counted: Sequence[Held],
+    max_norm: float,
+    device: torch.device,
+    world_size: int,
+) -> Tensor:
+    """Scales all gradients so that their global norm is at most `max_norm`; returns the norm."""
+    norm = global_norm(counted, device, world_size)
+    scale(held, (max_norm / (norm + 1e-6)).clamp(max=1.0))  # as torch.nn.utils.clip_grad_norm_
+    return norm

@@ -1,0 +1,108 @@
+"""Sums the gradients of parameters that several stages share, so that their copies stay equal."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from meshwright.ir.graph import Graph
+from meshwright.ir.plan import Plan, Stage
+from meshwright.runtime.gradsync.base import Held
+from meshwright.runtime.groups import Groups, Line
+from meshwright.runtime.pieces import pieces
+
+
+@dataclass(frozen=True, slots=True)
+class Tie:
+    """A trainable parameter with copies in several stages."""
+
+    name: str
+    stages: tuple[int, ...]
+    matched: bool
+    """The stages lay it out alike: ranks at the same position hold the same elements."""
+    groups: tuple[Line, ...]
+    """If matched, the ranks at each position, else the ranks of all the stages."""
+
+
+def find_ties(graph: Graph, plan: Plan) -> tuple[Tie, ...]:
+    """The same on every rank."""
+    stages: dict[str, list[int]] = {}
+    for index in range(len(plan.stages)):
+        blocks = plan.stage_blocks(graph, index)
+        for name in dict.fromkeys(name for block in blocks for name in block.params):
+            if graph.tensors[name].requires_grad:
+                stages.setdefault(name, []).append(index)
+    return tuple(
+        _tie(name, tuple(found), [plan.stages[i] for i in found])
+        for name, found in sorted(stages.items())
+        if len(found) > 1
+    )
+
+
+def _tie(name: str, indices: tuple[int, ...], stages: Sequence[Stage]) -> Tie:
+    layouts = {(s.dp, s.tp, s.mesh.get("dp_shard", 1), is_sharded(s)) for s in stages}
+    devices = {s.devices for s in stages}
+    apart = sum(map(len, devices)) == len({rank for line in devices for rank in line})
+    if len(layouts) == 1 and apart:
+        lines = {tuple(sorted(set(line))) for line in zip(*devices, strict=True)}
+        return Tie(name, indices, True, tuple(sorted(lines)))
+    union = tuple(sorted({rank for line in devices for rank in line}))
+    return Tie(name, indices, False, (union,))
+
+
+def is_sharded(stage: Stage) -> bool:
+    """Whether its optimizer holds rows of the parameters, and not all."""
+    return stage.zero >= 1 and stage.mesh.get("dp_shard", 1) > 1
+
+
+def sum_ties(
+    ties: Sequence[Tie],
+    held: Sequence[Held],
+    groups: Groups,
+    rank: int,
+    tp_place: Mapping[int, tuple[int, int]],
+) -> None:
+    """Makes the gradient of each copy the sum over all. `tp_place`: stage -> tp size, coordinate."""
+    for tie in ties:
+        mine = [h for h in held if h.param.name == tie.name]
+        if not mine:
+            continue
+        line = next(line for line in tie.groups if rank in line)
+        (_sum_matched if tie.matched else _sum_pieces)(mine, groups.of(line), tp_place)
+
+
+def gradient(held: Held) -> Tensor:
+    """Its gradient; zeros if nothing reached it."""
+    if held.tensor.grad is None:
+        held.tensor.grad = torch.zeros_like(held.tensor)
+    return held.tensor.grad
+
+
+def _sum_matched(
+    mine: Sequence[Held], group: dist.ProcessGroup | None, tp_place: Mapping[int, tuple[int, int]]
+) -> None:
+    total = torch.stack([gradient(h) for h in mine]).sum(0)
+    if group is not None:
+        dist.all_reduce(total, group=group)
+    for h in mine:
+        gradient(h).copy_(total)
+
+
+def _sum_pieces(
+    mine: Sequence[Held], group: dist.ProcessGroup | None, tp_place: Mapping[int, tuple[int, int]]
+) -> None:
+    param = mine[0].param
+    whole = mine[0].tensor.new_zeros(param.global_shape)
+    boxes = {
+        id(h): pieces(param.global_shape, h.param.tp, *tp_place[h.stage], h.rows) for h in mine
+    }
+    for h in mine:
+        for piece in boxes[id(h)] if h.primary else ():
+            piece.of_global(whole).add_(piece.of_local(gradient(h)))
+    if group is not None:
+        dist.all_reduce(whole, group=group)
+    for h in mine:
+        for piece in boxes[id(h)]:
+            piece.of_local(gradient(h)).copy_(piece.of_global(whole))
