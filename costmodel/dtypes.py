@@ -6,7 +6,8 @@ from meshwright.ir.graph import Graph, Kind, Op, Tensor
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _AUTOCAST_FLOAT32 = frozenset(
-    "pow rsqrt exp log prod cumsum norm sum mse_loss l1_loss binary_cross_entropy_with_logits".split()
+    "pow rsqrt exp log prod cumsum norm sum mse_loss l1_loss "
+    "binary_cross_entropy_with_logits".split()
 )
 _STRIDED = frozenset(
     "transpose permute t expand swapaxes movedim mT expand_as broadcast_to".split()

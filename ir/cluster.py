@@ -146,7 +146,8 @@ class Cluster:
         """Equal nodes of a well-known device; `network` names another tier between nodes."""
         if num_nodes < 1 or devices_per_node < 1:
             raise PlanError(
-                f"a cluster of {num_nodes} nodes x {devices_per_node} devices; both must be 1 or more"
+                f"a cluster of {num_nodes} nodes x {devices_per_node} devices: "
+                "both must be 1 or more"
             )
         device = presets.device(name)
         inside, between = presets.MACHINES[name]

@@ -22,6 +22,8 @@ class OpClass(StrEnum):
     NORMALIZATION = "normalization"
     REDUCTION = "reduction"
     ELEMENTWISE = "elementwise"
+    TRANSCENDENTAL = "transcendental"
+    """Elementwise with a function that costs arithmetic, or random numbers."""
     GATHER = "gather"
     COPY = "copy"
     VIEW = "view"

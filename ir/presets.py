@@ -10,12 +10,13 @@ from dataclasses import replace
 from meshwright.ir.device import DeviceType, Link, OpClass
 from meshwright.ir.errors import PlanError
 
-# Shares of memory bandwidth: PyTorch copies reach 0.85-0.9 (L4 0.78, V100 0.85, RTX 4090 0.90 in the
-# matmul-and-copy tables of ml-engineering); the lower ones are assumptions.
+# Shares of memory bandwidth: PyTorch copies reach 0.78 (L4), 0.85 (V100), 0.90 (RTX 4090) in the
+# matmul-and-copy tables that ml-engineering collects; the lower ones are assumptions.
 _MEMORY = {
     OpClass.NORMALIZATION: 0.6,
     OpClass.REDUCTION: 0.6,
     OpClass.ELEMENTWISE: 0.8,
+    OpClass.TRANSCENDENTAL: 0.8,
     OpClass.GATHER: 0.4,
     OpClass.COPY: 0.8,
 }
@@ -54,7 +55,7 @@ def _peaks(fp64: float, fp32: float, half: float, bf16: float | None = None) -> 
     return {"float64": fp64, "float32": fp32, "float16": half, "bfloat16": bf16 or half}
 
 
-# matmul efficiency, `fitted` to 405-486 bf16 GEMM shapes per GPU (aiconfigurator), mean error 4-8 %;
+# Matmul efficiency, fitted to 405-486 bf16 GEMM shapes per GPU of aiconfigurator (error 4-8 %);
 # V100, L4 and RTX 4090 from the matmul tables of ml-engineering.
 DEVICES = {
     device.name: device
@@ -84,8 +85,8 @@ def _link(name: str, gb_s: float, latency_us: float, **rest: object) -> Link:
     )
 
 
-# Efficiency, launch and step of the NVLinks: `fitted` to 252-336 NCCL timings per GPU (aiconfigurator:
-# four collectives, 2-8 GPUs, 512 B to 512 MiB), mean error 16 %. Point-to-point latency: assumption.
+# Efficiency, launch and step of the NVLinks: fitted to the NCCL timings of aiconfigurator (four
+# collectives, 2-8 GPUs, 512 B to 512 MiB), mean error 16 %. Point-to-point latency: assumption.
 LINKS = {
     link.name: link
     for link in (
@@ -159,7 +160,7 @@ def cpu_process(memory_bytes: int) -> DeviceType:
         memory_bandwidth_bytes_per_s=8e9,
         # One core with 256-bit vectors: 2 FMA units x 8 floats x 2 x 3 GHz.
         peak_flops={"float64": 48e9, "float32": 96e9, "float16": 10e9, "bfloat16": 24e9},
-        efficiency=compute | _MEMORY,
+        efficiency=compute | _MEMORY | {OpClass.TRANSCENDENTAL: 0.3},
         overhead_s=8e-6,
         reserved_bytes=0,
         source="assumption",

@@ -1,0 +1,216 @@
+"""Measures this machine as a cluster of CPU processes: arithmetic, memory, Gloo between them."""
+
+import multiprocessing
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import torch
+import torch.distributed as dist
+
+from meshwright.costmodel import kernels
+from meshwright.costmodel.kernels import Kernel, seconds_per_call
+from meshwright.ir.cluster import Cluster
+from meshwright.ir.device import DeviceType, Link, OpClass
+from meshwright.ir.errors import MeshwrightError, PlanError
+
+_LARGE = 2**22
+_DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
+_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What one process measured."""
+
+    flops: dict[str, float]
+    compute: dict[OpClass, float]
+    """FLOP/s in float32."""
+    memory: dict[OpClass, float]
+    """Bytes/s."""
+    overhead_s: float
+    all_reduce_s: dict[tuple[int, int], float]
+    """(group size, bytes) -> seconds."""
+    send_s: dict[int, float]
+    """Bytes -> seconds of one message."""
+
+
+def measure_local(num_processes: int, *, budget_s: float = 1.2) -> Cluster:
+    """`Cluster.local(num_processes)` with measured speeds.
+
+    Arithmetic and memory are measured by as many processes at once as there are cores, Gloo by all.
+    It forks, so it must run before this process joins a process group.
+    """
+    if dist.is_initialized():
+        raise PlanError("measure_local must run before torch.distributed is initialised")
+    assumed = Cluster.local(num_processes)
+    cores = min(assumed.nodes[0].cores, num_processes)
+    seen = _fork(num_processes, cores, budget_s)
+    device = _device(assumed.device_types[0], seen[:cores])
+    link = _link(assumed.nodes[0].link, seen) if num_processes > 1 else assumed.nodes[0].link
+    return replace(
+        assumed,
+        name=f"local:{num_processes}+measured",
+        device_types=(device,),
+        nodes=(replace(assumed.nodes[0], link=link),),
+    )
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _device(assumed: DeviceType, seen: list[_Seen]) -> DeviceType:
+    flops = {name: _mean([s.flops[name] for s in seen]) for name in _DTYPES}
+    memory = {c: _mean([s.memory[c] for s in seen]) for c in seen[0].memory}
+    compute = {c: _mean([s.compute[c] for s in seen]) for c in seen[0].compute}
+    bandwidth = max(memory.values())
+    efficiency = {OpClass.MATMUL: 1.0}
+    efficiency |= {c: min(1.0, value / flops["float32"]) for c, value in compute.items()}
+    efficiency |= {c: value / bandwidth for c, value in memory.items()}
+    return replace(
+        assumed,
+        memory_bandwidth_bytes_per_s=bandwidth,
+        peak_flops=flops | {"float16": flops["bfloat16"]},
+        efficiency=efficiency,
+        overhead_s=_mean([s.overhead_s for s in seen]),
+        source="measured",
+        reference=f"{len(seen)} processes at once, torch {torch.__version__}, 1 thread each",
+    )
+
+
+def _link(assumed: Link, seen: list[_Seen]) -> Link:
+    """Constants that give back the measured times by the formulas of `costmodel.comm`."""
+    count = len(seen)
+    small, large = min(n for _, n in seen[0].all_reduce_s), _LARGE
+    reduce_s = {
+        key: _mean([s.all_reduce_s[key] for s in seen if key in s.all_reduce_s])
+        for key in seen[0].all_reduce_s
+    }
+    pair, everybody = reduce_s[2, small], reduce_s[count, small]
+    # A pair takes 2 steps, all take 2 (n - 1).
+    step = max(0.0, (everybody - pair) / (2 * count - 4)) if count > 2 else pair / 2
+    launch = max(0.0, pair - 2 * step)
+    moved = 2 * (count - 1) / count * (large - small)
+    rate = moved / max(reduce_s[count, large] - everybody, 1e-6)
+    messages = {n: _mean([s.send_s[n] for s in seen if s.send_s]) for n in seen[0].send_s}
+    message_rate = (large - small) / max(messages[large] - messages[small], 1e-6)
+    bandwidth = max(message_rate, rate)
+    return replace(
+        assumed,
+        bandwidth_bytes_per_s=bandwidth,
+        latency_s=messages[small],
+        efficiency=rate / bandwidth,
+        launch_s=launch,
+        step_s=step,
+        source="measured",
+        reference=f"Gloo among {count} processes, {small} B and {large} B",
+    )
+
+
+def _fork(num_processes: int, cores: int, budget_s: float) -> list[_Seen]:
+    """What each rank saw; all processes are gone when it returns."""
+    context = multiprocessing.get_context("fork")
+    processes: list[BaseProcess] = []
+    pipes: list[Connection] = []
+    with tempfile.TemporaryDirectory() as folder:
+        store = str(Path(folder) / "store")
+        try:
+            for rank in range(num_processes):
+                reader, writer = context.Pipe(duplex=False)
+                args = (rank, num_processes, cores, budget_s, store, writer)
+                process = context.Process(target=_child, args=args, daemon=True)
+                process.start()
+                writer.close()
+                processes.append(process)
+                pipes.append(reader)
+            return [_receive(pipe, rank) for rank, pipe in enumerate(pipes)]
+        finally:
+            for process in processes:
+                process.kill()
+            for process in processes:
+                process.join()
+
+
+def _receive(pipe: Connection, rank: int) -> _Seen:
+    if wait([pipe], timeout=_TIMEOUT_S):
+        with suppress(EOFError):
+            seen = pipe.recv()
+            assert isinstance(seen, _Seen)
+            return seen
+    raise MeshwrightError(f"measuring this machine failed on process {rank}")
+
+
+def _child(
+    rank: int, count: int, cores: int, budget_s: float, store: str, writer: Connection
+) -> None:
+    # More than one thread in a forked child hangs where the parent has used OpenMP.
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(store, count), rank=rank, world_size=count)
+    alone = _compute(budget_s) if rank < cores else ({}, {}, {}, 0.0)
+    dist.barrier()
+    shared = _communicate(rank, count) if count > 1 else ({}, {})
+    writer.send(_Seen(*alone, *shared))
+    writer.close()
+    dist.barrier()
+
+
+def _speed(kernel: Kernel, budget_s: float) -> float:
+    call, work = kernel
+    return work / seconds_per_call(call, budget_s)
+
+
+def _compute(
+    budget_s: float,
+) -> tuple[dict[str, float], dict[OpClass, float], dict[OpClass, float], float]:
+    share = budget_s / (len(_DTYPES) + 3 + 6 + 1)
+    with torch.no_grad():
+        flops = {name: _speed(kernels.matmul(t), share) for name, t in _DTYPES.items()}
+        compute = {c: _speed(kernel, share) for c, kernel in kernels.compute_kernels()}
+        memory = {c: _speed(kernel, share) for c, kernel in kernels.memory_kernels()}
+    chain, count = kernels.dispatch()
+    return flops, compute, memory, seconds_per_call(chain, share) / count
+
+
+def _communicate(rank: int, count: int) -> tuple[dict[tuple[int, int], float], dict[int, float]]:
+    """All-reduces of pairs and of all, and messages within pairs, everybody at once."""
+    pairs = [dist.new_group([i, i + 1]) for i in range(0, count - 1, 2)]
+    pair = pairs[rank // 2] if rank // 2 < len(pairs) else None
+    small, large = 2**10, _LARGE
+    reduce_s: dict[tuple[int, int], float] = {}
+    send_s: dict[int, float] = {}
+    for nbytes, calls in ((small, 20), (large, 4)):
+        data = torch.zeros(nbytes // 4)
+        reduce_s[count, nbytes] = _timed(partial(dist.all_reduce, data), calls)
+        dist.barrier()
+        if pair is not None:
+            reduce_s[2, nbytes] = _timed(partial(dist.all_reduce, data, group=pair), calls)
+            send_s[nbytes] = _timed(partial(_ping_pong, data, rank), calls) / 2
+        dist.barrier()
+    return reduce_s, send_s
+
+
+def _ping_pong(data: torch.Tensor, rank: int) -> None:
+    if rank % 2 == 0:
+        dist.send(data, rank + 1)
+        dist.recv(data, rank + 1)
+    else:
+        dist.recv(data, rank - 1)
+        dist.send(data, rank - 1)
+
+
+def _timed(call: Callable[[], object], calls: int) -> float:
+    """Median seconds; every rank makes the same number of calls."""
+    times = []
+    for _ in range(calls + 1):
+        start = perf_counter()
+        call()
+        times.append(perf_counter() - start)
+    return median(times[1:])
