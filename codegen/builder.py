@@ -14,7 +14,18 @@ from meshwright.codegen.site import Device, Form, In, Site
 from meshwright.ir.conversions import COMMUNICATES, Conversion, Primitive
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import DTYPE_BYTES, Graph, Op
-from meshwright.ir.layout import Axis, Layout, Placement, R, Shard, Strategy, local_shape, units_of
+from meshwright.ir.layout import (
+    Axis,
+    Layout,
+    Partial,
+    Placement,
+    R,
+    Replicate,
+    Shard,
+    Strategy,
+    local_shape,
+    units_of,
+)
 
 Placed = tuple[Placement, ...]
 """One placement per axis, in the order of the builder's axes."""
@@ -89,7 +100,10 @@ class Builder:
             )
         gradient = str(backward) if tensor.requires_grad else "none"
         args, kwargs = self._shards(tensor.shape, conversion, self.axes[axis])
-        node = self.fx.call_method(str(forward), (self.comm, value, axis, *args), kwargs)
+        node = self.fx.create_node(
+            "call_method", str(forward), (self.comm, value, axis, *args), kwargs,
+            f"{value.name}_{_suffix(conversion)}",
+        )  # fmt: skip
         if gradient != "none":
             node.kwargs = {**node.kwargs, "backward": gradient}
         before, after = self._bytes(name, now), self._bytes(name, then)
@@ -199,6 +213,16 @@ def _sizes(shape: tuple[int, ...], shard: Shard, axis: Axis) -> tuple[int, ...]:
 
 def _identifier(name: str) -> str:
     return re.sub(r"\W", "_", name)
+
+
+def _suffix(conversion: Conversion) -> str:
+    """Names what comes out: `whole`, `part`, `summand`."""
+    match conversion.target:
+        case Shard():
+            return "part"
+        case Partial():
+            return "summand"
+    return "whole" if not isinstance(conversion.source, Replicate) else "copy"
 
 
 def _size_text(nbytes: int) -> str:

@@ -5,18 +5,16 @@ data parallelism, micro-batches and pipeline stages draw the same masks as one p
 is split over tp draws per tp coordinate: its masks differ from those of another tp size.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from meshwright.codegen.comm import Comm
-
-T = TypeVar("T")
+from meshwright.codegen.torch_private import operator
 
 
 def seed_of(comm: Comm, key: str, sample: int, axes: tuple[str, ...]) -> int:
@@ -106,8 +104,10 @@ def attention(
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
-def seeded(comm: Comm, function: Callable[..., T], name: str, *args: object, **kwargs: object) -> T:
+def seeded(
+    comm: Comm, target: str, op_key: str, axes: tuple[str, ...] = (), **arguments: object
+) -> object:
     """A random op without a form of its own: its numbers depend on where the batch is split."""
-    device = comm.device
-    with _seeded(device, seed_of(comm, name, comm.sample_offset, tuple(comm.coordinates))):
-        return function(*args, **kwargs)
+    sample = comm.sample_offset if "dp" in axes else -1
+    with _seeded(comm.device, seed_of(comm, op_key, sample, axes)):
+        return operator(target)(**arguments)

@@ -1,9 +1,11 @@
 """Readable Python for review: a function per distinct block, and a `forward` that calls them."""
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from operator import getitem, truediv
 from pathlib import Path
+from textwrap import wrap
 
 import torch
 from torch import fx
@@ -77,10 +79,9 @@ def _function(code: BlockCode, name: str) -> str:
         else:
             if comment := node.meta.get("comment"):
                 lines.append(f"    # {comment}")
-            lines.append(f"    {node.name} = {_expression(node)}")
-    return "\n".join(
-        [f"def {name}({', '.join(parameters)}):", f'    """{code.pattern}"""', *lines, ""]
-    )
+            lines.append(_wrapped(f"    {node.name} = {_expression(node)}"))
+    head = [_wrapped(f"def {name}({', '.join(parameters)}):"), f'    """{code.pattern}"""']
+    return "\n".join([*head, *lines, ""])
 
 
 def _expression(node: fx.Node) -> str:
@@ -95,6 +96,20 @@ def _expression(node: fx.Node) -> str:
     if node.target is getattr:
         return f"{arguments[0]}.{node.args[1]}"
     return f"{_callable(node.target)}({', '.join(arguments)})"
+
+
+def _wrapped(line: str) -> str:
+    """A call that is too long, with its arguments on lines of their own."""
+    if len(line) <= 100 or "(" not in line or '"""' in line:
+        return line
+    indent = " " * (len(line) - len(line.lstrip()) + 4)
+    opening = line.index("(", line.find("=") + 1 if " = " in line else 0)
+    closing = line.rindex(")")
+    inside = wrap(
+        line[opening + 1 : closing] + ",", 100, initial_indent=indent, subsequent_indent=indent,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+    return "\n".join([line[: opening + 1], *inside, indent[4:] + line[closing:]])
 
 
 def _callable(target: object) -> str:
@@ -113,8 +128,8 @@ def _text(arg: object) -> str:
             return f"({items},)" if len(arg) == 1 else f"({items})"
         case float() if arg != arg or arg in (float("inf"), float("-inf")):
             return f'float("{arg}")'
-        case torch._ops.OpOverload():
-            return _callable(arg)
+        case str():
+            return json.dumps(arg)
     return repr(arg)
 
 
@@ -131,9 +146,9 @@ def _driver(
 ) -> str:
     lines = [f"def {name}(comm, tensors):", "    values = dict(tensors)"]
     for call in calls:
-        given = ", ".join(f"values[{n!r}]" for n in (*call.params, *call.inputs))
-        made = ", ".join(f"values[{n!r}]" for n in call.outputs) or "_"
-        lines.append(f"    comm.block = {call.block!r}" + "  # recomputed" * call.recompute)
-        lines.append(f"    ({made},) = {names[id(call.code)]}(comm, {given})")
-    returned = ", ".join(f"{n!r}: values[{n!r}]" for n in results)
+        given = ", ".join(f"values[{_text(n)}]" for n in (*call.params, *call.inputs))
+        made = ", ".join(f"values[{_text(n)}]" for n in call.outputs)
+        lines.append(f"    comm.block = {_text(call.block)}" + "  # recomputed" * call.recompute)
+        lines.append(_wrapped(f"    ({made},) = {names[id(call.code)]}(comm, {given})"))
+    returned = ", ".join(f"{_text(n)}: values[{_text(n)}]" for n in results)
     return "\n".join([*lines, f"    return {{{returned}}}", ""])

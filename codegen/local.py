@@ -25,11 +25,11 @@ def form_of(site: Site) -> Form:
     """What the rank calls for the op."""
     name = site.op.target.rpartition(".")[0]
     form = Form(site.op.target, tuple(site.arguments().items()), guarded=_changed_buffers(site))
+    if not site.op.inputs:
+        form = shape_forms.factory(site, form)
     for rules in (shape_forms.RULES, mesh_forms.RULES):
         if name in rules:
             form = rules[name](site, form)
-    if not site.op.inputs:
-        form = shape_forms.factory(site, form)
     return form
 
 

@@ -40,12 +40,14 @@ def _embedding(site: Site, form: Form) -> Form:
 
 def _embedding_bag(site: Site, form: Form) -> Form:
     rows = _split_of(site, _index_of(form, "weight"), 0)
-    if not rows:
+    if not rows and not site.is_split(_index_of(form, "offsets"), 0):
         return form
     mode, padding = form.arg("mode"), form.arg("padding_idx")
-    if mode not in (0, 1) or padding not in (None, -1):
+    if rows and (mode not in (0, 1) or padding not in (None, -1)):
         raise PlanError(f"{site.op.key}: rows are split only for modes sum and mean, no padding")
-    form = _without(form, "padding_idx", "scale_grad_by_freq", "sparse")
+    form = _without(form, "scale_grad_by_freq", "sparse")
+    if not rows:
+        return _sharded(form, "embedding_bag")
     return _sharded(form, "embedding_bag", axis=rows[0], sizes=rows[1])
 
 
@@ -109,9 +111,19 @@ def _attention(site: Site, form: Form) -> Form:
     extra: dict[str, Value] = {"name": site.op.key, **_samples(site, dict(layout))}
     batch = layout.get("dp")
     if isinstance(batch, Shard):
+        if batch.dim != 0:
+            raise PlanError(f"{site.op.key}: attention with dropout wants the batch in dim 0")
         rows = site.tensors[site.op.outputs[0]].shape[0]
         extra["per_sample"] = rows // (site.axes["dp"].whole or rows)
     return _sharded(form, "attention", **extra)
+
+
+def _random(site: Site, form: Form) -> Form:
+    if "dropout" in dict(form.args) and not (form.arg("train") and form.arg("dropout")):
+        return form
+    axes = tuple(axis for axis, p in site.output_layout(0).items() if isinstance(p, Shard))
+    extra: dict[str, Value] = {"target": site.op.target, "op_key": site.op.key, "axes": axes}
+    return _sharded(form, "seeded", **extra)
 
 
 RULES: dict[str, Rule] = {
@@ -122,5 +134,12 @@ RULES: dict[str, Rule] = {
     "aten.dropout": _dropout,
     "aten.dropout_": _dropout,
     "aten.scaled_dot_product_attention": _attention,
-}
+    **dict.fromkeys(
+        ("aten.lstm", "aten.gru", "aten.bernoulli", "aten.rand", "aten.randn", "aten.randint",
+         "aten.randperm", "aten.rand_like", "aten.randn_like", "aten.native_dropout",
+         "aten.feature_dropout", "aten.alpha_dropout", "aten.feature_alpha_dropout",
+         "aten.multinomial"),
+        _random,
+    ),
+}  # fmt: skip
 """Op (without overload) -> its rule."""

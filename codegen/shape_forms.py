@@ -25,8 +25,20 @@ def factory(site: Site, form: Form) -> Form:
 
 
 def _size(site: Site, form: Form) -> Form:
-    name = site.op.target.rpartition(".")[0]
-    return form.having(**{_SIZES[name]: site.local_output()})
+    argument = _SIZES[site.op.target.rpartition(".")[0]]
+    if argument not in dict(form.args):
+        return form
+    return form.having(**{argument: site.local_output()})
+
+
+def _as(target: str, argument: str) -> Rule:
+    """The other tensor only lends its shape, and may be placed otherwise."""
+
+    def rule(site: Site, form: Form) -> Form:
+        args: tuple[tuple[str, Value], ...] = (("self", In(0)), (argument, site.local_output()))
+        return replace(form, target=target, args=args)
+
+    return rule
 
 
 def _unflatten(site: Site, form: Form) -> Form:
@@ -58,6 +70,11 @@ def _slice(site: Site, form: Form) -> Form:
     if site.input(0).shape[dim] != site.tensors[site.op.outputs[0]].shape[dim]:
         raise PlanError(f"{site.op.key}: {site.op.target} takes part of dim {dim}, which is split")
     return form.having(start=0, end=site.local_output()[dim])
+
+
+def _narrow(site: Site, form: Form) -> Form:
+    dim = _dim(site, form)
+    return form.having(length=site.local_output()[dim]) if site.is_split(0, dim) else form
 
 
 def _repeat_interleave(site: Site, form: Form) -> Form:
@@ -124,7 +141,11 @@ _SIZES = {
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(_SIZES, _size),
+    "aten.view_as": _as("aten.view.default", "size"),
+    "aten.reshape_as": _as("aten.reshape.default", "shape"),
+    "aten.expand_as": _as("aten.expand.default", "size"),
     "aten.unflatten": _unflatten,
+    "aten.narrow": _narrow,
     **dict.fromkeys(
         ("aten.split", "aten.split_with_sizes", "aten.chunk", "aten.unsafe_split",
          "aten.unsafe_chunk", "aten.unsafe_split_with_sizes", "aten.tensor_split"),

@@ -89,13 +89,25 @@ def embedding_bag(
     weight: Tensor,
     indices: Tensor,
     offsets: Tensor,
-    axis: str,
-    sizes: tuple[int, ...],
     mode: int = 0,
     per_sample_weights: Tensor | None = None,
     include_last_offset: bool = False,
+    padding_idx: int | None = None,
+    axis: str = "",
+    sizes: tuple[int, ...] = (),
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Row-split bags of mode sum (0) or mean (1): foreign rows count with weight zero."""
+    """Bags of this rank's samples; rows split over `axis` if it is given.
+
+    Offsets count from the rank's first index. Foreign rows weigh nothing, and a mean is divided by
+    the number of all rows of the bag, so that the sum over the axis is the result.
+    """
+    offsets = offsets - offsets[:1]
+    if not axis:
+        padding = -1 if padding_idx is None else padding_idx
+        return torch.embedding_bag(
+            weight, indices, offsets, False, mode, False, per_sample_weights,
+            include_last_offset, padding,
+        )  # fmt: skip
     local, foreign = owned(comm, indices, axis, sizes)
     scale = per_sample_weights
     if scale is None:
@@ -106,12 +118,8 @@ def embedding_bag(
     )  # fmt: skip
     if mode == 0:
         return bags
-    ends = (
-        offsets[1:]
-        if include_last_offset
-        else torch.cat([offsets[1:], offsets.new_tensor([indices.numel()])])
-    )
-    count = (ends - offsets[: ends.numel()]).clamp(min=1)
+    last = offsets.new_tensor([] if include_last_offset else [indices.numel()])
+    count = torch.cat([offsets, last]).diff().clamp(min=1)
     return (bags[0] / count.unsqueeze(1), *bags[1:])
 
 

@@ -123,9 +123,10 @@ class Site:
         return any(shard.dim == dim for _, shard in self.input_shards(index))
 
     def sums(self) -> bool:
-        """Whether the first output is a summand on some axis where the first input is split."""
-        layout = self.output_layout(0)
-        return any(isinstance(layout[axis], Partial) for axis, _ in self.input_shards(0))
+        """Whether the first output is a summand on some axis where an input is split."""
+        layout, inputs = self.output_layout(0), range(len(self.op.inputs))
+        split = {axis for i in inputs for axis, _ in self.input_shards(i)}
+        return any(isinstance(layout[axis], Partial) for axis in split)
 
     def sizes(self, axis: str, size: int, shard: Shard) -> tuple[int, ...]:
         """Elements of each rank of `axis` in each section of a dim of global `size`."""

@@ -4,7 +4,7 @@ from typing import Literal
 
 import torch
 
-from meshwright.ir.graph import Block, Graph, Kind, Op, Ref, Tensor
+from meshwright.ir.graph import Arg, Block, Graph, Kind, Op, Ref, Tensor
 from meshwright.ir.plan import (
     BlockLayout,
     ClusterId,
@@ -25,11 +25,13 @@ def graph() -> Graph:
     blocks: list[Block] = []
     previous = "x"
 
-    def op(path: str, kind: str, target: str, out: str, shape: tuple[int, ...], **args: object) -> None:
+    def op(
+        path: str, kind: str, target: str, out: str, shape: tuple[int, ...], **args: object
+    ) -> None:
         inputs = tuple(a.name for a in args.values() if isinstance(a, Ref))
         tensors[out] = Tensor(out, shape, "float64", Kind.ACTIVATION, requires_grad=True)
         key = path.split(".", 2)[-1] + "/" + kind
-        ops.append(Op(out, key, target, tuple(args.items()), inputs, (out,), path))  # type: ignore[arg-type]
+        ops.append(Op(out, key, target, tuple(args.items()), inputs, (out,), path))
 
     for i in range(3):
         params = []
@@ -42,11 +44,20 @@ def graph() -> Graph:
         start, linear = len(ops), "aten.linear.default"
         op(f"h.{i}.up", "linear", linear, f"up{i}", (BATCH, HIDDEN), input=Ref(previous),
            weight=Ref(params[0]), bias=Ref(params[1]))  # fmt: skip
-        op(f"h.{i}.act", "relu", "aten.relu.default", f"act{i}", (BATCH, HIDDEN), self=Ref(f"up{i}"))
+        op(
+            f"h.{i}.act",
+            "relu",
+            "aten.relu.default",
+            f"act{i}",
+            (BATCH, HIDDEN),
+            self=Ref(f"up{i}"),
+        )
         op(f"h.{i}.down", "linear", linear, f"down{i}", (BATCH, WIDTH), input=Ref(f"act{i}"),
            weight=Ref(params[2]), bias=Ref(params[3]))  # fmt: skip
         out = f"down{i}"
-        blocks.append(Block(f"h.{i}", "h.*", "mlp", start, len(ops), (previous,), (out,), tuple(params)))
+        blocks.append(
+            Block(f"h.{i}", "h.*", "mlp", start, len(ops), (previous,), (out,), tuple(params))
+        )
         previous = out
     op("head.a", "square", "aten.square.default", "square", (BATCH, WIDTH), self=Ref(previous))
     op("head.a", "mean", "aten.mean.default", "loss", (), self=Ref("square"), dtype=None)
@@ -112,6 +123,8 @@ def batch() -> torch.Tensor:
 
 def reference(params: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
     for i in range(3):
-        x = torch.nn.functional.linear(x, params[f"p_{i}_up_weight"], params[f"p_{i}_up_bias"]).relu()
+        x = torch.nn.functional.linear(
+            x, params[f"p_{i}_up_weight"], params[f"p_{i}_up_bias"]
+        ).relu()
         x = torch.nn.functional.linear(x, params[f"p_{i}_down_weight"], params[f"p_{i}_down_bias"])
     return x.square().mean()

@@ -93,7 +93,9 @@ def test_stages_hand_over_what_the_next_needs() -> None:
     first = mlp.stage("h.0", "h.0", (0,), (8,), 1)
     second = mlp.stage("h.1", "head", (0,), (8,), 1)
     programs = lower(mlp.graph(), mlp.plan(first, second), 0)
-    assert [v.name for v in programs[0].sends] == [v.name for v in programs[1].receives] == ["down0"]
+    assert (
+        [v.name for v in programs[0].sends] == [v.name for v in programs[1].receives] == ["down0"]
+    )
     assert programs[0].loss == "" and programs[1].loss == "loss"
     assert programs[0].inputs == ("x",) and programs[1].inputs == ()
     params = mlp.parameters()
