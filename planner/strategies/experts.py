@@ -1,0 +1,25 @@
+"""A whole mixture of expert MLPs as one op: split tokens, experts, or the inner dim of each."""
+
+from meshwright.ir.graph import Graph, Op
+from meshwright.planner.rules import Rule, input_shapes, make_rule, name_of
+
+
+def rule(op: Op, graph: Graph) -> Rule | None:
+    """hidden[t, h] index[t, k] weights[t, k] gate_up[e, 2 i, h] down[e, h, i] -> [t, h]."""
+    if name_of(op) != "meshwright.experts":
+        return None
+    _, index, _, gate_up, down = input_shapes(op, graph)[:5]
+    inner = down[2]
+    sizes = {"two": gate_up[1] // inner, "i": inner}
+    gates = ("two",) * (sizes["two"] > 1) + ("i",)
+    inputs = [
+        (("t",), ("h",)),
+        (("t",), ("k",)),
+        (("t",), ("k",)),
+        (("e",), gates, ("h",)),
+        (("e",), ("h",), ("i",)),
+    ]
+    whole = {"two", "h", "k"}
+    return make_rule(
+        op, graph, inputs, [(("t",), ("h",))], sizes=sizes, whole=whole, plain="e"
+    ) if len(index) == 2 else None  # fmt: skip

@@ -1,0 +1,134 @@
+"""Look-ups by index: the dims of the index may be split, the looked-up dim only where it is summed."""
+
+from collections.abc import Callable
+
+from meshwright.ir.graph import Graph, Op, Ref
+from meshwright.planner.rules import (
+    Dims,
+    Rule,
+    aligned,
+    given,
+    input_shapes,
+    letters,
+    make_rule,
+    name_of,
+    output_shapes,
+)
+from meshwright.planner.strategies.view import dim_of
+
+
+def rule(op: Op, graph: Graph) -> Rule | None:
+    found = _RULES.get(name_of(op))
+    return found(op, graph) if found else None
+
+
+def _embedding(op: Op, graph: Graph) -> Rule:
+    """weight[v, d], indices[...] -> [..., d]; rows that another rank owns count as zero."""
+    index = letters("i", len(input_shapes(op, graph)[1]))
+    whole = {"v"} if given(op, "scale_grad_by_freq") or given(op, "sparse") else set()
+    return make_rule(
+        op, graph, [(("v",), ("d",)), index], [(*index, ("d",))], plain="v", whole=whole
+    )
+
+
+def _embedding_bag(op: Op, graph: Graph) -> Rule | None:
+    """weight[v, d], indices[n], offsets[b] -> [b, d]: bags of equal length may be split."""
+    shapes = input_shapes(op, graph)
+    if len(shapes) != 3 or len(shapes[1]) != 1:
+        return None
+    bags = shapes[2][0] - bool(given(op, "include_last_offset"))
+    whole = (
+        {"s"} if given(op, "mode") == 2 or given(op, "padding_idx", -1) not in (None, -1) else set()
+    )
+    outs: list[Dims] = [(("b",), ("d",))]
+    for i, shape in enumerate(output_shapes(op, graph)[1:]):
+        outs.append(letters(f"o{i}_", len(shape)))
+    whole |= {f for dims in outs[1:] for d in dims for f in d}
+    regular = shapes[1][0] % max(bags, 1) == 0 and not given(op, "include_last_offset")
+    if not regular:
+        inputs: list[Dims] = [(("v",), ("d",)), (("n",),), (("k",),)]
+        whole |= {"n", "k", "b"}
+        return make_rule(op, graph, inputs, outs, plain="v", whole=whole)
+    length = shapes[1][0] // bags
+    sizes = {"b": bags, "l": length}
+    inputs = [(("v",), ("d",)), (("b",) * (bags > 1) + ("l",) * (length > 1),), (("b",),)]
+    return make_rule(
+        op, graph, inputs, outs, sizes=sizes, plain="v", whole=whole | {"l"}, batch="b"
+    )
+
+
+def _index(op: Op, graph: Graph) -> Rule | None:
+    """x[i, :, j]: the indexed dims stay whole; the broadcast dims of the indices come in their place."""
+    indices = given(op, "indices")
+    assert isinstance(indices, tuple)
+    shape, *index_shapes = input_shapes(op, graph)
+    if any(graph.tensors[name].dtype == "bool" for name in op.inputs[1:]):
+        return None
+    at = [i for i, item in enumerate(indices) if isinstance(item, Ref)]
+    rank = max(len(s) for s in index_shapes)
+    broadcast = letters("i", rank)
+    x = letters("d", len(shape))
+    joined = at == list(range(at[0], at[0] + len(at)))
+    place = at[0] if joined else 0
+    kept = [d for i, d in enumerate(x) if i not in at]
+    front = sum(1 for i in range(place) if i not in at)
+    out = (*kept[:front], *broadcast, *kept[front:])
+    inputs = [x, *(aligned(broadcast, len(s)) for s in index_shapes)]
+    return make_rule(op, graph, inputs, [out], whole={x[i][0] for i in at}, linear=[{0}])
+
+
+def _index_select(op: Op, graph: Graph) -> Rule:
+    rank = len(input_shapes(op, graph)[0])
+    at = dim_of(op, rank)
+    x = letters("d", rank)
+    index: Dims = (("i",),) if input_shapes(op, graph)[1] else ()
+    out = (*x[:at], ("i",), *x[at + 1 :])
+    return make_rule(op, graph, [x, index], [out], whole=x[at], linear=[{0}])
+
+
+def _gather(op: Op, graph: Graph) -> Rule:
+    """gather: all dims but the gathered one agree, where index and input are equally long."""
+    shape, index = input_shapes(op, graph)[:2]
+    at = dim_of(op, len(shape))
+    same = [i != at and shape[i] == index[i] for i in range(len(shape))]
+    x = tuple((f"d{i}",) if same[i] else (f"x{i}",) for i in range(len(shape)))
+    out = tuple((f"d{i}",) if same[i] else (f"o{i}",) for i in range(len(shape)))
+    whole = {f for d in x for f in d if f[0] == "x"} | {
+        f"o{i}" for i in range(len(shape)) if i != at
+    }
+    return make_rule(op, graph, [x, out], [out], whole=whole, linear=[{0}])
+
+
+def _scatter(op: Op, graph: Graph) -> Rule:
+    """scatter, scatter_add: dims other than the scattered one agree where all are equally long."""
+    shapes = input_shapes(op, graph)
+    rank = len(shapes[0])
+    at = dim_of(op, rank)
+    same = [i != at and len({s[i] for s in shapes if len(s) == rank}) == 1 for i in range(rank)]
+    inputs: list[Dims] = []
+    for k, shape in enumerate(shapes):
+        full = len(shape) == rank
+        inputs.append(
+            tuple((f"d{i}",) if same[i] else (f"w{k}_{i}",) for i in range(rank)) if full else ()
+        )
+    out = inputs[0]
+    whole = {f for dims in inputs for d in dims for f in d if f[0] == "w"}
+    return make_rule(op, graph, inputs, [out], whole=whole)
+
+
+def _one_hot(op: Op, graph: Graph) -> Rule:
+    dims = letters("d", len(input_shapes(op, graph)[0]))
+    return make_rule(op, graph, [dims], [(*dims, ("c",))], whole="c")
+
+
+_RULES: dict[str, Callable[[Op, Graph], Rule | None]] = {
+    "embedding": _embedding,
+    "embedding_bag": _embedding_bag,
+    "_embedding_bag": _embedding_bag,
+    "index": _index,
+    "index_select": _index_select,
+    "gather": _gather,
+    "take_along_dim": _gather,
+    **dict.fromkeys(("scatter", "scatter_add", "scatter_reduce"), _scatter),
+    "one_hot": _one_hot,
+}
