@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -118,7 +118,7 @@ def _link(assumed: Link, seen: list[_Seen]) -> Link:
 def _fork(num_processes: int, cores: int, budget_s: float) -> list[_Seen]:
     """What each rank saw; all processes are gone when it returns."""
     context = multiprocessing.get_context("fork")
-    processes: list[BaseProcess] = []
+    processes: list[ForkProcess] = []
     pipes: list[Connection] = []
     with tempfile.TemporaryDirectory() as folder:
         store = str(Path(folder) / "store")
@@ -153,7 +153,7 @@ def _child(
 ) -> None:
     # More than one thread in a forked child hangs where the parent has used OpenMP.
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(store, count), rank=rank, world_size=count)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=count)
     alone = _compute(budget_s) if rank < cores else ({}, {}, {}, 0.0)
     dist.barrier()
     shared = _communicate(rank, count) if count > 1 else ({}, {})

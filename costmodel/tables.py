@@ -7,15 +7,10 @@ from functools import cached_property
 
 from pydantic import RootModel
 
-from meshwright.costmodel.block import (
-    BlockCost,
-    GraphFacts,
-    Site,
-    price_block,
-    price_prelude,
-)
+from meshwright.costmodel.block import BlockCost, price_block, price_prelude
 from meshwright.costmodel.comm import Levels, group_levels
 from meshwright.costmodel.compute import OpTimer, worst_source
+from meshwright.costmodel.walk import GraphFacts, Site
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.device import DeviceType, Source
 from meshwright.ir.graph import DTYPE_BYTES, Block, Graph, Kind
