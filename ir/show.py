@@ -1,6 +1,7 @@
 """A plan for people: tables of what runs where, how long it takes, what it needs, and why."""
 
 from io import StringIO
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
@@ -14,6 +15,11 @@ MEMORY_CATEGORIES = (
 )  # fmt: skip
 SCHEDULE_COLUMNS = 24
 """Actions shown per row of the schedule."""
+
+
+_STYLE: dict[str, Any] = {
+    "title_justify": "left", "box": SIMPLE_HEAD, "pad_edge": False, "padding": (0, 1, 0, 0),
+}  # fmt: skip
 
 
 def seconds(value: float) -> str:
@@ -93,7 +99,7 @@ def _shares(stage: Stage) -> str:
 
 
 def _stages(plan: Plan) -> Table:
-    table = Table(title="Stages", title_justify="left", box=SIMPLE_HEAD)
+    table = Table(title="Stages", **_STYLE)
     for name in ("stage", "blocks", "ranks", "mesh", "samples", "zero", "recompute"):
         table.add_column(name, no_wrap=name in ("blocks", "mesh", "ranks"))
     times = ("forward", "backward", "send", "sync")
@@ -111,7 +117,7 @@ def _stages(plan: Plan) -> Table:
 
 
 def _memory(plan: Plan, predicted: Prediction) -> Table:
-    table = Table(title="Memory of the worst rank", title_justify="left", box=SIMPLE_HEAD)
+    table = Table(title="Memory of the worst rank", **_STYLE)
     table.add_column("stage")
     for name in (*MEMORY_CATEGORIES, "total"):
         table.add_column(name, justify="right")
@@ -122,7 +128,7 @@ def _memory(plan: Plan, predicted: Prediction) -> Table:
 
 
 def _schedule(plan: Plan) -> Table:
-    table = Table(title=f"Schedule: {plan.schedule.name}", title_justify="left", box=SIMPLE_HEAD)
+    table = Table(title=f"Schedule: {plan.schedule.name}", **_STYLE)
     table.add_column("rank group")
     table.add_column("actions", no_wrap=True)
     for i, row in enumerate(plan.schedule.rows):
@@ -142,7 +148,7 @@ def _evidence(plan: Plan, evidence: Evidence) -> list[RenderableType]:
     )
     if not evidence.alternatives:
         return [found]
-    table = Table(title="Alternatives", title_justify="left", box=SIMPLE_HEAD)
+    table = Table(title="Alternatives", **_STYLE)
     for name in ("plan", "step", "peak", "why not"):
         table.add_column(name, justify="right" if name in ("step", "peak") else "left")
     for other in evidence.alternatives:

@@ -1,0 +1,51 @@
+"""A step time that no plan of the searched space can beat, by the same cost model.
+
+Every block must be computed for every sample. Its device-seconds are at least those of the best
+tensor-parallel size and local batch, without any communication, bubble, recompute, optimizer or
+synchronisation; and no more devices can work at a time than there are (or than cores they share).
+"""
+
+from collections.abc import Mapping
+
+from meshwright.costmodel.tables import Spot
+from meshwright.ir.plan import BlockLayout
+from meshwright.planner.problem import Problem
+from meshwright.planner.space import divisors, microbatch_counts, tensor_sizes
+
+
+def lower_bound(problem: Problem) -> float:
+    """Seconds per step."""
+    sizes = tensor_sizes(problem)
+    layouts = {tp: {x.pattern: x for x in problem.layouts(tp)} for tp in sizes}
+    work = {
+        device: _device_seconds(problem, device, layouts)
+        for device in dict.fromkeys(problem.tables.device_names)
+    }
+    rate = 0.0
+    for node in problem.cluster.nodes:
+        running = min(len(node.devices), node.cores or len(node.devices))
+        fastest = sorted(1 / work[name] for name in node.devices if work[name])
+        rate += sum(fastest[-running:])
+    return 1 / rate if rate else 0.0
+
+
+def _device_seconds(
+    problem: Problem, device: str, layouts: Mapping[int, Mapping[str, BlockLayout]]
+) -> float:
+    """Of one step on devices of one type."""
+    counts: dict[str, int] = {}
+    for block in problem.graph.blocks:
+        counts[block.pattern] = counts.get(block.pattern, 0) + 1
+    most = problem.batch // min(microbatch_counts(problem), default=1)
+    total = 0.0
+    for block in problem.graph.distinct_blocks():
+        best = float("inf")
+        for tp, found in layouts.items():
+            for samples in divisors(most):
+                spot = Spot(samples, 1, tp, device, (), ())
+                cost = problem.tables.block(block, found[block.pattern], spot)
+                busy = cost.forward_s - cost.comm_forward_s
+                busy += cost.backward_s - cost.comm_backward_s
+                best = min(best, busy * tp * problem.batch / samples)
+        total += counts[block.pattern] * best
+    return total

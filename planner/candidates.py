@@ -1,0 +1,190 @@
+"""A choice of the big decisions, and the plan that it stands for."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from meshwright.ir.errors import PlanError
+from meshwright.ir.graph import Block, Graph
+from meshwright.ir.layout import balanced
+from meshwright.ir.plan import ClusterId, InputSpec, ModelId, Plan, ScheduleTable, Stage
+from meshwright.ir.schedule import Schedule
+from meshwright.planner.notes import notes_of
+from meshwright.planner.predict import predict_plan
+from meshwright.planner.problem import Problem
+from meshwright.planner.schedule_tools import make_schedule, stages_per_rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageChoice:
+    """Blocks `start` to `stop` (excluded) on `devices`: dp_replicate x dp_shard x tp."""
+
+    start: int
+    stop: int
+    devices: tuple[int, ...]
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    tp: int = 1
+    zero: int = 0
+    recompute: tuple[str, ...] = ()
+    """Patterns or names of the blocks that are recomputed."""
+    shares: tuple[int, ...] = ()
+    """Samples per micro-batch of each replica; as even as can be if empty."""
+
+    @property
+    def dp(self) -> int:
+        return self.dp_replicate * self.dp_shard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Everything that a searcher decides; the rest of the plan follows."""
+
+    stages: tuple[StageChoice, ...]
+    num_microbatches: int
+    schedule: str
+    num_ranks: int
+    """Pipeline ranks; stages of one rank are on the same devices."""
+
+    def table(self) -> Schedule:
+        return make_schedule(self.schedule, len(self.stages), self.num_microbatches, self.num_ranks)
+
+
+def build_plan(problem: Problem, choice: Choice, *, predict: bool = True) -> Plan:
+    """The whole plan of a choice. Without `predict` it has no times and no memory."""
+    if problem.batch % choice.num_microbatches:
+        legal = [m for m in range(1, problem.batch + 1) if problem.batch % m == 0]
+        near = min(legal, key=lambda m: abs(m - choice.num_microbatches))
+        raise PlanError(
+            f"global batch {problem.batch} does not split into {choice.num_microbatches} equal "
+            f"micro-batches; nearest is {near}"
+        )
+    layouts = {tp: problem.layouts(tp) for tp in sorted({s.tp for s in choice.stages})}
+    schedule = choice.table()
+    plan = Plan(
+        model=model_id(problem.graph),
+        cluster=ClusterId(
+            name=problem.cluster.name,
+            fingerprint=problem.cluster.fingerprint,
+            num_devices=problem.cluster.num_devices,
+        ),
+        global_batch_size=problem.batch,
+        num_microbatches=choice.num_microbatches,
+        optimizer=problem.optimizer,
+        precision=problem.precision,
+        objective=problem.objective,
+        constraints=tuple(map(str, problem.constraints)),
+        stages=tuple(_stage(problem, choice, stage) for stage in choice.stages),
+        schedule=ScheduleTable(name=choice.schedule, rows=tuple(str(schedule).splitlines())),
+        layouts=tuple(layout for found in layouts.values() for layout in found),
+    )
+    plan = replace(plan, notes=notes_of(plan, problem.graph))
+    return replace(plan, predicted=predict_plan(problem, plan)) if predict else plan
+
+
+def model_id(graph: Graph) -> ModelId:
+    """Which model the graph is of."""
+    inputs = [graph.tensors[name] for name in graph.inputs]
+    return ModelId(
+        name=graph.meta.get("model", "model"),
+        fingerprint=graph.fingerprint,
+        num_parameters=sum(t.numel for t in graph.parameters),
+        num_blocks=len(graph.blocks),
+        inputs=tuple(
+            InputSpec(name=name, shape=tensor.shape, dtype=tensor.dtype)
+            for name, tensor in zip(graph.input_names, inputs, strict=True)
+        ),
+    )
+
+
+def _stage(problem: Problem, choice: Choice, stage: StageChoice) -> Stage:
+    blocks = problem.graph.blocks[stage.start : stage.stop]
+    used = {block.pattern for block in blocks} | {"(prelude)"}
+    samples = problem.batch // choice.num_microbatches
+    return Stage(
+        first=blocks[0].name,
+        last=blocks[-1].name,
+        mesh={"dp_replicate": stage.dp_replicate, "dp_shard": stage.dp_shard, "tp": stage.tp},
+        devices=stage.devices,
+        batch_shares=stage.shares or balanced(samples, stage.dp),
+        zero=stage.zero,  # type: ignore[arg-type]
+        recompute=dict.fromkeys(stage.recompute, "full"),
+        layouts={x.pattern: x.name for x in problem.layouts(stage.tp) if x.pattern in used},
+    )
+
+
+def recomputable(graph: Graph, blocks: Sequence[Block]) -> tuple[str, ...]:
+    """Patterns among `blocks` that full recompute is for: those that repeat in the model, or all.
+
+    The head and the loss are left out where there are layers: they are live at their backward.
+    """
+    count: dict[str, int] = {}
+    for block in graph.blocks:
+        count[block.pattern] = count.get(block.pattern, 0) + 1
+    repeated = any(n > 1 for n in count.values())
+    return tuple(dict.fromkeys(b.pattern for b in blocks if count[b.pattern] > 1 or not repeated))
+
+
+def even_cuts(graph: Graph, num_stages: int) -> tuple[int, ...]:
+    """Where stages 1, 2, ... start, for about equal flops and at least one block each."""
+    blocks = graph.blocks
+    if not 1 <= num_stages <= len(blocks):
+        raise PlanError(
+            f"{num_stages} stages for {len(blocks)} blocks: each stage needs at least one; "
+            f"nearest is {max(1, min(num_stages, len(blocks)))}"
+        )
+    work = [sum(op.flops for op in graph.block_ops(block)) + 1 for block in blocks]
+    ends = list(accumulate(work))
+    cuts: list[int] = []
+    for stage in range(1, num_stages):
+        goal = ends[-1] * stage / num_stages
+        first, last = (cuts[-1] if cuts else 0) + 1, len(blocks) - num_stages + stage
+        cuts.append(min(range(first, last + 1), key=lambda i: abs(ends[i - 1] - goal)))
+    return tuple(cuts)
+
+
+def uniform_choice(
+    problem: Problem,
+    *,
+    pp: int = 1,
+    dp_replicate: int = 1,
+    dp_shard: int = 1,
+    tp: int = 1,
+    zero: int = 0,
+    schedule: str = "one_f_one_b",
+    num_microbatches: int = 1,
+    recompute: str = "none",
+    cuts: Sequence[int] | None = None,
+    stage_dp: Sequence[int] | None = None,
+    stage_tp: Sequence[int] | None = None,
+) -> Choice:
+    """A choice in one line: the same mesh for all `pp` pipeline ranks, unless told per rank.
+
+    `cuts`: numbers of the blocks that begin stages 1, 2, …; `stage_dp`: replicas per pipeline rank
+    (dp_shard if `zero`, else dp_replicate); `stage_tp`: tp per pipeline rank.
+    """
+    graph, per_rank = problem.graph, stages_per_rank(schedule)[0]
+    starts = (0, *(cuts if cuts is not None else even_cuts(graph, pp * per_rank)))
+    table = make_schedule(schedule, len(starts), num_microbatches, pp)
+    meshes = [(dp_replicate, dp_shard, tp)] * pp
+    if stage_dp is not None:
+        meshes = [(1, n, tp) if zero else (n, 1, tp) for n in stage_dp]
+    if stage_tp is not None:
+        meshes = [(r, s, t) for (r, s, _), t in zip(meshes, stage_tp, strict=True)]
+    ends = list(accumulate(r * s * t for r, s, t in meshes))
+    stages = []
+    for i, (start, stop) in enumerate(zip(starts, (*starts[1:], len(graph.blocks)), strict=True)):
+        rank = table.rank_of(i)
+        replicate, shard, ways = meshes[rank]
+        stages.append(
+            StageChoice(
+                start=start, stop=stop, zero=zero if shard > 1 else 0,
+                devices=tuple(range(ends[rank] - replicate * shard * ways, ends[rank])),
+                dp_replicate=replicate, dp_shard=shard, tp=ways,
+                recompute=recomputable(graph, graph.blocks[start:stop])
+                if recompute == "full" else (),
+            )
+        )  # fmt: skip
+    return Choice(
+        stages=tuple(stages), num_microbatches=num_microbatches, schedule=schedule, num_ranks=pp
+    )

@@ -1,0 +1,96 @@
+"""When nothing fits: which constraints are in conflict, and the nearest thing that would work."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from meshwright.ir.errors import Infeasible
+from meshwright.ir.plan import Plan
+from meshwright.ir.show import size
+from meshwright.planner.constraints import Constraint, MemoryCap, OnStage, Pin
+from meshwright.planner.problem import Problem
+from meshwright.planner.why import name_of
+
+
+class Outcome(Protocol):
+    """What this needs to know of a run."""
+
+    best: Plan | None
+    least_excess: tuple[int, Plan] | None
+
+
+Solve = Callable[[Problem], Outcome]
+
+
+def explain(problem: Problem, outcome: Outcome, solve: Solve) -> Infeasible:
+    """The error to raise for a problem that `solve` found no plan for."""
+    free = solve(replace(problem, constraints=())) if problem.constraints else outcome
+    if free.best is None:
+        return Infeasible(_too_large(problem, free))
+    conflict = _minimal(problem, solve)
+    names = " and ".join(f"'{item}'" for item in conflict)
+    lines = [f"no plan meets {names}" + " together" * (len(conflict) > 1)]
+    lines += [_relaxed(problem, conflict, item, solve) for item in conflict]
+    return Infeasible("; ".join(line for line in lines if line))
+
+
+def _too_large(problem: Problem, outcome: Outcome) -> str:
+    where = f"{problem.cluster.num_devices} devices of {problem.cluster.name}"
+    if outcome.least_excess is None:
+        return f"no plan exists for a batch of {problem.batch} on the {where}"
+    excess, plan = outcome.least_excess
+    assert plan.predicted
+    peak = plan.predicted.peak_bytes
+    return (
+        f"the model does not fit the {where}: the plan that needs least ({name_of(plan)}) needs "
+        f"{size(peak)} on a rank, {size(excess)} more than there is; nearest: devices with "
+        f"{size(peak)} free, more of them, or a smaller global batch than {problem.batch}"
+    )
+
+
+def _minimal(problem: Problem, solve: Solve) -> tuple[Constraint, ...]:
+    """A subset of the constraints in conflict, of which none can be left out."""
+    kept = list(problem.constraints)
+    for item in problem.constraints:
+        fewer = tuple(other for other in kept if other != item)
+        if fewer and solve(replace(problem, constraints=fewer)).best is None:
+            kept.remove(item)
+    return tuple(kept)
+
+
+def _relaxed(
+    problem: Problem, conflict: Sequence[Constraint], item: Constraint, solve: Solve
+) -> str:
+    """What the dropped constraint would have to be."""
+    others = tuple(other for other in problem.constraints if other != item)
+    if isinstance(item, MemoryCap):
+        least = solve(replace(problem, constraints=others, objective="memory")).best
+        if least is None or least.predicted is None:
+            return ""
+        return f"nearest cap: memory<={least.predicted.peak_bytes}B ({name_of(least)})"
+    found = solve(replace(problem, constraints=others)).best
+    if found is None:
+        return ""
+    return f"without '{item}': {_value_of(problem, item, found)}"
+
+
+def _value_of(problem: Problem, item: Pin | OnStage, plan: Plan) -> str:
+    """What a plan does where the constraint wanted something else."""
+    if isinstance(item, OnStage):
+        names = [block.name for block in problem.graph.blocks]
+        for index, stage in enumerate(plan.stages):
+            if names.index(item.block) <= names.index(stage.last):
+                return f"block {item.block} on stage {index}"
+    assert isinstance(item, Pin)
+    values: dict[str, object] = {
+        "pp": len(plan.schedule.rows),
+        "dp": "/".join(str(n) for n in dict.fromkeys(s.dp for s in plan.stages)),
+        "zero": "/".join(str(n) for n in dict.fromkeys(s.zero for s in plan.stages)),
+        "num_microbatches": plan.num_microbatches,
+        "schedule": plan.schedule.name,
+        "recompute": "full" if any(s.recompute for s in plan.stages) else "none",
+    }
+    if item.name in values:
+        return f"{item.name}={values[item.name]}"
+    sizes = dict.fromkeys(stage.mesh.get(item.name, 1) for stage in plan.stages)
+    return f"{item.name}={'/'.join(map(str, sizes))}"

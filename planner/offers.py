@@ -1,0 +1,41 @@
+"""What a searcher hands to the driver, and finding searchers by file name."""
+
+import difflib
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from meshwright.ir.errors import PlanError
+from meshwright.ir.plan import Plan
+from meshwright.planner import searchers
+from meshwright.planner.problem import Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """A plan with its prediction, or only news of how far the search is."""
+
+    plan: Plan | None = None
+    candidates: int = 1
+    """Choices judged since the last offer, this plan included."""
+    infeasible: int = 0
+    """Those of them that do not fit, this plan not included."""
+
+
+Searcher = Callable[[Problem], Iterator[Offer]]
+"""Offers plans in any order, also ones that need too much memory: the driver keeps the best, and
+owns budget, verification and log. The same problem must give the same offers."""
+
+SEARCHERS = tuple(module.name for module in pkgutil.iter_modules(searchers.__path__))
+"""Keys of the searchers: the file names."""
+
+
+def find_searcher(name: str) -> Searcher:
+    """The function `search` of `planner/searchers/<name>.py`."""
+    if name not in SEARCHERS:
+        near = difflib.get_close_matches(name, SEARCHERS, 1, 0.0)[0]
+        known = ", ".join(("auto", *SEARCHERS))
+        raise PlanError(f"no searcher {name!r}; nearest is {near!r} of {known}")
+    found: Searcher = importlib.import_module(f"{searchers.__name__}.{name}").search
+    return found

@@ -1,0 +1,48 @@
+"""The prediction of a plan, and whether it fits."""
+
+from dataclasses import replace
+
+from meshwright.costmodel.estimate import estimate
+from meshwright.ir.plan import Plan, Prediction
+from meshwright.planner.problem import Problem
+
+DIGITS = 6
+"""Significant digits of predicted times: beyond what they mean, and short in a diff."""
+
+
+def predict_plan(problem: Problem, plan: Plan) -> Prediction:
+    """What the cost model expects of `plan`, in numbers that read well."""
+    found, _ = estimate(problem.graph, problem.cluster, plan, problem.tables)
+    stages = tuple(
+        replace(
+            stage,
+            forward_s=_short(stage.forward_s),
+            backward_s=_short(stage.backward_s),
+            send_s=_short(stage.send_s),
+            sync_s=_short(stage.sync_s),
+            optimizer_s=_short(stage.optimizer_s),
+        )
+        for stage in found.stages
+    )
+    return replace(
+        found,
+        step_s=_short(found.step_s),
+        samples_per_s=_short(found.samples_per_s),
+        stages=stages,
+    )
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")
+
+
+def excess_bytes(problem: Problem, plan: Plan) -> int:
+    """By how much the worst rank needs more than it may have; 0 if the plan fits."""
+    assert plan.predicted
+    return max(
+        0,
+        *(
+            predicted.memory.total_bytes - problem.room_bytes(stage.devices)
+            for stage, predicted in zip(plan.stages, plan.predicted.stages, strict=True)
+        ),
+    )

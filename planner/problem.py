@@ -1,0 +1,93 @@
+"""What a search is given, and what all candidates of it share."""
+
+import difflib
+from dataclasses import dataclass, field
+from typing import Literal
+
+from meshwright.costmodel.memory import check_optimizer
+from meshwright.costmodel.tables import CostTables
+from meshwright.ir.cluster import Cluster
+from meshwright.ir.errors import PlanError
+from meshwright.ir.graph import Graph
+from meshwright.ir.plan import BlockLayout
+from meshwright.planner.constraints import (
+    Constraint,
+    memory_cap,
+    parse_constraints,
+    stage_of_block,
+)
+from meshwright.planner.layouts import solve_layouts
+
+Precision = Literal["fp64", "fp32", "bf16"]
+OBJECTIVES = ("throughput", "memory")
+PRECISIONS: tuple[Precision, ...] = ("fp64", "fp32", "bf16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """One graph on one cluster. Costs and layouts are kept once computed."""
+
+    graph: Graph
+    cluster: Cluster
+    optimizer: str
+    precision: Precision
+    constraints: tuple[Constraint, ...]
+    objective: str
+    seed: int
+    tables: CostTables = field(compare=False, repr=False)
+    solved: dict[int, tuple[BlockLayout, ...]] = field(compare=False, repr=False)
+
+    @property
+    def batch(self) -> int:
+        """Global batch size."""
+        return self.graph.batch_size
+
+    def layouts(self, tp: int) -> tuple[BlockLayout, ...]:
+        """One layout per pattern, `(prelude)` included."""
+        if tp not in self.solved:
+            self.solved[tp] = solve_layouts(self.graph, tp)
+        return self.solved[tp]
+
+    def room_bytes(self, devices: tuple[int, ...]) -> int:
+        """Memory that a plan may use on each of `devices`."""
+        usable = min(self.cluster.device(rank).usable_bytes for rank in devices)
+        cap = memory_cap(self.constraints)
+        return usable if cap is None else min(cap, usable)
+
+    @property
+    def stage_of_block(self) -> dict[int, int]:
+        return stage_of_block(self.constraints, self.graph)
+
+
+def make_problem(
+    graph: Graph,
+    cluster: Cluster,
+    *,
+    optimizer: str = "adamw",
+    precision: str = "bf16",
+    constraints: tuple[str | Constraint, ...] = (),
+    objective: str = "throughput",
+    seed: int = 0,
+) -> Problem:
+    """The problem, after checking what was asked."""
+    check_optimizer(optimizer)
+    if not graph.blocks:
+        raise PlanError("the model has no block to place: no op depends on a parameter")
+    kind: Precision
+    for kind in PRECISIONS:
+        if kind == precision:
+            break
+    else:
+        raise _unknown("precision", precision, PRECISIONS)
+    if objective not in OBJECTIVES:
+        raise _unknown("objective", objective, OBJECTIVES)
+    return Problem(
+        graph=graph, cluster=cluster, optimizer=optimizer, precision=kind,
+        constraints=parse_constraints(constraints, graph), objective=objective, seed=seed,
+        tables=CostTables(graph, cluster, precision), solved={},
+    )  # fmt: skip
+
+
+def _unknown(what: str, given: str, known: tuple[str, ...]) -> PlanError:
+    near = difflib.get_close_matches(given, known, 1, 0.0)[0]
+    return PlanError(f"{what} {given!r} is none of {', '.join(known)}; nearest is {near!r}")

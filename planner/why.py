@@ -1,0 +1,65 @@
+"""Why a plan lost against another, and plans in a few words."""
+
+from meshwright.ir.plan import Alternative, Plan
+from meshwright.ir.show import seconds, size
+
+
+def kind_of(plan: Plan) -> str:
+    """`pp2 dp4 tp2 zero1`: plans of one kind differ only in details."""
+    parts = [f"pp{len(plan.schedule.rows)}"] if len(plan.schedule.rows) > 1 else []
+    names = (("dp_replicate", "dp"), ("dp_shard", "shard"), ("tp", "tp"))
+    for axis, short in names:
+        sizes = [stage.mesh.get(axis, 1) for stage in plan.stages]
+        if max(sizes) > 1:
+            alike = len(set(sizes)) == 1
+            parts.append(short + (str(sizes[0]) if alike else ":".join(map(str, sizes))))
+    if zeros := sorted({stage.zero for stage in plan.stages if stage.zero}):
+        parts.append("zero" + "/".join(map(str, zeros)))
+    return " ".join(parts) or "one device"
+
+
+def name_of(plan: Plan) -> str:
+    """The kind with micro-batches, schedule and recompute."""
+    parts = [kind_of(plan)]
+    if plan.num_microbatches > 1:
+        parts.append(f"x{plan.num_microbatches}")
+    if len(plan.schedule.rows) > 1:
+        parts.append(plan.schedule.name)
+    if any("full" in stage.recompute.values() for stage in plan.stages):
+        parts.append("recompute")
+    return " ".join(parts)
+
+
+def parts_of(plan: Plan) -> dict[str, float]:
+    """Where the time of a step goes, in seconds."""
+    assert plan.predicted
+    stages = plan.predicted.stages
+    busy: dict[tuple[int, ...], float] = {}
+    for stage, predicted in zip(plan.stages, stages, strict=True):
+        spent = plan.num_microbatches * (predicted.forward_s + predicted.backward_s)
+        busy[stage.devices] = busy.get(stage.devices, 0.0) + spent
+    found = {
+        "computation": max(busy.values()),
+        "gradient synchronisation": max(stage.sync_s for stage in stages),
+        "optimizer": max(stage.optimizer_s for stage in stages),
+    }
+    found["waiting"] = max(0.0, plan.predicted.step_s - sum(found.values()))
+    return found
+
+
+def alternative(plan: Plan, best: Plan, excess_bytes: int) -> Alternative:
+    """The entry of a plan that lost against `best`."""
+    assert plan.predicted and best.predicted
+    peak = plan.predicted.peak_bytes
+    if excess_bytes:
+        why = f"does not fit: {size(excess_bytes)} too much on a rank"
+    else:
+        mine, theirs = parts_of(plan), parts_of(best)
+        worst = max(mine, key=lambda name: mine[name] - theirs[name])
+        slower = plan.predicted.step_s / best.predicted.step_s - 1
+        why = f"{slower:.1%} slower"
+        if mine[worst] > theirs[worst]:
+            why += f": {worst} {seconds(mine[worst])} against {seconds(theirs[worst])}"
+        if slower <= 0:
+            why = f"needs more memory: {size(peak)} against {size(best.predicted.peak_bytes)}"
+    return Alternative(name=name_of(plan), step_s=plan.predicted.step_s, peak_bytes=peak, why=why)
