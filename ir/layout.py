@@ -5,9 +5,9 @@ A tensor dim of size D is seen as `outer x units x inner`. `Shard(dim, outer, in
 GPT-2 is `S(1,outer=3)`), `inner > 1` keeps groups of `inner` elements whole (an attention head).
 """
 
+import re
 from dataclasses import dataclass
 from itertools import accumulate
-import re
 
 from meshwright.ir.errors import PlanError
 

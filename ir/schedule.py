@@ -4,9 +4,9 @@ The text form is that of torch's pipelining runtime: `0F1` is the forward of mic
 0; `B` is a full backward, `I` its input half and `W` its weight half.
 """
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
-import re
 
 from meshwright.ir.errors import PlanError
 

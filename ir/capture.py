@@ -1,0 +1,119 @@
+"""Runs the training step once on fake tensors and returns the exported graph.
+
+The user's model is not touched: a structural copy is made whose tensors are fake.
+"""
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+
+from meshwright.ir.errors import TraceError
+from meshwright.ir.hf import is_hf, prepare
+from meshwright.ir.step import LossFn, TrainingStep
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """An exported training step and where its tensors come from."""
+
+    program: ExportedProgram
+    names: tuple[str, ...]
+    """Input names, in the order of the program's inputs."""
+    originals: Mapping[int, torch.Tensor]
+    """id of a fake tensor of the copy -> the user's tensor."""
+    step: TrainingStep
+    """The fake copy; holds the fakes alive."""
+    batch_size: int
+    batch_inputs: tuple[str, ...]
+
+
+def capture(
+    model: nn.Module,
+    batch: Mapping[str, torch.Tensor],
+    loss_fn: LossFn | None,
+    global_batch_size: int | None,
+) -> Capture:
+    """Export the step; to be called inside the fake mode."""
+    if not any(True for _ in model.parameters()):
+        raise TraceError(f"{type(model).__name__} has no parameters: there is nothing to train")
+    sizes = resized(batch, global_batch_size)
+    originals: dict[int, torch.Tensor] = {}
+    step = fake_copy(TrainingStep(model, loss_fn, tuple(batch)), originals)
+    if not model.training:
+        step.train()
+    if is_hf(model):
+        prepare(step.model)
+    inputs = tuple(torch.empty(sizes[name], dtype=tensor.dtype) for name, tensor in batch.items())
+    program = torch.export.export(step, inputs, strict=False)
+    batch_size = global_batch_size or next(iter(batch.values())).shape[0]
+    batch_inputs = tuple(name for name in batch if sizes[name][:1] == (batch_size,))
+    return Capture(program, tuple(batch), originals, step, batch_size, batch_inputs)
+
+
+def resized(
+    batch: Mapping[str, torch.Tensor], global_batch_size: int | None
+) -> dict[str, tuple[int, ...]]:
+    """Shapes of the inputs with the batch dim set to `global_batch_size`."""
+    if not batch:
+        raise TraceError("example_inputs is empty: give one batch, as a dict or a tuple of tensors")
+    name, first = next(iter(batch.items()))
+    if first.ndim == 0:
+        raise TraceError(f"input {name!r} has no dims; dim 0 of the first input must be the batch")
+    given = first.shape[0]
+    wanted = given if global_batch_size is None else global_batch_size
+    if wanted < 1:
+        raise TraceError(f"global_batch_size is {wanted}; it must be at least 1")
+    return {
+        key: (wanted, *value.shape[1:]) if value.shape[:1] == (given,) else tuple(value.shape)
+        for key, value in batch.items()
+    }
+
+
+def fake_copy(module: TrainingStep, originals: dict[int, torch.Tensor]) -> TrainingStep:
+    """A copy of `module` whose tensors are fake; fills in the original of each fake by id.
+
+    Tensors on the meta device become CPU ones, as the meta device changes what operators do.
+    """
+    memo: dict[int, Any] = {}
+    for tensor in _tensors(module):
+        if id(tensor) not in memo:
+            fake = _fake_like(tensor)
+            memo[id(tensor)] = fake
+            originals[id(fake)] = tensor
+    return copy.deepcopy(module, memo)
+
+
+def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:
+    """Parameters, buffers and tensors that are plain attributes, also inside lists and dicts."""
+    for child in module.modules():
+        yield from (p for p in child._parameters.values() if p is not None)
+        yield from (b for b in child._buffers.values() if b is not None)
+        for name, value in vars(child).items():
+            if name not in ("_parameters", "_buffers", "_modules"):
+                yield from _nested(value)
+
+
+def _nested(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple | set):
+        for item in value:
+            yield from _nested(item)
+    elif isinstance(value, dict):
+        yield from _nested(list(value.values()))
+
+
+def _fake_like(tensor: torch.Tensor) -> torch.Tensor:
+    if nn.parameter.is_lazy(tensor):
+        raise TraceError(
+            "the model has lazy parameters without a shape: run it once on one batch first"
+        )
+    fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(fake, requires_grad=tensor.requires_grad)
+    return fake.requires_grad_(tensor.requires_grad)

@@ -1,0 +1,211 @@
+"""Brings the calls to one form each and drops those without effect."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from meshwright.ir.graph import Arg, Kind, Ref
+from meshwright.ir.ops import LIBRARY
+from meshwright.ir.raw import Raw, RawOp, dtype_name, substitute
+from meshwright.ir.torch_private import schema_arguments, written_arguments
+
+aten = torch.ops.aten
+assert LIBRARY.ns == "meshwright"
+
+
+def simplify(raw: Raw) -> Raw:
+    """The passes, in order; each takes and returns the whole step."""
+    for rewrite in (_canonical, _split_mean_cross_entropy, _drop_identities, _mark_gradients,
+                    _drop_detach, _drop_dead):  # fmt: skip
+        raw = rewrite(raw)
+    return raw
+
+
+def make_op(target: object, given: dict[str, Arg], like: RawOp, outputs: list[str]) -> RawOp:
+    """A call of `target` with its defaults filled in, at the place of `like`."""
+    args = {a.name: given.get(a.name, a.default_value) for a in schema_arguments(target)}
+    return replace(like, target=target, args=args, outputs=outputs)
+
+
+def _shape(raw: Raw, name: str) -> tuple[int, ...]:
+    return tuple(raw.fakes[name].shape)
+
+
+# One form each ------------------------------------------------------------------------------------
+
+_RENAMED = {
+    "aten.__and__.Tensor": aten.bitwise_and.Tensor,
+    "aten.__or__.Tensor": aten.bitwise_or.Tensor,
+    "aten.__and__.Scalar": aten.bitwise_and.Scalar,
+    "aten.__or__.Scalar": aten.bitwise_or.Scalar,
+    "aten._unsafe_view.default": aten.view.default,
+}
+_CASTS = ("aten.to.", "aten.type_as.", "aten._to_copy.", "aten._autocast_to_")
+_SIZED = {
+    "aten.view.default": (aten.view.default, "size"),
+    "aten.view_as.default": (aten.view.default, "size"),
+    "aten.reshape.default": (aten.reshape.default, "shape"),
+    "aten.reshape_as.default": (aten.reshape.default, "shape"),
+    "aten.flatten.using_ints": (aten.reshape.default, "shape"),
+    "aten.unflatten.int": (aten.reshape.default, "shape"),
+    "aten.expand.default": (aten.expand.default, "size"),
+    "aten.expand_as.default": (aten.expand.default, "size"),
+}
+
+
+def _canonical(raw: Raw) -> Raw:
+    raw.ops = [_canonical_op(raw, op) for op in raw.ops]
+    return raw
+
+
+def _canonical_op(raw: Raw, op: RawOp) -> RawOp:
+    if op.name in _RENAMED:
+        return replace(
+            op, target=_RENAMED[op.name], args=dict(zip(
+                (a.name for a in schema_arguments(_RENAMED[op.name])), op.args.values(),
+                strict=True)),
+        )  # fmt: skip
+    if op.name.startswith(_CASTS):
+        given: dict[str, Arg] = {
+            "self": op.args["self"], "dtype": dtype_name(raw.fakes[op.outputs[0]].dtype),
+        }  # fmt: skip
+        return make_op(aten.to.dtype, given, op, op.outputs)
+    if op.name in _SIZED:
+        target, size = _SIZED[op.name]
+        given = {"self": op.args["self"], size: _shape(raw, op.outputs[0])}
+        return make_op(target, given, op, op.outputs)
+    return op
+
+
+# Mean cross-entropy -------------------------------------------------------------------------------
+
+_MEAN = 1
+
+
+def _split_mean_cross_entropy(raw: Raw) -> Raw:
+    """A mean over the targets that count is a sum and a count, each right under any split."""
+    ops: list[RawOp] = []
+    for op in raw.ops:
+        if op.name == "aten.cross_entropy_loss.default" and op.args["reduction"] == _MEAN:
+            ops += _split(raw, op)
+        else:
+            ops.append(op)
+    raw.ops = ops
+    return raw
+
+
+def _split(raw: Raw, op: RawOp) -> list[RawOp]:
+    logits, target, weight = op.args["self"], op.args["target"], op.args["weight"]
+    assert isinstance(logits, Ref) and isinstance(target, Ref)
+    fake, labels = raw.fakes[logits.name], raw.fakes[target.name]
+    if labels.is_floating_point() or (op.args["label_smoothing"] and weight is not None):
+        return [op]  # class probabilities, or smoothing with weights: the mean is another one
+    total, count = raw.fresh("loss_sum"), raw.fresh("loss_count")
+    raw.fakes[total] = raw.fakes[op.outputs[0]]
+    raw.fakes[count] = raw.fakes[op.outputs[0]].detach()
+    shared: dict[str, Arg] = {
+        "target": target, "weight": weight, "ignore_index": op.args["ignore_index"],
+    }  # fmt: skip
+    own = torch.ops.meshwright
+    return [
+        make_op(own.count_valid.default, {**shared, "dtype": dtype_name(fake.dtype)}, op, [count]),
+        make_op(own.cross_entropy_sum.default,
+                {**shared, "logits": logits, "label_smoothing": op.args["label_smoothing"]},
+                op, [total]),
+        make_op(aten.div.Tensor, {"self": Ref(total), "other": Ref(count)}, op, op.outputs),
+    ]  # fmt: skip
+
+
+# Calls without effect -----------------------------------------------------------------------------
+
+_COPIES = frozenset({
+    "aten.alias.default", "aten.lift_fresh_copy.default", "aten.lift_fresh.default",
+    "aten.view.default", "aten.reshape.default", "aten.expand.default", "aten.to.dtype",
+    "aten.contiguous.default", "aten.clone.default", "aten.positive.default",
+})  # fmt: skip
+
+
+def _is_identity(raw: Raw, op: RawOp) -> bool:
+    if op.name in ("aten.dropout.default", "aten.feature_dropout.default"):
+        return not op.args["train"] or op.args["p"] == 0
+    if op.name not in _COPIES:
+        return False
+    source = op.args["self"]
+    assert isinstance(source, Ref)
+    before, after = raw.fakes[source.name], raw.fakes[op.outputs[0]]
+    same = before.shape == after.shape and before.dtype == after.dtype
+    return same and (before.stride() == after.stride() or op.name == "aten.reshape.default")
+
+
+def _drop(raw: Raw, unneeded: Callable[[RawOp], bool]) -> Raw:
+    """Remove calls whose single result is their first input."""
+    names: dict[str, str] = {}
+    ops: list[RawOp] = []
+    for op in raw.ops:
+        op = replace(op, args={k: substitute(v, names) for k, v in op.args.items()})
+        if unneeded(op):
+            names[op.outputs[0]] = op.inputs[0]
+        else:
+            ops.append(op)
+    raw.ops = ops
+    raw.loss = names.get(raw.loss, raw.loss)
+    return raw
+
+
+def _drop_identities(raw: Raw) -> Raw:
+    return _drop(raw, lambda op: _is_identity(raw, op))
+
+
+# Gradients ----------------------------------------------------------------------------------------
+
+_NO_GRADIENT = (
+    "detach", "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like",
+    "randint_like", "new_zeros", "new_ones", "new_full", "new_empty", "new_tensor", "bernoulli",
+    "argmax", "argmin", "one_hot", "bincount", "histc", "searchsorted", "bucketize",
+)  # fmt: skip
+
+
+def _mark_gradients(raw: Raw) -> Raw:
+    """Set requires_grad on every example value as autograd would."""
+    live = {name for name, tensor in raw.tensors.items() if tensor.requires_grad}
+    for op in raw.ops:
+        short = op.name.split(".")[1].rstrip("_")
+        flows = op.grad and short not in _NO_GRADIENT and any(n in live for n in op.inputs)
+        for output in op.outputs:
+            if output and flows and raw.fakes[output].dtype.is_floating_point:
+                live.add(output)
+    for name, fake in raw.fakes.items():
+        if name not in raw.tensors:
+            raw.fakes[name] = fake.detach().requires_grad_(name in live)
+    return raw
+
+
+def _drop_detach(raw: Raw) -> Raw:
+    """A detach matters only where there is a gradient to stop."""
+    names = ("aten.detach.default", "aten.detach_.default")
+    return _drop(raw, lambda op: op.name in names and not raw.fakes[op.inputs[0]].requires_grad)
+
+
+def _drop_dead(raw: Raw) -> Raw:
+    """Keep what the loss needs and what changes a buffer."""
+    needed = {raw.loss}
+    ops: list[RawOp] = []
+    for op in reversed(raw.ops):
+        effect = changes_state(raw, op)
+        if effect or any(o in needed for o in op.outputs):
+            needed.update(op.inputs)
+            ops.append(op)
+    raw.ops = ops[::-1]
+    used = {name for op in raw.ops for name in op.inputs}
+    for name in [n for n, t in raw.tensors.items() if n not in used and t.kind is not Kind.INPUT]:
+        if raw.tensors[name].kind is not Kind.PARAMETER:
+            del raw.tensors[name]
+    return raw
+
+
+def changes_state(raw: Raw, op: RawOp) -> bool:
+    """Whether the call writes to a buffer."""
+    if any(written_arguments(op.target)):
+        return True
+    return op.name == "aten.batch_norm.default" and bool(op.args["training"])

@@ -1,0 +1,60 @@
+"""Everything that tracing uses of torch's private interface; checked on torch 2.11 to 2.13."""
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Node
+
+CHECKED_ON = ("2.11", "2.12", "2.13")
+NO_GRAD_REGION = "wrap_with_set_grad_enabled"
+ANY_REGION = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
+
+
+def fake_mode() -> AbstractContextManager[Any]:
+    """Tensors made inside have shapes and dtypes but no memory."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def operator_library(namespace: str) -> Any:
+    """A library to define operators in; they live as long as it does."""
+    library: Any = torch.library.Library
+    return library(namespace, "DEF")
+
+
+def schema_arguments(target: Any) -> tuple[Any, ...]:
+    """The arguments an ATen or custom operator declares."""
+    return tuple(target._schema.arguments)
+
+
+def written_arguments(target: Any) -> tuple[str, ...]:
+    """Names of the arguments that the operator changes in place."""
+    return tuple(
+        a.name
+        for a in target._schema.arguments
+        if a.alias_info is not None and a.alias_info.is_write
+    )
+
+
+def makes_view(target: Any) -> bool:
+    """Whether the operator's schema says that its result shares memory with an argument."""
+    infos = (r.alias_info for r in target._schema.returns)
+    return any(info is not None and not info.is_write for info in infos)
+
+
+def region_of(node: Node) -> str:
+    """The name of the higher-order operator that the node calls, if it is one we can look into."""
+    name = getattr(node.target, "_name", None) or getattr(node.target, "__name__", "")
+    return name if name in ANY_REGION else ""
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """Equal for tensors that share memory, real or fake."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def resolve_target(name: str) -> Any:
+    """The operator that `Op.target` names."""
+    namespace, op, overload = name.split(".", 2)
+    return getattr(getattr(getattr(torch.ops, namespace), op), overload)

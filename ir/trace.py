@@ -1,0 +1,148 @@
+"""Traces a model's training step to a Graph; nothing is allocated and the model is not changed."""
+
+import time
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import nn
+
+from meshwright.ir.blocks import find_blocks
+from meshwright.ir.capture import Capture, capture
+from meshwright.ir.digest import digest
+from meshwright.ir.errors import TraceError
+from meshwright.ir.flops import flops
+from meshwright.ir.graph import Graph, Kind, Op, Tensor
+from meshwright.ir.raw import Raw, RawOp, dtype_name, read
+from meshwright.ir.saved import Memory
+from meshwright.ir.simplify import changes_state, simplify
+from meshwright.ir.step import Batch, LossFn, flatten_batch
+from meshwright.ir.torch_private import fake_mode
+
+
+def trace(
+    model: nn.Module,
+    example_inputs: Batch | None = None,
+    loss_fn: LossFn | None = None,
+    *,
+    global_batch_size: int | None = None,
+) -> Graph:
+    """The training step of `model` as data, at the global batch size (default: the example's)."""
+    started = time.perf_counter()
+    if example_inputs is None:
+        raise TraceError(f"{type(model).__name__} needs example_inputs: one batch, dict or tuple")
+    batch = flatten_batch(example_inputs)
+    with fake_mode():
+        captured = capture(model, batch, loss_fn, global_batch_size)
+        raw = simplify(read(captured))
+        graph = _graph(raw, captured, model)
+    seconds = f"{time.perf_counter() - started:.1f}"
+    graph.meta.update(model=type(model).__name__, torch=torch.__version__, trace_s=seconds)
+    return graph
+
+
+def _graph(raw: Raw, captured: Capture, model: nn.Module) -> Graph:
+    if not raw.fakes[raw.loss].requires_grad:
+        raise TraceError("the loss does not depend on any parameter that requires grad")
+    ordered, prelude = _prelude_first(raw)
+    tensors = raw.tensors | _activations(raw, ordered)
+    ops, blocks = find_blocks(_costed(raw, ordered), prelude, tensors, raw.loss)
+    by_key = dict(zip(captured.names, raw.inputs, strict=True))
+    return Graph(
+        tensors=tensors,
+        ops=ops,
+        prelude=prelude,
+        blocks=blocks,
+        inputs=tuple(raw.inputs),
+        input_names=captured.names,
+        loss=raw.loss,
+        batch_size=captured.batch_size,
+        batch_inputs=tuple(by_key[name] for name in captured.batch_inputs),
+        tied=_tied(model),
+        fingerprint=_fingerprint(ops, tensors),
+    )
+
+
+def _prelude_first(raw: Raw) -> tuple[list[RawOp], int]:
+    """Ops that depend on no parameter and no buffer that changes, moved to the front."""
+    changed = {n for op in raw.ops if changes_state(raw, op) for n in op.inputs}
+    bound = {
+        n for n, t in raw.tensors.items()
+        if t.kind is Kind.PARAMETER or (t.kind is Kind.BUFFER and n in changed)
+    }  # fmt: skip
+    early: list[RawOp] = []
+    late: list[RawOp] = []
+    for op in raw.ops:
+        if changes_state(raw, op) or any(n in bound for n in op.inputs):
+            bound.update(op.outputs)
+            late.append(op)
+        else:
+            early.append(op)
+    return early + late, len(early)
+
+
+def _activations(raw: Raw, ops: Iterable[RawOp]) -> dict[str, Tensor]:
+    return {
+        name: Tensor(name, tuple(fake.shape), dtype_name(fake.dtype), Kind.ACTIVATION,
+                     requires_grad=fake.requires_grad)
+        for op in ops for name in op.outputs if name
+        for fake in (raw.fakes[name],)
+    }  # fmt: skip
+
+
+def _costed(raw: Raw, ops: Sequence[RawOp]) -> list[Op]:
+    """The final ops, with flops and what autograd keeps; views count as what they are views of."""
+    memory = Memory()
+    owner: dict[str, str] = {}
+    done: list[Op] = []
+    for op in ops:
+        kept = memory.of(op, raw.fakes)
+        inputs = op.inputs
+        for output, shared in zip(op.outputs, kept.shares, strict=True):
+            if output and shared is not None:
+                owner[output] = owner.get(inputs[shared], inputs[shared])
+        names = [inputs[i] for i in kept.inputs] + [op.outputs[i] for i in kept.outputs]
+        done.append(Op(
+            name=next(filter(None, op.outputs), "") or f"{op.name.split('.')[1]}_{len(done)}",
+            key="",
+            target=op.name,
+            args=tuple(op.args.items()),
+            inputs=inputs,
+            outputs=tuple(op.outputs),
+            module_path=op.path,
+            flops=flops(op.name, op.args, raw.fakes, op.outputs),
+            saved=tuple(dict.fromkeys(owner.get(n, n) for n in names)),
+            saved_extra_bytes=kept.extra_bytes,
+            source=op.source,
+        ))  # fmt: skip
+    return done
+
+
+def _tied(model: nn.Module) -> tuple[tuple[str, ...], ...]:
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return tuple(tuple(group) for group in names.values() if len(group) > 1)
+
+
+_SHAPE_ONLY = frozenset("view reshape expand contiguous clone unsqueeze squeeze".split())
+
+
+def _fingerprint(ops: Sequence[Op], tensors: dict[str, Tensor]) -> str:
+    """Hash of the structure; independent of batch size and sequence length.
+
+    Calls that only reshape are left out: whether they do anything depends on the batch size.
+    """
+    number: dict[str, str] = {
+        n: f"{t.kind.value} {t.fqn}" for n, t in tensors.items() if t.kind is not Kind.ACTIVATION
+    }
+    described: list[object] = []
+    for op in ops:
+        if op.target.split(".")[1] in _SHAPE_ONLY:
+            number[op.outputs[0]] = number[op.inputs[0]]
+            continue
+        constants = [v for _, v in op.args if isinstance(v, str | bool | float)]
+        described.append((op.target, [number[n] for n in op.inputs], constants))
+        for index, output in enumerate(op.outputs):
+            number[output] = f"{len(described)}.{index}"
+    parameters = [(t.fqn, t.shape, t.dtype) for t in tensors.values() if t.kind is Kind.PARAMETER]
+    return digest([described, sorted(parameters)])
