@@ -4,7 +4,7 @@ from typing import Literal
 
 import torch
 
-from meshwright.ir.graph import Arg, Block, Graph, Kind, Op, Ref, Tensor
+from meshwright.ir.graph import Block, Graph, Kind, Op, Ref, Tensor
 from meshwright.ir.plan import (
     BlockLayout,
     ClusterId,
