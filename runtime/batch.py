@@ -8,7 +8,8 @@ from torch import Tensor
 from meshwright.codegen.program import StageProgram
 from meshwright.ir.border import Side
 from meshwright.ir.errors import PlanError
-from meshwright.ir.graph import Graph, Tensor as GraphTensor
+from meshwright.ir.graph import Graph
+from meshwright.ir.graph import Tensor as GraphTensor
 from meshwright.ir.plan import Plan
 from meshwright.ir.step import Batch, flatten_batch
 
@@ -45,7 +46,9 @@ class BatchCutter:
 
     def own_samples(self) -> list[int]:
         """Global indices of the samples that this rank reads, ascending."""
-        spans = [span for stage, reads in self._reads.items() if reads for span in self.spans(stage)]
+        spans = [
+            span for stage, reads in self._reads.items() if reads for span in self.spans(stage)
+        ]
         return sorted({sample for span in spans for sample in range(*span)})
 
     def shard(self, batch: Batch) -> dict[str, Tensor]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from importlib import import_module
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.codegen.comm import Comm
@@ -36,6 +37,12 @@ class RankParts:
     missing: tuple[str, ...]
     """Module paths that have no values yet, since the model was on the meta device."""
     ties: tuple[Tie, ...]
+    owners: dict[str, int]
+    """Graph tensor name -> the lowest rank that has (part of) it."""
+
+    def any_tensor(self, name: str) -> Tensor:
+        """What blocks of this rank read under a graph tensor name."""
+        return next(tensors[name] for tensors in self.tensors.values() if name in tensors)
 
     @property
     def held(self) -> tuple[Held, ...]:
@@ -80,10 +87,22 @@ def build_rank(
             device,
         )
         sync = _sync(plan, program, tensors[index], lines[index])
-        stages[index] = StageModule(
-            program, comm, tensors[index], sync, _AUTOCAST[plan.precision]
-        )
-    return RankParts(rank, programs, groups, stages, lines, places, tensors, missing, ties)
+        stages[index] = StageModule(program, comm, tensors[index], sync, _AUTOCAST[plan.precision])
+    owners = _owners({name for found in tensors.values() for name in found})
+    return RankParts(rank, programs, groups, stages, lines, places, tensors, missing, ties, owners)
+
+
+def _owners(names: set[str]) -> dict[str, int]:
+    """Graph tensor name -> the lowest rank that has it."""
+    everyone = [names]
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        everyone = everyone * dist.get_world_size()
+        dist.all_gather_object(everyone, names)
+    found: dict[str, int] = {}
+    for rank, theirs in enumerate(everyone):
+        for name in theirs:
+            found.setdefault(name, rank)
+    return found
 
 
 def _lines(plan: Plan, index: int, rank: int, groups: Groups) -> Lines:

@@ -1,8 +1,8 @@
 """The loop: takes a rank's row of the schedule action by action."""
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-import time
 
 from torch import Tensor
 
@@ -25,8 +25,8 @@ class Progress:
     """idle, running, receiving, synchronising."""
     since: float = 0.0
 
-    def at(self, action: str, phase: str) -> None:
-        self.action, self.phase, self.since = action, phase, time.monotonic()
+    def at(self, step: int, action: str, phase: str) -> None:
+        self.step, self.action, self.phase, self.since = step, action, phase, time.monotonic()
 
 
 class Executor:
@@ -56,7 +56,7 @@ class Executor:
                 loss = self._take(action, inputs)
             if loss is not None:
                 total = loss if total is None else total + loss
-        self._progress.at("end of the schedule", "receiving")
+        self._at("end of the schedule", "receiving")
         self._mailbox.finish()
         return total
 
@@ -68,10 +68,17 @@ class Executor:
             case Work.BACKWARD | Work.BACKWARD_INPUT:
                 self._backward(action)
             case Work.BACKWARD_WEIGHT:
-                self._progress.at(str(action), "running")
+                self._at(action, "running")
                 stage = self._stages[action.stage]
-                stage.backward_weight(action.microbatch, action in self._last)
+                stage.backward_weight(action.microbatch, self._completes(action))
         return None
+
+    def _completes(self, action: Action) -> bool:
+        """Whether the stage's gradients are complete after it and may be sent off at once."""
+        return self._stages[action.stage].reduce_early and action in self._last
+
+    def _at(self, action: Action | str, phase: str) -> None:
+        self._progress.at(self._progress.step, str(action), phase)
 
     def _place(self, stage: int, microbatch: int) -> None:
         """Tells the generated code where it is: dropout masks depend on it."""
@@ -82,13 +89,13 @@ class Executor:
     def _forward(self, action: Action, inputs: Inputs) -> Tensor | None:
         stage, microbatch = self._stages[action.stage], action.microbatch
         border = action.stage - 1
-        self._progress.at(str(action), "receiving")
+        self._at(action, "receiving")
         values = dict(inputs(action.stage, microbatch))
         for value in stage.program.receives:
             received = self._mailbox.receive(border, value.name, False, microbatch)
             assert received is not None
             values[value.name] = received
-        self._progress.at(str(action), "running")
+        self._at(action, "running")
         made = stage(microbatch, values, keep=self._training)
         for value in stage.program.sends:
             self._mailbox.send(action.stage, value.name, False, microbatch, made[value.name])
@@ -96,16 +103,16 @@ class Executor:
 
     def _backward(self, action: Action) -> None:
         stage, microbatch = self._stages[action.stage], action.microbatch
-        self._progress.at(str(action), "receiving")
+        self._at(action, "receiving")
         gradients = {}
         for value in stage.program.sends:
             if value.requires_grad:
                 gradient = self._mailbox.receive(action.stage, value.name, True, microbatch)
                 if gradient is not None:
                     gradients[value.name] = gradient
-        self._progress.at(str(action), "running")
+        self._at(action, "running")
         if action.work is Work.BACKWARD:
-            made = stage.backward(microbatch, gradients, action in self._last)
+            made = stage.backward(microbatch, gradients, self._completes(action))
         else:
             made = stage.backward_input(microbatch, gradients)
         for name, gradient in made.items():

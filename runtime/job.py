@@ -1,10 +1,8 @@
 """`compile(model, plan)`: a job that trains the model as the plan says."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 import time
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -14,12 +12,13 @@ from meshwright.codegen.lower import lower
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Graph
 from meshwright.ir.plan import Plan
-from meshwright.ir.schedule import Schedule, Work
+from meshwright.ir.schedule import Work
 from meshwright.ir.step import Batch, LossFn
 from meshwright.ir.trace import trace
 from meshwright.runtime.batch import BatchCutter, as_batch
 from meshwright.runtime.build import RankParts, build_rank
-from meshwright.runtime.executor import Executor, Inputs, Progress
+from meshwright.runtime.executor import Executor, Progress
+from meshwright.runtime.failure import Failures
 from meshwright.runtime.gradients import clip, scale, sum_over_tp
 from meshwright.runtime.handshake import (
     check_identity,
@@ -57,15 +56,16 @@ def compile(
     max_grad_norm: float | None = None,
     example_inputs: Batch | None = None,
     graph: Graph | None = None,
-    timeout_s: float = 1800.0,
+    hang_s: float = 1800.0,
 ) -> "Job":
     """Called by every rank, under torchrun; alone if the plan is for one.
 
     `optimizer` is a name (default: the plan's), a callable that makes one from parameters, or an
-    optimizer over `model.parameters()`. Ranks other than 0 may pass no plan.
+    optimizer over `model.parameters()`. Ranks other than 0 may pass no plan. A job that makes no
+    progress for `hang_s` seconds is ended.
     """
     chosen = pick_device(device)
-    joined = join(plan.world_size if plan is not None else 2, chosen, timeout_s)
+    joined = join(plan.world_size if plan is not None else 2, chosen, hang_s)
     plan = share_plan(plan)
     check_world(plan)
     if graph is None:
@@ -76,7 +76,7 @@ def compile(
     programs = lower(graph, plan, rank())
     parts = build_rank(plan, graph, programs, model_tensors(model), rank(), chosen, seed)
     made = make_optimizer(optimizer or plan.optimizer, parts.held, lr, model)
-    return Job(plan, graph, parts, made, model, chosen, max_grad_norm, timeout_s, joined)
+    return Job(plan, graph, parts, made, model, chosen, max_grad_norm, hang_s, joined)
 
 
 def _inputs_of(plan: Plan) -> Batch:
@@ -98,7 +98,7 @@ class Job:
         model: nn.Module,
         device: torch.device,
         max_grad_norm: float | None = None,
-        timeout_s: float = 1800.0,
+        hang_s: float = 1800.0,
         owns_world: bool = False,
     ) -> None:
         self.plan, self.graph, self.parts, self.model = plan, graph, parts, model
@@ -109,6 +109,7 @@ class Job:
         """Global norm at the last step; None unless gradients are clipped."""
         self.missing = set(parts.missing)
         self.progress = Progress()
+        self.failures = Failures(parts.rank, plan.world_size, self.progress, hang_s)
         self._owns_world = owns_world
         self._cutter = BatchCutter(graph, plan, parts.programs, parts.rank, device)
         self._trainer = self._executor(training=True)
@@ -125,3 +126,147 @@ class Job:
         self._apply(record, 1.0)
         self._finish_record(record, start)
         return loss
+
+    def accumulate(self, batch: Batch, *, sharded: bool = False) -> Tensor:
+        """Adds a batch's gradients without an optimizer step; `apply` takes it."""
+        record = StepRecord(self.device)
+        return self._accumulate(batch, record, sharded=sharded, last=False)
+
+    def apply(self, gradient_scale: float = 1.0) -> None:
+        """The optimizer step for what `accumulate` has gathered, scaled (1/n gives the mean)."""
+        if not self._accumulated:
+            raise PlanError("apply() needs at least one accumulate(batch) before it")
+        start, record = time.perf_counter(), StepRecord(self.device)
+        self._apply(record, gradient_scale)
+        self._finish_record(record, start)
+
+    def eval(self, batch: Batch, *, sharded: bool = False) -> Tensor:
+        """The loss of a global batch: no dropout, running batch statistics, nothing changes."""
+        for stage in self.parts.stages.values():
+            stage.comm.training = False
+        try:
+            with self.failures.guard():
+                return self._run(self._evaluator, batch, StepRecord(self.device), sharded)
+        finally:
+            for stage in self.parts.stages.values():
+                stage.comm.training = True
+
+    def shard(self, batch: Batch) -> Batch:
+        """This rank's samples of a global batch, for `step(..., sharded=True)`."""
+        return as_batch(self._cutter.shard(batch))
+
+    def close(self) -> None:
+        """Leaves the job; the last call."""
+        self.failures.close()
+        if self._owns_world and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _executor(self, *, training: bool) -> Executor:
+        """The loop over this rank's row; evaluation takes only the forwards of it."""
+        plan, programs, rank = self.plan, self.parts.programs, self.parts.rank
+        schedule = plan.schedule.parse()
+        messages = plan_messages(plan, schedule, programs, rank, backward=training)
+        mailbox = Mailbox(
+            rank, messages, programs, self._cutter.samples, self.parts.groups, self.device
+        )
+        row = schedule.ranks[schedule.rank_of(programs[0].index)]
+        return Executor(
+            row if training else tuple(a for a in row if a.work is Work.FORWARD),
+            self.parts.stages,
+            mailbox,
+            self._cutter.offsets,
+            plan.samples_per_microbatch,
+            self.progress,
+        )
+
+    def _accumulate(self, batch: Batch, record: StepRecord, *, sharded: bool, last: bool) -> Tensor:
+        if self.missing:
+            raise PlanError(
+                f"{len(self.missing)} tensors have no values, such as {min(self.missing)!r}: the "
+                "model was on the meta device; call job.load(dir) first"
+            )
+        with self.failures.guard():
+            stages = self.parts.stages.values()
+            for stage in stages:
+                if not self._accumulated:
+                    stage.sync.begin()
+                # Accumulated batches of one step draw different dropout masks.
+                stage.comm.step = self.state.step + (self._accumulated << 32)
+                stage.reduce_early = last and not self._accumulated
+            loss = self._run(self._trainer, batch, record, sharded)
+        self._accumulated += 1
+        return loss
+
+    def _run(self, executor: Executor, batch: Batch, record: StepRecord, sharded: bool) -> Tensor:
+        """Runs the schedule; the loss of the whole job."""
+        parts = self._cutter.cut(batch, sharded=sharded)
+        self.progress.at(self.state.step, "totals", "running")
+        totals = self._totals(parts)
+
+        def inputs(stage: int, microbatch: int) -> Mapping[str, Tensor]:
+            return parts[stage, microbatch] | totals[stage]
+
+        local = executor.run(inputs, record)
+        loss = self._sum_loss(local)
+        self.progress.at(self.state.step, "end", "idle")
+        return loss
+
+    def _totals(
+        self, parts: Mapping[tuple[int, int], Mapping[str, Tensor]]
+    ) -> dict[int, dict[str, Tensor]]:
+        """Per stage, the sums over all micro-batches and dp of what the whole batch decides."""
+        found: dict[int, dict[str, Tensor]] = {}
+        for index, stage in self.parts.stages.items():
+            found[index] = {}
+            if stage.program.totals is None:
+                continue
+            for microbatch in range(self.plan.num_microbatches):
+                made = stage.totals(parts[index, microbatch])
+                for name, value in made.items():
+                    known = found[index].get(name)
+                    found[index][name] = value.clone() if known is None else known + value
+            if self.parts.lines[index].dp is not None:
+                for value in found[index].values():
+                    dist.all_reduce(value, group=self.parts.lines[index].dp)
+        return found
+
+    def _sum_loss(self, local: Tensor | None) -> Tensor:
+        """The loss of the global batch on every rank."""
+        last = len(self.plan.stages) - 1
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        if local is not None and self.parts.lines[last].tp_coordinate == 0:
+            total += local
+        if self.plan.world_size > 1:
+            self.progress.at(self.state.step, "loss", "synchronising")
+            dist.all_reduce(total)
+        double = self.graph.tensors[self.graph.loss].dtype == "float64"
+        return total if double else total.float()
+
+    def _apply(self, record: StepRecord, gradient_scale: float) -> None:
+        parts, world = self.parts, self.plan.world_size
+        with self.failures.guard():
+            with record.action("synchronise"):
+                self.progress.at(self.state.step, "gradients", "synchronising")
+                for index, stage in parts.stages.items():
+                    stage.sync.finish()
+                    sum_over_tp(stage.sync.held, parts.lines[index].tp)
+                sum_ties(parts.ties, parts.held, parts.groups, parts.rank, parts.tp_place)
+                if gradient_scale != 1.0:
+                    scale(parts.held, gradient_scale)
+                if self.max_grad_norm is not None:
+                    self.grad_norm = clip(
+                        parts.held, parts.counted, self.max_grad_norm, self.device, world
+                    )
+            with record.action("optimizer"):
+                self.optimizer.step()
+                for stage in parts.stages.values():
+                    stage.sync.publish()
+        self.progress.at(self.state.step, "end", "idle")
+        self.state.step += 1
+        self._accumulated = 0
+
+    def _finish_record(self, record: StepRecord, start: float) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        record.close(time.perf_counter() - start)
+        self.stats.add(record)

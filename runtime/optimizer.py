@@ -1,7 +1,7 @@
 """The user's optimizer over what this rank holds."""
 
-from collections.abc import Callable, Sequence
 import inspect
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch

@@ -67,6 +67,4 @@ def _sections(
     units = units_of(shape[tp.dim], tp)
     start, stop = Axis(tp_size).span(units, coordinate)
     length = (stop - start) * tp.inner
-    return [
-        (tp.dim, n * length, (n * units + start) * tp.inner, length) for n in range(tp.outer)
-    ]
+    return [(tp.dim, n * length, (n * units + start) * tp.inner, length) for n in range(tp.outer)]

@@ -111,17 +111,17 @@ def _find_joins(
             continue
         for child, _ in node.next_functions:
             if child is not None and not reached[child][0]:
-                for parameter in reached[child][1]:
-                    at.setdefault(parameter, []).append(node)
+                for leaf in reached[child][1]:
+                    at.setdefault(leaf, []).append(node)
     roots = {edge.node for edge in work.edges}
     behind_root = {
         p for root in roots if not reached[root][0] for p in reached[root][1]
     }  # fmt: skip
     joins: dict[Node, list[Tensor]] = {}
-    for node, parameter in parameters.items():
-        places = at.get(node, [])
-        if len(set(places)) == 1 and node not in behind_root:
+    for leaf, parameter in parameters.items():
+        places = at.get(leaf, [])
+        if len(set(places)) == 1 and leaf not in behind_root:
             joins.setdefault(places[0], []).append(parameter)
-        elif places or node in behind_root:
+        elif places or leaf in behind_root:
             work.rest.append(parameter)
     work.joins = list(joins.items())

@@ -5,10 +5,9 @@ outputs of earlier blocks. So parameters can be gathered for one block at a time
 as soon as a block's are complete, and a block recomputed or its backward split, without hooks.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +15,6 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from meshwright.codegen.comm import Comm
 from meshwright.codegen.program import Call, StageProgram
-from meshwright.ir.graph import Kind
 from meshwright.runtime.gradsync.base import GradientSync
 from meshwright.runtime.split import WeightWork, backward_input
 
@@ -81,12 +79,14 @@ class StageModule(nn.Module):
         self._tensors = dict(tensors)
         self._autocast = autocast
         self._tapes: dict[int, _Tape] = {}
+        self.reduce_early = True
+        """No further batch adds to this step's gradients."""
         read = {name for call in program.calls for name in call.inputs}
         self._relayed = {value.name for value in program.receives} & {
             value.name for value in program.sends
         }
         self._kept_names = read | self._relayed
-        self._border = {value.name: value for value in program.sends}
+        self._sent = {value.name for value in program.sends} | {program.loss}
 
     def totals(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The local summands of one micro-batch."""
@@ -144,7 +144,8 @@ class StageModule(nn.Module):
         if keep and call.recompute:
             tape.values |= {n: env[n] for n in call.inputs if n not in tape.leaves}
         for name in call.drop:
-            env.pop(name, None)
+            if name not in self._sent:
+                env.pop(name, None)
 
     def _differs(self, index: int, inputs: Sequence[Tensor], output: Tensor) -> bool:
         """Whether an output that was made without a graph will have a gradient."""
@@ -203,7 +204,9 @@ class StageModule(nn.Module):
         edges, arriving = [], []
         for output in outputs:
             if output.name == self.program.loss:
-                gradient: Tensor | None = torch.ones((), dtype=output.dtype, device=self.comm.device)
+                gradient: Tensor | None = torch.ones(
+                    (), dtype=output.dtype, device=self.comm.device
+                )
             elif output.name in tape.leaves:
                 gradient = tape.leaves[output.name].grad
             else:

@@ -1,11 +1,11 @@
 """What steps took: seconds per kind of action, seconds per step, peak memory."""
 
+import resource
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-import resource
-import time
 
 import torch
 

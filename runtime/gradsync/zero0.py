@@ -36,7 +36,7 @@ class _Zero0:
         self._group = lines.dp
         self._trainable = trainable
         self._buckets = [_Bucket(b) for b in buckets(trainable, BUCKET_BYTES)] if lines.dp else []
-        self._works: list[dist.Work] = []
+        self._works: dict[_Bucket, dist.Work] = {}
         self.held = tuple(
             Held(s.param, lines.stage, s.whole, None, lines.is_primary(s.param, sharded=False))
             for s in slots
@@ -58,12 +58,18 @@ class _Zero0:
         """Starts to reduce what is complete while backward goes on."""
         for bucket in self._buckets:
             if last and bucket.owner == call:
-                work = dist.all_reduce(bucket.flat, group=self._group, async_op=True)
-                assert work is not None
-                self._works.append(work)
+                self._start(bucket)
+
+    def _start(self, bucket: _Bucket) -> None:
+        work = dist.all_reduce(bucket.flat, group=self._group, async_op=True)
+        assert work is not None
+        self._works[bucket] = work
 
     def finish(self) -> None:
-        for work in self._works:
+        for bucket in self._buckets:
+            if bucket not in self._works:
+                self._start(bucket)
+        for work in self._works.values():
             work.wait()
         self._works.clear()
 

@@ -75,6 +75,10 @@ class Zero1:
             slot.whole.grad = None
 
     def finish(self) -> None:
+        started = {index for index, _, _ in self._works}
+        for index in range(len(self._buckets)):
+            if index not in started:
+                self._start(index)
         for index, flat, work in self._works:
             work.wait()
             self._deliver(index, flat)

@@ -6,7 +6,6 @@ saved of them (views, transposes) is valid again once they are gathered for the 
 
 from collections.abc import Sequence
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 

@@ -1,0 +1,14 @@
+"""All that the runtime uses of torch and that torch does not call public.
+
+Checked on torch 2.13 (see tests/runtime/test_torch_private.py).
+"""
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
+
+CHECKED_ON = "2.13"
+
+
+def default_store() -> dist.Store:
+    """The store through which the ranks of the default process group met."""
+    return _get_default_store()
