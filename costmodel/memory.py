@@ -8,7 +8,7 @@ from meshwright.ir.errors import PlanError
 OPTIMIZER_COPIES = {"adamw": 2, "adam": 2, "sgd": 0, "sgd_momentum": 1, "adagrad": 1, "rmsprop": 1}
 """How many values of optimizer state there are per parameter value, in the parameter's dtype."""
 
-_PASSES = {"adamw": 16, "adam": 14, "sgd": 3, "sgd_momentum": 6, "adagrad": 8, "rmsprop": 9}
+_PASSES = {"adamw": 20, "adam": 18, "sgd": 3, "sgd_momentum": 6, "adagrad": 8, "rmsprop": 9}
 """Reads and writes of each parameter value in one step; counted in torch's unfused code."""
 
 
