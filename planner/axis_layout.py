@@ -14,6 +14,9 @@ from meshwright.planner.segments import Segment
 from meshwright.planner.strategies.view import is_free
 
 PICOSECONDS = 1e12
+PIECES = 8
+"""How many pieces (micro-batches, replicas) the batch is assumed to be cut into: each converts the
+parameters again, while the bytes of activations here are those of the whole batch."""
 LOOKUPS = frozenset("embedding embedding_bag _embedding_bag index index_select gather".split())
 
 
@@ -65,7 +68,7 @@ def _useful(
     given: Given,
     exits: Mapping[str, Placement],
 ) -> list[tuple[Strategy, ...]]:
-    """Strategies per op, without summands where none can arise and partial gradients nobody wants."""
+    """Strategies per op, without summands that cannot arise and gradients that nobody makes."""
     every = [
         strategies(op, segment.rules[op.name], graph, axis, splits[op.name]) for op in segment.ops
     ]
@@ -149,7 +152,8 @@ def _price(graph: Graph, ranks: int, prices: Prices) -> Callable[[str, Placement
             seconds = prices.primitive_s(conversion.forward, tensor.nbytes, ranks)
             if tensor.requires_grad:
                 seconds += prices.primitive_s(conversion.backward, tensor.nbytes, ranks)
-            known[key] = round(seconds * PICOSECONDS)
+            pieces = PIECES if tensor.kind is Kind.PARAMETER else 1
+            known[key] = round(seconds * pieces * PICOSECONDS)
         return known[key]
 
     return price

@@ -44,7 +44,7 @@ Taken = Mapping[str, frozenset[int]]
 
 
 def split_of(rule: Rule, dims: Dims, shard: Shard, axis: AxisKind) -> Split | None:
-    """The split that gives a tensor with these dims the placement; None if it cuts across factors."""
+    """The split that gives a tensor with these dims the placement; None if it cuts factors."""
     factors = dims[shard.dim] if shard.dim < len(dims) else ()
     sizes = [rule.sizes[f] for f in factors]
     size = prod(sizes)
@@ -141,7 +141,7 @@ def split_strategy(op: Op, rule: Rule, graph: Graph, split: Split, axis: AxisKin
 def strategies(
     op: Op, rule: Rule | None, graph: Graph, axis: AxisKind, splits: Iterable[Split]
 ) -> tuple[Strategy, ...]:
-    """All strategies of the op: whole, each split, summands through linear ops, partial gradients."""
+    """All strategies: whole, each split, summands through linear ops, partial gradients."""
     found = [Strategy((R,) * len(op.inputs), (R,) * len(op.outputs))]
     if rule:
         found += [split_strategy(op, rule, graph, split, axis) for split in splits]

@@ -1,4 +1,4 @@
-"""Picks a strategy for every op: first for the batch on `dp`, then for `tp` on what dp leaves whole.
+"""Picks a strategy for every op: the batch on `dp` first, then `tp` on what dp leaves whole.
 
 Equal blocks are solved once. Parameters that several patterns share get the one placement that is
 cheapest for all of them together.
@@ -12,12 +12,11 @@ from meshwright.ir.layout import RP, P, Placement, R, Replicate, Shard
 from meshwright.ir.plan import BlockLayout, param_key
 from meshwright.planner.axis_layout import Laid, lay_out, stored_choices
 from meshwright.planner.factors import AxisKind, Split
-from meshwright.planner.prices import AlphaBeta, Prices
+from meshwright.planner.prices import AlphaBeta, DataPrices, Prices
 from meshwright.planner.segments import PRELUDE, Segment, aliases, segments
 from meshwright.planner.spread import spread
 
-COUPLING = AlphaBeta(latency_s=1.0)
-"""On dp any communication inside a block couples the samples: avoided at any price."""
+COUPLING = DataPrices()
 
 Labels = Callable[[str], Placement]
 """Placement of a value at a block border."""

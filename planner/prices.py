@@ -31,15 +31,18 @@ class AlphaBeta:
     bandwidth: float = 100e9
     flops_per_s: float = 100e12
     memory_bandwidth: float = 1e12
-    state_per_parameter_byte: float = 8.0
-    """Bytes moved per step for each byte of parameters: gradient, optimizer state, update."""
+    half_reduce: float = 1.25
+    """A gather or scatter, where an all-reduce is 2: two calls cost more than one."""
+    state_per_parameter_byte: float = 64.0
+    """What a stored parameter byte weighs, in bytes moved: gradient, optimizer state and update, and
+    that saving memory is what tp is for."""
 
     def primitive_s(self, primitive: Primitive, nbytes: int, ranks: int) -> float:
         if primitive is Primitive.IDENTITY:
             return 0.0
         if primitive not in COMMUNICATES:
             return nbytes / self.memory_bandwidth
-        rounds = 2 if primitive is Primitive.ALL_REDUCE else 1
+        rounds = 2.0 if primitive is Primitive.ALL_REDUCE else self.half_reduce
         moved = nbytes * (ranks - 1) / ranks
         if primitive is Primitive.ALL_TO_ALL:
             moved /= ranks
@@ -50,3 +53,22 @@ class AlphaBeta:
 
     def stored_s(self, nbytes: int) -> float:
         return nbytes * self.state_per_parameter_byte / self.memory_bandwidth
+
+
+@dataclass(frozen=True, slots=True)
+class DataPrices:
+    """Prices of the dp axis: communication inside a block couples the samples, so it is avoided at
+    any price. A sum can still be taken over all micro-batches; other communication cannot."""
+
+    def primitive_s(self, primitive: Primitive, nbytes: int, ranks: int) -> float:
+        if primitive is Primitive.ALL_REDUCE:
+            return 1.0 + nbytes * 1e-12
+        if primitive in COMMUNICATES:
+            return 100.0 + nbytes * 1e-12
+        return 0.0 if primitive is Primitive.IDENTITY else nbytes * 1e-12
+
+    def op_s(self, flops: float, nbytes: float) -> float:
+        return max(flops * 1e-14, nbytes * 1e-12)
+
+    def stored_s(self, nbytes: int) -> float:
+        return 0.0

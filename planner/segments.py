@@ -48,7 +48,7 @@ def prelude_block(graph: Graph) -> Block:
 
 
 def aliases(graph: Graph) -> Callable[[str], str]:
-    """One name for all values that stand at the same place of equal blocks, and so are laid out alike."""
+    """One name for all values at the same place of equal blocks: they are laid out alike."""
     first = {block.pattern: block for block in graph.distinct_blocks()}
     same: dict[str, str] = {}
     for block in graph.blocks:

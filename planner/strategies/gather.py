@@ -1,4 +1,4 @@
-"""Look-ups by index: the dims of the index may be split, the looked-up dim only where it is summed."""
+"""Look-ups by index: the index may be split, the looked-up dim only where rows are summed."""
 
 from collections.abc import Callable
 
@@ -58,7 +58,7 @@ def _embedding_bag(op: Op, graph: Graph) -> Rule | None:
 
 
 def _index(op: Op, graph: Graph) -> Rule | None:
-    """x[i, :, j]: the indexed dims stay whole; the broadcast dims of the indices come in their place."""
+    """x[i, :, j]: the indexed dims stay whole; the dims of the indices come in their place."""
     indices = given(op, "indices")
     assert isinstance(indices, tuple)
     shape, *index_shapes = input_shapes(op, graph)

@@ -1,4 +1,4 @@
-"""Ops along some dims: sums and means give summands when those are split, the rest keeps them whole."""
+"""Ops along some dims: sums and means give summands if those are split, others do not split."""
 
 from meshwright.ir.graph import Graph, Op
 from meshwright.planner.rules import (
