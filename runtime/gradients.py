@@ -19,7 +19,7 @@ def sum_over_tp(held: Sequence[Held], group: dist.ProcessGroup | None) -> None:
         parts = [gradient(h) for h in partial if h.tensor.dtype == dtype]
         flat = torch.cat([part.reshape(-1) for part in parts])
         dist.all_reduce(flat, group=group)
-        for part, summed in zip(parts, flat.split([p.numel() for p in parts]), strict=True):
+        for part, summed in zip(parts, torch.split(flat, [p.numel() for p in parts]), strict=True):
             part.copy_(summed.view(part.shape))
 
 

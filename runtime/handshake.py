@@ -63,8 +63,8 @@ def check_world(plan: Plan) -> None:
 def check_model(plan: Plan, graph: Graph) -> None:
     if plan.model.fingerprint != graph.fingerprint:
         raise MismatchError(
-            f"the plan is for model {plan.model.name!r} ({plan.model.fingerprint[:12]}), this model "
-            f"is another or has changed ({graph.fingerprint[:12]}); search a plan for it"
+            f"the plan is for model {plan.model.name!r} ({plan.model.fingerprint[:12]}), this "
+            f"model is another or has changed ({graph.fingerprint[:12]}); search a plan for it"
         )
 
 

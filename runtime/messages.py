@@ -1,7 +1,7 @@
 """Every message of a step, known before it starts: who sends what to whom, and in which order."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from meshwright.codegen.program import StageProgram, Value
@@ -63,11 +63,12 @@ def plan_messages(
             for gradient in (False, True)[: 1 + backward]:
                 made = _action(at, border + gradient, gradient, microbatch)
                 needed = _action(at, border + 1 - gradient, gradient, microbatch)
+                ends = at[made], at[needed]
                 for value, transfer in _transfers(plan, border, values, gradient):
                     if rank in (transfer.source, transfer.target):
                         found.append(
-                            Message(border, value, gradient, microbatch, transfer, 0, at[made], at[needed])
-                        )  # fmt: skip
+                            Message(border, value, gradient, microbatch, transfer, 0, *ends)
+                        )
     return _numbered(found)
 
 
@@ -110,7 +111,7 @@ def _numbered(found: list[Message]) -> tuple[Message, ...]:
 
     ordered = sorted(found, key=lambda m: (*pair(m), m.made_at))  # stable within an action
     return tuple(
-        Message(m.border, m.value, m.gradient, m.microbatch, m.transfer, number, m.made_at, m.needed_at)
+        replace(m, number=number)
         for _, group in groupby(ordered, pair)
         for number, m in enumerate(group)
-    )  # fmt: skip
+    )

@@ -6,7 +6,7 @@ weight half starts from those nodes, so nothing is computed twice. A parameter t
 places cannot be cut out that way (one place may lie behind another); it gets a plain backward.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -66,7 +66,7 @@ def backward_input(
     return work
 
 
-def _keeper(work: WeightWork, node: Node):  # type: ignore[no-untyped-def]
+def _keeper(work: WeightWork, node: Node) -> Callable[[tuple[Tensor | None, ...]], None]:
     def keep(gradients: tuple[Tensor | None, ...]) -> None:
         work.arrived[node] = gradients
 
@@ -81,7 +81,9 @@ _Reached = dict[Node, tuple[frozenset[Node], frozenset[Node]]]
 """Per node: which inputs and which parameters its gradient leads to."""
 
 
-def _reached(roots: list[Node], inputs: dict[Node, Tensor], parameters: dict[Node, Tensor]) -> _Reached:  # fmt: skip
+def _reached(
+    roots: list[Node], inputs: dict[Node, Tensor], parameters: dict[Node, Tensor]
+) -> _Reached:
     """Walks the graph once, children before parents."""
     found: _Reached = {}
     stack = list(roots)

@@ -152,7 +152,9 @@ class StageModule(nn.Module):
         parameters = self.blocks[index].parameters()
         return output.is_floating_point() and any(x.requires_grad for x in (*inputs, *parameters))
 
-    def backward(self, microbatch: int, gradients: Mapping[str, Tensor], last: bool) -> dict[str, Tensor]:  # fmt: skip
+    def backward(
+        self, microbatch: int, gradients: Mapping[str, Tensor], last: bool
+    ) -> dict[str, Tensor]:
         """Adds the parameters' gradients; returns those of what the stage received."""
         tape = self._begin_backward(microbatch, gradients)
         for index in reversed(range(len(self.program.calls))):
@@ -262,4 +264,4 @@ class StageModule(nn.Module):
         if self._autocast is None:
             return nullcontext()
         device = self.comm.device.type
-        return torch.autocast(device, dtype=self._autocast)  # type: ignore[return-value]
+        return torch.autocast(device, dtype=self._autocast)

@@ -21,13 +21,13 @@ class StepRecord:
     peak_bytes: int = 0
     """Since the process started; on CUDA what torch had allocated, on CPU what was resident."""
     _spans: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    _events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
+    _events: list[tuple[str, torch.Event, torch.Event]] = field(default_factory=list)
 
     @contextmanager
     def action(self, work: Work | str) -> Iterator[None]:
         """Times what runs within, waiting for messages included."""
         if self.device.type == "cuda":
-            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            first, last = (torch.Event("cuda", enable_timing=True) for _ in range(2))
             first.record()
             yield
             last.record()

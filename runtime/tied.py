@@ -64,7 +64,7 @@ def sum_ties(
     rank: int,
     tp_place: Mapping[int, tuple[int, int]],
 ) -> None:
-    """Makes the gradient of each copy the sum over all. `tp_place`: stage -> tp size, coordinate."""
+    """Makes the gradient of each copy the sum of all. `tp_place`: stage -> tp size, coordinate."""
     for tie in ties:
         mine = [h for h in held if h.param.name == tie.name]
         if not mine:

@@ -1,4 +1,4 @@
-"""A stage's tensors on one rank: sliced from the user's model, or made from the graph's constants."""
+"""A stage's tensors on one rank: sliced from the user's model, or constants of the graph."""
 
 from collections.abc import Mapping
 

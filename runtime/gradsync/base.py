@@ -137,23 +137,27 @@ class ShardedBucket:
     def pack(self, tensors: Sequence[Tensor | None]) -> Tensor:
         """Whole tensors, one per slot, as all ranks' flat shards; None is zero."""
         flat = self.flat(self.lines.shard_size)
-        for part, chunk, x in zip(flat.split(self._chunk, 1), self._chunk, tensors, strict=True):
+        for part, chunk, x in zip(
+            torch.split(flat, self._chunk, 1), self._chunk, tensors, strict=True
+        ):
             if x is not None and x.numel():
-                for rank, piece in enumerate(x.reshape(-1).split(chunk)):
+                for rank, piece in enumerate(torch.split(x.reshape(-1), chunk)):
                     part[rank, : piece.numel()].copy_(piece)
         return flat
 
     def unpack(self, flat: Tensor, tensors: Sequence[Tensor]) -> None:
         """Writes all ranks' flat shards to whole tensors, one per slot."""
-        for part, chunk, x in zip(flat.split(self._chunk, 1), self._chunk, tensors, strict=True):
+        for part, chunk, x in zip(
+            torch.split(flat, self._chunk, 1), self._chunk, tensors, strict=True
+        ):
             if x.numel():
-                for rank, piece in enumerate(x.view(-1).split(chunk)):
+                for rank, piece in enumerate(torch.split(x.view(-1), chunk)):
                     piece.copy_(part[rank, : piece.numel()])
 
     def views(self, flat_shard: Tensor) -> list[Tensor]:
         """This rank's rows of each slot, in its flat shard."""
         found = []
-        parts = flat_shard.reshape(-1).split(self._chunk)
+        parts = torch.split(flat_shard.reshape(-1), self._chunk)
         for slot, row, part in zip(self.slots, self._row, parts, strict=True):
             start, stop = self.rows(slot)
             shape = (stop - start, *slot.whole.shape[1:]) if slot.whole.ndim else (stop - start,)

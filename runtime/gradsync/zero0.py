@@ -25,7 +25,7 @@ class _Bucket:
 
     def begin(self) -> None:
         self.flat.zero_()
-        parts = self.flat.split([slot.whole.numel() for slot in self.slots])
+        parts = torch.split(self.flat, [slot.whole.numel() for slot in self.slots])
         for slot, part in zip(self.slots, parts, strict=True):
             slot.whole.grad = part.view(slot.whole.shape)
 

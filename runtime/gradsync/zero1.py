@@ -32,16 +32,16 @@ class Zero1:
         self._works: list[tuple[int, Tensor, dist.Work]] = []
         self.held = (
             *(
-                Held(s.param, lines.stage, shard, b.rows(s), lines.is_primary(s.param, sharded=True))
+                Held(s.param, lines.stage, x, b.rows(s), lines.is_primary(s.param, sharded=True))
                 for b, shards in zip(self._buckets, self._shards, strict=True)
-                for s, shard in zip(b.slots, shards, strict=True)
+                for s, x in zip(b.slots, shards, strict=True)
             ),
             *(
                 Held(s.param, lines.stage, s.whole, None, lines.is_primary(s.param, sharded=False))
                 for s in slots
                 if not s.param.requires_grad
             ),
-        )  # fmt: skip
+        )
 
     def _make_shards(self, bucket: ShardedBucket) -> list[nn.Parameter]:
         """This rank's rows of the whole parameters: the optimizer updates them in place."""

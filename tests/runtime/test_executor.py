@@ -52,10 +52,10 @@ def stage(first, last, devices, *, mesh=None, shares=(), zero=0, recompute="none
     )  # fmt: skip
 
 
-F, B, I, W = Work
+F, B, BI, BW = Work
 
 
-def gpipe(stages, microbatches):  # fmt: skip
+def gpipe(stages, microbatches):
     ms = range(microbatches)
     return Schedule(
         "gpipe",
@@ -68,7 +68,7 @@ def split_gpipe(stages, microbatches):
     ms = range(microbatches)
     return Schedule(
         "split",
-        tuple(tuple(Action(s, w, m) for w in (F, I, W) for m in ms) for s in range(stages)),
+        tuple(tuple(Action(s, w, m) for w in (F, BI, BW) for m in ms) for s in range(stages)),
     )
 
 
@@ -129,11 +129,11 @@ def test_several_stages_per_rank():
     ms = range(2)
     order = [
         [a for m in ms for a in (Action(0, F, m),)]
-        + [a for m in ms for a in (Action(3, F, m), Action(3, I, m))]
+        + [a for m in ms for a in (Action(3, F, m), Action(3, BI, m))]
         + [Action(0, B, m) for m in ms]
-        + [Action(3, W, m) for m in ms],
+        + [Action(3, BW, m) for m in ms],
         [a for m in ms for a in (Action(1, F, m), Action(2, F, m))]
-        + [a for m in ms for a in (Action(2, B, m), Action(1, I, m), Action(1, W, m))],
+        + [a for m in ms for a in (Action(2, B, m), Action(1, BI, m), Action(1, BW, m))],
     ]
     schedule = Schedule("v", tuple(map(tuple, order)))
     stages = tuple(

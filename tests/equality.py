@@ -1,0 +1,103 @@
+"""Compares a parallel job on forked ranks with plain training of the same model in one process."""
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from meshwright.ir.graph import Graph
+from meshwright.ir.plan import Plan
+from meshwright.ir.step import TrainingStep, flatten_batch
+from meshwright.runtime.export import full_state
+from meshwright.runtime.job import compile as compile_job
+from tests.spawn import run_ranks
+
+LEARNING_RATE = 1e-3
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Largest relative differences; `rel <= 1e-9` is the project's bar in float64."""
+
+    loss: float
+    parameters: float
+    worst: str
+    """Name of the parameter that differs most."""
+    losses: tuple[float, ...]
+
+    @property
+    def worst_of_both(self) -> float:
+        return max(self.loss, self.parameters)
+
+
+def check_equal(
+    case: Any, plan: Plan, graph: Graph, steps: int = 5, timeout_s: float = 300.0
+) -> Difference:
+    """Trains `case` (name, build, batch, loss_fn) both ways with Adam in float64."""
+    batch_size = plan.global_batch_size
+    batches = [
+        case.batch(batch_size, torch.Generator().manual_seed(100 + i)) for i in range(steps)
+    ]
+    batches = [_double(batch) for batch in batches]
+    model = case.build().double()
+    wanted_losses, wanted = reference(copy.deepcopy(model), batches, case.loss_fn)
+    results = run_ranks(
+        plan.world_size, _train, model, plan, graph, batches, case.loss_fn, timeout_s=timeout_s
+    )
+    for losses, _ in results:
+        assert losses == results[0][0], "ranks report different losses"
+    losses, state = results[0]
+    differences = {name: _relative(state[name], wanted[name]) for name in state if name in wanted}
+    assert len(differences) >= len(graph.parameters)
+    worst = max(differences, key=lambda name: differences[name])
+    loss = max(abs(a - b) / max(abs(b), 1e-30) for a, b in zip(losses, wanted_losses, strict=True))
+    return Difference(loss, differences[worst], worst, tuple(losses))
+
+
+def reference(
+    model: nn.Module, batches: list[Any], loss_fn: Any
+) -> tuple[list[float], dict[str, Tensor]]:
+    """Losses and final parameters of plain autograd on whole batches."""
+    model.train()
+    optimizer = torch.optim.Adam(
+        [p for p in model.parameters() if p.requires_grad], lr=LEARNING_RATE
+    )
+    losses = []
+    for batch in batches:
+        values = flatten_batch(batch)
+        step = TrainingStep(model, loss_fn, tuple(values))
+        optimizer.zero_grad()
+        loss = step(*values.values())
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses, {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def _train(
+    model: nn.Module, plan: Plan, graph: Graph, batches: list[Any], loss_fn: Any
+) -> tuple[list[float], dict[str, Tensor]]:
+    job = compile_job(
+        model, plan, optimizer="adam", lr=LEARNING_RATE, loss_fn=loss_fn, device="cpu", graph=graph
+    )
+    losses = [float(job.step(batch)) for batch in batches]
+    state = full_state(job)
+    job.close()
+    return losses, state
+
+
+def _relative(found: Tensor, wanted: Tensor) -> float:
+    """Largest difference, relative to the largest element of the tensor."""
+    if not wanted.numel():
+        return 0.0
+    return float((found - wanted).abs().max() / wanted.abs().max().clamp_min(1e-30))
+
+
+def _double(batch: Any) -> Any:
+    if isinstance(batch, dict):
+        return {name: _double(value) for name, value in batch.items()}
+    if isinstance(batch, tuple):
+        return tuple(_double(value) for value in batch)
+    return batch.double() if torch.is_tensor(batch) and batch.is_floating_point() else batch
