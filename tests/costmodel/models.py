@@ -30,7 +30,9 @@ def _layer(index: int) -> tuple[list[Tensor], list[Op], Block, str]:
         ),
     ]
 
-    def op(key: str, target: str, inputs: tuple[str, ...], result: str, saved: tuple[str, ...]) -> Op:
+    def op(
+        key: str, target: str, inputs: tuple[str, ...], result: str, saved: tuple[str, ...]
+    ) -> Op:
         flops = 2 * BATCH * WIDTH * HIDDEN * ("linear" in target)
         args = tuple((f"a{i}", Ref(n)) for i, n in enumerate(inputs))
         return Op(f"{name}.{key}", key, target, args, inputs, (result,), name, flops, saved)
@@ -115,7 +117,10 @@ def plan(
         )
         for s in range(pp)
     )  # fmt: skip
-    order = [*(f"F{m}" for m in range(num_microbatches)), *(f"B{m}" for m in range(num_microbatches))]
+    order = [
+        *(f"F{m}" for m in range(num_microbatches)),
+        *(f"B{m}" for m in range(num_microbatches)),
+    ]
     gpipe = tuple(" ".join(f"{s}{a}" for a in order) for s in range(pp))
     return Plan(
         model=ModelId(name="mlp", fingerprint="", num_parameters=0, num_blocks=num_layers, inputs=()),

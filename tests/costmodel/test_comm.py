@@ -1,8 +1,8 @@
 """Collective times against the textbook formulas, and what must hold whatever the numbers."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-import pytest
 
 from meshwright.costmodel.comm import (
     Level,

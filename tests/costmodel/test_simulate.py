@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from time import perf_counter
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-import pytest
 
 from meshwright.costmodel.simulate import StageTimes, simulate
 from meshwright.ir.errors import PlanError
@@ -38,7 +38,9 @@ def one_f_one_b(stages: int, count: int, *, split: bool = False) -> Schedule:
     return Schedule("1f1b", tuple(rows))
 
 
-def reference(schedule: Schedule, stages: Sequence[StageTimes], cores: float) -> dict[Action, float]:
+def reference(
+    schedule: Schedule, stages: Sequence[StageTimes], cores: float
+) -> dict[Action, float]:
     """Ends of all actions, by advancing time in the smallest step that changes anything.
 
     Every action asks each time anew whether all that it needs is over; no queues, no waiting lists.
@@ -95,9 +97,7 @@ def test_closed_form(make: object, stages: int, count: int) -> None:
     timeline = simulate(schedule, [cost] * stages)
     assert timeline.step_s == pytest.approx((count + stages - 1) * 3)
     assert timeline.bubble == pytest.approx((stages - 1) / (count + stages - 1))
-    in_flight = [
-        count if make is gpipe else min(count, stages - rank) for rank in range(stages)
-    ]
+    in_flight = [count if make is gpipe else min(count, stages - rank) for rank in range(stages)]
     assert timeline.peak_bytes == tuple(10 * n for n in in_flight)
     assert timeline.stage_peak_bytes == timeline.peak_bytes
 
@@ -156,9 +156,7 @@ def test_several_stages_on_one_rank(costs: list[StageTimes], count: int) -> None
     free = [StageTimes(forward_s=c.forward_s, backward_s=c.backward_s, saved_bytes=c.saved_bytes)
             for c in costs]  # fmt: skip
     timeline = simulate(parse_schedule("v", (" ".join(row),)), free)
-    assert timeline.step_s == pytest.approx(
-        count * sum(c.forward_s + c.backward_s for c in costs)
-    )
+    assert timeline.step_s == pytest.approx(count * sum(c.forward_s + c.backward_s for c in costs))
     assert timeline.peak_bytes == (count * sum(c.saved_bytes for c in costs),)
     assert timeline.memory[0][-1][1] == 0
 

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from math import nan
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-import pytest
 
 from meshwright.ir import presets
 from meshwright.ir.cluster import Cluster, Node

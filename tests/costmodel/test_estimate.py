@@ -1,0 +1,150 @@
+"""Predictions of whole plans: parts add up, and every choice moves the right figure."""
+
+from time import perf_counter
+
+import pytest
+
+from meshwright.costmodel.comm import collective_time, group_levels
+from meshwright.costmodel.estimate import estimate
+from meshwright.costmodel.memory import optimizer_traffic, training_state
+from meshwright.costmodel.placement import slowdown, step_cores
+from meshwright.costmodel.tables import CostTables
+from meshwright.ir.cluster import Cluster, Node
+from meshwright.ir.conversions import Primitive
+from meshwright.ir.errors import PlanError
+from meshwright.ir.plan import Plan, Prediction
+from meshwright.ir.presets import DEVICES, LINKS
+from tests.costmodel.models import BATCH, HIDDEN, WIDTH, mlp, plan
+
+CLUSTER = Cluster.preset("a100-80", num_nodes=2, devices_per_node=8)
+PARAMS = 4 * 2 * WIDTH * HIDDEN * 4
+"""Bytes of the four layers."""
+
+
+def predict(made: Plan, cluster: Cluster = CLUSTER) -> Prediction:
+    return estimate(mlp(), cluster, made)[0]
+
+
+def test_one_rank() -> None:
+    found, timeline = estimate(mlp(), CLUSTER, plan(CLUSTER))
+    (stage,) = found.stages
+    assert timeline.step_s == pytest.approx(2 * (stage.forward_s + stage.backward_s))
+    assert found.step_s > timeline.step_s + stage.optimizer_s
+    assert found.samples_per_s == pytest.approx(BATCH / found.step_s)
+    assert stage.sync_s == stage.send_s == 0
+    memory = stage.memory
+    assert memory.parameters_bytes == memory.gradients_bytes == PARAMS
+    assert memory.optimizer_bytes == 2 * PARAMS
+    # Both micro-batches in flight: x1 to x3, and h and g of four layers.
+    assert memory.activations_bytes == 2 * 4 * 4 * (3 * WIDTH + 8 * HIDDEN)
+    assert found.peak_bytes == memory.total_bytes
+
+
+def test_pipeline_splits_parameters_and_sends() -> None:
+    first, second = predict(plan(CLUSTER, pp=2)).stages
+    assert first.memory.parameters_bytes == second.memory.parameters_bytes == PARAMS // 2
+    assert first.send_s > 0 and second.send_s == 0
+    apart = predict(plan(CLUSTER, pp=2, dp=8))
+    assert apart.stages[0].send_s > 0
+
+
+def test_gradients_are_summed_over_data_parallel() -> None:
+    (stage,) = predict(plan(CLUSTER, dp=4)).stages
+    levels = group_levels(range(4), CLUSTER)
+    assert stage.sync_s == pytest.approx(collective_time(Primitive.ALL_REDUCE, PARAMS, levels))
+    assert (
+        stage.memory.activations_bytes
+        == predict(plan(CLUSTER)).stages[0].memory.activations_bytes // 4
+    )
+
+
+@pytest.mark.parametrize(
+    ("zero", "parameters", "gradients", "optimizer"),
+    [(0, 1, 1, 2), (1, 1, 1, 0.5), (2, 1, 0.25, 0.5), (3, 0.25, 0.25, 0.5)],
+)
+def test_zero(zero: int, parameters: float, gradients: float, optimizer: float) -> None:
+    (stage,) = predict(plan(CLUSTER, dp=4, zero=zero)).stages
+    memory = stage.memory
+    got = (memory.parameters_bytes, memory.gradients_bytes, memory.optimizer_bytes)
+    assert got == (PARAMS * parameters, PARAMS * gradients, PARAMS * optimizer)
+
+
+def test_zero_3_gathers_every_micro_batch() -> None:
+    times = [predict(plan(CLUSTER, dp=4, zero=z)).stages[0] for z in (0, 1, 2, 3)]
+    assert times[1].forward_s == times[0].forward_s
+    assert times[2].backward_s > times[1].backward_s
+    assert times[3].forward_s > times[2].forward_s
+    assert times[3].memory.total_bytes < times[0].memory.total_bytes
+
+
+def test_recompute() -> None:
+    full, again = predict(plan(CLUSTER)).stages[0], predict(plan(CLUSTER, recompute=True)).stages[0]
+    assert again.memory.activations_bytes < full.memory.activations_bytes
+    assert again.backward_s == pytest.approx(full.backward_s + full.forward_s)
+
+
+def test_interleaved_stages_share_their_devices() -> None:
+    rows = ("0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1", "1F0 1F1 3F0 3F1 3B0 3B1 1B0 1B1")
+    made = plan(CLUSTER, pp=4, rows=rows)
+    stages = tuple(
+        type(s)(**{**{f: getattr(s, f) for f in s.__dataclass_fields__}, "devices": (i % 2,)})
+        for i, s in enumerate(made.stages)
+    )
+    made = type(made)(
+        **{**{f: getattr(made, f) for f in made.__dataclass_fields__}, "stages": stages}
+    )
+    found = predict(made)
+    assert {s.memory.parameters_bytes for s in found.stages} == {PARAMS // 2}
+
+
+def test_the_slowest_device_counts() -> None:
+    def mixed(*names: str) -> Cluster:
+        node = Node(devices=names, link=LINKS["pcie4"])
+        types = tuple(DEVICES[name] for name in sorted(set(names)))
+        return Cluster(name="m", device_types=types, nodes=(node,))
+
+    fast, slow = mixed("h200", "h200"), mixed("h200", "l4")
+    args = {"dp": 2, "precision": "fp32"}
+    assert (
+        predict(plan(slow, **args), slow).stages[0].forward_s  # type: ignore[arg-type]
+        > predict(plan(fast, **args), fast).stages[0].forward_s  # type: ignore[arg-type]
+    )
+
+
+def test_processes_that_share_cores() -> None:
+    node = Cluster.local(4).nodes[0]
+    two = Node(devices=node.devices, link=node.link, cores=2)
+    cluster = Cluster(name="l", device_types=Cluster.local(4).device_types, nodes=(two,))
+    assert slowdown(cluster) == 2 and step_cores(cluster) == 2
+    assert slowdown(CLUSTER) == 1 and step_cores(CLUSTER) == float("inf")
+    _, alone = estimate(mlp(), cluster, plan(cluster))
+    _, shared = estimate(mlp(), cluster, plan(cluster, pp=4))
+    work = sum(e.end_s - e.start_s for row in shared.entries for e in row)
+    assert work > alone.step_s * 0.99
+
+
+def test_error_band_follows_the_source() -> None:
+    found = predict(plan(CLUSTER))
+    assert (found.source, found.error_band) == ("datasheet", 0.4)
+    local = Cluster.local(2)
+    assert predict(plan(local), local).source == "assumption"
+
+
+def test_state_rounds_up_and_names_optimizers() -> None:
+    state = training_state(110, 100, optimizer="sgd_momentum", zero=3, dp_shard=3)
+    assert (state.parameters_bytes, state.gradients_bytes, state.optimizer_bytes) == (44, 34, 34)
+    assert optimizer_traffic(100, "sgd", zero=1, dp_shard=4) == 75
+    with pytest.raises(PlanError, match="'lion'.*adamw"):
+        training_state(1, 1, optimizer="lion", zero=0, dp_shard=1)
+
+
+def test_warm_tables_take_under_5_ms() -> None:
+    cluster = Cluster.preset("h200", num_nodes=64)
+    made = plan(cluster, num_layers=64, pp=8, dp=8, tp=8, num_microbatches=1)
+    graph = mlp(64)
+    tables = CostTables(graph, cluster, "fp32")
+    estimate(graph, cluster, made, tables)
+    start = perf_counter()
+    for _ in range(5):
+        estimate(graph, cluster, made, tables)
+    assert (perf_counter() - start) / 5 < 5e-3
