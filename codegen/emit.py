@@ -23,7 +23,6 @@ Written by meshwright from plan {plan}; the runtime runs the same code from memo
 
 import torch
 
-import meshwright.ir.ops
 from meshwright.codegen import sharded
 
 aten = torch.ops.aten

@@ -58,6 +58,31 @@ def _cross_entropy_sum(site: Site, form: Form) -> Form:
     )
 
 
+def _experts(site: Site, form: Form) -> Form:
+    own = _split_of(site, _index_of(form, "gate_up"), 0)
+    return _sharded(form, "experts", axis=own[0], sizes=own[1]) if own else form
+
+
+def _index(site: Site, form: Form) -> Form:
+    """Where an indexed dim is split, so is its index, which names positions in the whole."""
+    indices = form.arg("indices")
+    assert isinstance(indices, tuple)
+    starts, steps = [0] * len(indices), [0] * len(indices)
+    for axis, shard in site.input_shards(0):
+        if shard.dim >= len(indices) or indices[shard.dim] is None:
+            continue
+        if shard.outer > 1:
+            raise PlanError(f"{site.op.key}: {shard} of an indexed dim has sections")
+        size, along = site.input(0).shape[shard.dim], site.axes[axis]
+        if along.shares:
+            steps[shard.dim] = size // along.whole
+        else:
+            starts[shard.dim] = sum(site.sizes(axis, size, shard)[: site.coordinates[axis]])
+    if not any(starts) and not any(steps):
+        return form
+    return _sharded(form, "index", starts=tuple(starts), per_sample=tuple(steps))
+
+
 def _batch_norm(site: Site, form: Form) -> Form:
     if form.arg("training") is not True:
         return form
@@ -130,6 +155,8 @@ RULES: dict[str, Rule] = {
     "aten.embedding": _embedding,
     "aten.embedding_bag": _embedding_bag,
     "meshwright.cross_entropy_sum": _cross_entropy_sum,
+    "meshwright.experts": _experts,
+    "aten.index": _index,
     "aten.batch_norm": _batch_norm,
     "aten.dropout": _dropout,
     "aten.dropout_": _dropout,

@@ -123,11 +123,44 @@ def embedding_bag(
     return (bags[0] / count.unsqueeze(1), *bags[1:])
 
 
+def index(
+    comm: Comm, self: Tensor, indices: tuple[Tensor | None, ...], starts: tuple[int, ...],
+    per_sample: tuple[int, ...],
+) -> Tensor:  # fmt: skip
+    """Indexing along dims that are split as the index is: positions count from the rank's first,
+    which is `starts`, or `per_sample` elements for each sample before."""
+    first = [
+        start + comm.sample_offset * step for start, step in zip(starts, per_sample, strict=True)
+    ]
+    local = [i if i is None else i - at for i, at in zip(indices, first, strict=True)]
+    found: Tensor = torch.ops.aten.index.Tensor(self, local)
+    return found
+
+
+def experts(
+    comm: Comm,
+    hidden: Tensor,
+    top_k_index: Tensor,
+    top_k_weights: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    act: str,
+    axis: str,
+    sizes: tuple[int, ...],
+) -> Tensor:
+    """The rank's experts: an index outside them adds nothing, so the sum over the axis is all."""
+    local = top_k_index - start_of(comm, axis, sizes)
+    found: Tensor = torch.ops.meshwright.experts(hidden, local, top_k_weights, gate_up, down, act)
+    return found
+
+
 FUNCTIONS: dict[str, Callable[..., object]] = {
     "sharded.embedding": embedding,
     "sharded.embedding_bag": embedding_bag,
     "sharded.cross_entropy_sum": cross_entropy_sum,
     "sharded.batch_norm": batch_norm,
+    "sharded.index": index,
+    "sharded.experts": experts,
     "sharded.dropout": dropout,
     "sharded.attention": attention,
     "sharded.seeded": seeded,

@@ -5,8 +5,9 @@ from typing import NamedTuple
 import torch
 
 from meshwright.ir.errors import PlanError
+from meshwright.ir.experts import LIBRARY
 
-NAMESPACES = frozenset({"aten", "meshwright", "prims"})
+NAMESPACES = frozenset({"aten", "prims", LIBRARY.ns})
 """Where an op target may come from; a graph is data and must not name arbitrary code."""
 
 
