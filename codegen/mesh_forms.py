@@ -151,7 +151,16 @@ def _random(site: Site, form: Form) -> Form:
     return _sharded(form, "seeded", **extra)
 
 
+def _index(site: Site, form: Form) -> Form:
+    """An indexed dim that is split goes with its index: both are this rank's part."""
+    indices = form.arg("indices")
+    assert isinstance(indices, tuple)
+    own = tuple(i for i, item in enumerate(indices) if item is not None and site.is_split(0, i))
+    return _sharded(form, "index", own=own) if own else form
+
+
 RULES: dict[str, Rule] = {
+    "aten.index": _index,
     "aten.embedding": _embedding,
     "aten.embedding_bag": _embedding_bag,
     "meshwright.cross_entropy_sum": _cross_entropy_sum,

@@ -4,8 +4,11 @@ from typing import NamedTuple
 
 import torch
 
+from meshwright.ir import experts
 from meshwright.ir.errors import PlanError
-from meshwright.ir.experts import LIBRARY
+from meshwright.ir.ops import LIBRARY
+
+assert experts.ACTIVATIONS  # importing it makes its operators known
 
 NAMESPACES = frozenset({"aten", "prims", LIBRARY.ns})
 """Where an op target may come from; a graph is data and must not name arbitrary code."""
