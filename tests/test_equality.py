@@ -1,0 +1,88 @@
+"""A parallel run equals the single process: every model of the zoo under every kind of plan.
+
+In float64, the loss of each of 5 Adam steps and every parameter after them, to 1e-9.
+"""
+
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import pytest
+
+from meshwright.ir.cluster import Cluster
+from meshwright.ir.graph import Graph
+from meshwright.ir.trace import trace
+from meshwright.planner.candidates import build_plan, uniform_choice
+from meshwright.planner.problem import Problem
+from tests.equality import check_equal
+from tests.models import CASES
+
+BATCH = 8
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kind of plan, on `world` ranks."""
+
+    world: int
+    choice: dict[str, Any] = field(default_factory=dict)
+    batch: int = BATCH
+
+
+PLANS = {
+    "one": Case(1),
+    "one_microbatches": Case(1, {"num_microbatches": 4}),
+    "dp4": Case(4, {"dp_replicate": 4}),
+    "dp3_uneven": Case(3, {"dp_replicate": 3}),
+    "zero1": Case(4, {"dp_shard": 4, "zero": 1}),
+    "zero2": Case(4, {"dp_shard": 4, "zero": 2, "num_microbatches": 2}),
+    "zero3": Case(4, {"dp_shard": 4, "zero": 3}),
+    "hsdp": Case(4, {"dp_replicate": 2, "dp_shard": 2, "zero": 3, "num_microbatches": 2}),
+    "tp2": Case(2, {"tp": 2}),
+    "tp4": Case(4, {"tp": 4}),
+    "tp3_uneven": Case(3, {"tp": 3}),
+    "pp2": Case(2, {"pp": 2, "num_microbatches": 4}),
+    "pp4": Case(4, {"pp": 4, "num_microbatches": 4}),
+    "tp2_pp2": Case(4, {"tp": 2, "pp": 2, "num_microbatches": 2}),
+    "dp2_tp2_pp2": Case(8, {"dp_replicate": 2, "tp": 2, "pp": 2, "num_microbatches": 2}),
+    "zero3_tp2_pp2": Case(8, {"dp_shard": 2, "zero": 3, "tp": 2, "pp": 2, "num_microbatches": 2}),
+    "uneven_stages": Case(2, {"pp": 2, "cuts": (1,), "num_microbatches": 4}),
+    "replicas_3_1": Case(4, {"pp": 2, "stage_dp": (3, 1), "num_microbatches": 2}),
+    "replicas_1_2": Case(3, {"pp": 2, "stage_dp": (1, 2), "num_microbatches": 2}),
+    "tp_per_stage": Case(3, {"pp": 2, "stage_tp": (2, 1), "num_microbatches": 2}),
+    "tp_1_2_zero": Case(6, {"pp": 2, "stage_tp": (1, 2), "dp_shard": 2, "zero": 2,
+                            "num_microbatches": 2}),
+    "gpipe": Case(2, {"pp": 2, "num_microbatches": 4, "schedule": "gpipe"}),
+    "dapple_pa": Case(2, {"pp": 2, "num_microbatches": 4, "schedule": "dapple_pa"}),
+    "dapple_pb": Case(4, {"pp": 4, "num_microbatches": 8, "schedule": "dapple_pb"}),
+    "interleaved": Case(2, {"pp": 2, "num_microbatches": 4, "schedule": "interleaved"}),
+    "zero_bubble": Case(2, {"pp": 2, "num_microbatches": 4, "schedule": "zero_bubble"}),
+    "zbv": Case(2, {"pp": 2, "num_microbatches": 4, "schedule": "zbv"}),
+    "zero_bubble_zero3": Case(4, {"pp": 2, "dp_shard": 2, "zero": 3, "num_microbatches": 4,
+                                  "schedule": "zero_bubble"}),
+    "recompute": Case(1, {"recompute": "full"}),
+    "recompute_tp2_pp2": Case(4, {"tp": 2, "pp": 2, "num_microbatches": 2, "recompute": "full"}),
+    "recompute_zero3": Case(2, {"dp_shard": 2, "zero": 3, "recompute": "full"}),
+    "recompute_zero_bubble": Case(2, {"pp": 2, "num_microbatches": 4, "recompute": "full",
+                                      "schedule": "zero_bubble"}),
+}  # fmt: skip
+
+
+@cache
+def traced(name: str, batch: int) -> Graph:
+    case = CASES[name]
+    import torch
+
+    example = case.batch(batch, torch.Generator().manual_seed(0))
+    return trace(case.build().double(), example, case.loss_fn)
+
+
+@pytest.mark.parametrize("plan_name", PLANS)
+@pytest.mark.parametrize("model_name", CASES)
+def test_parallel_run_equals_the_single_process(model_name: str, plan_name: str) -> None:
+    kind = PLANS[plan_name]
+    graph = traced(model_name, kind.batch)
+    problem = Problem(graph=graph, cluster=Cluster.local(kind.world), precision="fp64", optimizer="adam")
+    plan = build_plan(problem, uniform_choice(problem, **kind.choice), predict=False)
+    difference = check_equal(CASES[model_name], plan, graph)
+    assert difference.loss <= 1e-9 and difference.parameters <= 1e-9, str(difference)
