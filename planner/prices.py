@@ -34,8 +34,8 @@ class AlphaBeta:
     half_reduce: float = 1.25
     """A gather or scatter, where an all-reduce is 2: two calls cost more than one."""
     state_per_parameter_byte: float = 64.0
-    """What a stored parameter byte weighs, in bytes moved: gradient, optimizer state and update, and
-    that saving memory is what tp is for."""
+    """What a stored parameter byte weighs, in bytes moved: gradient, optimizer state and update,
+    and that saving memory is what tp is for."""
 
     def primitive_s(self, primitive: Primitive, nbytes: int, ranks: int) -> float:
         if primitive is Primitive.IDENTITY:

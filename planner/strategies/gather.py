@@ -16,6 +16,8 @@ from meshwright.planner.rules import (
 )
 from meshwright.planner.strategies.view import dim_of
 
+UNCHANGED = frozenset("unsqueeze squeeze view reshape contiguous to _to_copy clone".split())
+
 
 def rule(op: Op, graph: Graph) -> Rule | None:
     found = _RULES.get(name_of(op))
@@ -67,14 +69,40 @@ def _index(op: Op, graph: Graph) -> Rule | None:
     at = [i for i, item in enumerate(indices) if isinstance(item, Ref)]
     rank = max(len(s) for s in index_shapes)
     broadcast = letters("i", rank)
-    x = letters("d", len(shape))
+    own = {
+        i: aligned(broadcast, len(s))[_only_dim(s)]
+        for i, s, name in zip(at, index_shapes, op.inputs[1:], strict=True)
+        if counts_from_zero(graph, name, shape[i])
+    }
+    x = tuple(own.get(i, (f"d{i}",)) for i in range(len(shape)))
     joined = at == list(range(at[0], at[0] + len(at)))
     place = at[0] if joined else 0
     kept = [d for i, d in enumerate(x) if i not in at]
     front = sum(1 for i in range(place) if i not in at)
     out = (*kept[:front], *broadcast, *kept[front:])
     inputs = [x, *(aligned(broadcast, len(s)) for s in index_shapes)]
-    return make_rule(op, graph, inputs, [out], whole={x[i][0] for i in at}, linear=[{0}])
+    whole = {x[i][0] for i in at if i not in own}
+    plain = {d[0] for d in own.values()}
+    return make_rule(op, graph, inputs, [out], whole=whole, plain=plain, linear=[{0}])
+
+
+def counts_from_zero(graph: Graph, name: str, size: int) -> bool:
+    """Whether a value is 0, 1, … along its only dim, so that it splits with what it indexes."""
+    tensor = graph.tensors[name]
+    if tensor.numel != size or max(tensor.shape, default=1) != size:
+        return False
+    while op := graph.producer.get(name):
+        if name_of(op) == "arange":
+            return given(op, "start", 0) == 0 and given(op, "step", 1) == 1
+        shifted = name_of(op) == "add" and given(op, "other") == 0
+        if name_of(op) not in UNCHANGED and not shifted:
+            return False
+        name = op.inputs[0]
+    return False
+
+
+def _only_dim(shape: tuple[int, ...]) -> int:
+    return max(range(len(shape)), key=lambda i: shape[i])
 
 
 def _index_select(op: Op, graph: Graph) -> Rule:

@@ -153,6 +153,14 @@ def _expand(op: Op, graph: Graph) -> Rule:
     return make_rule(op, graph, [own, *rest], [out], joined=unread, linear=[{0}])
 
 
+def _broadcast(op: Op, graph: Graph) -> Rule:
+    """Every input expanded to the shape of all."""
+    dims = letters("d", len(output_shapes(op, graph)[0]))
+    inputs = [dims[len(dims) - len(s) :] for s in input_shapes(op, graph)]
+    outputs = [dims] * len(op.outputs)
+    return make_rule(op, graph, inputs, outputs, linear=[set(range(len(inputs)))])
+
+
 def _repeat(op: Op, graph: Graph) -> Rule:
     """A copy after the other: the size is the minor factor; the number of copies stays whole."""
     source, target = input_shapes(op, graph)[0], output_shapes(op, graph)[0]
@@ -304,6 +312,7 @@ _RULES: dict[str, Callable[[Op, Graph], Rule | None]] = {
     "permute": _permute,
     **dict.fromkeys("transpose swapaxes swapdims t numpy_T mT".split(), _swap),
     **dict.fromkeys("expand expand_as expand_copy broadcast_to".split(), _expand),
+    "broadcast_tensors": _broadcast,
     "repeat": _repeat,
     "repeat_interleave": _repeat_interleave,
     "slice": _slice,
