@@ -186,7 +186,9 @@ class Builder:
 
     def _device(self) -> fx.Node:
         if self.device is None:
-            self.device = self.fx.call_function(getattr, (self.comm, "device"))
+            self.device = self.fx.create_node(
+                "call_function", getattr, (self.comm, "device"), name="device"
+            )
         return self.device
 
     def finish(self, outputs: Sequence[tuple[str, Layout]]) -> fx.GraphModule:

@@ -102,10 +102,10 @@ def _wrapped(line: str) -> str:
     if len(line) <= 100 or "(" not in line or '"""' in line:
         return line
     indent = " " * (len(line) - len(line.lstrip()) + 4)
-    opening = line.index("(", line.find("=") + 1 if " = " in line else 0)
+    opening = line.index("(", line.find(" = ") + 1)
     closing = line.rindex(")")
     inside = wrap(
-        line[opening + 1 : closing] + ",", 100, initial_indent=indent, subsequent_indent=indent,
+        line[opening + 1 : closing].rstrip(",") + ",", 100, initial_indent=indent, subsequent_indent=indent,
         break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip
     return "\n".join([line[: opening + 1], *inside, indent[4:] + line[closing:]])
@@ -148,6 +148,10 @@ def _driver(
         given = ", ".join(f"values[{_text(n)}]" for n in (*call.params, *call.inputs))
         made = ", ".join(f"values[{_text(n)}]" for n in call.outputs)
         lines.append(f"    comm.block = {_text(call.block)}" + "  # recomputed" * call.recompute)
-        lines.append(_wrapped(f"    ({made},) = {names[id(call.code)]}(comm, {given})"))
+        target = f"    ({made},)"
+        if len(target) > 80:
+            *target_lines, target = _wrapped(target).split("\n")
+            lines += target_lines
+        lines.append(_wrapped(f"{target} = {names[id(call.code)]}(comm, {given})"))
     returned = ", ".join(f"{_text(n)}: values[{_text(n)}]" for n in results)
     return "\n".join([*lines, f"    return {{{returned}}}", ""])

@@ -40,7 +40,8 @@ def _embedding(site: Site, form: Form) -> Form:
 
 def _embedding_bag(site: Site, form: Form) -> Form:
     rows = _split_of(site, _index_of(form, "weight"), 0)
-    if not rows and not site.is_split(_index_of(form, "offsets"), 0):
+    offsets = _index_of(form, "offsets")
+    if not rows and site.local_input(offsets) == site.input(offsets).shape:
         return form
     mode, padding = form.arg("mode"), form.arg("padding_idx")
     if rows and (mode not in (0, 1) or padding not in (None, -1)):
@@ -151,16 +152,7 @@ def _random(site: Site, form: Form) -> Form:
     return _sharded(form, "seeded", **extra)
 
 
-def _index(site: Site, form: Form) -> Form:
-    """An indexed dim that is split goes with its index: both are this rank's part."""
-    indices = form.arg("indices")
-    assert isinstance(indices, tuple)
-    own = tuple(i for i, item in enumerate(indices) if item is not None and site.is_split(0, i))
-    return _sharded(form, "index", own=own) if own else form
-
-
 RULES: dict[str, Rule] = {
-    "aten.index": _index,
     "aten.embedding": _embedding,
     "aten.embedding_bag": _embedding_bag,
     "meshwright.cross_entropy_sum": _cross_entropy_sum,

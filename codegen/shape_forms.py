@@ -91,7 +91,7 @@ def _squeeze(site: Site, form: Form) -> Form:
 
 
 def _mean(site: Site, form: Form) -> Form:
-    if not site.sums():
+    if not site.sums() or site.is_whole():
         return form
     shape, given = site.input(0).shape, dict(form.args)
     dims = given.get("dim") or tuple(range(len(shape)))
@@ -105,7 +105,7 @@ def _mean(site: Site, form: Form) -> Form:
 
 def _mean_loss(site: Site, form: Form) -> Form:
     """Reduction 1 is the mean: the local sum over the global count."""
-    if not site.sums() or form.arg("reduction") != 1:
+    if not site.sums() or site.is_whole() or form.arg("reduction") != 1:
         return form
     sides = (site.input(0).shape[::-1], site.input(1).shape[::-1])
     return replace(

@@ -103,11 +103,11 @@ def embedding_bag(
     """
     offsets = offsets - offsets[:1]
     if not axis:
-        padding = -1 if padding_idx is None else padding_idx
-        return torch.embedding_bag(
+        plain: tuple[Tensor, Tensor, Tensor, Tensor] = torch.ops.aten.embedding_bag.padding_idx(
             weight, indices, offsets, False, mode, False, per_sample_weights,
-            include_last_offset, padding,
+            include_last_offset, padding_idx,
         )  # fmt: skip
+        return plain
     local, foreign = owned(comm, indices, axis, sizes)
     scale = per_sample_weights
     if scale is None:

@@ -128,6 +128,10 @@ class Site:
         split = {axis for i in inputs for axis, _ in self.input_shards(i)}
         return any(isinstance(layout[axis], Partial) for axis in split)
 
+    def is_whole(self) -> bool:
+        """Whether this rank holds all of every input: nothing is really split."""
+        return all(self.local_input(i) == self.input(i).shape for i in range(len(self.op.inputs)))
+
     def sizes(self, axis: str, size: int, shard: Shard) -> tuple[int, ...]:
         """Elements of each rank of `axis` in each section of a dim of global `size`."""
         units = size // (shard.outer * shard.inner)
