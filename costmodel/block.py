@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from meshwright.costmodel.comm import group_levels
 from meshwright.costmodel.compute import OpTimer, worst_source
-from meshwright.costmodel.walk import AXES, GraphFacts, Site, Walk, Where
+from meshwright.costmodel.walk import AXES, GraphFacts, SavedKey, Site, Walk, Where
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.device import Source
 from meshwright.ir.graph import Block, Graph, Kind, Op
@@ -24,9 +24,11 @@ class BlockCost:
     """Of the forward; conversions on any axis."""
     comm_backward_s: float
     saved_bytes: int
-    """What autograd keeps of values made inside the block, each storage once."""
+    """What autograd keeps of values made inside the block that do not leave it."""
     saved_inputs: tuple[int, ...]
     """Bytes per `Block.inputs` that must stay alive for the backward; 0 if not needed."""
+    saved_outputs: tuple[int, ...]
+    """The same per `Block.outputs`."""
     input_bytes: tuple[int, ...]
     """Local size of each of `Block.inputs`."""
     output_bytes: tuple[int, ...]
@@ -51,7 +53,8 @@ class BlockCost:
             comm_backward_s=self.comm_backward_s + self.comm_forward_s,
             saved_bytes=0,
             saved_inputs=self.input_bytes,
-            workspace_bytes=self.workspace_bytes + self.saved_bytes,
+            saved_outputs=(0,) * len(self.saved_outputs),
+            workspace_bytes=self.workspace_bytes + self.saved_bytes + sum(self.saved_outputs),
         )
 
 
@@ -114,24 +117,26 @@ def price_block(
 
 def _summary(walk: Walk, block: Block, layout: BlockLayout) -> BlockCost:
     tensors = walk.facts.graph.tensors
-    inputs = {n: walk.nbytes(n, walk.placed[n]) for n in block.inputs}
-    entering, made = _split_saved(walk, inputs)
-    activations = [tensors[n].kind is Kind.ACTIVATION for n in block.inputs]
+    entries = [_placements(place) for place in layout.inputs]
+    exits = [_placements(place) for place in layout.outputs]
+    # A value that two blocks keep is one piece of memory: those at the borders are told apart.
+    saved = dict(walk.saved)
+    entering = [_pop_saved(walk, saved, n, w) for n, w in zip(block.inputs, entries, strict=True)]
+    leaving = [_pop_saved(walk, saved, n, w) for n, w in zip(block.outputs, exits, strict=True)]
     return BlockCost(
         forward_s=walk.forward_s,
         backward_input_s=walk.backward_input_s,
         backward_weight_s=walk.backward_weight_s,
         comm_forward_s=walk.comm_forward_s,
         comm_backward_s=walk.comm_backward_s,
-        saved_bytes=made,
-        saved_inputs=tuple(entering.get(name, 0) for name in block.inputs),
+        saved_bytes=sum(saved.values()),
+        saved_inputs=tuple(entering),
+        saved_outputs=tuple(leaving),
         input_bytes=tuple(
-            inputs[n] * is_made for n, is_made in zip(block.inputs, activations, strict=True)
+            walk.nbytes(n, where) * (tensors[n].kind is Kind.ACTIVATION)
+            for n, where in zip(block.inputs, entries, strict=True)
         ),
-        output_bytes=tuple(
-            walk.nbytes(n, _placements(e))
-            for n, e in zip(block.outputs, layout.outputs, strict=True)
-        ),
+        output_bytes=tuple(walk.nbytes(n, w) for n, w in zip(block.outputs, exits, strict=True)),
         param_bytes=tuple(
             walk.nbytes(n, walk.placed[n]) * (tensors[n].kind in (Kind.PARAMETER, Kind.BUFFER))
             for n in block.params
@@ -143,21 +148,10 @@ def _summary(walk: Walk, block: Block, layout: BlockLayout) -> BlockCost:
     )
 
 
-def _split_saved(walk: Walk, inputs: Mapping[str, int]) -> tuple[dict[str, int], int]:
-    """Saved bytes of values that enter the block as they are, and of everything else."""
-    entering: dict[str, int] = {}
-    made = 0
-    for (name, dtype, where), nbytes in walk.saved.items():
-        as_it_is = (
-            name in inputs
-            and dtype == walk.facts.dtypes[name]
-            and where == walk.normal(walk.placed[name])
-        )
-        if as_it_is:
-            entering[name] = nbytes
-        else:
-            made += nbytes
-    return entering, made
+def _pop_saved(walk: Walk, saved: dict[SavedKey, int], name: str, where: Where) -> int:
+    """Take out of `saved` the memory of a value as it enters or leaves the block."""
+    stored, target = walk.stored(name, where)
+    return saved.pop((stored, walk.facts.dtypes[stored], target), 0)
 
 
 def price_prelude(

@@ -131,8 +131,9 @@ def _sync(tables: CostTables, plan: Plan, index: int, stage: StageCosts, slow: f
     device = stage.device
     rate = device.memory_bandwidth_bytes_per_s * device.efficiency.get(OpClass.ELEMENTWISE, 1.0)
     tensors = sum(name in tables.trained for name in cost.params)
-    update = traffic / rate + 12 * tensors * device.overhead_s
-    return _Sync(gradients, gather, update * slow, trained if stage.spot.dp > 1 else 0)
+    update = traffic / rate + tensors * device.overhead_s
+    # Plain data parallel reduces the gradients where they lie; ZeRO packs them.
+    return _Sync(gradients, gather, update * slow, trained if spec.zero in (1, 2) else 0)
 
 
 def _reports(tables: CostTables, plan: Plan) -> float:

@@ -11,6 +11,9 @@ from meshwright.ir.conversions import Primitive
 from meshwright.ir.device import DeviceType
 from meshwright.ir.plan import BlockLayout, Plan, Stage
 
+BUCKET_BYTES = 25 * 2**20
+"""Gradients that the runtime reduces together."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageCosts:
@@ -97,11 +100,14 @@ def _zero_times(stage: Stage, cost: StageCost, levels: Levels) -> tuple[float, f
     """(parameter gather, gradient reduce-scatter) per micro-batch."""
     if stage.zero < 2:
         return 0.0, 0.0
-    scatter = sum(
-        collective_time(Primitive.REDUCE_SCATTER, n, levels) for n in cost.block_params if n
-    )
-    gather = sum(collective_time(Primitive.ALL_GATHER, n, levels) for n in cost.block_params if n)
-    return (gather if stage.zero == 3 else 0.0), scatter
+    trained = [n for n in cost.block_params if n]
+    if stage.zero == 3:
+        gather = sum(collective_time(Primitive.ALL_GATHER, n, levels) for n in trained)
+        scatter = sum(collective_time(Primitive.REDUCE_SCATTER, n, levels) for n in trained)
+        return gather, scatter
+    total = sum(trained)
+    count = max(1, ceil(total / BUCKET_BYTES))
+    return 0.0, count * collective_time(Primitive.REDUCE_SCATTER, total / count, levels)
 
 
 def border(tables: CostTables, plan: Plan, index: int) -> tuple[float, int]:

@@ -164,8 +164,14 @@ class CostTables:
         kept: dict[str, int] = {}
         params: dict[str, int] = {}
         for block, cost in zip(blocks, costs, strict=True):
-            for name, nbytes in zip(block.inputs, cost.saved_inputs, strict=True):
-                kept[name] = max(nbytes, kept.get(name, 0))
+            borders = zip(
+                (*block.inputs, *block.outputs),
+                (*cost.saved_inputs, *cost.saved_outputs),
+                strict=True,
+            )
+            for name, nbytes in borders:
+                root = self.facts.roots[name]
+                kept[root] = max(nbytes, kept.get(root, 0))
             params.update(zip(block.params, cost.param_bytes, strict=True))
         prelude_s, prelude_bytes = self._prelude(blocks, layouts.get(PRELUDE), spot)
         for name in self.facts.prelude_values & set(kept):

@@ -57,6 +57,8 @@ Where = dict[str, Placement]
 _Target = tuple[Placement, ...]
 _Storage = tuple[str, _Target]
 """A value that has its own memory, and its placement."""
+SavedKey = tuple[str, str, _Target]
+"""A value that is kept, its dtype and its placement."""
 
 
 @dataclass
@@ -71,7 +73,7 @@ class Walk:
     converted: set[tuple[str, str, Placement, Placement]] = field(default_factory=set)
     storage: dict[tuple[str, _Target], "_Storage"] = field(default_factory=dict)
     """(value, placement) -> the memory it looks into, which may be another value's."""
-    saved: dict[tuple[str, str, _Target], int] = field(default_factory=dict)
+    saved: dict[SavedKey, int] = field(default_factory=dict)
     sources: set[Source] = field(default_factory=set)
     forward_s: float = 0.0
     backward_input_s: float = 0.0
@@ -113,7 +115,7 @@ class Walk:
             whole = self._whole_bytes(name, where, axis, source, goal)
             conversion = Conversion(source, goal)
             if conversion.forward is Primitive.IDENTITY:
-                self.storage[name, self.normal(where)] = self._stored(name, before)
+                self.storage[name, self.normal(where)] = self.stored(name, before)
             seconds = self._primitive(conversion.forward, whole, axis)
             self.forward_s += seconds
             self.comm_forward_s += seconds
@@ -153,7 +155,7 @@ class Walk:
             if name:
                 self.placed[name] = where
                 if self.facts.roots[name] != name:
-                    looked_at = self._stored(op.inputs[0], inputs[0])
+                    looked_at = self.stored(op.inputs[0], inputs[0])
                     self.storage[name, self.normal(where)] = looked_at
         local = self._local(op, inputs, outputs, self._share(op, strategies))
         time = op_time(local, self.site.device, self.timer)
@@ -237,7 +239,8 @@ class Walk:
         if op.saved_extra_bytes:
             self.saved[op.name, "extra", ()] = round(op.saved_extra_bytes * share)
 
-    def _stored(self, name: str, where: Where) -> _Storage:
+    def stored(self, name: str, where: Where) -> _Storage:
+        """The memory that a value looks into where it is placed so."""
         key = name, self.normal(where)
         return self.storage.get(key, key)
 
@@ -246,8 +249,8 @@ class Walk:
         roots = self.facts.roots
         for operand, where in zip(op.inputs, inputs, strict=True):
             if operand == name or roots[operand] == roots[name]:
-                return self._stored(operand, where)
-        return self._stored(name, self.placed.get(name, {}))
+                return self.stored(operand, where)
+        return self.stored(name, self.placed.get(name, {}))
 
     def _save_one(self, storage: _Storage, dtype: str) -> None:
         name, target = storage

@@ -16,6 +16,9 @@ _MEGATRON = {
 }
 
 
+Names = tuple[str, ...]
+
+
 def _layer(index: int) -> tuple[list[Tensor], list[Op], Block, str]:
     """x + fc2(gelu(fc1(x)))."""
     name, entry = f"layers.{index}", f"x{index}"
@@ -123,7 +126,8 @@ def plan(
     ]
     gpipe = tuple(" ".join(f"{s}{a}" for a in order) for s in range(pp))
     return Plan(
-        model=ModelId(name="mlp", fingerprint="", num_parameters=0, num_blocks=num_layers, inputs=()),
+        model=ModelId(name="mlp", fingerprint="", num_parameters=0, num_blocks=num_layers,
+                      inputs=()),
         cluster=ClusterId(name=cluster.name, fingerprint=cluster.fingerprint,
                           num_devices=cluster.num_devices),
         global_batch_size=BATCH,
