@@ -10,7 +10,8 @@ _AUTOCAST_FLOAT32 = frozenset(
     "binary_cross_entropy_with_logits".split()
 )
 _STRIDED = frozenset(
-    "transpose permute t expand swapaxes movedim mT expand_as broadcast_to".split()
+    "transpose permute t expand swapaxes movedim mT expand_as broadcast_to select slice split "
+    "chunk unbind unfold diagonal".split()
 )
 _MAY_COPY = frozenset({"reshape", "flatten", "contiguous", "reshape_as"})
 

@@ -122,20 +122,8 @@ def border(tables: CostTables, plan: Plan, index: int) -> tuple[float, int]:
     # A source rank feeds several target ranks where the next stage splits tensors further.
     copies = max(1, ceil(target.tp / source.tp))
     sent = (whole * busiest + fixed) * copies
-    slowest = max(send_time(sent, tables.cluster.link(a, b)) for a, b in _pairs(source, target))
+    slowest = max(send_time(sent, link) for link in tables.links(source, target))
     return slowest, round(sent)
-
-
-def _pairs(source: Stage, target: Stage) -> set[tuple[int, int]]:
-    """Ranks that talk to each other, taking shares as even."""
-    return {
-        (
-            source.devices[coordinate * source.dp // target.dp * source.tp + j % source.tp],
-            target.devices[coordinate * target.tp + j],
-        )
-        for coordinate in range(target.dp)
-        for j in range(target.tp)
-    }
 
 
 def tied_between(tables: CostTables, plan: Plan, costs: Sequence[StageCosts]) -> dict[int, float]:

@@ -12,10 +12,10 @@ from meshwright.costmodel.comm import Levels, group_levels
 from meshwright.costmodel.compute import OpTimer, worst_source
 from meshwright.costmodel.walk import GraphFacts, Site
 from meshwright.ir.cluster import Cluster
-from meshwright.ir.device import DeviceType, Source
+from meshwright.ir.device import DeviceType, Link, Source
 from meshwright.ir.graph import DTYPE_BYTES, Block, Graph, Kind
 from meshwright.ir.layout import Axis
-from meshwright.ir.plan import BlockLayout, ScheduleTable
+from meshwright.ir.plan import BlockLayout, ScheduleTable, Stage
 from meshwright.ir.schedule import Schedule
 
 PRELUDE = "(prelude)"
@@ -74,6 +74,7 @@ class CostTables:
         self._stages: dict[tuple[object, ...], StageCost] = {}
         self._levels: dict[tuple[int, ...], Levels] = {}
         self._borders: dict[int, tuple[int, int]] = {}
+        self._links: dict[tuple[tuple[int, ...], int, tuple[int, ...], int], frozenset[Link]] = {}
         self._schedules: dict[tuple[str, ...], Schedule] = {}
         self._layout_keys: dict[int, tuple[BlockLayout, str]] = {}
 
@@ -102,6 +103,20 @@ class CostTables:
         if key not in self._levels:
             self._levels[key] = group_levels(key, self.cluster)
         return self._levels[key]
+
+    def links(self, source: Stage, target: Stage) -> frozenset[Link]:
+        """Links between the ranks of two stages that talk to each other, taking shares as even."""
+        key = (source.devices, source.tp, target.devices, target.tp)
+        if key not in self._links:
+            self._links[key] = frozenset(
+                self.cluster.link(
+                    source.devices[dp * source.dp // target.dp * source.tp + tp % source.tp],
+                    target.devices[dp * target.tp + tp],
+                )
+                for dp in range(target.dp)
+                for tp in range(target.tp)
+            )
+        return self._links[key]
 
     def schedule(self, table: ScheduleTable) -> Schedule:
         """The parsed table."""

@@ -1,6 +1,6 @@
 """Predictions of whole plans: parts add up, and every choice moves the right figure."""
 
-from time import perf_counter
+from time import process_time
 
 import pytest
 
@@ -144,7 +144,7 @@ def test_warm_tables_take_under_5_ms() -> None:
     graph = mlp(64)
     tables = CostTables(graph, cluster, "fp32")
     estimate(graph, cluster, made, tables)
-    start = perf_counter()
+    start = process_time()
     for _ in range(5):
         estimate(graph, cluster, made, tables)
-    assert (perf_counter() - start) / 5 < 5e-3
+    assert (process_time() - start) / 5 < 5e-3

@@ -48,7 +48,10 @@ def _loss(model: nn.Module, case: ModelCase, batch: object) -> Tensor:
 
 def whole(graph: Graph) -> dict[str, BlockLayout]:
     """Everything replicated."""
-    return {
+    prelude = BlockLayout(
+        name="p", pattern="(prelude)", tp=1, parameters={}, ops={}, inputs=(), outputs=()
+    )
+    return {"(prelude)": prelude} | {
         b.pattern: BlockLayout(
             name=b.pattern, pattern=b.pattern, tp=1, parameters={}, ops={},
             inputs=({},) * len(b.inputs), outputs=({},) * len(b.outputs),
@@ -64,10 +67,8 @@ def test_saved_bytes(name: str) -> None:
     batch = case.example(dtype=torch.float32)
     graph = trace(model, batch, case.loss_fn)
     tables = CostTables(graph, CLUSTER, "fp32")
-    again = [False] * len(graph.blocks)
-    cost = tables.stage(
-        graph.blocks, whole(graph), again, Spot(graph.batch_size, 1, 1, "a100-80", (), ())
-    )
+    spot = Spot(graph.batch_size, 1, 1, "a100-80", (), ())
+    cost = tables.stage(graph.blocks, whole(graph), [False] * len(graph.blocks), spot)
     expected = kept_by_autograd(model, case, batch)
     assert cost.saved_bytes == pytest.approx(expected, rel=0.1)
     trained = sum(n for name, n in cost.params.items() if name in tables.trained)
