@@ -23,6 +23,8 @@ class Segment:
     path: str
     start: int
     stop: int
+    container: str | None = None
+    """The list of layers that it belongs to, if any."""
 
 
 def find_blocks(
@@ -46,36 +48,58 @@ def find_blocks(
 
 def _segments(ops: Sequence[Op], prelude: int, tensors: Tensors) -> list[Segment]:
     cuts = _cut_paths(ops, prelude, tensors)
-    owner: dict[str, str] = {}
+    lists = {_parent(p) for p in cuts}
+    owner: dict[str, tuple[str, str | None]] = {}
     for path in {op.module_path for op in ops[prelude:]}:
-        owner[path] = next((p for p in _prefixes(path) if p in cuts), "")
+        prefixes = _prefixes(path)
+        cut = next((p for p in prefixes if p in cuts), "")
+        child = cut or next((p for p in prefixes if p and _parent(p) in lists), "")
+        owner[path] = cut, _parent(child) if child else None
     runs: list[Segment] = []
     start = prelude
-    for path, group in groupby(ops[prelude:], lambda op: owner[op.module_path]):
+    for (path, container), group in groupby(ops[prelude:], lambda op: owner[op.module_path]):
         stop = start + sum(1 for _ in group)
-        runs.append(Segment(path, start, stop))
+        runs.append(Segment(path, start, stop, container))
         start = stop
     return _glue(runs, ops, tensors)
 
 
 def _glue(runs: list[Segment], ops: Sequence[Op], tensors: Tensors) -> list[Segment]:
-    """Join each run without parameters to the one before it (the first ones to the one after)."""
+    """Join each run without parameters to a neighbour.
+
+    It goes with the layer before it inside a list of layers and at the end, else with what follows.
+    """
     glued: list[Segment] = []
-    for run in runs:
-        if glued and (not _has_parameters(ops[run.start : run.stop], tensors)
-                      or glued[-1].path == run.path):  # fmt: skip
-            glued[-1] = replace(glued[-1], stop=run.stop)
-        elif glued and not _has_parameters(ops[glued[-1].start : glued[-1].stop], tensors):
-            glued[-1] = replace(run, start=glued[-1].start)
+    for index, run in enumerate(runs):
+        following = runs[index + 1] if index + 1 < len(runs) else None
+        previous = glued[-1] if glued else None
+        bare = not _has_parameters(ops[run.start : run.stop], tensors)
+        if previous and not _has_parameters(ops[previous.start : previous.stop], tensors):
+            glued[-1] = replace(run, start=previous.start)
+        elif previous and bare and (not following or _siblings(previous, run, following)):
+            glued[-1] = replace(previous, stop=run.stop)
+        elif previous and previous.path == run.path:
+            glued[-1] = replace(previous, stop=run.stop)
         else:
             glued.append(run)
     return glued
+
+
+def _siblings(previous: Segment, run: Segment, following: Segment) -> bool:
+    """Whether `run` is part of the list of `previous`, or lies between two of its layers."""
+    if run.path or not previous.path:
+        return False
+    return previous.container in (run.container, following.container)
 
 
 def _has_parameters(ops: Iterable[Op], tensors: Tensors) -> bool:
     return any(
         name in tensors and tensors[name].kind is Kind.PARAMETER for op in ops for name in op.inputs
     )
+
+
+def _parent(path: str) -> str:
+    return path.rpartition(".")[0]
 
 
 def _prefixes(path: str) -> list[str]:

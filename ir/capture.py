@@ -4,7 +4,9 @@ The user's model is not touched: a structural copy is made whose tensors are fak
 """
 
 import copy
+import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +15,6 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from meshwright.ir.errors import TraceError
-from meshwright.ir.hf import is_hf, prepare
 from meshwright.ir.step import LossFn, TrainingStep
 
 
@@ -46,13 +47,33 @@ def capture(
     step = fake_copy(TrainingStep(model, loss_fn, tuple(batch)), originals)
     if not model.training:
         step.train()
-    if is_hf(model):
-        prepare(step.model)
     inputs = tuple(torch.empty(sizes[name], dtype=tensor.dtype) for name, tensor in batch.items())
-    program = torch.export.export(step, inputs, strict=False)
+    program = _export(step, inputs)
     batch_size = global_batch_size or next(iter(batch.values())).shape[0]
     batch_inputs = tuple(name for name in batch if sizes[name][:1] == (batch_size,))
     return Capture(program, tuple(batch), originals, step, batch_size, batch_inputs)
+
+
+def _export(step: TrainingStep, inputs: tuple[torch.Tensor, ...]) -> ExportedProgram:
+    with ExitStack() as stack:
+        # An LSTM puts its weights into a list again, which is no change.
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", "The tensor attribute")
+        if is_hf(step.model):
+            from meshwright.ir import hf
+
+            hf.prepare(step.model)
+            stack.enter_context(hf.tracing(step.names))
+        return torch.export.export(step, inputs, strict=False)
+
+
+def is_hf(model: nn.Module) -> bool:
+    """Whether some of the model comes from transformers, told without importing it."""
+    return any(
+        base.__module__ == "transformers.modeling_utils"
+        for module in model.modules()
+        for base in type(module).__mro__
+    )
 
 
 def resized(

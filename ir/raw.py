@@ -3,7 +3,7 @@
 import operator
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -82,6 +82,12 @@ def substitute(value: Arg, names: dict[str, str]) -> Arg:
     if isinstance(value, tuple):
         return tuple(substitute(item, names) for item in value)
     return value
+
+
+def make_op(target: object, given: dict[str, Arg], like: RawOp, outputs: list[str]) -> RawOp:
+    """A call of `target` with its defaults filled in, at the place of `like`."""
+    args = {a.name: given.get(a.name, a.default_value) for a in schema_arguments(target)}
+    return replace(like, target=target, args=args, outputs=outputs)
 
 
 def read(capture: Capture) -> Raw:

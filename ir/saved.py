@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from meshwright.ir.graph import Arg, Ref
-from meshwright.ir.raw import RawOp, refs
+from meshwright.ir.raw import RawOp
 from meshwright.ir.torch_private import storage_key
 
 
@@ -65,19 +65,27 @@ def to_call(value: Arg, tensors: Mapping[str, torch.Tensor], dtype: bool = False
     return value
 
 
-def call(op: RawOp, tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+def call(op: RawOp, tensors: Mapping[str, torch.Tensor]) -> list[Any]:
     """Run the call on `tensors`; its results in order."""
+    return call_target(op.target, op.args, tensors)
+
+
+def call_target(
+    target: Any, args: Mapping[str, Arg], tensors: Mapping[str, torch.Tensor]
+) -> list[Any]:
+    """Run an operator on arguments given as data."""
     positional, keyword = [], {}
-    for argument in op.target._schema.arguments:
-        is_dtype = "ScalarType" in str(argument.type) or argument.name == "dtype"
-        value = to_call(op.args[argument.name], tensors, is_dtype)
+    for argument in target._schema.arguments:
+        # A dtype is an int in the schema's Python form.
+        is_dtype = "ScalarType" in str(argument.real_type)
+        value = to_call(args[argument.name], tensors, is_dtype)
         if argument.kwarg_only and value is None:
             continue  # its default, also where that is a memory format
         if argument.kwarg_only:
             keyword[argument.name] = value
         else:
             positional.append(value)
-    result = op.target(*positional, **keyword)
+    result = target(*positional, **keyword)
     return list(result) if isinstance(result, list | tuple) else [result]
 
 
@@ -122,7 +130,3 @@ def _ask(op: RawOp, fakes: Mapping[str, torch.Tensor]) -> Kept:
 def _leaf(fake: torch.Tensor) -> torch.Tensor:
     leaf = torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype)
     return leaf.requires_grad_(fake.requires_grad)
-
-
-def input_names(op: RawOp) -> tuple[str, ...]:
-    return tuple(ref.name for value in op.args.values() for ref in refs(value))

@@ -5,27 +5,21 @@ from dataclasses import replace
 
 import torch
 
+from meshwright.ir.functional import functionalise
 from meshwright.ir.graph import Arg, Kind, Ref
-from meshwright.ir.ops import LIBRARY
-from meshwright.ir.raw import Raw, RawOp, dtype_name, substitute
+from meshwright.ir.ops import COUNT_VALID, CROSS_ENTROPY_SUM
+from meshwright.ir.raw import Raw, RawOp, dtype_name, make_op, substitute
 from meshwright.ir.torch_private import schema_arguments, written_arguments
 
 aten = torch.ops.aten
-assert LIBRARY.ns == "meshwright"
 
 
 def simplify(raw: Raw) -> Raw:
     """The passes, in order; each takes and returns the whole step."""
-    for rewrite in (_canonical, _split_mean_cross_entropy, _drop_identities, _mark_gradients,
-                    _drop_detach, _drop_dead):  # fmt: skip
+    for rewrite in (functionalise, _canonical, _split_mean_cross_entropy, _drop_identities,
+                    _mark_gradients, _drop_detach, _drop_dead):  # fmt: skip
         raw = rewrite(raw)
     return raw
-
-
-def make_op(target: object, given: dict[str, Arg], like: RawOp, outputs: list[str]) -> RawOp:
-    """A call of `target` with its defaults filled in, at the place of `like`."""
-    args = {a.name: given.get(a.name, a.default_value) for a in schema_arguments(target)}
-    return replace(like, target=target, args=args, outputs=outputs)
 
 
 def _shape(raw: Raw, name: str) -> tuple[int, ...]:
@@ -75,7 +69,19 @@ def _canonical_op(raw: Raw, op: RawOp) -> RawOp:
         target, size = _SIZED[op.name]
         given = {"self": op.args["self"], size: _shape(raw, op.outputs[0])}
         return make_op(target, given, op, op.outputs)
+    if op.name == "aten.slice.Tensor":
+        return _bounded_slice(raw, op)
     return op
+
+
+def _bounded_slice(raw: Raw, op: RawOp) -> RawOp:
+    """Start and end counted from the front and inside the dim."""
+    source, dim = op.args["self"], op.args["dim"]
+    assert isinstance(source, Ref) and isinstance(dim, int)
+    size = raw.fakes[source.name].shape[dim]
+    start, end, step = slice(op.args["start"], op.args["end"], op.args["step"]).indices(size)
+    bounds: dict[str, Arg] = {"dim": dim % raw.fakes[source.name].ndim, "start": start, "end": end}
+    return replace(op, args=op.args | bounds | {"step": step})
 
 
 # Mean cross-entropy -------------------------------------------------------------------------------
@@ -107,10 +113,9 @@ def _split(raw: Raw, op: RawOp) -> list[RawOp]:
     shared: dict[str, Arg] = {
         "target": target, "weight": weight, "ignore_index": op.args["ignore_index"],
     }  # fmt: skip
-    own = torch.ops.meshwright
     return [
-        make_op(own.count_valid.default, {**shared, "dtype": dtype_name(fake.dtype)}, op, [count]),
-        make_op(own.cross_entropy_sum.default,
+        make_op(COUNT_VALID, {**shared, "dtype": dtype_name(fake.dtype)}, op, [count]),
+        make_op(CROSS_ENTROPY_SUM,
                 {**shared, "logits": logits, "label_smoothing": op.args["label_smoothing"]},
                 op, [total]),
         make_op(aten.div.Tensor, {"self": Ref(total), "other": Ref(count)}, op, op.outputs),
@@ -122,13 +127,15 @@ def _split(raw: Raw, op: RawOp) -> list[RawOp]:
 _COPIES = frozenset({
     "aten.alias.default", "aten.lift_fresh_copy.default", "aten.lift_fresh.default",
     "aten.view.default", "aten.reshape.default", "aten.expand.default", "aten.to.dtype",
-    "aten.contiguous.default", "aten.clone.default", "aten.positive.default",
+    "aten.contiguous.default", "aten.clone.default", "aten.slice.Tensor", "aten.positive.default",
 })  # fmt: skip
 
 
 def _is_identity(raw: Raw, op: RawOp) -> bool:
     if op.name in ("aten.dropout.default", "aten.feature_dropout.default"):
         return not op.args["train"] or op.args["p"] == 0
+    if op.name in ("aten.add.Tensor", "aten.sub.Tensor") and op.args["other"] == 0:
+        return raw.fakes[op.inputs[0]].dtype == raw.fakes[op.outputs[0]].dtype
     if op.name not in _COPIES:
         return False
     source = op.args["self"]
