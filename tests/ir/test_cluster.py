@@ -13,6 +13,7 @@ from meshwright.ir.cluster import Cluster, Node
 from meshwright.ir.detect import Seen, describe
 from meshwright.ir.device import DeviceType, Link, parse_quantity
 from meshwright.ir.errors import PlanError
+from tests.spawn import run_ranks
 
 MIXED = """
 name: lab
@@ -198,3 +199,14 @@ def test_detect_needs_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
     with pytest.raises(PlanError, match=r"torchrun.*Cluster\.local"):
         Cluster.detect()
+
+
+def test_detect_on_ranks() -> None:
+    found = run_ranks(3, _fingerprint)
+    assert len(set(found)) == 1
+    assert found[0][0] == 3
+
+
+def _fingerprint() -> tuple[int, str]:
+    cluster = Cluster.detect()
+    return cluster.num_devices, cluster.fingerprint
