@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Node
 from meshwright.ir.capture import Capture
 from meshwright.ir.errors import TraceError
 from meshwright.ir.graph import Arg, Kind, Ref, Tensor
-from meshwright.ir.torch_private import region_of, schema_arguments
+from meshwright.ir.torch_private import real_mode, region_of, schema_arguments
 
 MAX_CONSTANT = 65536
 _NOISE = ("aten._assert_", "aten.sym_constrain")
@@ -166,7 +166,8 @@ def constant_value(what: str, tensor: torch.Tensor) -> tuple[int | float | bool,
         )
     if tensor.device.type == "meta" or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         raise TraceError(f"constant {what} has no values while tracing: {way_out}")
-    return tuple(tensor.detach().cpu().reshape(-1).tolist())
+    with real_mode():
+        return tuple(tensor.detach().cpu().reshape(-1).tolist())
 
 
 def _read_nodes(raw: Raw, module: GraphModule, env: dict[Node, Any], grad: bool) -> Any:

@@ -4,7 +4,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.fx import Node
 
 CHECKED_ON = ("2.11", "2.12", "2.13")
@@ -15,6 +15,11 @@ ANY_REGION = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
 def fake_mode() -> AbstractContextManager[Any]:
     """Tensors made inside have shapes and dtypes but no memory."""
     return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def real_mode() -> AbstractContextManager[Any]:
+    """Inside a fake mode: tensors are real again."""
+    return unset_fake_temporarily()
 
 
 def operator_library(namespace: str) -> Any:
