@@ -120,7 +120,9 @@ def split_strategy(op: Op, rule: Rule, graph: Graph, split: Split, axis: AxisKin
     """The strategy of one split."""
     differentiable = _differentiable(op, graph)
     outputs = tuple(shard_of(rule, dims, split, axis) for dims in rule.outputs)
-    contracted = split.factor not in rule.joined and None in outputs
+    read = [name in graph.users or name == graph.loss for name in op.outputs]
+    lacking = any(shard is None and r for shard, r in zip(outputs, read, strict=True))
+    contracted = split.factor not in rule.joined and lacking
 
     def place(i: int, name: str) -> Placement:
         shard = shard_of(rule, rule.inputs[i], split, axis)
@@ -134,7 +136,7 @@ def split_strategy(op: Op, rule: Rule, graph: Graph, split: Split, axis: AxisKin
     missing: Placement = R if split.factor in rule.joined else P
     return Strategy(
         tuple(place(i, name) for i, name in enumerate(op.inputs)),
-        tuple(o or (missing if name else R) for o, name in zip(outputs, op.outputs, strict=True)),
+        tuple(o or (missing if r else R) for o, r in zip(outputs, read, strict=True)),
     )
 
 

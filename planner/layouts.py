@@ -28,6 +28,8 @@ class DataLayout:
 
     segments: tuple[Segment, ...]
     laid: tuple[Laid, ...]
+    splits: dict[str, tuple[Split, ...]]
+    """Per op name."""
     label: Labels
 
 
@@ -60,7 +62,7 @@ def solve_data(graph: Graph) -> DataLayout:
         return roots.get(alias(name)) or (RP if graph.tensors[name].requires_grad else R)
 
     laid = tuple(_lay_data(graph, segment, axis, splits, label) for segment in found)
-    return DataLayout(found, laid, label)
+    return DataLayout(found, laid, splits, label)
 
 
 def _lay_data(

@@ -1,6 +1,6 @@
 """Element by element with broadcasting: every dim may be split; sums pass through linear ones."""
 
-from meshwright.ir.graph import Graph, Op, Ref
+from meshwright.ir.graph import DTYPE_BYTES, Graph, Op, Ref
 from meshwright.planner.rules import (
     Rule,
     aligned,
@@ -48,12 +48,12 @@ def rule(op: Op, graph: Graph) -> Rule | None:
     if any(len(shape) > len(out) for shape in shapes):
         return None
     inputs = [aligned(out, len(shape)) for shape in shapes]
-    return make_rule(op, graph, inputs, [out], linear=_linear(name, op))
+    return make_rule(op, graph, inputs, [out], linear=_linear(name, op, graph))
 
 
-def _linear(name: str, op: Op) -> list[set[int]]:
+def _linear(name: str, op: Op, graph: Graph) -> list[set[int]]:
     if name in LINEAR:
-        return [{0}]
+        return [] if _narrows(op, graph) else [{0}]
     if name in PRODUCTS:
         return [{i} for i in range(len(op.inputs))]
     if name in QUOTIENTS:
@@ -68,3 +68,11 @@ def _linear(name: str, op: Op) -> list[set[int]]:
     if name == "masked_fill":
         return [{0}] if given(op, "value") == 0 else []
     return []
+
+
+def _narrows(op: Op, graph: Graph) -> bool:
+    """Rounding summands is not rounding their sum."""
+    return (
+        DTYPE_BYTES[graph.tensors[op.outputs[0]].dtype]
+        < DTYPE_BYTES[graph.tensors[op.inputs[0]].dtype]
+    )

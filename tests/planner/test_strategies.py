@@ -1,0 +1,87 @@
+"""Every strategy of every op of every model, on simulated ranks, against the whole op."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from meshwright.ir.errors import PlanError
+from meshwright.ir.graph import Graph, Op, Ref
+from meshwright.ir.layout import Axis, Strategy
+from meshwright.ir.trace import trace
+from meshwright.planner.factors import AxisKind, strategies
+from meshwright.planner.layouts import is_state, solve_data, taken_dims
+from meshwright.planner.segments import Segment
+from meshwright.planner.spread import spread
+from tests.models import CASES
+from tests.planner.simulated_ops import check_strategy, run_whole, whole_of
+
+BATCH = 8
+
+
+def _double(value: object) -> object:
+    is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return value.double() if is_float else value  # type: ignore[attr-defined]
+
+
+def _strategies(graph: Graph, size: int) -> Iterator[tuple[Op, str, Axis, Strategy]]:
+    """What the solver chooses from: `size` ranks of tp, and of dp with uneven shares."""
+    data = solve_data(graph)
+    shares = Axis(size, (BATCH - size + 1, *[1] * (size - 1)), BATCH)
+    axis = AxisKind(1, BATCH)
+    for segment, laid in zip(data.segments, data.laid, strict=True):
+        for op in segment.ops:
+            splits = data.splits[op.name]
+            for strategy in strategies(op, segment.rules[op.name], graph, axis, splits):
+                yield op, "dp", shares, strategy
+        tensor = _tensor_splits(graph, segment, AxisKind(size), taken_dims(segment, laid))
+        for op in segment.ops:
+            found = strategies(op, segment.rules[op.name], graph, AxisKind(size), tensor[op.name])
+            for strategy in found:
+                yield op, "tp", Axis(size), strategy
+
+
+def _tensor_splits(
+    graph: Graph, segment: Segment, axis: AxisKind, taken: dict[str, frozenset[int]]
+) -> dict[str, tuple[object, ...]]:
+    return spread(
+        segment.ops, segment.rules, axis, taken=taken, seeds={}, natural=True,
+        barred=lambda name: is_state(graph, name, parameters=False),
+    )[0]  # fmt: skip
+
+
+def _kind(op: Op, graph: Graph) -> str:
+    """Equal for ops that do the same on equal shapes."""
+    shapes = [graph.tensors[name].shape for name in op.inputs]
+    plain = [(key, arg) for key, arg in op.args if not isinstance(arg, Ref | tuple)]
+    return f"{op.target} {plain} {shapes}"
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("size", [2, 3])
+def test_every_strategy_computes_the_op(name: str, size: int) -> None:
+    case = CASES[name]
+    torch.manual_seed(0)
+    model = case.build().double()
+    batch = case.batch(BATCH, torch.Generator().manual_seed(1))
+    pairs = batch.items() if isinstance(batch, dict) else enumerate(batch)
+    inputs = {str(key): _double(value) for key, value in pairs}
+    given = inputs if isinstance(batch, dict) else tuple(inputs.values())
+    graph = trace(model, given, case.loss_fn)
+    values = run_whole(graph, model, inputs)
+    done: set[object] = set()
+    failures: list[str] = []
+    wholes: dict[str, object] = {}
+    for op, axis_name, axis, strategy in _strategies(graph, size):
+        kind = (_kind(op, graph), axis_name, strategy)
+        if kind in done:
+            continue
+        done.add(kind)
+        whole = wholes.setdefault(op.name, None) or whole_of(op, graph, values)
+        wholes[op.name] = whole
+        try:
+            check_strategy(op, graph, whole, strategy, axis_name, axis)
+        except (AssertionError, RuntimeError, PlanError, IndexError) as error:
+            failures.append(f"{op.key} {op.target} {axis_name}: {strategy}: {error}")
+    assert not failures, "\n\n".join(failures)
+    assert len(done) > 10
