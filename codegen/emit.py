@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Sequence
+from itertools import count
 from operator import getitem, truediv
 from pathlib import Path
 from textwrap import wrap
@@ -61,9 +62,9 @@ def _function_names(calls: Sequence[Call]) -> dict[int, str]:
     names: dict[int, str] = {}
     for code in _codes(calls):
         base = re.sub(r"\W+", "_", code.pattern).strip("_") or "block"
-        used = set(names.values())
-        count = next(i for i in range(len(names) + 1) if (f"{base}_{i}" if i else base) not in used)
-        names[id(code)] = f"{base}_{count}" if count else base
+        taken = {*names.values(), "forward", "totals", "aten", "sharded", "torch"}
+        numbered = (f"{base}_{i}" if i else base for i in count())
+        names[id(code)] = next(name for name in numbered if name not in taken)
     return names
 
 
@@ -74,7 +75,7 @@ def _function(code: BlockCode, name: str) -> str:
         if node.op == "placeholder":
             parameters.append(node.name)
         elif node.op == "output":
-            lines.append(f"    return {_text(tuple(node.args[0]))}")
+            lines.append(_wrapped(f"    return {_text(tuple(node.args[0]))}"))
         else:
             if comment := node.meta.get("comment"):
                 lines.append(f"    # {comment}")
@@ -105,8 +106,9 @@ def _wrapped(line: str) -> str:
     opening = line.index("(", line.find(" = ") + 1)
     closing = line.rindex(")")
     inside = wrap(
-        line[opening + 1 : closing].rstrip(",") + ",", 100, initial_indent=indent, subsequent_indent=indent,
-        break_long_words=False, break_on_hyphens=False,
+        line[opening + 1 : closing].rstrip(",") + ",", 100,
+        initial_indent=indent, subsequent_indent=indent, break_long_words=False,
+        break_on_hyphens=False,
     )  # fmt: skip
     return "\n".join([line[: opening + 1], *inside, indent[4:] + line[closing:]])
 

@@ -1,6 +1,7 @@
 """Runs a traced model under a plan on simulated ranks, and compares it with the model itself."""
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +42,7 @@ def plan_of(
             devices=tuple(range(tp * len(shares))), batch_shares=shares,
             layouts={layout.pattern: layout.name for layout in layouts},
         )
-        for start, stop in zip(borders, borders[1:], strict=False)
+        for start, stop in pairwise(borders)
     )  # fmt: skip
     inputs = tuple(
         InputSpec(name=n, shape=graph.tensors[n].shape, dtype=graph.tensors[n].dtype)
@@ -79,7 +80,7 @@ def run_plan(
         dp, tp = comm.coordinates["dp"], comm.coordinates["tp"]
         programs = lower(graph, plan, stage.devices[dp * stage.tp + tp])
         starts = [m * sum(shares) + sum(shares[:dp]) for m in range(count)]
-        batches = [_samples(graph, batch, start, shares[dp]) for start in starts]
+        batches = [samples_of(graph, batch, start, shares[dp]) for start in starts]
         grads: dict[str, tuple[Param, Tensor]] = {}
         params = {p.name: p for program in programs for p in program.params}
         held = {
@@ -105,7 +106,9 @@ def run_plan(
     }
 
 
-def _samples(graph: Graph, batch: Mapping[str, Tensor], start: int, size: int) -> dict[str, Tensor]:
+def samples_of(
+    graph: Graph, batch: Mapping[str, Tensor], start: int, size: int
+) -> dict[str, Tensor]:
     named = zip(graph.inputs, graph.input_names, strict=True)
     return {
         name: batch[key][start : start + size] if name in graph.batch_inputs else batch[key]

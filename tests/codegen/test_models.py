@@ -1,0 +1,97 @@
+"""The model zoo, lowered and run on simulated ranks, against the models themselves."""
+
+import copy
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from meshwright.codegen.comm import Comm
+from meshwright.codegen.lower import lower
+from meshwright.ir.graph import Graph
+from meshwright.ir.step import TrainingStep, flatten_batch
+from meshwright.ir.trace import trace
+from meshwright.planner.layouts import solve_layouts
+from meshwright.planner.prices import AlphaBeta
+from tests.codegen.equality import plan_of, run_plan, samples_of, whole_tensor
+from tests.models import CASES, ModelCase
+
+SPLIT_ALL = AlphaBeta(latency_s=0.0, state_per_parameter_byte=1e6)
+"""Prices at which every parameter that can be split is."""
+BATCH_NORM = ("resnet50",)
+"""Their statistics are those of a micro-batch, so micro-batches differ from one process."""
+
+
+@cache
+def traced(name: str) -> tuple[ModelCase, torch.nn.Module, Graph]:
+    case = CASES[name]
+    model = case.model()
+    return case, model, trace(model, case.example(), case.loss_fn)
+
+
+@cache
+def wanted(name: str) -> tuple[Tensor, dict[str, Tensor]]:
+    """Loss and gradients of the model itself."""
+    case, model, _ = traced(name)
+    own, batch = copy.deepcopy(model), flatten_batch(case.example())
+    loss = TrainingStep(own, case.loss_fn, tuple(batch))(*batch.values())
+    loss.backward()
+    grads = {n: p.grad for n, p in own.named_parameters() if p.grad is not None}
+    return loss.detach(), grads
+
+
+def compare(name: str, tp: int, shares: tuple[int, ...], count: int, tolerance: float) -> None:
+    case, model, graph = traced(name)
+    loss, grads = wanted(name)
+    plan = plan_of(graph, solve_layouts(graph, tp, SPLIT_ALL), shares, count)
+    found_loss, found = run_plan(model, graph, plan, flatten_batch(case.example()))
+    torch.testing.assert_close(found_loss, loss, rtol=tolerance, atol=0)
+    assert set(found) == set(grads)
+    largest = max(float(grad.abs().max()) for grad in grads.values())
+    for path, grad in found.items():
+        torch.testing.assert_close(
+            grad, grads[path], rtol=tolerance, atol=tolerance * largest, msg=path
+        )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_trivial_plan_is_the_model_to_the_bit(name: str) -> None:
+    compare(name, 1, (CASES[name].batch_size,), 1, 0.0 if name != "mixtral" else 1e-12)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("tp", "shares", "count"),
+    [(1, (3, 1), 2), (2, (8,), 1), (2, (5, 3), 1), (4, (2, 2), 2), (3, (2,), 4)],
+)
+def test_a_split_model_is_the_model(
+    name: str, tp: int, shares: tuple[int, ...], count: int
+) -> None:
+    if name in BATCH_NORM and count > 1:
+        shares, count = tuple(share * count for share in shares), 1
+    compare(name, tp, shares, count, 1e-10)
+
+
+def test_stages_of_a_model_with_tied_weights() -> None:
+    case, model, graph = traced("gpt2")
+    plan = plan_of(graph, solve_layouts(graph, 2, SPLIT_ALL), (3, 1), 2, cuts=(1, 3))
+    found_loss, _ = run_plan(model, graph, plan, flatten_batch(case.example()))
+    torch.testing.assert_close(found_loss, wanted("gpt2")[0], rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert_mlm", "dlrm", "gnmt"])
+def test_the_written_source_of_a_model_runs(name: str) -> None:
+    case, model, graph = traced(name)
+    plan = plan_of(graph, solve_layouts(graph, 1), (8,))
+    (program,) = lower(graph, plan, 0)
+    assert max(map(len, program.source.splitlines())) <= 100
+    written: dict[str, Any] = {}
+    exec(compile(program.source, f"{name}.py", "exec"), written)
+    comm = Comm({}, {"dp": 1, "tp": 1}, {"dp": 0, "tp": 0})
+    tensors = {p.name: whole_tensor(model, graph, p.name) for p in program.params}
+    tensors |= samples_of(graph, flatten_batch(case.example()), 0, 8)
+    if program.totals:
+        tensors |= written["totals"](comm, tensors)
+    assert torch.equal(written["forward"](comm, tensors)[program.loss], wanted(name)[0])
