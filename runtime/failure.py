@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from meshwright.runtime.executor import Progress
-from meshwright.runtime.torch_private import default_store
+from meshwright.runtime.torch_private import job_store
 
 BEAT_S = 1.0
 DEAD_S = 12.0
@@ -33,7 +33,7 @@ class Failures:
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         if world_size > 1:
-            self._store = default_store().clone()
+            self._store = job_store()
             self._thread = threading.Thread(target=self._watch, name="meshwright", daemon=True)
             self._thread.start()
             atexit.register(self.close)
@@ -50,8 +50,9 @@ class Failures:
             dead = self._dead_peers() if _is_connection_error(error) else []
             text = f"rank {self._rank}, {where}: {type(error).__name__}: {error}"
             if dead:
-                text = f"rank {dead[0]} died ({text})"
+                text = f"rank {dead[0]} died (seen by {text})"
             self._publish(text)
+            error.add_note(f"first failure of the job: {self._first_failure(text)}")
         get_error_handler().record_exception(error)
         self._progress.phase = "failed"
 
@@ -73,6 +74,12 @@ class Failures:
     def _publish(self, text: str) -> None:
         if self._store.add(_FAILED + "/count", 1) == 1:
             self._store.set(_FAILED, text)
+
+    def _first_failure(self, own: str) -> str:
+        try:
+            return str(self._store.get(_FAILED).decode())
+        except (dist.DistError, RuntimeError):
+            return own  # the store went with the rank that failed
 
     def _watch(self) -> None:
         peer = (self._rank + 1) % self._world

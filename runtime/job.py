@@ -3,6 +3,8 @@
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,9 +17,11 @@ from meshwright.ir.plan import Plan
 from meshwright.ir.schedule import Work
 from meshwright.ir.step import Batch, LossFn
 from meshwright.ir.trace import trace
+from meshwright.runtime import checkpoint
 from meshwright.runtime.batch import BatchCutter, as_batch
 from meshwright.runtime.build import RankParts, build_rank
 from meshwright.runtime.executor import Executor, Progress
+from meshwright.runtime.export import export
 from meshwright.runtime.failure import Failures
 from meshwright.runtime.gradients import clip, scale, sum_over_tp
 from meshwright.runtime.handshake import (
@@ -154,6 +158,24 @@ class Job:
     def shard(self, batch: Batch) -> Batch:
         """This rank's samples of a global batch, for `step(..., sharded=True)`."""
         return as_batch(self._cutter.shard(batch))
+
+    def save(self, folder: str | Path, scheduler: Any = None) -> Path:
+        """Writes a checkpoint that any plan for this model can load; every rank calls it."""
+        extra = {} if scheduler is None else {"scheduler": scheduler.state_dict()}
+        with self.failures.guard():
+            return checkpoint.save(self, Path(folder), extra)
+
+    def load(self, folder: str | Path, scheduler: Any = None) -> None:
+        """Goes on from the newest checkpoint in `folder`; every rank calls it."""
+        with self.failures.guard():
+            extra = checkpoint.load(self, Path(folder))
+        if scheduler is not None and "scheduler" in extra:
+            scheduler.load_state_dict(extra["scheduler"])
+
+    def export(self, folder: str | Path) -> Path | None:
+        """Writes the user's module as `model.safetensors`; rank 0 gets its path."""
+        with self.failures.guard():
+            return export(self, Path(folder))
 
     def close(self) -> None:
         """Leaves the job; the last call."""
