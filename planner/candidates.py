@@ -125,22 +125,25 @@ def recomputable(graph: Graph, blocks: Sequence[Block]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(b.pattern for b in blocks if count[b.pattern] > 1 or not repeated))
 
 
-def even_cuts(graph: Graph, num_stages: int) -> tuple[int, ...]:
-    """Where stages 1, 2, ... start, for about equal flops and at least one block each."""
-    blocks = graph.blocks
-    if not 1 <= num_stages <= len(blocks):
+def even_cuts(work: Sequence[float], num_stages: int) -> tuple[int, ...]:
+    """Where stages 1, 2, ... start, for about equal work and at least one block each."""
+    if not 1 <= num_stages <= len(work):
         raise PlanError(
-            f"{num_stages} stages for {len(blocks)} blocks: each stage needs at least one; "
-            f"nearest is {max(1, min(num_stages, len(blocks)))}"
+            f"{num_stages} stages for {len(work)} blocks: each stage needs at least one; "
+            f"nearest is {max(1, min(num_stages, len(work)))}"
         )
-    work = [sum(op.flops for op in graph.block_ops(block)) + 1 for block in blocks]
     ends = list(accumulate(work))
     cuts: list[int] = []
     for stage in range(1, num_stages):
         goal = ends[-1] * stage / num_stages
-        first, last = (cuts[-1] if cuts else 0) + 1, len(blocks) - num_stages + stage
+        first, last = (cuts[-1] if cuts else 0) + 1, len(work) - num_stages + stage
         cuts.append(min(range(first, last + 1), key=lambda i: abs(ends[i - 1] - goal)))
     return tuple(cuts)
+
+
+def block_flops(graph: Graph) -> tuple[float, ...]:
+    """Forward flops of each block, and a little more so that none is nothing."""
+    return tuple(sum(op.flops for op in graph.block_ops(b)) + 1.0 for b in graph.blocks)
 
 
 def uniform_choice(
@@ -164,7 +167,7 @@ def uniform_choice(
     (dp_shard if `zero`, else dp_replicate); `stage_tp`: tp per pipeline rank.
     """
     graph, per_rank = problem.graph, stages_per_rank(schedule)[0]
-    starts = (0, *(cuts if cuts is not None else even_cuts(graph, pp * per_rank)))
+    starts = (0, *(cuts if cuts is not None else even_cuts(block_flops(graph), pp * per_rank)))
     table = make_schedule(schedule, len(starts), num_microbatches, pp)
     meshes = [(dp_replicate, dp_shard, tp)] * pp
     if stage_dp is not None:

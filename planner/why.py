@@ -5,11 +5,23 @@ from meshwright.ir.show import seconds, size
 
 
 def kind_of(plan: Plan) -> str:
-    """`pp2 dp4 tp2 zero1`: plans of one kind differ only in details."""
+    """`pp dp tp zero1`: which forms of parallelism a plan uses, whatever their sizes."""
+    used = {
+        "pp": len(plan.schedule.rows) > 1,
+        "dp": any(stage.dp > 1 for stage in plan.stages),
+        "tp": any(stage.tp > 1 for stage in plan.stages),
+    }
+    zeros = sorted({f"zero{stage.zero}" for stage in plan.stages if stage.zero})
+    return " ".join([name for name, is_used in used.items() if is_used] + zeros)
+
+
+def meshes_of(plan: Plan) -> str:
+    """`pp2 dp4 tp2 zero1`: the sizes."""
     parts = [f"pp{len(plan.schedule.rows)}"] if len(plan.schedule.rows) > 1 else []
     names = (("dp_replicate", "dp"), ("dp_shard", "shard"), ("tp", "tp"))
     for axis, short in names:
-        sizes = [stage.mesh.get(axis, 1) for stage in plan.stages]
+        groups = {stage.devices: stage for stage in plan.stages}
+        sizes = [stage.mesh.get(axis, 1) for stage in groups.values()]
         if max(sizes) > 1:
             alike = len(set(sizes)) == 1
             parts.append(short + (str(sizes[0]) if alike else ":".join(map(str, sizes))))
@@ -19,8 +31,8 @@ def kind_of(plan: Plan) -> str:
 
 
 def name_of(plan: Plan) -> str:
-    """The kind with micro-batches, schedule and recompute."""
-    parts = [kind_of(plan)]
+    """The sizes with micro-batches, schedule and recompute."""
+    parts = [meshes_of(plan)]
     if plan.num_microbatches > 1:
         parts.append(f"x{plan.num_microbatches}")
     if len(plan.schedule.rows) > 1:

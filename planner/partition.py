@@ -1,0 +1,156 @@
+"""Dynamic programming over block boundaries and devices: the best stages of a pipeline.
+
+A step of a pipeline takes about the path of one micro-batch through all stages plus the load of the
+busiest stage (PipeDream, DAPPLE). For a limit on the load, the shortest path is found exactly.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.planner.spans import Matrix
+from meshwright.planner.stage_tables import Option, Options
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A stage of the answer: blocks `start` to `stop` on `size` devices."""
+
+    start: int
+    stop: int
+    first_rank: int
+    option: Option
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """What a partition is asked for."""
+
+    num_blocks: int
+    num_devices: int
+    num_stages: int
+    sizes: tuple[int, ...]
+    """Numbers of devices that a stage may have."""
+    options: Callable[[int, int], Options]
+    """(first rank, size) -> options."""
+    in_flight: tuple[int, ...]
+    """Micro-batches that each stage holds at once."""
+    room_bytes: Callable[[int, int], float]
+    """(first rank, size) -> memory per device."""
+    pins: Mapping[int, int]
+    """Block -> stage."""
+
+
+Measure = Callable[[Options, int, float], Matrix]
+"""(options, micro-batches in flight, room) -> [option, i, k]; infinite where not allowed."""
+
+
+def _fits(options: Options, in_flight: int, room: float) -> NDArray[np.bool_]:
+    needed = options.static_bytes + in_flight * options.flight_bytes
+    found: NDArray[np.bool_] = needed <= room
+    return found
+
+
+def load(options: Options, in_flight: int, room: float) -> Matrix:
+    """Seconds of load of stages that fit."""
+    return np.where(_fits(options, in_flight, room), options.load_s, np.inf)
+
+
+def path_within(limit_s: float) -> Measure:
+    """Seconds of path of stages that fit and have at most that load."""
+
+    def measure(options: Options, in_flight: int, room: float) -> Matrix:
+        legal = _fits(options, in_flight, room) & (options.load_s <= limit_s)
+        return np.where(legal, options.path_s, np.inf)
+
+    return measure
+
+
+def memory(options: Options, in_flight: int, room: float) -> Matrix:
+    """Bytes that stages need, whether they fit or not."""
+    needed = options.static_bytes + in_flight * options.flight_bytes
+    return np.where(np.isinf(options.path_s), np.inf, needed)
+
+
+@dataclass(slots=True)
+class _Row:
+    """Best values per number of blocks done, and how they were reached."""
+
+    value: Matrix
+    start: NDArray[np.int64]
+    size: NDArray[np.int64]
+    option: NDArray[np.int64]
+
+    @classmethod
+    def empty(cls, num_blocks: int) -> "_Row":
+        zeros = np.zeros(num_blocks + 1, dtype=np.int64)
+        return cls(np.full(num_blocks + 1, np.inf), zeros, zeros.copy(), zeros.copy())
+
+
+def solve(
+    asked: Pipeline, measure: Measure, *, join: np.ufunc
+) -> tuple[float, tuple[Part, ...]] | None:
+    """Stages of least sum (`join` np.add) or least maximum (np.maximum) of the measure."""
+    rows: list[dict[int, _Row]] = [{0: _Row.empty(asked.num_blocks)}]
+    rows[0][0].value[0] = 0.0 if join is np.add else -np.inf
+    for stage in range(asked.num_stages):
+        found: dict[int, _Row] = {}
+        for used, row in rows[-1].items():
+            for size in _sizes(asked, stage, used):
+                _extend(asked, stage, used, size, row, found, measure, join)
+        rows.append(found)
+    last = rows[-1].get(asked.num_devices)
+    if last is None or not np.isfinite(last.value[asked.num_blocks]):
+        return None
+    return float(last.value[asked.num_blocks]), _trace_back(asked, rows)
+
+
+def _sizes(asked: Pipeline, stage: int, used: int) -> Sequence[int]:
+    left, after = asked.num_devices - used, asked.num_stages - stage - 1
+    if after == 0:
+        return (left,) if left in asked.sizes else ()
+    return [size for size in asked.sizes if size + after * min(asked.sizes) <= left]
+
+
+def _extend(
+    asked: Pipeline,
+    stage: int,
+    used: int,
+    size: int,
+    row: _Row,
+    found: dict[int, _Row],
+    measure: Measure,
+    join: np.ufunc,
+) -> None:
+    options = asked.options(used, size)
+    if not options.options:
+        return
+    values = measure(options, asked.in_flight[stage], asked.room_bytes(used, size))
+    best, pick = values.min(axis=0), values.argmin(axis=0)
+    total = join(row.value[:, None], best)
+    for block, wanted in asked.pins.items():
+        inside = np.zeros_like(total, dtype=bool)
+        inside[: block + 1, block + 1 :] = True
+        total[inside if stage != wanted else ~inside] = np.inf
+    start, value = total.argmin(axis=0), total.min(axis=0)
+    target = found.setdefault(used + size, _Row.empty(asked.num_blocks))
+    better = value < target.value
+    target.value[better] = value[better]
+    target.start[better] = start[better]
+    target.size[better] = size
+    target.option[better] = pick[start, np.arange(len(start))][better]
+
+
+def _trace_back(asked: Pipeline, rows: list[dict[int, _Row]]) -> tuple[Part, ...]:
+    stop, used = asked.num_blocks, asked.num_devices
+    parts: list[Part] = []
+    for stage in range(asked.num_stages, 0, -1):
+        row = rows[stage][used]
+        start, size = int(row.start[stop]), int(row.size[stop])
+        used -= size
+        option = asked.options(used, size).options[int(row.option[stop])]
+        parts.append(Part(start, stop, used, option))
+        stop = start
+    return tuple(reversed(parts))

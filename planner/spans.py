@@ -1,0 +1,64 @@
+"""Sums and maxima over runs of blocks as matrices: entry [i, k] is about blocks i to k-1."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.costmodel.comm import Levels, collective_time
+from meshwright.ir.conversions import Primitive
+
+Matrix = NDArray[np.float64]
+GRID: Matrix = np.concatenate([[0.0], np.geomspace(1.0, 1e13, 53)])
+"""Bytes at which the times of collectives are sampled."""
+
+
+def sums(values: Sequence[float]) -> Matrix:
+    """Sums over runs."""
+    total = np.concatenate([[0.0], np.cumsum(values)])
+    found: Matrix = total[None, :] - total[:, None]
+    return found
+
+
+def highest(values: Sequence[float]) -> Matrix:
+    """Maxima over runs."""
+    size = len(values)
+    found = np.zeros((size + 1, size + 1))
+    for i in range(size):
+        found[i, i + 1 :] = np.maximum.accumulate(values[i:])
+    return found
+
+
+def sums_of_named(values: Sequence[Mapping[str, float]]) -> Matrix:
+    """Sums over runs where a name that several blocks of a run have counts once, at its largest.
+
+    `values`: per block. Exact where a name has the same value in all blocks.
+    """
+    found = sums([sum(held.values()) for held in values])
+    seen: dict[str, int] = {}
+    for block, held in enumerate(values):
+        for name, value in held.items():
+            if not value:
+                continue
+            if name in seen:
+                earlier = seen[name]
+                found[: earlier + 1, block + 1 :] -= min(value, values[earlier][name])
+            seen[name] = block
+    return found
+
+
+class Collectives:
+    """`collective_time` of many sizes at once: it is piecewise linear in the bytes."""
+
+    def __init__(self) -> None:
+        self._times: dict[tuple[Primitive, Levels], Matrix] = {}
+
+    def __call__(self, primitive: Primitive, nbytes: Matrix, levels: Levels) -> Matrix:
+        if not levels:
+            return np.zeros_like(nbytes)
+        key = (primitive, levels)
+        if key not in self._times:
+            times = [collective_time(primitive, float(n), levels) for n in GRID]
+            self._times[key] = np.array(times)
+        found: Matrix = np.interp(nbytes, GRID, self._times[key])
+        return found
