@@ -20,6 +20,9 @@ from tests.models import CASES, ModelCase
 
 SPLIT_ALL = AlphaBeta(latency_s=0.0, state_per_parameter_byte=1e6)
 """Prices at which every parameter that can be split is."""
+ROUNDED = {"mixtral": 1e-12, "t5": 1e-12}
+"""Experts run as one op of our own, and a weight that is used three times adds up its gradients in
+another order: equal up to rounding, not to the bit."""
 BATCH_NORM = ("resnet50",)
 """Their statistics are those of a micro-batch, so micro-batches differ from one process."""
 
@@ -58,7 +61,7 @@ def compare(name: str, tp: int, shares: tuple[int, ...], count: int, tolerance: 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_trivial_plan_is_the_model_to_the_bit(name: str) -> None:
-    compare(name, 1, (CASES[name].batch_size,), 1, 0.0 if name != "mixtral" else 1e-12)
+    compare(name, 1, (CASES[name].batch_size,), 1, ROUNDED.get(name, 0.0))
 
 
 @pytest.mark.parametrize("name", CASES)
