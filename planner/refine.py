@@ -12,7 +12,13 @@ from meshwright.planner.candidates import (
 )
 from meshwright.planner.problem import Problem
 from meshwright.planner.schedule_tools import make_schedule
-from meshwright.planner.space import meshes, microbatch_counts, recompute_modes, schedules
+from meshwright.planner.space import (
+    Mesh,
+    meshes,
+    microbatch_counts,
+    recompute_modes,
+    schedules,
+)
 
 FEW_DEVICES = 16
 """Up to here every mesh of every single stage is a neighbour."""
@@ -88,6 +94,13 @@ def _other_counts(problem: Problem, choice: Choice) -> Iterator[Choice]:
             yield replace(choice, num_microbatches=count)
 
 
+def _on(stage: StageChoice, mesh: Mesh) -> StageChoice:
+    return replace(
+        stage, dp_replicate=mesh.dp_replicate, dp_shard=mesh.dp_shard, tp=mesh.tp,
+        zero=mesh.zero, shares=(),
+    )  # fmt: skip
+
+
 def _other_meshes(problem: Problem, choice: Choice) -> Iterator[Choice]:
     """All stages of one pipeline rank on another mesh of as many devices, and all ranks at once."""
     samples = problem.batch // choice.num_microbatches
@@ -101,11 +114,8 @@ def _other_meshes(problem: Problem, choice: Choice) -> Iterator[Choice]:
         changed.append(tuple(groups))
     for touched in dict.fromkeys(changed):
         for mesh in meshes(problem, len(touched[0]), samples):
-            new = {"dp_replicate": mesh.dp_replicate, "dp_shard": mesh.dp_shard}
             stages = tuple(
-                replace(stage, **new, tp=mesh.tp, zero=mesh.zero, shares=())
-                if stage.devices in touched else stage
-                for stage in choice.stages
-            )  # fmt: skip
+                _on(stage, mesh) if stage.devices in touched else stage for stage in choice.stages
+            )
             if stages != choice.stages:
                 yield replace(choice, stages=stages)

@@ -77,7 +77,7 @@ def meshes(problem: Problem, size: int, samples: int) -> Iterator[Mesh]:
                 continue
             if not allowed(problem.constraints, "dp_replicate", (replicate,)):
                 continue
-            levels = (1, 2, 3) if shard > 1 else (0,)
+            levels: tuple[int, ...] = (1, 2, 3) if shard > 1 else (0,)
             if shard > 1 and (pinned(problem.constraints, "dp_shard") or 0) == shard:
                 levels = (0, 1, 2, 3)  # asked for by name: also without sharding anything
             for zero in allowed(problem.constraints, "zero", levels):

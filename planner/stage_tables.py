@@ -12,6 +12,7 @@ from math import ceil
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from meshwright.costmodel.block import BlockCost
 from meshwright.costmodel.comm import Levels, collective_time, send_time
@@ -83,8 +84,8 @@ class _Work(NamedTuple):
 class _Runs(NamedTuple):
     """Which entries are computed: first block and end."""
 
-    start: Matrix
-    stop: Matrix
+    start: NDArray[np.int64]
+    stop: NDArray[np.int64]
 
     def of(self, matrix: Matrix) -> Matrix:
         found: Matrix = matrix[self.start, self.stop]
@@ -109,7 +110,7 @@ class StageTables:
         self._state_of: dict[tuple[int, int], _State] = {}
         size = len(self.blocks)
         half = (size + 1) // 2
-        edge = np.arange(size + 1)
+        edge = np.arange(size + 1, dtype=np.int64)
         self._all = _Runs(edge[:, None], edge[None, :])
         self._probes = _Runs(
             np.array([0, size - 1, half - 1, 0, size - half, 0]),

@@ -33,6 +33,8 @@ JUDGED, CLOSE = 48, 1.1
 """Finalists that are simulated: so many, and those within this factor of the best step."""
 POLISHED, STEPS, ACTIONS = 3, 400, 150_000
 """Finalists that are improved, simulations spent on that, and schedule actions in all of them."""
+ROOM = 0.985
+"""Share of the memory that is planned with: the prelude's values are not counted here."""
 UNITS = 16
 """At most so many units of devices are shared out unevenly."""
 
@@ -47,23 +49,41 @@ class Finalist:
 
 def search(problem: Problem) -> Iterator[Offer]:
     """Finalists, best first; then improvements of the best for several numbers of ranks."""
+    tables = StageTables(problem)
     best: list[tuple[tuple[float, ...], Choice]] = []
     seen: set[Choice] = set()
-    for finalist in _finalists(problem):
-        if problem.objective == "throughput" and best:
-            excess, step = min(value for value, _ in best)[:2]
-            if not excess and finalist.value > CLOSE * step:
+    if problem.objective == "throughput":
+        for finalist in _fastest(problem, tables):
+            if _is_out(finalist, best):
                 break
-        for choice in _starts(problem, finalist.choice):
-            if choice not in seen:
-                seen.add(choice)
-                yield _judge(problem, choice, best)
+            yield from _offer(problem, finalist, best, seen)
+    if not any(value[0] == 0 for value, _ in best):
+        for finalist in _smallest(problem, tables):
+            yield from _offer(problem, finalist, best, seen)
     ranked = sorted(best, key=lambda item: item[0])
-    starts = {choice.num_ranks: choice for _, choice in reversed(ranked)}
+    firsts = {choice.num_ranks: choice for _, choice in reversed(ranked)}
     size = max((2 * len(c.stages) * c.num_microbatches for _, c in ranked), default=1)
     most = len(seen) + min(STEPS, ACTIONS // size)
-    for start in [choice for _, choice in ranked if choice in starts.values()][:POLISHED]:
+    for start in [choice for _, choice in ranked if choice in firsts.values()][:POLISHED]:
         yield from _polish(problem, start, seen, most)
+
+
+def _is_out(finalist: Finalist, best: list[tuple[tuple[float, ...], Choice]]) -> bool:
+    """Whether the finalist is too far behind a plan that fits."""
+    fitting = [value[1] for value, _ in best if value[0] == 0]
+    return bool(fitting) and finalist.value > CLOSE * min(fitting)
+
+
+def _offer(
+    problem: Problem,
+    finalist: Finalist,
+    best: list[tuple[tuple[float, ...], Choice]],
+    seen: set[Choice],
+) -> Iterator[Offer]:
+    for choice in _starts(problem, finalist.choice):
+        if choice not in seen:
+            seen.add(choice)
+            yield _judge(problem, choice, best)
 
 
 def _starts(problem: Problem, choice: Choice) -> Iterator[Choice]:
@@ -107,41 +127,44 @@ def _polish(problem: Problem, start: Choice, seen: set[Choice], most: int) -> It
         held = [item for item in held if item[0] < value]
 
 
-def _finalists(problem: Problem) -> list[Finalist]:
-    """The most promising choices of all frames."""
-    tables = StageTables(problem)
+def _smallest(problem: Problem, tables: StageTables) -> list[Finalist]:
+    """Choices that need least memory, for each frame."""
     found: list[Finalist] = []
-    if problem.objective == "throughput":
-        found = _ranked(problem, tables)
-    if not found:
-        for asked, count in _frames(problem, tables):
-            answer = solve(asked, memory, join=np.maximum)
-            if answer:
-                found.append(Finalist(answer[0], _choice(problem, asked, answer[1], count)))
-    found.sort(key=lambda item: item.value)
-    return found[:JUDGED]
+    for asked, count in _frames(problem, tables):
+        answer = solve(asked, memory, join=np.maximum)
+        if answer:
+            found.append(Finalist(answer[0], _choice(problem, asked, answer[1], count)))
+    return sorted(found, key=lambda item: item.value)[:JUDGED]
 
 
-def _ranked(problem: Problem, tables: StageTables) -> list[Finalist]:
+def _fastest(problem: Problem, tables: StageTables) -> list[Finalist]:
+    """Choices of least estimated time, for each frame that can be good at all."""
     best, found = float("inf"), []
     bound = lower_bound(problem)
     for asked, count in _frames(problem, tables):
         # Even perfectly equal stages wait for the pipeline to fill and drain.
         if bound * (count + asked.num_stages - 1) / count > WORSE * best:
             continue
-        least = solve(asked, load, join=np.maximum)
-        if least is None or least[0] > WORSE * best:
-            continue
-        answers = {least[1]: None}
-        for factor in LIMITS:
-            answer = solve(asked, path_within(least[0] * factor), join=np.add)
-            if answer:
-                answers[answer[1]] = None
-        for parts in answers:
-            value = _step_s(problem, asked, parts, count)
+        for value, parts in _candidates(problem, asked, count, WORSE * best):
             best = min(best, value)
             found.append(Finalist(value, _choice(problem, asked, parts, count)))
-    return found
+    return sorted(found, key=lambda item: item.value)[:JUDGED]
+
+
+def _candidates(
+    problem: Problem, asked: Pipeline, count: int, limit_s: float
+) -> Iterator[tuple[float, tuple[Part, ...]]]:
+    """(about the step time, stages) of the shortest paths under several limits of the load."""
+    least = solve(asked, load, join=np.maximum)
+    if least is None or least[0] > limit_s:
+        return
+    answers = {least[1]: None}
+    for factor in LIMITS:
+        answer = solve(asked, path_within(least[0] * factor), join=np.add)
+        if answer:
+            answers[answer[1]] = None
+    for parts in answers:
+        yield _step_s(problem, asked, parts, count), parts
 
 
 def _step_s(problem: Problem, asked: Pipeline, parts: tuple[Part, ...], count: int) -> float:
@@ -191,7 +214,8 @@ def _pipeline(
 
     def room(first: int, size: int) -> float:
         if (first, size) not in rooms:
-            rooms[first, size] = float(problem.room_bytes(tuple(range(first, first + size))))
+            ranks = tuple(range(first, first + size))
+            rooms[first, size] = ROOM * problem.room_bytes(ranks)
         return rooms[first, size]
 
     return Pipeline(

@@ -54,8 +54,9 @@ def count(problem: Problem, most: int) -> int:
             ways += product_of_meshes
             if total + ways > most:
                 return total + ways
+        again: int = modes ** (pp * chunks)
         for _ in cuts(problem, pp * chunks) if ways else ():
-            total += ways * modes ** (pp * chunks)
+            total += ways * again
             if total > most:
                 return total
     return total
