@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from meshwright.ir.errors import PlanError
@@ -47,7 +48,9 @@ def save(job: "Job", folder: Path, extra: dict[str, Any]) -> Path:
     for stage in reversed(job.parts.stages):  # the first stage of a shared parameter writes it
         content |= _contents(job, stage)
     planner = BoxSavePlanner(content, job.parts.rank == 0)
-    dcp.save(plain, checkpoint_id=partial, planner=planner, no_dist=job.plan.world_size == 1)
+    state_dict_saver.save(
+        plain, checkpoint_id=partial, planner=planner, no_dist=job.plan.world_size == 1
+    )
     if job.parts.rank == 0:
         _switch(folder, partial, target)
     _barrier()
@@ -81,12 +84,12 @@ def load(job: "Job", folder: Path) -> dict[str, Any]:
     if not latest.is_file():
         raise PlanError(f"{folder} holds no checkpoint: there is no file {latest}")
     source = folder / latest.read_text().strip()
-    metadata = dcp.FileSystemReader(source).read_metadata()
+    metadata = FileSystemReader(source).read_metadata()
     plain: dict[str, Any] = {
         "job.step": 0, "job.fingerprint": "", "job.settings": [], "job.extra": {},
     }  # fmt: skip
     alone = job.plan.world_size == 1
-    dcp.load(plain, checkpoint_id=source, planner=BoxLoadPlanner({}), no_dist=alone)
+    state_dict_loader.load(plain, checkpoint_id=source, planner=BoxLoadPlanner({}), no_dist=alone)
     if plain["job.fingerprint"] != job.graph.fingerprint:
         raise PlanError(
             f"{source} is a checkpoint of another model ({plain['job.fingerprint'][:12]}, not "
@@ -97,7 +100,9 @@ def load(job: "Job", folder: Path) -> dict[str, Any]:
     own = list(job.parts.stages)
     for number in range(max(map(len, _stages_by_rank(job).values()))):
         content = _contents(job, own[number]) if number < len(own) else {}
-        dcp.load({}, checkpoint_id=source, planner=BoxLoadPlanner(content), no_dist=alone)
+        state_dict_loader.load(
+            {}, checkpoint_id=source, planner=BoxLoadPlanner(content), no_dist=alone
+        )
     for stage in job.parts.stages.values():
         stage.sync.publish()
     job.state.step = plain["job.step"]

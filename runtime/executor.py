@@ -96,7 +96,7 @@ class Executor:
             assert received is not None
             values[value.name] = received
         self._at(action, "running")
-        made = stage(microbatch, values, keep=self._training)
+        made: Mapping[str, Tensor] = stage(microbatch, values, keep=self._training)
         for value in stage.program.sends:
             self._mailbox.send(action.stage, value.name, False, microbatch, made[value.name])
         return made.get(stage.program.loss)

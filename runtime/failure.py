@@ -34,6 +34,7 @@ class Failures:
         self._thread: threading.Thread | None = None
         if world_size > 1:
             self._store = job_store()
+            self._store.set(_beat_key(rank), f"0 {self._standing()}")
             self._thread = threading.Thread(target=self._watch, name="meshwright", daemon=True)
             self._thread.start()
             atexit.register(self.close)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from meshwright.codegen.program import Param
 from meshwright.runtime.pieces import chunk_rows
+from meshwright.runtime.torch_private import all_gather, reduce_scatter
 
 BUCKET_BYTES = 25 * 2**20
 """DDP's default: large enough to use the bandwidth, small enough to overlap with backward."""
@@ -173,15 +174,11 @@ class ShardedBucket:
     def gather(self, flat_shard: Tensor, tensors: Sequence[Tensor]) -> None:
         """All ranks' flat shards into whole tensors."""
         flat = flat_shard.new_empty((self.lines.shard_size, self.size))
-        dist.all_gather_into_tensor(flat.view(-1), flat_shard.view(-1), group=self.lines.shard)
+        all_gather(flat.view(-1), flat_shard.view(-1), self.lines.shard)
         self.unpack(flat, tensors)
 
     def scatter(self, gradients: Sequence[Tensor | None]) -> tuple[Tensor, dist.Work]:
         """Starts the sum of whole gradients over dp_shard; this rank's flat shard comes out."""
         flat = self.pack(gradients)
         mine = flat.new_empty(self.size)
-        work = dist.reduce_scatter_tensor(
-            mine, flat.view(-1), group=self.lines.shard, async_op=True
-        )
-        assert work is not None
-        return mine, work
+        return mine, reduce_scatter(mine, flat.view(-1), self.lines.shard)

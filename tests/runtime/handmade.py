@@ -160,7 +160,7 @@ def reference(chain: Chain, batches: list[tuple[Tensor, Tensor]], clip: float | 
         if clip is not None:
             torch.nn.utils.clip_grad_norm_(chain.parameters(), clip)
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
     return losses, {name: p.detach().clone() for name, p in chain.named_parameters()}
 
 

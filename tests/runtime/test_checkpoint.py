@@ -100,7 +100,9 @@ def _die(*_, **__):
 
 
 @pytest.mark.parametrize(
-    "where", [(checkpoint.dcp, "save"), (checkpoint, "_switch"), (os, "replace")], ids=str
+    "where",
+    [(checkpoint.state_dict_saver, "save"), (checkpoint, "_switch"), (os, "replace")],
+    ids=str,
 )
 def test_a_crash_leaves_the_last_checkpoint(where, tmp_path):
     plan = PLANS["one"]
