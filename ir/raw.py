@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 
 from meshwright.ir.capture import Capture
 from meshwright.ir.errors import TraceError
+from meshwright.ir.explain import needs_values
 from meshwright.ir.graph import Arg, Kind, Ref, Tensor
 from meshwright.ir.torch_private import real_mode, region_of, schema_arguments
 
@@ -229,12 +230,24 @@ def _call(raw: Raw, node: Node, env: dict[Node, Any], grad: bool) -> Any:
             value = next(positional, argument.default_value)
         args[argument.name] = None if argument.name in _PLACES else _resolve(value, env)
     value = node.meta.get("val")
+    if not _is_static(value):
+        where, line = line_of(node)
+        raise TraceError(needs_values(where, line, str(target)))
     many = isinstance(value, list | tuple)
     values: list[Any] = [*value] if isinstance(value, list | tuple) else [value]
     outputs = [_output(raw, node.name, v, i if many else None) for i, v in enumerate(values)]
     raw.ops.append(RawOp(target, args, outputs, module_path(node), source_of(node), grad))
     result = tuple(Ref(name) if name else None for name in outputs)
     return result if many else result[0]
+
+
+def _is_static(value: object) -> bool:
+    """Whether a result is made of tensors whose sizes are known."""
+    if isinstance(value, torch.Tensor):
+        return all(isinstance(size, int) for size in value.shape)
+    if isinstance(value, list | tuple):
+        return all(map(_is_static, value))
+    return value is None
 
 
 def _output(raw: Raw, stem: str, value: object, index: int | None) -> str:
@@ -255,16 +268,21 @@ def module_path(node: Node) -> str:
     return "" if path == "model" else path.removeprefix("model.")
 
 
-_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_FRAME = re.compile(r'File "([^"]+)", line (\d+).*\n?(.*)')
+
+
+def line_of(node: Node) -> tuple[str, str]:
+    """`file:line` and text of the innermost frame of the user's code (not of torch)."""
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    for file, number, text in reversed(frames):
+        if "/torch/" not in file and not file.endswith("ir/step.py"):
+            return f"{file}:{number}", text.strip()
+    return "", ""
 
 
 def source_of(node: Node) -> str:
-    """`file:line` of the innermost frame of the user's code (not of torch)."""
-    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
-    for file, line in reversed(frames):
-        if "/torch/" not in file and not file.endswith("ir/step.py"):
-            return f"{'/'.join(file.split('/')[-2:])}:{line}"
-    return ""
+    """`file:line` of the user's code, with one folder."""
+    return "/".join(line_of(node)[0].split("/")[-2:])
 
 
 def dtype_name(dtype: torch.dtype) -> str:

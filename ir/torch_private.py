@@ -4,12 +4,32 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch._dynamo.exc import UserError
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+    unset_fake_temporarily,
+)
 from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 CHECKED_ON = ("2.11", "2.12", "2.13")
-NO_GRAD_REGION = "wrap_with_set_grad_enabled"
 ANY_REGION = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
+
+USER_ERROR = UserError
+DATA_DEPENDENT = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    GuardOnDataDependentSymNode,
+)
+UNKNOWN_OPERATOR = UnsupportedOperatorException
+
+
+def operator_of(error: BaseException) -> str:
+    """The operator that an error of the fake mode is about."""
+    return str(getattr(error, "func", type(error).__name__))
 
 
 def fake_mode() -> AbstractContextManager[Any]:

@@ -7,11 +7,13 @@ import torch
 from torch import nn
 
 from meshwright.ir.blocks import find_blocks
-from meshwright.ir.capture import Capture, capture
+from meshwright.ir.capture import Capture, capture, is_hf
 from meshwright.ir.digest import digest
 from meshwright.ir.errors import TraceError
+from meshwright.ir.explain import explained
 from meshwright.ir.flops import flops
 from meshwright.ir.graph import Graph, Kind, Op, Tensor
+from meshwright.ir.hf_inputs import example_inputs as example_inputs_of
 from meshwright.ir.raw import Raw, RawOp, dtype_name, read
 from meshwright.ir.saved import Memory
 from meshwright.ir.simplify import changes_state, simplify
@@ -28,16 +30,26 @@ def trace(
 ) -> Graph:
     """The training step of `model` as data, at the global batch size (default: the example's)."""
     started = time.perf_counter()
+    name = type(model).__name__
     if example_inputs is None:
-        raise TraceError(f"{type(model).__name__} needs example_inputs: one batch, dict or tuple")
+        example_inputs = _own_inputs(model, global_batch_size)
     batch = flatten_batch(example_inputs)
-    with fake_mode():
+    with explained(), fake_mode():
         captured = capture(model, batch, loss_fn, global_batch_size)
         raw = simplify(read(captured))
         graph = _graph(raw, captured, model)
     seconds = f"{time.perf_counter() - started:.1f}"
-    graph.meta.update(model=type(model).__name__, torch=torch.__version__, trace_s=seconds)
+    graph.meta.update(model=name, torch=torch.__version__, trace_s=seconds)
     return graph
+
+
+def _own_inputs(model: nn.Module, batch_size: int | None) -> Batch:
+    if not is_hf(model):
+        raise TraceError(
+            f"{type(model).__name__} needs example_inputs: one batch, as a dict of keyword inputs "
+            "or a tuple, with loss_fn=... if the model does not return its loss"
+        )
+    return example_inputs_of(model, batch_size)
 
 
 def _graph(raw: Raw, captured: Capture, model: nn.Module) -> Graph:

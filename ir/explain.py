@@ -1,0 +1,62 @@
+"""Turns what torch raises while tracing into errors that say which line and what to do."""
+
+import linecache
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+import torch
+
+from meshwright.ir.errors import TraceError
+from meshwright.ir.torch_private import (
+    DATA_DEPENDENT,
+    UNKNOWN_OPERATOR,
+    USER_ERROR,
+    operator_of,
+)
+
+_OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Errors raised inside become TraceErrors where the cause is that values are not known."""
+    try:
+        yield
+    except DATA_DEPENDENT as error:
+        where, line = user_line(error.__traceback__)
+        raise TraceError(needs_values(where, line, operator_of(error))) from error
+    except UNKNOWN_OPERATOR as error:
+        where, line = user_line(error.__traceback__)
+        raise TraceError(
+            f"{where}: `{line}` calls {operator_of(error)}, whose result shapes are not known "
+            "without running it: register a fake for it with torch.library.register_fake"
+        ) from error
+    except USER_ERROR as error:
+        where, line = user_line(error.__traceback__)
+        raise TraceError(f"{where}: `{line}` cannot be traced: {_first_line(error)}") from error
+
+
+def needs_values(where: str, line: str, operator: str) -> str:
+    """The message for code whose course or sizes depend on the values of tensors."""
+    return (
+        f"{where}: `{line}` needs the values of a tensor ({operator}), which are not known when "
+        "a plan is made: use torch.where or masks in place of branches on values, and shapes or "
+        "config in place of values that are read"
+    )
+
+
+def user_line(traceback: TracebackType | None) -> tuple[str, str]:
+    """`file:line` and text of the innermost frame outside of torch and this package."""
+    where, text = "the model", ""
+    while traceback is not None:
+        file, number = traceback.tb_frame.f_code.co_filename, traceback.tb_lineno
+        if Path(file).exists() and not file.startswith(_OURS):
+            where, text = f"{file}:{number}", linecache.getline(file, number).strip()
+        traceback = traceback.tb_next
+    return where, text
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
