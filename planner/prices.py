@@ -31,7 +31,7 @@ class AlphaBeta:
     bandwidth: float = 100e9
     flops_per_s: float = 100e12
     memory_bandwidth: float = 1e12
-    half_reduce: float = 1.25
+    half_reduce: float = 1.5
     """A gather or scatter, where an all-reduce is 2: two calls cost more than one."""
     state_per_parameter_byte: float = 64.0
     """What a stored parameter byte weighs, in bytes moved: gradient, optimizer state and update,

@@ -43,6 +43,9 @@ def _convolution(op: Op, graph: Graph) -> Rule | None:
     if len(x) != len(weight):
         return None
     space = len(x) - 2
+    channels: tuple[str, ...]
+    kernel: Dims
+    out: tuple[str, ...]
     if groups == 1:
         channels, kernel, out = ("c",), (("o",), ("c",)), ("o",)
         sizes, whole = {"c": weight[1], "o": weight[0]}, set[str]()

@@ -27,21 +27,24 @@ def _linear(op: Op, graph: Graph) -> Rule:
     weight: Dims = (("n",), ("k",)) if len(input_shapes(op, graph)[1]) == 2 else (("k",),)
     out = (*letters("m", len(x) - 1), *weight[:-1])
     inputs = [(*letters("m", len(x) - 1), ("k",)), weight, (("n",),)][: len(op.inputs)]
-    return make_rule(op, graph, inputs, [out], **_terms(op, product=(0, 1), added=(2,)))
+    added = [2] if len(op.inputs) > 2 else []
+    linear = [{0, *added}, {1, *added}]
+    return make_rule(op, graph, inputs, [out], added=added, linear=linear)
 
 
 def _product(op: Op, graph: Graph) -> Rule:
     """Two operands, with torch's broadcasting of batch dims and vectors."""
-    a, b, out = _operands(*input_shapes(op, graph), len(output_shapes(op, graph)[0]))
-    return make_rule(op, graph, [a, b], [out], **_terms(op, product=(0, 1)))
+    left, right = input_shapes(op, graph)
+    a, b, out = _operands(left, right, len(output_shapes(op, graph)[0]))
+    return make_rule(op, graph, [a, b], [out], linear=[{0}, {1}])
 
 
 def _added_product(op: Op, graph: Graph) -> Rule:
     """addmm, baddbmm, addmv: the first operand is broadcast and added."""
-    base, *factors = input_shapes(op, graph)
-    a, b, out = _operands(*factors, len(output_shapes(op, graph)[0]))
+    base, left, right = input_shapes(op, graph)
+    a, b, out = _operands(left, right, len(output_shapes(op, graph)[0]))
     inputs = [aligned(out, len(base)), a, b]
-    return make_rule(op, graph, inputs, [out], **_terms(op, product=(1, 2), added=(0,)))
+    return make_rule(op, graph, inputs, [out], added=[0], linear=[{0, 1}, {0, 2}])
 
 
 def _outer(op: Op, graph: Graph) -> Rule:
@@ -55,11 +58,6 @@ def _operands(a: tuple[int, ...], b: tuple[int, ...], rank: int) -> tuple[Dims, 
     left = (*aligned(batch, max(len(a) - 2, 0)), *rows, ("k",))
     right = (*aligned(batch, max(len(b) - 2, 0)), ("k",), *columns)
     return left, right, (*batch, *rows, *columns)
-
-
-def _terms(op: Op, product: tuple[int, int], added: tuple[int, ...] = ()) -> dict[str, list]:  # type: ignore[type-arg]
-    extra = [i for i in added if i < len(op.inputs)]
-    return {"added": extra, "linear": [{i, *extra} for i in product]}
 
 
 def _einsum(op: Op, graph: Graph) -> Rule | None:

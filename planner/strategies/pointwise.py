@@ -39,6 +39,8 @@ OTHERS = frozenset(
 
 def rule(op: Op, graph: Graph) -> Rule | None:
     name = name_of(op).removesuffix("_") or name_of(op)
+    if op.target in ("aten.min.other", "aten.max.other"):
+        name = "minimum"
     if name not in LINEAR | PRODUCTS | QUOTIENTS | SUMS | OTHERS or not op.inputs:
         return None
     if name == "prelu" or len(op.outputs) != 1:

@@ -23,8 +23,8 @@ from meshwright.planner.rules import (
 Shape = tuple[int, ...]
 
 COPYING = frozenset(
-    "repeat repeat_interleave cat concat concatenate stack pad constant_pad_nd roll flip tril triu "
-    "view_copy _reshape_copy expand_copy".split()
+    "repeat repeat_interleave cat concat concatenate stack slice_scatter select_scatter pad "
+    "constant_pad_nd roll flip tril triu view_copy _reshape_copy expand_copy".split()
 )
 """Those that move data; the others only look at it differently."""
 
@@ -264,6 +264,18 @@ def _stack(op: Op, graph: Graph) -> Rule:
     return make_rule(op, graph, inputs, [out], whole=out[at], linear=[set(range(len(inputs)))])
 
 
+def _scatter_part(op: Op, graph: Graph) -> Rule:
+    """slice_scatter, select_scatter: a part along one dim is replaced; the others agree."""
+    target, part = input_shapes(op, graph)
+    at = dim_of(op, len(target))
+    dims = letters("d", len(target))
+    inside = (*dims[:at], ("w",), *dims[at + 1 :]) if len(part) == len(target) else None
+    if inside and part[at] == target[at]:
+        inside = dims
+    inputs = [dims, inside or (*dims[:at], *dims[at + 1 :])]
+    return make_rule(op, graph, inputs, [dims], whole={"w", f"d{at}"}, linear=[{0, 1}])
+
+
 def _pad(op: Op, graph: Graph) -> Rule:
     """Padding with zeros is linear; with anything else it is not."""
     source, target = input_shapes(op, graph)[0], output_shapes(op, graph)[0]
@@ -326,6 +338,8 @@ _RULES: dict[str, Callable[[Op, Graph], Rule | None]] = {
     ),
     **dict.fromkeys(("cat", "concat", "concatenate"), _cat),
     "stack": _stack,
+    "slice_scatter": _scatter_part,
+    "select_scatter": _scatter_part,
     "pad": _pad,
     "constant_pad_nd": _pad,
     **dict.fromkeys(("roll", "flip", "tril", "triu"), _moved),

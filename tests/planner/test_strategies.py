@@ -4,24 +4,24 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch import Tensor
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Graph, Op, Ref
 from meshwright.ir.layout import Axis, Strategy
 from meshwright.ir.trace import trace
-from meshwright.planner.factors import AxisKind, strategies
+from meshwright.planner.factors import AxisKind, Split, strategies
 from meshwright.planner.layouts import is_state, solve_data, taken_dims
 from meshwright.planner.segments import Segment
 from meshwright.planner.spread import spread
 from tests.models import CASES
-from tests.planner.simulated_ops import check_strategy, run_whole, whole_of
+from tests.planner.simulated_ops import Whole, check_strategy, run_whole, whole_of
 
 BATCH = 8
 
 
-def _double(value: object) -> object:
-    is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
-    return value.double() if is_float else value  # type: ignore[attr-defined]
+def _double(value: Tensor) -> Tensor:
+    return value.double() if value.is_floating_point() else value
 
 
 def _strategies(graph: Graph, size: int) -> Iterator[tuple[Op, str, Axis, Strategy]]:
@@ -43,7 +43,7 @@ def _strategies(graph: Graph, size: int) -> Iterator[tuple[Op, str, Axis, Strate
 
 def _tensor_splits(
     graph: Graph, segment: Segment, axis: AxisKind, taken: dict[str, frozenset[int]]
-) -> dict[str, tuple[object, ...]]:
+) -> dict[str, tuple[Split, ...]]:
     return spread(
         segment.ops, segment.rules, axis, taken=taken, seeds={}, natural=True,
         barred=lambda name: is_state(graph, name, parameters=False),
@@ -71,16 +71,16 @@ def test_every_strategy_computes_the_op(name: str, size: int) -> None:
     values = run_whole(graph, model, inputs)
     done: set[object] = set()
     failures: list[str] = []
-    wholes: dict[str, object] = {}
+    wholes: dict[str, Whole] = {}
     for op, axis_name, axis, strategy in _strategies(graph, size):
         kind = (_kind(op, graph), axis_name, strategy)
         if kind in done:
             continue
         done.add(kind)
-        whole = wholes.setdefault(op.name, None) or whole_of(op, graph, values)
-        wholes[op.name] = whole
+        if op.name not in wholes:
+            wholes[op.name] = whole_of(op, graph, values)
         try:
-            check_strategy(op, graph, whole, strategy, axis_name, axis)
+            check_strategy(op, graph, wholes[op.name], strategy, axis_name, axis)
         except (AssertionError, RuntimeError, PlanError, IndexError) as error:
             failures.append(f"{op.key} {op.target} {axis_name}: {strategy}: {error}")
     assert not failures, "\n\n".join(failures)
