@@ -62,14 +62,15 @@ def batches() -> Iterator[dict[str, torch.Tensor]]:
 def worker() -> None:
     """One rank of the parallel run."""
     base_bytes = psutil.Process().memory_info().rss
-    job = compile_job(build_model(), FOLDER / "plan.json", optimizer="adamw", lr=LEARNING_RATE)
-    show = job.rank == 0
+    plan = plan_io.load(FOLDER / "plan.json")
+    job = compile_job(build_model(), plan, optimizer="adamw", lr=LEARNING_RATE)
+    show = job.parts.rank == 0
     with recording(f"{RANKS} processes", STEPS, BATCH * SEQUENCE, show=show) as recorder:
         for batch in batches():
             recorder.start()
             recorder.stop(float(job.step(batch)))
-    recorder.write(FOLDER / f"parallel_rank{job.rank}.jsonl")
-    (FOLDER / f"base_rank{job.rank}.txt").write_text(str(base_bytes))
+    recorder.write(FOLDER / f"parallel_rank{job.parts.rank}.jsonl")
+    (FOLDER / f"base_rank{job.parts.rank}.txt").write_text(str(base_bytes))
     job.close()
 
 

@@ -192,7 +192,7 @@ CASES: dict[str, ModelCase] = {
         ModelCase("t5", _t5, _translation_batch),
         ModelCase("mixtral", _mixtral, _causal_batch),
         ModelCase("vit", _vit, _labelled_images),
-        ModelCase("resnet50", ResNet50, _image_batch(32, 8), F.cross_entropy),
+        ModelCase("resnet50", ResNet50, _image_batch(64, 8), F.cross_entropy),
         ModelCase("vgg19", vgg19, _image_batch(32, 8), F.cross_entropy),
         ModelCase("gnmt", GNMT, _gnmt_batch, _gnmt_loss),
         ModelCase("dlrm", DLRM, _dlrm_batch, _click_loss),

@@ -18,6 +18,8 @@ class Bottleneck(nn.Module):
         self.bn2 = nn.BatchNorm2d(width)
         self.conv3 = nn.Conv2d(width, out, 1, bias=False)
         self.bn3 = nn.BatchNorm2d(out)
+        # Small residual branches: else 50 normalisations in a row amplify rounding without bound.
+        nn.init.constant_(self.bn3.weight, 0.2)
         self.relu = nn.ReLU(inplace=True)
         self.downsample: nn.Module | None = None
         if stride != 1 or channels != out:

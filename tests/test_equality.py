@@ -13,7 +13,7 @@ from meshwright.ir.cluster import Cluster
 from meshwright.ir.graph import Graph
 from meshwright.ir.trace import trace
 from meshwright.planner.candidates import build_plan, uniform_choice
-from meshwright.planner.problem import Problem
+from meshwright.planner.problem import make_problem
 from tests.equality import check_equal
 from tests.models import CASES
 
@@ -71,10 +71,7 @@ PLANS = {
 @cache
 def traced(name: str, batch: int) -> Graph:
     case = CASES[name]
-    import torch
-
-    example = case.batch(batch, torch.Generator().manual_seed(0))
-    return trace(case.build().double(), example, case.loss_fn)
+    return trace(case.model(), case.example(batch), case.loss_fn)
 
 
 @pytest.mark.parametrize("plan_name", PLANS)
@@ -82,7 +79,7 @@ def traced(name: str, batch: int) -> Graph:
 def test_parallel_run_equals_the_single_process(model_name: str, plan_name: str) -> None:
     kind = PLANS[plan_name]
     graph = traced(model_name, kind.batch)
-    problem = Problem(graph=graph, cluster=Cluster.local(kind.world), precision="fp64", optimizer="adam")
+    problem = make_problem(graph, Cluster.local(kind.world), precision="fp64", optimizer="adam")
     plan = build_plan(problem, uniform_choice(problem, **kind.choice), predict=False)
     difference = check_equal(CASES[model_name], plan, graph)
     assert difference.loss <= 1e-9 and difference.parameters <= 1e-9, str(difference)
