@@ -94,7 +94,8 @@ def call_target(
 
 def _ask(op: RawOp, fakes: Mapping[str, torch.Tensor]) -> Kept:
     names = list(dict.fromkeys(op.inputs))
-    leaves = {n: _leaf(fakes[n]) for n in names}
+    wide = op.name.startswith(_RECURRENT)
+    leaves = {n: _leaf(fakes[n], wide) for n in names}
     owners = {storage_key(leaf): n for n, leaf in leaves.items()}
     kept: list[torch.Tensor] = []
 
@@ -120,7 +121,7 @@ def _ask(op: RawOp, fakes: Mapping[str, torch.Tensor]) -> Kept:
     return Kept(
         tuple(op.inputs.index(n) for k, n in owners.items() if k in stored),
         tuple(i for k, i in made.items() if k in stored and k not in owners),
-        sum(extra.values()),
+        sum(extra.values()) * fakes[names[0]].element_size() // 8 if wide else sum(extra.values()),
         tuple(
             op.inputs.index(owners[storage_key(r)])
             if isinstance(r, torch.Tensor) and storage_key(r) in owners
@@ -130,6 +131,11 @@ def _ask(op: RawOp, fakes: Mapping[str, torch.Tensor]) -> Kept:
     )
 
 
-def _leaf(fake: torch.Tensor) -> torch.Tensor:
-    leaf = torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype)
+# In float32 they call a kernel whose workspace has no size on fake tensors, in float64 they do not.
+_RECURRENT = ("aten.lstm.", "aten.gru.", "aten.rnn_")
+
+
+def _leaf(fake: torch.Tensor, wide: bool) -> torch.Tensor:
+    dtype = torch.float64 if wide and fake.is_floating_point() else fake.dtype
+    leaf = torch.empty_strided(fake.shape, fake.stride(), dtype=dtype)
     return leaf.requires_grad_(fake.requires_grad)

@@ -53,6 +53,7 @@ def exact(model: nn.Module) -> nn.Module:
                 setattr(parent, name, Norm(child))
             elif kind.endswith("TopKRouter"):
                 setattr(parent, name, Router(child))
+    model.config.use_cache = False  # type: ignore[union-attr]
     if type(model).__name__.endswith("ForCausalLM") or type(model).__name__ == "GPT2LMHeadModel":
         model.loss_function = next_token_loss  # type: ignore[assignment]
     return model
