@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
 
+from meshwright.ir.check_layout import layout_problems, tied_problems
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Graph
@@ -230,6 +231,25 @@ def _stage_layouts(plan: Plan, graph: Graph) -> Iterator[Finding]:
                 yield Finding("layouts", message, "".join(fits[:1]))
 
 
+def _layout_content(plan: Plan, graph: Graph) -> Iterator[Finding]:
+    by_name = {layout.name: layout for layout in plan.layouts}
+    used = {name for stage in plan.stages for name in stage.layouts.values()}
+    layouts = {(x.pattern, x.tp): x for x in by_name.values() if x.name in used}
+    for block in graph.distinct_blocks():
+        for (pattern, _), layout in layouts.items():
+            if pattern == block.pattern:
+                for problem in layout_problems(graph, block, layout):
+                    yield Finding("layouts", problem)
+    pairs = [
+        (block, layout)
+        for block in graph.blocks
+        for (pattern, _), layout in layouts.items()
+        if pattern == block.pattern
+    ]
+    for problem in tied_problems(graph, pairs):
+        yield Finding("layouts", problem)
+
+
 def _recompute(plan: Plan, graph: Graph) -> Iterator[Finding]:
     known = {block.name for block in graph.blocks} | {block.pattern for block in graph.blocks}
     for i, stage in enumerate(plan.stages):
@@ -269,5 +289,5 @@ PLAN_RULES: tuple[Callable[[Plan], Iterator[Finding]], ...] = (
 )  # fmt: skip
 CLUSTER_RULES: tuple[Callable[[Plan, Cluster], Iterator[Finding]], ...] = (_cluster, _memory)
 GRAPH_RULES: tuple[Callable[[Plan, Graph], Iterator[Finding]], ...] = (
-    _blocks, _stage_layouts, _recompute,
+    _blocks, _stage_layouts, _layout_content, _recompute,
 )  # fmt: skip

@@ -33,12 +33,9 @@ def _device_seconds(
     problem: Problem, device: str, layouts: Mapping[int, Mapping[str, BlockLayout]]
 ) -> float:
     """Of one step on devices of one type."""
-    counts: dict[str, int] = {}
-    for block in problem.graph.blocks:
-        counts[block.pattern] = counts.get(block.pattern, 0) + 1
     most = problem.batch // min(microbatch_counts(problem), default=1)
     total = 0.0
-    for block in problem.graph.distinct_blocks():
+    for block in problem.graph.blocks:
         best = float("inf")
         for tp, found in layouts.items():
             for samples in divisors(most):
@@ -47,5 +44,5 @@ def _device_seconds(
                 busy = cost.forward_s - cost.comm_forward_s
                 busy += cost.backward_s - cost.comm_backward_s
                 best = min(best, busy * tp * problem.batch / samples)
-        total += counts[block.pattern] * best
+        total += best
     return total

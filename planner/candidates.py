@@ -78,7 +78,7 @@ def build_plan(problem: Problem, choice: Choice, *, predict: bool = True) -> Pla
         schedule=ScheduleTable(name=choice.schedule, rows=tuple(str(schedule).splitlines())),
         layouts=tuple(layout for found in layouts.values() for layout in found),
     )
-    plan = replace(plan, notes=notes_of(plan, problem.graph))
+    plan = replace(plan, notes=notes_of(problem, plan))
     return replace(plan, predicted=predict_plan(problem, plan)) if predict else plan
 
 

@@ -2,6 +2,7 @@
 
 import difflib
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 from meshwright.costmodel.memory import check_optimizer
@@ -16,6 +17,7 @@ from meshwright.planner.constraints import (
     parse_constraints,
     stage_of_block,
 )
+from meshwright.planner.explain import batch_coupling, batch_norms, why_whole
 from meshwright.planner.layouts import solve_layouts
 
 Precision = Literal["fp64", "fp32", "bf16"]
@@ -36,6 +38,7 @@ class Problem:
     seed: int
     tables: CostTables = field(compare=False, repr=False)
     solved: dict[int, tuple[BlockLayout, ...]] = field(compare=False, repr=False)
+    explained: dict[int, tuple[str, ...]] = field(compare=False, repr=False, default_factory=dict)
 
     @property
     def batch(self) -> int:
@@ -47,6 +50,17 @@ class Problem:
         if tp not in self.solved:
             self.solved[tp] = solve_layouts(self.graph, tp)
         return self.solved[tp]
+
+    @cached_property
+    def coupling(self) -> tuple[str, ...]:
+        """Why more than one micro-batch would change the result; empty if it would not."""
+        return (*batch_coupling(self.graph, self.layouts(1)), *batch_norms(self.graph))
+
+    def whole(self, tp: int) -> tuple[str, ...]:
+        """What every rank of a tp axis computes whole, and why."""
+        if tp not in self.explained:
+            self.explained[tp] = why_whole(self.graph, self.layouts(tp))
+        return self.explained[tp]
 
     def room_bytes(self, devices: tuple[int, ...]) -> int:
         """Memory that a plan may use on each of `devices`."""

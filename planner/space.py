@@ -35,7 +35,9 @@ def divisors(number: int) -> tuple[int, ...]:
 
 
 def microbatch_counts(problem: Problem) -> tuple[int, ...]:
-    """Legal numbers of micro-batches."""
+    """Legal numbers of micro-batches; 1 if more would change the result, unless pinned."""
+    if problem.coupling and pinned(problem.constraints, "num_microbatches") is None:
+        return (1,)
     return allowed(problem.constraints, "num_microbatches", divisors(problem.batch))
 
 

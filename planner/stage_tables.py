@@ -54,7 +54,7 @@ class Options:
     """Memory besides, per micro-batch in flight."""
 
 
-class _Case(NamedTuple):
+class Case(NamedTuple):
     """An option with all that its numbers depend on."""
 
     option: Option
@@ -103,7 +103,7 @@ class StageTables:
         self._again = frozenset(recomputable(problem.graph, self.blocks))
         self._asked: dict[tuple[int, int, int, int], Options] = {}
         self._made: dict[object, Options] = {}
-        self._costs: dict[Spot, dict[str, BlockCost]] = {}
+        self._costs: dict[Spot, tuple[BlockCost, ...]] = {}
         self._states: dict[int, _State] = {}
         self._works: dict[tuple[Spot, bool], _Work] = {}
         self._sent: dict[tuple[int, Link | None], tuple[Matrix, Matrix]] = {}
@@ -128,7 +128,7 @@ class StageTables:
         cluster = self.problem.cluster
         samples = self.problem.batch // num_microbatches
         cases = [
-            _Case(Option(mesh, mode), *self._site(start, mesh, samples))
+            self.case(start, Option(mesh, mode), num_microbatches)
             for mesh in meshes(self.problem, size, samples)
             for mode in recompute_modes(self.problem)
         ]
@@ -138,9 +138,18 @@ class StageTables:
         key = (num_microbatches, link, tuple(cases))
         if key not in self._made:
             kept = self._undominated(cases, link, num_microbatches)
-            entries = [self._entry(case, link, num_microbatches, self._all) for case in kept]
+            entries = [self.entry(case, link, num_microbatches) for case in kept]
             self._made[key] = _stack([case.option for case in kept], entries, len(self.blocks))
         return self._made[key]
+
+    def case(self, start: int, option: Option, num_microbatches: int) -> Case:
+        """An option on the devices from rank `start`."""
+        samples = self.problem.batch // num_microbatches
+        return Case(option, *self._site(start, option.mesh, samples))
+
+    def entry(self, case: Case, link: Link | None, num_microbatches: int) -> tuple[Matrix, ...]:
+        """The arrays of `Options` for one case; `link` leads to the next stage."""
+        return self._entry(case, link, num_microbatches, self._all)
 
     def _site(self, start: int, mesh: Mesh, samples: int) -> tuple[Spot, Levels, Levels]:
         tables, tp = self.problem.tables, mesh.tp
@@ -155,10 +164,10 @@ class StageTables:
         return spot, shard, tables.levels(ranks[:: mesh.dp_shard * tp])
 
     def _undominated(
-        self, cases: Sequence[_Case], link: Link | None, num_microbatches: int
-    ) -> list[_Case]:
+        self, cases: Sequence[Case], link: Link | None, num_microbatches: int
+    ) -> list[Case]:
         """Those that no other beats in time and memory on all probed runs of blocks."""
-        kept: list[tuple[_Case, Matrix]] = []
+        kept: list[tuple[Case, Matrix]] = []
         for case in cases:
             probe = np.array(self._entry(case, link, num_microbatches, self._probes))
             if any(bool((other <= SLACK * probe).all()) for _, other in kept):
@@ -167,33 +176,45 @@ class StageTables:
             kept.append((case, probe))
         return [case for case, _ in kept]
 
-    def _block_costs(self, spot: Spot) -> dict[str, BlockCost]:
+    def _block_costs(self, spot: Spot) -> tuple[BlockCost, ...]:
         if spot not in self._costs:
             layouts = {layout.pattern: layout for layout in self.problem.layouts(spot.tp)}
-            self._costs[spot] = {
-                block.pattern: self.problem.tables.block(block, layouts[block.pattern], spot)
-                for block in self.problem.graph.distinct_blocks()
-            }
+            self._costs[spot] = tuple(
+                self.problem.tables.block(block, layouts[block.pattern], spot)
+                for block in self.blocks
+            )
         return self._costs[spot]
 
     def _work(self, spot: Spot, again: bool) -> _Work:
         if (spot, again) not in self._works:
-            costs = self._block_costs(spot)
-            if again:
-                costs = {p: c.recomputed() if p in self._again else c for p, c in costs.items()}
-            made = [costs[block.pattern] for block in self.blocks]
+            made = [
+                cost.recomputed() if again and block.pattern in self._again else cost
+                for block, cost in zip(self.blocks, self._block_costs(spot), strict=True)
+            ]
             spare = 1 - 1 / self.slow
             busy = [
                 c.forward_s + c.backward_s - spare * (c.comm_forward_s + c.comm_backward_s)
                 for c in made
             ]
             inside = sums([c.saved_bytes for c in made])
+            prelude_s, prelude_bytes = self._prelude(spot)
             self._works[spot, again] = _Work(
-                sums(busy),
-                inside + sums_of_named(self._at_borders(made)),
+                sums(busy) + prelude_s,
+                inside + sums_of_named(self._at_borders(made)) + prelude_bytes,
                 highest([c.workspace_bytes for c in made]),
             )
         return self._works[spot, again]
+
+    def _prelude(self, spot: Spot) -> tuple[float, float]:
+        """Seconds and bytes of the whole prelude; a stage that needs only part of it has less."""
+        layouts = {layout.pattern: layout for layout in self.problem.layouts(spot.tp)}
+        costs, again = self._block_costs(spot), (False,) * len(self.blocks)
+        all_of_it = self.problem.tables.stage(self.blocks, layouts, again, spot)
+        kept = sum(c.saved_bytes for c in costs) + sums_of_named(self._at_borders(costs))[0, -1]
+        return (
+            all_of_it.forward_s - sum(c.forward_s for c in costs),
+            all_of_it.saved_bytes - float(kept),
+        )
 
     def _at_borders(self, costs: Sequence[BlockCost]) -> list[dict[str, float]]:
         """Per block, what is kept of values that enter or leave it."""
@@ -213,8 +234,8 @@ class StageTables:
         if spot.tp not in self._states:
             costs, trained = self._block_costs(spot), self.problem.tables.trained
             held = [
-                dict(zip(block.params, costs[block.pattern].param_bytes, strict=True))
-                for block in self.blocks
+                dict(zip(block.params, cost.param_bytes, strict=True))
+                for block, cost in zip(self.blocks, costs, strict=True)
             ]
             learned = [{n: b for n, b in sizes.items() if n in trained} for sizes in held]
             self._states[spot.tp] = _State(
@@ -232,7 +253,7 @@ class StageTables:
         return self._state_of[key]
 
     def _entry(
-        self, case: _Case, link: Link | None, num_microbatches: int, runs: _Runs
+        self, case: Case, link: Link | None, num_microbatches: int, runs: _Runs
     ) -> tuple[Matrix, ...]:
         """The five arrays of `Options` for some runs of blocks."""
         mesh, work = case.option.mesh, self._work(case.spot, case.option.recompute)
@@ -259,7 +280,7 @@ class StageTables:
             runs.of(work.saved_bytes) + sent[runs.stop],
         )
 
-    def _zero_per_microbatch(self, case: _Case, state: _State, runs: _Runs) -> Matrix | float:
+    def _zero_per_microbatch(self, case: Case, state: _State, runs: _Runs) -> Matrix | float:
         if case.option.mesh.zero < 2:
             return 0.0
         if case.option.mesh.zero == 2:
@@ -267,17 +288,25 @@ class StageTables:
             return count * self.collective(
                 Primitive.REDUCE_SCATTER, state.trained / count, case.shard
             )
-        costs, trained = self._block_costs(case.spot), self.problem.tables.trained
-        seconds = {}
-        for block in self.problem.graph.distinct_blocks():
-            sizes = zip(block.params, costs[block.pattern].param_bytes, strict=True)
-            nbytes = sum(n for name, n in sizes if name in trained)
+        seconds: dict[str, float] = {}
+        held = self._trained_per_block(case.spot)
+        for block, nbytes in zip(self.blocks, held, strict=True):
+            if block.pattern in seconds:
+                continue
             gather = collective_time(Primitive.ALL_GATHER, nbytes, case.shard)
             scatter = collective_time(Primitive.REDUCE_SCATTER, nbytes, case.shard)
             seconds[block.pattern] = 2 * gather + scatter if nbytes else 0.0
         return runs.of(sums([seconds[block.pattern] for block in self.blocks]))
 
-    def _once(self, case: _Case, state: _State) -> Matrix:
+    def _trained_per_block(self, spot: Spot) -> list[int]:
+        trained = self.problem.tables.trained
+        return [
+            sum(n for name, n in zip(block.params, cost.param_bytes, strict=True)
+                if name in trained)
+            for block, cost in zip(self.blocks, self._block_costs(spot), strict=True)
+        ]  # fmt: skip
+
+    def _once(self, case: Case, state: _State) -> Matrix:
         """Gradient synchronisation and optimizer."""
         mesh, trained = case.option.mesh, state.trained
         if mesh.zero == 0:

@@ -33,8 +33,6 @@ JUDGED, CLOSE = 48, 1.1
 """Finalists that are simulated: so many, and those within this factor of the best step."""
 POLISHED, STEPS, ACTIONS = 3, 400, 150_000
 """Finalists that are improved, simulations spent on that, and schedule actions in all of them."""
-ROOM = 0.985
-"""Share of the memory that is planned with: the prelude's values are not counted here."""
 UNITS = 16
 """At most so many units of devices are shared out unevenly."""
 
@@ -215,7 +213,7 @@ def _pipeline(
     def room(first: int, size: int) -> float:
         if (first, size) not in rooms:
             ranks = tuple(range(first, first + size))
-            rooms[first, size] = ROOM * problem.room_bytes(ranks)
+            rooms[first, size] = float(problem.room_bytes(ranks))
         return rooms[first, size]
 
     return Pipeline(
