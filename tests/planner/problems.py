@@ -26,10 +26,10 @@ def mlp(num_layers: int = 3) -> Graph:
     return replace(by_hand.mlp(num_layers), fingerprint=f"mlp{num_layers}")
 
 
-def cluster(num_devices: int, *, memory_bytes: int = 10**9, slow: bool = False) -> Cluster:
+def cluster(num_devices: int, *, slow: bool = False) -> Cluster:
     """Devices so slow that tiny models take their time, on fast or slow links."""
     device = DeviceType(
-        name="toy", kind="cpu", memory_bytes=memory_bytes,
+        name="toy", kind="cpu", memory_bytes=10**9,
         memory_bandwidth_bytes_per_s=1e9, peak_flops={"float32": 1e9},
     )  # fmt: skip
     rate = 1e7 if slow else 1e9
