@@ -191,10 +191,22 @@ def _scatter(state: _State, view: _View, value: Ref, op: RawOp) -> str:
     if short == "transpose":
         given = {"self": value, "dim0": args["dim0"], "dim1": args["dim1"]}
         return state.emit(aten.transpose.int, given, op, "transpose")
+    if short == "t":
+        return state.emit(aten.t.default, {"self": value}, op, "t")
+    if short == "permute":
+        rank = state.raw.fakes[view.base].ndim
+        dims = [d % rank for d in _ints(args["dims"])]
+        back = tuple(sorted(range(rank), key=dims.__getitem__))
+        return state.emit(aten.permute.default, {"self": value, "dims": back}, op, "permute")
     if short in _RESHAPES:
         shape = tuple(state.raw.fakes[view.base].shape)
         return state.emit(aten.reshape.default, {"self": value, "shape": shape}, op, "reshape")
     raise _cannot(op, f"it writes through {view.op.name}")
+
+
+def _ints(value: Arg) -> list[int]:
+    assert isinstance(value, tuple)
+    return [v for v in value if isinstance(v, int)]
 
 
 _RESHAPES = frozenset("view reshape flatten unflatten squeeze unsqueeze view_as".split())

@@ -174,18 +174,34 @@ _NO_GRADIENT = (
 
 
 def _mark_gradients(raw: Raw) -> Raw:
-    """Set requires_grad on every example value as autograd would."""
+    """Set requires_grad on every example value as autograd would.
+
+    What a no-grad region reads is detached there, so that the calls themselves say it.
+    """
     live = {name for name, tensor in raw.tensors.items() if tensor.requires_grad}
+    ops: list[RawOp] = []
     for op in raw.ops:
+        if not op.grad:
+            op = _detached(raw, op, live, ops)
         short = op.name.split(".")[1].rstrip("_")
-        flows = op.grad and short not in _NO_GRADIENT and any(n in live for n in op.inputs)
-        for output in op.outputs:
-            if output and flows and raw.fakes[output].dtype.is_floating_point:
-                live.add(output)
+        if short not in _NO_GRADIENT and any(n in live for n in op.inputs):
+            live.update(o for o in op.outputs if o and raw.fakes[o].dtype.is_floating_point)
+        ops.append(op)
+    raw.ops = ops
     for name, fake in raw.fakes.items():
         if name not in raw.tensors:
             raw.fakes[name] = fake.detach().requires_grad_(name in live)
     return raw
+
+
+def _detached(raw: Raw, op: RawOp, live: set[str], ops: list[RawOp]) -> RawOp:
+    """`op` reading detached values, which are appended to `ops`."""
+    names: dict[str, str] = {}
+    for name in dict.fromkeys(n for n in op.inputs if n in live):
+        names[name] = raw.fresh("detach")
+        raw.fakes[names[name]] = raw.fakes[name].detach()
+        ops.append(make_op(aten.detach.default, {"self": Ref(name)}, op, [names[name]]))
+    return replace(op, args={k: substitute(v, names) for k, v in op.args.items()}, grad=True)
 
 
 def _drop_detach(raw: Raw) -> Raw:

@@ -1,7 +1,7 @@
 """Traces a model's training step to a Graph; nothing is allocated and the model is not changed."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -14,9 +14,10 @@ from meshwright.ir.explain import explained
 from meshwright.ir.flops import flops
 from meshwright.ir.graph import Graph, Kind, Op, Tensor
 from meshwright.ir.hf_inputs import example_inputs as example_inputs_of
-from meshwright.ir.raw import Raw, RawOp, dtype_name, read
+from meshwright.ir.prelude import prelude_first
+from meshwright.ir.raw import Raw, dtype_name, read
 from meshwright.ir.saved import Memory
-from meshwright.ir.simplify import changes_state, simplify
+from meshwright.ir.simplify import simplify
 from meshwright.ir.step import Batch, LossFn, flatten_batch
 from meshwright.ir.torch_private import fake_mode
 
@@ -55,9 +56,9 @@ def _own_inputs(model: nn.Module, batch_size: int | None) -> Batch:
 def _graph(raw: Raw, captured: Capture, model: nn.Module) -> Graph:
     if not raw.fakes[raw.loss].requires_grad:
         raise TraceError("the loss does not depend on any parameter that requires grad")
-    ordered, prelude = _prelude_first(raw)
-    tensors = raw.tensors | _activations(raw, ordered)
-    ops, blocks = find_blocks(_costed(raw, ordered), prelude, tensors, raw.loss)
+    raw, prelude = prelude_first(raw)
+    tensors = raw.tensors | _activations(raw)
+    ops, blocks = find_blocks(_costed(raw), prelude, tensors, raw.loss)
     by_key = dict(zip(captured.names, raw.inputs, strict=True))
     return Graph(
         tensors=tensors,
@@ -74,39 +75,21 @@ def _graph(raw: Raw, captured: Capture, model: nn.Module) -> Graph:
     )
 
 
-def _prelude_first(raw: Raw) -> tuple[list[RawOp], int]:
-    """Ops that depend on no parameter and no buffer that changes, moved to the front."""
-    changed = {n for op in raw.ops if changes_state(raw, op) for n in op.inputs}
-    bound = {
-        n for n, t in raw.tensors.items()
-        if t.kind is Kind.PARAMETER or (t.kind is Kind.BUFFER and n in changed)
-    }  # fmt: skip
-    early: list[RawOp] = []
-    late: list[RawOp] = []
-    for op in raw.ops:
-        if changes_state(raw, op) or any(n in bound for n in op.inputs):
-            bound.update(op.outputs)
-            late.append(op)
-        else:
-            early.append(op)
-    return early + late, len(early)
-
-
-def _activations(raw: Raw, ops: Iterable[RawOp]) -> dict[str, Tensor]:
+def _activations(raw: Raw) -> dict[str, Tensor]:
     return {
         name: Tensor(name, tuple(fake.shape), dtype_name(fake.dtype), Kind.ACTIVATION,
                      requires_grad=fake.requires_grad)
-        for op in ops for name in op.outputs if name
+        for op in raw.ops for name in op.outputs if name
         for fake in (raw.fakes[name],)
     }  # fmt: skip
 
 
-def _costed(raw: Raw, ops: Sequence[RawOp]) -> list[Op]:
+def _costed(raw: Raw) -> list[Op]:
     """The final ops, with flops and what autograd keeps; views count as what they are views of."""
     memory = Memory()
     owner: dict[str, str] = {}
     done: list[Op] = []
-    for op in ops:
+    for op in raw.ops:
         kept = memory.of(op, raw.fakes)
         inputs = op.inputs
         for output, shared in zip(op.outputs, kept.shares, strict=True):
@@ -144,9 +127,8 @@ def _fingerprint(ops: Sequence[Op], tensors: dict[str, Tensor]) -> str:
 
     Calls that only reshape are left out: whether they do anything depends on the batch size.
     """
-    number: dict[str, str] = {
-        n: f"{t.kind.value} {t.fqn}" for n, t in tensors.items() if t.kind is not Kind.ACTIVATION
-    }
+    given = [t for t in tensors.values() if t.kind is not Kind.ACTIVATION]
+    number = {t.name: f"{t.kind.value} {t.fqn or t.name}" for t in given}
     described: list[object] = []
     for op in ops:
         if op.target.split(".")[1] in _SHAPE_ONLY:

@@ -1,0 +1,56 @@
+"""Moves what depends on no parameter to the front: masks, positions, token counts."""
+
+from dataclasses import replace
+
+from meshwright.ir.graph import Kind
+from meshwright.ir.raw import Raw, RawOp, substitute
+from meshwright.ir.simplify import changes_state
+
+_RANDOM = ("rand", "bernoulli", "dropout", "multinomial", "normal", "uniform", "empty")
+
+
+def prelude_first(raw: Raw) -> tuple[Raw, int]:
+    """The step with its prelude in front, and how many calls that is.
+
+    The prelude reads no parameter and no buffer that changes. Equal calls in it become one, so that
+    layers which each make the same mask read the same value.
+    """
+    early, late = _divided(raw)
+    names: dict[str, str] = {}
+    seen: dict[object, RawOp] = {}
+    kept: list[RawOp] = []
+    for op in early:
+        op = _renamed(op, names)
+        key = (op.name, op.grad, tuple(op.args.items()))
+        if key not in seen or _is_random(op):
+            seen[key] = op
+            kept.append(op)
+        else:
+            names.update(zip(op.outputs, seen[key].outputs, strict=True))
+    raw.ops = kept + [_renamed(op, names) for op in late]
+    return raw, len(kept)
+
+
+def _divided(raw: Raw) -> tuple[list[RawOp], list[RawOp]]:
+    changed = {n for op in raw.ops if changes_state(raw, op) for n in op.inputs}
+    bound = {
+        n for n, t in raw.tensors.items()
+        if t.kind is Kind.PARAMETER or (t.kind is Kind.BUFFER and n in changed)
+    }  # fmt: skip
+    early: list[RawOp] = []
+    late: list[RawOp] = []
+    for op in raw.ops:
+        if changes_state(raw, op) or any(n in bound for n in op.inputs):
+            bound.update(op.outputs)
+            late.append(op)
+        else:
+            early.append(op)
+    return early, late
+
+
+def _renamed(op: RawOp, names: dict[str, str]) -> RawOp:
+    return replace(op, args={k: substitute(v, names) for k, v in op.args.items()})
+
+
+def _is_random(op: RawOp) -> bool:
+    return any(word in op.name for word in _RANDOM)
