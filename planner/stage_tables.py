@@ -107,6 +107,7 @@ class StageTables:
         self._states: dict[int, _State] = {}
         self._works: dict[tuple[Spot, bool], _Work] = {}
         self._sent: dict[tuple[int, Link | None], tuple[Matrix, Matrix]] = {}
+        self._gathers: dict[tuple[int, Levels, int], Matrix] = {}
         self._state_of: dict[tuple[int, int], _State] = {}
         size = len(self.blocks)
         half = (size + 1) // 2
@@ -288,6 +289,13 @@ class StageTables:
             return count * self.collective(
                 Primitive.REDUCE_SCATTER, state.trained / count, case.shard
             )
+        key = (case.spot.tp, case.shard, id(runs))
+        if key not in self._gathers:
+            self._gathers[key] = self._gather(case, runs)
+        return self._gathers[key]
+
+    def _gather(self, case: Case, runs: _Runs) -> Matrix:
+        """ZeRO 3: parameters gathered block by block, twice, and gradients scattered."""
         seconds: dict[str, float] = {}
         held = self._trained_per_block(case.spot)
         for block, nbytes in zip(self.blocks, held, strict=True):
