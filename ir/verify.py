@@ -262,7 +262,7 @@ def _recompute(plan: Plan, graph: Graph) -> Iterator[Finding]:
 def _cluster(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
     if plan.cluster.fingerprint != cluster.fingerprint:
         message = f"the plan is for cluster {plan.cluster.name}, given {cluster.name}"
-        near = "search again, or keep it if only the predictions matter less"
+        near = "search again for predictions that hold there"
         severity: Literal["error", "warning"] = "warning"
         if plan.world_size > cluster.num_devices:
             severity, near = "error", f"a cluster of {plan.world_size} devices"

@@ -23,11 +23,17 @@ def meshes_of(plan: Plan) -> str:
         groups = {stage.devices: stage for stage in plan.stages}
         sizes = [stage.mesh.get(axis, 1) for stage in groups.values()]
         if max(sizes) > 1:
-            alike = len(set(sizes)) == 1
-            parts.append(short + (str(sizes[0]) if alike else ":".join(map(str, sizes))))
+            parts.append(short + _sizes(sizes))
     if zeros := sorted({stage.zero for stage in plan.stages if stage.zero}):
         parts.append("zero" + "/".join(map(str, zeros)))
     return " ".join(parts) or "one device"
+
+
+def _sizes(sizes: list[int]) -> str:
+    """`4`, `3:1`, and `1-4` where there are many ranks."""
+    if len(set(sizes)) == 1:
+        return str(sizes[0])
+    return ":".join(map(str, sizes)) if len(sizes) <= 4 else f"{min(sizes)}-{max(sizes)}"
 
 
 def name_of(plan: Plan) -> str:
