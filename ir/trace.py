@@ -33,7 +33,7 @@ def trace(
     started = time.perf_counter()
     name = type(model).__name__
     if example_inputs is None:
-        example_inputs = _own_inputs(model, global_batch_size)
+        example_inputs = _own_inputs(model)
     batch = flatten_batch(example_inputs)
     with explained(), fake_mode():
         captured = capture(model, batch, loss_fn, global_batch_size)
@@ -44,13 +44,13 @@ def trace(
     return graph
 
 
-def _own_inputs(model: nn.Module, batch_size: int | None) -> Batch:
+def _own_inputs(model: nn.Module) -> Batch:
     if not is_hf(model):
         raise TraceError(
             f"{type(model).__name__} needs example_inputs: one batch, as a dict of keyword inputs "
             "or a tuple, with loss_fn=... if the model does not return its loss"
         )
-    return example_inputs_of(model, batch_size)
+    return example_inputs_of(model)
 
 
 def _graph(raw: Raw, captured: Capture, model: nn.Module) -> Graph:
