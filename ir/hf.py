@@ -83,7 +83,7 @@ def _experts(
     self: Any, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
     """The expert layer as one operator if it is of the common form, else as batched products."""
-    act = _ACTIVATIONS.get(type(self.act_fn).__name__)
+    act = _ACTIVATIONS.get(type(getattr(self, "act_fn", None)).__name__)
     odd = self.has_bias or self.is_transposed or not self.has_gate or not self.is_concatenated
     odd = odd or getattr(self, "has_post_expert_norm", False)
     if odd or act is None or type(self)._apply_gate is not moe._default_apply_gate:
