@@ -6,6 +6,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from meshwright.codegen import torch_private
+
 
 class Line(Protocol):
     """The ranks that differ only in one axis. Arguments are not changed."""
@@ -65,12 +67,12 @@ class GroupLine:
 
     def all_gather(self, x: Tensor) -> Tensor:
         result = x.new_empty((self.size, *x.shape))
-        dist.all_gather_into_tensor(result.view(-1), x.contiguous().view(-1), group=self.group)
+        torch_private.all_gather(result.view(-1), x.contiguous().view(-1), self.group)
         return result
 
     def reduce_scatter(self, x: Tensor) -> Tensor:
         result = x.new_empty(x.shape[1:])
-        dist.reduce_scatter_tensor(result.view(-1), x.contiguous().view(-1), group=self.group)
+        torch_private.reduce_scatter(result.view(-1), x.contiguous().view(-1), self.group)
         return result
 
     def all_to_all(self, parts: list[Tensor], shapes: list[tuple[int, ...]]) -> list[Tensor]:
