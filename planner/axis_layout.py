@@ -11,13 +11,19 @@ from meshwright.planner.frontier import Run, Solution, Step, solve
 from meshwright.planner.prices import Prices
 from meshwright.planner.rules import name_of
 from meshwright.planner.segments import Segment
-from meshwright.planner.strategies.view import is_free
 
 PICOSECONDS = 1e12
-PIECES = 8
-"""How many pieces (micro-batches, replicas) the batch is assumed to be cut into: each converts the
-parameters again, while the bytes of activations here are those of the whole batch."""
+MICROBATCHES = 8
+"""How many micro-batches a step is assumed to have: each converts the parameters again, while
+storing them counts once."""
 LOOKUPS = frozenset("embedding embedding_bag _embedding_bag index index_select gather".split())
+FREE = frozenset(
+    "view _unsafe_view reshape flatten unflatten unsqueeze squeeze view_as reshape_as permute "
+    "transpose swapaxes swapdims t mT numpy_T expand expand_as broadcast_to broadcast_tensors "
+    "slice narrow select unbind split split_with_sizes chunk tensor_split unsafe_split "
+    "unsafe_chunk unsafe_split_with_sizes view_as_complex view_as_real detach alias".split()
+)
+"""Ops that only look at their input differently."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +121,28 @@ def _wanted(op: Op, strategy: Strategy, wanted: set[str]) -> bool:
 
 def _op_cost(graph: Graph, op: Op, strategy: Strategy, ranks: int, prices: Prices) -> int:
     """Forward and backward, on the rank with most to do."""
-    if is_free(op):
+    if name_of(op) in FREE:
         return 0
-    made = sum(graph.tensors[name].nbytes for name in op.outputs if name)
-    read = made if name_of(op) in LOOKUPS else sum(graph.tensors[n].nbytes for n in op.inputs)
+    made = sum(sample_bytes(graph, name) for name in op.outputs if name)
+    read = made if name_of(op) in LOOKUPS else sum(sample_bytes(graph, n) for n in op.inputs)
     passes = 3 if any(n and graph.tensors[n].requires_grad for n in op.outputs) else 1
     share = strategy_share(graph, op, strategy, ranks)
-    return round(prices.op_s(op.flops * passes, (made + read) * passes) * share * PICOSECONDS)
+    return round(
+        prices.op_s(op.flops * passes / graph.batch_size, (made + read) * passes)
+        * share
+        * PICOSECONDS
+    )
+
+
+def sample_bytes(graph: Graph, name: str) -> int:
+    """Bytes of a value for one sample; those of what is stored are needed for each micro-batch.
+
+    Layouts are priced for micro-batches of one sample per rank: so they do not depend on how the
+    batch is cut, and parameters weigh what they do where memory is short.
+    """
+    tensor = graph.tensors[name]
+    stored = tensor.kind in (Kind.PARAMETER, Kind.BUFFER, Kind.CONSTANT)
+    return tensor.nbytes if stored else -(-tensor.nbytes // graph.batch_size)
 
 
 def strategy_share(graph: Graph, op: Op, strategy: Strategy, ranks: int) -> float:
@@ -149,11 +170,12 @@ def _price(graph: Graph, ranks: int, prices: Prices) -> Callable[[str, Placement
         key = (name, source, target)
         if key not in known:
             tensor, conversion = graph.tensors[name], Conversion(source, target)
-            seconds = prices.primitive_s(conversion.forward, tensor.nbytes, ranks)
+            nbytes = sample_bytes(graph, name)
+            seconds = prices.primitive_s(conversion.forward, nbytes, ranks)
             if tensor.requires_grad:
-                seconds += prices.primitive_s(conversion.backward, tensor.nbytes, ranks)
-            pieces = PIECES if tensor.kind is Kind.PARAMETER else 1
-            known[key] = round(seconds * pieces * PICOSECONDS)
+                seconds += prices.primitive_s(conversion.backward, nbytes, ranks)
+            times = MICROBATCHES if tensor.kind is Kind.PARAMETER else 1
+            known[key] = round(seconds * times * PICOSECONDS)
         return known[key]
 
     return price

@@ -144,10 +144,10 @@ def why_whole(graph: Graph, layouts: Sequence[BlockLayout]) -> tuple[str, ...]:
 def _whole(graph: Graph, block: Block, layout: BlockLayout) -> Iterator[str]:
     ops = graph.block_ops(block)
     splits = {op.name for op in ops if _is_split(strategy_of(op, layout, "tp"))}
-    heavy = sum(op.flops for op in ops) / 10
+    heavy = max(sum(op.flops for op in ops) / 10, sum(op.flops for op in graph.ops) / 100)
     reported: set[str] = set()
     for op in sorted(ops, key=lambda op: -op.flops):
-        counts = not splits or (op.flops > heavy and op.flops > 0)
+        counts = not splits or op.flops > heavy
         if op.name not in splits and counts and name_of(op) not in reported:
             reported.add(name_of(op))
             where = f"{block.pattern}: {op.module_path or op.key}"

@@ -24,16 +24,17 @@ class AlphaBeta:
     """Latency and bandwidth per collective, roofline per op.
 
     The defaults are a machine on which splitting pays even for small models: only the ratios
-    matter, as those of an accelerator in a fast node with the latency left out.
+    matter. They are those of an accelerator in a fast node, without latency, and with pointwise
+    ops as cheap as if they were fused.
     """
 
-    latency_s: float = 1e-8
+    latency_s: float = 1e-9
     bandwidth: float = 100e9
     flops_per_s: float = 100e12
-    memory_bandwidth: float = 1e12
+    memory_bandwidth: float = 10e12
     half_reduce: float = 1.5
     """A gather or scatter, where an all-reduce is 2: two calls cost more than one."""
-    state_per_parameter_byte: float = 64.0
+    state_per_parameter_byte: float = 640.0
     """What a stored parameter byte weighs, in bytes moved: gradient, optimizer state and update,
     and that saving memory is what tp is for."""
 
@@ -41,7 +42,7 @@ class AlphaBeta:
         if primitive is Primitive.IDENTITY:
             return 0.0
         if primitive not in COMMUNICATES:
-            return nbytes / self.memory_bandwidth
+            return 8 * nbytes / self.memory_bandwidth  # not fused: copies, zeros, and their sums
         rounds = 2.0 if primitive is Primitive.ALL_REDUCE else self.half_reduce
         moved = nbytes * (ranks - 1) / ranks
         if primitive is Primitive.ALL_TO_ALL:

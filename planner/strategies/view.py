@@ -1,16 +1,9 @@
-"""Ops that only rearrange: a factor of the input is a factor of the output somewhere else.
-
-Reshaping factorises both shapes together: (B, S, 768) -> (B, S, 12, 64) has factors B, S, 12, 64,
-so that splitting the 12 heads is `S(2)` before and after.
-"""
+"""Ops that only rearrange: a factor of the input is a factor of the output somewhere else."""
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
-from math import gcd, prod
 
 from meshwright.ir.graph import Graph, Op
 from meshwright.planner.rules import (
-    Dims,
     Rule,
     given,
     input_shapes,
@@ -20,105 +13,12 @@ from meshwright.planner.rules import (
     output_shapes,
 )
 
-Shape = tuple[int, ...]
-
-COPYING = frozenset(
-    "repeat repeat_interleave cat concat concatenate stack slice_scatter select_scatter pad "
-    "constant_pad_nd roll flip tril triu view_copy _reshape_copy expand_copy".split()
-)
-"""Those that move data; the others only look at it differently."""
-
-
-def is_free(op: Op) -> bool:
-    """Whether the op does nothing at run time."""
-    return name_of(op) in _RULES and name_of(op) not in COPYING
-
 
 def rule(op: Op, graph: Graph) -> Rule | None:
     found = _RULES.get(name_of(op))
-    if not found or not op.inputs or op.target == "aten.view.dtype":
+    if not found or not op.inputs:
         return None
     return found(op, graph)
-
-
-def joint_factors(
-    source: Shape, target: Shape, prefix: str = "f"
-) -> tuple[Dims, Dims, dict[str, int], set[str]]:
-    """Dims of both shapes in common factors, the factors' sizes, and those that do not match."""
-    sizes: dict[str, int] = {}
-    whole: set[str] = set()
-    sides: tuple[list[tuple[str, ...]], list[tuple[str, ...]]] = ([], [])
-    for left, right in _groups(source, target):
-        cuts = sorted({*_cuts(left), *_cuts(right)}, reverse=True)
-        if all(a % b == 0 for a, b in pairwise(cuts)):
-            bounds = list(pairwise(cuts))
-            names = [f"{prefix}{len(sizes) + i}" for i in range(len(bounds))]
-            sizes |= {n: a // b for n, (a, b) in zip(names, bounds, strict=True)}
-            for side, dims in zip(sides, (left, right), strict=True):
-                side.extend(_covered(dims, list(zip(names, bounds, strict=True))))
-            continue
-        common = gcd(left[0], right[0])
-        shared = f"{prefix}{len(sizes)}"
-        sizes[shared] = common
-        for side, dims in zip(sides, (left, right), strict=True):
-            rest = (dims[0] // common, *dims[1:])
-            names = [f"{prefix}{len(sizes) + i}" for i in range(len(rest))]
-            sizes |= dict(zip(names, rest, strict=True))
-            whole |= set(names)
-            side.extend([(shared, names[0]), *((n,) for n in names[1:])])
-    return tuple(sides[0]), tuple(sides[1]), sizes, whole
-
-
-def _groups(source: Shape, target: Shape) -> list[tuple[Shape, Shape]]:
-    """The shortest runs of dims of both shapes that have the same product."""
-    groups, i, j = [], 0, 0
-    while i < len(source) or j < len(target):
-        start = (i, j)
-        left = right = 1
-        while True:
-            if left <= right and i < len(source) and (left < right or (i, j) == start):
-                left, i = left * source[i], i + 1
-            elif j < len(target):
-                right, j = right * target[j], j + 1
-            else:
-                left, i = left * source[i], i + 1
-            if (
-                left == right
-                and (i, j) != start
-                and (left > 1 or _rest_is_one(source, target, i, j))
-            ):
-                break
-        while i < len(source) and source[i] == 1:
-            i += 1
-        while j < len(target) and target[j] == 1:
-            j += 1
-        groups.append((source[start[0] : i], target[start[1] : j]))
-    return groups
-
-
-def _rest_is_one(source: Shape, target: Shape, i: int, j: int) -> bool:
-    return prod(source[i:]) == 1 and prod(target[j:]) == 1
-
-
-def _cuts(dims: Shape) -> list[int]:
-    """Products of the dims behind each place, from all of them down to 1."""
-    return [prod(dims[i:]) for i in range(len(dims) + 1)]
-
-
-def _covered(dims: Shape, factors: list[tuple[str, tuple[int, int]]]) -> list[tuple[str, ...]]:
-    """The factors between the cuts of each dim."""
-    ends = list(pairwise(_cuts(dims)))
-    return [tuple(n for n, (a, b) in factors if a <= hi and b >= lo and a > b) for hi, lo in ends]
-
-
-def _reshape(op: Op, graph: Graph) -> Rule:
-    source, target = input_shapes(op, graph)[0], output_shapes(op, graph)[0]
-    left, right, sizes, whole = joint_factors(source, target)
-    rest = [letters(f"r{i}_", len(s)) for i, s in enumerate(input_shapes(op, graph)[1:])]
-    unread = [f for dims in rest for d in dims for f in d]
-    return make_rule(
-        op, graph, [left, *rest], [right], sizes=sizes, whole=whole, joined=unread, linear=[{0}]
-    )
 
 
 def _permuted(op: Op, graph: Graph, order: Sequence[int]) -> Rule:
@@ -316,11 +216,6 @@ def dim_of(op: Op, rank: int, argument: str = "dim", default: int = 0) -> int:
 
 
 _RULES: dict[str, Callable[[Op, Graph], Rule | None]] = {
-    **dict.fromkeys(
-        "view _unsafe_view reshape _reshape_copy view_copy flatten unflatten unsqueeze squeeze "
-        "ravel view_as reshape_as unsqueeze_ squeeze_".split(),
-        _reshape,
-    ),
     "permute": _permute,
     **dict.fromkeys("transpose swapaxes swapdims t numpy_T mT".split(), _swap),
     **dict.fromkeys("expand expand_as expand_copy broadcast_to".split(), _expand),

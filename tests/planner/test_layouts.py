@@ -17,6 +17,7 @@ from meshwright.ir.trace import trace
 from meshwright.planner.explain import batch_coupling, batch_norms, moves, why_whole
 from meshwright.planner.frontier import Run, Step, solve
 from meshwright.planner.layouts import solve_layouts
+from meshwright.planner.prices import AlphaBeta
 from meshwright.planner.segments import prelude_block
 from tests.models import CASES
 
@@ -79,10 +80,11 @@ def test_gpt2_block_is_column_then_row() -> None:
 
 
 def test_heads_are_shared_unevenly() -> None:
-    found = layer(graph_of("gpt2"), "transformer.h.*", tp=3)
-    heads = found.ops["attn/scaled_dot_product_attention"]["tp"]
-    assert heads.endswith("-> S(1)")
-    assert "inner=" in found.parameters["attn.c_attn.weight"]["tp"]
+    graph = graph_of("gpt2")
+    layouts = solve_layouts(graph, 3, AlphaBeta(half_reduce=100.0))
+    found = next(x for x in layouts if x.pattern == "transformer.h.*")
+    assert found.ops["attn/scaled_dot_product_attention"]["tp"].endswith("-> S(1)")
+    assert found.parameters["attn.c_attn.weight"]["tp"] == "S(1,outer=3,inner=8)"
 
 
 def test_tied_vocabulary_is_split_in_both_places() -> None:
