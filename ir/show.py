@@ -10,9 +10,10 @@ from rich.text import Text
 
 from meshwright.ir.plan import Evidence, Plan, Prediction, Stage
 
-MEMORY_CATEGORIES = (
-    "parameters", "gradients", "optimizer", "activations", "communication", "workspace",
-)  # fmt: skip
+MEMORY_CATEGORIES = {
+    "parameters": "params", "gradients": "grads", "optimizer": "optim.",
+    "activations": "activ.", "communication": "comm.", "workspace": "work",
+}  # fmt: skip
 SCHEDULE_COLUMNS = 24
 """Actions shown per row of the schedule."""
 
@@ -42,7 +43,7 @@ def render(plan: Plan) -> RenderableType:
     """The whole plan as a rich renderable."""
     parts: list[RenderableType] = [Text(_headline(plan), style="bold"), _stages(plan)]
     if plan.predicted:
-        parts.append(_memory(plan, plan.predicted))
+        parts += [_times(plan.predicted), _memory(plan.predicted)]
     if len(plan.schedule.rows) > 1:
         parts.append(_schedule(plan))
     if plan.evidence:
@@ -98,29 +99,35 @@ def _shares(stage: Stage) -> str:
     return "+".join(map(str, stage.batch_shares))
 
 
+def _blocks(stage: Stage) -> str:
+    return stage.first if stage.first == stage.last else f"{stage.first} .. {stage.last}"
+
+
 def _stages(plan: Plan) -> Table:
     table = Table(title="Stages", **_STYLE)
-    for name in ("stage", "blocks", "ranks", "mesh", "samples", "zero", "recompute"):
-        table.add_column(name, no_wrap=name in ("blocks", "mesh", "ranks"))
-    times = ("forward", "backward", "send", "sync")
-    for name in times if plan.predicted else ():
-        table.add_column(name, justify="right")
+    for name in ("#", "blocks", "ranks", "mesh", "samples", "zero", "recompute"):
+        table.add_column(name, no_wrap=name in ("#", "mesh", "samples"))
     for i, stage in enumerate(plan.stages):
-        blocks = stage.first if stage.first == stage.last else f"{stage.first} .. {stage.last}"
         again = ", ".join(key for key, how in stage.recompute.items() if how == "full") or "-"
-        row = [str(i), blocks, _ranges(stage.devices), _mesh(stage), _shares(stage),
-               str(stage.zero), again]  # fmt: skip
-        if plan.predicted:
-            row += [seconds(getattr(plan.predicted.stages[i], f"{name}_s")) for name in times]
-        table.add_row(*row)
+        table.add_row(str(i), _blocks(stage), _ranges(stage.devices), _mesh(stage), _shares(stage),
+                      str(stage.zero), again)  # fmt: skip
     return table
 
 
-def _memory(plan: Plan, predicted: Prediction) -> Table:
-    table = Table(title="Memory of the worst rank", **_STYLE)
-    table.add_column("stage")
-    for name in (*MEMORY_CATEGORIES, "total"):
-        table.add_column(name, justify="right")
+def _times(predicted: Prediction) -> Table:
+    table = Table(title="Predicted time: of one micro-batch, of one step", **_STYLE)
+    times = ("forward", "backward", "send", "sync", "optimizer")
+    for name in ("#", *times):
+        table.add_column(name, justify="left" if name == "#" else "right", no_wrap=True)
+    for i, stage in enumerate(predicted.stages):
+        table.add_row(str(i), *(seconds(getattr(stage, f"{name}_s")) for name in times))
+    return table
+
+
+def _memory(predicted: Prediction) -> Table:
+    table = Table(title="Predicted peak memory of the worst of the stage's ranks", **_STYLE)
+    for name in ("#", *MEMORY_CATEGORIES.values(), "total"):
+        table.add_column(name, justify="left" if name == "#" else "right", no_wrap=True)
     for i, stage in enumerate(predicted.stages):
         parts = [getattr(stage.memory, f"{name}_bytes") for name in MEMORY_CATEGORIES]
         table.add_row(str(i), *map(size, parts), size(stage.memory.total_bytes))
@@ -129,7 +136,7 @@ def _memory(plan: Plan, predicted: Prediction) -> Table:
 
 def _schedule(plan: Plan) -> Table:
     table = Table(title=f"Schedule: {plan.schedule.name}", **_STYLE)
-    table.add_column("rank group")
+    table.add_column("group")
     table.add_column("actions", no_wrap=True)
     for i, row in enumerate(plan.schedule.rows):
         actions = row.split()

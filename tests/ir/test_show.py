@@ -14,7 +14,7 @@ def test_everything_is_there() -> None:
     text = str(plan(evidence=EVIDENCE, notes=("batch-norm",), constraints=("pp=2",)))
     for part in (
         "Toy", "a100-40", "4 of 4 devices", "batch 8 = 2 x 4", "1.25 s per step", "h.0 .. h.1",
-        "0-2", "dp_replicate 3", "2+1+1", "one device", "optimizer", "1.01 kB", "one_f_one_b",
+        "0-2", "dp_replicate 3", "2+1+1", "one device", "optim.", "1.01 kB", "one_f_one_b",
         "0F0 0F1 0B0 0B1", "1,234 candidates", "gap 25.0%", "slower: 20 %", "note: batch-norm",
         "constraints: pp=2",
     ):  # fmt: skip
