@@ -43,9 +43,8 @@ def pins() -> list[tuple[str, ...]]:
     return found
 
 
-def measure(rank: int, graph, plan: Plan, steps: int) -> float:
+def measure(graph, plan: Plan, steps: int) -> float:
     """Median seconds of a step, after one that warms up."""
-    del rank
     torch.set_num_threads(1)
     job = compile_job(demo.build_model(), plan, graph=graph, optimizer="adamw", lr=1e-4)
     batch = next(demo.batches())

@@ -1,0 +1,80 @@
+"""Dropout masks belong to the sample, not to the layout: the same training under every plan."""
+
+from functools import cache
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from meshwright.ir.cluster import Cluster
+from meshwright.ir.trace import trace
+from meshwright.planner.candidates import build_plan, uniform_choice
+from meshwright.planner.problem import make_problem
+from meshwright.runtime.job import compile as compile_job
+from tests.exact import exact
+from tests.spawn import run_ranks
+
+
+def build(attention: float = 0.0):
+    torch.manual_seed(0)
+    config = GPT2Config(
+        n_embd=32, n_layer=2, n_head=4, vocab_size=64, n_positions=16, use_cache=False,
+        resid_pdrop=0.2, embd_pdrop=0.2, attn_pdrop=attention, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    return exact(GPT2LMHeadModel(config).double().train())
+
+
+def batch(seed: int) -> dict[str, torch.Tensor]:
+    ids = torch.randint(0, 64, (8, 16), generator=torch.Generator().manual_seed(seed))
+    return {"input_ids": ids, "labels": ids}
+
+
+@cache
+def graph():
+    return trace(build(), batch(0))
+
+
+def plan_for(world: int, **choice):
+    problem = make_problem(graph(), Cluster.local(world), precision="fp64", optimizer="sgd")
+    return build_plan(problem, uniform_choice(problem, **choice), predict=False)
+
+
+def losses(plan, seed: int) -> list[float]:
+    job = compile_job(build(), plan, graph=graph(), optimizer="sgd", lr=0.1, seed=seed)
+    found = [float(job.step(batch(i))) for i in range(3)]
+    job.close()
+    return found
+
+
+@cache
+def alone(seed: int = 0) -> list[float]:
+    return losses(plan_for(1), seed)
+
+
+@pytest.mark.parametrize(
+    ("world", "choice"),
+    [
+        (1, {"num_microbatches": 4}),
+        (1, {"recompute": "full"}),
+        (3, {"dp_replicate": 3}),
+        (2, {"dp_shard": 2, "zero": 3, "num_microbatches": 2}),
+        (2, {"tp": 2}),
+        (2, {"pp": 2, "num_microbatches": 4, "schedule": "zero_bubble"}),
+        (4, {"pp": 2, "stage_dp": (3, 1), "num_microbatches": 2, "recompute": "full"}),
+    ],
+)
+def test_every_layout_drops_the_same(world, choice):
+    plan = plan_for(world, **choice)
+    for found in run_ranks(world, losses, plan, 0):
+        assert found == pytest.approx(alone(), rel=1e-10)
+
+
+def test_another_seed_drops_other_elements():
+    assert losses(plan_for(1), 1)[0] != pytest.approx(alone()[0], rel=1e-6)
+
+
+def test_each_step_drops_other_elements():
+    job = compile_job(build(), plan_for(1), graph=graph(), optimizer="sgd", lr=0.0)
+    first, second = (float(job.step(batch(0))) for _ in range(2))
+    job.close()
+    assert first != pytest.approx(second, rel=1e-6)
