@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.distributed_c10d import _get_default_store
 
-CHECKED_ON = ("2.13",)
+CHECKED_ON = ("2.11", "2.13")
 
 # torch 2.13 renamed these two and warns of the old names.
 _all_gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
