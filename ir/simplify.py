@@ -8,7 +8,7 @@ import torch
 from meshwright.ir.functional import functionalise
 from meshwright.ir.graph import Arg, Kind, Ref
 from meshwright.ir.ops import COUNT_VALID, CROSS_ENTROPY_SUM
-from meshwright.ir.raw import Raw, RawOp, dtype_name, make_op, substitute
+from meshwright.ir.raw import Raw, RawOp, dtype_name, make_op, refs, substitute
 from meshwright.ir.torch_private import schema_arguments, written_arguments
 
 aten = torch.ops.aten
@@ -69,6 +69,10 @@ def _canonical_op(raw: Raw, op: RawOp) -> RawOp:
         target, size = _SIZED[op.name]
         given = {"self": op.args["self"], size: _shape(raw, op.outputs[0])}
         return make_op(target, given, op, op.outputs)
+    if op.name == "aten.lstm.input":
+        # Before torch 2.13 the fake final states have a dim too many; they are shaped as the first.
+        for output, state in zip(op.outputs[1:], refs(op.args["hx"]), strict=True):
+            raw.fakes[output] = torch.empty_like(raw.fakes[state.name])
     if op.name == "aten.slice.Tensor":
         return _bounded_slice(raw, op)
     return op
