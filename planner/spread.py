@@ -74,9 +74,8 @@ def spread(
             continue
         for name, dims in _slots(op, rule, barred):
             for shard in tuple(shards.get(alias(name), ())):
-                split = split_of(rule, dims, shard, axis)
-                if split:
-                    add(op, rule, split)
+                if found := split_of(rule, dims, shard, axis):
+                    add(op, rule, found)
     return {name: tuple(sorted(found)) for name, found in splits.items()}, shards
 
 

@@ -8,6 +8,7 @@ from itertools import product
 
 import pytest
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from meshwright.ir.check_layout import layout_problems, tied_problems
 from meshwright.ir.graph import Block, Graph
@@ -17,7 +18,6 @@ from meshwright.ir.trace import trace
 from meshwright.planner.explain import batch_coupling, batch_norms, moves, why_whole
 from meshwright.planner.frontier import Run, Step, solve
 from meshwright.planner.layouts import solve_layouts
-from meshwright.planner.prices import AlphaBeta
 from meshwright.planner.segments import prelude_block
 from tests.models import CASES
 
@@ -80,11 +80,18 @@ def test_gpt2_block_is_column_then_row() -> None:
 
 
 def test_heads_are_shared_unevenly() -> None:
-    graph = graph_of("gpt2")
-    layouts = solve_layouts(graph, 3, AlphaBeta(half_reduce=100.0))
-    found = next(x for x in layouts if x.pattern == "transformer.h.*")
+    """GPT-2-XL has 25 heads of 64."""
+    config = GPT2Config(
+        vocab_size=500, n_embd=1600, n_head=25, n_layer=2, use_cache=False, loss_type="ForCausalLM"
+    )
+    with torch.device("meta"):
+        model = GPT2LMHeadModel(config)
+    tokens = torch.zeros(2, 1024, dtype=torch.int64)
+    graph = trace(model, {"input_ids": tokens, "labels": tokens})
+    found = layer(graph, "transformer.h.*")
     assert found.ops["attn/scaled_dot_product_attention"]["tp"].endswith("-> S(1)")
-    assert found.parameters["attn.c_attn.weight"]["tp"] == "S(1,outer=3,inner=8)"
+    assert found.parameters["attn.c_attn.weight"]["tp"] == "S(1,outer=3,inner=64)"
+    assert found.parameters["attn.c_proj.weight"]["tp"] == "S(0,inner=64)"
 
 
 def test_tied_vocabulary_is_split_in_both_places() -> None:
