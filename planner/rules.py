@@ -114,17 +114,8 @@ def make_rule(
     `sizes` is needed only for factors that never are a dim of their own. All factors may be split
     but those in `whole` (never) and `batch` (on `dp`).
     """
-    shapes = (*input_shapes(op, graph), *output_shapes(op, graph))
-    known = dict(sizes or {})
-    every = []
-    for shape, dims in zip(shapes, (*inputs, *outputs), strict=True):
-        assert len(shape) == len(dims), (op.key, op.target, shape, dims)
-        every.append(tuple(d if n != 1 else () for d, n in zip(dims, shape, strict=True)))
-        known |= {d[0]: n for d, n in zip(dims, shape, strict=True) if len(d) == 1 and n != 1}
-    for shape, dims in zip(shapes, every, strict=True):
-        for size, factors in zip(shape, dims, strict=True):
-            assert prod(known[f] for f in factors) == size, (op.key, op.target, shape, dims, known)
-    kept = {f for dims in every for factors in dims for f in factors}
+    every, known = _measured(op, graph, (*inputs, *outputs), sizes or {})
+    kept = _names(every)
     return Rule(
         sizes={f: known[f] for f in kept},
         inputs=tuple(every[: len(inputs)]),
@@ -137,3 +128,24 @@ def make_rule(
         linear=tuple(frozenset(group) for group in linear),
         free=frozenset(free),
     )
+
+
+def _measured(
+    op: Op, graph: Graph, given_dims: Sequence[Dims], sizes: Mapping[str, int]
+) -> tuple[list[Dims], dict[str, int]]:
+    """The dims without factors of size 1, and the sizes of all factors."""
+    shapes = (*input_shapes(op, graph), *output_shapes(op, graph))
+    known = dict(sizes)
+    every: list[Dims] = []
+    for shape, dims in zip(shapes, given_dims, strict=True):
+        assert len(shape) == len(dims), (op.key, op.target, shape, dims)
+        every.append(tuple(d if n != 1 else () for d, n in zip(dims, shape, strict=True)))
+        known |= {d[0]: n for d, n in zip(dims, shape, strict=True) if len(d) == 1 and n != 1}
+    for shape, dims in zip(shapes, every, strict=True):
+        for size, factors in zip(shape, dims, strict=True):
+            assert prod(known[f] for f in factors) == size, (op.key, op.target, shape, dims, known)
+    return every, known
+
+
+def _names(every: Iterable[Dims]) -> set[str]:
+    return {f for dims in every for factors in dims for f in factors}

@@ -41,59 +41,65 @@ def spread(
     `natural`: each op also starts from its own whole factors. Values that are `barred` pass nothing
     on; `alias` maps values that must be placed alike to one name.
     """
+    known = [(op, rule) for op in ops if (rule := rules[op.name])]
+    slots = [_slots(op, rule, barred, alias) for op, rule in known]
     shards: Shards = {alias(name): dict.fromkeys(given) for name, given in seeds.items()}
-    splits: dict[str, dict[Split, None]] = {op.name: {} for op in ops}
-    readers = _readers(ops, rules, barred, alias)
-    queue = deque(range(len(ops)))
-    waiting = set(queue)
-
-    def add(op: Op, rule: Rule, split: Split) -> None:
-        if split in splits[op.name] or not allowed(op, rule, split, axis, taken):
-            return
-        splits[op.name][split] = None
-        for name, dims in _slots(op, rule, barred):
-            shard = shard_of(rule, dims, split, axis)
-            known = shards.setdefault(alias(name), {})
-            if shard and shard not in known:
-                known[shard] = None
-                for i in readers.get(alias(name), ()):
-                    if i not in waiting:
-                        waiting.add(i)
-                        queue.append(i)
-
+    found: dict[str, dict[Split, None]] = {op.name: {} for op in ops}
+    readers = _readers(slots)
+    queue = deque(range(len(known)))
     if natural:
-        for op in ops:
-            if rule := rules[op.name]:
-                for split in natural_splits(op, rule, axis, taken):
-                    add(op, rule, split)
+        for (op, rule), places in zip(known, slots, strict=True):
+            for split in natural_splits(op, rule, axis, taken):
+                found[op.name][split] = None
+                _pass_on(rule, places, split, axis, shards)
     while queue:
         at = queue.popleft()
-        waiting.discard(at)
-        op, rule = ops[at], rules[ops[at].name]
-        if rule is None:
-            continue
-        for name, dims in _slots(op, rule, barred):
-            for shard in tuple(shards.get(alias(name), ())):
-                if found := split_of(rule, dims, shard, axis):
-                    add(op, rule, found)
-    return {name: tuple(sorted(found)) for name, found in splits.items()}, shards
+        op, rule = known[at]
+        fresh = [
+            split
+            for split in _reached(rule, slots[at], axis, shards)
+            if split not in found[op.name] and allowed(op, rule, split, axis, taken)
+        ]
+        for split in fresh:
+            found[op.name][split] = None
+            for name in _pass_on(rule, slots[at], split, axis, shards):
+                queue.extend(i for i in readers[name] if i not in queue)
+    return {name: tuple(sorted(splits)) for name, splits in found.items()}, shards
 
 
-def _slots(op: Op, rule: Rule, barred: Callable[[str], bool]) -> list[tuple[str, Dims]]:
+Slots = list[tuple[str, Dims]]
+"""Values of an op, by their common name, with their factors."""
+
+
+def _reached(rule: Rule, slots: Slots, axis: AxisKind, shards: Shards) -> dict[Split, None]:
+    """Splits of an op that the shards of its values lead to."""
+    splits = (
+        split_of(rule, dims, shard, axis) for name, dims in slots for shard in shards.get(name, ())
+    )
+    return {split: None for split in splits if split}
+
+
+def _pass_on(rule: Rule, slots: Slots, split: Split, axis: AxisKind, shards: Shards) -> list[str]:
+    """Values that may now be placed in a way that was not known before."""
+    changed = []
+    for name, dims in slots:
+        shard = shard_of(rule, dims, split, axis)
+        known = shards.setdefault(name, {})
+        if shard and shard not in known:
+            known[shard] = None
+            changed.append(name)
+    return changed
+
+
+def _slots(op: Op, rule: Rule, barred: Callable[[str], bool], alias: Callable[[str], str]) -> Slots:
     pairs = zip((*op.inputs, *op.outputs), (*rule.inputs, *rule.outputs), strict=True)
-    return [(name, dims) for name, dims in pairs if name and not barred(name)]
+    return [(alias(name), dims) for name, dims in pairs if name and not barred(name)]
 
 
-def _readers(
-    ops: Sequence[Op],
-    rules: Mapping[str, Rule | None],
-    barred: Callable[[str], bool],
-    alias: Callable[[str], str],
-) -> dict[str, list[int]]:
-    """Value -> positions of the ops that read or make it."""
+def _readers(slots: Sequence[Slots]) -> dict[str, list[int]]:
+    """Value -> places of the ops that read or make it."""
     found: dict[str, list[int]] = {}
-    for i, op in enumerate(ops):
-        if rule := rules[op.name]:
-            for name in dict.fromkeys(alias(n) for n, _ in _slots(op, rule, barred)):
-                found.setdefault(name, []).append(i)
+    for i, places in enumerate(slots):
+        for name in dict.fromkeys(name for name, _ in places):
+            found.setdefault(name, []).append(i)
     return found
