@@ -1,6 +1,5 @@
 """Compares a parallel job on forked ranks with plain training of the same model in one process."""
 
-import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,7 @@ from meshwright.ir.plan import Plan
 from meshwright.ir.step import TrainingStep, flatten_batch
 from meshwright.runtime.export import full_state
 from meshwright.runtime.job import compile as compile_job
-from tests.spawn import run_ranks
+from tests.spawn import alone, run_ranks
 
 LEARNING_RATE = 1e-3
 
@@ -37,14 +36,10 @@ def check_equal(
 ) -> Difference:
     """Trains `case` (name, build, batch, loss_fn) both ways with Adam in float64."""
     batch_size = plan.global_batch_size
-    batches = [
-        case.batch(batch_size, torch.Generator().manual_seed(100 + i)) for i in range(steps)
-    ]
+    batches = [case.batch(batch_size, torch.Generator().manual_seed(100 + i)) for i in range(steps)]
     batches = [_double(batch) for batch in batches]
     model = case.model()
-    wanted_losses, wanted = reference(
-        copy.deepcopy(model), batches, case.loss_fn, plan.num_microbatches
-    )
+    wanted_losses, wanted = alone(reference, model, batches, case.loss_fn, plan.num_microbatches)
     results = run_ranks(
         plan.world_size, _train, model, plan, graph, batches, case.loss_fn, timeout_s=timeout_s
     )

@@ -60,6 +60,15 @@ def run_ranks(
                 process.join()
 
 
+def alone(function: Callable[..., Any], *args: Any) -> Any:
+    """What `function(*args)` returns in a forked child.
+
+    For whatever runs a backward: on CUDA builds of torch, autograd's threads, once started in the
+    parent, make the backward of every later forked rank fail.
+    """
+    return run_ranks(1, function, *args)[0]
+
+
 def _rank_main(
     rank: int,
     world_size: int,

@@ -12,7 +12,7 @@ from meshwright.runtime import checkpoint
 from meshwright.runtime.export import full_state
 from tests.runtime.handmade import Chain, batches, plan_of, reference
 from tests.runtime.test_executor import gpipe, make_job, stage
-from tests.spawn import run_ranks
+from tests.spawn import alone, run_ranks
 
 PLANS = {
     "one": plan_of((stage(0, 4, (0,), shares=(12,)),), gpipe(1, 2), 2),
@@ -66,7 +66,7 @@ def _reference():
         optimizer.step()
         scheduler.step()
         losses.append(float(loss.detach()))
-    return losses, dict(chain.named_parameters())
+    return losses, {name: p.detach() for name, p in chain.named_parameters()}
 
 
 @pytest.mark.parametrize("target", PLANS)
@@ -74,12 +74,12 @@ def _reference():
 def test_any_plan_goes_on_from_any_other(source, target, tmp_path):
     run_ranks(PLANS[source].world_size, _first_half, PLANS[source], tmp_path)
     results = run_ranks(PLANS[target].world_size, _second_half, PLANS[target], tmp_path)
-    losses, parameters = _reference()
+    losses, parameters = alone(_reference)
     for found, _, step in results:
         assert found == pytest.approx(losses[2:], rel=1e-12)
         assert step == 4
     for name, value in parameters.items():
-        torch.testing.assert_close(results[0][1][name], value.data, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(results[0][1][name], value, rtol=1e-9, atol=1e-12)
 
 
 def _crash_while_saving(plan, folder, where):
@@ -137,11 +137,15 @@ def _meta(plan, folder):
     return float(job.step(batches(1)[0]))
 
 
+def _save_and_step(folder):
+    job = make_job(Chain(5), PLANS["one"])
+    job.save(folder)
+    return float(job.step(batches(1)[0]))
+
+
 def test_a_meta_model_must_be_loaded(tmp_path):
     plan = PLANS["zero3"]
-    job = make_job(Chain(5), PLANS["one"])
-    job.save(tmp_path)
-    wanted = float(job.step(batches(1)[0]))
+    wanted = alone(_save_and_step, tmp_path)
     assert run_ranks(4, _meta, plan, tmp_path)[0] == pytest.approx(wanted, rel=1e-12)
 
 
@@ -156,6 +160,6 @@ def test_export_loads_into_the_user_module(name, tmp_path):
     path: Path = run_ranks(PLANS[name].world_size, _export, PLANS[name], tmp_path)[0]
     chain = Chain(5)
     load_model(chain, path)
-    _, wanted = reference(Chain(5), batches(1))
+    _, wanted = alone(reference, Chain(5), batches(1))
     for key, value in wanted.items():
         torch.testing.assert_close(chain.state_dict()[key], value, rtol=1e-9, atol=1e-12)

@@ -12,7 +12,7 @@ from meshwright.runtime.job import Job
 from meshwright.runtime.optimizer import make_optimizer
 from meshwright.runtime.weights import model_tensors
 from tests.runtime.handmade import Chain, batches, graph_of, plan_of, programs_of, reference
-from tests.spawn import run_ranks
+from tests.spawn import alone, run_ranks
 
 STEPS = 3
 
@@ -36,7 +36,7 @@ def train(chain, plan, clip, accumulate=1):
 
 def check(chain, plan, clip=None):
     results = run_ranks(plan.world_size, train, chain, plan, clip)
-    losses, parameters = reference(chain, batches(STEPS), clip)
+    losses, parameters = alone(reference, chain, batches(STEPS), clip)
     for found, _ in results:
         assert found == pytest.approx(losses, rel=1e-12)
     for name, value in parameters.items():

@@ -8,7 +8,7 @@ from meshwright.runtime.export import full_state
 from meshwright.runtime.optimizer import make_optimizer
 from tests.runtime.handmade import BATCH, Chain, batches, plan_of, reference
 from tests.runtime.test_executor import gpipe, make_job, stage
-from tests.spawn import run_ranks
+from tests.spawn import alone, run_ranks
 
 ONE = plan_of((stage(0, 3, (0,), shares=(12,)),), gpipe(1, 2), 2)
 MIXED = plan_of(
@@ -47,15 +47,20 @@ def _accumulate(plan, sharded):
 @pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize("plan", [ONE, MIXED], ids=["one", "mixed"])
 def test_accumulated_batches_are_one_step(plan, sharded):
+    wanted = alone(_mean_of_two)
+    state = run_ranks(plan.world_size, _accumulate, plan, sharded)[0]
+    for name, value in wanted.items():
+        torch.testing.assert_close(state[name], value, rtol=1e-9, atol=1e-12)
+
+
+def _mean_of_two():
     chain = Chain(4)
     optimizer = torch.optim.Adam(chain.parameters(), lr=0.01)
     for first, second in zip(*[iter(batches(4))] * 2, strict=True):
         optimizer.zero_grad()
         ((chain(*first) + chain(*second)) / 2).backward()
         optimizer.step()
-    state = run_ranks(plan.world_size, _accumulate, plan, sharded)[0]
-    for name, value in chain.named_parameters():
-        torch.testing.assert_close(state[name], value.data, rtol=1e-9, atol=1e-12)
+    return {name: p.detach() for name, p in chain.named_parameters()}
 
 
 def test_apply_needs_gradients():
@@ -77,10 +82,14 @@ def test_wrong_batches_are_explained(batch, message):
         make_job(Chain(4), ONE).step(batch)
 
 
-def test_statistics_are_kept():
+def _record():
     job = make_job(Chain(4), ONE)
     job.step(batches(1)[0])
-    (record,) = job.stats.steps
+    return job.stats.steps
+
+
+def test_statistics_are_kept():
+    (record,) = alone(_record)
     assert {"F", "B", "synchronise", "optimizer"} == record.action_s.keys()
     assert len(record.action_s["F"]) == 2
     assert 0 < sum(map(sum, record.action_s.values())) <= record.step_s
@@ -110,5 +119,5 @@ def test_an_unknown_optimizer_is_named():
 
 
 def test_the_reference_itself_learns():
-    losses, _ = reference(Chain(4), batches(1) * 5)
+    losses, _ = alone(reference, Chain(4), batches(1) * 5)
     assert losses[-1] < losses[0]
