@@ -112,7 +112,7 @@ def test_uneven_replicas_with_ties(shares, zeros):
     check(Chain(5), plan_of(stages, gpipe(2, 4), 4), clip=1.0)
 
 
-def test_fifteen_to_one():
+def test_seven_to_one():
     stages = (
         stage(0, 1, tuple(range(7)), shares=(1,) * 6 + (2,)),
         stage(2, 3, (7,), shares=(8,)),
