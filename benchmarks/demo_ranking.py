@@ -8,11 +8,11 @@ is shuffled so that a drifting machine does not favour one kind.
 """
 
 import argparse
-from itertools import product
-from pathlib import Path
 import random
 import statistics
 import time
+from itertools import product
+from pathlib import Path
 
 import torch
 
@@ -79,9 +79,7 @@ def main() -> None:
     graph = trace(demo.build_model(), example)
 
     def plan_for(constraints: tuple[str, ...]) -> Plan:
-        return search(
-            graph, cluster, precision="fp32", constraints=constraints, progress=False
-        )
+        return search(graph, cluster, precision="fp32", constraints=constraints, progress=False)
 
     chosen = plan_for(())
     rows: dict[str, tuple[str, Plan]] = {}
@@ -109,7 +107,9 @@ def main() -> None:
     )
     print("\n".join(lines))
     if options.output:
-        table = "\n".join(f"| {n} | {p:.3f} | {m:.3f} |" for n, p, m in sorted(results, key=lambda r: r[2]))
+        table = "\n".join(
+            f"| {n} | {p:.3f} | {m:.3f} |" for n, p, m in sorted(results, key=lambda r: r[2])
+        )
         options.output.write_text(
             "# Every plan of the demo, run\n\n" + "\n\n".join(lines)
             + "\n\n| plan | predicted s | measured s |\n|---|---|---|\n" + table + "\n"

@@ -1,14 +1,14 @@
 """Wall time and peak memory of a search for full-size models, tracing apart.
 
-    python benchmarks/search_time.py [-o docs/results/search_time.md]
+python benchmarks/search_time.py [-o docs/results/search_time.md]
 """
 
 import argparse
-from pathlib import Path
 import resource
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import torch
 import transformers

@@ -8,11 +8,11 @@ Same model (the demo's GPT-2, untied), same layout, same processes, steps taken 
 
 import argparse
 import os
-from pathlib import Path
 import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist

@@ -34,7 +34,9 @@ class Shard:
     inner: int = 1
 
     def __str__(self) -> str:
-        extra = f",outer={self.outer}" * (self.outer > 1) + f",inner={self.inner}" * (self.inner > 1)
+        extra = f",outer={self.outer}" * (self.outer > 1) + f",inner={self.inner}" * (
+            self.inner > 1
+        )
         return f"S({self.dim}{extra})"
 
 
@@ -86,7 +88,9 @@ class Axis:
         if not self.shares:
             return balanced(units, self.size)
         if units % self.whole:
-            raise PlanError(f"{units} units do not hold {self.whole} samples a whole number of times")
+            raise PlanError(
+                f"{units} units do not hold {self.whole} samples a whole number of times"
+            )
         return tuple(units // self.whole * share for share in self.shares)
 
     def span(self, units: int, coordinate: int) -> tuple[int, int]:

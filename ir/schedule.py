@@ -91,7 +91,9 @@ def check_schedule(schedule: Schedule) -> None:
     """Raises PlanError unless every stage does each micro-batch once and the order cannot deadlock."""
     rows = schedule.ranks
     if not rows or any(not row for row in rows):
-        raise PlanError(f"schedule {schedule.name!r}: every pipeline rank needs at least one action")
+        raise PlanError(
+            f"schedule {schedule.name!r}: every pipeline rank needs at least one action"
+        )
     seen: dict[Action, int] = {}
     for rank, row in enumerate(rows):
         for action in row:
@@ -139,6 +141,10 @@ def order_of(schedule: Schedule) -> tuple[Action, ...]:
                 heads[rank] += 1
                 moved = True
         if not moved:
-            stuck = [f"rank {r} at {row[heads[r]]}" for r, row in enumerate(schedule.ranks) if heads[r] < len(row)]
+            stuck = [
+                f"rank {r} at {row[heads[r]]}"
+                for r, row in enumerate(schedule.ranks)
+                if heads[r] < len(row)
+            ]
             raise PlanError(f"schedule {schedule.name!r} deadlocks: {', '.join(stuck)}")
     return tuple(order)

@@ -1,8 +1,8 @@
 """meshwright searches the fastest way to train a PyTorch model on a cluster, shows it, and runs it.
 
-    plan = mw.search(model, cluster)
-    job = mw.compile(model, plan)
-    loss = job.step(batch)
+plan = mw.search(model, cluster)
+job = mw.compile(model, plan)
+loss = job.step(batch)
 """
 
 from importlib import import_module

@@ -4,13 +4,13 @@ Exit codes: 0 done; 1 a failure while running; 2 wrong usage; 3 no plan meets th
 4 an input (plan, cluster, model) breaks a rule; 5 ranks or world do not match the plan.
 """
 
-from collections.abc import Callable
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
-from rich.console import Console
 import typer
+from rich.console import Console
 
 from meshwright.ir import plan_io
 from meshwright.ir.errors import Infeasible, MeshwrightError, MismatchError

@@ -4,17 +4,17 @@ The main process searches and prints the verdict; it starts itself again as the 
 (`worker`) and as the single process (`single`), so that each has its own memory.
 """
 
-from collections.abc import Iterator
-from pathlib import Path
 import statistics
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
+import torch
 from rich.console import Console
 from rich.table import Table
-import torch
 
 from meshwright.costmodel.measure import measure_local
 from meshwright.display import MIB, StepRecord, read_records, recording

@@ -1,11 +1,11 @@
 """What a training run shows while it runs: loss, tokens per second, memory; and leaves as JSON lines."""
 
+import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-import json
 from pathlib import Path
-import time
 
 import psutil
 from rich.console import Console

@@ -1,12 +1,12 @@
 """`meshwright run`: be one rank under torchrun, or start torchrun for a plan that fits this machine."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 from importlib import import_module
 from itertools import islice
-import os
 from pathlib import Path
-import subprocess
-import sys
 from typing import Any
 
 import torch

@@ -1,12 +1,12 @@
 """What a command line names: a model, a cluster, a source of batches."""
 
+import json
+import re
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
-import json
 from pathlib import Path
-import re
-import sys
 from typing import TYPE_CHECKING, Any
 
 from meshwright.ir.cluster import Cluster
@@ -73,7 +73,7 @@ def _huggingface(name: str, settings: str, *, meta: bool) -> "nn.Module":
 
 
 def _auto_classes(transformers: Any, config: Any) -> Iterator[Any]:
-    """Heads with a loss, most specific first; encoders such as BERT are trained on masked tokens."""
+    """Heads with a loss, most specific first: BERT and the like are trained on masked tokens."""
     if getattr(config, "is_encoder_decoder", False):
         yield transformers.AutoModelForSeq2SeqLM
     yield transformers.AutoModelForMaskedLM

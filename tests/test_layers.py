@@ -1,4 +1,4 @@
-"""Imports go one way: ir <- costmodel <- planner and ir <- codegen <- runtime; the facade sees all."""
+"""Imports go one way: ir, costmodel, planner and ir, codegen, runtime; the facade sees all."""
 
 import ast
 from pathlib import Path
