@@ -136,8 +136,8 @@ def compare(name: str, mine, theirs, pairs: int) -> None:
         ratio = statistics.median(b / a for a, b in rows)
         tokens = BATCH * SEQUENCE
         print(
-            f"{name:28s} meshwright {tokens / mine_s:7.0f} tokens/s   torch {tokens / theirs_s:7.0f}"
-            f" tokens/s   ratio {ratio:.3f}",
+            f"{name:22s} meshwright {tokens / mine_s:7.0f} tokens/s   "
+            f"torch {tokens / theirs_s:7.0f} tokens/s   ratio {ratio:.3f}",
             flush=True,
         )
 

@@ -1,1 +1,1 @@
-"""What every part shares: the graph, the cluster, layouts, schedules and the plan, all plain data."""
+"""What every part shares, as plain data: graph, cluster, layouts, schedules and the plan."""

@@ -1,8 +1,8 @@
 """The whole communication story: how a value changes placement on one axis, and its gradient back.
 
-A value placed A is needed placed B. Forward runs `primitive(A, B)`; backward takes the gradient from
-dual(B) to dual(A) by the same table. The dual of S is S, of P it is R, of R it is R, of R|P it is P.
-The cost model prices these primitives, codegen emits them, tests prove them.
+A value placed A is needed placed B. Forward runs `primitive(A, B)`; backward takes the gradient
+from dual(B) to dual(A) by the same table. The dual of S is S, of P and of R it is R, of R|P it is
+P. The cost model prices these primitives, codegen emits them, tests prove them.
 """
 
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ def dual(placement: Placement) -> Placement:
 
 
 def primitive(source: Placement, target: Placement) -> Primitive:
-    """What takes a value from `source` to `target`; whether gradients are partial does not matter."""
+    """What takes a value from `source` to `target`, whether or not gradients are partial."""
     match source, target:
         case (Replicate(), Replicate()) | (Partial(), Partial()):
             return Primitive.IDENTITY

@@ -1,4 +1,4 @@
-"""The errors a user can meet; every message names what was given, the rule and the nearest legal value."""
+"""The errors a user can meet; each names what was given, the rule, the nearest legal value."""
 
 
 class MeshwrightError(Exception):

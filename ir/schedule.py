@@ -45,7 +45,7 @@ def parse_action(text: str) -> Action:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Actions per pipeline rank. A pipeline rank is a group of devices that runs the same stages."""
+    """Actions per pipeline rank: a group of devices that runs the same stages."""
 
     name: str
     ranks: tuple[tuple[Action, ...], ...]
@@ -81,38 +81,38 @@ def dependencies(action: Action, last_stage: int) -> tuple[Action, ...]:
             own = Action(stage, Work.FORWARD, microbatch)
             if stage == last_stage:
                 return (own,)
-            # The next stage may have split its backward: `verify` resolves B or I.
+            # A whole backward of the next stage includes its input half.
             return (own, Action(stage + 1, Work.BACKWARD_INPUT, microbatch))
         case Work.BACKWARD_WEIGHT:
             return (Action(stage, Work.BACKWARD_INPUT, microbatch),)
 
 
+_WHOLE = {Work.FORWARD, Work.BACKWARD}
+_SPLIT = {Work.FORWARD, Work.BACKWARD_INPUT, Work.BACKWARD_WEIGHT}
+
+
 def check_schedule(schedule: Schedule) -> None:
-    """Raises PlanError unless every stage does each micro-batch once and the order cannot deadlock."""
-    rows = schedule.ranks
-    if not rows or any(not row for row in rows):
-        raise PlanError(
-            f"schedule {schedule.name!r}: every pipeline rank needs at least one action"
-        )
+    """PlanError unless every stage does each micro-batch once and the order cannot deadlock."""
+    where = f"schedule {schedule.name!r}"
+    if not schedule.ranks or not all(schedule.ranks):
+        raise PlanError(f"{where}: every pipeline rank needs at least one action")
     seen: dict[Action, int] = {}
-    for rank, row in enumerate(rows):
+    for rank, row in enumerate(schedule.ranks):
         for action in row:
             if action in seen:
-                raise PlanError(f"schedule {schedule.name!r}: {action} appears twice")
+                raise PlanError(f"{where}: {action} appears twice")
             seen[action] = rank
+    microbatches = range(schedule.num_microbatches)
     for stage in range(schedule.num_stages):
         owners = {rank for action, rank in seen.items() if action.stage == stage}
         if len(owners) != 1:
-            raise PlanError(
-                f"schedule {schedule.name!r}: stage {stage} runs on ranks {sorted(owners)}, not one"
-            )
-        for microbatch in range(schedule.num_microbatches):
-            kinds = {w for w in Work if Action(stage, w, microbatch) in seen}
-            if kinds not in ({Work.FORWARD, Work.BACKWARD},
-                             {Work.FORWARD, Work.BACKWARD_INPUT, Work.BACKWARD_WEIGHT}):  # fmt: skip
+            raise PlanError(f"{where}: stage {stage} runs on ranks {sorted(owners)}, not one")
+        for microbatch in microbatches:
+            kinds = {work for work in Work if Action(stage, work, microbatch) in seen}
+            if kinds not in (_WHOLE, _SPLIT):
                 raise PlanError(
-                    f"schedule {schedule.name!r}: stage {stage} micro-batch {microbatch} has "
-                    f"{sorted(kinds)}; it needs F and B, or F, I and W"
+                    f"{where}: stage {stage} micro-batch {microbatch} has {sorted(kinds)}; "
+                    "it needs F and B, or F, I and W"
                 )
     order_of(schedule)
 
@@ -122,29 +122,19 @@ def order_of(schedule: Schedule) -> tuple[Action, ...]:
     last = schedule.num_stages - 1
     done: set[Action] = set()
     heads = [0] * len(schedule.ranks)
-    total = sum(map(len, schedule.ranks))
     order: list[Action] = []
-
-    def ready(action: Action) -> bool:
-        return all(
-            need in done
-            or (need.work is Work.BACKWARD_INPUT and Action(need.stage, Work.BACKWARD, need.microbatch) in done)
-            for need in dependencies(action, last)
-        )  # fmt: skip
-
-    while len(order) < total:
-        moved = False
+    while len(order) < sum(map(len, schedule.ranks)):
+        before = len(order)
         for rank, row in enumerate(schedule.ranks):
-            while heads[rank] < len(row) and ready(row[heads[rank]]):
-                done.add(row[heads[rank]])
-                order.append(row[heads[rank]])
+            while heads[rank] < len(row) and done.issuperset(dependencies(row[heads[rank]], last)):
+                action = row[heads[rank]]
+                done.add(action)
+                if action.work is Work.BACKWARD:  # a whole backward includes its input half
+                    done.add(Action(action.stage, Work.BACKWARD_INPUT, action.microbatch))
+                order.append(action)
                 heads[rank] += 1
-                moved = True
-        if not moved:
-            stuck = [
-                f"rank {r} at {row[heads[r]]}"
-                for r, row in enumerate(schedule.ranks)
-                if heads[r] < len(row)
-            ]
+        if len(order) == before:
+            heads_of = zip(schedule.ranks, heads, strict=True)
+            stuck = [f"rank {r} at {row[h]}" for r, (row, h) in enumerate(heads_of) if h < len(row)]
             raise PlanError(f"schedule {schedule.name!r} deadlocks: {', '.join(stuck)}")
     return tuple(order)

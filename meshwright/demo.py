@@ -107,7 +107,7 @@ def verdict(plan: Plan, console: Console) -> bool:
     fell = parallel[-1].loss < parallel[0].loss
     agree = worst <= TOLERANCE and fell
     console.print(
-        f"{'PASS' if agree else 'FAIL'}: largest relative difference {worst:.1e} over {STEPS} steps "
+        f"{'PASS' if agree else 'FAIL'}: largest relative difference of a loss {worst:.1e} "
         f"(allowed {TOLERANCE:.0e}); loss {parallel[0].loss:.3f} -> {parallel[-1].loss:.3f}",
         style="bold green" if agree else "bold red",
     )

@@ -1,4 +1,4 @@
-"""What a training run shows while it runs: loss, tokens per second, memory; and leaves as JSON lines."""
+"""What a training run shows: loss, tokens per second, memory; and leaves as JSON lines."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""`meshwright run`: be one rank under torchrun, or start torchrun for a plan that fits this machine."""
+"""`meshwright run`: be one rank under torchrun, or start torchrun on this machine."""
 
 import os
 import subprocess
