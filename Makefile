@@ -3,7 +3,6 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 export HF_HUB_OFFLINE := 1
 

@@ -4,7 +4,7 @@ Prints predicted and measured step time of each plan, Spearman's rank correlatio
 chosen plan is from the fastest measured. Steps are timed on forked Gloo ranks; the order of plans
 is shuffled so that a drifting machine does not favour one kind.
 
-    python benchmarks/demo_ranking.py [--steps 3] [--limit N] [-o docs/results/demo_ranking.md]
+    python -m benchmarks.demo_ranking [--steps 3] [--limit N] [-o docs/results/demo_ranking.md]
 """
 
 import argparse
@@ -29,17 +29,24 @@ LAYOUTS = [(pp, dp, 4 // pp // dp) for pp, dp in product((1, 2, 4), (1, 2, 4)) i
 
 
 def pins() -> list[tuple[str, ...]]:
-    """Every combination of layout, ZeRO level, recompute, micro-batches and schedule."""
+    """Every combination of layout, ZeRO level, recompute, micro-batches and schedule.
+
+    The schedules with several stages per rank or split backward are run where they can win: without
+    recompute and below ZeRO 2.
+    """
     found = []
     for (pp, dp, tp), recompute, count in product(LAYOUTS, ("none", "full"), (1, 2, 4, 8)):
         if demo.BATCH // count < dp:
             continue
-        for zero, schedule in product(
-            range(4 if dp > 1 else 1), ("one_f_one_b", "gpipe") if pp > 1 and count > 1 else ("",)
-        ):
-            row = [f"pp={pp}", f"tp={tp}", f"dp_shard={dp}", f"zero={zero}"]
-            row += [f"recompute={recompute}", f"num_microbatches={count}"]
-            found.append((*row, f"schedule={schedule}") if schedule else tuple(row))
+        for zero in range(4 if dp > 1 else 1):
+            schedules = ["one_f_one_b"]
+            if pp > 1 and count > 1:
+                schedules.append("gpipe")
+                if recompute == "none" and zero < 2:
+                    schedules += ["interleaved", "zero_bubble", "zbv"]
+            row = (f"pp={pp}", f"tp={tp}", f"dp_shard={dp}", f"zero={zero}",
+                   f"recompute={recompute}", f"num_microbatches={count}")  # fmt: skip
+            found += [(*row, f"schedule={schedule}") for schedule in schedules]
     return found
 
 
@@ -107,13 +114,14 @@ def main() -> None:
     )
     print("\n".join(lines))
     if options.output:
-        table = "\n".join(
-            f"| {n} | {p:.3f} | {m:.3f} |" for n, p, m in sorted(results, key=lambda r: r[2])
-        )
-        options.output.write_text(
-            "# Every plan of the demo, run\n\n" + "\n\n".join(lines)
-            + "\n\n| plan | predicted s | measured s |\n|---|---|---|\n" + table + "\n"
-        )  # fmt: skip
+        rows_text = [f"| {n} | {p:.3f} | {m:.3f} |" for n, p, m in sorted(results, key=by_measured)]
+        head = ["# Every plan of the demo, run", "", *lines, ""]
+        head += ["| plan | predicted s | measured s |", "|---|---|---|"]
+        options.output.write_text("\n".join([*head, *rows_text]) + "\n")
+
+
+def by_measured(row: tuple[str, float, float]) -> float:
+    return row[2]
 
 
 if __name__ == "__main__":

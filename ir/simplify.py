@@ -145,6 +145,8 @@ def _is_identity(raw: Raw, op: RawOp) -> bool:
     source = op.args["self"]
     assert isinstance(source, Ref)
     before, after = raw.fakes[source.name], raw.fakes[op.outputs[0]]
+    if op.name == "aten.to.dtype" and after.dtype == torch.float32:
+        return False  # under autocast its input may be bfloat16: models cast up before a loss
     same = before.shape == after.shape and before.dtype == after.dtype
     return same and (before.stride() == after.stride() or op.name == "aten.reshape.default")
 

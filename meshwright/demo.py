@@ -11,13 +11,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
 import torch
 from rich.console import Console
 from rich.table import Table
 
 from meshwright.costmodel.measure import measure_local
-from meshwright.display import MIB, StepRecord, read_records, recording
+from meshwright.display import (
+    MIB,
+    StepRecord,
+    peak_bytes,
+    read_records,
+    recording,
+    reset_peak,
+)
 from meshwright.ir import plan_io
 from meshwright.ir.plan import Plan
 from meshwright.ir.show import render
@@ -61,16 +67,16 @@ def batches() -> Iterator[dict[str, torch.Tensor]]:
 
 def worker() -> None:
     """One rank of the parallel run."""
-    base_bytes = psutil.Process().memory_info().rss
     plan = plan_io.load(FOLDER / "plan.json")
     job = compile_job(build_model(), plan, optimizer="adamw", lr=LEARNING_RATE)
+    loaded_bytes = reset_peak()
     show = job.parts.rank == 0
     with recording(f"{RANKS} processes", STEPS, BATCH * SEQUENCE, show=show) as recorder:
         for batch in batches():
             recorder.start()
             recorder.stop(float(job.step(batch)))
     recorder.write(FOLDER / f"parallel_rank{job.parts.rank}.jsonl")
-    (FOLDER / f"base_rank{job.parts.rank}.txt").write_text(str(base_bytes))
+    (FOLDER / f"added_rank{job.parts.rank}.txt").write_text(str(peak_bytes() - loaded_bytes))
     job.close()
 
 
@@ -125,17 +131,14 @@ def _predictions(plan: Plan, parallel: list[StepRecord], alone: list[StepRecord]
         f"{step_s:.3f} s",
         f"{predicted_s / step_s - 1:+.0%}",
     )
-    grown = max(
-        max(r.memory_bytes for r in read_records(FOLDER / f"parallel_rank{rank}.jsonl"))
-        - int((FOLDER / f"base_rank{rank}.txt").read_text())
-        for rank in range(RANKS)
-    )
-    peak = plan.predicted.peak_bytes
+    added = max(int((FOLDER / f"added_rank{rank}.txt").read_text()) for rank in range(RANKS))
+    memories = [stage.memory for stage in plan.predicted.stages]
+    expected = max(memory.total_bytes - memory.parameters_bytes for memory in memories)
     table.add_row(
-        "memory of the worst rank, above an idle process",
-        f"{peak / MIB:,.0f} MiB",
-        f"{grown / MIB:,.0f} MiB",
-        f"{peak / grown - 1:+.0%}",
+        "memory that training adds, worst rank",
+        f"{expected / MIB:,.0f} MiB",
+        f"{added / MIB:,.0f} MiB",
+        f"{expected / added - 1:+.0%}",
     )
     single_s = statistics.median(record.step_s for record in alone[2:])
     table.add_row("speed against one process", "", f"{single_s / step_s:.2f}x", "")

@@ -1,6 +1,7 @@
 """What a training run shows: loss, tokens per second, memory; and leaves as JSON lines."""
 
 import json
+import resource
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,22 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 MIB = 1024**2
+_STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+def reset_peak() -> int:
+    """Forgets the peak of resident memory so far; the bytes resident now."""
+    if _RESET.exists():
+        _RESET.write_text("5")
+    return int(psutil.Process().memory_info().rss)
+
+
+def peak_bytes() -> int:
+    """Peak of resident memory since `reset_peak` (without /proc: since the process started)."""
+    if _STATUS.exists():
+        line = next(row for row in _STATUS.read_text().splitlines() if row.startswith("VmHWM"))
+        return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 @dataclass(frozen=True)
