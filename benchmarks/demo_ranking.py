@@ -22,6 +22,7 @@ from meshwright.ir.errors import Infeasible, PlanError
 from meshwright.ir.plan import Plan
 from meshwright.ir.trace import trace
 from meshwright.planner.search import search
+from meshwright.planner.why import kind_of
 from meshwright.runtime.job import compile as compile_job
 from tests.spawn import run_ranks
 
@@ -101,6 +102,8 @@ def main() -> None:
     random.Random(0).shuffle(order)
     order = order[: options.limit] if options.limit else order
     lines, results = [], []
+    print(f"chosen: {kind_of(chosen)}")
+    run_ranks(demo.RANKS, measure, graph, chosen, 1, timeout_s=300)  # first pages of the machine
     for name, plan in [("chosen by search", chosen), *order]:
         assert plan.predicted
         measured = max(run_ranks(demo.RANKS, measure, graph, plan, options.steps, timeout_s=300))

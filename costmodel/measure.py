@@ -20,7 +20,8 @@ from meshwright.ir.cluster import Cluster
 from meshwright.ir.device import DeviceType, Link, OpClass
 from meshwright.ir.errors import MeshwrightError, PlanError
 
-_LARGE = 2**22
+_SMALL, _LARGE = 2**10, 2**22
+_LOADED_S = 0.6
 _DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 _TIMEOUT_S = 60.0
 
@@ -41,19 +42,22 @@ class _Seen:
     """Bytes -> seconds of one message."""
 
 
-def measure_local(num_processes: int, *, budget_s: float = 1.2) -> Cluster:
+def measure_local(num_processes: int, *, budget_s: float = 2.4) -> Cluster:
     """`Cluster.local(num_processes)` with measured speeds.
 
-    Arithmetic and memory are measured by as many processes at once as there are cores, Gloo by all.
+    All processes measure at once, so speeds include what sharing caches, memory and cores costs; a
+    device is a process that has a core of its own (the simulator shares cores out).
     It forks, so it must run before this process joins a process group.
     """
     if dist.is_initialized():
         raise PlanError("measure_local must run before torch.distributed is initialised")
     assumed = Cluster.local(num_processes)
     cores = min(assumed.nodes[0].cores, num_processes)
-    seen = _fork(num_processes, cores, budget_s)
-    device = _device(assumed.device_types[0], seen[:cores])
-    link = _link(assumed.nodes[0].link, seen) if num_processes > 1 else assumed.nodes[0].link
+    seen = _fork(num_processes, budget_s)
+    device = _device(assumed.device_types[0], seen, num_processes / cores)
+    link = assumed.nodes[0].link
+    if num_processes > 1:
+        link = _link(link, seen)
     return replace(
         assumed,
         name=f"local:{num_processes}+measured",
@@ -66,10 +70,11 @@ def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
-def _device(assumed: DeviceType, seen: list[_Seen]) -> DeviceType:
-    flops = {name: _mean([s.flops[name] for s in seen]) for name in _DTYPES}
-    memory = {c: _mean([s.memory[c] for s in seen]) for c in seen[0].memory}
-    compute = {c: _mean([s.compute[c] for s in seen]) for c in seen[0].compute}
+def _device(assumed: DeviceType, seen: list[_Seen], per_core: float) -> DeviceType:
+    """The speed of one process times the number of processes that shared a core."""
+    flops = {name: per_core * _mean([s.flops[name] for s in seen]) for name in _DTYPES}
+    memory = {c: per_core * _mean([s.memory[c] for s in seen]) for c in seen[0].memory}
+    compute = {c: per_core * _mean([s.compute[c] for s in seen]) for c in seen[0].compute}
     bandwidth = max(memory.values())
     efficiency = {OpClass.MATMUL: 1.0}
     efficiency |= {c: min(1.0, value / flops["float32"]) for c, value in compute.items()}
@@ -79,7 +84,7 @@ def _device(assumed: DeviceType, seen: list[_Seen]) -> DeviceType:
         memory_bandwidth_bytes_per_s=bandwidth,
         peak_flops=flops | {"float16": flops["bfloat16"]},
         efficiency=efficiency,
-        overhead_s=_mean([s.overhead_s for s in seen]),
+        overhead_s=_mean([s.overhead_s for s in seen]) / per_core,
         source="measured",
         reference=f"{len(seen)} processes at once, torch {torch.__version__}, 1 thread each",
     )
@@ -98,7 +103,7 @@ def _link(assumed: Link, seen: list[_Seen]) -> Link:
     step = max(0.0, (everybody - pair) / (2 * count - 4)) if count > 2 else pair / 2
     launch = max(0.0, pair - 2 * step)
     rate = 2 * (count - 1) / count * large / _transfer(everybody, reduce_s[count, large])
-    messages = {n: _mean([s.send_s[n] for s in seen if s.send_s]) for n in seen[0].send_s}
+    messages = {n: max(s.send_s[n] for s in seen if s.send_s) for n in seen[0].send_s}
     bandwidth = max(large / _transfer(messages[small], messages[large]), rate)
     return replace(
         assumed,
@@ -120,7 +125,7 @@ def _transfer(small_s: float, large_s: float) -> float:
     return max(large_s - small_s, large_s / 2)
 
 
-def _fork(num_processes: int, cores: int, budget_s: float) -> list[_Seen]:
+def _fork(num_processes: int, budget_s: float) -> list[_Seen]:
     """What each rank saw; all processes are gone when it returns."""
     context = multiprocessing.get_context("fork")
     processes: list[ForkProcess] = []
@@ -130,7 +135,7 @@ def _fork(num_processes: int, cores: int, budget_s: float) -> list[_Seen]:
         try:
             for rank in range(num_processes):
                 reader, writer = context.Pipe(duplex=False)
-                args = (rank, num_processes, cores, budget_s, store, writer)
+                args = (rank, num_processes, budget_s, store, writer)
                 process = context.Process(target=_child, args=args, daemon=True)
                 process.start()
                 writer.close()
@@ -153,16 +158,20 @@ def _receive(pipe: Connection, rank: int) -> _Seen:
     raise MeshwrightError(f"measuring this machine failed on process {rank}")
 
 
-def _child(
-    rank: int, count: int, cores: int, budget_s: float, store: str, writer: Connection
-) -> None:
+def _child(rank: int, count: int, budget_s: float, store: str, writer: Connection) -> None:
     # More than one thread in a forked child hangs where the parent has used OpenMP.
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=count)
-    alone = _compute(budget_s) if rank < cores else ({}, {}, {}, 0.0)
+    dist.barrier()
+    speeds = _compute(budget_s)
     dist.barrier()
     shared = _communicate(rank, count) if count > 1 else ({}, {})
-    writer.send(_Seen(*alone, *shared))
+    if count > 2 and rank < 2:
+        shared[1][_SMALL] = _latency_under_load(rank)
+    elif count > 2:
+        seconds_per_call(kernels.matmul(torch.float32)[0], _LOADED_S)
+    dist.barrier()
+    writer.send(_Seen(*speeds, *shared))
     writer.close()
     dist.barrier()
 
@@ -188,7 +197,7 @@ def _communicate(rank: int, count: int) -> tuple[dict[tuple[int, int], float], d
     """All-reduces of pairs and of all, and messages within pairs, everybody at once."""
     pairs = [dist.new_group([i, i + 1]) for i in range(0, count - 1, 2)]
     pair = pairs[rank // 2] if rank // 2 < len(pairs) else None
-    small, large = 2**10, _LARGE
+    small, large = _SMALL, _LARGE
     reduce_s: dict[tuple[int, int], float] = {}
     send_s: dict[int, float] = {}
     for nbytes, calls in ((small, 20), (large, 4)):
@@ -200,6 +209,20 @@ def _communicate(rank: int, count: int) -> tuple[dict[tuple[int, int], float], d
             send_s[nbytes] = _timed(partial(_ping_pong, data, rank), calls) / 2
         dist.barrier()
     return reduce_s, send_s
+
+
+def _latency_under_load(rank: int) -> float:
+    """Seconds of a small message between two processes while the others compute.
+
+    A process that waits for a message gives up its core, and gets one back only when the scheduler
+    lets it: with more processes than cores that is most of the latency.
+    """
+    data = torch.zeros(_SMALL // 4)
+    calls = 40
+    start = perf_counter()
+    for _ in range(calls):
+        _ping_pong(data, rank)
+    return (perf_counter() - start) / (2 * calls)
 
 
 def _ping_pong(data: torch.Tensor, rank: int) -> None:

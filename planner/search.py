@@ -26,6 +26,8 @@ from meshwright.planner.why import alternative, kind_of
 SMALL = 1000
 """Choices up to which `auto` tries them all."""
 ALTERNATIVES = 6
+TIE = 0.02
+"""Plans whose predicted steps differ by less are a tie: the one with the fewest stages is best."""
 
 
 def search(
@@ -161,10 +163,23 @@ def _value(problem: Problem, plan: Plan) -> tuple[float, ...]:
     return (*time_and_memory, float(len(plan.stages)))
 
 
+def _simplest(problem: Problem, found: Found) -> Plan:
+    """Of the best plans of each kind that tie with the best, the one with the fewest stages."""
+    assert found.best and found.best.predicted
+    limit_s = found.best.predicted.step_s * (1 + TIE)
+    best = found.best
+    if problem.objective == "throughput":
+        for value, excess, plan in sorted(found.kinds.values(), key=lambda entry: entry[0]):
+            if not excess and value[0] <= limit_s and len(plan.stages) < len(best.stages):
+                check(plan, problem.graph, problem.cluster)
+                best = plan
+    return best
+
+
 def _finish(problem: Problem, found: Found, searcher: str) -> Plan:
     """The best plan with its evidence, versions and hash."""
-    best = found.best
-    assert best and best.predicted
+    best = _simplest(problem, found)
+    assert best.predicted
     bound = float(f"{lower_bound(problem):.6g}")
     others = [entry for entry in found.kinds.values() if kind_of(entry[2]) != kind_of(best)]
     others.sort(key=lambda entry: (entry[1] > 0, *entry[0]))
