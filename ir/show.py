@@ -136,8 +136,8 @@ def _memory(predicted: Prediction) -> Table:
 
 def _schedule(plan: Plan) -> Table:
     table = Table(title=f"Schedule: {plan.schedule.name}", **_STYLE)
-    table.add_column("group")
-    table.add_column("actions", no_wrap=True)
+    table.add_column("group", min_width=5)
+    table.add_column("actions", no_wrap=True, overflow="ellipsis")
     for i, row in enumerate(plan.schedule.rows):
         actions = row.split()
         more = f" .. {len(actions) - SCHEDULE_COLUMNS} more"
