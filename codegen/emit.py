@@ -8,12 +8,12 @@ from operator import getitem, truediv
 from pathlib import Path
 from textwrap import wrap
 
-import torch
 from torch import fx
 
 from meshwright.codegen.program import BlockCode, Call, StageProgram
 from meshwright.codegen.sharded import FUNCTIONS
 from meshwright.codegen.where import Where
+from meshwright.ir.torch_private import OpOverload
 
 _HEADER = '''\
 """Stage {index} of {stages}: blocks {first} to {last}, as dp {dp} and tp {tp} of {sizes}.
@@ -114,7 +114,7 @@ def _wrapped(line: str) -> str:
 
 
 def _callable(target: object) -> str:
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         text = str(target)
         return text if text.startswith("aten.") else f"torch.ops.{text}"
     return next(name for name, function in FUNCTIONS.items() if function is target)

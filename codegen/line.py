@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.codegen import torch_private
+from meshwright.ir import torch_private
 
 
 class Line(Protocol):
@@ -72,7 +72,7 @@ class GroupLine:
 
     def reduce_scatter(self, x: Tensor) -> Tensor:
         result = x.new_empty(x.shape[1:])
-        torch_private.reduce_scatter(result.view(-1), x.contiguous().view(-1), self.group)
+        torch_private.reduce_scatter(result.view(-1), x.contiguous().view(-1), self.group).wait()
         return result
 
     def all_to_all(self, parts: list[Tensor], shapes: list[tuple[int, ...]]) -> list[Tensor]:

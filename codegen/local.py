@@ -15,9 +15,9 @@ from torch import Tensor
 
 from meshwright.codegen import mesh_forms, shape_forms
 from meshwright.codegen.comm import Comm
+from meshwright.codegen.operators import arguments, operator
 from meshwright.codegen.sharded import FUNCTIONS
 from meshwright.codegen.site import Device, Dtype, Form, In, Site, Value
-from meshwright.codegen.torch_private import arguments, operator
 from meshwright.ir.graph import Kind
 
 

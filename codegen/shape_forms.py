@@ -5,8 +5,8 @@ from dataclasses import replace
 from itertools import zip_longest
 from math import prod
 
+from meshwright.codegen.operators import arguments, operator
 from meshwright.codegen.site import Device, Form, In, Site, Value
-from meshwright.codegen.torch_private import arguments, operator
 from meshwright.ir.errors import PlanError
 from meshwright.ir.layout import Shard
 

@@ -23,8 +23,8 @@ from torch.distributed.checkpoint.planner import (
 )
 
 from meshwright.ir.errors import PlanError
+from meshwright.ir.torch_private import read_items
 from meshwright.runtime.pieces import Piece
-from meshwright.runtime.torch_private import read_items
 
 
 @dataclass(frozen=True, eq=False)

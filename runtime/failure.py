@@ -14,8 +14,8 @@ from types import TracebackType
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
+from meshwright.ir.torch_private import job_store
 from meshwright.runtime.executor import Progress
-from meshwright.runtime.torch_private import job_store
 
 BEAT_S = 1.0
 DEAD_S = 12.0

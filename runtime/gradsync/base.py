@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from meshwright.codegen.program import Param
+from meshwright.ir.torch_private import all_gather, reduce_scatter
 from meshwright.runtime.pieces import chunk_rows
-from meshwright.runtime.torch_private import all_gather, reduce_scatter
 
 BUCKET_BYTES = 25 * 2**20
 """DDP's default: large enough to use the bandwidth, small enough to overlap with backward."""

@@ -1,9 +1,11 @@
-"""The private parts of torch that tracing stands on, on the versions they were checked on."""
+"""What we use of torch that is not public does what we think, on the versions named there."""
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from meshwright.ir import torch_private as private
+from tests.spawn import run_ranks
 
 aten = torch.ops.aten
 
@@ -37,3 +39,20 @@ def test_errors_of_the_fake_mode() -> None:
     with private.fake_mode(), pytest.raises(private.DATA_DEPENDENT) as error:
         bool(torch.ones(2).sum() > 0)
     assert private.operator_of(error.value) == "aten._local_scalar_dense.default"
+
+
+def _collectives():
+    rank = dist.get_rank()
+    gathered = torch.empty(4)
+    private.all_gather(gathered, torch.full((2,), float(rank)), None)
+    part = torch.empty(2)
+    private.reduce_scatter(part, torch.arange(4.0), None).wait()
+    store = private.job_store()
+    store.set(f"key{rank}", str(rank))
+    return gathered.tolist(), part.tolist(), store.get(f"key{1 - rank}")
+
+
+def test_collectives_and_store():
+    first, second = run_ranks(2, _collectives)
+    assert first == ([0, 0, 1, 1], [0, 2], b"1")
+    assert second == ([0, 0, 1, 1], [4, 6], b"0")
