@@ -1,4 +1,4 @@
-"""The command line: `meshwright search | show | verify | run`.
+"""The command line: `meshwright search | show | verify | schema | run`.
 
 Exit codes: 0 done; 1 a failure while running; 2 wrong usage; 3 no plan meets the constraints;
 4 an input (plan, cluster, model) breaks a rule; 5 ranks or world do not match the plan.
@@ -144,6 +144,12 @@ def _print_findings(plan: Plan, findings: tuple[Finding, ...], *, as_json: bool)
         out.print(f"{finding.severity}: {finding.rule}: {finding.message}", markup=False)
     if not findings:
         out.print(f"the plan is sound ({plan.hash[:12]})")
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of plan files."""
+    _print_json(plan_io.json_schema())
 
 
 @app.command()

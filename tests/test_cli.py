@@ -1,12 +1,16 @@
 """The command line, run in this process: what it prints, writes and exits with."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from meshwright.cli import app, main
 from meshwright.ir import plan_io
 
+ROOT = Path(__file__).parent.parent
 GPT2 = (
     'hf:GPT2Config{"n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 64, "n_positions": 32, '
     '"bos_token_id": 0, "eos_token_id": 0}'
@@ -78,6 +82,23 @@ def test_editing_by_hand_needs_rehash(plan_file, tmp_path, capsys):
 def test_bad_input_exits_with_its_code_and_says_what_is_legal(arguments, code, words, capsys):
     assert invoke(*arguments) == code
     assert words in capsys.readouterr().err.replace("\n", "")
+
+
+def test_the_schema_in_the_docs_is_current(capsys):
+    assert invoke("schema") == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == json.loads((ROOT / "docs" / "plan.schema.json").read_text())
+
+
+def test_run_starts_its_ranks_and_records_their_steps(plan_file, tmp_path):
+    command = [sys.executable, "-m", "meshwright", "run", str(plan_file), GPT2]
+    command += ["--steps", "2", "-o", str(tmp_path), "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        lines = (tmp_path / f"steps_rank{rank}.jsonl").read_text().splitlines()
+        assert [json.loads(line)["step"] for line in lines] == [0, 1]
+    assert done.stdout.count('"loss"') == 2
 
 
 def test_a_truncated_plan_is_refused(plan_file, tmp_path, capsys):
