@@ -75,12 +75,23 @@ def collective_time(primitive: Primitive, nbytes: float, levels: Levels) -> floa
     inner = 1
     for level in levels:
         # Each member of the level holds 1/inner of the value by now.
-        moved = rounds * nbytes / inner
+        moved = _passes(primitive, level.link) * nbytes / inner
         ring += rounds * (level.size - 1) * level.link.step_s
         ring += moved * (level.size - 1) / level.size / level.link.rate
         tree += rounds * ceil(log2(level.size)) * level.link.step_s + moved / level.link.rate
         inner *= level.size
     return min(ring, tree)
+
+
+def _passes(primitive: Primitive, link: Link) -> float:
+    """How often the data goes round the ring of a tier."""
+    match primitive:
+        case Primitive.ALL_GATHER:
+            return link.all_gather_passes
+        case Primitive.REDUCE_SCATTER:
+            return link.reduce_scatter_passes
+        case _:
+            return _ROUNDS[primitive]
 
 
 def _launch(levels: Levels) -> float:

@@ -19,9 +19,11 @@ from meshwright.costmodel.kernels import Kernel, seconds_per_call
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.device import DeviceType, Link, OpClass
 from meshwright.ir.errors import MeshwrightError, PlanError
+from meshwright.ir.torch_private import all_gather, reduce_scatter
 
 _SMALL, _LARGE = 2**10, 2**22
 _LOADED_S = 0.6
+_PASS_CALLS = 12
 _DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 _TIMEOUT_S = 60.0
 
@@ -38,6 +40,8 @@ class _Seen:
     overhead_s: float
     all_reduce_s: dict[tuple[int, int], float]
     """(group size, bytes) -> seconds."""
+    passes: tuple[float, float]
+    """Of the data, in a reduce-scatter and in an all-gather, where an all-reduce makes two."""
     send_s: dict[int, float]
     """Bytes -> seconds of one message."""
 
@@ -112,6 +116,8 @@ def _link(assumed: Link, seen: list[_Seen]) -> Link:
         efficiency=rate / bandwidth,
         launch_s=launch,
         step_s=step,
+        reduce_scatter_passes=_mean([s.passes[0] for s in seen]),
+        all_gather_passes=_mean([s.passes[1] for s in seen]),
         source="measured",
         reference=f"Gloo among {count} processes, {small} B and {large} B",
     )
@@ -165,13 +171,14 @@ def _child(rank: int, count: int, budget_s: float, store: str, writer: Connectio
     dist.barrier()
     speeds = _compute(budget_s)
     dist.barrier()
-    shared = _communicate(rank, count) if count > 1 else ({}, {})
+    reduce_s, send_s = _communicate(rank, count) if count > 1 else ({}, {})
+    passes = _passes(count) if count > 1 else (1.0, 1.0)
     if count > 2 and rank < 2:
-        shared[1][_SMALL] = _latency_under_load(rank)
+        send_s[_SMALL] = _latency_under_load(rank)
     elif count > 2:
         seconds_per_call(kernels.matmul(torch.float32)[0], _LOADED_S)
     dist.barrier()
-    writer.send(_Seen(*speeds, *shared))
+    writer.send(_Seen(*speeds, reduce_s, passes, send_s))
     writer.close()
     dist.barrier()
 
@@ -209,6 +216,22 @@ def _communicate(rank: int, count: int) -> tuple[dict[tuple[int, int], float], d
             send_s[nbytes] = _timed(partial(_ping_pong, data, rank), calls) / 2
         dist.barrier()
     return reduce_s, send_s
+
+
+def _passes(count: int) -> tuple[float, float]:
+    """How often a reduce-scatter and an all-gather move the data, from their times."""
+    whole = torch.zeros(_LARGE // 4 // count * count)
+    part = torch.zeros(len(whole) // count)
+    calls: tuple[Callable[[], object], ...] = (
+        partial(dist.all_reduce, whole),
+        lambda: reduce_scatter(part, whole, None).wait(),
+        partial(all_gather, whole, part, None),
+    )
+    seconds = []
+    for call in calls:
+        dist.barrier()
+        seconds.append(_timed(call, _PASS_CALLS))
+    return 2 * seconds[1] / seconds[0], 2 * seconds[2] / seconds[0]
 
 
 def _latency_under_load(rank: int) -> float:

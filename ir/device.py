@@ -91,6 +91,9 @@ class Link:
     """Once per collective."""
     step_s: Seconds = 0.0
     """Per step of a ring collective."""
+    reduce_scatter_passes: float = 1.0
+    """Times the data goes round; an ideal ring needs one, and all-reduce two. Gloo needs more."""
+    all_gather_passes: float = 1.0
     source: Source = "assumption"
     reference: str = ""
 
@@ -99,6 +102,8 @@ class Link:
         hint = "; plain numbers are bytes per second, a text has its unit: 300GB/s or 100Gb/s"
         _check(what + "bandwidth_bytes_per_s", self.bandwidth_bytes_per_s, 1e5, 1e15, hint)
         _check(what + "efficiency", self.efficiency, 1e-3, 1.0)
+        _check(what + "reduce_scatter_passes", self.reduce_scatter_passes, 0.1, 100.0)
+        _check(what + "all_gather_passes", self.all_gather_passes, 0.1, 100.0)
         for name in ("latency_s", "launch_s", "step_s"):
             value = getattr(self, name)
             _check(what + name, value, 0.0, 1.0, "; plain numbers are seconds, or write 5us")

@@ -27,7 +27,7 @@ SMALL = 1000
 """Choices up to which `auto` tries them all."""
 ALTERNATIVES = 6
 TIE = 0.02
-"""Plans whose predicted steps differ by less are a tie: the one with the fewest stages is best."""
+"""Plans whose predicted steps differ by less are a tie: then the simplest is best."""
 
 
 def search(
@@ -164,16 +164,23 @@ def _value(problem: Problem, plan: Plan) -> tuple[float, ...]:
 
 
 def _simplest(problem: Problem, found: Found) -> Plan:
-    """Of the best plans of each kind that tie with the best, the one with the fewest stages."""
+    """Of the best plans of each kind that tie with the best, the one with the least machinery:
+    fewest stages, then the lowest ZeRO level, then the fastest."""
     assert found.best and found.best.predicted
+    if problem.objective != "throughput":
+        return found.best
     limit_s = found.best.predicted.step_s * (1 + TIE)
-    best = found.best
-    if problem.objective == "throughput":
-        for value, excess, plan in sorted(found.kinds.values(), key=lambda entry: entry[0]):
-            if not excess and value[0] <= limit_s and len(plan.stages) < len(best.stages):
-                check(plan, problem.graph, problem.cluster)
-                best = plan
+    tied = [(value, p) for value, excess, p in found.kinds.values() if not excess]
+    _, best = min(
+        (entry for entry in tied if entry[0][0] <= limit_s),
+        key=lambda entry: (_machinery(entry[1]), entry[0]),
+    )
+    check(best, problem.graph, problem.cluster)
     return best
+
+
+def _machinery(plan: Plan) -> tuple[int, int]:
+    return len(plan.stages), max(stage.zero for stage in plan.stages)
 
 
 def _finish(problem: Problem, found: Found, searcher: str) -> Plan:
