@@ -27,7 +27,7 @@ from meshwright.display import (
 from meshwright.ir import plan_io
 from meshwright.ir.plan import Plan
 from meshwright.ir.show import render
-from meshwright.launch import torchrun
+from meshwright.launch import torchrun, where
 from meshwright.planner.search import search
 from meshwright.runtime.job import compile as compile_job
 
@@ -43,8 +43,9 @@ TOLERANCE = 1e-3
 
 def build_model() -> "nn.Module":
     """A GPT-2 of about 10M parameters on bytes, random weights, no dropout so losses compare."""
-    from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers import GPT2Config, GPT2LMHeadModel, logging
 
+    logging.set_verbosity_error()
     torch.manual_seed(0)
     config = GPT2Config(
         vocab_size=256, n_positions=SEQUENCE, n_embd=320, n_layer=8, n_head=8,
@@ -71,7 +72,8 @@ def worker() -> None:
     job = compile_job(build_model(), plan, optimizer="adamw", lr=LEARNING_RATE)
     loaded_bytes = reset_peak()
     show = job.parts.rank == 0
-    with recording(f"{RANKS} processes", STEPS, BATCH * SEQUENCE, show=show) as recorder:
+    title = f"{RANKS} processes ({where(job.device)})"
+    with recording(title, STEPS, BATCH * SEQUENCE, show=show) as recorder:
         for batch in batches():
             recorder.start()
             recorder.stop(float(job.step(batch)))

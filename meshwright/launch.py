@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from meshwright.display import recording
 from meshwright.ir import plan_io
@@ -23,7 +24,14 @@ def torchrun(world_size: int, *arguments: str) -> int:
     """Starts `python -m ARGUMENTS` on `world_size` local ranks; the exit code of the job."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(world_size), "-m", *arguments]
-    return subprocess.run(command, check=False).returncode
+    threads = {"OMP_NUM_THREADS": "1"}  # ranks share the cores; torchrun would choose it too
+    return subprocess.run(command, check=False, env=threads | os.environ).returncode
+
+
+def where(device: torch.device) -> str:
+    """Which device and which backend this run took: `cpu, gloo`."""
+    backend = dist.get_backend() if dist.is_initialized() else "no process group"
+    return f"{device}, {backend}"
 
 
 def train(
@@ -47,7 +55,9 @@ def train(
     )  # fmt: skip
     rank = int(os.environ.get("RANK", "0"))
     tokens = plan.global_batch_size * samples_length(plan)
-    with recording("training", steps, tokens, show=rank == 0 and not as_json) as recorder:
+    with recording(
+        f"training ({where(job.device)})", steps, tokens, show=rank == 0 and not as_json
+    ) as recorder:
         for batch in islice(batches(plan, data), steps):
             recorder.start()
             loss = float(job.step(batch))
