@@ -4,6 +4,7 @@ The main process searches and prints the verdict; it starts itself again as the 
 (`worker`) and as the single process (`single`), so that each has its own memory.
 """
 
+import logging
 import statistics
 import subprocess
 import sys
@@ -43,9 +44,9 @@ TOLERANCE = 1e-3
 
 def build_model() -> "nn.Module":
     """A GPT-2 of about 10M parameters on bytes, random weights, no dropout so losses compare."""
-    from transformers import GPT2Config, GPT2LMHeadModel, logging
+    from transformers import GPT2Config, GPT2LMHeadModel
 
-    logging.set_verbosity_error()
+    logging.getLogger("transformers").setLevel(logging.ERROR)
     torch.manual_seed(0)
     config = GPT2Config(
         vocab_size=256, n_positions=SEQUENCE, n_embd=320, n_layer=8, n_head=8,
