@@ -79,8 +79,3 @@ class Conversion:
     @property
     def backward(self) -> Primitive:
         return primitive(dual(self.target), dual(self.source))
-
-    @property
-    def is_free(self) -> bool:
-        """True if neither direction does anything at all."""
-        return self.forward is self.backward is Primitive.IDENTITY

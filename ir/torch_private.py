@@ -93,12 +93,6 @@ def storage_key(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def resolve_target(name: str) -> Any:
-    """The operator that `Op.target` names."""
-    namespace, op, overload = name.split(".", 2)
-    return getattr(getattr(getattr(torch.ops, namespace), op), overload)
-
-
 def all_gather(result: Tensor, part: Tensor, group: dist.ProcessGroup | None) -> None:
     """Flat: `result` is every rank's `part`, one after the other."""
     _all_gather(result, part, group=group)

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from meshwright.codegen.operators import operator
 from meshwright.ir.graph import Graph, Kind, Op, Tensor
 from meshwright.ir.saved import call_target
 from meshwright.ir.step import flatten_batch
-from meshwright.ir.torch_private import resolve_target
 
 
 def values_of(graph: Graph, model: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
@@ -31,7 +31,7 @@ def constant(tensor: Tensor) -> torch.Tensor:
 
 
 def run_op(op: Op, values: Mapping[str, torch.Tensor]) -> list[Any]:
-    return call_target(resolve_target(op.target), dict(op.args), values)
+    return call_target(operator(op.target), dict(op.args), values)
 
 
 def interpret(graph: Graph, model: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
