@@ -40,10 +40,16 @@ class BlockCost:
     """Largest operands and results of one op."""
     flops: float
     source: Source
+    uncertain_s: float = 0.0
+    """Seconds times relative error, summed over forward and backward with communication."""
 
     @property
     def backward_s(self) -> float:
         return self.backward_input_s + self.backward_weight_s
+
+    @property
+    def _total_s(self) -> float:
+        return self.forward_s + self.backward_s
 
     def recomputed(self) -> "BlockCost":
         """The same block when it keeps only its inputs and runs its forward again."""
@@ -55,6 +61,7 @@ class BlockCost:
             saved_inputs=self.input_bytes,
             saved_outputs=(0,) * len(self.saved_outputs),
             workspace_bytes=self.workspace_bytes + self.saved_bytes + sum(self.saved_outputs),
+            uncertain_s=self.uncertain_s * (1 + self.forward_s / max(1e-12, self._total_s)),
         )
 
 
@@ -145,6 +152,7 @@ def _summary(walk: Walk, block: Block, layout: BlockLayout) -> BlockCost:
         workspace_bytes=walk.workspace,
         flops=walk.flops,
         source=worst_source([walk.site.device.source, *walk.sources]),
+        uncertain_s=walk.uncertain_s,
     )
 
 

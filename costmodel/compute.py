@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, get_args
 
 from meshwright.costmodel.op_classes import COMPUTE
 from meshwright.ir.device import DeviceType, OpClass, Source
@@ -11,7 +11,15 @@ _VIEW_OVERHEAD = 0.4
 """Share of an op's dispatch that an op without a kernel costs; assumption."""
 _ATTENTION_BACKWARD = 2.5
 """Flash attention recomputes the scores: 5 matmuls against 2 (Dao 2023, section 3)."""
-_SOURCES: tuple[Source, ...] = ("measured", "fitted", "datasheet", "assumption")
+_SOURCES: tuple[Source, ...] = get_args(Source)
+SOURCE_BAND: dict[Source, float] = {
+    "measured": 0.05,
+    "interpolated": 0.1,
+    "fitted": 0.2,
+    "datasheet": 0.3,
+    "assumption": 0.5,
+}
+"""Relative error to expect of a time whose source says nothing more exact; assumptions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +55,12 @@ class OpTime:
     backward_input_s: float
     backward_weight_s: float
     source: Source
+    band: float
+    """Relative error to expect."""
+
+    @property
+    def total_s(self) -> float:
+        return self.forward_s + self.backward_input_s + self.backward_weight_s
 
 
 class OpTimer(Protocol):
@@ -68,18 +82,18 @@ def op_time(op: LocalOp, device: DeviceType, timer: OpTimer | None = None) -> Op
 
 def roofline(op: LocalOp, device: DeviceType) -> OpTime:
     """Williams et al. 2009: the slower of arithmetic and memory traffic, plus dispatch."""
-    bias = device.overhead_s
+    bias, band = device.overhead_s, SOURCE_BAND[device.source]
     if op.op_class is OpClass.VIEW:
         bias *= _VIEW_OVERHEAD
-        return OpTime(bias, bias * op.differentiable, 0.0, device.source)
+        return OpTime(bias, bias * op.differentiable, 0.0, device.source, band)
     read = sum(i.nbytes for i in op.inputs)
     if op.op_class is OpClass.GATHER:
         # Only the rows that are asked for are read.
         read = op.output_bytes + sum(i.nbytes for i in op.inputs if not i.is_param)
     forward = _time(op, device, op.flops, read + op.output_bytes) + bias
     if not op.differentiable:
-        return OpTime(forward, 0.0, 0.0, device.source)
-    return OpTime(forward, _input_s(op, device), _weight_s(op, device), device.source)
+        return OpTime(forward, 0.0, 0.0, device.source, band)
+    return OpTime(forward, _input_s(op, device), _weight_s(op, device), device.source, band)
 
 
 def _time(op: LocalOp, device: DeviceType, flops: float, nbytes: float) -> float:

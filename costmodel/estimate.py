@@ -26,6 +26,7 @@ from meshwright.ir.plan import Plan, Prediction, RankMemory, Stage, StagePredict
 
 ERROR_BAND: dict[Source, float] = {
     "measured": 0.2,
+    "interpolated": 0.25,
     "fitted": 0.3,
     "datasheet": 0.4,
     "assumption": 0.6,

@@ -53,6 +53,8 @@ class StageCost:
     """Trained bytes of each block: what ZeRO 3 gathers at a time."""
     workspace_bytes: int
     source: Source
+    uncertain_s: float = 0.0
+    """Seconds times relative error, summed over its blocks."""
 
     @property
     def backward_s(self) -> float:
@@ -212,6 +214,7 @@ class CostTables:
             ),
             workspace_bytes=max(c.workspace_bytes for c in costs),
             source=worst_source([c.source for c in costs]),
+            uncertain_s=sum(c.uncertain_s for c in costs),
         )  # fmt: skip
 
     def _prelude(

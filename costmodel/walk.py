@@ -5,7 +5,14 @@ from dataclasses import dataclass, field
 from math import prod
 
 from meshwright.costmodel.comm import Levels, collective_time
-from meshwright.costmodel.compute import LocalInput, LocalOp, OpTimer, op_time
+from meshwright.costmodel.compute import (
+    SOURCE_BAND,
+    LocalInput,
+    LocalOp,
+    OpTimer,
+    op_time,
+    worst_source,
+)
 from meshwright.costmodel.dtypes import is_float, runtime_dtypes, storage_roots
 from meshwright.costmodel.op_classes import COMPUTE, classify
 from meshwright.ir.conversions import Conversion, Primitive
@@ -80,6 +87,7 @@ class Walk:
     backward_weight_s: float = 0.0
     comm_forward_s: float = 0.0
     comm_backward_s: float = 0.0
+    uncertain_s: float = 0.0
     workspace: int = 0
     flops: float = 0.0
     tp_sums: set[str] = field(default_factory=set)
@@ -140,11 +148,13 @@ class Walk:
         device = self.site.device
         rate = device.memory_bandwidth_bytes_per_s * device.efficiency.get(OpClass.COPY, 1.0)
         levels = self.site.levels[axis]
-        if levels:
-            self.sources.update(level.link.source for level in levels)
+        sources = [level.link.source for level in levels]
+        self.sources.update(sources)
         # Reading, and writing or packing, beside the transfer.
         local = whole / self.site.axes[axis].size / rate + device.overhead_s
-        return collective_time(primitive, whole, levels) + local
+        seconds = collective_time(primitive, whole, levels) + local
+        self.uncertain_s += seconds * SOURCE_BAND[worst_source(sources)]
+        return seconds
 
     def op(self, op: Op, strategies: Mapping[str, Strategy]) -> None:
         inputs = [self._where(strategies, i, is_input=True) for i in range(len(op.inputs))]
@@ -162,6 +172,7 @@ class Walk:
         self.forward_s += time.forward_s
         self.backward_input_s += time.backward_input_s
         self.backward_weight_s += time.backward_weight_s
+        self.uncertain_s += time.total_s * time.band
         self.sources.add(time.source)
         self.flops += local.flops
         operands = sum(i.nbytes for i in local.inputs if not i.is_param)

@@ -29,8 +29,8 @@ class OpClass(StrEnum):
     VIEW = "view"
 
 
-Source = Literal["measured", "fitted", "datasheet", "assumption"]
-"""How a constant is known, most certain first."""
+Source = Literal["measured", "interpolated", "fitted", "datasheet", "assumption"]
+"""How a constant or a time is known, most certain first."""
 
 _SCALE = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15,
           "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}  # fmt: skip

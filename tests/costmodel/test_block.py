@@ -122,7 +122,7 @@ def test_more_ranks_never_take_longer_to_compute(dp: int, tp: int) -> None:
 def test_a_measured_table_takes_over() -> None:
     def timer(op: LocalOp, device: DeviceType) -> OpTime | None:
         assert device.name == "a100-80"
-        return OpTime(1.0, 2.0, 3.0, "measured") if op.op_class is OpClass.MATMUL else None
+        return OpTime(1.0, 2.0, 3.0, "measured", 0.02) if op.op_class is OpClass.MATMUL else None
 
     graph = mlp()
     timed = block_cost(
