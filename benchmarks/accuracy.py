@@ -1,0 +1,158 @@
+"""Predicts plans on this machine, runs them, and reports how wrong the predictions were.
+
+    python -m benchmarks.accuracy all -o DIR [--models gpt2,vit] [--plans 4] [--steps 3]
+
+`profile` measures the machine, `predict` writes a file per plan, `measure` runs every plan twice in
+shuffled order, `report` compares. `all` does the four, each in a process of its own.
+"""
+
+import argparse
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from benchmarks.accuracy_data import file_name, read_measured, read_predicted, write
+from benchmarks.accuracy_measure import base_bytes, machine, run_plan
+from benchmarks.accuracy_models import SUBJECTS
+from benchmarks.accuracy_plans import plan_of, sketches, thinned
+from benchmarks.accuracy_predict import predicted
+from benchmarks.accuracy_report import report
+from meshwright.costmodel.measure import measure_local
+from meshwright.ir import plan_io
+from meshwright.ir.cluster import Cluster
+from meshwright.ir.errors import PlanError
+from meshwright.ir.graph import Graph
+from meshwright.planner.problem import make_problem
+
+PHASES = ("profile", "predict", "measure", "report")
+SIZES = (2, 4)
+"""Processes of the two clusters: one per core, and two."""
+ORDER_SEED = 0
+
+
+def graphs(models: Sequence[str]) -> dict[str, Graph]:
+    """The traced models. Every phase that forks has made them first, so that bases are alike."""
+    return {name: SUBJECTS[name].graph() for name in models}
+
+
+def profile(options: argparse.Namespace) -> None:
+    """Measures the clusters and the resident base of each model's processes."""
+    graphs(options.models)
+    for name in options.models:
+        for size in SIZES:
+            path = options.output / "base" / f"{name}-{size}.txt"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(str(base_bytes(SUBJECTS[name], size)))
+    for size in SIZES:
+        measure_local(size).save(options.output / f"cluster-{size}.yaml")
+
+
+def predict(options: argparse.Namespace) -> None:
+    """Writes the plans and what is expected of them."""
+    clusters = {size: Cluster.load(options.output / f"cluster-{size}.yaml") for size in SIZES}
+    for name, graph in graphs(options.models).items():
+        problems = {
+            size: make_problem(graph, cluster, precision="fp32", optimizer="adamw")
+            for size, cluster in clusters.items()
+        }
+        for sketch in thinned(sketches(name), options.plans):
+            problem = problems[sketch.num_ranks]
+            try:
+                plan = plan_of(problem, sketch)
+            except PlanError as error:
+                print(f"{name} cannot run as {sketch.name}: {error}")
+                continue
+            base = (options.output / "base" / f"{name}-{sketch.num_ranks}.txt").read_text()
+            found = predicted(name, sketch.name, problem, plan, int(base))
+            file = file_name(name, sketch.name)
+            (options.output / "plans").mkdir(exist_ok=True)
+            plan_io.save(plan, options.output / "plans" / f"{file}.json")
+            write(options.output / "predicted" / f"{file}.json", found)
+            print(f"{name:6} {sketch.name:40} {found.step_s:7.3f} s", flush=True)
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Runs every predicted plan once per turn; each turn shuffles the order anew."""
+    traced = graphs(options.models)
+    expected = [p for p in read_predicted(options.output / "predicted") if p.model in traced]
+    for turn in range(options.turns):
+        random.Random(ORDER_SEED + turn).shuffle(expected)
+        for one in expected:
+            file = file_name(one.model, one.plan)
+            found = run_plan(
+                SUBJECTS[one.model], one.plan, traced[one.model],
+                plan_io.load(options.output / "plans" / f"{file}.json"),
+                turn=turn, warmup=options.warmup, steps=options.steps,
+            )  # fmt: skip
+            write(options.output / "measured" / f"{file}--{turn}.json", found)
+            print(
+                f"{turn} {one.model:6} {one.plan:40} {one.step_s:7.3f} {found.step_s:7.3f} s "
+                f"{one.step_s / found.step_s - 1:+.0%}",
+                flush=True,
+            )
+
+
+def write_report(options: argparse.Namespace) -> None:
+    """Compares all that lies in the folder."""
+    expected = read_predicted(options.output / "predicted")
+    runs = read_measured(options.output / "measured")
+    text = report(expected, runs, machine(), f"{datetime.now(UTC):%d %B %Y}", command(options))
+    path = options.report or options.output / "accuracy.md"
+    path.write_text(text)
+    print(text.split("\n## Every plan")[0])
+    print(f"wrote {path}")
+
+
+def command(options: argparse.Namespace) -> str:
+    """How to get these figures again."""
+    return f"python -m benchmarks.accuracy all {' '.join(given(options))}"
+
+
+def given(options: argparse.Namespace) -> list[str]:
+    """The options as they are typed."""
+    chosen = ["-o", str(options.output), "--models", ",".join(options.models)]
+    for name in ("plans", "steps", "warmup", "turns"):
+        chosen += [f"--{name}", str(getattr(options, name))]
+    return chosen + (["--report", str(options.report)] if options.report else [])
+
+
+def every_phase(options: argparse.Namespace) -> None:
+    """One process per phase: what one leaves in memory must not count in the next."""
+    for phase in PHASES:
+        start = time.perf_counter()
+        subprocess.run(
+            [sys.executable, "-m", "benchmarks.accuracy", phase, *given(options)], check=True
+        )
+        print(f"-- {phase}: {time.perf_counter() - start:.0f} s", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("phase", choices=(*PHASES, "all"))
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    parser.add_argument("--models", type=lambda text: text.split(","), default=list(SUBJECTS))
+    parser.add_argument("--plans", type=int, default=99, help="at most so many per model")
+    parser.add_argument("--steps", type=int, default=6, help="timed steps")
+    parser.add_argument("--warmup", type=int, default=3)
+    parser.add_argument("--turns", type=int, default=2, help="runs of each plan")
+    parser.add_argument("--report", type=Path, help="default: accuracy.md in the folder")
+    options = parser.parse_args()
+    if unknown := set(options.models) - set(SUBJECTS):
+        parser.error(f"no model {sorted(unknown)}; there are {', '.join(SUBJECTS)}")
+    options.output.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)
+    phases = {
+        "profile": profile, "predict": predict, "measure": measure,
+        "report": write_report, "all": every_phase,
+    }  # fmt: skip
+    phases[options.phase](options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""Which plans are predicted and run: a pool of decisions, from which each model draws its own."""
+
+import random
+from dataclasses import dataclass
+
+from meshwright.ir.plan import Plan
+from meshwright.ir.plan_io import rehash
+from meshwright.planner.candidates import build_plan, uniform_choice
+from meshwright.planner.problem import Problem
+
+ON_TWO, ON_FOUR = 9, 5
+"""Plans of each model on 2 and on 4 processes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sketch:
+    """The decisions of a plan; what it leaves open is the same for all (even cuts, shares)."""
+
+    pp: int = 1
+    dp: int = 1
+    tp: int = 1
+    zero: int = 0
+    num_microbatches: int = 1
+    schedule: str = "one_f_one_b"
+    recompute: bool = False
+
+    @property
+    def num_ranks(self) -> int:
+        return self.pp * self.dp * self.tp
+
+    @property
+    def name(self) -> str:
+        """`pp2 dp2 zero1 x4`, as in the plan's alternatives."""
+        axes = (("pp", self.pp), ("dp", self.dp), ("tp", self.tp))
+        parts = [f"{axis}{size}" for axis, size in axes if size > 1]
+        parts += [f"zero{self.zero}"] if self.zero else []
+        parts += [f"x{self.num_microbatches}"]
+        parts += [self.schedule] if self.pp > 1 and self.schedule != "one_f_one_b" else []
+        parts += ["recompute"] if self.recompute else []
+        return " ".join(parts)
+
+
+TWO = (
+    Sketch(dp=2),
+    Sketch(dp=2, num_microbatches=4),
+    Sketch(dp=2, num_microbatches=2, recompute=True),
+    Sketch(dp=2, zero=1, num_microbatches=2),
+    Sketch(dp=2, zero=2, num_microbatches=4, recompute=True),
+    Sketch(dp=2, zero=3),
+    Sketch(dp=2, zero=3, num_microbatches=2, recompute=True),
+    Sketch(tp=2),
+    Sketch(tp=2, num_microbatches=2),
+    Sketch(tp=2, num_microbatches=4, recompute=True),
+    Sketch(pp=2, num_microbatches=2),
+    Sketch(pp=2, num_microbatches=4),
+    Sketch(pp=2, num_microbatches=8, schedule="gpipe", recompute=True),
+    Sketch(pp=2, num_microbatches=4, schedule="interleaved"),
+    Sketch(pp=2, num_microbatches=8, schedule="zero_bubble"),
+    Sketch(pp=2, num_microbatches=4, schedule="zbv"),
+)
+FOUR = (
+    Sketch(dp=4),
+    Sketch(dp=4, zero=3, num_microbatches=2),
+    Sketch(dp=4, zero=1, num_microbatches=2, recompute=True),
+    Sketch(dp=2, tp=2, num_microbatches=2),
+    Sketch(tp=4),
+    Sketch(pp=2, dp=2, zero=1, num_microbatches=4),
+    Sketch(pp=2, tp=2, num_microbatches=4, schedule="gpipe", recompute=True),
+    Sketch(pp=4, num_microbatches=8),
+    Sketch(pp=4, num_microbatches=4, schedule="zero_bubble"),
+)
+ALWAYS = (TWO[0], TWO[7], TWO[11], FOUR[0], FOUR[7])
+"""Plain data, tensor and pipeline parallelism belong to every model's draw."""
+
+
+def sketches(model: str) -> tuple[Sketch, ...]:
+    """The model's plans: the same in every session."""
+    draw = random.Random(model)
+    return (*_drawn(draw, TWO, ON_TWO), *_drawn(draw, FOUR, ON_FOUR))
+
+
+def _drawn(draw: random.Random, pool: tuple[Sketch, ...], count: int) -> tuple[Sketch, ...]:
+    always = [sketch for sketch in pool if sketch in ALWAYS]
+    others = [sketch for sketch in pool if sketch not in ALWAYS]
+    chosen = {*always, *draw.sample(others, count - len(always))}
+    return tuple(sketch for sketch in pool if sketch in chosen)
+
+
+def thinned(found: tuple[Sketch, ...], count: int) -> tuple[Sketch, ...]:
+    """`count` of them, spread evenly; all if there are no more."""
+    if count >= len(found):
+        return found
+    return tuple(found[i * len(found) // count] for i in range(count))
+
+
+def plan_of(problem: Problem, sketch: Sketch) -> Plan:
+    """The predicted plan; PlanError where the model cannot be split so."""
+    choice = uniform_choice(
+        problem,
+        pp=sketch.pp,
+        dp_replicate=1 if sketch.zero else sketch.dp,
+        dp_shard=sketch.dp if sketch.zero else 1,
+        tp=sketch.tp,
+        zero=sketch.zero,
+        schedule=sketch.schedule,
+        num_microbatches=sketch.num_microbatches,
+        recompute="full" if sketch.recompute else "none",
+    )
+    return rehash(build_plan(problem, choice))
