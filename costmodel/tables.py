@@ -55,6 +55,10 @@ class StageCost:
     source: Source
     uncertain_s: float = 0.0
     """Seconds times relative error, summed over its blocks."""
+    blocks: tuple[BlockCost, ...] = ()
+    """Each block, as it is recomputed or not; `forward_s` has the prelude beside them."""
+    block_saved: tuple[int, ...] = ()
+    """`saved_bytes` by the block whose backward is the last to need them."""
 
     @property
     def backward_s(self) -> float:
@@ -179,8 +183,9 @@ class CostTables:
         costs = [self.block(b, layouts[b.pattern], spot) for b in blocks]
         costs = [c.recomputed() if again else c for c, again in zip(costs, recompute, strict=True)]
         kept: dict[str, int] = {}
+        first: dict[str, int] = {}
         params: dict[str, int] = {}
-        for block, cost in zip(blocks, costs, strict=True):
+        for index, (block, cost) in enumerate(zip(blocks, costs, strict=True)):
             borders = zip(
                 (*block.inputs, *block.outputs),
                 (*cost.saved_inputs, *cost.saved_outputs),
@@ -189,17 +194,22 @@ class CostTables:
             for name, nbytes in borders:
                 root = self.facts.roots[name]
                 kept[root] = max(nbytes, kept.get(root, 0))
+                first.setdefault(root, index)
             params.update(zip(block.params, cost.param_bytes, strict=True))
         prelude_s, prelude_bytes = self._prelude(blocks, layouts.get(PRELUDE), spot)
         for name in self.facts.prelude_values & set(kept):
             del kept[name]
+        saved = [c.saved_bytes for c in costs]
+        saved[0] += prelude_bytes
+        for root, nbytes in kept.items():
+            saved[first[root]] += nbytes
         return StageCost(
             forward_s=sum(c.forward_s for c in costs) + prelude_s,
             backward_input_s=sum(c.backward_input_s for c in costs),
             backward_weight_s=sum(c.backward_weight_s for c in costs),
             comm_forward_s=sum(c.comm_forward_s for c in costs),
             comm_backward_s=sum(c.comm_backward_s for c in costs),
-            saved_bytes=sum(c.saved_bytes for c in costs) + sum(kept.values()) + prelude_bytes,
+            saved_bytes=sum(saved),
             params={name: nbytes for name, nbytes in params.items() if nbytes},
             tp_sums=frozenset(
                 name
@@ -215,6 +225,8 @@ class CostTables:
             workspace_bytes=max(c.workspace_bytes for c in costs),
             source=worst_source([c.source for c in costs]),
             uncertain_s=sum(c.uncertain_s for c in costs),
+            blocks=tuple(costs),
+            block_saved=tuple(saved),
         )  # fmt: skip
 
     def _prelude(
