@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.codegen.line import Alone, GroupLine, Line
+from meshwright.codegen.meter import Meter
 from meshwright.codegen.primitives import Part, run
 from meshwright.ir.conversions import COMMUNICATES, Primitive
 
@@ -51,6 +52,9 @@ class Comm:
         self.recomputing = False
         """True while a block is run again for its backward: buffers are not updated twice."""
         self.log: list[Traffic] | None = None
+        self.meter: Meter | None = None
+        self.stage = 0
+        """For the meter."""
         self._lines = {axis: _line(axis, size, groups.get(axis)) for axis, size in sizes.items()}
 
     def line(self, axis: str) -> Line:
@@ -140,11 +144,20 @@ class Comm:
 
     def sum_over(self, x: Tensor, axis: str) -> Tensor:
         """The sum over the axis of a tensor that has no gradient."""
-        return self._logged(Primitive.ALL_REDUCE, axis, x).all_reduce(x)
+        return self._reduced(x, axis, largest=False)
 
     def max_over(self, x: Tensor, axis: str) -> Tensor:
         """The maximum over the axis of a tensor that has no gradient."""
-        return self._logged(Primitive.ALL_REDUCE, axis, x).all_reduce(x, largest=True)
+        return self._reduced(x, axis, largest=True)
+
+    def _reduced(self, x: Tensor, axis: str, *, largest: bool) -> Tensor:
+        line = self._logged(Primitive.ALL_REDUCE, axis, x)
+        if self.meter is None:
+            return line.all_reduce(x, largest)
+        start = self.meter.mark()
+        result = line.all_reduce(x, largest)
+        self._metered(self.meter, Primitive.ALL_REDUCE, axis, line, x, result, start)
+        return result
 
     def _part(
         self, dim: int, sizes: Sequence[int], outer: int = 1, whole: int = 0, per_sample: int = 0
@@ -182,7 +195,23 @@ class Comm:
         keeps: bool,
     ) -> Tensor:
         """One primitive, without autograd."""
-        return run(primitive, x, self._logged(primitive, axis, x), source, target, keeps)
+        line = self._logged(primitive, axis, x)
+        if self.meter is None or primitive not in COMMUNICATES:
+            return run(primitive, x, line, source, target, keeps)
+        start = self.meter.mark()
+        result = run(primitive, x, line, source, target, keeps)
+        self._metered(self.meter, primitive, axis, line, x, result, start)
+        return result
+
+    def _metered(
+        self, meter: Meter, primitive: Primitive, axis: str, line: Line, x: Tensor, result: Tensor,
+        start: Any,
+    ) -> None:  # fmt: skip
+        if line.size > 1:
+            whole = result.nbytes if primitive is Primitive.ALL_GATHER else x.nbytes
+            if primitive is Primitive.ALL_TO_ALL:
+                whole *= line.size
+            meter.block_collective(self.stage, axis, primitive, whole, line.size, start)
 
 
 def _line(axis: str, size: int, group: "dist.ProcessGroup | Line | None") -> Line:

@@ -3,6 +3,7 @@
 Checked on the versions in CHECKED_ON (see tests/ir/test_torch_private.py).
 """
 
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -24,6 +25,8 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.distributed.distributed_c10d import _get_default_store
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 CHECKED_ON = ("2.11", "2.13", "2.15")
 ANY_REGION = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
@@ -116,3 +119,32 @@ def read_items(
 ) -> list[ReadItem]:
     """What to read of a stored tensor to fill `chunks` of it."""
     return create_read_items_for_chunk_list(name, stored, chunks)
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self, seen: Callable[[list[Tensor]], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._seen = seen
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self._seen([x for x in tree_leaves(result) if isinstance(x, Tensor)])
+        return result
+
+
+def watching(seen: Callable[[list[Tensor]], None]) -> AbstractContextManager[Any]:
+    """Inside, `seen` gets what every operator returns, in forward and backward."""
+    return _Watch(seen)
+
+
+def on_gradient(parameters: Iterable[Tensor], made: Callable[[Tensor], None]) -> list[Any]:
+    """Calls `made(parameter)` whenever its gradient was set or added to; handles to remove."""
+    hooks: list[Any] = [p.register_post_accumulate_grad_hook for p in parameters]
+    return [hook(made) for hook in hooks]
+
+
+def leaves(tree: Any) -> list[Any]:
+    """What nested dicts, lists and tuples hold."""
+    return list(tree_leaves(tree))

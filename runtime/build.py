@@ -14,6 +14,7 @@ from meshwright.ir.graph import Graph
 from meshwright.ir.plan import Plan
 from meshwright.runtime.gradsync.base import GradientSync, Held, Lines
 from meshwright.runtime.groups import Groups, make_groups
+from meshwright.runtime.record import Recorder
 from meshwright.runtime.stage import StageModule
 from meshwright.runtime.tied import Tie, find_ties, is_sharded
 from meshwright.runtime.weights import slots, stage_tensors
@@ -28,6 +29,7 @@ class RankParts:
     rank: int
     programs: tuple[StageProgram, ...]
     groups: Groups
+    recorder: Recorder
     stages: dict[int, StageModule]
     lines: dict[int, Lines]
     tp_place: dict[int, tuple[int, int]]
@@ -68,13 +70,14 @@ def build_rank(
 ) -> RankParts:
     """Every rank calls this at the same time: it makes process groups."""
     ties = find_ties(graph, plan)
+    recorder = Recorder(device)
     groups = make_groups(plan, rank, tuple(line for tie in ties for line in tie.groups))
     stages, lines, tensors, places = {}, {}, {}, {}
     missing: tuple[str, ...] = ()
     for program in programs:
         index = program.index
         stage = plan.stages[index]
-        lines[index] = _lines(plan, index, rank, groups)
+        lines[index] = _lines(plan, index, rank, groups, recorder)
         places[index] = stage.tp, lines[index].tp_coordinate
         tensors[index], absent = stage_tensors(program, graph, source, *places[index], device)
         missing += absent
@@ -86,10 +89,13 @@ def build_rank(
             seed,
             device,
         )
+        comm.meter, comm.stage = recorder, index
         sync = _sync(plan, program, tensors[index], lines[index])
         stages[index] = StageModule(program, comm, tensors[index], sync, _AUTOCAST[plan.precision])
     owners = _owners({name for found in tensors.values() for name in found})
-    return RankParts(rank, programs, groups, stages, lines, places, tensors, missing, ties, owners)
+    return RankParts(
+        rank, programs, groups, recorder, stages, lines, places, tensors, missing, ties, owners
+    )
 
 
 def _owners(names: set[str]) -> dict[str, int]:
@@ -105,7 +111,7 @@ def _owners(names: set[str]) -> dict[str, int]:
     return found
 
 
-def _lines(plan: Plan, index: int, rank: int, groups: Groups) -> Lines:
+def _lines(plan: Plan, index: int, rank: int, groups: Groups, recorder: Recorder) -> Lines:
     stage = plan.stages[index]
     at = stage.coordinates(rank)
     group = {
@@ -114,6 +120,7 @@ def _lines(plan: Plan, index: int, rank: int, groups: Groups) -> Lines:
     return Lines(
         index, group["dp"], group["dp_shard"], group["dp_replicate"], group["tp"],
         at["dp"], at["dp_shard"], at["dp_replicate"], at["tp"], stage.mesh.get("dp_shard", 1),
+        recorder,
     )  # fmt: skip
 
 

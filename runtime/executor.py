@@ -8,8 +8,8 @@ from torch import Tensor
 
 from meshwright.ir.schedule import Action, Work
 from meshwright.runtime.mailbox import Mailbox
+from meshwright.runtime.record import Recorder
 from meshwright.runtime.stage import StageModule
-from meshwright.runtime.stats import StepRecord
 
 Inputs = Callable[[int, int], Mapping[str, Tensor]]
 """(stage, micro-batch) -> the stage's graph inputs and totals by name."""
@@ -40,19 +40,20 @@ class Executor:
         offsets: Mapping[int, int],
         samples_per_microbatch: int,
         progress: Progress,
+        recorder: Recorder,
     ) -> None:
         self._row, self._stages, self._mailbox = row, stages, mailbox
         self._offsets, self._per_microbatch = offsets, samples_per_microbatch
-        self._progress = progress
+        self._progress, self._recorder = progress, recorder
         self._training = any(action.work is not Work.FORWARD for action in row)
         self._last = _last_backwards(row)
 
-    def run(self, inputs: Inputs, record: StepRecord) -> Tensor | None:
+    def run(self, inputs: Inputs) -> Tensor | None:
         """The sum of the losses of this rank's micro-batches; None without the last stage."""
         total: Tensor | None = None
         for index, action in enumerate(self._row):
             self._mailbox.post(index + 1)  # one ahead of need
-            with record.action(action.work):
+            with self._recorder.section(action):
                 loss = self._take(action, inputs)
             if loss is not None:
                 total = loss if total is None else total + loss

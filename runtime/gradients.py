@@ -6,19 +6,23 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.runtime.gradsync.base import Held
+from meshwright.runtime.gradsync.base import Held, Lines
+from meshwright.runtime.record import What
 from meshwright.runtime.tied import gradient
 
 
-def sum_over_tp(held: Sequence[Held], group: dist.ProcessGroup | None) -> None:
+def sum_over_tp(held: Sequence[Held], lines: Lines) -> None:
     """Adds up gradients that are summands on tp, in one flat collective per dtype."""
-    if group is None:
+    if lines.tp is None:
         return
     partial = [h for h in held if h.param.sum_over_tp and h.param.requires_grad]
     for dtype in dict.fromkeys(h.tensor.dtype for h in partial):
         parts = [gradient(h) for h in partial if h.tensor.dtype == dtype]
         flat = torch.cat([part.reshape(-1) for part in parts])
-        dist.all_reduce(flat, group=group)
+        size = lines.tp.size()
+        what = What("gradients", lines.stage, "tp", "all_reduce", flat.nbytes, size)
+        with lines.recorder.collective(what):
+            dist.all_reduce(flat, group=lines.tp)
         for part, summed in zip(parts, torch.split(flat, [p.numel() for p in parts]), strict=True):
             part.copy_(summed.view(part.shape))
 

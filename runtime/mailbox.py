@@ -12,6 +12,7 @@ from meshwright.ir.border import piece_view
 from meshwright.ir.layout import Shard
 from meshwright.runtime.groups import Groups
 from meshwright.runtime.messages import Message
+from meshwright.runtime.record import Recorder
 
 _Key = tuple[int, str, bool, int]
 """Border, value, whether it is the gradient, micro-batch."""
@@ -28,7 +29,9 @@ class Mailbox:
         samples: dict[int, int],
         groups: Groups,
         device: torch.device,
+        recorder: Recorder,
     ) -> None:
+        self._recorder = recorder
         self._rank, self._samples, self._groups, self._device = rank, samples, groups, device
         self._values = {
             (program.index, value.name): value
@@ -77,9 +80,10 @@ class Mailbox:
             if message.target == self._rank:
                 self._kept[message] = piece
                 continue
-            group = self._group(message)
+            group, start = self._group(message), self._recorder.mark()
             work = dist.isend(piece, message.target, group=group, tag=message.number)
             assert work is not None
+            self._recorder.sent(message, piece.nbytes, start)
             self._sent[message.target].append((message, piece, work))
 
     def receive(self, border: int, name: str, gradient: bool, microbatch: int) -> Tensor | None:
@@ -112,7 +116,9 @@ class Mailbox:
         if message.source == self._rank:
             return self._kept.pop(message)
         buffer, work = self._posted.pop(message)
+        start = self._recorder.mark()
         work.wait()
+        self._recorder.waited(message, buffer.nbytes, start)
         self._reap(message)
         return buffer
 

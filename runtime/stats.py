@@ -1,76 +1,57 @@
-"""What steps took: seconds per kind of action, seconds per step, peak memory."""
+"""What steps took: the last ones in detail, of all others the duration and the loss."""
 
-import resource
-import time
-from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
+from statistics import median
 
-import torch
+from torch import Tensor
 
-from meshwright.ir.schedule import Work
-
-
-@dataclass(eq=False)
-class StepRecord:
-    """One step of one rank. On CUDA an action's seconds are those of its stream."""
-
-    device: torch.device
-    step_s: float = 0.0
-    peak_bytes: int = 0
-    """Since the process started; on CUDA what torch had allocated, on CPU what was resident."""
-    _spans: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    _events: list[tuple[str, torch.Event, torch.Event]] = field(default_factory=list)
-
-    @contextmanager
-    def action(self, work: Work | str) -> Iterator[None]:
-        """Times what runs within, waiting for messages included."""
-        if self.device.type == "cuda":
-            first, last = (torch.Event("cuda", enable_timing=True) for _ in range(2))
-            first.record()
-            yield
-            last.record()
-            self._events.append((str(work), first, last))
-        else:
-            start = time.perf_counter()
-            yield
-            self._spans[str(work)].append(time.perf_counter() - start)
-
-    def close(self, step_s: float) -> None:
-        """Ends the step; the device must have finished it."""
-        for work, first, last in self._events:
-            self._spans[work].append(first.elapsed_time(last) / 1e3)
-        self._events.clear()
-        self.step_s, self.peak_bytes = step_s, peak_bytes(self.device)
-
-    @property
-    def action_s(self) -> dict[str, tuple[float, ...]]:
-        """Kind of work (F, B, I, W, synchronise, optimizer) -> seconds of each, in order."""
-        return {work: tuple(spans) for work, spans in self._spans.items()}
+from meshwright.ir.measured import StepKind
+from meshwright.ir.schedule import Action
+from meshwright.runtime.record import StepRecord
 
 
-def peak_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+@dataclass(frozen=True, eq=False, slots=True)
+class Taken:
+    """One step."""
+
+    kind: StepKind
+    step_s: float
+    loss: Tensor | None
 
 
 @dataclass(eq=False)
 class Stats:
-    """The records of the last steps, newest last."""
+    """Steps in order, newest last."""
 
-    steps: list[StepRecord] = field(default_factory=list)
-    keep: int = 1000
+    keep: int = 10_000
+    detailed: int = 32
+    taken: list[Taken] = field(default_factory=list)
+    records: list[StepRecord] = field(default_factory=list)
+    """The last timed steps, action by action."""
 
     def add(self, record: StepRecord) -> None:
-        self.steps.append(record)
-        del self.steps[: -self.keep]
+        """Takes in a closed record."""
+        self.taken.append(Taken(record.kind, record.step_s, record.loss))
+        del self.taken[: -self.keep]
+        if record.kind == "timed":
+            self.records.append(record)
+            del self.records[: -self.detailed]
 
     @property
     def step_s(self) -> list[float]:
-        return [record.step_s for record in self.steps]
+        """Seconds of the timed steps."""
+        return [step.step_s for step in self.taken if step.kind == "timed"]
 
     @property
-    def peak_bytes(self) -> int:
-        return max((record.peak_bytes for record in self.steps), default=0)
+    def median_step_s(self) -> float:
+        """Of the timed steps; 0 before there is one."""
+        return median(self.step_s) if self.step_s else 0.0
+
+
+def section_s(record: StepRecord) -> dict[str, tuple[float, ...]]:
+    """Kind of work (F, B, I, W) or phase -> seconds of each, in order, waiting included."""
+    found: dict[str, list[float]] = {}
+    for name, start_s, end_s in record.sections:
+        kind = name.work.value if isinstance(name, Action) else name
+        found.setdefault(kind, []).append(end_s - start_s)
+    return {kind: tuple(seconds) for kind, seconds in found.items()}

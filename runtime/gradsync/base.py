@@ -9,8 +9,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from meshwright.codegen.program import Param
+from meshwright.ir.measured import Purpose
 from meshwright.ir.torch_private import all_gather, reduce_scatter
 from meshwright.runtime.pieces import chunk_rows
+from meshwright.runtime.record import Pending, Recorder, What
 
 BUCKET_BYTES = 25 * 2**20
 """DDP's default: large enough to use the bandwidth, small enough to overlap with backward."""
@@ -63,6 +65,7 @@ class Lines:
     replicate_coordinate: int
     tp_coordinate: int
     shard_size: int
+    recorder: Recorder
 
     def is_primary(self, param: Param, *, sharded: bool) -> bool:
         """Whether this rank stands for all that hold the same elements."""
@@ -111,6 +114,15 @@ def buckets(slots: Sequence[Slot], limit_bytes: int) -> list[list[Slot]]:
         else:
             found.append([slot])
     return found
+
+
+def sum_over_replicas(flat: Tensor, lines: Lines) -> None:
+    """A flat shard becomes the sum over dp_replicate."""
+    if lines.replicate is not None:
+        size = lines.replicate.size()
+        what = What("gradients", lines.stage, "dp_replicate", "all_reduce", flat.nbytes, size)
+        with lines.recorder.collective(what):
+            dist.all_reduce(flat, group=lines.replicate)
 
 
 class ShardedBucket:
@@ -174,11 +186,19 @@ class ShardedBucket:
     def gather(self, flat_shard: Tensor, tensors: Sequence[Tensor]) -> None:
         """All ranks' flat shards into whole tensors."""
         flat = flat_shard.new_empty((self.lines.shard_size, self.size))
-        all_gather(flat.view(-1), flat_shard.view(-1), self.lines.shard)
+        what = self._what("parameters", "all_gather", flat.nbytes)
+        with self.lines.recorder.collective(what):
+            all_gather(flat.view(-1), flat_shard.view(-1), self.lines.shard)
         self.unpack(flat, tensors)
 
-    def scatter(self, gradients: Sequence[Tensor | None]) -> tuple[Tensor, dist.Work]:
+    def scatter(self, gradients: Sequence[Tensor | None]) -> tuple[Tensor, Pending]:
         """Starts the sum of whole gradients over dp_shard; this rank's flat shard comes out."""
         flat = self.pack(gradients)
         mine = flat.new_empty(self.size)
-        return mine, reduce_scatter(mine, flat.view(-1), self.lines.shard)
+        what = self._what("gradients", "reduce_scatter", flat.nbytes)
+        start = self.lines.recorder.mark()
+        work = reduce_scatter(mine, flat.view(-1), self.lines.shard)
+        return mine, self.lines.recorder.pending(what, work, start)
+
+    def _what(self, purpose: Purpose, primitive: str, nbytes: int) -> What:
+        return What(purpose, self.lines.stage, "dp_shard", primitive, nbytes, self.lines.shard_size)

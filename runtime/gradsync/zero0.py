@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 
 from meshwright.runtime.gradsync.base import BUCKET_BYTES, GradientSync, Held, Lines, Slot, buckets
+from meshwright.runtime.record import Pending, What
 
 
 def build(slots: Sequence[Slot], lines: Lines) -> GradientSync:
@@ -33,10 +34,10 @@ class _Bucket:
 class _Zero0:
     def __init__(self, slots: Sequence[Slot], lines: Lines) -> None:
         trainable = [slot for slot in slots if slot.param.requires_grad]
-        self._group = lines.dp
+        self._lines = lines
         self._trainable = trainable
         self._buckets = [_Bucket(b) for b in buckets(trainable, BUCKET_BYTES)] if lines.dp else []
-        self._works: dict[_Bucket, dist.Work] = {}
+        self._works: dict[_Bucket, Pending] = {}
         self.held = tuple(
             Held(s.param, lines.stage, s.whole, None, lines.is_primary(s.param, sharded=False))
             for s in slots
@@ -61,9 +62,14 @@ class _Zero0:
                 self._start(bucket)
 
     def _start(self, bucket: _Bucket) -> None:
-        work = dist.all_reduce(bucket.flat, group=self._group, async_op=True)
+        group, recorder = self._lines.dp, self._lines.recorder
+        assert group is not None
+        nbytes = bucket.flat.nbytes
+        what = What("gradients", self._lines.stage, "dp", "all_reduce", nbytes, group.size())
+        start = recorder.mark()
+        work = dist.all_reduce(bucket.flat, group=group, async_op=True)
         assert work is not None
-        self._works[bucket] = work
+        self._works[bucket] = recorder.pending(what, work, start)
 
     def finish(self) -> None:
         for bucket in self._buckets:

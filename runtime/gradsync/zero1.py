@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from meshwright.runtime.gradsync.base import (
@@ -13,7 +12,9 @@ from meshwright.runtime.gradsync.base import (
     ShardedBucket,
     Slot,
     buckets,
+    sum_over_replicas,
 )
+from meshwright.runtime.record import Pending
 
 
 def build(slots: Sequence[Slot], lines: Lines) -> GradientSync:
@@ -29,7 +30,7 @@ class Zero1:
         self._trainable = trainable
         self._buckets = [ShardedBucket(b, lines) for b in buckets(trainable, BUCKET_BYTES)]
         self._shards = [self._make_shards(bucket) for bucket in self._buckets]
-        self._works: list[tuple[int, Tensor, dist.Work]] = []
+        self._works: list[tuple[int, Tensor, Pending]] = []
         self.held = (
             *(
                 Held(s.param, lines.stage, x, b.rows(s), lines.is_primary(s.param, sharded=True))
@@ -86,8 +87,7 @@ class Zero1:
 
     def _deliver(self, index: int, flat: Tensor) -> None:
         """The summed flat shard becomes the shards' gradients."""
-        if self._lines.replicate is not None:
-            dist.all_reduce(flat, group=self._lines.replicate)
+        sum_over_replicas(flat, self._lines)
         views = self._buckets[index].views(flat)
         for shard, view in zip(self._shards[index], views, strict=True):
             shard.grad = view

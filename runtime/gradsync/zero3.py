@@ -6,7 +6,6 @@ saved of them (views, transposes) is valid again once they are gathered for the 
 
 from collections.abc import Sequence
 
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from meshwright.runtime.gradsync.base import (
@@ -16,7 +15,9 @@ from meshwright.runtime.gradsync.base import (
     ShardedBucket,
     Slot,
     buckets,
+    sum_over_replicas,
 )
+from meshwright.runtime.record import Pending
 
 
 def build(slots: Sequence[Slot], lines: Lines) -> GradientSync:
@@ -74,7 +75,7 @@ class _Zero3:
             for bucket in buckets(group, 0)
         ]
         self._of_call: dict[int, list[_Unit]] = {}
-        self._works: list[tuple[_Unit, Tensor, dist.Work]] = []
+        self._works: list[tuple[_Unit, Tensor, Pending]] = []
         self.held = tuple(
             Held(
                 slot.param,
@@ -129,8 +130,7 @@ class _Zero3:
         for unit in self._units:
             if unit.sum is None:
                 continue
-            if self._lines.replicate is not None:
-                dist.all_reduce(unit.sum, group=self._lines.replicate)
+            sum_over_replicas(unit.sum, self._lines)
             for shard, view in zip(unit.shards, unit.bucket.views(unit.sum), strict=True):
                 shard.grad = view
 

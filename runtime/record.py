@@ -1,0 +1,202 @@
+"""Takes the times of a step: cheap marks while it runs, sorted out when it is over.
+
+On CPU a mark is a reading of the clock, on a GPU an event in its stream, so that nothing waits.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.profiler import record_function
+
+from meshwright.ir.measured import Phase, Purpose, StepKind
+from meshwright.ir.schedule import Action
+from meshwright.runtime.messages import Message
+
+Mark = float | torch.Event
+
+
+class What(NamedTuple):
+    """Which collective."""
+
+    purpose: Purpose
+    stage: int
+    axis: str
+    primitive: str
+    nbytes: int
+    """The whole value, as if replicated on the group."""
+    size: int
+
+
+class Section(NamedTuple):
+    """A phase or an action. Seconds are counted from the start of the step."""
+
+    name: Phase | Action
+    start_s: float
+    end_s: float
+
+
+class Passed(NamedTuple):
+    """A message that was waited for, or handed over."""
+
+    section: int
+    """Index in `sections` of the one it happened in."""
+    message: Message
+    nbytes: int
+    start_s: float
+    end_s: float
+
+
+class Collected(NamedTuple):
+    """A collective that is over."""
+
+    section: int
+    what: What
+    start_s: float
+    blocked_s: float
+    """Since when the rank did nothing else."""
+    end_s: float
+
+
+@dataclass(eq=False)
+class StepRecord:
+    """One step of one rank; complete once it is closed."""
+
+    start: Mark
+    started_s: float
+    """Seconds since 1970."""
+    kind: StepKind
+    step_s: float = 0.0
+    loss: Tensor | None = None
+    sections: list[Section] = field(default_factory=list)
+    waits: list[Passed] = field(default_factory=list)
+    sends: list[Passed] = field(default_factory=list)
+    collectives: list[Collected] = field(default_factory=list)
+    raw_sections: list[tuple[Phase | Action, Mark, Mark]] = field(default_factory=list)
+    raw_waits: list[tuple[int, Message, int, Mark, Mark]] = field(default_factory=list)
+    raw_sends: list[tuple[int, Message, int, Mark, Mark]] = field(default_factory=list)
+    raw_collectives: list[tuple[int, What, Mark, Mark, Mark]] = field(default_factory=list)
+
+    def close(self) -> None:
+        """Turns marks into seconds; the device must have finished the step."""
+        at = self._seconds
+        self.sections = [Section(name, at(a), at(b)) for name, a, b in self.raw_sections]
+        self.waits = [Passed(i, m, n, at(a), at(b)) for i, m, n, a, b in self.raw_waits]
+        self.sends = [Passed(i, m, n, at(a), at(b)) for i, m, n, a, b in self.raw_sends]
+        self.collectives = [
+            Collected(i, what, at(a), at(b), at(c)) for i, what, a, b, c in self.raw_collectives
+        ]
+        for raw in (self.raw_sections, self.raw_waits, self.raw_sends, self.raw_collectives):
+            raw.clear()
+
+    def _seconds(self, mark: Mark) -> float:
+        if isinstance(mark, float):
+            assert isinstance(self.start, float)
+            return mark - self.start
+        assert isinstance(self.start, torch.Event)
+        return float(self.start.elapsed_time(mark)) / 1e3
+
+
+class Recorder:
+    """What all parts of a rank report to. Between steps, and in evaluation, it hears nothing."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._events = device.type == "cuda"
+        self.record: StepRecord | None = None
+        self.naming = False
+        """A profiler watches: actions get their names in its trace."""
+
+    def begin(self, kind: StepKind) -> StepRecord:
+        """A step begins now."""
+        self.record = StepRecord(self._now(), time.time(), kind)
+        return self.record
+
+    def mark(self) -> Mark:
+        """Now."""
+        return 0.0 if self.record is None else self._now()
+
+    def _now(self) -> Mark:
+        if not self._events:
+            return time.perf_counter()
+        event = torch.Event("cuda", enable_timing=True)
+        event.record()
+        return event
+
+    @contextmanager
+    def section(self, name: Phase | Action) -> Iterator[None]:
+        """What runs inside is a phase or an action."""
+        if self.naming:
+            with record_function(str(name)):
+                yield from self._timed(name)
+        else:
+            yield from self._timed(name)
+
+    def _timed(self, name: Phase | Action) -> Iterator[None]:
+        start = self.mark()
+        yield
+        if self.record is not None:
+            self.record.raw_sections.append((name, start, self._now()))
+
+    def waited(self, message: Message, nbytes: int, start: Mark) -> None:
+        """A message that the rank asked for at `start` is there."""
+        if (record := self.record) is not None:
+            place = len(record.raw_sections)
+            record.raw_waits.append((place, message, nbytes, start, self._now()))
+
+    def sent(self, message: Message, nbytes: int, start: Mark) -> None:
+        """A message is on its way."""
+        if (record := self.record) is not None:
+            place = len(record.raw_sections)
+            record.raw_sends.append((place, message, nbytes, start, self._now()))
+
+    def collected(self, what: What, start: Mark, blocked: Mark) -> None:
+        """A collective is over: the rank has done nothing else since `blocked`."""
+        if (record := self.record) is not None:
+            place = len(record.raw_sections)
+            record.raw_collectives.append((place, what, start, blocked, self._now()))
+
+    def block_collective(
+        self, stage: int, axis: str, primitive: str, nbytes: int, size: int, start: Mark
+    ) -> None:
+        """The meter that generated code reports to."""
+        self.collected(What("blocks", stage, axis, primitive, nbytes, size), start, start)
+
+    @contextmanager
+    def collective(self, what: What) -> Iterator[None]:
+        """What runs inside is one collective that the rank waits for."""
+        start = self.mark()
+        yield
+        self.collected(what, start, start)
+
+    def pending(self, what: What, work: dist.Work, start: Mark) -> "Pending":
+        """A collective that goes on in the background."""
+        return Pending(self, what, work, start)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What runs inside belongs to no step."""
+        record, self.record = self.record, None
+        try:
+            yield
+        finally:
+            self.record = record
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Pending:
+    """A collective under way."""
+
+    recorder: Recorder
+    what: What
+    work: dist.Work
+    start: Mark
+
+    def wait(self) -> None:
+        blocked = self.recorder.mark()
+        self.work.wait()
+        self.recorder.collected(self.what, self.start, blocked)

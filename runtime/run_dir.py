@@ -1,0 +1,78 @@
+"""A run directory: the plan, and per rank what was measured and a profiler's trace."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from meshwright.ir import measured, plan_io
+from meshwright.ir.errors import PlanError
+from meshwright.ir.measured import Measured
+from meshwright.ir.plan import Plan
+from meshwright.runtime.record import Recorder
+
+_OF_RANKS = ("measured_rank*.json", "trace_rank*.json.gz", "steps_rank*.jsonl")
+
+
+def prepare(folder: Path, plan: Plan, rank: int) -> None:
+    """Takes the folder for this plan; PlanError if it is of another one.
+
+    Rank 0 writes the plan, and removes what an earlier run with more ranks' files left.
+    """
+    path, wanted = folder / "plan.json", plan_io.content_hash(plan)
+    if path.exists() and (found := plan_io.content_hash(_held(path))) != wanted:
+        raise PlanError(
+            f"{folder} holds a run of plan {found[:12]}, this is plan {wanted[:12]}; choose "
+            "another folder, or remove that one"
+        )
+    if rank == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+        plan_io.save(plan, path)
+
+
+def clear(folder: Path) -> None:
+    """Removes what an earlier run of the same plan left, before any rank writes."""
+    for pattern in _OF_RANKS:
+        for path in folder.glob(pattern):
+            path.unlink()
+
+
+def _held(path: Path) -> Plan:
+    try:
+        return plan_io.load(path, check_hash=False)
+    except PlanError as error:
+        raise PlanError(f"{error}; a run directory's plan.json must be a plan") from error
+
+
+def trace_path(folder: Path, rank: int) -> Path:
+    return folder / f"trace_rank{rank}.json.gz"
+
+
+def steps_path(folder: Path, rank: int) -> Path:
+    return folder / f"steps_rank{rank}.jsonl"
+
+
+def write(found: Measured, folder: Path) -> Path:
+    """Writes a rank's file; its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"measured_rank{found.rank}.json"
+    measured.save(found, path)
+    return path
+
+
+@contextmanager
+def profiling(recorder: Recorder, device: torch.device, path: Path) -> Iterator[None]:
+    """Writes a Chrome trace of what runs inside, with the names of our actions."""
+    activities = [ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    recorder.naming = True
+    try:
+        with profile(activities=activities) as profiler:
+            yield
+    finally:
+        recorder.naming = False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    profiler.export_chrome_trace(str(path))
