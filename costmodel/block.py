@@ -119,6 +119,7 @@ def price_block(
         walk.op(op, _strategies(layout, op))
     for name, leave in zip(block.outputs, layout.outputs, strict=True):
         walk.convert(name, _placements(leave))
+    walk.clock.settle(site.device)
     return _summary(walk, block, layout)
 
 
@@ -131,11 +132,11 @@ def _summary(walk: Walk, block: Block, layout: BlockLayout) -> BlockCost:
     entering = [_pop_saved(walk, saved, n, w) for n, w in zip(block.inputs, entries, strict=True)]
     leaving = [_pop_saved(walk, saved, n, w) for n, w in zip(block.outputs, exits, strict=True)]
     return BlockCost(
-        forward_s=walk.forward_s,
-        backward_input_s=walk.backward_input_s,
-        backward_weight_s=walk.backward_weight_s,
-        comm_forward_s=walk.comm_forward_s,
-        comm_backward_s=walk.comm_backward_s,
+        forward_s=walk.clock.forward_s,
+        backward_input_s=walk.clock.backward_input_s,
+        backward_weight_s=walk.clock.backward_weight_s,
+        comm_forward_s=walk.clock.comm_forward_s,
+        comm_backward_s=walk.clock.comm_backward_s,
         saved_bytes=sum(saved.values()),
         saved_inputs=tuple(entering),
         saved_outputs=tuple(leaving),
@@ -151,8 +152,8 @@ def _summary(walk: Walk, block: Block, layout: BlockLayout) -> BlockCost:
         tp_sums=tuple(name in walk.tp_sums for name in block.params),
         workspace_bytes=walk.workspace,
         flops=walk.flops,
-        source=worst_source([walk.site.device.source, *walk.sources]),
-        uncertain_s=walk.uncertain_s,
+        source=worst_source([walk.site.device.source, *walk.clock.sources]),
+        uncertain_s=walk.clock.uncertain_s,
     )
 
 
@@ -179,4 +180,5 @@ def price_prelude(
     for op in reversed(chosen):
         walk.op(op, _strategies(layout, op))
     own = [out for op in chosen for out in op.outputs if out and facts.roots[out] == out]
-    return walk.forward_s, sum(walk.nbytes(n, walk.placed[n]) for n in own)
+    walk.clock.settle(site.device)
+    return walk.clock.forward_s, sum(walk.nbytes(n, walk.placed[n]) for n in own)

@@ -1,55 +1,39 @@
-"""Time of one op on one device: the roofline, and the interface that measured tables implement."""
+"""Time of one op on one device: measured if a timer knows it, otherwise by its class's curve."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, get_args
 
-from meshwright.costmodel.op_classes import COMPUTE
+from meshwright.costmodel.formulas import (
+    SOURCE_BAND,
+    Work,
+    curve_of,
+    kernel_s,
+    memory_s,
+)
+from meshwright.costmodel.local_op import LocalOp
+from meshwright.costmodel.works import (
+    accumulate_bytes,
+    forward_work,
+    input_work,
+    wanted_inputs,
+    wanted_weights,
+    weight_work,
+)
 from meshwright.ir.device import DeviceType, OpClass, Source
 
 _VIEW_OVERHEAD = 0.4
 """Share of an op's dispatch that an op without a kernel costs; assumption."""
-_ATTENTION_BACKWARD = 2.5
-"""Flash attention recomputes the scores: 5 matmuls against 2 (Dao 2023, section 3)."""
 _SOURCES: tuple[Source, ...] = get_args(Source)
-SOURCE_BAND: dict[Source, float] = {
-    "measured": 0.05,
-    "interpolated": 0.1,
-    "fitted": 0.2,
-    "datasheet": 0.3,
-    "assumption": 0.5,
-}
-"""Relative error to expect of a time whose source says nothing more exact; assumptions."""
-
-
-@dataclass(frozen=True, slots=True)
-class LocalInput:
-    """A tensor operand as one rank holds it."""
-
-    shape: tuple[int, ...]
-    nbytes: int
-    requires_grad: bool
-    is_param: bool
-
-
-@dataclass(frozen=True, slots=True)
-class LocalOp:
-    """One op with the shapes of one rank and one micro-batch."""
-
-    target: str
-    op_class: OpClass
-    dtype: str
-    flops: float
-    """Forward."""
-    inputs: tuple[LocalInput, ...]
-    outputs: tuple[tuple[int, ...], ...]
-    output_bytes: int
-    differentiable: bool
 
 
 @dataclass(frozen=True, slots=True)
 class OpTime:
-    """Seconds of one op; the backward split into gradients of activations and of parameters."""
+    """Seconds of one op; the backward split into gradients of activations and of parameters.
+
+    On a GPU these are the kernels' times and dispatch is told apart: the CPU runs ahead, so that
+    a run of ops takes the longer of both sums. On a CPU dispatch is part of the times.
+    """
 
     forward_s: float
     backward_input_s: float
@@ -57,6 +41,9 @@ class OpTime:
     source: Source
     band: float
     """Relative error to expect."""
+    forward_dispatch_s: float = 0.0
+    input_dispatch_s: float = 0.0
+    weight_dispatch_s: float = 0.0
 
     @property
     def total_s(self) -> float:
@@ -75,63 +62,89 @@ def worst_source(sources: Sequence[Source]) -> Source:
 
 
 def op_time(op: LocalOp, device: DeviceType, timer: OpTimer | None = None) -> OpTime:
-    """Measured if the timer knows the op, otherwise the roofline."""
-    measured = timer(op, device) if timer else None
-    return measured or roofline(op, device)
+    """The timer's answer, otherwise the formula's; and the casts that autocast puts before it."""
+    time = (timer(op, device) if timer else None) or formula(op, device)
+    if not any(i.cast_bytes for i in op.inputs):
+        return time
+    return _with_casts(op, device, time)
 
 
-def roofline(op: LocalOp, device: DeviceType) -> OpTime:
-    """Williams et al. 2009: the slower of arithmetic and memory traffic, plus dispatch."""
-    bias, band = device.overhead_s, SOURCE_BAND[device.source]
+def formula(op: LocalOp, device: DeviceType) -> OpTime:
+    """Kernels by the class's curve and dispatch by the device's overhead."""
     if op.op_class is OpClass.VIEW:
-        bias *= _VIEW_OVERHEAD
-        return OpTime(bias, bias * op.differentiable, 0.0, device.source, band)
-    read = sum(i.nbytes for i in op.inputs)
-    if op.op_class is OpClass.GATHER:
-        # Only the rows that are asked for are read.
-        read = op.output_bytes + sum(i.nbytes for i in op.inputs if not i.is_param)
-    forward = _time(op, device, op.flops, read + op.output_bytes) + bias
-    if not op.differentiable:
-        return OpTime(forward, 0.0, 0.0, device.source, band)
-    return OpTime(forward, _input_s(op, device), _weight_s(op, device), device.source, band)
-
-
-def _time(op: LocalOp, device: DeviceType, flops: float, nbytes: float) -> float:
-    compute = op.op_class in COMPUTE
-    memory_class = OpClass.COPY if compute else op.op_class
-    memory = nbytes / (
-        device.memory_bandwidth_bytes_per_s * device.efficiency.get(memory_class, 1.0)
+        back = float(op.differentiable)
+        return _dispatched(OpTime(0.0, 0.0, 0.0, device.source, SOURCE_BAND[device.source]),
+                           device, _VIEW_OVERHEAD, _VIEW_OVERHEAD * back, 0.0)  # fmt: skip
+    curve = curve_of(op.op_class, device)
+    weights = wanted_weights(op)
+    weight_s = curve.backward * _seconds(weight_work(op), device)
+    if weights:
+        adding = curve_of(OpClass.ELEMENTWISE, device)
+        weight_s += adding.floor_s * weights + memory_s(accumulate_bytes(op), adding, device)
+    time = OpTime(
+        kernel_s(forward_work(op), device),
+        curve.backward * _seconds(input_work(op), device),
+        weight_s,
+        curve.source,
+        curve.band,
     )
-    if not compute:
-        return memory
-    return max(flops / (device.peak(op.dtype) * device.efficiency.get(op.op_class, 1.0)), memory)
+    return _dispatched(time, device, 1.0, float(wanted_inputs(op)), 2.0 * weights)
 
 
-def _input_s(op: LocalOp, device: DeviceType) -> float:
-    """Gradients of the activations: read the output's gradient and what was saved, write."""
-    wanted = [i for i in op.inputs if i.requires_grad and not i.is_param]
-    if not wanted:
-        return 0.0
-    grads = sum(i.nbytes for i in wanted)
-    nbytes = op.output_bytes + sum(i.nbytes for i in op.inputs) + grads
-    flops = op.flops
-    if op.op_class is OpClass.ATTENTION:
-        flops *= _ATTENTION_BACKWARD
-    elif not any(i.is_param for i in op.inputs):
-        flops *= sum(len(i.shape) > 1 for i in wanted)
-    if op.op_class is OpClass.GATHER:
-        nbytes = 2 * op.output_bytes + grads
-    return _time(op, device, flops, nbytes) + device.overhead_s * len(wanted)
+def with_dispatch(op: LocalOp, device: DeviceType, kernels: OpTime) -> OpTime:
+    """Measured times of kernels on a GPU, with the CPU's part of the op beside them."""
+    if device.kind == "cpu":
+        return kernels
+    return _dispatched(kernels, device, 1.0, float(wanted_inputs(op)), 2.0 * wanted_weights(op))
 
 
-def _weight_s(op: LocalOp, device: DeviceType) -> float:
-    """Gradients of the parameters, and adding them to those of earlier micro-batches."""
-    wanted = [i for i in op.inputs if i.requires_grad and i.is_param]
-    if not wanted:
-        return 0.0
-    grads = sum(i.nbytes for i in wanted)
-    read = op.output_bytes + sum(i.nbytes for i in op.inputs if not i.is_param)
-    accumulate = 3 * grads / (device.memory_bandwidth_bytes_per_s
-                              * device.efficiency.get(OpClass.ELEMENTWISE, 1.0))  # fmt: skip
-    flops = op.flops if any(len(i.shape) > 1 for i in wanted) else 0.0
-    return _time(op, device, flops, read + grads) + accumulate + 2 * device.overhead_s * len(wanted)
+def gradient_sum(nbytes: int, device: DeviceType) -> OpTime:
+    """Adding the gradient of one more reader of a value to that of the others."""
+    curve = curve_of(OpClass.ELEMENTWISE, device)
+    seconds = curve.floor_s + memory_s(3 * nbytes, curve, device)
+    return _dispatched(OpTime(0.0, seconds, 0.0, curve.source, curve.band), device, 0, 1.0, 0)
+
+
+def _seconds(work: Work | None, device: DeviceType) -> float:
+    return kernel_s(work, device) if work else 0.0
+
+
+def _dispatched(
+    time: OpTime, device: DeviceType, forward: float, inputs: float, weights: float
+) -> OpTime:
+    """Adds the dispatch of so many ops: to the times on a CPU, beside them on a GPU."""
+    forward_s, input_s, weight_s = (device.overhead_s * n for n in (forward, inputs, weights))
+    if device.kind == "cuda":
+        return replace(
+            time,
+            forward_dispatch_s=time.forward_dispatch_s + forward_s,
+            input_dispatch_s=time.input_dispatch_s + input_s,
+            weight_dispatch_s=time.weight_dispatch_s + weight_s,
+        )
+    return replace(
+        time,
+        forward_s=time.forward_s + forward_s,
+        backward_input_s=time.backward_input_s + input_s,
+        backward_weight_s=time.backward_weight_s + weight_s,
+    )
+
+
+def _with_casts(op: LocalOp, device: DeviceType, time: OpTime) -> OpTime:
+    """Casts in forward, and of the gradients back in backward."""
+    curve = curve_of(OpClass.COPY, device)
+    seconds, counts = [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]
+    for operand in op.inputs:
+        if not operand.cast_bytes:
+            continue
+        took = curve.floor_s + memory_s(operand.cast_bytes, curve, device)
+        back = op.differentiable and operand.requires_grad
+        for part in (0, 1 + operand.is_param) if back else (0,):
+            seconds[part] += took
+            counts[part] += 1
+    cast = replace(
+        time,
+        forward_s=time.forward_s + seconds[0],
+        backward_input_s=time.backward_input_s + seconds[1],
+        backward_weight_s=time.backward_weight_s + seconds[2],
+    )
+    return _dispatched(cast, device, *counts)

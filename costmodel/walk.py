@@ -4,19 +4,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
+from meshwright.costmodel.clock import Clock
 from meshwright.costmodel.comm import Levels, collective_time
-from meshwright.costmodel.compute import (
-    SOURCE_BAND,
-    LocalInput,
-    LocalOp,
-    OpTimer,
-    op_time,
-    worst_source,
-)
+from meshwright.costmodel.compute import OpTimer, gradient_sum, op_time, worst_source
 from meshwright.costmodel.dtypes import is_float, runtime_dtypes, storage_roots
+from meshwright.costmodel.formulas import SOURCE_BAND, curve_of, memory_s
+from meshwright.costmodel.local_op import LocalInput, LocalOp
 from meshwright.costmodel.op_classes import COMPUTE, classify
 from meshwright.ir.conversions import Conversion, Primitive
-from meshwright.ir.device import DeviceType, OpClass, Source
+from meshwright.ir.device import DeviceType, OpClass
 from meshwright.ir.graph import DTYPE_BYTES, Graph, Kind, Op
 from meshwright.ir.layout import (
     RP,
@@ -81,13 +77,9 @@ class Walk:
     storage: dict[tuple[str, _Target], "_Storage"] = field(default_factory=dict)
     """(value, placement) -> the memory it looks into, which may be another value's."""
     saved: dict[SavedKey, int] = field(default_factory=dict)
-    sources: set[Source] = field(default_factory=set)
-    forward_s: float = 0.0
-    backward_input_s: float = 0.0
-    backward_weight_s: float = 0.0
-    comm_forward_s: float = 0.0
-    comm_backward_s: float = 0.0
-    uncertain_s: float = 0.0
+    clock: Clock = field(default_factory=Clock)
+    used: set[str] = field(default_factory=set)
+    """Values that an op has read: each further reader adds its gradient to theirs."""
     workspace: int = 0
     flops: float = 0.0
     tp_sums: set[str] = field(default_factory=set)
@@ -124,13 +116,15 @@ class Walk:
             conversion = Conversion(source, goal)
             if conversion.forward is Primitive.IDENTITY:
                 self.storage[name, self.normal(where)] = self.stored(name, before)
-            seconds = self._primitive(conversion.forward, whole, axis)
-            self.forward_s += seconds
-            self.comm_forward_s += seconds
+            forward_s = self._primitive(conversion.forward, whole, axis)
+            backward_s = 0.0
             if tensor.requires_grad:
-                seconds = self._primitive(conversion.backward, whole, axis)
-                self.backward_input_s += seconds
-                self.comm_backward_s += seconds
+                backward_s = self._primitive(conversion.backward, whole, axis)
+            sources = [level.link.source for level in self.site.levels[axis]]
+            band = SOURCE_BAND[worst_source(sources)]
+            self.clock.communicate(forward_s, backward_s, band)
+            if forward_s or backward_s:
+                self.clock.sources.update(sources)
 
     def _whole_bytes(
         self, name: str, where: Where, axis: str, source: Placement, goal: Placement
@@ -146,15 +140,10 @@ class Walk:
         if primitive is Primitive.IDENTITY:
             return 0.0
         device = self.site.device
-        rate = device.memory_bandwidth_bytes_per_s * device.efficiency.get(OpClass.COPY, 1.0)
-        levels = self.site.levels[axis]
-        sources = [level.link.source for level in levels]
-        self.sources.update(sources)
+        copy = curve_of(OpClass.COPY, device)
         # Reading, and writing or packing, beside the transfer.
-        local = whole / self.site.axes[axis].size / rate + device.overhead_s
-        seconds = collective_time(primitive, whole, levels) + local
-        self.uncertain_s += seconds * SOURCE_BAND[worst_source(sources)]
-        return seconds
+        local = memory_s(whole / self.site.axes[axis].size, copy, device) + device.overhead_s
+        return collective_time(primitive, whole, self.site.levels[axis]) + local
 
     def op(self, op: Op, strategies: Mapping[str, Strategy]) -> None:
         inputs = [self._where(strategies, i, is_input=True) for i in range(len(op.inputs))]
@@ -168,17 +157,22 @@ class Walk:
                     looked_at = self.stored(op.inputs[0], inputs[0])
                     self.storage[name, self.normal(where)] = looked_at
         local = self._local(op, inputs, outputs, self._share(op, strategies))
-        time = op_time(local, self.site.device, self.timer)
-        self.forward_s += time.forward_s
-        self.backward_input_s += time.backward_input_s
-        self.backward_weight_s += time.backward_weight_s
-        self.uncertain_s += time.total_s * time.band
-        self.sources.add(time.source)
+        self.clock.add(op_time(local, self.site.device, self.timer))
+        self._fan_in(op, local)
         self.flops += local.flops
         operands = sum(i.nbytes for i in local.inputs if not i.is_param)
         if local.op_class is not OpClass.VIEW:
             self.workspace = max(self.workspace, operands + local.output_bytes)
         self._save(op, inputs, outputs, self._share(op, strategies))
+
+    def _fan_in(self, op: Op, local: LocalOp) -> None:
+        """Price adding up the gradients of values that an earlier op has read as well."""
+        for name, operand in zip(op.inputs, local.inputs, strict=True):
+            if not operand.requires_grad or operand.is_param or not local.differentiable:
+                continue
+            if name in self.used:
+                self.clock.add(gradient_sum(operand.nbytes, self.site.device))
+            self.used.add(name)
 
     def _where(self, strategies: Mapping[str, Strategy], index: int, *, is_input: bool) -> Where:
         return {
@@ -207,19 +201,13 @@ class Walk:
         tensors = self.facts.graph.tensors
         op_class = classify(op.target)
         dtype = self._compute_dtype(op, op_class)
-        cast = dtype if op_class in COMPUTE else ""
         return LocalOp(
             target=op.target,
             op_class=op_class,
             dtype=dtype,
             flops=op.flops * share,
             inputs=tuple(
-                LocalInput(
-                    self.shape(name, where),
-                    self.nbytes(name, where, cast if is_float(tensors[name].dtype) else ""),
-                    tensors[name].requires_grad,
-                    tensors[name].kind is Kind.PARAMETER,
-                )
+                self._operand(name, where, dtype if self._casts(op_class, name) else "")
                 for name, where in zip(op.inputs, inputs, strict=True)
             ),
             outputs=tuple(self.shape(n, w) for n, w in zip(op.outputs, outputs, strict=True) if n),
@@ -227,7 +215,34 @@ class Walk:
                 self.nbytes(n, w) for n, w in zip(op.outputs, outputs, strict=True) if n
             ),
             differentiable=any(n and tensors[n].requires_grad for n in op.outputs),
+            saved_bytes=self._kept_bytes(op, inputs, outputs, share),
+            causal=op_class is OpClass.ATTENTION and ("is_causal", True) in op.args,
         )
+
+    def _casts(self, op_class: OpClass, name: str) -> bool:
+        """Whether autocast may hand the op this operand in another dtype."""
+        cast = op_class in COMPUTE or op_class is OpClass.NORMALIZATION
+        return cast and self.facts.precision == "bf16" and is_float(self.facts.dtypes[name])
+
+    def _operand(self, name: str, where: Where, dtype: str) -> LocalInput:
+        tensor = self.facts.graph.tensors[name]
+        there = self.nbytes(name, where)
+        nbytes = self.nbytes(name, where, dtype)
+        return LocalInput(
+            self.shape(name, where),
+            nbytes,
+            tensor.requires_grad,
+            tensor.kind is Kind.PARAMETER,
+            there + nbytes if dtype not in ("", self.facts.dtypes[name]) else 0,
+        )
+
+    def _kept_bytes(
+        self, op: Op, inputs: Sequence[Where], outputs: Sequence[Where], share: float
+    ) -> int:
+        """What the op's backward reads besides gradients."""
+        places = dict(zip((*op.inputs, *op.outputs), (*inputs, *outputs), strict=True))
+        kept = sum(self.nbytes(name, places.get(name, {})) for name in op.saved)
+        return kept + round(op.saved_extra_bytes * share)
 
     def _compute_dtype(self, op: Op, op_class: OpClass) -> str:
         if self.facts.precision == "bf16" and op_class in COMPUTE:

@@ -114,6 +114,54 @@ class Link:
         return self.bandwidth_bytes_per_s * self.efficiency
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpCurve:
+    """How long the ops of one class take on a device, by their size (`costmodel.formulas`)."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    share: float
+    """Of the peak FLOP/s, or of the memory bandwidth, that large ops reach."""
+    wide_share: float | None = None
+    """The same for float32 and float64 where it differs."""
+    floor_s: Seconds = 0.0
+    """What the smallest op takes, beyond dispatch."""
+    depth: float = 0.0
+    """Steps of the inner loop (K of a matmul, keys of attention) that starting and ending cost."""
+    split_depth: float = 0.0
+    """The same again for each part of a split inner loop."""
+    quantum: float = 0.0
+    """Share of the work that waits for whole waves of tiles."""
+    small_tile: float = 1.0
+    """Efficiency of tiles of half the size, relative to whole ones."""
+    droop: float = 0.0
+    """By how much ops of milliseconds take longer than short ones: the clock falls under power."""
+    cache_bytes: Bytes = 0
+    """Bytes an op may move before it is memory that limits it."""
+    cache_share: float = 0.0
+    """`share` within those; 0 if there is no difference."""
+    backward: float = 1.0
+    """Measured backward over what the formula says."""
+    band: float = 0.3
+    """Relative error to expect."""
+    source: Source = "assumption"
+    reference: str = ""
+
+    def __post_init__(self) -> None:
+        # A community measurement may lie above the data sheet's peak: boost clocks.
+        _check("op curve: share", self.share, 1e-4, 1.5)
+        if self.wide_share is not None:
+            _check("op curve: wide_share", self.wide_share, 1e-4, 1.5)
+        _check("op curve: floor_s", self.floor_s, 0.0, 1.0)
+        for name in ("depth", "split_depth", "cache_bytes"):
+            _check(f"op curve: {name}", getattr(self, name), 0.0, 1e15)
+        for name in ("quantum", "small_tile", "droop"):
+            _check(f"op curve: {name}", getattr(self, name), 0.0, 1.0)
+        _check("op curve: cache_share", self.cache_share, 0.0, 1e3)
+        _check("op curve: backward", self.backward, 1e-2, 1e2)
+        _check("op curve: band", self.band, 0.0, 10.0)
+
+
 _BANDWIDTH_HINT = "; plain numbers are bytes per second, a text has its unit: 2039GB/s"
 _MEMORY_HINT = "; plain numbers are bytes, a text has its unit: 80GB (10^9) or 80GiB (2^30)"
 
@@ -132,9 +180,12 @@ class DeviceType:
     """Dense FLOP/s per dtype name; a dtype that is missing runs at the float32 peak."""
     efficiency: Mapping[OpClass, float] = field(default_factory=dict)
     """Share of peak FLOP/s (matmul, attention, convolution, recurrent) or of memory bandwidth
-    (all others) that a class of ops reaches."""
+    (all others) that a class of ops reaches. Where there is no curve."""
+    curves: Mapping[OpClass, OpCurve] = field(default_factory=dict)
+    processors: int = 0
+    """Streaming multiprocessors of a GPU, over which tiles of a matmul go in waves; 0: unknown."""
     overhead_s: Seconds = 0.0
-    """Dispatch and launch of one op."""
+    """Dispatch of one op by the CPU. On a GPU kernels queue ahead: it hides behind their time."""
     reserved_bytes: Bytes = 0
     """What the driver, the libraries and the process itself hold."""
     source: Source = "assumption"
@@ -152,6 +203,7 @@ class DeviceType:
             _check(f"{what}peak_flops[{dtype}]", peak, 1e6, 1e18, hint)
         for op_class, share in self.efficiency.items():
             _check(f"{what}efficiency[{op_class}]", share, 1e-4, 1.0)
+        _check(what + "processors", self.processors, 0, 10_000)
         _check(what + "overhead_s", self.overhead_s, 0.0, 1.0)
         _check(what + "reserved_bytes", self.reserved_bytes, 0, self.memory_bytes)
 

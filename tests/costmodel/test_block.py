@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from meshwright.costmodel.block import BlockCost, block_cost
 from meshwright.costmodel.comm import primitive_time
-from meshwright.costmodel.compute import LocalOp, OpTime
+from meshwright.costmodel.compute import OpTime
+from meshwright.costmodel.local_op import LocalOp
 from meshwright.costmodel.walk import GraphFacts
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.conversions import Primitive

@@ -1,0 +1,123 @@
+"""Seconds of one kernel from what it has to do and its device's curves; monotone in the work."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil
+
+from meshwright.costmodel.op_classes import COMPUTE
+from meshwright.ir.device import DeviceType, OpClass, OpCurve, Source
+
+SOURCE_BAND: dict[Source, float] = {
+    "measured": 0.05,
+    "interpolated": 0.1,
+    "fitted": 0.2,
+    "datasheet": 0.3,
+    "assumption": 0.5,
+}
+"""Relative error to expect of a time whose source says nothing more exact; assumptions."""
+
+_TILES = ((256, 128, 0), (128, 256, 0), (128, 128, 1), (128, 64, 2), (64, 128, 2))
+"""Rows, columns, and how often they were halved, of the tiles that matmul kernels come in."""
+_SPLITS = (1, 2, 4, 8, 16)
+_SPLIT_WAVES = 4
+"""No kernel splits the inner loop of a product with more tiles than this many waves."""
+_WIDE = frozenset({"float32", "float64"})
+_DROOP_S = 1e-3
+"""Ops longer than this feel the clock fall; of the order of a power controller's period."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gemm:
+    """`batch` products of an m x k with a k x n matrix."""
+
+    batch: int
+    m: int
+    n: int
+    k: int
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one kernel, or a few of one kind, has to do."""
+
+    op_class: OpClass
+    dtype: str
+    flops: float
+    nbytes: float
+    """Read and written."""
+    gemms: tuple[Gemm, ...] = ()
+    """The products it consists of, if that is known."""
+    depth: float = 0.0
+    """Steps of the inner loop where there are no gemms; 0: unknown."""
+
+
+@lru_cache(maxsize=1024)
+def _flat(share: float, source: Source) -> OpCurve:
+    return OpCurve(share=share, band=SOURCE_BAND[source], source=source)
+
+
+def curve_of(op_class: OpClass, device: DeviceType) -> OpCurve:
+    """The curve of a class; where the device has none, its flat efficiency."""
+    curve = device.curves.get(op_class)
+    return curve or _flat(device.efficiency.get(op_class, 1.0), device.source)
+
+
+def kernel_s(work: Work, device: DeviceType) -> float:
+    """Seconds on the device, dispatch left out."""
+    curve = curve_of(work.op_class, device)
+    if work.op_class not in COMPUTE:
+        return curve.floor_s + memory_s(work.nbytes, curve, device)
+    arithmetic = _arithmetic_s(work, curve, device)
+    moving = memory_s(work.nbytes, curve_of(OpClass.COPY, device), device)
+    # Neither hides the other wholly where both take as long: a smooth maximum.
+    busy = (arithmetic**4 + moving**4) ** 0.25
+    return curve.floor_s + busy * (1.0 + curve.droop * busy / (busy + _DROOP_S))
+
+
+def memory_s(nbytes: float, curve: OpCurve, device: DeviceType) -> float:
+    """Seconds to move bytes: those that fit into the cache at its rate, the rest at memory's."""
+    rate = device.memory_bandwidth_bytes_per_s
+    if not curve.cache_share:
+        return nbytes / (rate * curve.share)
+    near = min(nbytes, curve.cache_bytes)
+    return near / (rate * curve.cache_share) + (nbytes - near) / (rate * curve.share)
+
+
+def _rate(work: Work, curve: OpCurve, device: DeviceType) -> float:
+    wide = work.dtype in _WIDE
+    share = curve.wide_share if wide and curve.wide_share is not None else curve.share
+    # cuDNN may use TF32 by default where cuBLAS may not.
+    tf32 = work.op_class is OpClass.CONVOLUTION and work.dtype == "float32"
+    dtype = "tf32" if tf32 and "tf32" in device.peak_flops else work.dtype
+    return device.peak(dtype) * share
+
+
+def _arithmetic_s(work: Work, curve: OpCurve, device: DeviceType) -> float:
+    rate = _rate(work, curve, device)
+    if work.gemms and device.processors:
+        return sum(_waves_s(g, curve, rate, device.processors) for g in work.gemms)
+    if work.gemms:
+        return sum(2.0 * g.batch * g.m * g.n * (g.k + curve.depth) for g in work.gemms) / rate
+    return work.flops * (1.0 + curve.depth / work.depth if work.depth else 1.0) / rate
+
+
+@lru_cache(maxsize=1 << 16)
+def _waves_s(gemm: Gemm, curve: OpCurve, rate: float, processors: int) -> float:
+    """Seconds of the best choice of tile and of parts of the inner loop.
+
+    Tiles go over the processors in waves, the last of which may be nearly empty; a product of few
+    tiles splits its inner loop to occupy more processors. Each choice is monotone in m, n and k,
+    so the best of them is too.
+    """
+    best = float("inf")
+    for rows, columns, halved in _TILES:
+        tiles = gemm.batch * ceil(gemm.m / rows) * ceil(gemm.n / columns)
+        step_s = 2.0 * rows * columns * processors / (rate * curve.small_tile**halved)
+        for parts in _SPLITS:
+            if parts > 1 and tiles * parts > _SPLIT_WAVES * processors:
+                break
+            filled = tiles * parts / processors
+            waves = curve.quantum * ceil(filled) + (1.0 - curve.quantum) * max(1.0, filled)
+            steps = gemm.k / parts + curve.depth + curve.split_depth * (parts > 1)
+            best = min(best, waves * step_s * steps)
+    return best
