@@ -162,7 +162,12 @@ def run(
         typer.Option(help="module:callable returning an iterable of global batches"),
     ] = None,
     learning_rate: Annotated[float, typer.Option("--lr")] = 1e-4,
-    output: Annotated[Path, typer.Option("--output", "-o", help="run folder")] = Path("runs/last"),
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="run directory; runs/HASH if not given")
+    ] = None,
+    trace: Annotated[
+        bool, typer.Option(help="leave a profiler's trace of one step per rank")
+    ] = True,
     as_json: Json = False,
 ) -> None:
     """Train. Under torchrun, this process is one rank; otherwise torchrun is started here."""
@@ -175,6 +180,7 @@ def run(
         data=data,
         learning_rate=learning_rate,
         output=output,
+        trace=trace,
         as_json=as_json,
     )
 

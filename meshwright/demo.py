@@ -5,6 +5,7 @@ The main process searches and prints the verdict; it starts itself again as the 
 """
 
 import logging
+import shutil
 import statistics
 import subprocess
 import sys
@@ -17,15 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from meshwright.costmodel.measure import measure_local
-from meshwright.display import (
-    MIB,
-    StepRecord,
-    peak_bytes,
-    read_records,
-    recording,
-    reset_peak,
-)
-from meshwright.ir import plan_io
+from meshwright.display import MIB, StepRecord, read_records, recording
+from meshwright.ir import measured, plan_io
 from meshwright.ir.plan import Plan
 from meshwright.ir.show import render
 from meshwright.launch import torchrun, where
@@ -70,8 +64,9 @@ def batches() -> Iterator[dict[str, torch.Tensor]]:
 def worker() -> None:
     """One rank of the parallel run."""
     plan = plan_io.load(FOLDER / "plan.json")
-    job = compile_job(build_model(), plan, optimizer="adamw", lr=LEARNING_RATE)
-    loaded_bytes = reset_peak()
+    job = compile_job(
+        build_model(), plan, optimizer="adamw", lr=LEARNING_RATE, run_dir=FOLDER / "run"
+    )
     show = job.parts.rank == 0
     title = f"{RANKS} processes ({where(job.device)})"
     with recording(title, STEPS, BATCH * SEQUENCE, show=show) as recorder:
@@ -79,7 +74,6 @@ def worker() -> None:
             recorder.start()
             recorder.stop(float(job.step(batch)))
     recorder.write(FOLDER / f"parallel_rank{job.parts.rank}.jsonl")
-    (FOLDER / f"added_rank{job.parts.rank}.txt").write_text(str(peak_bytes() - loaded_bytes))
     job.close()
 
 
@@ -134,7 +128,8 @@ def _predictions(plan: Plan, parallel: list[StepRecord], alone: list[StepRecord]
         f"{step_s:.3f} s",
         f"{predicted_s / step_s - 1:+.0%}",
     )
-    added = max(int((FOLDER / f"added_rank{rank}.txt").read_text()) for rank in range(RANKS))
+    memory = [found.memory for found in measured.load_run(FOLDER / "run")]
+    added = max(found.resident_peak_bytes - found.resident_start_bytes for found in memory)
     memories = [stage.memory for stage in plan.predicted.stages]
     expected = max(memory.total_bytes - memory.parameters_bytes for memory in memories)
     table.add_row(
@@ -162,6 +157,7 @@ def main() -> int:
     console.print(render(plan))
     write_stage_sources(plan)
     console.print(f"wrote {FOLDER}/plan.json and {FOLDER}/stages/*.py")
+    shutil.rmtree(FOLDER / "run", ignore_errors=True)
     console.rule(f"2. train {STEPS} steps on {RANKS} processes under torchrun")
     if code := torchrun(RANKS, "meshwright.demo", "worker"):
         console.print(f"FAIL: the parallel run ended with exit code {code}", style="bold red")

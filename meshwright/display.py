@@ -1,34 +1,19 @@
 """What a training run shows: loss, tokens per second, memory; and leaves as JSON lines."""
 
 import json
-import resource
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import psutil
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from meshwright.ir.measured import StepKind
+from meshwright.runtime.resident import resident_bytes
+
 MIB = 1024**2
-_STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-
-
-def reset_peak() -> int:
-    """Forgets the peak of resident memory so far; the bytes resident now."""
-    if _RESET.exists():
-        _RESET.write_text("5")
-    return int(psutil.Process().memory_info().rss)
-
-
-def peak_bytes() -> int:
-    """Peak of resident memory since `reset_peak` (without /proc: since the process started)."""
-    if _STATUS.exists():
-        line = next(row for row in _STATUS.read_text().splitlines() if row.startswith("VmHWM"))
-        return int(line.split()[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 @dataclass(frozen=True)
@@ -41,6 +26,8 @@ class StepRecord:
     tokens_per_s: float
     memory_bytes: int
     """Resident memory of the process after the step."""
+    kind: StepKind = "timed"
+    """Tracked and traced steps are slower."""
 
 
 class Recorder:
@@ -57,7 +44,7 @@ class Recorder:
         """A step begins now."""
         self._start = time.perf_counter()
 
-    def stop(self, loss: float) -> None:
+    def stop(self, loss: float, kind: StepKind = "timed") -> None:
         """The step that began last is over."""
         seconds = time.perf_counter() - self._start
         record = StepRecord(
@@ -65,7 +52,8 @@ class Recorder:
             loss=loss,
             step_s=seconds,
             tokens_per_s=self._tokens / seconds,
-            memory_bytes=psutil.Process().memory_info().rss,
+            memory_bytes=resident_bytes(),
+            kind=kind,
         )
         self.records.append(record)
         if self._progress and self._task is not None:

@@ -5,17 +5,21 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from importlib import import_module
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from meshwright.display import recording
 from meshwright.ir import plan_io
 from meshwright.ir.errors import PlanError
+from meshwright.ir.measured import StepKind
 from meshwright.ir.plan import Plan
+from meshwright.ir.step import Batch
+from meshwright.runtime import run_dir
+from meshwright.runtime.job import Job
 from meshwright.runtime.job import compile as compile_job
 from meshwright.targets import load_target
 
@@ -41,31 +45,70 @@ def train(
     steps: int,
     data: str | None,
     learning_rate: float,
-    output: Path,
+    output: Path | None,
+    trace: bool,
     as_json: bool,
 ) -> None:
-    """Takes `steps` optimizer steps of TARGET under the plan, or starts the ranks that do."""
-    if "RANK" not in os.environ and (world := plan_io.load(plan_file).world_size) > 1:
-        raise SystemExit(torchrun(world, "meshwright", *sys.argv[1:]))
+    """Takes `steps` optimizer steps of TARGET under the plan, or starts the ranks that do.
+
+    `output` is the run directory: the plan, and per rank steps, measurements and a trace.
+    """
     plan = plan_io.load(plan_file)
+    output = output or Path("runs") / plan.hash[:12]
+    if "RANK" not in os.environ:
+        run_dir.prepare(output, plan, 0)
+        if plan.world_size > 1:
+            raise SystemExit(torchrun(plan.world_size, "meshwright", *sys.argv[1:]))
     found = load_target(target)
     job = compile_job(
         found.model, plan, loss_fn=found.loss_fn, example_inputs=found.example_inputs,
-        lr=learning_rate,
+        lr=learning_rate, run_dir=output,
     )  # fmt: skip
     rank = int(os.environ.get("RANK", "0"))
     tokens = plan.global_batch_size * samples_length(plan)
     with recording(
         f"training ({where(job.device)})", steps, tokens, show=rank == 0 and not as_json
     ) as recorder:
-        for batch in islice(batches(plan, data), steps):
+        for kind, batch in zip(step_kinds(steps, trace=trace), batches(plan, data), strict=False):
             recorder.start()
-            loss = float(job.step(batch))
-            recorder.stop(loss)
-    recorder.write(output / f"steps_rank{rank}.jsonl")
-    if as_json and rank == 0:
-        print((output / "steps_rank0.jsonl").read_text(), end="")
+            recorder.stop(float(take(job, kind, batch, output)), kind)
+    recorder.write(run_dir.steps_path(output, rank))
     job.close()
+    if rank == 0:
+        report(output, steps, trace=trace, as_json=as_json)
+
+
+def step_kinds(steps: int, *, trace: bool) -> list[StepKind]:
+    """A first step to warm up, timed ones, then one that counts tensors and one for the trace.
+
+    Timed steps go first where there are few.
+    """
+    last: list[StepKind] = ["tracked", "traced"] if trace else ["tracked"]
+    last = last[: max(steps - 2, 0)]
+    timed: list[StepKind] = ["timed"] * (steps - 1 - len(last))
+    first: list[StepKind] = ["warm-up"]
+    return first + timed + last if steps else []
+
+
+def take(job: Job, kind: StepKind, batch: Batch, output: Path) -> Tensor:
+    """One step of the given kind."""
+    match kind:
+        case "tracked":
+            return job.track_memory(batch)
+        case "traced":
+            return job.trace_step(batch, run_dir.trace_path(output, job.parts.rank))
+        case _:
+            return job.step(batch)
+
+
+def report(output: Path, steps: int, *, trace: bool, as_json: bool) -> None:
+    """Says what the run left, and what it could not leave."""
+    if as_json:
+        print(run_dir.steps_path(output, 0).read_text(), end="")
+        return
+    print(f"wrote {output}: compare it with `meshwright compare {output}/plan.json {output}`")
+    if trace and steps < 4:
+        print(f"no trace: it takes a step of its own after 3 others, --steps is {steps}")
 
 
 def samples_length(plan: Plan) -> int:

@@ -39,7 +39,7 @@ from meshwright.runtime.optimizer import OptimizerChoice, make_optimizer
 from meshwright.runtime.record import StepRecord
 from meshwright.runtime.report import report
 from meshwright.runtime.resident import Residence, resident_bytes
-from meshwright.runtime.run_dir import prepare, profiling, write
+from meshwright.runtime.run_dir import begin, prepare, profiling, write
 from meshwright.runtime.stats import Stats
 from meshwright.runtime.tied import sum_ties
 from meshwright.runtime.tracking import tracking, tracking_cuda
@@ -82,7 +82,7 @@ def compile(
     plan = share_plan(plan)
     check_world(plan)
     if run_dir is not None:
-        prepare(Path(run_dir), plan, rank())
+        begin(Path(run_dir), plan, rank())
     if graph is None:
         inputs = example_inputs if example_inputs is not None else _inputs_of(plan)
         graph = trace(model, inputs, loss_fn, global_batch_size=plan.global_batch_size)

@@ -17,10 +17,7 @@ _OF_RANKS = ("measured_rank*.json", "trace_rank*.json.gz", "steps_rank*.jsonl")
 
 
 def prepare(folder: Path, plan: Plan, rank: int) -> None:
-    """Takes the folder for this plan; PlanError if it is of another one.
-
-    Rank 0 writes the plan, and removes what an earlier run with more ranks' files left.
-    """
+    """Takes the folder for this plan; PlanError if it is of another one. Rank 0 writes the plan."""
     path, wanted = folder / "plan.json", plan_io.content_hash(plan)
     if path.exists() and (found := plan_io.content_hash(_held(path))) != wanted:
         raise PlanError(
@@ -32,9 +29,13 @@ def prepare(folder: Path, plan: Plan, rank: int) -> None:
         plan_io.save(plan, path)
 
 
-def clear(folder: Path) -> None:
-    """Removes what an earlier run of the same plan left, before any rank writes."""
-    for pattern in _OF_RANKS:
+def begin(folder: Path, plan: Plan, rank: int) -> None:
+    """As `prepare`; rank 0 also removes what an earlier run of the plan left.
+
+    It does so before the ranks shake hands, and no rank writes before that.
+    """
+    prepare(folder, plan, rank)
+    for pattern in _OF_RANKS if rank == 0 else ():
         for path in folder.glob(pattern):
             path.unlink()
 
