@@ -36,9 +36,7 @@ class TensorTracker:
 
     def see(self, made: Iterable[Tensor]) -> None:
         """What an operator returned."""
-        for x in made:
-            self._see(x)
-        for x in self._resized:
+        for x in (*self._resized, *made):
             self._see(x)
 
     def label(self, kind: Kind, tensors: Iterable[Tensor | None]) -> None:
