@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 
 from meshwright.ir.errors import MismatchError
+from meshwright.ir.heap import keep_freed_memory
 
 
 def pick_device(device: torch.device | str | None) -> torch.device:
@@ -24,6 +25,8 @@ def join(world_size: int, device: torch.device, timeout_s: float) -> bool:
     """Makes the process group unless there is one or none is needed; True if it made it."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    else:
+        keep_freed_memory()
     if dist.is_initialized() or world_size == 1:
         return False
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
