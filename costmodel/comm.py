@@ -1,18 +1,20 @@
-"""Time of collectives and messages: alpha-beta per tier, hierarchical over tiers.
+"""Time of collectives and messages: a curve per tier and operation, put together over tiers.
 
-A collective over n ranks with `nbytes` (the whole value, as if replicated) moves (n-1)/n of it in
-n-1 ring steps (all-gather, reduce-scatter), twice that for an all-reduce (Patarasuk & Yuan 2009).
-Over several tiers the inner tier reduces first, so that the outer one carries 1/inner of the bytes.
+NCCL runs a group over several tiers as one pipelined ring or tree: latencies add up, and the
+slowest tier sets the pace. An outer tier carries 1/inner of the bytes per device, as each of the
+`inner` devices of a node has its share of the node's ports.
 """
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import ceil, log2
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import prod
 
+from meshwright.costmodel.curves import curve
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.conversions import COMMUNICATES, Primitive
-from meshwright.ir.device import Link
+from meshwright.ir.device import Curve, Link
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,17 +28,16 @@ class Level:
 Levels = tuple[Level, ...]
 """Innermost first; levels of size 1 are left out, so a group of one has none."""
 
-_ROUNDS = {
-    Primitive.ALL_REDUCE: 2,
-    Primitive.ALL_GATHER: 1,
-    Primitive.REDUCE_SCATTER: 1,
-}
 
-
-def group_levels(ranks: Sequence[int], cluster: Cluster) -> Levels:
+def group_levels(
+    ranks: Sequence[int], cluster: Cluster, *, groups_at_once: int | None = None
+) -> Levels:
     """The tiers of a group of ranks.
 
     Uneven nodes: as many ranks as on the fullest node inside, and the slowest link of each tier.
+    `groups_at_once`: groups like this one that work at the same time on each node. Unless it is
+    given, all devices of a node are taken to use its ports at once, as in tensor and data
+    parallelism over a whole cluster.
     """
     per_node = Counter(map(cluster.node_of, ranks))
     levels = []
@@ -44,6 +45,7 @@ def group_levels(ranks: Sequence[int], cluster: Cluster) -> Levels:
     if inside > 1:
         links = [cluster.nodes[n].link for n, count in per_node.items() if count > 1]
         levels.append(Level(inside, _slowest(links)))
+    users = inside * groups_at_once if groups_at_once else None
     per_rack: dict[int, list[int]] = {}
     for node in per_node:
         per_rack.setdefault(cluster.nodes[node].rack, []).append(node)
@@ -51,11 +53,11 @@ def group_levels(ranks: Sequence[int], cluster: Cluster) -> Levels:
         links = [
             cluster.link_of_nodes(nodes[0], n) for nodes in per_rack.values() for n in nodes[1:]
         ]
-        levels.append(Level(widest, _slowest(links)))
+        levels.append(Level(widest, _used_by(_slowest(links), users)))
     if len(per_rack) > 1:
         heads = [nodes[0] for nodes in per_rack.values()]
         links = [cluster.link_of_nodes(heads[0], head) for head in heads[1:]]
-        levels.append(Level(len(per_rack), _slowest(links)))
+        levels.append(Level(len(per_rack), _used_by(_slowest(links), users)))
     return tuple(levels)
 
 
@@ -63,66 +65,39 @@ def _slowest(links: Sequence[Link]) -> Link:
     return min(links, key=lambda link: link.rate)
 
 
+@lru_cache(maxsize=1024)
+def _used_by(link: Link, users: int | None) -> Link:
+    """The link as each of `users` devices of a node sees it, where its port is shared."""
+    more = 1.0 if users is None else max(1.0, link.shared_by / users)
+    if more == 1.0:
+        return link
+    return replace(
+        link,
+        bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * more,
+        curves=tuple(_sped(c, more) for c in link.curves),
+    )
+
+
+def _sped(known: Curve, factor: float) -> Curve:
+    first = known.points[0][1]
+    return replace(known, points=tuple((n, first + (s - first) / factor) for n, s in known.points))
+
+
 def collective_time(primitive: Primitive, nbytes: float, levels: Levels) -> float:
     """Seconds of one collective; `nbytes` is the whole value, as if replicated on the group."""
     if not levels or primitive not in COMMUNICATES:
         return 0.0
-    if primitive is Primitive.ALL_TO_ALL:
-        return _all_to_all(nbytes, levels)
-    rounds = _ROUNDS[primitive]
-    ring = _launch(levels)
-    tree = ring
-    inner = 1
-    for level in levels:
-        # Each member of the level holds 1/inner of the value by now.
-        moved = _passes(primitive, level.link) * nbytes / inner
-        ring += rounds * (level.size - 1) * level.link.step_s
-        ring += moved * (level.size - 1) / level.size / level.link.rate
-        tree += rounds * ceil(log2(level.size)) * level.link.step_s + moved / level.link.rate
-        inner *= level.size
-    return min(ring, tree)
-
-
-def _passes(primitive: Primitive, link: Link) -> float:
-    """How often the data goes round the ring of a tier."""
-    match primitive:
-        case Primitive.ALL_GATHER:
-            return link.all_gather_passes
-        case Primitive.REDUCE_SCATTER:
-            return link.reduce_scatter_passes
-        case _:
-            return _ROUNDS[primitive]
-
-
-def _launch(levels: Levels) -> float:
-    return max(level.link.launch_s for level in levels)
-
-
-def _all_to_all(nbytes: float, levels: Levels) -> float:
-    """Each rank holds nbytes/n and sends 1/n of that to each other rank, over the tier between."""
-    total = 1
-    for level in levels:
-        total *= level.size
-    seconds = _launch(levels)
-    inner = 1
-    for level in levels:
-        peers = inner * (level.size - 1)
-        seconds += peers * (level.link.step_s + nbytes / total / total / level.link.rate)
-        inner *= level.size
-    return seconds
+    return _time(primitive.value, nbytes, levels)
 
 
 def broadcast_time(nbytes: float, levels: Levels) -> float:
     """Seconds of a pipelined tree broadcast: every byte crosses the slowest tier once."""
-    if not levels:
-        return 0.0
-    steps = sum(ceil(log2(level.size)) * level.link.step_s for level in levels)
-    return _launch(levels) + steps + nbytes / min(level.link.rate for level in levels)
+    return _time("broadcast", nbytes, levels) if levels else 0.0
 
 
 def send_time(nbytes: float, link: Link) -> float:
     """Seconds of one point-to-point message."""
-    return link.latency_s + nbytes / link.bandwidth_bytes_per_s
+    return curve(link, "send", 2)(nbytes)
 
 
 def primitive_time(
@@ -130,3 +105,56 @@ def primitive_time(
 ) -> float:
     """Seconds that a primitive of `ir.conversions` communicates on a group of ranks."""
     return collective_time(primitive, nbytes, group_levels(ranks, cluster))
+
+
+def collective_band(levels: Levels, nbytes: float) -> float:
+    """Relative error to expect of a collective; wider beyond what was measured."""
+    return max((_band(level.link, nbytes) for level in levels), default=0.0)
+
+
+@lru_cache(maxsize=1024)
+def _reach(link: Link) -> float:
+    """Bytes up to which the link's curves have points."""
+    return max((c.points[-1][0] for c in link.curves), default=float("inf"))
+
+
+def _band(link: Link, nbytes: float) -> float:
+    return link.band * (1.0 if nbytes <= _reach(link) else 1.5)
+
+
+def _time(operation: str, nbytes: float, levels: Levels) -> float:
+    if len(levels) == 1:
+        return curve(levels[0].link, operation, levels[0].size)(nbytes)
+    launch = latency = transfer = 0.0
+    slowest_launch = 0.0
+    for level, share, bytes_share in _over_tiers(operation, levels):
+        bent = curve(level.link, operation, level.size)
+        held = nbytes * bytes_share
+        seconds = bent(held)
+        launch += min(level.link.launch_s, bent.latency_s)
+        slowest_launch = max(slowest_launch, min(level.link.launch_s, bent.latency_s))
+        latency += bent.latency_s
+        transfer = max(transfer, (seconds - bent.latency_s) * share)
+    # The tiers are one collective: it is launched once.
+    return latency - launch + slowest_launch + transfer
+
+
+@lru_cache(maxsize=4096)
+def _over_tiers(operation: str, levels: Levels) -> tuple[tuple[Level, float, float], ...]:
+    """(level, factor on its transfer time, share of the bytes that a device of it handles)."""
+    total = prod(level.size for level in levels)
+    found = []
+    inner = 1
+    for level in levels:
+        if operation == "all_to_all":
+            # Each device sends 1/total of its 1/total to every other one on this tier.
+            share = inner * level.size**2 / total**2
+            found.append((level, share, 1.0))
+        elif operation in ("broadcast", "send"):
+            found.append((level, 1.0, 1.0 / inner))
+        else:
+            # A ring over all devices passes (total-1)/total of its bytes over every edge.
+            share = (total - 1) / total * level.size / (level.size - 1)
+            found.append((level, share, 1.0 / inner))
+        inner *= level.size
+    return tuple(found)

@@ -15,15 +15,17 @@ import torch
 import torch.distributed as dist
 
 from meshwright.costmodel import kernels
+from meshwright.costmodel.calibrate_links import fit_link
 from meshwright.costmodel.kernels import Kernel, seconds_per_call
 from meshwright.ir.cluster import Cluster
-from meshwright.ir.device import DeviceType, Link, OpClass
+from meshwright.ir.device import DeviceType, OpClass
 from meshwright.ir.errors import MeshwrightError, PlanError
+from meshwright.ir.heap import keep_freed_memory
+from meshwright.ir.profile import CollectiveRecord, GroupShape, Timing
 from meshwright.ir.torch_private import all_gather, reduce_scatter
 
 _SMALL, _LARGE = 2**10, 2**22
 _LOADED_S = 0.6
-_PASS_CALLS = 12
 _DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 _TIMEOUT_S = 60.0
 
@@ -38,12 +40,8 @@ class _Seen:
     memory: dict[OpClass, float]
     """Bytes/s."""
     overhead_s: float
-    all_reduce_s: dict[tuple[int, int], float]
-    """(group size, bytes) -> seconds."""
-    passes: tuple[float, float]
-    """Of the data, in a reduce-scatter and in an all-gather, where an all-reduce makes two."""
-    send_s: dict[int, float]
-    """Bytes -> seconds of one message."""
+    calls_s: dict[tuple[str, int, int], float]
+    """(operation, group size, bytes) -> seconds."""
 
 
 def measure_local(num_processes: int, *, budget_s: float = 2.4) -> Cluster:
@@ -61,7 +59,7 @@ def measure_local(num_processes: int, *, budget_s: float = 2.4) -> Cluster:
     device = _device(assumed.device_types[0], seen, num_processes / cores)
     link = assumed.nodes[0].link
     if num_processes > 1:
-        link = _link(link, seen)
+        link = fit_link(link, _records(seen))
     return replace(
         assumed,
         name=f"local:{num_processes}+measured",
@@ -94,41 +92,26 @@ def _device(assumed: DeviceType, seen: list[_Seen], per_core: float) -> DeviceTy
     )
 
 
-def _link(assumed: Link, seen: list[_Seen]) -> Link:
-    """Constants that give back the measured times by the formulas of `costmodel.comm`."""
-    count = len(seen)
-    small, large = min(n for _, n in seen[0].all_reduce_s), _LARGE
-    reduce_s = {
-        key: _mean([s.all_reduce_s[key] for s in seen if key in s.all_reduce_s])
-        for key in seen[0].all_reduce_s
-    }
-    pair, everybody = reduce_s[2, small], reduce_s[count, small]
-    # A pair takes 2 steps, all take 2 (n - 1).
-    step = max(0.0, (everybody - pair) / (2 * count - 4)) if count > 2 else pair / 2
-    launch = max(0.0, pair - 2 * step)
-    rate = 2 * (count - 1) / count * large / _transfer(everybody, reduce_s[count, large])
-    messages = {n: max(s.send_s[n] for s in seen if s.send_s) for n in seen[0].send_s}
-    bandwidth = max(large / _transfer(messages[small], messages[large]), rate)
-    return replace(
-        assumed,
-        bandwidth_bytes_per_s=bandwidth,
-        latency_s=messages[small],
-        efficiency=rate / bandwidth,
-        launch_s=launch,
-        step_s=step,
-        reduce_scatter_passes=_mean([s.passes[0] for s in seen]),
-        all_gather_passes=_mean([s.passes[1] for s in seen]),
-        source="measured",
-        reference=f"Gloo among {count} processes, {small} B and {large} B",
-    )
-
-
-def _transfer(small_s: float, large_s: float) -> float:
-    """Seconds that the bytes of a large message take beyond its latency.
-
-    On a busy machine a small message may by chance take as long as a large one.
-    """
-    return max(large_s - small_s, large_s / 2)
+def _records(seen: list[_Seen]) -> list[CollectiveRecord]:
+    """The mean over the processes of what each saw."""
+    times: dict[tuple[str, int, int], list[float]] = {}
+    for process in seen:
+        for key, seconds_of_one in process.calls_s.items():
+            times.setdefault(key, []).append(seconds_of_one)
+    return [
+        CollectiveRecord(
+            operation=operation,
+            nbytes=nbytes,
+            group=GroupShape(size=size, per_node=size),
+            groups_at_once=len(seen) // size,
+            time=Timing(
+                median_s=_mean([s.calls_s[key] for s in held]), spread=0.1, count=len(held)
+            ),
+        )
+        for key in sorted(set().union(*(s.calls_s for s in seen)))
+        for operation, size, nbytes in [key]
+        for held in [[s for s in seen if key in s.calls_s]]
+    ]
 
 
 def _fork(num_processes: int, budget_s: float) -> list[_Seen]:
@@ -167,18 +150,18 @@ def _receive(pipe: Connection, rank: int) -> _Seen:
 def _child(rank: int, count: int, budget_s: float, store: str, writer: Connection) -> None:
     # More than one thread in a forked child hangs where the parent has used OpenMP.
     torch.set_num_threads(1)
+    keep_freed_memory()
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=count)
     dist.barrier()
     speeds = _compute(budget_s)
     dist.barrier()
-    reduce_s, send_s = _communicate(rank, count) if count > 1 else ({}, {})
-    passes = _passes(count) if count > 1 else (1.0, 1.0)
+    calls_s = _communicate(rank, count) if count > 1 else {}
     if count > 2 and rank < 2:
-        send_s[_SMALL] = _latency_under_load(rank)
+        calls_s["send", 2, _SMALL] = _latency_under_load(rank)
     elif count > 2:
         seconds_per_call(kernels.matmul(torch.float32)[0], _LOADED_S)
     dist.barrier()
-    writer.send(_Seen(*speeds, reduce_s, passes, send_s))
+    writer.send(_Seen(*speeds, calls_s))
     writer.close()
     dist.barrier()
 
@@ -200,38 +183,35 @@ def _compute(
     return flops, compute, memory, seconds_per_call(chain, share) / count
 
 
-def _communicate(rank: int, count: int) -> tuple[dict[tuple[int, int], float], dict[int, float]]:
-    """All-reduces of pairs and of all, and messages within pairs, everybody at once."""
+def _communicate(rank: int, count: int) -> dict[tuple[str, int, int], float]:
+    """Collectives of pairs and of all, and messages within pairs, everybody at once."""
     pairs = [dist.new_group([i, i + 1]) for i in range(0, count - 1, 2)]
     pair = pairs[rank // 2] if rank // 2 < len(pairs) else None
-    small, large = _SMALL, _LARGE
-    reduce_s: dict[tuple[int, int], float] = {}
-    send_s: dict[int, float] = {}
-    for nbytes, calls in ((small, 20), (large, 4)):
-        data = torch.zeros(nbytes // 4)
-        reduce_s[count, nbytes] = _timed(partial(dist.all_reduce, data), calls)
-        dist.barrier()
+    everybody = dist.new_group()
+    found: dict[tuple[str, int, int], float] = {}
+    for nbytes, calls in ((_SMALL, 20), (_LARGE, 5)):
+        # With two processes the pair is everybody.
+        for size, group in {2: pair, count: everybody}.items():
+            dist.barrier()
+            if group is None:
+                continue
+            for operation, call in _calls(nbytes, size, group).items():
+                found[operation, size, nbytes] = _timed(call, calls)
         if pair is not None:
-            reduce_s[2, nbytes] = _timed(partial(dist.all_reduce, data, group=pair), calls)
-            send_s[nbytes] = _timed(partial(_ping_pong, data, rank), calls) / 2
-        dist.barrier()
-    return reduce_s, send_s
+            data = torch.ones(nbytes // 4)
+            found["send", 2, nbytes] = _timed(partial(_ping_pong, data, rank), calls) / 2
+    dist.barrier()
+    return found
 
 
-def _passes(count: int) -> tuple[float, float]:
-    """How often a reduce-scatter and an all-gather move the data, from their times."""
-    whole = torch.zeros(_LARGE // 4 // count * count)
-    part = torch.zeros(len(whole) // count)
-    calls: tuple[Callable[[], object], ...] = (
-        partial(dist.all_reduce, whole),
-        lambda: reduce_scatter(part, whole, None).wait(),
-        partial(all_gather, whole, part, None),
-    )
-    seconds = []
-    for call in calls:
-        dist.barrier()
-        seconds.append(_timed(call, _PASS_CALLS))
-    return 2 * seconds[1] / seconds[0], 2 * seconds[2] / seconds[0]
+def _calls(nbytes: int, size: int, group: dist.ProcessGroup) -> dict[str, Callable[[], object]]:
+    part = torch.ones(nbytes // 4 // size)
+    whole = torch.zeros(len(part) * size)
+    return {
+        "all_reduce": partial(dist.all_reduce, whole, group=group),
+        "reduce_scatter": lambda: reduce_scatter(part, whole, group).wait(),
+        "all_gather": partial(all_gather, whole, part, group),
+    }
 
 
 def _latency_under_load(rank: int) -> float:

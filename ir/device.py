@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import pairwise
 from math import isfinite
 from typing import Annotated, Literal
 
@@ -74,9 +75,56 @@ def _check(what: str, value: float, low: float, high: float, hint: str = "") -> 
         raise PlanError(f"{what} is {value!r}; it must be between {low:g} and {high:g}{hint}")
 
 
+OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send")
+"""What a link can carry."""
+
+LINK_BAND: Mapping[Source, float] = {
+    "measured": 0.1,
+    "interpolated": 0.15,
+    "fitted": 0.2,
+    "datasheet": 0.35,
+    "assumption": 0.6,
+}
+"""Relative error of a link's times where nothing says more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """Seconds of one operation among `size` devices: alpha-beta between points of (bytes, seconds).
+
+    The points are where algorithms and protocols switch. Below the first its time holds; beyond the
+    last the rate of the last two goes on.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    operation: str
+    size: int
+    points: tuple[tuple[float, float], ...]
+    """Bytes of the whole value, as if replicated on the group; of the message for send."""
+
+    def __post_init__(self) -> None:
+        what = f"curve of {self.operation!r} for {self.size} devices: "
+        if self.operation not in OPERATIONS:
+            raise PlanError(f"{what}no such operation; the operations are {', '.join(OPERATIONS)}")
+        if self.size < 2:
+            raise PlanError(f"{what}a group has 2 devices or more")
+        if not self.points:
+            raise PlanError(f"{what}it needs at least one point (bytes, seconds)")
+        for (nbytes, seconds), (more, longer) in pairwise(((-1.0, 0.0), *self.points)):
+            if not (nbytes < more < 1e18 and seconds <= longer < 1e6):
+                raise PlanError(
+                    f"{what}point ({more!r}, {longer!r}) after ({nbytes!r}, {seconds!r}); bytes "
+                    "must ascend and seconds must not fall"
+                )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """How one tier of a cluster carries bytes: alpha-beta constants per device and direction."""
+    """How one tier of a cluster carries bytes: alpha-beta constants per device and direction.
+
+    Where a curve is known for an operation it takes the place of the constants.
+    """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -90,10 +138,17 @@ class Link:
     launch_s: Seconds = 0.0
     """Once per collective."""
     step_s: Seconds = 0.0
-    """Per step of a ring collective."""
-    reduce_scatter_passes: float = 1.0
-    """Times the data goes round; an ideal ring needs one, and all-reduce two. Gloo needs more."""
-    all_gather_passes: float = 1.0
+    """Per step of a ring or tree collective."""
+    shared_by: int = 1
+    """Devices of a node that share one port; one that uses it alone gets so many times as much."""
+    curves: tuple[Curve, ...] = ()
+    """With all groups of their kind at work at once."""
+    overlap_compute_slowdown: float = 1.0
+    """How many times as long computation takes while the device communicates on this link."""
+    overlap_comm_slowdown: float = 1.0
+    """How many times as long a collective takes while its members compute."""
+    fit_error: float | None = None
+    """Relative error of the curves or constants where it is known."""
     source: Source = "assumption"
     reference: str = ""
 
@@ -102,16 +157,28 @@ class Link:
         hint = "; plain numbers are bytes per second, a text has its unit: 300GB/s or 100Gb/s"
         _check(what + "bandwidth_bytes_per_s", self.bandwidth_bytes_per_s, 1e5, 1e15, hint)
         _check(what + "efficiency", self.efficiency, 1e-3, 1.0)
-        _check(what + "reduce_scatter_passes", self.reduce_scatter_passes, 0.1, 100.0)
-        _check(what + "all_gather_passes", self.all_gather_passes, 0.1, 100.0)
         for name in ("latency_s", "launch_s", "step_s"):
             value = getattr(self, name)
             _check(what + name, value, 0.0, 1.0, "; plain numbers are seconds, or write 5us")
+        _check(what + "shared_by", self.shared_by, 1, 1024)
+        for name in ("overlap_compute_slowdown", "overlap_comm_slowdown"):
+            _check(what + name, getattr(self, name), 1.0, 100.0)
+        if self.fit_error is not None:
+            _check(what + "fit_error", self.fit_error, 0.0, 10.0)
+
+    def __hash__(self) -> int:
+        # Costs are looked up by link very often, and curves are long.
+        return hash((self.name, self.bandwidth_bytes_per_s, self.latency_s))
 
     @property
     def rate(self) -> float:
         """Bytes per second that large messages reach."""
         return self.bandwidth_bytes_per_s * self.efficiency
+
+    @property
+    def band(self) -> float:
+        """Relative error to expect of a time on this link."""
+        return LINK_BAND[self.source] if self.fit_error is None else self.fit_error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -101,6 +101,13 @@ def all_gather(result: Tensor, part: Tensor, group: dist.ProcessGroup | None) ->
     _all_gather(result, part, group=group)
 
 
+def start_all_gather(result: Tensor, part: Tensor, group: dist.ProcessGroup | None) -> dist.Work:
+    """Flat: starts to gather; `result` will be every rank's `part`, one after the other."""
+    work = _all_gather(result, part, group=group, async_op=True)
+    assert isinstance(work, dist.Work)
+    return work
+
+
 def reduce_scatter(result: Tensor, whole: Tensor, group: dist.ProcessGroup | None) -> dist.Work:
     """Flat: starts to sum `whole` over the ranks; `result` will be this rank's part."""
     work = _reduce_scatter(result, whole, group=group, async_op=True)

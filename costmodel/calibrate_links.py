@@ -1,0 +1,159 @@
+"""Links whose curves go through what a profile measured."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from math import exp, log
+from statistics import median
+from typing import Any
+
+from meshwright.costmodel.comm import Level, collective_time
+from meshwright.costmodel.curves import curve
+from meshwright.ir.cluster import Cluster, Node
+from meshwright.ir.conversions import Primitive
+from meshwright.ir.device import Curve, Link
+from meshwright.ir.profile import CollectiveRecord, Profile
+
+_LEAST_BAND = 0.05
+_LARGE_BYTES = 2**18
+"""Overlap is judged by collectives of at least this size: small ones are over too soon."""
+
+
+def fit_links(cluster: Cluster, profile: Profile) -> Cluster:
+    """The cluster with links that give back the measured times of collectives and messages.
+
+    A tier that no record is about stays as it is.
+    """
+    inside = [r for r in profile.collectives if r.group.per_node == r.group.size]
+    across = [r for r in profile.collectives if r.group.per_node == 1 < r.group.size]
+    both = [r for r in profile.collectives if 1 < r.group.per_node < r.group.size]
+    nodes = tuple(_node(node, inside, across) for node in cluster.nodes)
+    between = cluster.between_nodes
+    if between is not None and across:
+        between = _widened(fit_link(between, across), nodes[0].link, both)
+    return replace(cluster, nodes=nodes, between_nodes=between)
+
+
+def _node(
+    node: Node, inside: Sequence[CollectiveRecord], across: Sequence[CollectiveRecord]
+) -> Node:
+    if inside:
+        node = replace(node, link=fit_link(node.link, inside))
+    if across and node.uplink is not None:
+        node = replace(node, uplink=fit_link(node.uplink, across))
+    return node
+
+
+def fit_link(link: Link, records: Sequence[CollectiveRecord]) -> Link:
+    """The link with curves through the records of groups that it alone connects."""
+    idle = [r for r in records if not r.loaded]
+    curves = measured_curves(idle)
+    if not curves:
+        return link
+    fitted = replace(
+        link,
+        curves=curves,
+        fit_error=max(_LEAST_BAND, median(r.time.spread for r in idle)),
+        source="measured",
+        reference=f"{len(idle)} timings of collectives, groups of {_sizes(curves)}",
+        **_constants(link, curves),
+    )
+    return replace(fitted, **_overlap(fitted, [r for r in records if r.loaded]))
+
+
+def _sizes(curves: Iterable[Curve]) -> str:
+    return ", ".join(map(str, sorted({c.size for c in curves})))
+
+
+def measured_curves(records: Iterable[CollectiveRecord]) -> tuple[Curve, ...]:
+    """One curve per operation and group size, through the medians of equal sizes."""
+    seen: dict[tuple[str, int], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for r in records:
+        seen[r.operation, r.group.size][float(r.nbytes)].append(r.time.median_s)
+    return tuple(
+        Curve(
+            operation=operation,
+            size=size,
+            points=rising([(n, median(times)) for n, times in sorted(by_bytes.items())]),
+        )
+        for (operation, size), by_bytes in sorted(seen.items())
+    )
+
+
+def rising(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """The nearest never-falling seconds, by ratio (pool adjacent violators)."""
+    pools: list[tuple[float, int]] = []
+    for _, seconds in points:
+        pools.append((log(max(seconds, 1e-9)), 1))
+        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+            (low, few), (high, many) = pools[-2:]
+            pools[-2:] = [((low * few + high * many) / (few + many), few + many)]
+    means = [(exp(mean), count == 1) for mean, count in pools for _ in range(count)]
+    # What was in order stays exactly as measured; `max` is against rounding alone.
+    found = (s if alone else mean for (_, s), (mean, alone) in zip(points, means, strict=True))
+    return tuple(zip((n for n, _ in points), accumulate(found, max), strict=True))
+
+
+def _constants(link: Link, curves: Sequence[Curve]) -> dict[str, Any]:
+    """Alpha-beta constants that agree with the curves, for what they say nothing about."""
+    found: dict[str, Any] = {}
+    sends = [c for c in curves if c.operation == "send"]
+    sums = sorted((c for c in curves if c.operation == "all_reduce"), key=lambda c: c.size)
+    bandwidth = max((_rate(c, 1.0) for c in sends), default=0.0)
+    if sums:
+        widest = sums[-1]
+        rate = _rate(widest, 2 * (widest.size - 1) / widest.size)
+        bandwidth = max(bandwidth, rate)
+        found["efficiency"] = max(1e-3, rate / bandwidth)
+        found |= _latencies(sums)
+    if bandwidth:
+        found["bandwidth_bytes_per_s"] = bandwidth
+    if sends:
+        found["latency_s"] = sends[0].points[0][1]
+    return found
+
+
+def _rate(known: Curve, moved: float) -> float:
+    """Bytes per second at the largest size, latency left out."""
+    (first_n, first_s), (last_n, last_s) = known.points[0], known.points[-1]
+    if first_n == last_n:
+        return moved * last_n / last_s
+    return moved * (last_n - first_n) / max(last_s - first_s, last_s / 2)
+
+
+def _latencies(sums: Sequence[Curve]) -> dict[str, Any]:
+    """Launch and step from all-reduces of few bytes: each ring step more costs a step more."""
+    slopes = [
+        (b.points[0][1] - a.points[0][1]) / (2 * (b.size - a.size)) for a, b in pairwise(sums)
+    ]
+    first = sums[0].points[0][1]
+    step = max(0.0, median(slopes)) if slopes else first / (2 * sums[0].size)
+    return {"step_s": step, "launch_s": max(0.0, first - 2 * (sums[0].size - 1) * step)}
+
+
+def _overlap(link: Link, loaded: Sequence[CollectiveRecord]) -> dict[str, Any]:
+    """How much collectives and computation slow each other down."""
+    large = [r for r in loaded if r.nbytes >= _LARGE_BYTES]
+    if not large:
+        return {}
+    ratios = [r.time.median_s / curve(link, r.operation, r.group.size)(r.nbytes) for r in large]
+    return {
+        "overlap_comm_slowdown": max(1.0, median(ratios)),
+        "overlap_compute_slowdown": max(1.0, median(r.compute_slowdown for r in large)),
+    }
+
+
+def _widened(link: Link, inside: Link, both: Sequence[CollectiveRecord]) -> Link:
+    """The band at least as wide as the error on groups over both tiers, which are put together."""
+    errors = []
+    for r in both:
+        if r.loaded or r.operation not in set(Primitive):
+            continue
+        nodes = -(-r.group.size // r.group.per_node)
+        levels = (Level(r.group.per_node, inside), Level(nodes, link))
+        predicted = collective_time(Primitive(r.operation), r.nbytes, levels)
+        errors.append(abs(predicted / r.time.median_s - 1))
+    if not errors:
+        return link
+    return replace(link, fit_error=min(10.0, max(link.band, median(errors))))

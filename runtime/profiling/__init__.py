@@ -1,0 +1,1 @@
+"""Measures what plans cost on this machine: ops, blocks, collectives, copies, memory."""

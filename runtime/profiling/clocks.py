@@ -1,0 +1,167 @@
+"""What times a collective among several ranks: one clock for all of a host, or CUDA events."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from math import ceil, isnan, nan
+from statistics import median
+from threading import Thread
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+Span = tuple[float, float]
+"""Start and end in seconds."""
+Lines = Sequence[Sequence[int]]
+"""The groups of one kind: their global ranks."""
+
+
+class Clock(ABC):
+    """Seconds that the members of a group agree on."""
+
+    device = torch.device("cpu")
+
+    @abstractmethod
+    def timed(self, group: dist.ProcessGroup, run: Callable[[], None]) -> Span:
+        """When this rank came to the collective and when it left."""
+
+    @abstractmethod
+    def beside(
+        self, group: dist.ProcessGroup, start: Callable[[], dist.Work], unit: Callable[[], None]
+    ) -> tuple[Span, int]:
+        """The same while this rank computes, and how many units it computed meanwhile."""
+
+    @abstractmethod
+    def of_group(self, spans: Sequence[Span]) -> float:
+        """Seconds of a collective from what its members saw."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """All that was started on this rank is over."""
+
+    def agree(self, value: float) -> float:
+        """The least of all ranks' values."""
+        held = torch.tensor([value], dtype=torch.float64, device=self.device)
+        dist.all_reduce(held, op=dist.ReduceOp.MIN)
+        return float(held)
+
+    def together(
+        self, lines: Lines, spans: Sequence[Span], slow: Sequence[float], rounds: int
+    ) -> tuple[list[float], float]:
+        """(seconds of every round of every group, median of `slow`), the same on every rank."""
+        mine = [x for span in spans for x in span] + [median(slow)] if spans else []
+        sent = torch.full((2 * rounds + 1,), nan, dtype=torch.float64, device=self.device)
+        sent[: len(mine)] = torch.tensor(mine, dtype=torch.float64)
+        held = [torch.empty_like(sent) for _ in range(dist.get_world_size())]
+        dist.all_gather(held, sent)
+        every = [x.tolist() for x in held]
+        seconds = [
+            self.of_group([(every[rank][2 * i], every[rank][2 * i + 1]) for rank in line])
+            for line in lines
+            for i in range(rounds)
+        ]
+        return seconds, median(x[-1] for x in every if not isnan(x[-1]))
+
+
+class HostClock(Clock):
+    """Processes of one host share a clock: from the last to come to the last to leave."""
+
+    def timed(self, group: dist.ProcessGroup, run: Callable[[], None]) -> Span:
+        start = perf_counter()
+        run()
+        return start, perf_counter()
+
+    def beside(
+        self, group: dist.ProcessGroup, start: Callable[[], dist.Work], unit: Callable[[], None]
+    ) -> tuple[Span, int]:
+        ended: list[float] = []
+        began = perf_counter()
+        # Some works of Gloo complete only in `wait`, so another thread has to wait for them.
+        watcher = Thread(target=_note_end, args=(start(), ended))
+        watcher.start()
+        units = 0
+        while not ended:
+            unit()
+            units += 1
+        watcher.join()
+        return (began, ended[0]), units
+
+    def synchronize(self) -> None:
+        pass
+
+    def of_group(self, spans: Sequence[Span]) -> float:
+        return max(end for _, end in spans) - max(start for start, _ in spans)
+
+
+def _note_end(work: dist.Work, ended: list[float]) -> None:
+    work.wait()
+    ended.append(perf_counter())
+
+
+class ApartClock(HostClock):
+    """Hosts without a common clock: members meet just before, and the slowest counts."""
+
+    def timed(self, group: dist.ProcessGroup, run: Callable[[], None]) -> Span:
+        dist.barrier(group)
+        return super().timed(group, run)
+
+    def of_group(self, spans: Sequence[Span]) -> float:
+        return max(end - start for start, end in spans)
+
+
+class CudaClock(Clock):
+    """Events on the device; members meet just before, and the slowest counts."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._meeting = torch.zeros(1, device=device)
+        self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._units = 4
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.device)
+
+    def timed(self, group: dist.ProcessGroup, run: Callable[[], None]) -> Span:
+        first, last = _events(2)
+        dist.all_reduce(self._meeting, group=group)
+        first.record()
+        run()
+        last.record()
+        last.synchronize()
+        return 0.0, first.elapsed_time(last) / 1e3
+
+    def beside(
+        self, group: dist.ProcessGroup, start: Callable[[], dist.Work], unit: Callable[[], None]
+    ) -> tuple[Span, int]:
+        """Computation is queued for as long as the collective took the last time, and half more."""
+        first, computed, arrived = _events(3)
+        dist.all_reduce(self._meeting, group=group)
+        first.record()
+        work = start()
+        units = self._units
+        for _ in range(units):
+            unit()
+        computed.record()
+        with torch.cuda.stream(self._side):
+            work.wait()
+            arrived.record()
+        self.synchronize()
+        seconds, all_s = first.elapsed_time(arrived) / 1e3, first.elapsed_time(computed) / 1e3
+        self._units = min(4096, max(4, ceil(1.5 * units * seconds / all_s)))
+        return (0.0, seconds), max(1, round(units * min(1.0, seconds / all_s)))
+
+    def of_group(self, spans: Sequence[Span]) -> float:
+        return max(end - start for start, end in spans)
+
+
+def _events(count: int) -> list[torch.cuda.Event]:
+    event: Any = torch.cuda.Event
+    return [event(enable_timing=True) for _ in range(count)]
+
+
+def make_clock(num_nodes: int) -> Clock:
+    """The clock for the default process group of this job."""
+    if dist.get_backend() == "nccl":
+        return CudaClock(torch.device("cuda", torch.cuda.current_device()))
+    return HostClock() if num_nodes == 1 else ApartClock()

@@ -1,0 +1,183 @@
+"""Times collectives and messages over every kind of group that a cluster's plans use.
+
+A time is that from the arrival of the last member to the departure of the last, as training sees
+it: members come at different times, out of computation of their own, with buffers just written.
+All groups of a kind work at the same time.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from time import perf_counter
+
+import psutil
+import torch
+import torch.distributed as dist
+
+from meshwright.ir.cluster import Cluster
+from meshwright.ir.device import OPERATIONS
+from meshwright.ir.profile import CollectiveRecord, GroupShape, Timing
+from meshwright.runtime.profiling.clocks import Clock, make_clock
+from meshwright.runtime.profiling.exchange import Exchange
+from meshwright.runtime.profiling.load import Load, measured_unit_s
+
+SIZES = tuple(4**i for i in range(5, 16))
+"""1 KiB to 1 GiB."""
+LOADED = ("all_reduce", "all_gather", "reduce_scatter")
+_LOADED_BYTES = 2**18
+_FEWEST, _MOST = 5, 25
+_IDLE_S = 5e-4
+"""A round takes about this much beyond the collective."""
+_MEMORY_SHARE = 0.125
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """One operation over one kind of group, for all sizes."""
+
+    shape: GroupShape
+    operation: str
+    loaded: bool
+
+
+def group_shapes(cluster: Cluster) -> tuple[GroupShape, ...]:
+    """The kinds of groups of a cluster of equal nodes: inside a node, over both, across nodes."""
+    inside = min(len(node.devices) for node in cluster.nodes)
+    nodes = cluster.num_nodes
+    sizes = [n for n in range(2, inside + 1) if inside % n == 0 or n == 2]
+    found = [GroupShape(size=n, per_node=n) for n in sizes]
+    if nodes > 1 and all(len(node.devices) == inside for node in cluster.nodes):
+        across = [n for n in range(2, nodes + 1) if nodes % n == 0 or n == 2]
+        found += [GroupShape(size=n, per_node=1, stride=inside) for n in across]
+        if inside > 1:
+            found.append(GroupShape(size=nodes * inside, per_node=inside))
+    return tuple(found)
+
+
+def members(shape: GroupShape, world: int) -> tuple[tuple[int, ...], ...]:
+    """The groups of that kind, all that fit beside each other."""
+    span = shape.size * shape.stride
+    return tuple(
+        tuple(range(first + offset, first + span, shape.stride))
+        for first in range(0, world - span + 1, span)
+        for offset in range(shape.stride)
+    )
+
+
+def measure_collectives(
+    cluster: Cluster,
+    shapes: Sequence[GroupShape] | None = None,
+    *,
+    budget_s: float,
+    rank: int,
+    world: int,
+    sizes: Sequence[int] = SIZES,
+) -> Iterator[CollectiveRecord]:
+    """Records as they are made; every rank of the default process group iterates to the end.
+
+    All ranks yield the same records. A size that the budget or the memory does not allow is left
+    out, and all larger ones with it.
+    """
+    clock = make_clock(cluster.num_nodes)
+    ends = perf_counter() + budget_s
+    kinds = [s for s in (shapes or group_shapes(cluster)) if members(s, world)]
+    tasks = _tasks(kinds)
+    groups = {shape: _join(shape, rank, world) for shape in kinds}
+    unit_s = measured_unit_s(Load(clock.device), clock.synchronize)
+    limit = _memory_limit(clock.device, world, cluster)
+    for left, task in zip(count(len(tasks), -1), tasks):
+        exchange = Exchange(task.operation, groups[task.shape], clock.device)
+        share = clock.agree(max(0.0, ends - perf_counter()) / left)
+        lines = members(task.shape, world)
+        runner = _Runner(clock, exchange, Load(clock.device), unit_s, task, lines)
+        yield from runner.sizes([n for n in sizes if n <= limit], share)
+
+
+def _tasks(kinds: Sequence[GroupShape]) -> list[_Task]:
+    """All operations alone, then what overlaps with computation; messages go between two."""
+    alone = [_Task(s, op, False) for s in kinds for op in OPERATIONS if op != "send" or s.size == 2]
+    return alone + [_Task(s, op, True) for s in kinds for op in LOADED]
+
+
+def _join(shape: GroupShape, rank: int, world: int) -> dist.ProcessGroup | None:
+    """This rank's group of the kind, if it is in one; made in the same order on every rank."""
+    mine = None
+    for line in members(shape, world):
+        group = dist.new_group(list(line))
+        if rank in line:
+            mine = group
+    return mine
+
+
+def _memory_limit(device: torch.device, world: int, cluster: Cluster) -> int:
+    """Bytes of a collective that leave room for its result and what surrounds it."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0] * _MEMORY_SHARE)
+    per_node = -(-world // cluster.num_nodes)
+    return int(psutil.virtual_memory().available * _MEMORY_SHARE / per_node)
+
+
+@dataclass(frozen=True, slots=True)
+class _Runner:
+    """Measures one task on one rank; ranks without a group join the clock's exchanges alone."""
+
+    clock: Clock
+    exchange: Exchange
+    load: Load
+    unit_s: float
+    task: _Task
+    lines: tuple[tuple[int, ...], ...]
+
+    def sizes(self, sizes: Sequence[int], budget_s: float) -> Iterator[CollectiveRecord]:
+        """Ascending sizes until one would use up the budget."""
+        ends = perf_counter() + budget_s
+        last, took = 0, 0.0
+        for index, nbytes in enumerate(sizes):
+            if self.task.loaded and nbytes < _LOADED_BYTES:
+                continue
+            left = self.clock.agree(max(0.0, ends - perf_counter()))
+            expected = took * nbytes / last if last else 0.0
+            if last and left < (_FEWEST + 1) * expected:
+                return
+            share = left / (len(sizes) - index)
+            warm, _ = self._rounds(nbytes, 2)
+            rounds = round(min(_MOST, max(_FEWEST, share / max(min(warm), _IDLE_S))))
+            seconds, slowdown = self._rounds(nbytes, rounds)
+            last, took = nbytes, max(_timing(seconds).median_s, _IDLE_S)
+            yield CollectiveRecord(
+                operation=self.task.operation,
+                nbytes=nbytes,
+                group=self.task.shape,
+                groups_at_once=len(self.lines),
+                time=_timing(seconds),
+                loaded=self.task.loaded,
+                compute_slowdown=slowdown,
+            )
+
+    def _rounds(self, nbytes: int, rounds: int) -> tuple[list[float], float]:
+        """(seconds of each round, median slowdown of computation), the same on every rank."""
+        spans, slow = [], []
+        if (group := self.exchange.group) is not None:
+            self.exchange.prepare(nbytes)
+            for _ in range(rounds):
+                span, units = self._round(group)
+                spans.append(span)
+                slow.append((span[1] - span[0]) / (units * self.unit_s) if units else 1.0)
+        return self.clock.together(self.lines, spans, slow, rounds)
+
+    def _round(self, group: dist.ProcessGroup) -> tuple[tuple[float, float], int]:
+        """((start, end), units computed meanwhile)."""
+        self.exchange.fill()
+        if not self.exchange.waits:
+            self.load.some()
+        if self.task.loaded:
+            return self.clock.beside(group, self.exchange.start, self.load.unit)
+        return self.clock.timed(group, self.exchange.run), 0
+
+
+def _timing(seconds: Sequence[float]) -> Timing:
+    ordered = sorted(seconds)
+    last = len(ordered) - 1
+    middle = (ordered[last // 2] + ordered[(last + 1) // 2]) / 2
+    low, high = ordered[round(0.1 * last)], ordered[round(0.9 * last)]
+    return Timing(median_s=middle, spread=(high - low) / 2 / middle, count=len(ordered))
