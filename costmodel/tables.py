@@ -10,6 +10,7 @@ from pydantic import RootModel
 from meshwright.costmodel.block import BlockCost, price_block, price_prelude
 from meshwright.costmodel.comm import Levels, group_levels
 from meshwright.costmodel.compute import OpTimer, worst_source
+from meshwright.costmodel.layer_profile import layer_timer
 from meshwright.costmodel.walk import GraphFacts, Site
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.device import DeviceType, Link, Source
@@ -74,7 +75,7 @@ class CostTables:
         self.graph = graph
         self.cluster = cluster
         self.precision = precision
-        self.timer = timer
+        self.timer = timer or layer_timer(graph)
         self.facts = GraphFacts.of(graph, precision)
         self._blocks: dict[tuple[str, tuple[bool, ...], str, Spot], BlockCost] = {}
         self._stages: dict[tuple[object, ...], StageCost] = {}

@@ -1,0 +1,156 @@
+"""A Graph from a layer profile, without a torch model: one block and one op per layer.
+
+Each op carries its measured seconds; `costmodel.layer_profile` reads them from there. A layer takes
+time and gives bytes in proportion to its samples, and only its batch can be split.
+"""
+
+from collections.abc import Mapping
+from math import ceil
+
+from meshwright.ir.digest import digest
+from meshwright.ir.errors import PlanError
+from meshwright.ir.graph import Block, Graph, Kind, Op, Ref, Tensor
+from meshwright.ir.layer_profile import Layer, LayerProfile
+
+LAYER = "profile.layer"
+_BATCH, _LOSS = "batch", "loss"
+_DTYPE, _ELEMENT_BYTES = "float32", 4
+
+
+def profiled_graph(
+    profile: LayerProfile, batch_size: int, *, kept_bytes: Mapping[str, int] | None = None
+) -> Graph:
+    """The training step that the profile describes, at a global batch size.
+
+    A profile does not say what autograd keeps inside a layer, only what leaves it. `kept_bytes`:
+    layer name -> bytes per sample that it keeps for its backward besides what it reads.
+    """
+    kept = kept_bytes or {}
+    if batch_size < 1:
+        raise PlanError(f"a global batch of {batch_size} samples; it must be 1 or more")
+    if unknown := kept.keys() - {layer.name for layer in profile.layers}:
+        raise PlanError(f"profile {profile.name} has no layers {sorted(unknown)}")
+    made = _Maker(profile, batch_size, kept)
+    ops = tuple(made.op(position) for position in range(len(profile.layers)))
+    return Graph(
+        tensors=made.tensors,
+        ops=ops,
+        prelude=0,
+        blocks=_blocks(profile, ops, made.tensors),
+        inputs=(_BATCH,),
+        input_names=(_BATCH,),
+        loss=_LOSS,
+        batch_size=batch_size,
+        batch_inputs=(_BATCH,),
+        fingerprint=digest([_plain(op, made.tensors) for op in ops]),
+        meta={"model": profile.name},
+    )
+
+
+class _Maker:
+    """Makes ops in order, and the tensors they need."""
+
+    def __init__(self, profile: LayerProfile, batch: int, kept: Mapping[str, int]) -> None:
+        self.profile, self.batch, self.kept = profile, batch, kept
+        self.tensors = {_BATCH: Tensor(_BATCH, (batch, 1), "int64", Kind.INPUT)}
+        self.reads: dict[int, list[str]] = {}
+        """Position -> names of the tensors that the layer there reads."""
+        self.trained: set[int] = set()
+        """Positions that gradients reach."""
+
+    def op(self, position: int) -> Op:
+        layer = self.profile.layers[position]
+        read = self.reads.get(position) or [_BATCH]
+        differentiable = layer.parameter_bytes > 0 or any(
+            self.tensors[name].requires_grad for name in read
+        )
+        state = self._parameter(layer)
+        outputs = self._outputs(position, layer, differentiable)
+        values = {
+            "forward_s": layer.forward_s / self.profile.micro_batch,
+            "backward_s": layer.backward_s / self.profile.micro_batch,
+        }
+        inputs = (*read, *state)
+        return Op(
+            name=_name(layer),
+            key="/layer",
+            target=f"{LAYER}.{digest(values)}",
+            args=(("inputs", tuple(map(Ref, inputs))), *values.items()),
+            inputs=inputs,
+            outputs=outputs,
+            module_path=_name(layer),
+            saved=tuple(name for name in read if name != _BATCH),
+            saved_extra_bytes=self.kept.get(layer.name, 0) * self.batch,
+        )
+
+    def _parameter(self, layer: Layer) -> tuple[str, ...]:
+        if not layer.parameter_bytes:
+            return ()
+        fqn = f"{_name(layer)}.weight"
+        shape = (ceil(layer.parameter_bytes / _ELEMENT_BYTES),)
+        self.tensors[fqn] = Tensor(fqn, shape, _DTYPE, Kind.PARAMETER, fqn, requires_grad=True)
+        return (fqn,)
+
+    def _outputs(self, position: int, layer: Layer, differentiable: bool) -> tuple[str, ...]:
+        names = []
+        for index, tensor in enumerate(self.profile.emitted[position]):
+            name = f"{_name(layer)}:{index}"
+            elements = ceil(tensor.nbytes / self.profile.micro_batch / _ELEMENT_BYTES)
+            shape = (self.batch, max(1, elements))
+            self.tensors[name] = Tensor(
+                name, shape, _DTYPE, Kind.ACTIVATION, requires_grad=differentiable
+            )
+            names.append(name)
+            for reader in tensor.readers:
+                self.reads.setdefault(reader, []).append(name)
+        if position == len(self.profile.layers) - 1:
+            self.tensors[_LOSS] = Tensor(
+                _LOSS, (), _DTYPE, Kind.ACTIVATION, requires_grad=differentiable
+            )
+            names.append(_LOSS)
+        return tuple(names)
+
+
+def _name(layer: Layer) -> str:
+    """`node5.layer_0`: the first word of the description, for people."""
+    word = "".join(c if c.isalnum() or c in "_-" else " " for c in layer.description).split()
+    return ".".join((layer.name, *word[:1]))
+
+
+def _plain(op: Op, tensors: Mapping[str, Tensor]) -> list[object]:
+    """What makes an op what it is, without names of its own."""
+    return [
+        op.target,
+        [tensors[n].shape for n in (*op.inputs, *op.outputs)],
+        [tensors[n].kind.value for n in op.inputs],
+        [tensors[n].requires_grad for n in (*op.inputs, *op.outputs)],
+        op.saved_extra_bytes,
+    ]
+
+
+def _blocks(
+    profile: LayerProfile, ops: tuple[Op, ...], tensors: Mapping[str, Tensor]
+) -> tuple[Block, ...]:
+    later = {name for op in ops for name in op.inputs}
+    first: dict[str, str] = {}
+    count: dict[str, int] = {}
+    drafts = []
+    for index, op in enumerate(ops):
+        outputs = tuple(n for n in op.outputs if n in later)
+        signature = digest([_plain(op, tensors), len(outputs)])
+        first.setdefault(signature, op.name)
+        count[signature] = count.get(signature, 0) + 1
+        drafts.append((index, op, signature, outputs))
+    return tuple(
+        Block(
+            name=op.name,
+            pattern=first[signature] + "*" * (count[signature] > 1),
+            signature=signature,
+            start=index,
+            stop=index + 1,
+            inputs=tuple(n for n in op.inputs if tensors[n].kind is not Kind.PARAMETER),
+            outputs=outputs,
+            params=tuple(n for n in op.inputs if tensors[n].kind is Kind.PARAMETER),
+        )
+        for index, op, signature, outputs in drafts
+    )
