@@ -92,6 +92,8 @@ class Stage:
     """Samples of each micro-batch on each coordinate of `dp` (dp_replicate x dp_shard)."""
     zero: Literal[0, 1, 2, 3] = 0
     """What is sharded over dp_shard: 1 optimizer, 2 also gradients, 3 also parameters."""
+    prefetch: int = 0
+    """With zero 3: of how many blocks ahead the parameters are gathered while one computes."""
     recompute: dict[str, Literal["none", "full"]] = field(default_factory=dict)
     """Block name or pattern -> whether its activations are recomputed; names outrank patterns."""
     layouts: dict[str, str] = field(default_factory=dict)

@@ -152,6 +152,12 @@ def _zero(plan: Plan) -> Iterator[Finding]:
         if stage.zero and stage.mesh.get("dp_shard", 1) == 1:
             message = f"stage {i}: zero {stage.zero} shards over dp_shard, which is 1"
             yield Finding("zero", message, "zero 0", "warning")
+        if stage.prefetch < 0:
+            message = f"stage {i}: prefetch {stage.prefetch} blocks must not be negative"
+            yield Finding("prefetch", message, "prefetch 0")
+        elif stage.prefetch and stage.zero != 3:
+            message = f"stage {i}: prefetch {stage.prefetch} has no effect with zero {stage.zero}"
+            yield Finding("prefetch", message, "prefetch 0, or zero 3", "warning")
 
 
 def _layout_names(plan: Plan) -> Iterator[Finding]:

@@ -91,7 +91,9 @@ def build_rank(
         )
         comm.meter, comm.stage = recorder, index
         sync = _sync(plan, program, tensors[index], lines[index])
-        stages[index] = StageModule(program, comm, tensors[index], sync, _AUTOCAST[plan.precision])
+        stages[index] = StageModule(
+            program, comm, tensors[index], sync, _AUTOCAST[plan.precision], stage.prefetch
+        )
     owners = _owners({name for found in tensors.values() for name in found})
     return RankParts(
         rank, programs, groups, recorder, stages, lines, places, tensors, missing, ties, owners

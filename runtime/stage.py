@@ -72,12 +72,13 @@ class StageModule(nn.Module):
         tensors: Mapping[str, Tensor],
         sync: GradientSync,
         autocast: torch.dtype | None = None,
+        prefetch: int = 0,
     ) -> None:
         super().__init__()
         self.program, self.comm, self.sync = program, comm, sync
         self.blocks = nn.ModuleList(BlockModule(call, tensors) for call in program.calls)
         self._tensors = dict(tensors)
-        self._autocast = autocast
+        self._autocast, self._prefetch = autocast, prefetch
         self._tapes: dict[int, _Tape] = {}
         self.reduce_early = True
         """No further batch adds to this step's gradients."""
@@ -107,8 +108,10 @@ class StageModule(nn.Module):
                     env[value.name].detach().requires_grad_(True)
                 )
         env |= self._plain(self.program.prelude, env)
+        order = range(len(self.program.calls))
         for index, call in enumerate(self.program.calls):
-            self._forward_call(index, call, env, tape, keep)
+            ahead = self._ahead(order, index)
+            self._forward_call(index, call, env, tape, keep, ahead)
         if keep:
             self._tapes[microbatch] = tape
         wanted = [value.name for value in self.program.sends]
@@ -124,11 +127,17 @@ class StageModule(nn.Module):
         return dict(zip(call.outputs, outputs, strict=True))
 
     def _forward_call(
-        self, index: int, call: Call, env: dict[str, Tensor], tape: _Tape, keep: bool
+        self,
+        index: int,
+        call: Call,
+        env: dict[str, Tensor],
+        tape: _Tape,
+        keep: bool,
+        ahead: Sequence[int],
     ) -> None:
         graph = keep and not call.recompute
         inputs = [env[name] for name in call.inputs]
-        with self._open(index), torch.set_grad_enabled(graph), self._casts():
+        with self._open(index, ahead), torch.set_grad_enabled(graph), self._casts():
             outputs = self.blocks[index](self.comm, *inputs)
         found = []
         for name, output in zip(call.outputs, outputs, strict=True):
@@ -157,8 +166,9 @@ class StageModule(nn.Module):
     ) -> dict[str, Tensor]:
         """Adds the parameters' gradients; returns those of what the stage received."""
         tape = self._begin_backward(microbatch, gradients)
-        for index in reversed(range(len(self.program.calls))):
-            with self._open(index):
+        order = range(len(self.program.calls))[::-1]
+        for position, index in enumerate(order):
+            with self._open(index, self._ahead(order, position)):
                 edges, arriving = self._starts(index, tape, gradients)
                 if edges:
                     torch.autograd.backward(edges, arriving)
@@ -170,8 +180,10 @@ class StageModule(nn.Module):
     def backward_input(self, microbatch: int, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The input half of `backward`."""
         tape = self._begin_backward(microbatch, gradients)
-        for index, call in reversed(list(enumerate(self.program.calls))):
-            with self._open(index):
+        order = range(len(self.program.calls))[::-1]
+        for position, index in enumerate(order):
+            call = self.program.calls[index]
+            with self._open(index, self._ahead(order, position)):
                 edges, arriving = self._starts(index, tape, gradients)
                 leaves = [tape.leaves[n] for n in dict.fromkeys(call.inputs) if n in tape.leaves]
                 parameters = [p for p in self.blocks[index].parameters() if p.requires_grad]
@@ -183,9 +195,10 @@ class StageModule(nn.Module):
     def backward_weight(self, microbatch: int, last: bool) -> None:
         """The weight half of `backward`."""
         tape = self._tapes.pop(microbatch)
+        order = [index for index, work in tape.weights if work is not None]
         for index, work in tape.weights:
             if work is not None:
-                with self._open(index):
+                with self._open(index, self._ahead(order, order.index(index))):
                     work.run()
             self.sync.after_backward(index, last)
 
@@ -251,10 +264,14 @@ class StageModule(nn.Module):
                 found[value.name] = leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)
         return found
 
+    def _ahead(self, order: Sequence[int], position: int) -> Sequence[int]:
+        """The calls whose parameters may be fetched while the one at `position` runs."""
+        return order[position + 1 : position + 1 + self._prefetch]
+
     @contextmanager
-    def _open(self, index: int) -> Iterator[None]:
+    def _open(self, index: int, ahead: Sequence[int]) -> Iterator[None]:
         """The block's parameters are whole within."""
-        self.sync.open(index)
+        self.sync.open(index, ahead)
         try:
             yield
         finally:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from meshwright.codegen.program import Param
 from meshwright.ir.measured import Purpose
-from meshwright.ir.torch_private import all_gather, reduce_scatter
+from meshwright.ir.torch_private import reduce_scatter, start_all_gather
 from meshwright.runtime.pieces import chunk_rows
 from meshwright.runtime.record import Pending, Recorder, What
 
@@ -82,8 +82,8 @@ class GradientSync(Protocol):
     def begin(self) -> None:
         """Before the first micro-batch of a step: gradients are zero."""
 
-    def open(self, call: int) -> None:
-        """The call's parameters are about to be read."""
+    def open(self, call: int, ahead: Sequence[int]) -> None:
+        """The call's parameters are about to be read; those of `ahead` may be fetched meanwhile."""
 
     def close(self, call: int) -> None:
         """They have been read."""
@@ -183,13 +183,13 @@ class ShardedBucket:
             view.copy_(shard)
         return flat
 
-    def gather(self, flat_shard: Tensor, tensors: Sequence[Tensor]) -> None:
-        """All ranks' flat shards into whole tensors."""
+    def gather(self, flat_shard: Tensor) -> tuple[Tensor, Pending]:
+        """Starts to fetch all ranks' flat shards."""
         flat = flat_shard.new_empty((self.lines.shard_size, self.size))
         what = self._what("parameters", "all_gather", flat.nbytes)
-        with self.lines.recorder.collective(what):
-            all_gather(flat.view(-1), flat_shard.view(-1), self.lines.shard)
-        self.unpack(flat, tensors)
+        start = self.lines.recorder.mark()
+        work = start_all_gather(flat.view(-1), flat_shard.view(-1), self.lines.shard)
+        return flat, self.lines.recorder.pending(what, work, start)
 
     def scatter(self, gradients: Sequence[Tensor | None]) -> tuple[Tensor, Pending]:
         """Starts the sum of whole gradients over dp_shard; this rank's flat shard comes out."""

@@ -49,7 +49,7 @@ class _Zero0:
         for bucket in self._buckets:
             bucket.begin()
 
-    def open(self, call: int) -> None:
+    def open(self, call: int, ahead: Sequence[int]) -> None:
         pass
 
     def close(self, call: int) -> None:

@@ -57,7 +57,7 @@ class Zero1:
         for slot in self._trainable:
             slot.whole.grad = None
 
-    def open(self, call: int) -> None:
+    def open(self, call: int, ahead: Sequence[int]) -> None:
         pass
 
     def close(self, call: int) -> None:
@@ -95,4 +95,6 @@ class Zero1:
     def publish(self) -> None:
         for bucket, shards in zip(self._buckets, self._shards, strict=True):
             flat = bucket.pack_shards([shard.detach() for shard in shards])
-            bucket.gather(flat, [slot.whole.detach() for slot in bucket.slots])
+            whole, pending = bucket.gather(flat)
+            pending.wait()
+            bucket.unpack(whole, [slot.whole.detach() for slot in bucket.slots])

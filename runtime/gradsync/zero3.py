@@ -1,4 +1,4 @@
-"""ZeRO-3: parameters are sharded too; a block's are gathered just before it runs, each time.
+"""ZeRO-3: parameters are sharded too; a block's are gathered before it runs, each time.
 
 The gathered tensors keep their identity and lose their storage between uses, so what autograd
 saved of them (views, transposes) is valid again once they are gathered for the backward.
@@ -38,18 +38,28 @@ class _Unit:
             for slot, view in zip(slots, bucket.views(self.flat), strict=True)
         ]
         self.users = 0
+        self._arriving: tuple[Tensor, Pending] | None = None
         self.sum: Tensor | None = None
         self._bytes = [slot.whole.untyped_storage().nbytes() for slot in slots]
         self._free()
 
+    def fetch(self) -> None:
+        """Starts to gather, unless the parameters are there or on their way."""
+        if not self.users and self._arriving is None:
+            self._arriving = self.bucket.gather(self.flat)
+
     def open(self) -> None:
+        self.fetch()
         self.users += 1
-        if self.users > 1:
+        if self._arriving is None:
             return
+        flat, pending = self._arriving
+        self._arriving = None
+        pending.wait()
         for slot, nbytes in zip(self.bucket.slots, self._bytes, strict=True):
             slot.whole.untyped_storage().resize_(nbytes)
         # `.data` has its own version counter: refilling does not look like a change to autograd.
-        self.bucket.gather(self.flat, [slot.whole.data for slot in self.bucket.slots])
+        self.bucket.unpack(flat, [slot.whole.data for slot in self.bucket.slots])
 
     def close(self) -> None:
         self.users -= 1
@@ -94,9 +104,12 @@ class _Zero3:
             for slot, shard in zip(unit.bucket.slots, unit.shards, strict=True):
                 slot.whole.grad = shard.grad = None
 
-    def open(self, call: int) -> None:
+    def open(self, call: int, ahead: Sequence[int]) -> None:
         for unit in self._units_of(call):
             unit.open()
+        for later in ahead:
+            for unit in self._units_of(later):
+                unit.fetch()
 
     def close(self, call: int) -> None:
         for unit in self._units_of(call):

@@ -43,12 +43,12 @@ def check(chain, plan, clip=None):
         torch.testing.assert_close(results[0][1][name], value, rtol=1e-9, atol=1e-12)
 
 
-def stage(first, last, devices, *, mesh=None, shares=(), zero=0, recompute="none"):
+def stage(first, last, devices, *, mesh=None, shares=(), zero=0, recompute="none", prefetch=0):
     mesh = mesh or {"dp_replicate": 1, "dp_shard": len(devices), "tp": 1}
     patterns = ("first", "middle", "last")
     return Stage(
         first=f"b{first}", last=f"b{last}", mesh=mesh, devices=devices, batch_shares=shares,
-        zero=zero, recompute=dict.fromkeys(patterns, recompute),
+        zero=zero, prefetch=prefetch, recompute=dict.fromkeys(patterns, recompute),
     )  # fmt: skip
 
 
@@ -82,6 +82,24 @@ def test_data_parallel(zero, mesh, recompute):
         shares=(5, 3, 2, 2), zero=zero, recompute=recompute,
     )  # fmt: skip
     check(Chain(4), plan_of((only,), gpipe(1, 2), 2), clip=0.5)
+
+
+@pytest.mark.parametrize("schedule", [gpipe, split_gpipe])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("prefetch", [0, 1, 2])
+def test_prefetched_parameters(prefetch, recompute, schedule):
+    """Three blocks per stage, uneven shards, a parameter of the first stage tied to the second."""
+    stages = (
+        stage(0, 2, (0, 1, 2), shares=(3, 2, 1), zero=3, recompute=recompute, prefetch=prefetch),
+        stage(3, 5, (3, 4), shares=(2, 4), zero=3, recompute=recompute, prefetch=prefetch),
+    )
+    check(Chain(6), plan_of(stages, schedule(2, 4), 4), clip=1.0)
+
+
+def test_prefetch_of_a_block_that_shares_a_parameter():
+    """The first and the last block read one weight, in the same stage."""
+    only = stage(0, 3, (0, 1), shares=(7, 5), zero=3, prefetch=3)
+    check(Chain(4), plan_of((only,), split_gpipe(1, 2), 2))
 
 
 @pytest.mark.parametrize("schedule", [gpipe, split_gpipe])

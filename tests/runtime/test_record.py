@@ -255,3 +255,21 @@ def test_a_run_with_a_rank_missing_is_refused(run, tmp_path):
 def test_the_chain_is_what_the_figures_above_are_about():
     assert sum(p.numel() for p in Chain(4).parameters()) == 3 * WIDTH**2 + 4 * WIDTH + 1
     assert BATCH == 24
+
+
+def _peak(prefetch: int) -> int:
+    only = stage(0, 5, (0, 1), shares=(7, 5), zero=3, prefetch=prefetch)
+    job = make_job(Chain(6, tied=False), plan_of((only,), gpipe(1, 2), 2))
+    for batch in batches(2):
+        job.step(batch)
+    job.track_memory(batches(1)[0])
+    job.close()
+    assert job.tensor_memory is not None
+    return job.tensor_memory.peak_bytes
+
+
+def test_prefetch_costs_the_memory_of_that_many_blocks():
+    block = 8 * (36 + 6)
+    none, one, two = (run_ranks(2, _peak, prefetch)[0] for prefetch in range(3))
+    assert one - none == block
+    assert two - none == 2 * block
