@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.accuracy_data import file_name, read_measured, read_predicted, write
-from benchmarks.accuracy_measure import base_bytes, machine, run_plan
+from benchmarks.accuracy_measure import Effort, base_bytes, machine, run_plan
 from benchmarks.accuracy_models import SUBJECTS
 from benchmarks.accuracy_plans import plan_of, sketches, thinned
 from benchmarks.accuracy_predict import predicted
@@ -80,16 +80,17 @@ def predict(options: argparse.Namespace) -> None:
 def measure(options: argparse.Namespace) -> None:
     """Runs every predicted plan once per turn; each turn shuffles the order anew."""
     traced = graphs(options.models)
+    effort = Effort(warmup=options.warmup, steps=options.steps)
     expected = [p for p in read_predicted(options.output / "predicted") if p.model in traced]
     for turn in range(options.turns):
         random.Random(ORDER_SEED + turn).shuffle(expected)
         for one in expected:
             file = file_name(one.model, one.plan)
+            plan = plan_io.load(options.output / "plans" / f"{file}.json")
+            folder = options.output / "runs" / f"{file}--{turn}"
             found = run_plan(
-                SUBJECTS[one.model], one.plan, traced[one.model],
-                plan_io.load(options.output / "plans" / f"{file}.json"),
-                turn=turn, warmup=options.warmup, steps=options.steps,
-            )  # fmt: skip
+                SUBJECTS[one.model], one.plan, traced[one.model], plan, folder, turn, effort
+            )
             write(options.output / "measured" / f"{file}--{turn}.json", found)
             print(
                 f"{turn} {one.model:6} {one.plan:40} {one.step_s:7.3f} {found.step_s:7.3f} s "

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-KINDS = ("forward", "backward", "wait", "synchronise", "optimizer", "rest")
+KINDS = ("forward", "backward", "collectives", "wait", "optimizer", "rest")
 """Where the seconds of a step go, mean over ranks."""
 
 
@@ -51,15 +51,15 @@ class Measured:
     step_s: float
     """Largest median of a rank."""
     seconds: Mapping[str, float]
-    """By KINDS; waiting counts as forward and backward where it was not told apart."""
+    """By KINDS, of a median step: collectives only where the rank does nothing else."""
     cpu_s: float
     """Processor seconds of a step, summed over ranks."""
     base_bytes: tuple[int, ...]
     resident_bytes: tuple[int, ...]
-    """Per rank, the peak during the timed and warm-up steps (VmHWM): all pages of the process that
-    are in memory, those that it shares with its parent included."""
-    tensor_bytes: tuple[int, ...] = ()
-    """Per rank; empty where it was not recorded."""
+    """Per rank, the peak since the job was made (VmHWM): all pages of the process that are in
+    memory, those that it shares with its parent included."""
+    tensor_bytes: tuple[int, ...]
+    """Per rank, the peak of live tensors in a step of its own."""
 
     @property
     def key(self) -> tuple[str, str]:

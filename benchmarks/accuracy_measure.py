@@ -2,14 +2,14 @@
 
 A rank is a process forked from one that has imported torch and traced the models but never trained.
 Its base is what is resident once it has the user's model, its process group and has taken a tiny
-training step; its resident peak is the kernel's high-water mark (VmHWM), reset before the job is
-made. Both count pages that it shares with its parent, so their difference is what training adds.
+training step; its resident peak is the kernel's high-water mark (VmHWM) since the job was made.
+Both count pages that it shares with its parent, so their difference is what the job adds.
 """
 
 import gc
 import statistics
 import time
-from collections.abc import Sequence
+from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,14 +18,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from benchmarks.accuracy_data import Measured
+from benchmarks.accuracy_data import KINDS, Measured
 from benchmarks.accuracy_models import Subject
-from meshwright.display import peak_bytes, reset_peak
 from meshwright.ir.graph import Graph
 from meshwright.ir.plan import Plan
-from meshwright.runtime.job import Job
+from meshwright.ir.schedule import Action, Work
 from meshwright.runtime.job import compile as compile_job
-from meshwright.runtime.stats import StepRecord
+from meshwright.runtime.record import Collected, StepRecord
+from meshwright.runtime.resident import resident_bytes
 from tests.spawn import run_ranks
 
 LEARNING_RATE = 1e-4
@@ -41,7 +41,7 @@ class RankRun:
     cpu_s: float
     base_bytes: int
     resident_bytes: int
-    tensor_bytes: int | None
+    tensor_bytes: int
 
 
 def base_bytes(subject: Subject, ranks: int) -> int:
@@ -52,8 +52,8 @@ def base_bytes(subject: Subject, ranks: int) -> int:
 def _base(subject: Subject) -> int:
     model = subject.model()
     _touch()
-    resident = reset_peak()
-    del model
+    resident = resident_bytes()
+    del model  # not before
     return resident
 
 
@@ -67,15 +67,23 @@ def _touch() -> None:
     gc.collect()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How long a plan is run."""
+
+    warmup: int
+    """Memory is faulted in during the first two or three."""
+    steps: int
+
+
 def run_plan(
-    subject: Subject, name: str, graph: Graph, plan: Plan, *, turn: int, warmup: int, steps: int
+    subject: Subject, name: str, graph: Graph, plan: Plan, folder: Path, turn: int, effort: Effort
 ) -> Measured:
-    """Trains `warmup` and then `steps` steps on one process per rank of the plan."""
+    """Trains on one process per rank of the plan, which leave their records in `folder`."""
     started = datetime.now(UTC).isoformat(timespec="seconds")
     found: list[RankRun] = run_ranks(
-        plan.world_size, _train, subject, graph, plan, warmup, steps, timeout_s=TIMEOUT_S
+        plan.world_size, _train, subject, graph, plan, folder, effort, timeout_s=TIMEOUT_S
     )
-    kinds = found[0].seconds
     return Measured(
         model=subject.name,
         plan=name,
@@ -85,52 +93,64 @@ def run_plan(
         started_at=started,
         steps_s=tuple(rank.steps_s for rank in found),
         step_s=max(statistics.median(rank.steps_s) for rank in found),
-        seconds={k: statistics.mean(rank.seconds[k] for rank in found) for k in kinds},
+        seconds={k: statistics.mean(rank.seconds[k] for rank in found) for k in KINDS},
         cpu_s=sum(rank.cpu_s for rank in found),
         base_bytes=tuple(rank.base_bytes for rank in found),
         resident_bytes=tuple(rank.resident_bytes for rank in found),
-        tensor_bytes=tuple(r.tensor_bytes for r in found if r.tensor_bytes is not None),
+        tensor_bytes=tuple(rank.tensor_bytes for rank in found),
     )
 
 
-def _train(subject: Subject, graph: Graph, plan: Plan, warmup: int, steps: int) -> RankRun:
+def _train(subject: Subject, graph: Graph, plan: Plan, folder: Path, effort: Effort) -> RankRun:
     model, batch = subject.model(), subject.batch()
     _touch()
-    base = reset_peak()
     job = compile_job(model, plan, graph=graph, loss_fn=subject.loss_fn, lr=LEARNING_RATE)
-    for _ in range(warmup):
+    for _ in range(effort.warmup):
         job.step(batch)
     dist.barrier()
-    taken, processor_s = [], time.process_time()
-    for _ in range(steps):
-        start = time.perf_counter()
+    processor_s = time.process_time()
+    for _ in range(effort.steps):
         job.step(batch)
-        taken.append(time.perf_counter() - start)
     processor_s = time.process_time() - processor_s
-    resident = peak_bytes()
-    seconds = _by_kind(job.stats.steps[-steps:])
+    records = job.stats.records[-effort.steps :]
+    job.track_memory(batch)
+    job.write_run(folder)
+    memory = job.measured().memory
+    assert memory.tensors
     job.close()
-    return RankRun(tuple(taken), seconds, processor_s / steps, base, resident, _tensor_peak(job))
-
-
-def _tensor_peak(job: Job) -> int | None:
-    """Not recorded by the runtime yet."""
-    return None
-
-
-def _by_kind(records: Sequence[StepRecord]) -> dict[str, float]:
-    """Seconds of a median step by kind."""
-    names = {"forward": "F", "synchronise": "synchronise", "optimizer": "optimizer"}
-    found = {
-        kind: statistics.median(sum(r.action_s.get(work, ())) for r in records)
-        for kind, work in names.items()
-    }
-    found["backward"] = statistics.median(
-        sum(sum(r.action_s.get(work, ())) for work in "BIW") for r in records
+    per_step = [by_kind(record) for record in records]
+    return RankRun(
+        steps_s=tuple(record.step_s for record in records),
+        seconds={kind: statistics.median(step[kind] for step in per_step) for kind in KINDS},
+        cpu_s=processor_s / effort.steps,
+        base_bytes=memory.resident_before_bytes,
+        resident_bytes=memory.resident_peak_bytes,
+        tensor_bytes=memory.tensors.peak_bytes,
     )
-    found["wait"] = 0.0
-    found["rest"] = statistics.median(r.step_s for r in records) - sum(found.values())
+
+
+def by_kind(record: StepRecord) -> dict[str, float]:
+    """Where the seconds of one step of one rank went."""
+    found = dict.fromkeys(KINDS, 0.0)
+    inside: Counter[int] = Counter()
+    for kind, events in (("wait", record.waits), ("collectives", record.collectives)):
+        for event in events:
+            start_s = event.blocked_s if isinstance(event, Collected) else event.start_s
+            found[kind] += event.end_s - start_s
+            inside[event.section] += event.end_s - start_s  # type: ignore[assignment]
+    for index, (name, start_s, end_s) in enumerate(record.sections):
+        kind = _kind(name)
+        if kind:
+            found[kind] += end_s - start_s - inside[index]
+    found["rest"] = record.step_s - sum(found.values())
     return found
+
+
+def _kind(name: Action | str) -> str:
+    """Of a section; none for those that hold others, and small ones."""
+    if isinstance(name, Action):
+        return "forward" if name.work is Work.FORWARD else "backward"
+    return "optimizer" if name == "optimizer" else ""
 
 
 def machine() -> str:

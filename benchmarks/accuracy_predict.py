@@ -43,7 +43,7 @@ def seconds(plan: Plan, found: Prediction, timeline: Timeline) -> Mapping[str, f
             "forward": forward,
             "backward": sum(took.values()),
             "wait": entries[-1].end_s - forward - sum(took.values()),
-            "synchronise": sum(found.stages[i].sync_s for i in held),
+            "collectives": sum(found.stages[i].sync_s for i in held),
             "optimizer": sum(found.stages[i].optimizer_s for i in held),
         }
         rows += [row] * len(plan.stages[held[0]].devices)

@@ -37,15 +37,13 @@ class Row:
         return self.predicted.resident_bytes / self.resident_bytes - 1
 
     @property
-    def tensor_bytes(self) -> float | None:
-        """Of the worst rank; None where it was not recorded."""
-        found = [max(run.tensor_bytes) for run in self.runs if run.tensor_bytes]
-        return mean(found) if found else None
+    def tensor_bytes(self) -> float:
+        """Of the worst rank."""
+        return mean(max(run.tensor_bytes) for run in self.runs)
 
     @property
-    def tensor_error(self) -> float | None:
-        measured = self.tensor_bytes
-        return None if measured is None else self.predicted.tensor_bytes / measured - 1
+    def tensor_error(self) -> float:
+        return self.predicted.tensor_bytes / self.tensor_bytes - 1
 
     @property
     def noise(self) -> float | None:
@@ -176,15 +174,14 @@ def _median_and_p90(errors: Iterable[float | None]) -> list[str]:
 
 
 def _details(row: Row) -> list[str]:
-    p, tensors = row.predicted, row.tensor_bytes
+    p = row.predicted
     return [
         p.plan, str(p.ranks), f"{p.step_s:.3f}", f"{row.step_s:.3f}", _signed(row.step_error),
         f"±{p.error_band:.0%}", "-" if row.noise is None else _percent(row.noise),
         *(_signed(row.excess(kind)) for kind in KINDS),
         f"{p.resident_bytes / MIB:,.0f}", f"{row.resident_bytes / MIB:,.0f}",
         _signed(row.resident_error), f"{p.tensor_bytes / MIB:,.0f}",
-        "-" if tensors is None else f"{tensors / MIB:,.0f}",
-        "-" if row.tensor_error is None else _signed(row.tensor_error),
+        f"{row.tensor_bytes / MIB:,.0f}", _signed(row.tensor_error),
     ]  # fmt: skip
 
 
