@@ -16,13 +16,21 @@ from meshwright.ir.errors import PlanError
 _NAMES = {
     "V100": ("v100-16", "v100-32"),
     "A100": ("a100-40", "a100-80"),
-    "H100": ("h100-sxm",),
+    "H100 PCIe": ("h100-pcie",),
+    "H100": ("h100-sxm", "h100-hbm2e"),
     "H200": ("h200",),
     "B200": ("b200",),
+    "L40S": ("l40s",),
     "L4": ("l4",),
+    "A10": ("a10",),
+    "RTX A6000": ("rtx-a6000",),
+    "RTX 3090": ("rtx3090",),
     "RTX 4090": ("rtx4090",),
+    "T4": ("t4",),
+    "P100": ("p100",),
+    "MI300X": ("mi300x",),
 }
-"""Part of the name that CUDA reports -> presets, by memory."""
+"""Part of the name that CUDA reports -> presets, by memory; the first that it holds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from meshwright.ir.device import DeviceType, Link, OpClass
 from meshwright.ir.errors import PlanError
+from meshwright.ir.preset_devices import DEVICES as DEVICES
 
-# Shares of memory bandwidth: PyTorch copies reach 0.78 (L4), 0.85 (V100), 0.90 (RTX 4090) in the
-# matmul-and-copy tables that ml-engineering collects; the lower ones are assumptions.
+# Shares of memory bandwidth of a CPU process; assumptions.
 _MEMORY = {
     OpClass.NORMALIZATION: 0.6,
     OpClass.REDUCTION: 0.6,
@@ -20,59 +20,6 @@ _MEMORY = {
     OpClass.GATHER: 0.4,
     OpClass.COPY: 0.8,
 }
-
-
-def _gpu(
-    name: str,
-    memory_gb: float,
-    bandwidth_gb_s: float,
-    tflops: dict[str, float],
-    matmul: float,
-    reference: str,
-    attention: float = 0.5,
-) -> DeviceType:
-    compute = {
-        OpClass.MATMUL: matmul,
-        OpClass.ATTENTION: attention * matmul,  # assumption: flash kernels reach half of a matmul
-        OpClass.CONVOLUTION: 0.6 * matmul,  # assumption
-        OpClass.RECURRENT: 0.3 * matmul,  # assumption
-    }
-    return DeviceType(
-        name=name,
-        kind="cuda",
-        memory_bytes=round(memory_gb * 2**30),  # marketed GB are GiB on these parts
-        memory_bandwidth_bytes_per_s=bandwidth_gb_s * 1e9,
-        peak_flops={dtype: value * 1e12 for dtype, value in tflops.items()},
-        efficiency=compute | _MEMORY,
-        overhead_s=6e-6,  # assumption: eager PyTorch launches 100k-200k kernels a second
-        reserved_bytes=round(1.5 * 2**30),  # assumption: CUDA context, NCCL, cuBLAS
-        source="datasheet",
-        reference=reference,
-    )
-
-
-def _peaks(fp64: float, fp32: float, half: float, bf16: float | None = None) -> dict[str, float]:
-    return {"float64": fp64, "float32": fp32, "float16": half, "bfloat16": bf16 or half}
-
-
-# Matmul efficiency, fitted to 405-486 bf16 GEMM shapes per GPU of aiconfigurator (error 4-8 %);
-# V100, L4 and RTX 4090 from the matmul tables of ml-engineering.
-DEVICES = {
-    device.name: device
-    for device in (
-        _gpu("v100-16", 16, 900, _peaks(7.8, 15.7, 125, 10.3), 0.75,
-             "SXM2; no bf16 tensor cores, 9.4-10.3 TFLOP/s measured; fp16 measured 95 of 125"),
-        _gpu("v100-32", 32, 900, _peaks(7.8, 15.7, 125, 10.3), 0.75, "as v100-16"),
-        _gpu("a100-40", 40, 1555, _peaks(9.7, 19.5, 312), 0.84, "SXM4"),
-        _gpu("a100-80", 80, 2039, _peaks(9.7, 19.5, 312), 0.84, "SXM4; GEMM fit 0.84 of peak"),
-        _gpu("h100-sxm", 80, 3350, _peaks(34, 67, 989), 0.80, "SXM5; GEMM fit 0.80 of peak"),
-        _gpu("h200", 141, 4800, _peaks(34, 67, 989), 0.80, "SXM; GEMM fit 0.80 of peak"),
-        _gpu("b200", 180, 8000, _peaks(40, 80, 2250), 0.68, "SXM; GEMM fit 0.68 of peak"),
-        _gpu("l4", 24, 300, _peaks(0.5, 30.3, 121), 0.56, "measured 66-71 of 121 TFLOP/s bf16"),
-        _gpu("rtx4090", 24, 1008, _peaks(1.3, 82.6, 165.2), 0.95,
-             "fp32 accumulation; measured 160-173 of 165 TFLOP/s bf16, 47-58 of 82.6 fp32"),
-    )
-}  # fmt: skip
 
 
 def _link(name: str, gb_s: float, latency_us: float, **rest: object) -> Link:
@@ -126,8 +73,17 @@ MACHINES = {
     "h100-sxm": ("nvlink4", "infiniband-ndr"),
     "h200": ("nvlink4", "infiniband-ndr"),
     "b200": ("nvlink5", "infiniband-ndr"),
+    "h100-pcie": ("pcie4", "infiniband-ndr"),
+    "h100-hbm2e": ("nvlink4", "infiniband-ndr"),
     "l4": ("pcie4", "ethernet-100g"),
+    "l40s": ("pcie4", "ethernet-100g"),
+    "a10": ("pcie4", "ethernet-100g"),
+    "mi300x": ("nvlink4", "infiniband-ndr"),
+    "rtx-a6000": ("pcie4", "ethernet-25g"),
+    "rtx3090": ("pcie4", "ethernet-25g"),
     "rtx4090": ("pcie4", "ethernet-25g"),
+    "t4": ("pcie4", "ethernet-25g"),
+    "p100": ("pcie4", "ethernet-25g"),
 }
 NETWORKS = tuple(name for name in LINKS if name.startswith(("infiniband", "ethernet")))
 

@@ -61,6 +61,8 @@ class OpRecord:
     backward_weight: Timing | None = None
     """Gradients of the parameters alone."""
     saved_bytes: int = 0
+    causal: bool = False
+    """Attention that looks back only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

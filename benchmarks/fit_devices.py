@@ -1,0 +1,251 @@
+"""Remakes `ir/preset_matmul.py` from published matmul timings and reports the error held out.
+
+python benchmarks/fit_devices.py CALIBRATE_DIR [-o docs/results/devices.md] [--presets FILE]
+
+CALIBRATE_DIR holds gemm_bf16_aiconfigurator.json and matmul_measured.json. A fit on every other
+shape is judged on the rest; the constants that ship are fitted to all.
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import date
+from pathlib import Path
+from statistics import median, quantiles
+
+from meshwright.costmodel.fit_compute import Sample, fit_curve
+from meshwright.costmodel.formulas import Gemm, Work, kernel_s
+from meshwright.ir.device import DeviceType, OpClass, OpCurve
+from meshwright.ir.preset_devices import DEVICES
+
+GRIDS = {
+    "A100-SXM4-80GB": "a100-80",
+    "H100-SXM5-80GB": "h100-sxm",
+    "H200-SXM-141GB": "h200",
+    "B200-SXM-180GB": "b200",
+    "L40S-48GB": "l40s",
+}
+"""GPUs with timings over a grid of shapes, and their presets."""
+POINTS = {
+    "p100": r"P100", "v100-16": r"V100(?!S)", "v100-32": r"V100(?!S)", "t4": r"\bT4\b",
+    "a100-40": r"A100[ -](PCIE-)?40GB", "a100-80": r"A[18]00 SXM4 80GB",
+    "h100-pcie": r"H100[ -]PCIe",
+    "h100-sxm": r"H100 80GB HBM3", "h200": r"NVIDIA H200$", "b200": r"NVIDIA B200 180GB",
+    "l4": r"\bL4\b", "l40s": r"L40S", "a10": r"\bA10\b", "rtx-a6000": r"RTX A6000",
+    "rtx3090": r"3090(?! Ti)", "rtx4090": r"4090(?!D)", "mi300x": r"MI300X",
+}  # fmt: skip
+"""Presets and the names of their GPUs in the table of single large products."""
+LIKE = {"a100-40": "a100-80", "h100-hbm2e": "h100-sxm", "mi300x": "a100-80"}
+"""Whose shape constants a GPU without a grid borrows; otherwise A100's."""
+POWER_CUT = {"h100-hbm2e": 0.86}
+"""Clock under load of 500 W against 700 W: (350 W / 550 W)^(1/3), with 150 W that do not depend on
+the clock, and power as its cube; assumption."""
+START = OpCurve(share=0.85, depth=100.0, quantum=0.3, small_tile=0.9, split_depth=200.0,
+                floor_s=2.5e-6, droop=0.02)  # fmt: skip
+LARGE = Gemm(1, 8192, 8192, 8192)
+
+
+@dataclass(frozen=True, slots=True)
+class Error:
+    """Of one shape that was held out."""
+
+    gemm: Gemm
+    relative: float
+
+
+def samples(rows: Iterable[dict[str, float]]) -> list[Sample]:
+    """The timings of one GPU, in the order of their shapes."""
+    shapes = sorted((int(r["m"]), int(r["n"]), int(r["k"]), r["latency_us"]) for r in rows)
+    return [Sample(work(Gemm(1, m, n, k)), us * 1e-6) for m, n, k, us in shapes]
+
+
+def work(g: Gemm, dtype: str = "bfloat16") -> Work:
+    size = 4 if dtype == "float32" else 2
+    moved = size * (g.m * g.k + g.k * g.n + g.m * g.n)
+    return Work(OpClass.MATMUL, dtype, 2.0 * g.m * g.n * g.k, moved, (g,))
+
+
+def fitted(measured: Sequence[Sample], device: DeviceType) -> OpCurve:
+    note = f"{len(measured)} GEMMs of aiconfigurator (095f58a)"
+    return fit_curve(OpClass.MATMUL, measured, device, START, reference=note)
+
+
+def errors(held: Sequence[Sample], device: DeviceType, curve: OpCurve) -> list[Error]:
+    scene = with_matmul(device, curve)
+    return [Error(s.work.gemms[0], kernel_s(s.work, scene) / s.seconds - 1) for s in held]
+
+
+def with_matmul(device: DeviceType, curve: OpCurve) -> DeviceType:
+    return replace(device, curves={**device.curves, OpClass.MATMUL: curve})
+
+
+def share_of(device: DeviceType, curve: OpCurve, dtype: str, tflops: float) -> float:
+    """The share with which the curve gives this rate for a large product."""
+    whole = replace(curve, share=1.0, wide_share=None)
+    rate = work(LARGE).flops / kernel_s(work(LARGE, dtype), with_matmul(device, whole))
+    return min(1.5, tflops * 1e12 / rate)
+
+
+def community(rows: Sequence[dict[str, object]], name: str, key: str) -> list[float]:
+    """TFLOP/s that people measured with one large product."""
+    pattern = re.compile(POINTS.get(name, r"\Z."))
+    found = [r.get(key) for r in rows if pattern.search(str(r["gpu"])) and key in r]
+    return [float(value) for value in found if isinstance(value, int | float)]
+
+
+def borrowed(name: str, shape: OpCurve, rows: Sequence[dict[str, object]]) -> OpCurve:
+    """A curve of another GPU's form with the rate measured on this one."""
+    device = DEVICES[name]
+    cut = POWER_CUT.get(name)
+    if cut is not None:
+        return replace(shape, share=cut * shape.share, band=0.2, source="assumption",
+                       reference="h100-sxm, its clock cut by power")  # fmt: skip
+    # bf16 and fp16 where both have tensor cores.
+    tensor = device.peak("bfloat16") == device.peak("float16")
+    half = community(rows, name, "fp16_tflops")
+    half += community(rows, name, "bf16_tflops") if tensor else []
+    # The best over shapes, where nothing else is known.
+    half = half or community([r for r in rows if r.get("precision") == "bf16"], name, "best_tflops")
+    spread = (max(half) - min(half)) / median(half) / 2
+    return replace(
+        shape,
+        share=share_of(device, shape, "float16", median(half)),
+        wide_share=None,
+        band=max(0.15, spread),
+        reference=f"{len(half)} community figures of large products; form of another GPU's fit",
+    )
+
+
+def with_wide(name: str, curve: OpCurve, rows: Sequence[dict[str, object]]) -> OpCurve:
+    """The share in float32, from large products."""
+    wide = community(rows, name, "fp32_tflops")
+    if not wide:
+        return curve
+    share = share_of(DEVICES[name], curve, "float32", median(wide))
+    return replace(curve, wide_share=share)
+
+
+def sustained(name: str, curve: OpCurve, rows: Sequence[dict[str, object]]) -> OpCurve:
+    """The grids are of short kernels on cool cards: no faster than PyTorch's large products."""
+    found = community(rows, name, "bf16_tflops")
+    share = share_of(DEVICES[name], curve, "bfloat16", median(found))
+    if share >= curve.share:
+        return curve
+    note = f"{curve.reference}; cut to large products"
+    return replace(curve, share=share, reference=note)
+
+
+def curves(grids: dict[str, list[Sample]], rows: Sequence[dict[str, object]]) -> dict[str, OpCurve]:
+    """Preset -> curve, fitted to all that is there."""
+    made = {name: fitted(grid, DEVICES[name]) for name, grid in grids.items()}
+    made = {name: sustained(name, curve, rows) for name, curve in made.items()}
+    made = {name: with_wide(name, curve, rows) for name, curve in made.items()}
+    for name in DEVICES:
+        if name not in made:
+            shape = made[LIKE.get(name, "a100-80")]
+            made[name] = with_wide(name, borrowed(name, shape, rows), rows)
+    return {name: made[name] for name in DEVICES}
+
+
+def literal(curve: OpCurve) -> str:
+    """The curve as source code, to three digits."""
+    parts = []
+    for field in curve.__dataclass_fields__.values():
+        value = getattr(curve, field.name)
+        if value != field.default:
+            text = json.dumps(value) if isinstance(value, str) else f"{value:.3g}"
+            parts.append(f"{field.name}={text}")
+    return f"OpCurve({', '.join(parts)})"
+
+
+def module(made: dict[str, OpCurve]) -> str:
+    lines = ['"""How long matmuls take on accelerators; made by benchmarks/fit_devices.py."""',
+             "", "from meshwright.ir.device import OpCurve", "", "MATMUL = {"]  # fmt: skip
+    lines += [f"    {json.dumps(name)}: {literal(curve)}," for name, curve in made.items()]
+    return "\n".join([*lines, "}", ""])
+
+
+def row(label: str, found: Sequence[Error]) -> str:
+    sizes = sorted(abs(e.relative) for e in found)
+    p90 = quantiles(sizes, n=10)[-1]
+    bias = median(e.relative for e in found)
+    return (f"| {label} | {len(found)} | {median(sizes):.1%} | {p90:.1%} | {sizes[-1]:.1%} | "
+            f"{bias:+.1%} |")  # fmt: skip
+
+
+REGIMES = {
+    "all": lambda g: True,
+    "under 20 GFLOP": lambda g: g.m * g.n * g.k < 1e10,
+    "20-200 GFLOP": lambda g: 1e10 <= g.m * g.n * g.k < 1e11,
+    "over 200 GFLOP": lambda g: g.m * g.n * g.k >= 1e11,
+    "m = 512": lambda g: g.m == 512,
+    "k >= 8192": lambda g: g.k >= 8192,
+}
+
+
+HEAD = """# Matmul formulas against published timings
+
+`benchmarks/fit_devices.py CALIBRATE_DIR`, {today}. Fitted to every other shape of aiconfigurator's
+bf16 grids (m 512-16384, n and k 1024-16384), judged on the rest. The timings are of repeated
+kernels in CUDA graphs with a warm cache, so they hold neither dispatch nor the clock of a card that
+is hot from hours of work. Where PyTorch's large products (matmul_measured) are slower, the
+constants below, which are fitted to all shapes, are cut to their rate.
+"""
+TABLE = """## Constants
+
+Rate: TFLOP/s of an 8192 cube in float16.
+
+| preset | rate | share of peak | float32 share | band | source |
+|---|---|---|---|---|---|"""
+
+
+def report(grids: dict[str, list[Sample]], made: dict[str, OpCurve]) -> str:
+    lines = [HEAD.format(today=date.today())]
+    for name, grid in grids.items():
+        device = DEVICES[name]
+        held = errors(grid[1::2], device, fitted(grid[::2], device))
+        lines += [f"## {name}", "", "| held-out shapes | n | median | p90 | worst | bias |",
+                  "|---|---|---|---|---|---|"]  # fmt: skip
+        for label, inside in REGIMES.items():
+            some = [e for e in held if inside(e.gemm)]
+            if len(some) > 1:
+                lines.append(row(label, some))
+        lines.append("")
+    lines.append(TABLE)
+    lines += [constants(name, curve) for name, curve in made.items()]
+    return "\n".join([*lines, ""])
+
+
+def constants(name: str, curve: OpCurve) -> str:
+    device = with_matmul(DEVICES[name], curve)
+    rate = work(LARGE).flops / kernel_s(work(LARGE, "float16"), device) / 1e12
+    wide = f"{curve.wide_share:.2f}" if curve.wide_share else "as half"
+    return (f"| {name} | {rate:.0f} | {curve.share:.2f} | {wide} | {curve.band:.0%} | "
+            f"{curve.source}: {curve.reference} |")  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("--presets", type=Path, help="write the module of constants here")
+    args = parser.parse_args()
+    files = [args.folder / f"{n}.json" for n in ("gemm_bf16_aiconfigurator", "matmul_measured")]
+    if missing := [str(f) for f in files if not f.exists()]:
+        sys.exit(f"{', '.join(missing)} missing: give the folder of published calibration tables")
+    table, points = (json.loads(f.read_text())["rows"] for f in files)
+    grids = {name: samples(r for r in table if r["gpu"] == gpu) for gpu, name in GRIDS.items()}
+    made = curves(grids, points)
+    text = report(grids, made)
+    print(text)
+    if args.output:
+        args.output.write_text(text)
+    if args.presets:
+        args.presets.write_text(module(made))
+
+
+if __name__ == "__main__":
+    main()

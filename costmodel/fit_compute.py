@@ -1,0 +1,211 @@
+"""Fits a device's curves to measured kernels: least squares on the logarithm of the error."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import log
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.costmodel.formulas import Gemm, Work, kernel_s
+from meshwright.costmodel.op_classes import COMPUTE
+from meshwright.costmodel.works import forward_gemms
+from meshwright.ir.device import DeviceType, OpClass, OpCurve, Source
+from meshwright.ir.profile import OpRecord
+
+Floats = NDArray[np.float64]
+
+_RANGE = {
+    "share": (1e-3, 1.5),
+    "wide_share": (1e-3, 1.5),
+    "floor_s": (1e-8, 1e-2),
+    "depth": (0.1, 4096.0),
+    "split_depth": (1.0, 4096.0),
+    "quantum": (1e-3, 1.0),
+    "small_tile": (0.3, 1.0),
+    "droop": (1e-3, 0.6),
+    "cache_bytes": (2.0**12, 2.0**28),
+    "cache_share": (1e-3, 100.0),
+}
+"""Where each parameter may lie: within it every formula is non-negative and monotone."""
+_TILED = ("share", "floor_s", "depth", "quantum", "small_tile", "split_depth", "droop")
+_PLAIN = ("share", "floor_s", "depth")
+_MEMORY = ("share", "floor_s", "cache_share", "cache_bytes")
+_OUTLIER = 0.1
+"""Errors far above this count less than their square: kernels chosen badly by the library."""
+_SAFE = 1.25
+"""Bands are of shapes that were fitted; others are a little worse."""
+_KERNEL_S = 1e-6
+_WIDE = ("float32", "float64")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One kernel and what it took, dispatch left out."""
+
+    work: Work
+    seconds: float
+
+
+def fit_curve(
+    op_class: OpClass,
+    samples: Sequence[Sample],
+    device: DeviceType,
+    start: OpCurve,
+    *,
+    source: Source = "fitted",
+    reference: str = "",
+) -> OpCurve:
+    """The curve of the class that fits the samples best, starting from another.
+
+    The floor of a GPU's kernels is not fitted below a microsecond: none is shorter.
+
+    As many parameters as the samples can tell apart: one size tells the share alone.
+    """
+    names = _free(op_class, samples, device)
+    residuals = _residuals(op_class, samples, device, start, names)
+    first = [getattr(start, name) or 0.0 for name in names]
+    found, errors = _minimise(residuals, first, [_range(name, device) for name in names])
+    spread = float(np.quantile(np.abs(np.expm1(errors)), 0.8)) if len(errors) else start.band
+    # With hardly more samples than parameters the residual says little.
+    few = 1.0 + len(names) / len(samples)
+    band = max(0.02, _SAFE * few * spread, 0.3 / len(samples))
+    return replace(_with(start, names, found), band=band, source=source, reference=reference)
+
+
+def _range(name: str, device: DeviceType) -> tuple[float, float]:
+    low, high = _RANGE[name]
+    return (
+        (max(low, _KERNEL_S), high) if name == "floor_s" and device.kind == "cuda" else (low, high)
+    )
+
+
+def _free(op_class: OpClass, samples: Sequence[Sample], device: DeviceType) -> tuple[str, ...]:
+    sizes = {round(log(max(1.0, s.work.flops + s.work.nbytes)), 1) for s in samples}
+    tiled = device.processors and all(s.work.gemms for s in samples)
+    names: tuple[str, ...] = _MEMORY
+    if op_class in COMPUTE:
+        names = _TILED if tiled and len(samples) > 3 * len(_TILED) else _PLAIN
+    dtypes = {s.work.dtype in _WIDE for s in samples}
+    mixed = ("wide_share",) if op_class in COMPUTE and len(dtypes) == 2 else ()
+    count = len(names) if len(sizes) > len(names) else min(len(sizes), 2)
+    return names[:count] + mixed
+
+
+def _with(curve: OpCurve, names: Sequence[str], logs: Floats) -> OpCurve:
+    values: dict[str, Any] = {name: float(np.exp(x)) for name, x in zip(names, logs, strict=True)}
+    if "cache_bytes" in values:
+        values["cache_bytes"] = round(values["cache_bytes"])
+        # Memory is never faster than the cache before it.
+        values["cache_share"] = max(values["cache_share"], values["share"])
+    elif "share" in values and curve.cache_share:
+        # Nothing tells the cache: keep its advantage.
+        values["cache_share"] = values["share"] * curve.cache_share / curve.share
+    return replace(curve, **values)
+
+
+def _residuals(
+    op_class: OpClass,
+    samples: Sequence[Sample],
+    device: DeviceType,
+    start: OpCurve,
+    names: Sequence[str],
+) -> Callable[[Floats], Floats]:
+    measured = np.log([s.seconds for s in samples])
+
+    def residuals(logs: Floats) -> Floats:
+        curves = {**device.curves, op_class: _with(start, names, logs)}
+        scene = replace(device, curves=curves)
+        return np.log([kernel_s(s.work, scene) for s in samples]) - measured
+
+    return residuals
+
+
+def _minimise(
+    residuals: Callable[[Floats], Floats],
+    start: Sequence[float],
+    ranges: Sequence[tuple[float, float]],
+) -> tuple[Floats, Floats]:
+    """Levenberg-Marquardt on log parameters within their ranges; deterministic."""
+    low, high = (np.log([r[side] for r in ranges]) for side in (0, 1))
+    x = np.clip(np.log(np.maximum(start, np.exp(low))), low, high)
+    error, damping = residuals(x), 1e-2
+    for _ in range(60):
+        slope = _slope(residuals, x, error, low, high)
+        weight = 1.0 / np.sqrt(1.0 + (error / _OUTLIER) ** 2)
+        normal, pull = slope.T @ (weight[:, None] * slope), slope.T @ (weight * error)
+        moved = False
+        while damping < 1e8 and not moved:
+            scale = np.diag(damping * (np.diag(normal) + 1e-9) + 1e-12)
+            step = np.clip(-np.linalg.solve(normal + scale, pull), -0.7, 0.7)
+            there = np.clip(x + step, low, high)
+            tried = residuals(there)
+            moved = _cost(tried) < _cost(error)
+            damping *= 0.2 if moved else 4.0
+        if not moved:
+            break
+        done = _cost(error) - _cost(tried) < 1e-7 * _cost(error)
+        x, error = there, tried
+        if done:
+            break
+    return x, error
+
+
+def _slope(
+    residuals: Callable[[Floats], Floats],
+    x: Floats,
+    error: Floats,
+    low: Floats,
+    high: Floats,
+) -> Floats:
+    """Derivative of each residual; wide steps, since waves and choices of tile are jagged."""
+    columns = []
+    for i in range(len(x)):
+        step = 0.02 if x[i] + 0.02 <= high[i] else -0.02
+        there = x.copy()
+        there[i] += step
+        columns.append((residuals(there) - error) / step)
+    return np.array(columns).T
+
+
+def _cost(error: Floats) -> float:
+    return float(np.sum(np.sqrt(1.0 + (error / _OUTLIER) ** 2) - 1.0))
+
+
+def record_work(record: OpRecord) -> Work:
+    """The forward of a measured op."""
+    op_class = OpClass(record.op_class)
+    gemms: tuple[Gemm, ...] = ()
+    if op_class in (OpClass.MATMUL, OpClass.CONVOLUTION):
+        gemms = forward_gemms(record.target, record.inputs, record.flops)
+    skipped = 0.5 if record.causal else 1.0
+    keys = record.inputs[1][-2] if op_class is OpClass.ATTENTION and len(record.inputs) > 1 else 0
+    flops = record.flops * skipped
+    return Work(op_class, record.dtype, flops, record.moved_bytes, gemms, keys * skipped)
+
+
+def fit_device(device: DeviceType, records: Iterable[OpRecord]) -> DeviceType:
+    """The device with curves fitted to a profile's ops; classes without records keep theirs."""
+    by_class: dict[OpClass, list[OpRecord]] = {}
+    for record in sorted(records, key=lambda r: r.key):
+        by_class.setdefault(OpClass(record.op_class), []).append(record)
+    by_class.pop(OpClass.VIEW, None)
+    # Compute classes lean on the copy curve for their memory traffic: the others come first.
+    order = sorted(by_class, key=lambda c: (c in COMPUTE, c))
+    for op_class in order:
+        curve = _fit_class(op_class, by_class[op_class], device)
+        device = replace(device, curves={**device.curves, op_class: curve})
+    return device
+
+
+def _fit_class(op_class: OpClass, records: Sequence[OpRecord], device: DeviceType) -> OpCurve:
+    # On a CPU a measured op includes its dispatch, which the cost model adds again.
+    dispatch = device.overhead_s if device.kind == "cpu" else 0.0
+    samples = [
+        Sample(record_work(r), max(r.forward.median_s - dispatch, 0.1 * r.forward.median_s))
+        for r in records
+    ]
+    start = device.curves.get(op_class) or OpCurve(share=device.efficiency.get(op_class, 0.5))
+    reference = f"{len(records)} ops of a profile"
+    return fit_curve(op_class, samples, device, start, reference=reference)

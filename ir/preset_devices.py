@@ -1,0 +1,172 @@
+"""Constants of common accelerators, each with where it comes from.
+
+Peaks, memory and bandwidth are the vendors' as collected by stas00/ml-engineering (commit 744d01e),
+cli99/llm-analysis (d841e40) and ai-dynamo/aiconfigurator (095f58a). float64 peaks, counts of
+multiprocessors and cache sizes are from memory of the vendors' architecture papers.
+"""
+
+from dataclasses import dataclass, replace
+
+from meshwright.ir.device import DeviceType, OpClass, OpCurve
+from meshwright.ir.preset_matmul import MATMUL
+
+_MIB = 2**20
+_KERNEL_S = 2.5e-6
+"""A kernel between others on a GPU: the floor that fits to H100, H200 and B200 matmuls find."""
+_DISPATCH_S = 6e-6
+"""Assumption: eager PyTorch dispatches 100k-200k ops a second."""
+_RESERVED = round(1.5 * 2**30)
+"""Assumption: CUDA context, NCCL, cuBLAS."""
+_COPY_SHARE = 0.82
+"""Of the bandwidth: copies reach 0.73 (A100) to 0.90 (RTX 4090) in device-benchmarks (commit
+7ccc883); the median, for devices that it does not list."""
+_CACHE_GAIN = 2.0
+"""Assumption: values that fit into the cache move twice as fast."""
+_OF_COPY = {
+    OpClass.ELEMENTWISE: 1.0,
+    OpClass.TRANSCENDENTAL: 1.0,
+    OpClass.COPY: 1.0,
+    OpClass.NORMALIZATION: 0.8,
+    OpClass.REDUCTION: 0.8,
+    OpClass.GATHER: 0.5,
+}
+"""Bandwidth of a class relative to copies; all but copies are assumptions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Spec:
+    """A line of the table: GB, GB/s, dense TFLOP/s, multiprocessors, MB of last-level cache."""
+
+    name: str
+    memory_gb: float
+    bandwidth_gb_s: float
+    fp64: float
+    fp32: float
+    half: float
+    processors: int
+    cache_mb: float
+    bf16: float | None = None
+    tf32: float | None = None
+    copy: float | None = None
+    """Measured share of the bandwidth."""
+    attention: float = 0.0
+    """Share of the half-precision peak; 0: half of what matmuls reach."""
+    reference: str = "data sheet"
+
+
+# Attention: shares at long sequences of FlashAttention 2 (Dao 2023, figures 4 to 7; from memory):
+# 190-230 TFLOP/s on A100, 335 and more on H100, where cuDNN's kernel, which newer torch prefers,
+# reaches half as much again. B200: assumption.
+_SPECS = (
+    _Spec(name="p100", memory_gb=16, bandwidth_gb_s=732, fp64=4.7, fp32=9.3, half=18.7, bf16=9.3,
+          processors=56, cache_mb=4, reference="PCIe data sheet, from memory; no tensor cores"),
+    _Spec(name="v100-16", memory_gb=16, bandwidth_gb_s=900, fp64=7.8, fp32=15.7, half=125,
+          bf16=15.7, processors=80, cache_mb=6, copy=0.85,
+          reference="SXM2 data sheet; no bf16 tensor cores: 9.4-10.3 TFLOP/s measured"),
+    _Spec(name="v100-32", memory_gb=32, bandwidth_gb_s=900, fp64=7.8, fp32=15.7, half=125,
+          bf16=15.7, processors=80, cache_mb=6, copy=0.85, reference="as v100-16"),
+    _Spec(name="t4", memory_gb=16, bandwidth_gb_s=320, fp64=0.25, fp32=8.1, half=65, bf16=8.1,
+          processors=40, cache_mb=4, copy=0.75, reference="data sheet; no bf16 tensor cores"),
+    _Spec(name="a100-40", memory_gb=40, bandwidth_gb_s=1555, fp64=9.7, fp32=19.5, half=312,
+          tf32=156, processors=108, cache_mb=40, copy=0.73, attention=0.62,
+          reference="SXM4 data sheet"),
+    _Spec(name="a100-80", memory_gb=80, bandwidth_gb_s=2039, fp64=9.7, fp32=19.5, half=312,
+          tf32=156, processors=108, cache_mb=40, copy=0.73, attention=0.62,
+          reference="SXM4 data sheet"),
+    _Spec(name="h100-sxm", memory_gb=80, bandwidth_gb_s=3350, fp64=34, fp32=67, half=989,
+          tf32=494.5, processors=132, cache_mb=50, attention=0.42, reference="SXM5 data sheet"),
+    _Spec(name="h100-pcie", memory_gb=80, bandwidth_gb_s=2000, fp64=26, fp32=51, half=756,
+          tf32=378, processors=114, cache_mb=50, copy=0.82, attention=0.35,
+          reference="PCIe data sheet"),
+    _Spec(name="h100-hbm2e", memory_gb=96, bandwidth_gb_s=2400, fp64=34, fp32=67, half=989,
+          tf32=494.5, processors=132, cache_mb=50, attention=0.36,
+          reference="H100 SXM of 96 GB HBM2e and 500 W, not sold freely: six stacks of HBM2e at "
+          "the 400 GB/s each that H100 PCIe has; peaks of the SXM5, shares cut by its power"),
+    _Spec(name="h200", memory_gb=141, bandwidth_gb_s=4800, fp64=34, fp32=67, half=989,
+          tf32=494.5, processors=132, cache_mb=50, attention=0.42, reference="SXM data sheet"),
+    _Spec(name="b200", memory_gb=180, bandwidth_gb_s=8000, fp64=40, fp32=80, half=2250,
+          tf32=1125, processors=148, cache_mb=126, attention=0.35, reference="SXM data sheet"),
+    _Spec(name="l4", memory_gb=24, bandwidth_gb_s=300, fp64=0.5, fp32=30.3, half=121, tf32=60,
+          processors=58, cache_mb=48, copy=0.78),
+    _Spec(name="l40s", memory_gb=48, bandwidth_gb_s=864, fp64=1.4, fp32=91.6, half=362, tf32=183,
+          processors=142, cache_mb=96),
+    _Spec(name="a10", memory_gb=24, bandwidth_gb_s=600, fp64=0.5, fp32=31.2, half=125, tf32=62.5,
+          processors=72, cache_mb=6, copy=0.78),
+    _Spec(name="rtx-a6000", memory_gb=48, bandwidth_gb_s=768, fp64=0.6, fp32=38.7, half=154.8,
+          tf32=77.4, processors=84, cache_mb=6),
+    _Spec(name="rtx3090", memory_gb=24, bandwidth_gb_s=936, fp64=0.56, fp32=35.6, half=71,
+          tf32=35.6, processors=82, cache_mb=6, copy=0.89),
+    _Spec(name="rtx4090", memory_gb=24, bandwidth_gb_s=1008, fp64=1.3, fp32=82.6, half=165.2,
+          tf32=82.6, processors=128, cache_mb=72, copy=0.90,
+          reference="data sheet, with fp32 accumulation"),
+    _Spec(name="mi300x", memory_gb=192, bandwidth_gb_s=5300, fp64=81.7, fp32=163.4, half=1300,
+          tf32=653.7, processors=304, cache_mb=256, attention=0.25),
+)  # fmt: skip
+
+
+def _memory_curves(spec: _Spec) -> dict[OpClass, OpCurve]:
+    copy = spec.copy or _COPY_SHARE
+    return {
+        op_class: OpCurve(
+            share=copy * part,
+            cache_share=_CACHE_GAIN * copy * part,
+            # Half of it: what is read and written competes with what came before.
+            cache_bytes=round(spec.cache_mb * _MIB / 2),
+            floor_s=_KERNEL_S,
+            band=0.15 if spec.copy and part == 1.0 else 0.3,
+            source="fitted" if spec.copy and part == 1.0 else "assumption",
+            reference="copies measured by device-benchmarks" if spec.copy else "",
+        )
+        for op_class, part in _OF_COPY.items()
+    }
+
+
+def _compute_curves(spec: _Spec) -> dict[OpClass, OpCurve]:
+    matmul = MATMUL[spec.name]
+    share = spec.attention or 0.5 * matmul.share
+    return {
+        OpClass.MATMUL: matmul,
+        OpClass.ATTENTION: OpCurve(
+            share=share,
+            # Without tensor cores' formats the unfused kernels run, as far from the peak.
+            wide_share=0.5 * (matmul.wide_share or matmul.share),
+            floor_s=2 * _KERNEL_S,
+            depth=200.0,  # half the rate at 200 keys: figure 4 there, 512 against 16k
+            backward=1.15,  # 5 products at a somewhat lower rate: figure 5 there
+            band=0.3,
+            reference="FlashAttention 2; see above" if spec.attention else "",
+        ),
+        OpClass.CONVOLUTION: replace(
+            matmul,
+            share=0.7 * matmul.share,
+            wide_share=0.7 * (matmul.wide_share or matmul.share),
+            floor_s=2 * _KERNEL_S,
+            band=0.4,
+            source="assumption",
+            reference="seven tenths of a matmul",
+        ),
+        OpClass.RECURRENT: OpCurve(share=0.3 * matmul.share, floor_s=1e-4, band=0.6),
+    }
+
+
+def _device(spec: _Spec) -> DeviceType:
+    peaks = {"float64": spec.fp64, "float32": spec.fp32, "float16": spec.half,
+             "bfloat16": spec.bf16 or spec.half, "tf32": spec.tf32 or spec.fp32}  # fmt: skip
+    curves = _compute_curves(spec) | _memory_curves(spec)
+    return DeviceType(
+        name=spec.name,
+        kind="cuda",
+        memory_bytes=round(spec.memory_gb * 2**30),  # marketed GB are GiB on these parts
+        memory_bandwidth_bytes_per_s=spec.bandwidth_gb_s * 1e9,
+        peak_flops={dtype: value * 1e12 for dtype, value in peaks.items()},
+        efficiency={op_class: min(1.0, curve.share) for op_class, curve in curves.items()},
+        curves=curves,
+        processors=spec.processors,
+        overhead_s=_DISPATCH_S,
+        reserved_bytes=_RESERVED,
+        source="datasheet",
+        reference=spec.reference,
+    )
+
+
+DEVICES = {spec.name: _device(spec) for spec in _SPECS}
