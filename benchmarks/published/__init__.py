@@ -1,0 +1,1 @@
+"""Predicts published training runs with our cost model and reports the error."""

@@ -1,0 +1,105 @@
+"""Peak memory of a rank: states, activations in flight, the loss, buffers and fragmentation."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.published.recipes import Recipe
+from benchmarks.published.rows import Row
+from benchmarks.published.sites import Ground
+from benchmarks.published.stages import Part, padded_vocab, site_of
+from meshwright.costmodel.simulate import Timeline
+
+_FRAGMENTATION = 0.03
+"""Reserved beyond what is allocated at the peak; assumption for torch's caching allocator."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Bytes of the rank that is compared."""
+
+    states_bytes: float
+    activations_bytes: float
+    transient_bytes: float
+    limit_bytes: float
+    """What the device has left for torch."""
+
+    @property
+    def allocated_bytes(self) -> float:
+        return self.states_bytes + self.activations_bytes + self.transient_bytes
+
+    @property
+    def reserved_bytes(self) -> float:
+        return self.allocated_bytes * (1 + _FRAGMENTATION)
+
+    def peak(self, kind: str) -> float:
+        return self.reserved_bytes if kind == "reserved" else self.allocated_bytes
+
+    @property
+    def fits(self) -> bool:
+        return self.reserved_bytes <= self.limit_bytes
+
+
+def memory_of(
+    row: Row, recipe: Recipe, ground: Ground, parts: Sequence[Part], timeline: Timeline
+) -> Memory:
+    """Of the first stage's rank where the stack logs that one, otherwise of the fullest."""
+    ranks = row.parallel.pp
+    held = [[part for i, part in enumerate(parts) if i % ranks == rank] for rank in range(ranks)]
+    found = [
+        _rank(row, recipe, ground, stages, timeline.peak_bytes[rank])
+        for rank, stages in enumerate(held)
+    ]
+    fullest = max(found, key=lambda memory: memory.allocated_bytes)
+    if recipe.system.first_stage_memory and row.fits is not False:
+        return found[0]
+    return fullest
+
+
+def _rank(
+    row: Row, recipe: Recipe, ground: Ground, stages: Sequence[Part], in_flight: int
+) -> Memory:
+    parameters = sum(part.parameters for part in stages)
+    entries = site_of(row, recipe).tokens * padded_vocab(row, recipe) // row.parallel.tp
+    system = recipe.system
+    loss = max(
+        (part.last * (system.logits_bytes - system.saved_logits_bytes) * entries for part in stages)
+    )
+    inside = max(part.layer.peak_bytes for part in stages)
+    transient = max(loss, inside) + _buffers(row, recipe, stages)
+    # Half-precision gradients grow while activations shrink: the larger end counts.
+    halves = 2 * parameters if system.half_gradients and not _wrapped(row, recipe) else 0
+    activations = max(float(in_flight), float(halves))
+    return Memory(
+        states_bytes=_states(row, recipe, parameters),
+        activations_bytes=activations,
+        transient_bytes=transient,
+        limit_bytes=ground.device.usable_bytes,
+    )
+
+
+def _wrapped(row: Row, recipe: Recipe) -> bool:
+    """Torch DDP wraps the model and keeps buckets."""
+    return bool(recipe.system.bucket_bytes) and row.parallel.dp > 1 and row.parallel.zero == 0
+
+
+def _states(row: Row, recipe: Recipe, parameters: int) -> float:
+    system, p = recipe.system, row.parallel
+    shard = p.shard if p.zero else 1
+    optimizer = system.optimizer_bytes * parameters / shard
+    gradients = system.gradient_bytes * parameters / (shard if p.zero >= 2 else 1)
+    values = system.parameter_bytes * parameters / (shard if p.zero == 3 else 1)
+    buckets = system.bucket_bytes * parameters if _wrapped(row, recipe) else 0
+    return values + gradients + optimizer + buckets
+
+
+def _buffers(row: Row, recipe: Recipe, stages: Sequence[Part]) -> float:
+    """Gathered values: sequence parallelism's inputs, FSDP's parameters and their gradients."""
+    site = site_of(row, recipe)
+    gathered = 2 * 2 * site.tokens * row.shape.hidden if site.sp else 0
+    if row.parallel.zero != 3:
+        return gathered
+    each = max((part.parameters // max(1, len(part.layers)) for part in stages), default=0)
+    if row.parallel.pp > 1:
+        return gathered + 2 * sum(part.parameters for part in stages)
+    # Two layers gathered in half precision; gradients of one, in half precision and cast to fp32.
+    return gathered + 2 * 2 * each + (2 + 4) * each

@@ -1,0 +1,77 @@
+"""Predicts one row: step time by the event simulator, peak memory by what each stage holds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from benchmarks.published.memory import Memory, memory_of
+from benchmarks.published.recipes import recipe_of
+from benchmarks.published.rows import Row, RowError
+from benchmarks.published.sites import Ground, ground_of
+from benchmarks.published.stages import Part, site_of, stages_of
+from benchmarks.published.sync import Extra, extra_of, tied_s
+from benchmarks.published.systems import system_of
+from meshwright.costmodel.comm import Level, send_time
+from meshwright.costmodel.simulate import StageTimes, Timeline, simulate
+from meshwright.ir.schedule import Schedule
+from meshwright.planner.schedules import gpipe, interleaved, one_f_one_b, zbv, zero_bubble
+
+_SCHEDULES = {
+    "1f1b": one_f_one_b, "one_f_one_b": one_f_one_b, "interleaved": interleaved,
+    "interleaved1f1b": interleaved, "gpipe": gpipe, "zbv": zbv, "zbvzerobubble": zbv,
+    "interleavedzerobubble": interleaved, "zb1p": zero_bubble, "zero_bubble": zero_bubble,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What we expect of a row."""
+
+    step_s: float
+    memory: Memory
+    system: str
+
+
+def predict(row: Row) -> Prediction:
+    """RowError where the row needs something that is not modelled."""
+    recipe = recipe_of(row, system_of(row))
+    ground = ground_of(row)
+    parts = stages_of(row, recipe, ground)
+    extras = [extra_of(row, recipe, ground, part) for part in parts]
+    hidden_bytes = 2 * site_of(row, recipe).shared * row.shape.hidden
+    send_s = send_time(hidden_bytes, ground.send) if row.parallel.pp > 1 else 0.0
+    timeline = _timeline(row, recipe.system.schedule, parts, extras, send_s)
+    ends = timeline.stage_end_s
+    tied = tied_s(row, len(parts), ground, (Level(2, ground.send),))
+    step_s = max(
+        end + extra.first_forward_s + extra.after_s + tied
+        for end, extra in zip(ends, extras, strict=True)
+    )
+    return Prediction(step_s, memory_of(row, recipe, ground, parts, timeline), recipe.system.name)
+
+
+def _timeline(
+    row: Row, usual: str, parts: Sequence[Part], extras: Sequence[Extra], send_s: float
+) -> Timeline:
+    times = tuple(
+        StageTimes(
+            forward_s=part.cost.forward + extra.per_forward_s,
+            backward_s=part.cost.backward + extra.per_backward_s,
+            backward_input_s=(part.cost.backward + extra.per_backward_s) / 2,
+            backward_weight_s=(part.cost.backward + extra.per_backward_s) / 2,
+            send_s=send_s,
+            saved_bytes=part.cost.saved_bytes,
+        )
+        for part, extra in zip(parts, extras, strict=True)
+    )
+    name = (row.parallel.schedule or usual).lower()
+    if name not in _SCHEDULES:
+        raise RowError(f"no schedule {name!r}; known are {', '.join(_SCHEDULES)}")
+    if len(parts) == row.parallel.pp and "interleaved" in name:
+        name = "1f1b"
+    return simulate(_schedule(name, len(parts), row.microbatches, row.parallel.pp), times)
+
+
+@lru_cache(maxsize=64)
+def _schedule(name: str, stages: int, microbatches: int, ranks: int) -> Schedule:
+    return _SCHEDULES[name].schedule(stages, microbatches, ranks)

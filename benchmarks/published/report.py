@@ -1,0 +1,98 @@
+"""Sums up the errors of a table and writes them as text and markdown."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from benchmarks.published.predict import Prediction, predict
+from benchmarks.published.rows import Row, RowError, Skip, Table
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A row and what was expected of it."""
+
+    row: Row
+    prediction: Prediction
+
+    @property
+    def time_error(self) -> float | None:
+        """Relative; above zero: predicted too slow."""
+        if not self.row.step_s:
+            return None
+        return self.prediction.step_s / self.row.step_s - 1
+
+    @property
+    def memory_error(self) -> float | None:
+        if not self.row.peak_bytes:
+            return None
+        return self.prediction.memory.peak(self.row.memory_kind) / self.row.peak_bytes - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A table's cases and the rows that were left out."""
+
+    name: str
+    cases: tuple[Case, ...]
+    skipped: tuple[Skip, ...]
+
+
+def evaluate(table: Table) -> Result:
+    """Predict every row that can be predicted."""
+    cases, skipped = [], list(table.skipped)
+    for row in table.rows:
+        try:
+            cases.append(Case(row, predict(row)))
+        except RowError as error:
+            skipped.append(Skip(row.index, str(error)))
+    return Result(table.name, tuple(cases), tuple(sorted(skipped, key=lambda s: s.index)))
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Of a set of relative errors."""
+
+    count: int
+    median_abs: float
+    p90: float
+    worst: float
+    bias: float
+    within_8: float
+    within_25: float
+
+
+def errors(values: Iterable[float | None]) -> Errors | None:
+    signed = sorted(v for v in values if v is not None)
+    if not signed:
+        return None
+    sizes = sorted(map(abs, signed))
+    n = len(sizes)
+    return Errors(n, median(sizes), sizes[min(n - 1, int(0.9 * n))], sizes[-1], median(signed),
+                  sum(s <= 0.08 for s in sizes) / n, sum(s <= 0.25 for s in sizes) / n)  # fmt: skip
+
+
+def spearman(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """Rank correlation, ties by mean rank."""
+    if len(pairs) < 3:
+        return None
+    first, second = (_ranks([pair[i] for pair in pairs]) for i in (0, 1))
+    mean = (len(pairs) + 1) / 2
+    top = sum((a - mean) * (b - mean) for a, b in zip(first, second, strict=True))
+    below = sum((a - mean) ** 2 for a in first) * sum((b - mean) ** 2 for b in second)
+    return top / below**0.5 if below else None
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    places: dict[float, list[int]] = {}
+    for place, value in enumerate(sorted(values), 1):
+        places.setdefault(value, []).append(place)
+    return [sum(places[v]) / len(places[v]) for v in values]
+
+
+def feasibility(cases: Sequence[Case]) -> Counter[tuple[bool, bool]]:
+    """(fits, predicted to fit) -> rows, where the table says."""
+    return Counter(
+        (case.row.fits, case.prediction.memory.fits) for case in cases if case.row.fits is not None
+    )

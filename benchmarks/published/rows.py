@@ -1,0 +1,307 @@
+"""Reads a published table and normalises its rows; what cannot be used is kept with its reason."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from benchmarks.published.shapes import Shape, read_shape
+from meshwright.ir.errors import PlanError
+
+
+class RowError(PlanError):
+    """A row that cannot be predicted; the text says what it lacks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parallel:
+    """How a run divides its work."""
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    cp: int = 1
+    ep: int = 1
+    vpp: int = 1
+    zero: int = 0
+    shard: int = 1
+    """Ranks that share the optimizer state, or the parameters under FSDP."""
+    sp: bool | None = None
+    """None: what the stack does by default."""
+    async_tp: bool = False
+    schedule: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One run."""
+
+    table: str
+    index: int
+    system: str
+    gpu: str
+    gpus: int
+    gpus_per_node: int
+    network: str
+    bandwidths: Mapping[str, float]
+    """GB/s measured at the start of the job, by collective."""
+    shape: Shape
+    parallel: Parallel
+    gbs: int
+    mbs: int
+    seq: int
+    precision: str
+    recompute: str
+    compiled: bool
+    step_s: float | None
+    """Measured; None where the table has none or says that it is not to be trusted."""
+    peak_bytes: float | None
+    memory_kind: str
+    fits: bool | None
+    label: str
+
+    @property
+    def microbatches(self) -> int:
+        return max(1, ceil(self.gbs / (self.mbs * self.parallel.dp)))
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """A row that is not used, and why."""
+
+    index: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """What one file holds."""
+
+    name: str
+    rows: tuple[Row, ...]
+    skipped: tuple[Skip, ...]
+
+
+def read_table(path: Path) -> Table:
+    """The usable rows of a file, and the others with their reasons."""
+    data = json.loads(path.read_text())
+    if not isinstance(data, dict) or not isinstance(data.get("rows"), list):
+        raise PlanError(f"{path.name} has no list `rows`; it is not a published table")
+    name = path.stem
+    context = Context(name, data.get("common") or {}, _text_of(data))
+    rows, skipped = [], []
+    for index, raw in enumerate(data["rows"]):
+        try:
+            rows.append(read_row(raw, index, context))
+        except RowError as error:
+            skipped.append(Skip(index, str(error)))
+    return Table(name, tuple(rows), tuple(skipped))
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a table says of all its rows."""
+
+    name: str
+    common: Mapping[str, Any]
+    text: str
+
+
+def _text_of(data: Mapping[str, Any]) -> str:
+    parts = [data.get("name"), data.get("description"), data.get("common"), data.get("sources")]
+    return json.dumps(parts)
+
+
+def read_row(raw: Mapping[str, Any], index: int, context: Context) -> Row:
+    """One row; RowError says what it lacks."""
+    if raw.get("status") == "failed":
+        raise RowError("the run failed for another reason than memory")
+    common = context.common
+    hardware, batch = _part(raw, "hardware"), _part(raw, "batch")
+    gpus = _count(hardware, "gpus") or _count(hardware, "nodes") * 8
+    if not gpus:
+        raise RowError("hardware.gpus is missing")
+    shape = read_shape(_part(raw, "model"), common, RowError)
+    parallel = _parallel(_part(raw, "parallel"), raw, gpus)
+    gbs, mbs = _batch(batch, _part(raw, "parallel"), parallel)
+    seq = _count(batch, "seq") or _count(common, "seq")
+    if not seq:
+        raise RowError("batch.seq is missing")
+    fits = _fits(raw)
+    peak, kind = _memory(_part(raw, "measured"))
+    return Row(
+        table=context.name,
+        index=index,
+        system=_system(raw, context),
+        gpu=str(hardware.get("gpu") or common.get("gpu") or ""),
+        gpus=gpus,
+        gpus_per_node=_count(hardware, "gpus_per_node") or _count(common, "gpus_per_node") or 8,
+        network=" ".join(
+            str(source[key])
+            for source in (hardware, common)
+            for key in ("instance", "network", "cluster")
+            if key in source
+        ),
+        bandwidths=_part(raw, "network_gb_s"),
+        shape=shape,
+        parallel=parallel,
+        gbs=gbs,
+        mbs=mbs,
+        seq=seq,
+        precision=str(raw.get("precision") or common.get("precision") or "bf16"),
+        recompute=str(raw.get("recompute") or common.get("recompute") or "none"),
+        compiled=bool(raw.get("compile")),
+        step_s=_step(raw, shape, gbs, seq, gpus) if fits is not False else None,
+        peak_bytes=peak,
+        memory_kind=kind,
+        fits=fits,
+        label=_label(raw, shape, parallel, mbs),
+    )
+
+
+def _part(raw: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = raw.get(key) or {}
+    if not isinstance(value, Mapping):
+        raise RowError(f"{key} is {value!r}; it must be an object")
+    return value
+
+
+def _count(part: Mapping[str, Any], key: str) -> int:
+    value = part.get(key) or 0
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
+        raise RowError(f"{key} is {value!r}; it must be a whole number")
+    if value < 0:
+        raise RowError(f"{key} is {value}; it must be positive")
+    return int(value)
+
+
+def _parallel(part: Mapping[str, Any], raw: Mapping[str, Any], gpus: int) -> Parallel:
+    part = {**_from_plan(part, gpus), **part} if gpus > 1 else {"tp": 1, "pp": 1, "dp": 1, **part}
+    if not part:
+        raise RowError("the parallel layout is not given")
+    tp, pp, cp = (_count(part, key) or 1 for key in ("tp", "pp", "cp"))
+    dp = _count(part, "dp") or gpus // (tp * pp * cp)
+    if tp * pp * cp * dp != gpus:
+        raise RowError(f"tp {tp} x pp {pp} x cp {cp} x dp {dp} is not {gpus} GPUs")
+    zero = _count(part, "zero")
+    shard = _count(part, "fsdp_group") or _count(part, "zero1_group") or dp * cp
+    return Parallel(
+        tp=tp, pp=pp, dp=dp, cp=cp, ep=_count(part, "ep") or 1, vpp=_count(part, "vpp") or 1,
+        zero=zero, shard=shard if zero else 1, sp=part.get("sp"),
+        async_tp=bool(part.get("async_tp") or part.get("tp_async_comm")),
+        schedule=str(part.get("schedule") or ""),
+    )  # fmt: skip
+
+
+_PLAN = re.compile(
+    r"(\d+) stages?(?: x | on )(\d+) GPUs?|(\d+) stages, each (\d+)-way data parallel"
+)
+
+
+def _from_plan(part: Mapping[str, Any], gpus: int) -> dict[str, Any]:
+    """The layout that Alpa's words or logical mesh (data parallel x tensor parallel) describe."""
+    if mesh := part.get("logical_mesh"):
+        return {"dp": mesh[0], "tp": mesh[1]}
+    plan = part.get("plan")
+    if not plan:
+        return {}
+    match = _PLAN.search(str(plan))
+    if not match:
+        raise RowError(f"the plan {plan!r} is not of equal stages")
+    stages, size = int(match[1] or match[3]), int(match[2] or match[4])
+    inner = re.search(r"dp (\d+) x tp (\d+)|mesh \((\d+),(\d+)\)", str(plan))
+    dp, tp = (int(g) for g in inner.groups() if g) if inner else (size, 1)
+    micro = re.search(r"(\d+) micro-batches", str(plan))
+    return {"pp": stages, "dp": dp, "tp": tp, **({"ga": int(micro[1])} if micro else {})}
+
+
+def _batch(
+    batch: Mapping[str, Any], part: Mapping[str, Any], parallel: Parallel
+) -> tuple[int, int]:
+    """Sequences per step and per micro-batch of one replica."""
+    part = {**_from_plan(part, 0), **part}
+    gbs, mbs, steps = _count(batch, "gbs"), _count(batch, "mbs"), _count(part, "ga")
+    if (total := _count(batch, "mbs_total")) and not mbs:
+        mbs = max(1, total // parallel.dp)
+    if (local := _count(batch, "local_batch")) and not mbs:
+        # torchtitan's default then: as many micro-batches as stages.
+        mbs = max(1, local // parallel.pp)
+    if not mbs and gbs and steps:
+        mbs = max(1, gbs // (parallel.dp * steps))
+    if not gbs and mbs and steps:
+        gbs = mbs * parallel.dp * steps
+    if not mbs or not gbs:
+        raise RowError("the micro-batch or the global batch size is not given")
+    return gbs, mbs
+
+
+def _fits(raw: Mapping[str, Any]) -> bool | None:
+    measured = _part(raw, "measured")
+    if measured.get("fits") is False or raw.get("status") == "oom":
+        return False
+    return True if measured else None
+
+
+_MEMORY = (
+    ("peak_mem_reserved_gib", 2**30, "reserved"),
+    ("peak_reserved_mib", 2**20, "reserved"),
+    ("peak_mem_gib", 2**30, "reserved"),
+    ("peak_mem_gb", 2**30, "allocated"),
+    ("mem_gb", 2**30, "reserved"),
+)
+
+
+def _memory(measured: Mapping[str, Any]) -> tuple[float | None, str]:
+    for key, unit, kind in _MEMORY:
+        if key in measured:
+            return float(measured[key]) * unit, kind
+    return None, ""
+
+
+def _step(raw: Mapping[str, Any], shape: Shape, gbs: int, seq: int, gpus: int) -> float | None:
+    """Seconds per step; None where the table says that the time is not to be trusted."""
+    measured, derived = _part(raw, "measured"), _part(raw, "derived")
+    if raw.get("usable_throughput") is False or raw.get("suspect"):
+        return None
+    if "after_pp_fix" in raw and not raw.get("usable_throughput"):
+        return None
+    if "suspect" in str(raw.get("note", "")):
+        return None
+    if seconds := measured.get("step_time_s"):
+        return float(seconds)
+    if rate := measured.get("tokens_per_s_per_gpu"):
+        return gbs * seq / (float(rate) * gpus)
+    if seconds := derived.get("step_time_s"):
+        return float(seconds)
+    if tflops := measured.get("tflops_per_gpu"):
+        # SC21, Alpa: the recomputed forward counts.
+        factor = 96 if "full" in str(raw.get("recompute")) else 72
+        return shape.dense_flops(gbs, seq, factor) / (float(tflops) * 1e12 * gpus)
+    return None
+
+
+def _system(raw: Mapping[str, Any], context: Context) -> str:
+    named = [raw.get(key) for key in ("framework", "method", "system", "study")]
+    return " ".join([*(str(n) for n in named if n), context.name, context.text])
+
+
+def _label(raw: Mapping[str, Any], shape: Shape, parallel: Parallel, mbs: int) -> str:
+    name = str(_part(raw, "model").get("name") or f"{shape.parameters / 1e9:.1f}B")
+    axes = [f"{k}{getattr(parallel, k)}" for k in ("dp", "tp", "pp", "cp", "vpp")
+            if getattr(parallel, k) > 1]  # fmt: skip
+    method = raw.get("method") or raw.get("precision") or ""
+    return " ".join([name, *axes, f"zero{parallel.zero}", f"mbs{mbs}", str(method)])
+
+
+def tables(folder: Path, only: str = "") -> Iterator[Table]:
+    """The tables of a folder, in the order of their names."""
+    paths = sorted(folder.glob("*.json"))
+    if only:
+        paths = [path for path in paths if path.stem == only]
+    if not paths:
+        wanted = f"{only}.json" if only else "*.json"
+        raise PlanError(f"{folder} has no {wanted}; give the folder of the published tables")
+    yield from map(read_table, paths)

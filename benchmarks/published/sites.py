@@ -1,0 +1,197 @@
+"""The cluster of a row from its words: device presets, networks and the groups of each axis."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import ceil, log, log2
+
+from benchmarks.published.rows import Row, RowError
+from meshwright.costmodel.comm import Level, Levels, group_levels
+from meshwright.ir import presets
+from meshwright.ir.cluster import Cluster, Node
+from meshwright.ir.device import Curve, DeviceType, Link
+from meshwright.ir.errors import PlanError
+
+# Words of a GPU's name, all of which it must have, and the preset; the first that fits.
+_GPUS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("v100", "32"), "v100-32"), (("v100",), "v100-16"),
+    (("a100", "40"), "a100-40"), (("a100",), "a100-80"), (("a800",), "a100-80"),
+    (("h100", "hbm2e"), "h100-hbm2e"), (("h100", "96"), "h100-hbm2e"),
+    (("h100", "95"), "h100-hbm2e"), (("h100",), "h100-sxm"), (("h800",), "h100-sxm"),
+    (("h200",), "h200"), (("b200",), "b200"), (("mi300x",), "mi300x"),
+    (("l40s",), "l40s"), (("l4",), "l4"), (("4090",), "rtx4090"), (("3090",), "rtx3090"),
+    (("a6000",), "rtx-a6000"), (("a10",), "a10"), (("t4",), "t4"), (("p100",), "p100"),
+)  # fmt: skip
+_MEASURED = "as measured"
+_MEASURED_PORTS = 8
+_HOP_S = 2e-5
+"""One message over EFA; of the order of AWS's 15-20 us for small messages (assumption)."""
+_NVLINK_CUT = {"a800": 200e9, "h800": 200e9}
+"""NVLink of the export versions, bytes/s each way (400 GB/s both ways; vendor data sheet)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """The device of a row and how the groups of each axis lie on the cluster."""
+
+    device: DeviceType
+    tp: Levels
+    cp: Levels
+    dp: Levels
+    shard: Levels
+    """Ranks that share the optimizer state or the parameters."""
+    replicate: Levels
+    """Ranks with the same shard."""
+    send: Link
+
+
+_FLOAT8 = 1402.6 / 794.5
+"""Best measured products of H100 in float8 over those in bfloat16 (MAMF, ml-engineering)."""
+
+
+@lru_cache(maxsize=64)
+def device_named(name: str) -> DeviceType:
+    """A preset, with a rate of float8 products where its tensor cores have them."""
+    found = presets.device(name)
+    if name.startswith(("h100", "h200", "b200", "mi300")):
+        float8 = _FLOAT8 * found.peak("bfloat16")
+        return replace(found, peak_flops={**found.peak_flops, "float8": float8})
+    return found
+
+
+def device_of(gpu: str) -> DeviceType:
+    """The preset that a name means."""
+    low = gpu.lower()
+    for words, name in _GPUS:
+        if all(word in low for word in words):
+            return device_named(name)
+    raise RowError(f"no device preset fits {gpu!r}; the presets are {', '.join(presets.DEVICES)}")
+
+
+def ground_of(row: Row) -> Ground:
+    """Ranks number tensor parallelism first, then context, data and pipeline parallelism."""
+    device = device_of(row.gpu)
+    cluster = _cluster(row.gpu, device.name, row.gpus, min(row.gpus, row.gpus_per_node),
+                       row.network, bool(row.bandwidths))  # fmt: skip
+    p = row.parallel
+    # The data-parallel line of FSDP includes the context ranks: they hold the same parameters.
+    line, stride = p.dp * p.cp, p.tp
+    shard = min(p.shard, line)
+    first = range(0, line * stride, stride)
+    nodes = cluster.num_nodes
+
+    def levels(ranks: range) -> Levels:
+        found = group_levels(ranks, cluster)
+        return _as_measured(found, row.bandwidths, nodes) if nodes > 1 else found
+
+    return Ground(
+        device=device,
+        tp=levels(range(p.tp)),
+        cp=levels(range(0, p.cp * p.tp, p.tp)),
+        dp=levels(first),
+        shard=levels(first[:shard]),
+        replicate=levels(first[::shard]),
+        send=cluster.link(0, line * stride) if p.pp > 1 else cluster.nodes[0].link,
+    )
+
+
+@lru_cache(maxsize=256)
+def _cluster(
+    gpu: str, name: str, gpus: int, per_node: int, network: str, measured: bool
+) -> Cluster:  # fmt: skip
+    try:
+        inside, usual = presets.MACHINES[name]
+    except KeyError:
+        raise RowError(f"no machine is known for {name}") from None
+    link = presets.LINKS[inside]
+    for word, cut in _NVLINK_CUT.items():
+        if word in gpu.lower():
+            link = replace(link, bandwidth_bytes_per_s=cut, curves=())
+    nodes = max(1, -(-gpus // per_node))
+    between = _network(network, usual, per_node)
+    if measured:
+        between = replace(between, name=_MEASURED, curves=())
+    node = Node(devices=(name,) * per_node, link=link)
+    try:
+        return Cluster(name=f"{name}:{nodes}x{per_node}", device_types=(presets.device(name),),
+                       nodes=(node,) * nodes, between_nodes=between)  # fmt: skip
+    except PlanError as error:
+        raise RowError(str(error)) from error
+
+
+def _network(words: str, usual: str, per_node: int) -> Link:
+    """The network that a row's words give the rate of, or the usual one of its device."""
+    low = words.lower()
+    if match := re.search(r"(\d+) ?x ?(\d+) ?gb/s", low):
+        return _ports(usual, int(match[1]) * int(match[2]), per_node)
+    if match := re.search(r"(\d+) ?x ?hdr(\d+)", low):
+        return _ports(usual, int(match[1]) * int(match[2]), per_node)
+    if match := re.search(r"(\d+) ?gb/s[^;,]*per gpu", low):
+        return _ports(usual, int(match[1]) * per_node, per_node)
+    if match := re.search(r"\((\d+) gb/s\)", low):
+        return _ports("ethernet-25g", int(match[1]), per_node)
+    return presets.network(usual, per_node)
+
+
+def _ports(like: str, gigabits: int, per_node: int) -> Link:
+    """A network like the preset `like` with so many Gb/s per node."""
+    link = presets.network(like, per_node)
+    rate = gigabits / 8 * 1e9 / per_node
+    if abs(rate / link.bandwidth_bytes_per_s - 1) < 0.01:
+        return link
+    return replace(link, bandwidth_bytes_per_s=rate, curves=())
+
+
+_EFA_GB_S: Mapping[str, Mapping[int, float]] = {
+    "all_reduce": {2: 361.7, 4: 160.1, 8: 99.6, 16: 84.7, 32: 64.9, 64: 32.9},
+    "all_gather": {2: 184.6, 4: 119.0, 8: 69.0, 16: 55.0, 32: 28.0, 64: 11.0},
+    "reduce_scatter": {2: 181.6, 4: 115.8, 8: 68.6, 16: 54.5, 32: 27.9, 64: 11.1},
+}
+"""Bus bandwidth by nodes of 8 H100 at 256 MiB, centre lines over many jobs on the cluster of the
+sweeps (Ultra-Scale Playbook, pp_comm_bandwidth; the calibration part of the published tables)."""
+_KEYS = {"all_reduce": "ar", "all_gather": "ag", "reduce_scatter": "rs"}
+
+
+def _as_measured(levels: Levels, rates: Mapping[str, float], nodes: int) -> Levels:
+    """Levels whose outer tier has the bus bandwidth that the job itself measured over all nodes.
+
+    A group of m of the job's n nodes gets the usual bandwidth of m nodes, and of the job's departure
+    from the usual one its log m / log n'th power: few nodes seldom include the job's slowest.
+    """
+    if not levels or not rates or levels[-1].link.name != _MEASURED:
+        return levels
+    inside = levels[0].size if len(levels) > 1 else 1
+    outer = levels[-1]
+    curves = tuple(
+        _line(name, outer.size, inside, _busbw(usual, rates[_KEYS[name]], outer.size, nodes))
+        for name, usual in _EFA_GB_S.items()
+        if _KEYS[name] in rates
+    )
+    return (*levels[:-1], Level(outer.size, replace(outer.link, curves=curves)))
+
+
+def _busbw(usual: Mapping[int, float], measured: float, size: int, nodes: int) -> float:
+    """GB/s of all devices of a node together."""
+    weight = log(size) / log(nodes)
+    return _between(usual, size) * (measured / _between(usual, nodes)) ** weight
+
+
+def _between(usual: Mapping[int, float], nodes: int) -> float:
+    low = max(n for n in usual if n <= min(nodes, 64))
+    high = min(n for n in usual if n >= min(nodes, 64))
+    if low == high:
+        return usual[low]
+    part = log(nodes / low) / log(high / low)
+    return usual[low] ** (1 - part) * usual[high] ** part
+
+
+def _line(operation: str, size: int, inside: int, busbw: float) -> Curve:
+    """A device's share of the node's rate; the time of `size` devices, one per node."""
+    rounds = 2 if operation == "all_reduce" else 1
+    slope = rounds * (size - 1) / size / (busbw / _MEASURED_PORTS * 1e9)
+    steps = rounds * (ceil(log2(size)) if rounds == 2 else size * inside - 1)
+    latency = steps * _HOP_S
+    return Curve(
+        operation=operation, size=size, points=((1.0, latency), (1e9, latency + 1e9 * slope))
+    )

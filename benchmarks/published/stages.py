@@ -1,0 +1,133 @@
+"""Cuts a model into stages and prices each: compute, kept bytes, parameters."""
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+from benchmarks.published.layers import Site, embedding, head, layer
+from benchmarks.published.recipes import Recipe
+from benchmarks.published.rows import Row, RowError
+from benchmarks.published.sites import Ground
+from benchmarks.published.times import Cost, cost, recomputed
+from meshwright.ir.device import OpClass
+from meshwright.ir.layout import balanced
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One stage of the pipeline on one rank."""
+
+    layers: range
+    cost: Cost
+    parameters: int
+    """Of this rank, tp already divided out."""
+    first: bool
+    last: bool
+    layer: Cost
+    """Of its dearest layer."""
+
+
+def site_of(row: Row, recipe: Recipe) -> Site:
+    """What a rank sees of a micro-batch."""
+    p, shape = row.parallel, row.shape
+    if shape.heads % p.tp:
+        raise RowError(f"{shape.heads} heads cannot be divided by tp {p.tp}")
+    sp = recipe.system.sequence_parallel if p.sp is None else bool(p.sp)
+    return Site(
+        shape=shape, system=recipe.system, mbs=row.mbs, seq=row.seq, tp=p.tp, cp=p.cp, ep=p.ep,
+        sp=sp and p.tp > 1, async_tp=p.async_tp and recipe.system.tp_overlap != "nanotron",
+        dtype=recipe.dtype, half=recipe.half,
+    )  # fmt: skip
+
+
+def stages_of(row: Row, recipe: Recipe, ground: Ground) -> tuple[Part, ...]:
+    """All stages, in the order of the layers."""
+    site, shape, p = site_of(row, recipe), row.shape, row.parallel
+    count = p.pp * p.vpp
+    cuts = _cost_cuts(row, count) if recipe.system.cost_partition else _equal_cuts(row, count)
+    costs = {
+        (experts, turn): _layer_cost(site, recipe, ground, experts, turn)
+        for experts in {shape.has_experts(i) for i in range(shape.layers)}
+        for turn in (False, True)
+    }
+    vocab = padded_vocab(row, recipe)
+    ends = (cost(embedding(site), ground), cost(head(site, vocab), ground))
+    parts = []
+    for index, (layers, with_head) in enumerate(cuts):
+        total, worst = Cost(), Cost()
+        for i in layers:
+            one = costs[shape.has_experts(i), i % recipe.every == recipe.every - 1]
+            total, worst = total + one, max(worst, one, key=lambda c: c.backward_s)
+        if index == 0:
+            total += ends[0]
+        if with_head:
+            total += ends[1]
+        held = _parameters(row, layers, index == 0, with_head, vocab, len(cuts))
+        total += _accumulation(recipe, ground, held)
+        parts.append(Part(layers, total, held, index == 0, with_head, worst))
+    return tuple(parts)
+
+
+def _accumulation(recipe: Recipe, ground: Ground, parameters: int) -> Cost:
+    """Adding a micro-batch's gradients to the buffer, beyond what the kernels do."""
+    rate = ground.device.memory_bandwidth_bytes_per_s
+    share = ground.device.efficiency.get(OpClass.ELEMENTWISE, 1.0)
+    return Cost(backward_s=recipe.system.accumulate_bytes * parameters / (rate * share))
+
+
+def padded_vocab(row: Row, recipe: Recipe) -> int:
+    multiple = recipe.system.vocab_multiple * row.parallel.tp
+    return -(-row.shape.vocab // multiple) * multiple
+
+
+def _layer_cost(site: Site, recipe: Recipe, ground: Ground, experts: bool, turn: bool) -> Cost:
+    pieces = layer(site, experts)
+    entry = 2 * site.shared * site.shape.hidden
+    mode = recipe.mode if turn or recipe.every == 1 else "none"
+    return recomputed(pieces, mode, entry, ground)
+
+
+def _equal_cuts(row: Row, count: int) -> list[tuple[range, bool]]:
+    if row.shape.layers < count:
+        raise RowError(f"{row.shape.layers} layers cannot fill {count} stages")
+    sizes = balanced(row.shape.layers, count)
+    ends = list(accumulate(sizes))
+    return [(range(e - s, e), i == count - 1) for i, (s, e) in enumerate(zip(sizes, ends, strict=True))]  # fmt: skip
+
+
+def _cost_cuts(row: Row, count: int) -> list[tuple[range, bool]]:
+    """nanotron (models/base.py): blocks go to a stage until their cumulative cost passes its
+    share; layers and the head count, embedding, norms and loss do not."""
+    shape = row.shape
+    each = 4 * shape.heads * shape.head_dim * shape.hidden + 3 * shape.ffn * shape.hidden
+    costs = [0, *[each] * shape.layers, 0, shape.vocab * shape.hidden]
+    total, stage, cumulative = sum(costs), 0, 0
+    placed = []
+    for block in costs:
+        placed.append(min(stage, count - 1))
+        cumulative += block
+        if cumulative > total * (stage + 1) / count:
+            stage += 1
+    of_layers, of_head = placed[1 : 1 + shape.layers], placed[-1]
+    cuts, start = [], 0
+    for index in range(count):
+        size = of_layers.count(index)
+        cuts.append((range(start, start + size), index == of_head))
+        start += size
+    return cuts
+
+
+def _parameters(row: Row, layers: range, first: bool, last: bool, vocab: int, count: int) -> int:
+    shape, p = row.shape, row.parallel
+    split = 0
+    for i in layers:
+        dense = shape.attention_parameters
+        dense += shape.expert_parameters // p.ep if shape.has_experts(i) else shape.mlp_parameters
+        split += dense // p.tp + 2 * shape.norm_parameters
+    table = vocab * shape.hidden // p.tp
+    if first:
+        split += table + shape.positions * shape.hidden
+    if last:
+        split += shape.norm_parameters
+        # A tied head on another stage has a copy of its own.
+        split += 0 if shape.tied and count == 1 else table
+    return split

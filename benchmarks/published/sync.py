@@ -1,0 +1,114 @@
+"""What a step adds to the passes: gradient reduction, parameter gathering and the optimizer."""
+
+from dataclasses import dataclass
+
+from benchmarks.published.recipes import Recipe
+from benchmarks.published.rows import Row
+from benchmarks.published.sites import Ground
+from benchmarks.published.stages import Part
+from meshwright.costmodel.comm import Levels, collective_time
+from meshwright.costmodel.memory import optimizer_traffic
+from meshwright.ir.conversions import Primitive
+from meshwright.ir.device import OpClass
+
+_PYTHON_STEP_S = 5e-3
+"""Data loading, logging and bookkeeping once per step; assumption."""
+_BUCKET_BYTES = 25 * 2**20
+"""Of torch DDP."""
+_TENSORS_PER_LAYER = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Extra:
+    """Seconds of one stage beyond its passes."""
+
+    first_forward_s: float = 0.0
+    """Before the first forward."""
+    per_forward_s: float = 0.0
+    per_backward_s: float = 0.0
+    after_s: float = 0.0
+    """After the last backward."""
+
+
+def extra_of(row: Row, recipe: Recipe, ground: Ground, part: Part) -> Extra:
+    """Of one stage."""
+    zero, system = row.parallel.zero, recipe.system
+    update = _update_s(row, recipe, ground, part)
+    if system.gradient_sync == "fsdp" or zero == 3:
+        return _fsdp(row, recipe, ground, part, update)
+    after = update + _exposed_reduction(row, recipe, ground, part)
+    if zero in (1, 2) and system.gather_parameters:
+        gathered = system.parameter_bytes * part.parameters
+        after += collective_time(Primitive.ALL_GATHER, gathered, ground.shard)
+    return Extra(after_s=after)
+
+
+def _reduction_s(row: Row, nbytes: float, ground: Ground, split: bool) -> float:
+    if not split:
+        return collective_time(Primitive.ALL_REDUCE, nbytes, ground.dp)
+    seconds = collective_time(Primitive.REDUCE_SCATTER, nbytes, ground.shard)
+    part = nbytes / max(1, row.parallel.shard)
+    return seconds + collective_time(Primitive.ALL_REDUCE, part, ground.replicate)
+
+
+def _exposed_reduction(row: Row, recipe: Recipe, ground: Ground, part: Part) -> float:
+    """Beside the last backward where buckets overlap it; the embedding's bucket comes last."""
+    system, zero = recipe.system, row.parallel.zero
+    nbytes = float(system.sync_bytes * part.parameters)
+    # nanotron all-reduces the whole buffer under ZeRO-1, without DDP.
+    plain = zero == 0 or system.name == "nanotron"
+    seconds = _reduction_s(row, nbytes, ground, split=not plain)
+    overlaps = system.gradient_sync == "ddp" and not (system.name == "nanotron" and zero)
+    if not overlaps:
+        return seconds
+    table = row.shape.vocab * row.shape.hidden // row.parallel.tp if part.first else 0
+    last = max(float(system.sync_bytes * table), float(_BUCKET_BYTES))
+    tail = _reduction_s(row, min(last, nbytes), ground, split=not plain)
+    return max(tail, seconds - part.cost.backward)
+
+
+def _update_s(row: Row, recipe: Recipe, ground: Ground, part: Part) -> float:
+    """Clipping, Adam in fp32, the copy to half precision and clearing of gradients."""
+    system, p, device = recipe.system, row.parallel, ground.device
+    traffic = optimizer_traffic(4 * part.parameters, "adamw", zero=p.zero, dp_shard=p.shard)
+    shard = p.shard if p.zero else 1
+    own = part.parameters / shard
+    traffic += system.clip_bytes * (own if p.zero == 3 else part.parameters)
+    traffic += (4 + system.parameter_bytes) * own
+    traffic += system.gradient_bytes * (own if p.zero >= 2 else part.parameters)
+    rate = device.memory_bandwidth_bytes_per_s * device.efficiency.get(OpClass.ELEMENTWISE, 1.0)
+    tensors = _TENSORS_PER_LAYER * len(part.layers) + 3
+    return max(traffic / rate, 3 * tensors * device.overhead_s) + _PYTHON_STEP_S
+
+
+def _fsdp(row: Row, recipe: Recipe, ground: Ground, part: Part, update: float) -> Extra:
+    """Gathers are prefetched by one layer, reductions follow by one; the ends are exposed."""
+    count = max(1, len(part.layers))
+    table = row.shape.vocab * row.shape.hidden // row.parallel.tp
+    ends = part.first * table + part.last * (0 if row.shape.tied and part.first else table)
+    each = (part.parameters - ends) / count
+    width = 1 if "all-gather" in row.precision and "float8 all-gather" in row.precision else 2
+    gather = collective_time(Primitive.ALL_GATHER, width * each, ground.shard)
+    reduce = _reduction_s(row, recipe.system.sync_bytes * each, ground, split=True)
+    first = collective_time(Primitive.ALL_GATHER, 2 * table, ground.shard) if part.first else 0.0
+    forward, backward = part.layer.forward, part.layer.backward
+    tail = _reduction_s(row, 4 * (each + part.first * table), ground, split=True)
+    if row.parallel.pp > 1:
+        # With a pipeline parameters stay gathered; gradients are reduced once.
+        hidden = max(0.0, count * (gather - forward))
+        left = max(0.0, count * reduce - part.cost.backward)
+        return Extra(first + gather + hidden, 0.0, 0.0, update + left + tail)
+    return Extra(
+        0.0,
+        first + gather + count * max(0.0, gather - forward),
+        count * max(0.0, gather + reduce - backward),
+        update + tail,
+    )
+
+
+def tied_s(row: Row, parts: int, ground: Ground, levels: Levels) -> float:
+    """Summing the gradients of a table that first and last stage share."""
+    if not row.shape.tied or parts == 1:
+        return 0.0
+    table = 4 * row.shape.vocab * row.shape.hidden // row.parallel.tp
+    return collective_time(Primitive.ALL_REDUCE, table, levels)

@@ -1,0 +1,167 @@
+"""What each training stack does, from its documentation or source; nothing here is fitted.
+
+Every record names where its facts come from. A table or row picks a stack by its words.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from benchmarks.published.rows import Row, RowError
+
+Attention = Literal["flash", "unfused"]
+Sync = Literal["ddp", "end", "fsdp"]
+Style = Literal["fused", "eager", "compiled"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System:
+    """One stack."""
+
+    name: str
+    parameter_bytes: int
+    """Per parameter, on every rank under ZeRO 0-2; the compute copy."""
+    gradient_bytes: int
+    optimizer_bytes: int
+    """Master weights and moments."""
+    sync_bytes: int
+    """Per gradient value on the wire."""
+    gradient_sync: Sync
+    """ddp: buckets while the last backward runs; end: after it; fsdp: per layer, with gathers."""
+    accumulate_bytes: int
+    """Moved per parameter and micro-batch beyond what the weight-gradient kernels write."""
+    attention: Attention
+    pointwise: Style
+    """fused: one kernel each for norm, gated or biased activation and dropout-add; eager: torch
+    operators one by one; compiled: torch.compile or XLA fuse what lies between matmuls."""
+    dropout: bool
+    sequence_parallel: bool
+    tp_overlap: Literal["none", "backward", "nanotron"]
+    """backward: the input gradient's collective runs beside the weight gradient (Megatron's
+    asynchronous all-reduce); nanotron: its asynchronous linears."""
+    logits_bytes: int
+    """Per token and vocabulary entry at the worst moment of the loss."""
+    saved_logits_bytes: int
+    """Of these, what is kept until the head's backward."""
+    bucket_bytes: int = 0
+    """Per parameter, kept beside the gradients where torch DDP wraps the model (dp > 1, ZeRO-0)."""
+    half_gradients: bool = False
+    """Gradients appear in half precision before they are added to the fp32 buffer."""
+    clip_bytes: int = 0
+    """Moved per parameter to clip the gradients' norm."""
+    gather_parameters: bool = True
+    """ZeRO 1-2 gathers the updated parameters after the step."""
+    separate_qkv: bool = False
+    cost_partition: bool = False
+    """Stages balanced by nanotron's block costs, in which the head counts and the rest is cut at
+    cumulative thresholds; otherwise equal numbers of layers."""
+    first_stage_memory: bool = False
+    """Memory is what the rank of the first stage logged, not the fullest rank's."""
+    vocab_multiple: int = 1
+    """The vocabulary is padded to this times tp."""
+    schedule: str = "one_f_one_b"
+
+
+# Mixed precision with fp32 main gradients: Megatron-LM, megatron/optimizer (2 + 4 + 12 bytes).
+# Fused kernels: --no-masked-softmax-fusion and --no-bias-gelu-fusion are off by default.
+# SC21 ran before the asynchronous all-reduce of the input gradient (added in 2021-12 with
+# gradient-accumulation fusion) and reduced gradients after the last micro-batch (DDP local).
+MEGATRON_2021 = System(
+    name="Megatron-LM 2021", parameter_bytes=2, gradient_bytes=4, optimizer_bytes=12,
+    sync_bytes=4, gradient_sync="end", accumulate_bytes=4, attention="unfused",
+    pointwise="fused", dropout=True, sequence_parallel=False, tp_overlap="none",
+    logits_bytes=10, saved_logits_bytes=4, vocab_multiple=128, schedule="interleaved",
+)  # fmt: skip
+
+# Korthikanti et al. 2022, section 6: same stack a year later, with asynchronous all-reduce and
+# fused weight-gradient accumulation.
+MEGATRON_2022 = System(
+    name="Megatron-LM 2022", parameter_bytes=2, gradient_bytes=4, optimizer_bytes=12,
+    sync_bytes=4, gradient_sync="end", accumulate_bytes=2, attention="unfused",
+    pointwise="fused", dropout=True, sequence_parallel=False, tp_overlap="backward",
+    logits_bytes=10, saved_logits_bytes=4, vocab_multiple=128, schedule="interleaved",
+)  # fmt: skip
+
+# nanotron (src/nanotron of early 2025): bf16 parameters, fp32 gradient buffer, fp32 master weights
+# and moments (optim/gradient_accumulator.py); with ZeRO-0 torch DDP keeps bf16 buckets as well and
+# its hook all-reduces in fp32 beside the backward; with ZeRO-1 and fp32 accumulation there is no
+# DDP, so the whole fp32 buffer is all-reduced after the last backward (trainer.py: make_ddp,
+# reduce_scatter=False). Loss: bf16 logits cast to fp32, sharded cross entropy subtracts into a
+# second fp32 tensor that it keeps (parallel/tensor_parallel/functional.py).
+NANOTRON = System(
+    name="nanotron", parameter_bytes=2, gradient_bytes=4, optimizer_bytes=12, sync_bytes=4,
+    gradient_sync="ddp", accumulate_bytes=4, attention="flash", pointwise="eager", dropout=False,
+    sequence_parallel=True, tp_overlap="nanotron", logits_bytes=8, saved_logits_bytes=4,
+    cost_partition=True, first_stage_memory=True, bucket_bytes=2, half_gradients=True,
+    clip_bytes=12,
+)  # fmt: skip
+
+# torchtitan with FSDP2: fp32 sharded parameters, gradients and moments; bf16 all-gather, fp32
+# reduce-scatter (its docs/fsdp.md and the table's notes). The loss casts logits to fp32
+# (pred.float() in cross_entropy): bf16, fp32 and log-softmax live together.
+TORCHTITAN = System(
+    name="torchtitan", parameter_bytes=4, gradient_bytes=4, optimizer_bytes=8, sync_bytes=4,
+    gradient_sync="fsdp", accumulate_bytes=0, attention="flash", pointwise="eager",
+    dropout=False, sequence_parallel=True, tp_overlap="none", logits_bytes=10,
+    saved_logits_bytes=4, separate_qkv=True,
+)  # fmt: skip
+
+# Alpa: XLA on V100, fp16 with fp32 master weights; unfused attention, pointwise work fused by the
+# compiler; gradients reduced after the last micro-batch in fp16 (gradient accumulation in the
+# compiled program); stages of equal numbers of layers.
+ALPA = System(
+    name="Alpa", parameter_bytes=2, gradient_bytes=2, optimizer_bytes=12, sync_bytes=2,
+    gradient_sync="end", accumulate_bytes=0, attention="unfused", pointwise="compiled",
+    dropout=False, sequence_parallel=False, tp_overlap="none", logits_bytes=10,
+    saved_logits_bytes=4,
+)  # fmt: skip
+
+# InternEvo, configs/7B_sft.py: bf16 parameters and gradients, hybrid ZeRO-1 with reduction of
+# gradient buckets beside the backward (hybrid_zero_optimizer overlap_sync_grad=True) and broadcast
+# of updated parameters beside the next forward (overlap_sync_param=False there), flash attention 1.
+INTERNEVO = System(
+    name="InternEvo", parameter_bytes=2, gradient_bytes=2, optimizer_bytes=12, sync_bytes=2,
+    gradient_sync="ddp", accumulate_bytes=0, attention="flash", pointwise="fused", dropout=False,
+    sequence_parallel=False, tp_overlap="backward", logits_bytes=10, saved_logits_bytes=4,
+)  # fmt: skip
+
+# DeepSpeed and Megatron-DeepSpeed: as Megatron, gradients in half precision on the wire.
+DEEPSPEED = System(
+    name="DeepSpeed", parameter_bytes=2, gradient_bytes=2, optimizer_bytes=12, sync_bytes=2,
+    gradient_sync="ddp", accumulate_bytes=2, attention="unfused", pointwise="fused", dropout=True,
+    sequence_parallel=False, tp_overlap="none", logits_bytes=10, saved_logits_bytes=4,
+    vocab_multiple=128,
+)  # fmt: skip
+
+# Megatron-Core since 2023: distributed optimizer, overlapped gradient reduction, flash attention.
+MEGATRON_CORE = System(
+    name="Megatron-Core", parameter_bytes=2, gradient_bytes=4, optimizer_bytes=12, sync_bytes=4,
+    gradient_sync="ddp", accumulate_bytes=2, attention="flash", pointwise="fused", dropout=False,
+    sequence_parallel=True, tp_overlap="backward", logits_bytes=10, saved_logits_bytes=4,
+    vocab_multiple=128, schedule="interleaved",
+)  # fmt: skip
+
+# In this order: the first whose words a row or its table holds.
+_WORDS: tuple[tuple[tuple[str, ...], System], ...] = (
+    (("nanotron",), NANOTRON),
+    (("torchtitan", "fsdp2"), TORCHTITAN),
+    (("internevo",), INTERNEVO),
+    (("sc21",), MEGATRON_2021),
+    (("korthikanti", "selective recompute"), MEGATRON_2022),
+    (("megatron-core", "nemo", "transformer engine"), MEGATRON_CORE),
+    (("megatron",), MEGATRON_2022),
+    (("alpa",), ALPA),
+    (("deepspeed",), DEEPSPEED),
+    (("fsdp",), TORCHTITAN),
+)
+
+
+def system_of(row: Row) -> System:
+    """The stack that a row ran on: its own words first, then those of its table."""
+    text = row.system.lower()
+    own, table = text.split(row.table.lower(), 1) if row.table.lower() in text else ("", text)
+    for words in (own, row.table.lower(), table):
+        for keys, system in _WORDS:
+            if any(key in words for key in keys):
+                return system
+    known = ", ".join(sorted({system.name for _, system in _WORDS}))
+    raise RowError(f"no stack is named; known are {known}")

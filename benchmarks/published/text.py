@@ -1,0 +1,103 @@
+"""The report as text for a terminal and as markdown."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from benchmarks.published.report import Case, Errors, Result, errors, feasibility, spearman
+
+_WORST = 8
+
+
+def terminal(result: Result, *, every: bool = False) -> str:
+    """One table's figures, what was left out, and its worst rows."""
+    lines = [f"{result.name}: {len(result.cases)} rows predicted, {len(result.skipped)} left out"]
+    lines += [f"  {line}" for line in _figures(result)]
+    lines += [f"  left out {n} x: {why}" for why, n in _reasons(result)]
+    cases = result.cases if every else _worst(result)
+    lines += [f"  {_row(case)}" for case in cases]
+    return "\n".join(lines)
+
+
+def _figures(result: Result) -> list[str]:
+    lines = []
+    if time := errors(c.time_error for c in result.cases):
+        pairs = [(c.prediction.step_s, c.row.step_s) for c in result.cases if c.row.step_s]
+        rank = spearman(pairs)
+        lines.append(f"step time {_errors(time)}" + (f" rank {rank:.3f}" if rank else ""))
+    if memory := errors(c.memory_error for c in result.cases):
+        lines.append(f"memory    {_errors(memory)}")
+    fits = feasibility(result.cases)
+    if any(not ran for ran, _ in fits):
+        lines.append(
+            f"fits: ran and fits {fits[True, True]}, ran but predicted out of memory "
+            f"{fits[True, False]}, out of memory and predicted so {fits[False, False]}, "
+            f"out of memory but predicted to fit {fits[False, True]}"
+        )
+    return lines
+
+
+def _errors(e: Errors) -> str:
+    return (
+        f"n {e.count:4} median {e.median_abs:6.1%} p90 {e.p90:6.1%} worst {e.worst:6.1%} "
+        f"bias {e.bias:+6.1%} within 8 % {e.within_8:4.0%} within 25 % {e.within_25:4.0%}"
+    )
+
+
+def _reasons(result: Result) -> list[tuple[str, int]]:
+    return Counter(skip.reason for skip in result.skipped).most_common()
+
+
+def _worst(result: Result) -> list[Case]:
+    timed = [case for case in result.cases if case.time_error is not None]
+    return sorted(timed, key=lambda c: -abs(c.time_error or 0))[:_WORST]
+
+
+def _row(case: Case) -> str:
+    row, made = case.row, case.prediction
+    parts = [f"{row.index:4} {row.gpus:5} GPUs {row.label:48.48}"]
+    if case.time_error is not None:
+        parts.append(f"{row.step_s:9.3f} s -> {made.step_s:9.3f} {case.time_error:+7.1%}")
+    if case.memory_error is not None:
+        peak = made.memory.peak(row.memory_kind)
+        gib = (row.peak_bytes or 0) / 2**30
+        parts.append(f"{gib:6.1f} GiB -> {peak / 2**30:6.1f} {case.memory_error:+7.1%}")
+    return " ".join(parts)
+
+
+def markdown(results: Sequence[Result]) -> str:
+    """The summary table and one section per table."""
+    lines = ["| table | n | median | p90 | worst | bias | within 8 % | within 25 % | rank |",
+             "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    lines += [_cells(r.name, errors(c.time_error for c in r.cases), _rank(r)) for r in results]
+    lines += ["", "Memory:", "", "| table | n | median | p90 | worst | bias | within 8 % | "
+              "within 25 % |  |", "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    lines += [
+        _cells(r.name, found, None)
+        for r in results
+        if (found := errors(c.memory_error for c in r.cases))
+    ]
+    for result in results:
+        lines += ["", *_section(result)]
+    return "\n".join(lines) + "\n"
+
+
+def _cells(name: str, e: Errors | None, rank: float | None) -> str:
+    if e is None:
+        return f"| {name} | 0 | | | | | | | |"
+    figures = [e.median_abs, e.p90, e.worst]
+    shown = [f"{f:.1%}" for f in figures] + [f"{e.bias:+.1%}", f"{e.within_8:.0%}"]
+    last = f"{rank:.3f}" if rank is not None else ""
+    return f"| {name} | {e.count} | " + " | ".join([*shown, f"{e.within_25:.0%}", last]) + " |"
+
+
+def _rank(result: Result) -> float | None:
+    return spearman([(c.prediction.step_s, c.row.step_s) for c in result.cases if c.row.step_s])
+
+
+def _section(result: Result) -> list[str]:
+    lines = [f"## {result.name}", "", f"{len(result.cases)} rows predicted, "
+             f"{len(result.skipped)} left out."]  # fmt: skip
+    lines += [f"- left out {n}: {why}" for why, n in _reasons(result)]
+    fits = [line for line in _figures(result) if line.startswith("fits")]
+    worst = [f"    {_row(case)}" for case in _worst(result)]
+    return [*lines, *([""] + fits if fits else []), "", "Worst:", "", *worst]

@@ -1,0 +1,165 @@
+"""Seconds and kept bytes of runs of pieces: forward, backward, collectives and recomputation."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from benchmarks.published.ops import Message, Piece
+from benchmarks.published.sites import Ground, device_named
+from meshwright.costmodel.comm import Levels, collective_time
+from meshwright.costmodel.compute import OpTime, op_time
+from meshwright.costmodel.local_op import LocalOp
+
+_COLLECTIVE_OPS = 4
+"""Dispatches of a collective: checks, stream and event handling; assumption."""
+
+
+_SUSTAINED = {"h100-sxm": 1.25}
+"""What the passes of whole training runs take over kernels timed alone: clocks under sustained
+power, cold caches, gaps. Calibrated on one run that is not reported: the 8-GPU row of dp_scaling
+(Ultra-Scale Playbook, 40 150 tokens/s/GPU), which has no communication to speak of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """One micro-batch through some pieces on one rank; dispatch runs beside the kernels."""
+
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    forward_dispatch_s: float = 0.0
+    backward_dispatch_s: float = 0.0
+    saved_bytes: int = 0
+    peak_bytes: int = 0
+    """Beyond what is kept while the backward of these pieces runs."""
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(
+            self.forward_s + other.forward_s,
+            self.backward_s + other.backward_s,
+            self.forward_dispatch_s + other.forward_dispatch_s,
+            self.backward_dispatch_s + other.backward_dispatch_s,
+            self.saved_bytes + other.saved_bytes,
+            max(self.peak_bytes, other.peak_bytes),
+        )
+
+    def times(self, count: int) -> "Cost":
+        return Cost(
+            self.forward_s * count,
+            self.backward_s * count,
+            self.forward_dispatch_s * count,
+            self.backward_dispatch_s * count,
+            self.saved_bytes * count,
+            self.peak_bytes,
+        )
+
+    @property
+    def forward(self) -> float:
+        return max(self.forward_s, self.forward_dispatch_s)
+
+    @property
+    def backward(self) -> float:
+        return max(self.backward_s, self.backward_dispatch_s)
+
+
+def cost(pieces: Iterable[Piece], ground: Ground) -> Cost:
+    """Without recomputation."""
+    total = Cost()
+    for piece in pieces:
+        total += _piece(piece, ground)
+    return total
+
+
+def _piece(piece: Piece, ground: Ground) -> Cost:
+    time = timed(piece.op, ground.device.name)
+    slower = _SUSTAINED.get(ground.device.name, 1.0)
+    forward = time.forward_s * slower
+    backward = (time.backward_input_s + time.backward_weight_s) * slower
+    calls = {"forward": 0, "backward": 0}
+    for message in piece.messages:
+        seconds = exposed(message, time, ground)
+        calls[message.phase] += _COLLECTIVE_OPS
+        if message.phase == "forward":
+            forward += seconds
+        else:
+            backward += seconds
+    overhead = ground.device.overhead_s
+    return Cost(
+        forward,
+        backward,
+        time.forward_dispatch_s + overhead * calls["forward"],
+        time.input_dispatch_s + time.weight_dispatch_s + overhead * calls["backward"],
+        piece.saved_bytes,
+        _transient(piece),
+    )
+
+
+def _transient(piece: Piece) -> int:
+    """Gradients of its operands and result while its backward runs."""
+    if not piece.op.output_bytes:
+        return 2 * piece.saved_bytes
+    return piece.op.output_bytes + sum(i.nbytes for i in piece.op.inputs if not i.is_param)
+
+
+@lru_cache(maxsize=1 << 16)
+def timed(op: LocalOp, device: str) -> OpTime:
+    """Of a device preset; the same ops come again in many rows."""
+    return op_time(op, device_named(device))
+
+
+def exposed(message: Message, time: OpTime, ground: Ground) -> float:
+    """What of a collective no work of its op hides."""
+    levels: Levels = getattr(ground, message.axis if message.axis != "ep" else "dp")
+    seconds = collective_time(message.primitive, message.nbytes, levels)
+    size = 1
+    for level in levels:
+        size *= level.size
+    match message.under:
+        case "nothing":
+            return seconds
+        case "forward share":
+            return max(0.0, seconds - time.forward_s / size)
+        case "input":
+            return max(0.0, seconds - time.backward_input_s)
+        case "input share":
+            return max(0.0, seconds - time.backward_input_s / size)
+        case "weight":
+            return max(0.0, seconds - time.backward_weight_s)
+
+
+def recomputed(pieces: tuple[Piece, ...], mode: str, entry_bytes: int, ground: Ground) -> Cost:
+    """A layer under a recompute mode: none, full, core, op."""
+    whole = cost(pieces, ground)
+    if mode == "none":
+        return whole
+    if mode == "full":
+        again = whole
+        saved = entry_bytes
+        peak = whole.peak_bytes + whole.saved_bytes
+    elif mode == "core":
+        again = cost((p for p in pieces if p.core), ground)
+        dropped = sum(p.core_bytes for p in pieces)
+        saved, peak = whole.saved_bytes - dropped, whole.peak_bytes + dropped
+    else:
+        kept = {p.name for p in pieces if _kept_by_op_policy(p, pieces)}
+        again = cost((p for p in pieces if p.name not in kept), ground)
+        saved = entry_bytes + sum(p.op.output_bytes for p in pieces if p.name in kept)
+        peak = whole.peak_bytes + max(0, whole.saved_bytes - saved)
+    return Cost(
+        whole.forward_s,
+        whole.backward_s + again.forward_s,
+        whole.forward_dispatch_s,
+        whole.backward_dispatch_s + again.forward_dispatch_s,
+        saved,
+        peak,
+    )
+
+
+def _kept_by_op_policy(piece: Piece, pieces: tuple[Piece, ...]) -> bool:
+    """torchtitan's per-op policy keeps attention and every second matrix product.
+
+    torchtitan/models: _save_list and mm_count_key; odd products are kept.
+    """
+    if piece.op.target.startswith("aten.scaled_dot_product_attention"):
+        return True
+    products = [p.name for p in pieces if p.op.target == "aten.linear.default"]
+    return piece.name in products[::2]
