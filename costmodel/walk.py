@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from math import prod
 
 from meshwright.costmodel.clock import Clock
-from meshwright.costmodel.comm import Levels, collective_time
-from meshwright.costmodel.compute import OpTimer, gradient_sum, op_time, worst_source
+from meshwright.costmodel.comm import Levels, collective_band, collective_time
+from meshwright.costmodel.compute import OpTimer, gradient_sum, op_time
 from meshwright.costmodel.dtypes import is_float, runtime_dtypes, storage_roots
-from meshwright.costmodel.formulas import SOURCE_BAND, curve_of, memory_s
+from meshwright.costmodel.formulas import curve_of, memory_s
 from meshwright.costmodel.local_op import LocalInput, LocalOp
 from meshwright.costmodel.op_classes import COMPUTE, classify
 from meshwright.ir.conversions import Conversion, Primitive
@@ -120,11 +120,10 @@ class Walk:
             backward_s = 0.0
             if tensor.requires_grad:
                 backward_s = self._primitive(conversion.backward, whole, axis)
-            sources = [level.link.source for level in self.site.levels[axis]]
-            band = SOURCE_BAND[worst_source(sources)]
-            self.clock.communicate(forward_s, backward_s, band)
+            levels = self.site.levels[axis]
+            self.clock.communicate(forward_s, backward_s, collective_band(levels, whole))
             if forward_s or backward_s:
-                self.clock.sources.update(sources)
+                self.clock.sources.update(level.link.source for level in levels)
 
     def _whole_bytes(
         self, name: str, where: Where, axis: str, source: Placement, goal: Placement

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from meshwright.costmodel.block import BlockCost, block_cost
 from meshwright.costmodel.comm import primitive_time
 from meshwright.costmodel.compute import OpTime
+from meshwright.costmodel.formulas import curve_of, memory_s
 from meshwright.costmodel.local_op import LocalOp
 from meshwright.costmodel.walk import GraphFacts
 from meshwright.ir.cluster import Cluster
@@ -64,7 +65,7 @@ def test_megatron_needs_one_all_reduce_each_way() -> None:
     split, nbytes = cost(tp=4), MICRO * WIDTH * 4
     reduce_s = primitive_time(Primitive.ALL_REDUCE, nbytes, range(4), CLUSTER)
     device = CLUSTER.device(0)
-    local = nbytes / 4 / (device.memory_bandwidth_bytes_per_s * device.efficiency[OpClass.COPY])
+    local = memory_s(nbytes / 4, curve_of(OpClass.COPY, device), device)
     expected = pytest.approx(reduce_s + local + device.overhead_s)
     assert split.comm_forward_s == expected
     assert split.comm_backward_s == expected
