@@ -1,0 +1,109 @@
+"""Published timings of collectives in one convention: bytes of the whole value, seconds."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from meshwright.costmodel.fit_comm import Row
+
+NCCL = "nccl_single_node_aiconfigurator.json"
+NETWORK = "network_collectives_measured.json"
+PLAYBOOK = "hf_ultrascale_scaling_and_bandwidth.json"
+
+SINGLE = {
+    "A100-SXM4-80GB": "nvlink3",
+    "H100-SXM5-80GB": "nvlink4",
+    "H200-SXM-141GB": "nvlink4-h200",
+    "B200-SXM-180GB": "nvlink5",
+    "GB200-NVL72": "nvlink5-nvl72",
+    "L40S-48GB": "pcie4-no-p2p",
+}
+"""GPU of the NCCL table -> preset link."""
+_OPERATIONS = {"alltoall": "all_to_all"}
+_ROUNDS = {"all_reduce": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Timings of one source on one machine; several nodes of `inside` GPUs if `nodes` > 1."""
+
+    source: str
+    link: str
+    nodes: int
+    inside: int
+    rows: tuple[Row, ...]
+
+
+def nccl_rows(folder: Path) -> dict[str, list[Row]]:
+    """Preset link -> rows."""
+    found: dict[str, list[Row]] = {link: [] for link in SINGLE.values()}
+    for raw in _rows(folder / NCCL):
+        operation = _OPERATIONS.get(raw["op"], raw["op"])
+        # nccl-tests counts what one rank of an all-to-all holds.
+        nbytes = raw["bytes"] * (raw["gpus"] if operation == "all_to_all" else 1)
+        row = Row(operation, nbytes, raw["gpus"], raw["latency_us"] * 1e-6)
+        found[SINGLE[raw["gpu"]]].append(row)
+    return found
+
+
+def other_series(folder: Path) -> list[Series]:
+    """What other sources measured, one node and several."""
+    found: dict[tuple[str, str, int, int], list[Row]] = {}
+    for raw in _rows(folder / NETWORK):
+        hardware = raw["hardware"]
+        # Rows without a tool repeat others with one algorithm forced.
+        if raw["collective"] != "all_reduce" or not raw.get("bytes") or not raw.get("tool"):
+            continue
+        gpus = hardware.get("gpus") or raw.get("group_size")
+        nodes = hardware.get("nodes", 1)
+        link = _link_of(hardware["gpu"], nodes)
+        seconds = _seconds(raw["measured"], raw["bytes"], gpus, "all_reduce")
+        key = (f"{raw['source'].split()[0]}, {hardware['gpu']}", link, nodes, gpus // nodes)
+        found.setdefault(key, []).append(Row("all_reduce", raw["bytes"], gpus, seconds))
+    for raw in _rows(folder / PLAYBOOK):
+        if raw["kind"] != "collective_bandwidth":
+            continue
+        hardware, operation = raw["hardware"], raw["collective"]
+        seconds = _seconds(raw["measured"], raw["bytes"], hardware["gpus"], operation)
+        link = "efa-p5" if hardware["nodes"] > 1 else "nvlink4"
+        key = ("Ultra-Scale Playbook, H100", link, hardware["nodes"], hardware["gpus_per_node"])
+        found.setdefault(key, []).append(Row(operation, raw["bytes"], hardware["gpus"], seconds))
+    return [Series(*key, tuple(rows)) for key, rows in found.items()]
+
+
+def two_node_groups(folder: Path) -> tuple[list[tuple[int, int, float]], float]:
+    """((GPUs, GPUs on a node, bus bytes/s) of groups on two nodes, bytes/s of messages)."""
+    groups, port = [], 0.0
+    for raw in _rows(folder / NETWORK):
+        if raw["hardware"].get("nodes") != 2 or raw.get("bytes") is not None:
+            continue
+        size, rate = raw["group_size"], raw["measured"]["bandwidth_gb_s"] * 1e9
+        if raw["collective"] == "p2p" and size == 2:
+            port = rate
+        elif raw["collective"] == "all_reduce" and (not raw["consecutive"] or size > 8):
+            groups.append((size, size // 2, rate))
+    return sorted(groups), port
+
+
+def _link_of(gpu: str, nodes: int) -> str:
+    if nodes > 1:
+        return "efa-p6" if gpu.startswith("B200") else "fabric-100g"
+    for name, link in SINGLE.items():
+        if gpu.split("-")[0] == name.split("-")[0]:
+            return link
+    return "nvlink2" if gpu.startswith("V100") else "nvlink3"
+
+
+def _seconds(measured: Mapping[str, float], nbytes: float, gpus: int, operation: str) -> float:
+    """From a time, or from nccl-tests' bus bandwidth."""
+    if "time_us" in measured:
+        return measured["time_us"] * 1e-6
+    moved = _ROUNDS.get(operation, 1) * (gpus - 1) / gpus * nbytes
+    return moved / (measured["busbw_gb_s"] * 1e9)
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(path.read_text())["rows"]
+    return found
