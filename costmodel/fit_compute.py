@@ -36,6 +36,9 @@ _OUTLIER = 0.1
 """Errors far above this count less than their square: kernels chosen badly by the library."""
 _SAFE = 1.25
 """Bands are of shapes that were fitted; others are a little worse."""
+_MOST_BAND = 3.0
+_CACHES = (2.0**17, 2.0**20, 2.0**23)
+"""Where the search for the cache's size starts: its effect is too abrupt to be found from afar."""
 _KERNEL_S = 1e-6
 _WIDE = ("float32", "float64")
 
@@ -65,13 +68,22 @@ def fit_curve(
     """
     names = _free(op_class, samples, device)
     residuals = _residuals(op_class, samples, device, start, names)
-    first = [getattr(start, name) or 0.0 for name in names]
-    found, errors = _minimise(residuals, first, [_range(name, device) for name in names])
+    ranges = [_range(name, device) for name in names]
+    tried = [_minimise(residuals, first, ranges) for first in _starts(start, names)]
+    found, errors = min(tried, key=lambda t: _cost(t[1]))
     spread = float(np.quantile(np.abs(np.expm1(errors)), 0.8)) if len(errors) else start.band
     # With hardly more samples than parameters the residual says little.
     few = 1.0 + len(names) / len(samples)
-    band = max(0.02, _SAFE * few * spread, 0.3 / len(samples))
+    band = min(_MOST_BAND, max(0.02, _SAFE * few * spread, 0.3 / len(samples)))
     return replace(_with(start, names, found), band=band, source=source, reference=reference)
+
+
+def _starts(start: OpCurve, names: Sequence[str]) -> list[list[float]]:
+    first = {name: getattr(start, name) or 0.0 for name in names}
+    if "cache_bytes" not in names:
+        return [list(first.values())]
+    first["cache_share"] = first["cache_share"] or 2.0 * start.share
+    return [list((first | {"cache_bytes": nbytes}).values()) for nbytes in _CACHES]
 
 
 def _range(name: str, device: DeviceType) -> tuple[float, float]:

@@ -96,9 +96,10 @@ class ProfileTimer:
     def _estimated(self, op: LocalOp, known: Sequence[_Known]) -> OpTime:
         says = formula(op, self.device)
         size = log(self._forward_s(kernel_s(forward_work(op), self.device)))
-        near = sorted(known, key=lambda k: (abs(k.size - size), k.record.key))[:2]
+        near = _neighbours(size, known)
         distance = abs(near[0].size - size)
-        inside = distance <= _NEAR
+        beyond = size > max(k.size for k in known) or size < min(k.size for k in known)
+        inside = distance <= _NEAR or not beyond
         if inside:
             error, band = _between(size, near), _band(size, near)
             forward = _bounded(op, exp(size + error), known)
@@ -131,6 +132,13 @@ class ProfileTimer:
             whole = full.backward_input_s + full.backward_weight_s
         seconds = median(ratios) * forward_s / whole
         return seconds * says.backward_input_s, seconds * says.backward_weight_s
+
+
+def _neighbours(size: float, known: Sequence[_Known]) -> list[_Known]:
+    """The nearest, and the nearest on its other side or else the next."""
+    order = sorted(known, key=lambda k: (abs(k.size - size), k.record.key))
+    across = [k for k in order[1:] if (k.size - size) * (order[0].size - size) <= 0.0]
+    return [order[0], *(across or order[1:])[:1]]
 
 
 def _between(size: float, near: Sequence[_Known]) -> float:

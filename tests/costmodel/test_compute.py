@@ -1,0 +1,262 @@
+"""Op formulas: monotone, never negative, and what they know of waves, dispatch, masks and casts."""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.costmodel.clock import Clock
+from meshwright.costmodel.compute import OpTime, formula, op_time
+from meshwright.costmodel.formulas import Gemm, Work, curve_of, kernel_s, memory_s
+from meshwright.costmodel.local_op import LocalInput, LocalOp
+from meshwright.costmodel.op_classes import classify
+from meshwright.costmodel.works import forward_gemms
+from meshwright.ir.device import DeviceType, OpClass, OpCurve
+from meshwright.ir.presets import DEVICES, MACHINES, cpu_process
+
+CPU = cpu_process(2**34)
+H100 = DEVICES["h100-sxm"]
+SIZES = st.integers(1, 6000)
+DEVICE = st.sampled_from([CPU, *DEVICES.values()])
+
+
+def linear(m: int, n: int, k: int, dtype: str = "bfloat16", cast: int = 0) -> LocalOp:
+    size = 4 if dtype == "float32" else 2
+    return LocalOp(
+        target="aten.linear.default",
+        op_class=OpClass.MATMUL,
+        dtype=dtype,
+        flops=2.0 * m * n * k,
+        inputs=(
+            LocalInput((m, k), m * k * size, True, False),
+            LocalInput((n, k), n * k * size, True, True, cast),
+        ),
+        outputs=((m, n),),
+        output_bytes=m * n * size,
+        differentiable=True,
+    )
+
+
+def pointwise(count: int, target: str = "aten.gelu.default", saved: int | None = None) -> LocalOp:
+    return LocalOp(
+        target=target,
+        op_class=classify(target),
+        dtype="bfloat16",
+        flops=10.0 * count,
+        inputs=(LocalInput((count,), 2 * count, True, False),),
+        outputs=((count,),),
+        output_bytes=2 * count,
+        differentiable=True,
+        saved_bytes=saved,
+    )
+
+
+def attention(keys: int, *, causal: bool) -> LocalOp:
+    shape = (4, 16, keys, 64)
+    nbytes = 2 * 4 * 16 * keys * 64
+    return LocalOp(
+        target="aten.scaled_dot_product_attention.default",
+        op_class=OpClass.ATTENTION,
+        dtype="bfloat16",
+        flops=4.0 * 4 * 16 * keys * keys * 64,
+        inputs=(LocalInput(shape, nbytes, True, False),) * 3,
+        outputs=(shape,),
+        output_bytes=nbytes,
+        differentiable=True,
+        causal=causal,
+    )
+
+
+def parts(time: OpTime) -> tuple[float, float, float]:
+    return time.forward_s, time.backward_input_s, time.backward_weight_s
+
+
+@given(DEVICE, SIZES, SIZES, SIZES, st.integers(0, 2), st.integers(1, 600))
+def test_a_larger_product_never_takes_less(
+    device: DeviceType, m: int, n: int, k: int, dim: int, more: int
+) -> None:
+    shape = [m, n, k]
+    small = formula(linear(*shape), device)
+    shape[dim] += more
+    large = formula(linear(*shape), device)
+    for less, greater in zip(parts(small), parts(large), strict=True):
+        assert 0.0 < less <= greater * (1 + 1e-12)
+
+
+@given(DEVICE, st.sampled_from(list(OpClass)), st.floats(1, 1e10), st.floats(1, 1e3))
+def test_more_bytes_and_flops_never_take_less(
+    device: DeviceType, op_class: OpClass, nbytes: float, times: float
+) -> None:
+    work = Work(op_class, "float32", 10 * nbytes, nbytes)
+    more_bytes = replace(work, nbytes=nbytes * times)
+    more_flops = replace(work, flops=10 * nbytes * times)
+    seconds = kernel_s(work, device)
+    assert 0.0 < seconds <= kernel_s(more_bytes, device)
+    assert seconds <= kernel_s(more_flops, device)
+
+
+@given(st.integers(1, 4000), st.integers(1, 500), st.booleans(), DEVICE)
+def test_longer_attention_never_takes_less(
+    keys: int, more: int, causal: bool, device: DeviceType
+) -> None:
+    short, long = (formula(attention(n, causal=causal), device) for n in (keys, keys + more))
+    assert short.forward_s <= long.forward_s
+    assert short.backward_input_s <= long.backward_input_s
+
+
+def test_causal_attention_skips_half_of_long_scores() -> None:
+    """Flops count in full; the time does not."""
+    full, half = (formula(attention(16384, causal=c), H100) for c in (False, True))
+    assert half.forward_s == pytest.approx(full.forward_s / 2, rel=0.05)
+    assert attention(512, causal=True).flops == attention(512, causal=False).flops
+
+
+def test_waves_of_tiles() -> None:
+    """One tile more than fills the processors costs another wave, if work waits for whole waves."""
+    device = replace(
+        H100,
+        processors=4,
+        curves={OpClass.MATMUL: OpCurve(share=1.0, quantum=1.0, small_tile=0.5, split_depth=1e4),
+                OpClass.COPY: OpCurve(share=1.0)},
+    )  # fmt: skip
+
+    def seconds(tiles: int) -> float:
+        work = Work(OpClass.MATMUL, "bfloat16", 0.0, 1.0, (Gemm(1, 256 * tiles, 128, 4096),))
+        return kernel_s(work, device)
+
+    assert seconds(4) == pytest.approx(seconds(3), rel=1e-6)
+    assert seconds(5) > 1.4 * seconds(4)
+
+
+def test_a_short_inner_loop_is_less_efficient() -> None:
+    def rate(k: int) -> float:
+        op = linear(8192, 8192, k)
+        return op.flops / formula(op, DEVICES["a100-80"]).forward_s
+
+    rates = [rate(k) for k in (64, 256, 1024, 8192)]
+    assert rates == sorted(rates) and rates[0] < 0.5 * rates[-1]
+
+
+def test_few_rows_are_bound_by_memory() -> None:
+    op = linear(4, 8192, 8192)
+    copy = curve_of(OpClass.COPY, H100)
+    least = memory_s(op.inputs[1].nbytes, copy, H100)
+    assert least <= formula(op, H100).forward_s < 1.3 * least + 5e-6
+
+
+@given(st.integers(1, 2**26))
+def test_memory_slows_beyond_the_cache(nbytes: int) -> None:
+    curve = OpCurve(share=0.5, cache_share=2.0, cache_bytes=2**20)
+    rate = H100.memory_bandwidth_bytes_per_s
+    seconds = memory_s(nbytes, curve, H100)
+    assert nbytes / (2 * rate) <= seconds * (1 + 1e-9)
+    assert seconds <= nbytes / (0.5 * rate) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("target", "shapes", "flops", "expected"),
+    [
+        ("aten.linear.default", [(3, 5, 7), (11, 7)], 0, [Gemm(1, 15, 11, 7)]),
+        ("aten.addmm.default", [(11,), (5, 7), (7, 11)], 0, [Gemm(1, 5, 11, 7)]),
+        ("aten.bmm.default", [(3, 5, 7), (3, 7, 11)], 0, [Gemm(3, 5, 11, 7)]),
+        ("aten.matmul.default", [(2, 3, 5, 7), (2, 3, 7, 11)], 0, [Gemm(6, 5, 11, 7)]),
+        ("aten.conv2d.default", [(2, 8, 6, 6), (16, 8, 3, 3)], 2 * 72 * 16 * 72,
+         [Gemm(1, 72, 16, 72)]),
+        ("aten.conv2d.default", [(2, 8, 6, 6), (8, 1, 3, 3)], 2 * 72 * 8 * 9,
+         [Gemm(8, 72, 1, 9)]),
+        ("meshwright.experts.default", [(32, 16), (32, 2), (32, 2), (4, 48, 16), (4, 16, 24)],
+         2 * 64 * 16 * 72, [Gemm(4, 16, 48, 16), Gemm(4, 16, 16, 24)]),
+        ("aten.einsum.default", [(3, 5), (5, 7)], 210, []),
+    ],
+)  # fmt: skip
+def test_products_of_ops(
+    target: str, shapes: list[tuple[int, ...]], flops: float, expected: list[Gemm]
+) -> None:
+    assert list(forward_gemms(target, shapes, flops)) == expected
+
+
+def test_what_hands_its_gradient_on_has_no_backward() -> None:
+    add = formula(pointwise(2**24, "aten.add.Tensor"), H100)
+    gelu = formula(pointwise(2**24), H100)
+    assert add.backward_input_s == 0.0 and add.input_dispatch_s == 0.0
+    assert gelu.backward_input_s > gelu.forward_s > 0.0
+
+
+def test_backward_reads_what_was_saved() -> None:
+    little, much = (formula(pointwise(2**24, saved=n), H100) for n in (0, 2**25))
+    assert little.backward_input_s < much.backward_input_s
+
+
+def test_casts_are_paid_forward_and_backward() -> None:
+    plain, cast = (op_time(linear(512, 512, 512, cast=c), H100) for c in (0, 6 * 512 * 512))
+    assert cast.forward_s > plain.forward_s
+    assert cast.backward_weight_s > plain.backward_weight_s
+    assert cast.backward_input_s == plain.backward_input_s
+    assert cast.forward_dispatch_s == pytest.approx(2 * plain.forward_dispatch_s)
+
+
+def block(op: LocalOp, count: int, device: DeviceType) -> Clock:
+    clock = Clock()
+    for _ in range(count):
+        clock.add(op_time(op, device))
+    clock.settle(device)
+    return clock
+
+
+def test_small_blocks_on_a_gpu_are_bound_by_dispatch() -> None:
+    """40 tiny ops: the CPU decides, and a faster GPU changes nothing."""
+    clock = block(pointwise(64), 40, H100)
+    assert clock.forward_s == pytest.approx(40 * H100.overhead_s)
+    assert clock.backward_input_s == pytest.approx(40 * H100.overhead_s)
+    faster = block(pointwise(64), 40, DEVICES["b200"])
+    assert faster.forward_s == pytest.approx(clock.forward_s)
+
+
+def test_large_blocks_on_a_gpu_hide_dispatch() -> None:
+    op = pointwise(2**28)
+    clock = block(op, 40, H100)
+    assert clock.forward_s == pytest.approx(40 * formula(op, H100).forward_s)
+    slow_cpu = replace(H100, overhead_s=2 * H100.overhead_s)
+    assert block(op, 40, slow_cpu).forward_s == clock.forward_s
+
+
+def test_one_large_op_hides_the_dispatch_of_small_ones() -> None:
+    """The queue evens out: a block takes the longer of both sums."""
+    clock = Clock()
+    ops = [pointwise(2**28), *[pointwise(64)] * 20]
+    for op in ops:
+        clock.add(op_time(op, H100))
+    clock.settle(H100)
+    assert clock.forward_s == pytest.approx(sum(formula(op, H100).forward_s for op in ops))
+
+
+def test_on_a_cpu_dispatch_adds() -> None:
+    free = replace(CPU, overhead_s=0.0)
+    for op in (pointwise(64), pointwise(2**24)):
+        with_cpu, without = formula(op, CPU), formula(op, free)
+        assert with_cpu.forward_s == pytest.approx(without.forward_s + CPU.overhead_s)
+        assert with_cpu.forward_dispatch_s == 0.0
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_presets_are_complete(name: str) -> None:
+    device = DEVICES[name]
+    assert set(device.curves) == set(OpClass) - {OpClass.VIEW}
+    assert name in MACHINES and device.processors > 0
+    for dtype, op_class in product(("float32", "float16", "bfloat16"), device.curves):
+        assert kernel_s(Work(op_class, dtype, 1e9, 1e6), device) > 0.0
+    for curve in device.curves.values():
+        assert curve.reference or curve.source == "assumption"
+        assert 0.0 < curve.band < 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high"),
+    [("a100-80", 240, 290), ("h100-sxm", 720, 830), ("h200", 720, 830), ("b200", 1400, 1750),
+     ("v100-16", 84, 104), ("rtx4090", 150, 175), ("t4", 25, 45), ("l4", 60, 75)],
+)  # fmt: skip
+def test_large_products_reach_what_is_measured(name: str, low: float, high: float) -> None:
+    op = linear(8192, 8192, 8192, "float16")
+    assert low < op.flops / formula(op, DEVICES[name]).forward_s / 1e12 < high
