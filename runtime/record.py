@@ -5,7 +5,7 @@ On CPU a mark is a reading of the clock, on a GPU an event in its stream, so tha
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -120,6 +120,11 @@ class Recorder:
         """Now."""
         return 0.0 if self.record is None else self._now()
 
+    def ended(self, name: Phase | Action, start: Mark) -> None:
+        """A phase or an action that began at `start` is over."""
+        if (record := self.record) is not None:
+            record.raw_sections.append((name, start, self._now()))
+
     def _now(self) -> Mark:
         if not self._events:
             return time.perf_counter()
@@ -127,20 +132,14 @@ class Recorder:
         event.record()
         return event
 
-    @contextmanager
-    def section(self, name: Phase | Action) -> Iterator[None]:
+    def section(self, name: Phase | Action) -> AbstractContextManager[object]:
         """What runs inside is a phase or an action."""
-        if self.naming:
-            with record_function(str(name)):
-                yield from self._timed(name)
-        else:
-            yield from self._timed(name)
-
-    def _timed(self, name: Phase | Action) -> Iterator[None]:
-        start = self.mark()
-        yield
-        if self.record is not None:
-            self.record.raw_sections.append((name, start, self._now()))
+        if not self.naming:
+            return _Section(self, name)
+        stack = ExitStack()
+        stack.enter_context(record_function(str(name)))
+        stack.enter_context(_Section(self, name))
+        return stack
 
     def waited(self, message: Message, nbytes: int, start: Mark) -> None:
         """A message that the rank asked for at `start` is there."""
@@ -185,6 +184,22 @@ class Recorder:
             yield
         finally:
             self.record = record
+
+
+class _Section:
+    """As a generator it would cost several times as much."""
+
+    __slots__ = ("_name", "_recorder", "_start")
+
+    def __init__(self, recorder: Recorder, name: Phase | Action) -> None:
+        self._recorder, self._name = recorder, name
+
+    def __enter__(self) -> None:
+        self._start = self._recorder.mark()
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is None:
+            self._recorder.ended(self._name, self._start)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
