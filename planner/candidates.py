@@ -9,6 +9,7 @@ from meshwright.ir.graph import Block, Graph
 from meshwright.ir.layout import balanced
 from meshwright.ir.plan import ClusterId, InputSpec, ModelId, Plan, ScheduleTable, Stage
 from meshwright.ir.schedule import Schedule
+from meshwright.planner.constraints import pinned
 from meshwright.planner.notes import notes_of
 from meshwright.planner.predict import predict_plan
 from meshwright.planner.problem import Problem
@@ -108,6 +109,7 @@ def _stage(problem: Problem, choice: Choice, stage: StageChoice) -> Stage:
         devices=stage.devices,
         batch_shares=stage.shares or balanced(samples, stage.dp),
         zero=stage.zero,  # type: ignore[arg-type]
+        prefetch=int(pinned(problem.constraints, "prefetch") or 0) if stage.zero == 3 else 0,
         recompute=dict.fromkeys(stage.recompute, "full"),
         layouts={x.pattern: x.name for x in problem.layouts(stage.tp) if x.pattern in used},
     )

@@ -14,7 +14,10 @@ from meshwright.planner.schedule_tools import SCHEDULES
 
 T = TypeVar("T", int, str)
 
-NUMBERS = ("pp", "dp", "dp_replicate", "dp_shard", "tp", "zero", "num_microbatches")
+NUMBERS = (
+    "pp", "dp", "dp_replicate", "dp_shard", "tp", "zero", "prefetch", "num_microbatches",
+)  # fmt: skip
+"""`prefetch` of 1 or more asks for zero 3 everywhere: elsewhere there is nothing to fetch."""
 WORDS = ("schedule", "recompute")
 RECOMPUTE = ("none", "full")
 EXAMPLES = "tp=2, schedule=gpipe, recompute=none, block h.3 on stage 1, memory<=60GB"
@@ -81,9 +84,9 @@ def _pin(name: str, value: str) -> Pin:
         near = difflib.get_close_matches(name, known, 1, 0.0)[0]
         raise PlanError(f"constraint {name}={value}: there is no {name!r}; nearest is {near!r}")
     if name in NUMBERS:
-        least = 0 if name == "zero" else 1
+        least = 0 if name in ("zero", "prefetch") else 1
         if not value.isdecimal() or int(value) < least or (name == "zero" and int(value) > 3):
-            allowed = "0, 1, 2 or 3" if name == "zero" else "a whole number from 1"
+            allowed = "0, 1, 2 or 3" if name == "zero" else f"a whole number from {least}"
             raise PlanError(f"constraint {name}={value}: it must be {allowed}")
         return Pin(name, int(value))
     allowed_words = SCHEDULES if name == "schedule" else RECOMPUTE
@@ -148,6 +151,9 @@ def _holds(item: Constraint, plan: Plan, graph: Graph) -> bool:
             return all(stage.dp == item.value for stage in plan.stages)
         case "zero":
             return all(stage.zero == item.value for stage in plan.stages)
+        case "prefetch":
+            fetching = all(stage.zero == 3 for stage in plan.stages) or not item.value
+            return fetching and all(stage.prefetch == item.value for stage in plan.stages)
         case "recompute":
             return all(
                 any(how == "full" for how in stage.recompute.values()) == (item.value == "full")

@@ -86,6 +86,7 @@ def _value_of(problem: Problem, item: Pin | OnStage, plan: Plan) -> str:
         "pp": len(plan.schedule.rows),
         "dp": "/".join(str(n) for n in dict.fromkeys(s.dp for s in plan.stages)),
         "zero": "/".join(str(n) for n in dict.fromkeys(s.zero for s in plan.stages)),
+        "prefetch": max(s.prefetch for s in plan.stages),
         "num_microbatches": plan.num_microbatches,
         "schedule": plan.schedule.name,
         "recompute": "full" if any(s.recompute for s in plan.stages) else "none",

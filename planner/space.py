@@ -82,6 +82,8 @@ def meshes(problem: Problem, size: int, samples: int) -> Iterator[Mesh]:
             levels: tuple[int, ...] = (1, 2, 3) if shard > 1 else (0,)
             if shard > 1 and (pinned(problem.constraints, "dp_shard") or 0) == shard:
                 levels = (0, 1, 2, 3)  # asked for by name: also without sharding anything
+            if pinned(problem.constraints, "prefetch"):
+                levels = (3,) if shard > 1 else ()
             for zero in allowed(problem.constraints, "zero", levels):
                 yield Mesh(replicate, shard, tp, zero)
 

@@ -14,6 +14,7 @@ from meshwright.planner.constraints import (
     parse_constraint,
     parse_constraints,
 )
+from meshwright.planner.search import search_problem
 from tests.planner.problems import cluster, mlp, problem
 
 
@@ -23,6 +24,7 @@ from tests.planner.problems import cluster, mlp, problem
         ("tp=2", Pin("tp", 2)),
         (" pp = 1 ", Pin("pp", 1)),
         ("zero=0", Pin("zero", 0)),
+        ("prefetch=0", Pin("prefetch", 0)),
         ("recompute=none", Pin("recompute", "none")),
         ("schedule=gpipe", Pin("schedule", "gpipe")),
         ("block transformer.h.3 on stage 1", OnStage("transformer.h.3", 1)),
@@ -69,7 +71,8 @@ def test_order_and_repeats_do_not_matter() -> None:
     "text,kept",
     [
         ("pp=2", True), ("pp=1", False), ("tp=1", True), ("tp=2", False), ("dp=1", True),
-        ("zero=0", True), ("zero=1", False), ("num_microbatches=2", True), ("schedule=gpipe", True),
+        ("zero=0", True), ("zero=1", False), ("prefetch=0", True),
+        ("prefetch=1", False), ("num_microbatches=2", True), ("schedule=gpipe", True),
         ("schedule=one_f_one_b", False), ("recompute=none", True), ("recompute=full", False),
         ("block layers.2 on stage 1", True), ("block layers.0 on stage 1", False),
         ("block layers.0 on stage 7", False), ("memory<=1kB", True), ("dp_shard=2", False),
@@ -82,3 +85,8 @@ def test_kept_by_a_plan(text: str, kept: bool) -> None:
     assert broken((parse_constraint(text),), plan, mlp()) == (
         () if kept else (parse_constraint(text),)
     )
+
+
+def test_prefetch_is_searched_with_zero_3_alone() -> None:
+    plan = search_problem(problem(mlp(), cluster(2), constraints=("prefetch=2",)))
+    assert [(stage.zero, stage.prefetch) for stage in plan.stages] == [(3, 2)]
