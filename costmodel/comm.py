@@ -107,6 +107,16 @@ def primitive_time(
     return collective_time(primitive, nbytes, group_levels(ranks, cluster))
 
 
+def bends(primitive: Primitive, levels: Levels) -> tuple[float, ...]:
+    """Bytes at which the time of a collective bends; it is linear between, or close to it."""
+    found = {
+        nbytes / bytes_share
+        for level, _, bytes_share in _over_tiers(primitive.value, levels)
+        for nbytes in curve(level.link, primitive.value, level.size).nbytes
+    }
+    return tuple(sorted(found))
+
+
 def collective_band(levels: Levels, nbytes: float) -> float:
     """Relative error to expect of a collective; wider beyond what was measured."""
     return max((_band(level.link, nbytes) for level in levels), default=0.0)

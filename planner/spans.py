@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.costmodel.comm import Levels, collective_time
+from meshwright.costmodel.comm import Levels, bends, collective_time
 from meshwright.ir.conversions import Primitive
 
 Matrix = NDArray[np.float64]
@@ -51,14 +51,15 @@ class Collectives:
     """`collective_time` of many sizes at once: it is piecewise linear in the bytes."""
 
     def __init__(self) -> None:
-        self._times: dict[tuple[Primitive, Levels], Matrix] = {}
+        self._times: dict[tuple[Primitive, Levels], tuple[Matrix, Matrix]] = {}
 
     def __call__(self, primitive: Primitive, nbytes: Matrix, levels: Levels) -> Matrix:
         if not levels:
             return np.zeros_like(nbytes)
         key = (primitive, levels)
         if key not in self._times:
-            times = [collective_time(primitive, float(n), levels) for n in GRID]
-            self._times[key] = np.array(times)
-        found: Matrix = np.interp(nbytes, GRID, self._times[key])
+            grid = np.union1d(GRID, bends(primitive, levels))
+            times = [collective_time(primitive, float(n), levels) for n in grid]
+            self._times[key] = grid, np.array(times)
+        found: Matrix = np.interp(nbytes, *self._times[key])
         return found

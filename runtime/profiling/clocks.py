@@ -160,8 +160,8 @@ def _events(count: int) -> list[torch.cuda.Event]:
     return [event(enable_timing=True) for _ in range(count)]
 
 
-def make_clock(num_nodes: int) -> Clock:
+def make_clock(device: torch.device, num_nodes: int) -> Clock:
     """The clock for the default process group of this job."""
-    if dist.get_backend() == "nccl":
-        return CudaClock(torch.device("cuda", torch.cuda.current_device()))
+    if device.type == "cuda":
+        return CudaClock(device)
     return HostClock() if num_nodes == 1 else ApartClock()

@@ -16,10 +16,12 @@ import torch.distributed as dist
 
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.device import OPERATIONS
-from meshwright.ir.profile import CollectiveRecord, GroupShape, Timing
+from meshwright.ir.heap import keep_freed_memory
+from meshwright.ir.profile import CollectiveRecord, GroupShape
 from meshwright.runtime.profiling.clocks import Clock, make_clock
 from meshwright.runtime.profiling.exchange import Exchange
 from meshwright.runtime.profiling.load import Load, measured_unit_s
+from meshwright.runtime.profiling.timings import timing
 
 SIZES = tuple(4**i for i in range(5, 16))
 """1 KiB to 1 GiB."""
@@ -28,7 +30,7 @@ _LOADED_BYTES = 2**18
 _FEWEST, _MOST = 5, 25
 _IDLE_S = 5e-4
 """A round takes about this much beyond the collective."""
-_MEMORY_SHARE = 0.125
+_MEMORY_SHARE = 0.0625
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +74,17 @@ def measure_collectives(
     rank: int,
     world: int,
     sizes: Sequence[int] = SIZES,
+    device: torch.device | None = None,
 ) -> Iterator[CollectiveRecord]:
     """Records as they are made; every rank of the default process group iterates to the end.
 
     All ranks yield the same records. A size that the budget or the memory does not allow is left
-    out, and all larger ones with it.
+    out, and all larger ones with it. `device`: of the process group; the CPU unless given.
     """
-    clock = make_clock(cluster.num_nodes)
+    device = device or torch.device("cpu")
+    if device.type == "cpu":
+        keep_freed_memory()  # as ranks do
+    clock = make_clock(device, cluster.num_nodes)
     ends = perf_counter() + budget_s
     kinds = [s for s in (shapes or group_shapes(cluster)) if members(s, world)]
     tasks = _tasks(kinds)
@@ -143,13 +149,13 @@ class _Runner:
             warm, _ = self._rounds(nbytes, 2)
             rounds = round(min(_MOST, max(_FEWEST, share / max(min(warm), _IDLE_S))))
             seconds, slowdown = self._rounds(nbytes, rounds)
-            last, took = nbytes, max(_timing(seconds).median_s, _IDLE_S)
+            last, took = nbytes, max(timing(seconds).median_s, _IDLE_S)
             yield CollectiveRecord(
                 operation=self.task.operation,
                 nbytes=nbytes,
                 group=self.task.shape,
                 groups_at_once=len(self.lines),
-                time=_timing(seconds),
+                time=timing(seconds),
                 loaded=self.task.loaded,
                 compute_slowdown=slowdown,
             )
@@ -173,11 +179,3 @@ class _Runner:
         if self.task.loaded:
             return self.clock.beside(group, self.exchange.start, self.load.unit)
         return self.clock.timed(group, self.exchange.run), 0
-
-
-def _timing(seconds: Sequence[float]) -> Timing:
-    ordered = sorted(seconds)
-    last = len(ordered) - 1
-    middle = (ordered[last // 2] + ordered[(last + 1) // 2]) / 2
-    low, high = ordered[round(0.1 * last)], ordered[round(0.9 * last)]
-    return Timing(median_s=middle, spread=(high - low) / 2 / middle, count=len(ordered))
