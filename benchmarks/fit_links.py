@@ -57,6 +57,7 @@ def vtrain_v100(series: Iterable[Series]) -> list[Row]:
 
 def network_points(series: Series, inner: Link, outer: Link) -> dict[str, Points]:
     """Operation -> curve of the tier between the nodes of the series."""
+    near, far = Level(series.inside, inner), Level(series.nodes, outer)
     found = {}
     for operation in sorted({row.operation for row in series.rows}):
         timings = [
@@ -64,23 +65,11 @@ def network_points(series: Series, inner: Link, outer: Link) -> dict[str, Points
             for row in series.rows
             if row.operation == operation and row.nbytes >= WARMED_UP_BYTES
         ]
-        held = outer_timings(timings, inner, series.inside, series.nodes, operation)
-        if len(held) == 1:
-            rounds = 2 if operation == "all_reduce" else 1
-            start = outer.launch_s + rounds * ceil(log2(series.nodes)) * outer.step_s
-            held = [(0.0, start), (held[0][0], max(start, _alone(timings, series, inner, start)))]
-        found[operation] = fit_points(held)
+        if len(timings) == 1:
+            # One size says nothing of latency; the constants of the link do.
+            timings.insert(0, (0.0, collective_time(Primitive(operation), 0.0, (near, far))))
+        found[operation] = fit_points(outer_timings(timings, near, far, operation))
     return found
-
-
-def _alone(
-    timings: Sequence[tuple[float, float]], series: Series, inner: Link, start: float
-) -> float:
-    """Seconds of the outer tier from one timing, given its latency."""
-    total = series.inside * series.nodes
-    share = (total - 1) / total * series.nodes / (series.nodes - 1)
-    ((_, seconds),) = timings
-    return start + (seconds - start - inner.launch_s) / share
 
 
 def shipped(folder: Path) -> dict[str, tuple[Curve, ...]]:

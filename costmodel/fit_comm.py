@@ -7,6 +7,7 @@ from math import log
 from statistics import median
 
 from meshwright.costmodel.calibrate_links import rising
+from meshwright.costmodel.comm import Level
 from meshwright.costmodel.curves import curve
 from meshwright.ir.device import Curve, Link
 
@@ -76,26 +77,21 @@ def halves(rows: Iterable[Row]) -> tuple[list[Row], list[Row]]:
 
 def errors(link: Link, rows: Iterable[Row]) -> list[float]:
     """Relative error of the link's time for each row."""
-    return [
-        curve(link, row.operation, row.size)(row.nbytes) / row.seconds - 1 for row in rows
-    ]
+    return [curve(link, row.operation, row.size)(row.nbytes) / row.seconds - 1 for row in rows]
 
 
 def outer_timings(
-    timings: Sequence[tuple[float, float]], inner: Link, inside: int, nodes: int, operation: str
+    timings: Sequence[tuple[float, float]], inner: Level, outer: Level, operation: str
 ) -> list[tuple[float, float]]:
-    """What the tier between nodes takes of groups of all devices of `nodes` nodes.
+    """What the tier between nodes takes of groups over both tiers.
 
-    Undoes how `costmodel.comm` puts tiers together, for sizes that the outer tier limits.
+    Undoes how `costmodel.comm` puts tiers together, for sizes that the outer tier limits. Of
+    `outer` only the size and the launch count.
     """
-    total = inside * nodes
-    share = (total - 1) / total * nodes / (nodes - 1)
-    near = curve(inner, operation, inside)
-    found = []
-    for nbytes, seconds in timings:
-        beyond = seconds - near.latency_s + min(near.latency_s, inner.launch_s)
-        found.append((nbytes / inside, max(beyond, seconds / 4)))
+    total = inner.size * outer.size
+    share = (total - 1) / total * outer.size / (outer.size - 1)
+    near = curve(inner.link, operation, inner.size)
+    common = min(near.latency_s, inner.link.launch_s, outer.link.launch_s)
+    found = [(n / inner.size, max(s - near.latency_s + common, s / 4)) for n, s in timings]
     least = min(seconds for _, seconds in found)
     return [(n, least + (s - least) / share) for n, s in found]
-
-
