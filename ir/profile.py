@@ -28,6 +28,10 @@ class Machine:
     """CPU: cores that the processes share; 0 on GPUs."""
     memory_bytes: int = 0
 
+    def __str__(self) -> str:
+        cores = f" ({self.cores} cores)" if self.cores else ""
+        return f"{self.device}{cores}, {self.driver}, torch {self.torch}, {self.backend}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
