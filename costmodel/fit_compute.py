@@ -45,10 +45,12 @@ _WIDE = ("float32", "float64")
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One kernel and what it took, dispatch left out."""
+    """One kernel and what it took."""
 
     work: Work
     seconds: float
+    dispatch_s: float = 0.0
+    """How much of that the cost model accounts as dispatch (on a CPU)."""
 
 
 def fit_curve(
@@ -66,23 +68,32 @@ def fit_curve(
 
     As many parameters as the samples can tell apart: one size tells the share alone.
     """
-    names = _free(op_class, samples, device)
+    names = _free(op_class, samples, device, start)
     residuals = _residuals(op_class, samples, device, start, names)
     ranges = [_range(name, device) for name in names]
     tried = [_minimise(residuals, first, ranges) for first in _starts(start, names)]
     found, errors = min(tried, key=lambda t: _cost(t[1]))
-    spread = float(np.quantile(np.abs(np.expm1(errors)), 0.8)) if len(errors) else start.band
+    curve = _with(start, names, found)
+    band = _residual_band(samples, errors, len(names))
+    return replace(curve, band=band, source=source, reference=reference)
+
+
+def _residual_band(samples: Sequence[Sample], errors: Floats, parameters: int) -> float:
+    """What four fifths of the samples are within, where the kernel and not its dispatch decides."""
+    judged = [abs(np.expm1(e)) for s, e in zip(samples, errors, strict=True)
+              if s.seconds > 2.0 * s.dispatch_s] or [1.0]  # fmt: skip
     # With hardly more samples than parameters the residual says little.
-    few = 1.0 + len(names) / len(samples)
-    band = min(_MOST_BAND, max(0.02, _SAFE * few * spread, 0.3 / len(samples)))
-    return replace(_with(start, names, found), band=band, source=source, reference=reference)
+    few = 1.0 + parameters / len(samples)
+    spread = float(np.quantile(judged, 0.8))
+    return min(_MOST_BAND, max(0.02, _SAFE * few * spread, 0.3 / len(samples)))
 
 
 def _starts(start: OpCurve, names: Sequence[str]) -> list[list[float]]:
     first = {name: getattr(start, name) or 0.0 for name in names}
+    if "cache_share" in names:
+        first["cache_share"] = first["cache_share"] or 2.0 * start.share
     if "cache_bytes" not in names:
         return [list(first.values())]
-    first["cache_share"] = first["cache_share"] or 2.0 * start.share
     return [list((first | {"cache_bytes": nbytes}).values()) for nbytes in _CACHES]
 
 
@@ -93,7 +104,9 @@ def _range(name: str, device: DeviceType) -> tuple[float, float]:
     )
 
 
-def _free(op_class: OpClass, samples: Sequence[Sample], device: DeviceType) -> tuple[str, ...]:
+def _free(
+    op_class: OpClass, samples: Sequence[Sample], device: DeviceType, start: OpCurve
+) -> tuple[str, ...]:
     sizes = {round(log(max(1.0, s.work.flops + s.work.nbytes)), 1) for s in samples}
     tiled = device.processors and all(s.work.gemms for s in samples)
     names: tuple[str, ...] = _MEMORY
@@ -102,6 +115,8 @@ def _free(op_class: OpClass, samples: Sequence[Sample], device: DeviceType) -> t
     dtypes = {s.work.dtype in _WIDE for s in samples}
     mixed = ("wide_share",) if op_class in COMPUTE and len(dtypes) == 2 else ()
     count = len(names) if len(sizes) > len(names) else min(len(sizes), 2)
+    if names is _MEMORY and len(sizes) in (3, 4) and start.cache_bytes:
+        count = 3  # the cache's size is taken as given
     return names[:count] + mixed
 
 
@@ -109,6 +124,7 @@ def _with(curve: OpCurve, names: Sequence[str], logs: Floats) -> OpCurve:
     values: dict[str, Any] = {name: float(np.exp(x)) for name, x in zip(names, logs, strict=True)}
     if "cache_bytes" in values:
         values["cache_bytes"] = round(values["cache_bytes"])
+    if "cache_share" in values:
         # Memory is never faster than the cache before it.
         values["cache_share"] = max(values["cache_share"], values["share"])
     elif "share" in values and curve.cache_share:
@@ -129,7 +145,7 @@ def _residuals(
     def residuals(logs: Floats) -> Floats:
         curves = {**device.curves, op_class: _with(start, names, logs)}
         scene = replace(device, curves=curves)
-        return np.log([kernel_s(s.work, scene) for s in samples]) - measured
+        return np.log([kernel_s(s.work, scene) + s.dispatch_s for s in samples]) - measured
 
     return residuals
 
@@ -214,10 +230,7 @@ def fit_device(device: DeviceType, records: Iterable[OpRecord]) -> DeviceType:
 def _fit_class(op_class: OpClass, records: Sequence[OpRecord], device: DeviceType) -> OpCurve:
     # On a CPU a measured op includes its dispatch, which the cost model adds again.
     dispatch = device.overhead_s if device.kind == "cpu" else 0.0
-    samples = [
-        Sample(record_work(r), max(r.forward.median_s - dispatch, 0.1 * r.forward.median_s))
-        for r in records
-    ]
+    samples = [Sample(record_work(r), r.forward.median_s, dispatch) for r in records]
     start = device.curves.get(op_class) or OpCurve(share=device.efficiency.get(op_class, 0.5))
     reference = f"{len(records)} ops of a profile"
     return fit_curve(op_class, samples, device, start, reference=reference)

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import cycle
+from statistics import median
 from time import perf_counter
 
 import torch
@@ -14,9 +15,12 @@ from meshwright.ir.device import OpClass
 Kernel = tuple[Callable[[], Tensor], float]
 """What to run, and its work: FLOPs for the compute classes, bytes moved for the others."""
 
-_ROWS, _WIDTH, _OUT = 512, 512, 512
-_ELEMENTS = 2**20
-"""4 MiB of float32: an activation of a small model; more than a core's own caches."""
+_WIDTH = 512
+ELEMENTS = (2**14, 2**17, 2**20)
+"""64 KiB to 4 MiB of float32: activations of small models, within a core's own caches, within what
+it shares with others, and beyond."""
+EDGES = (64, 192, 512)
+"""Of the square matrices of a product."""
 _COPIES = 12
 
 
@@ -30,6 +34,18 @@ def seconds_per_call(call: Callable[[], object], budget_s: float) -> float:
         call()
         calls += 1
     return elapsed / calls
+
+
+def typical_seconds(call: Callable[[], object], budget_s: float) -> float:
+    """Median seconds of a short call: being put aside once would outweigh many of them."""
+    for _ in range(_COPIES):
+        call()
+    times, end = [], perf_counter() + budget_s
+    while perf_counter() < end or not times:
+        start = perf_counter()
+        call()
+        times.append(perf_counter() - start)
+    return median(times)
 
 
 def rotating(function: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], Tensor]:
@@ -47,12 +63,12 @@ def rotating(function: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], Te
     return call
 
 
-def matmul(dtype: torch.dtype) -> Kernel:
+def matmul(dtype: torch.dtype, edge: int = EDGES[-1]) -> Kernel:
     """A linear layer of a small transformer."""
-    x = torch.randn(_ROWS, _WIDTH).to(dtype)
-    weight = torch.randn(_OUT, _WIDTH).to(dtype)
+    x = torch.randn(edge, edge).to(dtype)
+    weight = torch.randn(edge, edge).to(dtype)
     call = rotating(lambda rows: functional.linear(rows, weight), x)
-    return call, 2.0 * _ROWS * _WIDTH * _OUT
+    return call, 2.0 * edge**3
 
 
 def compute_kernels() -> Iterator[tuple[OpClass, Kernel]]:
@@ -78,9 +94,9 @@ def compute_kernels() -> Iterator[tuple[OpClass, Kernel]]:
     yield OpClass.RECURRENT, (lambda: lstm(steps)[0], 2.0 * 16 * 8 * 4 * 128 * 256)
 
 
-def memory_kernels() -> Iterator[tuple[OpClass, Kernel]]:
+def memory_kernels(elements: int) -> Iterator[tuple[OpClass, Kernel]]:
     """One kernel of each class that is bound by memory; values as they lie in training."""
-    x = torch.randn(_ELEMENTS // _WIDTH, _WIDTH)
+    x = torch.randn(elements // _WIDTH, _WIDTH)
     weight = torch.ones(_WIDTH)
     rows = torch.randint(0, x.shape[0], (x.shape[0] // 2,))
     nbytes = float(x.nbytes)

@@ -16,9 +16,11 @@ import torch.distributed as dist
 
 from meshwright.costmodel import kernels
 from meshwright.costmodel.calibrate_links import fit_link
-from meshwright.costmodel.kernels import Kernel, seconds_per_call
+from meshwright.costmodel.fit_compute import Sample, fit_curve
+from meshwright.costmodel.formulas import Gemm, Work
+from meshwright.costmodel.kernels import Kernel, seconds_per_call, typical_seconds
 from meshwright.ir.cluster import Cluster
-from meshwright.ir.device import DeviceType, OpClass
+from meshwright.ir.device import DeviceType, OpClass, OpCurve
 from meshwright.ir.errors import MeshwrightError, PlanError
 from meshwright.ir.heap import keep_freed_memory
 from meshwright.ir.profile import CollectiveRecord, GroupShape, Timing
@@ -28,6 +30,7 @@ _SMALL, _LARGE = 2**10, 2**22
 _LOADED_S = 0.6
 _DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 _TIMEOUT_S = 60.0
+_Sizes = dict[OpClass, dict[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +40,10 @@ class _Seen:
     flops: dict[str, float]
     compute: dict[OpClass, float]
     """FLOP/s in float32."""
-    memory: dict[OpClass, float]
-    """Bytes/s."""
+    memory: _Sizes
+    """Bytes -> seconds, dispatch included."""
+    matmul: dict[int, float]
+    """Edge of a cube -> seconds in float32, dispatch included."""
     overhead_s: float
     calls_s: dict[tuple[str, int, int], float]
     """(operation, group size, bytes) -> seconds."""
@@ -75,13 +80,17 @@ def _mean(values: list[float]) -> float:
 def _device(assumed: DeviceType, seen: list[_Seen], per_core: float) -> DeviceType:
     """The speed of one process times the number of processes that shared a core."""
     flops = {name: per_core * _mean([s.flops[name] for s in seen]) for name in _DTYPES}
-    memory = {c: per_core * _mean([s.memory[c] for s in seen]) for c in seen[0].memory}
+    memory = {
+        op_class: {n: _mean([s.memory[op_class][n] for s in seen]) / per_core for n in sizes}
+        for op_class, sizes in seen[0].memory.items()
+    }
+    large = {c: max(sizes) / sizes[max(sizes)] for c, sizes in memory.items()}
     compute = {c: per_core * _mean([s.compute[c] for s in seen]) for c in seen[0].compute}
-    bandwidth = max(memory.values())
+    bandwidth = max(large.values())
     efficiency = {OpClass.MATMUL: 1.0}
     efficiency |= {c: min(1.0, value / flops["float32"]) for c, value in compute.items()}
-    efficiency |= {c: value / bandwidth for c, value in memory.items()}
-    return replace(
+    efficiency |= {c: value / bandwidth for c, value in large.items()}
+    device = replace(
         assumed,
         memory_bandwidth_bytes_per_s=bandwidth,
         peak_flops=flops | {"float16": flops["bfloat16"]},
@@ -90,6 +99,36 @@ def _device(assumed: DeviceType, seen: list[_Seen], per_core: float) -> DeviceTy
         source="measured",
         reference=f"{len(seen)} processes at once, torch {torch.__version__}, 1 thread each",
     )
+    cubes = {n: _mean([s.matmul[n] for s in seen]) / per_core for n in seen[0].matmul}
+    return _with_curves(device, memory, cubes)
+
+
+def _with_curves(device: DeviceType, memory: _Sizes, cubes: dict[int, float]) -> DeviceType:
+    """Small ops run in the cache, large ones do not: curves through the sizes that were measured.
+
+    Memory first: a product leans on the curve of copies.
+    """
+    measured = {
+        op_class: [_sample(device, Work(op_class, "float32", 0.0, n), s) for n, s in sizes.items()]
+        for op_class, sizes in memory.items()
+    }
+    measured[OpClass.MATMUL] = [_sample(device, _product(n), s) for n, s in cubes.items()]
+    for op_class, samples in measured.items():
+        middle = sorted(s.work.nbytes for s in samples)[len(samples) // 2]
+        start = OpCurve(share=device.efficiency[op_class], cache_bytes=round(middle))
+        reference = f"{len(samples)} sizes"
+        curve = fit_curve(op_class, samples, device, start, reference=reference)
+        device = replace(device, curves={**device.curves, op_class: curve})
+    return device
+
+
+def _sample(device: DeviceType, work: Work, seconds: float) -> Sample:
+    return Sample(work, seconds, device.overhead_s)
+
+
+def _product(edge: int) -> Work:
+    gemm = Gemm(1, edge, edge, edge)
+    return Work(OpClass.MATMUL, "float32", 2.0 * edge**3, 12.0 * edge**2, (gemm,))
 
 
 def _records(seen: list[_Seen]) -> list[CollectiveRecord]:
@@ -173,14 +212,26 @@ def _speed(kernel: Kernel, budget_s: float) -> float:
 
 def _compute(
     budget_s: float,
-) -> tuple[dict[str, float], dict[OpClass, float], dict[OpClass, float], float]:
-    share = budget_s / (len(_DTYPES) + 3 + 6 + 1)
+) -> tuple[dict[str, float], dict[OpClass, float], _Sizes, dict[int, float], float]:
+    """Everything but communication."""
+    sizes = len(kernels.ELEMENTS)
+    share = budget_s / (len(_DTYPES) + len(kernels.EDGES) - 1 + 3 + 6 * sizes + 1)
+    memory: _Sizes = {}
     with torch.no_grad():
         flops = {name: _speed(kernels.matmul(t), share) for name, t in _DTYPES.items()}
         compute = {c: _speed(kernel, share) for c, kernel in kernels.compute_kernels()}
-        memory = {c: _speed(kernel, share) for c, kernel in kernels.memory_kernels()}
+        for elements in kernels.ELEMENTS:
+            for op_class, (call, nbytes) in kernels.memory_kernels(elements):
+                # Large ones as all of them go, sharing memory; small ones each for itself.
+                timed = seconds_per_call if elements == kernels.ELEMENTS[-1] else typical_seconds
+                memory.setdefault(op_class, {})[nbytes] = timed(call, share)
+        cubes = {
+            n: typical_seconds(kernels.matmul(torch.float32, n)[0], share)
+            for n in kernels.EDGES[:-1]
+        }
+    cubes[kernels.EDGES[-1]] = 2.0 * kernels.EDGES[-1] ** 3 / flops["float32"]
     chain, count = kernels.dispatch()
-    return flops, compute, memory, seconds_per_call(chain, share) / count
+    return flops, compute, memory, cubes, seconds_per_call(chain, share) / count
 
 
 def _communicate(rank: int, count: int) -> dict[tuple[str, int, int], float]:
