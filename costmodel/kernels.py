@@ -40,7 +40,8 @@ def typical_seconds(call: Callable[[], object], budget_s: float) -> float:
     """Median seconds of a short call: being put aside once would outweigh many of them."""
     for _ in range(_COPIES):
         call()
-    times, end = [], perf_counter() + budget_s
+    times: list[float] = []
+    end = perf_counter() + budget_s
     while perf_counter() < end or not times:
         start = perf_counter()
         call()
