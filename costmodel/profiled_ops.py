@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from math import exp, log
 from statistics import median
 
-from meshwright.costmodel.compute import OpTime, formula, with_dispatch
+from meshwright.costmodel.compute import OpTime, OpTimer, formula, with_dispatch
 from meshwright.costmodel.fit_compute import record_work
 from meshwright.costmodel.formulas import kernel_s
 from meshwright.costmodel.local_op import LocalOp
 from meshwright.costmodel.op_classes import COMPUTE
 from meshwright.costmodel.works import forward_work
+from meshwright.ir.cluster import Cluster
 from meshwright.ir.device import DeviceType, OpClass
 from meshwright.ir.profile import OpRecord, Profile
 
@@ -37,11 +38,27 @@ class _Known:
     """log of measured over formula."""
 
 
+def profile_timer(profile: Profile, cluster: Cluster, key: Callable[[LocalOp], str]) -> OpTimer:
+    """For all devices of a calibrated cluster that are of the kind that was measured."""
+    timers = {
+        device.name: ProfileTimer(profile, device, key)
+        for device in cluster.device_types
+        if device.kind == profile.machine.kind
+    }
+
+    def timer(op: LocalOp, device: DeviceType) -> OpTime | None:
+        known = timers.get(device.name)
+        return known(op, device) if known else None
+
+    return timer
+
+
 class ProfileTimer:
     """An OpTimer over the ops that were measured on a device.
 
     `device` is the calibrated one: its curves are fitted to the profile. `key` names an op as the
-    profile does.
+    profile does (`costmodel.keys.op_key`). Times are of the op alone: what autocast casts before it
+    comes on top.
     """
 
     def __init__(self, profile: Profile, device: DeviceType, key: Callable[[LocalOp], str]) -> None:

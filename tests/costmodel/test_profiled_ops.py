@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.costmodel.calibrated import calibrated_device
+from meshwright.costmodel.calibrated import calibrated, calibrated_device
 from meshwright.costmodel.compute import OpTime
 from meshwright.costmodel.local_op import LocalInput, LocalOp
-from meshwright.costmodel.profiled_ops import ProfileTimer
+from meshwright.costmodel.profiled_ops import ProfileTimer, profile_timer
+from meshwright.ir.cluster import Cluster
 from meshwright.ir.device import DeviceType, OpClass
 from meshwright.ir.presets import DEVICES, cpu_process
 from meshwright.ir.profile import Machine, OpRecord, Profile, Timing
@@ -124,6 +125,15 @@ def test_on_a_gpu_dispatch_stays_beside() -> None:
         time = ask(linear(n), device)
         assert time.forward_dispatch_s == device.overhead_s
         assert time.weight_dispatch_s == 2 * device.overhead_s
+
+
+def test_one_timer_for_all_devices_of_a_kind() -> None:
+    data = profile()
+    cluster = calibrated(Cluster.local(2), data)
+    timer = profile_timer(data, cluster, key)
+    time = timer(linear(128), cluster.device(0))
+    assert time is not None and time.source == "measured"
+    assert timer(linear(128), DEVICES["l4"]) is None
 
 
 def test_what_the_profile_does_not_know_is_left_to_formulas() -> None:
