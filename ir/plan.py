@@ -56,6 +56,15 @@ class ClusterId:
 
 
 @dataclass(frozen=True, config=_strict, kw_only=True)
+class ProfileId:
+    """Which measurements the prediction rests on."""
+
+    machine: str
+    """Device, driver, torch version, backend; for people."""
+    fingerprint: str
+
+
+@dataclass(frozen=True, config=_strict, kw_only=True)
 class BlockLayout:
     """How the ops of one block pattern are laid out on the layout axes `dp` and `tp`.
 
@@ -93,7 +102,7 @@ class Stage:
     zero: Literal[0, 1, 2, 3] = 0
     """What is sharded over dp_shard: 1 optimizer, 2 also gradients, 3 also parameters."""
     prefetch: int = 0
-    """With zero 3: of how many blocks ahead the parameters are gathered while one computes."""
+    """With zero 3: blocks whose parameters are gathered ahead, while another one runs."""
     recompute: dict[str, Literal["none", "full"]] = field(default_factory=dict)
     """Block name or pattern -> whether its activations are recomputed; names outrank patterns."""
     layouts: dict[str, str] = field(default_factory=dict)
@@ -143,12 +152,29 @@ class RankMemory:
     activations_bytes: int
     communication_bytes: int
     workspace_bytes: int
+    inputs_bytes: int = 0
+    """The batch."""
+    fragmentation_bytes: int = 0
+    """What the allocator holds beyond the tensors."""
+    process_bytes: int = 0
+    """The process and its libraries and communicators; on CPU also the user's own module."""
+
+    @property
+    def tensor_bytes(self) -> int:
+        """All that tensors of the job hold."""
+        state = self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes
+        moving = self.activations_bytes + self.communication_bytes + self.workspace_bytes
+        return state + moving + self.inputs_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        """What must fit into the memory that a device has for training."""
+        return self.tensor_bytes + self.fragmentation_bytes
 
     @property
     def total_bytes(self) -> int:
-        state = self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes
-        moving = self.activations_bytes + self.communication_bytes + self.workspace_bytes
-        return state + moving
+        """What the operating system or the driver sees."""
+        return self.used_bytes + self.process_bytes
 
 
 @dataclass(frozen=True, config=_strict, kw_only=True)
@@ -166,6 +192,28 @@ class StagePrediction:
 
 
 @dataclass(frozen=True, config=_strict, kw_only=True)
+class Breakdown:
+    """Where the seconds of a step go on the rank that waits least; they sum to the step."""
+
+    rank: int
+    """Pipeline rank."""
+    forward_s: float
+    backward_s: float
+    recompute_s: float
+    tensor_s: float
+    """Collectives inside blocks."""
+    wait_s: float
+    """For other stages, and for the slowest rank at the end of the step."""
+    gradients_s: float
+    """Their synchronisation, where it does not hide behind the backward."""
+    gather_s: float
+    """Of parameters, where it does not hide."""
+    optimizer_s: float
+    overhead_s: float
+    """The runtime itself, the loss and totals of the batch."""
+
+
+@dataclass(frozen=True, config=_strict, kw_only=True)
 class Prediction:
     """What the plan is expected to cost."""
 
@@ -176,10 +224,12 @@ class Prediction:
     source: str
     """Where the numbers come from: measured, fitted, datasheet."""
     stages: tuple[StagePrediction, ...]
+    breakdown: Breakdown | None = None
 
     @property
     def peak_bytes(self) -> int:
-        return max(stage.memory.total_bytes for stage in self.stages)
+        """What limits of memory apply to, on the worst rank."""
+        return max(stage.memory.used_bytes for stage in self.stages)
 
 
 @dataclass(frozen=True, config=_strict, kw_only=True)
@@ -225,6 +275,7 @@ class Plan:
     stages: tuple[Stage, ...]
     schedule: ScheduleTable
     layouts: tuple[BlockLayout, ...]
+    profile: ProfileId | None = None
     predicted: Prediction | None = None
     evidence: Evidence | None = None
     notes: tuple[str, ...] = ()

@@ -152,6 +152,10 @@ def _zero(plan: Plan) -> Iterator[Finding]:
         if stage.zero and stage.mesh.get("dp_shard", 1) == 1:
             message = f"stage {i}: zero {stage.zero} shards over dp_shard, which is 1"
             yield Finding("zero", message, "zero 0", "warning")
+
+
+def _prefetch(plan: Plan) -> Iterator[Finding]:
+    for i, stage in enumerate(plan.stages):
         if stage.prefetch < 0:
             message = f"stage {i}: prefetch {stage.prefetch} blocks must not be negative"
             yield Finding("prefetch", message, "prefetch 0")
@@ -282,16 +286,16 @@ def _memory(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
     for i, (stage, predicted) in enumerate(zip(plan.stages, plan.predicted.stages, strict=True)):
         inside = [rank for rank in stage.devices if 0 <= rank < cluster.num_devices]
         room = min((cluster.device(rank).usable_bytes for rank in inside), default=0)
-        if predicted.memory.total_bytes > room:
+        if predicted.memory.used_bytes > room:
             message = (
-                f"stage {i} needs {predicted.memory.total_bytes / 1e9:.2f} GB per device, "
+                f"stage {i} needs {predicted.memory.used_bytes / 1e9:.2f} GB per device, "
                 f"which has {room / 1e9:.2f} GB"
             )
             yield Finding("memory", message, "recompute, a higher zero, more stages or tp")
 
 
 PLAN_RULES: tuple[Callable[[Plan], Iterator[Finding]], ...] = (
-    _batch, _schedule, _meshes, _devices, _shares, _zero, _layout_names, _predicted,
+    _batch, _schedule, _meshes, _devices, _shares, _zero, _prefetch, _layout_names, _predicted,
 )  # fmt: skip
 CLUSTER_RULES: tuple[Callable[[Plan, Cluster], Iterator[Finding]], ...] = (_cluster, _memory)
 GRAPH_RULES: tuple[Callable[[Plan, Graph], Iterator[Finding]], ...] = (

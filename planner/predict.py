@@ -42,7 +42,7 @@ def excess_bytes(problem: Problem, plan: Plan) -> int:
     return max(
         0,
         *(
-            predicted.memory.total_bytes - problem.room_bytes(stage.devices)
+            predicted.memory.used_bytes - problem.room_bytes(stage.devices)
             for stage, predicted in zip(plan.stages, plan.predicted.stages, strict=True)
         ),
     )
