@@ -74,6 +74,8 @@ class CollectiveMeasured:
     count: int
     median_s: float
     """From its start until it is known to be over."""
+    spread: float
+    """Half the distance of its 10th and 90th percentile, relative to the median."""
     exposed_s: float
     """Median of the part in which the rank did nothing else."""
     total_s: float
@@ -164,6 +166,9 @@ class Measured:
     actions: tuple[ActionMeasured, ...]
     collectives: tuple[CollectiveMeasured, ...]
     phases: dict[Phase, Spread] = field(default_factory=dict)
+    updated_tensors: int
+    """That the optimizer steps, and their bytes."""
+    updated_bytes: int
     memory: MemoryMeasured
     timeline: TimelineMeasured | None = None
 

@@ -247,7 +247,9 @@ class Job:
 
     def measured(self) -> Measured:
         """What the steps so far took on this rank."""
-        return report(self.stats, self.residence, self.tensor_memory, self.plan, self.device)
+        return report(
+            self.stats, self.residence, self.tensor_memory, self.plan, self.parts, self.device
+        )
 
     def write_run(self, folder: str | Path) -> Path:
         """Writes the plan and what the steps took on this rank; every rank calls it."""

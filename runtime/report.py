@@ -8,7 +8,6 @@ from statistics import median
 from typing import get_args
 
 import torch
-import torch.distributed as dist
 
 from meshwright.ir.measured import (
     ActionMeasured,
@@ -26,6 +25,7 @@ from meshwright.ir.measured import (
 from meshwright.ir.plan import Plan
 from meshwright.ir.plan_io import content_hash
 from meshwright.ir.schedule import Action, Work
+from meshwright.runtime.build import RankParts
 from meshwright.runtime.machine import machine
 from meshwright.runtime.record import Passed, StepRecord, What
 from meshwright.runtime.resident import Residence
@@ -37,14 +37,15 @@ def report(
     residence: Residence,
     tensors: TensorMemory | None,
     plan: Plan,
+    parts: RankParts,
     device: torch.device,
 ) -> Measured:
     """All that was measured on this rank."""
     records = stats.records
-    joined = dist.is_initialized()
+    updated = [h.tensor for h in parts.held if h.param.requires_grad and h.tensor.numel()]
     return Measured(
         plan=content_hash(plan),
-        rank=dist.get_rank() if joined else 0,
+        rank=parts.rank,
         world_size=plan.world_size,
         machine=machine(device),
         host=socket.gethostname(),
@@ -52,6 +53,8 @@ def report(
         actions=_actions(records),
         collectives=_collectives(records),
         phases=_phases(records),
+        updated_tensors=len(updated),
+        updated_bytes=sum(x.nbytes for x in updated),
         memory=_memory(residence, tensors, device),
         timeline=_timeline(stats),
     )
@@ -137,10 +140,12 @@ def _collectives(records: Sequence[StepRecord]) -> tuple[CollectiveMeasured, ...
 
 def _collective(what: What, seconds: list[tuple[float, float]]) -> CollectiveMeasured:
     whole, exposed = zip(*seconds, strict=True)
+    found = spread(whole)
     return CollectiveMeasured(
         **what._asdict(),
         count=len(seconds),
-        median_s=median(whole),
+        median_s=found.median_s,
+        spread=(found.p90_s - found.p10_s) / 2 / found.median_s if found.median_s else 0.0,
         exposed_s=median(exposed),
         total_s=sum(exposed),
     )
