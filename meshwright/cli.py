@@ -1,4 +1,4 @@
-"""The command line: `meshwright search | show | verify | schema | run`.
+"""The command line: `meshwright search | show | verify | schema | run | compare`.
 
 Exit codes: 0 done; 1 a failure while running; 2 wrong usage; 3 no plan meets the constraints;
 4 an input (plan, cluster, model) breaks a rule; 5 ranks or world do not match the plan.
@@ -12,6 +12,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
+from meshwright.cli_compare import compare_command
 from meshwright.ir import plan_io
 from meshwright.ir.errors import Infeasible, MeshwrightError, MismatchError
 from meshwright.ir.plan import Plan
@@ -183,6 +184,9 @@ def run(
         trace=trace,
         as_json=as_json,
     )
+
+
+app.command("compare")(compare_command)
 
 
 def _fail(error: Exception, code: int) -> NoReturn:

@@ -131,7 +131,7 @@ def _predictions(plan: Plan, parallel: list[StepRecord], alone: list[StepRecord]
     memory = [found.memory for found in measured.load_run(FOLDER / "run")]
     added = max(found.resident_peak_bytes - found.resident_start_bytes for found in memory)
     memories = [stage.memory for stage in plan.predicted.stages]
-    expected = max(memory.total_bytes - memory.parameters_bytes for memory in memories)
+    expected = max(memory.used_bytes - memory.parameters_bytes for memory in memories)
     table.add_row(
         "memory that training adds, worst rank",
         f"{expected / MIB:,.0f} MiB",
