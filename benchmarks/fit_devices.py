@@ -3,7 +3,7 @@
 python benchmarks/fit_devices.py CALIBRATE_DIR [-o docs/results/devices.md] [--presets FILE]
 
 CALIBRATE_DIR holds gemm_bf16_aiconfigurator.json and matmul_measured.json. A fit on every other
-shape is judged on the rest; the constants that ship are fitted to all.
+shape is judged on the rest; the constants that ship are fitted to all. Format FILE with ruff.
 """
 
 import argparse
@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from statistics import median, quantiles
+from typing import Any
 
 from meshwright.costmodel.fit_compute import Sample, fit_curve
 from meshwright.costmodel.formulas import Gemm, Work, kernel_s
@@ -194,6 +195,13 @@ kernels in CUDA graphs with a warm cache, so they hold neither dispatch nor the 
 is hot from hours of work. Where PyTorch's large products (matmul_measured) are slower, the
 constants below, which are fitted to all shapes, are cut to their rate.
 """
+LAYERS = """## Experts of one layer on 8 H100
+
+Formula: the experts' products alone. Measured (Megatron-Core's baselines): the whole layer, with
+routing, permutation and two all-to-alls each way, so the formula must lie below.
+
+| layer, dispatcher | forward, formula ms | measured | backward, formula ms | measured |
+|---|---|---|---|---|"""
 TABLE = """## Constants
 
 Rate: TFLOP/s of an 8192 cube in float16.
@@ -227,6 +235,37 @@ def constants(name: str, curve: OpCurve) -> str:
             f"{curve.source}: {curve.reference} |")  # fmt: skip
 
 
+def expert_products(model: dict[str, int], tokens: int, shards: int) -> tuple[Gemm, ...]:
+    """Gate and up, then down, of a rank's experts under balanced routing; of a shared one too."""
+    hidden, inner = model["hidden"], model["moe_ffn"]
+    count = model["experts"] // shards
+    rows = tokens * model["topk"] // count
+    made = [Gemm(count, rows, 2 * inner, hidden), Gemm(count, rows, hidden, inner)]
+    if shared := model.get("shared_ffn"):
+        made += [Gemm(1, tokens, 2 * shared, hidden), Gemm(1, tokens, hidden, shared)]
+    return tuple(made)
+
+
+def layers(rows: Sequence[dict[str, Any]], device: DeviceType) -> list[str]:
+    """Products by the formula beside whole measured layers: what no fit has seen."""
+    lines = [LAYERS]
+    for r in rows:
+        if r["precision"] != "bf16":
+            continue
+        tokens = r["batch"]["mbs"] * r["batch"]["seq"]
+        forward = expert_products(r["model"], tokens, r["parallel"]["ep"])
+        inputs = [Gemm(g.batch, g.m, g.k, g.n) for g in forward]
+        weights = [Gemm(g.batch, g.n, g.k, g.m) for g in forward]
+        says = [1e3 * sum(kernel_s(work(g), device) for g in made)
+                for made in (forward, [*inputs, *weights])]  # fmt: skip
+        seen = r["measured"]
+        lines.append(
+            f"| {r['model']['name']}, {r['parallel']['dispatcher']} | {says[0]:.2f} | "
+            f"{seen['forward_ms']:.2f} | {says[1]:.2f} | {seen['backward_ms']:.2f} |"
+        )
+    return [*lines, ""]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
@@ -240,6 +279,13 @@ def main() -> None:
     grids = {name: samples(r for r in table if r["gpu"] == gpu) for gpu, name in GRIDS.items()}
     made = curves(grids, points)
     text = report(grids, made)
+    layer = args.folder / "megatron_moe_layer_h100.json"
+    if layer.exists():
+        rows = json.loads(layer.read_text())["rows"]
+        device = with_matmul(DEVICES["h100-sxm"], made["h100-sxm"])
+        text = "\n".join([text, *layers(rows, device)])
+    else:
+        print(f"{layer} is missing: no check against whole layers", file=sys.stderr)
     print(text)
     if args.output:
         args.output.write_text(text)
