@@ -3,16 +3,18 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from math import ceil, isnan, nan
-from statistics import median
+from statistics import mean, median
 from threading import Thread
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-Span = tuple[float, float]
-"""Start and end in seconds."""
+from meshwright.ir.cluster import Cluster
+
+Span = tuple[float, float, float]
+"""Start, end, and processor time of one rank in one collective, in seconds."""
 Lines = Sequence[Sequence[int]]
 """The groups of one kind: their global ranks."""
 
@@ -51,26 +53,31 @@ class Clock(ABC):
     ) -> tuple[list[float], float]:
         """(seconds of every round of every group, median of `slow`), the same on every rank."""
         mine = [x for span in spans for x in span] + [median(slow)] if spans else []
-        sent = torch.full((2 * rounds + 1,), nan, dtype=torch.float64, device=self.device)
+        sent = torch.full((3 * rounds + 1,), nan, dtype=torch.float64, device=self.device)
         sent[: len(mine)] = torch.tensor(mine, dtype=torch.float64)
         held = [torch.empty_like(sent) for _ in range(dist.get_world_size())]
         dist.all_gather(held, sent)
         every = [x.tolist() for x in held]
         seconds = [
-            self.of_group([(every[rank][2 * i], every[rank][2 * i + 1]) for rank in line])
+            self.of_group([_span(every[rank][3 * i : 3 * i + 3]) for rank in line])
             for line in lines
             for i in range(rounds)
         ]
         return seconds, median(x[-1] for x in every if not isnan(x[-1]))
 
 
+def _span(values: Sequence[float]) -> Span:
+    start, end, busy = values
+    return start, end, busy
+
+
 class HostClock(Clock):
     """Processes of one host share a clock: from the last to come to the last to leave."""
 
     def timed(self, group: dist.ProcessGroup, run: Callable[[], None]) -> Span:
-        start = perf_counter()
+        busy, start = process_time(), perf_counter()
         run()
-        return start, perf_counter()
+        return start, perf_counter(), process_time() - busy
 
     def beside(
         self, group: dist.ProcessGroup, start: Callable[[], dist.Work], unit: Callable[[], None]
@@ -85,18 +92,34 @@ class HostClock(Clock):
             unit()
             units += 1
         watcher.join()
-        return (began, ended[0]), units
+        return (began, ended[0], 0.0), units
 
     def synchronize(self) -> None:
         pass
 
     def of_group(self, spans: Sequence[Span]) -> float:
-        return max(end for _, end in spans) - max(start for start, _ in spans)
+        return max(end for _, end, _ in spans) - max(start for start, _, _ in spans)
 
 
 def _note_end(work: dist.Work, ended: list[float]) -> None:
     work.wait()
     ended.append(perf_counter())
+
+
+class CrowdedClock(HostClock):
+    """Part of the processes of a host that has fewer cores: what the collective adds to a step.
+
+    While some wait for each other the rest has their cores, so only processor time counts; it is
+    charged as computation is, by how many processes share a core. Beside computation, and where
+    all processes wait for each other, the time on the clock counts.
+    """
+
+    def __init__(self, per_core: float) -> None:
+        self._per_core = per_core
+
+    def of_group(self, spans: Sequence[Span]) -> float:
+        busy = mean(busy for _, _, busy in spans)
+        return busy * self._per_core if busy else super().of_group(spans)
 
 
 class ApartClock(HostClock):
@@ -107,7 +130,7 @@ class ApartClock(HostClock):
         return super().timed(group, run)
 
     def of_group(self, spans: Sequence[Span]) -> float:
-        return max(end - start for start, end in spans)
+        return max(end - start for start, end, _ in spans)
 
 
 class CudaClock(Clock):
@@ -129,7 +152,7 @@ class CudaClock(Clock):
         run()
         last.record()
         last.synchronize()
-        return 0.0, first.elapsed_time(last) / 1e3
+        return 0.0, first.elapsed_time(last) / 1e3, 0.0
 
     def beside(
         self, group: dist.ProcessGroup, start: Callable[[], dist.Work], unit: Callable[[], None]
@@ -149,10 +172,10 @@ class CudaClock(Clock):
         self.synchronize()
         seconds, all_s = first.elapsed_time(arrived) / 1e3, first.elapsed_time(computed) / 1e3
         self._units = min(4096, max(4, ceil(1.5 * units * seconds / all_s)))
-        return (0.0, seconds), max(1, round(units * min(1.0, seconds / all_s)))
+        return (0.0, seconds, 0.0), max(1, round(units * min(1.0, seconds / all_s)))
 
     def of_group(self, spans: Sequence[Span]) -> float:
-        return max(end - start for start, end in spans)
+        return max(end - start for start, end, _ in spans)
 
 
 def _events(count: int) -> list[torch.cuda.Event]:
@@ -160,8 +183,13 @@ def _events(count: int) -> list[torch.cuda.Event]:
     return [event(enable_timing=True) for _ in range(count)]
 
 
-def make_clock(device: torch.device, num_nodes: int) -> Clock:
-    """The clock for the default process group of this job."""
+def make_clock(device: torch.device, cluster: Cluster, size: int) -> Clock:
+    """The clock for groups of `size` ranks of the default process group."""
     if device.type == "cuda":
         return CudaClock(device)
-    return HostClock() if num_nodes == 1 else ApartClock()
+    if cluster.num_nodes > 1:
+        return ApartClock()
+    processes, cores = len(cluster.nodes[0].devices), cluster.nodes[0].cores or size
+    if size < processes and cores < processes:
+        return CrowdedClock(processes / cores)
+    return HostClock()

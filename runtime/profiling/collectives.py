@@ -18,7 +18,7 @@ from meshwright.ir.cluster import Cluster
 from meshwright.ir.device import OPERATIONS
 from meshwright.ir.heap import keep_freed_memory
 from meshwright.ir.profile import CollectiveRecord, GroupShape
-from meshwright.runtime.profiling.clocks import Clock, make_clock
+from meshwright.runtime.profiling.clocks import Clock, Span, make_clock
 from meshwright.runtime.profiling.exchange import Exchange
 from meshwright.runtime.profiling.load import Load, measured_unit_s
 from meshwright.runtime.profiling.timings import timing
@@ -28,8 +28,7 @@ SIZES = tuple(4**i for i in range(5, 16))
 LOADED = ("all_reduce", "all_gather", "reduce_scatter")
 _LOADED_BYTES = 2**18
 _FEWEST, _MOST = 5, 25
-_IDLE_S = 5e-4
-"""A round takes about this much beyond the collective."""
+_SHORTEST_S = 1e-4
 _MEMORY_SHARE = 0.0625
 
 
@@ -84,18 +83,22 @@ def measure_collectives(
     device = device or torch.device("cpu")
     if device.type == "cpu":
         keep_freed_memory()  # as ranks do
-    clock = make_clock(device, cluster.num_nodes)
+    world_clock = make_clock(device, cluster, world)
     ends = perf_counter() + budget_s
     kinds = [s for s in (shapes or group_shapes(cluster)) if members(s, world)]
     tasks = _tasks(kinds)
     groups = {shape: _join(shape, rank, world) for shape in kinds}
-    unit_s = measured_unit_s(Load(clock.device), clock.synchronize)
-    limit = _memory_limit(clock.device, world, cluster)
-    for left, task in zip(count(len(tasks), -1), tasks):
-        exchange = Exchange(task.operation, groups[task.shape], clock.device)
+    load = Load(device)
+    unit_s = measured_unit_s(load, world_clock.synchronize)
+    limit = _memory_limit(device, world, cluster)
+    for left, task in zip(count(len(tasks), -1), tasks, strict=False):
+        exchange = Exchange(task.operation, groups[task.shape], device)
+        # A message is on its way while its receiver waits: that is a time on the clock.
+        is_message = task.operation == "send"
+        clock = world_clock if is_message else make_clock(device, cluster, task.shape.size)
         share = clock.agree(max(0.0, ends - perf_counter()) / left)
         lines = members(task.shape, world)
-        runner = _Runner(clock, exchange, Load(clock.device), unit_s, task, lines)
+        runner = _Runner(clock, exchange, load, unit_s, task, lines)
         yield from runner.sizes([n for n in sizes if n <= limit], share)
 
 
@@ -135,21 +138,23 @@ class _Runner:
     lines: tuple[tuple[int, ...], ...]
 
     def sizes(self, sizes: Sequence[int], budget_s: float) -> Iterator[CollectiveRecord]:
-        """Ascending sizes until one would use up the budget."""
+        """Ascending sizes until the next would use up the budget; the smallest in any case."""
         ends = perf_counter() + budget_s
-        last, took = 0, 0.0
-        for index, nbytes in enumerate(sizes):
-            if self.task.loaded and nbytes < _LOADED_BYTES:
-                continue
-            left = self.clock.agree(max(0.0, ends - perf_counter()))
-            expected = took * nbytes / last if last else 0.0
-            if last and left < (_FEWEST + 1) * expected:
+        least = _LOADED_BYTES if self.task.loaded else 0
+        wanted = [nbytes for nbytes in sizes if nbytes >= least]
+        round_s = 0.0
+        for index, nbytes in enumerate(wanted):
+            left = self._left(ends)
+            # A round of the next size takes at least as long.
+            if index and left < (_FEWEST + 1) * round_s:
                 return
-            share = left / (len(sizes) - index)
-            warm, _ = self._rounds(nbytes, 2)
-            rounds = round(min(_MOST, max(_FEWEST, share / max(min(warm), _IDLE_S))))
-            seconds, slowdown = self._rounds(nbytes, rounds)
-            last, took = nbytes, max(timing(seconds).median_s, _IDLE_S)
+            self._rounds(nbytes, 1)
+            after = self._left(ends)
+            round_s = max(left - after, _SHORTEST_S)
+            if index and after < _FEWEST * round_s:
+                return
+            share = after / (len(wanted) - index) / round_s
+            seconds, slowdown = self._rounds(nbytes, round(min(_MOST, max(_FEWEST, share))))
             yield CollectiveRecord(
                 operation=self.task.operation,
                 nbytes=nbytes,
@@ -159,6 +164,10 @@ class _Runner:
                 loaded=self.task.loaded,
                 compute_slowdown=slowdown,
             )
+
+    def _left(self, ends: float) -> float:
+        """Seconds of the budget, the same on every rank."""
+        return self.clock.agree(max(0.0, ends - perf_counter()))
 
     def _rounds(self, nbytes: int, rounds: int) -> tuple[list[float], float]:
         """(seconds of each round, median slowdown of computation), the same on every rank."""
@@ -171,8 +180,8 @@ class _Runner:
                 slow.append((span[1] - span[0]) / (units * self.unit_s) if units else 1.0)
         return self.clock.together(self.lines, spans, slow, rounds)
 
-    def _round(self, group: dist.ProcessGroup) -> tuple[tuple[float, float], int]:
-        """((start, end), units computed meanwhile)."""
+    def _round(self, group: dist.ProcessGroup) -> tuple[Span, int]:
+        """(its span, units computed meanwhile)."""
         self.exchange.fill()
         if not self.exchange.waits:
             self.load.some()

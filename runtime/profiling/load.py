@@ -7,7 +7,7 @@ from time import perf_counter
 import torch
 import torch.distributed as dist
 
-_SOME = 4
+_SOME_S = {"cpu": (2e-3, 6e-3), "cuda": (1e-4, 4e-4)}
 _CALLS = 200
 
 
@@ -20,6 +20,7 @@ class Load:
         self._b = torch.empty_like(self._a)
         # Streams through more than the innermost caches hold, as training does.
         self._long = torch.ones(2**16 if device.type == "cpu" else 2**24, device=device)
+        self._some_s = _SOME_S[device.type]
         self._random = Random(dist.get_rank())
 
     def unit(self) -> None:
@@ -28,8 +29,13 @@ class Load:
         self._long.add_(1.0)
 
     def some(self) -> None:
-        """A few pieces, another number on every rank: so members arrive at different times."""
-        for _ in range(1 + self._random.randrange(_SOME)):
+        """A few milliseconds of it, another time on every rank, so members arrive one by one.
+
+        On CPUs the scheduler lets a process wait that has just used up its turn: after less
+        computation collectives look quicker than they are in training.
+        """
+        ends = perf_counter() + self._random.uniform(*self._some_s)
+        while perf_counter() < ends:
             self.unit()
 
 

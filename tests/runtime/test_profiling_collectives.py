@@ -1,19 +1,23 @@
 """Collectives measured among forked ranks: complete, equal on every rank, within the budget."""
 
+from dataclasses import replace
 from time import perf_counter
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.device import OPERATIONS
 from meshwright.ir.profile import CollectiveRecord, GroupShape
+from meshwright.runtime.profiling.clocks import make_clock
 from meshwright.runtime.profiling.collectives import (
     LOADED,
     group_shapes,
     measure_collectives,
     members,
 )
+from meshwright.runtime.profiling.copies import copies_exist, measure_copies
 from tests.spawn import run_ranks
 
 SIZES = (2**10, 2**14, 2**18)
@@ -76,3 +80,24 @@ def test_sister_groups_fill_the_cluster() -> None:
     strided = members(GroupShape(size=2, per_node=1, stride=4), 8)
     assert strided == ((0, 4), (1, 5), (2, 6), (3, 7))
     assert members(GroupShape(size=4, per_node=4), 3) == ()
+
+
+def test_crowded_groups_are_charged_processor_time() -> None:
+    """With more processes than cores a wait is another's computation."""
+    cpu = torch.device("cpu")
+    four = Cluster.local(4)
+    two_cores = replace(four, nodes=(replace(four.nodes[0], cores=2),))
+    pair = make_clock(cpu, two_cores, 2)
+    spans = [(0.0, 5.0, 0.01), (1.0, 6.0, 0.03)]
+    assert pair.of_group(spans) == pytest.approx(0.02 * 4 / 2)
+    # All processes wait for each other, or have a core each: the clock counts, from the last to
+    # come to the last to leave.
+    assert make_clock(cpu, two_cores, 4).of_group(spans) == pytest.approx(5.0)
+    four_cores = replace(four, nodes=(replace(four.nodes[0], cores=4),))
+    assert make_clock(cpu, four_cores, 2).of_group(spans) == pytest.approx(5.0)
+
+
+def test_cpus_have_no_copies() -> None:
+    cpu = torch.device("cpu")
+    assert not copies_exist(cpu)
+    assert list(measure_copies(cpu, budget_s=1.0)) == []
