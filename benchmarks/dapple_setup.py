@@ -8,6 +8,7 @@ a message between stages is bytes / rate per pair of devices, and for an all-red
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 
 from meshwright.ir import presets
@@ -100,10 +101,12 @@ def read(folder: Path, name: str) -> LayerProfile:
     return read_layer_profile(path)
 
 
-def cuts_of(profile: LayerProfile, plan: Published) -> tuple[int, ...]:
+def cuts_of(
+    profile: LayerProfile, plan: Published, send_rate: float = NVLINK_SEND
+) -> tuple[int, ...]:
     """Positions of the layers that begin stages 1, 2, ..."""
     if not plan.begins:
-        return even(profile, len(plan.replicas))
+        return even(profile, len(plan.replicas), send_rate)
     return tuple(_position(profile, begin) for begin in plan.begins)
 
 
@@ -114,18 +117,21 @@ def _position(profile: LayerProfile, begin: str) -> int:
     return found[int(number or 1) - 1]
 
 
-def even(profile: LayerProfile, stages: int) -> tuple[int, ...]:
-    """The cuts that make the slowest stage fastest, by dynamic programming."""
-    seconds = [layer.forward_s + layer.backward_s for layer in profile.layers]
-    count = len(seconds)
-    best = {(1, stop): (sum(seconds[:stop]), ()) for stop in range(1, count + 1)}
-    found: dict[tuple[int, int], tuple[float, tuple[int, ...]]] = dict(best)
+def even(profile: LayerProfile, stages: int, send_rate: float) -> tuple[int, ...]:
+    """The cuts that make the slowest stage fastest, by dynamic programming. As in DAPPLE, what is
+    between two stages counts as a stage: activations one way, gradients the other."""
+    ends = (0.0, *accumulate(x.forward_s + x.backward_s for x in profile.layers))
+    count = len(profile.layers)
+    links = [2 * profile.cut_bytes(i) / send_rate for i in range(count)]
+    found: dict[tuple[int, int], tuple[float, tuple[int, ...]]]
+    found = {(1, stop): (ends[stop], ()) for stop in range(1, count + 1)}
     for k in range(2, stages + 1):
         for stop in range(k, count + 1):
             found[k, stop] = min(
-                (max(found[k - 1, cut][0], sum(seconds[cut:stop])), (*found[k - 1, cut][1], cut))
+                (max(found[k - 1, cut][0], links[cut], ends[stop] - ends[cut]),
+                 (*found[k - 1, cut][1], cut))
                 for cut in range(k - 1, stop)
-            )
+            )  # fmt: skip
     return found[stages, count][1]
 
 

@@ -12,7 +12,7 @@ from functools import cache
 import torch
 from transformers import BertConfig, BertForQuestionAnswering
 
-from benchmarks.dapple_setup import cluster, even, problem, step_s
+from benchmarks.dapple_setup import ETHERNET, cluster, even, problem, step_s
 from meshwright.costmodel.placement import stage_costs
 from meshwright.costmodel.simulate import StageTimes, simulate
 from meshwright.ir.layer_profile import LayerProfile
@@ -105,10 +105,11 @@ def predicted(row: Row, found: Fit, forward: float) -> float:
 def layer_kept_bytes() -> int:
     """What one BERT-large layer keeps of one sample, in float32, besides its input."""
     with torch.device("meta"):
-        model = BertForQuestionAnswering(BertConfig(
-            hidden_size=1024, num_attention_heads=16, intermediate_size=4096, num_hidden_layers=3,
-            hidden_act="gelu_new", attn_implementation="eager",
-        ))  # fmt: skip
+        settings = {
+            "hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096,
+            "num_hidden_layers": 3, "hidden_act": "gelu_new", "attn_implementation": "eager",
+        }  # fmt: skip
+        model = BertForQuestionAnswering(BertConfig.from_dict(settings))
         ids = torch.zeros(MICRO_BATCH, SEQUENCE, dtype=torch.long)
         edge = torch.zeros(MICRO_BATCH, dtype=torch.long)
     given = {"input_ids": ids, "start_positions": edge, "end_positions": edge}
@@ -152,7 +153,7 @@ def plan_of(profile: LayerProfile, row: Row) -> Plan:
     graph = profiled_graph(profile, row.microbatches * MICRO_BATCH, kept_bytes=kept)
     given = problem(graph, cluster("B", 2, 1))
     choice = uniform_choice(
-        given, pp=2, cuts=even(profile, 2), schedule=row.schedule,
+        given, pp=2, cuts=even(profile, 2, ETHERNET["B"][1]), schedule=row.schedule,
         num_microbatches=row.microbatches, recompute="full" if row.recompute else "none",
     )  # fmt: skip
     return build_plan(given, choice)

@@ -22,7 +22,7 @@ class LayerTimer:
         found = self.seconds.get(op.target)
         if found is None:
             return None
-        samples = op.outputs[0][0]
+        samples = op.inputs[0].shape[0]
         forward_s, backward_s = (samples * seconds for seconds in found)
         # A profile has one backward time; a layer with weights is taken to halve it, as a matmul.
         weight_s = 0.5 * backward_s if any(i.is_param for i in op.inputs) else 0.0

@@ -68,13 +68,22 @@ class LayerProfile:
             readers[source].append(target)
         return tuple(map(_emitted, self.layers, readers))
 
+    @cached_property
+    def reached(self) -> tuple[bool, ...]:
+        """Per layer, whether its output depends on a parameter. What does not (inputs, masks) each
+        stage has from the batch: it is not sent between stages."""
+        found = [layer.parameter_bytes > 0 for layer in self.layers]
+        for source, target in sorted(self.edges):
+            found[target] |= found[source]
+        return tuple(found)
+
     def cut_bytes(self, position: int) -> int:
-        """Bytes alive between `layers[:position]` and the rest, of one profiled micro-batch."""
+        """Bytes that `layers[:position]` send to the rest, of one profiled micro-batch."""
         return sum(
             tensor.nbytes
-            for layer in self.emitted[:position]
+            for layer, reached in zip(self.emitted[:position], self.reached, strict=False)
             for tensor in layer
-            if max(tensor.readers, default=0) >= position
+            if reached and max(tensor.readers, default=0) >= position
         )
 
 

@@ -37,11 +37,11 @@ def profiled_graph(
         ops=ops,
         prelude=0,
         blocks=_blocks(profile, ops, made.tensors),
-        inputs=(_BATCH,),
-        input_names=(_BATCH,),
+        inputs=tuple(made.inputs),
+        input_names=tuple(made.inputs),
         loss=_LOSS,
         batch_size=batch_size,
-        batch_inputs=(_BATCH,),
+        batch_inputs=tuple(made.inputs),
         fingerprint=digest([_plain(op, made.tensors) for op in ops]),
         meta={"model": profile.name},
     )
@@ -53,19 +53,16 @@ class _Maker:
     def __init__(self, profile: LayerProfile, batch: int, kept: Mapping[str, int]) -> None:
         self.profile, self.batch, self.kept = profile, batch, kept
         self.tensors = {_BATCH: Tensor(_BATCH, (batch, 1), "int64", Kind.INPUT)}
+        self.inputs = [_BATCH]
+        """Of the graph: the batch, and what is made of it alone."""
         self.reads: dict[int, list[str]] = {}
         """Position -> names of the tensors that the layer there reads."""
-        self.trained: set[int] = set()
-        """Positions that gradients reach."""
 
     def op(self, position: int) -> Op:
         layer = self.profile.layers[position]
         read = self.reads.get(position) or [_BATCH]
-        differentiable = layer.parameter_bytes > 0 or any(
-            self.tensors[name].requires_grad for name in read
-        )
         state = self._parameter(layer)
-        outputs = self._outputs(position, layer, differentiable)
+        outputs = self._outputs(position, layer)
         values = {
             "forward_s": layer.forward_s / self.profile.micro_batch,
             "backward_s": layer.backward_s / self.profile.micro_batch,
@@ -79,7 +76,7 @@ class _Maker:
             inputs=inputs,
             outputs=outputs,
             module_path=_name(layer),
-            saved=tuple(name for name in read if name != _BATCH),
+            saved=tuple(name for name in read if self.tensors[name].kind is Kind.ACTIVATION),
             saved_extra_bytes=self.kept.get(layer.name, 0) * self.batch,
         )
 
@@ -91,22 +88,25 @@ class _Maker:
         self.tensors[fqn] = Tensor(fqn, shape, _DTYPE, Kind.PARAMETER, fqn, requires_grad=True)
         return (fqn,)
 
-    def _outputs(self, position: int, layer: Layer, differentiable: bool) -> tuple[str, ...]:
+    def _outputs(self, position: int, layer: Layer) -> tuple[str, ...]:
+        """What the op gives. What no parameter reaches is an input of the graph instead: each
+        stage takes it from the batch, and the op is there for its time."""
+        reached = self.profile.reached[position]
+        kind = Kind.ACTIVATION if reached else Kind.INPUT
         names = []
         for index, tensor in enumerate(self.profile.emitted[position]):
             name = f"{_name(layer)}:{index}"
             elements = ceil(tensor.nbytes / self.profile.micro_batch / _ELEMENT_BYTES)
             shape = (self.batch, max(1, elements))
-            self.tensors[name] = Tensor(
-                name, shape, _DTYPE, Kind.ACTIVATION, requires_grad=differentiable
-            )
+            self.tensors[name] = Tensor(name, shape, _DTYPE, kind, requires_grad=reached)
             names.append(name)
             for reader in tensor.readers:
                 self.reads.setdefault(reader, []).append(name)
+        if not reached:
+            self.inputs += names
+            names = []
         if position == len(self.profile.layers) - 1:
-            self.tensors[_LOSS] = Tensor(
-                _LOSS, (), _DTYPE, Kind.ACTIVATION, requires_grad=differentiable
-            )
+            self.tensors[_LOSS] = Tensor(_LOSS, (), _DTYPE, Kind.ACTIVATION, requires_grad=reached)
             names.append(_LOSS)
         return tuple(names)
 

@@ -16,7 +16,7 @@ node3 -- loss -- forward_compute_time=0.5, backward_compute_time=1, activation_s
 def line(node: int, activation: str = "8", name: str = "x") -> str:
     return (
         f"node{node} -- {name} -- forward_compute_time=1, backward_compute_time=2, "
-        f"activation_size={activation}, parameter_size=0"
+        f"activation_size={activation}, parameter_size=4"
     )
 
 
@@ -30,7 +30,8 @@ def test_a_chain() -> None:
     assert (profile.layers[1].forward_s, profile.layers[1].backward_s) == (0.0025, 0.005)
     assert profile.layers[1].parameter_bytes == 40
     assert profile.edges == ((0, 1), (1, 2))
-    assert [profile.cut_bytes(i) for i in range(4)] == [0, 8, 16, 0]
+    assert [profile.cut_bytes(i) for i in range(4)] == [0, 0, 16, 0]
+    assert profile.reached == (False, True, True)
     assert profile.sample_s == pytest.approx(0.0045)
 
 
@@ -49,6 +50,14 @@ def test_a_cut_counts_every_live_tensor_once() -> None:
     text = "\n".join(lines + edges((1, 2), (1, 3), (1, 4), (2, 3), (3, 4)))
     profile = parse_layer_profile(text, "skip", 1)
     assert [profile.cut_bytes(i) for i in range(1, 5)] == [100, 110, 101, 0]
+
+
+def test_what_no_parameter_reaches_is_not_sent() -> None:
+    """A mask that 1 makes and 3 reads: every stage has it from the batch."""
+    mask, layer = line(1, "100").replace("parameter_size=4", "parameter_size=0"), line(2, "10")
+    text = "\n".join([mask, layer, line(3), line(4), *edges((1, 2), (1, 3), (2, 3), (3, 4))])
+    profile = parse_layer_profile(text, "mask", 1)
+    assert [profile.cut_bytes(i) for i in range(1, 5)] == [0, 10, 8, 0]
 
 
 def test_as_many_tensors_as_readers_go_one_to_each() -> None:
