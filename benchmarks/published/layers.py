@@ -2,7 +2,16 @@
 
 from dataclasses import dataclass, replace
 
-from benchmarks.published.ops import Message, Piece, batched, flash, linear, lookup, pointwise
+from benchmarks.published.ops import (
+    Message,
+    Piece,
+    Under,
+    batched,
+    flash,
+    linear,
+    lookup,
+    pointwise,
+)
 from benchmarks.published.shapes import Shape
 from benchmarks.published.systems import System
 from meshwright.ir.conversions import Primitive
@@ -25,6 +34,8 @@ class Site:
     dtype: str = "bfloat16"
     """Of the matmuls with parameters."""
     half: str = "bfloat16"
+    rowwise: bool = False
+    """Float8 scales per row instead of per tensor."""
 
     @property
     def tokens(self) -> int:
@@ -51,12 +62,12 @@ def entering(site: Site, piece: Piece) -> Piece:
     if site.tp == 1:
         return piece
     nbytes = 2 * site.tokens * site.shape.hidden
-    overlap = "nothing" if site.system.tp_overlap == "none" else "weight"
+    overlap: Under = "nothing" if site.system.tp_overlap == "none" else "weight"
     if not site.sp:
         return piece.sending(Message(Primitive.ALL_REDUCE, nbytes, "tp", "backward", overlap))
     early = site.system.tp_overlap == "nanotron" or site.async_tp
-    under = "forward share" if early and not site.async_tp else "nothing"
-    again = "input" if overlap == "weight" else "nothing"
+    under: Under = "forward share" if early and not site.async_tp else "nothing"
+    again: Under = "input" if overlap == "weight" else "nothing"
     if site.async_tp:
         # Symmetric memory cuts gather and product into tp pieces: all but one is hidden.
         return piece.sending(
@@ -64,9 +75,12 @@ def entering(site: Site, piece: Piece) -> Piece:
             Message(Primitive.ALL_GATHER, nbytes / site.tp, "tp", "backward"),
             Message(Primitive.REDUCE_SCATTER, nbytes / site.tp, "tp", "backward"),
         )
+    # torchtitan's float8 linears cast before they gather (docs/float8.md), unless row by row.
+    gathered = nbytes // 2 if site.dtype == "float8" and not site.rowwise else nbytes
+    repeated = Message(Primitive.ALL_GATHER, gathered, "tp", "backward", again)
     return piece.sending(
-        Message(Primitive.ALL_GATHER, nbytes, "tp", "forward", under),
-        Message(Primitive.ALL_GATHER, nbytes, "tp", "backward", again),
+        Message(Primitive.ALL_GATHER, gathered, "tp", "forward", under),
+        None if site.system.keeps_gathered else repeated,
         Message(Primitive.REDUCE_SCATTER, nbytes, "tp", "backward", overlap),
     )
 
@@ -80,7 +94,7 @@ def leaving(site: Site, piece: Piece) -> Piece:
         return piece.sending(Message(Primitive.ALL_REDUCE, nbytes, "tp", "forward"))
     if site.async_tp:
         nbytes //= site.tp
-    under = "input share" if site.system.tp_overlap == "nanotron" else "nothing"
+    under: Under = "input share" if site.system.tp_overlap == "nanotron" else "nothing"
     return piece.sending(
         Message(Primitive.REDUCE_SCATTER, nbytes, "tp", "forward"),
         Message(Primitive.ALL_GATHER, nbytes, "tp", "backward", under),
@@ -104,6 +118,11 @@ def _scaled(site: Site, pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
 def _norm(site: Site, name: str) -> Piece:
     """Keeps its input. Fused kernels read and write once (nanotron's is a Triton kernel)."""
     elements = site.shared * site.shape.hidden
+    if site.system.composite_norm and site.system.pointwise == "eager":
+        # torch composes rms_norm in fp32: cast (6 bytes), square (8), mean (4), scale (8), cast
+        # (6), weight (4); about as many passes twice over in backward. Two fp32 values are kept.
+        return pointwise(name, elements, 36, 60, saved_bytes=8 * elements,
+                         op_class=OpClass.NORMALIZATION)  # fmt: skip
     return pointwise(name, elements, 4, 6, saved_bytes=2 * elements,
                      op_class=OpClass.NORMALIZATION)  # fmt: skip
 
@@ -123,7 +142,9 @@ def _gpt_attention(site: Site) -> tuple[Piece, ...]:
 
 
 def _input_kept_once(site: Site, piece: Piece) -> Piece:
-    """Sequence parallelism keeps only the rank's own part of a gathered input."""
+    """Sequence parallelism keeps only the rank's own part of a gathered input, or all of it."""
+    if site.system.keeps_gathered:
+        return piece
     return replace(piece, saved_bytes=2 * site.shared * site.shape.hidden)
 
 
@@ -179,6 +200,7 @@ def _gated_attention(site: Site) -> tuple[Piece, ...]:
     saved = 2 * tokens * (2 * q + 2 * kv) + 4 * heads * tokens
     attend = flash("attention", site.mbs, heads, kv_heads, seq, site.seq, shape.head_dim,
                    site.half, saved)  # fmt: skip
+    attend = replace(attend, slowdown=site.system.attention_slowdown)
     if site.cp > 1:
         # Ring or gathered: keys and values of all context ranks pass once each way.
         nbytes = 2 * 2 * tokens * kv * site.cp
@@ -271,8 +293,8 @@ def _experts(site: Site) -> tuple[Piece, ...]:
     moved = Message(Primitive.ALL_TO_ALL, 2 * routed * h * site.ep, "ep", "forward")
     back = Message(Primitive.ALL_TO_ALL, 2 * routed * h * site.ep, "ep", "backward")
     into = 2 * width if shape.gated else width
-    up, down = (linear(name, routed, a, b, site.dtype)
-                for name, a, b in (("experts up", h, into), ("experts down", width, h)))  # fmt: skip
+    up = linear("experts up", routed, h, into, site.dtype)
+    down = linear("experts down", routed, width, h, site.dtype)
     router = linear("router", site.tokens, h, shape.experts, site.dtype, saved=False)
     spread = pointwise("dispatch", routed * h, 4, 4, op_class=OpClass.GATHER)
     merge = pointwise("combine", routed * h, 3, 4, saved_bytes=2 * routed * h)

@@ -7,7 +7,7 @@ from benchmarks.published.recipes import Recipe
 from benchmarks.published.rows import Row
 from benchmarks.published.sites import Ground
 from benchmarks.published.stages import Part, padded_vocab, site_of
-from meshwright.costmodel.simulate import Timeline
+from meshwright.costmodel.timeline import Timeline
 
 _FRAGMENTATION = 0.03
 """Reserved beyond what is allocated at the peak; assumption for torch's caching allocator."""
@@ -61,14 +61,17 @@ def _rank(
     parameters = sum(part.parameters for part in stages)
     entries = site_of(row, recipe).tokens * padded_vocab(row, recipe) // row.parallel.tp
     system = recipe.system
-    loss = max(
-        (part.last * (system.logits_bytes - system.saved_logits_bytes) * entries for part in stages)
-    )
+    loss_bytes = (system.logits_bytes - system.saved_logits_bytes) * entries
+    loss = max(part.last * loss_bytes for part in stages)
     inside = max(part.layer.peak_bytes for part in stages)
     transient = max(loss, inside) + _buffers(row, recipe, stages)
     # Half-precision gradients grow while activations shrink: the larger end counts.
     halves = 2 * parameters if system.half_gradients and not _wrapped(row, recipe) else 0
     activations = max(float(in_flight), float(halves))
+    own = parameters / (row.parallel.shard if row.parallel.zero else 1)
+    if (step := system.step_bytes * own) > activations + transient:
+        # The optimizer's own peak, when no activations are left.
+        activations, transient = 0.0, step
     return Memory(
         states_bytes=_states(row, recipe, parameters),
         activations_bytes=activations,
@@ -88,7 +91,9 @@ def _states(row: Row, recipe: Recipe, parameters: int) -> float:
     optimizer = system.optimizer_bytes * parameters / shard
     gradients = system.gradient_bytes * parameters / (shard if p.zero >= 2 else 1)
     values = system.parameter_bytes * parameters / (shard if p.zero == 3 else 1)
-    buckets = system.bucket_bytes * parameters if _wrapped(row, recipe) else 0
+    buckets = float(system.bucket_bytes * parameters) if _wrapped(row, recipe) else 0
+    if system.gather_copies and p.zero in (1, 2) and p.shard > 1:
+        buckets += parameters * (4 + 2 / p.shard)
     return values + gradients + optimizer + buckets
 
 
@@ -98,8 +103,11 @@ def _buffers(row: Row, recipe: Recipe, stages: Sequence[Part]) -> float:
     gathered = 2 * 2 * site.tokens * row.shape.hidden if site.sp else 0
     if row.parallel.zero != 3:
         return gathered
-    each = max((part.parameters // max(1, len(part.layers)) for part in stages), default=0)
+    layers = (part.parameters // max(1, len(part.layers)) for part in stages)
+    table = row.shape.vocab * row.shape.hidden // row.parallel.tp
+    each = max(table if any(p.first or p.last for p in stages) else 0, *layers)
     if row.parallel.pp > 1:
         return gathered + 2 * sum(part.parameters for part in stages)
-    # Two layers gathered in half precision; gradients of one, in half precision and cast to fp32.
+    # Two units (a layer, a table) gathered in half precision; gradients of one, in half precision
+    # and cast to fp32.
     return gathered + 2 * 2 * each + (2 + 4) * each

@@ -33,6 +33,8 @@ class Piece:
     messages: tuple[Message, ...] = ()
     core: bool = False
     """Part of the attention core, which selective recompute runs again."""
+    slowdown: float = 1.0
+    """Of its kernels over the cost model's."""
     core_bytes: int = 0
     """Of `saved_bytes`, what is dropped when the core is recomputed."""
 
@@ -59,7 +61,8 @@ def batched(
     left = LocalInput((batch, rows, inner), 2 * batch * rows * inner, True, False)
     right = LocalInput((batch, inner, outer), 2 * batch * inner * outer, True, False)
     op = LocalOp("aten.bmm.default", OpClass.MATMUL, dtype, 2.0 * batch * rows * inner * outer,
-                 (left, right), ((batch, rows, outer),), 2 * batch * rows * outer, True)  # fmt: skip
+                 (left, right), ((batch, rows, outer),), 2 * batch * rows * outer,
+                 True)  # fmt: skip
     return Piece(name, op, saved_bytes, core=True, core_bytes=core_bytes)
 
 

@@ -7,12 +7,13 @@ from functools import lru_cache
 from benchmarks.published.memory import Memory, memory_of
 from benchmarks.published.recipes import recipe_of
 from benchmarks.published.rows import Row, RowError
-from benchmarks.published.sites import Ground, ground_of
+from benchmarks.published.sites import ground_of
 from benchmarks.published.stages import Part, site_of, stages_of
 from benchmarks.published.sync import Extra, extra_of, tied_s
 from benchmarks.published.systems import system_of
 from meshwright.costmodel.comm import Level, send_time
-from meshwright.costmodel.simulate import StageTimes, Timeline, simulate
+from meshwright.costmodel.simulate import StageTimes, simulate
+from meshwright.costmodel.timeline import Timeline
 from meshwright.ir.schedule import Schedule
 from meshwright.planner.schedules import gpipe, interleaved, one_f_one_b, zbv, zero_bubble
 
@@ -74,4 +75,5 @@ def _timeline(
 
 @lru_cache(maxsize=64)
 def _schedule(name: str, stages: int, microbatches: int, ranks: int) -> Schedule:
-    return _SCHEDULES[name].schedule(stages, microbatches, ranks)
+    made: Schedule = _SCHEDULES[name].schedule(stages, microbatches, ranks)
+    return made

@@ -56,6 +56,8 @@ class Row:
     precision: str
     recompute: str
     compiled: bool
+    revised: bool
+    """Run with the newer of two versions of the stack that a table mixes: pipelines and reruns."""
     step_s: float | None
     """Measured; None where the table has none or says that it is not to be trusted."""
     peak_bytes: float | None
@@ -91,7 +93,8 @@ def read_table(path: Path) -> Table:
     if not isinstance(data, dict) or not isinstance(data.get("rows"), list):
         raise PlanError(f"{path.name} has no list `rows`; it is not a published table")
     name = path.stem
-    context = Context(name, data.get("common") or {}, _text_of(data))
+    rerun = any("after_pp_fix" in raw for raw in data["rows"])
+    context = Context(name, data.get("common") or {}, _text_of(data), rerun)
     rows, skipped = [], []
     for index, raw in enumerate(data["rows"]):
         try:
@@ -108,6 +111,8 @@ class Context:
     name: str
     common: Mapping[str, Any]
     text: str
+    rerun: bool = False
+    """Some rows were run again after a fix."""
 
 
 def _text_of(data: Mapping[str, Any]) -> str:
@@ -154,6 +159,7 @@ def read_row(raw: Mapping[str, Any], index: int, context: Context) -> Row:
         precision=str(raw.get("precision") or common.get("precision") or "bf16"),
         recompute=str(raw.get("recompute") or common.get("recompute") or "none"),
         compiled=bool(raw.get("compile")),
+        revised=context.rerun and (parallel.pp > 1 or bool(raw.get("after_pp_fix"))),
         step_s=_step(raw, shape, gbs, seq, gpus) if fits is not False else None,
         peak_bytes=peak,
         memory_kind=kind,
@@ -179,6 +185,8 @@ def _count(part: Mapping[str, Any], key: str) -> int:
 
 
 def _parallel(part: Mapping[str, Any], raw: Mapping[str, Any], gpus: int) -> Parallel:
+    if gpus > 1 and "strategy" in part:
+        raise RowError(f"the strategy {part['strategy']!r} does not say how work is divided")
     part = {**_from_plan(part, gpus), **part} if gpus > 1 else {"tp": 1, "pp": 1, "dp": 1, **part}
     if not part:
         raise RowError("the parallel layout is not given")
@@ -186,13 +194,16 @@ def _parallel(part: Mapping[str, Any], raw: Mapping[str, Any], gpus: int) -> Par
     dp = _count(part, "dp") or gpus // (tp * pp * cp)
     if tp * pp * cp * dp != gpus:
         raise RowError(f"tp {tp} x pp {pp} x cp {cp} x dp {dp} is not {gpus} GPUs")
+    schedule = str(part.get("schedule") or "")
+    # torchtitan gives looped schedules two stages per rank unless told otherwise.
+    looped = 2 if schedule.lower().startswith("interleaved") else 1
     zero = _count(part, "zero")
     shard = _count(part, "fsdp_group") or _count(part, "zero1_group") or dp * cp
     return Parallel(
-        tp=tp, pp=pp, dp=dp, cp=cp, ep=_count(part, "ep") or 1, vpp=_count(part, "vpp") or 1,
+        tp=tp, pp=pp, dp=dp, cp=cp, ep=_count(part, "ep") or 1, vpp=_count(part, "vpp") or looped,
         zero=zero, shard=shard if zero else 1, sp=part.get("sp"),
         async_tp=bool(part.get("async_tp") or part.get("tp_async_comm")),
-        schedule=str(part.get("schedule") or ""),
+        schedule=schedule,
     )  # fmt: skip
 
 
@@ -228,7 +239,7 @@ def _batch(
         mbs = max(1, total // parallel.dp)
     if (local := _count(batch, "local_batch")) and not mbs:
         # torchtitan's default then: as many micro-batches as stages.
-        mbs = max(1, local // parallel.pp)
+        mbs = max(1, local // (parallel.pp * parallel.vpp))
     if not mbs and gbs and steps:
         mbs = max(1, gbs // (parallel.dp * steps))
     if not gbs and mbs and steps:
@@ -276,7 +287,7 @@ def _step(raw: Mapping[str, Any], shape: Shape, gbs: int, seq: int, gpus: int) -
         return gbs * seq / (float(rate) * gpus)
     if seconds := derived.get("step_time_s"):
         return float(seconds)
-    if tflops := measured.get("tflops_per_gpu"):
+    if (tflops := measured.get("tflops_per_gpu")) and not shape.experts:
         # SC21, Alpa: the recomputed forward counts.
         factor = 96 if "full" in str(raw.get("recompute")) else 72
         return shape.dense_flops(gbs, seq, factor) / (float(tflops) * 1e12 * gpus)

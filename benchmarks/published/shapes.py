@@ -73,9 +73,9 @@ class Shape:
 
     def dense_flops(self, sequences: int, seq: int, factor: int) -> float:
         """The formula of SC21 (Narayanan et al. 2021, equation 3), `factor` 96 with recompute."""
-        h, l = self.hidden, self.layers
-        inner = 1 + seq / (6 * h) + self.vocab / (16 * l * h)
-        return factor * float(sequences) * seq * l * h * h * inner
+        h, n = self.hidden, self.layers
+        inner = 1 + seq / (6 * h) + self.vocab / (16 * n * h)
+        return factor * float(sequences) * seq * n * h * h * inner
 
 
 def read_shape(

@@ -27,6 +27,10 @@ _MEASURED = "as measured"
 _MEASURED_PORTS = 8
 _HOP_S = 2e-5
 """One message over EFA; of the order of AWS's 15-20 us for small messages (assumption)."""
+_NETWORKS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("roce", "4 x 100"), "roce-4x100g"), (("roce", "8 x 200"), "roce-8x200g"),
+    (("p4d",), "efa-p4d"), (("p5", "efa"), "efa-p5"), (("p6", "efa"), "efa-p6"),
+)  # fmt: skip
 _NVLINK_CUT = {"a800": 200e9, "h800": 200e9}
 """NVLink of the export versions, bytes/s each way (400 GB/s both ways; vendor data sheet)."""
 
@@ -123,6 +127,9 @@ def _cluster(
 def _network(words: str, usual: str, per_node: int) -> Link:
     """The network that a row's words give the rate of, or the usual one of its device."""
     low = words.lower()
+    for known, name in _NETWORKS:
+        if all(word in low for word in known):
+            return presets.network(name, per_node)
     if match := re.search(r"(\d+) ?x ?(\d+) ?gb/s", low):
         return _ports(usual, int(match[1]) * int(match[2]), per_node)
     if match := re.search(r"(\d+) ?x ?hdr(\d+)", low):
@@ -156,8 +163,8 @@ _KEYS = {"all_reduce": "ar", "all_gather": "ag", "reduce_scatter": "rs"}
 def _as_measured(levels: Levels, rates: Mapping[str, float], nodes: int) -> Levels:
     """Levels whose outer tier has the bus bandwidth that the job itself measured over all nodes.
 
-    A group of m of the job's n nodes gets the usual bandwidth of m nodes, and of the job's departure
-    from the usual one its log m / log n'th power: few nodes seldom include the job's slowest.
+    A group of m of the job's n nodes gets the usual bandwidth of m nodes, and of the job's
+    departure from the usual one its log m / log n'th power: few nodes seldom include the slowest.
     """
     if not levels or not rates or levels[-1].link.name != _MEASURED:
         return levels
@@ -174,7 +181,8 @@ def _as_measured(levels: Levels, rates: Mapping[str, float], nodes: int) -> Leve
 def _busbw(usual: Mapping[int, float], measured: float, size: int, nodes: int) -> float:
     """GB/s of all devices of a node together."""
     weight = log(size) / log(nodes)
-    return _between(usual, size) * (measured / _between(usual, nodes)) ** weight
+    departure: float = (measured / _between(usual, nodes)) ** weight
+    return _between(usual, size) * departure
 
 
 def _between(usual: Mapping[int, float], nodes: int) -> float:
@@ -183,7 +191,8 @@ def _between(usual: Mapping[int, float], nodes: int) -> float:
     if low == high:
         return usual[low]
     part = log(nodes / low) / log(high / low)
-    return usual[low] ** (1 - part) * usual[high] ** part
+    found: float = usual[low] ** (1 - part) * usual[high] ** part
+    return found
 
 
 def _line(operation: str, size: int, inside: int, busbw: float) -> Curve:

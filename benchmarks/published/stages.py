@@ -35,7 +35,7 @@ def site_of(row: Row, recipe: Recipe) -> Site:
     return Site(
         shape=shape, system=recipe.system, mbs=row.mbs, seq=row.seq, tp=p.tp, cp=p.cp, ep=p.ep,
         sp=sp and p.tp > 1, async_tp=p.async_tp and recipe.system.tp_overlap != "nanotron",
-        dtype=recipe.dtype, half=recipe.half,
+        dtype=recipe.dtype, half=recipe.half, rowwise="rowwise" in row.precision,
     )  # fmt: skip
 
 
@@ -83,7 +83,9 @@ def _layer_cost(site: Site, recipe: Recipe, ground: Ground, experts: bool, turn:
     pieces = layer(site, experts)
     entry = 2 * site.shared * site.shape.hidden
     mode = recipe.mode if turn or recipe.every == 1 else "none"
-    return recomputed(pieces, mode, entry, ground)
+    forward, backward = recipe.system.layer_dispatch_s
+    calls = Cost(forward_dispatch_s=forward, backward_dispatch_s=backward)
+    return recomputed(pieces, mode, entry, ground) + calls
 
 
 def _equal_cuts(row: Row, count: int) -> list[tuple[range, bool]]:
@@ -91,7 +93,8 @@ def _equal_cuts(row: Row, count: int) -> list[tuple[range, bool]]:
         raise RowError(f"{row.shape.layers} layers cannot fill {count} stages")
     sizes = balanced(row.shape.layers, count)
     ends = list(accumulate(sizes))
-    return [(range(e - s, e), i == count - 1) for i, (s, e) in enumerate(zip(sizes, ends, strict=True))]  # fmt: skip
+    spans = [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+    return [(span, index == count - 1) for index, span in enumerate(spans)]
 
 
 def _cost_cuts(row: Row, count: int) -> list[tuple[range, bool]]:

@@ -92,6 +92,9 @@ def _fsdp(row: Row, recipe: Recipe, ground: Ground, part: Part, update: float) -
     reduce = _reduction_s(row, recipe.system.sync_bytes * each, ground, split=True)
     first = collective_time(Primitive.ALL_GATHER, 2 * table, ground.shard) if part.first else 0.0
     forward, backward = part.layer.forward, part.layer.backward
+    if recipe.system.gradient_sync == "end":
+        # Compiled programs of that time run one thing after the other.
+        return Extra(0.0, first + count * gather, count * (gather + reduce), update)
     tail = _reduction_s(row, 4 * (each + part.first * table), ground, split=True)
     if row.parallel.pp > 1:
         # With a pipeline parameters stay gathered; gradients are reduced once.

@@ -3,7 +3,7 @@
 Every record names where its facts come from. A table or row picks a stack by its words.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from benchmarks.published.rows import Row, RowError
@@ -46,11 +46,25 @@ class System:
     """Per parameter, kept beside the gradients where torch DDP wraps the model (dp > 1, ZeRO-0)."""
     half_gradients: bool = False
     """Gradients appear in half precision before they are added to the fp32 buffer."""
+    attention_slowdown: float = 1.0
+    """Of its flash attention over the preset's, which is version 2."""
+    step_bytes: int = 0
+    """Per updated parameter while the optimizer runs."""
+    gather_copies: bool = False
+    """Gathering the updated parameters flattens input and output and copies once more inside
+    all_gather, and these 4 + 2/shard bytes per parameter stay."""
+    keeps_gathered: bool = False
+    """Inputs that sequence parallelism gathered are kept, not gathered again in backward."""
+    layer_dispatch_s: tuple[float, float] = (0.0, 0.0)
+    """The CPU's part of one layer forward and backward beyond a dispatch per kernel and its
+    collectives, where the layer is known to make many small calls."""
     clip_bytes: int = 0
     """Moved per parameter to clip the gradients' norm."""
     gather_parameters: bool = True
     """ZeRO 1-2 gathers the updated parameters after the step."""
     separate_qkv: bool = False
+    composite_norm: bool = False
+    """RMSNorm is made of several torch operators."""
     cost_partition: bool = False
     """Stages balanced by nanotron's block costs, in which the head counts and the rest is cut at
     cumulative thresholds; otherwise equal numbers of layers."""
@@ -86,13 +100,20 @@ MEGATRON_2022 = System(
 # its hook all-reduces in fp32 beside the backward; with ZeRO-1 and fp32 accumulation there is no
 # DDP, so the whole fp32 buffer is all-reduced after the last backward (trainer.py: make_ddp,
 # reduce_scatter=False). Loss: bf16 logits cast to fp32, sharded cross entropy subtracts into a
-# second fp32 tensor that it keeps (parallel/tensor_parallel/functional.py).
+# second fp32 tensor that it keeps (parallel/tensor_parallel/functional.py). A layer makes about 85
+# torch calls forward and 110 backward (models/llama.py; 6 us each, the preset's dispatch), launches
+# four Triton kernels each way and flash attention from Python (about 80 us each), and passes 15
+# modules and pipeline blocks; these times are assumptions. ZeRO-1 gathers parameters by
+# nanotron/distributed.py's all_gather_coalesced: a flat input, flat outputs, and one more copy in
+# torch's list form; the sweep's own column of static memory has them (10 + 14/dp bytes).
+# tp_recompute_allgather came later: runs before that keep gathered inputs, as bench_cluster's and
+# the sweep's rows before `after_pp_fix` do.
 NANOTRON = System(
     name="nanotron", parameter_bytes=2, gradient_bytes=4, optimizer_bytes=12, sync_bytes=4,
     gradient_sync="ddp", accumulate_bytes=4, attention="flash", pointwise="eager", dropout=False,
     sequence_parallel=True, tp_overlap="nanotron", logits_bytes=8, saved_logits_bytes=4,
     cost_partition=True, first_stage_memory=True, bucket_bytes=2, half_gradients=True,
-    clip_bytes=12,
+    clip_bytes=12, gather_copies=True, layer_dispatch_s=(1.0e-3, 1.1e-3),
 )  # fmt: skip
 
 # torchtitan with FSDP2: fp32 sharded parameters, gradients and moments; bf16 all-gather, fp32
@@ -102,7 +123,7 @@ TORCHTITAN = System(
     name="torchtitan", parameter_bytes=4, gradient_bytes=4, optimizer_bytes=8, sync_bytes=4,
     gradient_sync="fsdp", accumulate_bytes=0, attention="flash", pointwise="eager",
     dropout=False, sequence_parallel=True, tp_overlap="none", logits_bytes=10,
-    saved_logits_bytes=4, separate_qkv=True,
+    saved_logits_bytes=4, separate_qkv=True, composite_norm=True,
 )  # fmt: skip
 
 # Alpa: XLA on V100, fp16 with fp32 master weights; unfused attention, pointwise work fused by the
@@ -117,11 +138,15 @@ ALPA = System(
 
 # InternEvo, configs/7B_sft.py: bf16 parameters and gradients, hybrid ZeRO-1 with reduction of
 # gradient buckets beside the backward (hybrid_zero_optimizer overlap_sync_grad=True) and broadcast
-# of updated parameters beside the next forward (overlap_sync_param=False there), flash attention 1.
+# of updated parameters (overlap_sync_param=False there). Flash attention 1.0.5 (doc/install.md):
+# version 2 is about twice as fast (Dao 2023, abstract). Its step flattens gradients and updated
+# parameters in half precision (2 + 2), casts gradients to fp32 (4), and torch's foreach Adam keeps
+# a temporary (4).
 INTERNEVO = System(
     name="InternEvo", parameter_bytes=2, gradient_bytes=2, optimizer_bytes=12, sync_bytes=2,
     gradient_sync="ddp", accumulate_bytes=0, attention="flash", pointwise="fused", dropout=False,
     sequence_parallel=False, tp_overlap="backward", logits_bytes=10, saved_logits_bytes=4,
+    attention_slowdown=2.0, step_bytes=12,
 )  # fmt: skip
 
 # DeepSpeed and Megatron-DeepSpeed: as Megatron, gradients in half precision on the wire.
@@ -155,6 +180,13 @@ _WORDS: tuple[tuple[tuple[str, ...], System], ...] = (
 )
 
 
+def _of_time(system: System, row: Row) -> System:
+    """nanotron gathers inputs again since the version of the sweep's rerun."""
+    if system is NANOTRON and not row.revised:
+        return replace(system, keeps_gathered=True)
+    return system
+
+
 def system_of(row: Row) -> System:
     """The stack that a row ran on: its own words first, then those of its table."""
     text = row.system.lower()
@@ -162,6 +194,6 @@ def system_of(row: Row) -> System:
     for words in (own, row.table.lower(), table):
         for keys, system in _WORDS:
             if any(key in words for key in keys):
-                return system
+                return _of_time(system, row)
     known = ", ".join(sorted({system.name for _, system in _WORDS}))
     raise RowError(f"no stack is named; known are {known}")

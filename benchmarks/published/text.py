@@ -100,4 +100,4 @@ def _section(result: Result) -> list[str]:
     lines += [f"- left out {n}: {why}" for why, n in _reasons(result)]
     fits = [line for line in _figures(result) if line.startswith("fits")]
     worst = [f"    {_row(case)}" for case in _worst(result)]
-    return [*lines, *([""] + fits if fits else []), "", "Worst:", "", *worst]
+    return [*lines, *(["", *fits] if fits else []), "", "Worst:", "", *worst]

@@ -1,0 +1,171 @@
+"""Published tables: parameter counts, closed forms, rows that are refused, and the report."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.published.layers import Site, layer
+from benchmarks.published.predict import predict
+from benchmarks.published.recipes import recipe_of, recompute_mode
+from benchmarks.published.report import errors, evaluate, spearman
+from benchmarks.published.rows import Context, RowError, read_row, read_table
+from benchmarks.published.sites import ground_of
+from benchmarks.published.stages import stages_of
+from benchmarks.published.systems import MEGATRON_2022, system_of
+from benchmarks.published.times import cost, recomputed
+from meshwright.ir.errors import PlanError
+
+LLAMA_8B = {"name": "Llama3.1 8B", "layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8,
+            "ffn": 14336, "vocab": 128256, "act": "swiglu"}  # fmt: skip
+GPT3 = {"name": "GPT-3", "layers": 96, "hidden": 12288, "heads": 96, "ffn": 49152, "vocab": 51200}
+
+
+def raw(**changes):
+    """A row of GPT-3 on 64 GPUs, with parts replaced."""
+    row = {
+        "hardware": {"gpu": "A100-SXM4-80GB", "gpus": 64, "gpus_per_node": 8},
+        "model": GPT3,
+        "parallel": {"tp": 8, "pp": 8, "dp": 1, "vpp": 3},
+        "batch": {"gbs": 64, "mbs": 1, "seq": 2048},
+        "recompute": "full",
+        "measured": {"step_time_s": 18.13},
+    }
+    return {**row, **changes}
+
+
+def row(context="megatron runs", **changes):
+    return read_row(raw(**changes), 0, Context("table", {}, context))
+
+
+def llama(**changes):
+    return row("torchtitan", **{"model": LLAMA_8B, "parallel": {"dp": 64, "zero": 3}, **changes})
+
+
+def test_parameter_counts_are_the_known_ones():
+    assert llama().shape.parameters == 8_030_261_248
+    assert row().shape.parameters == pytest.approx(174.6e9, rel=2e-3)
+
+
+def test_stage_parameters_sum_to_the_model():
+    one = row()
+    parts = stages_of(one, recipe_of(one, system_of(one)), ground_of(one))
+    assert len(parts) == 24
+    held = sum(part.parameters for part in parts) * 8
+    # The head's copy of the table on the last stage, and norms on every tensor-parallel rank.
+    norms = 96 * 2 * one.shape.norm_parameters
+    extra = one.shape.vocab * one.shape.hidden + norms * 7
+    assert held == pytest.approx(one.shape.parameters + extra, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("tp", "sp", "mode", "form"),
+    [
+        (1, False, "none", lambda s, b, h, a, t: s * b * h * (34 + 5 * a * s / h)),
+        (8, False, "none", lambda s, b, h, a, t: s * b * h * (10 + 24 / t + 5 * a * s / (h * t))),
+        (8, True, "none", lambda s, b, h, a, t: s * b * h / t * (34 + 5 * a * s / h)),
+        (8, False, "core", lambda s, b, h, a, t: s * b * h * (10 + 24 / t)),
+        (8, True, "core", lambda s, b, h, a, t: 34 * s * b * h / t),
+        (1, False, "full", lambda s, b, h, a, t: 2 * s * b * h),
+    ],
+)
+def test_kept_activations_are_korthikantis_closed_form(tp, sp, mode, form):
+    one = row(parallel={"tp": tp, "dp": 64 // tp}, batch={"gbs": 256, "mbs": 4, "seq": 2048})
+    site = Site(shape=one.shape, system=MEGATRON_2022, mbs=4, seq=2048, tp=tp, sp=sp)
+    entry = 2 * site.shared * one.shape.hidden
+    kept = recomputed(layer(site), mode, entry, ground_of(one)).saved_bytes
+    assert kept == form(2048, 4, one.shape.hidden, one.shape.heads, tp)
+
+
+def test_flops_of_a_layer():
+    one = row()
+    site = Site(shape=one.shape, system=MEGATRON_2022, mbs=1, seq=2048)
+    h = one.shape.hidden
+    assert sum(p.op.flops for p in layer(site)) == 24 * 2048 * h * h + 4 * 2048 * 2048 * h
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"parallel": {"tp": 8, "pp": 8, "dp": 2}}, "is not 64 GPUs"),
+        ({"parallel": {}}, "parallel layout is not given"),
+        ({"parallel": {"strategy": "guess"}}, "'guess'"),
+        ({"batch": {"seq": 2048}}, "micro-batch or the global batch"),
+        ({"batch": {"gbs": 64, "mbs": 1}}, "batch.seq is missing"),
+        ({"batch": {"gbs": "many", "mbs": 1, "seq": 8}}, "'many'"),
+        ({"model": {"name": "ResNet-50"}}, "no shape"),
+        ({"status": "failed"}, "another reason"),
+        ({"hardware": {"gpu": "A100-SXM4-80GB"}}, "hardware.gpus"),
+    ],
+)
+def test_rows_that_lack_something_are_refused(changes, words):
+    with pytest.raises(RowError, match=words):
+        row(**changes)
+
+
+def test_unknown_device_stack_and_recompute_are_refused():
+    hardware = {"gpu": "Abacus 9000", "gpus": 64}
+    with pytest.raises(RowError, match="Abacus 9000"):
+        predict(row(hardware=hardware))
+    with pytest.raises(RowError, match="no stack is named"):
+        predict(row("a table of runs"))
+    with pytest.raises(RowError, match="'sometimes'"):
+        recompute_mode("sometimes")
+
+
+def test_report_counts_every_row(tmp_path: Path):
+    rows = [raw(), raw(model={"name": "ResNet"}), raw(hardware={"gpu": "Abacus", "gpus": 64}),
+            raw(status="oom", measured={})]  # fmt: skip
+    path = tmp_path / "megatron_runs.json"
+    path.write_text(json.dumps({"name": "megatron", "rows": rows}))
+    result = evaluate(read_table(path))
+    assert [case.row.index for case in result.cases] == [0, 3]
+    assert [skip.index for skip in result.skipped] == [1, 2]
+    assert result.cases[0].time_error == result.cases[0].prediction.step_s / 18.13 - 1
+    assert result.cases[1].time_error is None
+
+
+def test_a_file_that_is_no_table_is_refused(tmp_path: Path):
+    path = tmp_path / "other.json"
+    path.write_text("{}")
+    with pytest.raises(PlanError, match="rows"):
+        read_table(path)
+
+
+def test_measured_times_come_from_what_the_row_prints():
+    assert row(measured={"tokens_per_s_per_gpu": 64}).step_s == 64 * 2048 / (64 * 64)
+    flops = row().shape.dense_flops(64, 2048, 96)
+    assert row(measured={"tflops_per_gpu": 100}).step_s == flops / (100e12 * 64)
+    assert row(suspect=True).step_s is None
+
+
+def test_more_work_takes_longer_and_more_memory():
+    base = predict(row())
+    assert predict(row(recompute="none")).step_s < base.step_s
+    assert predict(row(recompute="none")).memory.activations_bytes > base.memory.activations_bytes
+    more = predict(row(batch={"gbs": 128, "mbs": 1, "seq": 2048}))
+    assert 1.5 < more.step_s / base.step_s < 2.0
+
+
+def test_zero_divides_states():
+    whole = predict(llama(parallel={"dp": 64, "zero": 0}))
+    shard = predict(llama(parallel={"dp": 64, "zero": 3, "fsdp_group": 64}))
+    assert shard.memory.states_bytes * 64 == pytest.approx(whole.memory.states_bytes)
+
+
+def test_layer_cost_has_collectives_only_where_a_group_is():
+    one, two = row(parallel={"tp": 1, "dp": 64}), row(parallel={"tp": 8, "dp": 8})
+    pieces = [layer(Site(shape=r.shape, system=MEGATRON_2022, mbs=1, seq=2048, tp=r.parallel.tp))
+              for r in (one, two)]  # fmt: skip
+    assert not any(p.messages for p in pieces[0])
+    silent = sum(p.op.flops for p in pieces[1]) * 8
+    assert silent == sum(p.op.flops for p in pieces[0])
+    assert cost(pieces[1], ground_of(two)).forward_s > cost(pieces[0], ground_of(one)).forward_s / 8
+
+
+def test_error_figures():
+    found = errors([0.1, -0.2, None, 0.03])
+    assert found and (found.count, found.worst, found.median_abs) == (3, 0.2, 0.1)
+    assert found.within_8 == pytest.approx(1 / 3)
+    assert spearman([(1, 10), (2, 20), (3, 30)]) == 1
+    assert spearman([(1, 30), (2, 20), (3, 10)]) == -1
