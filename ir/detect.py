@@ -30,7 +30,7 @@ _NAMES = {
     "P100": ("p100",),
     "MI300X": ("mi300x",),
 }
-"""Part of the name that CUDA reports -> presets, by memory; the first that it holds."""
+"""Words of the name that CUDA reports -> presets, by memory; the first that it holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +103,9 @@ def describe(seen: list[Seen]) -> Cluster:
 def _device(view: Seen, ranks_on_host: int) -> DeviceType:
     if not view.device:
         return presets.cpu_process(view.memory_bytes // ranks_on_host)
+    words = f" {view.device.replace('-', ' ')} "
     for part, names in _NAMES.items():
-        if part in view.device.replace("-", " ").split() or part in view.device:
+        if f" {part} " in words:
             known = [presets.DEVICES[name] for name in names]
             return min(known, key=lambda device: abs(device.memory_bytes - view.memory_bytes))
     return _unknown(view)
