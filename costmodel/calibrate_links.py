@@ -139,9 +139,14 @@ def _overlap(link: Link, loaded: Sequence[CollectiveRecord]) -> dict[str, Any]:
         return {}
     ratios = [r.time.median_s / curve(link, r.operation, r.group.size)(r.nbytes) for r in large]
     return {
-        "overlap_comm_slowdown": max(1.0, median(ratios)),
-        "overlap_compute_slowdown": max(1.0, median(r.compute_slowdown for r in large)),
+        "overlap_comm_slowdown": _slowdown(median(ratios)),
+        "overlap_compute_slowdown": _slowdown(median(r.compute_slowdown for r in large)),
     }
+
+
+def _slowdown(ratio: float) -> float:
+    """Nothing gets quicker by company; beyond 100 a busy machine was measured, not the overlap."""
+    return min(max(1.0, ratio), 100.0)
 
 
 def _widened(link: Link, inside: Link, both: Sequence[CollectiveRecord]) -> Link:

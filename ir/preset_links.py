@@ -34,25 +34,30 @@ def _link(name: str, gb_s: float, latency_us: float, **rest: Any) -> Link:
     )
 
 
+# NCCL's kernels take multiprocessors and memory bandwidth from computation: measured on A100.
+_BESIDE: Mapping[str, Any] = {"overlap_compute_slowdown": 1.13}
+
 # NVLink and PCIe. `fit_error`: median error of the half that the fit has not seen. Latencies of
 # messages are assumptions.
 _INSIDE = (
     _link("nvlink2", 150, 8, efficiency=0.89, launch_s=2e-5, step_s=2e-6, source="fitted",
-          fit_error=0.1,
+          fit_error=0.1, **_BESIDE,
           reference="all-reduce of 2-8 GPUs from 1 MiB on: vTrain (f8dda84); below an assumption"),
     _link("nvlink3", 300, 8, efficiency=0.74, launch_s=7.7e-6, step_s=1.1e-6, source="fitted",
-          p2p_gb_s=274, fit_error=0.04, overlap_compute_slowdown=1.13,
+          p2p_gb_s=274, fit_error=0.04, **_BESIDE,
           reference=f"{_NCCL}; messages: {_ENGINEERING}; overlap: Hetu-Galvatron (cea12ff)"),
     _link("nvlink4", 450, 6, efficiency=0.95, launch_s=4.3e-6, step_s=7.8e-7, source="fitted",
-          p2p_gb_s=376, fit_error=0.04, reference=f"{_NCCL}; messages: {_ENGINEERING}"),
+          p2p_gb_s=376, fit_error=0.04, **_BESIDE,
+          reference=f"{_NCCL}; messages: {_ENGINEERING}; overlap as on A100"),
     _link("nvlink4-h200", 450, 6, efficiency=0.95, launch_s=4.3e-6, step_s=7.8e-7,
-          source="fitted", p2p_gb_s=376, fit_error=0.05,
-          reference=f"{_NCCL}; messages as on H100: {_ENGINEERING}"),
+          source="fitted", p2p_gb_s=376, fit_error=0.05, **_BESIDE,
+          reference=f"{_NCCL}; messages as on H100: {_ENGINEERING}; overlap as on A100"),
     _link("nvlink5", 900, 6, efficiency=0.8, launch_s=8e-6, step_s=1.25e-6, source="fitted",
-          p2p_gb_s=746, fit_error=0.04, reference=f"{_NCCL}; messages as on GB200: {_ENGINEERING}"),
+          p2p_gb_s=746, fit_error=0.04, **_BESIDE,
+          reference=f"{_NCCL}; messages as on GB200: {_ENGINEERING}; overlap as on A100"),
     _link("nvlink5-nvl72", 900, 6, efficiency=0.8, launch_s=8e-6, step_s=1.25e-6,
-          source="fitted", p2p_gb_s=746, fit_error=0.03,
-          reference=f"{_NCCL} (GB200, 2 and 4 GPUs); messages: {_ENGINEERING}"),
+          source="fitted", p2p_gb_s=746, fit_error=0.03, **_BESIDE,
+          reference=f"{_NCCL} (GB200, 2 and 4 GPUs); messages: {_ENGINEERING}; overlap as A100"),
     _link("pcie3", 15.8, 12, efficiency=0.5, launch_s=1e-5, step_s=4e-6,
           reference="data sheet; efficiency an assumption: copies go through the host"),
     _link("pcie4", 31, 12, efficiency=0.5, launch_s=1e-5, step_s=4e-6,
