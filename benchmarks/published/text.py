@@ -1,9 +1,11 @@
 """The report as text for a terminal and as markdown."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from benchmarks.published.notes import HEAD, LOG
 from benchmarks.published.report import Case, Errors, Result, errors, feasibility, spearman
+from benchmarks.published.rows import Row
 
 _WORST = 8
 
@@ -24,6 +26,7 @@ def _figures(result: Result) -> list[str]:
         pairs = [(c.prediction.step_s, c.row.step_s) for c in result.cases if c.row.step_s]
         rank = spearman(pairs)
         lines.append(f"step time {_errors(time)}" + (f" rank {rank:.3f}" if rank else ""))
+        lines += _subsets(result)
     if memory := errors(c.memory_error for c in result.cases):
         lines.append(f"memory    {_errors(memory)}")
     fits = feasibility(result.cases)
@@ -33,6 +36,23 @@ def _figures(result: Result) -> list[str]:
             f"{fits[True, False]}, out of memory and predicted so {fits[False, False]}, "
             f"out of memory but predicted to fit {fits[False, True]}"
         )
+    return lines
+
+
+_SUBSETS: tuple[tuple[str, Callable[[Row], bool]], ...] = (
+    ("tp 1", lambda row: row.parallel.tp == 1),
+    ("tp > 1, pp 1", lambda row: row.parallel.tp > 1 and row.parallel.pp == 1),
+    ("tp > 1, pp > 1", lambda row: row.parallel.tp > 1 and row.parallel.pp > 1),
+)
+
+
+def _subsets(result: Result) -> list[str]:
+    """Step time by the kinds of parallelism, where a table has several."""
+    lines = []
+    for name, holds in _SUBSETS:
+        found = errors(case.time_error for case in result.cases if holds(case.row))
+        if found and found.count < len(result.cases):
+            lines.append(f"  {name:14} {_errors(found)}")
     return lines
 
 
@@ -78,6 +98,7 @@ def markdown(results: Sequence[Result]) -> str:
     ]
     for result in results:
         lines += ["", *_section(result)]
+    lines += ["", LOG.rstrip()]
     return "\n".join(lines) + "\n"
 
 
@@ -98,6 +119,6 @@ def _section(result: Result) -> list[str]:
     lines = [f"## {result.name}", "", f"{len(result.cases)} rows predicted, "
              f"{len(result.skipped)} left out."]  # fmt: skip
     lines += [f"- left out {n}: {why}" for why, n in _reasons(result)]
-    fits = [line for line in _figures(result) if line.startswith("fits")]
+    figures = [f"    {line}" for line in _figures(result)]
     worst = [f"    {_row(case)}" for case in _worst(result)]
-    return [*lines, *(["", *fits] if fits else []), "", "Worst:", "", *worst]
+    return [*lines, "", *figures, "", "Worst:", "", *worst]
