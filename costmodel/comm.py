@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
-from meshwright.costmodel.curves import curve
+from meshwright.costmodel.curves import Bent, curve
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.conversions import COMMUNICATES, Primitive
 from meshwright.ir.device import Curve, Link
@@ -109,11 +109,8 @@ def primitive_time(
 
 def bends(primitive: Primitive, levels: Levels) -> tuple[float, ...]:
     """Bytes at which the time of a collective bends; it is linear between, or close to it."""
-    found = {
-        nbytes / bytes_share
-        for level, _, bytes_share in _over_tiers(primitive.value, levels)
-        for nbytes in curve(level.link, primitive.value, level.size).nbytes
-    }
+    _, tiers = _over_tiers(primitive.value, levels)
+    found = {nbytes / held for bent, _, held in tiers for nbytes in bent.nbytes}
     return tuple(sorted(found))
 
 
@@ -135,36 +132,36 @@ def _band(link: Link, nbytes: float) -> float:
 def _time(operation: str, nbytes: float, levels: Levels) -> float:
     if len(levels) == 1:
         return curve(levels[0].link, operation, levels[0].size)(nbytes)
-    launch = latency = transfer = 0.0
-    slowest_launch = 0.0
-    for level, share, bytes_share in _over_tiers(operation, levels):
-        bent = curve(level.link, operation, level.size)
-        held = nbytes * bytes_share
-        seconds = bent(held)
-        launch += min(level.link.launch_s, bent.latency_s)
-        slowest_launch = max(slowest_launch, min(level.link.launch_s, bent.latency_s))
-        latency += bent.latency_s
-        transfer = max(transfer, (seconds - bent.latency_s) * share)
-    # The tiers are one collective: it is launched once.
-    return latency - launch + slowest_launch + transfer
+    latency_s, tiers = _over_tiers(operation, levels)
+    return latency_s + max(
+        (bent(nbytes * held) - bent.latency_s) * factor for bent, factor, held in tiers
+    )
+
+
+_Tier = tuple[Bent, float, float]
+"""Its curve, a factor on its transfer time, and the share of the bytes that a device handles."""
 
 
 @lru_cache(maxsize=4096)
-def _over_tiers(operation: str, levels: Levels) -> tuple[tuple[Level, float, float], ...]:
-    """(level, factor on its transfer time, share of the bytes that a device of it handles)."""
+def _over_tiers(operation: str, levels: Levels) -> tuple[float, tuple[_Tier, ...]]:
+    """(latency of all tiers, each tier)."""
     total = prod(level.size for level in levels)
-    found = []
+    tiers: list[_Tier] = []
+    launches = []
     inner = 1
     for level in levels:
+        bent = curve(level.link, operation, level.size)
+        launches.append(min(level.link.launch_s, bent.latency_s))
         if operation == "all_to_all":
             # Each device sends 1/total of its 1/total to every other one on this tier.
-            share = inner * level.size**2 / total**2
-            found.append((level, share, 1.0))
-        elif operation in ("broadcast", "send"):
-            found.append((level, 1.0, 1.0 / inner))
+            tiers.append((bent, inner * level.size**2 / total**2, 1.0))
+        elif operation == "broadcast":
+            tiers.append((bent, 1.0, 1.0 / inner))
         else:
             # A ring over all devices passes (total-1)/total of its bytes over every edge.
-            share = (total - 1) / total * level.size / (level.size - 1)
-            found.append((level, share, 1.0 / inner))
+            factor = (total - 1) / total * level.size / (level.size - 1)
+            tiers.append((bent, factor, 1.0 / inner))
         inner *= level.size
-    return tuple(found)
+    # The tiers are one collective: it is launched once.
+    latency = sum(bent.latency_s for bent, _, _ in tiers) - sum(launches) + max(launches)
+    return latency, tuple(tiers)

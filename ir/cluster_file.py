@@ -3,6 +3,11 @@
 name: lab
 links:                                   # optional: own tiers
   lan: {bandwidth_bytes_per_s: 10Gb/s, latency_s: 40us}
+  measured:                              # optional: times of an operation, (bytes, seconds)
+    bandwidth_bytes_per_s: 25GB/s
+    latency_s: 8us
+    curves:
+      - {operation: all_reduce, size: 4, points: [[1024, 2.0e-5], [1.0e+8, 0.01]]}
 device_types:                            # optional: own devices; presets are known by name
   - {name: old, kind: cuda, memory_bytes: 12GB, memory_bandwidth_bytes_per_s: 480GB/s,
      peak_flops: {float32: 11TFLOP/s}}

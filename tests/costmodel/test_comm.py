@@ -236,3 +236,23 @@ def test_curves_that_cannot_be(changes: dict[str, object], words: str) -> None:
     values: dict[str, object] = {"operation": "send", "size": 2, "points": ((0.0, 1e-5),)}
     with pytest.raises(PlanError, match=words):
         Curve(**(values | changes))  # type: ignore[arg-type]
+
+
+def test_curves_in_a_file_of_people(tmp_path: Path) -> None:
+    path = tmp_path / "lab.yaml"
+    path.write_text(
+        "name: lab\n"
+        "links:\n"
+        "  lan:\n"
+        "    bandwidth_bytes_per_s: 10Gb/s\n"
+        "    latency_s: 40us\n"
+        "    shared_by: 4\n"
+        "    curves: [{operation: all_reduce, size: 2, points: [[1024, 1.0e-4], [1000000, 2e-3]]}]\n"
+        "nodes: [{count: 2, devices: {l4: 1}, link: pcie4}]\n"
+        "between_nodes: lan\n"
+    )
+    cluster = Cluster.load(path)
+    assert primitive_time(Primitive.ALL_REDUCE, 1e6, (0, 1), cluster) == pytest.approx(2e-3)
+    path.write_text(path.read_text().replace("all_reduce", "reduce"))
+    with pytest.raises(PlanError, match="the operations are all_reduce"):
+        Cluster.load(path)
