@@ -8,6 +8,7 @@ the same graph, plan and `estimate` as those of traced models.
 
 import argparse
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
 
 from benchmarks import dapple_table5 as table5
@@ -157,6 +158,8 @@ def table_5(folder: Path) -> tuple[list[str], float]:
 _INTRO = """\
 # DAPPLE (PPoPP 2021) from its own profiles
 
+{today}, `python -m benchmarks.dapple PROFILES_DIR`. Predictions: no machine was measured.
+
 Speedup: over one V100 that runs the whole global batch one sample after the other at the profile's
 times (no optimizer step). Replicas and split as published; the number of micro-batches and PA or
 PB are not published: the best of all that give each replica a sample. Links: the authors'
@@ -202,7 +205,7 @@ def report(folder: Path) -> str:
     rows_5, worst = table_5(folder)
     configs = ", ".join(f"{name} {n}x{d}" for name, (n, d) in CONFIGS.items())
     return "\n".join([
-        _INTRO.format(configs=configs, close=close),
+        _INTRO.format(today=date.today(), configs=configs, close=close),
         *_header("model", "batch", "plan", "published", "predicted", "error", "plan on 4x8",
                  "published", "predicted"),
         *rows_12,

@@ -6,6 +6,7 @@ python -m benchmarks.dear [-o docs/results/dear.md]
 import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from statistics import median
 
@@ -137,6 +138,8 @@ def gains() -> Iterator[str]:
 _TEXT = """\
 # WFBP, MG-WFBP and DeAR (ICDCS 2023)
 
+{today}, `python -m benchmarks.dear`. Predictions: no machine was measured.
+
 Samples per second, measured / predicted. Gradients and their order are traced from the models at
 full size; relative times by our formulas for an RTX 2080 Ti, scaled to the measured speed of one
 GPU. The channel is the simulator's. No WFBP or MG-WFBP row is used for anything but comparing.
@@ -174,6 +177,7 @@ that of 32 with the ring's share for 64.
 def report() -> str:
     """The whole page."""
     return _TEXT.format(
+        today=date.today(),
         calibrated="\n".join(table(calibrated)),
         printed="\n".join(table(as_printed)),
         gains="\n".join(gains()),
