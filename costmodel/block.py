@@ -42,6 +42,12 @@ class BlockCost:
     source: Source
     uncertain_s: float = 0.0
     """Seconds times relative error, summed over forward and backward with communication."""
+    accumulate_s: float = 0.0
+    """Of `backward_weight_s`, if it was measured: adding to gradients that are there already."""
+    split_s: float = 0.0
+    """If it was measured: what a backward in two halves takes more than a whole one."""
+    again_s: float = 0.0
+    """Of `backward_input_s`: computing the forward again; its communication is not part of it."""
 
     @property
     def backward_s(self) -> float:
@@ -57,6 +63,7 @@ class BlockCost:
             self,
             backward_input_s=self.backward_input_s + self.forward_s,
             comm_backward_s=self.comm_backward_s + self.comm_forward_s,
+            again_s=self.forward_s - self.comm_forward_s,
             saved_bytes=0,
             saved_inputs=self.input_bytes,
             saved_outputs=(0,) * len(self.saved_outputs),

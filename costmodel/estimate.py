@@ -1,14 +1,15 @@
-"""What a plan is expected to cost: stage times, one simulated step, synchronisation and memory.
+"""What a plan is expected to cost: stage times, one simulated step, memory, and how sure that is.
 
-No overlap of synchronisation with computation is assumed.
+Loading data is not part of a step, nor is clipping gradients.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from meshwright.costmodel.comm import collective_time
+from meshwright.costmodel.breakdown import Bands, breakdown, error_band
+from meshwright.costmodel.comm import Levels, collective_band, collective_time
 from meshwright.costmodel.compute import worst_source
-from meshwright.costmodel.memory import State, optimizer_traffic, training_state
+from meshwright.costmodel.overheads import TALKING
 from meshwright.costmodel.placement import (
     StageCosts,
     slowdown,
@@ -16,183 +17,178 @@ from meshwright.costmodel.placement import (
     step_cores,
     tied_between,
 )
-from meshwright.costmodel.simulate import StageTimes, Timeline, simulate
-from meshwright.costmodel.tables import CostTables
+from meshwright.costmodel.rank_memory import rank_memories
+from meshwright.costmodel.simulate import StageTimes
+from meshwright.costmodel.stage_model import StageModel, stage_model
+from meshwright.costmodel.step import Ending, Stepped, by_stage, slowed, take_step
+from meshwright.costmodel.table import table_of
+from meshwright.costmodel.tables import PRELUDE, CostTables
+from meshwright.costmodel.timeline import Timeline
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.conversions import Primitive
-from meshwright.ir.device import OpClass, Source
 from meshwright.ir.graph import Graph
-from meshwright.ir.plan import Plan, Prediction, RankMemory, Stage, StagePrediction
-
-ERROR_BAND: dict[Source, float] = {
-    "measured": 0.2,
-    "interpolated": 0.25,
-    "fitted": 0.3,
-    "datasheet": 0.4,
-    "assumption": 0.6,
-}
-"""Relative error of the step time to expect by the least certain input; assumptions themselves."""
-_PYTHON_STEP_S = 1e-3
-"""Bookkeeping of the runtime per step; assumption."""
+from meshwright.ir.layout import Partial, parse_strategy
+from meshwright.ir.plan import Plan, Prediction, StagePrediction
 
 
 @dataclass(frozen=True, slots=True)
-class _Sync:
-    """Seconds of one stage once per step, after its last backward."""
+class Estimate:
+    """A prediction and all that it rests on."""
 
-    gradients_s: float
-    parameters_s: float
-    optimizer_s: float
-    buffer_bytes: int
+    prediction: Prediction
+    stepped: Stepped
+    costs: tuple[StageCosts, ...]
+    models: tuple[StageModel, ...]
 
 
 def estimate(
     graph: Graph, cluster: Cluster, plan: Plan, tables: CostTables | None = None
 ) -> tuple[Prediction, Timeline]:
     """The prediction for a plan and the timeline it rests on."""
+    found = estimate_all(graph, cluster, plan, tables)
+    return found.prediction, found.stepped.timeline
+
+
+def estimate_all(
+    graph: Graph,
+    cluster: Cluster,
+    plan: Plan,
+    tables: CostTables | None = None,
+    *,
+    detail: bool = False,
+) -> Estimate:
+    """The same with everything that reports and traces need; `detail`: a log of what ran when."""
     tables = tables or CostTables(graph, cluster, plan.precision)
-    costs = tuple(stage_costs(tables, plan, index) for index in range(len(plan.stages)))
-    slow = slowdown(cluster)
-    times = tuple(_times(cost, slow) for cost in costs)
-    timeline = simulate(tables.schedule(plan.schedule), times, cores=step_cores(cluster))
-    syncs = tuple(_sync(tables, plan, i, cost, slow) for i, cost in enumerate(costs))
+    indices = range(len(plan.stages))
+    costs = tuple(stage_costs(tables, plan, i) for i in indices)
+    models = tuple(stage_model(tables, plan, i, costs[i]) for i in indices)
+    slow = slowdown(tables.cluster)
+    times = tuple(_times(c, m) for c, m in zip(costs, models, strict=True))
+    schedule = tables.schedule(plan.schedule)
+    owners = by_stage(table_of(schedule).owners)
     tied = tied_between(tables, plan, costs)
-    ends = [
-        end + sync.gradients_s + sync.parameters_s + sync.optimizer_s + tied.get(i, 0.0)
-        for i, (end, sync) in enumerate(zip(timeline.stage_end_s, syncs, strict=True))
-    ]
-    step_s = max(ends) + _PYTHON_STEP_S + _reports(tables, plan)
-    source = worst_source([cost.cost.source for cost in costs])
-    memories = _memories(tables, plan, costs, syncs, timeline)
-    stages = tuple(
-        StagePrediction(
-            forward_s=time.forward_s,
-            backward_s=time.backward_s,
-            send_s=time.send_s,
-            sync_s=sync.gradients_s + sync.parameters_s + tied.get(i, 0.0),
-            optimizer_s=sync.optimizer_s,
-            memory=memories[i],
-        )
-        for i, (time, sync) in enumerate(zip(times, syncs, strict=True))
-    )
-    prediction = Prediction(
-        step_s=step_s,
-        samples_per_s=plan.global_batch_size / step_s,
-        error_band=ERROR_BAND[source],
-        source=source,
-        stages=stages,
-    )
-    return prediction, timeline
+    endings = [_ending([models[i] for i in owners[r]], [tied.get(i, 0.0) for i in owners[r]], slow)
+               for r in range(len(owners))]  # fmt: skip
+    stepped = take_step(
+        schedule, times, endings, meeting_s=_loss_s(tables, plan), cores=step_cores(tables.cluster),
+        talking=_talking(models, slow), detail=detail,
+    )  # fmt: skip
+    prediction = _prediction(tables, plan, costs, models, times, stepped)
+    return Estimate(prediction, stepped, costs, models)
 
 
-def _times(stage: StageCosts, slow: float) -> StageTimes:
-    """Times with cores to itself: the simulator slows what shares them.
-
-    Communication was measured with everybody at it, so it must not be slowed again.
-    """
-    cost = stage.cost
-    spare = 1 - 1 / slow
-    forward = cost.forward_s - spare * cost.comm_forward_s + stage.gather_s
-    inputs = cost.backward_input_s - spare * cost.comm_backward_s + stage.gather_s
-    weights = cost.backward_weight_s + stage.scatter_s
+def _times(costs: StageCosts, model: StageModel) -> StageTimes:
+    """Times with cores to itself: the simulator slows what shares them."""
     return StageTimes(
-        forward_s=forward,
-        backward_s=inputs + weights,
-        backward_input_s=inputs,
-        backward_weight_s=weights,
-        send_s=stage.send_s,
-        saved_bytes=cost.saved_bytes + stage.border_bytes,
-        processes=stage.processes,
+        forward_s=model.forward_s,
+        backward_s=model.backward_s,
+        send_s=costs.send_s,
+        saved_bytes=costs.cost.saved_bytes + costs.border_bytes,
+        processes=costs.processes,
+        programs=model.programs,
+        overlap=model.sync.overlap,
     )
 
 
-def _sync(tables: CostTables, plan: Plan, index: int, stage: StageCosts, slow: float) -> _Sync:
-    """Gradient reduction, parameter gathering and the optimizer of one stage."""
-    spec = plan.stages[index]
-    shard = spec.mesh.get("dp_shard", 1)
-    cost = stage.cost
-    trained = sum(n for name, n in cost.params.items() if name in tables.trained)
-    gradients = 0.0
-    if spec.zero == 0:
-        gradients += collective_time(Primitive.ALL_REDUCE, trained, stage.spot.dp_levels)
-    else:
-        if spec.zero == 1:
-            gradients += collective_time(Primitive.REDUCE_SCATTER, trained, stage.shard_levels)
-        gradients += collective_time(Primitive.ALL_REDUCE, trained / shard, stage.replicate_levels)
-    summed = sum(cost.params[name] for name in cost.tp_sums)
-    gradients += (
-        collective_time(Primitive.ALL_REDUCE, summed, stage.spot.tp_levels) if summed else 0
+def _ending(models: Sequence[StageModel], tied_s: Sequence[float], slow: float) -> Ending:
+    """Of a pipeline rank with these stages; all ranks are at it at once."""
+    finish = [step for model in models for step in model.finish]
+    publish = [step for model in models for step in model.publish]
+    return Ending(
+        finish=slowed(finish, slow),
+        tied_s=sum(tied_s),
+        optimizer_s=sum(model.optimizer.seconds for model in models) * slow,
+        publish=slowed(publish, slow),
+        overlap=models[0].sync.overlap,
     )
-    gather = (
-        collective_time(Primitive.ALL_GATHER, trained, stage.shard_levels)
-        if spec.zero in (1, 2)
-        else 0.0
-    )
-    traffic = optimizer_traffic(trained, plan.optimizer, zero=spec.zero, dp_shard=shard)
-    device = stage.device
-    rate = device.memory_bandwidth_bytes_per_s * device.efficiency.get(OpClass.ELEMENTWISE, 1.0)
-    tensors = sum(name in tables.trained for name in cost.params)
-    update = traffic / rate + tensors * device.overhead_s
-    # Plain data parallel reduces the gradients where they lie; ZeRO packs them.
-    return _Sync(gradients, gather, update * slow, trained if spec.zero in (1, 2) else 0)
 
 
-def _reports(tables: CostTables, plan: Plan) -> float:
+def _talking(models: Sequence[StageModel], slow: float) -> float:
+    """Share of a core that communicating needs, where nobody has measured what it costs."""
+    measured = any(model.sync.overlap.compute > 1.0 for model in models)
+    return TALKING if slow > 1.0 and not measured else 0.0
+
+
+def _loss_s(tables: CostTables, plan: Plan) -> float:
     """The loss of a step is summed over all ranks."""
     everybody = sorted({rank for stage in plan.stages for rank in stage.devices})
     return collective_time(Primitive.ALL_REDUCE, 8, tables.levels(everybody))
 
 
-def _memories(
+def _totals_s(tables: CostTables, plan: Plan, costs: Sequence[StageCosts]) -> float:
+    """Totals of the batch that the prelude needs before the first forward, such as the number of
+    valid tokens: their summands over all micro-batches, then a sum over data parallel ranks."""
+    layout = next((x for x in plan.layouts if x.pattern == PRELUDE), None)
+    if layout is None:
+        return 0.0
+    found = sum(_is_total(ops) for ops in layout.ops.values())
+    if not found:
+        return 0.0
+    last = costs[-1]
+    again = plan.num_microbatches * len(layout.ops) * last.device.overhead_s
+    return again + found * collective_time(Primitive.ALL_REDUCE, 8, last.spot.dp_levels)
+
+
+def _is_total(ops: Mapping[str, str]) -> bool:
+    return "dp" in ops and isinstance(parse_strategy(ops["dp"]).outputs[0], Partial)
+
+
+def _prediction(
     tables: CostTables,
     plan: Plan,
     costs: Sequence[StageCosts],
-    syncs: Sequence[_Sync],
-    timeline: Timeline,
-) -> tuple[RankMemory, ...]:
-    """Per stage, the memory of its devices with all the stages they hold."""
-    schedule = tables.schedule(plan.schedule)
-    owner = {a.stage: rank for rank, row in enumerate(schedule.ranks) for a in row}
-    by_rank: dict[int, list[int]] = {}
-    for index in range(len(plan.stages)):
-        by_rank.setdefault(owner[index], []).append(index)
-    made = {
-        rank: _rank_memory(tables, plan, held, costs, syncs, timeline.peak_bytes[rank])
-        for rank, held in by_rank.items()
-    }
-    return tuple(made[owner[index]] for index in range(len(plan.stages)))
+    models: Sequence[StageModel],
+    times: Sequence[StageTimes],
+    stepped: Stepped,
+) -> Prediction:
+    extra = models[0].sync.overheads.step_s + _totals_s(tables, plan, costs)
+    parts = breakdown(stepped, times, extra)
+    owners = by_stage(stepped.timeline.table.owners)
+    step_s = stepped.step_s + extra
+    return Prediction(
+        step_s=step_s,
+        samples_per_s=plan.global_batch_size / step_s,
+        error_band=error_band(parts, _bands(costs, models, owners[parts.rank])),
+        source=worst_source([cost.cost.source for cost in costs]),
+        stages=_stages(tables, plan, costs, models, stepped),
+        breakdown=parts,
+    )
 
 
-def _rank_memory(
+def _stages(
     tables: CostTables,
     plan: Plan,
-    held: Sequence[int],
     costs: Sequence[StageCosts],
-    syncs: Sequence[_Sync],
-    activations: int,
-) -> RankMemory:
-    states = [_state(tables, plan.stages[i], costs[i], plan.optimizer) for i in held]
-    borders = sum(2 * (costs[i].border_bytes + costs[i].entry_bytes) for i in held)
-    gathered = max(
-        (max(costs[i].cost.block_params) for i in held if plan.stages[i].zero == 3), default=0
-    )
-    return RankMemory(
-        parameters_bytes=sum(state.parameters_bytes for state in states),
-        gradients_bytes=sum(state.gradients_bytes for state in states),
-        optimizer_bytes=sum(state.optimizer_bytes for state in states),
-        activations_bytes=activations,
-        communication_bytes=borders + gathered + max(syncs[i].buffer_bytes for i in held),
-        workspace_bytes=max(costs[i].cost.workspace_bytes for i in held),
+    models: Sequence[StageModel],
+    stepped: Stepped,
+) -> tuple[StagePrediction, ...]:
+    table = stepped.timeline.table
+    memories = rank_memories(tables, plan, table, costs, models)
+    return tuple(
+        StagePrediction(
+            forward_s=model.forward_s,
+            backward_s=model.backward_s,
+            send_s=cost.send_s,
+            sync_s=stepped.ended[rank].gradients_s + stepped.ended[rank].publish_s,
+            optimizer_s=model.optimizer.seconds,
+            memory=memories[rank],
+        )
+        for cost, model, rank in zip(costs, models, table.owners, strict=True)
     )
 
 
-def _state(tables: CostTables, stage: Stage, costs: StageCosts, optimizer: str) -> State:
-    params = costs.cost.params
-    trained = sum(n for name, n in params.items() if name in tables.trained)
-    return training_state(
-        sum(params.values()),
-        trained,
-        optimizer=optimizer,
-        zero=stage.zero,
-        dp_shard=stage.mesh.get("dp_shard", 1),
+def _bands(costs: Sequence[StageCosts], models: Sequence[StageModel], own: Sequence[int]) -> Bands:
+    """Of a pipeline rank with these stages."""
+    seconds = sum(costs[i].cost.forward_s + costs[i].cost.backward_s for i in own)
+    uncertain = sum(models[i].uncertain_s for i in own)
+    first = models[own[0]].sync
+    return Bands(
+        compute=uncertain / seconds if seconds else 0.0,
+        gradients=_band(first.shard_levels if first.zero else first.dp, first.trained_bytes),
+        gather=_band(first.shard_levels, first.trained_bytes),
+        optimizer=max(models[i].optimizer.band for i in own),
     )
+
+
+def _band(levels: Levels, nbytes: float) -> float:
+    return collective_band(levels, nbytes)

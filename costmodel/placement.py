@@ -9,10 +9,8 @@ from meshwright.costmodel.tables import CostTables, Spot, StageCost
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.device import DeviceType
+from meshwright.ir.graph import Block
 from meshwright.ir.plan import BlockLayout, Plan, Stage
-
-BUCKET_BYTES = 25 * 2**20
-"""Gradients that the runtime reduces together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,14 +18,13 @@ class StageCosts:
     """One stage on its devices: the slowest replica, and what it exchanges."""
 
     cost: StageCost
+    blocks: tuple[Block, ...]
+    recomputed: tuple[bool, ...]
+    """Per block."""
     spot: Spot
     device: DeviceType
     shard_levels: Levels
     replicate_levels: Levels
-    gather_s: float
-    """ZeRO 3: gathering the parameters, once in forward and once in backward of a micro-batch."""
-    scatter_s: float
-    """ZeRO 2 and 3: reduce-scatter of the gradients of a micro-batch."""
     send_s: float
     border_bytes: int
     """Sent to the next stage by one rank for one micro-batch."""
@@ -75,15 +72,14 @@ def stage_costs(tables: CostTables, plan: Plan, index: int) -> StageCosts:
     shard_levels = tables.levels(stage.devices[: shard * stage.tp : stage.tp])
     send_s, sent = border(tables, plan, index)
     entered = border(tables, plan, index - 1)[1] if index else 0
-    gather, scatter = _zero_times(stage, cost, shard_levels)
     return StageCosts(
         cost=cost,
+        blocks=blocks,
+        recomputed=tuple(again),
         spot=spot,
         device=tables.devices[spot.device],
         shard_levels=shard_levels,
         replicate_levels=tables.levels(stage.devices[:: shard * stage.tp]),
-        gather_s=gather,
-        scatter_s=scatter,
         send_s=send_s,
         border_bytes=sent,
         entry_bytes=entered,
@@ -94,20 +90,6 @@ def stage_costs(tables: CostTables, plan: Plan, index: int) -> StageCosts:
 def _layouts(plan: Plan, stage: Stage) -> Mapping[str, BlockLayout]:
     named = {layout.name: layout for layout in plan.layouts}
     return {pattern: named[name] for pattern, name in stage.layouts.items()}
-
-
-def _zero_times(stage: Stage, cost: StageCost, levels: Levels) -> tuple[float, float]:
-    """(parameter gather, gradient reduce-scatter) per micro-batch."""
-    if stage.zero < 2:
-        return 0.0, 0.0
-    trained = [n for n in cost.block_params if n]
-    if stage.zero == 3:
-        gather = sum(collective_time(Primitive.ALL_GATHER, n, levels) for n in trained)
-        scatter = sum(collective_time(Primitive.REDUCE_SCATTER, n, levels) for n in trained)
-        return gather, scatter
-    total = sum(trained)
-    count = max(1, ceil(total / BUCKET_BYTES))
-    return 0.0, count * collective_time(Primitive.REDUCE_SCATTER, total / count, levels)
 
 
 def border(tables: CostTables, plan: Plan, index: int) -> tuple[float, int]:

@@ -17,6 +17,7 @@ from meshwright.ir.device import DeviceType, Link, Source
 from meshwright.ir.graph import DTYPE_BYTES, Block, Graph, Kind
 from meshwright.ir.layout import Axis
 from meshwright.ir.plan import BlockLayout, ScheduleTable, Stage
+from meshwright.ir.profile import Profile
 from meshwright.ir.schedule import Schedule
 
 PRELUDE = "(prelude)"
@@ -76,6 +77,7 @@ class CostTables:
         self.cluster = cluster
         self.precision = precision
         self.timer = timer or layer_timer(graph)
+        self.profile: Profile | None = None
         self.facts = GraphFacts.of(graph, precision)
         self._blocks: dict[tuple[str, tuple[bool, ...], str, Spot], BlockCost] = {}
         self._stages: dict[tuple[object, ...], StageCost] = {}
@@ -84,6 +86,8 @@ class CostTables:
         self._links: dict[tuple[tuple[int, ...], int, tuple[int, ...], int], frozenset[Link]] = {}
         self._schedules: dict[tuple[str, ...], Schedule] = {}
         self._layout_keys: dict[int, tuple[BlockLayout, str]] = {}
+        self.models: dict[object, object] = {}
+        """What `costmodel.stage_model` keeps."""
 
     @cached_property
     def block_index(self) -> dict[str, int]:

@@ -16,16 +16,21 @@ from numpy.typing import NDArray
 
 from meshwright.costmodel.block import BlockCost
 from meshwright.costmodel.comm import Levels, collective_time, send_time
-from meshwright.costmodel.memory import OPTIMIZER_COPIES, optimizer_traffic
-from meshwright.costmodel.placement import BUCKET_BYTES, slowdown
+from meshwright.costmodel.memory import OPTIMIZER_COPIES
+from meshwright.costmodel.optimizer import optimizer_time
+from meshwright.costmodel.overheads import Overheads, overheads_of
+from meshwright.costmodel.placement import slowdown
 from meshwright.costmodel.tables import Spot
 from meshwright.ir.conversions import Primitive
-from meshwright.ir.device import Link, OpClass
+from meshwright.ir.device import Link
 from meshwright.planner.candidates import recomputable
 from meshwright.planner.problem import Problem
 from meshwright.planner.space import Mesh, meshes, recompute_modes
 from meshwright.planner.spans import Collectives, Matrix, highest, sums, sums_of_named
+from meshwright.planner.stage_sync import StageSync, Trained
 
+_FEW, _MANY = (10, 10**6), (100, 10**9)
+"""Tensors and bytes between which the optimizer's time is sampled."""
 SLACK = 1.002
 """An option must be better by so much somewhere to be kept."""
 
@@ -77,6 +82,7 @@ class _Work(NamedTuple):
     """A micro-batch in runs of blocks."""
 
     busy_s: Matrix
+    backward_s: Matrix
     saved_bytes: Matrix
     workspace_bytes: Matrix
 
@@ -107,7 +113,7 @@ class StageTables:
         self._states: dict[int, _State] = {}
         self._works: dict[tuple[Spot, bool], _Work] = {}
         self._sent: dict[tuple[int, Link | None], tuple[Matrix, Matrix]] = {}
-        self._gathers: dict[tuple[int, Levels, int], Matrix] = {}
+        self._gathers: dict[tuple[int, Levels, int], tuple[Matrix, Matrix]] = {}
         self._state_of: dict[tuple[int, int], _State] = {}
         size = len(self.blocks)
         half = (size + 1) // 2
@@ -193,14 +199,17 @@ class StageTables:
                 for block, cost in zip(self.blocks, self._block_costs(spot), strict=True)
             ]
             spare = 1 - 1 / self.slow
+            known = self._overheads(spot)
+            backward = [c.backward_s - spare * c.comm_backward_s + known.block_s for c in made]
             busy = [
-                c.forward_s + c.backward_s - spare * (c.comm_forward_s + c.comm_backward_s)
-                for c in made
+                c.forward_s - spare * c.comm_forward_s + known.block_s + b
+                for c, b in zip(made, backward, strict=True)
             ]
             inside = sums([c.saved_bytes for c in made])
             prelude_s, prelude_bytes = self._prelude(spot)
             self._works[spot, again] = _Work(
-                sums(busy) + prelude_s,
+                sums(busy) + prelude_s + 2 * known.action_s,
+                sums(backward),
                 inside + sums_of_named(self._at_borders(made)) + prelude_bytes,
                 highest([c.workspace_bytes for c in made]),
             )
@@ -253,58 +262,81 @@ class StageTables:
             self._state_of[key] = _State(*map(runs.of, self._state(spot)))
         return self._state_of[key]
 
+    def _overheads(self, spot: Spot) -> Overheads:
+        return overheads_of(self.problem.tables.devices[spot.device])
+
     def _entry(
         self, case: Case, link: Link | None, num_microbatches: int, runs: _Runs
     ) -> tuple[Matrix, ...]:
         """The five arrays of `Options` for some runs of blocks."""
-        mesh, work = case.option.mesh, self._work(case.spot, case.option.recompute)
+        work = self._work(case.spot, case.option.recompute)
         state = self._state_at(case.spot, runs)
-        busy = runs.of(work.busy_s) + self._zero_per_microbatch(case, state, runs)
+        sync, trained = self._sync(case), self._trained(case, state, runs)
+        backward = runs.of(work.backward_s)
+        busy = runs.of(work.busy_s) + sync.per_microbatch_s(trained, backward)
         sent, sends = self._borders(case.spot, link)
-        kept = state.trained / mesh.dp_shard
-        copies = OPTIMIZER_COPIES[self.problem.optimizer]
-        static = (
-            state.stored - (state.trained - kept if mesh.zero == 3 else 0)
-            + (kept if mesh.zero >= 2 else state.trained)
-            + copies * (kept if mesh.zero >= 1 else state.trained)
-            + (state.trained if mesh.zero in (1, 2) else 0)
-            + (state.largest if mesh.zero == 3 else 0)
-            + runs.of(work.workspace_bytes)
-            + 2 * (sent[runs.start] + sent[runs.stop])
-        )  # fmt: skip
-        once = self._once(case, state)
+        once = sync.once_s(trained, backward) + self._optimizer_s(case, state)
+        flight = runs.of(work.saved_bytes) + sent[runs.stop]
+        always, begun, beside = sync.gradient_bytes(trained, flight)
+        workspace = runs.of(work.workspace_bytes)
+        static = self._state_bytes(case, state) + always
+        static = static + (workspace + beside if sync.zero == 3 else np.maximum(workspace, beside))
+        static = static + 2 * (sent[runs.start] + sent[runs.stop])
+        if num_microbatches == 1:
+            # Gradients come as activations go.
+            static, flight = static + np.maximum(begun, flight), np.zeros_like(flight)
+        else:
+            static = static + begun
         return (
             busy + 2 * sends[runs.stop],
             (num_microbatches - 1) * busy + once,
             busy,
             static,
-            runs.of(work.saved_bytes) + sent[runs.stop],
+            flight,
         )
 
-    def _zero_per_microbatch(self, case: Case, state: _State, runs: _Runs) -> Matrix | float:
-        if case.option.mesh.zero < 2:
-            return 0.0
-        if case.option.mesh.zero == 2:
-            count = np.maximum(1.0, np.ceil(state.trained / BUCKET_BYTES))
-            return count * self.collective(
-                Primitive.REDUCE_SCATTER, state.trained / count, case.shard
-            )
+    def _state_bytes(self, case: Case, state: _State) -> Matrix:
+        """Parameters, with those of a block that is gathered, and optimizer state."""
+        mesh = case.option.mesh
+        kept = state.trained / mesh.dp_shard
+        copies = OPTIMIZER_COPIES[self.problem.optimizer]
+        gathered = mesh.zero == 3 and mesh.dp_shard > 1
+        parameters = state.stored - (state.trained - kept - state.largest if gathered else 0)
+        found: Matrix = parameters + copies * (kept if mesh.zero else state.trained)
+        return found
+
+    def _sync(self, case: Case) -> StageSync:
+        return StageSync(
+            case.option.mesh, case.spot.dp_levels, case.shard, case.replicate,
+            self._overheads(case.spot), self.collective,
+        )  # fmt: skip
+
+    def _trained(self, case: Case, state: _State, runs: _Runs) -> Trained:
+        if case.option.mesh.zero < 3:
+            return Trained(state.trained, state.largest, state.trained * 0, state.trained * 0)
+        gathered, scattered = self._gathers_at(case, runs)
+        return Trained(state.trained, state.largest, gathered, scattered)
+
+    def _gathers_at(self, case: Case, runs: _Runs) -> tuple[Matrix, Matrix]:
+        """ZeRO 3: seconds to gather the parameters block by block, and to scatter gradients."""
         key = (case.spot.tp, case.shard, id(runs))
         if key not in self._gathers:
-            self._gathers[key] = self._gather(case, runs)
+            self._gathers[key] = (
+                runs.of(self._by_block(case, Primitive.ALL_GATHER)),
+                runs.of(self._by_block(case, Primitive.REDUCE_SCATTER, but_first=True)),
+            )
         return self._gathers[key]
 
-    def _gather(self, case: Case, runs: _Runs) -> Matrix:
-        """ZeRO 3: parameters gathered block by block, twice, and gradients scattered."""
-        seconds: dict[str, float] = {}
+    def _by_block(self, case: Case, primitive: Primitive, *, but_first: bool = False) -> Matrix:
         held = self._trained_per_block(case.spot)
-        for block, nbytes in zip(self.blocks, held, strict=True):
-            if block.pattern in seconds:
-                continue
-            gather = collective_time(Primitive.ALL_GATHER, nbytes, case.shard)
-            scatter = collective_time(Primitive.REDUCE_SCATTER, nbytes, case.shard)
-            seconds[block.pattern] = 2 * gather + scatter if nbytes else 0.0
-        return runs.of(sums([seconds[block.pattern] for block in self.blocks]))
+        known: dict[int, float] = {}
+        for nbytes in held:
+            if nbytes not in known:
+                known[nbytes] = collective_time(primitive, nbytes, case.shard) if nbytes else 0.0
+        seconds = [known[nbytes] for nbytes in held]
+        found = sums(seconds)
+        # The scatter of a stage's first block goes on after its backward.
+        return found - np.array([*seconds, 0.0])[:, None] if but_first else found
 
     def _trained_per_block(self, spot: Spot) -> list[int]:
         trained = self.problem.tables.trained
@@ -314,26 +346,18 @@ class StageTables:
             for block, cost in zip(self.blocks, self._block_costs(spot), strict=True)
         ]  # fmt: skip
 
-    def _once(self, case: Case, state: _State) -> Matrix:
-        """Gradient synchronisation and optimizer."""
-        mesh, trained = case.option.mesh, state.trained
-        if mesh.zero == 0:
-            seconds = self.collective(Primitive.ALL_REDUCE, trained, case.spot.dp_levels)
-        else:
-            part = trained / mesh.dp_shard
-            seconds = self.collective(Primitive.ALL_REDUCE, part, case.replicate)
-            if mesh.zero == 1:
-                seconds += self.collective(Primitive.REDUCE_SCATTER, trained, case.shard)
-            if mesh.zero < 3:
-                seconds += self.collective(Primitive.ALL_GATHER, trained, case.shard)
-        device = self.problem.tables.devices[case.spot.device]
-        share = device.efficiency.get(OpClass.ELEMENTWISE, 1.0)
-        traffic = optimizer_traffic(
-            10**9, self.problem.optimizer, zero=mesh.zero, dp_shard=mesh.dp_shard
-        )
-        per_byte = traffic / 1e9 / (device.memory_bandwidth_bytes_per_s * share)
-        update = trained * per_byte + state.tensors * device.overhead_s
-        found: Matrix = seconds + update * self.slow
+    def _optimizer_s(self, case: Case, state: _State) -> Matrix:
+        """On the line through two points: it is about linear in bytes and tensors."""
+        device, mesh = self.problem.tables.devices[case.spot.device], case.option.mesh
+        name, profile = self.problem.optimizer, self.problem.tables.profile
+        kept = state.trained / (mesh.dp_shard if mesh.zero else 1)
+        few, many = _FEW, _MANY
+        low = optimizer_time(device, name, *few, profile).seconds
+        high = optimizer_time(device, name, *many, profile).seconds
+        more = optimizer_time(device, name, many[0], few[1], profile).seconds
+        per_byte = (high - more) / (many[1] - few[1])
+        per_tensor = (more - low) / (many[0] - few[0])
+        found: Matrix = (kept * per_byte + state.tensors * per_tensor) * self.slow
         return found
 
     def _borders(self, spot: Spot, link: Link | None) -> tuple[Matrix, Matrix]:

@@ -1,19 +1,21 @@
 """Predictions of whole plans: parts add up, and every choice moves the right figure."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from time import process_time
 
 import pytest
 
+from meshwright.costmodel.breakdown import Bands, error_band
 from meshwright.costmodel.comm import collective_time, group_levels
 from meshwright.costmodel.estimate import estimate
 from meshwright.costmodel.memory import optimizer_traffic, training_state
+from meshwright.costmodel.overheads import overheads_of
 from meshwright.costmodel.placement import slowdown, step_cores
 from meshwright.costmodel.tables import CostTables
 from meshwright.ir.cluster import Cluster, Node
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.errors import PlanError
-from meshwright.ir.plan import Plan, Prediction
+from meshwright.ir.plan import Breakdown, Plan, Prediction
 from meshwright.ir.presets import DEVICES, LINKS
 from tests.costmodel.models import BATCH, HIDDEN, WIDTH, mlp, plan
 
@@ -36,9 +38,13 @@ def test_one_rank() -> None:
     memory = stage.memory
     assert memory.parameters_bytes == memory.gradients_bytes == PARAMS
     assert memory.optimizer_bytes == 2 * PARAMS
-    # Both micro-batches in flight: x1 to x3, and h and g of four layers.
-    assert memory.activations_bytes == 2 * 4 * 4 * (3 * WIDTH + 8 * HIDDEN)
-    assert found.peak_bytes == memory.total_bytes
+    # The second backward begins: all gradients are there, and of one micro-batch x1 to x3, and h
+    # and g of four layers. A new gradient of one weight is added to the old one.
+    assert memory.activations_bytes == 4 * 4 * (3 * WIDTH + 8 * HIDDEN)
+    assert memory.workspace_bytes == 4 * 4 * 2 * HIDDEN + WIDTH * HIDDEN * 4
+    assert memory.inputs_bytes == BATCH * WIDTH * 4
+    assert found.peak_bytes == memory.used_bytes == memory.tensor_bytes
+    assert memory.total_bytes - memory.used_bytes == CLUSTER.device(0).reserved_bytes
 
 
 def test_pipeline_splits_parameters_and_sends() -> None:
@@ -52,22 +58,32 @@ def test_pipeline_splits_parameters_and_sends() -> None:
 def test_gradients_are_summed_over_data_parallel() -> None:
     (stage,) = predict(plan(CLUSTER, dp=4)).stages
     levels = group_levels(range(4), CLUSTER)
-    assert stage.sync_s == pytest.approx(collective_time(Primitive.ALL_REDUCE, PARAMS, levels))
-    assert (
-        stage.memory.activations_bytes
-        == predict(plan(CLUSTER)).stages[0].memory.activations_bytes // 4
-    )
+    # One bucket, after the last block's backward; it goes on while the loss is summed.
+    whole = collective_time(Primitive.ALL_REDUCE, PARAMS, levels)
+    loss = collective_time(Primitive.ALL_REDUCE, 8, levels)
+    zeros = overheads_of(CLUSTER.device(0)).copy_s(PARAMS)
+    assert stage.sync_s == pytest.approx(whole - loss + zeros)
+    # Flat gradients are always there: the peak is the first backward, with both in flight.
+    assert stage.memory.activations_bytes == 2 * 4 * (3 * WIDTH + 8 * HIDDEN)
 
 
 @pytest.mark.parametrize(
-    ("zero", "parameters", "gradients", "optimizer"),
-    [(0, 1, 1, 2), (1, 1, 1, 0.5), (2, 1, 0.25, 0.5), (3, 0.25, 0.25, 0.5)],
+    ("zero", "parameters", "gradients", "optimizer", "communication"),
+    [
+        (0, 1, 1, 2, 0),
+        (1, 1, 1.25, 0.5, 1),  # packed flat, while those that were packed are still there
+        (2, 1, 1.25, 0.5, 1.25),  # also the sum of what has come so far
+        (3, 0.25, 0.5, 0.5, 0.875),  # a block's parameters; two blocks' gradients are on their way
+    ],
 )
-def test_zero(zero: int, parameters: float, gradients: float, optimizer: float) -> None:
+def test_zero(
+    zero: int, parameters: float, gradients: float, optimizer: float, communication: float
+) -> None:
     (stage,) = predict(plan(CLUSTER, dp=4, zero=zero)).stages
     memory = stage.memory
     got = (memory.parameters_bytes, memory.gradients_bytes, memory.optimizer_bytes)
     assert got == (PARAMS * parameters, PARAMS * gradients, PARAMS * optimizer)
+    assert memory.communication_bytes == PARAMS * communication
 
 
 def test_zero_3_gathers_every_micro_batch() -> None:
@@ -126,11 +142,35 @@ def test_processes_that_share_cores() -> None:
     assert work > alone.step_s * 0.99
 
 
-def test_error_band_follows_the_source() -> None:
+def test_error_band_is_made_of_its_parts() -> None:
     found = predict(plan(CLUSTER))
-    assert (found.source, found.error_band) == ("datasheet", 0.4)
+    assert found.source == "datasheet" and 0.05 < found.error_band < 0.6
     local = Cluster.local(2)
-    assert predict(plan(local), local).source == "assumption"
+    guessed = predict(plan(local), local)
+    assert guessed.source == "assumption" and guessed.error_band > found.error_band
+    one = Breakdown(rank=0, forward_s=1, backward_s=2, recompute_s=0, tensor_s=0, wait_s=0,
+                    gradients_s=1, gather_s=0, optimizer_s=0, overhead_s=0)  # fmt: skip
+    bands = Bands(compute=0.1, gradients=0.4, gather=0, optimizer=0)
+    assert error_band(one, bands) == pytest.approx((0.3**2 + 0.4**2) ** 0.5 / 4)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {}, {"dp": 4}, {"dp": 4, "zero": 1}, {"dp": 4, "zero": 2}, {"dp": 2, "tp": 2, "zero": 3},
+        {"pp": 2, "dp": 2, "recompute": True}, {"pp": 4},
+    ],
+)  # fmt: skip
+def test_the_breakdown_sums_to_the_step(asked: dict[str, int]) -> None:
+    for cluster in (CLUSTER, Cluster.local(4)):
+        found = predict(plan(cluster, **asked), cluster)  # type: ignore[arg-type]
+        assert found.breakdown
+        parts = {k: v for k, v in asdict(found.breakdown).items() if k != "rank"}
+        assert sum(parts.values()) == pytest.approx(found.step_s)
+        assert min(parts.values()) >= 0
+        assert (parts["recompute_s"] > 0) == bool(asked.get("recompute"))
+        assert (parts["tensor_s"] > 0) == ("tp" in asked)
+        assert (parts["wait_s"] > 1e-12) >= ("pp" in asked)
 
 
 def test_state_rounds_up_and_names_optimizers() -> None:

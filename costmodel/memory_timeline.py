@@ -1,0 +1,171 @@
+"""Memory of a pipeline rank over a step: the peak, and the curve by category for people.
+
+The peak needs no times: a rank's actions come in a known order. Only where activations are copied
+to the host and back does it matter when.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from meshwright.costmodel.stage_memory import NOTHING, Bytes, StageMemory
+from meshwright.costmodel.table import LAST, B, F, I, Table, W
+from meshwright.costmodel.timeline import Timeline
+
+
+class Moment(NamedTuple):
+    """What a pipeline rank holds while it runs an action; several actions may be alike."""
+
+    in_flight: tuple[int, ...]
+    """Micro-batches of each of the rank's stages, that of the action included."""
+    begun: tuple[bool, ...]
+    """Whether a backward of the stage has ended."""
+    stage: int
+    """Index among the rank's stages."""
+    kind: int
+    first: bool
+    """No backward of the stage has ended."""
+
+
+class Point(NamedTuple):
+    """From a point in time on."""
+
+    time_s: float
+    held: Bytes
+
+
+_MOMENTS: dict[int, tuple[Table, tuple[tuple[Moment, ...], ...]]] = {}
+_MOST = 128
+
+
+def moments(table: Table) -> tuple[tuple[Moment, ...], ...]:
+    """The distinct moments of each pipeline rank. Those of the last tables are kept."""
+    kept = _MOMENTS.get(id(table))
+    if kept is None:
+        while len(_MOMENTS) >= _MOST:
+            del _MOMENTS[next(iter(_MOMENTS))]
+        found = tuple(tuple(dict.fromkeys(_walk(table, r))) for r in range(len(table.rows)))
+        kept = _MOMENTS[id(table)] = table, found
+    return kept[1]
+
+
+def held_stages(table: Table, rank: int) -> tuple[int, ...]:
+    """Stages of a pipeline rank."""
+    return tuple(stage for stage, owner in enumerate(table.owners) if owner == rank)
+
+
+def _walk(table: Table, rank: int) -> Iterator[Moment]:
+    """The moment of each action in order."""
+    place = {stage: i for i, stage in enumerate(held_stages(table, rank))}
+    in_flight, begun = [0] * len(place), [False] * len(place)
+    for position in table.rows[rank]:
+        _, stage, kind, *_ = table.items[position]
+        at, plain = place[stage], kind & (LAST - 1)
+        if plain == F:
+            in_flight[at] += 1
+        yield Moment(tuple(in_flight), tuple(begun), at, kind, not begun[at])
+        if plain in (B, W):
+            in_flight[at] -= 1
+            begun[at] = True
+
+
+def peak(table: Table, rank: int, stages: Sequence[StageMemory]) -> Bytes:
+    """The most that a rank holds beside parameters and optimizer state."""
+    own = [stages[s] for s in held_stages(table, rank)]
+    best = end(own)
+    saved = [s.saved() for s in own]
+    always = _sum(s.always() for s in own)
+    begun = [s.begun() for s in own]
+    rises: dict[tuple[int, int, bool], Bytes] = {}
+    for moment in moments(table)[rank]:
+        key = moment.stage, moment.kind, moment.first
+        if key not in rises:
+            rises[key] = rise(own[moment.stage], moment.kind, moment.first)
+        found = rises[key].plus(always)
+        activations = sum(n * s for n, s in zip(moment.in_flight, saved, strict=True))
+        gradients = sum(b.gradients for b, on in zip(begun, moment.begun, strict=True) if on)
+        found = found.plus(Bytes(gradients, activations))
+        if found.total > best.total:
+            best = found
+    return best
+
+
+def end(own: Sequence[StageMemory]) -> Bytes:
+    """The most after the schedule: gradients are completed, and the optimizer steps."""
+    ends = [s.end() for s in own]
+    busiest = max(ends, key=lambda b: b.communication + b.workspace, default=NOTHING)
+    gradients = sum(b.gradients for b in ends) + sum(s.always().gradients for s in own)
+    return Bytes(gradients, 0, busiest.communication, busiest.workspace)
+
+
+def rise(stage: StageMemory, kind: int, first: bool) -> Bytes:
+    """Most within an action, beside what is in flight with its own micro-batch and gradients."""
+    plain = kind & (LAST - 1)
+    if plain == F:
+        # Its own micro-batch counts as in flight, but is not all there yet.
+        return stage.forward().plus(Bytes(activations=-stage.saved()))
+    if plain == I:
+        return Bytes(workspace=max((b.workspace for b in stage.blocks), default=0))
+    return stage.backward(first=first, last=kind >= LAST)
+
+
+def over_time(timeline: Timeline, rank: int, stages: Sequence[StageMemory]) -> tuple[Point, ...]:
+    """What a rank holds beside parameters and optimizer state: most within each action, and after
+    it. Offloaded bytes are there but for the time they are away."""
+    table, ran = timeline.table, timeline.ran
+    own = [stages[s] for s in held_stages(table, rank)]
+    points = []
+    for position, moment in zip(table.rows[rank], _walk(table, rank), strict=True):
+        stage, plain = own[moment.stage], moment.kind & (LAST - 1)
+        held = _between(own, moment.in_flight, moment.begun)
+        inside = held.plus(rise(stage, moment.kind, moment.first))
+        points.append(Point(ran.starts[position], inside))
+        if plain in (B, W):
+            held = held.plus(Bytes(activations=-stage.saved()))
+            if moment.first:
+                held = held.plus(stage.begun())
+        points.append(Point(ran.ends[position], held))
+    return tuple(_offloaded(timeline, rank, points))
+
+
+def _between(own: Sequence[StageMemory], in_flight: Sequence[int], begun: Sequence[bool]) -> Bytes:
+    held = _sum(s.always() for s in own)
+    held = held.plus(_sum(s.begun() for s, on in zip(own, begun, strict=True) if on))
+    saved = sum(n * s.saved() for n, s in zip(in_flight, own, strict=True))
+    return held.plus(Bytes(activations=saved))
+
+
+def _offloaded(timeline: Timeline, rank: int, points: Sequence[Point]) -> Iterator[Point]:
+    """The points without what is away at their time, and new ones where that changes."""
+    changes = _changes(timeline, rank)
+    if not changes:
+        yield from points
+        return
+    away, at = 0, 0
+    held = NOTHING
+    for point in points:
+        while at < len(changes) and changes[at][0] <= point.time_s:
+            away += changes[at][1]
+            yield Point(changes[at][0], held.plus(Bytes(activations=-away)))
+            at += 1
+        held = point.held
+        yield Point(point.time_s, held.plus(Bytes(activations=-away)))
+
+
+def _changes(timeline: Timeline, rank: int) -> list[tuple[float, int]]:
+    """(time, bytes that leave for the host, or come back if negative) in order."""
+    table, ran = timeline.table, timeline.ran
+    found = []
+    for position in table.rows[rank]:
+        nbytes = timeline.offload_bytes[table.items[position].stage]
+        if position in ran.gone:
+            found.append((ran.gone[position], nbytes))
+        if position in ran.back:
+            found.append((ran.back[position], -nbytes))
+    return sorted(found)
+
+
+def _sum(parts: Iterator[Bytes]) -> Bytes:
+    total = NOTHING
+    for part in parts:
+        total = total.plus(part)
+    return total

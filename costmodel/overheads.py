@@ -1,0 +1,41 @@
+"""What the runtime itself costs beside ops and collectives: Python, copies of packed tensors."""
+
+from dataclasses import dataclass
+
+from meshwright.costmodel.formulas import curve_of, memory_s
+from meshwright.ir.device import DeviceType, OpClass
+
+# On CPUs, of one process that has a core to itself: differences of steps of a model of tiny layers
+# with more micro-batches and with more blocks, less its ops (benchmarks/overheads.py). On GPUs
+# Python runs ahead of the device and costs nothing, but for what is once per step.
+CPU_ACTION_S = 60e-6
+"""An action of the schedule: the executor, its messages, the start of autograd."""
+CPU_BLOCK_S = 35e-6
+"""A block within an action: its module, its graph's leaves and edges."""
+CPU_STEP_S = 0.5e-3
+"""A step: cutting the batch, the loss, bookkeeping."""
+GPU_STEP_S = 1e-3
+"""A step: until the queue is full again; assumption."""
+TALKING = 0.5
+"""Share of a core that Gloo needs while a process communicates; assumption. Only where processes
+outnumber cores, and the link has no measured slowdown of computing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overheads:
+    """Of one device."""
+
+    action_s: float
+    block_s: float
+    step_s: float
+    device: DeviceType
+
+    def copy_s(self, nbytes: float) -> float:
+        """Seconds to read and write this many bytes in all."""
+        return memory_s(nbytes, curve_of(OpClass.COPY, self.device), self.device) if nbytes else 0.0
+
+
+def overheads_of(device: DeviceType) -> Overheads:
+    if device.kind == "cpu":
+        return Overheads(CPU_ACTION_S, CPU_BLOCK_S, CPU_STEP_S, device)
+    return Overheads(0.0, 0.0, GPU_STEP_S, device)

@@ -1,0 +1,147 @@
+"""One stage of a plan on its devices: what its actions do, what ends its step, what it holds."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+
+from meshwright.costmodel.memory import training_state
+from meshwright.costmodel.optimizer import OptimizerTime, optimizer_time
+from meshwright.costmodel.overheads import overheads_of
+from meshwright.costmodel.placement import StageCosts
+from meshwright.costmodel.program import IDLE, Program, Step, play
+from meshwright.costmodel.stage_memory import BlockMemory, StageMemory
+from meshwright.costmodel.sync import BUCKET_BYTES, BlockTimes, Held, Sync, buckets
+from meshwright.costmodel.table import B, F
+from meshwright.costmodel.tables import CostTables
+from meshwright.ir.graph import Kind
+from meshwright.ir.plan import Plan, Stage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageModel:
+    """What estimates need of a stage; depends on the stage alone."""
+
+    sync: Sync
+    programs: Mapping[int, Program]
+    forward_s: float
+    backward_s: float
+    """Of one micro-batch that is not the last."""
+    finish: tuple[Step, ...]
+    """Until gradients are complete."""
+    optimizer: OptimizerTime
+    publish: tuple[Step, ...]
+    """From the optimizer's step to the next forward."""
+    memory: StageMemory
+    uncertain_s: float
+    """Of one micro-batch: seconds times relative error."""
+
+
+def stage_model(tables: CostTables, plan: Plan, index: int, costs: StageCosts) -> StageModel:
+    """The model of stage `index`; equal stages share one."""
+    stage = plan.stages[index]
+    key = (
+        id(costs.cost), stage.zero, stage.prefetch, stage.dp, stage.mesh.get("dp_shard", 1),
+        plan.optimizer, costs.spot, costs.shard_levels, costs.replicate_levels,
+        costs.border_bytes, costs.entry_bytes,
+    )  # fmt: skip
+    found = tables.models.get(key)
+    if found is None:
+        found = tables.models[key] = _make(tables, plan.optimizer, stage, costs)
+    assert isinstance(found, StageModel)
+    return found
+
+
+def _make(tables: CostTables, optimizer: str, stage: Stage, costs: StageCosts) -> StageModel:
+    held = _held(tables, costs)
+    sync = _sync(stage, costs, held)
+    programs = sync.programs()
+    summed = sum(costs.cost.params[name] for name in costs.cost.tp_sums)
+    return StageModel(
+        sync=sync,
+        programs=programs,
+        forward_s=play(programs[F].steps, IDLE, sync.overlap)[0],
+        backward_s=play(programs[B].steps, IDLE, sync.overlap)[0],
+        finish=tuple(sync.finish(summed, costs.spot.tp_levels)),
+        optimizer=_optimizer(tables, optimizer, costs, held, sync),
+        publish=tuple(sync.publish()),
+        memory=_memory(tables, optimizer, costs, held, sync),
+        uncertain_s=costs.cost.uncertain_s,
+    )
+
+
+def _held(tables: CostTables, costs: StageCosts) -> tuple[Held, ...]:
+    """The stage's parameters on one rank."""
+    tensors, found = tables.graph.tensors, {}
+    for index, (block, cost) in enumerate(zip(costs.blocks, costs.cost.blocks, strict=True)):
+        for name, nbytes in zip(block.params, cost.param_bytes, strict=True):
+            tensor = tensors[name]
+            if tensor.kind is Kind.PARAMETER and name not in found:
+                found[name] = Held(index, nbytes, tensor.dtype, tensor.requires_grad)
+    return tuple(found.values())
+
+
+def _sync(stage: Stage, costs: StageCosts, held: tuple[Held, ...]) -> Sync:
+    shard = stage.mesh.get("dp_shard", 1)
+    zero = stage.zero if shard > 1 else 0
+    reduced = () if stage.dp == 1 else buckets(held, BUCKET_BYTES if zero < 3 else 0)
+    blocks = tuple(
+        BlockTimes(
+            forward_s=cost.forward_s - cost.comm_forward_s,
+            tensor_forward_s=cost.comm_forward_s,
+            again_s=cost.again_s,
+            input_s=cost.backward_input_s - cost.comm_backward_s - cost.again_s,
+            weight_s=cost.backward_weight_s,
+            accumulate_s=cost.accumulate_s,
+            split_s=cost.split_s,
+            tensor_backward_s=cost.comm_backward_s,
+            gathered_bytes=sum(h.nbytes for h in held if h.owner == i),
+        )
+        for i, cost in enumerate(costs.cost.blocks)
+    )
+    return Sync(
+        zero=zero, prefetch=stage.prefetch, shard=shard, blocks=blocks, buckets=reduced,
+        prelude_s=costs.cost.forward_s - sum(c.forward_s for c in costs.cost.blocks),
+        dp=costs.spot.dp_levels, shard_levels=costs.shard_levels,
+        replicate_levels=costs.replicate_levels, overheads=overheads_of(costs.device),
+    )  # fmt: skip
+
+
+def _optimizer(
+    tables: CostTables, optimizer: str, costs: StageCosts, held: tuple[Held, ...], sync: Sync
+) -> OptimizerTime:
+    """Of what is left of the parameters after ZeRO's split."""
+    trained = [h.nbytes for h in held if h.trained]
+    nbytes = ceil(sum(trained) / (sync.shard if sync.zero else 1))
+    return optimizer_time(costs.device, optimizer, len(trained), nbytes, tables.profile)
+
+
+def _memory(
+    tables: CostTables, optimizer: str, costs: StageCosts, held: tuple[Held, ...], sync: Sync
+) -> StageMemory:
+    trained = sum(h.nbytes for h in held if h.trained)
+    state = training_state(
+        sum(costs.cost.params.values()), trained,
+        optimizer=optimizer, zero=sync.zero, dp_shard=sync.shard,
+    )  # fmt: skip
+    return StageMemory(
+        zero=sync.zero, shard=sync.shard, reduces=bool(sync.buckets), prefetch=sync.prefetch,
+        parameters=state.parameters_bytes, optimizer=state.optimizer_bytes, temporary=0,
+        border=costs.border_bytes, entry=costs.entry_bytes,
+        blocks=tuple(_block_memory(costs, held, i) for i in range(len(costs.blocks))),
+        buckets=sync.buckets or buckets(held, 0),
+    )  # fmt: skip
+
+
+def _block_memory(costs: StageCosts, held: tuple[Held, ...], index: int) -> BlockMemory:
+    cost, saved = costs.cost.blocks[index], costs.cost.block_saved[index]
+    own = [h for h in held if h.owner == index]
+    gradients = [h.nbytes for h in own if h.trained]
+    return BlockMemory(
+        saved=saved,
+        # Part of an op's operands and results is what it saves.
+        forward=max(saved, cost.workspace_bytes),
+        workspace=cost.workspace_bytes,
+        parameters=sum(h.nbytes for h in own),
+        gradients=sum(gradients),
+        largest=max(gradients, default=0),
+    )

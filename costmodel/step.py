@@ -1,0 +1,120 @@
+"""A whole step: the schedule, and what ranks do between the end of one and the start of the next.
+
+All ranks meet when the loss is summed. Then each completes its gradients, takes its optimizer step
+and goes on with the next schedule as soon as it is done: a rank whose first action waits for
+others anyway may take longer. So a step takes from one meeting to the next.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from meshwright.costmodel.program import Do, Overlap, Step, aged, play
+from meshwright.costmodel.simulate import StageTimes, simulate
+from meshwright.costmodel.timeline import Timeline
+from meshwright.ir.schedule import Schedule
+
+_CLOSE = 1e-3
+"""Ends of ranks that differ by less of a step are equal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """What one pipeline rank does after its schedule."""
+
+    finish: tuple[Step, ...]
+    tied_s: float
+    """Summing gradients of parameters that other ranks have too, once all have got there."""
+    optimizer_s: float
+    publish: tuple[Step, ...]
+    overlap: Overlap
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How long it took, from the meeting on."""
+
+    gradients_s: float
+    """Until they are complete, the waiting for tied ranks included."""
+    optimizer_s: float
+    publish_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.gradients_s + self.optimizer_s + self.publish_s
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """One step."""
+
+    step_s: float
+    timeline: Timeline
+    ended: tuple[Ended, ...]
+    """Per pipeline rank."""
+
+
+def take_step(
+    schedule: Schedule,
+    stages: Sequence[StageTimes],
+    endings: Sequence[Ending],
+    *,
+    meeting_s: float,
+    cores: float = float("inf"),
+    talking: float = 0.0,
+    detail: bool = False,
+) -> Stepped:
+    """The step of a job that has been running for a while. `meeting_s`: summing the loss."""
+    known = {"cores": cores, "talking": talking, "detail": detail}
+    guess = tuple(_alone(ending) for ending in endings)
+    offsets = _offsets(guess)
+    timeline = simulate(schedule, stages, offsets=offsets, **known)  # type: ignore[arg-type]
+    ended = _end(timeline, endings, meeting_s)
+    better = _offsets([e.total_s for e in ended])
+    if any(abs(a - b) > _CLOSE * timeline.step_s for a, b in zip(offsets, better, strict=True)):
+        timeline = simulate(schedule, stages, offsets=better, **known)  # type: ignore[arg-type]
+        ended = _end(timeline, endings, meeting_s)
+    return Stepped(timeline.step_s + meeting_s + min(e.total_s for e in ended), timeline, ended)
+
+
+def _alone(ending: Ending) -> float:
+    """Seconds of an ending that finds the channel idle."""
+    steps = (*ending.finish, *ending.publish)
+    own = sum(step.seconds for step in steps if step.do <= Do.TALK)
+    return own + ending.tied_s + ending.optimizer_s
+
+
+def _offsets(totals: Sequence[float]) -> tuple[float, ...]:
+    """By how much each rank starts later than the first."""
+    least = min(totals)
+    return tuple(total - least for total in totals)
+
+
+def _end(timeline: Timeline, endings: Sequence[Ending], meeting_s: float) -> tuple[Ended, ...]:
+    """What the ranks do from their meeting on."""
+    met_s = timeline.step_s + meeting_s
+    ready = []
+    for rank, ending in enumerate(endings):
+        left = aged(timeline.ran.channels[rank], met_s - timeline.row_end_s[rank])
+        ready.append(play(ending.finish, left, ending.overlap)[0])
+    tied_s = max((r for r, e in zip(ready, endings, strict=True) if e.tied_s), default=0.0)
+    found = []
+    for own_s, ending in zip(ready, endings, strict=True):
+        gradients = max(own_s, tied_s) + ending.tied_s if ending.tied_s else own_s
+        publish = play(ending.publish)[0]
+        found.append(Ended(gradients, ending.optimizer_s, publish))
+    return tuple(found)
+
+
+def slowed(steps: Sequence[Step], factor: float) -> tuple[Step, ...]:
+    """The steps where all ranks compute at once on cores that they share."""
+    if factor == 1.0:
+        return tuple(steps)
+    return tuple(s._replace(seconds=s.seconds * factor) if s.do == Do.RUN else s for s in steps)
+
+
+def by_stage(schedule_owner: Sequence[int]) -> Mapping[int, list[int]]:
+    """Pipeline rank -> its stages."""
+    found: dict[int, list[int]] = {}
+    for stage, rank in enumerate(schedule_owner):
+        found.setdefault(rank, []).append(stage)
+    return found

@@ -1,0 +1,237 @@
+"""What a stage does with its parameters and gradients, as `runtime.gradsync` does it by ZeRO level.
+
+Levels 0 and 1 reduce buckets as blocks finish in the last backward of a step, levels 2 and 3 after
+each backward; level 3 gathers a block's parameters before it runs, and `prefetch` blocks ahead.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from meshwright.costmodel.comm import Levels, collective_time
+from meshwright.costmodel.overheads import Overheads
+from meshwright.costmodel.program import SCATTER, Do, Overlap, Program, Step, run, talk
+from meshwright.costmodel.table import LAST, B, F, I, W
+from meshwright.ir.conversions import Primitive
+
+BUCKET_BYTES = 25 * 2**20
+"""Gradients that the runtime reduces together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A trained or frozen parameter of a stage on one rank."""
+
+    owner: int
+    """The block whose backward is the last to add to its gradient."""
+    nbytes: int
+    dtype: str
+    trained: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Gradients that move together."""
+
+    owner: int
+    nbytes: int
+    tensors: int
+
+
+def buckets(held: Sequence[Held], limit_bytes: int) -> tuple[Bucket, ...]:
+    """As `runtime.gradsync.base.buckets` makes them; `limit_bytes` 0: one for each owner."""
+    found: list[list[Held]] = []
+    for one in sorted((h for h in held if h.trained), key=lambda h: -h.owner):
+        last = found[-1] if found else []
+        joins = last and last[-1].dtype == one.dtype and (
+            last[-1].owner == one.owner or sum(h.nbytes for h in last) < limit_bytes
+        )  # fmt: skip
+        if joins:
+            last.append(one)
+        else:
+            found.append([one])
+    return tuple(Bucket(min(h.owner for h in b), sum(h.nbytes for h in b), len(b)) for b in found)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTimes:
+    """One block: computing, and collectives on its way, in each direction."""
+
+    forward_s: float
+    tensor_forward_s: float
+    again_s: float
+    """Its forward within the backward; 0 unless it is recomputed."""
+    input_s: float
+    weight_s: float
+    accumulate_s: float
+    """Of `weight_s`: adding to gradients that are there already."""
+    split_s: float
+    """What a backward in two halves takes more."""
+    tensor_backward_s: float
+    gathered_bytes: int
+    """All its parameters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sync:
+    """A stage and how it synchronises."""
+
+    zero: int
+    prefetch: int
+    shard: int
+    """Ranks among which it shards."""
+    blocks: tuple[BlockTimes, ...]
+    buckets: tuple[Bucket, ...]
+    prelude_s: float
+    dp: Levels
+    shard_levels: Levels
+    replicate_levels: Levels
+    overheads: Overheads
+    tensor_overlapped: bool = False
+    """Collectives of tensor parallelism beside the computing of their block."""
+
+    @property
+    def trained_bytes(self) -> int:
+        return sum(bucket.nbytes for bucket in self.buckets)
+
+    @property
+    def overlap(self) -> Overlap:
+        """By how much gradients on their way and computing slow each other down."""
+        links = [level.link for level in (self.shard_levels if self.zero else self.dp)]
+        return Overlap(
+            max((link.overlap_compute_slowdown for link in links), default=1.0),
+            max((link.overlap_comm_slowdown for link in links), default=1.0),
+        )
+
+    def programs(self) -> dict[int, Program]:
+        """Kind of action -> what it does."""
+        found = {F: tuple(self._forward()), I: tuple(self._backward(inputs=True, weights=False))}
+        for last in (0, LAST):
+            found[B + last] = tuple(self._backward(inputs=True, weights=True, last=bool(last)))
+            found[W + last] = tuple(self._backward(inputs=False, weights=True, last=bool(last)))
+        return {kind: Program(_merged(steps)) for kind, steps in found.items()}
+
+    def _forward(self) -> Iterator[Step]:
+        yield run(self.overheads.action_s, "overhead")
+        yield run(self.prelude_s, "forward")
+        order = range(len(self.blocks))
+        for place, index in enumerate(order):
+            yield from self._gather(order, place)
+            block = self.blocks[index]
+            yield run(self.overheads.block_s, "overhead")
+            yield from self._tensor(block.tensor_forward_s, block.forward_s, "forward")
+
+    def _backward(self, *, inputs: bool, weights: bool, last: bool = False) -> Iterator[Step]:
+        yield run(self.overheads.action_s, "overhead")
+        order = range(len(self.blocks) - 1, -1, -1)
+        for place, index in enumerate(order):
+            yield from self._gather(order, place)
+            block = self.blocks[index]
+            yield run(self.overheads.block_s, "overhead")
+            if inputs:
+                yield run(block.again_s, "recompute")
+                split_s = 0.0 if weights else block.split_s
+                compute_s = block.input_s + split_s
+                yield from self._tensor(block.tensor_backward_s, compute_s, "backward")
+            if weights:
+                yield run(block.weight_s - self._unadded_s(block, last), "backward")
+                yield from self._after(index, last)
+
+    def _unadded_s(self, block: BlockTimes, last: bool) -> float:
+        """What is not added to a gradient that is there: at levels 2 and 3 there never is one, and
+        else none before the first backward, unless they are summed in flat buckets of zeros. The
+        last backward stands for the first: a step has one of each."""
+        if self.zero >= 2:
+            return block.accumulate_s
+        return block.accumulate_s if last and (self.zero or not self.buckets) else 0.0
+
+    def _tensor(self, tensor_s: float, compute_s: float, what: str) -> Iterator[Step]:
+        """A block's computing and its collectives."""
+        if self.tensor_overlapped and tensor_s:
+            job = -2
+            yield Step(Do.START, tensor_s, job, "tensor")
+            yield run(compute_s, what)
+            yield Step(Do.WAIT, 0.0, job, "tensor")
+        else:
+            yield run(compute_s, what)
+            yield talk(tensor_s, "tensor")
+
+    def _gather(self, order: Sequence[int], place: int) -> Iterator[Step]:
+        """Make the parameters of a block whole, and begin with those after it."""
+        if self.zero < 3:
+            return
+        first = 0 if place == 0 else place + self.prefetch
+        for ahead in range(first, min(place + self.prefetch, len(order) - 1) + 1):
+            nbytes = self.blocks[order[ahead]].gathered_bytes
+            seconds = collective_time(Primitive.ALL_GATHER, nbytes, self.shard_levels)
+            yield Step(Do.START, seconds if nbytes else 0.0, order[ahead], "gather")
+        yield Step(Do.WAIT, 0.0, order[place], "gather")
+        yield run(self.overheads.copy_s(2 * self.blocks[order[place]].gathered_bytes), "gather")
+
+    def _after(self, index: int, last: bool) -> Iterator[Step]:
+        """What happens to gradients once a block's have been added."""
+        for bucket in self.buckets:
+            if bucket.owner == index and (last or self.zero >= 2):
+                yield from self._reduce(bucket)
+
+    def _reduce(self, bucket: Bucket) -> Iterator[Step]:
+        n, overheads = bucket.nbytes, self.overheads
+        if self.zero == 0:
+            seconds = collective_time(Primitive.ALL_REDUCE, n, self.dp)
+            yield Step(Do.START, seconds, SCATTER, "gradients")
+            return
+        seconds = collective_time(Primitive.REDUCE_SCATTER, n, self.shard_levels)
+        if self.zero >= 2:  # add up what has come of the bucket before the last
+            yield Step(Do.WAIT_SCATTER, 0.0, SCATTER, "gradients")
+            yield run(overheads.copy_s(3 * n / self.shard), "gradients")
+        yield run(overheads.copy_s(3 * n), "gradients")  # zeros, then every shard in its place
+        yield Step(Do.START, seconds, SCATTER, "gradients")
+
+    def finish(self, tp_sum_bytes: int, tp: Levels) -> Iterator[Step]:
+        """From the end of the schedule to complete gradients; tied parameters left out."""
+        yield Step(Do.WAIT_ALL, 0.0, 0, "gradients")
+        for bucket in self.buckets if self.zero else ():
+            part = bucket.nbytes / self.shard
+            yield talk(self._replicas_s(part), "gradients")
+        if tp_sum_bytes:
+            held = tp_sum_bytes / (self.shard if self.zero else 1)
+            yield talk(collective_time(Primitive.ALL_REDUCE, held, tp), "gradients")
+            yield run(self.overheads.copy_s(4 * held), "gradients")
+
+    def _replicas_s(self, nbytes: float) -> float:
+        levels = self.replicate_levels
+        return collective_time(Primitive.ALL_REDUCE, nbytes, levels) if levels else 0.0
+
+    def publish(self) -> Iterator[Step]:
+        """From the optimizer's step to the next forward."""
+        for bucket in self.buckets:
+            n = bucket.nbytes
+            if self.zero in (1, 2):
+                yield run(self.overheads.copy_s(3 * n / self.shard), "gather")
+                seconds = collective_time(Primitive.ALL_GATHER, n, self.shard_levels)
+                yield talk(seconds, "gather")
+                yield run(self.overheads.copy_s(2 * n), "gather")
+            elif self.zero == 0 and self.dp:
+                yield run(self.overheads.copy_s(n), "gradients")  # zeros to add to
+
+
+def _merged(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """The same with steps of one kind put together, and empty ones left out.
+
+    Beside a channel only neighbours are; without one the order makes no difference.
+    """
+    found: list[Step] = []
+    alone = all(step.do <= Do.TALK for step in steps)
+    for step in steps:
+        if step.do > Do.TALK:
+            found.append(step)
+            continue
+        if not step.seconds:
+            continue
+        last = range(len(found)) if alone else range(len(found))[-1:]
+        for index in last:
+            if (found[index].do, found[index].what) == (step.do, step.what):
+                found[index] = found[index]._replace(seconds=found[index].seconds + step.seconds)
+                break
+        else:
+            found.append(step)
+    return tuple(found)
