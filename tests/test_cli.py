@@ -1,14 +1,17 @@
 """The command line, run in this process: what it prints, writes and exits with."""
 
+import gzip
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from meshwright.cli import app, main
-from meshwright.ir import plan_io
+from meshwright.ir import measured, plan_io
+from meshwright.launch import step_kinds
 
 ROOT = Path(__file__).parent.parent
 GPT2 = (
@@ -90,15 +93,50 @@ def test_the_schema_in_the_docs_is_current(capsys):
     assert printed == json.loads((ROOT / "docs" / "plan.schema.json").read_text())
 
 
-def test_run_starts_its_ranks_and_records_their_steps(plan_file, tmp_path):
-    command = [sys.executable, "-m", "meshwright", "run", str(plan_file), GPT2]
-    command += ["--steps", "2", "-o", str(tmp_path), "--json"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+def run(plan: Path, folder: Path, steps: int) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "meshwright", "run", str(plan), GPT2]
+    command += ["--steps", str(steps), "-o", str(folder), "--json"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+
+
+def test_run_starts_its_ranks_and_leaves_a_run_directory(plan_file, tmp_path, capsys):
+    done = run(plan_file, tmp_path / "run", 5)
     assert done.returncode == 0, done.stderr
+    assert done.stdout.count('"loss"') == 5
+    kinds = ["warm-up", "timed", "timed", "tracked", "traced"]
     for rank in range(2):
-        lines = (tmp_path / f"steps_rank{rank}.jsonl").read_text().splitlines()
-        assert [json.loads(line)["step"] for line in lines] == [0, 1]
-    assert done.stdout.count('"loss"') == 2
+        rows = (tmp_path / "run" / f"steps_rank{rank}.jsonl").read_text().splitlines()
+        assert [json.loads(row)["step"] for row in rows] == list(range(5))
+        assert [json.loads(row)["kind"] for row in rows] == kinds
+        with gzip.open(tmp_path / "run" / f"trace_rank{rank}.json.gz", "rt") as file:
+            assert json.load(file)["traceEvents"]
+    assert all(m.memory.tensors for m in measured.load_run(tmp_path / "run"))
+    assert invoke("compare", str(plan_file), str(tmp_path / "run")) == 0
+    assert "predicted" in capsys.readouterr().out
+
+
+def test_a_run_directory_keeps_to_one_plan(plan_file, tmp_path):
+    plan = plan_io.load(plan_file)
+    other = tmp_path / "other.json"
+    plan_io.save(replace(plan, notes=("another",)), other)
+    plan_io.save(plan, tmp_path / "plan.json")
+    done = run(other, tmp_path, 1)
+    assert done.returncode == 4 and "holds a run of plan" in done.stderr.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("steps", "trace", "kinds"),
+    [
+        (0, True, []),
+        (1, True, ["warm-up"]),
+        (2, True, ["warm-up", "timed"]),
+        (3, True, ["warm-up", "timed", "tracked"]),
+        (4, True, ["warm-up", "timed", "tracked", "traced"]),
+        (4, False, ["warm-up", "timed", "timed", "tracked"]),
+    ],
+)
+def test_few_steps_are_rather_timed_than_traced(steps, trace, kinds):
+    assert step_kinds(steps, trace=trace) == kinds
 
 
 def test_a_truncated_plan_is_refused(plan_file, tmp_path, capsys):
