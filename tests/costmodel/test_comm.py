@@ -247,7 +247,8 @@ def test_curves_in_a_file_of_people(tmp_path: Path) -> None:
         "    bandwidth_bytes_per_s: 10Gb/s\n"
         "    latency_s: 40us\n"
         "    shared_by: 4\n"
-        "    curves: [{operation: all_reduce, size: 2, points: [[1024, 1.0e-4], [1000000, 2e-3]]}]\n"
+        "    curves:\n"
+        "      - {operation: all_reduce, size: 2, points: [[1024, 1.0e-4], [1000000, 2e-3]]}\n"
         "nodes: [{count: 2, devices: {l4: 1}, link: pcie4}]\n"
         "between_nodes: lan\n"
     )
