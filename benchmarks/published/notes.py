@@ -11,13 +11,15 @@ or too large. `rank` is Spearman's correlation of step times.
 
 LOG = """## Looks at the reported rows
 
-The tables were evaluated about 20 times while this was written. No constant was searched for the
+The tables were evaluated about 22 times while this was written. No constant was searched for the
 least error, but these mechanisms were added or changed after errors had been seen:
 
 1. First look, nothing changed before it: Korthikanti 1.7 % median, SC21 2.2 %, torchtitan 21 %,
    InternEvo 21 %, Alpa 13 %, nanotron 34 %.
 2. nanotron: the bandwidth measured over all nodes of a job is no property of two of them: groups
-   of fewer nodes get the usual bandwidth for their number (a table of the calibration part).
+   of fewer nodes get the usual bandwidth for their number (a table of the calibration part). That
+   table and two calibration runs at tp 16 and 32 (then 14 % and 85 % too slow, now 6 % and 1 % too
+   fast) say that rings lose it per step, not per byte; the reported rows got slightly worse by it.
 3. Kernels of whole runs take 1.25 times those timed alone, from one calibration run on H100 SXM5.
    It was extended to the other Hopper parts after torchtitan's rows had been seen 21 % too fast.
    A100: products at the median of five PyTorch tests of the calibration part instead of at an
@@ -40,6 +42,6 @@ Known to be off:
 - Float8 with row-wise scales uses the rate of tensor-wise ones. MI300X has no calibrated whole run.
 - Context parallelism over 4 and 8 ranks lacks what ring attention's steps cost.
 - InternEvo's broadcasts, one per rank of a large ZeRO group, cost more than the all-gather here.
-- Experts (Alpa): GShard's dispatch products and the compiler's sharding of experts are not modelled.
+- Experts (Alpa): GShard's dispatch products and how the compiler shards experts are not modelled.
 - Convolutional networks, BERT, Transformer-XL and BART are not modelled; their rows are left out.
 """

@@ -1,16 +1,15 @@
 """The cluster of a row from its words: device presets, networks and the groups of each axis."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import ceil, log, log2
 
+from benchmarks.published.efa import MEASURED, as_measured
 from benchmarks.published.rows import Row, RowError
-from meshwright.costmodel.comm import Level, Levels, group_levels
+from meshwright.costmodel.comm import Levels, group_levels
 from meshwright.ir import presets
 from meshwright.ir.cluster import Cluster, Node
-from meshwright.ir.device import Curve, DeviceType, Link
+from meshwright.ir.device import DeviceType, Link
 from meshwright.ir.errors import PlanError
 
 # Words of a GPU's name, all of which it must have, and the preset; the first that fits.
@@ -23,10 +22,6 @@ _GPUS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("l40s",), "l40s"), (("l4",), "l4"), (("4090",), "rtx4090"), (("3090",), "rtx3090"),
     (("a6000",), "rtx-a6000"), (("a10",), "a10"), (("t4",), "t4"), (("p100",), "p100"),
 )  # fmt: skip
-_MEASURED = "as measured"
-_MEASURED_PORTS = 8
-_HOP_S = 2e-5
-"""One message over EFA; of the order of AWS's 15-20 us for small messages (assumption)."""
 _NETWORKS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("roce", "4 x 100"), "roce-4x100g"), (("roce", "8 x 200"), "roce-8x200g"),
     (("p4d",), "efa-p4d"), (("p5", "efa"), "efa-p5"), (("p6", "efa"), "efa-p6"),
@@ -87,7 +82,7 @@ def ground_of(row: Row) -> Ground:
 
     def levels(ranks: range) -> Levels:
         found = group_levels(ranks, cluster)
-        return _as_measured(found, row.bandwidths, nodes) if nodes > 1 else found
+        return as_measured(found, row.bandwidths, nodes) if nodes > 1 else found
 
     return Ground(
         device=device,
@@ -115,7 +110,7 @@ def _cluster(
     nodes = max(1, -(-gpus // per_node))
     between = _network(network, usual, per_node)
     if measured:
-        between = replace(between, name=_MEASURED, curves=())
+        between = replace(between, name=MEASURED, curves=())
     node = Node(devices=(name,) * per_node, link=link)
     try:
         return Cluster(name=f"{name}:{nodes}x{per_node}", device_types=(presets.device(name),),
@@ -148,59 +143,3 @@ def _ports(like: str, gigabits: int, per_node: int) -> Link:
     if abs(rate / link.bandwidth_bytes_per_s - 1) < 0.01:
         return link
     return replace(link, bandwidth_bytes_per_s=rate, curves=())
-
-
-_EFA_GB_S: Mapping[str, Mapping[int, float]] = {
-    "all_reduce": {2: 361.7, 4: 160.1, 8: 99.6, 16: 84.7, 32: 64.9, 64: 32.9},
-    "all_gather": {2: 184.6, 4: 119.0, 8: 69.0, 16: 55.0, 32: 28.0, 64: 11.0},
-    "reduce_scatter": {2: 181.6, 4: 115.8, 8: 68.6, 16: 54.5, 32: 27.9, 64: 11.1},
-}
-"""Bus bandwidth by nodes of 8 H100 at 256 MiB, centre lines over many jobs on the cluster of the
-sweeps (Ultra-Scale Playbook, pp_comm_bandwidth; the calibration part of the published tables)."""
-_KEYS = {"all_reduce": "ar", "all_gather": "ag", "reduce_scatter": "rs"}
-
-
-def _as_measured(levels: Levels, rates: Mapping[str, float], nodes: int) -> Levels:
-    """Levels whose outer tier has the bus bandwidth that the job itself measured over all nodes.
-
-    A group of m of the job's n nodes gets the usual bandwidth of m nodes, and of the job's
-    departure from the usual one its log m / log n'th power: few nodes seldom include the slowest.
-    """
-    if not levels or not rates or levels[-1].link.name != _MEASURED:
-        return levels
-    inside = levels[0].size if len(levels) > 1 else 1
-    outer = levels[-1]
-    curves = tuple(
-        _line(name, outer.size, inside, _busbw(usual, rates[_KEYS[name]], outer.size, nodes))
-        for name, usual in _EFA_GB_S.items()
-        if _KEYS[name] in rates
-    )
-    return (*levels[:-1], Level(outer.size, replace(outer.link, curves=curves)))
-
-
-def _busbw(usual: Mapping[int, float], measured: float, size: int, nodes: int) -> float:
-    """GB/s of all devices of a node together."""
-    weight = log(size) / log(nodes)
-    departure: float = (measured / _between(usual, nodes)) ** weight
-    return _between(usual, size) * departure
-
-
-def _between(usual: Mapping[int, float], nodes: int) -> float:
-    low = max(n for n in usual if n <= min(nodes, 64))
-    high = min(n for n in usual if n >= min(nodes, 64))
-    if low == high:
-        return usual[low]
-    part = log(nodes / low) / log(high / low)
-    found: float = usual[low] ** (1 - part) * usual[high] ** part
-    return found
-
-
-def _line(operation: str, size: int, inside: int, busbw: float) -> Curve:
-    """A device's share of the node's rate; the time of `size` devices, one per node."""
-    rounds = 2 if operation == "all_reduce" else 1
-    slope = rounds * (size - 1) / size / (busbw / _MEASURED_PORTS * 1e9)
-    steps = rounds * (ceil(log2(size)) if rounds == 2 else size * inside - 1)
-    latency = steps * _HOP_S
-    return Curve(
-        operation=operation, size=size, points=((1.0, latency), (1e9, latency + 1e9 * slope))
-    )

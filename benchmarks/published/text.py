@@ -86,7 +86,7 @@ def _row(case: Case) -> str:
 
 def markdown(results: Sequence[Result]) -> str:
     """The summary table and one section per table."""
-    lines = ["| table | n | median | p90 | worst | bias | within 8 % | within 25 % | rank |",
+    lines = [HEAD, "| table | n | median | p90 | worst | bias | within 8 % | within 25 % | rank |",
              "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
     lines += [_cells(r.name, errors(c.time_error for c in r.cases), _rank(r)) for r in results]
     lines += ["", "Memory:", "", "| table | n | median | p90 | worst | bias | within 8 % | "
