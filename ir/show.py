@@ -13,6 +13,13 @@ from meshwright.ir.plan import Evidence, Plan, Prediction, Stage
 MEMORY_CATEGORIES = {
     "parameters": "params", "gradients": "grads", "optimizer": "optim.",
     "activations": "activ.", "communication": "comm.", "workspace": "work",
+    "inputs": "batch", "fragmentation": "frag.", "process": "process",
+}  # fmt: skip
+SHARES = {
+    "forward": "forward", "backward": "backward", "recompute": "recompute",
+    "tensor": "collectives in blocks", "wait": "waiting for other stages",
+    "gradients": "gradients", "gather": "gathering parameters", "optimizer": "optimizer",
+    "overhead": "overhead",
 }  # fmt: skip
 SCHEDULE_COLUMNS = 24
 """Actions shown per row of the schedule."""
@@ -43,11 +50,14 @@ def render(plan: Plan) -> RenderableType:
     """The whole plan as a rich renderable."""
     parts: list[RenderableType] = [Text(_headline(plan), style="bold"), _stages(plan)]
     if plan.predicted:
-        parts += [_times(plan.predicted), _memory(plan.predicted)]
+        parts += [_times(plan.predicted), *_breakdown(plan.predicted), _memory(plan.predicted)]
     if len(plan.schedule.rows) > 1:
         parts.append(_schedule(plan))
     if plan.evidence:
         parts += _evidence(plan, plan.evidence)
+    if plan.profile:
+        machine = plan.profile.machine
+        parts.append(Text(f"profile: {machine} ({plan.profile.fingerprint[:8]})"))
     if plan.constraints:
         parts.append(Text("constraints: " + ", ".join(plan.constraints)))
     parts += [Text(f"note: {note}") for note in plan.notes]
@@ -103,6 +113,10 @@ def _blocks(stage: Stage) -> str:
     return stage.first if stage.first == stage.last else f"{stage.first} .. {stage.last}"
 
 
+def _zero(stage: Stage) -> str:
+    return f"{stage.zero}, {stage.prefetch} ahead" if stage.prefetch else str(stage.zero)
+
+
 def _stages(plan: Plan) -> Table:
     table = Table(title="Stages", **_STYLE)
     for name in ("#", "blocks", "ranks", "mesh", "samples", "zero", "recompute"):
@@ -110,7 +124,7 @@ def _stages(plan: Plan) -> Table:
     for i, stage in enumerate(plan.stages):
         again = ", ".join(key for key, how in stage.recompute.items() if how == "full") or "-"
         table.add_row(str(i), _blocks(stage), _ranges(stage.devices), _mesh(stage), _shares(stage),
-                      str(stage.zero), again)  # fmt: skip
+                      _zero(stage), again)  # fmt: skip
     return table
 
 
@@ -124,12 +138,25 @@ def _times(predicted: Prediction) -> Table:
     return table
 
 
+def _breakdown(predicted: Prediction) -> list[RenderableType]:
+    """The step of the busiest rank in one line, without what is less than 0.5 % of it."""
+    found = predicted.breakdown
+    if found is None or not predicted.step_s:
+        return []
+    shares = {text: getattr(found, f"{name}_s") / predicted.step_s for name, text in SHARES.items()}
+    shown = [f"{text} {share:.0%}" for text, share in shares.items() if share >= 0.005]
+    whose = f" of pipeline rank {found.rank}" if len(predicted.stages) > 1 else ""
+    return [Text(f"the step{whose}: " + ", ".join(shown))]
+
+
 def _memory(predicted: Prediction) -> Table:
     table = Table(title="Predicted peak memory of the worst of the stage's ranks", **_STYLE)
-    for name in ("#", *MEMORY_CATEGORIES.values(), "total"):
+    memories = [stage.memory for stage in predicted.stages]
+    used = [n for n in MEMORY_CATEGORIES if any(getattr(m, f"{n}_bytes") for m in memories)]
+    for name in ("#", *(MEMORY_CATEGORIES[n] for n in used), "total"):
         table.add_column(name, justify="left" if name == "#" else "right", no_wrap=True)
     for i, stage in enumerate(predicted.stages):
-        parts = [getattr(stage.memory, f"{name}_bytes") for name in MEMORY_CATEGORIES]
+        parts = [getattr(stage.memory, f"{name}_bytes") for name in used]
         table.add_row(str(i), *map(size, parts), size(stage.memory.total_bytes))
     return table
 

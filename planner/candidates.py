@@ -7,7 +7,15 @@ from itertools import accumulate
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Block, Graph
 from meshwright.ir.layout import balanced
-from meshwright.ir.plan import ClusterId, InputSpec, ModelId, Plan, ScheduleTable, Stage
+from meshwright.ir.plan import (
+    ClusterId,
+    InputSpec,
+    ModelId,
+    Plan,
+    ProfileId,
+    ScheduleTable,
+    Stage,
+)
 from meshwright.ir.schedule import Schedule
 from meshwright.planner.constraints import pinned
 from meshwright.planner.notes import notes_of
@@ -78,9 +86,20 @@ def build_plan(problem: Problem, choice: Choice, *, predict: bool = True) -> Pla
         stages=tuple(_stage(problem, choice, stage) for stage in choice.stages),
         schedule=ScheduleTable(name=choice.schedule, rows=tuple(str(schedule).splitlines())),
         layouts=tuple(layout for found in layouts.values() for layout in found),
+        profile=profile_id(problem),
     )
     plan = replace(plan, notes=notes_of(problem, plan))
     return replace(plan, predicted=predict_plan(problem, plan)) if predict else plan
+
+
+def profile_id(problem: Problem) -> ProfileId | None:
+    """Which measurements the costs rest on."""
+    profile = problem.tables.profile
+    if profile is None:
+        return None
+    at = profile.machine
+    machine = f"{at.device}, {at.driver}, torch {at.torch}, {at.backend}"
+    return ProfileId(machine=machine, fingerprint=profile.fingerprint)
 
 
 def model_id(graph: Graph) -> ModelId:
