@@ -42,10 +42,13 @@ class BlockCost:
     source: Source
     uncertain_s: float = 0.0
     """Seconds times relative error, summed over forward and backward with communication."""
+    no_grad_s: float | None = None
+    """The forward where nothing is kept, if it was measured."""
     accumulate_s: float = 0.0
     """Of `backward_weight_s`, if it was measured: adding to gradients that are there already."""
     split_s: float = 0.0
     """If it was measured: what a backward in two halves takes more than a whole one."""
+
     again_s: float = 0.0
     """Of `backward_input_s`: computing the forward again; its communication is not part of it."""
 
@@ -61,6 +64,7 @@ class BlockCost:
         """The same block when it keeps only its inputs and runs its forward again."""
         return replace(
             self,
+            forward_s=self.forward_s if self.no_grad_s is None else self.no_grad_s,
             backward_input_s=self.backward_input_s + self.forward_s,
             comm_backward_s=self.comm_backward_s + self.comm_forward_s,
             again_s=self.forward_s - self.comm_forward_s,
@@ -114,6 +118,17 @@ def price_block(
     timer: OpTimer | None = None,
 ) -> BlockCost:
     """`block_cost` with what many blocks share already made."""
+    return summary(walk_block(facts, block, layout, site, timer), block, layout)
+
+
+def walk_block(
+    facts: GraphFacts,
+    block: Block,
+    layout: BlockLayout,
+    site: Site,
+    timer: OpTimer | None = None,
+) -> Walk:
+    """A walk that has been through the whole block."""
     graph = facts.graph
     walk = Walk(facts, site, timer)
     for name, entry in zip(block.inputs, layout.inputs, strict=True):
@@ -127,10 +142,11 @@ def price_block(
     for name, leave in zip(block.outputs, layout.outputs, strict=True):
         walk.convert(name, _placements(leave))
     walk.clock.settle(site.device)
-    return _summary(walk, block, layout)
+    return walk
 
 
-def _summary(walk: Walk, block: Block, layout: BlockLayout) -> BlockCost:
+def summary(walk: Walk, block: Block, layout: BlockLayout) -> BlockCost:
+    """What a walk has found."""
     tensors = walk.facts.graph.tensors
     entries = [_placements(place) for place in layout.inputs]
     exits = [_placements(place) for place in layout.outputs]

@@ -27,6 +27,8 @@ class Clock:
     input_dispatch_s: float = 0.0
     weight_dispatch_s: float = 0.0
     uncertain_s: float = 0.0
+    comm_uncertain_s: float = 0.0
+    """Of it, the part of communication."""
     sources: set[Source] = field(default_factory=set)
 
     def add(self, time: OpTime) -> None:
@@ -45,6 +47,7 @@ class Clock:
         self.backward_input_s += backward_s
         self.comm_backward_s += backward_s
         self.uncertain_s += band * (forward_s + backward_s)
+        self.comm_uncertain_s += band * (forward_s + backward_s)
 
     def settle(self, device: DeviceType) -> None:
         """Add the time that the device waits for dispatch; the backward's parts share theirs."""

@@ -1,39 +1,26 @@
 """Costs that many plans share, each computed once: equal blocks, equal stages, groups, borders."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from pydantic import RootModel
-
-from meshwright.costmodel.block import BlockCost, price_block, price_prelude
+from meshwright.costmodel.block import BlockCost, price_prelude
+from meshwright.costmodel.block_costs import BlockCosts
+from meshwright.costmodel.block_costs import Spot as Spot
+from meshwright.costmodel.calibrated import calibrated
 from meshwright.costmodel.comm import Levels, group_levels
 from meshwright.costmodel.compute import OpTimer, worst_source
 from meshwright.costmodel.layer_profile import layer_timer
-from meshwright.costmodel.walk import GraphFacts, Site
+from meshwright.costmodel.profile_timer import profile_timer
+from meshwright.costmodel.walk import GraphFacts
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.device import DeviceType, Link, Source
 from meshwright.ir.graph import DTYPE_BYTES, Block, Graph, Kind
-from meshwright.ir.layout import Axis
 from meshwright.ir.plan import BlockLayout, ScheduleTable, Stage
 from meshwright.ir.profile import Profile
 from meshwright.ir.schedule import Schedule
 
 PRELUDE = "(prelude)"
-
-
-@dataclass(frozen=True, slots=True)
-class Spot:
-    """All that a block's cost depends on besides the block and its layout."""
-
-    samples: int
-    """Of one micro-batch on this rank."""
-    dp: int
-    tp: int
-    device: str
-    dp_levels: Levels
-    tp_levels: Levels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,21 +58,26 @@ class CostTables:
     """Costs of one graph on one cluster under one precision; keeps everything it has computed."""
 
     def __init__(
-        self, graph: Graph, cluster: Cluster, precision: str, timer: OpTimer | None = None
+        self,
+        graph: Graph,
+        cluster: Cluster,
+        precision: str,
+        timer: OpTimer | None = None,
+        profile: Profile | None = None,
     ) -> None:
         self.graph = graph
-        self.cluster = cluster
+        self.cluster = calibrated(cluster, profile) if profile else cluster
         self.precision = precision
-        self.timer = timer or layer_timer(graph)
-        self.profile: Profile | None = None
+        self.profile = profile
         self.facts = GraphFacts.of(graph, precision)
-        self._blocks: dict[tuple[str, tuple[bool, ...], str, Spot], BlockCost] = {}
+        timer = timer or layer_timer(graph) or profile_timer(self.cluster, profile)
+        devices = {device.name: device for device in self.cluster.device_types}
+        self.blocks = BlockCosts(self.facts, devices, timer, profile)
         self._stages: dict[tuple[object, ...], StageCost] = {}
         self._levels: dict[tuple[int, ...], Levels] = {}
         self._borders: dict[int, tuple[int, int]] = {}
         self._links: dict[tuple[tuple[int, ...], int, tuple[int, ...], int], frozenset[Link]] = {}
         self._schedules: dict[tuple[str, ...], Schedule] = {}
-        self._layout_keys: dict[int, tuple[BlockLayout, str]] = {}
         self.models: dict[object, object] = {}
         """What `costmodel.stage_model` keeps."""
 
@@ -136,32 +128,9 @@ class CostTables:
             self._schedules[key] = table.parse()
         return self._schedules[key]
 
-    def layout_key(self, layout: BlockLayout) -> str:
-        """A text that equal layouts share."""
-        held = self._layout_keys.get(id(layout))
-        if held is None:
-            text = json.dumps(RootModel[BlockLayout](layout).model_dump(), sort_keys=True)
-            held = self._layout_keys[id(layout)] = (layout, text)
-        return held[1]
-
-    def _site(self, spot: Spot) -> Site:
-        # Local shapes depend on this rank's share alone, so all shares may be called equal.
-        shares = (spot.samples,) * spot.dp
-        return Site(
-            axes={"dp": Axis(spot.dp, shares, self.graph.batch_size), "tp": Axis(spot.tp)},
-            coordinates={"dp": 0, "tp": 0},
-            device=self.devices[spot.device],
-            levels={"dp": spot.dp_levels, "tp": spot.tp_levels},
-        )
-
     def block(self, block: Block, layout: BlockLayout, spot: Spot) -> BlockCost:
         """Cost of one micro-batch of the block; equal for all blocks of its pattern."""
-        # The first block of a pattern may read the batch where the others read activations.
-        trained = tuple(self.graph.tensors[name].requires_grad for name in block.inputs)
-        key = (block.pattern, trained, self.layout_key(layout), spot)
-        if key not in self._blocks:
-            self._blocks[key] = price_block(self.facts, block, layout, self._site(spot), self.timer)
-        return self._blocks[key]
+        return self.blocks.cost(block, layout, spot)
 
     def stage(
         self,
@@ -173,7 +142,7 @@ class CostTables:
         """Cost of one micro-batch of a run of blocks. `layouts`: by pattern, with `(prelude)`."""
         patterns = sorted({block.pattern for block in blocks})
         key = (blocks[0].name, blocks[-1].name, tuple(recompute), spot,
-               *(self.layout_key(layouts[p]) for p in patterns))  # fmt: skip
+               *(self.blocks.layout_key(layouts[p]) for p in patterns))  # fmt: skip
         if key not in self._stages:
             self._stages[key] = self._sum(blocks, layouts, recompute, spot)
         return self._stages[key]
@@ -241,7 +210,7 @@ class CostTables:
         needed = self.facts.prelude_values & used
         if layout is None or not needed:
             return 0.0, 0
-        return price_prelude(self.facts, layout, needed, self._site(spot))
+        return price_prelude(self.facts, layout, needed, self.blocks.site(spot))
 
     def border_bytes(self, block: int) -> tuple[int, int]:
         """What crosses into block number `block`: bytes of one global batch, and bytes that do not

@@ -64,6 +64,28 @@ SavedKey = tuple[str, str, _Target]
 """A value that is kept, its dtype and its placement."""
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """An op as it was priced."""
+
+    op: Op
+    local: LocalOp
+    strategies: Mapping[str, Strategy]
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A conversion as it was priced."""
+
+    name: str
+    axis: str
+    conversion: Conversion
+    size: int
+    """Ranks of the axis."""
+    nbytes: int
+    """Of the value as if whole on the axis."""
+
+
 @dataclass
 class Walk:
     """Prices ops one after the other, keeping track of where values lie."""
@@ -83,6 +105,8 @@ class Walk:
     workspace: int = 0
     flops: float = 0.0
     tp_sums: set[str] = field(default_factory=set)
+    trail: list["Step | Move"] = field(default_factory=list)
+    """All that was priced, in order."""
 
     def shape(self, name: str, where: Where) -> tuple[int, ...]:
         tensor = self.facts.graph.tensors[name]
@@ -114,6 +138,7 @@ class Walk:
             self.converted.add(key)
             whole = self._whole_bytes(name, where, axis, source, goal)
             conversion = Conversion(source, goal)
+            self.trail.append(Move(name, axis, conversion, self.site.axes[axis].size, whole))
             if conversion.forward is Primitive.IDENTITY:
                 self.storage[name, self.normal(where)] = self.stored(name, before)
             forward_s = self._primitive(conversion.forward, whole, axis)
@@ -156,6 +181,7 @@ class Walk:
                     looked_at = self.stored(op.inputs[0], inputs[0])
                     self.storage[name, self.normal(where)] = looked_at
         local = self._local(op, inputs, outputs, self._share(op, strategies))
+        self.trail.append(Step(op, local, strategies))
         self.clock.add(op_time(local, self.site.device, self.timer))
         self._fan_in(op, local)
         self.flops += local.flops

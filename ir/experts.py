@@ -25,6 +25,15 @@ Tensors = tuple[torch.Tensor, ...]
 _ARGUMENTS = (
     "Tensor hidden, Tensor top_k_index, Tensor top_k_weights, Tensor gate_up, Tensor down, str act"
 )
+# Not by autograd: inside an operator that someone watches (a dispatch mode) there is none.
+_DERIVATIVES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "silu": torch.ops.aten.silu_backward.default,
+    "swish": torch.ops.aten.silu_backward.default,
+    "gelu": torch.ops.aten.gelu_backward.default,
+    "gelu_pytorch_tanh": partial(torch.ops.aten.gelu_backward.default, approximate="tanh"),
+    "relu": lambda grad, x: torch.ops.aten.threshold_backward.default(grad, x, 0),
+}
+"""(gradient of the activation's result, its operand) -> gradient of the operand."""
 LIBRARY.define(f"experts({_ARGUMENTS}) -> Tensor")
 LIBRARY.define(f"experts_forward({_ARGUMENTS}) -> (Tensor, Tensor)")
 LIBRARY.define(
@@ -36,6 +45,13 @@ LIBRARY.define(
 def _gated(product: torch.Tensor, act: str) -> torch.Tensor:
     gate, up = product.chunk(2, dim=-1)
     return ACTIVATIONS[act](gate) * up
+
+
+def _ungated(product: torch.Tensor, grad: torch.Tensor, act: str) -> torch.Tensor:
+    """The gradient of `product`, from that of what `_gated` makes of it."""
+    gate, up = product.chunk(2, dim=-1)
+    back = _DERIVATIVES[act](grad * up, gate)
+    return torch.cat([back, grad * ACTIVATIONS[act](gate)], -1)
 
 
 def _runs(index: torch.Tensor, experts: int) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
@@ -94,14 +110,12 @@ def experts_backward(
     for expert, count in enumerate(counts):
         run = slice(start, start + count)
         start += count
-        with torch.enable_grad():
-            first = product[run].detach().requires_grad_()
-            gated = _gated(first, act)
+        gated = _gated(product[run], act)
         incoming = grad[tokens[run]]
         back = incoming @ down[expert]
-        grad_scale.view(-1)[pairs[run]] = (back * gated.detach()).sum(-1).to(grad_scale.dtype)
-        (grad_first,) = torch.autograd.grad(gated, first, back * scale[run])
-        grad_down[expert] = (incoming * scale[run]).T @ gated.detach()
+        grad_scale.view(-1)[pairs[run]] = (back * gated).sum(-1).to(grad_scale.dtype)
+        grad_first = _ungated(product[run], back * scale[run], act)
+        grad_down[expert] = (incoming * scale[run]).T @ gated
         grad_gate_up[expert] = grad_first.T @ hidden[tokens[run]]
         grad_hidden.index_add_(0, tokens[run], grad_first @ gate_up[expert])
     return grad_hidden, grad_scale, grad_gate_up, grad_down

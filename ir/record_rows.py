@@ -68,7 +68,7 @@ def _plain(hint: Any) -> tuple[type, bool]:
 
 def row_of(record: object) -> tuple[Cell, ...]:
     """The cells of a record, in the order of `columns_of`."""
-    kind: type[Any] = type(record)
+    kind: Any = type(record)
     return tuple(_cell(record, column) for column in columns_of(kind))
 
 
@@ -84,7 +84,7 @@ def _cell(record: object, column: Column) -> Cell:
 
 def record_of(record: type[T], row: Mapping[str, Cell], path: tuple[str, ...] = ()) -> T:
     """The record that gave the row."""
-    made: type[Any] = record
+    made: Any = record
     given: dict[str, Any] = {}
     for name, (kind, optional) in _kinds(made).items():
         here = (*path, name)

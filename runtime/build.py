@@ -19,7 +19,7 @@ from meshwright.runtime.stage import StageModule
 from meshwright.runtime.tied import Tie, find_ties, is_sharded
 from meshwright.runtime.weights import slots, stage_tensors
 
-_AUTOCAST = {"bf16": torch.bfloat16, "fp32": None, "fp64": None}
+AUTOCAST = {"bf16": torch.bfloat16, "fp32": None, "fp64": None}
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +92,7 @@ def build_rank(
         comm.meter, comm.stage = recorder, index
         sync = _sync(plan, program, tensors[index], lines[index])
         stages[index] = StageModule(
-            program, comm, tensors[index], sync, _AUTOCAST[plan.precision], stage.prefetch
+            program, comm, tensors[index], sync, AUTOCAST[plan.precision], stage.prefetch
         )
     owners = _owners({name for found in tensors.values() for name in found})
     return RankParts(

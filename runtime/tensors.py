@@ -72,6 +72,14 @@ class TensorTracker:
         self._live.clear()
         self._resized.clear()
 
+    def most(self, kind: Kind) -> int:
+        """The most bytes of one kind at once."""
+        total = most = 0
+        for number, change in self._log:
+            total += change * (self._kinds[number] == kind)
+            most = max(most, total)
+        return most
+
     def peak(self) -> TensorMemory:
         """The moment with the most bytes."""
         total, most, at = 0, 0, 0

@@ -1,0 +1,140 @@
+"""Costs of blocks, each computed once: measured where a profile has them, else op by op."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from pydantic import RootModel
+
+from meshwright.costmodel.block import BlockCost, summary, walk_block
+from meshwright.costmodel.comm import Levels
+from meshwright.costmodel.compute import OpTimer
+from meshwright.costmodel.keys import block_key
+from meshwright.costmodel.measured_blocks import beside, between, measured_cost
+from meshwright.costmodel.walk import GraphFacts, Site, Walk
+from meshwright.ir.device import DeviceType
+from meshwright.ir.graph import Block
+from meshwright.ir.layout import Axis
+from meshwright.ir.plan import BlockLayout
+from meshwright.ir.profile import BlockRecord, Profile
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """All that a block's cost depends on besides the block and its layout."""
+
+    samples: int
+    """Of one micro-batch on this rank."""
+    dp: int
+    tp: int
+    device: str
+    dp_levels: Levels
+    tp_levels: Levels
+
+
+_Id = tuple[str, tuple[bool, ...], str, Spot]
+
+
+class BlockCosts:
+    """Keeps every cost and every key that it has computed."""
+
+    def __init__(
+        self,
+        facts: GraphFacts,
+        devices: Mapping[str, DeviceType],
+        timer: OpTimer | None = None,
+        profile: Profile | None = None,
+    ) -> None:
+        self._facts, self._devices, self._timer = facts, devices, timer
+        self._profile = profile
+        self._costs: dict[_Id, BlockCost] = {}
+        self._keys: dict[_Id, str] = {}
+        self._layout_keys: dict[int, tuple[BlockLayout, str]] = {}
+        blocks = profile.blocks.values() if profile else ()
+        self._samples = sorted({(record.tp, record.samples) for record in blocks})
+
+    def cost(self, block: Block, layout: BlockLayout, spot: Spot) -> BlockCost:
+        """Of one micro-batch of the block; equal for all blocks of its pattern."""
+        at = self._id(block, layout, spot)
+        if at not in self._costs:
+            walk = self._walk(block, layout, spot)
+            cost = summary(walk, block, layout)
+            if self._profile and self._devices[spot.device].kind == self._profile.machine.kind:
+                self._keys[at] = self._key(walk, spot)
+                cost = self._measured(block, layout, spot, walk, cost)
+            self._costs[at] = cost
+        return self._costs[at]
+
+    def key(self, block: Block, layout: BlockLayout, spot: Spot) -> str:
+        """Under which a profile has the block."""
+        at = self._id(block, layout, spot)
+        if at not in self._keys:
+            self._keys[at] = self._key(self._walk(block, layout, spot), spot)
+        return self._keys[at]
+
+    def layout_key(self, layout: BlockLayout) -> str:
+        """A text that equal layouts share."""
+        held = self._layout_keys.get(id(layout))
+        if held is None:
+            text = json.dumps(RootModel[BlockLayout](layout).model_dump(), sort_keys=True)
+            held = self._layout_keys[id(layout)] = (layout, text)
+        return held[1]
+
+    def site(self, spot: Spot) -> Site:
+        """The first rank of a stage."""
+        # Local shapes depend on this rank's share alone, so all shares may be called equal.
+        shares = (spot.samples,) * spot.dp
+        return Site(
+            axes={"dp": Axis(spot.dp, shares, self._facts.graph.batch_size), "tp": Axis(spot.tp)},
+            coordinates={"dp": 0, "tp": 0},
+            device=self._devices[spot.device],
+            levels={"dp": spot.dp_levels, "tp": spot.tp_levels},
+        )
+
+    def _id(self, block: Block, layout: BlockLayout, spot: Spot) -> _Id:
+        # The first block of a pattern may read the batch where the others read activations.
+        trained = tuple(self._facts.graph.tensors[name].requires_grad for name in block.inputs)
+        return block.pattern, trained, self.layout_key(layout), spot
+
+    def _walk(self, block: Block, layout: BlockLayout, spot: Spot) -> Walk:
+        return walk_block(self._facts, block, layout, self.site(spot), self._timer)
+
+    def _key(self, walk: Walk, spot: Spot) -> str:
+        return block_key(walk.trail, self._facts.precision, {"dp": spot.dp, "tp": spot.tp})
+
+    def _measured(
+        self, block: Block, layout: BlockLayout, spot: Spot, walk: Walk, cost: BlockCost
+    ) -> BlockCost:
+        """The cost by the profile, or by that of other numbers of samples; else as it is."""
+        assert self._profile
+        record = self._profile.blocks.get(self.key(block, layout, spot))
+        if record is not None:
+            return measured_cost(cost, walk, record)
+        low, high = self._neighbours(block, layout, spot)
+        near = low or high
+        if near is None:
+            return cost
+        if low and high:
+            found, band = between(low, high, spot.samples)
+        else:
+            there = replace(spot, samples=near.samples)
+            theirs = summary(self._walk(block, layout, there), block, layout)
+            found, band = beside((near, theirs), cost, spot.samples)
+        return measured_cost(cost, walk, found, "interpolated", band)
+
+    def _neighbours(
+        self, block: Block, layout: BlockLayout, spot: Spot
+    ) -> tuple[BlockRecord | None, BlockRecord | None]:
+        """The block as measured with the next fewer and the next more samples."""
+        assert self._profile
+        low = high = None
+        for tp, samples in self._samples:
+            if tp != spot.tp or high:
+                continue
+            key = self.key(block, layout, replace(spot, samples=samples))
+            found = self._profile.blocks.get(key)
+            if found and samples < spot.samples:
+                low = found
+            elif found:
+                high = found
+        return low, high

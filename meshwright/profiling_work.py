@@ -1,0 +1,127 @@
+"""What there is to measure for a model on a cluster: the blocks that plans of it can need."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from meshwright.costmodel.tables import PRELUDE, Spot
+from meshwright.ir.graph import Block, Graph, Kind
+from meshwright.ir.layout import balanced
+from meshwright.ir.plan import BlockLayout, ClusterId, Plan, ScheduleTable, Stage
+from meshwright.planner.candidates import model_id
+from meshwright.planner.problem import Problem
+from meshwright.planner.space import divisors, microbatch_counts, tensor_sizes
+from meshwright.runtime.profiling.tasks import BlockTask
+
+
+@dataclass(frozen=True, slots=True)
+class _Local:
+    """The part of a micro-batch that a rank has, and the mesh it is in."""
+
+    samples: int
+    dp: int
+    tp: int
+
+
+def block_tasks(problem: Problem) -> list[BlockTask]:
+    """Every distinct block at every number of samples and tensor-parallel size that even meshes
+    need; those that most plans need come first."""
+    blocks = _distinct(problem.graph)
+    found: dict[str, tuple[int, BlockTask]] = {}
+    for local, uses in _locals(problem).items():
+        layouts = {x.pattern: x for x in problem.layouts(local.tp)}
+        for block, repeats in blocks:
+            spot = Spot(local.samples, local.dp, local.tp, problem.tables.device_names[0], (), ())
+            key = problem.tables.blocks.key(block, layouts[block.pattern], spot)
+            weight, task = found.get(key, (0, None))
+            task = task or _task(problem, block, local, layouts, key)
+            found[key] = weight + uses * repeats, task
+    ranked = sorted(found.values(), key=lambda entry: -entry[0])
+    return [task for _, task in ranked]
+
+
+def _distinct(graph: Graph) -> list[tuple[Block, int]]:
+    """The first of equal blocks, and how many there are."""
+    first: dict[tuple[object, ...], Block] = {}
+    count: dict[tuple[object, ...], int] = {}
+    for block in graph.blocks:
+        trained = tuple(graph.tensors[name].requires_grad for name in block.inputs)
+        key = block.pattern, trained
+        first.setdefault(key, block)
+        count[key] = count.get(key, 0) + 1
+    return [(block, count[key]) for key, block in first.items()]
+
+
+def _locals(problem: Problem) -> dict[_Local, int]:
+    """What ranks of even meshes have, fewest replicas first, and how many plans need it."""
+    found: dict[_Local, int] = {}
+    for tp, dp, microbatches in _meshes(problem):
+        for samples in set(balanced(problem.batch // microbatches, dp)) - {0}:
+            # Replicas change nothing but how statistics of the batch are taken.
+            local = _Local(samples, min(dp, 2), tp)
+            found[local] = found.get(local, 0) + 1
+    return dict(sorted(found.items(), key=lambda entry: entry[0].dp))
+
+
+def _meshes(problem: Problem) -> Iterator[tuple[int, int, int]]:
+    """(tp, dp, micro-batches)"""
+    devices = problem.cluster.num_devices
+    for tp in tensor_sizes(problem):
+        for dp in divisors(devices // tp) if tp <= devices else ():
+            for microbatches in microbatch_counts(problem):
+                if problem.batch // microbatches >= dp:
+                    yield tp, dp, microbatches
+
+
+def _task(
+    problem: Problem, block: Block, local: _Local, layouts: dict[str, BlockLayout], key: str
+) -> BlockTask:
+    plan, stage = _plan_around(problem, block, local, layouts)
+    dtypes = problem.tables.facts.dtypes
+    return BlockTask(
+        key=key,
+        pattern=block.pattern,
+        plan=plan,
+        stage=stage,
+        dtypes={
+            name: dtypes[name]
+            for name in block.inputs
+            if problem.graph.tensors[name].kind is Kind.ACTIVATION
+        },
+    )
+
+
+def _plan_around(
+    problem: Problem, block: Block, local: _Local, layouts: dict[str, BlockLayout]
+) -> tuple[Plan, int]:
+    """A plan with the block alone in a stage, whose number comes with it; nobody runs it."""
+    graph = problem.graph
+    index = graph.blocks.index(block)
+    runs = [graph.blocks[:index], (block,), graph.blocks[index + 1 :]]
+    size = local.dp * local.tp
+    stages = tuple(
+        Stage(
+            first=run[0].name,
+            last=run[-1].name,
+            mesh={"dp_replicate": local.dp, "dp_shard": 1, "tp": local.tp},
+            devices=tuple(range(number * size, (number + 1) * size)),
+            batch_shares=(local.samples,) * local.dp,
+            layouts={p: layouts[p].name for p in {*(b.pattern for b in run), PRELUDE}},
+        )
+        for number, run in enumerate([run for run in runs if run])
+    )
+    plan = Plan(
+        model=model_id(graph),
+        cluster=ClusterId(
+            name=problem.cluster.name,
+            fingerprint=problem.cluster.fingerprint,
+            num_devices=problem.cluster.num_devices,
+        ),
+        global_batch_size=graph.batch_size,
+        num_microbatches=max(1, graph.batch_size // (local.samples * local.dp)),
+        optimizer=problem.optimizer,
+        precision=problem.precision,
+        stages=stages,
+        schedule=ScheduleTable(name="one_f_one_b", rows=()),
+        layouts=tuple(layouts.values()),
+    )
+    return plan, 1 if index else 0

@@ -1,0 +1,176 @@
+"""Measures a block: its forward, its backward whole and in halves, and the memory it takes."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from meshwright.ir.graph import Graph
+from meshwright.ir.profile import BlockRecord, Timing
+from meshwright.ir.torch_private import on_gradient, storage_key, watching
+from meshwright.runtime.profiling.bench import Layer, layers
+from meshwright.runtime.profiling.stopwatch import Stopwatch, mean, summarised, watch_for
+from meshwright.runtime.profiling.tasks import BlockTask
+from meshwright.runtime.tensors import TensorTracker
+
+Agree = Callable[[bool], bool]
+"""Meets the other processes that measure the same; all get what the first of them says."""
+_ROUNDS = (3, 200)
+"""At least, so that the first can be left out; at most."""
+
+
+@dataclass
+class _Seen:
+    """Seconds of single calls."""
+
+    forward: list[float] = field(default_factory=list)
+    no_grad: list[float] = field(default_factory=list)
+    backward: list[float] = field(default_factory=list)
+    accumulating: list[float] = field(default_factory=list)
+    inputs: list[float] = field(default_factory=list)
+    weights: list[float] = field(default_factory=list)
+
+
+def measure_block(
+    graph: Graph,
+    task: BlockTask,
+    device: torch.device,
+    *,
+    budget_s: float,
+    processes: int = 1,
+    agree: Agree = bool,
+) -> BlockRecord:
+    """The record of one process; all that measure at once take the same number of rounds."""
+    made = layers(graph, task, device, processes)
+    saved, workspace = memory_of(made[0])
+    watch = watch_for(device)
+    ends = perf_counter() + budget_s
+    seen, rounds = _Seen(), 0
+    while agree(rounds < _ROUNDS[0] or (rounds < _ROUNDS[1] and perf_counter() < ends)):
+        if rounds == 1:
+            seen = _Seen()  # the first round faulted memory in
+        _round(made, watch, seen, agree)
+        rounds += 1
+    return _record(task, seen, saved, workspace, processes)
+
+
+def _round(made: Sequence[Layer], watch: Stopwatch, seen: _Seen, agree: Agree) -> None:
+    """Each pass goes forward through all layers and back, as a stage does."""
+    for layer in made:
+        layer.forget_gradients()
+    for backward in (seen.backward, seen.accumulating):
+        _forward(made, watch, seen.forward)
+        agree(True)
+        for layer in reversed(made):
+            backward.append(watch.time(layer.backward)[1])
+    _forward(made, watch, seen.forward)
+    for layer in reversed(made):
+        seen.inputs.append(watch.time(layer.backward_input)[1])
+    for layer in reversed(made):
+        seen.weights.append(watch.time(layer.backward_weight)[1])
+    for layer in made:
+        seen.no_grad.append(watch.time(lambda layer=layer: layer.forward(keep=False))[1])  # type: ignore[misc]
+
+
+def _forward(made: Sequence[Layer], watch: Stopwatch, seconds: list[float]) -> None:
+    kept = []
+    for layer in made:
+        outputs, took = watch.time(layer.forward)
+        kept.append(outputs)  # the next block reads them
+        seconds.append(took)
+
+
+def _record(
+    task: BlockTask, seen: _Seen, saved: int, workspace: int, processes: int
+) -> BlockRecord:
+    backward = summarised(seen.backward)
+    return BlockRecord(
+        key=task.key,
+        pattern=task.pattern,
+        samples=task.samples,
+        tp=task.tp,
+        processes=processes,
+        forward=summarised(seen.forward),
+        backward=backward,
+        backward_input=summarised(seen.inputs),
+        backward_weight=summarised(seen.weights),
+        no_grad_forward=summarised(seen.no_grad),
+        accumulate=_more(summarised(seen.accumulating), backward),
+        saved_bytes=saved,
+        workspace_bytes=workspace,
+    )
+
+
+def _more(longer: Timing, shorter: Timing) -> Timing:
+    """The difference; none if it drowns in noise."""
+    more = max(0.0, longer.median_s - shorter.median_s)
+    return Timing(median_s=more, spread=longer.spread, count=longer.count)
+
+
+def memory_of(layer: Layer) -> tuple[int, int]:
+    """(bytes that are kept for the backward, most beyond them at once)."""
+    layer.forget_gradients()
+    saved = _saved_bytes(layer)
+    layer.backward()
+    layer.forget_gradients()
+    tracker = TensorTracker()
+    tracker.label("parameters", layer.given)
+    handles = on_gradient(layer.parameters, lambda p: tracker.label("gradients", [p.grad]))
+    try:
+        with watching(tracker.see):
+            outputs = layer.forward()
+            layer.backward()
+        most = tracker.most("rest") + sum(x.nbytes for x in layer.gradients.values())
+    finally:
+        for handle in handles:
+            handle.remove()
+        tracker.stop()
+    del outputs
+    layer.forget_gradients()
+    return saved, max(0, most - saved)
+
+
+def _saved_bytes(layer: Layer) -> int:
+    """Of a forward: each storage once, without what was there before."""
+    before = _keys(layer.given)
+    kept: list[Tensor] = []
+
+    def keep(x: Tensor) -> Tensor:
+        kept.append(x)
+        return x
+
+    with saved_tensors_hooks(keep, lambda x: x):
+        layer.forward()
+    storages = {storage_key(x): x.untyped_storage().nbytes() for x in kept}
+    return sum(nbytes for key, nbytes in storages.items() if key not in before)
+
+
+def _keys(tensors: Iterable[Tensor]) -> set[int]:
+    return {storage_key(x) for x in tensors}
+
+
+def merged(records: Sequence[BlockRecord]) -> BlockRecord:
+    """What all processes say together."""
+    first = records[0]
+
+    def together(name: str) -> Timing:
+        return mean([getattr(record, name) for record in records])
+
+    return BlockRecord(
+        key=first.key,
+        pattern=first.pattern,
+        samples=first.samples,
+        tp=first.tp,
+        processes=first.processes,
+        forward=together("forward"),
+        backward=together("backward"),
+        backward_input=together("backward_input"),
+        backward_weight=together("backward_weight"),
+        no_grad_forward=together("no_grad_forward"),
+        accumulate=together("accumulate"),
+        saved_bytes=max(record.saved_bytes for record in records),
+        workspace_bytes=max(record.workspace_bytes for record in records),
+    )

@@ -1,0 +1,143 @@
+"""Times single ops: forward, gradients of all operands, of activations and of parameters alone."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import cycle
+from time import perf_counter
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from meshwright.codegen.comm import Comm
+from meshwright.codegen.local import evaluate
+from meshwright.codegen.site import Form
+from meshwright.ir.profile import OpRecord, Timing
+from meshwright.ir.torch_private import storage_key
+from meshwright.runtime.profiling.stopwatch import Stopwatch, summarised, watch_for
+from meshwright.runtime.profiling.tasks import Operand, OpTask
+from meshwright.runtime.profiling.values import drawn
+
+_COLD_BYTES = 96 * 2**20
+_COPIES = (2, 12)
+_LEAST, _MOST = 5, 100
+_SEED = 21
+
+
+@dataclass
+class _Seen:
+    forward: list[float] = field(default_factory=list)
+    backward: list[float] = field(default_factory=list)
+    inputs: list[float] = field(default_factory=list)
+    weights: list[float] = field(default_factory=list)
+
+
+def measure_op(
+    task: OpTask,
+    device: torch.device,
+    *,
+    budget_s: float,
+    agree: Callable[[bool], bool] = bool,
+) -> OpRecord:
+    """Inputs take turns, so that they come from memory as in training."""
+    sets = _operands(task, device)
+    watch = watch_for(device, host=False)
+    seen, calls = _Seen(), 0
+    ends = perf_counter() + budget_s
+    turns = cycle(sets)
+    while agree(calls < _LEAST or (calls < _MOST and perf_counter() < ends)):
+        # One that faults memory in, and the rest of the turn.
+        for _ in range(1 if calls else len(sets)):
+            _call(task, next(turns), watch, seen, device)
+        if not calls:
+            seen = _Seen()
+        calls += 1
+    return OpRecord(
+        key=task.key,
+        target=task.target,
+        op_class=task.op_class,
+        dtype=task.dtype,
+        inputs=tuple(o.shape for o in task.operands),
+        flops=task.flops,
+        moved_bytes=task.moved_bytes,
+        forward=summarised(seen.forward),
+        backward=_timing(seen.backward),
+        backward_input=_timing(seen.inputs),
+        backward_weight=_timing(seen.weights),
+        saved_bytes=_saved_bytes(task, sets[0], device),
+        causal=task.causal,
+    )
+
+
+def _timing(seconds: list[float]) -> Timing | None:
+    return summarised(seconds) if seconds else None
+
+
+def _operands(task: OpTask, device: torch.device) -> list[list[Tensor]]:
+    """Sets of operands that together are more than caches hold."""
+    draw = torch.Generator().manual_seed(_SEED)
+    first = [_operand(o, device, draw) for o in task.operands]
+    nbytes = sum(x.nbytes for x in first) + 1
+    count = min(max(_COPIES[0], -(-_COLD_BYTES // nbytes)), _COPIES[1])
+    copies = ([x.detach().clone().requires_grad_(x.requires_grad) for x in first]
+              for _ in range(count - 1))  # fmt: skip
+    return [first, *copies]
+
+
+def _operand(operand: Operand, device: torch.device, draw: torch.Generator) -> Tensor:
+    x = drawn(operand.shape, operand.dtype, device, operand.below, draw, positive=True)
+    return x.requires_grad_(operand.requires_grad and x.is_floating_point())
+
+
+def _run(task: OpTask, operands: Sequence[Tensor], device: torch.device) -> tuple[Tensor, ...]:
+    comm = Comm({}, {"dp": 1, "tp": 1}, {"dp": 0, "tp": 0}, device=device)
+    # Operands that an op changes are not those that gradients are asked of.
+    return evaluate(Form(task.call, task.args), comm, operands)  # type: ignore[arg-type]
+
+
+def _call(
+    task: OpTask, operands: Sequence[Tensor], watch: Stopwatch, seen: _Seen, device: torch.device
+) -> None:
+    outputs, took = watch.time(lambda: _run(task, operands, device))
+    seen.forward.append(took)
+    made = [x for x in outputs if isinstance(x, Tensor) and x.requires_grad]
+    arriving = [torch.ones_like(x) for x in made]
+    inputs, weights = _wanted(task, operands, param=False), _wanted(task, operands, param=True)
+    if not made:
+        return
+    for wanted, seconds in (
+        (inputs, seen.inputs),
+        (weights, seen.weights),
+        ([*inputs, *weights], seen.backward),
+    ):
+        if wanted:
+            _, took = watch.time(
+                lambda wanted=wanted: torch.autograd.grad(  # type: ignore[misc]
+                    made, wanted, arriving, retain_graph=True, allow_unused=True
+                )
+            )
+            seconds.append(took)
+
+
+def _wanted(task: OpTask, operands: Sequence[Tensor], *, param: bool) -> list[Tensor]:
+    return [
+        x
+        for x, operand in zip(operands, task.operands, strict=True)
+        if x.requires_grad and operand.is_param == param
+    ]
+
+
+def _saved_bytes(task: OpTask, operands: Sequence[Tensor], device: torch.device) -> int:
+    """What autograd keeps beside parameters, each storage once."""
+    params = {storage_key(x) for x, o in zip(operands, task.operands, strict=True) if o.is_param}
+    kept: list[Tensor] = []
+
+    def keep(x: Tensor) -> Tensor:
+        kept.append(x)
+        return x
+
+    with saved_tensors_hooks(keep, lambda x: x):
+        outputs = _run(task, operands, device)
+    storages = {storage_key(x): x.untyped_storage().nbytes() for x in kept}
+    del outputs
+    return sum(nbytes for key, nbytes in storages.items() if key not in params)
