@@ -9,10 +9,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from meshwright.costmodel.compare import Comparison, Expected, Row, check_run, compare, expected_of
+from meshwright.costmodel.compare import Comparison, Row, check_run, compare, expected_of
 from meshwright.ir import measured, plan_io
-from meshwright.ir.measured import Measured
-from meshwright.ir.plan import Plan
 
 MIB = 1024**2
 
@@ -29,29 +27,42 @@ def compare_command(
     cluster: Annotated[
         str | None, typer.Option("--cluster", "-c", help="with --model: local:4 or cluster.yaml")
     ] = None,
+    profile: Annotated[
+        Path | None, typer.Option(help="with --model: measurements to predict with")
+    ] = None,
+    learn: Annotated[
+        Path | None, typer.Option(help="with --model: a profile that the run is folded into")
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="print one JSON object instead of a table")
     ] = False,
 ) -> None:
     """Set what a run took beside what its plan predicted; exit 5 if it is of another plan."""
+    if target is None and (profile or learn or cluster):
+        raise typer.BadParameter("--cluster, --profile and --learn need --model")
     plan = plan_io.load(plan_file)
     runs = measured.load_run(run_folder)
     check_run(plan, runs)
-    found = compare(plan, _expected(plan, target, cluster, runs), runs)
+    if target is None:
+        _print(compare(plan, expected_of(plan), runs), as_json=as_json)
+        return
+    from meshwright.details import Details  # torch is loaded only where it is needed
+
+    details = Details.of(plan, target, cluster, runs)
+    if learn is None:
+        _print(details.compared(profile), as_json=as_json)
+        return
+    before, after, count = details.teach(learn)
+    _print(after, as_json=as_json, learned={"records": count, "before": before.verdict})
+    if not as_json:
+        Console().print(f"{learn} took up {count} records; before: {before.verdict}", markup=False)
+
+
+def _print(found: Comparison, *, as_json: bool, learned: dict[str, Any] | None = None) -> None:
     if as_json:
-        print(json.dumps(as_data(found), indent=2))
+        print(json.dumps(as_data(found) | ({"learned": learned} if learned else {}), indent=2))
     else:
         show(found, Console())
-
-
-def _expected(
-    plan: Plan, target: str | None, cluster: str | None, runs: tuple[Measured, ...]
-) -> Expected:
-    if target is None:
-        return expected_of(plan)
-    from meshwright.details import detailed  # torch is loaded only where it is needed
-
-    return detailed(plan, target, cluster, runs)
 
 
 def as_data(found: Comparison) -> dict[str, Any]:

@@ -1,12 +1,22 @@
 """`meshwright compare` on the files of a run."""
 
 import json
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from meshwright.costmodel.compare import Expected
+from meshwright.costmodel.expected import block_uses, expected_in_detail
+from meshwright.costmodel.tables import CostTables
+from meshwright.details import Details
 from meshwright.ir import measured, plan_io
-from tests.costmodel.test_compare import predicted_plan, runs_of
-from tests.test_cli import invoke
+from meshwright.ir.measured import ActionMeasured, Measured, StepMeasured
+from meshwright.ir.plan import Plan
+from meshwright.ir.profile_store import load_profile, open_store
+from tests.costmodel.test_compare import MACHINE, flat, predicted_plan, run_of, runs_of
+from tests.costmodel.test_learn import block
+from tests.test_cli import GPT2, SEARCH, invoke
 
 
 @pytest.fixture
@@ -47,3 +57,77 @@ def test_missing_and_broken_files_are_named(run, tmp_path, capsys):
     (tmp_path / "measured_rank1.json").write_text("{}")
     assert invoke("compare", *map(str, run)) == 4
     assert "measured_rank1.json" in capsys.readouterr().err.replace("\n", "")
+
+
+@pytest.fixture(scope="module")
+def learnable(tmp_path_factory):
+    """(plan file, run directory, profile) of a model whose every action took three times as long
+    as the blocks of the profile say."""
+    folder = tmp_path_factory.mktemp("learn")
+    pins = ("--pin", "pp=2", "--pin", "schedule=gpipe", "--pin", "num_microbatches=2")
+    assert invoke(*SEARCH, *pins, "--pin", "recompute=none", "-o", str(folder / "plan.json")) == 0
+    plan = plan_io.load(folder / "plan.json")
+    details = Details.of(plan, GPT2, "local:2", ())
+    tables = CostTables(details.graph, details.cluster, plan.precision)
+    keys = {use.key for uses in block_uses(plan, tables).values() for use in uses}
+    with open_store(folder / "profile.db") as store:
+        store.add(MACHINE, *(block(key, 2e-3) for key in sorted(keys)))
+    known = CostTables(
+        details.graph, details.cluster, plan.precision,
+        profile=load_profile(folder / "profile.db", MACHINE),
+    )  # fmt: skip
+    expected, _ = expected_in_detail(plan, known, ())
+    for rank in range(2):
+        measured.save(_run_of(plan, expected, rank), folder / f"measured_rank{rank}.json")
+    return folder / "plan.json", folder, folder / "profile.db"
+
+
+def _run_of(plan: Plan, expected: Expected, rank: int) -> Measured:
+    actions = tuple(
+        ActionMeasured(
+            stage=stage, work=work, count=4, busy=flat(3 * seconds), waiting=flat(0.0),
+            blocked=flat(0.0),
+        )
+        for (stage, work), seconds in expected.actions.items()
+        if rank in plan.stages[stage].devices
+    )  # fmt: skip
+    step = StepMeasured(kind="timed", step_s=3 * expected.step_s, loss=1.0)
+    return replace(
+        run_of(plan, rank), world_size=2, actions=actions, steps=(step, step), collectives=()
+    )
+
+
+def _compared(capsys, *arguments: str) -> dict[str, Any]:
+    capsys.readouterr()
+    assert invoke("compare", *arguments, "--json") == 0
+    out = capsys.readouterr().out
+    found: dict[str, Any] = json.loads(out[out.index("{") :])
+    return found
+
+
+def _errors(found: dict[str, Any], group: str) -> list[float]:
+    return [row["error"] for row in found["rows"] if row["group"] == group]
+
+
+def test_what_was_learned_makes_the_prediction_better(learnable, capsys):
+    plan, folder, profile = map(str, learnable)
+    model = ("--model", GPT2, "--cluster", "local:2")
+    before = _compared(capsys, plan, folder, *model, "--profile", profile)
+    assert _errors(before, "action") == pytest.approx([1 / 3 - 1] * 4)
+    fingerprint = load_profile(profile, MACHINE).fingerprint
+    learned = _compared(capsys, plan, folder, *model, "--learn", profile)
+    assert learned["learned"]["records"] > 2
+    after = _compared(capsys, plan, folder, *model, "--profile", profile)
+    assert max(map(abs, _errors(after, "action"))) < 0.1
+    assert abs(after["rows"][0]["error"]) < abs(before["rows"][0]["error"])
+    assert load_profile(profile, MACHINE).fingerprint != fingerprint
+
+
+def test_learning_needs_the_model_and_a_profile(learnable, tmp_path, capsys):
+    plan, folder, profile = map(str, learnable)
+    assert invoke("compare", plan, folder, "--learn", profile) == 2
+    assert "--model" in capsys.readouterr().err
+    missing = str(tmp_path / "none.db")
+    model = ("--model", GPT2, "--cluster", "local:2")
+    assert invoke("compare", plan, folder, *model, "--learn", missing) == 4
+    assert "none.db" in capsys.readouterr().err.replace("\n", "")

@@ -1,0 +1,106 @@
+"""What the cost model expects of a plan in the terms in which a run is measured."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from statistics import mean
+
+from meshwright.costmodel.comm import Levels, collective_time
+from meshwright.costmodel.compare import CollectiveKind, Expected, expected_of, kind_of
+from meshwright.costmodel.estimate import estimate
+from meshwright.costmodel.learn import BlockUse
+from meshwright.costmodel.placement import stage_costs
+from meshwright.costmodel.tables import CostTables
+from meshwright.costmodel.timeline import Timeline
+from meshwright.ir.cluster import Cluster
+from meshwright.ir.conversions import Primitive
+from meshwright.ir.measured import Measured
+from meshwright.ir.plan import Plan, Stage
+from meshwright.ir.profile import GroupShape
+from meshwright.ir.schedule import Work
+
+
+def expected_in_detail(
+    plan: Plan, tables: CostTables, runs: Sequence[Measured]
+) -> tuple[Expected, Timeline]:
+    """A new estimate with these tables, whose actions share cores and links as in the run."""
+    prediction, timeline = estimate(tables.graph, tables.cluster, plan, tables)
+    known = expected_of(replace(plan, predicted=prediction))
+    kinds = {kind_of(c) for m in runs for c in m.collectives}
+    return (
+        replace(
+            known,
+            actions=_durations(timeline),
+            waiting=_waiting(timeline),
+            collectives=_collectives(plan, tables, kinds),
+        ),
+        timeline,
+    )
+
+
+def _durations(timeline: Timeline) -> dict[tuple[int, Work], float]:
+    found: dict[tuple[int, Work], list[float]] = defaultdict(list)
+    for row in timeline.entries:
+        for action, start_s, end_s in row:
+            found[action.stage, action.work].append(end_s - start_s)
+    return {key: mean(seconds) for key, seconds in found.items()}
+
+
+def _waiting(timeline: Timeline) -> dict[int, float]:
+    """An action waits from the end of the one before it on its rank."""
+    found: dict[int, float] = defaultdict(float)
+    for row in timeline.entries:
+        before = 0.0
+        for action, start_s, end_s in row:
+            found[action.stage] += start_s - before
+            before = end_s
+    return dict(found)
+
+
+def _collectives(
+    plan: Plan, tables: CostTables, kinds: Iterable[CollectiveKind]
+) -> Mapping[CollectiveKind, float]:
+    """Those along one axis of a stage."""
+    found = {}
+    for kind in kinds:
+        if kind.stage >= 0 and kind.axis in ("dp", "dp_shard", "dp_replicate", "tp"):
+            levels = axis_levels(tables, plan.stages[kind.stage], kind.axis)
+            found[kind] = collective_time(Primitive(kind.primitive), kind.nbytes, levels)
+    return found
+
+
+def axis_ranks(stage: Stage, axis: str) -> tuple[int, ...]:
+    """The first line of ranks along an axis of the stage."""
+    inner = {"tp": 1, "dp": stage.tp, "dp_shard": stage.tp,
+             "dp_replicate": stage.tp * stage.mesh.get("dp_shard", 1)}[axis]  # fmt: skip
+    size = {"tp": stage.tp, "dp": stage.dp}.get(axis, stage.mesh.get(axis, 1))
+    return stage.devices[: inner * size : inner]
+
+
+def axis_levels(tables: CostTables, stage: Stage, axis: str) -> Levels:
+    return tables.levels(axis_ranks(stage, axis))
+
+
+def block_uses(plan: Plan, tables: CostTables) -> dict[int, list[BlockUse]]:
+    """Per stage, the blocks of its slowest replica as a profile has them."""
+    found = {}
+    named = {layout.name: layout for layout in plan.layouts}
+    for index, stage in enumerate(plan.stages):
+        cost = stage_costs(tables, plan, index)
+        keys = (
+            tables.blocks.key(block, named[stage.layouts[block.pattern]], cost.spot)
+            for block in cost.blocks
+        )
+        found[index] = [
+            BlockUse(key, again) for key, again in zip(keys, cost.recomputed, strict=True)
+        ]
+    return found
+
+
+def group_shape(plan: Plan, cluster: Cluster, stage: int, axis: str) -> tuple[GroupShape, int]:
+    """The kind of group along an axis of a stage, and how many of them work at once."""
+    ranks = axis_ranks(plan.stages[stage], axis)
+    nodes = Counter(cluster.node_of(rank) for rank in ranks)
+    stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
+    shape = GroupShape(size=len(ranks), per_node=max(nodes.values()), stride=stride)
+    return shape, len(plan.stages[stage].devices) // len(ranks)

@@ -1,0 +1,86 @@
+"""A new, detailed prediction of a plan that has been run, and what the run teaches a profile."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshwright.costmodel.compare import Comparison, compare
+from meshwright.costmodel.expected import block_uses, expected_in_detail, group_shape
+from meshwright.costmodel.learn import learn
+from meshwright.costmodel.tables import CostTables
+from meshwright.ir.cluster import Cluster
+from meshwright.ir.errors import PlanError
+from meshwright.ir.graph import Graph
+from meshwright.ir.measured import Measured
+from meshwright.ir.plan import Plan
+from meshwright.ir.profile import Profile
+from meshwright.ir.profile_store import load_profile, open_store
+from meshwright.ir.trace import trace
+from meshwright.ir.verify import check
+from meshwright.targets import load_cluster, load_target
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """A run, and what it takes to predict it again."""
+
+    plan: Plan
+    graph: Graph
+    cluster: Cluster
+    runs: tuple[Measured, ...]
+
+    @classmethod
+    def of(
+        cls, plan: Plan, target: str, cluster: str | None, runs: tuple[Measured, ...]
+    ) -> "Details":
+        """TARGET must be the plan's model; the cluster is found by name unless one is given."""
+        found = load_target(target, meta=True)
+        graph = trace(
+            found.model,
+            found.example_inputs,
+            found.loss_fn,
+            global_batch_size=plan.global_batch_size,
+        )
+        check(plan, graph)
+        return cls(plan, graph, _cluster(plan, cluster), runs)
+
+    def compared(self, profile: Path | None) -> Comparison:
+        """With a prediction by the profile, if one is given."""
+        found = load_profile(profile, self.runs[0].machine) if profile else None
+        return self._compared(self._tables(found))
+
+    def teach(self, path: Path) -> tuple[Comparison, Comparison, int]:
+        """Folds the run into the profile in a file: comparisons before and after, records."""
+        machine = self.runs[0].machine
+        before = load_profile(path, machine)
+        tables = self._tables(before)
+        expected, _ = expected_in_detail(self.plan, tables, self.runs)
+        records = learn(
+            before,
+            self.plan,
+            block_uses(self.plan, tables),
+            expected,
+            self.runs,
+            lambda stage, axis: group_shape(self.plan, self.cluster, stage, axis),
+        )
+        with open_store(path) as store:
+            store.add(machine, *records)
+        after = self._compared(self._tables(load_profile(path, machine)))
+        return compare(self.plan, expected, self.runs), after, len(records)
+
+    def _tables(self, profile: Profile | None) -> CostTables:
+        return CostTables(self.graph, self.cluster, self.plan.precision, profile=profile)
+
+    def _compared(self, tables: CostTables) -> Comparison:
+        expected, _ = expected_in_detail(self.plan, tables, self.runs)
+        return compare(self.plan, expected, self.runs)
+
+
+def _cluster(plan: Plan, cluster: str | None) -> Cluster:
+    if cluster is not None:
+        return load_cluster(cluster)
+    try:
+        return load_cluster(plan.cluster.name)
+    except PlanError as error:
+        raise PlanError(
+            f"the plan is for cluster {plan.cluster.name!r}, which is no preset; give --cluster"
+        ) from error
