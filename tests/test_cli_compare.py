@@ -93,7 +93,12 @@ def _run_of(plan: Plan, expected: Expected, rank: int) -> Measured:
     )  # fmt: skip
     step = StepMeasured(kind="timed", step_s=3 * expected.step_s, loss=1.0)
     return replace(
-        run_of(plan, rank), world_size=2, actions=actions, steps=(step, step), collectives=()
+        run_of(plan, rank),
+        world_size=2,
+        actions=actions,
+        steps=(step, step),
+        collectives=(),
+        updated_tensors=0,
     )
 
 
