@@ -9,6 +9,8 @@ _AUTOCAST_FLOAT32 = frozenset(
     "pow rsqrt exp log prod cumsum norm sum mse_loss l1_loss "
     "binary_cross_entropy_with_logits".split()
 )
+NORMS_AS_GIVEN = frozenset("batch_norm cudnn_batch_norm native_batch_norm instance_norm".split())
+"""Norms that autocast leaves alone: values stay as they come, weights and statistics float32."""
 _STRIDED = frozenset(
     "transpose permute t expand swapaxes movedim mT expand_as broadcast_to select slice split "
     "chunk unbind unfold diagonal".split()
@@ -24,7 +26,8 @@ def runtime_dtypes(graph: Graph, precision: str) -> dict[str, str]:
     """Name -> dtype that the value has when the plan runs.
 
     fp64 and fp32 run everything in that type. bf16 is torch.autocast: parameters stay float32,
-    matmul-like ops give bfloat16, norms and losses float32, all others what promotion says.
+    matmul-like ops give bfloat16, norms (but batch-norm) and losses float32, all others what
+    promotion says.
     """
     if precision != "bf16":
         target = {"fp64": "float64", "fp32": "float32"}[precision]
@@ -46,6 +49,8 @@ def _autocast(op: Op, dtypes: dict[str, str], traced: str) -> str:
     op_class = classify(op.target)
     if op_class in COMPUTE:
         return "bfloat16"
+    if op_name(op.target) in NORMS_AS_GIVEN:
+        return dtypes[op.inputs[0]]
     if op_class is OpClass.NORMALIZATION or op_name(op.target) in _AUTOCAST_FLOAT32:
         return "float32"
     if op_name(op.target) in ("to", "_to_copy"):

@@ -7,10 +7,10 @@ from math import prod
 from meshwright.costmodel.clock import Clock
 from meshwright.costmodel.comm import Levels, collective_band, collective_time
 from meshwright.costmodel.compute import OpTimer, gradient_sum, op_time
-from meshwright.costmodel.dtypes import is_float, runtime_dtypes, storage_roots
+from meshwright.costmodel.dtypes import NORMS_AS_GIVEN, is_float, runtime_dtypes, storage_roots
 from meshwright.costmodel.formulas import curve_of, memory_s
 from meshwright.costmodel.local_op import LocalInput, LocalOp
-from meshwright.costmodel.op_classes import COMPUTE, classify
+from meshwright.costmodel.op_classes import COMPUTE, classify, op_name
 from meshwright.ir.conversions import Conversion, Primitive
 from meshwright.ir.device import DeviceType, OpClass
 from meshwright.ir.graph import DTYPE_BYTES, Graph, Kind, Op
@@ -232,7 +232,7 @@ class Walk:
             dtype=dtype,
             flops=op.flops * share,
             inputs=tuple(
-                self._operand(name, where, dtype if self._casts(op_class, name) else "")
+                self._operand(name, where, dtype if self._casts(op, name) else "")
                 for name, where in zip(op.inputs, inputs, strict=True)
             ),
             outputs=tuple(self.shape(n, w) for n, w in zip(op.outputs, outputs, strict=True) if n),
@@ -244,9 +244,11 @@ class Walk:
             causal=op_class is OpClass.ATTENTION and ("is_causal", True) in op.args,
         )
 
-    def _casts(self, op_class: OpClass, name: str) -> bool:
+    def _casts(self, op: Op, name: str) -> bool:
         """Whether autocast may hand the op this operand in another dtype."""
-        cast = op_class in COMPUTE or op_class is OpClass.NORMALIZATION
+        op_class = classify(op.target)
+        norm = op_class is OpClass.NORMALIZATION and op_name(op.target) not in NORMS_AS_GIVEN
+        cast = op_class in COMPUTE or norm
         return cast and self.facts.precision == "bf16" and is_float(self.facts.dtypes[name])
 
     def _operand(self, name: str, where: Where, dtype: str) -> LocalInput:
