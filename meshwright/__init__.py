@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from meshwright.ir.plan import Plan as Plan
     from meshwright.ir.trace import trace as trace
     from meshwright.planner.search import search as search
+    from meshwright.profiling import profile as profile
     from meshwright.runtime.job import Job as Job
     from meshwright.runtime.job import compile as compile
 
@@ -38,6 +39,7 @@ _HOME = {
     "TraceError": "ir.errors",
     "compile": "runtime.job",
     "measure_local": "costmodel.measure",
+    "profile": "profiling",
     "search": "planner.search",
     "trace": "ir.trace",
 }

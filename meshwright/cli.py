@@ -1,4 +1,4 @@
-"""The command line: `meshwright search | show | verify | schema | run | compare`.
+"""The command line: `meshwright profile | search | show | verify | schema | run | compare`.
 
 Exit codes: 0 done; 1 a failure while running; 2 wrong usage; 3 no plan meets the constraints;
 4 an input (plan, cluster, model) breaks a rule; 5 ranks or world do not match the plan.
@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from meshwright.cli_compare import compare_command
+from meshwright.cli_profile import profile_command
 from meshwright.ir import plan_io
 from meshwright.ir.errors import Infeasible, MeshwrightError, MismatchError
 from meshwright.ir.plan import Plan
@@ -57,6 +58,9 @@ def search_command(
     ] = None,
     time_limit_s: Annotated[float, typer.Option("--time-limit")] = 60.0,
     seed: int = 0,
+    profile: Annotated[
+        Path | None, typer.Option(help="what `meshwright profile` measured of the machines")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Search a plan and write it."""
@@ -76,6 +80,7 @@ def search_command(
         time_limit_s=time_limit_s,
         seed=seed,
         progress=not as_json,
+        profile=profile,
     )
     plan_io.save(plan, output)
     if as_json:
@@ -187,6 +192,7 @@ def run(
 
 
 app.command("compare")(compare_command)
+app.command("profile")(profile_command)
 
 
 def _fail(error: Exception, code: int) -> NoReturn:

@@ -5,11 +5,13 @@ from collections.abc import Iterator
 from meshwright.ir.plan import Plan
 from meshwright.planner.explain import batch_norms
 from meshwright.planner.problem import Problem
+from meshwright.planner.profiles import profile_notes
 
 
 def notes_of(problem: Problem, plan: Plan) -> tuple[str, ...]:
     """Sentences, most important first."""
-    return (*_batch(problem, plan), *_whole(problem, plan), *_idle(plan))
+    measured = profile_notes(problem.tables.profile, problem.cluster)
+    return (*_batch(problem, plan), *_whole(problem, plan), *_idle(plan), *measured)
 
 
 def _batch(problem: Problem, plan: Plan) -> Iterator[str]:

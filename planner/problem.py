@@ -11,6 +11,7 @@ from meshwright.ir.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Graph
 from meshwright.ir.plan import BlockLayout
+from meshwright.ir.profile import Profile
 from meshwright.planner.constraints import (
     Constraint,
     memory_cap,
@@ -19,6 +20,7 @@ from meshwright.planner.constraints import (
 )
 from meshwright.planner.explain import batch_coupling, batch_norms, why_whole
 from meshwright.planner.layouts import solve_layouts
+from meshwright.planner.profiles import check_profile
 
 Precision = Literal["fp64", "fp32", "bf16"]
 OBJECTIVES = ("throughput", "memory")
@@ -82,9 +84,12 @@ def make_problem(
     constraints: tuple[str | Constraint, ...] = (),
     objective: str = "throughput",
     seed: int = 0,
+    profile: Profile | None = None,
 ) -> Problem:
     """The problem, after checking what was asked."""
     check_optimizer(optimizer)
+    if profile is not None:
+        check_profile(profile, cluster)
     if not graph.blocks:
         raise PlanError("the model has no block to place: no op depends on a parameter")
     kind: Precision
@@ -98,7 +103,7 @@ def make_problem(
     return Problem(
         graph=graph, cluster=cluster, optimizer=optimizer, precision=kind,
         constraints=parse_constraints(constraints, graph), objective=objective, seed=seed,
-        tables=CostTables(graph, cluster, precision), solved={},
+        tables=CostTables(graph, cluster, precision, profile=profile), solved={},
     )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from meshwright.ir.cluster import Cluster
@@ -11,6 +12,8 @@ from meshwright.ir.errors import Infeasible, PlanError
 from meshwright.ir.graph import Graph
 from meshwright.ir.plan import Evidence, Plan
 from meshwright.ir.plan_io import rehash
+from meshwright.ir.profile import Profile
+from meshwright.ir.profile_store import load_profile
 from meshwright.ir.trace import trace
 from meshwright.ir.verify import check
 from meshwright.planner.bound import lower_bound
@@ -45,15 +48,18 @@ def search(
     time_limit_s: float = 60,
     seed: int = 0,
     progress: bool = True,
+    profile: Profile | Path | str | None = None,
 ) -> Plan:
     """The best plan found within the time limit for a module, or for a Graph from `trace`.
 
-    Ctrl-C gives the best one so far. Within the limit, equal arguments give equal plans.
+    `profile`: what was measured of the cluster's machines, or the file that holds it. Ctrl-C gives
+    the best plan so far. Within the limit, equal arguments give equal plans.
     """
     graph = _graph(model_or_graph, example_inputs, loss_fn, global_batch_size)
     problem = make_problem(
         graph, cluster, optimizer=optimizer, precision=precision,
         constraints=tuple(constraints), objective=objective, seed=seed,
+        profile=load_profile(profile) if isinstance(profile, str | Path) else profile,
     )  # fmt: skip
     if time_limit_s <= 0:
         raise PlanError(f"time_limit_s is {time_limit_s}; it must be positive, such as 60")

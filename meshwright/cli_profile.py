@@ -1,0 +1,112 @@
+"""`meshwright profile`: measures this machine for a model on a cluster, into a file."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from meshwright.ir.profile import Profile, Timing
+from meshwright.targets import load_cluster, load_target
+
+MIB = 1024**2
+_ROWS = 20
+"""Blocks that are listed; all are in the file."""
+
+
+def profile_command(
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="the profile; what it has is not measured again")
+    ] = Path("profile.db"),
+    target: Annotated[
+        str | None,
+        typer.Option("--model", help="module:callable or hf:ConfigClass{json}; else no blocks"),
+    ] = None,
+    cluster: Annotated[
+        str, typer.Option("--cluster", "-c", help="local:4, h100-sxm:8x8 or cluster.yaml")
+    ] = "local:2",
+    minutes: Annotated[
+        float | None, typer.Option("--minutes", "-m", help="the most that it takes")
+    ] = None,
+    precision: str = "bf16",
+    optimizer: str = "adamw",
+    global_batch_size: Annotated[int | None, typer.Option("--global-batch", "-b")] = None,
+    constraint: Annotated[
+        list[str] | None, typer.Option("--pin", help="measure only for plans with tp=2, say")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print one JSON object instead of a table")
+    ] = False,
+) -> None:
+    """Measure this machine: blocks of a model, ops, collectives, memory."""
+    from meshwright.ir.trace import trace  # torch is loaded only where it is needed
+    from meshwright.profiling import profile
+
+    graph = None
+    if target is not None:
+        found = load_target(target, meta=True)
+        graph = trace(
+            found.model, found.example_inputs, found.loss_fn, global_batch_size=global_batch_size
+        )
+    measured = profile(
+        graph,
+        load_cluster(cluster),
+        precision=precision,
+        optimizer=optimizer,
+        path=output,
+        minutes=minutes,
+        constraints=tuple(constraint or ()),
+        progress=not as_json,
+    )
+    if as_json:
+        print(json.dumps(summary(measured) | {"file": str(output)}))
+    else:
+        show(measured, Console())
+        print(f"wrote {output} ({measured.fingerprint})")
+
+
+def summary(profile: Profile) -> dict[str, object]:
+    """How much there is of each kind."""
+    return {
+        "machine": str(profile.machine),
+        "fingerprint": profile.fingerprint,
+        "blocks": len(profile.blocks),
+        "ops": len(profile.ops),
+        "collectives": len(profile.collectives),
+        "copies": len(profile.copies),
+        "memory": len(profile.memory),
+        "optimizers": len(profile.optimizers),
+    }
+
+
+def show(profile: Profile, console: Console) -> None:
+    """Prints the blocks, and how much there is of everything."""
+    if profile.blocks:
+        console.print(_blocks(profile))
+    if len(profile.blocks) > _ROWS:
+        console.print(f"... and {len(profile.blocks) - _ROWS} more blocks")
+    counts = {k: v for k, v in summary(profile).items() if isinstance(v, int)}
+    console.print(f"{profile.machine}: {', '.join(f'{n} {kind}' for kind, n in counts.items())}")
+
+
+def _blocks(profile: Profile) -> Table:
+    table = Table("block", "samples", "tp", "forward", "backward", "kept", "workspace",
+                  title="Blocks without communication")  # fmt: skip
+    order = sorted(profile.blocks.values(), key=lambda r: (r.pattern, r.tp, r.samples))
+    for record in order[:_ROWS]:
+        table.add_row(
+            record.pattern,
+            str(record.samples),
+            str(record.tp),
+            _time(record.forward),
+            _time(record.backward),
+            f"{record.saved_bytes / MIB:,.2f} MiB",
+            f"{record.workspace_bytes / MIB:,.2f} MiB",
+        )
+    return table
+
+
+def _time(timing: Timing) -> str:
+    return f"{timing.median_s * 1e3:,.3f} ms +-{timing.spread:.0%}"
