@@ -48,11 +48,17 @@ class BlockMemory:
     workspace: int
     """Most at once in backward beside what is saved."""
     parameters: int
-    """Whole."""
+    """Whole, as level 3 gathers them."""
     gradients: int
     """Whole, of the parameters that this block is the last to add to."""
     largest: int
     """Largest gradient of one parameter."""
+
+    @property
+    def adding(self) -> int:
+        """`workspace` where gradients are added to those that are there. The op that makes the
+        largest gradient is taken to have half of the most that any op of the block has."""
+        return max(self.workspace, self.workspace // 2 + self.largest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,14 +127,14 @@ class StageMemory:
         saved = 0
         for index, block in enumerate(self.blocks):
             if self.zero == 3:
-                # While it is gathered, the flat tensor is there beside the parameters.
-                yield Bytes(activations=saved, communication=block.parameters + self._whole(index))
+                # While it is unpacked, the flat tensor is there beside the parameters.
+                yield Bytes(activations=saved, communication=2 * block.parameters)
             workspace = block.forward - block.saved
             saved += block.saved
             yield Bytes(0, saved, self._whole(index), workspace)
 
     def _whole(self, index: int, step: int = 1) -> int:
-        """Parameters that level 3 has gathered while a block runs."""
+        """Parameters that level 3 has gathered while a block runs: its own, and those ahead."""
         if self.zero < 3:
             return 0
         ahead = [index + step * n for n in range(self.prefetch + 1)]
@@ -144,10 +150,10 @@ class StageMemory:
             block = self.blocks[index]
             if first and not (self.reduces and self.zero == 0):
                 made += block.gradients
-                extra = 0
-            else:  # added to those that are there
-                extra = block.largest
-            yield Bytes(made - flat, -freed, flat, block.workspace + extra)
+                workspace = block.workspace
+            else:
+                workspace = block.adding
+            yield Bytes(made - flat, -freed, flat, workspace)
             freed += block.saved
             if last and self.zero == 1 and index in owners:
                 part = ceil(owners[index] / self.shard)
@@ -165,7 +171,7 @@ class StageMemory:
             whole += block.gradients
             gathered = self._whole(index, -1)
             if self.zero == 3:
-                yield Bytes(0, -freed, block.parameters + gathered + sum(moving), 0)
+                yield Bytes(0, -freed, 2 * block.parameters + sum(moving), 0)
             yield Bytes(whole, -freed, gathered + sum(moving), block.workspace)
             freed += block.saved
             if index in owners:

@@ -10,7 +10,7 @@ from meshwright.costmodel.overheads import overheads_of
 from meshwright.costmodel.placement import StageCosts
 from meshwright.costmodel.program import IDLE, Program, Step, play
 from meshwright.costmodel.stage_memory import BlockMemory, StageMemory
-from meshwright.costmodel.sync import BUCKET_BYTES, BlockTimes, Held, Sync, buckets
+from meshwright.costmodel.sync import BUCKET_BYTES, BlockTimes, Held, Sync, buckets, gathered_bytes
 from meshwright.costmodel.table import B, F
 from meshwright.costmodel.tables import CostTables
 from meshwright.ir.graph import Kind
@@ -71,13 +71,18 @@ def _make(tables: CostTables, optimizer: str, stage: Stage, costs: StageCosts) -
 
 def _held(tables: CostTables, costs: StageCosts) -> tuple[Held, ...]:
     """The stage's parameters on one rank."""
-    tensors, found = tables.graph.tensors, {}
+    users: dict[str, list[int]] = {}
+    sizes: dict[str, int] = {}
     for index, (block, cost) in enumerate(zip(costs.blocks, costs.cost.blocks, strict=True)):
         for name, nbytes in zip(block.params, cost.param_bytes, strict=True):
-            tensor = tensors[name]
-            if tensor.kind is Kind.PARAMETER and name not in found:
-                found[name] = Held(index, nbytes, tensor.dtype, tensor.requires_grad)
-    return tuple(found.values())
+            if tables.graph.tensors[name].kind is Kind.PARAMETER:
+                sizes[name] = nbytes
+                users.setdefault(name, []).append(index)
+    tensors = tables.graph.tensors
+    return tuple(
+        Held(tuple(dict.fromkeys(found)), sizes[n], tensors[n].dtype, tensors[n].requires_grad)
+        for n, found in users.items()
+    )
 
 
 def _sync(stage: Stage, costs: StageCosts, held: tuple[Held, ...]) -> Sync:
@@ -94,7 +99,7 @@ def _sync(stage: Stage, costs: StageCosts, held: tuple[Held, ...]) -> Sync:
             accumulate_s=cost.accumulate_s,
             split_s=cost.split_s,
             tensor_backward_s=cost.comm_backward_s,
-            gathered_bytes=sum(h.nbytes for h in held if h.owner == i),
+            gathered_bytes=gathered_bytes(held, i),
         )
         for i, cost in enumerate(costs.cost.blocks)
     )
@@ -141,7 +146,7 @@ def _block_memory(costs: StageCosts, held: tuple[Held, ...], index: int) -> Bloc
         # Part of an op's operands and results is what it saves.
         forward=max(saved, cost.workspace_bytes),
         workspace=cost.workspace_bytes,
-        parameters=sum(h.nbytes for h in own),
+        parameters=gathered_bytes(held, index),
         gradients=sum(gradients),
         largest=max(gradients, default=0),
     )

@@ -21,11 +21,22 @@ BUCKET_BYTES = 25 * 2**20
 class Held:
     """A trained or frozen parameter of a stage on one rank."""
 
-    owner: int
-    """The block whose backward is the last to add to its gradient."""
+    users: tuple[int, ...]
+    """Indices of the blocks that read it, ascending."""
     nbytes: int
     dtype: str
     trained: bool
+
+    @property
+    def owner(self) -> int:
+        """The block whose backward is the last to add to its gradient."""
+        return self.users[0]
+
+
+def gathered_bytes(held: Sequence[Held], index: int) -> int:
+    """What level 3 gathers for a block: what it reads, and all that is kept with that."""
+    owners = {h.owner for h in held if index in h.users}
+    return sum(h.nbytes for h in held if h.owner in owners)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +79,6 @@ class BlockTimes:
     """What a backward in two halves takes more."""
     tensor_backward_s: float
     gathered_bytes: int
-    """All its parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,16 +166,22 @@ class Sync:
             yield talk(tensor_s, "tensor")
 
     def _gather(self, order: Sequence[int], place: int) -> Iterator[Step]:
-        """Make the parameters of a block whole, and begin with those after it."""
+        """Make the parameters of a block whole, and then begin with those after it."""
         if self.zero < 3:
             return
-        first = 0 if place == 0 else place + self.prefetch
-        for ahead in range(first, min(place + self.prefetch, len(order) - 1) + 1):
-            nbytes = self.blocks[order[ahead]].gathered_bytes
-            seconds = collective_time(Primitive.ALL_GATHER, nbytes, self.shard_levels)
-            yield Step(Do.START, seconds if nbytes else 0.0, order[ahead], "gather")
-        yield Step(Do.WAIT, 0.0, order[place], "gather")
-        yield run(self.overheads.copy_s(2 * self.blocks[order[place]].gathered_bytes), "gather")
+        own = order[place]
+        if place == 0 or not self.prefetch:
+            yield self._gathering(own)
+        yield Step(Do.WAIT, 0.0, own, "gather")
+        yield run(self.overheads.copy_s(2 * self.blocks[own].gathered_bytes), "gather")
+        for ahead in range(place + 1 if place == 0 else place + self.prefetch, len(order)):
+            if ahead <= place + self.prefetch:
+                yield self._gathering(order[ahead])
+
+    def _gathering(self, index: int) -> Step:
+        nbytes = self.blocks[index].gathered_bytes
+        seconds = collective_time(Primitive.ALL_GATHER, nbytes, self.shard_levels)
+        return Step(Do.START, seconds if nbytes else 0.0, index, "gather")
 
     def _after(self, index: int, last: bool) -> Iterator[Step]:
         """What happens to gradients once a block's have been added."""

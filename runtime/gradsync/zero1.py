@@ -56,6 +56,9 @@ class Zero1:
     def begin(self) -> None:
         for slot in self._trainable:
             slot.whole.grad = None
+        for shards in self._shards:
+            for shard in shards:
+                shard.grad = None
 
     def open(self, call: int, ahead: Sequence[int]) -> None:
         pass
