@@ -3,12 +3,15 @@
 from collections.abc import Sequence
 
 from meshwright.costmodel.memory_timeline import held_stages, peak
+from meshwright.costmodel.overheads import CPU_FRAGMENTATION
 from meshwright.costmodel.placement import StageCosts
 from meshwright.costmodel.stage_model import StageModel
 from meshwright.costmodel.table import Table
 from meshwright.costmodel.tables import CostTables
+from meshwright.ir.device import DeviceType
 from meshwright.ir.graph import Graph, Kind
 from meshwright.ir.plan import Plan, RankMemory
+from meshwright.ir.profile import Profile
 
 
 def rank_memories(
@@ -36,6 +39,7 @@ def _rank_memory(
     held = peak(table, rank, [model.memory for model in models])
     device = costs[own[0]].device
     on_host = device.kind == "cpu"
+    moving = held.activations + held.communication + held.workspace
     return RankMemory(
         parameters_bytes=sum(models[i].memory.parameters for i in own),
         gradients_bytes=held.gradients,
@@ -44,9 +48,27 @@ def _rank_memory(
         communication_bytes=held.communication,
         workspace_bytes=held.workspace,
         inputs_bytes=_inputs_bytes(tables.graph, plan, [costs[i] for i in own], on_host),
-        # The user's module stays in host memory beside the job's own parameters.
-        process_bytes=device.reserved_bytes + (_module_bytes(tables.graph) if on_host else 0),
+        fragmentation_bytes=round(fragmentation(device, tables.profile) * moving),
+        process_bytes=_process_bytes(tables, device, plan.world_size),
     )
+
+
+def fragmentation(device: DeviceType, profile: Profile | None) -> float:
+    """What the allocator holds beyond the tensors that come and go in a step, relative to them."""
+    record = profile.memory.get("fragmentation") if profile else None
+    if record is not None:
+        return record.value
+    return CPU_FRAGMENTATION if device.kind == "cpu" else 0.0
+
+
+def _process_bytes(tables: CostTables, device: DeviceType, ranks: int) -> int:
+    """The process and its communicators; on a CPU the user's module, which stays beside the job's
+    own parameters."""
+    known = tables.profile.memory if tables.profile else {}
+    process = known["process"].value if "process" in known else device.reserved_bytes
+    if ranks > 1 and "process_group" in known:
+        process += known["process_group"].value
+    return round(process) + (_module_bytes(tables.graph) if device.kind == "cpu" else 0)
 
 
 def _inputs_bytes(graph: Graph, plan: Plan, own: Sequence[StageCosts], on_host: bool) -> int:

@@ -20,6 +20,7 @@ from meshwright.costmodel.memory import OPTIMIZER_COPIES
 from meshwright.costmodel.optimizer import optimizer_time
 from meshwright.costmodel.overheads import Overheads, overheads_of
 from meshwright.costmodel.placement import slowdown
+from meshwright.costmodel.rank_memory import fragmentation
 from meshwright.costmodel.tables import Spot
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.device import Link
@@ -276,12 +277,14 @@ class StageTables:
         busy = runs.of(work.busy_s) + sync.per_microbatch_s(trained, backward)
         sent, sends = self._borders(case.spot, link)
         once = sync.once_s(trained, backward) + self._optimizer_s(case, state)
-        flight = runs.of(work.saved_bytes) + sent[runs.stop]
+        device = self.problem.tables.devices[case.spot.device]
+        beyond = 1.0 + fragmentation(device, self.problem.tables.profile)
+        flight = (runs.of(work.saved_bytes) + sent[runs.stop]) * beyond
         always, begun, beside = sync.gradient_bytes(trained, flight)
-        workspace = runs.of(work.workspace_bytes)
+        workspace, beside = runs.of(work.workspace_bytes) * beyond, beside * beyond
         static = self._state_bytes(case, state) + always
         static = static + (workspace + beside if sync.zero == 3 else np.maximum(workspace, beside))
-        static = static + 2 * (sent[runs.start] + sent[runs.stop])
+        static = static + 2 * (sent[runs.start] + sent[runs.stop]) * beyond
         if num_microbatches == 1:
             # Gradients come as activations go.
             static, flight = static + np.maximum(begun, flight), np.zeros_like(flight)
