@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.accuracy_data import file_name, read_measured, read_predicted, write
-from benchmarks.accuracy_measure import Effort, base_bytes, machine, run_plan
+from benchmarks.accuracy_measure import Effort, base_bytes, run_plan
 from benchmarks.accuracy_models import SUBJECTS
 from benchmarks.accuracy_plans import plan_of, sketches, thinned
 from benchmarks.accuracy_predict import predicted
@@ -28,12 +28,16 @@ from meshwright.ir import plan_io
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Graph
+from meshwright.ir.profile_store import load_profile
 from meshwright.planner.problem import make_problem
+from meshwright.profiling import profile as measure_profile
+from meshwright.runtime.machine import machine
 
 PHASES = ("profile", "predict", "measure", "report")
 SIZES = (2, 4)
 """Processes of the two clusters: one per core, and two."""
 ORDER_SEED = 0
+PRECISION, OPTIMIZER = "fp32", "adamw"
 
 
 def graphs(models: Sequence[str]) -> dict[str, Graph]:
@@ -42,23 +46,40 @@ def graphs(models: Sequence[str]) -> dict[str, Graph]:
 
 
 def profile(options: argparse.Namespace) -> None:
-    """Measures the clusters and the resident base of each model's processes."""
-    graphs(options.models)
-    for name in options.models:
+    """Measures the clusters, what plans are made of, and the resident base of the processes."""
+    traced = graphs(options.models)
+    for name in traced:
         for size in SIZES:
-            path = options.output / "base" / f"{name}-{size}.txt"
+            path = base_path(options, name, size)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(str(base_bytes(SUBJECTS[name], size)))
     for size in SIZES:
-        measure_local(size).save(options.output / f"cluster-{size}.yaml")
+        cluster = measure_local(size)
+        cluster.save(options.output / f"cluster-{size}.yaml")
+        for name, graph in traced.items():
+            start = time.perf_counter()
+            measure_profile(
+                graph, cluster, precision=PRECISION, optimizer=OPTIMIZER,
+                path=options.output / "profile.db", progress=False,
+                minutes=options.minutes / len(SIZES) / len(traced),
+            )  # fmt: skip
+            print(f"{name:6} on {size}: {time.perf_counter() - start:4.0f} s", flush=True)
+
+
+def base_path(options: argparse.Namespace, model: str, size: int) -> Path:
+    path: Path = options.output / "base" / f"{model}-{size}.txt"
+    return path
 
 
 def predict(options: argparse.Namespace) -> None:
     """Writes the plans and what is expected of them."""
     clusters = {size: Cluster.load(options.output / f"cluster-{size}.yaml") for size in SIZES}
+    known = load_profile(options.output / "profile.db")
     for name, graph in graphs(options.models).items():
         problems = {
-            size: make_problem(graph, cluster, precision="fp32", optimizer="adamw")
+            size: make_problem(
+                graph, cluster, precision=PRECISION, optimizer=OPTIMIZER, profile=known
+            )
             for size, cluster in clusters.items()
         }
         for sketch in thinned(sketches(name), options.plans):
@@ -68,8 +89,8 @@ def predict(options: argparse.Namespace) -> None:
             except PlanError as error:
                 print(f"{name} cannot run as {sketch.name}: {error}")
                 continue
-            base = (options.output / "base" / f"{name}-{sketch.num_ranks}.txt").read_text()
-            found = predicted(name, sketch.name, problem, plan, int(base))
+            base = int(base_path(options, name, sketch.num_ranks).read_text())
+            found = predicted(name, sketch.name, problem, plan, base)
             file = file_name(name, sketch.name)
             (options.output / "plans").mkdir(exist_ok=True)
             plan_io.save(plan, options.output / "plans" / f"{file}.json")
@@ -103,7 +124,10 @@ def write_report(options: argparse.Namespace) -> None:
     """Compares all that lies in the folder."""
     expected = read_predicted(options.output / "predicted")
     runs = read_measured(options.output / "measured")
-    text = report(expected, runs, machine(), f"{datetime.now(UTC):%d %B %Y}", command(options))
+    here = machine(torch.device("cpu"))
+    text = report(
+        expected, runs, f"{here}, Gloo", f"{datetime.now(UTC):%d %B %Y}", command(options)
+    )
     path = options.report or options.output / "accuracy.md"
     path.write_text(text)
     print(text.split("\n## Every plan")[0])
@@ -118,7 +142,7 @@ def command(options: argparse.Namespace) -> str:
 def given(options: argparse.Namespace) -> list[str]:
     """The options as they are typed."""
     chosen = ["-o", str(options.output), "--models", ",".join(options.models)]
-    for name in ("plans", "steps", "warmup", "turns"):
+    for name in ("minutes", "plans", "steps", "warmup", "turns"):
         chosen += [f"--{name}", str(getattr(options, name))]
     return chosen + (["--report", str(options.report)] if options.report else [])
 
@@ -138,6 +162,7 @@ def main() -> None:
     parser.add_argument("phase", choices=(*PHASES, "all"))
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--models", type=lambda text: text.split(","), default=list(SUBJECTS))
+    parser.add_argument("--minutes", type=float, default=10.0, help="most for the profile")
     parser.add_argument("--plans", type=int, default=99, help="at most so many per model")
     parser.add_argument("--steps", type=int, default=6, help="timed steps")
     parser.add_argument("--warmup", type=int, default=3)

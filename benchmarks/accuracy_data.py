@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 KINDS = ("forward", "backward", "collectives", "wait", "optimizer", "rest")
-"""Where the seconds of a step go, mean over ranks."""
+"""Where the seconds of a step go, on the rank that waits least."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,7 +46,8 @@ class RankRun:
 
 def base_bytes(subject: Subject, ranks: int) -> int:
     """What a process has resident before it makes a job; mean over the ranks."""
-    return round(statistics.mean(run_ranks(ranks, _base, subject)))
+    found: list[int] = run_ranks(ranks, _base, subject)
+    return round(statistics.mean(found))
 
 
 def _base(subject: Subject) -> int:
@@ -81,19 +82,20 @@ def run_plan(
 ) -> Measured:
     """Trains on one process per rank of the plan, which leave their records in `folder`."""
     started = datetime.now(UTC).isoformat(timespec="seconds")
+    ranks = plan.world_size
     found: list[RankRun] = run_ranks(
-        plan.world_size, _train, subject, graph, plan, folder, effort, timeout_s=TIMEOUT_S
+        ranks, _train, subject, graph, plan, folder, effort, timeout_s=TIMEOUT_S
     )
     return Measured(
         model=subject.name,
         plan=name,
-        ranks=plan.world_size,
+        ranks=ranks,
         hash=plan.hash,
         turn=turn,
         started_at=started,
         steps_s=tuple(rank.steps_s for rank in found),
         step_s=max(statistics.median(rank.steps_s) for rank in found),
-        seconds={k: statistics.mean(rank.seconds[k] for rank in found) for k in KINDS},
+        seconds=min((rank.seconds for rank in found), key=lambda s: s["wait"]),
         cpu_s=sum(rank.cpu_s for rank in found),
         base_bytes=tuple(rank.base_bytes for rank in found),
         resident_bytes=tuple(rank.resident_bytes for rank in found),
@@ -151,13 +153,3 @@ def _kind(name: Action | str) -> str:
     if isinstance(name, Action):
         return "forward" if name.work is Work.FORWARD else "backward"
     return "optimizer" if name == "optimizer" else ""
-
-
-def machine() -> str:
-    """Processor, cores and torch, for the report."""
-    model = next(
-        line.split(":", 1)[1].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    )
-    return f"{model}, {torch.multiprocessing.cpu_count()} cores, torch {torch.__version__}, Gloo"

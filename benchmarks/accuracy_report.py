@@ -108,6 +108,8 @@ def report(
 ) -> str:
     """The whole page in Markdown."""
     rows = rows_of(expected, runs)
+    if not rows:
+        raise SystemExit("no run of a predicted plan is there: run `measure` first")
     models = {m: list(g) for m, g in groupby(rows, key=lambda row: row.predicted.model)}
     lines = ["# Predictions against runs", "", f"{date}; {machine}. `{command}`", ""]
     lines += [*_timestamps(rows, len(expected)), ""]
@@ -151,8 +153,8 @@ def _definitions() -> list[str]:
         "model and mixes sizes.",
         "",
         "In the tables of plans, the columns from forward to rest are predicted minus measured "
-        "seconds, mean over ranks, in percent of the measured step: they say where the error of "
-        "the step comes from.",
+        "seconds of the rank that waits least, in percent of the measured step: they say where the "
+        "error of the step comes from.",
     ]
 
 
