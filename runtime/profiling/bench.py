@@ -16,7 +16,6 @@ from meshwright.codegen.lower import lower
 from meshwright.codegen.program import StageProgram
 from meshwright.codegen.where import Where, where
 from meshwright.ir.graph import Graph
-from meshwright.ir.plan import Plan
 from meshwright.runtime.build import AUTOCAST
 from meshwright.runtime.gradsync.base import Held
 from meshwright.runtime.profiling.free_lines import FreeLine
@@ -24,9 +23,9 @@ from meshwright.runtime.profiling.tasks import BlockTask
 from meshwright.runtime.profiling.values import drawn, parameter, rows_below
 from meshwright.runtime.stage import StageModule
 
-_COLD_BYTES = 96 * 2**20
+_COLD_BYTES = 64 * 2**20
 """More than caches hold."""
-_LAYERS = (2, 6)
+_LAYERS = (3, 6)
 _MEMORY_SHARE = 0.3
 _SEED = 20
 
@@ -90,21 +89,25 @@ class Layer:
         self.module.backward_weight(0, True)
 
 
-def layers(graph: Graph, task: BlockTask, device: torch.device, processes: int) -> list[Layer]:
-    """As many as it takes to fill the caches, within what memory there is."""
+def bench(graph: Graph, task: BlockTask, device: torch.device) -> "Bench":
+    """Lowers the block as the task's plan has it."""
     stage = task.plan.stages[task.stage]
     at = where(graph, task.plan, task.stage, stage.devices[0])
     program = alone(lower(graph, task.plan, stage.devices[0])[0])
-    maker = _Maker(graph, task, at, program, device)
-    first = maker.layer()
-    nbytes = sum(x.nbytes for x in (*first.given, *first.gradients.values()))
+    return Bench(graph, task, at, program, device)
+
+
+def layers_for(layer: Layer, kept_bytes: int, processes: int) -> int:
+    """As many as it takes to fill the caches, within what memory there is."""
+    given = sum(x.nbytes for x in (*layer.given, *layer.gradients.values())) + 1
+    device = layer.module.comm.device
     free = psutil.virtual_memory().available / processes
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
-    # Gradients, what is kept and what is made meanwhile come on top.
-    most = int(_MEMORY_SHARE * free / (4 * nbytes + 1))
-    count = min(max(_LAYERS[0], -(-_COLD_BYTES // (2 * nbytes + 1))), _LAYERS[1], max(1, most))
-    return [first, *(maker.layer() for _ in range(count - 1))]
+    # With gradients, and what is made meanwhile.
+    most = int(_MEMORY_SHARE * free / (2 * (given + kept_bytes)))
+    wanted = -(-_COLD_BYTES // (given + kept_bytes))
+    return max(1, min(max(_LAYERS[0], wanted), _LAYERS[1], most))
 
 
 def alone(program: StageProgram) -> StageProgram:
@@ -118,7 +121,9 @@ def alone(program: StageProgram) -> StageProgram:
 
 
 @dataclass(frozen=True, eq=False)
-class _Maker:
+class Bench:
+    """Makes layers of one block."""
+
     graph: Graph
     task: BlockTask
     at: Where
@@ -179,8 +184,3 @@ class _Maker:
             for value in self.program.sends
             if value.requires_grad
         }  # fmt: skip
-
-
-def plan_text(plan: Plan) -> str:
-    """For messages."""
-    return f"tp {plan.stages[0].tp}"

@@ -11,15 +11,15 @@ from torch.autograd.graph import saved_tensors_hooks
 from meshwright.ir.graph import Graph
 from meshwright.ir.profile import BlockRecord, Timing
 from meshwright.ir.torch_private import on_gradient, storage_key, watching
-from meshwright.runtime.profiling.bench import Layer, layers
+from meshwright.runtime.profiling.bench import Layer, bench, layers_for
 from meshwright.runtime.profiling.stopwatch import Stopwatch, mean, summarised, watch_for
 from meshwright.runtime.profiling.tasks import BlockTask
 from meshwright.runtime.tensors import TensorTracker
 
 Agree = Callable[[bool], bool]
 """Meets the other processes that measure the same; all get what the first of them says."""
-_ROUNDS = (3, 200)
-"""At least, so that the first can be left out; at most."""
+_ROUNDS = (2, 200)
+"""At least, at most."""
 
 
 @dataclass
@@ -44,17 +44,26 @@ def measure_block(
     agree: Agree = bool,
 ) -> BlockRecord:
     """The record of one process; all that measure at once take the same number of rounds."""
-    made = layers(graph, task, device, processes)
+    maker = bench(graph, task, device)
+    made = [maker.layer()]
     saved, workspace = memory_of(made[0])
+    count = layers_for(made[0], saved, processes)
+    made += [maker.layer() for _ in range(count - 1)]
     watch = watch_for(device)
+    _warm_up(made, watch)
     ends = perf_counter() + budget_s
     seen, rounds = _Seen(), 0
     while agree(rounds < _ROUNDS[0] or (rounds < _ROUNDS[1] and perf_counter() < ends)):
-        if rounds == 1:
-            seen = _Seen()  # the first round faulted memory in
         _round(made, watch, seen, agree)
         rounds += 1
     return _record(task, seen, saved, workspace, processes)
+
+
+def _warm_up(made: Sequence[Layer], watch: Stopwatch) -> None:
+    """Faults memory in, for all layers at once."""
+    _forward(made, watch, [])
+    for layer in reversed(made):
+        watch.time(layer.backward)
 
 
 def _round(made: Sequence[Layer], watch: Stopwatch, seen: _Seen, agree: Agree) -> None:

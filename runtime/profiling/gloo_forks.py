@@ -1,4 +1,4 @@
-"""Collectives of this machine's processes, measured in forks that make a Gloo group of their own."""
+"""Collectives of this machine's processes, measured in forks that form a Gloo group."""
 
 import multiprocessing
 import tempfile
