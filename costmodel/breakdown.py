@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import hypot
 
-from meshwright.costmodel.program import Do
 from meshwright.costmodel.simulate import StageTimes
 from meshwright.costmodel.step import Stepped
 from meshwright.costmodel.table import Table
@@ -59,18 +58,16 @@ def _spent(table: Table, stages: Sequence[StageTimes], rank: int, busy_s: float)
     """Seconds of the rank's actions by category; they sum to `busy_s`."""
     spent: Seconds = defaultdict(float)
     jobs: Seconds = defaultdict(float)
-    talked = 0.0
     for (stage, kind), count in counts(table)[rank].items():
-        for step in stages[stage].program(kind).steps:
-            if step.do <= Do.TALK:
-                spent[step.what] += count * step.seconds
-                talked += count * step.seconds * (step.do == Do.TALK)
-            elif step.do == Do.START:
-                jobs[step.what] += count * step.seconds
-    return _stretched(spent, jobs, talked, busy_s)
+        program = stages[stage].program(kind)
+        for what, seconds in program.own_by_what.items():
+            spent[what] += count * seconds
+        for what, seconds in program.jobs_by_what.items():
+            jobs[what] += count * seconds
+    return _stretched(spent, jobs, busy_s)
 
 
-def _stretched(spent: Seconds, jobs: Seconds, talked: float, busy_s: float) -> Seconds:
+def _stretched(spent: Seconds, jobs: Seconds, busy_s: float) -> Seconds:
     """The rest of the busy time goes to the channel's jobs, as far as they can explain it, and
     then to computing, which other processes or those jobs slow down."""
     rest = busy_s - sum(spent.values())

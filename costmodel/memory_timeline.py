@@ -72,9 +72,9 @@ def peak(table: Table, rank: int, stages: Sequence[StageMemory]) -> Bytes:
     """The most that a rank holds beside parameters and optimizer state."""
     own = [stages[s] for s in held_stages(table, rank)]
     best = end(own)
-    saved = [s.saved() for s in own]
-    always = _sum(s.always() for s in own)
-    begun = [s.begun() for s in own]
+    saved = [s.saved for s in own]
+    always = _sum(s.always for s in own)
+    begun = [s.begun for s in own]
     rises: dict[tuple[int, int, bool], Bytes] = {}
     for moment in moments(table)[rank]:
         key = moment.stage, moment.kind, moment.first
@@ -91,9 +91,9 @@ def peak(table: Table, rank: int, stages: Sequence[StageMemory]) -> Bytes:
 
 def end(own: Sequence[StageMemory]) -> Bytes:
     """The most after the schedule: gradients are completed, and the optimizer steps."""
-    ends = [s.end() for s in own]
+    ends = [s.end for s in own]
     busiest = max(ends, key=lambda b: b.communication + b.workspace, default=NOTHING)
-    gradients = sum(b.gradients for b in ends) + sum(s.always().gradients for s in own)
+    gradients = sum(b.gradients for b in ends) + sum(s.always.gradients for s in own)
     return Bytes(gradients, 0, busiest.communication, busiest.workspace)
 
 
@@ -102,7 +102,7 @@ def rise(stage: StageMemory, kind: int, first: bool) -> Bytes:
     plain = kind & (LAST - 1)
     if plain == F:
         # Its own micro-batch counts as in flight, but is not all there yet.
-        return stage.forward().plus(Bytes(activations=-stage.saved()))
+        return stage.forward.plus(Bytes(activations=-stage.saved))
     if plain == I:
         return Bytes(workspace=max((b.workspace for b in stage.blocks), default=0))
     return stage.backward(first=first, last=kind >= LAST)
@@ -120,17 +120,17 @@ def over_time(timeline: Timeline, rank: int, stages: Sequence[StageMemory]) -> t
         inside = held.plus(rise(stage, moment.kind, moment.first))
         points.append(Point(ran.starts[position], inside))
         if plain in (B, W):
-            held = held.plus(Bytes(activations=-stage.saved()))
+            held = held.plus(Bytes(activations=-stage.saved))
             if moment.first:
-                held = held.plus(stage.begun())
+                held = held.plus(stage.begun)
         points.append(Point(ran.ends[position], held))
     return tuple(_offloaded(timeline, rank, points))
 
 
 def _between(own: Sequence[StageMemory], in_flight: Sequence[int], begun: Sequence[bool]) -> Bytes:
-    held = _sum(s.always() for s in own)
-    held = held.plus(_sum(s.begun() for s, on in zip(own, begun, strict=True) if on))
-    saved = sum(n * s.saved() for n, s in zip(in_flight, own, strict=True))
+    held = _sum(s.always for s in own)
+    held = held.plus(_sum(s.begun for s, on in zip(own, begun, strict=True) if on))
+    saved = sum(n * s.saved for n, s in zip(in_flight, own, strict=True))
     return held.plus(Bytes(activations=saved))
 
 

@@ -37,9 +37,11 @@ class _Pass:
             start = free[rank]
             if source >= 0:
                 # It goes when it is made and asked for, after those before it.
-                arrives = max(ends[source], posted[rank])
+                arrives = ends[source]
+                if arrives < posted[rank]:
+                    arrives = posted[rank]
                 if seconds := send_s[border]:
-                    begin = max(arrives, carried[pair])
+                    begin = arrives if arrives > carried[pair] else carried[pair]
                     arrives = carried[pair] = begin + seconds
                     messages[pair].append((begin, arrives))
                 posted[rank] = start

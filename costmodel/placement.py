@@ -110,11 +110,10 @@ def border(tables: CostTables, plan: Plan, index: int) -> tuple[float, int]:
 
 def tied_between(tables: CostTables, plan: Plan, costs: Sequence[StageCosts]) -> dict[int, float]:
     """Stage -> seconds of summing gradients of parameters that several stages use."""
-    users: dict[str, list[int]] = {}
-    for index, stage in enumerate(costs):
-        for name in stage.cost.params:
-            if name in tables.trained:
-                users.setdefault(name, []).append(index)
+    users = {
+        name: [i for i, stage in enumerate(costs) if name in stage.cost.params]
+        for name in tables.tied
+    }
     seconds: dict[int, float] = {}
     for name, stages in users.items():
         if len(stages) < 2 or len({plan.stages[i].devices for i in stages}) < 2:

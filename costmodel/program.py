@@ -58,6 +58,23 @@ class Program:
         return sum(step.seconds for step in self.steps if step.do <= Do.TALK)
 
     @cached_property
+    def own_by_what(self) -> dict[str, float]:
+        """`own_s` by category."""
+        return self._by_what(Do.RUN, Do.TALK)
+
+    @cached_property
+    def jobs_by_what(self) -> dict[str, float]:
+        """Seconds of the jobs that it starts, by category."""
+        return self._by_what(Do.START)
+
+    def _by_what(self, *kinds: Do) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for step in self.steps:
+            if step.do in kinds:
+                found[step.what] = found.get(step.what, 0.0) + step.seconds
+        return found
+
+    @cached_property
     def uses_channel(self) -> bool:
         return any(step.do >= Do.START for step in self.steps)
 

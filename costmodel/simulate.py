@@ -78,11 +78,11 @@ def simulate(
     starts. `talking`: share of a core that a process needs to communicate. `detail`: keep a log of
     everything, for people.
     """
-    if schedule.num_stages != len(stages):
-        raise PlanError(
-            f"schedule {schedule.name!r} has {schedule.num_stages} stages, the costs {len(stages)}"
-        )
     table = table_of(schedule)
+    if len(table.owners) != len(stages):
+        raise PlanError(
+            f"schedule {schedule.name!r} has {len(table.owners)} stages, the costs {len(stages)}"
+        )
     times = _times(table, stages, cores, tuple(offsets), talking)
     found = None
     if cores == float("inf") and not detail and not any(times.offload_s):

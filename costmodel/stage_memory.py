@@ -6,7 +6,8 @@ tensors that live until they are reduced, and level 3 has one block's parameters
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from math import ceil
 from typing import NamedTuple
 
@@ -61,9 +62,9 @@ class BlockMemory:
         return max(self.workspace, self.workspace // 2 + self.largest)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StageMemory:
-    """One stage on a rank."""
+    """One stage on a rank. What has been worked out is kept."""
 
     zero: int
     shard: int
@@ -78,8 +79,9 @@ class StageMemory:
     entry: int
     blocks: tuple[BlockMemory, ...]
     buckets: tuple[Bucket, ...]
+    _backwards: dict[tuple[bool, bool], Bytes] = field(default_factory=dict, repr=False)
 
-    @property
+    @cached_property
     def trained(self) -> int:
         return sum(bucket.nbytes for bucket in self.buckets)
 
@@ -88,33 +90,43 @@ class StageMemory:
         """Of the trained bytes, this rank's."""
         return ceil(self.trained / self.shard)
 
+    @cached_property
     def always(self) -> Bytes:
         """From one end of a step to the other."""
         flat = self.trained if self.zero == 0 and self.reduces else 0
         # A message each way that is under way, and one that is asked for ahead.
         return Bytes(gradients=flat, communication=2 * (self.border + self.entry))
 
+    @cached_property
     def saved(self) -> int:
         """Per micro-batch in flight. What is sent is kept until its gradient is back."""
         return sum(block.saved for block in self.blocks) + self.border
 
+    @cached_property
     def begun(self) -> Bytes:
         """From the end of the first backward of a step to that of the last."""
         if self.zero >= 2:
             return Bytes(gradients=self.part)
         return Bytes(gradients=self.trained if self.zero or not self.reduces else 0)
 
+    @cached_property
     def forward(self) -> Bytes:
         """Most within a forward, beside what is in flight before it."""
         return max(self._forward(), key=lambda b: b.total, default=NOTHING)
 
     def backward(self, *, first: bool, last: bool) -> Bytes:
         """Most within a backward, beside what is in flight (itself included) and `begun`."""
-        return max(self._backward(first, last), key=lambda b: b.total, default=NOTHING)
+        found = self._backwards.get((first, last))
+        if found is None:
+            rises = self._backward(first, last)
+            found = max(rises, key=lambda b: b.total, default=NOTHING)
+            self._backwards[first, last] = found
+        return found
 
+    @cached_property
     def end(self) -> Bytes:
         """Most between the last backward and the next step, `always` left out."""
-        own = self.begun().gradients
+        own = self.begun.gradients
         if not self.zero:
             return Bytes(gradients=own, workspace=self.temporary)
         largest = max((b.nbytes for b in self.buckets), default=0)

@@ -89,6 +89,7 @@ def _sync(stage: Stage, costs: StageCosts, held: tuple[Held, ...]) -> Sync:
     shard = stage.mesh.get("dp_shard", 1)
     zero = stage.zero if shard > 1 else 0
     reduced = () if stage.dp == 1 else buckets(held, BUCKET_BYTES if zero < 3 else 0)
+    gathered = gathered_bytes(held, len(costs.blocks))
     blocks = tuple(
         BlockTimes(
             forward_s=cost.forward_s - cost.comm_forward_s,
@@ -99,7 +100,7 @@ def _sync(stage: Stage, costs: StageCosts, held: tuple[Held, ...]) -> Sync:
             accumulate_s=cost.accumulate_s,
             split_s=cost.split_s,
             tensor_backward_s=cost.comm_backward_s,
-            gathered_bytes=gathered_bytes(held, i),
+            gathered_bytes=gathered[i],
         )
         for i, cost in enumerate(costs.cost.blocks)
     )
@@ -132,21 +133,28 @@ def _memory(
         zero=sync.zero, shard=sync.shard, reduces=bool(sync.buckets), prefetch=sync.prefetch,
         parameters=state.parameters_bytes, optimizer=state.optimizer_bytes, temporary=0,
         border=costs.border_bytes, entry=costs.entry_bytes,
-        blocks=tuple(_block_memory(costs, held, i) for i in range(len(costs.blocks))),
+        blocks=_block_memories(costs, held),
         buckets=sync.buckets or buckets(held, 0),
     )  # fmt: skip
 
 
-def _block_memory(costs: StageCosts, held: tuple[Held, ...], index: int) -> BlockMemory:
-    cost, saved = costs.cost.blocks[index], costs.cost.block_saved[index]
-    own = [h for h in held if h.owner == index]
-    gradients = [h.nbytes for h in own if h.trained]
-    return BlockMemory(
-        saved=saved,
-        # Part of an op's operands and results is what it saves.
-        forward=max(saved, cost.workspace_bytes),
-        workspace=cost.workspace_bytes,
-        parameters=gathered_bytes(held, index),
-        gradients=sum(gradients),
-        largest=max(gradients, default=0),
+def _block_memories(costs: StageCosts, held: tuple[Held, ...]) -> tuple[BlockMemory, ...]:
+    gradients: list[list[int]] = [[0] for _ in costs.blocks]
+    for h in held:
+        if h.trained:
+            gradients[h.owner].append(h.nbytes)
+    gathered = gathered_bytes(held, len(costs.blocks))
+    return tuple(
+        BlockMemory(
+            saved=saved,
+            # Part of an op's operands and results is what it saves.
+            forward=max(saved, cost.workspace_bytes),
+            workspace=cost.workspace_bytes,
+            parameters=gathered[i],
+            gradients=sum(gradients[i]),
+            largest=max(gradients[i]),
+        )
+        for i, (cost, saved) in enumerate(
+            zip(costs.cost.blocks, costs.cost.block_saved, strict=True)
+        )
     )

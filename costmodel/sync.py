@@ -6,6 +6,7 @@ each backward; level 3 gathers a block's parameters before it runs, and `prefetc
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from meshwright.costmodel.comm import Levels, collective_time
 from meshwright.costmodel.overheads import Overheads
@@ -33,10 +34,15 @@ class Held:
         return self.users[0]
 
 
-def gathered_bytes(held: Sequence[Held], index: int) -> int:
-    """What level 3 gathers for a block: what it reads, and all that is kept with that."""
-    owners = {h.owner for h in held if index in h.users}
-    return sum(h.nbytes for h in held if h.owner in owners)
+def gathered_bytes(held: Sequence[Held], num_blocks: int) -> tuple[int, ...]:
+    """What level 3 gathers for each block: what it reads, and all that is kept with that."""
+    kept = [0] * num_blocks
+    owners: list[set[int]] = [set() for _ in range(num_blocks)]
+    for h in held:
+        kept[h.owner] += h.nbytes
+        for user in h.users:
+            owners[user].add(h.owner)
+    return tuple(sum(kept[owner] for owner in found) for found in owners)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +87,7 @@ class BlockTimes:
     gathered_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Sync:
     """A stage and how it synchronises."""
 
@@ -99,11 +105,11 @@ class Sync:
     tensor_overlapped: bool = False
     """Collectives of tensor parallelism beside the computing of their block."""
 
-    @property
+    @cached_property
     def trained_bytes(self) -> int:
         return sum(bucket.nbytes for bucket in self.buckets)
 
-    @property
+    @cached_property
     def overlap(self) -> Overlap:
         """By how much gradients on their way and computing slow each other down."""
         links = [level.link for level in (self.shard_levels if self.zero else self.dp)]
@@ -185,9 +191,17 @@ class Sync:
 
     def _after(self, index: int, last: bool) -> Iterator[Step]:
         """What happens to gradients once a block's have been added."""
-        for bucket in self.buckets:
-            if bucket.owner == index and (last or self.zero >= 2):
+        if last or self.zero >= 2:
+            for bucket in self.owned.get(index, ()):
                 yield from self._reduce(bucket)
+
+    @cached_property
+    def owned(self) -> dict[int, list[Bucket]]:
+        """Block -> buckets that are complete after its backward."""
+        found: dict[int, list[Bucket]] = {}
+        for bucket in self.buckets:
+            found.setdefault(bucket.owner, []).append(bucket)
+        return found
 
     def _reduce(self, bucket: Bucket) -> Iterator[Step]:
         n, overheads = bucket.nbytes, self.overheads

@@ -1,5 +1,6 @@
 """Costs that many plans share, each computed once: equal blocks, equal stages, groups, borders."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -99,6 +100,12 @@ class CostTables:
     def trained(self) -> frozenset[str]:
         """Names of the parameters with gradients."""
         return frozenset(t.name for t in self.graph.parameters if t.requires_grad)
+
+    @cached_property
+    def tied(self) -> tuple[str, ...]:
+        """Parameters with gradients that several blocks read."""
+        seen = Counter(name for block in self.graph.blocks for name in dict.fromkeys(block.params))
+        return tuple(name for name, count in seen.items() if count > 1 and name in self.trained)
 
     def levels(self, ranks: Sequence[int]) -> Levels:
         """Tiers of a group of ranks."""
