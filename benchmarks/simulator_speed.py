@@ -12,8 +12,8 @@ from statistics import median
 from time import process_time
 
 import torch
-from benchmarks.trace_full_size import llama_70b
 
+from benchmarks.trace_full_size import llama_70b
 from meshwright.costmodel.estimate import estimate
 from meshwright.costmodel.simulate import StageTimes, simulate
 from meshwright.costmodel.tables import CostTables

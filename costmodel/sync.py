@@ -180,8 +180,9 @@ class Sync:
             yield self._gathering(own)
         yield Step(Do.WAIT, 0.0, own, "gather")
         yield run(self.overheads.copy_s(2 * self.blocks[own].gathered_bytes), "gather")
-        for ahead in range(place + 1 if place == 0 else place + self.prefetch, len(order)):
-            if ahead <= place + self.prefetch:
+        farthest = min(place + self.prefetch, len(order) - 1)
+        for ahead in range(place + 1 if place == 0 else place + self.prefetch, farthest + 1):
+            if ahead > place:
                 yield self._gathering(order[ahead])
 
     def _gathering(self, index: int) -> Step:
