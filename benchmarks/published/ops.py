@@ -21,6 +21,8 @@ class Message:
     axis: Literal["tp", "cp", "ep"]
     phase: Phase
     under: Under = "nothing"
+    check_s: float = 0.0
+    """The CPU's, beyond dispatch."""
 
 
 @dataclass(frozen=True, slots=True)

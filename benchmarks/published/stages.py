@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 from itertools import accumulate
 
-from benchmarks.published.layers import Site, embedding, head, layer
+from benchmarks.published.ends import embedding, head
+from benchmarks.published.layers import layer
 from benchmarks.published.recipes import Recipe
 from benchmarks.published.rows import Row, RowError
+from benchmarks.published.site import Site, checked
 from benchmarks.published.sites import Ground
 from benchmarks.published.times import Cost, cost, recomputed
 from meshwright.ir.device import OpClass
@@ -50,7 +52,9 @@ def stages_of(row: Row, recipe: Recipe, ground: Ground) -> tuple[Part, ...]:
         for turn in (False, True)
     }
     vocab = padded_vocab(row, recipe)
-    ends = (cost(embedding(site), ground), cost(head(site, vocab), ground))
+    ends = tuple(
+        cost(checked(site, pieces), ground) for pieces in (embedding(site), head(site, vocab))
+    )
     parts = []
     for index, (layers, with_head) in enumerate(cuts):
         total, worst = Cost(), Cost()
@@ -84,6 +88,9 @@ def _layer_cost(site: Site, recipe: Recipe, ground: Ground, experts: bool, turn:
     entry = 2 * site.shared * site.shape.hidden
     mode = recipe.mode if turn or recipe.every == 1 else "none"
     forward, backward = recipe.system.layer_dispatch_s
+    if site.tp > 1:
+        more = recipe.system.tp_dispatch_s
+        forward, backward = forward + more[0], backward + more[1]
     calls = Cost(forward_dispatch_s=forward, backward_dispatch_s=backward)
     return recomputed(pieces, mode, entry, ground) + calls
 

@@ -64,7 +64,22 @@ def _exposed_reduction(row: Row, recipe: Recipe, ground: Ground, part: Part) -> 
     table = row.shape.vocab * row.shape.hidden // row.parallel.tp if part.first else 0
     last = max(float(system.sync_bytes * table), float(_BUCKET_BYTES))
     tail = _reduction_s(row, min(last, nbytes), ground, split=not plain)
-    return max(tail, seconds - part.cost.backward)
+    checks = _buckets(row, part) * system.check_s * (row.parallel.dp - 1)
+    waits = max(0.0, part.cost.backward_dispatch_s + checks - part.cost.backward) if checks else 0.0
+    return max(tail, seconds - part.cost.backward) + waits
+
+
+def _buckets(row: Row, part: Part) -> int:
+    """Of torch DDP: a bucket is full once it has 25 MiB, in half precision here."""
+    shape, count, held = row.shape, 0, 0
+    q, kv, mlp = shape.hidden**2, 2 * shape.hidden * shape.kv_width, shape.mlp_parameters
+    layer = [mlp // 3, 2 * mlp // 3, q, q + kv] if shape.gated else [mlp // 2, mlp // 2, q, q + kv]
+    table = [shape.vocab * shape.hidden]
+    for values in table * part.last + layer * len(part.layers) + table * part.first:
+        held += 2 * values // row.parallel.tp
+        if held >= _BUCKET_BYTES:
+            count, held = count + 1, 0
+    return count + (held > 0)
 
 
 def _update_s(row: Row, recipe: Recipe, ground: Ground, part: Part) -> float:

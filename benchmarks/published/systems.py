@@ -58,6 +58,10 @@ class System:
     layer_dispatch_s: tuple[float, float] = (0.0, 0.0)
     """The CPU's part of one layer forward and backward beyond a dispatch per kernel and its
     collectives, where the layer is known to make many small calls."""
+    tp_dispatch_s: tuple[float, float] = (0.0, 0.0)
+    """The same for what tensor parallelism makes of the layer's linears."""
+    check_s: float = 0.0
+    """The CPU's per collective for each further rank of its group."""
     clip_bytes: int = 0
     """Moved per parameter to clip the gradients' norm."""
     gather_parameters: bool = True
@@ -106,6 +110,8 @@ MEGATRON_2022 = System(
 # modules and pipeline blocks; these times are assumptions. ZeRO-1 gathers parameters by
 # nanotron/distributed.py's all_gather_coalesced: a flat input, flat outputs, and one more copy in
 # torch's list form; the sweep's own column of static memory has them (10 + 14/dp bytes).
+# Its asynchronous linears (parallel/tensor_parallel/functional.py) make about 64 more calls a layer
+# forward and 74 backward, at the same 6 us: buffers, splits, views, partial products.
 # tp_recompute_allgather came later: runs before that keep gathered inputs, as bench_cluster's and
 # the sweep's rows before `after_pp_fix` do.
 NANOTRON = System(
@@ -114,6 +120,7 @@ NANOTRON = System(
     sequence_parallel=True, tp_overlap="nanotron", logits_bytes=8, saved_logits_bytes=4,
     cost_partition=True, first_stage_memory=True, bucket_bytes=2, half_gradients=True,
     clip_bytes=12, gather_copies=True, layer_dispatch_s=(1.0e-3, 1.1e-3),
+    tp_dispatch_s=(0.38e-3, 0.44e-3),
 )  # fmt: skip
 
 # torchtitan with FSDP2: fp32 sharded parameters, gradients and moments; bf16 all-gather, fp32
@@ -180,11 +187,24 @@ _WORDS: tuple[tuple[tuple[str, ...], System], ...] = (
 )
 
 
+# The launch script for several nodes of that time (examples/mamba/run_multinode.sh, committed three
+# weeks after scripts/scaling_benchmarks.py, whose --base_script it is) sets
+# TORCH_DISTRIBUTED_DEBUG=DETAIL: torch then compares each collective's fingerprint over Gloo before
+# it starts it (ProcessGroupWrapper.cpp): a monitored barrier, in which rank 0 answers every other
+# rank, and two gathers round a ring, about 4 messages one after the other per further rank. Two
+# processes of a small machine took 0.43 ms for it while others worked, and four messages at their
+# best 0.15 ms: the middle.
+_DEBUG_CHECK_S = 0.3e-3
+
+
 def _of_time(system: System, row: Row) -> System:
-    """nanotron gathers inputs again since the version of the sweep's rerun."""
-    if system is NANOTRON and not row.revised:
+    """nanotron since the sweep's rerun: inputs gathered again, collectives checked over nodes."""
+    if system is not NANOTRON:
+        return system
+    if not row.revised:
         return replace(system, keeps_gathered=True)
-    return system
+    several = row.gpus > row.gpus_per_node
+    return replace(system, check_s=_DEBUG_CHECK_S) if several else system
 
 
 def system_of(row: Row) -> System:

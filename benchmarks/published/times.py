@@ -81,9 +81,11 @@ def _piece(piece: Piece, ground: Ground) -> Cost:
     forward = time.forward_s * slower
     backward = (time.backward_input_s + time.backward_weight_s) * slower
     calls = {"forward": 0, "backward": 0}
+    checks = {"forward": 0.0, "backward": 0.0}
     for message in piece.messages:
         seconds = exposed(message, time, ground)
         calls[message.phase] += _COLLECTIVE_OPS
+        checks[message.phase] += message.check_s
         if message.phase == "forward":
             forward += seconds
         else:
@@ -92,8 +94,11 @@ def _piece(piece: Piece, ground: Ground) -> Cost:
     return Cost(
         forward,
         backward,
-        time.forward_dispatch_s + overhead * calls["forward"],
-        time.input_dispatch_s + time.weight_dispatch_s + overhead * calls["backward"],
+        time.forward_dispatch_s + overhead * calls["forward"] + checks["forward"],
+        time.input_dispatch_s
+        + time.weight_dispatch_s
+        + overhead * calls["backward"]
+        + checks["backward"],
         piece.saved_bytes,
         _transient(piece),
     )

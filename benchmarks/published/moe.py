@@ -1,0 +1,27 @@
+"""The expert block of a layer."""
+
+from benchmarks.published.ops import Message, Piece, linear, pointwise
+from benchmarks.published.site import Site, add, norm
+from meshwright.ir.conversions import Primitive
+from meshwright.ir.device import OpClass
+
+
+def experts(site: Site) -> tuple[Piece, ...]:
+    """Top-k experts with capacity factor 1 per choice; dispatch and return by all-to-all."""
+    shape, h = site.shape, site.shape.hidden
+    routed = site.tokens * shape.top_k
+    width = shape.expert_ffn // site.tp
+    moved = Message(Primitive.ALL_TO_ALL, 2 * routed * h * site.ep, "ep", "forward")
+    back = Message(Primitive.ALL_TO_ALL, 2 * routed * h * site.ep, "ep", "backward")
+    into = 2 * width if shape.gated else width
+    up = linear("experts up", routed, h, into, site.dtype)
+    down = linear("experts down", routed, width, h, site.dtype)
+    router = linear("router", site.tokens, h, shape.experts, site.dtype, saved=False)
+    spread = pointwise("dispatch", routed * h, 4, 4, op_class=OpClass.GATHER)
+    merge = pointwise("combine", routed * h, 3, 4, saved_bytes=2 * routed * h)
+    act = pointwise("activation", routed * width, 4, 6, saved_bytes=2 * routed * width,
+                    op_class=OpClass.TRANSCENDENTAL)  # fmt: skip
+    if site.ep > 1:
+        up, down = up.sending(moved, back), down.sending(moved, back)
+    return (norm(site, "norm 2"), router, spread, up, act, down, merge,
+            add(site, "add 2"))  # fmt: skip
