@@ -7,6 +7,7 @@ Both count pages that it shares with its parent, so their difference is what the
 """
 
 import gc
+import shutil
 import statistics
 import time
 from collections import Counter
@@ -82,6 +83,7 @@ def run_plan(
 ) -> Measured:
     """Trains on one process per rank of the plan, which leave their records in `folder`."""
     started = datetime.now(UTC).isoformat(timespec="seconds")
+    shutil.rmtree(folder, ignore_errors=True)  # of another session
     ranks = plan.world_size
     found: list[RankRun] = run_ranks(
         ranks, _train, subject, graph, plan, folder, effort, timeout_s=TIMEOUT_S
@@ -149,7 +151,10 @@ def by_kind(record: StepRecord) -> dict[str, float]:
 
 
 def _kind(name: Action | str) -> str:
-    """Of a section; none for those that hold others, and small ones."""
+    """Of a section; none for those that hold others, and small ones.
+
+    Summing the loss takes no time to speak of, but waits for the slowest rank.
+    """
     if isinstance(name, Action):
         return "forward" if name.work is Work.FORWARD else "backward"
-    return "optimizer" if name == "optimizer" else ""
+    return {"optimizer": "optimizer", "loss": "wait"}.get(name, "")

@@ -26,7 +26,10 @@ def prepare(folder: Path, plan: Plan, rank: int) -> None:
         )
     if rank == 0:
         folder.mkdir(parents=True, exist_ok=True)
-        plan_io.save(plan, path)
+        # At once: other ranks may be reading it.
+        written = folder / "plan.json.part"
+        plan_io.save(plan, written)
+        written.replace(path)
 
 
 def begin(folder: Path, plan: Plan, rank: int) -> None:

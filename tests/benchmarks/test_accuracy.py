@@ -141,14 +141,15 @@ def test_seconds_of_a_step_are_told_apart():
     record.sections = [
         Section(forward, 0.0, 4.0), Section(backward, 4.0, 8.0), Section("schedule", 0.0, 8.0),
         Section("gradients", 8.0, 9.0), Section("optimizer", 9.0, 9.5),
+        Section("loss", 9.5, 9.75),
     ]  # fmt: skip
     what = What("gradients", 0, "dp", "all_reduce", 4, 2)
     record.waits = [Passed(1, None, 4, 4.0, 5.0)]
     # The first collective goes on from 5 to 8.5, and the rank stands in it from 8 on.
     record.collectives = [Collected(3, what, 5.0, 8.0, 8.5), Collected(0, what, 1.0, 1.0, 2.0)]
     assert by_kind(record) == pytest.approx({
-        "forward": 3.0, "backward": 3.0, "collectives": 1.5, "wait": 1.0, "optimizer": 0.5,
-        "rest": 1.0,
+        "forward": 3.0, "backward": 3.0, "collectives": 1.5, "wait": 1.25, "optimizer": 0.5,
+        "rest": 0.75,
     })  # fmt: skip
 
 
