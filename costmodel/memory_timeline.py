@@ -161,7 +161,7 @@ def _changes(timeline: Timeline, rank: int) -> list[tuple[float, int]]:
             found.append((ran.gone[position], nbytes))
         if position in ran.back:
             found.append((ran.back[position], -nbytes))
-    return sorted(found)
+    return sorted(found, key=lambda change: (change[0], -change[1]))
 
 
 def _sum(parts: Iterator[Bytes]) -> Bytes:

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from meshwright.costmodel.fragmentation import fragmentation_of
 from meshwright.costmodel.memory_timeline import held_stages, peak
-from meshwright.costmodel.overheads import CPU_FRAGMENTATION
 from meshwright.costmodel.placement import StageCosts
 from meshwright.costmodel.stage_model import StageModel
 from meshwright.costmodel.table import Table
@@ -11,7 +11,6 @@ from meshwright.costmodel.tables import CostTables
 from meshwright.ir.device import DeviceType
 from meshwright.ir.graph import Graph, Kind
 from meshwright.ir.plan import Plan, RankMemory
-from meshwright.ir.profile import Profile
 
 
 def rank_memories(
@@ -39,36 +38,46 @@ def _rank_memory(
     held = peak(table, rank, [model.memory for model in models])
     device = costs[own[0]].device
     on_host = device.kind == "cpu"
+    parameters = sum(models[i].memory.parameters for i in own)
+    optimizer = sum(models[i].memory.optimizer for i in own)
+    state = parameters + optimizer + held.gradients
     moving = held.activations + held.communication + held.workspace
+    holes = fragmentation_of(device, tables.profile, tables.graph.fingerprint)
+    beyond = holes.moving * moving + holes.state * state
+    if on_host:
+        beyond += max(models[i].memory.unseen for i in own)
     return RankMemory(
-        parameters_bytes=sum(models[i].memory.parameters for i in own),
+        parameters_bytes=parameters,
         gradients_bytes=held.gradients,
-        optimizer_bytes=sum(models[i].memory.optimizer for i in own),
+        optimizer_bytes=optimizer,
         activations_bytes=held.activations,
         communication_bytes=held.communication,
         workspace_bytes=held.workspace,
         inputs_bytes=_inputs_bytes(tables.graph, plan, [costs[i] for i in own], on_host),
-        fragmentation_bytes=round(fragmentation(device, tables.profile) * moving),
-        process_bytes=_process_bytes(tables, device, plan.world_size),
+        fragmentation_bytes=round(beyond),
+        process_bytes=_process_bytes(tables, plan, device, own),
     )
 
 
-def fragmentation(device: DeviceType, profile: Profile | None) -> float:
-    """What the allocator holds beyond the tensors that come and go in a step, relative to them."""
-    record = profile.memory.get("fragmentation") if profile else None
-    if record is not None:
-        return record.value
-    return CPU_FRAGMENTATION if device.kind == "cpu" else 0.0
-
-
-def _process_bytes(tables: CostTables, device: DeviceType, ranks: int) -> int:
+def _process_bytes(tables: CostTables, plan: Plan, device: DeviceType, own: Sequence[int]) -> int:
     """The process and its communicators; on a CPU the user's module, which stays beside the job's
     own parameters."""
-    known = tables.profile.memory if tables.profile else {}
-    process = known["process"].value if "process" in known else device.reserved_bytes
-    if ranks > 1 and "process_group" in known:
-        process += known["process_group"].value
+    known = {name: r.value for name, r in tables.profile.memory.items()} if tables.profile else {}
+    process = known.get("process", device.reserved_bytes)
+    if plan.world_size > 1:
+        process += known.get("process_group", 0.0) + known.get("group", 0.0) * _groups(plan, own)
     return round(process) + (_module_bytes(tables.graph) if device.kind == "cpu" else 0)
+
+
+def _groups(plan: Plan, own: Sequence[int]) -> int:
+    """Communicators of a rank besides that of the whole job (`runtime.groups`)."""
+    lines: set[tuple[int, ...]] = set()
+    for index in own:
+        stage = plan.stages[index]
+        shard, tp, devices = stage.mesh.get("dp_shard", 1), stage.tp, stage.devices
+        lines |= {devices[:tp], devices[::tp], devices[: shard * tp : tp], devices[:: shard * tp]}
+    pipeline = 2 if len(plan.stages) > 1 else 0
+    return sum(len(line) > 1 for line in lines) + pipeline
 
 
 def _inputs_bytes(graph: Graph, plan: Plan, own: Sequence[StageCosts], on_host: bool) -> int:

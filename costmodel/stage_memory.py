@@ -135,6 +135,15 @@ class StageMemory:
             moving = self.trained
         return Bytes(gradients=self.part, communication=max(moving, self.temporary))
 
+    @cached_property
+    def unseen(self) -> int:
+        """What Gloo allocates for itself: a reduce-scatter works on a copy of the whole, which
+        lives as long as the flat tensor; an all-gather gathers into one."""
+        if not self.zero:
+            return 0
+        largest = max((b.nbytes for b in self.buckets), default=0)
+        return self.trained if self.zero == 1 else 2 * largest
+
     def _forward(self) -> Iterator[Bytes]:
         saved = 0
         for index, block in enumerate(self.blocks):

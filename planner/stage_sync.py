@@ -118,3 +118,16 @@ class StageSync:
                 return none, part, np.maximum(0.0, packed - flight)
             case _:
                 return none, part, trained.largest * (2 + 1 / self.mesh.dp_shard)
+
+    def unseen_bytes(self, trained: Trained) -> Matrix:
+        """What Gloo allocates for itself."""
+        on_host = self.overheads.device.kind == "cpu"
+        match self.zero if on_host else 0:
+            case 0:
+                return np.zeros_like(trained.whole)
+            case 1:
+                return trained.whole
+            case 2:
+                return 2 * np.minimum(trained.whole, BUCKET_BYTES + trained.largest)
+            case _:
+                return 2 * trained.largest

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from meshwright.costmodel.block import BlockCost
 from meshwright.costmodel.comm import Levels, collective_time, send_time
+from meshwright.costmodel.fragmentation import fragmentation_of
 from meshwright.costmodel.memory import OPTIMIZER_COPIES
 from meshwright.costmodel.optimizer import optimizer_time
 from meshwright.costmodel.overheads import Overheads, overheads_of
 from meshwright.costmodel.placement import slowdown
-from meshwright.costmodel.rank_memory import fragmentation
 from meshwright.costmodel.tables import Spot
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.device import Link
@@ -278,11 +278,15 @@ class StageTables:
         sent, sends = self._borders(case.spot, link)
         once = sync.once_s(trained, backward) + self._optimizer_s(case, state)
         device = self.problem.tables.devices[case.spot.device]
-        beyond = 1.0 + fragmentation(device, self.problem.tables.profile)
+        holes = fragmentation_of(
+            device, self.problem.tables.profile, self.problem.graph.fingerprint
+        )
+        beyond, held = 1.0 + holes.moving, 1.0 + holes.state
         flight = (runs.of(work.saved_bytes) + sent[runs.stop]) * beyond
         always, begun, beside = sync.gradient_bytes(trained, flight)
         workspace, beside = runs.of(work.workspace_bytes) * beyond, beside * beyond
-        static = self._state_bytes(case, state) + always
+        begun = begun * held
+        static = (self._state_bytes(case, state) + always) * held + sync.unseen_bytes(trained)
         static = static + (workspace + beside if sync.zero == 3 else np.maximum(workspace, beside))
         static = static + 2 * (sent[runs.start] + sent[runs.stop]) * beyond
         if num_microbatches == 1:
