@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -13,20 +14,24 @@ import torch
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Graph
-from meshwright.ir.profile import Machine, Profile
+from meshwright.ir.plan import Plan
+from meshwright.ir.profile import Machine, MemoryRecord, Profile
 from meshwright.ir.profile_store import ProfileStore, open_store
 from meshwright.ir.trace import trace
 from meshwright.planner.constraints import Constraint
-from meshwright.planner.problem import make_problem
+from meshwright.planner.problem import Problem, make_problem
+from meshwright.profiling_memory import heap_plans
 from meshwright.profiling_progress import ProfilingProgress
 from meshwright.profiling_work import block_tasks
 from meshwright.runtime.machine import machine as this_machine
 from meshwright.runtime.profiling.collectives import group_shapes
 from meshwright.runtime.profiling.gloo_forks import forked_collectives
+from meshwright.runtime.profiling.heap import Grown, grown, memory_records
 from meshwright.runtime.profiling.optimizers import free_bytes, optimizer_tasks
+from meshwright.runtime.profiling.process import process_records
 from meshwright.runtime.profiling.run import Outcome, measure_all, measurer
 from meshwright.runtime.profiling.tasks import Task
-from meshwright.runtime.profiling.team import first_lines
+from meshwright.runtime.profiling.team import Failed, Team, first_lines
 
 _SHARES = {"blocks": 0.6, "optimizer": 0.05, "collectives": 0.25}
 """Of the time that is given; the rest, and what they leave, goes to ops."""
@@ -60,33 +65,33 @@ def profile(
     if model_or_graph is not None:
         given = isinstance(model_or_graph, Graph)
         graph = model_or_graph if given else trace(model_or_graph, example_inputs, loss_fn)
-    tasks = _block_tasks(graph, cluster, precision, optimizer, tuple(constraints))
+    problem = _problem(graph, cluster, precision, optimizer, tuple(constraints))
     with (
         open_store(path or ":memory:") as store,
         ProfilingProgress(show=progress, minutes=minutes) as shown,
     ):
         run = _Run(cluster, store, this_machine(device), device, shown, minutes)
         store.add(run.machine)
-        run.tasks("blocks", graph, tasks)
+        run.tasks("blocks", graph, block_tasks(problem) if problem else ())
         run.tasks("optimizer", None, optimizer_tasks(optimizer, run.free_bytes))
+        run.memory(problem)
         run.collectives()
         run.warn()
         return store.load(run.machine)
 
 
-def _block_tasks(
+def _problem(
     graph: Graph | None,
     cluster: Cluster,
     precision: str,
     optimizer: str,
     constraints: tuple[str | Constraint, ...],
-) -> Sequence[Task]:
+) -> Problem | None:
     if graph is None:
-        return ()
-    problem = make_problem(
+        return None
+    return make_problem(
         graph, cluster, optimizer=optimizer, precision=precision, constraints=constraints
     )
-    return block_tasks(problem)
 
 
 def _device(cluster: Cluster) -> torch.device:
@@ -99,6 +104,12 @@ def _device(cluster: Cluster) -> torch.device:
             f"cluster {cluster.name} is made of GPUs and this machine has none: profile there"
         )
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def _grown(
+    graph: Graph, plan: Plan, device: torch.device, task: int, budget_s: float, agree: object
+) -> Grown:
+    return grown(graph, plan, device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,6 +158,33 @@ class _Run:
         if phase in _SHARES:
             return min(self.started + total, monotonic() + _SHARES[phase] * total)
         return self.started + total
+
+    def memory(self, problem: Problem | None) -> None:
+        """What processes take by themselves, and the heap of this model's training."""
+        shown = self.shown.phase("memory")
+        shown.update(0, 1, "process")
+        if not self.store.has(self.machine, MemoryRecord, "process"):
+            self.store.add(self.machine, *process_records(self.device))
+        shown.update(1, 1, "")
+        if problem is None:
+            return
+        model = problem.graph.fingerprint
+        if self.store.has(self.machine, MemoryRecord, f"fragmentation {model}"):
+            return
+        plans = heap_plans(problem, self.free_bytes * self.processes)
+        found = []
+        for number, plan in enumerate(plans):
+            if monotonic() > self._deadline("memory"):
+                break
+            shown.update(number, len(plans), f"heap, {plan.num_microbatches} micro-batches")
+            # In a process that has just begun: the heap has no holes yet.
+            with Team(1, partial(_grown, problem.graph, plan, self.device)) as child:
+                try:
+                    found += child.measure(0, 0.0)
+                except Failed as error:
+                    self.notes.append(f"the heap of {plan.model.name} is not measured: {error}")
+        if found:
+            self.store.add(self.machine, *memory_records(model, found))
 
     def collectives(self) -> None:
         """Between this machine's processes, unless the store has those of all kinds of groups."""

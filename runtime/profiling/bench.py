@@ -59,6 +59,8 @@ class Layer:
     """A block with its own parameters, what arrives in forward and what arrives in backward."""
 
     module: StageModule
+    tensors: Mapping[str, Tensor]
+    """By graph tensor name."""
     values: Mapping[str, Tensor]
     gradients: Mapping[str, Tensor]
 
@@ -147,7 +149,7 @@ class Bench:
                         *(values[name] for name in call.inputs),
                     )
                 values |= dict(zip(call.outputs, made, strict=True))
-        return Layer(module, values, self._gradients(module, values, draw))
+        return Layer(module, tensors, values, self._gradients(module, values, draw))
 
     def _comm(self) -> Comm:
         sizes = {axis: along.size for axis, along in self.at.axes.items()}
