@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from meshwright.costmodel.formulas import curve_of, memory_s
 from meshwright.ir.device import DeviceType, OpClass
 
-# On CPUs, of one process that has a core to itself: differences of steps of a model of tiny layers
-# with more micro-batches and with more blocks, less its ops (benchmarks/overheads.py). On GPUs
-# Python runs ahead of the device and costs nothing, but for what is once per step.
-CPU_ACTION_S = 60e-6
+# On CPUs, of one process that has a core to itself: medians of benchmarks/overheads.py on a 2-core
+# cloud machine, torch 2.13, 2026-11-21 (block 13 to 20 us, action 37 to 42 us, step 56 to 171 us).
+# On GPUs Python runs ahead of the device and costs nothing, but for what is once per step.
+CPU_ACTION_S = 40e-6
 """An action of the schedule: the executor, its messages, the start of autograd."""
-CPU_BLOCK_S = 35e-6
-"""A block within an action: its module, its graph's leaves and edges."""
-CPU_STEP_S = 0.5e-3
+CPU_BLOCK_S = 15e-6
+"""A block within an action: its module, its graph's leaves and edges. Measured blocks have it."""
+CPU_STEP_S = 0.1e-3
 """A step: cutting the batch, the loss, bookkeeping."""
 GPU_STEP_S = 1e-3
 """A step: until the queue is full again; assumption."""
@@ -33,6 +33,10 @@ class Overheads:
     block_s: float
     step_s: float
     device: DeviceType
+
+    def block_of(self, measured: bool) -> float:
+        """Seconds of a block beside its own times, which have it if they were measured."""
+        return 0.0 if measured else self.block_s
 
     def copy_s(self, nbytes: float) -> float:
         """Seconds to read and write this many bytes in all."""

@@ -89,6 +89,7 @@ def _sync(stage: Stage, costs: StageCosts, held: tuple[Held, ...]) -> Sync:
     shard = stage.mesh.get("dp_shard", 1)
     zero = stage.zero if shard > 1 else 0
     reduced = () if stage.dp == 1 else buckets(held, BUCKET_BYTES if zero < 3 else 0)
+    overheads = overheads_of(costs.device)
     gathered = gathered_bytes(held, len(costs.blocks))
     blocks = tuple(
         BlockTimes(
@@ -101,6 +102,7 @@ def _sync(stage: Stage, costs: StageCosts, held: tuple[Held, ...]) -> Sync:
             split_s=cost.split_s,
             tensor_backward_s=cost.comm_backward_s,
             gathered_bytes=gathered[i],
+            overhead_s=overheads.block_of(cost.no_grad_s is not None),
         )
         for i, cost in enumerate(costs.cost.blocks)
     )
@@ -108,7 +110,7 @@ def _sync(stage: Stage, costs: StageCosts, held: tuple[Held, ...]) -> Sync:
         zero=zero, prefetch=stage.prefetch, shard=shard, blocks=blocks, buckets=reduced,
         prelude_s=costs.cost.forward_s - sum(c.forward_s for c in costs.cost.blocks),
         dp=costs.spot.dp_levels, shard_levels=costs.shard_levels,
-        replicate_levels=costs.replicate_levels, overheads=overheads_of(costs.device),
+        replicate_levels=costs.replicate_levels, overheads=overheads,
     )  # fmt: skip
 
 

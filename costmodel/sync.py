@@ -85,6 +85,8 @@ class BlockTimes:
     """What a backward in two halves takes more."""
     tensor_backward_s: float
     gathered_bytes: int
+    overhead_s: float = 0.0
+    """Of the runtime, where its times do not have it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +135,7 @@ class Sync:
         for place, index in enumerate(order):
             yield from self._gather(order, place)
             block = self.blocks[index]
-            yield run(self.overheads.block_s, "overhead")
+            yield run(block.overhead_s, "overhead")
             yield from self._tensor(block.tensor_forward_s, block.forward_s, "forward")
 
     def _backward(self, *, inputs: bool, weights: bool, last: bool = False) -> Iterator[Step]:
@@ -142,14 +144,13 @@ class Sync:
         for place, index in enumerate(order):
             yield from self._gather(order, place)
             block = self.blocks[index]
-            yield run(self.overheads.block_s, "overhead")
+            yield run(block.overhead_s, "overhead")
             if inputs:
                 yield run(block.again_s, "recompute")
-                split_s = 0.0 if weights else block.split_s
-                compute_s = block.input_s + split_s
-                yield from self._tensor(block.tensor_backward_s, compute_s, "backward")
+                yield from self._tensor(block.tensor_backward_s, block.input_s, "backward")
             if weights:
-                yield run(block.weight_s - self._unadded_s(block, last), "backward")
+                split_s = 0.0 if inputs else block.split_s
+                yield run(block.weight_s + split_s - self._unadded_s(block, last), "backward")
                 yield from self._after(index, last)
 
     def _unadded_s(self, block: BlockTimes, last: bool) -> float:

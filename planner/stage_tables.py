@@ -7,27 +7,23 @@ rank choices, and `estimate` judges those that come out best.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from math import ceil
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.costmodel.block import BlockCost
-from meshwright.costmodel.comm import Levels, collective_time, send_time
+from meshwright.costmodel.comm import Levels, collective_time
 from meshwright.costmodel.fragmentation import fragmentation_of
 from meshwright.costmodel.memory import OPTIMIZER_COPIES
 from meshwright.costmodel.optimizer import optimizer_time
-from meshwright.costmodel.overheads import Overheads, overheads_of
-from meshwright.costmodel.placement import slowdown
 from meshwright.costmodel.tables import Spot
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.device import Link
-from meshwright.planner.candidates import recomputable
 from meshwright.planner.problem import Problem
+from meshwright.planner.run_costs import RunCosts, State
 from meshwright.planner.space import Mesh, meshes, recompute_modes
-from meshwright.planner.spans import Collectives, Matrix, highest, sums, sums_of_named
+from meshwright.planner.spans import Collectives, Matrix, sums
 from meshwright.planner.stage_sync import StageSync, Trained
 
 _FEW, _MANY = (10, 10**6), (100, 10**9)
@@ -69,25 +65,6 @@ class Case(NamedTuple):
     replicate: Levels
 
 
-class _State(NamedTuple):
-    """Parameters of runs of blocks on a rank, in bytes, and the number of trained ones."""
-
-    stored: Matrix
-    trained: Matrix
-    tensors: Matrix
-    largest: Matrix
-    """Trained parameters of the largest block."""
-
-
-class _Work(NamedTuple):
-    """A micro-batch in runs of blocks."""
-
-    busy_s: Matrix
-    backward_s: Matrix
-    saved_bytes: Matrix
-    workspace_bytes: Matrix
-
-
 class _Runs(NamedTuple):
     """Which entries are computed: first block and end."""
 
@@ -104,18 +81,13 @@ class StageTables:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
+        self.runs = RunCosts(problem)
         self.blocks = problem.graph.blocks
-        self.slow = slowdown(problem.cluster)
         self.collective = Collectives()
-        self._again = frozenset(recomputable(problem.graph, self.blocks))
         self._asked: dict[tuple[int, int, int, int], Options] = {}
         self._made: dict[object, Options] = {}
-        self._costs: dict[Spot, tuple[BlockCost, ...]] = {}
-        self._states: dict[int, _State] = {}
-        self._works: dict[tuple[Spot, bool], _Work] = {}
-        self._sent: dict[tuple[int, Link | None], tuple[Matrix, Matrix]] = {}
         self._gathers: dict[tuple[int, Levels, int], tuple[Matrix, Matrix]] = {}
-        self._state_of: dict[tuple[int, int], _State] = {}
+        self._state_of: dict[tuple[int, int], State] = {}
         size = len(self.blocks)
         half = (size + 1) // 2
         edge = np.arange(size + 1, dtype=np.int64)
@@ -184,98 +156,22 @@ class StageTables:
             kept.append((case, probe))
         return [case for case, _ in kept]
 
-    def _block_costs(self, spot: Spot) -> tuple[BlockCost, ...]:
-        if spot not in self._costs:
-            layouts = {layout.pattern: layout for layout in self.problem.layouts(spot.tp)}
-            self._costs[spot] = tuple(
-                self.problem.tables.block(block, layouts[block.pattern], spot)
-                for block in self.blocks
-            )
-        return self._costs[spot]
-
-    def _work(self, spot: Spot, again: bool) -> _Work:
-        if (spot, again) not in self._works:
-            made = [
-                cost.recomputed() if again and block.pattern in self._again else cost
-                for block, cost in zip(self.blocks, self._block_costs(spot), strict=True)
-            ]
-            spare = 1 - 1 / self.slow
-            known = self._overheads(spot)
-            backward = [c.backward_s - spare * c.comm_backward_s + known.block_s for c in made]
-            busy = [
-                c.forward_s - spare * c.comm_forward_s + known.block_s + b
-                for c, b in zip(made, backward, strict=True)
-            ]
-            inside = sums([c.saved_bytes for c in made])
-            prelude_s, prelude_bytes = self._prelude(spot)
-            self._works[spot, again] = _Work(
-                sums(busy) + prelude_s + 2 * known.action_s,
-                sums(backward),
-                inside + sums_of_named(self._at_borders(made)) + prelude_bytes,
-                highest([c.workspace_bytes for c in made]),
-            )
-        return self._works[spot, again]
-
-    def _prelude(self, spot: Spot) -> tuple[float, float]:
-        """Seconds and bytes of the whole prelude; a stage that needs only part of it has less."""
-        layouts = {layout.pattern: layout for layout in self.problem.layouts(spot.tp)}
-        costs, again = self._block_costs(spot), (False,) * len(self.blocks)
-        all_of_it = self.problem.tables.stage(self.blocks, layouts, again, spot)
-        kept = sum(c.saved_bytes for c in costs) + sums_of_named(self._at_borders(costs))[0, -1]
-        return (
-            all_of_it.forward_s - sum(c.forward_s for c in costs),
-            all_of_it.saved_bytes - float(kept),
-        )
-
-    def _at_borders(self, costs: Sequence[BlockCost]) -> list[dict[str, float]]:
-        """Per block, what is kept of values that enter or leave it."""
-        facts = self.problem.tables.facts
-        found = []
-        for block, cost in zip(self.blocks, costs, strict=True):
-            names = chain(block.inputs, block.outputs)
-            held: dict[str, float] = {}
-            for name, nbytes in zip(names, cost.saved_inputs + cost.saved_outputs, strict=True):
-                root = facts.roots[name]
-                if root not in facts.prelude_values:
-                    held[root] = max(nbytes, held.get(root, 0))
-            found.append(held)
-        return found
-
-    def _state(self, spot: Spot) -> _State:
-        if spot.tp not in self._states:
-            costs, trained = self._block_costs(spot), self.problem.tables.trained
-            held = [
-                dict(zip(block.params, cost.param_bytes, strict=True))
-                for block, cost in zip(self.blocks, costs, strict=True)
-            ]
-            learned = [{n: b for n, b in sizes.items() if n in trained} for sizes in held]
-            self._states[spot.tp] = _State(
-                sums_of_named(held),
-                sums_of_named(learned),
-                sums_of_named([dict.fromkeys(sizes, 1) for sizes in learned]),
-                highest([sum(sizes.values()) for sizes in learned]),
-            )
-        return self._states[spot.tp]
-
-    def _state_at(self, spot: Spot, runs: _Runs) -> _State:
+    def _state_at(self, spot: Spot, runs: _Runs) -> State:
         key = (spot.tp, id(runs))
         if key not in self._state_of:
-            self._state_of[key] = _State(*map(runs.of, self._state(spot)))
+            self._state_of[key] = State(*map(runs.of, self.runs.state(spot)))
         return self._state_of[key]
-
-    def _overheads(self, spot: Spot) -> Overheads:
-        return overheads_of(self.problem.tables.devices[spot.device])
 
     def _entry(
         self, case: Case, link: Link | None, num_microbatches: int, runs: _Runs
     ) -> tuple[Matrix, ...]:
         """The five arrays of `Options` for some runs of blocks."""
-        work = self._work(case.spot, case.option.recompute)
+        work = self.runs.work(case.spot, case.option.recompute)
         state = self._state_at(case.spot, runs)
         sync, trained = self._sync(case), self._trained(case, state, runs)
         backward = runs.of(work.backward_s)
         busy = runs.of(work.busy_s) + sync.per_microbatch_s(trained, backward)
-        sent, sends = self._borders(case.spot, link)
+        sent, sends = self.runs.borders(case.spot, link)
         once = sync.once_s(trained, backward) + self._optimizer_s(case, state)
         device = self.problem.tables.devices[case.spot.device]
         holes = fragmentation_of(
@@ -302,7 +198,7 @@ class StageTables:
             flight,
         )
 
-    def _state_bytes(self, case: Case, state: _State) -> Matrix:
+    def _state_bytes(self, case: Case, state: State) -> Matrix:
         """Parameters, with those of a block that is gathered, and optimizer state."""
         mesh = case.option.mesh
         kept = state.trained / mesh.dp_shard
@@ -315,10 +211,10 @@ class StageTables:
     def _sync(self, case: Case) -> StageSync:
         return StageSync(
             case.option.mesh, case.spot.dp_levels, case.shard, case.replicate,
-            self._overheads(case.spot), self.collective,
+            self.runs.overheads(case.spot), self.collective,
         )  # fmt: skip
 
-    def _trained(self, case: Case, state: _State, runs: _Runs) -> Trained:
+    def _trained(self, case: Case, state: State, runs: _Runs) -> Trained:
         if case.option.mesh.zero < 3:
             return Trained(state.trained, state.largest, state.trained * 0, state.trained * 0)
         gathered, scattered = self._gathers_at(case, runs)
@@ -335,7 +231,7 @@ class StageTables:
         return self._gathers[key]
 
     def _by_block(self, case: Case, primitive: Primitive, *, but_first: bool = False) -> Matrix:
-        held = self._trained_per_block(case.spot)
+        held = self.runs.trained_per_block(case.spot)
         known: dict[int, float] = {}
         for nbytes in held:
             if nbytes not in known:
@@ -345,15 +241,7 @@ class StageTables:
         # The scatter of a stage's first block goes on after its backward.
         return found - np.array([*seconds, 0.0])[:, None] if but_first else found
 
-    def _trained_per_block(self, spot: Spot) -> list[int]:
-        trained = self.problem.tables.trained
-        return [
-            sum(n for name, n in zip(block.params, cost.param_bytes, strict=True)
-                if name in trained)
-            for block, cost in zip(self.blocks, self._block_costs(spot), strict=True)
-        ]  # fmt: skip
-
-    def _optimizer_s(self, case: Case, state: _State) -> Matrix:
+    def _optimizer_s(self, case: Case, state: State) -> Matrix:
         """On the line through two points: it is about linear in bytes and tensors."""
         device, mesh = self.problem.tables.devices[case.spot.device], case.option.mesh
         name, profile = self.problem.optimizer, self.problem.tables.profile
@@ -364,23 +252,8 @@ class StageTables:
         more = optimizer_time(device, name, many[0], few[1], profile).seconds
         per_byte = (high - more) / (many[1] - few[1])
         per_tensor = (more - low) / (many[0] - few[0])
-        found: Matrix = (kept * per_byte + state.tensors * per_tensor) * self.slow
+        found: Matrix = (kept * per_byte + state.tensors * per_tensor) * self.runs.slow
         return found
-
-    def _borders(self, spot: Spot, link: Link | None) -> tuple[Matrix, Matrix]:
-        """Bytes and seconds of a micro-batch into block k, per rank; nothing at the two ends."""
-        key = (spot.samples, link)
-        if key in self._sent:
-            return self._sent[key]
-        size = len(self.blocks)
-        sent, seconds = np.zeros(size + 1), np.zeros(size + 1)
-        for block in range(1, size):
-            whole, fixed = self.problem.tables.border_bytes(block)
-            sent[block] = whole * spot.samples / self.problem.batch + fixed
-            if link is not None:
-                seconds[block] = send_time(float(sent[block]), link)
-        self._sent[key] = sent, seconds
-        return sent, seconds
 
 
 def _stack(options: Sequence[Option], entries: Sequence[tuple[Matrix, ...]], size: int) -> Options:
