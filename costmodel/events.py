@@ -5,55 +5,13 @@ virtual clock runs at the speed that they proceed with, so that ends in it need 
 What a rank computes and what its channel carries slow each other down by the factors of the link.
 """
 
-from collections import deque
-from collections.abc import Generator
 from heapq import heappop, heappush
-from typing import NamedTuple
 
 from meshwright.costmodel.ports import Ports
-from meshwright.costmodel.program import IDLE, NO_SLOWDOWN, SCATTER, Do, Step
+from meshwright.costmodel.program import IDLE, SCATTER, Do, Step
+from meshwright.costmodel.rank_state import Job, Process, RankState
 from meshwright.costmodel.table import B, F, I, Item, Table
 from meshwright.costmodel.timeline import Logged, Ran, Times
-
-Process = Generator[None, None, None]
-
-
-class _Job(NamedTuple):
-    """A job of a channel."""
-
-    seconds: float
-    mark: float
-    """Work of all jobs up to it."""
-    what: str
-
-
-class _Rank:
-    """A pipeline rank: what it computes, and what its channel carries."""
-
-    __slots__ = (
-        "begun_s", "channel_factor", "channel_from", "channel_left", "channel_version", "done",
-        "jobs", "newest", "number", "overlap", "previous", "process", "processes", "run_factor",
-        "run_from", "run_left", "run_version", "running", "total", "waits_for",
-    )  # fmt: skip
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.process: Process
-        self.processes, self.overlap = 1, NO_SLOWDOWN
-        self.running, self.run_left, self.run_factor, self.run_from = False, 0.0, 1.0, 0.0
-        self.run_version = self.channel_version = 0
-        self.jobs: deque[_Job] = deque()
-        self.channel_left, self.channel_factor, self.channel_from = 0.0, 1.0, 0.0
-        self.total = self.done = self.newest = self.previous = self.begun_s = 0.0
-        self.waits_for: float | None = None
-        """Mark of the channel."""
-
-    def state(self) -> tuple[float, float, float]:
-        """What the channel has left; its progress must be settled."""
-        if not self.jobs:
-            return IDLE
-        done = self.jobs[0].mark - self.channel_left
-        return self.total - done, max(self.newest - done, 0.0), max(self.previous - done, 0.0)
 
 
 def run_events(table: Table, times: Times, *, detail: bool) -> Ran:
@@ -80,12 +38,12 @@ class _Events:
         self.number = 0
         self.ports = Ports(table, times)
         self.arrived: set[int] = set()
-        self.waiting: dict[int, _Rank] = {}
+        self.waiting: dict[int, RankState] = {}
         self.copies: dict[tuple[int, int], float] = {}
         """(stage, micro-batch) -> when what it offloads has left."""
         self.fetched: dict[int, float] = {}
         """Position of a backward -> when its bytes are back."""
-        self.ranks = [_Rank(n) for n in range(len(table.rows))]
+        self.ranks = [RankState(n) for n in range(len(table.rows))]
         self.to_host, self.to_device = [0.0] * len(table.rows), [0.0] * len(table.rows)
 
     def run(self) -> Ran:
@@ -138,7 +96,7 @@ class _Events:
 
     # What a rank does.
 
-    def _process(self, rank: _Rank) -> Process:
+    def _process(self, rank: RankState) -> Process:
         row = self.table.rows[rank.number]
         if offset := self.times.offsets[rank.number]:
             self._at(offset, _WAKE, rank.number)
@@ -172,7 +130,7 @@ class _Events:
             self.copies[item.stage, item.microbatch] = self.ran.gone[position] = gone
             self._log(item.rank, "to_host", f"{item.stage}F{item.microbatch}", begin, gone)
 
-    def _play(self, rank: _Rank, steps: tuple[Step, ...]) -> Process:
+    def _play(self, rank: RankState, steps: tuple[Step, ...]) -> Process:
         marks: dict[int, float] = {}
         for do, seconds, job, what in steps:
             if do == Do.RUN:
@@ -197,7 +155,7 @@ class _Events:
                     rank.waits_for = mark
                     yield
 
-    def _talk(self, rank: _Rank, seconds: float, what: str) -> Process:
+    def _talk(self, rank: RankState, seconds: float, what: str) -> Process:
         demand = self.times.talking * rank.processes
         self._log(rank.number, "compute", what, self.now, self.now + seconds)
         self._demand(demand)
@@ -239,7 +197,7 @@ class _Events:
         self.ran.back[position] = begin
         self._log(item.rank, "to_device", str(self.table.action(position)), begin, end)
 
-    def _fetch(self, rank: _Rank, position: int, item: Item) -> Process:
+    def _fetch(self, rank: RankState, position: int, item: Item) -> Process:
         """Wait until what the action's forward offloaded is back."""
         self._bring_back(position, item)
         back = self.fetched.get(position, 0.0)
@@ -249,13 +207,13 @@ class _Events:
 
     # Computing and the channel, which slow each other down.
 
-    def _start_run(self, rank: _Rank, seconds: float) -> None:
+    def _start_run(self, rank: RankState, seconds: float) -> None:
         self._settle(rank)
         rank.running, rank.run_left = True, seconds
         self._demand(rank.processes)
         self._reckon(rank)
 
-    def _stop_run(self, rank: _Rank) -> None:
+    def _stop_run(self, rank: RankState) -> None:
         self._settle(rank)
         rank.running, rank.run_left = False, 0.0
         rank.run_version += 1
@@ -263,21 +221,21 @@ class _Events:
         self._reckon(rank)
         next(rank.process, None)
 
-    def _start_job(self, rank: _Rank, seconds: float, what: str) -> None:
+    def _start_job(self, rank: RankState, seconds: float, what: str) -> None:
         rank.total += seconds
         if seconds <= 0.0:
             return
-        rank.jobs.append(_Job(seconds, rank.total, what))
+        rank.jobs.append(Job(seconds, rank.total, what))
         if len(rank.jobs) == 1:
             self._settle(rank)
             self._demand(self.times.talking * rank.processes)
             self._begin_job(rank)
 
-    def _begin_job(self, rank: _Rank) -> None:
+    def _begin_job(self, rank: RankState) -> None:
         rank.channel_left, rank.begun_s = rank.jobs[0].seconds, self.now
         self._reckon(rank)
 
-    def _end_job(self, rank: _Rank) -> None:
+    def _end_job(self, rank: RankState) -> None:
         self._settle(rank)
         job = rank.jobs.popleft()
         rank.done = job.mark
@@ -292,7 +250,7 @@ class _Events:
             rank.waits_for = None
             next(rank.process, None)
 
-    def _settle(self, rank: _Rank) -> None:
+    def _settle(self, rank: RankState) -> None:
         """Write off what has been done since the last time."""
         if rank.running:
             rank.run_left -= (self.virtual - rank.run_from) / rank.run_factor
@@ -300,7 +258,7 @@ class _Events:
             rank.channel_left -= (self.now - rank.channel_from) / rank.channel_factor
         rank.run_from, rank.channel_from = self.virtual, self.now
 
-    def _reckon(self, rank: _Rank) -> None:
+    def _reckon(self, rank: RankState) -> None:
         """Ends under the slowdown of now."""
         if rank.running:
             rank.run_factor = rank.overlap.compute if rank.jobs else 1.0
