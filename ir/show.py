@@ -146,7 +146,8 @@ def _breakdown(predicted: Prediction) -> list[RenderableType]:
     shares = {text: getattr(found, f"{name}_s") / predicted.step_s for name, text in SHARES.items()}
     shown = [f"{text} {share:.0%}" for text, share in shares.items() if share >= 0.005]
     whose = f" of pipeline rank {found.rank}" if len(predicted.stages) > 1 else ""
-    return [Text(f"the step{whose}: " + ", ".join(shown))]
+    left_out = "loading data and clipping gradients are not part of it"
+    return [Text(f"the step{whose}: {', '.join(shown)}; {left_out}")]
 
 
 def _memory(predicted: Prediction) -> Table:

@@ -1,8 +1,10 @@
 """The printed plan says what a reader must know."""
 
-from meshwright.ir.plan import Alternative, Evidence
+from dataclasses import replace
+
+from meshwright.ir.plan import Alternative, Breakdown, Evidence, ProfileId
 from meshwright.ir.show import seconds, size, to_text
-from tests.ir.plans import plan
+from tests.ir.plans import plan, prediction
 
 EVIDENCE = Evidence(
     searcher="dp", seed=0, candidates=1234, infeasible=5, exhausted=True, bound_s=1.0, gap=0.25,
@@ -19,6 +21,22 @@ def test_everything_is_there() -> None:
         "constraints: pp=2",
     ):  # fmt: skip
         assert part in text, part
+
+
+def test_where_the_step_goes_and_what_memory_is_for() -> None:
+    found = prediction(2)
+    shares = Breakdown(rank=1, forward_s=0.25, backward_s=0.5, recompute_s=0, tensor_s=0.001,
+                       wait_s=0.249, gradients_s=0, gather_s=0, optimizer_s=0, overhead_s=0)  # fmt: skip
+    stages = tuple(
+        replace(s, memory=replace(s.memory, fragmentation_bytes=10**7)) for s in found.stages
+    )
+    made = plan(predicted=replace(found, step_s=1.0, breakdown=shares, stages=stages),
+                profile=ProfileId(machine="EPYC, gloo", fingerprint="abcdef0123456"))  # fmt: skip
+    text = " ".join(str(made).split())
+    line = "the step of pipeline rank 1: forward 25%, backward 50%, waiting for other stages 25%;"
+    assert line in text and "loading data" in text
+    assert "frag." in text and "10 MB" in text and "process" not in text
+    assert "profile: EPYC, gloo (abcdef01)" in text
 
 
 def test_a_bare_plan_prints() -> None:
