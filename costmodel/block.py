@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 
 from meshwright.costmodel.comm import group_levels
 from meshwright.costmodel.compute import OpTimer, worst_source
-from meshwright.costmodel.walk import AXES, GraphFacts, SavedKey, Site, Walk, Where
+from meshwright.costmodel.local_op import LocalOp
+from meshwright.costmodel.walk import AXES, GraphFacts, SavedKey, Site, Step, Walk, Where
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.device import Source
 from meshwright.ir.graph import Block, Graph, Kind, Op
@@ -49,6 +50,8 @@ class BlockCost:
     split_s: float = 0.0
     """If it was measured: what a backward in two halves takes more than a whole one."""
 
+    halved_bytes: int = 0
+    """Gradients that the first half of a split backward keeps for the second."""
     again_s: float = 0.0
     """Of `backward_input_s`: computing the forward again; its communication is not part of it."""
 
@@ -177,7 +180,14 @@ def summary(walk: Walk, block: Block, layout: BlockLayout) -> BlockCost:
         flops=walk.flops,
         source=worst_source([walk.site.device.source, *walk.clock.sources]),
         uncertain_s=walk.clock.uncertain_s,
+        halved_bytes=sum(_for_weights(step.local) for step in walk.trail if isinstance(step, Step)),
     )
+
+
+def _for_weights(op: LocalOp) -> int:
+    """The gradient that a parameter's waits for: that of the result of the op that reads it."""
+    wanted = any(i.is_param and i.requires_grad for i in op.inputs)
+    return op.output_bytes if wanted and op.differentiable else 0
 
 
 def _pop_saved(walk: Walk, saved: dict[SavedKey, int], name: str, where: Where) -> int:

@@ -17,6 +17,8 @@ class Moment(NamedTuple):
 
     in_flight: tuple[int, ...]
     """Micro-batches of each of the rank's stages, that of the action included."""
+    halved: tuple[int, ...]
+    """Of these, between the halves of their backward: that of the action is."""
     begun: tuple[bool, ...]
     """Whether a backward of the stage has ended."""
     stage: int
@@ -56,13 +58,14 @@ def held_stages(table: Table, rank: int) -> tuple[int, ...]:
 def _walk(table: Table, rank: int) -> Iterator[Moment]:
     """The moment of each action in order."""
     place = {stage: i for i, stage in enumerate(held_stages(table, rank))}
-    in_flight, begun = [0] * len(place), [False] * len(place)
+    in_flight, halved, begun = [0] * len(place), [0] * len(place), [False] * len(place)
     for position in table.rows[rank]:
         _, stage, kind, *_ = table.items[position]
         at, plain = place[stage], kind & (LAST - 1)
-        if plain == F:
-            in_flight[at] += 1
-        yield Moment(tuple(in_flight), tuple(begun), at, kind, not begun[at])
+        in_flight[at] += plain == F
+        halved[at] += plain == I
+        yield Moment(tuple(in_flight), tuple(halved), tuple(begun), at, kind, not begun[at])
+        halved[at] -= plain == W
         if plain in (B, W):
             in_flight[at] -= 1
             begun[at] = True
@@ -82,6 +85,7 @@ def peak(table: Table, rank: int, stages: Sequence[StageMemory]) -> Bytes:
             rises[key] = rise(own[moment.stage], moment.kind, moment.first)
         found = rises[key].plus(always)
         activations = sum(n * s for n, s in zip(moment.in_flight, saved, strict=True))
+        activations += sum(n * s.halved for n, s in zip(moment.halved, own, strict=True))
         gradients = sum(b.gradients for b, on in zip(begun, moment.begun, strict=True) if on)
         found = found.plus(Bytes(gradients, activations))
         if found.total > best.total:
@@ -116,22 +120,24 @@ def over_time(timeline: Timeline, rank: int, stages: Sequence[StageMemory]) -> t
     points = []
     for position, moment in zip(table.rows[rank], _walk(table, rank), strict=True):
         stage, plain = own[moment.stage], moment.kind & (LAST - 1)
-        held = _between(own, moment.in_flight, moment.begun)
+        held = _between(own, moment)
         inside = held.plus(rise(stage, moment.kind, moment.first))
         points.append(Point(ran.starts[position], inside))
         if plain in (B, W):
-            held = held.plus(Bytes(activations=-stage.saved))
+            halved = stage.halved if plain == W else 0
+            held = held.plus(Bytes(activations=-stage.saved - halved))
             if moment.first:
                 held = held.plus(stage.begun)
         points.append(Point(ran.ends[position], held))
     return tuple(_offloaded(timeline, rank, points))
 
 
-def _between(own: Sequence[StageMemory], in_flight: Sequence[int], begun: Sequence[bool]) -> Bytes:
+def _between(own: Sequence[StageMemory], moment: Moment) -> Bytes:
     held = _sum(s.always for s in own)
-    held = held.plus(_sum(s.begun for s, on in zip(own, begun, strict=True) if on))
-    saved = sum(n * s.saved for n, s in zip(in_flight, own, strict=True))
-    return held.plus(Bytes(activations=saved))
+    held = held.plus(_sum(s.begun for s, on in zip(own, moment.begun, strict=True) if on))
+    counts = zip(moment.in_flight, moment.halved, own, strict=True)
+    kept = sum(n * s.saved + half * s.halved for n, half, s in counts)
+    return held.plus(Bytes(activations=kept))
 
 
 def _offloaded(timeline: Timeline, rank: int, points: Sequence[Point]) -> Iterator[Point]:

@@ -54,6 +54,8 @@ class BlockMemory:
     """Whole, of the parameters that this block is the last to add to."""
     largest: int
     """Largest gradient of one parameter."""
+    halved: int = 0
+    """Kept from the first to the second half of a split backward."""
 
     @property
     def adding(self) -> int:
@@ -101,6 +103,11 @@ class StageMemory:
     def saved(self) -> int:
         """Per micro-batch in flight. What is sent is kept until its gradient is back."""
         return sum(block.saved for block in self.blocks) + self.border
+
+    @cached_property
+    def halved(self) -> int:
+        """Per micro-batch between the halves of its backward."""
+        return sum(block.halved for block in self.blocks)
 
     @cached_property
     def begun(self) -> Bytes:

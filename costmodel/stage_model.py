@@ -155,6 +155,7 @@ def _block_memories(costs: StageCosts, held: tuple[Held, ...]) -> tuple[BlockMem
             parameters=gathered[i],
             gradients=sum(gradients[i]),
             largest=max(gradients[i]),
+            halved=cost.halved_bytes,
         )
         for i, (cost, saved) in enumerate(
             zip(costs.cost.blocks, costs.cost.block_saved, strict=True)

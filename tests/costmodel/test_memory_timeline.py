@@ -1,5 +1,7 @@
 """Memory over time against curves counted by hand, and the peak against the curve."""
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -80,6 +82,13 @@ def test_level_3_has_one_block_whole() -> None:
     assert totals(("0F0 0B0",), ahead)[0] == max(10 + 12 + 200, 20 + 200)
     # Nothing is ahead of the first block; before it the second one runs with the first ahead.
     assert ahead._whole(1, -1) == 200 and ahead._whole(0, -1) == 100
+
+
+def test_halves_hand_gradients_over() -> None:
+    """3 bytes per block from I to W; workspace in both, gradients in W."""
+    made = replace(stage(), blocks=(replace(BLOCK, halved=3),) * 2)
+    found = totals(("0F0 0I0 0W0",), made)
+    assert found[1:] == [20, 20 + 6 + 5, 26, 26 - 10 + 5 + 200, 200]
 
 
 def test_the_optimizer_may_need_more() -> None:

@@ -25,8 +25,10 @@ def test_everything_is_there() -> None:
 
 def test_where_the_step_goes_and_what_memory_is_for() -> None:
     found = prediction(2)
-    shares = Breakdown(rank=1, forward_s=0.25, backward_s=0.5, recompute_s=0, tensor_s=0.001,
-                       wait_s=0.249, gradients_s=0, gather_s=0, optimizer_s=0, overhead_s=0)  # fmt: skip
+    shares = Breakdown(
+        rank=1, forward_s=0.25, backward_s=0.5, recompute_s=0, tensor_s=0.001, wait_s=0.249,
+        gradients_s=0, gather_s=0, optimizer_s=0, overhead_s=0,
+    )  # fmt: skip
     stages = tuple(
         replace(s, memory=replace(s.memory, fragmentation_bytes=10**7)) for s in found.stages
     )
