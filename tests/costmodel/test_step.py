@@ -1,0 +1,86 @@
+"""A step from one meeting of all ranks to the next."""
+
+import pytest
+
+from meshwright.costmodel.program import NO_SLOWDOWN, SCATTER, Do, Program, Step, run, talk
+from meshwright.costmodel.simulate import StageTimes, simulate
+from meshwright.costmodel.step import Ending, take_step
+from meshwright.costmodel.table import LAST, B
+from meshwright.ir.schedule import parse_schedule
+
+ONE = parse_schedule("one", ("0F0 0B0",))
+TWO = parse_schedule("two", ("0F0 0B0", "1F0 1B0"))
+COST = StageTimes(forward_s=1.0, backward_s=2.0)
+
+
+def ending(
+    finish_s: float = 0.0, optimizer_s: float = 0.0, tied_s: float = 0.0, publish_s: float = 0.0
+) -> Ending:
+    return Ending(
+        finish=(Step(Do.WAIT_ALL), talk(finish_s, "gradients")), tied_s=tied_s,
+        optimizer_s=optimizer_s, publish=(talk(publish_s, "gather"),), overlap=NO_SLOWDOWN,
+    )  # fmt: skip
+
+
+def test_one_rank_does_one_thing_after_the_other() -> None:
+    found = take_step(ONE, [COST], [ending(0.5, 0.25, publish_s=1.0)], meeting_s=0.125)
+    assert found.step_s == 1 + 2 + 0.125 + 0.5 + 0.25 + 1.0
+    assert found.ended[0].gradients_s == 0.5 and found.ended[0].publish_s == 1.0
+
+
+def test_a_rank_that_waits_anyway_has_time_for_its_optimizer() -> None:
+    """The second stage is needed 1 s after the first one has begun."""
+    same = take_step(TWO, [COST] * 2, [ending(optimizer_s=3.0)] * 2, meeting_s=0.0)
+    assert same.step_s == 6 + 3
+    hidden = take_step(
+        TWO, [COST] * 2, [ending(optimizer_s=3.0), ending(optimizer_s=3.75)], meeting_s=0.0
+    )
+    assert hidden.step_s == 6 + 3
+    late = take_step(
+        TWO, [COST] * 2, [ending(optimizer_s=3.0), ending(optimizer_s=5.0)], meeting_s=0.0
+    )
+    assert late.step_s == 6 + 3 + 1
+    first = take_step(
+        TWO, [COST] * 2, [ending(optimizer_s=5.0), ending(optimizer_s=3.0)], meeting_s=0.0
+    )
+    assert first.step_s == 6 + 5
+
+
+def test_what_the_channel_has_left_is_waited_for_after_the_meeting() -> None:
+    """A bucket of 4 s after the last backward, while the loss is summed for 1 s."""
+    last = Program((run(2.0, "backward"), Step(Do.START, 4.0, SCATTER, "gradients")))
+    cost = StageTimes(forward_s=1.0, backward_s=2.0, programs={B + LAST: last})
+    found = take_step(ONE, [cost], [ending(optimizer_s=0.5)], meeting_s=1.0)
+    assert found.step_s == 1 + 2 + 4 + 0.5
+    assert found.ended[0].gradients_s == 3.0
+    # The second stage has done with its bucket when the first one is through its backward.
+    late = StageTimes(forward_s=1.0, backward_s=5.0)
+    both = take_step(TWO, [late, cost], [ending(optimizer_s=0.5)] * 2, meeting_s=0.0)
+    assert both.step_s == 1 + 1 + 2 + 5 + 0.5
+
+
+def test_tied_ranks_wait_for_each_other() -> None:
+    found = take_step(
+        TWO, [COST] * 2, [ending(1.0, tied_s=0.5), ending(3.0, tied_s=0.5)], meeting_s=0.0
+    )
+    assert [e.gradients_s for e in found.ended] == [3.5, 3.5]
+    assert found.step_s == 6 + 3.5
+
+
+@pytest.mark.parametrize("talking", [0.0, 0.5])
+def test_communication_takes_processor_time_where_cores_are_shared(talking: float) -> None:
+    """Two processes compute for 4 s on two cores while 4 s of gradients are on their way."""
+    program = Program((Step(Do.START, 4.0, SCATTER), run(4.0, "backward")))
+    cost = StageTimes(forward_s=0.0, backward_s=0.0, processes=2, programs={B + LAST: program})
+    found = simulate(ONE, [cost], cores=2, talking=talking)
+    # With half a core more for each, 3 on 2: two thirds of the speed until the gradients are there.
+    expected = 4 + (4 - 4 * 2 / 3) if talking else 4.0
+    assert found.step_s == pytest.approx(expected)
+
+
+def test_collectives_are_not_slowed_by_shared_cores() -> None:
+    """They were measured with everybody at it: 2 s of computing at half speed, 3 s of talking."""
+    program = Program((run(2.0, "forward"), talk(3.0, "tensor")))
+    cost = StageTimes(forward_s=0.0, backward_s=0.0, processes=4, programs={0: program})
+    timeline = simulate(parse_schedule("x", ("0F0 0B0",)), [cost], cores=2)
+    assert timeline.step_s == pytest.approx(2 * 2 + 3)
