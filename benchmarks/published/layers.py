@@ -5,7 +5,7 @@ from dataclasses import replace
 from benchmarks.published.float8 import scaled
 from benchmarks.published.moe import experts as expert_block
 from benchmarks.published.ops import Message, Piece, batched, flash, linear, pointwise
-from benchmarks.published.site import Site, add, checked, entering, input_kept_once, leaving, norm
+from benchmarks.published.site import Site, add, announced, entering, input_kept_once, leaving, norm
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.device import OpClass
 
@@ -17,7 +17,7 @@ def layer(site: Site, experts: bool = False) -> tuple[Piece, ...]:
         block = expert_block(site)
     else:
         block = _gated_mlp(site) if site.shape.gated else _gpt_mlp(site)
-    return checked(site, scaled(site, (*attend, *block)))
+    return announced(site, scaled(site, (*attend, *block)))
 
 
 def _gpt_attention(site: Site) -> tuple[Piece, ...]:

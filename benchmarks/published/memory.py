@@ -65,11 +65,10 @@ def _rank(
     loss = max(part.last * loss_bytes for part in stages)
     inside = max(part.layer.peak_bytes for part in stages)
     transient = max(loss, inside) + _buffers(row, recipe, stages)
-    # Half-precision gradients grow while activations shrink: the larger end counts.
+    # Half-precision gradients of a whole backward, in blocks that activations left are too few for.
     halves = 2 * parameters if system.half_gradients and not _wrapped(row, recipe) else 0
-    activations = max(float(in_flight), float(halves))
-    own = parameters / (row.parallel.shard if row.parallel.zero else 1)
-    if (step := system.step_bytes * own) > activations + transient:
+    activations = float(in_flight + halves)
+    if (step := _step_bytes(row, recipe, parameters)) > activations + transient:
         # The optimizer's own peak, when no activations are left.
         activations, transient = 0.0, step
     return Memory(
@@ -92,9 +91,16 @@ def _states(row: Row, recipe: Recipe, parameters: int) -> float:
     gradients = system.gradient_bytes * parameters / (shard if p.zero >= 2 else 1)
     values = system.parameter_bytes * parameters / (shard if p.zero == 3 else 1)
     buckets = float(system.bucket_bytes * parameters) if _wrapped(row, recipe) else 0
-    if system.gather_copies and p.zero in (1, 2) and p.shard > 1:
-        buckets += parameters * (4 + 2 / p.shard)
     return values + gradients + optimizer + buckets
+
+
+def _step_bytes(row: Row, recipe: Recipe, parameters: int) -> float:
+    """While the optimizer runs and what it updated is gathered."""
+    system, p = recipe.system, row.parallel
+    step = system.step_bytes * parameters / (p.shard if p.zero else 1)
+    if system.gather_copies and p.zero in (1, 2) and p.shard > 1:
+        step += parameters * (4 + 2 / p.shard)
+    return step
 
 
 def _buffers(row: Row, recipe: Recipe, stages: Sequence[Part]) -> float:
@@ -103,11 +109,14 @@ def _buffers(row: Row, recipe: Recipe, stages: Sequence[Part]) -> float:
     gathered = 2 * 2 * site.tokens * row.shape.hidden if site.sp else 0
     if row.parallel.zero != 3:
         return gathered
-    layers = (part.parameters // max(1, len(part.layers)) for part in stages)
+    layer = max(part.parameters // max(1, len(part.layers)) for part in stages)
     table = row.shape.vocab * row.shape.hidden // row.parallel.tp
-    each = max(table if any(p.first or p.last for p in stages) else 0, *layers)
+    tables = table * sum(p.first + (p.last and not row.shape.tied) for p in stages)
     if row.parallel.pp > 1:
-        return gathered + 2 * sum(part.parameters for part in stages)
-    # Two units (a layer, a table) gathered in half precision; gradients of one, in half precision
-    # and cast to fp32.
-    return gathered + 2 * 2 * each + (2 + 4) * each
+        # Parameters stay gathered over micro-batches, and gradients are summed in fp32 before they
+        # are reduced (torch.distributed.pipelining; FSDP2's to_accumulated_grad_if_needed).
+        return gathered + (2 + 4) * sum(part.parameters for part in stages)
+    # The root's tables stay gathered in half precision. Gathers write buffers of another stream,
+    # whose memory is its own, and are copied out of them: the tables, or two layers. Gradients of
+    # one layer are in half precision and cast to fp32.
+    return gathered + 2 * tables + 2 * max(tables, 2 * layer) + 2 * 2 * layer + (2 + 4) * layer

@@ -21,6 +21,8 @@ class Message:
     axis: Literal["tp", "cp", "ep"]
     phase: Phase
     under: Under = "nothing"
+    hidden: float = 1.0
+    """Share of what runs at the same time that really hides it."""
     check_s: float = 0.0
     """The CPU's, beyond dispatch."""
 

@@ -38,17 +38,15 @@ class Site:
         return self.tokens // self.tp if self.sp else self.tokens
 
 
-def checked(site: Site, pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
-    """With the checks that the stack makes before each collective."""
-    if not site.system.check_s:
-        return pieces
-    sizes = {"tp": site.tp, "cp": site.cp, "ep": site.ep}
-    return tuple(
-        replace(piece, messages=tuple(
-            replace(m, check_s=site.system.check_s * (sizes[m.axis] - 1)) for m in piece.messages
-        )) if piece.messages else piece
-        for piece in pieces
-    )  # fmt: skip
+def announced(site: Site, pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
+    """With the checks that the stack makes before each collective, and how well it hides them."""
+    sizes, hidden = {"tp": site.tp, "cp": site.cp, "ep": site.ep}, site.system.tp_hidden
+
+    def told(message: Message) -> Message:
+        check_s = site.system.check_s * (sizes[message.axis] - 1)
+        return replace(message, check_s=check_s, hidden=hidden)
+
+    return tuple(replace(piece, messages=tuple(map(told, piece.messages))) for piece in pieces)
 
 
 def entering(site: Site, piece: Piece) -> Piece:

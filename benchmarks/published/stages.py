@@ -7,7 +7,7 @@ from benchmarks.published.ends import embedding, head
 from benchmarks.published.layers import layer
 from benchmarks.published.recipes import Recipe
 from benchmarks.published.rows import Row, RowError
-from benchmarks.published.site import Site, checked
+from benchmarks.published.site import Site, announced
 from benchmarks.published.sites import Ground
 from benchmarks.published.times import Cost, cost, recomputed
 from meshwright.ir.device import OpClass
@@ -53,7 +53,7 @@ def stages_of(row: Row, recipe: Recipe, ground: Ground) -> tuple[Part, ...]:
     }
     vocab = padded_vocab(row, recipe)
     ends = tuple(
-        cost(checked(site, pieces), ground) for pieces in (embedding(site), head(site, vocab))
+        cost(announced(site, pieces), ground) for pieces in (embedding(site), head(site, vocab))
     )
     parts = []
     for index, (layers, with_head) in enumerate(cuts):
@@ -92,7 +92,8 @@ def _layer_cost(site: Site, recipe: Recipe, ground: Ground, experts: bool, turn:
         more = recipe.system.tp_dispatch_s
         forward, backward = forward + more[0], backward + more[1]
     calls = Cost(forward_dispatch_s=forward, backward_dispatch_s=backward)
-    return recomputed(pieces, mode, entry, ground) + calls
+    compiled = recipe.system.pointwise == "compiled"
+    return recomputed(pieces, mode, entry, ground, compiled=compiled) + calls
 
 
 def _equal_cuts(row: Row, count: int) -> list[tuple[range, bool]]:
@@ -106,7 +107,8 @@ def _equal_cuts(row: Row, count: int) -> list[tuple[range, bool]]:
 
 def _cost_cuts(row: Row, count: int) -> list[tuple[range, bool]]:
     """nanotron (models/base.py): blocks go to a stage until their cumulative cost passes its
-    share; layers and the head count, embedding, norms and loss do not."""
+    share (or reaches it, as the static memory of the sweep's runs shows); layers and the head
+    count, embedding, norms and loss do not."""
     shape = row.shape
     each = 4 * shape.heads * shape.head_dim * shape.hidden + 3 * shape.ffn * shape.hidden
     costs = [0, *[each] * shape.layers, 0, shape.vocab * shape.hidden]
@@ -115,7 +117,7 @@ def _cost_cuts(row: Row, count: int) -> list[tuple[range, bool]]:
     for block in costs:
         placed.append(min(stage, count - 1))
         cumulative += block
-        if cumulative > total * (stage + 1) / count:
+        if cumulative >= total * (stage + 1) / count:
             stage += 1
     of_layers, of_head = placed[1 : 1 + shape.layers], placed[-1]
     cuts, start = [], 0

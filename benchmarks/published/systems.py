@@ -3,6 +3,7 @@
 Every record names where its facts come from. A table or row picks a stack by its words.
 """
 
+import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -60,6 +61,8 @@ class System:
     collectives, where the layer is known to make many small calls."""
     tp_dispatch_s: tuple[float, float] = (0.0, 0.0)
     """The same for what tensor parallelism makes of the layer's linears."""
+    tp_hidden: float = 1.0
+    """Share of the work beside its collectives that hides them."""
     check_s: float = 0.0
     """The CPU's per collective for each further rank of its group."""
     clip_bytes: int = 0
@@ -112,6 +115,9 @@ MEGATRON_2022 = System(
 # torch's list form; the sweep's own column of static memory has them (10 + 14/dp bytes).
 # Its asynchronous linears (parallel/tensor_parallel/functional.py) make about 64 more calls a layer
 # forward and 74 backward, at the same 6 us: buffers, splits, views, partial products.
+# Their collectives hide nothing: with full overlap the calibration runs at tp 2, 4, 8 and 16
+# (tp_sp_scaling) come out 16, 12, 12 and 12 % too fast, with none 11, 6, 6 and 8 %; NCCL's kernels
+# take processors from products that fill all of them.
 # tp_recompute_allgather came later: runs before that keep gathered inputs, as bench_cluster's and
 # the sweep's rows before `after_pp_fix` do.
 NANOTRON = System(
@@ -120,16 +126,18 @@ NANOTRON = System(
     sequence_parallel=True, tp_overlap="nanotron", logits_bytes=8, saved_logits_bytes=4,
     cost_partition=True, first_stage_memory=True, bucket_bytes=2, half_gradients=True,
     clip_bytes=12, gather_copies=True, layer_dispatch_s=(1.0e-3, 1.1e-3),
-    tp_dispatch_s=(0.38e-3, 0.44e-3),
+    tp_dispatch_s=(0.38e-3, 0.44e-3), tp_hidden=0.0,
 )  # fmt: skip
 
 # torchtitan with FSDP2: fp32 sharded parameters, gradients and moments; bf16 all-gather, fp32
 # reduce-scatter (its docs/fsdp.md and the table's notes). The loss casts logits to fp32
-# (pred.float() in cross_entropy): bf16, fp32 and log-softmax live together.
+# (pred.float() in cross_entropy). Bytes per logit that the allocator has then reserved: the logits
+# (2), freed before the backward in a block too small for the rest; log-softmax, its gradient and
+# the gradient of the fp32 logits (3 x 4).
 TORCHTITAN = System(
     name="torchtitan", parameter_bytes=4, gradient_bytes=4, optimizer_bytes=8, sync_bytes=4,
     gradient_sync="fsdp", accumulate_bytes=0, attention="flash", pointwise="eager",
-    dropout=False, sequence_parallel=True, tp_overlap="none", logits_bytes=10,
+    dropout=False, sequence_parallel=True, tp_overlap="none", logits_bytes=14,
     saved_logits_bytes=4, separate_qkv=True, composite_norm=True,
 )  # fmt: skip
 
@@ -199,12 +207,25 @@ _DEBUG_CHECK_S = 0.3e-3
 
 def _of_time(system: System, row: Row) -> System:
     """nanotron since the sweep's rerun: inputs gathered again, collectives checked over nodes."""
+    if system is TORCHTITAN:
+        return replace(system, logits_bytes=_titan_logits(row))
     if system is not NANOTRON:
         return system
     if not row.revised:
         return replace(system, keeps_gathered=True)
     several = row.gpus > row.gpus_per_node
     return replace(system, check_s=_DEBUG_CHECK_S) if several else system
+
+
+def _titan_logits(row: Row) -> int:
+    """Per logit. Since 2025 the loss is compiled with the model: logits and their gradient, both in
+    half precision (torchtitan pull request 1033; Dao-AILab/quack issue 48 says how much torch's
+    compiled loss takes). Split logits, not compiled (torch.distributed.tensor.parallel.loss): the
+    gradient adds two fp32 temporaries, the exponential and a sum, less the one it ends in.
+    """
+    if row.compiled and not re.search(r"\b2024\b", row.system.split(row.table)[0]):
+        return 4
+    return 18 if row.parallel.tp > 1 else 14
 
 
 def system_of(row: Row) -> System:

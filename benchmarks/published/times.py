@@ -1,10 +1,11 @@
 """Seconds and kept bytes of runs of pieces: forward, backward, collectives and recomputation."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import prod
 
-from benchmarks.published.ops import Message, Piece
+from benchmarks.published.ops import Message, Piece, linear
 from benchmarks.published.sites import Ground, device_named
 from meshwright.costmodel.comm import Levels, collective_time
 from meshwright.costmodel.compute import OpTime, op_time
@@ -76,7 +77,7 @@ def cost(pieces: Iterable[Piece], ground: Ground) -> Cost:
 
 
 def _piece(piece: Piece, ground: Ground) -> Cost:
-    time = timed(piece.op, ground.device.name)
+    time = _cut(piece, timed(piece.op, ground.device.name), ground)
     slower = _slower(piece, ground.device.name) * piece.slowdown
     forward = time.forward_s * slower
     backward = (time.backward_input_s + time.backward_weight_s) * slower
@@ -104,6 +105,30 @@ def _piece(piece: Piece, ground: Ground) -> Cost:
     )
 
 
+def _cut(piece: Piece, time: OpTime, ground: Ground) -> OpTime:
+    """Products that a share hides a gather behind are done in parts: own, before, after."""
+    if piece.op.op_class is not OpClass.MATMUL:
+        return time
+    phases = {m.under: _size(_levels(m, ground)) for m in piece.messages}
+    if size := phases.get("forward share"):
+        parts = _parts(piece, size, ground.device.name)
+        time = replace(time, forward_s=sum(part.forward_s for part in parts))
+    if size := phases.get("input share"):
+        parts = _parts(piece, size, ground.device.name)
+        time = replace(time, backward_input_s=sum(part.backward_input_s for part in parts))
+    return time
+
+
+def _parts(piece: Piece, size: int, device: str) -> list[OpTime]:
+    """Of a rank in the middle, for which all others wait."""
+    rows, inner = piece.op.inputs[0].shape
+    outer = piece.op.inputs[1].shape[0]
+    own = rows // size
+    rest = (rows - own) // 2 if size > 2 else rows - own
+    cuts = [own, rest, rest] if size > 2 else [own, rest]
+    return [timed(linear("part", n, inner, outer, piece.op.dtype).op, device) for n in cuts]
+
+
 def _slower(piece: Piece, device: str) -> float:
     if device in _AMPERE_MATMUL and piece.op.op_class is not OpClass.MATMUL:
         return 1.0
@@ -125,25 +150,45 @@ def timed(op: LocalOp, device: str) -> OpTime:
 
 def exposed(message: Message, time: OpTime, ground: Ground) -> float:
     """What of a collective no work of its op hides."""
-    levels: Levels = getattr(ground, message.axis if message.axis != "ep" else "dp")
+    levels = _levels(message, ground)
     seconds = collective_time(message.primitive, message.nbytes, levels)
-    size = 1
-    for level in levels:
-        size *= level.size
+    slower = max((level.link.overlap_compute_slowdown for level in levels), default=1.0)
+    cover = message.hidden * _cover_s(message, time, _size(levels))
+    # While both run, the work gives up processors and bandwidth.
+    return max(0.0, seconds - cover) + (slower - 1) * min(seconds, cover)
+
+
+def _levels(message: Message, ground: Ground) -> Levels:
+    levels: Levels = getattr(ground, message.axis if message.axis != "ep" else "dp")
+    return levels
+
+
+def _size(levels: Levels) -> int:
+    return prod(level.size for level in levels)
+
+
+def _cover_s(message: Message, time: OpTime, size: int) -> float:
     match message.under:
         case "nothing":
-            return seconds
+            return 0.0
         case "forward share":
-            return max(0.0, seconds - time.forward_s / size)
+            return time.forward_s / size
         case "input":
-            return max(0.0, seconds - time.backward_input_s)
+            return time.backward_input_s
         case "input share":
-            return max(0.0, seconds - time.backward_input_s / size)
+            return time.backward_input_s / size
         case "weight":
-            return max(0.0, seconds - time.backward_weight_s)
+            return time.backward_weight_s
 
 
-def recomputed(pieces: tuple[Piece, ...], mode: str, entry_bytes: int, ground: Ground) -> Cost:
+def recomputed(
+    pieces: tuple[Piece, ...],
+    mode: str,
+    entry_bytes: int,
+    ground: Ground,
+    *,
+    compiled: bool = False,
+) -> Cost:
     """A layer under a recompute mode: none, full, core, op."""
     whole = cost(pieces, ground)
     if mode == "none":
@@ -159,6 +204,9 @@ def recomputed(pieces: tuple[Piece, ...], mode: str, entry_bytes: int, ground: G
     else:
         kept = {p.name for p in pieces if _kept_by_op_policy(p, pieces)}
         again = cost((p for p in pieces if p.name not in kept), ground)
+        if compiled:
+            # Nobody reads the last product again: the compiler does not keep it.
+            kept.discard(_products(pieces)[-1])
         saved = entry_bytes + sum(p.op.output_bytes for p in pieces if p.name in kept)
         peak = whole.peak_bytes + max(0, whole.saved_bytes - saved)
     return Cost(
@@ -178,5 +226,8 @@ def _kept_by_op_policy(piece: Piece, pieces: tuple[Piece, ...]) -> bool:
     """
     if piece.op.target.startswith("aten.scaled_dot_product_attention"):
         return True
-    products = [p.name for p in pieces if p.op.target == "aten.linear.default"]
-    return piece.name in products[::2]
+    return piece.name in _products(pieces)[::2]
+
+
+def _products(pieces: tuple[Piece, ...]) -> list[str]:
+    return [p.name for p in pieces if p.op.target == "aten.linear.default"]
