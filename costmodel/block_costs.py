@@ -57,7 +57,7 @@ class BlockCosts:
         """Of one micro-batch of the block; equal for all blocks of its pattern."""
         at = self._id(block, layout, spot)
         if at not in self._costs:
-            walk = self._walk(block, layout, spot)
+            walk = self.walk(block, layout, spot)
             cost = summary(walk, block, layout)
             if self._profile and self._devices[spot.device].kind == self._profile.machine.kind:
                 self._keys[at] = self._key(walk, spot)
@@ -69,7 +69,7 @@ class BlockCosts:
         """Under which a profile has the block."""
         at = self._id(block, layout, spot)
         if at not in self._keys:
-            self._keys[at] = self._key(self._walk(block, layout, spot), spot)
+            self._keys[at] = self._key(self.walk(block, layout, spot), spot)
         return self._keys[at]
 
     def layout_key(self, layout: BlockLayout) -> str:
@@ -96,7 +96,8 @@ class BlockCosts:
         trained = tuple(self._facts.graph.tensors[name].requires_grad for name in block.inputs)
         return block.pattern, trained, self.layout_key(layout), spot
 
-    def _walk(self, block: Block, layout: BlockLayout, spot: Spot) -> Walk:
+    def walk(self, block: Block, layout: BlockLayout, spot: Spot) -> Walk:
+        """All ops and conversions of the block, priced."""
         return walk_block(self._facts, block, layout, self.site(spot), self._timer)
 
     def _key(self, walk: Walk, spot: Spot) -> str:
@@ -118,7 +119,7 @@ class BlockCosts:
             found, band = between(low, high, spot.samples)
         else:
             there = replace(spot, samples=near.samples)
-            theirs = summary(self._walk(block, layout, there), block, layout)
+            theirs = summary(self.walk(block, layout, there), block, layout)
             found, band = beside((near, theirs), cost, spot.samples)
         return measured_cost(cost, walk, found, "interpolated", band)
 

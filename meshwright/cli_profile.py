@@ -92,8 +92,9 @@ def show(profile: Profile, console: Console) -> None:
 
 
 def _blocks(profile: Profile) -> Table:
-    table = Table("block", "samples", "tp", "forward", "backward", "kept", "workspace",
-                  title="Blocks without communication")  # fmt: skip
+    table = Table(title="Blocks without communication")
+    for name in ("block", "samples", "tp", "forward", "backward", "kept", "workspace"):
+        table.add_column(name, overflow="fold", no_wrap=name == "block")
     order = sorted(profile.blocks.values(), key=lambda r: (r.pattern, r.tp, r.samples))
     for record in order[:_ROWS]:
         table.add_row(

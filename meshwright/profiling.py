@@ -21,6 +21,7 @@ from meshwright.ir.trace import trace
 from meshwright.planner.constraints import Constraint
 from meshwright.planner.problem import Problem, make_problem
 from meshwright.profiling_memory import heap_plans
+from meshwright.profiling_ops import grid, op_tasks
 from meshwright.profiling_progress import ProfilingProgress
 from meshwright.profiling_work import block_tasks
 from meshwright.runtime.machine import machine as this_machine
@@ -36,6 +37,7 @@ from meshwright.runtime.profiling.team import Failed, Team, first_lines
 _SHARES = {"blocks": 0.6, "optimizer": 0.05, "collectives": 0.25}
 """Of the time that is given; the rest, and what they leave, goes to ops."""
 _COLLECTIVES_S = 40.0
+_OPS_S = 60.0
 """If no time is given."""
 
 
@@ -76,6 +78,7 @@ def profile(
         run.tasks("optimizer", None, optimizer_tasks(optimizer, run.free_bytes))
         run.memory(problem)
         run.collectives()
+        run.tasks("ops", None, run.ops(problem, precision))
         run.warn()
         return store.load(run.machine)
 
@@ -151,9 +154,16 @@ class _Run:
                 )
             )  # fmt: skip
 
+    def ops(self, problem: Problem | None, precision: str) -> Sequence[Task]:
+        """Those of the model, else common ones."""
+        if problem is not None:
+            return op_tasks(problem)
+        return grid(precision, self.machine.kind, self.free_bytes)
+
     def _deadline(self, phase: str) -> float:
         if self.minutes is None:
-            return float("inf")
+            # Ops serve where a block was not measured: not worth any time.
+            return monotonic() + _OPS_S if phase == "ops" else float("inf")
         total = 60 * self.minutes
         if phase in _SHARES:
             return min(self.started + total, monotonic() + _SHARES[phase] * total)
@@ -211,7 +221,7 @@ class _Run:
         left = sum(outcome.left for outcome in self.outcomes)
         failed = [text for outcome in self.outcomes for text in outcome.failed]
         if left:
-            self.notes.append(f"{left} measurements did not fit in {self.minutes:g} minutes")
+            self.notes.append(f"{left} measurements were left out, for lack of time")
         if failed:
             self.notes.append(f"{len(failed)} could not be measured: {first_lines(failed, 3)}")
         for note in self.notes:

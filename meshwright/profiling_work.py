@@ -14,7 +14,7 @@ from meshwright.runtime.profiling.tasks import BlockTask
 
 
 @dataclass(frozen=True, slots=True)
-class _Local:
+class Local:
     """The part of a micro-batch that a rank has, and the mesh it is in."""
 
     samples: int
@@ -25,9 +25,9 @@ class _Local:
 def block_tasks(problem: Problem) -> list[BlockTask]:
     """Every distinct block at every number of samples and tensor-parallel size that even meshes
     need; those that most plans need come first."""
-    blocks = _distinct(problem.graph)
+    blocks = distinct_blocks(problem.graph)
     found: dict[str, tuple[int, BlockTask]] = {}
-    for local, uses in _locals(problem).items():
+    for local, uses in locals_of(problem).items():
         layouts = {x.pattern: x for x in problem.layouts(local.tp)}
         for block, repeats in blocks:
             spot = Spot(local.samples, local.dp, local.tp, problem.tables.device_names[0], (), ())
@@ -39,7 +39,7 @@ def block_tasks(problem: Problem) -> list[BlockTask]:
     return [task for _, task in ranked]
 
 
-def _distinct(graph: Graph) -> list[tuple[Block, int]]:
+def distinct_blocks(graph: Graph) -> list[tuple[Block, int]]:
     """The first of equal blocks, and how many there are."""
     first: dict[tuple[object, ...], Block] = {}
     count: dict[tuple[object, ...], int] = {}
@@ -51,13 +51,13 @@ def _distinct(graph: Graph) -> list[tuple[Block, int]]:
     return [(block, count[key]) for key, block in first.items()]
 
 
-def _locals(problem: Problem) -> dict[_Local, int]:
+def locals_of(problem: Problem) -> dict[Local, int]:
     """What ranks of even meshes have, fewest replicas first, and how many plans need it."""
-    found: dict[_Local, int] = {}
+    found: dict[Local, int] = {}
     for tp, dp, microbatches in _meshes(problem):
         for samples in set(balanced(problem.batch // microbatches, dp)) - {0}:
             # Replicas change nothing but how statistics of the batch are taken.
-            local = _Local(samples, min(dp, 2), tp)
+            local = Local(samples, min(dp, 2), tp)
             found[local] = found.get(local, 0) + 1
     return dict(sorted(found.items(), key=lambda entry: entry[0].dp))
 
@@ -73,7 +73,7 @@ def _meshes(problem: Problem) -> Iterator[tuple[int, int, int]]:
 
 
 def _task(
-    problem: Problem, block: Block, local: _Local, layouts: dict[str, BlockLayout], key: str
+    problem: Problem, block: Block, local: Local, layouts: dict[str, BlockLayout], key: str
 ) -> BlockTask:
     plan, stage = _plan_around(problem, block, local, layouts)
     dtypes = problem.tables.facts.dtypes
@@ -91,7 +91,7 @@ def _task(
 
 
 def _plan_around(
-    problem: Problem, block: Block, local: _Local, layouts: dict[str, BlockLayout]
+    problem: Problem, block: Block, local: Local, layouts: dict[str, BlockLayout]
 ) -> tuple[Plan, int]:
     """A plan with the block alone in a stage, whose number comes with it; nobody runs it."""
     graph = problem.graph

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import cycle
 from time import perf_counter
 
@@ -10,18 +11,22 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from meshwright.codegen.comm import Comm
-from meshwright.codegen.local import evaluate
-from meshwright.codegen.site import Form
+from meshwright.codegen.local import bind
+from meshwright.codegen.site import Device, Form, In
 from meshwright.ir.profile import OpRecord, Timing
 from meshwright.ir.torch_private import storage_key
+from meshwright.runtime.profiling.free_lines import FreeLine
 from meshwright.runtime.profiling.stopwatch import Stopwatch, summarised, watch_for
 from meshwright.runtime.profiling.tasks import Operand, OpTask
 from meshwright.runtime.profiling.values import drawn
 
-_COLD_BYTES = 96 * 2**20
+_COLD_BYTES = 64 * 2**20
 _COPIES = (2, 12)
 _LEAST, _MOST = 5, 100
+_FLOOR_CALLS = 20
 _SEED = 21
+
+Call = Callable[[], object]
 
 
 @dataclass
@@ -40,15 +45,16 @@ def measure_op(
     agree: Callable[[bool], bool] = bool,
 ) -> OpRecord:
     """Inputs take turns, so that they come from memory as in training."""
-    sets = _operands(task, device)
+    sets = [(x, _bound(task, x, device)) for x in _operands(task, device)]
     watch = watch_for(device, host=False)
     seen, calls = _Seen(), 0
+    floor_s = _floor_s(watch, device)
     ends = perf_counter() + budget_s
     turns = cycle(sets)
     while agree(calls < _LEAST or (calls < _MOST and perf_counter() < ends)):
         # One that faults memory in, and the rest of the turn.
         for _ in range(1 if calls else len(sets)):
-            _call(task, next(turns), watch, seen, device)
+            _time(task, *next(turns), watch, seen)
         if not calls:
             seen = _Seen()
         calls += 1
@@ -61,16 +67,27 @@ def measure_op(
         flops=task.flops,
         moved_bytes=task.moved_bytes,
         forward=summarised(seen.forward),
-        backward=_timing(seen.backward),
-        backward_input=_timing(seen.inputs),
-        backward_weight=_timing(seen.weights),
-        saved_bytes=_saved_bytes(task, sets[0], device),
+        backward=_timing(seen.backward, floor_s),
+        backward_input=_timing(seen.inputs, floor_s),
+        backward_weight=_timing(seen.weights, floor_s),
+        saved_bytes=_saved_bytes(task, *sets[0]),
         causal=task.causal,
     )
 
 
-def _timing(seconds: list[float]) -> Timing | None:
-    return summarised(seconds) if seconds else None
+def _timing(seconds: list[float], floor_s: float) -> Timing | None:
+    return summarised([s - floor_s for s in seconds]) if seconds else None
+
+
+def _floor_s(watch: Stopwatch, device: torch.device) -> float:
+    """Of a backward through next to nothing: the call of autograd is not the op's."""
+    x = torch.ones(1, device=device, requires_grad=True)
+    seconds = []
+    for _ in range(_FLOOR_CALLS):
+        y, arriving = x.view_as(x), torch.ones_like(x)
+        _, took = watch.time(partial(torch.autograd.grad, [y], [x], [arriving]))
+        seconds.append(took)
+    return min(seconds)
 
 
 def _operands(task: OpTask, device: torch.device) -> list[list[Tensor]]:
@@ -85,21 +102,33 @@ def _operands(task: OpTask, device: torch.device) -> list[list[Tensor]]:
 
 
 def _operand(operand: Operand, device: torch.device, draw: torch.Generator) -> Tensor:
+    if operand.step:
+        return torch.arange(0, operand.shape[0] * operand.step, operand.step, device=device)
     x = drawn(operand.shape, operand.dtype, device, operand.below, draw, positive=True)
     return x.requires_grad_(operand.requires_grad and x.is_floating_point())
 
 
-def _run(task: OpTask, operands: Sequence[Tensor], device: torch.device) -> tuple[Tensor, ...]:
-    comm = Comm({}, {"dp": 1, "tp": 1}, {"dp": 0, "tp": 0}, device=device)
-    # Operands that an op changes are not those that gradients are asked of.
-    return evaluate(Form(task.call, task.args), comm, operands)  # type: ignore[arg-type]
+def _bound(task: OpTask, operands: Sequence[Tensor], device: torch.device) -> Call:
+    """What generated code would call."""
+    sizes = {"dp": 1, "tp": 1, **task.sizes}
+    lines = {axis: FreeLine(size, 0) for axis, size in sizes.items()}
+    comm = Comm(lines, sizes, dict.fromkeys(sizes, 0), device=device)
+
+    def resolve(arg: In | Device) -> object:
+        return operands[arg.index] if isinstance(arg, In) else device
+
+    target, args, kwargs = bind(Form(task.call, task.args), resolve)  # type: ignore[arg-type]
+    if task.call.startswith("sharded."):
+        args = (comm, *args)
+    return lambda: target(*args, **kwargs)
 
 
-def _call(
-    task: OpTask, operands: Sequence[Tensor], watch: Stopwatch, seen: _Seen, device: torch.device
+def _time(
+    task: OpTask, operands: Sequence[Tensor], call: Call, watch: Stopwatch, seen: _Seen
 ) -> None:
-    outputs, took = watch.time(lambda: _run(task, operands, device))
+    result, took = watch.time(call)
     seen.forward.append(took)
+    outputs = result if isinstance(result, tuple | list) else (result,)
     made = [x for x in outputs if isinstance(x, Tensor) and x.requires_grad]
     arriving = [torch.ones_like(x) for x in made]
     inputs, weights = _wanted(task, operands, param=False), _wanted(task, operands, param=True)
@@ -127,7 +156,7 @@ def _wanted(task: OpTask, operands: Sequence[Tensor], *, param: bool) -> list[Te
     ]
 
 
-def _saved_bytes(task: OpTask, operands: Sequence[Tensor], device: torch.device) -> int:
+def _saved_bytes(task: OpTask, operands: Sequence[Tensor], call: Call) -> int:
     """What autograd keeps beside parameters, each storage once."""
     params = {storage_key(x) for x, o in zip(operands, task.operands, strict=True) if o.is_param}
     kept: list[Tensor] = []
@@ -137,7 +166,7 @@ def _saved_bytes(task: OpTask, operands: Sequence[Tensor], device: torch.device)
         return x
 
     with saved_tensors_hooks(keep, lambda x: x):
-        outputs = _run(task, operands, device)
+        result = call()
     storages = {storage_key(x): x.untyped_storage().nbytes() for x in kept}
-    del outputs
+    del result
     return sum(nbytes for key, nbytes in storages.items() if key not in params)

@@ -1,7 +1,7 @@
 """What to measure: tasks are data, so that any process can be given them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from meshwright.ir.plan import Plan
 from meshwright.ir.profile import BlockRecord, OpRecord, OptimizerRecord
@@ -41,6 +41,8 @@ class Operand:
     is_param: bool
     below: int = 0
     """Whole numbers are below it; 0: they are ones."""
+    step: int = 0
+    """Whole numbers count up from 0 in such steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +61,8 @@ class OpTask:
     flops: float
     moved_bytes: float
     causal: bool = False
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """Ranks of the mesh's axes; for forms that ask for them."""
 
     @property
     def identity(self) -> tuple[type[OpRecord], str]:

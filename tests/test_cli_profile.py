@@ -1,0 +1,67 @@
+"""`meshwright profile` and `meshwright search --profile` from a shell."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from meshwright.ir.profile_store import load_profile
+
+TARGET = (
+    'hf:GPT2Config{"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 64, "n_positions": 16}'
+)
+
+
+def meshwright(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "meshwright", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.fixture(scope="module")
+def profiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    path = tmp_path_factory.mktemp("cli") / "p.db"
+    done = meshwright(
+        "profile", "-o", str(path), "--model", TARGET, "-c", "local:2", "-m", "0.5", "-b", "4",
+        "--precision", "fp32",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return path, done.stdout
+
+
+def test_profile_writes_and_shows(profiled: tuple[Path, str]) -> None:
+    path, printed = profiled
+    found = load_profile(path)
+    assert found.blocks and found.collectives and "process" in found.memory
+    assert "transformer.h" in printed and f"{len(found.blocks)} blocks" in " ".join(printed.split())
+    assert found.fingerprint in printed
+
+
+def test_search_takes_it(profiled: tuple[Path, str], tmp_path: Path) -> None:
+    path, _ = profiled
+    plan_file = tmp_path / "plan.json"
+    done = meshwright(
+        "search", TARGET, "-c", "local:2", "-b", "4", "--precision", "fp32", "--profile",
+        str(path), "-o", str(plan_file), "--json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(plan_file.read_text())
+    assert plan["profile"]["fingerprint"] == load_profile(path).fingerprint
+    assert plan["predicted"]["source"] != "assumption"
+
+
+@pytest.mark.parametrize(
+    ("command", "word"),
+    [
+        (("profile", "-c", "a100-40:1x2", "-o", "p.db"), "this machine has none"),
+        (("search", TARGET, "-c", "local:2", "--profile", "none.db"), "there is no profile"),
+        (("profile", "-m", "-1", "-o", "p.db"), "must be positive"),
+    ],
+)
+def test_refused(command: tuple[str, ...], word: str, tmp_path: Path) -> None:
+    given = [str(tmp_path / part) if part.endswith(".db") else part for part in command]
+    done = meshwright(*given)
+    assert done.returncode == 4
+    assert word in done.stderr
+    assert "Traceback" not in done.stderr
