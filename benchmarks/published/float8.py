@@ -1,20 +1,39 @@
 """What float8 products with dynamic scales add to a layer."""
 
-from dataclasses import replace
-
 from benchmarks.published.ops import Piece, pointwise
 from benchmarks.published.site import Site
 
+_SCALE = 5
+"""Bytes per value: the largest value (2), and the cast (2 + 1)."""
+_CAST = 3
+"""A compiler finds the largest value where the values are made."""
+_TRANSPOSE = 2
+
 
 def scaled(site: Site, pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
-    """Float8 products with dynamic scales: largest value (2 bytes) and cast (3) of each operand."""
-    if site.dtype != "float8":
+    """Casts before each product (torchao's float8 linears)."""
+    if not site.float8:
         return pieces
     made: list[Piece] = []
     for piece in pieces:
-        if piece.op.dtype == "float8":
-            values = sum(i.nbytes for i in piece.op.inputs) // 2
-            scale = pointwise("scale", values, 5, 5 * piece.op.output_bytes / 2 / values)
-            made.append(replace(scale, name=f"scale {piece.name}"))
+        if piece.op.dtype.startswith("float8"):
+            made.append(_casts(site, piece))
         made.append(piece)
     return tuple(made)
+
+
+def _casts(site: Site, piece: Piece) -> Piece:
+    """Scales per tensor: operands once, and turned for the weight's gradient, as tensor cores want
+    float8 along the inner dim; before they are gathered, the weight on its shard. Scales per row:
+    again along the other dim for each further product."""
+    scale = _CAST if site.system.pointwise == "compiled" else _SCALE
+    x, weight = (operand.nbytes // 2 for operand in piece.op.inputs)
+    y = piece.op.output_bytes // 2
+    if site.rowwise:
+        forward, backward = scale * x + _SCALE * weight, scale * (2 * y + x) + _SCALE * weight
+    else:
+        gathered = any(m.phase == "forward" and m.primitive.value == "all_gather"
+                       for m in piece.messages)  # fmt: skip
+        forward = scale * (x // site.tp if gathered else x)
+        backward = scale * y + _TRANSPOSE * (x + y)
+    return pointwise(f"scale {piece.name}", 1, forward, backward)

@@ -79,24 +79,44 @@ def _gated_attention(site: Site) -> tuple[Piece, ...]:
     attend = flash("attention", site.mbs, heads, kv_heads, seq, site.seq, shape.head_dim,
                    site.half, saved)  # fmt: skip
     attend = replace(attend, slowdown=site.system.attention_slowdown)
-    if site.cp > 1:
-        # Ring or gathered: keys and values of all context ranks pass once each way.
-        nbytes = 2 * 2 * tokens * kv * site.cp
-        attend = attend.sending(
-            Message(Primitive.ALL_GATHER, nbytes, "cp", "forward", "forward share"),
-            Message(Primitive.ALL_GATHER, nbytes, "cp", "backward", "input share"),
-            Message(Primitive.REDUCE_SCATTER, nbytes, "cp", "backward"),
-        )
+    attend = _around_ring(site, attend, q if site.system.separate_qkv else kv)
     out = linear("out", tokens, q, h, site.dtype, saved=False)
     return (
         norm(site, "norm 1"),
         *_projections(site, tokens, h, q, kv),
         *_rotary(site, tokens * q, tokens * kv),
         attend,
+        *_merges(site, tokens * q),
         *_unlay(site, tokens * q),
         leaving(site, out),
         add(site, "add 1"),
     )
+
+
+def _around_ring(site: Site, attend: Piece, width: int) -> Piece:
+    """Keys and values of all context ranks pass once each way, their gradients back in fp32.
+
+    torchtitan repeats keys and values for all heads before it.
+    """
+    if site.cp == 1:
+        return attend
+    nbytes = 2 * 2 * site.tokens * width * site.cp
+    return attend.sending(
+        Message(Primitive.ALL_GATHER, nbytes, "cp", "forward", "forward share"),
+        Message(Primitive.ALL_GATHER, nbytes, "cp", "backward", "input share"),
+        Message(Primitive.REDUCE_SCATTER, 2 * nbytes, "cp", "backward"),
+    )
+
+
+def _merges(site: Site, elements: int) -> tuple[Piece, ...]:
+    """Outputs of each step of the ring are merged in fp32 by torch operators.
+
+    torch.distributed.tensor.experimental: cast (6 bytes), difference (12), scaling (8), sum (12);
+    backward adds to the gradients of queries, keys and values (3 x 10).
+    """
+    if site.cp == 1:
+        return ()
+    return (pointwise("merge", elements * site.cp, 38, 30),)
 
 
 def _projections(site: Site, tokens: int, h: int, q: int, kv: int) -> tuple[Piece, ...]:

@@ -1,6 +1,6 @@
 """The expert block of a layer."""
 
-from benchmarks.published.ops import Message, Piece, linear, pointwise
+from benchmarks.published.ops import Message, Piece, batched, linear, pointwise
 from benchmarks.published.site import Site, add, norm
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.device import OpClass
@@ -21,7 +21,21 @@ def experts(site: Site) -> tuple[Piece, ...]:
     merge = pointwise("combine", routed * h, 3, 4, saved_bytes=2 * routed * h)
     act = pointwise("activation", routed * width, 4, 6, saved_bytes=2 * routed * width,
                     op_class=OpClass.TRANSCENDENTAL)  # fmt: skip
+    if site.system.one_hot_experts:
+        spread, merge = _one_hot(site, "dispatch"), _one_hot(site, "combine")
     if site.ep > 1:
         up, down = up.sending(moved, back), down.sending(moved, back)
     return (norm(site, "norm 2"), router, spread, up, act, down, merge,
             add(site, "add 2"))  # fmt: skip
+
+
+def _one_hot(site: Site, name: str) -> Piece:
+    """Tokens to and from experts by a product with a one-hot tensor of (token, expert, place).
+
+    Each group of tokens has `top_k` places per token, over all experts.
+    """
+    group = site.system.one_hot_experts
+    places = site.shape.top_k * group
+    groups = max(1, site.tokens // group)
+    kept = 2 * site.tokens * places
+    return batched(name, groups, places, group, site.shape.hidden, site.half, kept)

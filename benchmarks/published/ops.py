@@ -8,7 +8,8 @@ from meshwright.ir.conversions import Primitive
 from meshwright.ir.device import OpClass
 
 Phase = Literal["forward", "backward"]
-Under = Literal["nothing", "forward share", "input", "input share", "weight"]
+Under = Literal["nothing", "forward share", "input", "input share", "weight", "chunks"]
+"""Chunks: message and product are cut into as many parts as the group has ranks."""
 
 
 @dataclass(frozen=True, slots=True)

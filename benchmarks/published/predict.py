@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from benchmarks.published.measured import RowError
 from benchmarks.published.memory import Memory, memory_of
 from benchmarks.published.recipes import recipe_of
-from benchmarks.published.rows import Row, RowError
+from benchmarks.published.rows import Row
 from benchmarks.published.sites import ground_of
 from benchmarks.published.stages import Part, site_of, stages_of
 from benchmarks.published.sync import Extra, extra_of, tied_s

@@ -2,8 +2,11 @@
 
 from dataclasses import dataclass, replace
 
-from benchmarks.published.rows import Row, RowError
+from benchmarks.published.measured import RowError
+from benchmarks.published.rows import Row
 from benchmarks.published.systems import System
+
+FLOAT8 = "float8_e4m3fn"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,7 @@ def recipe_of(row: Row, system: System) -> Recipe:
     half = "float16" if "fp16" in words else "bfloat16"
     if "fp32" in words and not any(w in words for w in ("fp16", "bf16", "mixed")):
         half = "float32"
-    dtype = "float8" if "float8" in words or "fp8" in words else half
+    dtype = FLOAT8 if "float8" in words or "fp8" in words else half
     mode, every = recompute_mode(row.recompute)
     return Recipe(system, dtype, half, mode, every)
 

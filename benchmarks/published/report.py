@@ -5,8 +5,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from benchmarks.published.measured import RowError
 from benchmarks.published.predict import Prediction, predict
-from benchmarks.published.rows import Row, RowError, Skip, Table
+from benchmarks.published.rows import Row, Skip, Table
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,10 @@ class Site:
     """Float8 scales per row instead of per tensor."""
 
     @property
+    def float8(self) -> bool:
+        return self.dtype.startswith("float8")
+
+    @property
     def tokens(self) -> int:
         return self.mbs * self.seq // self.cp
 
@@ -57,18 +61,17 @@ def entering(site: Site, piece: Piece) -> Piece:
     overlap: Under = "nothing" if site.system.tp_overlap == "none" else "weight"
     if not site.sp:
         return piece.sending(Message(Primitive.ALL_REDUCE, nbytes, "tp", "backward", overlap))
-    early = site.system.tp_overlap == "nanotron" or site.async_tp
-    under: Under = "forward share" if early and not site.async_tp else "nothing"
+    under: Under = "forward share" if site.system.tp_overlap == "nanotron" else "nothing"
     again: Under = "input" if overlap == "weight" else "nothing"
     if site.async_tp:
-        # Symmetric memory cuts gather and product into tp pieces: all but one is hidden.
+        # Symmetric memory cuts gather and product into tp pieces: all but one is hidden. The fused
+        # gather hands out the gathered input, which the weight's gradient reads.
         return piece.sending(
-            Message(Primitive.ALL_GATHER, nbytes / site.tp, "tp", "forward"),
-            Message(Primitive.ALL_GATHER, nbytes / site.tp, "tp", "backward"),
-            Message(Primitive.REDUCE_SCATTER, nbytes / site.tp, "tp", "backward"),
+            Message(Primitive.ALL_GATHER, nbytes, "tp", "forward", "chunks"),
+            Message(Primitive.REDUCE_SCATTER, nbytes, "tp", "backward", "chunks"),
         )
     # torchtitan's float8 linears cast before they gather (docs/float8.md), unless row by row.
-    gathered = nbytes // 2 if site.dtype == "float8" and not site.rowwise else nbytes
+    gathered = nbytes // 2 if site.float8 and not site.rowwise else nbytes
     repeated = Message(Primitive.ALL_GATHER, gathered, "tp", "backward", again)
     return piece.sending(
         Message(Primitive.ALL_GATHER, gathered, "tp", "forward", under),
@@ -84,11 +87,13 @@ def leaving(site: Site, piece: Piece) -> Piece:
     nbytes = 2 * site.tokens * site.shape.hidden
     if not site.sp:
         return piece.sending(Message(Primitive.ALL_REDUCE, nbytes, "tp", "forward"))
-    if site.async_tp:
-        nbytes //= site.tp
     under: Under = "input share" if site.system.tp_overlap == "nanotron" else "nothing"
+    if site.async_tp:
+        under = "chunks"
     return piece.sending(
-        Message(Primitive.REDUCE_SCATTER, nbytes, "tp", "forward"),
+        Message(
+            Primitive.REDUCE_SCATTER, nbytes, "tp", "forward", under if site.async_tp else "nothing"
+        ),
         Message(Primitive.ALL_GATHER, nbytes, "tp", "backward", under),
     )
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from benchmarks.published.efa import MEASURED, as_measured
-from benchmarks.published.rows import Row, RowError
+from benchmarks.published.measured import RowError
+from benchmarks.published.rows import Row
 from meshwright.costmodel.comm import Levels, group_levels
 from meshwright.ir import presets
 from meshwright.ir.cluster import Cluster, Node
@@ -45,18 +46,10 @@ class Ground:
     send: Link
 
 
-_FLOAT8 = 1402.6 / 794.5
-"""Best measured products of H100 in float8 over those in bfloat16 (MAMF, ml-engineering)."""
-
-
 @lru_cache(maxsize=64)
 def device_named(name: str) -> DeviceType:
-    """A preset, with a rate of float8 products where its tensor cores have them."""
-    found = presets.device(name)
-    if name.startswith(("h100", "h200", "b200", "mi300")):
-        float8 = _FLOAT8 * found.peak("bfloat16")
-        return replace(found, peak_flops={**found.peak_flops, "float8": float8})
-    return found
+    """A preset."""
+    return presets.device(name)
 
 
 def device_of(gpu: str) -> DeviceType:

@@ -5,8 +5,9 @@ from itertools import accumulate
 
 from benchmarks.published.ends import embedding, head
 from benchmarks.published.layers import layer
+from benchmarks.published.measured import RowError
 from benchmarks.published.recipes import Recipe
-from benchmarks.published.rows import Row, RowError
+from benchmarks.published.rows import Row
 from benchmarks.published.site import Site, announced
 from benchmarks.published.sites import Ground
 from benchmarks.published.times import Cost, cost, recomputed

@@ -1,12 +1,13 @@
 """What a step adds to the passes: gradient reduction, parameter gathering and the optimizer."""
 
 from dataclasses import dataclass
+from math import prod
 
 from benchmarks.published.recipes import Recipe
 from benchmarks.published.rows import Row
 from benchmarks.published.sites import Ground
 from benchmarks.published.stages import Part
-from meshwright.costmodel.comm import Levels, collective_time
+from meshwright.costmodel.comm import Levels, broadcast_time, collective_time
 from meshwright.costmodel.memory import optimizer_traffic
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.device import OpClass
@@ -39,8 +40,21 @@ def extra_of(row: Row, recipe: Recipe, ground: Ground, part: Part) -> Extra:
     after = update + _exposed_reduction(row, recipe, ground, part)
     if zero in (1, 2) and system.gather_parameters:
         gathered = system.parameter_bytes * part.parameters
-        after += collective_time(Primitive.ALL_GATHER, gathered, ground.shard)
+        if system.broadcasts:
+            after += _broadcasts_s(gathered, ground.shard)
+        else:
+            after += collective_time(Primitive.ALL_GATHER, gathered, ground.shard)
     return Extra(after_s=after)
+
+
+def _broadcasts_s(nbytes: float, levels: Levels) -> float:
+    """Each rank's part to all others. NCCL broadcasts along a chain of all ranks."""
+    ranks = prod(level.size for level in levels)
+    chain, inner = 0.0, 1
+    for level in levels:
+        chain += level.link.step_s * (level.size - 1) * ranks / (inner * level.size)
+        inner *= level.size
+    return ranks * (broadcast_time(nbytes / ranks, levels) + chain)
 
 
 def _reduction_s(row: Row, nbytes: float, ground: Ground, split: bool) -> float:

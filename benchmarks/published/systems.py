@@ -7,7 +7,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from benchmarks.published.rows import Row, RowError
+from benchmarks.published.measured import RowError
+from benchmarks.published.rows import Row
 
 Attention = Literal["flash", "unfused"]
 Sync = Literal["ddp", "end", "fsdp"]
@@ -69,6 +70,10 @@ class System:
     """Moved per parameter to clip the gradients' norm."""
     gather_parameters: bool = True
     """ZeRO 1-2 gathers the updated parameters after the step."""
+    broadcasts: bool = False
+    """It does so by one broadcast per rank of the group."""
+    one_hot_experts: int = 0
+    """Tokens per group that the experts' one-hot dispatch is made for; 0: tokens are moved."""
     separate_qkv: bool = False
     composite_norm: bool = False
     """RMSNorm is made of several torch operators."""
@@ -143,12 +148,13 @@ TORCHTITAN = System(
 
 # Alpa: XLA on V100, fp16 with fp32 master weights; unfused attention, pointwise work fused by the
 # compiler; gradients reduced after the last micro-batch in fp16 (gradient accumulation in the
-# compiled program); stages of equal numbers of layers.
+# compiled program); stages of equal numbers of layers. Experts as in GShard (alpa/model/moe.py),
+# with tokens in groups of 2048 (benchmark/alpa/suite_manual_moe.py) and room for twice the mean.
 ALPA = System(
     name="Alpa", parameter_bytes=2, gradient_bytes=2, optimizer_bytes=12, sync_bytes=2,
     gradient_sync="end", accumulate_bytes=0, attention="unfused", pointwise="compiled",
     dropout=False, sequence_parallel=False, tp_overlap="none", logits_bytes=10,
-    saved_logits_bytes=4,
+    saved_logits_bytes=4, one_hot_experts=2048,
 )  # fmt: skip
 
 # InternEvo, configs/7B_sft.py: bf16 parameters and gradients, hybrid ZeRO-1 with reduction of
@@ -156,12 +162,12 @@ ALPA = System(
 # of updated parameters (overlap_sync_param=False there). Flash attention 1.0.5 (doc/install.md):
 # version 2 is about twice as fast (Dao 2023, abstract). Its step flattens gradients and updated
 # parameters in half precision (2 + 2), casts gradients to fp32 (4), and torch's foreach Adam keeps
-# a temporary (4).
+# a temporary (4). Each rank broadcasts the parameters it updated (hybrid_zero_optim.py).
 INTERNEVO = System(
     name="InternEvo", parameter_bytes=2, gradient_bytes=2, optimizer_bytes=12, sync_bytes=2,
     gradient_sync="ddp", accumulate_bytes=0, attention="flash", pointwise="fused", dropout=False,
     sequence_parallel=False, tp_overlap="backward", logits_bytes=10, saved_logits_bytes=4,
-    attention_slowdown=2.0, step_bytes=12,
+    attention_slowdown=2.0, step_bytes=12, broadcasts=True,
 )  # fmt: skip
 
 # DeepSpeed and Megatron-DeepSpeed: as Megatron, gradients in half precision on the wire.

@@ -21,10 +21,15 @@ _HOPPER = 1.25
 _AMPERE_MATMUL = {"a100-40": 1.08, "a100-80": 1.08}
 """The preset's products (kernel benchmarks of an inference library) reach 266 TFLOP/s at 8192; five
 PyTorch tests of A100 SXM find 230, 237, 246, 265 and 271: their median."""
-_SUSTAINED = {"h100-sxm": _HOPPER, "h100-hbm2e": _HOPPER, "h200": _HOPPER, **_AMPERE_MATMUL}
+_SUSTAINED = {
+    **dict.fromkeys(("h100-sxm", "h100-hbm2e", "h200", "b200", "mi300x"), _HOPPER),
+    **_AMPERE_MATMUL,
+}
 """What the passes of whole training runs take over kernels timed alone: clocks under sustained
 power, cold caches, gaps. Calibrated on one run that is not reported: the 8-GPU row of dp_scaling
-(Ultra-Scale Playbook, 40 150 tokens/s/GPU), which has no communication to speak of; one chip."""
+(Ultra-Scale Playbook, 40 150 tokens/s/GPU), which has no communication to speak of; one chip. Other
+parts whose power is limited at 500 W and more are taken to be alike. It is a property of whole runs
+and not of kernels, so it stays out of the presets, whose times are compared with single kernels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +114,8 @@ def _cut(piece: Piece, time: OpTime, ground: Ground) -> OpTime:
     """Products that a share hides a gather behind are done in parts: own, before, after."""
     if piece.op.op_class is not OpClass.MATMUL:
         return time
+    if any(m.under == "chunks" for m in piece.messages):
+        return _chunked(piece, time, _size(ground.tp), ground.device.name)
     phases = {m.under: _size(_levels(m, ground)) for m in piece.messages}
     if size := phases.get("forward share"):
         parts = _parts(piece, size, ground.device.name)
@@ -117,6 +124,14 @@ def _cut(piece: Piece, time: OpTime, ground: Ground) -> OpTime:
         parts = _parts(piece, size, ground.device.name)
         time = replace(time, backward_input_s=sum(part.backward_input_s for part in parts))
     return time
+
+
+def _chunked(piece: Piece, time: OpTime, size: int, device: str) -> OpTime:
+    rows, inner = piece.op.inputs[0].shape
+    outer = piece.op.inputs[1].shape[0]
+    part = timed(linear("part", max(1, rows // size), inner, outer, piece.op.dtype).op, device)
+    return replace(time, forward_s=size * part.forward_s,
+                   backward_input_s=size * part.backward_input_s)  # fmt: skip
 
 
 def _parts(piece: Piece, size: int, device: str) -> list[OpTime]:
@@ -154,6 +169,8 @@ def exposed(message: Message, time: OpTime, ground: Ground) -> float:
     seconds = collective_time(message.primitive, message.nbytes, levels)
     slower = max((level.link.overlap_compute_slowdown for level in levels), default=1.0)
     cover = message.hidden * _cover_s(message, time, _size(levels))
+    if message.under == "chunks":
+        cover = min(cover, seconds * (1 - 1 / _size(levels)))
     # While both run, the work gives up processors and bandwidth.
     return max(0.0, seconds - cover) + (slower - 1) * min(seconds, cover)
 
@@ -173,6 +190,8 @@ def _cover_s(message: Message, time: OpTime, size: int) -> float:
             return 0.0
         case "forward share":
             return time.forward_s / size
+        case "chunks":
+            return time.forward_s if message.phase == "forward" else time.backward_input_s
         case "input":
             return time.backward_input_s
         case "input share":

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.published.layers import layer
+from benchmarks.published.measured import RowError
 from benchmarks.published.predict import predict
 from benchmarks.published.recipes import recipe_of, recompute_mode
 from benchmarks.published.report import errors, evaluate, spearman
-from benchmarks.published.rows import Context, RowError, read_row, read_table
+from benchmarks.published.rows import Context, read_row, read_table
 from benchmarks.published.site import Site
 from benchmarks.published.sites import ground_of
 from benchmarks.published.stages import stages_of
