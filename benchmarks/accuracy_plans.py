@@ -8,7 +8,7 @@ from meshwright.ir.plan_io import rehash
 from meshwright.planner.candidates import build_plan, uniform_choice
 from meshwright.planner.problem import Problem
 
-ON_TWO, ON_FOUR = 9, 5
+ON_TWO, ON_FOUR = 8, 4
 """Plans of each model on 2 and on 4 processes."""
 
 
