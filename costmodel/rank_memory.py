@@ -44,8 +44,7 @@ def _rank_memory(
     moving = held.activations + held.communication + held.workspace
     holes = fragmentation_of(device, tables.profile, tables.graph.fingerprint)
     beyond = holes.moving * moving + holes.state * state
-    if on_host:
-        beyond += max(models[i].memory.unseen for i in own)
+    beyond += max(models[i].memory.unseen for i in own)
     return RankMemory(
         parameters_bytes=parameters,
         gradients_bytes=held.gradients,

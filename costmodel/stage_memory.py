@@ -73,6 +73,9 @@ class StageMemory:
     reduces: bool
     """Gradients are summed over data parallel ranks."""
     prefetch: int
+    keeps_flat: bool = True
+    """A flat tensor lives until somebody waits for it. Gloo works on a copy that PyTorch does not
+    see (`unseen`), and lets go of the tensor when it is done: by then the next one is there."""
     parameters: int
     optimizer: int
     temporary: int
@@ -138,15 +141,14 @@ class StageMemory:
             return Bytes(gradients=own, workspace=self.temporary)
         largest = max((b.nbytes for b in self.buckets), default=0)
         moving = 2 * largest if self.zero == 3 else largest + ceil(largest / self.shard)
-        if self.zero == 1:  # the flat tensors live until all have been reduced
-            moving = self.trained
+        if self.zero == 1 and self.keeps_flat:  # until all have been reduced
+            moving = max(moving, self.trained)
         return Bytes(gradients=self.part, communication=max(moving, self.temporary))
 
     @cached_property
     def unseen(self) -> int:
-        """What Gloo allocates for itself: a reduce-scatter works on a copy of the whole, which
-        lives as long as the flat tensor; an all-gather gathers into one."""
-        if not self.zero:
+        """What Gloo allocates for itself: copies of the flat tensors on their way."""
+        if not self.zero or self.keeps_flat:
             return 0
         largest = max((b.nbytes for b in self.buckets), default=0)
         return self.trained if self.zero == 1 else 2 * largest
@@ -172,8 +174,8 @@ class StageMemory:
         if self.zero >= 2:
             yield from self._scattered()
             return
-        freed = made = flat = 0
-        owners = {bucket.owner: bucket.nbytes for bucket in self.buckets}
+        freed = made = packed = 0
+        sent: tuple[int, ...] = ()
         for index in range(len(self.blocks) - 1, -1, -1):
             block = self.blocks[index]
             if first and not (self.reduces and self.zero == 0):
@@ -181,29 +183,42 @@ class StageMemory:
                 workspace = block.workspace
             else:
                 workspace = block.adding
-            yield Bytes(made - flat, -freed, flat, workspace)
+            yield Bytes(made - packed, -freed, self._under_way(sent), workspace)
             freed += block.saved
-            if last and self.zero == 1 and index in owners:
-                part = ceil(owners[index] / self.shard)
-                yield Bytes(made - flat + part, -freed, flat + owners[index], 0)
-                flat += owners[index]
+            if last and self.zero == 1 and index in self._owned:
+                n = self._owned[index]
+                sent = (*sent, n)
+                yield Bytes(made - packed, -freed, self._under_way(sent), 0)
+                packed += n
+
+    @cached_property
+    def _owned(self) -> dict[int, int]:
+        """Block -> bytes of the buckets that are complete after its backward."""
+        found: dict[int, int] = {}
+        for bucket in self.buckets:
+            found[bucket.owner] = found.get(bucket.owner, 0) + bucket.nbytes
+        return found
+
+    def _under_way(self, sent: Sequence[int]) -> int:
+        """Of buckets that are being scattered: this rank's parts, and flat tensors."""
+        flat = sum(sent) if self.keeps_flat else sum(sent[-1:])
+        return flat + sum(ceil(n / self.shard) for n in sent)
 
     def _scattered(self) -> Iterator[Bytes]:
         """Levels 2 and 3: whole gradients live until their bucket is packed, two buckets at most
         are on their way."""
         freed = whole = 0
-        moving: Sequence[int] = ()
-        owners = {bucket.owner: bucket.nbytes for bucket in self.buckets}
+        sent: tuple[int, ...] = ()
         for index in range(len(self.blocks) - 1, -1, -1):
             block = self.blocks[index]
             whole += block.gradients
-            gathered = self._whole(index, -1)
+            gathered, moving = self._whole(index, -1), self._under_way(sent)
             if self.zero == 3:
-                yield Bytes(0, -freed, 2 * block.parameters + sum(moving), 0)
-            yield Bytes(whole, -freed, gathered + sum(moving), block.workspace)
+                yield Bytes(0, -freed, 2 * block.parameters + moving, 0)
+            yield Bytes(whole, -freed, gathered + moving, block.workspace)
             freed += block.saved
-            if index in owners:
-                n = owners[index]
-                moving = (*moving[-1:], n + ceil(n / self.shard))
-                yield Bytes(whole, -freed, sum(moving), 0)
+            if index in self._owned:
+                sent = (*sent[-1:], self._owned[index])
+                # The one before may still be at work, whoever lets go of it later.
+                yield Bytes(whole, -freed, sum(n + ceil(n / self.shard) for n in sent), 0)
                 whole = 0

@@ -133,6 +133,7 @@ def _memory(
     )  # fmt: skip
     return StageMemory(
         zero=sync.zero, shard=sync.shard, reduces=bool(sync.buckets), prefetch=sync.prefetch,
+        keeps_flat=costs.device.kind != "cpu",
         parameters=state.parameters_bytes, optimizer=state.optimizer_bytes, temporary=0,
         border=costs.border_bytes, entry=costs.entry_bytes,
         blocks=_block_memories(costs, held),

@@ -108,6 +108,7 @@ class StageSync:
         whole, none = trained.whole, np.zeros_like(trained.whole)
         part = whole / self.mesh.dp_shard
         bucket = np.minimum(whole, BUCKET_BYTES + trained.largest)
+        flat = self.overheads.device.kind != "cpu"  # it lives until it has been reduced
         match self.zero:
             case 0:
                 return (whole, none, none) if self.dp else (none, whole, none)
@@ -117,7 +118,7 @@ class StageSync:
                 packed = bucket * (2 + 1 / self.mesh.dp_shard)
                 return none, part, np.maximum(0.0, packed - flight)
             case _:
-                return none, part, trained.largest * (2 + 1 / self.mesh.dp_shard)
+                return none, part, trained.largest * (1 + flat + 1 / self.mesh.dp_shard)
 
     def unseen_bytes(self, trained: Trained) -> Matrix:
         """What Gloo allocates for itself."""

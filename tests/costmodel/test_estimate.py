@@ -71,7 +71,7 @@ def test_gradients_are_summed_over_data_parallel() -> None:
     ("zero", "parameters", "gradients", "optimizer", "communication"),
     [
         (0, 1, 1, 2, 0),
-        (1, 1, 1.25, 0.5, 1),  # packed flat, while those that were packed are still there
+        (1, 1, 1, 0.5, 1.25),  # packed flat, and this rank's part, while all are still there
         (2, 1, 1.25, 0.5, 1.25),  # also the sum of what has come so far
         (3, 0.25, 0.5, 0.5, 0.875),  # a block's parameters; two blocks' gradients are on their way
     ],

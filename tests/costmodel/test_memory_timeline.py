@@ -62,13 +62,26 @@ def test_level_1_packs_gradients_flat() -> None:
     """Packing the first bucket: its whole gradient, the flat copy, and this rank's half of it."""
     made = stage(1, zero=1, shard=2)
     assert totals(("0F0 0B0",), made)[2] == 100 + 100 + 50
-    assert end([made]) == Bytes(gradients=50, communication=100)
+    # Then the parameters are gathered: the flat tensor, and this rank's part of it.
+    assert end([made]) == Bytes(gradients=50, communication=150)
 
 
 def test_level_2_sums_what_has_come() -> None:
     made = stage(2, zero=2, shard=2, reduces=True)
     # The second bucket is packed while the first one is on its way.
     assert totals(("0F0 0B0",), made)[2:] == [100 + 150 + 150, 100]
+
+
+def test_gloo_works_on_copies() -> None:
+    """On a CPU a flat tensor is gone once the next bucket is on its way."""
+    made = stage(3, zero=3, shard=2, reduces=True)
+    made = replace(made, blocks=(replace(BLOCK, workspace=305),) * 3)
+    gloo = replace(made, keeps_flat=False)
+    assert gloo.unseen == 2 * 100 and made.unseen == 0
+    assert replace(stage(zero=1, shard=2), keeps_flat=False).unseen == 200
+    # The first block runs while two parts and one flat tensor are there.
+    kept = [totals(("0F0 0B0",), one)[2] for one in (made, gloo)]
+    assert kept == [100 + 100 + 305 + 10 + 300, 100 + 100 + 305 + 10 + 200]
 
 
 def test_level_3_has_one_block_whole() -> None:
