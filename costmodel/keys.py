@@ -60,7 +60,7 @@ def _step_facts(
     op = step.op
     wiring = [numbers.setdefault(name, len(numbers)) for name in (*op.inputs, *op.outputs) if name]
     tp = str(step.strategies["tp"]) if sizes["tp"] > 1 and "tp" in step.strategies else ""
-    summed = sizes["dp"] if op_name(op.target) in _SUMMED and sizes["dp"] > 1 else 1
+    summed = op_name(op.target) in _SUMMED and sizes["dp"] > 1
     return (*_op_facts(step.local), _arguments(op, step.local.op_class), wiring, tp, summed)
 
 

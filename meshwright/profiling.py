@@ -23,7 +23,7 @@ from meshwright.planner.problem import Problem, make_problem
 from meshwright.profiling_memory import heap_plans
 from meshwright.profiling_ops import grid, op_tasks
 from meshwright.profiling_progress import ProfilingProgress
-from meshwright.profiling_work import block_tasks
+from meshwright.profiling_work import block_tasks, tasks_of_plans
 from meshwright.runtime.machine import machine as this_machine
 from meshwright.runtime.profiling.collectives import group_shapes
 from meshwright.runtime.profiling.gloo_forks import forked_collectives
@@ -52,11 +52,13 @@ def profile(
     path: Path | str | None = None,
     minutes: float | None = None,
     constraints: Sequence[str | Constraint] = (),
+    plans: Sequence[Plan] | None = None,
     progress: bool = True,
 ) -> Profile:
     """Measures this machine: the blocks that plans of the model need, collectives, the optimizer.
 
-    Without a model (None), what all models share. With `path`, what is done is kept there and not
+    Without a model (None), what all models share. With `plans`, only the blocks that these need and
+    no ops. With `path`, what is done is kept there and not
     measured again. `minutes` is the most that it takes; what most plans need comes first. It forks,
     so it must run before this process uses a GPU or joins a process group.
     """
@@ -74,11 +76,11 @@ def profile(
     ):
         run = _Run(cluster, store, this_machine(device), device, shown, minutes)
         store.add(run.machine)
-        run.tasks("blocks", graph, block_tasks(problem) if problem else ())
+        run.tasks("blocks", graph, _blocks(problem, plans))
         run.tasks("optimizer", None, optimizer_tasks(optimizer, run.free_bytes))
         run.memory(problem)
         run.collectives()
-        run.tasks("ops", None, run.ops(problem, precision))
+        run.tasks("ops", None, run.ops(problem, precision) if plans is None else ())
         run.warn()
         return store.load(run.machine)
 
@@ -95,6 +97,12 @@ def _problem(
     return make_problem(
         graph, cluster, optimizer=optimizer, precision=precision, constraints=constraints
     )
+
+
+def _blocks(problem: Problem | None, plans: Sequence[Plan] | None) -> Sequence[Task]:
+    if problem is None:
+        return ()
+    return block_tasks(problem) if plans is None else tasks_of_plans(problem, plans)
 
 
 def _device(cluster: Cluster) -> torch.device:

@@ -1,7 +1,7 @@
 """What there is to measure for a model on a cluster: the blocks that plans of it can need."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from meshwright.costmodel.tables import PRELUDE, Spot
 from meshwright.ir.graph import Block, Graph, Kind
@@ -26,17 +26,45 @@ def block_tasks(problem: Problem) -> list[BlockTask]:
     """Every distinct block at every number of samples and tensor-parallel size that even meshes
     need; those that most plans need come first."""
     blocks = distinct_blocks(problem.graph)
-    found: dict[str, tuple[int, BlockTask]] = {}
+    work = _Work(problem)
     for local, uses in locals_of(problem).items():
         layouts = {x.pattern: x for x in problem.layouts(local.tp)}
         for block, repeats in blocks:
-            spot = Spot(local.samples, local.dp, local.tp, problem.tables.device_names[0], (), ())
-            key = problem.tables.blocks.key(block, layouts[block.pattern], spot)
-            weight, task = found.get(key, (0, None))
-            task = task or _task(problem, block, local, layouts, key)
-            found[key] = weight + uses * repeats, task
-    ranked = sorted(found.values(), key=lambda entry: -entry[0])
-    return [task for _, task in ranked]
+            work.add(block, local, layouts, uses * repeats)
+    return work.ranked()
+
+
+def tasks_of_plans(problem: Problem, plans: Iterable[Plan]) -> list[BlockTask]:
+    """Every distinct block that these plans have."""
+    work = _Work(problem)
+    for plan in plans:
+        for index, stage in enumerate(plan.stages):
+            layouts = {pattern: plan.layout(name) for pattern, name in stage.layouts.items()}
+            for samples in set(stage.batch_shares) - {0}:
+                for block in plan.stage_blocks(problem.graph, index):
+                    work.add(block, Local(samples, stage.dp, stage.tp), layouts, 1)
+    return work.ranked()
+
+
+@dataclass
+class _Work:
+    """A task for each key, and how many need it."""
+
+    problem: Problem
+    found: dict[str, tuple[int, BlockTask]] = field(default_factory=dict)
+
+    def add(
+        self, block: Block, local: Local, layouts: Mapping[str, BlockLayout], uses: int
+    ) -> None:
+        spot = Spot(local.samples, local.dp, local.tp, self.problem.tables.device_names[0], (), ())
+        key = self.problem.tables.blocks.key(block, layouts[block.pattern], spot)
+        weight, task = self.found.get(key, (0, None))
+        task = task or _task(self.problem, block, local, layouts, key)
+        self.found[key] = weight + uses, task
+
+    def ranked(self) -> list[BlockTask]:
+        ranked = sorted(self.found.values(), key=lambda entry: -entry[0])
+        return [task for _, task in ranked]
 
 
 def distinct_blocks(graph: Graph) -> list[tuple[Block, int]]:
@@ -56,8 +84,7 @@ def locals_of(problem: Problem) -> dict[Local, int]:
     found: dict[Local, int] = {}
     for tp, dp, microbatches in _meshes(problem):
         for samples in set(balanced(problem.batch // microbatches, dp)) - {0}:
-            # Replicas change nothing but how statistics of the batch are taken.
-            local = Local(samples, min(dp, 2), tp)
+            local = Local(samples, dp, tp)
             found[local] = found.get(local, 0) + 1
     return dict(sorted(found.items(), key=lambda entry: entry[0].dp))
 
@@ -73,7 +100,7 @@ def _meshes(problem: Problem) -> Iterator[tuple[int, int, int]]:
 
 
 def _task(
-    problem: Problem, block: Block, local: Local, layouts: dict[str, BlockLayout], key: str
+    problem: Problem, block: Block, local: Local, layouts: Mapping[str, BlockLayout], key: str
 ) -> BlockTask:
     plan, stage = _plan_around(problem, block, local, layouts)
     dtypes = problem.tables.facts.dtypes
@@ -91,7 +118,7 @@ def _task(
 
 
 def _plan_around(
-    problem: Problem, block: Block, local: Local, layouts: dict[str, BlockLayout]
+    problem: Problem, block: Block, local: Local, layouts: Mapping[str, BlockLayout]
 ) -> tuple[Plan, int]:
     """A plan with the block alone in a stage, whose number comes with it; nobody runs it."""
     graph = problem.graph

@@ -25,7 +25,7 @@ from meshwright.runtime.stage import StageModule
 
 _COLD_BYTES = 64 * 2**20
 """More than caches hold."""
-_LAYERS = (3, 6)
+_LAYERS = (2, 6)
 _MEMORY_SHARE = 0.3
 _SEED = 20
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 
 import torch
@@ -20,6 +21,8 @@ Agree = Callable[[bool], bool]
 """Meets the other processes that measure the same; all get what the first of them says."""
 _ROUNDS = (2, 200)
 """At least, at most."""
+_RARELY = 2
+"""Every so many rounds the backward is split and the forward runs without a graph."""
 
 
 @dataclass
@@ -54,7 +57,9 @@ def measure_block(
     ends = perf_counter() + budget_s
     seen, rounds = _Seen(), 0
     while agree(rounds < _ROUNDS[0] or (rounds < _ROUNDS[1] and perf_counter() < ends)):
-        _round(made, watch, seen, agree)
+        _passes(made, watch, seen, agree)
+        if rounds % _RARELY == 0:
+            _halves(made, watch, seen)
         rounds += 1
     return _record(task, seen, saved, workspace, processes)
 
@@ -66,8 +71,8 @@ def _warm_up(made: Sequence[Layer], watch: Stopwatch) -> None:
         watch.time(layer.backward)
 
 
-def _round(made: Sequence[Layer], watch: Stopwatch, seen: _Seen, agree: Agree) -> None:
-    """Each pass goes forward through all layers and back, as a stage does."""
+def _passes(made: Sequence[Layer], watch: Stopwatch, seen: _Seen, agree: Agree) -> None:
+    """Forward through all layers and back, as a stage does, without and with gradients there."""
     for layer in made:
         layer.forget_gradients()
     for backward in (seen.backward, seen.accumulating):
@@ -75,13 +80,16 @@ def _round(made: Sequence[Layer], watch: Stopwatch, seen: _Seen, agree: Agree) -
         agree(True)
         for layer in reversed(made):
             backward.append(watch.time(layer.backward)[1])
+
+
+def _halves(made: Sequence[Layer], watch: Stopwatch, seen: _Seen) -> None:
     _forward(made, watch, seen.forward)
     for layer in reversed(made):
         seen.inputs.append(watch.time(layer.backward_input)[1])
     for layer in reversed(made):
         seen.weights.append(watch.time(layer.backward_weight)[1])
     for layer in made:
-        seen.no_grad.append(watch.time(lambda layer=layer: layer.forward(keep=False))[1])  # type: ignore[misc]
+        seen.no_grad.append(watch.time(partial(layer.forward, keep=False))[1])
 
 
 def _forward(made: Sequence[Layer], watch: Stopwatch, seconds: list[float]) -> None:
@@ -95,7 +103,6 @@ def _forward(made: Sequence[Layer], watch: Stopwatch, seconds: list[float]) -> N
 def _record(
     task: BlockTask, seen: _Seen, saved: int, workspace: int, processes: int
 ) -> BlockRecord:
-    backward = summarised(seen.backward)
     return BlockRecord(
         key=task.key,
         pattern=task.pattern,
@@ -103,20 +110,20 @@ def _record(
         tp=task.tp,
         processes=processes,
         forward=summarised(seen.forward),
-        backward=backward,
+        backward=summarised(seen.backward),
         backward_input=summarised(seen.inputs),
         backward_weight=summarised(seen.weights),
         no_grad_forward=summarised(seen.no_grad),
-        accumulate=_more(summarised(seen.accumulating), backward),
+        accumulate=_more(seen.accumulating, seen.backward),
         saved_bytes=saved,
         workspace_bytes=workspace,
     )
 
 
-def _more(longer: Timing, shorter: Timing) -> Timing:
-    """The difference; none if it drowns in noise."""
-    more = max(0.0, longer.median_s - shorter.median_s)
-    return Timing(median_s=more, spread=longer.spread, count=longer.count)
+def _more(longer: Sequence[float], shorter: Sequence[float]) -> Timing:
+    """The difference of the quickest calls, which nothing disturbed; none if it is noise."""
+    more = max(0.0, min(longer) - min(shorter))
+    return Timing(median_s=more, spread=summarised(list(longer)).spread, count=len(longer))
 
 
 def memory_of(layer: Layer) -> tuple[int, int]:

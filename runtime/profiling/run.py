@@ -18,8 +18,9 @@ from meshwright.runtime.profiling.stopwatch import mean
 from meshwright.runtime.profiling.tasks import BlockTask, OpTask, Task
 from meshwright.runtime.profiling.team import FAILURES, Failed, Team
 
-_SHARES = {BlockTask: 0.5, OpTask: 0.08}
+_SHARES = {BlockTask: 0.2, OpTask: 0.05}
 """Seconds that a task gets if there is no budget: more than it needs where tensors are small."""
+_SHARE = 0.2
 _LEAST_SHARE = 0.02
 """Of these seconds, however tight the budget."""
 
@@ -128,7 +129,7 @@ def _measure_one(
     total: int,
     outcome: Outcome,
 ) -> None:
-    usual = _SHARES.get(type(task), 0.2)
+    usual = _SHARES.get(type(task), _SHARE)
     fair = (deadline - monotonic()) / (total - number)
     try:
         records = by.measure(number, min(usual, max(fair, _LEAST_SHARE * usual)))

@@ -18,7 +18,7 @@ from meshwright.ir.profile_store import load_profile, open_store
 from meshwright.ir.trace import trace
 from meshwright.planner.candidates import build_plan, uniform_choice
 from meshwright.planner.problem import make_problem
-from meshwright.profiling_work import block_tasks
+from meshwright.profiling_work import block_tasks, tasks_of_plans
 from meshwright.runtime.profiling.run import measure_all, measurer, together
 from meshwright.runtime.profiling.tasks import OptimizerTask
 from meshwright.runtime.profiling.team import Failed, Team
@@ -176,9 +176,24 @@ def test_profile_has_everything_that_plans_need(graph: Graph, profiled: Path) ->
     assert {cost.source for cost in stage.blocks} == {"measured"}
 
 
+def test_only_what_given_plans_need(graph: Graph, tmp_path: Path) -> None:
+    problem = make_problem(graph, Cluster.local(2), precision="fp32")
+    plan = build_plan(problem, uniform_choice(problem, dp_replicate=2, num_microbatches=2))
+    tasks = tasks_of_plans(problem, [plan, plan])
+    assert {(task.samples, task.tp) for task in tasks} == {(2, 1)}
+    assert len(tasks) < len(block_tasks(problem))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = mw.profile(
+            graph, Cluster.local(2), precision="fp32", plans=[plan], minutes=0.1, progress=False
+        )
+    assert set(found.blocks) == {task.key for task in tasks}
+    assert not found.ops
+
+
 def test_the_second_run_measures_nothing_again(graph: Graph, profiled: Path) -> None:
     before = load_profile(profiled)
-    _profile(graph, profiled, 0.4)
+    _profile(graph, profiled, 0.1)
     assert load_profile(profiled).blocks == before.blocks
     assert set(before.optimizers) <= set(load_profile(profiled).optimizers)
 
