@@ -40,14 +40,32 @@ _MOST = 128
 
 
 def moments(table: Table) -> tuple[tuple[Moment, ...], ...]:
-    """The distinct moments of each pipeline rank. Those of the last tables are kept."""
+    """The moments of each pipeline rank that may be its peak. Those of the last tables are kept."""
     kept = _MOMENTS.get(id(table))
     if kept is None:
         while len(_MOMENTS) >= _MOST:
             del _MOMENTS[next(iter(_MOMENTS))]
-        found = tuple(tuple(dict.fromkeys(_walk(table, r))) for r in range(len(table.rows)))
+        found = tuple(_undominated(_walk(table, r)) for r in range(len(table.rows)))
         kept = _MOMENTS[id(table)] = table, found
     return kept[1]
+
+
+def _undominated(walked: Iterator[Moment]) -> tuple[Moment, ...]:
+    """Those that no other of the same action holds as much as, of everything."""
+    groups: dict[tuple[int, int, bool], list[Moment]] = {}
+    for moment in dict.fromkeys(walked):
+        kept = groups.setdefault((moment.stage, moment.kind, moment.first), [])
+        if not any(_covers(other, moment) for other in kept):
+            kept[:] = [other for other in kept if not _covers(moment, other)] + [moment]
+    return tuple(moment for kept in groups.values() for moment in kept)
+
+
+def _covers(more: Moment, less: Moment) -> bool:
+    return all(
+        a >= b
+        for mine, theirs in zip(more[:3], less[:3], strict=True)
+        for a, b in zip(mine, theirs, strict=True)
+    )
 
 
 def held_stages(table: Table, rank: int) -> tuple[int, ...]:

@@ -1,5 +1,7 @@
 """The simulator where nothing is shared: one pass over the actions in the order of their needs."""
 
+from itertools import chain
+
 from meshwright.costmodel.program import IDLE, ChannelState, aged, play
 from meshwright.costmodel.table import Table
 from meshwright.costmodel.timeline import Ran, Times
@@ -85,10 +87,11 @@ def _meet(table: Table, messages: list[list[tuple[float, float]]], step_s: float
 
 def _overlap(messages: list[list[tuple[float, float]]], slack_s: float) -> bool:
     """Whether any two spans overlap; each list is in order."""
-    spans = sorted(span for spans in messages for span in spans)
+    spans = sorted(chain.from_iterable(messages))
     ends = 0.0
     for begin, end in spans:
         if begin < ends - slack_s:
             return True
-        ends = max(ends, end)
+        if end > ends:
+            ends = end
     return False

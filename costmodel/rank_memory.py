@@ -63,7 +63,7 @@ def _process_bytes(tables: CostTables, plan: Plan, device: DeviceType, own: Sequ
     own parameters."""
     known = {name: r.value for name, r in tables.profile.memory.items()} if tables.profile else {}
     process = known.get("process", device.reserved_bytes)
-    if plan.world_size > 1:
+    if len(plan.stages) > 1 or len(plan.stages[0].devices) > 1:
         process += known.get("process_group", 0.0) + known.get("group", 0.0) * _groups(plan, own)
     return round(process) + (_module_bytes(tables.graph) if device.kind == "cpu" else 0)
 
