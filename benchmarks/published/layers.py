@@ -163,10 +163,14 @@ def _gated_mlp(site: Site) -> tuple[Piece, ...]:
 
 
 def _unlay(site: Site, elements: int) -> tuple[Piece, ...]:
-    """nanotron's projections take sequence first, its attention batch first."""
+    """nanotron's projections take sequence first, its attention batch first.
+
+    A plain linear keeps the copy it makes of its input, the parallel one what it was given.
+    """
     if site.system.pointwise != "eager" or site.system.separate_qkv or site.mbs == 1:
         return ()
-    return (pointwise("transpose", elements, 4, 4, op_class=OpClass.COPY),)
+    kept = 2 * elements if site.tp == 1 else 0
+    return (pointwise("transpose", elements, 4, 4, saved_bytes=kept, op_class=OpClass.COPY),)
 
 
 def _gate(site: Site, elements: int) -> tuple[Piece, ...]:

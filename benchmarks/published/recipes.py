@@ -25,9 +25,10 @@ class Recipe:
 
 def recipe_of(row: Row, system: System) -> Recipe:
     """RowError names words that are not known."""
-    if row.compiled and system.pointwise == "eager":
-        system = replace(system, pointwise="compiled")
     words = row.precision.lower()
+    # torchtitan's docs/float8.md names torch.compile as required.
+    if (row.compiled or "float8" in words) and system.pointwise == "eager":
+        system = replace(system, pointwise="compiled")
     half = "float16" if "fp16" in words else "bfloat16"
     if "fp32" in words and not any(w in words for w in ("fp16", "bf16", "mixed")):
         half = "float32"

@@ -171,3 +171,87 @@ def test_error_figures():
     assert found.within_8 == pytest.approx(1 / 3)
     assert spearman([(1, 10), (2, 20), (3, 30)]) == 1
     assert spearman([(1, 30), (2, 20), (3, 10)]) == -1
+
+
+SWEEP = {"hidden": 2048, "layers": 16, "heads": 32, "kv_heads": 32, "ffn": 8192, "vocab": 131072,
+         "tied": True}  # fmt: skip
+
+
+def sweep(gpus, **parallel):
+    """A row of nanotron's sweep after its fix."""
+    made = raw(
+        hardware={"gpu": "H100-SXM5-80GB", "gpus": gpus},
+        model=SWEEP,
+        parallel={"zero": 1, "sp": True, **parallel},
+        batch={"gbs": 256, "mbs": 1, "seq": 4096},
+        recompute="none",
+        after_pp_fix=True,
+        usable_throughput=True,
+    )
+    return read_row(made, 0, Context("nanotron_sweep", {}, "nanotron", rerun=True))
+
+
+def test_checked_collectives_cost_by_rank_and_only_over_nodes():
+    one, several = system_of(sweep(8, tp=8)), system_of(sweep(16, tp=8, dp=2))
+    assert one.check_s == 0 < several.check_s
+    times = [predict(sweep(8 * tp, tp=tp, dp=8)).step_s for tp in (2, 4, 8)]
+    assert times[0] < times[1] < times[2]
+
+
+def test_pipelines_before_the_fix_have_no_time():
+    changed = {"parallel": {"tp": 8, "pp": 8}, "measured": {"step_time_s": 9.0}}
+    assert read_row(raw(**changed), 0, Context("old_nanotron", {}, "nanotron")).step_s is None
+    assert row(**changed).step_s == 9.0
+
+
+def test_stages_move_on_when_their_share_is_reached():
+    one = sweep(2, pp=2)
+    parts = stages_of(one, recipe_of(one, system_of(one)), ground_of(one))
+    # The head costs four layers: ten and six.
+    assert [len(part.layers) for part in parts] == [10, 6]
+
+
+def test_a_compiled_loss_needs_less_memory_and_split_logits_more():
+    eager, compiled = llama(), llama(compile=True)
+    sizes = [system_of(r).logits_bytes for r in (compiled, eager, llama(parallel={"tp": 8}))]
+    assert sizes == sorted(sizes)
+    assert predict(compiled).memory.allocated_bytes < predict(eager).memory.allocated_bytes
+    assert system_of(llama(compile=True, study="docs of 2024")).logits_bytes == 14
+
+
+def test_pipelined_fsdp_keeps_its_stage_whole():
+    whole = predict(llama(parallel={"pp": 2, "dp": 32, "zero": 3})).memory
+    assert whole.transient_bytes > 6 * llama().shape.parameters / 2
+
+
+def test_chunks_hide_all_but_one_and_scales_by_row_cost_more():
+    parallel = {"tp": 8, "dp": 8, "zero": 3, "sp": True}
+    large = {"compile": True, "batch": {"gbs": 64, "mbs": 8, "seq": 8192}}
+    plain = predict(llama(parallel=parallel, **large)).step_s
+    chunked = predict(llama(parallel={**parallel, "async_tp": True}, **large)).step_s
+    assert chunked < plain
+    tensor, rows = (
+        predict(llama(parallel=parallel, precision=f"float8 {kind}")).step_s
+        for kind in ("tensorwise", "rowwise")
+    )
+    assert tensor < rows
+
+
+def test_broadcasts_take_longer_the_more_ranks_share():
+    def step(group):
+        changed = {"parallel": {"dp": 512, "zero": 1, "zero1_group": group},
+                   "hardware": {"gpu": "A100-SXM4-80GB", "gpus": 512},
+                   "model": LLAMA_8B, "batch": {"gbs": 512, "mbs": 1, "seq": 2048}}  # fmt: skip
+        return predict(row("internevo", **changed)).step_s
+
+    assert step(8) < step(64) < step(512)
+
+
+def test_one_hot_experts_are_products():
+    moe = {**GPT3, "hidden": 1024, "layers": 8, "heads": 16, "ffn": 4096,
+           "moe": {"experts": 8, "every": 2}}  # fmt: skip
+    one = row("alpa", model=moe, parallel={"dp": 64})
+    site = Site(shape=one.shape, system=system_of(one), mbs=8, seq=1024)
+    flops = {p.name: p.op.flops for p in layer(site, experts=True)}
+    # Two places per token in groups of 2048 tokens.
+    assert flops["dispatch"] == flops["combine"] == 2 * 8 * 1024 * 2 * 2048 * 1024
