@@ -2,8 +2,9 @@
 
     python -m benchmarks.accuracy all -o DIR [--models gpt2,vit] [--plans 4] [--steps 3]
 
-`profile` measures the machine, `predict` writes a file per plan, `measure` runs every plan twice in
-shuffled order, `report` compares. `all` does the four, each in a process of its own.
+`profile` measures the machine and the blocks that the plans are made of, `predict` writes a file
+per plan, `measure` runs every plan in shuffled order and some of them again, `report` compares.
+`all` does the four, each in a process of its own.
 """
 
 import argparse
@@ -11,7 +12,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,7 +21,7 @@ import torch
 from benchmarks.accuracy_data import file_name, read_measured, read_predicted, write
 from benchmarks.accuracy_measure import Effort, base_bytes, run_plan
 from benchmarks.accuracy_models import SUBJECTS
-from benchmarks.accuracy_plans import plan_of, sketches, thinned
+from benchmarks.accuracy_plans import Sketch, plan_of, sketches, thinned
 from benchmarks.accuracy_predict import predicted
 from benchmarks.accuracy_report import report
 from meshwright.costmodel.measure import measure_local
@@ -28,8 +29,9 @@ from meshwright.ir import plan_io
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Graph
+from meshwright.ir.plan import Plan
 from meshwright.ir.profile_store import load_profile
-from meshwright.planner.problem import make_problem
+from meshwright.planner.problem import Problem, make_problem
 from meshwright.profiling import profile as measure_profile
 from meshwright.runtime.machine import machine
 
@@ -37,6 +39,8 @@ PHASES = ("profile", "predict", "measure", "report")
 SIZES = (2, 4)
 """Processes of the two clusters: one per core, and two."""
 ORDER_SEED = 0
+AGAIN = 3
+"""Later turns run one plan in so many."""
 PRECISION, OPTIMIZER = "fp32", "adamw"
 
 
@@ -58,12 +62,25 @@ def profile(options: argparse.Namespace) -> None:
         cluster.save(options.output / f"cluster-{size}.yaml")
         for name, graph in traced.items():
             start = time.perf_counter()
+            problem = make_problem(graph, cluster, precision=PRECISION, optimizer=OPTIMIZER)
             measure_profile(
                 graph, cluster, precision=PRECISION, optimizer=OPTIMIZER,
+                plans=[plan for _, plan in possible(problem, name, options.plans)],
                 path=options.output / "profile.db", progress=False,
                 minutes=options.minutes / len(SIZES) / len(traced),
             )  # fmt: skip
             print(f"{name:6} on {size}: {time.perf_counter() - start:4.0f} s", flush=True)
+
+
+def possible(problem: Problem, model: str, count: int) -> Iterator[tuple[Sketch, Plan]]:
+    """The model's plans for the cluster of the problem; says which cannot be made."""
+    for sketch in thinned(sketches(model), count):
+        if sketch.num_ranks != problem.cluster.num_devices:
+            continue
+        try:
+            yield sketch, plan_of(problem, sketch)
+        except PlanError as error:
+            print(f"{model} cannot run as {sketch.name}: {error}")
 
 
 def base_path(options: argparse.Namespace, model: str, size: int) -> Path:
@@ -76,36 +93,28 @@ def predict(options: argparse.Namespace) -> None:
     clusters = {size: Cluster.load(options.output / f"cluster-{size}.yaml") for size in SIZES}
     known = load_profile(options.output / "profile.db")
     for name, graph in graphs(options.models).items():
-        problems = {
-            size: make_problem(
+        for size, cluster in clusters.items():
+            problem = make_problem(
                 graph, cluster, precision=PRECISION, optimizer=OPTIMIZER, profile=known
             )
-            for size, cluster in clusters.items()
-        }
-        for sketch in thinned(sketches(name), options.plans):
-            problem = problems[sketch.num_ranks]
-            try:
-                plan = plan_of(problem, sketch)
-            except PlanError as error:
-                print(f"{name} cannot run as {sketch.name}: {error}")
-                continue
-            base = int(base_path(options, name, sketch.num_ranks).read_text())
-            found = predicted(name, sketch.name, problem, plan, base)
-            file = file_name(name, sketch.name)
-            (options.output / "plans").mkdir(exist_ok=True)
-            plan_io.save(plan, options.output / "plans" / f"{file}.json")
-            write(options.output / "predicted" / f"{file}.json", found)
-            print(f"{name:6} {sketch.name:40} {found.step_s:7.3f} s", flush=True)
+            base = int(base_path(options, name, size).read_text())
+            for sketch, plan in possible(problem, name, options.plans):
+                found = predicted(name, sketch.name, problem, plan, base)
+                file = file_name(name, sketch.name)
+                (options.output / "plans").mkdir(exist_ok=True)
+                plan_io.save(plan, options.output / "plans" / f"{file}.json")
+                write(options.output / "predicted" / f"{file}.json", found)
+                print(f"{name:6} {sketch.name:40} {found.step_s:7.3f} s", flush=True)
 
 
 def measure(options: argparse.Namespace) -> None:
-    """Runs every predicted plan once per turn; each turn shuffles the order anew."""
+    """Runs every predicted plan, then some of them again: how well does a measurement repeat?"""
     traced = graphs(options.models)
     effort = Effort(warmup=options.warmup, steps=options.steps)
     expected = [p for p in read_predicted(options.output / "predicted") if p.model in traced]
     for turn in range(options.turns):
         random.Random(ORDER_SEED + turn).shuffle(expected)
-        for one in expected:
+        for one in expected if turn == 0 else expected[::AGAIN]:
             file = file_name(one.model, one.plan)
             plan = plan_io.load(options.output / "plans" / f"{file}.json")
             folder = options.output / "runs" / f"{file}--{turn}"
@@ -166,7 +175,7 @@ def main() -> None:
     parser.add_argument("--plans", type=int, default=99, help="at most so many per model")
     parser.add_argument("--steps", type=int, default=5, help="timed steps")
     parser.add_argument("--warmup", type=int, default=3)
-    parser.add_argument("--turns", type=int, default=2, help="runs of each plan")
+    parser.add_argument("--turns", type=int, default=2, help="first all plans, then some again")
     parser.add_argument("--report", type=Path, help="default: accuracy.md in the folder")
     options = parser.parse_args()
     if unknown := set(options.models) - set(SUBJECTS):
