@@ -62,7 +62,9 @@ Alpa 7.5 % (6.3 %), Korthikanti 4.8 %, SC21 4.7 %:
     for MI300X (rows 46 % too fast before). Compute beside collectives is slowed by the links'
     1.13: Korthikanti 4.8 to 5.5 %.
 14. InternEvo: one broadcast per rank along a chain of all ranks. Worst 44.8 to 38.2 %.
-15. Alpa: GShard's one-hot products. Little changed (-37 to -32 % on one GPU).
+15. Alpa: GShard's one-hot products: little changed (-37 to -32 % on one GPU). Ranks of a stage send
+    a part each and gather, as its paper and Megatron-LM's say: 7.4 to 3.7 %. Its plans found by
+    search divide the optimizer.
 16. The old bench's pipelines ran before the fix that the sweep marks; their times are left out.
 
 Known to be off:

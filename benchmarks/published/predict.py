@@ -6,15 +6,16 @@ from functools import lru_cache
 
 from benchmarks.published.measured import RowError
 from benchmarks.published.memory import Memory, memory_of
-from benchmarks.published.recipes import recipe_of
+from benchmarks.published.recipes import Recipe, recipe_of
 from benchmarks.published.rows import Row
-from benchmarks.published.sites import ground_of
+from benchmarks.published.sites import Ground, ground_of
 from benchmarks.published.stages import Part, site_of, stages_of
 from benchmarks.published.sync import Extra, extra_of, tied_s
 from benchmarks.published.systems import system_of
-from meshwright.costmodel.comm import Level, send_time
+from meshwright.costmodel.comm import Level, collective_time, send_time
 from meshwright.costmodel.simulate import StageTimes, simulate
 from meshwright.costmodel.timeline import Timeline
+from meshwright.ir.conversions import Primitive
 from meshwright.ir.schedule import Schedule
 from meshwright.planner.schedules import gpipe, interleaved, one_f_one_b, zbv, zero_bubble
 
@@ -40,8 +41,7 @@ def predict(row: Row) -> Prediction:
     ground = ground_of(row)
     parts = stages_of(row, recipe, ground)
     extras = [extra_of(row, recipe, ground, part) for part in parts]
-    hidden_bytes = 2 * site_of(row, recipe).shared * row.shape.hidden
-    send_s = send_time(hidden_bytes, ground.send) if row.parallel.pp > 1 else 0.0
+    send_s = stage_send_s(row, recipe, ground) if row.parallel.pp > 1 else 0.0
     timeline = _timeline(row, recipe.system.schedule, parts, extras, send_s)
     ends = timeline.stage_end_s
     tied = tied_s(row, len(parts), ground, (Level(2, ground.send),))
@@ -50,6 +50,17 @@ def predict(row: Row) -> Prediction:
         for end, extra in zip(ends, extras, strict=True)
     )
     return Prediction(step_s, memory_of(row, recipe, ground, parts, timeline), recipe.system.name)
+
+
+def stage_send_s(row: Row, recipe: Recipe, ground: Ground) -> float:
+    """Of a micro-batch's activations to the next stage."""
+    site = site_of(row, recipe)
+    nbytes = 2 * site.shared * row.shape.hidden
+    whole = send_time(nbytes, ground.send)
+    if not recipe.system.sends_parts or site.sp or site.tp == 1:
+        return whole
+    gather = collective_time(Primitive.ALL_GATHER, nbytes, ground.tp)
+    return min(whole, send_time(nbytes / site.tp, ground.send) + gather)
 
 
 def _timeline(

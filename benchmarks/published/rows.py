@@ -219,7 +219,9 @@ def _from_plan(part: Mapping[str, Any], gpus: int) -> dict[str, Any]:
     inner = re.search(r"dp (\d+) x tp (\d+)|mesh \((\d+),(\d+)\)", str(plan))
     dp, tp = (int(g) for g in inner.groups() if g) if inner else (size, 1)
     micro = re.search(r"(\d+) micro-batches", str(plan))
-    return {"pp": stages, "dp": dp, "tp": tp, **({"ga": int(micro[1])} if micro else {})}
+    # Alpa's suites ask for reduce-scatters (prefer_reduce_scatter), which divide the optimizer too.
+    found = {"pp": stages, "dp": dp, "tp": tp, "zero": 2 if dp > 1 else 0}
+    return {**found, "ga": int(micro[1])} if micro else found
 
 
 def _batch(

@@ -70,6 +70,9 @@ class System:
     """Moved per parameter to clip the gradients' norm."""
     gather_parameters: bool = True
     """ZeRO 1-2 gathers the updated parameters after the step."""
+    sends_parts: bool = False
+    """Between stages each tensor-parallel rank sends its part, and receivers gather: Narayanan et
+    al. 2021, section 4.1; Alpa (OSDI 2022), section 6, local all-gather."""
     broadcasts: bool = False
     """It does so by one broadcast per rank of the group."""
     one_hot_experts: int = 0
@@ -96,6 +99,7 @@ MEGATRON_2021 = System(
     sync_bytes=4, gradient_sync="end", accumulate_bytes=4, attention="unfused",
     pointwise="fused", dropout=True, sequence_parallel=False, tp_overlap="none",
     logits_bytes=10, saved_logits_bytes=4, vocab_multiple=128, schedule="interleaved",
+    sends_parts=True,
 )  # fmt: skip
 
 # Korthikanti et al. 2022, section 6: same stack a year later, with asynchronous all-reduce and
@@ -105,6 +109,7 @@ MEGATRON_2022 = System(
     sync_bytes=4, gradient_sync="end", accumulate_bytes=2, attention="unfused",
     pointwise="fused", dropout=True, sequence_parallel=False, tp_overlap="backward",
     logits_bytes=10, saved_logits_bytes=4, vocab_multiple=128, schedule="interleaved",
+    sends_parts=True,
 )  # fmt: skip
 
 # nanotron (src/nanotron of early 2025): bf16 parameters, fp32 gradient buffer, fp32 master weights
@@ -155,6 +160,7 @@ ALPA = System(
     gradient_sync="end", accumulate_bytes=0, attention="unfused", pointwise="compiled",
     dropout=False, sequence_parallel=False, tp_overlap="none", logits_bytes=10,
     saved_logits_bytes=4, one_hot_experts=2048,
+    sends_parts=True,
 )  # fmt: skip
 
 # InternEvo, configs/7B_sft.py: bf16 parameters and gradients, hybrid ZeRO-1 with reduction of

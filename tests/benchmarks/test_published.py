@@ -7,14 +7,14 @@ import pytest
 
 from benchmarks.published.layers import layer
 from benchmarks.published.measured import RowError
-from benchmarks.published.predict import predict
+from benchmarks.published.predict import predict, stage_send_s
 from benchmarks.published.recipes import recipe_of, recompute_mode
 from benchmarks.published.report import errors, evaluate, spearman
 from benchmarks.published.rows import Context, read_row, read_table
 from benchmarks.published.site import Site
 from benchmarks.published.sites import ground_of
 from benchmarks.published.stages import stages_of
-from benchmarks.published.systems import MEGATRON_2022, system_of
+from benchmarks.published.systems import ALPA, DEEPSPEED, MEGATRON_2022, system_of
 from benchmarks.published.times import cost, recomputed
 from meshwright.ir.errors import PlanError
 
@@ -255,3 +255,13 @@ def test_one_hot_experts_are_products():
     flops = {p.name: p.op.flops for p in layer(site, experts=True)}
     # Two places per token in groups of 2048 tokens.
     assert flops["dispatch"] == flops["combine"] == 2 * 8 * 1024 * 2 * 2048 * 1024
+
+
+def test_stages_send_parts_over_slow_networks():
+    hardware = {"gpu": "V100-SXM2-16GB", "gpus": 16, "instance": "AWS p3.16xlarge (25 Gb/s)"}
+    one = row("alpa", hardware=hardware, parallel={"tp": 8, "pp": 2})
+    sends = [
+        stage_send_s(one, recipe_of(one, system), ground_of(one)) for system in (ALPA, DEEPSPEED)
+    ]
+    # An eighth over the network, then a gather over NVLink.
+    assert sends[1] / 9 < sends[0] < sends[1] / 4
