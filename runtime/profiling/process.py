@@ -1,6 +1,6 @@
 """Memory that a process of a job takes before it has any tensors: measured in processes of its own.
 
-    python -m meshwright.runtime.profiling.process KIND STORE RANK WORLD
+    python -m meshwright.runtime.profiling.process DEVICE STORE RANK WORLD BEFORE
 
 is one of them; it prints what it has found as JSON.
 """
@@ -32,11 +32,12 @@ def process_records(device: torch.device) -> list[MemoryRecord]:
     """`process`: with all that training imports, after a tiny step; `process_group`: what the job's
     communicator adds; `group`: what each further one adds."""
     world = 1 if device.type == "cuda" else 2
+    before = _used(device) if device.type == "cuda" else 0
     with tempfile.TemporaryDirectory() as folder:
         store = str(Path(folder) / "store")
         ranks = [
             subprocess.Popen(
-                [sys.executable, "-m", __name__, str(device), store, str(rank), str(world)],
+                [sys.executable, "-m", __name__, str(device), store, *map(str, (rank, world, before))],
                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             )
             for rank in range(world)
@@ -58,7 +59,7 @@ def process_records(device: torch.device) -> list[MemoryRecord]:
 
 
 def _used(device: torch.device) -> int:
-    """Bytes of this process on the device that no tensor explains."""
+    """Resident bytes; on a GPU those in use, by whom ever, that are not this process's tensors."""
     if device.type == "cpu":
         return resident_bytes()
     torch.cuda.synchronize(device)
@@ -81,20 +82,20 @@ def _rounding() -> float:
     return (torch.cuda.memory_allocated() - before) / sum(x.nbytes for x in held)
 
 
-def main(kind: str, store: str, rank: int, world: int) -> None:
-    device = torch.device(kind)
+def main(name: str, store: str, rank: int, world: int, before: int) -> None:
+    device = torch.device(name)
     torch.set_num_threads(1)
     if device.type == "cpu":
         keep_freed_memory()
     _train(device)
-    found: dict[str, float] = {"process": _used(device)}
+    found: dict[str, float] = {"process": _used(device) - before}
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=world)
     dist.all_reduce(torch.zeros(1, device=device))
-    joined = _used(device)
+    joined = _used(device) - before
     found["process_group"] = max(0, joined - int(found["process"]))
     dist.all_reduce(torch.zeros(1, device=device), group=dist.new_group())
-    found["group"] = max(0, _used(device) - joined)
+    found["group"] = max(0, _used(device) - before - joined)
     if device.type == "cuda":
         found["allocator_rounding"] = _rounding()
     if rank == 0:
@@ -104,4 +105,4 @@ def main(kind: str, store: str, rank: int, world: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    main(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:6]))

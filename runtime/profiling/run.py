@@ -16,7 +16,7 @@ from meshwright.runtime.profiling.ops import measure_op
 from meshwright.runtime.profiling.optimizers import measure_optimizer
 from meshwright.runtime.profiling.stopwatch import mean
 from meshwright.runtime.profiling.tasks import BlockTask, OpTask, Task
-from meshwright.runtime.profiling.team import FAILURES, Failed, Team
+from meshwright.runtime.profiling.team import FAILURES, Failed, Team, Work
 
 _SHARES = {BlockTask: 0.2, OpTask: 0.05}
 """Seconds that a task gets if there is no budget: more than it needs where tensors are small."""
@@ -56,7 +56,7 @@ class Measurer(Protocol):
 class Here:
     """This process alone: a GPU that nothing shares."""
 
-    work: Callable[[int, float, Callable[[bool], bool]], Any]
+    work: Work
 
     def measure(self, task: int, budget_s: float) -> list[Any]:
         try:
@@ -70,10 +70,26 @@ def measurer(
 ) -> AbstractContextManager[Measurer]:
     """On a CPU, processes that measure each task together; on a GPU this process."""
 
+    work = work_on(graph, tasks, device, processes)
+    return nullcontext(Here(work)) if device.type == "cuda" else Team(processes, work)
+
+
+def work_on(
+    graph: Graph | None, tasks: Sequence[Task], device: torch.device, processes: int
+) -> Work:
+    """What a process does with the number of a task."""
+
     def work(number: int, budget_s: float, agree: Callable[[bool], bool]) -> Record:
         return _measured(graph, tasks[number], device, budget_s, processes, agree)
 
-    return nullcontext(Here(work)) if device.type == "cuda" else Team(processes, work)
+    return work
+
+
+def seconds_for(task: Task, deadline: float, left: int) -> float | None:
+    """The time for one of `left` tasks; None if there is none."""
+    fair = (deadline - monotonic()) / left
+    usual = _SHARES.get(type(task), _SHARE)
+    return min(usual, max(fair, _LEAST_SHARE * usual)) if fair > 0 else None
 
 
 def _measured(
@@ -110,8 +126,6 @@ def measure_all(
             shown.update(number, len(tasks), describe(task))
         if store.has(machine, *task.identity):
             outcome.known += 1
-        elif monotonic() >= deadline:
-            outcome.left += 1
         else:
             _measure_one(number, task, by, store, machine, deadline, len(tasks), outcome)
     if shown:
@@ -129,10 +143,12 @@ def _measure_one(
     total: int,
     outcome: Outcome,
 ) -> None:
-    usual = _SHARES.get(type(task), _SHARE)
-    fair = (deadline - monotonic()) / (total - number)
+    share_s = seconds_for(task, deadline, total - number)
+    if share_s is None:
+        outcome.left += 1
+        return
     try:
-        records = by.measure(number, min(usual, max(fair, _LEAST_SHARE * usual)))
+        records = by.measure(number, share_s)
     except Failed as error:
         outcome.failed.append(f"{describe(task)}: {error}")
         return
