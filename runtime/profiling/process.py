@@ -35,9 +35,10 @@ def process_records(device: torch.device) -> list[MemoryRecord]:
     before = _used(device) if device.type == "cuda" else 0
     with tempfile.TemporaryDirectory() as folder:
         store = str(Path(folder) / "store")
+        command = [sys.executable, "-m", __name__, str(device), store]
         ranks = [
             subprocess.Popen(
-                [sys.executable, "-m", __name__, str(device), store, *map(str, (rank, world, before))],
+                [*command, str(rank), str(world), str(before)],
                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             )
             for rank in range(world)
