@@ -47,7 +47,7 @@ Alpa 7.5 % (6.3 %), Korthikanti 4.8 %, SC21 4.7 %:
    all-reduces of the calibration part (rows at tp 16 and 32 had been seen half as slow as they
    are); products cut into parts; collectives that hide nothing, decided on the calibration runs at
    tp 2 to 32. Stages: a block that reaches its share exactly moves the next one on, seen in the
-   sweep's static memory. 7.8 %.
+   sweep's static memory. 7.8 % (8.1 % after 13).
 10. nanotron's memory: gather copies are gone when activations grow; half-precision gradients are
     added. The rows without tp got better (9.1 to 4.5 %), those with tp and pp worse (9.0 to 14 %),
     because one error had hidden another; kept. Tried and dropped: late frees of recorded streams.
@@ -71,9 +71,10 @@ Known to be off:
 - nanotron at tp 16 and 32 without a pipeline is -40 to +50 %: small messages are too slow where the
   model is wide, large ones too fast where many nodes take part. About ten rows of the sweep are 3
   to 7 times slower than their neighbours (one stage or node out of memory or faulty).
-- nanotron's memory with both kinds of parallelism: 8 to 40 % more is reserved than is counted, the
-  more the larger the micro-batch; no source that was read says why, so 35 runs that ran out of
-  memory are predicted to fit. bench_cluster's layers keep about three tensors more than counted.
+- nanotron's memory with both kinds of parallelism: up to 40 % more is reserved than is counted.
+  About half of these rows look as if gathered inputs were kept, as before the fix, the others not,
+  and no column tells them apart; 35 runs that ran out of memory are predicted to fit.
+  bench_cluster's layers keep about three tensors more than are counted.
 - torchtitan on MI300X (-17 to -31 %): no calibration run. H100 rows of torchao's page (-18 to
   -27 %) are as slow as the 500 W part's; their memory is that of a loss that was not compiled.
 - Context parallelism over 4 and 8 ranks on one node is 16 and 19 % too fast.
