@@ -240,7 +240,7 @@ class Walk:
                 self.nbytes(n, w) for n, w in zip(op.outputs, outputs, strict=True) if n
             ),
             differentiable=any(n and tensors[n].requires_grad for n in op.outputs),
-            saved_bytes=self._kept_bytes(op, inputs, outputs, share),
+            saved_bytes=self._kept_bytes(op, inputs, share),
             causal=op_class is OpClass.ATTENTION and ("is_causal", True) in op.args,
         )
 
@@ -263,12 +263,13 @@ class Walk:
             there + nbytes if dtype not in ("", self.facts.dtypes[name]) else 0,
         )
 
-    def _kept_bytes(
-        self, op: Op, inputs: Sequence[Where], outputs: Sequence[Where], share: float
-    ) -> int:
-        """What the op's backward reads besides gradients."""
-        places = dict(zip((*op.inputs, *op.outputs), (*inputs, *outputs), strict=True))
-        kept = sum(self.nbytes(name, places.get(name, {})) for name in op.saved)
+    def _kept_bytes(self, op: Op, inputs: Sequence[Where], share: float) -> int:
+        """What the op's backward reads besides gradients. What it saves may go by the name of
+        another value in the same memory."""
+        kept = 0
+        for saved in op.saved:
+            name, target = self._where_saved(op, saved, inputs)
+            kept += self.nbytes(name, dict(zip(AXES, target, strict=True)))
         return kept + round(op.saved_extra_bytes * share)
 
     def _compute_dtype(self, op: Op, op_class: OpClass) -> str:
