@@ -67,10 +67,10 @@ def _sizes(curves: Iterable[Curve]) -> str:
 
 
 def measured_curves(records: Iterable[CollectiveRecord]) -> tuple[Curve, ...]:
-    """One curve per operation and group size, through the medians of equal sizes."""
+    """One curve per operation and group size, through what each size is expected to take."""
     seen: dict[tuple[str, int], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for r in records:
-        seen[r.operation, r.group.size][float(r.nbytes)].append(r.time.median_s)
+        seen[r.operation, r.group.size][float(r.nbytes)].append(r.time.expected_s)
     return tuple(
         Curve(
             operation=operation,
@@ -137,7 +137,7 @@ def _overlap(link: Link, loaded: Sequence[CollectiveRecord]) -> dict[str, Any]:
     large = [r for r in loaded if r.nbytes >= _LARGE_BYTES]
     if not large:
         return {}
-    ratios = [r.time.median_s / curve(link, r.operation, r.group.size)(r.nbytes) for r in large]
+    ratios = [r.time.expected_s / curve(link, r.operation, r.group.size)(r.nbytes) for r in large]
     return {
         "overlap_comm_slowdown": _slowdown(median(ratios)),
         "overlap_compute_slowdown": _slowdown(median(r.compute_slowdown for r in large)),
@@ -158,7 +158,7 @@ def _widened(link: Link, inside: Link, both: Sequence[CollectiveRecord]) -> Link
         nodes = -(-r.group.size // r.group.per_node)
         levels = (Level(r.group.per_node, inside), Level(nodes, link))
         predicted = collective_time(Primitive(r.operation), r.nbytes, levels)
-        errors.append(abs(predicted / r.time.median_s - 1))
+        errors.append(abs(predicted / r.time.expected_s - 1))
     if not errors:
         return link
     return replace(link, fit_error=min(10.0, max(link.band, median(errors))))

@@ -9,10 +9,10 @@ from meshwright.ir.profile import Profile
 
 @dataclass(frozen=True, slots=True)
 class Fragmentation:
-    """Relative to tensors that come and go in a step, and to those that stay until its end."""
+    """Relative to what comes and goes with micro-batches, and to gradients, that do with steps."""
 
     moving: float
-    state: float = 0.0
+    gradients: float = 0.0
 
 
 def fragmentation_of(device: DeviceType, profile: Profile | None, model: str) -> Fragmentation:
@@ -20,8 +20,8 @@ def fragmentation_of(device: DeviceType, profile: Profile | None, model: str) ->
     known = profile.memory if profile and profile.machine.kind == device.kind else {}
     own = known.get(f"fragmentation {model}")
     if own is not None:
-        state = known.get(f"fragmentation_state {model}")
-        return Fragmentation(own.value, state.value if state else 0.0)
+        gradients = known.get(f"fragmentation_gradients {model}")
+        return Fragmentation(own.value, gradients.value if gradients else 0.0)
     if "fragmentation" in known:
         return Fragmentation(known["fragmentation"].value)
     return Fragmentation(CPU_FRAGMENTATION if device.kind == "cpu" else 0.0)

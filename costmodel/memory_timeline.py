@@ -91,8 +91,18 @@ def _walk(table: Table, rank: int) -> Iterator[Moment]:
 
 def peak(table: Table, rank: int, stages: Sequence[StageMemory]) -> Bytes:
     """The most that a rank holds beside parameters and optimizer state."""
+    return max(_held(table, rank, stages), key=lambda held: held.total)
+
+
+def peaks(table: Table, rank: int, stages: Sequence[StageMemory]) -> Bytes:
+    """The most of each kind, at whatever time."""
+    return Bytes(*map(max, zip(*_held(table, rank, stages), strict=True)))
+
+
+def _held(table: Table, rank: int, stages: Sequence[StageMemory]) -> Iterator[Bytes]:
+    """What a rank holds at the moments that may be its peak."""
     own = [stages[s] for s in held_stages(table, rank)]
-    best = end(own)
+    yield end(own)
     saved = [s.saved for s in own]
     always = _sum(s.always for s in own)
     begun = [s.begun for s in own]
@@ -105,10 +115,7 @@ def peak(table: Table, rank: int, stages: Sequence[StageMemory]) -> Bytes:
         activations = sum(n * s for n, s in zip(moment.in_flight, saved, strict=True))
         activations += sum(n * s.halved for n, s in zip(moment.halved, own, strict=True))
         gradients = sum(b.gradients for b, on in zip(begun, moment.begun, strict=True) if on)
-        found = found.plus(Bytes(gradients, activations))
-        if found.total > best.total:
-            best = found
-    return best
+        yield found.plus(Bytes(gradients, activations))
 
 
 def end(own: Sequence[StageMemory]) -> Bytes:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from meshwright.costmodel.fragmentation import fragmentation_of
-from meshwright.costmodel.memory_timeline import held_stages, peak
+from meshwright.costmodel.memory_timeline import held_stages, peak, peaks
 from meshwright.costmodel.placement import StageCosts
 from meshwright.costmodel.stage_model import StageModel
 from meshwright.costmodel.table import Table
@@ -40,10 +40,16 @@ def _rank_memory(
     on_host = device.kind == "cpu"
     parameters = sum(models[i].memory.parameters for i in own)
     optimizer = sum(models[i].memory.optimizer for i in own)
-    state = parameters + optimizer + held.gradients
-    moving = held.activations + held.communication + held.workspace
+    kinds = peaks(table, rank, [model.memory for model in models])
+    coming = kinds.gradients - sum(models[i].memory.always.gradients for i in own)
     holes = fragmentation_of(device, tables.profile, tables.graph.fingerprint)
-    beyond = holes.moving * moving + holes.state * state
+    moving = held.activations + held.communication + held.workspace
+    beyond = holes.moving * moving + holes.gradients * coming
+    if on_host:
+        # Flat tensors and activations differ in size: a heap that one kind has grown does not
+        # serve the other.
+        beyond += kinds.communication - held.communication
+        beyond += max(0, kinds.activations - held.activations)
     beyond += max(models[i].memory.unseen for i in own)
     return RankMemory(
         parameters_bytes=parameters,

@@ -41,6 +41,13 @@ class Timing:
     spread: float
     """Half the distance of the 10th and 90th percentile, relative to the median."""
     count: int
+    mean_s: float = 0.0
+    """0 if it is not known."""
+
+    @property
+    def expected_s(self) -> float:
+        """What one call of many adds to their sum: the mean, where it is known."""
+        return self.mean_s or self.median_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -102,13 +102,14 @@ class StageSync:
         """(always, from the first backward on, beside those at most at once).
 
         Whole gradients of a bucket are packed when the activations of the same micro-batch have
-        gone, and no block runs; `flight` is what one micro-batch holds. Level 3 packs those of one
-        block while the next one runs.
+        gone, and no block runs; `flight` is what one micro-batch holds, whose place a heap does not
+        use for them. Level 3 packs those of one block while the next one runs.
         """
         whole, none = trained.whole, np.zeros_like(trained.whole)
         part = whole / self.mesh.dp_shard
         bucket = np.minimum(whole, BUCKET_BYTES + trained.largest)
         flat = self.overheads.device.kind != "cpu"  # it lives until it has been reduced
+        flight = flight * flat
         match self.zero:
             case 0:
                 return (whole, none, none) if self.dp else (none, whole, none)

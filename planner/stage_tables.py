@@ -177,16 +177,17 @@ class StageTables:
         holes = fragmentation_of(
             device, self.problem.tables.profile, self.problem.graph.fingerprint
         )
-        beyond, held = 1.0 + holes.moving, 1.0 + holes.state
+        beyond = 1.0 + holes.moving
         flight = (runs.of(work.saved_bytes) + sent[runs.stop]) * beyond
         always, begun, beside = sync.gradient_bytes(trained, flight)
-        workspace, beside = runs.of(work.workspace_bytes) * beyond, beside * beyond
-        begun = begun * held
-        static = (self._state_bytes(case, state) + always) * held + sync.unseen_bytes(trained)
-        static = static + (workspace + beside if sync.zero == 3 else np.maximum(workspace, beside))
+        workspace = runs.of(work.workspace_bytes) * beyond
+        begun = begun * (1.0 + holes.gradients)
+        static = self._state_bytes(case, state) + always + sync.unseen_bytes(trained)
+        apart = sync.zero == 3 or device.kind == "cpu"
+        static = static + (workspace + beside if apart else np.maximum(workspace, beside))
         static = static + 2 * (sent[runs.start] + sent[runs.stop]) * beyond
-        if num_microbatches == 1:
-            # Gradients come as activations go.
+        if num_microbatches == 1 and not (sync.zero and device.kind == "cpu"):
+            # Gradients come as activations go; a heap does not use the holes for flat ones.
             static, flight = static + np.maximum(begun, flight), np.zeros_like(flight)
         else:
             static = static + begun

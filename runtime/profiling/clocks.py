@@ -101,6 +101,16 @@ class HostClock(Clock):
         return max(end for _, end, _ in spans) - max(start for start, _, _ in spans)
 
 
+class HeldUpClock(HostClock):
+    """Processes with a core each: how long a collective holds up its members, on average.
+
+    Waiting for members that come later after as much work is part of what it costs them.
+    """
+
+    def of_group(self, spans: Sequence[Span]) -> float:
+        return mean(end - start for start, end, _ in spans)
+
+
 def _note_end(work: dist.Work, ended: list[float]) -> None:
     work.wait()
     ended.append(perf_counter())
@@ -190,6 +200,13 @@ def make_clock(device: torch.device, cluster: Cluster, size: int) -> Clock:
     if cluster.num_nodes > 1:
         return ApartClock()
     processes, cores = len(cluster.nodes[0].devices), cluster.nodes[0].cores or size
-    if size < processes and cores < processes:
-        return CrowdedClock(processes / cores)
-    return HostClock()
+    if cores >= processes:
+        return HeldUpClock()
+    return CrowdedClock(processes / cores) if size < processes else HostClock()
+
+
+def message_clock(device: torch.device, cluster: Cluster) -> Clock:
+    """The clock for messages: they are on their way while their receivers wait."""
+    if device.type == "cpu" and cluster.num_nodes == 1:
+        return HostClock()
+    return make_clock(device, cluster, 2)

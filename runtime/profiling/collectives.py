@@ -1,7 +1,7 @@
 """Times collectives and messages over every kind of group that a cluster's plans use.
 
-A time is that from the arrival of the last member to the departure of the last, as training sees
-it: members come at different times, out of computation of their own, with buffers just written.
+A time is that by which a collective holds up its members, as training sees it: they come out of
+computation, as much on each, and with buffers just written.
 All groups of a kind work at the same time.
 """
 
@@ -18,7 +18,7 @@ from meshwright.ir.cluster import Cluster
 from meshwright.ir.device import OPERATIONS
 from meshwright.ir.heap import keep_freed_memory
 from meshwright.ir.profile import CollectiveRecord, GroupShape
-from meshwright.runtime.profiling.clocks import Clock, Span, make_clock
+from meshwright.runtime.profiling.clocks import Clock, Span, make_clock, message_clock
 from meshwright.runtime.profiling.exchange import Exchange
 from meshwright.runtime.profiling.load import Load, measured_unit_s
 from meshwright.runtime.profiling.timings import timing
@@ -93,9 +93,11 @@ def measure_collectives(
     limit = _memory_limit(device, world, cluster)
     for left, task in zip(count(len(tasks), -1), tasks, strict=False):
         exchange = Exchange(task.operation, groups[task.shape], device)
-        # A message is on its way while its receiver waits: that is a time on the clock.
-        is_message = task.operation == "send"
-        clock = world_clock if is_message else make_clock(device, cluster, task.shape.size)
+        clock = (
+            message_clock(device, cluster)
+            if task.operation == "send"
+            else make_clock(device, cluster, task.shape.size)
+        )
         share = clock.agree(max(0.0, ends - perf_counter()) / left)
         lines = members(task.shape, world)
         runner = _Runner(clock, exchange, load, unit_s, task, lines)

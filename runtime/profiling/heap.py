@@ -40,6 +40,8 @@ class Grown:
     """Of the live tensors at their peak, those that come and go with micro-batches."""
     state_bytes: int
     """Of these, parameters, gradients and the optimizer's."""
+    gradients_bytes: int
+    """All gradients: they go when a step begins and come with its first backward."""
 
     @property
     def beyond_bytes(self) -> int:
@@ -65,7 +67,8 @@ def grown(graph: Graph, plan: Plan, device: torch.device) -> Grown:
         handle.remove()
     peak = tracker.peak()
     tracker.stop()
-    return Grown(most, peak.rest_bytes, peak.peak_bytes - peak.rest_bytes)
+    gradients = sum(p.nbytes for p in stack.parameters if p.requires_grad)
+    return Grown(most, peak.rest_bytes, peak.peak_bytes - peak.rest_bytes, gradients)
 
 
 def _stack(graph: Graph, plan: Plan, device: torch.device) -> Layer:
@@ -107,18 +110,19 @@ def _resident(device: torch.device) -> int:
 
 
 def memory_records(model: str, found: Sequence[Grown]) -> list[MemoryRecord]:
-    """Two ratios that fit what was found: of tensors that come and go, and of those that stay.
+    """Two ratios that fit what was found: of tensors that come and go with micro-batches, and of
+    gradients, that come and go with steps. What stays leaves no holes.
 
     `model`: fingerprint of its graph, since others leave other holes.
     """
-    moving, state = _fit(
+    moving, gradients = _fit(
         [g.moving_bytes for g in found],
-        [g.state_bytes for g in found],
+        [g.gradients_bytes for g in found],
         [g.beyond_bytes for g in found],
     )
     return [
         MemoryRecord(name=f"fragmentation {model}", value=moving, unit="ratio"),
-        MemoryRecord(name=f"fragmentation_state {model}", value=state, unit="ratio"),
+        MemoryRecord(name=f"fragmentation_gradients {model}", value=gradients, unit="ratio"),
     ]
 
 

@@ -146,30 +146,39 @@ def _grown(problem: Problem) -> Grown:
 
 def test_holes_are_fitted() -> None:
     found = [
-        Grown(held_bytes=m + s + round(0.2 * m + 0.5 * s), moving_bytes=m, state_bytes=s)
-        for m, s in ((1000, 100), (400, 100), (100, 120))
+        Grown(
+            held_bytes=m + 400 + round(0.2 * m + 0.5 * g),
+            moving_bytes=m,
+            state_bytes=400,
+            gradients_bytes=g,
+        )
+        for m, g in ((1000, 100), (400, 100), (100, 120))
     ]
     ratios = [record.value for record in memory_records("f", found)]
     assert ratios == pytest.approx([0.2, 0.5], abs=0.02)
     # Never negative, whatever was measured.
-    shrunk = [Grown(held_bytes=0, moving_bytes=m, state_bytes=100) for m in (10, 1000)]
+    shrunk = [
+        Grown(held_bytes=0, moving_bytes=m, state_bytes=100, gradients_bytes=9) for m in (10, 1000)
+    ]
     assert [r.value for r in memory_records("f", shrunk)] == [0.0, 0.0]
     names = [r.name for r in memory_records("f", found)]
-    assert names == ["fragmentation f", "fragmentation_state f"]
+    assert names == ["fragmentation f", "fragmentation_gradients f"]
 
 
 def test_holes_are_in_the_prediction() -> None:
     problem = problem_of("gpt2")
     model = problem.graph.fingerprint
 
-    def predicted(moving: float, state: float) -> int:
+    def predicted(moving: float, gradients: float) -> int:
         memory = {
             f"fragmentation {model}": MemoryRecord(name="", value=moving, unit="ratio"),
-            f"fragmentation_state {model}": MemoryRecord(name="", value=state, unit="ratio"),
+            f"fragmentation_gradients {model}": MemoryRecord(
+                name="", value=gradients, unit="ratio"
+            ),
         }
         profile = Profile(machine=HERE, memory=memory)
         made = make_problem(problem.graph, problem.cluster, precision="fp32", profile=profile)
-        plan = build_plan(made, uniform_choice(made, dp_replicate=2))
+        plan = build_plan(made, uniform_choice(made))
         assert plan.predicted
         return plan.predicted.stages[0].memory.fragmentation_bytes
 
