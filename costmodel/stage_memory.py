@@ -84,9 +84,7 @@ class StageMemory:
     entry: int
     blocks: tuple[BlockMemory, ...]
     buckets: tuple[Bucket, ...]
-    _backwards: dict[tuple[bool, bool], Bytes] = field(
-        default_factory=dict, init=False, repr=False
-    )
+    _backwards: dict[tuple[bool, bool], Bytes] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
     def trained(self) -> int:
