@@ -34,7 +34,6 @@ def measured_cost(
     share, halves = _input_share(cost, record)
     seconds = record.forward.median_s + whole + accumulate
     alone = record.no_grad_forward
-    band += _LEAST_BAND[walk.site.device.kind]
     return replace(
         cost,
         forward_s=record.forward.median_s + cost.comm_forward_s,
@@ -94,11 +93,15 @@ def between(low: BlockRecord, high: BlockRecord, samples: int) -> tuple[BlockRec
 
 
 def beside(known: Known, cost: BlockCost, samples: int) -> tuple[BlockRecord, float]:
-    """(a record in proportion to what the model says of both, the band of that)."""
+    """(a record in proportion to what the model says of both, the band of that).
+
+    More samples never take less, nor more than as many times as much.
+    """
     record, theirs = known
+    low, high = sorted((1.0, samples / record.samples))
 
     def ratio(mine: float, other: float) -> float:
-        return mine / other if other > 0.0 else 1.0
+        return min(high, max(low, mine / other)) if other > 0.0 else 1.0
 
     forward = ratio(cost.forward_s - cost.comm_forward_s, theirs.forward_s - theirs.comm_forward_s)
     scaled = {
