@@ -39,7 +39,9 @@ def tasks_of_plans(problem: Problem, plans: Iterable[Plan]) -> list[BlockTask]:
     work = _Work(problem)
     for plan in plans:
         for index, stage in enumerate(plan.stages):
-            layouts = {pattern: plan.layout(name) for pattern, name in stage.layouts.items()}
+            # A stage names the layouts of its own blocks only.
+            layouts = {layout.pattern: layout for layout in problem.layouts(stage.tp)}
+            layouts |= {pattern: plan.layout(name) for pattern, name in stage.layouts.items()}
             for samples in set(stage.batch_shares) - {0}:
                 for block in plan.stage_blocks(problem.graph, index):
                     work.add(block, Local(samples, stage.dp, stage.tp), layouts, 1)
