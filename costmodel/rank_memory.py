@@ -40,11 +40,13 @@ def _rank_memory(
     on_host = device.kind == "cpu"
     parameters = sum(models[i].memory.parameters for i in own)
     optimizer = sum(models[i].memory.optimizer for i in own)
-    kinds = peaks(table, rank, [model.memory for model in models])
-    coming = kinds.gradients - sum(models[i].memory.always.gradients for i in own)
     holes = fragmentation_of(device, tables.profile, tables.graph.fingerprint)
     moving = held.activations + held.communication + held.workspace
-    beyond = holes.moving * moving + holes.gradients * coming
+    beyond = holes.moving * moving
+    if on_host or holes.gradients:
+        kinds = peaks(table, rank, [model.memory for model in models])
+        staying = sum(models[i].memory.always.gradients for i in own)
+        beyond += holes.gradients * (kinds.gradients - staying)
     if on_host:
         # Flat tensors and activations differ in size: a heap that one kind has grown does not
         # serve the other.
