@@ -13,10 +13,9 @@ from meshwright.costmodel.walk import Walk
 from meshwright.ir.device import Source
 from meshwright.ir.profile import BlockRecord, Timing
 
-_LEAST_BAND = {"cpu": 0.05, "cuda": 0.03}
-"""From one run to the next on one machine, of which the spread of single calls says nothing: 2-3 %
-on idle cores, more where others use the memory (seen with benchmarks/accuracy.py); assumption on
-GPUs."""
+_LEAST_BAND = {"cpu": 0.10, "cuda": 0.05}
+"""From one run to the next on one machine, of which the spread of single calls says nothing: three
+of four plans that benchmarks/accuracy.py ran were within it; assumption on GPUs."""
 _BETWEEN_BAND = 0.03
 _BEYOND_BAND = 0.08
 """Per doubling of the distance from the samples that were measured. Assumptions."""

@@ -40,10 +40,15 @@ def seconds(value: float) -> str:
 
 def size(value: float) -> str:
     """`1.5 GB` and the like, in powers of ten."""
+    unit, scale = _unit(value)
+    return f"{value / scale:.3g} {unit}" if scale > 1 else f"{value:.0f} B"
+
+
+def _unit(value: float) -> tuple[str, float]:
     for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if abs(value) >= scale:
-            return f"{value / scale:.3g} {unit}"
-    return f"{value:.0f} B"
+            return unit, scale
+    return "B", 1.0
 
 
 def render(plan: Plan) -> RenderableType:
@@ -151,14 +156,17 @@ def _breakdown(predicted: Prediction) -> list[RenderableType]:
 
 
 def _memory(predicted: Prediction) -> Table:
-    table = Table(title="Predicted peak memory of the worst of the stage's ranks", **_STYLE)
     memories = [stage.memory for stage in predicted.stages]
+    unit, scale = _unit(max(m.total_bytes for m in memories))
+    title = f"Predicted peak memory of the worst of the stage's ranks, in {unit}"
+    table = Table(title=title, **_STYLE)
     used = [n for n in MEMORY_CATEGORIES if any(getattr(m, f"{n}_bytes") for m in memories)]
     for name in ("#", *(MEMORY_CATEGORIES[n] for n in used), "total"):
         table.add_column(name, justify="left" if name == "#" else "right", no_wrap=True)
     for i, stage in enumerate(predicted.stages):
         parts = [getattr(stage.memory, f"{name}_bytes") for name in used]
-        table.add_row(str(i), *map(size, parts), size(stage.memory.total_bytes))
+        parts.append(stage.memory.total_bytes)
+        table.add_row(str(i), *(f"{part / scale:.2f}" for part in parts))
     return table
 
 

@@ -16,7 +16,7 @@ def test_everything_is_there() -> None:
     text = str(plan(evidence=EVIDENCE, notes=("batch-norm",), constraints=("pp=2",)))
     for part in (
         "Toy", "a100-40", "4 of 4 devices", "batch 8 = 2 x 4", "1.25 s per step", "h.0 .. h.1",
-        "0-2", "dp_replicate 3", "2+1+1", "one device", "optim.", "1.01 kB", "one_f_one_b",
+        "0-2", "dp_replicate 3", "2+1+1", "one device", "optim.", "in kB", "1.01", "one_f_one_b",
         "0F0 0F1 0B0 0B1", "1,234 candidates", "gap 25.0%", "slower: 20 %", "note: batch-norm",
         "constraints: pp=2",
     ):  # fmt: skip
@@ -37,7 +37,7 @@ def test_where_the_step_goes_and_what_memory_is_for() -> None:
     text = " ".join(str(made).split())
     line = "the step of pipeline rank 1: forward 25%, backward 50%, waiting for other stages 25%;"
     assert line in text and "loading data" in text
-    assert "frag." in text and "10 MB" in text and "process" not in text
+    assert "frag." in text and "in MB" in text and "10.00" in text and "process" not in text
     assert "profile: EPYC, gloo (abcdef01)" in text
 
 
