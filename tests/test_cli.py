@@ -64,7 +64,7 @@ def test_editing_by_hand_needs_rehash(plan_file, tmp_path, capsys):
     edited.write_text(plan_file.read_text().replace('"zero": 1', '"zero": 2', 1)
                       .replace('"zero": 0', '"zero": 2', 1))  # fmt: skip
     assert invoke("verify", str(edited)) == 4
-    assert "--rehash" in capsys.readouterr().err.replace("\n", " ")
+    assert "--rehash" in " ".join(capsys.readouterr().err.split())
     assert invoke("verify", str(edited), "--rehash") == 0
     assert invoke("verify", str(edited)) == 0
     assert plan_io.load(edited).stages[0].zero == 2
@@ -121,7 +121,7 @@ def test_a_run_directory_keeps_to_one_plan(plan_file, tmp_path):
     plan_io.save(replace(plan, notes=("another",)), other)
     plan_io.save(plan, tmp_path / "plan.json")
     done = run(other, tmp_path, 1)
-    assert done.returncode == 4 and "holds a run of plan" in done.stderr.replace("\n", " ")
+    assert done.returncode == 4 and "holds a run of plan" in " ".join(done.stderr.split())
 
 
 @pytest.mark.parametrize(
