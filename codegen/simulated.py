@@ -11,7 +11,7 @@ not be shared between ranks; make them with `detach().clone().requires_grad_()`.
 """
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from math import prod
 from threading import Barrier, BrokenBarrierError
 from typing import TypeVar
@@ -87,16 +87,15 @@ def simulate(sizes: dict[str, int], body: Callable[[Comm], T], seed: int = 0) ->
             lines[axis] = ThreadLine(room, where[axis]) if size > 1 else None
         comms.append(Comm(lines, sizes, where, seed))
 
-    def guarded(comm: Comm) -> T:
-        try:
-            return body(comm)
-        except BaseException:
+    def let_the_others_go(ended: Future[T]) -> None:
+        if ended.exception():
             for room in rooms.values():
                 room.barrier.abort()
-            raise
 
     with ThreadPoolExecutor(world) as pool:
-        futures = [pool.submit(guarded, comm) for comm in comms]
+        futures = [pool.submit(body, comm) for comm in comms]
+        for future in futures:
+            future.add_done_callback(let_the_others_go)
     errors = [error for future in futures if (error := future.exception())]
     first = [error for error in errors if not isinstance(error, BrokenBarrierError)] or errors
     if first:

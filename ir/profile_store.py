@@ -5,7 +5,7 @@ Every `add` is a transaction, so that what was measured before an interruption i
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -172,14 +172,11 @@ def open_store(path: Path | str) -> ProfileStore:
     """The store in a file, which is made unless it is there; PlanError if it is something else."""
     path = Path(path)
     _check_magic(path)
-    with _refusing(path):
-        connection = sqlite3.connect(path)
-        try:
-            with connection:
-                _prepare(path, connection)
-        except BaseException:
-            connection.close()
-            raise
+    with _refusing(path), ExitStack() as on_failure:
+        connection = on_failure.enter_context(closing(sqlite3.connect(path)))
+        with connection:
+            _prepare(path, connection)
+        on_failure.pop_all()
     return ProfileStore(path, connection)
 
 
