@@ -3,6 +3,7 @@
 Search makes it, a person may edit it, `ir.verify` checks it, codegen and runtime obey it.
 """
 
+from collections.abc import Mapping
 from dataclasses import field
 from math import prod
 from typing import TYPE_CHECKING, Literal
@@ -20,10 +21,16 @@ if TYPE_CHECKING:
     from meshwright.ir.cluster import Cluster
     from meshwright.ir.verify import Finding
 
-SCHEMA = "meshwright.plan/1.0"
+SCHEMA = "meshwright.plan/2.0"
 _strict = ConfigDict(extra="forbid", allow_inf_nan=False)
-MESH_AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
-"""Names a mesh axis may have, outermost first; those of torchtitan."""
+MODEL_AXES = ("cp", "ep", "tp_depth", "tp_row", "tp_col", "tp")
+"""Axes that split the samples and tensors of one replica. On all of them any op may be split; on
+`cp` parameters are stored whole, on `ep` only those of experts are split."""
+MESH_AXES = ("pp", "dp_replicate", "dp_shard", *MODEL_AXES)
+"""Names a mesh axis may have, outermost first; those of torchtitan, and `tp` in factors."""
+
+ModelMesh = tuple[tuple[str, int], ...]
+"""Model axes of more than one rank with their sizes, outermost first."""
 
 
 @dataclass(frozen=True, config=_strict, kw_only=True)
@@ -66,15 +73,15 @@ class ProfileId:
 
 @dataclass(frozen=True, config=_strict, kw_only=True)
 class BlockLayout:
-    """How the ops of one block pattern are laid out on the layout axes `dp` and `tp`.
+    """How the ops of one block pattern are laid out on `dp` and the model axes.
 
     An axis that is not listed for an op, a parameter or a value means all replicated.
     """
 
     name: str
     pattern: str
-    tp: int
-    """Size of the `tp` axis it was made for."""
+    mesh: dict[str, int]
+    """Model axes of more than one rank that it was made for, with their sizes."""
     parameters: dict[str, dict[str, str]]
     """`param_key` -> axis -> placement: `{"attn.c_attn.weight": {"tp": "S(1,outer=3)"}}`."""
     inputs: tuple[dict[str, str], ...]
@@ -83,6 +90,14 @@ class BlockLayout:
     """Per `Block.outputs`: axis -> placement on exit."""
     ops: dict[str, dict[str, str]]
     """`Op.key` -> axis -> strategy text, such as `R|P S(1) S(0) -> S(1)`."""
+
+    @property
+    def model(self) -> ModelMesh:
+        return model_mesh(self.mesh)
+
+    @property
+    def tp(self) -> int:
+        return self.mesh.get("tp", 1)
 
 
 @dataclass(frozen=True, config=_strict, kw_only=True)
@@ -113,19 +128,31 @@ class Stage:
         return self.mesh.get("dp_replicate", 1) * self.mesh.get("dp_shard", 1)
 
     @property
+    def model(self) -> ModelMesh:
+        return model_mesh(self.mesh)
+
+    @property
+    def model_size(self) -> int:
+        """Ranks of one replica."""
+        return prod(size for _, size in self.model)
+
+    @property
     def tp(self) -> int:
         return self.mesh.get("tp", 1)
 
     def axes(self, global_batch_size: int) -> dict[str, Axis]:
         """The layout axes, for `ir.layout.local_shape`."""
-        return {"dp": Axis(self.dp, self.batch_shares, global_batch_size), "tp": Axis(self.tp)}
+        data = Axis(self.dp, self.batch_shares, global_batch_size)
+        return {"dp": data, "tp": Axis(self.tp)} | {a: Axis(size) for a, size in self.model}
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """Coordinates of global `rank` on the layout axes and on dp_replicate and dp_shard."""
         position = self.devices.index(rank)
-        dp, tp = divmod(position, self.tp)
-        replicate, shard = divmod(dp, self.mesh.get("dp_shard", 1))
-        return {"dp": dp, "tp": tp, "dp_replicate": replicate, "dp_shard": shard}
+        found = {"tp": 0}
+        for axis, size in reversed(self.model):
+            position, found[axis] = divmod(position, size)
+        replicate, shard = divmod(position, self.mesh.get("dp_shard", 1))
+        return {"dp": position, "dp_replicate": replicate, "dp_shard": shard, **found}
 
     def recomputes(self, block: Block) -> bool:
         return self.recompute.get(block.name, self.recompute.get(block.pattern, "none")) == "full"
@@ -331,6 +358,11 @@ class Plan:
 def param_key(block: Block, fqn: str) -> str:
     """The name of a parameter in a layout of the block's pattern: relative to the block."""
     return fqn.removeprefix(block.name + ".")
+
+
+def model_mesh(mesh: Mapping[str, int]) -> ModelMesh:
+    """The model axes of more than one rank, in canonical order."""
+    return tuple((axis, mesh[axis]) for axis in MODEL_AXES if mesh.get(axis, 1) > 1)
 
 
 def mesh_size(mesh: dict[str, int]) -> int:

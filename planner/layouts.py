@@ -206,7 +206,7 @@ def _assemble(
     return BlockLayout(
         name=f"{block.pattern} tp{size}",
         pattern=block.pattern,
-        tp=size,
+        mesh={"tp": size} if size > 1 else {},
         parameters=parameters,
         inputs=tuple(_border(data.label(name)) for name in block.inputs),
         outputs=tuple(_border(data.label(name)) for name in block.outputs),

@@ -79,9 +79,9 @@ PARAMETERS = {
 def layouts() -> tuple[BlockLayout, ...]:
     side = {"dp": "S(0)"}
     return (
-        BlockLayout(name="mlp", pattern="h.*", tp=2, parameters=PARAMETERS, inputs=(side,),
-                    outputs=(side,), ops=MLP_OPS),
-        BlockLayout(name="head", pattern="head", tp=2, parameters={}, inputs=(side,),
+        BlockLayout(name="mlp", pattern="h.*", mesh={"tp": 2}, parameters=PARAMETERS,
+                    inputs=(side,), outputs=(side,), ops=MLP_OPS),
+        BlockLayout(name="head", pattern="head", mesh={"tp": 2}, parameters={}, inputs=(side,),
                     outputs=({"dp": "P"},), ops=HEAD_OPS),
     )  # fmt: skip
 

@@ -81,7 +81,7 @@ def layout(tp: int) -> BlockLayout:
     return BlockLayout(
         name=f"layers.tp{tp}",
         pattern="layers.*",
-        tp=tp,
+        mesh={"tp": tp} if tp > 1 else {},
         parameters=weights,
         inputs=({"dp": "S(0)"},),
         outputs=({"dp": "S(0)"},),

@@ -49,11 +49,11 @@ def _loss(model: nn.Module, case: ModelCase, batch: object) -> Tensor:
 def whole(graph: Graph) -> dict[str, BlockLayout]:
     """Everything replicated."""
     prelude = BlockLayout(
-        name="p", pattern="(prelude)", tp=1, parameters={}, ops={}, inputs=(), outputs=()
+        name="p", pattern="(prelude)", mesh={}, parameters={}, ops={}, inputs=(), outputs=()
     )
     return {"(prelude)": prelude} | {
         b.pattern: BlockLayout(
-            name=b.pattern, pattern=b.pattern, tp=1, parameters={}, ops={},
+            name=b.pattern, pattern=b.pattern, mesh={}, parameters={}, ops={},
             inputs=({},) * len(b.inputs), outputs=({},) * len(b.outputs),
         )
         for b in graph.distinct_blocks()

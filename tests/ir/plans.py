@@ -42,7 +42,8 @@ def graph() -> Graph:
 def layout(pattern: str, tp: int) -> BlockLayout:
     ops = {} if pattern == "(prelude)" else {"/relu": {"dp": "S(0) -> S(0)"}}
     sides = () if pattern == "(prelude)" else ({"dp": "S(0)"},)
-    return BlockLayout(name=f"{pattern} tp{tp}", pattern=pattern, tp=tp, parameters={},
+    mesh = {"tp": tp} if tp > 1 else {}
+    return BlockLayout(name=f"{pattern} tp{tp}", pattern=pattern, mesh=mesh, parameters={},
                        inputs=sides, outputs=sides, ops=ops)  # fmt: skip
 
 

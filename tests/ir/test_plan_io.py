@@ -59,7 +59,7 @@ def edited(**changes: object) -> str:
         (edited(schema="meshwright.plan/9.0"), "schema is 'meshwright.plan/9.0'"),
         (edited(stages=None), "stages"),
         ("[" * 100_000, "nested too deeply"),
-        ('{"schema": "meshwright.plan/1.0", "stages": ' + "[" * 400 + "]" * 400 + "}", "recursion"),
+        ('{"schema": "meshwright.plan/2.0", "stages": ' + "[" * 400 + "]" * 400 + "}", "recursion"),
         ("[1, 2]", "schema is None"),
         (edited(optimizer="\ud800"), "Invalid JSON"),
     ],
