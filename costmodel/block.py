@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from meshwright.costmodel.comm import group_levels
 from meshwright.costmodel.compute import OpTimer, worst_source
 from meshwright.costmodel.local_op import LocalOp
-from meshwright.costmodel.walk import AXES, GraphFacts, SavedKey, Site, Step, Walk, Where
+from meshwright.costmodel.walk import GraphFacts, SavedKey, Site, Step, Walk, Where
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.device import Source
 from meshwright.ir.graph import Block, Graph, Kind, Op
@@ -103,11 +103,11 @@ def block_cost(
 ) -> BlockCost:
     """Cost of one micro-batch of `block` on the rank at `coordinates`.
 
-    `groups`: global ranks of the rank's line on each of dp and tp, itself included. For many blocks
+    `groups`: global ranks of the rank's line on each of `axes`, itself included. For many blocks
     `costmodel.tables.CostTables` shares the work.
     """
-    rank = groups["tp"][coordinates["tp"]]
-    levels = {axis: group_levels(groups[axis], cluster) for axis in AXES}
+    rank = groups["dp"][coordinates["dp"]]
+    levels = {axis: group_levels(groups[axis], cluster) for axis in axes}
     site = Site(axes, coordinates, cluster.device(rank), levels)
     cost = price_block(GraphFacts.of(graph, precision), block, layout, site, timer)
     return cost.recomputed() if recompute else cost

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import prod
 
 from pydantic import RootModel
 
@@ -15,7 +16,7 @@ from meshwright.costmodel.walk import GraphFacts, Site, Walk
 from meshwright.ir.device import DeviceType
 from meshwright.ir.graph import Block
 from meshwright.ir.layout import Axis
-from meshwright.ir.plan import BlockLayout
+from meshwright.ir.plan import BlockLayout, ModelMesh
 from meshwright.ir.profile import BlockRecord, Profile
 
 
@@ -26,10 +27,21 @@ class Spot:
     samples: int
     """Of one micro-batch on this rank."""
     dp: int
-    tp: int
+    model: ModelMesh
     device: str
     dp_levels: Levels
-    tp_levels: Levels
+    model_levels: tuple[Levels, ...]
+    """Tiers of the rank's line on each of the model axes."""
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Ranks of each layout axis."""
+        return {"dp": self.dp, **dict(self.model)}
+
+    @property
+    def model_size(self) -> int:
+        """Ranks of one replica."""
+        return prod(size for _, size in self.model)
 
 
 _Id = tuple[str, tuple[bool, ...], str, Spot]
@@ -84,11 +96,13 @@ class BlockCosts:
         """The first rank of a stage."""
         # Local shapes depend on this rank's share alone, so all shares may be called equal.
         shares = (spot.samples,) * spot.dp
+        data = Axis(spot.dp, shares, self._facts.graph.batch_size)
+        names = [axis for axis, _ in spot.model]
         return Site(
-            axes={"dp": Axis(spot.dp, shares, self._facts.graph.batch_size), "tp": Axis(spot.tp)},
-            coordinates={"dp": 0, "tp": 0},
+            axes={"dp": data, **{axis: Axis(size) for axis, size in spot.model}},
+            coordinates=dict.fromkeys(["dp", *names], 0),
             device=self._devices[spot.device],
-            levels={"dp": spot.dp_levels, "tp": spot.tp_levels},
+            levels={"dp": spot.dp_levels, **dict(zip(names, spot.model_levels, strict=True))},
         )
 
     def _id(self, block: Block, layout: BlockLayout, spot: Spot) -> _Id:
@@ -101,7 +115,7 @@ class BlockCosts:
         return walk_block(self._facts, block, layout, self.site(spot), self._timer)
 
     def _key(self, walk: Walk, spot: Spot) -> str:
-        return block_key(walk.trail, self._facts.precision, {"dp": spot.dp, "tp": spot.tp})
+        return block_key(walk.trail, self._facts.precision, spot.sizes)
 
     def _measured(
         self, block: Block, layout: BlockLayout, spot: Spot, walk: Walk, cost: BlockCost
@@ -130,7 +144,7 @@ class BlockCosts:
         assert self._profile
         low = high = None
         for tp, samples in self._samples:
-            if tp != spot.tp or high:
+            if tp != spot.model_size or high:
                 continue
             key = self.key(block, layout, replace(spot, samples=samples))
             found = self._profile.blocks.get(key)

@@ -9,13 +9,13 @@ from meshwright.costmodel.comm import Levels, collective_time
 from meshwright.costmodel.compare import CollectiveKind, Expected, expected_of, kind_of
 from meshwright.costmodel.estimate import estimate
 from meshwright.costmodel.learn import BlockUse
-from meshwright.costmodel.placement import stage_costs
+from meshwright.costmodel.placement import axis_ranks, stage_costs
 from meshwright.costmodel.tables import CostTables
 from meshwright.costmodel.timeline import Timeline
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.measured import Measured
-from meshwright.ir.plan import Plan, Stage
+from meshwright.ir.plan import MESH_AXES, Plan, Stage
 from meshwright.ir.profile import GroupShape
 from meshwright.ir.schedule import Work
 
@@ -63,18 +63,10 @@ def _collectives(
     """Those along one axis of a stage."""
     found = {}
     for kind in kinds:
-        if kind.stage >= 0 and kind.axis in ("dp", "dp_shard", "dp_replicate", "tp"):
+        if kind.stage >= 0 and kind.axis in ("dp", *MESH_AXES):
             levels = axis_levels(tables, plan.stages[kind.stage], kind.axis)
             found[kind] = collective_time(Primitive(kind.primitive), kind.nbytes, levels)
     return found
-
-
-def axis_ranks(stage: Stage, axis: str) -> tuple[int, ...]:
-    """The first line of ranks along an axis of the stage."""
-    inner = {"tp": 1, "dp": stage.tp, "dp_shard": stage.tp,
-             "dp_replicate": stage.tp * stage.mesh.get("dp_shard", 1)}[axis]  # fmt: skip
-    size = {"tp": stage.tp, "dp": stage.dp}.get(axis, stage.mesh.get(axis, 1))
-    return stage.devices[: inner * size : inner]
 
 
 def axis_levels(tables: CostTables, stage: Stage, axis: str) -> Levels:

@@ -59,9 +59,9 @@ def _step_facts(
 ) -> tuple[object, ...]:
     op = step.op
     wiring = [numbers.setdefault(name, len(numbers)) for name in (*op.inputs, *op.outputs) if name]
-    tp = str(step.strategies["tp"]) if sizes["tp"] > 1 and "tp" in step.strategies else ""
+    split = [(a, str(s)) for a, s in step.strategies.items() if a != "dp" and sizes[a] > 1]
     summed = op_name(op.target) in _SUMMED and sizes["dp"] > 1
-    return (*_op_facts(step.local), _arguments(op, step.local.op_class), wiring, tp, summed)
+    return (*_op_facts(step.local), _arguments(op, step.local.op_class), wiring, split, summed)
 
 
 def _op_facts(op: LocalOp) -> tuple[object, ...]:

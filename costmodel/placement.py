@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, prod
 
 from meshwright.costmodel.comm import Levels, collective_time, send_time
 from meshwright.costmodel.tables import CostTables, Spot, StageCost
@@ -10,7 +10,7 @@ from meshwright.ir.cluster import Cluster
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.device import DeviceType
 from meshwright.ir.graph import Block
-from meshwright.ir.plan import BlockLayout, Plan, Stage
+from meshwright.ir.plan import MESH_AXES, BlockLayout, Plan, Stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,17 +44,26 @@ def step_cores(cluster: Cluster) -> float:
     return float(sum(node.cores or len(node.devices) for node in cluster.nodes))
 
 
+def axis_ranks(stage: Stage, axis: str) -> tuple[int, ...]:
+    """The first line of ranks along an axis of the stage."""
+    if axis == "dp":
+        return stage.devices[:: stage.model_size]
+    at = MESH_AXES.index(axis)
+    inner = prod(stage.mesh.get(name, 1) for name in MESH_AXES[at + 1 :])
+    return stage.devices[: inner * stage.mesh.get(axis, 1) : inner]
+
+
 def spots(tables: CostTables, stage: Stage) -> tuple[Spot, ...]:
     """The distinct situations of the stage's replicas."""
-    tp, dp = stage.tp, stage.dp
+    size, dp = stage.model_size, stage.dp
     names = tables.device_names
-    dp_levels = tables.levels(stage.devices[::tp])
+    dp_levels = tables.levels(stage.devices[::size])
     found: dict[Spot, None] = {}
     for coordinate in range(dp):
-        line = stage.devices[coordinate * tp : (coordinate + 1) * tp]
-        tp_levels = tables.levels(line)
-        for name in {names[rank] for rank in line}:
-            spot = Spot(stage.batch_shares[coordinate], dp, tp, name, dp_levels, tp_levels)
+        replica = stage.devices[coordinate * size : (coordinate + 1) * size]
+        levels = tables.model_levels(replica, stage.model)
+        for name in {names[rank] for rank in replica}:
+            spot = Spot(stage.batch_shares[coordinate], dp, stage.model, name, dp_levels, levels)
             found[spot] = None
     return tuple(found)
 
@@ -69,7 +78,7 @@ def stage_costs(tables: CostTables, plan: Plan, index: int) -> StageCosts:
     candidates = [(tables.stage(blocks, layouts, again, s), s) for s in spots(tables, stage)]
     cost, spot = max(candidates, key=lambda c: c[0].forward_s + c[0].backward_s)
     shard = stage.mesh.get("dp_shard", 1)
-    shard_levels = tables.levels(stage.devices[: shard * stage.tp : stage.tp])
+    shard_levels = tables.levels(stage.devices[: shard * stage.model_size : stage.model_size])
     send_s, sent = border(tables, plan, index)
     entered = border(tables, plan, index - 1)[1] if index else 0
     return StageCosts(
@@ -79,7 +88,7 @@ def stage_costs(tables: CostTables, plan: Plan, index: int) -> StageCosts:
         spot=spot,
         device=tables.devices[spot.device],
         shard_levels=shard_levels,
-        replicate_levels=tables.levels(stage.devices[:: shard * stage.tp]),
+        replicate_levels=tables.levels(stage.devices[:: shard * stage.model_size]),
         send_s=send_s,
         border_bytes=sent,
         entry_bytes=entered,
@@ -102,7 +111,7 @@ def border(tables: CostTables, plan: Plan, index: int) -> tuple[float, int]:
         return 0.0, 0
     busiest = max(*source.batch_shares, *target.batch_shares) / plan.global_batch_size
     # A source rank feeds several target ranks where the next stage splits tensors further.
-    copies = max(1, ceil(target.tp / source.tp))
+    copies = max(1, ceil(target.model_size / source.model_size))
     sent = (whole * busiest + fixed) * copies
     slowest = max(send_time(sent, link) for link in tables.links(source, target))
     return slowest, round(sent)

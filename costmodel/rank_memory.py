@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from meshwright.costmodel.fragmentation import fragmentation_of
 from meshwright.costmodel.memory_timeline import held_stages, peak, peaks
-from meshwright.costmodel.placement import StageCosts
+from meshwright.costmodel.placement import StageCosts, axis_ranks
 from meshwright.costmodel.stage_model import StageModel
 from meshwright.costmodel.table import Table
 from meshwright.costmodel.tables import CostTables
@@ -81,8 +81,7 @@ def _groups(plan: Plan, own: Sequence[int]) -> int:
     lines: set[tuple[int, ...]] = set()
     for index in own:
         stage = plan.stages[index]
-        shard, tp, devices = stage.mesh.get("dp_shard", 1), stage.tp, stage.devices
-        lines |= {devices[:tp], devices[::tp], devices[: shard * tp : tp], devices[:: shard * tp]}
+        lines |= {axis_ranks(stage, axis) for axis in ("dp", *stage.mesh)}
     pipeline = 2 if len(plan.stages) > 1 else 0
     return sum(len(line) > 1 for line in lines) + pipeline
 

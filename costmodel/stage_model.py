@@ -61,7 +61,7 @@ def _make(tables: CostTables, optimizer: str, stage: Stage, costs: StageCosts) -
         programs=programs,
         forward_s=play(programs[F].steps, IDLE, sync.overlap)[0],
         backward_s=play(programs[B].steps, IDLE, sync.overlap)[0],
-        finish=tuple(sync.finish(summed, costs.spot.tp_levels)),
+        finish=tuple(sync.finish(summed, next(reversed(costs.spot.model_levels), ()))),
         optimizer=_optimizer(tables, optimizer, costs, held, sync),
         publish=tuple(sync.publish()),
         memory=_memory(tables, optimizer, costs, held, sync),

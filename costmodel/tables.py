@@ -17,7 +17,7 @@ from meshwright.costmodel.walk import GraphFacts
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.device import DeviceType, Link, Source
 from meshwright.ir.graph import DTYPE_BYTES, Block, Graph, Kind
-from meshwright.ir.plan import BlockLayout, ScheduleTable, Stage
+from meshwright.ir.plan import BlockLayout, ModelMesh, ScheduleTable, Stage
 from meshwright.ir.profile import Profile
 from meshwright.ir.schedule import Schedule
 
@@ -114,17 +114,26 @@ class CostTables:
             self._levels[key] = group_levels(key, self.cluster)
         return self._levels[key]
 
+    def model_levels(self, replica: Sequence[int], model: ModelMesh) -> tuple[Levels, ...]:
+        """Tiers of the line through the first rank of a replica on each model axis."""
+        found, stride = [], len(replica)
+        for _, size in model:
+            stride //= size
+            found.append(self.levels(replica[: stride * size : stride]))
+        return tuple(found)
+
     def links(self, source: Stage, target: Stage) -> frozenset[Link]:
         """Links between the ranks of two stages that talk to each other, taking shares as even."""
-        key = (source.devices, source.tp, target.devices, target.tp)
+        ours, theirs = source.model_size, target.model_size
+        key = (source.devices, ours, target.devices, theirs)
         if key not in self._links:
             self._links[key] = frozenset(
                 self.cluster.link(
-                    source.devices[dp * source.dp // target.dp * source.tp + tp % source.tp],
-                    target.devices[dp * target.tp + tp],
+                    source.devices[dp * source.dp // target.dp * ours + i % ours],
+                    target.devices[dp * theirs + i],
                 )
                 for dp in range(target.dp)
-                for tp in range(target.tp)
+                for i in range(theirs)
             )
         return self._links[key]
 

@@ -25,8 +25,6 @@ from meshwright.ir.layout import (
     local_shape,
 )
 
-AXES = ("dp", "tp")
-
 
 @dataclass(frozen=True)
 class GraphFacts:
@@ -120,15 +118,15 @@ class Walk:
         """Price what codegen inserts to have `name` placed as `target`, once per target."""
         tensor = self.facts.graph.tensors[name]
         where = dict(self.placed.get(name, {}))
-        for axis in AXES:
-            if self.site.axes[axis].size == 1:
+        for axis, line in self.site.axes.items():
+            if line.size == 1:
                 continue
             source, goal = where.get(axis, R), target.get(axis, R)
             before = dict(where)
             where[axis] = goal
             if tensor.kind is Kind.PARAMETER and isinstance(source, Replicate):
                 # The gradient stays as it is and is summed once per step.
-                if axis == "tp" and goal == RP and tensor.requires_grad:
+                if axis != "dp" and goal == RP and tensor.requires_grad:
                     self.tp_sums.add(name)
                 if isinstance(goal, Replicate):
                     continue
@@ -269,7 +267,7 @@ class Walk:
         kept = 0
         for saved in op.saved:
             name, target = self._where_saved(op, saved, inputs)
-            kept += self.nbytes(name, dict(zip(AXES, target, strict=True)))
+            kept += self.nbytes(name, dict(zip(self.site.axes, target, strict=True)))
         return kept + round(op.saved_extra_bytes * share)
 
     def _compute_dtype(self, op: Op, op_class: OpClass) -> str:
@@ -311,7 +309,7 @@ class Walk:
         is_cast = dtype != self.facts.dtypes[name]
         if (name in self.facts.prelude_values or self._is_state(name)) and not is_cast:
             return
-        where = dict(zip(AXES, target, strict=True))
+        where = dict(zip(self.site.axes, target, strict=True))
         self.saved[name, dtype, target] = self.nbytes(name, where, dtype)
 
     def _is_state(self, name: str) -> bool:
@@ -320,5 +318,6 @@ class Walk:
 
     def normal(self, where: Where) -> _Target:
         return tuple(
-            R if isinstance(where.get(axis, R), Replicate) else where[axis] for axis in AXES
+            R if isinstance(where.get(axis, R), Replicate) else where[axis]
+            for axis in self.site.axes
         )

@@ -8,7 +8,6 @@ from meshwright.codegen.site import Form, In, Site
 from meshwright.costmodel.keys import op_key
 from meshwright.costmodel.local_op import LocalInput, LocalOp
 from meshwright.costmodel.op_classes import COMPUTE, classify
-from meshwright.costmodel.tables import Spot
 from meshwright.costmodel.walk import Step
 from meshwright.ir.device import OpClass
 from meshwright.ir.graph import DTYPE_BYTES, Block, Ref
@@ -23,7 +22,7 @@ def op_tasks(problem: Problem) -> list[OpTask]:
     """Every distinct op of the model's blocks that is more than a view; heavy ones come first."""
     found: dict[str, OpTask] = {}
     for local in locals_of(problem):
-        layouts = {x.pattern: x for x in problem.layouts(local.tp)}
+        layouts = {x.pattern: x for x in problem.layouts(local.model)}
         for block, _ in distinct_blocks(problem.graph):
             for task in _of_block(problem, block, layouts[block.pattern], local):
                 found.setdefault(task.key, task)
@@ -34,14 +33,14 @@ def _of_block(
     problem: Problem, block: Block, layout: BlockLayout, local: Local
 ) -> Iterator[OpTask]:
     device = problem.tables.device_names[0]
-    spot = Spot(local.samples, local.dp, local.tp, device, (), ())
+    spot = local.spot(device)
     costs = problem.tables.blocks
     site = costs.site(spot)
     for entry in costs.walk(block, layout, spot).trail:
         if isinstance(entry, Step) and entry.local.op_class is not OpClass.VIEW:
             at = Site(entry.op, problem.graph.tensors, entry.strategies, site.axes,
                       site.coordinates)  # fmt: skip
-            yield _task(problem, entry, form_of(at), {"dp": local.dp, "tp": local.tp})
+            yield _task(problem, entry, form_of(at), {"dp": local.dp, **dict(local.model)})
 
 
 def _task(problem: Problem, step: Step, form: Form, sizes: Mapping[str, int]) -> OpTask:

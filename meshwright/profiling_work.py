@@ -2,11 +2,20 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from math import prod
 
 from meshwright.costmodel.tables import PRELUDE, Spot
 from meshwright.ir.graph import Block, Graph, Kind
 from meshwright.ir.layout import balanced
-from meshwright.ir.plan import BlockLayout, ClusterId, Plan, ScheduleTable, Stage
+from meshwright.ir.plan import (
+    BlockLayout,
+    ClusterId,
+    ModelMesh,
+    Plan,
+    ScheduleTable,
+    Stage,
+    model_mesh,
+)
 from meshwright.planner.candidates import model_id
 from meshwright.planner.problem import Problem
 from meshwright.planner.space import divisors, microbatch_counts, tensor_sizes
@@ -19,7 +28,15 @@ class Local:
 
     samples: int
     dp: int
-    tp: int
+    model: ModelMesh
+
+    @property
+    def model_size(self) -> int:
+        return prod(size for _, size in self.model)
+
+    def spot(self, device: str) -> Spot:
+        """Its costs without those of links."""
+        return Spot(self.samples, self.dp, self.model, device, (), ((),) * len(self.model))
 
 
 def block_tasks(problem: Problem) -> list[BlockTask]:
@@ -28,7 +45,7 @@ def block_tasks(problem: Problem) -> list[BlockTask]:
     blocks = distinct_blocks(problem.graph)
     work = _Work(problem)
     for local, uses in locals_of(problem).items():
-        layouts = {x.pattern: x for x in problem.layouts(local.tp)}
+        layouts = {x.pattern: x for x in problem.layouts(local.model)}
         for block, repeats in blocks:
             work.add(block, local, layouts, uses * repeats)
     return work.ranked()
@@ -40,11 +57,11 @@ def tasks_of_plans(problem: Problem, plans: Iterable[Plan]) -> list[BlockTask]:
     for plan in plans:
         for index, stage in enumerate(plan.stages):
             # A stage names the layouts of its own blocks only.
-            layouts = {layout.pattern: layout for layout in problem.layouts(stage.tp)}
+            layouts = {layout.pattern: layout for layout in problem.layouts(stage.model)}
             layouts |= {pattern: plan.layout(name) for pattern, name in stage.layouts.items()}
             for samples in set(stage.batch_shares) - {0}:
                 for block in plan.stage_blocks(problem.graph, index):
-                    work.add(block, Local(samples, stage.dp, stage.tp), layouts, 1)
+                    work.add(block, Local(samples, stage.dp, stage.model), layouts, 1)
     return work.ranked()
 
 
@@ -58,7 +75,7 @@ class _Work:
     def add(
         self, block: Block, local: Local, layouts: Mapping[str, BlockLayout], uses: int
     ) -> None:
-        spot = Spot(local.samples, local.dp, local.tp, self.problem.tables.device_names[0], (), ())
+        spot = local.spot(self.problem.tables.device_names[0])
         key = self.problem.tables.blocks.key(block, layouts[block.pattern], spot)
         weight, task = self.found.get(key, (0, None))
         task = task or _task(self.problem, block, local, layouts, key)
@@ -84,21 +101,21 @@ def distinct_blocks(graph: Graph) -> list[tuple[Block, int]]:
 def locals_of(problem: Problem) -> dict[Local, int]:
     """What ranks of even meshes have, fewest replicas first, and how many plans need it."""
     found: dict[Local, int] = {}
-    for tp, dp, microbatches in _meshes(problem):
+    for model, dp, microbatches in _meshes(problem):
         for samples in set(balanced(problem.batch // microbatches, dp)) - {0}:
-            local = Local(samples, dp, tp)
+            local = Local(samples, dp, model)
             found[local] = found.get(local, 0) + 1
     return dict(sorted(found.items(), key=lambda entry: entry[0].dp))
 
 
-def _meshes(problem: Problem) -> Iterator[tuple[int, int, int]]:
-    """(tp, dp, micro-batches)"""
+def _meshes(problem: Problem) -> Iterator[tuple[ModelMesh, int, int]]:
+    """(model axes, dp, micro-batches)"""
     devices = problem.cluster.num_devices
     for tp in tensor_sizes(problem):
         for dp in divisors(devices // tp) if tp <= devices else ():
             for microbatches in microbatch_counts(problem):
                 if problem.batch // microbatches >= dp:
-                    yield tp, dp, microbatches
+                    yield model_mesh({"tp": tp}), dp, microbatches
 
 
 def _task(
@@ -126,12 +143,12 @@ def _plan_around(
     graph = problem.graph
     index = graph.blocks.index(block)
     runs = [graph.blocks[:index], (block,), graph.blocks[index + 1 :]]
-    size = local.dp * local.tp
+    size = local.dp * local.model_size
     stages = tuple(
         Stage(
             first=run[0].name,
             last=run[-1].name,
-            mesh={"dp_replicate": local.dp, "dp_shard": 1, "tp": local.tp},
+            mesh={"dp_replicate": local.dp, "dp_shard": 1, **dict(local.model)},
             devices=tuple(range(number * size, (number + 1) * size)),
             batch_shares=(local.samples,) * local.dp,
             layouts={p: layouts[p].name for p in {*(b.pattern for b in run), PRELUDE}},

@@ -8,15 +8,18 @@ synchronisation; and no more devices can work at a time than there are (or than 
 from collections.abc import Mapping
 
 from meshwright.costmodel.tables import Spot
-from meshwright.ir.plan import BlockLayout
+from meshwright.ir.plan import BlockLayout, ModelMesh
 from meshwright.planner.problem import Problem
-from meshwright.planner.space import divisors, microbatch_counts, tensor_sizes
+from meshwright.planner.space import divisors, microbatch_counts, model_meshes
 
 
 def lower_bound(problem: Problem) -> float:
     """Seconds per step."""
-    sizes = tensor_sizes(problem)
-    layouts = {tp: {x.pattern: x for x in problem.layouts(tp)} for tp in sizes}
+    layouts = {
+        (model, variant): {x.pattern: x for x in problem.layouts(model, variant)}
+        for model in model_meshes(problem)
+        for variant in problem.variants(model)
+    }
     work = {
         device: _device_seconds(problem, device, layouts)
         for device in dict.fromkeys(problem.tables.device_names)
@@ -30,7 +33,9 @@ def lower_bound(problem: Problem) -> float:
 
 
 def _device_seconds(
-    problem: Problem, device: str, layouts: Mapping[int, Mapping[str, BlockLayout]]
+    problem: Problem,
+    device: str,
+    layouts: Mapping[tuple[ModelMesh, str], Mapping[str, BlockLayout]],
 ) -> float:
     """Of one step on devices of one type."""
     most = problem.batch // min(microbatch_counts(problem), default=1)
@@ -43,13 +48,13 @@ def _device_seconds(
             total += known[block.pattern, trained]
             continue
         best = float("inf")
-        for tp, found in layouts.items():
+        for (model, _), found in layouts.items():
             for samples in divisors(most):
-                spot = Spot(samples, 1, tp, device, (), ())
+                spot = Spot(samples, 1, model, device, (), ((),) * len(model))
                 cost = problem.tables.block(block, found[block.pattern], spot)
                 busy = cost.forward_s - cost.comm_forward_s
                 busy += cost.backward_s - cost.comm_backward_s
-                best = min(best, busy * tp * problem.batch / samples)
+                best = min(best, busy * spot.model_size * problem.batch / samples)
         known[block.pattern, trained] = best
         total += best
     return total

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from math import prod
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Block, Graph
@@ -11,10 +12,12 @@ from meshwright.ir.plan import (
     ClusterId,
     InputSpec,
     ModelId,
+    ModelMesh,
     Plan,
     ProfileId,
     ScheduleTable,
     Stage,
+    model_mesh,
 )
 from meshwright.ir.schedule import Schedule
 from meshwright.planner.constraints import pinned
@@ -26,14 +29,16 @@ from meshwright.planner.schedule_tools import make_schedule, stages_per_rank
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageChoice:
-    """Blocks `start` to `stop` (excluded) on `devices`: dp_replicate x dp_shard x tp."""
+    """Blocks `start` to `stop` (excluded) on `devices`: dp_replicate x dp_shard x model axes."""
 
     start: int
     stop: int
     devices: tuple[int, ...]
     dp_replicate: int = 1
     dp_shard: int = 1
-    tp: int = 1
+    model: ModelMesh = ()
+    variant: str = ""
+    """Which of the layouts on the model mesh."""
     zero: int = 0
     recompute: tuple[str, ...] = ()
     """Patterns or names of the blocks that are recomputed."""
@@ -68,7 +73,7 @@ def build_plan(problem: Problem, choice: Choice, *, predict: bool = True) -> Pla
             f"global batch {problem.batch} does not split into {choice.num_microbatches} equal "
             f"micro-batches; nearest is {near}"
         )
-    layouts = {tp: problem.layouts(tp) for tp in sorted({s.tp for s in choice.stages})}
+    kinds = sorted({(stage.model, stage.variant) for stage in choice.stages})
     schedule = choice.table()
     plan = Plan(
         model=model_id(problem.graph),
@@ -85,7 +90,7 @@ def build_plan(problem: Problem, choice: Choice, *, predict: bool = True) -> Pla
         constraints=tuple(map(str, problem.constraints)),
         stages=tuple(_stage(problem, choice, stage) for stage in choice.stages),
         schedule=ScheduleTable(name=choice.schedule, rows=tuple(str(schedule).splitlines())),
-        layouts=tuple(layout for found in layouts.values() for layout in found),
+        layouts=tuple(layout for kind in kinds for layout in problem.layouts(*kind)),
         profile=profile_id(problem),
     )
     plan = replace(plan, notes=notes_of(problem, plan))
@@ -124,13 +129,21 @@ def _stage(problem: Problem, choice: Choice, stage: StageChoice) -> Stage:
     return Stage(
         first=blocks[0].name,
         last=blocks[-1].name,
-        mesh={"dp_replicate": stage.dp_replicate, "dp_shard": stage.dp_shard, "tp": stage.tp},
+        mesh={
+            "dp_replicate": stage.dp_replicate,
+            "dp_shard": stage.dp_shard,
+            **(dict(stage.model) or {"tp": 1}),
+        },
         devices=stage.devices,
         batch_shares=stage.shares or balanced(samples, stage.dp),
         zero=stage.zero,  # type: ignore[arg-type]
         prefetch=int(pinned(problem.constraints, "prefetch") or 0) if stage.zero == 3 else 0,
         recompute=dict.fromkeys(stage.recompute, "full"),
-        layouts={x.pattern: x.name for x in problem.layouts(stage.tp) if x.pattern in used},
+        layouts={
+            layout.pattern: layout.name
+            for layout in problem.layouts(stage.model, stage.variant)
+            if layout.pattern in used
+        },
     )
 
 
@@ -174,6 +187,8 @@ def uniform_choice(
     dp_replicate: int = 1,
     dp_shard: int = 1,
     tp: int = 1,
+    model: ModelMesh = (),
+    variant: str = "",
     zero: int = 0,
     schedule: str = "one_f_one_b",
     num_microbatches: int = 1,
@@ -185,17 +200,21 @@ def uniform_choice(
     """A choice in one line: the same mesh for all `pp` pipeline ranks, unless told per rank.
 
     `cuts`: numbers of the blocks that begin stages 1, 2, …; `stage_dp`: replicas per pipeline rank
-    (dp_shard if `zero`, else dp_replicate); `stage_tp`: tp per pipeline rank.
+    (dp_shard if `zero`, else dp_replicate); `stage_tp`: tp per pipeline rank. `model`: model axes
+    where they are not just `tp`.
     """
     graph, per_rank = problem.graph, stages_per_rank(schedule)[0]
     starts = (0, *(cuts if cuts is not None else even_cuts(block_flops(graph), pp * per_rank)))
     table = make_schedule(schedule, len(starts), num_microbatches, pp)
-    meshes = [(dp_replicate, dp_shard, tp)] * pp
+    model = model or model_mesh({"tp": tp})
+    meshes = [(dp_replicate, dp_shard, model)] * pp
     if stage_dp is not None:
-        meshes = [(1, n, tp) if zero else (n, 1, tp) for n in stage_dp]
+        meshes = [(1, n, model) if zero else (n, 1, model) for n in stage_dp]
     if stage_tp is not None:
-        meshes = [(r, s, t) for (r, s, _), t in zip(meshes, stage_tp, strict=True)]
-    ends = list(accumulate(r * s * t for r, s, t in meshes))
+        tensor = [model_mesh({"tp": t}) for t in stage_tp]
+        meshes = [(r, s, t) for (r, s, _), t in zip(meshes, tensor, strict=True)]
+    sizes = [r * s * prod(n for _, n in ways) for r, s, ways in meshes]
+    ends = list(accumulate(sizes))
     stages = []
     for i, (start, stop) in enumerate(zip(starts, (*starts[1:], len(graph.blocks)), strict=True)):
         rank = table.rank_of(i)
@@ -203,8 +222,8 @@ def uniform_choice(
         stages.append(
             StageChoice(
                 start=start, stop=stop, zero=zero if shard > 1 else 0,
-                devices=tuple(range(ends[rank] - replicate * shard * ways, ends[rank])),
-                dp_replicate=replicate, dp_shard=shard, tp=ways,
+                devices=tuple(range(ends[rank] - sizes[rank], ends[rank])),
+                dp_replicate=replicate, dp_shard=shard, model=ways, variant=variant,
                 recompute=recomputable(graph, graph.blocks[start:stop])
                 if recompute == "full" else (),
             )

@@ -136,7 +136,7 @@ def why_whole(graph: Graph, layouts: Sequence[BlockLayout]) -> tuple[str, ...]:
     return tuple(
         text
         for block in graph.distinct_blocks()
-        if (layout := by_pattern[block.pattern]).tp > 1
+        if (layout := by_pattern[block.pattern]).model
         for text in _whole(graph, block, layout)
     )
 

@@ -26,8 +26,10 @@ def _batch(problem: Problem, plan: Plan) -> Iterator[str]:
 
 
 def _whole(problem: Problem, plan: Plan) -> Iterator[str]:
-    for tp in sorted({stage.tp for stage in plan.stages if stage.tp > 1}):
-        yield from problem.whole(tp)
+    named = {layout.name: layout for layout in plan.layouts}
+    for model in sorted({named[x].model for stage in plan.stages for x in stage.layouts.values()}):
+        if model:
+            yield from problem.whole(model)
 
 
 def _idle(plan: Plan) -> Iterator[str]:

@@ -10,7 +10,7 @@ from meshwright.costmodel.tables import CostTables
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Graph
-from meshwright.ir.plan import BlockLayout
+from meshwright.ir.plan import BlockLayout, ModelMesh
 from meshwright.ir.profile import Profile
 from meshwright.planner.constraints import (
     Constraint,
@@ -39,30 +39,37 @@ class Problem:
     objective: str
     seed: int
     tables: CostTables = field(compare=False, repr=False)
-    solved: dict[int, tuple[BlockLayout, ...]] = field(compare=False, repr=False)
-    explained: dict[int, tuple[str, ...]] = field(compare=False, repr=False, default_factory=dict)
+    solved: dict[tuple[ModelMesh, str], tuple[BlockLayout, ...]] = field(compare=False, repr=False)
+    explained: dict[tuple[ModelMesh, str], tuple[str, ...]] = field(
+        compare=False, repr=False, default_factory=dict
+    )
 
     @property
     def batch(self) -> int:
         """Global batch size."""
         return self.graph.batch_size
 
-    def layouts(self, tp: int) -> tuple[BlockLayout, ...]:
+    def variants(self, model: ModelMesh) -> tuple[str, ...]:
+        """Names of the ways to lay out all patterns on a model mesh, the usual one first."""
+        return ("",)
+
+    def layouts(self, model: ModelMesh, variant: str = "") -> tuple[BlockLayout, ...]:
         """One layout per pattern, `(prelude)` included."""
-        if tp not in self.solved:
-            self.solved[tp] = solve_layouts(self.graph, tp)
-        return self.solved[tp]
+        if (model, variant) not in self.solved:
+            self.solved[model, variant] = solve_layouts(self.graph, dict(model).get("tp", 1))
+        return self.solved[model, variant]
 
     @cached_property
     def coupling(self) -> tuple[str, ...]:
         """Why more than one micro-batch would change the result; empty if it would not."""
-        return (*batch_coupling(self.graph, self.layouts(1)), *batch_norms(self.graph))
+        return (*batch_coupling(self.graph, self.layouts(())), *batch_norms(self.graph))
 
-    def whole(self, tp: int) -> tuple[str, ...]:
-        """What every rank of a tp axis computes whole, and why."""
-        if tp not in self.explained:
-            self.explained[tp] = why_whole(self.graph, self.layouts(tp))
-        return self.explained[tp]
+    def whole(self, model: ModelMesh, variant: str = "") -> tuple[str, ...]:
+        """What every rank of a replica computes whole, and why."""
+        if (model, variant) not in self.explained:
+            found = why_whole(self.graph, self.layouts(model, variant))
+            self.explained[model, variant] = found
+        return self.explained[model, variant]
 
     def room_bytes(self, devices: tuple[int, ...]) -> int:
         """Memory that a plan may use on each of `devices`."""

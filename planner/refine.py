@@ -96,8 +96,8 @@ def _other_counts(problem: Problem, choice: Choice) -> Iterator[Choice]:
 
 def _on(stage: StageChoice, mesh: Mesh) -> StageChoice:
     return replace(
-        stage, dp_replicate=mesh.dp_replicate, dp_shard=mesh.dp_shard, tp=mesh.tp,
-        zero=mesh.zero, shares=(),
+        stage, dp_replicate=mesh.dp_replicate, dp_shard=mesh.dp_shard, model=mesh.model,
+        variant=mesh.variant, zero=mesh.zero, shares=(),
     )  # fmt: skip
 
 

@@ -12,9 +12,17 @@ from meshwright.costmodel.overheads import Overheads, overheads_of
 from meshwright.costmodel.placement import slowdown
 from meshwright.costmodel.tables import Spot
 from meshwright.ir.device import Link
+from meshwright.ir.plan import ModelMesh
 from meshwright.planner.candidates import recomputable
 from meshwright.planner.problem import Problem
 from meshwright.planner.spans import Matrix, highest, sums, sums_of_named
+
+
+class At(NamedTuple):
+    """What the costs of a block depend on: where it runs, and which layouts it has there."""
+
+    spot: Spot
+    variant: str
 
 
 class State(NamedTuple):
@@ -44,31 +52,33 @@ class RunCosts:
         self.blocks = problem.graph.blocks
         self.slow = slowdown(problem.cluster)
         self._again = frozenset(recomputable(problem.graph, self.blocks))
-        self._costs: dict[Spot, tuple[BlockCost, ...]] = {}
-        self._states: dict[int, State] = {}
-        self._works: dict[tuple[Spot, bool], Work] = {}
+        self._costs: dict[At, tuple[BlockCost, ...]] = {}
+        self._states: dict[tuple[ModelMesh, str], State] = {}
+        self._works: dict[tuple[At, bool], Work] = {}
         self._sent: dict[tuple[int, Link | None], tuple[Matrix, Matrix]] = {}
 
-    def overheads(self, spot: Spot) -> Overheads:
-        return overheads_of(self.problem.tables.devices[spot.device])
+    def overheads(self, at: At) -> Overheads:
+        return overheads_of(self.problem.tables.devices[at.spot.device])
 
-    def block_costs(self, spot: Spot) -> tuple[BlockCost, ...]:
-        if spot not in self._costs:
-            layouts = {layout.pattern: layout for layout in self.problem.layouts(spot.tp)}
-            self._costs[spot] = tuple(
-                self.problem.tables.block(block, layouts[block.pattern], spot)
+    def block_costs(self, at: At) -> tuple[BlockCost, ...]:
+        if at not in self._costs:
+            layouts = {
+                layout.pattern: layout for layout in self.problem.layouts(at.spot.model, at.variant)
+            }
+            self._costs[at] = tuple(
+                self.problem.tables.block(block, layouts[block.pattern], at.spot)
                 for block in self.blocks
             )
-        return self._costs[spot]
+        return self._costs[at]
 
-    def work(self, spot: Spot, again: bool) -> Work:
-        if (spot, again) not in self._works:
+    def work(self, at: At, again: bool) -> Work:
+        if (at, again) not in self._works:
             made = [
                 cost.recomputed() if again and block.pattern in self._again else cost
-                for block, cost in zip(self.blocks, self.block_costs(spot), strict=True)
+                for block, cost in zip(self.blocks, self.block_costs(at), strict=True)
             ]
             spare = 1 - 1 / self.slow
-            known = self.overheads(spot)
+            known = self.overheads(at)
             beside = [known.block_of(c.no_grad_s is not None) for c in made]
             backward = [
                 c.backward_s - spare * c.comm_backward_s + o
@@ -79,20 +89,22 @@ class RunCosts:
                 for c, b, o in zip(made, backward, beside, strict=True)
             ]
             inside = sums([c.saved_bytes for c in made])
-            prelude_s, prelude_bytes = self._prelude(spot)
-            self._works[spot, again] = Work(
+            prelude_s, prelude_bytes = self._prelude(at)
+            self._works[at, again] = Work(
                 sums(busy) + prelude_s + 2 * known.action_s,
                 sums(backward),
                 inside + sums_of_named(self._at_borders(made)) + prelude_bytes,
                 highest([c.workspace_bytes for c in made]),
             )
-        return self._works[spot, again]
+        return self._works[at, again]
 
-    def _prelude(self, spot: Spot) -> tuple[float, float]:
+    def _prelude(self, at: At) -> tuple[float, float]:
         """Seconds and bytes of the whole prelude; a stage that needs only part of it has less."""
-        layouts = {layout.pattern: layout for layout in self.problem.layouts(spot.tp)}
-        costs, again = self.block_costs(spot), (False,) * len(self.blocks)
-        all_of_it = self.problem.tables.stage(self.blocks, layouts, again, spot)
+        layouts = {
+            layout.pattern: layout for layout in self.problem.layouts(at.spot.model, at.variant)
+        }
+        costs, again = self.block_costs(at), (False,) * len(self.blocks)
+        all_of_it = self.problem.tables.stage(self.blocks, layouts, again, at.spot)
         kept = sum(c.saved_bytes for c in costs) + sums_of_named(self._at_borders(costs))[0, -1]
         return (
             all_of_it.forward_s - sum(c.forward_s for c in costs),
@@ -113,40 +125,41 @@ class RunCosts:
             found.append(held)
         return found
 
-    def state(self, spot: Spot) -> State:
-        if spot.tp not in self._states:
-            costs, trained = self.block_costs(spot), self.problem.tables.trained
+    def state(self, at: At) -> State:
+        key = (at.spot.model, at.variant)
+        if key not in self._states:
+            costs, trained = self.block_costs(at), self.problem.tables.trained
             held = [
                 dict(zip(block.params, cost.param_bytes, strict=True))
                 for block, cost in zip(self.blocks, costs, strict=True)
             ]
             learned = [{n: b for n, b in sizes.items() if n in trained} for sizes in held]
-            self._states[spot.tp] = State(
+            self._states[key] = State(
                 sums_of_named(held),
                 sums_of_named(learned),
                 sums_of_named([dict.fromkeys(sizes, 1) for sizes in learned]),
                 highest([sum(sizes.values()) for sizes in learned]),
             )
-        return self._states[spot.tp]
+        return self._states[key]
 
-    def trained_per_block(self, spot: Spot) -> list[int]:
+    def trained_per_block(self, at: At) -> list[int]:
         trained = self.problem.tables.trained
         return [
             sum(n for name, n in zip(block.params, cost.param_bytes, strict=True)
                 if name in trained)
-            for block, cost in zip(self.blocks, self.block_costs(spot), strict=True)
+            for block, cost in zip(self.blocks, self.block_costs(at), strict=True)
         ]  # fmt: skip
 
-    def borders(self, spot: Spot, link: Link | None) -> tuple[Matrix, Matrix]:
+    def borders(self, at: At, link: Link | None) -> tuple[Matrix, Matrix]:
         """Bytes and seconds of a micro-batch into block k, per rank; nothing at the two ends."""
-        key = (spot.samples, link)
+        key = (at.spot.samples, link)
         if key in self._sent:
             return self._sent[key]
         size = len(self.blocks)
         sent, seconds = np.zeros(size + 1), np.zeros(size + 1)
         for block in range(1, size):
             whole, fixed = self.problem.tables.border_bytes(block)
-            sent[block] = whole * spot.samples / self.problem.batch + fixed
+            sent[block] = whole * at.spot.samples / self.problem.batch + fixed
             if link is not None:
                 seconds[block] = send_time(float(sent[block]), link)
         self._sent[key] = sent, seconds

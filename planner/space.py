@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations, pairwise
+from math import prod
 
+from meshwright.ir.plan import ModelMesh, model_mesh
 from meshwright.planner.constraints import allowed, pinned
 from meshwright.planner.problem import Problem
 from meshwright.planner.schedule_tools import SCHEDULES, stages_per_rank
@@ -18,16 +20,23 @@ class Mesh:
 
     dp_replicate: int
     dp_shard: int
-    tp: int
+    model: ModelMesh
     zero: int
+    variant: str = ""
+    """Which of the layouts on the model mesh."""
 
     @property
     def dp(self) -> int:
         return self.dp_replicate * self.dp_shard
 
     @property
+    def model_size(self) -> int:
+        """Ranks of one replica."""
+        return prod(size for _, size in self.model)
+
+    @property
     def size(self) -> int:
-        return self.dp * self.tp
+        return self.dp * self.model_size
 
 
 def divisors(number: int) -> tuple[int, ...]:
@@ -68,24 +77,37 @@ def tensor_sizes(problem: Problem) -> tuple[int, ...]:
     return allowed(problem.constraints, "tp", sizes)
 
 
+def model_meshes(problem: Problem) -> tuple[ModelMesh, ...]:
+    """Model meshes that are tried."""
+    return tuple(model_mesh({"tp": tp}) for tp in tensor_sizes(problem))
+
+
 def meshes(problem: Problem, size: int, samples: int) -> Iterator[Mesh]:
     """Every mesh of `size` devices whose replicas all get some of `samples` per micro-batch."""
-    for tp in tensor_sizes(problem):
-        if size % tp or not allowed(problem.constraints, "dp", (size // tp,)):
+    for model in model_meshes(problem):
+        width = prod(n for _, n in model)
+        if size % width or not allowed(problem.constraints, "dp", (size // width,)):
             continue
-        for shard in allowed(problem.constraints, "dp_shard", divisors(size // tp)):
-            replicate = size // tp // shard
-            if replicate * shard > samples:
-                continue
-            if not allowed(problem.constraints, "dp_replicate", (replicate,)):
-                continue
-            levels: tuple[int, ...] = (1, 2, 3) if shard > 1 else (0,)
-            if shard > 1 and (pinned(problem.constraints, "dp_shard") or 0) == shard:
-                levels = (0, 1, 2, 3)  # asked for by name: also without sharding anything
-            if pinned(problem.constraints, "prefetch"):
-                levels = (3,) if shard > 1 else ()
-            for zero in allowed(problem.constraints, "zero", levels):
-                yield Mesh(replicate, shard, tp, zero)
+        for variant in problem.variants(model):
+            yield from _sharded(problem, size // width, model, variant, samples)
+
+
+def _sharded(
+    problem: Problem, dp: int, model: ModelMesh, variant: str, samples: int
+) -> Iterator[Mesh]:
+    for shard in allowed(problem.constraints, "dp_shard", divisors(dp)):
+        replicate = dp // shard
+        if replicate * shard > samples:
+            continue
+        if not allowed(problem.constraints, "dp_replicate", (replicate,)):
+            continue
+        levels: tuple[int, ...] = (1, 2, 3) if shard > 1 else (0,)
+        if shard > 1 and (pinned(problem.constraints, "dp_shard") or 0) == shard:
+            levels = (0, 1, 2, 3)  # asked for by name: also without sharding anything
+        if pinned(problem.constraints, "prefetch"):
+            levels = (3,) if shard > 1 else ()
+        for zero in allowed(problem.constraints, "zero", levels):
+            yield Mesh(replicate, shard, model, zero, variant)
 
 
 def recompute_modes(problem: Problem) -> tuple[bool, ...]:

@@ -21,7 +21,7 @@ from meshwright.costmodel.tables import Spot
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.device import Link
 from meshwright.planner.problem import Problem
-from meshwright.planner.run_costs import RunCosts, State
+from meshwright.planner.run_costs import At, RunCosts, State
 from meshwright.planner.space import Mesh, meshes, recompute_modes
 from meshwright.planner.spans import Collectives, Matrix, sums
 from meshwright.planner.stage_sync import StageSync, Trained
@@ -64,6 +64,10 @@ class Case(NamedTuple):
     shard: Levels
     replicate: Levels
 
+    @property
+    def at(self) -> At:
+        return At(self.spot, self.option.mesh.variant)
+
 
 class _Runs(NamedTuple):
     """Which entries are computed: first block and end."""
@@ -86,8 +90,8 @@ class StageTables:
         self.collective = Collectives()
         self._asked: dict[tuple[int, int, int, int], Options] = {}
         self._made: dict[object, Options] = {}
-        self._gathers: dict[tuple[int, Levels, int], tuple[Matrix, Matrix]] = {}
-        self._state_of: dict[tuple[int, int], State] = {}
+        self._gathers: dict[object, tuple[Matrix, Matrix]] = {}
+        self._state_of: dict[object, State] = {}
         size = len(self.blocks)
         half = (size + 1) // 2
         edge = np.arange(size + 1, dtype=np.int64)
@@ -132,16 +136,16 @@ class StageTables:
         return self._entry(case, link, num_microbatches, self._all)
 
     def _site(self, start: int, mesh: Mesh, samples: int) -> tuple[Spot, Levels, Levels]:
-        tables, tp = self.problem.tables, mesh.tp
+        tables, width = self.problem.tables, mesh.model_size
         ranks = range(start, start + mesh.size)
         names = {tables.device_names[rank] for rank in ranks}
         slowest = min(sorted(names), key=lambda name: tables.devices[name].peak("bfloat16"))
         spot = Spot(
-            ceil(samples / mesh.dp), mesh.dp, tp, slowest,
-            tables.levels(ranks[::tp]), tables.levels(ranks[:tp]),
+            ceil(samples / mesh.dp), mesh.dp, mesh.model, slowest,
+            tables.levels(ranks[::width]), tables.model_levels(ranks[:width], mesh.model),
         )  # fmt: skip
-        shard = tables.levels(ranks[: mesh.dp_shard * tp : tp])
-        return spot, shard, tables.levels(ranks[:: mesh.dp_shard * tp])
+        shard = tables.levels(ranks[: mesh.dp_shard * width : width])
+        return spot, shard, tables.levels(ranks[:: mesh.dp_shard * width])
 
     def _undominated(
         self, cases: Sequence[Case], link: Link | None, num_microbatches: int
@@ -156,22 +160,22 @@ class StageTables:
             kept.append((case, probe))
         return [case for case, _ in kept]
 
-    def _state_at(self, spot: Spot, runs: _Runs) -> State:
-        key = (spot.tp, id(runs))
+    def _state_at(self, at: At, runs: _Runs) -> State:
+        key = (at.spot.model, at.variant, id(runs))
         if key not in self._state_of:
-            self._state_of[key] = State(*map(runs.of, self.runs.state(spot)))
+            self._state_of[key] = State(*map(runs.of, self.runs.state(at)))
         return self._state_of[key]
 
     def _entry(
         self, case: Case, link: Link | None, num_microbatches: int, runs: _Runs
     ) -> tuple[Matrix, ...]:
         """The five arrays of `Options` for some runs of blocks."""
-        work = self.runs.work(case.spot, case.option.recompute)
-        state = self._state_at(case.spot, runs)
+        work = self.runs.work(case.at, case.option.recompute)
+        state = self._state_at(case.at, runs)
         sync, trained = self._sync(case), self._trained(case, state, runs)
         backward = runs.of(work.backward_s)
         busy = runs.of(work.busy_s) + sync.per_microbatch_s(trained, backward)
-        sent, sends = self.runs.borders(case.spot, link)
+        sent, sends = self.runs.borders(case.at, link)
         once = sync.once_s(trained, backward) + self._optimizer_s(case, state)
         device = self.problem.tables.devices[case.spot.device]
         holes = fragmentation_of(
@@ -212,7 +216,7 @@ class StageTables:
     def _sync(self, case: Case) -> StageSync:
         return StageSync(
             case.option.mesh, case.spot.dp_levels, case.shard, case.replicate,
-            self.runs.overheads(case.spot), self.collective,
+            self.runs.overheads(case.at), self.collective,
         )  # fmt: skip
 
     def _trained(self, case: Case, state: State, runs: _Runs) -> Trained:
@@ -223,7 +227,7 @@ class StageTables:
 
     def _gathers_at(self, case: Case, runs: _Runs) -> tuple[Matrix, Matrix]:
         """ZeRO 3: seconds to gather the parameters block by block, and to scatter gradients."""
-        key = (case.spot.tp, case.shard, id(runs))
+        key = (case.at.spot.model, case.at.variant, case.shard, id(runs))
         if key not in self._gathers:
             self._gathers[key] = (
                 runs.of(self._by_block(case, Primitive.ALL_GATHER)),
@@ -232,7 +236,7 @@ class StageTables:
         return self._gathers[key]
 
     def _by_block(self, case: Case, primitive: Primitive, *, but_first: bool = False) -> Matrix:
-        held = self.runs.trained_per_block(case.spot)
+        held = self.runs.trained_per_block(case.at)
         known: dict[int, float] = {}
         for nbytes in held:
             if nbytes not in known:

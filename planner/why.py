@@ -9,7 +9,7 @@ def kind_of(plan: Plan) -> str:
     used = {
         "pp": len(plan.schedule.rows) > 1,
         "dp": any(stage.dp > 1 for stage in plan.stages),
-        "tp": any(stage.tp > 1 for stage in plan.stages),
+        "tp": any(stage.model_size > 1 for stage in plan.stages),
     }
     zeros = sorted({f"zero{stage.zero}" for stage in plan.stages if stage.zero})
     return " ".join([name for name, is_used in used.items() if is_used] + zeros)

@@ -258,6 +258,7 @@ def _stage(problem: Problem, part: Part) -> StageChoice:
     return StageChoice(
         start=part.start, stop=part.stop,
         devices=tuple(range(part.first_rank, part.first_rank + mesh.size)),
-        dp_replicate=mesh.dp_replicate, dp_shard=mesh.dp_shard, tp=mesh.tp, zero=mesh.zero,
+        dp_replicate=mesh.dp_replicate, dp_shard=mesh.dp_shard, model=mesh.model,
+        variant=mesh.variant, zero=mesh.zero,
         recompute=recomputable(problem.graph, blocks) if part.option.recompute else (),
     )  # fmt: skip

@@ -109,6 +109,7 @@ def _stage(
     blocks = problem.graph.blocks[start:stop]
     return StageChoice(
         start=start, stop=stop, devices=tuple(range(end - mesh.size, end)),
-        dp_replicate=mesh.dp_replicate, dp_shard=mesh.dp_shard, tp=mesh.tp, zero=mesh.zero,
+        dp_replicate=mesh.dp_replicate, dp_shard=mesh.dp_shard, model=mesh.model,
+        variant=mesh.variant, zero=mesh.zero,
         recompute=recomputable(problem.graph, blocks) if again else (),
     )  # fmt: skip

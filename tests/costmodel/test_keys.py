@@ -11,6 +11,7 @@ from meshwright.costmodel.tables import CostTables, Spot
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.device import OpClass
 from meshwright.ir.graph import Graph
+from meshwright.ir.plan import model_mesh
 from meshwright.ir.trace import trace
 from meshwright.planner.layouts import solve_layouts
 from tests.models import CASES
@@ -30,7 +31,8 @@ def keys(
     """Of every block."""
     layouts = {x.pattern: x for x in solve_layouts(graph, layout_tp or tp)}
     blocks = CostTables(graph, CPU, precision).blocks
-    spot = Spot(samples, dp, tp, CPU.device_types[0].name, (), ())
+    model = model_mesh({"tp": tp})
+    spot = Spot(samples, dp, model, CPU.device_types[0].name, (), ((),) * len(model))
     return [blocks.key(block, layouts[block.pattern], spot) for block in graph.blocks]
 
 

@@ -67,7 +67,7 @@ def test_saved_bytes(name: str) -> None:
     batch = case.example(dtype=torch.float32)
     graph = trace(model, batch, case.loss_fn)
     tables = CostTables(graph, CLUSTER, "fp32")
-    spot = Spot(graph.batch_size, 1, 1, "a100-80", (), ())
+    spot = Spot(graph.batch_size, 1, (), "a100-80", (), ())
     cost = tables.stage(graph.blocks, whole(graph), [False] * len(graph.blocks), spot)
     expected = kept_by_autograd(model, case, batch)
     assert cost.saved_bytes == pytest.approx(expected, rel=0.1)

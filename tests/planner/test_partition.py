@@ -23,7 +23,7 @@ def options_of(seed: int, size: int) -> Options:
     shape = (2, BLOCKS + 1, BLOCKS + 1)
     empty = np.tril(np.full(shape[1:], np.inf))
     path, load, room = (rng.integers(1, 50, shape).astype(float) for _ in range(3))
-    names = tuple(Option(Mesh(size, 1, 1, 0), again) for again in (False, True))
+    names = tuple(Option(Mesh(size, 1, (), 0), again) for again in (False, True))
     return Options(names, path + empty, load + empty, load + empty, room, room)
 
 
@@ -95,7 +95,7 @@ def test_tables_say_what_the_cost_model_says(model: str, asked: dict[str, object
     tables = StageTables(given)
     for i, stage in enumerate(choice.stages):
         first, size = stage.devices[0], len(stage.devices)
-        mesh = Mesh(stage.dp_replicate, stage.dp_shard, stage.tp, stage.zero)
+        mesh = Mesh(stage.dp_replicate, stage.dp_shard, stage.model, stage.zero)
         case = tables.case(first, Option(mesh, bool(stage.recompute)), choice.num_microbatches)
         path, _, busy, static, flight = (
             matrix[stage.start, stage.stop]

@@ -123,9 +123,11 @@ def test_the_cost_model_agrees_on_what_is_saved() -> None:
     problem = problem_of("gpt2")
     task = next(t for t in block_tasks(problem) if t.pattern == "transformer.h.*" and t.tp == 2)
     block = next(b for b in problem.graph.blocks[2:] if b.pattern == task.pattern)
-    layout = next(x for x in problem.layouts(2) if x.pattern == block.pattern)
+    layout = next(x for x in problem.layouts((("tp", 2),)) if x.pattern == block.pattern)
     device = problem.tables.device_names[0]
-    cost = problem.tables.block(block, layout, Spot(task.samples, 1, 2, device, (), ()))
+    cost = problem.tables.block(
+        block, layout, Spot(task.samples, 1, (("tp", 2),), device, (), ((),))
+    )
     (record,) = measured(problem, [task])
     assert record.saved_bytes == cost.saved_bytes + sum(cost.saved_outputs)
 

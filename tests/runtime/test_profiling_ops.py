@@ -54,10 +54,10 @@ def test_what_is_measured_is_what_the_cost_model_asks_for() -> None:
     blocks, device = problem.tables.blocks, problem.tables.device_names[0]
     asked = set()
     for local in locals_of(problem):
-        for layout in problem.layouts(local.tp):
+        for layout in problem.layouts(local.model):
             for block in problem.graph.blocks:
                 if block.pattern == layout.pattern:
-                    spot = Spot(local.samples, local.dp, local.tp, device, (), ())
+                    spot = local.spot(device)
                     trail = blocks.walk(block, layout, spot).trail
                     asked |= {op_key(step.local) for step in _steps(trail)}
     assert keys == asked
@@ -76,8 +76,8 @@ def test_measured_ops_are_looked_up() -> None:
     timed = make_problem(problem.graph, problem.cluster, precision="fp32", profile=profile)
     assert profile_timer(timed.cluster, profile)
     block = problem.graph.blocks[1]
-    layout = next(x for x in timed.layouts(1) if x.pattern == block.pattern)
-    spot = Spot(4, 1, 1, timed.tables.device_names[0], (), ())
+    layout = next(x for x in timed.layouts(()) if x.pattern == block.pattern)
+    spot = Spot(4, 1, (), timed.tables.device_names[0], (), ())
     trail = timed.tables.blocks.walk(block, layout, spot).trail
     known = [profile.ops[op_key(step.local)] for step in _steps(trail)]
     assert len(known) >= 2

@@ -239,9 +239,9 @@ def _twin(graph: Graph, blocks: dict[str, BlockRecord], pattern: str, samples: i
 def _cost(graph: Graph, profile: Profile, pattern: str):  # type: ignore[no-untyped-def]
     problem = make_problem(graph, Cluster.local(2), precision="fp32", profile=profile)
     block = next(b for b in graph.blocks if b.pattern == pattern)
-    layout = next(x for x in problem.layouts(1) if x.pattern == pattern)
+    layout = next(x for x in problem.layouts(()) if x.pattern == pattern)
 
-    spot = Spot(4, 1, 1, problem.tables.device_names[0], (), ())
+    spot = Spot(4, 1, (), problem.tables.device_names[0], (), ())
     return problem.tables.block(block, layout, spot)
 
 
