@@ -1,0 +1,173 @@
+"""What ops communicate on their own account: messages that no conversion between ops stands for.
+
+For most ops there is nothing. A cost model adds, to what an op computes, what `inner_traffic` says:
+
+    operands = ...                                # per op input and output, whole on `axis`
+    for message in inner_traffic(op, strategy, axis_size, inputs, outputs):
+        seconds = message.times * time_of(message.kind, message.nbytes)
+
+`SHIFT` is the time of one point-to-point message while every rank of the axis sends and receives
+one; the other kinds are primitives of `ir.conversions`, priced on the whole value as there. Where
+`beside` is set, the messages travel while the op computes: what takes longer counts.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import ceil, prod
+
+from meshwright.ir.conversions import Primitive
+from meshwright.ir.graph import Op
+from meshwright.ir.layout import Shard, Strategy, balanced
+from meshwright.ir.windows import CONVOLUTIONS, POOLS, sent, spans, windows
+
+SHIFT = "shift"
+"""Each rank sends to a neighbour on the axis and receives from one, all at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """An input or output of an op as a rank would hold it if it were whole on the axis in question,
+    split as it is on the others, for one micro-batch."""
+
+    shape: tuple[int, ...]
+    nbytes: int
+    """In the dtype that the op computes in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inner:
+    """Equal messages of one pass over an op."""
+
+    kind: str
+    """A communicating primitive, or SHIFT."""
+    nbytes: int
+    """Of each; of a primitive the whole value, of a shift what the busiest rank sends."""
+    times: int
+    backward: bool
+    """Whether they belong to the backward pass."""
+    beside: bool = False
+    """Whether the op computes meanwhile."""
+
+
+Operands = Sequence[Operand]
+
+
+def inner_traffic(
+    op: Op, strategy: Strategy, ranks: int, inputs: Operands, outputs: Operands
+) -> tuple[Inner, ...]:
+    """What the op communicates on an axis of `ranks` on which it has this strategy.
+
+    `inputs` and `outputs` are per `Op.inputs` and `Op.outputs`. Messages of the backward pass are
+    those of an op whose inputs need gradients.
+    """
+    find = _INSIDE.get(op.target.rpartition(".")[0])
+    split = any(isinstance(p, Shard) for p in strategy.inputs)
+    return find(op, strategy, ranks, inputs, outputs) if find and split and ranks > 1 else ()
+
+
+def goes_round(strategy: Strategy, dims: int) -> bool:
+    """Whether attention on values of so many dims keeps its keys split along the sequence, as the
+    queries are, and passes them round."""
+    query, key = strategy.inputs[:2]
+    return all(isinstance(p, Shard) and p.dim == dims - 2 for p in (query, key))
+
+
+def _attention(
+    op: Op, strategy: Strategy, ranks: int, inputs: Operands, outputs: Operands
+) -> tuple[Inner, ...]:
+    """Ring attention: keys and values go round, and in backward their gradients after them."""
+    key, value = inputs[1:3]
+    if not goes_round(strategy, len(key.shape)):
+        return ()
+    length = key.shape[-2]
+    part = -(-length // ranks)
+    nbytes = (key.nbytes + value.nbytes) // length * part
+    item = key.nbytes // max(prod(key.shape), 1)
+    gradients = nbytes * max(item, 4) // item
+    return (
+        Inner(SHIFT, nbytes, ranks - 1, backward=False, beside=True),
+        Inner(SHIFT, nbytes, ranks - 1, backward=True, beside=True),
+        Inner(SHIFT, gradients, ranks - 1, backward=True, beside=True),
+    )
+
+
+def _experts(
+    op: Op, strategy: Strategy, ranks: int, inputs: Operands, outputs: Operands
+) -> tuple[Inner, ...]:
+    """Tokens travel to the ranks of their experts and back, once to each rank; balanced routing.
+
+    In backward the gradient of the result goes there, that of the tokens comes back.
+    """
+    hidden, index, weights = inputs[:3]
+    if not (isinstance(strategy.inputs[0], Shard) and isinstance(strategy.inputs[3], Shard)):
+        return ()
+    if strategy.inputs[0].dim != 0 or strategy.inputs[3].dim != 0:
+        return ()
+    copies = ranks * (1 - (1 - 1 / ranks) ** index.shape[-1])
+    tokens, scales, indices = (ceil(o.nbytes * copies) for o in (hidden, weights, index))
+    move = Primitive.ALL_TO_ALL
+    return (
+        Inner(move, 8 * ranks * ranks, 1, backward=False),
+        Inner(move, tokens, 2, backward=False),
+        Inner(move, scales, 1, backward=False),
+        Inner(move, indices, 1, backward=False),
+        Inner(move, tokens, 2, backward=True),
+        Inner(move, scales, 1, backward=True),
+    )
+
+
+def _windowed(
+    op: Op, strategy: Strategy, ranks: int, inputs: Operands, outputs: Operands
+) -> tuple[Inner, ...]:
+    """Rows at the borders of the parts go to the neighbours, their gradients come back."""
+    image, placed = inputs[0], strategy.inputs[0]
+    found = windows(op, [i.shape for i in inputs], outputs[0].shape)
+    lead = len(image.shape) - len(found)
+    if not isinstance(placed, Shard) or placed.dim < lead:
+        return ()
+    window, size = found[placed.dim - lead], image.shape[placed.dim]
+    if window is None:
+        return ()
+    held = spans(balanced(size, ranks))
+    made = spans(balanced(outputs[0].shape[placed.dim], ranks))
+    rows = sent(held, [window.reads(*span) for span in made])
+    nbytes = image.nbytes // size * rows
+    return tuple(Inner(SHIFT, nbytes, 1, backward) for backward in (False, True) if nbytes)
+
+
+def _batch_norm(
+    op: Op, strategy: Strategy, ranks: int, inputs: Operands, outputs: Operands
+) -> tuple[Inner, ...]:
+    """Sums of values and of squares for each channel."""
+    x, placed = inputs[0], strategy.inputs[0]
+    if not isinstance(placed, Shard) or placed.dim == 1 or dict(op.args).get("training") is False:
+        return ()
+    channels = x.nbytes // max(prod(x.shape), 1) * x.shape[1]
+    return tuple(Inner(Primitive.ALL_REDUCE, channels, 2, b) for b in (False, True))
+
+
+def _cross_entropy(
+    op: Op, strategy: Strategy, ranks: int, inputs: Operands, outputs: Operands
+) -> tuple[Inner, ...]:
+    """Largest logit, sum of exponentials and own logit of each row; nothing in backward."""
+    logits, placed = inputs[0], strategy.inputs[0]
+    if not isinstance(placed, Shard) or placed.dim != 1:
+        return ()
+    row = logits.nbytes // logits.shape[1]
+    single = 2 if dict(op.args).get("label_smoothing") else 1
+    return (
+        Inner(Primitive.ALL_REDUCE, row, single, backward=False),
+        Inner(Primitive.ALL_REDUCE, 2 * row, 1, backward=False),
+    )
+
+
+_Find = Callable[[Op, Strategy, int, Operands, Operands], tuple[Inner, ...]]
+
+_INSIDE: dict[str, _Find] = {
+    "aten.scaled_dot_product_attention": _attention,
+    "meshwright.experts": _experts,
+    "aten.batch_norm": _batch_norm,
+    "meshwright.cross_entropy_sum": _cross_entropy,
+    **{f"aten.{name}": _windowed for name in sorted(CONVOLUTIONS | POOLS)},
+}
+"""Op (without overload) -> its messages."""
