@@ -2,6 +2,7 @@
 
 import json
 from math import isfinite
+from pathlib import Path
 from typing import Any
 
 from meshwright.ir.errors import PlanError
@@ -37,6 +38,26 @@ def _format(value: Any, indent: int, used: int) -> str:
         parts = [_format(item, indent + 2, 1) for item in value]
         left, right = "[", "]"
     return f"{left}\n" + ",\n".join(pad + part for part in parts) + f"\n{' ' * indent}{right}"
+
+
+def read_text(path: str | Path) -> str:
+    """The text of a file of ours; PlanError if it cannot be one."""
+    path = Path(path)
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise PlanError(f"{path}: {path.stat().st_size} bytes; at most {MAX_BYTES} are read")
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise PlanError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise PlanError(f"{path}: is not UTF-8 text (byte {error.start})") from error
+
+
+def check_schema(data: Any, schema: str, where: str) -> None:
+    """PlanError unless parsed `data` says that it is of `schema`."""
+    given = data.get("schema") if isinstance(data, dict) else None
+    if given != schema:
+        raise PlanError(f"{where}: schema is {given!r}; this version reads {schema!r}")
 
 
 def parse_json(text: str, where: str) -> Any:

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from meshwright.ir.canonical import MAX_BYTES, format_json, parse_json
+from meshwright.ir.canonical import check_schema, format_json, parse_json, read_text
 from meshwright.ir.errors import PlanError
 from meshwright.ir.profile import Machine
 from meshwright.ir.schedule import Work
@@ -187,19 +187,8 @@ def save(measured: Measured, path: str | Path) -> None:
 
 def load(path: str | Path) -> Measured:
     """Reads it; PlanError names what is wrong with the file."""
-    path = Path(path)
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise PlanError(f"{path}: {path.stat().st_size} bytes; at most {MAX_BYTES} are read")
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise PlanError(f"{path}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise PlanError(f"{path}: is not UTF-8 text (byte {error.start})") from error
-    data = parse_json(text, str(path))
-    given = data.get("schema") if isinstance(data, dict) else None
-    if given != SCHEMA:
-        raise PlanError(f"{path}: schema is {given!r}; this version reads {SCHEMA!r}")
+    text = read_text(path)
+    check_schema(parse_json(text, str(path)), SCHEMA, str(path))
     try:
         return _ADAPTER.validate_json(text, strict=True)
     except ValidationError as error:

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from meshwright.ir import plan as types
-from meshwright.ir.canonical import MAX_BYTES, format_json, parse_json
+from meshwright.ir.canonical import check_schema, format_json, parse_json, read_text
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan import MESH_AXES, SCHEMA, Plan
 
@@ -32,16 +32,7 @@ def save(plan: Plan, path: str | Path) -> None:
 
 def load(path: str | Path, *, check_hash: bool = True) -> Plan:
     """Reads a plan; PlanError names what is wrong with the file."""
-    path = Path(path)
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise PlanError(f"{path}: {path.stat().st_size} bytes; at most {MAX_BYTES} are read")
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise PlanError(f"{path}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise PlanError(f"{path}: is not UTF-8 text (byte {error.start})") from error
-    return loads(text, check_hash=check_hash, where=str(path))
+    return loads(read_text(path), check_hash=check_hash, where=str(path))
 
 
 def dumps(plan: Plan) -> str:
@@ -52,9 +43,7 @@ def dumps(plan: Plan) -> str:
 def loads(text: str, *, check_hash: bool = True, where: str = "plan") -> Plan:
     """The plan that `dumps` writes as `text`."""
     data = parse_json(text, where)
-    given = data.get("schema") if isinstance(data, dict) else None
-    if given != SCHEMA:
-        raise PlanError(f"{where}: schema is {given!r}; this version reads {SCHEMA!r}")
+    check_schema(data, SCHEMA, where)
     try:
         plan = _ADAPTER.validate_json(text, strict=True)
     except ValidationError as error:

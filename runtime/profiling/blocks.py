@@ -13,8 +13,9 @@ from meshwright.ir.graph import Graph
 from meshwright.ir.profile import BlockRecord, Timing
 from meshwright.ir.torch_private import on_gradient, storage_key, watching
 from meshwright.runtime.profiling.bench import Layer, bench, layers_for
-from meshwright.runtime.profiling.stopwatch import Stopwatch, mean, summarised, watch_for
+from meshwright.runtime.profiling.stopwatch import Stopwatch, watch_for
 from meshwright.runtime.profiling.tasks import BlockTask
+from meshwright.runtime.profiling.timings import mean, summarised
 from meshwright.runtime.tensors import TensorTracker
 
 Agree = Callable[[bool], bool]

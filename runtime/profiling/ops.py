@@ -16,8 +16,9 @@ from meshwright.codegen.site import Device, Form, In
 from meshwright.ir.profile import OpRecord, Timing
 from meshwright.ir.torch_private import storage_key
 from meshwright.runtime.profiling.free_lines import FreeLine
-from meshwright.runtime.profiling.stopwatch import Stopwatch, summarised, watch_for
+from meshwright.runtime.profiling.stopwatch import Stopwatch, watch_for
 from meshwright.runtime.profiling.tasks import Operand, OpTask
+from meshwright.runtime.profiling.timings import summarised
 from meshwright.runtime.profiling.values import drawn
 
 _COLD_BYTES = 64 * 2**20

@@ -9,12 +9,12 @@ from torch import nn
 
 from meshwright.codegen.program import Param
 from meshwright.ir.graph import Kind
-from meshwright.ir.layout import R
 from meshwright.ir.profile import OptimizerRecord
 from meshwright.runtime.gradsync.base import Held
 from meshwright.runtime.optimizer import make_optimizer
-from meshwright.runtime.profiling.stopwatch import summarised, watch_for
+from meshwright.runtime.profiling.stopwatch import watch_for
 from meshwright.runtime.profiling.tasks import OptimizerTask
+from meshwright.runtime.profiling.timings import summarised
 
 _ITEM = torch.float32.itemsize
 _LEAST, _MOST = 5, 100
@@ -68,5 +68,5 @@ def _held(task: OptimizerTask, device: torch.device) -> Held:
     numel = task.nbytes // task.num_tensors // _ITEM
     tensor = nn.Parameter(torch.randn(numel, device=device))
     tensor.grad = torch.randn(numel, device=device)
-    param = Param("p", "p", Kind.PARAMETER, (numel,), "float32", True, R, (numel,), False)
+    param = Param("p", "p", Kind.PARAMETER, (numel,), "float32", True, (), (((0, numel),),), ())
     return Held(param, 0, tensor, None, True)

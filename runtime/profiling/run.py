@@ -14,9 +14,9 @@ from meshwright.ir.profile_store import ProfileStore
 from meshwright.runtime.profiling.blocks import measure_block, merged
 from meshwright.runtime.profiling.ops import measure_op
 from meshwright.runtime.profiling.optimizers import measure_optimizer
-from meshwright.runtime.profiling.stopwatch import mean
 from meshwright.runtime.profiling.tasks import BlockTask, OpTask, Task
 from meshwright.runtime.profiling.team import FAILURES, Failed, Team, Work
+from meshwright.runtime.profiling.timings import mean
 
 _SHARES = {BlockTask: 0.2, OpTask: 0.05}
 """Seconds that a task gets if there is no budget: more than it needs where tensors are small."""

@@ -1,13 +1,10 @@
 """Times what one process does by itself: processor time on a CPU, events on a GPU."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from time import perf_counter, thread_time
 from typing import Any, Protocol, TypeVar
 
 import torch
-
-from meshwright.ir.profile import Timing
-from meshwright.runtime.profiling.timings import timing
 
 T = TypeVar("T")
 
@@ -68,20 +65,3 @@ class CudaWatch:
 def watch_for(device: torch.device, *, host: bool = True) -> Stopwatch:
     """`host`: on a GPU, count the CPU's time where it is longer than the kernels'."""
     return CudaWatch(device, host=host) if device.type == "cuda" else CpuWatch()
-
-
-_LEAST_S = 1e-9
-"""Less than any clock's tick."""
-
-
-def summarised(seconds: list[float]) -> Timing:
-    """Median and spread; a clock's tick at least."""
-    return timing([max(s, _LEAST_S) for s in seconds])
-
-
-def mean(timings: Sequence[Timing]) -> Timing:
-    """Of processes that measured at once; how far they are apart counts as spread."""
-    middle = sum(t.median_s for t in timings) / len(timings)
-    apart = max(abs(t.median_s - middle) for t in timings) / middle if middle else 0.0
-    spread = max(apart, *(t.spread for t in timings))
-    return Timing(median_s=middle, spread=spread, count=sum(t.count for t in timings))

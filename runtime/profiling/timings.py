@@ -16,3 +16,20 @@ def timing(seconds: Sequence[float]) -> Timing:
         count=len(ordered),
         mean_s=sum(ordered) / len(ordered),
     )
+
+
+_LEAST_S = 1e-9
+"""Less than any clock's tick."""
+
+
+def summarised(seconds: list[float]) -> Timing:
+    """Median and spread; a clock's tick at least."""
+    return timing([max(s, _LEAST_S) for s in seconds])
+
+
+def mean(timings: Sequence[Timing]) -> Timing:
+    """Of processes that measured at once; how far they are apart counts as spread."""
+    middle = sum(t.median_s for t in timings) / len(timings)
+    apart = max(abs(t.median_s - middle) for t in timings) / middle if middle else 0.0
+    spread = max(apart, *(t.spread for t in timings))
+    return Timing(median_s=middle, spread=spread, count=sum(t.count for t in timings))
