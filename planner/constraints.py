@@ -1,127 +1,141 @@
-"""What a user pins: `"tp=2"`, `"block transformer.h.3 on stage 1"`, `"memory<=60GB"`, as data."""
+"""What a user pins, as searchers ask for it: `"tp=2"`, `"block h.3 on stage 1"`, `"memory<=60GB"`.
 
-import difflib
-import re
+Types: `decisions`; text: `decision_text`; checks: `decision_model` and `decisions_kept`.
+"""
+
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import TypeVar
 
-from meshwright.ir.device import parse_quantity
-from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Graph
-from meshwright.ir.plan import Plan
-from meshwright.planner.schedule_tools import SCHEDULES
+from meshwright.ir.plan import MODEL_AXES, ModelMesh, model_mesh
+from meshwright.planner.decision_model import parse_constraints as parse_constraints
+from meshwright.planner.decision_text import parse_constraint as parse_constraint
+from meshwright.planner.decisions import EVERYWHERE as EVERYWHERE
+from meshwright.planner.decisions import Constraint as Constraint
+from meshwright.planner.decisions import MemoryCap as MemoryCap
+from meshwright.planner.decisions import OnStage as OnStage
+from meshwright.planner.decisions import OnType as OnType
+from meshwright.planner.decisions import Pin as Pin
+from meshwright.planner.decisions import Placed as Placed
+from meshwright.planner.decisions import Scope as Scope
+from meshwright.planner.decisions import StageDevices as StageDevices
+from meshwright.planner.decisions import StageMesh as StageMesh
+from meshwright.planner.decisions import StageShares as StageShares
+from meshwright.planner.decisions import StepCap as StepCap
+from meshwright.planner.decisions_kept import broken as broken
+from meshwright.planner.placement_rules import PlacementRules as PlacementRules
+from meshwright.planner.placement_rules import placement_rules as placement_rules
 
 T = TypeVar("T", int, str)
 
-NUMBERS = (
-    "pp", "dp", "dp_replicate", "dp_shard", "tp", "zero", "prefetch", "num_microbatches",
-)  # fmt: skip
-"""`prefetch` of 1 or more asks for zero 3 everywhere: elsewhere there is nothing to fetch."""
-WORDS = ("schedule", "recompute")
-RECOMPUTE = ("none", "full")
-EXAMPLES = "tp=2, schedule=gpipe, recompute=none, block h.3 on stage 1, memory<=60GB"
-
-
-@dataclass(frozen=True, slots=True)
-class Pin:
-    """One decision, for every stage: `tp=2`."""
-
-    name: str
-    value: int | str
-
-    def __str__(self) -> str:
-        return f"{self.name}={self.value}"
-
-
-@dataclass(frozen=True, slots=True)
-class OnStage:
-    """A block that must run in a stage."""
-
-    block: str
-    stage: int
-
-    def __str__(self) -> str:
-        return f"block {self.block} on stage {self.stage}"
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryCap:
-    """No rank may need more."""
-
-    nbytes: int
-
-    def __str__(self) -> str:
-        return f"memory<={self.nbytes}B"
-
-
-Constraint = Pin | OnStage | MemoryCap
-
-_PIN = re.compile(r"(\w+)\s*=\s*(\w+)")
-_ON_STAGE = re.compile(r"block\s+(\S+)\s+on\s+stage\s+(\d+)")
-_MEMORY = re.compile(r"memory\s*<=?\s*(.+)")
-
-
-def parse_constraint(given: str | Constraint) -> Constraint:
-    """The constraint that a text names; PlanError with the nearest one that exists."""
-    if not isinstance(given, str):
-        return given
-    text = given.strip()
-    if match := _ON_STAGE.fullmatch(text):
-        return OnStage(match[1], int(match[2]))
-    if match := _MEMORY.fullmatch(text):
-        nbytes = parse_quantity(match[1], "bytes")
-        assert isinstance(nbytes, int)
-        return MemoryCap(nbytes)
-    if match := _PIN.fullmatch(text):
-        return _pin(match[1], match[2])
-    raise PlanError(f"constraint {given!r} is none that exists; write for example {EXAMPLES}")
-
-
-def _pin(name: str, value: str) -> Pin:
-    known = (*NUMBERS, *WORDS)
-    if name not in known:
-        near = difflib.get_close_matches(name, known, 1, 0.0)[0]
-        raise PlanError(f"constraint {name}={value}: there is no {name!r}; nearest is {near!r}")
-    if name in NUMBERS:
-        least = 0 if name in ("zero", "prefetch") else 1
-        if not value.isdecimal() or int(value) < least or (name == "zero" and int(value) > 3):
-            allowed = "0, 1, 2 or 3" if name == "zero" else f"a whole number from {least}"
-            raise PlanError(f"constraint {name}={value}: it must be {allowed}")
-        return Pin(name, int(value))
-    allowed_words = SCHEDULES if name == "schedule" else RECOMPUTE
-    if value not in allowed_words:
-        near = difflib.get_close_matches(value, allowed_words, 1, 0.0)[0]
-        raise PlanError(f"constraint {name}={value}: nearest legal value is {near!r}")
-    return Pin(name, value)
-
-
-def parse_constraints(given: Sequence[str | Constraint], graph: Graph) -> tuple[Constraint, ...]:
-    """All constraints in a canonical order, checked against the model's block names."""
-    found = {parse_constraint(item): None for item in given}
-    names = [block.name for block in graph.blocks]
-    for item in found:
-        if isinstance(item, OnStage) and item.block not in names:
-            near = difflib.get_close_matches(item.block, names, 1, 0.0)
-            raise PlanError(f"constraint '{item}': no such block; nearest is {near[:1]}")
-    return tuple(sorted(found, key=lambda item: (type(item).__name__, str(item))))
-
 
 def pinned(constraints: Iterable[Constraint], name: str) -> int | str | None:
-    """The value that a decision is pinned to; None if it is free."""
-    return next((c.value for c in constraints if isinstance(c, Pin) and c.name == name), None)
+    """The value that a decision is pinned to in every stage; None if it is free."""
+    for pin in _everywhere(constraints, name):
+        if pin.relation == "=" and not isinstance(pin.value, tuple):
+            return pin.value
+        if isinstance(pin.value, tuple) and len(pin.value) == 1:
+            return pin.value[0]
+    return None
 
 
 def allowed(constraints: Iterable[Constraint], name: str, values: Iterable[T]) -> tuple[T, ...]:
-    """Those of `values` that all pins of the decision leave."""
-    pins = [c.value for c in constraints if isinstance(c, Pin) and c.name == name]
-    return tuple(value for value in values if all(value == pin for pin in pins))
+    """Those of `values` that all pins of the decision in every stage leave.
+
+    For one stage: `allowed(of_stage(constraints, ...), name, values)`.
+    """
+    pins = _everywhere(constraints, name)
+    return tuple(value for value in values if all(pin.admits(value) for pin in pins))
+
+
+def _everywhere(constraints: Iterable[Constraint], name: str) -> list[Pin]:
+    return [
+        c for c in constraints if isinstance(c, Pin) and c.name == name and c.scope == EVERYWHERE
+    ]
+
+
+def of_stage(
+    constraints: Iterable[Constraint], stage: int, blocks: Sequence[str]
+) -> tuple[Constraint, ...]:
+    """The constraints as they are for one stage with these blocks: its own pins hold everywhere,
+    those of other stages are gone. Recompute and layouts of single blocks stay as they are."""
+    found: list[Constraint] = []
+    for item in constraints:
+        pins = item.pins() if isinstance(item, StageMesh) else (item,)
+        for pin in pins:
+            if not isinstance(pin, Pin) or pin.scope == EVERYWHERE:
+                found.append(pin)
+            elif pin.name in ("recompute", "layout") and pin.scope.block:
+                found.append(pin)
+            elif pin.scope.covers(stage, tuple(blocks)):
+                found.append(Pin(pin.name, pin.value, pin.relation))
+    return tuple(found)
+
+
+def is_scoped(constraints: Iterable[Constraint]) -> bool:
+    """Whether some pin is for some stages only, so that stages must be told apart."""
+    return any(
+        isinstance(item, StageMesh | StageDevices | StageShares | OnType)
+        or (isinstance(item, Pin) and item.scope != EVERYWHERE)
+        for item in constraints
+    )
+
+
+def mesh_allowed(
+    constraints: Iterable[Constraint], dp_replicate: int, dp_shard: int, model: ModelMesh
+) -> bool:
+    """Whether the pins in every stage leave a mesh of these sizes."""
+    return model_allowed(constraints, model) and all(
+        allowed(constraints, name, (size,))
+        for name, size in (
+            ("dp", dp_replicate * dp_shard),
+            ("dp_replicate", dp_replicate),
+            ("dp_shard", dp_shard),
+        )
+    )
+
+
+def model_allowed(constraints: Iterable[Constraint], model: ModelMesh) -> bool:
+    """Whether the pins in every stage leave a model mesh."""
+    sizes, total = dict(model), 1
+    for size in sizes.values():
+        total *= size
+    given = {"model": total} | {axis: sizes.get(axis, 1) for axis in MODEL_AXES}
+    constraints = tuple(constraints)
+    return all(allowed(constraints, name, (size,)) for name, size in given.items())
+
+
+def asked_meshes(constraints: Iterable[Constraint]) -> tuple[ModelMesh, ...]:
+    """Model meshes that constraints name in full: they must be among those that are tried."""
+    constraints = tuple(constraints)
+    scopes = {c.scope for c in constraints if isinstance(c, Pin)}
+    found = [model_mesh(dict(c.sizes)) for c in constraints if isinstance(c, StageMesh)]
+    for scope in sorted(scopes, key=str):
+        pins = [c for c in constraints if isinstance(c, Pin) and c.scope in (EVERYWHERE, scope)]
+        sizes = {
+            p.name: p.value
+            for p in pins
+            if p.name in MODEL_AXES and p.relation == "=" and isinstance(p.value, int)
+        }
+        found.append(model_mesh(sizes))
+    return tuple(dict.fromkeys(mesh for mesh in found if mesh))
 
 
 def stage_of_block(constraints: Iterable[Constraint], graph: Graph) -> dict[int, int]:
-    """Block number -> the stage it is pinned to."""
-    index = {block.name: i for i, block in enumerate(graph.blocks)}
-    return {index[c.block]: c.stage for c in constraints if isinstance(c, OnStage)}
+    """Block number -> the stage it is pinned to; of two that differ, one stays, so no plan fits."""
+    found: dict[int, int] = {}
+    for item in constraints:
+        if not isinstance(item, OnStage):
+            continue
+        named = [i for i, b in enumerate(graph.blocks) if fnmatchcase(b.name, item.block)]
+        if item.starts:
+            found[named[0]] = item.stage
+            if named[0] and item.stage:
+                found[named[0] - 1] = item.stage - 1
+        else:
+            found |= dict.fromkeys(named, item.stage)
+    return found
 
 
 def memory_cap(constraints: Iterable[Constraint]) -> int | None:
@@ -129,34 +143,6 @@ def memory_cap(constraints: Iterable[Constraint]) -> int | None:
     return min((c.nbytes for c in constraints if isinstance(c, MemoryCap)), default=None)
 
 
-def broken(constraints: Iterable[Constraint], plan: Plan, graph: Graph) -> tuple[Constraint, ...]:
-    """The constraints that a plan does not keep; memory is judged apart, device by device."""
-    return tuple(item for item in constraints if not _holds(item, plan, graph))
-
-
-def _holds(item: Constraint, plan: Plan, graph: Graph) -> bool:
-    if isinstance(item, MemoryCap):
-        return True
-    if isinstance(item, OnStage):
-        stage = plan.stage_blocks(graph, item.stage) if item.stage < len(plan.stages) else ()
-        return any(block.name == item.block for block in stage)
-    match item.name:
-        case "pp":
-            return len(plan.schedule.rows) == item.value
-        case "num_microbatches":
-            return plan.num_microbatches == item.value
-        case "schedule":
-            return plan.schedule.name == item.value
-        case "dp":
-            return all(stage.dp == item.value for stage in plan.stages)
-        case "zero":
-            return all(stage.zero == item.value for stage in plan.stages)
-        case "prefetch":
-            fetching = all(stage.zero == 3 for stage in plan.stages) or not item.value
-            return fetching and all(stage.prefetch == item.value for stage in plan.stages)
-        case "recompute":
-            return all(
-                any(how == "full" for how in stage.recompute.values()) == (item.value == "full")
-                for stage in plan.stages
-            )
-    return all(stage.mesh.get(item.name, 1) == item.value for stage in plan.stages)
+def step_cap(constraints: Iterable[Constraint]) -> float | None:
+    """The least cap in seconds."""
+    return min((c.seconds for c in constraints if isinstance(c, StepCap)), default=None)

@@ -7,7 +7,7 @@ from typing import Protocol
 from meshwright.ir.errors import Infeasible
 from meshwright.ir.plan import Plan
 from meshwright.ir.show import size
-from meshwright.planner.constraints import Constraint, MemoryCap, OnStage, Pin
+from meshwright.planner.constraints import Constraint, MemoryCap, OnStage, Pin, StepCap
 from meshwright.planner.problem import Problem
 from meshwright.planner.why import name_of
 
@@ -71,19 +71,24 @@ def _relaxed(
     found = solve(replace(problem, constraints=others)).best
     if found is None:
         return ""
+    if isinstance(item, StepCap):
+        assert found.predicted
+        return f"nearest cap: step<={found.predicted.step_s!r}s ({name_of(found)})"
     return f"without '{item}': {_value_of(problem, item, found)}"
 
 
-def _value_of(problem: Problem, item: Pin | OnStage, plan: Plan) -> str:
+def _value_of(problem: Problem, item: Constraint, plan: Plan) -> str:
     """What a plan does where the constraint wanted something else."""
-    if isinstance(item, OnStage):
-        names = [block.name for block in problem.graph.blocks]
+    names = [block.name for block in problem.graph.blocks]
+    if isinstance(item, OnStage) and item.block in names:
         for index, stage in enumerate(plan.stages):
             if names.index(item.block) <= names.index(stage.last):
                 return f"block {item.block} on stage {index}"
-    assert isinstance(item, Pin)
+    if not isinstance(item, Pin) or item.name == "layout":
+        return name_of(plan)
     values: dict[str, object] = {
         "pp": len(plan.schedule.rows),
+        "model": "/".join(str(n) for n in dict.fromkeys(s.model_size for s in plan.stages)),
         "dp": "/".join(str(n) for n in dict.fromkeys(s.dp for s in plan.stages)),
         "zero": "/".join(str(n) for n in dict.fromkeys(s.zero for s in plan.stages)),
         "prefetch": max(s.prefetch for s in plan.stages),

@@ -109,7 +109,7 @@ def make_problem(
         raise _unknown("objective", objective, OBJECTIVES)
     return Problem(
         graph=graph, cluster=cluster, optimizer=optimizer, precision=kind,
-        constraints=parse_constraints(constraints, graph), objective=objective, seed=seed,
+        constraints=parse_constraints(constraints, graph, cluster), objective=objective, seed=seed,
         tables=CostTables(graph, cluster, precision, profile=profile), solved={},
     )  # fmt: skip
 
