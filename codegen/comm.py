@@ -15,13 +15,15 @@ from meshwright.codegen.line import Alone, GroupLine, Line
 from meshwright.codegen.meter import Meter
 from meshwright.codegen.primitives import Part, run
 from meshwright.ir.conversions import COMMUNICATES, Primitive
+from meshwright.ir.inside import SHIFT
 
 
 class Traffic(NamedTuple):
     """One collective that ran: for tests and benchmarks."""
 
     axis: str
-    primitive: Primitive
+    primitive: str
+    """A communicating primitive, or SHIFT of `ir.inside`."""
     nbytes: int
     """Of the local tensor that went in."""
 
@@ -156,8 +158,36 @@ class Comm:
             return line.all_reduce(x, largest)
         start = self.meter.mark()
         result = line.all_reduce(x, largest)
-        self._metered(self.meter, Primitive.ALL_REDUCE, axis, line, x, result, start)
+        self._metered(Primitive.ALL_REDUCE, axis, line, x, result, start)
         return result
+
+    def shift(self, x: Tensor, axis: str, shape: tuple[int, ...]) -> Callable[[], Tensor]:
+        """Starts to send x, which has no gradient, to the next rank of the axis; what it returns
+        waits for what the rank before sends. The meter is told of the waiting only."""
+        line = self.line(axis)
+        self._note(SHIFT, axis, line, x.nbytes)
+        arrive = line.shift(x, shape)
+
+        def wait() -> Tensor:
+            start = None if self.meter is None else self.meter.mark()
+            received = arrive()
+            self._met(SHIFT, axis, line, x.nbytes, start)
+            return received
+
+        return wait
+
+    def trade(
+        self, parts: list[Tensor], axis: str, shapes: list[tuple[int, ...]], neighbours: bool
+    ) -> list[Tensor]:
+        """Part i, which has no gradient, goes to rank i of the axis, from which comes one of shape
+        i. With `neighbours` most parts are empty."""
+        line, kind = self.line(axis), SHIFT if neighbours else Primitive.ALL_TO_ALL
+        nbytes = sum(part.nbytes for part in parts)
+        self._note(kind, axis, line, nbytes)
+        start = None if self.meter is None else self.meter.mark()
+        received = line.all_to_all(parts, shapes)
+        self._met(kind, axis, line, nbytes * (1 if neighbours else line.size), start)
+        return received
 
     def _part(
         self, dim: int, sizes: Sequence[int], outer: int = 1, whole: int = 0, per_sample: int = 0
@@ -181,9 +211,17 @@ class Comm:
 
     def _logged(self, primitive: Primitive, axis: str, x: Tensor) -> Line:
         line = self.line(axis)
-        if self.log is not None and primitive in COMMUNICATES and line.size > 1:
-            self.log.append(Traffic(axis, primitive, x.numel() * x.element_size()))
+        if primitive in COMMUNICATES:
+            self._note(primitive, axis, line, x.nbytes)
         return line
+
+    def _note(self, kind: str, axis: str, line: Line, nbytes: int) -> None:
+        if self.log is not None and line.size > 1:
+            self.log.append(Traffic(axis, kind, nbytes))
+
+    def _met(self, kind: str, axis: str, line: Line, nbytes: int, start: Any) -> None:
+        if self.meter is not None and line.size > 1:
+            self.meter.block_collective(self.stage, axis, kind, nbytes, line.size, start)
 
     def run(
         self,
@@ -200,18 +238,16 @@ class Comm:
             return run(primitive, x, line, source, target, keeps)
         start = self.meter.mark()
         result = run(primitive, x, line, source, target, keeps)
-        self._metered(self.meter, primitive, axis, line, x, result, start)
+        self._metered(primitive, axis, line, x, result, start)
         return result
 
     def _metered(
-        self, meter: Meter, primitive: Primitive, axis: str, line: Line, x: Tensor, result: Tensor,
-        start: Any,
-    ) -> None:  # fmt: skip
-        if line.size > 1:
-            whole = result.nbytes if primitive is Primitive.ALL_GATHER else x.nbytes
-            if primitive is Primitive.ALL_TO_ALL:
-                whole *= line.size
-            meter.block_collective(self.stage, axis, primitive, whole, line.size, start)
+        self, primitive: Primitive, axis: str, line: Line, x: Tensor, result: Tensor, start: Any
+    ) -> None:
+        whole = result.nbytes if primitive is Primitive.ALL_GATHER else x.nbytes
+        if primitive is Primitive.ALL_TO_ALL:
+            whole *= line.size
+        self._met(primitive, axis, line, whole, start)
 
 
 def _line(axis: str, size: int, group: "dist.ProcessGroup | Line | None") -> Line:

@@ -1,5 +1,6 @@
-"""One line of ranks along a mesh axis, and the four collectives that everything is built from."""
+"""One line of ranks along a mesh axis, and the few messages that everything is built from."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -31,6 +32,11 @@ class Line(Protocol):
         """Part i goes to rank i; what comes from rank i has shape i."""
         ...
 
+    def shift(self, x: Tensor, shape: tuple[int, ...]) -> Callable[[], Tensor]:
+        """Starts to send x to the next rank, the last one's to the first; what it returns waits for
+        what the rank before sends, which has this shape."""
+        ...
+
 
 class Alone:
     """The line of an axis of size 1."""
@@ -49,6 +55,9 @@ class Alone:
 
     def all_to_all(self, parts: list[Tensor], shapes: list[tuple[int, ...]]) -> list[Tensor]:
         return parts
+
+    def shift(self, x: Tensor, shape: tuple[int, ...]) -> Callable[[], Tensor]:
+        return lambda: x
 
 
 class GroupLine:
@@ -86,3 +95,17 @@ class GroupLine:
             x.view(shape)
             for x, shape in zip(torch.split_with_sizes(result, counts), shapes, strict=True)
         ]
+
+    def shift(self, x: Tensor, shape: tuple[int, ...]) -> Callable[[], Tensor]:
+        following, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
+        mine, received = x.contiguous(), x.new_empty(shape)
+        send = dist.P2POp(dist.isend, mine, group=self.group, group_peer=following)
+        receive = dist.P2POp(dist.irecv, received, group=self.group, group_peer=before)
+        works = dist.batch_isend_irecv([send, receive])
+
+        def wait() -> Tensor:
+            for work in works:
+                work.wait()
+            return received
+
+        return wait

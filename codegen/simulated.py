@@ -64,6 +64,11 @@ class ThreadLine:
         assert [tuple(x.shape) for x in received] == [tuple(shape) for shape in shapes]
         return received
 
+    def shift(self, x: Tensor, shape: tuple[int, ...]) -> Callable[[], Tensor]:
+        received = self._exchange([x.detach().clone()])[self.rank - 1][0]
+        assert tuple(received.shape) == tuple(shape)
+        return lambda: received
+
 
 def coordinates_of(sizes: dict[str, int], rank: int) -> dict[str, int]:
     """Coordinates of `rank`, row-major: the last axis varies fastest."""

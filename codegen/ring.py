@@ -1,0 +1,236 @@
+"""Attention whose queries and keys are split along the sequence: keys and values go round.
+
+Each rank attends with its queries to the keys it holds, hands them to the next rank and takes those
+of the rank before, until it has seen all. In backward keys and values go round again, and behind
+them their gradients, which end where the keys belong. A message travels while a part is computed.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod, sqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meshwright.codegen.attend import (
+    Gradients,
+    Known,
+    Part,
+    Visible,
+    attend,
+    attend_backward,
+    merged,
+)
+from meshwright.codegen.comm import Comm
+
+
+@dataclass(frozen=True)
+class _Ring:
+    """What the ranks of an axis hold."""
+
+    comm: Comm
+    axis: str
+    queries: tuple[int, ...]
+    """Of each rank."""
+    keys: tuple[int, ...]
+    scale: float
+    causal: bool
+    lead: tuple[int, ...]
+    """Shape of keys before the sequence, the same on all ranks: [..., g]."""
+    widths: tuple[int, int]
+    """Of a key and of a value."""
+
+    @property
+    def rank(self) -> int:
+        return self.comm.coordinates[self.axis]
+
+    @property
+    def size(self) -> int:
+        return len(self.keys)
+
+    def owner(self, step: int) -> int:
+        """Whose keys are here after so many steps."""
+        return (self.rank - step) % self.size
+
+    def numel(self, owner: int) -> int:
+        """Of an owner's keys and values."""
+        return prod(self.lead) * self.keys[owner] * sum(self.widths)
+
+    def parts(self, packed: Tensor, owner: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of a message."""
+        shapes = [(*self.lead, self.keys[owner], width) for width in self.widths]
+        key, value = packed.split([prod(shape) for shape in shapes])
+        return key.view(shapes[0]), value.view(shapes[1])
+
+    def visible(self, owner: int, mask: Tensor | None) -> Visible | None:
+        """What this rank's queries see of the owner's keys; None: nothing."""
+        start = sum(self.keys[:owner])
+        first = sum(self.queries[: self.rank]) - start
+        if self.causal and first + self.queries[self.rank] <= 0:
+            return None
+        if mask is not None and mask.shape[-1] > 1:
+            mask = mask[..., start : start + self.keys[owner]]
+        past_all = not self.causal or first >= self.keys[owner] - 1
+        return Visible(self.scale, mask, None if past_all else first)
+
+    def rounds(self, key: Tensor, value: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Step by step whose keys are here, the keys and the values."""
+        packed = torch.cat([key.reshape(-1), value.reshape(-1)])
+        for step in range(self.size):
+            arrive = None
+            if step < self.size - 1:
+                shape = (self.numel(self.owner(step + 1)),)
+                arrive = self.comm.shift(packed, self.axis, shape)
+            yield step, *self.parts(packed, self.owner(step))
+            packed = arrive() if arrive else packed
+
+
+class _Attention(torch.autograd.Function):
+    """Queries [..., g, r, l, e], keys and values [..., g, s, e], mask [..., g, r, l, s]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, ring: _Ring
+    ) -> Tensor:
+        with torch.autocast(query.device.type, enabled=False):
+            found = _forward(query.to(_summed_in(query)), key, value, mask, ring)
+        out = found.out.to(query.dtype)
+        ctx.save_for_backward(query, key, value, mask, out, found.total)
+        ctx.ring = ring
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, mask, out, total = ctx.saved_tensors
+        wide = _summed_in(query)
+        grad = grads[0].to(wide)
+        known = Known(total, grad, (grad * out.to(wide)).sum(-1, keepdim=True))
+        way_back = _Backward(ctx.ring, query.to(wide), mask, known, ctx.needs_input_grad[3])
+        with torch.autocast(query.device.type, enabled=False):
+            to_query, to_key, to_value, to_mask = way_back.run(key, value)
+        narrow = query.dtype
+        return to_query.to(narrow), to_key.to(narrow), to_value.to(narrow), to_mask, None
+
+
+def _forward(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, ring: _Ring) -> Part:
+    found: Part | None = None
+    for step, its_key, its_value in ring.rounds(key, value):
+        visible = ring.visible(ring.owner(step), mask)
+        if visible is not None:
+            part = attend(query, its_key.to(query.dtype), its_value.to(query.dtype), visible)
+            found = part if found is None else merged(found, part)
+    return _nothing(query, value) if found is None else found
+
+
+@dataclass(frozen=True)
+class _Backward:
+    """The way back: keys and values go round, their gradients one step behind."""
+
+    ring: _Ring
+    query: Tensor
+    mask: Tensor | None
+    known: Known
+    wants_mask: bool
+
+    def run(self, key: Tensor, value: Tensor) -> Gradients:
+        ring, to_query = self.ring, torch.zeros_like(self.query)
+        to_mask = torch.zeros_like(self.mask) if self.wants_mask and self.mask is not None else None
+        own = travelling = torch.zeros(0)
+        arrive = None
+        for step, its_key, its_value in ring.rounds(key, value):
+            owner = ring.owner(step)
+            packed = self._add(owner, its_key, its_value, to_query, to_mask)
+            if step == 0:
+                own = packed
+                continue
+            travelling = packed + arrive() if arrive else packed
+            arrive = ring.comm.shift(travelling, ring.axis, (ring.numel(ring.owner(step + 1)),))
+        if arrive:
+            own = own + arrive()
+        return Gradients(to_query, *ring.parts(own, ring.rank), to_mask)
+
+    def _add(
+        self, owner: int, key: Tensor, value: Tensor, to_query: Tensor, to_mask: Tensor | None
+    ) -> Tensor:
+        """The gradients of an owner's keys and values; those of queries and mask are added up."""
+        visible = self.ring.visible(owner, self.mask)
+        if visible is None:
+            return self.query.new_zeros(self.ring.numel(owner))
+        wide = self.query.dtype
+        found = attend_backward(
+            self.query, key.to(wide), value.to(wide), visible, self.known, self.wants_mask
+        )
+        to_query += found.query
+        if to_mask is not None and found.mask is not None:
+            start, keys = sum(self.ring.keys[:owner]), self.ring.keys[owner]
+            place = to_mask[..., start : start + keys] if to_mask.shape[-1] > 1 else to_mask
+            place += found.mask
+        return torch.cat([found.key.reshape(-1), found.value.reshape(-1)])
+
+
+def _summed_in(x: Tensor) -> torch.dtype:
+    """Half precision is added up in single."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def _nothing(query: Tensor, value: Tensor) -> Part:
+    """What queries that see no keys find."""
+    out = query.new_zeros(*query.shape[:-1], value.shape[-1])
+    return Part(out, query.new_full((*query.shape[:-1], 1), -torch.inf))
+
+
+def ring_attention(
+    comm: Comm,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    axis: str,
+    queries: tuple[int, ...],
+    keys: tuple[int, ...],
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Attention of [..., h, l, e] to [..., g, s, e], both split along the sequence over the axis.
+
+    `queries` and `keys` are each rank's share. A mask holds the rank's queries, or one for all, and
+    all of the keys.
+    """
+    if dropout_p and comm.training:
+        raise ValueError(f"attention split along keys has no dropout; {dropout_p} is given")
+    query, key, value = (_as_autocast(x) for x in (query, key, value))
+    groups = key.shape[-3] if key.ndim > 2 else 1
+    heads = query.shape[-3] // groups if query.ndim > 2 else 1
+    ring = _Ring(
+        comm, axis, queries, keys, scale if scale is not None else 1 / sqrt(query.shape[-1]),
+        is_causal, tuple(key.shape[:-2]), (key.shape[-1], value.shape[-1]),
+    )  # fmt: skip
+    grouped = _grouped(query, groups, heads)
+    mask = None if attn_mask is None else _grouped_mask(attn_mask, query.ndim, groups, heads)
+    out: Tensor = _Attention.apply(grouped, key, value, mask, ring)
+    return out.view(*query.shape[:-1], value.shape[-1])
+
+
+def _grouped(x: Tensor, groups: int, heads: int) -> Tensor:
+    """[..., h, l, e] as [..., g, r, l, e]."""
+    if x.ndim == 2:
+        return x.unsqueeze(0)
+    return x.unflatten(-3, (groups, heads)) if groups * heads else x.unsqueeze(-3)
+
+
+def _grouped_mask(mask: Tensor, dims: int, groups: int, heads: int) -> Tensor:
+    if mask.ndim < 2:
+        mask = mask.view(1, -1)
+    if dims < 3 or mask.ndim < 3:
+        return mask
+    split = mask.shape[-3] > 1
+    return _grouped(mask, groups, heads) if split else mask.unsqueeze(-3)
+
+
+def _as_autocast(x: Tensor) -> Tensor:
+    """As torch's own attention takes it under autocast."""
+    device = x.device.type
+    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
