@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from meshwright.codegen import mesh_forms, shape_forms
+from meshwright.codegen import inside_forms, mesh_forms, shape_forms
 from meshwright.codegen.comm import Comm
 from meshwright.codegen.operators import arguments, operator
 from meshwright.codegen.sharded import FUNCTIONS
@@ -27,7 +27,7 @@ def form_of(site: Site) -> Form:
     form = Form(site.op.target, tuple(site.arguments().items()), guarded=_changed_buffers(site))
     if not site.op.inputs:
         form = shape_forms.factory(site, form)
-    for rules in (shape_forms.RULES, mesh_forms.RULES):
+    for rules in (shape_forms.RULES, mesh_forms.RULES, inside_forms.RULES):
         if name in rules:
             form = rules[name](site, form)
     return form

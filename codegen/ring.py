@@ -5,7 +5,7 @@ of the rank before, until it has seen all. In backward keys and values go round 
 them their gradients, which end where the keys belong. A message travels while a part is computed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod, sqrt
 from typing import Any
@@ -60,7 +60,7 @@ class _Ring:
     def parts(self, packed: Tensor, owner: int) -> tuple[Tensor, Tensor]:
         """Keys and values of a message."""
         shapes = [(*self.lead, self.keys[owner], width) for width in self.widths]
-        key, value = packed.split([prod(shape) for shape in shapes])
+        key, value = torch.split_with_sizes(packed, [prod(shape) for shape in shapes])
         return key.view(shapes[0]), value.view(shapes[1])
 
     def visible(self, owner: int, mask: Tensor | None) -> Visible | None:
@@ -210,15 +210,15 @@ def ring_attention(
     )  # fmt: skip
     grouped = _grouped(query, groups, heads)
     mask = None if attn_mask is None else _grouped_mask(attn_mask, query.ndim, groups, heads)
-    out: Tensor = _Attention.apply(grouped, key, value, mask, ring)
-    return out.view(*query.shape[:-1], value.shape[-1])
+    apply: Callable[..., Tensor] = _Attention.apply
+    return apply(grouped, key, value, mask, ring).view(*query.shape[:-1], value.shape[-1])
 
 
 def _grouped(x: Tensor, groups: int, heads: int) -> Tensor:
     """[..., h, l, e] as [..., g, r, l, e]."""
     if x.ndim == 2:
         return x.unsqueeze(0)
-    return x.unflatten(-3, (groups, heads)) if groups * heads else x.unsqueeze(-3)
+    return x.reshape(*x.shape[:-3], groups, heads, *x.shape[-2:])
 
 
 def _grouped_mask(mask: Tensor, dims: int, groups: int, heads: int) -> Tensor:

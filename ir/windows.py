@@ -6,10 +6,7 @@ from dataclasses import dataclass
 from meshwright.ir.graph import Op
 
 CONVOLUTIONS = frozenset(["conv1d", "conv2d", "conv3d", "convolution"])
-POOLS = frozenset(
-    "max_pool1d max_pool2d max_pool3d max_pool2d_with_indices avg_pool1d avg_pool2d "
-    "avg_pool3d".split()
-)
+POOLS = frozenset("max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d".split())
 
 Span = tuple[int, int]
 """First element and one past the last; outside the input where windows reach into padding."""

@@ -1,5 +1,7 @@
 """Lines of ranks that are not there: collectives give tensors of the right shape at no cost."""
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 
@@ -20,6 +22,9 @@ class FreeLine:
 
     def all_to_all(self, parts: list[Tensor], shapes: list[tuple[int, ...]]) -> list[Tensor]:
         return [_shaped(part, shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    def shift(self, x: Tensor, shape: tuple[int, ...]) -> Callable[[], Tensor]:
+        return lambda: _shaped(x, shape)
 
 
 def _shaped(x: Tensor, shape: tuple[int, ...]) -> Tensor:

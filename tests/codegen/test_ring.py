@@ -1,6 +1,6 @@
 """Attention split along the sequence, against the whole attention, forward and backward."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -11,7 +11,9 @@ from meshwright.codegen import attend
 from meshwright.codegen.comm import Comm, Traffic
 from meshwright.codegen.ring import ring_attention
 from meshwright.codegen.simulated import simulate
+from meshwright.ir.errors import PlanError
 from meshwright.ir.inside import SHIFT
+from tests.codegen import one_op
 from tests.codegen.processes import on_gloo
 
 F64 = torch.float64
@@ -57,6 +59,8 @@ class Case:
                 return torch.arange(columns) < torch.tensor([columns, 2]).view(2, 1, 1, 1)
             case "heads":
                 return random(self.heads, rows, columns)  # type: ignore[no-any-return]
+            case "batch of heads":
+                return random(1, self.heads, rows, columns)  # type: ignore[no-any-return]
             case "columns":
                 return random(1, self.heads, 1, columns)  # type: ignore[no-any-return]
             case "rows":
@@ -144,6 +148,36 @@ def test_scores_of_some_queries_at_a_time(name: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(attend, "SCORES", 20)
     case = CASES[name]
     check(case, simulate({"cp": len(case.keys)}, lambda comm: ringed(case, comm)))
+
+
+def _op(case: Case) -> one_op.Case:
+    q, k, v, mask, _ = case.values()
+    args = {"query": q, "key": k, "value": v, "attn_mask": mask, "dropout_p": 0.0}
+    args |= {"is_causal": case.causal, "scale": case.scale}
+    args["enable_gqa"] = case.heads != case.groups
+    return one_op.Case("aten.scaled_dot_product_attention.default", args)
+
+
+SPLIT = {"cp": "S(2) S(2) S(2) -> S(2)", "tp": "S(1) S(1) S(1) -> S(1)"}
+
+
+@pytest.mark.parametrize("name", ["causal uneven", "causal grouped", "cross"])
+def test_heads_over_one_axis_and_sequence_over_another(name: str) -> None:
+    one_op.check(_op(CASES[name]), SPLIT, {"cp": 2, "tp": 2})
+
+
+def test_a_mask_is_split_with_heads_and_queries() -> None:
+    split = {"cp": "S(2) S(2) S(2) S(2) -> S(2)", "tp": "S(1) S(1) S(1) S(1) -> S(1)"}
+    heads = _op(replace(CASES["bias"], groups=4, mask="batch of heads"))
+    one_op.check(heads, split, {"cp": 2, "tp": 2})
+    columns = _op(CASES["bias of columns"])
+    split = {"cp": "S(2) S(2) S(2) R|P -> S(2)", "tp": "S(1) S(1) S(1) S(1) -> S(1)"}
+    one_op.check(columns, split, {"cp": 2, "tp": 2})
+
+
+def test_ring_over_one_axis_only() -> None:
+    with pytest.raises(PlanError, match="split over cp, tp"):
+        one_op.check(_op(CASES["two"]), {"cp": SPLIT["cp"], "tp": SPLIT["cp"]}, {"cp": 2, "tp": 2})
 
 
 def test_volume() -> None:

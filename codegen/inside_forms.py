@@ -1,0 +1,107 @@
+"""Ops that communicate inside because their operands are split along what they sum or look over."""
+
+from dataclasses import replace
+
+from meshwright.codegen.shape_forms import Rule
+from meshwright.codegen.site import Form, In, Site, Value
+from meshwright.ir.errors import PlanError
+from meshwright.ir.inside import goes_round
+from meshwright.ir.layout import Shard
+from meshwright.ir.windows import CONVOLUTIONS, POOLS, Window, spans, windows
+
+
+def _sizes(site: Site, axis: str, size: int, shard: Shard) -> tuple[int, ...]:
+    """Elements of each rank, which are one run of a dim of global `size`."""
+    if shard.outer > 1:
+        raise PlanError(f"{site.op.key}: {shard} on {axis} has sections; outer must be 1")
+    return tuple(shard.inner * n for n in site.axes[axis].sizes(size // shard.inner))
+
+
+def _only_axis(site: Site, dim: int, axes: list[str]) -> str:
+    if len(axes) > 1:
+        raise PlanError(
+            f"{site.op.key}: dim {dim} is split over {', '.join(axes)}; "
+            "what communicates inside an op is split over one axis"
+        )
+    return axes[0]
+
+
+def _attention(site: Site, form: Form) -> Form:
+    dims = len(site.input(0).shape)
+    axes = [a for a, s in site.strategies.items() if site.axes[a].size > 1 and goes_round(s, dims)]
+    if not axes:
+        return form
+    if form.target.startswith("sharded."):
+        raise PlanError(f"{site.op.key}: attention split along keys has no dropout")
+    axis = _only_axis(site, dims - 2, axes)
+    extra: dict[str, Value] = {"axis": axis}
+    for index, name in enumerate(("queries", "keys")):
+        shard = site.input_layout(index)[axis]
+        assert isinstance(shard, Shard)
+        extra[name] = _sizes(site, axis, site.input(index).shape[-2], shard)
+    return replace(form.having(**extra), target="sharded.ring_attention")
+
+
+def _experts(site: Site, form: Form) -> Form:
+    """Tokens may be split in any way: they only travel."""
+    layouts = [site.input_layout(i) for i in range(5)]
+    experts = {a: p for a, p in layouts[3].items() if isinstance(p, Shard) and p.dim == 0}
+    axes = [a for a in experts if isinstance(layouts[0][a], Shard) and site.axes[a].size > 1]
+    if not axes:
+        return form
+    axis = _only_axis(site, 0, list(experts))
+    extra: dict[str, Value] = {"axis": axis}
+    extra["experts"] = _sizes(site, axis, site.input(3).shape[0], experts[axis])
+    return replace(
+        form, args=(*site.arguments().items(), *extra.items()), target="sharded.routed_experts"
+    )
+
+
+def _windowed(site: Site, form: Form) -> Form:
+    shapes = [site.input(i).shape for i in range(len(site.op.inputs))]
+    output = site.tensors[site.op.outputs[0]].shape
+    found = windows(site.op, shapes, output)
+    lead = len(shapes[0]) - len(found)
+    split: dict[int, list[str]] = {}
+    for axis, shard in site.input_shards(0):
+        if shard.dim >= lead and site.axes[axis].size > 1:
+            split.setdefault(shard.dim, []).append(axis)
+    if not split:
+        return form
+    halos, paddings = [], [0 if w is None else w.padding for w in found]
+    for dim, axes in sorted(split.items()):
+        window, axis = found[dim - lead], _only_axis(site, dim, axes)
+        if window is None:
+            raise PlanError(f"{site.op.key}: dim {dim} cannot be split: averages at its end differ")
+        halos.append(_halo(site, axis, dim, window))
+        paddings[dim - lead] = 0
+    return _with_halos(form, tuple(halos), tuple(paddings))
+
+
+def _halo(site: Site, axis: str, dim: int, window: Window) -> tuple[Value, ...]:
+    """Axis, dim, what each rank holds, what it reads."""
+    holds, makes = site.input_layout(0)[axis], site.output_layout(0)[axis]
+    if not isinstance(holds, Shard) or makes != Shard(dim, 1, getattr(makes, "inner", 1)):
+        raise PlanError(f"{site.op.key} on {axis}: {holds} gives S({dim}), not {makes}")
+    size, made = site.input(0).shape[dim], site.tensors[site.op.outputs[0]].shape[dim]
+    sizes = _sizes(site, axis, size, holds)
+    needed = tuple(window.reads(*span) for span in spans(_sizes(site, axis, made, makes)))
+    return (axis, dim, sizes, needed)
+
+
+def _with_halos(form: Form, halos: tuple[Value, ...], paddings: tuple[int, ...]) -> Form:
+    target, name = form.target, form.args[0][0]
+    if form.arg("padding") is not None:
+        form = form.having(padding=paddings)
+    extra: dict[str, Value] = {"target": target.replace(".padding", ".default"), "name": name}
+    extra |= {"halos": halos, "fill": -float("inf") if "max_pool" in target else 0.0}
+    assert isinstance(form.arg(name), In)
+    return replace(form, args=(*extra.items(), *form.args), target="sharded.windowed")
+
+
+RULES: dict[str, Rule] = {
+    "aten.scaled_dot_product_attention": _attention,
+    "meshwright.experts": _experts,
+    **{f"aten.{name}": _windowed for name in sorted(CONVOLUTIONS | POOLS)},
+}
+"""Op (without overload) -> its rule; they come after all others."""
