@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from math import ceil, prod
 
 from meshwright.ir.conversions import Primitive
-from meshwright.ir.graph import Op
-from meshwright.ir.layout import Shard, Strategy, balanced
+from meshwright.ir.graph import Op, Ref
+from meshwright.ir.layout import R, Shard, Strategy, balanced
 from meshwright.ir.windows import CONVOLUTIONS, POOLS, sent, spans, windows
 
 SHIFT = "shift"
@@ -63,6 +63,11 @@ def inner_traffic(
     find = _INSIDE.get(op.target.rpartition(".")[0])
     split = any(isinstance(p, Shard) for p in strategy.inputs)
     return find(op, strategy, ranks, inputs, outputs) if find and split and ranks > 1 else ()
+
+
+def sends(op: Op) -> bool:
+    """Whether the op communicates by itself under some strategy."""
+    return op.target.rpartition(".")[0] in _INSIDE
 
 
 def goes_round(strategy: Strategy, dims: int) -> bool:
@@ -138,12 +143,22 @@ def _windowed(
 def _batch_norm(
     op: Op, strategy: Strategy, ranks: int, inputs: Operands, outputs: Operands
 ) -> tuple[Inner, ...]:
-    """Sums of values and of squares for each channel."""
+    """Sums of values and of squares for each channel; of split channels the statistics, where
+    each rank keeps them all."""
     x, placed = inputs[0], strategy.inputs[0]
-    if not isinstance(placed, Shard) or placed.dim == 1 or dict(op.args).get("training") is False:
+    if not isinstance(placed, Shard) or dict(op.args).get("training") is False:
         return ()
     channels = x.nbytes // max(prod(x.shape), 1) * x.shape[1]
+    if placed.dim == 1:
+        kept = zip(op.inputs, strategy.inputs, strict=True)
+        whole = sum(p == R and name in _running(op) for name, p in kept)
+        return (Inner(Primitive.ALL_GATHER, channels, whole, backward=False),) if whole else ()
     return tuple(Inner(Primitive.ALL_REDUCE, channels, 2, b) for b in (False, True))
+
+
+def _running(op: Op) -> set[str]:
+    found = (dict(op.args).get(name) for name in ("running_mean", "running_var"))
+    return {ref.name for ref in found if isinstance(ref, Ref)}
 
 
 def _cross_entropy(
