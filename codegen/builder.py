@@ -24,8 +24,9 @@ from meshwright.ir.layout import (
     Shard,
     Strategy,
     local_shape,
-    units_of,
 )
+from meshwright.ir.nesting import local_split
+from meshwright.ir.paths import path
 
 Placed = tuple[Placement, ...]
 """One placement per axis, in the order of the builder's axes."""
@@ -74,16 +75,16 @@ class Builder:
 
     def need(self, name: str, layout: Layout) -> fx.Node:
         """The value in the placement wanted, converted on one axis after the other."""
-        wanted, now = self.placed(layout), self.made[name]
-        changes = [i for i in range(len(wanted)) if wanted[i] != now[i]]
-        # What makes it smaller comes first.
-        changes.sort(key=lambda i: not isinstance(wanted[i], Shard))
-        for i in changes:
-            then = (*now[:i], wanted[i], *now[i + 1 :])
+        now, shape = self.made[name], self.graph.tensors[name].shape
+        for axis, placement in path(shape, self._layout(now), layout, self.axes):
+            then = self.placed(self._layout(now) | {axis: placement})
             if (name, then) not in self.nodes:
-                self.nodes[name, then] = self._convert(name, now, then, list(self.axes)[i])
+                self.nodes[name, then] = self._convert(name, now, then, axis)
             now = then
         return self.nodes[name, now]
+
+    def _layout(self, placed: Placed) -> Layout:
+        return dict(zip(self.axes, placed, strict=True))
 
     def _convert(self, name: str, now: Placed, then: Placed, axis: str) -> fx.Node:
         value, at = self.nodes[name, now], list(self.axes).index(axis)
@@ -99,7 +100,7 @@ class Builder:
                 f"the whole batch at once; use num_microbatches=1"
             )
         gradient = str(backward) if tensor.requires_grad else "none"
-        args, kwargs = self._shards(tensor.shape, conversion, self.axes[axis])
+        args, kwargs = self._shards(tensor.shape, conversion, axis, self._layout(now))
         node = self.fx.create_node(
             "call_method", str(forward), (self.comm, value, axis, *args), kwargs,
             f"{value.name}_{_suffix(conversion)}",
@@ -117,29 +118,30 @@ class Builder:
         return moves == {Primitive.IDENTITY}
 
     def _shards(
-        self, shape: tuple[int, ...], conversion: Conversion, axis: Axis
+        self, shape: tuple[int, ...], conversion: Conversion, axis: str, layout: Layout
     ) -> tuple[tuple[Argument, ...], dict[str, Argument]]:
         found = [
-            (p.dim, _sizes(shape, p, axis), p.outer)
+            (p.dim, local_split(shape[p.dim], axis, p, layout, self.axes, self.coordinates))
             for p in (conversion.source, conversion.target)
             if isinstance(p, Shard)
         ]
         if not found:
             return (), {}
-        (dim, sizes, outer), others = found[0], found[1:]
-        kwargs: dict[str, Argument] = {"outer": outer} if outer > 1 else {}
+        (dim, own), others = found[0], found[1:]
+        kwargs: dict[str, Argument] = {"outer": own.outer} if own.outer > 1 else {}
         if others:
-            kwargs |= {"to_outer": others[0][2]} if others[0][2] > 1 else {}
-            return (dim, sizes, others[0][0], others[0][1]), kwargs
-        if _partly(axis):
-            section = shape[dim] // outer
-            kwargs |= {"whole": section, "per_sample": section // axis.whole}
-        return (dim, sizes), kwargs
+            to_dim, to = others[0]
+            kwargs |= {"to_outer": to.outer} if to.outer > 1 else {}
+            return (dim, own.sizes, to_dim, to.sizes), kwargs
+        if _partly(self.axes[axis]):
+            per_sample = own.section // self.axes[axis].whole
+            kwargs |= {"whole": own.section, "per_sample": per_sample}
+        return (dim, own.sizes), kwargs
 
     def _bytes(self, name: str, placed: Placed) -> int:
         tensor, count = self.graph.tensors[name], 1
-        layout = dict(zip(self.axes, placed, strict=True))
-        for size in local_shape(tensor.shape, layout, self.axes, self.coordinates):
+        local = local_shape(tensor.shape, self._layout(placed), self.axes, self.coordinates)
+        for size in local:
             count *= size
         return count * DTYPE_BYTES[tensor.dtype]
 
@@ -206,11 +208,6 @@ def _changes_in_place(op: Op) -> bool:
 def _partly(axis: Axis) -> bool:
     """Whether the ranks together hold only a micro-batch of the global batch."""
     return bool(axis.shares) and sum(axis.shares) != axis.whole
-
-
-def _sizes(shape: tuple[int, ...], shard: Shard, axis: Axis) -> tuple[int, ...]:
-    """Elements of each rank in each section."""
-    return tuple(shard.inner * units for units in axis.sizes(units_of(shape[shard.dim], shard)))
 
 
 def _identifier(name: str) -> str:

@@ -16,7 +16,7 @@ from meshwright.codegen.where import Where
 from meshwright.ir.torch_private import OpOverload
 
 _HEADER = '''\
-"""Stage {index} of {stages}: blocks {first} to {last}, as dp {dp} and tp {tp} of {sizes}.
+"""Stage {index} of {stages}: blocks {first} to {last}, at {place} of {sizes}.
 
 Written by meshwright from plan {plan}; the runtime runs the same code from memory.
 `forward` computes one micro-batch: `tensors` maps names to params, inputs and received values.
@@ -43,9 +43,10 @@ def stage_source(program: StageProgram, at: Where) -> str:
     """The whole module."""
     stage, plan_hash = at.plan.stages[at.stage], at.plan.hash or "(no hash)"
     sizes = ", ".join(f"{axis} {axes.size}" for axis, axes in at.axes.items())
+    place = ", ".join(f"{axis} {coordinate}" for axis, coordinate in at.coordinates.items())
     header = _HEADER.format(
         index=at.stage, stages=len(at.plan.stages), first=stage.first, last=stage.last,
-        dp=at.coordinates["dp"], tp=at.coordinates["tp"], sizes=sizes, plan=plan_hash,
+        place=place, sizes=sizes, plan=plan_hash,
     )  # fmt: skip
     calls = [call for call in (program.totals, program.prelude, *program.calls) if call]
     names = _function_names(calls)

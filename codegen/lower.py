@@ -7,9 +7,10 @@ from meshwright.codegen.builder import Builder
 from meshwright.codegen.emit import stage_source
 from meshwright.codegen.prelude import lower_prelude
 from meshwright.codegen.program import BlockCode, Call, Param, StageProgram, Value
+from meshwright.codegen.stored import param_of, stored_layouts
 from meshwright.codegen.where import Where, label_of, parsed, strategies, where
-from meshwright.ir.graph import Block, Graph, Kind
-from meshwright.ir.layout import RP, Layout, R, Shard
+from meshwright.ir.graph import Block, Graph
+from meshwright.ir.layout import Layout, R
 from meshwright.ir.plan import Plan, param_key
 
 
@@ -55,7 +56,7 @@ def _lower_stage(at: Where, flow: dict[str, _Journey]) -> StageProgram:
     prelude = lower_prelude(at, tuple(name for name in reads if name in made_before))
     received = [n for n, j in flow.items() if j.home < at.stage <= j.last]
     sent = [n for n, j in flow.items() if j.home <= at.stage < j.last]
-    stored = _stored(at)
+    stored = stored_layouts(at)
     known: dict[str, Layout] = {name: at.input_layout(name) for name in at.graph.inputs}
     known |= prelude.layouts | {name: _at_border(flow[name].layout) for name in received}
     calls = _calls(at, known, stored, frozenset(sent))
@@ -81,37 +82,14 @@ def _lower_stage(at: Where, flow: dict[str, _Journey]) -> StageProgram:
 
 
 def _at_border(layout: Layout) -> Layout:
-    """At a stage border a value is whole on tp."""
-    return {axis: placement for axis, placement in layout.items() if axis != "tp"}
+    """At a stage border a value is whole on model axes."""
+    return {axis: placement for axis, placement in layout.items() if axis == "dp"}
 
 
 def _value(at: Where, name: str, layout: Layout) -> Value:
     tensor, layout = at.graph.tensors[name], _at_border(layout)
     shape = at.local_shape(name, layout)
     return Value(name, shape, tensor.dtype, tensor.requires_grad, layout.get("dp", R))
-
-
-def _stored(at: Where) -> dict[str, Layout]:
-    """How each param of the stage is stored, with what its gradient will be.
-
-    Replicated on tp, its gradient is a summand if that of any use is.
-    """
-    found: dict[str, Layout] = {}
-    for block in at.blocks:
-        layout = at.layout(block.pattern)
-        for name in block.params:
-            tensor = at.graph.tensors[name]
-            kept = layout.parameters.get(param_key(block, tensor.fqn), {}) if layout else {}
-            tp = parsed(kept).get("tp", R)
-            placed = tp if isinstance(tp, Shard) else found.get(name, {}).get("tp", R)
-            found[name] = {"tp": placed, "dp": RP if tensor.requires_grad else R}
-        for op in at.graph.block_ops(block):
-            tp_strategy = strategies(layout, op).get("tp")
-            for i, name in enumerate(op.inputs):
-                if tp_strategy and name in found and tp_strategy.inputs[i] == RP:
-                    needs_sum = at.graph.tensors[name].requires_grad and found[name]["tp"] == R
-                    found[name] |= {"tp": RP} if needs_sum else {}
-    return found
 
 
 def _calls(
@@ -181,20 +159,4 @@ def _with_drops(calls: list[Call], kept: set[str], received: Iterable[str]) -> l
 
 def _params(at: Where, calls: Iterable[Call], stored: dict[str, Layout]) -> tuple[Param, ...]:
     names = dict.fromkeys(name for call in calls for name in call.params)
-    return tuple(_param(at, name, stored.get(name, {})) for name in names)
-
-
-def _param(at: Where, name: str, layout: Layout) -> Param:
-    tensor, tp = at.graph.tensors[name], layout.get("tp", R)
-    kept = tp if isinstance(tp, Shard) else R
-    return Param(
-        name=name,
-        fqn=tensor.fqn,
-        kind=Kind(tensor.kind),
-        global_shape=tensor.shape,
-        dtype=tensor.dtype,
-        requires_grad=tensor.requires_grad,
-        tp=kept,
-        local_shape=at.local_shape(name, {"tp": kept}),
-        sum_over_tp=tp == RP and at.axes["tp"].size > 1,
-    )
+    return tuple(param_of(at, name, stored.get(name, {})) for name in names)

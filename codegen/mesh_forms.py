@@ -6,6 +6,7 @@ from meshwright.codegen.shape_forms import Rule
 from meshwright.codegen.site import Form, In, Site, Value
 from meshwright.ir.errors import PlanError
 from meshwright.ir.layout import Shard
+from meshwright.ir.nesting import dim_runs, splits_of
 
 
 def _sharded(form: Form, target: str, **extra: Value) -> Form:
@@ -22,24 +23,26 @@ def _index_of(form: Form, name: str) -> int:
     return value.index
 
 
-def _split_of(site: Site, index: int, dim: int) -> tuple[str, tuple[int, ...]] | None:
-    """The axis that splits this dim of an input, and the elements of each rank."""
-    size = site.input(index).shape[dim]
-    for axis, shard in site.input_shards(index):
-        if shard.dim == dim:
-            if shard.outer > 1:
-                raise PlanError(f"{site.op.key}: {shard} of input {index} has sections")
-            return axis, site.sizes(axis, size, shard)
-    return None
+def _own(site: Site, index: int, dim: int) -> dict[str, Value]:
+    """Which axes split this dim of an input, and which elements of it the rank has; or nothing."""
+    splits = splits_of(site.input_layout(index), site.axes).get(dim, {})
+    if not splits:
+        return {}
+    runs = dim_runs(site.input(index).shape[dim], splits, site.coordinates)
+    if len(runs) > 1:
+        texts = ", ".join(f"{shard} on {axis}" for axis, (shard, _) in splits.items())
+        raise PlanError(f"{site.op.key}: {texts} gives a rank of input {index} several sections")
+    start, size = runs[0] if runs else (0, 0)
+    return {"axes": tuple(splits), "start": start, "size": size}
 
 
 def _embedding(site: Site, form: Form) -> Form:
-    rows = _split_of(site, _index_of(form, "weight"), 0)
-    return _sharded(form, "embedding", axis=rows[0], sizes=rows[1]) if rows else form
+    rows = _own(site, _index_of(form, "weight"), 0)
+    return _sharded(form, "embedding", **rows) if rows else form
 
 
 def _embedding_bag(site: Site, form: Form) -> Form:
-    rows = _split_of(site, _index_of(form, "weight"), 0)
+    rows = _own(site, _index_of(form, "weight"), 0)
     offsets = _index_of(form, "offsets")
     if not rows and site.local_input(offsets) == site.input(offsets).shape:
         return form
@@ -47,21 +50,19 @@ def _embedding_bag(site: Site, form: Form) -> Form:
     if rows and (mode not in (0, 1) or padding not in (None, -1)):
         raise PlanError(f"{site.op.key}: rows are split only for modes sum and mean, no padding")
     form = _without(form, "scale_grad_by_freq", "sparse")
-    if not rows:
-        return _sharded(form, "embedding_bag")
-    return _sharded(form, "embedding_bag", axis=rows[0], sizes=rows[1])
+    return _sharded(form, "embedding_bag", **rows)
 
 
 def _cross_entropy_sum(site: Site, form: Form) -> Form:
-    classes = _split_of(site, 0, 1)
-    return (
-        _sharded(form, "cross_entropy_sum", axis=classes[0], sizes=classes[1]) if classes else form
-    )
+    own = _own(site, 0, 1)
+    if not own:
+        return form
+    return _sharded(form, "cross_entropy_sum", **own, classes=site.input(0).shape[1])
 
 
 def _experts(site: Site, form: Form) -> Form:
-    own = _split_of(site, _index_of(form, "gate_up"), 0)
-    return _sharded(form, "experts", axis=own[0], sizes=own[1]) if own else form
+    own = _own(site, _index_of(form, "gate_up"), 0)
+    return _sharded(form, "experts", start=own["start"]) if own else form
 
 
 def _index(site: Site, form: Form) -> Form:
@@ -69,16 +70,16 @@ def _index(site: Site, form: Form) -> Form:
     indices = form.arg("indices")
     assert isinstance(indices, tuple)
     starts, steps = [0] * len(indices), [0] * len(indices)
-    for axis, shard in site.input_shards(0):
-        if shard.dim >= len(indices) or indices[shard.dim] is None:
+    for dim, splits in splits_of(site.input_layout(0), site.axes).items():
+        if dim >= len(indices) or indices[dim] is None:
             continue
-        if shard.outer > 1:
-            raise PlanError(f"{site.op.key}: {shard} of an indexed dim has sections")
-        size, along = site.input(0).shape[shard.dim], site.axes[axis]
-        if along.shares:
-            steps[shard.dim] = size // along.whole
+        size = site.input(0).shape[dim]
+        if any(axis.shares for _, axis in splits.values()):
+            if len(splits) > 1 or any(shard.outer > 1 for shard, _ in splits.values()):
+                raise PlanError(f"{site.op.key}: dim {dim}, which is indexed, has sections")
+            steps[dim] = size // next(axis.whole for _, axis in splits.values())
         else:
-            starts[shard.dim] = sum(site.sizes(axis, size, shard)[: site.coordinates[axis]])
+            starts[dim] = int(str(_own(site, 0, dim)["start"]))
     if not any(starts) and not any(steps):
         return form
     return _sharded(form, "index", starts=tuple(starts), per_sample=tuple(steps))
@@ -94,54 +95,58 @@ def _batch_norm(site: Site, form: Form) -> Form:
         if dim != 1:
             count *= _in_microbatch(site, shards, dim, size)
     extra: dict[str, Value] = {"axes": axes, "count": count}
-    channels = _split_of(site, 0, 1)
+    channels = [axis for axis, shard in shards.items() if shard.dim == 1]
     running = form.arg("running_mean")
     if channels and isinstance(running, In) and not site.is_split(running.index, 0):
-        extra |= {"channel_axis": channels[0], "channels": channels[1]}
+        extra |= _channels(site, channels)
     return _sharded(_without(form, "training"), "batch_norm", **extra)
+
+
+def _channels(site: Site, axes: list[str]) -> dict[str, Value]:
+    split = site.split(axes[0], site.input(0).shape, site.input_layout(0))
+    if len(axes) > 1 or split.outer > 1:
+        raise PlanError(
+            f"{site.op.key}: channels are split over {', '.join(axes)}, but running statistics "
+            "are whole; split them alike"
+        )
+    return {"channel_axis": axes[0], "channels": split.sizes}
 
 
 def _in_microbatch(site: Site, shards: dict[str, Shard], dim: int, size: int) -> int:
     """Elements of a dim that all ranks together hold for one micro-batch."""
     for axis, shard in shards.items():
-        if shard.dim == dim:
-            return shard.outer * sum(site.sizes(axis, size, shard))
+        along = site.axes[axis]
+        if shard.dim == dim and along.shares:
+            size = size // along.whole * sum(along.shares)
     return size
 
 
-def _samples(site: Site, layout: dict[str, object]) -> dict[str, Value]:
-    """Where the samples lie in a value, and which other axes split it."""
-    axes = tuple(axis for axis, p in layout.items() if isinstance(p, Shard) and axis != "dp")
-    found: dict[str, Value] = {"axes": axes} if axes else {}
+def _samples(site: Site) -> dict[str, Value]:
+    """Where the samples lie in what the op makes, and which other axes split it."""
+    layout = site.output_layout(0)
+    others = tuple(axis for axis, p in layout.items() if isinstance(p, Shard) and axis != "dp")
+    found: dict[str, Value] = {"axes": others} if others else {}
+    batch = layout.get("dp")
+    if isinstance(batch, Shard):
+        split = site.split("dp", site.tensors[site.op.outputs[0]].shape, layout)
+        per_sample = split.section // (site.axes["dp"].whole or split.section)
+        found |= {"dim": batch.dim, "outer": split.outer, "per_sample": per_sample}
     return found
 
 
 def _dropout(site: Site, form: Form) -> Form:
     if form.arg("train") is not True or not form.arg("p"):
         return form
-    layout = site.output_layout(0)
-    extra: dict[str, Value] = {"key": site.op.key, **_samples(site, dict(layout))}
-    batch = layout.get("dp")
-    if isinstance(batch, Shard):
-        shape = site.tensors[site.op.outputs[0]].shape
-        section = shape[batch.dim] // batch.outer
-        whole = site.axes["dp"].whole or section
-        extra |= {"dim": batch.dim, "outer": batch.outer, "per_sample": section // whole}
-    return _sharded(_without(form, "train"), "dropout", **extra)
+    return _sharded(_without(form, "train"), "dropout", key=site.op.key, **_samples(site))
 
 
 def _attention(site: Site, form: Form) -> Form:
     if not form.arg("dropout_p"):
         return form
-    layout = site.output_layout(0)
-    extra: dict[str, Value] = {"name": site.op.key, **_samples(site, dict(layout))}
-    batch = layout.get("dp")
-    if isinstance(batch, Shard):
-        if batch.dim != 0:
-            raise PlanError(f"{site.op.key}: attention with dropout wants the batch in dim 0")
-        rows = site.tensors[site.op.outputs[0]].shape[0]
-        extra["per_sample"] = rows // (site.axes["dp"].whole or rows)
-    return _sharded(form, "attention", **extra)
+    samples = _samples(site)
+    if samples.pop("dim", 0) or samples.pop("outer", 1) != 1:
+        raise PlanError(f"{site.op.key}: attention with dropout wants the batch in dim 0")
+    return _sharded(form, "attention", name=site.op.key, **samples)
 
 
 def _random(site: Site, form: Form) -> Form:

@@ -21,7 +21,7 @@ def run_local(
     `comm` of several ranks, the loss is this rank's summand. `starts` are the global indices of
     the first sample of each micro-batch; by default they follow each other.
     """
-    comm = comm or Comm({}, {"dp": 1, "tp": 1}, {"dp": 0, "tp": 0})
+    comm = comm or Comm({}, {"dp": 1}, {"dp": 0})
     sums = [_totals(program, params, microbatches, comm) for program in programs]
     losses = []
     seen = 0

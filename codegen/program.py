@@ -7,6 +7,7 @@ from torch import Tensor, fx
 
 from meshwright.ir.graph import Kind
 from meshwright.ir.layout import Placement
+from meshwright.ir.nesting import Runs
 
 if TYPE_CHECKING:
     from meshwright.codegen.comm import Comm
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """A parameter, buffer or constant that a stage reads; stored whole on `dp`, as `tp` on tp."""
+    """A parameter, buffer or constant that a stage reads; whole on `dp` always."""
 
     name: str
     """Its name in `Graph.tensors`, and in `Call.params`."""
@@ -23,16 +24,21 @@ class Param:
     global_shape: tuple[int, ...]
     dtype: str
     requires_grad: bool
-    tp: Placement
-    """How it is stored: Shard or Replicate."""
-    local_shape: tuple[int, ...]
-    sum_over_tp: bool
-    """Its gradients are summands on tp: sum them over tp once per step."""
+    split_on: tuple[str, ...]
+    """Model axes whose ranks hold different parts of it; along others they hold copies."""
+    runs: tuple[Runs, ...]
+    """Which elements of each dim this rank has."""
+    sum_over: tuple[str, ...]
+    """Model axes on which its gradients are summands: sum them over these once per step."""
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        return tuple(sum(length for _, length in runs) for runs in self.runs)
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A value that crosses a stage border; on tp it is whole on every rank."""
+    """A value that crosses a stage border, as a rank of either side has it."""
 
     name: str
     shape: tuple[int, ...]
@@ -40,6 +46,7 @@ class Value:
     dtype: str
     requires_grad: bool
     dp: Placement
+    """Where its samples lie in the local part."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

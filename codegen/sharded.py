@@ -7,38 +7,36 @@ from torch import Tensor
 
 from meshwright.codegen.comm import Comm
 from meshwright.codegen.dropout import attention, dropout, seeded
-from meshwright.codegen.halo import windowed
-from meshwright.codegen.ring import ring_attention
-from meshwright.codegen.routing import routed_experts
 from meshwright.codegen.statistics import batch_norm
 
 
-def start_of(comm: Comm, axis: str, sizes: tuple[int, ...]) -> int:
-    """Elements that the ranks before this one hold."""
-    return sum(sizes[: comm.coordinates[axis]])
-
-
-def owned(comm: Comm, index: Tensor, axis: str, sizes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+def owned(index: Tensor, start: int, size: int) -> tuple[Tensor, Tensor]:
     """Index into this rank's part (0 where it is another's), and where it is another's."""
-    size = sizes[comm.coordinates[axis]]
-    local = index - start_of(comm, axis, sizes)
+    local = index - start
     foreign = (local < 0) | (local >= size)
     return local.masked_fill(foreign, 0), foreign
+
+
+def summed(comm: Comm, x: Tensor, axes: tuple[str, ...]) -> Tensor:
+    """The sum over the axes, whose gradient every rank has."""
+    for axis in axes:
+        x = comm.all_reduce(x, axis, "identity")
+    return x
 
 
 def embedding(
     comm: Comm,
     weight: Tensor,
     indices: Tensor,
-    axis: str,
-    sizes: tuple[int, ...],
+    axes: tuple[str, ...],
+    start: int,
+    size: int,
     padding_idx: int = -1,
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Tensor:
     """Vocabulary-parallel lookup: rows that other ranks own are zeros, the sum is the lookup."""
-    local, foreign = owned(comm, indices, axis, sizes)
-    start, size = start_of(comm, axis, sizes), sizes[comm.coordinates[axis]]
+    local, foreign = owned(indices, start, size)
     padding = padding_idx - start if 0 <= padding_idx - start < size else -1
     rows = torch.embedding(weight, local, padding, scale_grad_by_freq, sparse)
     return rows.masked_fill(foreign.unsqueeze(-1), 0.0)
@@ -53,24 +51,28 @@ def cross_entropy_sum(
     comm: Comm,
     logits: Tensor,
     target: Tensor,
-    axis: str,
-    sizes: tuple[int, ...],
+    axes: tuple[str, ...],
+    start: int,
+    size: int,
+    classes: int,
     weight: Tensor | None = None,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """Summed cross-entropy of logits [N, classes] whose classes are split over the axis.
+    """Summed cross-entropy of logits [N, classes] whose classes are split over the axes.
 
     The result is the whole sum on every rank, and each rank gets the gradient of its own classes:
     Megatron-LM's vocabulary-parallel cross-entropy, plus class weights and label smoothing.
     """
     ignored = target == ignore_index
-    local, foreign = owned(comm, target.masked_fill(ignored, 0), axis, sizes)
-    largest = comm.max_over(logits.detach().amax(1), axis)
+    local, foreign = owned(target.masked_fill(ignored, 0), start, size)
+    largest = logits.detach().amax(1)
+    for axis in axes:
+        largest = comm.max_over(largest, axis)
     shifted = logits - largest.unsqueeze(1)
     own = shifted.gather(1, local.unsqueeze(1)).squeeze(1).masked_fill(foreign, 0.0)
     sums = torch.stack([shifted.exp().sum(1), own])
-    total, picked = comm.all_reduce(sums, axis, "identity").unbind(0)
+    total, picked = summed(comm, sums, axes).unbind(0)
     log_total = total.log()
     loss = log_total - picked
     if weight is not None:
@@ -78,11 +80,8 @@ def cross_entropy_sum(
     loss = loss.masked_fill(ignored, 0.0).sum()
     if not label_smoothing:
         return loss
-    classes = sum(sizes)
-    start = start_of(comm, axis, sizes)
     scale = logits.new_ones(classes) if weight is None else weight
-    mine = shifted @ scale[start : start + logits.shape[1]]
-    smooth = log_total * scale.sum() - comm.all_reduce(mine, axis, "identity")
+    smooth = log_total * scale.sum() - summed(comm, shifted @ scale[start : start + size], axes)
     smooth = smooth.masked_fill(ignored, 0.0).sum()
     return loss * (1 - label_smoothing) + smooth * (label_smoothing / classes)
 
@@ -96,22 +95,23 @@ def embedding_bag(
     per_sample_weights: Tensor | None = None,
     include_last_offset: bool = False,
     padding_idx: int | None = None,
-    axis: str = "",
-    sizes: tuple[int, ...] = (),
+    axes: tuple[str, ...] = (),
+    start: int = 0,
+    size: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Bags of this rank's samples; rows split over `axis` if it is given.
+    """Bags of this rank's samples; rows split over `axes` if there are any.
 
     Offsets count from the rank's first index. Foreign rows weigh nothing, and a mean is divided by
-    the number of all rows of the bag, so that the sum over the axis is the result.
+    the number of all rows of the bag, so that the sum over the axes is the result.
     """
     offsets = offsets - offsets[:1]
-    if not axis:
+    if not axes:
         plain: tuple[Tensor, Tensor, Tensor, Tensor] = torch.ops.aten.embedding_bag.padding_idx(
             weight, indices, offsets, False, mode, False, per_sample_weights,
             include_last_offset, padding_idx,
         )  # fmt: skip
         return plain
-    local, foreign = owned(comm, indices, axis, sizes)
+    local, foreign = owned(indices, start, size)
     scale = per_sample_weights
     if scale is None:
         scale = torch.ones(indices.shape, dtype=weight.dtype, device=weight.device)
@@ -148,11 +148,10 @@ def experts(
     gate_up: Tensor,
     down: Tensor,
     act: str,
-    axis: str,
-    sizes: tuple[int, ...],
+    start: int,
 ) -> Tensor:
-    """The rank's experts: an index outside them adds nothing, so the sum over the axis is all."""
-    local = top_k_index - start_of(comm, axis, sizes)
+    """The rank's experts: an index outside them adds nothing, so the sum over the axes is all."""
+    local = top_k_index - start
     found: Tensor = torch.ops.meshwright.experts(hidden, local, top_k_weights, gate_up, down, act)
     return found
 
@@ -164,9 +163,6 @@ FUNCTIONS: dict[str, Callable[..., object]] = {
     "sharded.batch_norm": batch_norm,
     "sharded.index": index,
     "sharded.experts": experts,
-    "sharded.routed_experts": routed_experts,
-    "sharded.ring_attention": ring_attention,
-    "sharded.windowed": windowed,
     "sharded.dropout": dropout,
     "sharded.attention": attention,
     "sharded.seeded": seeded,

@@ -15,6 +15,7 @@ from meshwright.ir.layout import (
     Strategy,
     local_shape,
 )
+from meshwright.ir.nesting import LocalSplit, local_split
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ class Site:
 
     def _local(self, name: str, layout: Layout) -> tuple[int, ...]:
         shape = self.tensors[name].shape
-        return local_shape(shape, layout, dict(self.axes), dict(self.coordinates))
+        return local_shape(shape, layout, self.axes, self.coordinates)
 
     def input_shards(self, index: int) -> Iterator[tuple[str, Shard]]:
         """The axes that split an input, and how."""
@@ -132,10 +133,12 @@ class Site:
         """Whether this rank holds all of every input: nothing is really split."""
         return all(self.local_input(i) == self.input(i).shape for i in range(len(self.op.inputs)))
 
-    def sizes(self, axis: str, size: int, shard: Shard) -> tuple[int, ...]:
-        """Elements of each rank of `axis` in each section of a dim of global `size`."""
-        units = size // (shard.outer * shard.inner)
-        return tuple(shard.inner * count for count in self.axes[axis].sizes(units))
+    def split(self, axis: str, shape: tuple[int, ...], layout: Layout) -> LocalSplit:
+        """How `axis` splits its dim of a value of global `shape`, the other axes done before."""
+        shard = layout[axis]
+        assert isinstance(shard, Shard), shard
+        size = shape[shard.dim]
+        return local_split(size, axis, shard, layout, self.axes, self.coordinates)
 
     def arguments(self) -> dict[str, Value]:
         """The op's arguments with tensors as In, in order."""

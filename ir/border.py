@@ -1,7 +1,9 @@
 """What moves between two neighbouring stages whose meshes and batch shares may differ.
 
-Positions are (dp, tp) coordinates. A value is whole on every rank of tp, so each target rank has
-one source rank per piece, spread over the source's tp ranks. Gradients go the opposite way.
+Positions are a coordinate on dp and a number within the replica. A value is whole on every rank of
+a replica, so each target rank has one source rank per piece, spread over the source's replica; or
+it is split alike on both sides, and ranks of one number have the same part. Gradients go the
+opposite way.
 """
 
 from dataclasses import dataclass
@@ -16,12 +18,13 @@ class Side:
     """One stage at a border: samples of a micro-batch per dp coordinate, and its devices."""
 
     shares: tuple[int, ...]
-    tp: int
+    replica: int
+    """Ranks of one replica: the size of its model mesh."""
     devices: tuple[int, ...]
-    """Global ranks, row-major over (dp, tp)."""
+    """Global ranks, row-major over dp and the model axes."""
 
-    def rank(self, dp: int, tp: int) -> int:
-        return self.devices[dp * self.tp + tp]
+    def rank(self, dp: int, member: int) -> int:
+        return self.devices[dp * self.replica + member]
 
     def spans(self) -> tuple[tuple[int, int], ...]:
         """First sample of a micro-batch and one past the last, per dp coordinate."""
@@ -58,18 +61,18 @@ def gradient_transfers(placement: Placement, source: Side, target: Side) -> tupl
         return _intervals(target, source)
     sources = len(source.shares)
     return tuple(
-        Transfer(target.rank(dp, tp % target.tp), source.rank(dp % sources, tp), None, None)
+        Transfer(target.rank(dp, m % target.replica), source.rank(dp % sources, m), None, None)
         for dp in range(len(target.shares))
-        for tp in range(source.tp)
+        for m in range(source.replica)
     )
 
 
 def _copies(source: Side, target: Side) -> tuple[Transfer, ...]:
     sources = len(source.shares)
     return tuple(
-        Transfer(source.rank(dp % sources, tp % source.tp), target.rank(dp, tp), None, None)
+        Transfer(source.rank(dp % sources, m % source.replica), target.rank(dp, m), None, None)
         for dp in range(len(target.shares))
-        for tp in range(target.tp)
+        for m in range(target.replica)
     )
 
 
@@ -81,11 +84,11 @@ def _intervals(source: Side, target: Side) -> tuple[Transfer, ...]:
             start, stop = max(source_start, target_start), min(source_stop, target_stop)
             if start >= stop:
                 continue
-            for tp in range(target.tp):
+            for member in range(target.replica):
                 found.append(
                     Transfer(
-                        source.rank(c, tp % source.tp),
-                        target.rank(e, tp),
+                        source.rank(c, member % source.replica),
+                        target.rank(e, member),
                         (start - source_start, stop - source_start),
                         (start - target_start, stop - target_start),
                     )

@@ -1,11 +1,14 @@
 """Whether a block layout can be true of its block: texts parse, arities match, splits fit."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 
 from meshwright.ir.conversions import dual
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Block, Graph, Kind, Op
 from meshwright.ir.layout import (
+    Axis,
+    Layout,
     Partial,
     Placement,
     R,
@@ -16,9 +19,15 @@ from meshwright.ir.layout import (
     parse_strategy,
     units_of,
 )
-from meshwright.ir.plan import BlockLayout, param_key
+from meshwright.ir.nesting import nesting_problem, splits_of
+from meshwright.ir.plan import BlockLayout, ModelMesh, param_key
 
-AXES = ("dp", "tp")
+
+@cache
+def axes_of(batch_size: int, model: ModelMesh) -> Mapping[str, Axis]:
+    """The layout axes; the parts of dp, however many ranks it has, are samples."""
+    data = Axis(1, (batch_size,), batch_size)
+    return {"dp": data} | {axis: Axis(size) for axis, size in model}
 
 
 def layout_problems(graph: Graph, block: Block, layout: BlockLayout) -> list[str]:
@@ -50,8 +59,6 @@ def _borders(graph: Graph, block: Block, layout: BlockLayout) -> Iterator[str]:
             continue
         for name, axes in zip(names, placed, strict=True):
             yield from _placed(graph, name, axes, layout, f"{what} {name}")
-            if axes.get("tp", "R") != "R":
-                yield f"{layout.name}: {what} {name} is {axes['tp']} on tp; borders are R"
 
 
 def _parameters(graph: Graph, block: Block, layout: BlockLayout) -> Iterator[str]:
@@ -69,24 +76,31 @@ def _placed(
     graph: Graph, name: str, axes: Mapping[str, str], layout: BlockLayout, what: str
 ) -> Iterator[str]:
     """Problems of one value's placements."""
-    found: list[Placement] = []
+    found: Layout = {}
     for axis, text in axes.items():
-        if axis not in AXES:
-            yield f"{layout.name}: {what}: axis {axis!r} is not one of {', '.join(AXES)}"
+        if axis not in (known := axes_of(graph.batch_size, layout.model)):
+            yield f"{layout.name}: {what}: axis {axis!r} is not one of its {', '.join(known)}"
             continue
         try:
-            found.append(parse_placement(text))
+            found[axis] = parse_placement(text)
         except PlanError as error:
             yield f"{layout.name}: {what}: {error}"
             continue
-        yield from _fits(graph, name, found[-1], axis, layout, what)
-    yield from _split_once(found, layout, what)
+        yield from _fits(graph, name, found[axis], axis, layout, what)
+    yield from _nest(graph, name, found, layout, what)
 
 
-def _split_once(placements: Sequence[Placement], layout: BlockLayout, what: str) -> Iterator[str]:
-    dims = [p.dim for p in placements if isinstance(p, Shard)]
-    if len(set(dims)) != len(dims):
-        yield f"{layout.name}: {what}: dim {dims[0]} is split by both axes"
+def _nest(graph: Graph, name: str, placed: Layout, layout: BlockLayout, what: str) -> Iterator[str]:
+    """Axes that split one dim must split it inside each other."""
+    if sum(isinstance(placement, Shard) for placement in placed.values()) < 2:
+        return
+    shape = graph.tensors[name].shape
+    for dim, splits in splits_of(placed, axes_of(graph.batch_size, layout.model)).items():
+        fits = dim < len(shape) and not any(
+            shape[dim] % (shard.outer * shard.inner) for shard, _ in splits.values()
+        )
+        if fits and (problem := nesting_problem(shape[dim], splits)):
+            yield f"{layout.name}: {what}: dim {dim}: {problem}"
 
 
 def _fits(
@@ -103,8 +117,9 @@ def _fits(
             except PlanError as error:
                 yield f"{layout.name}: {what}: {error}"
                 return
-            if axis == "tp" and units < layout.tp:
-                yield f"{layout.name}: {what}: {placement} has {units} units for tp {layout.tp}"
+            ranks = dict(layout.model).get(axis, 1)
+            if units < ranks:
+                yield f"{layout.name}: {what}: {placement} has {units} units for {axis} {ranks}"
             if axis == "dp" and units % graph.batch_size:
                 yield (
                     f"{layout.name}: {what}: {placement} has {units} units, which do not hold "
@@ -128,15 +143,15 @@ def _ops(graph: Graph, block: Block, layout: BlockLayout) -> Iterator[str]:
                 yield f"{layout.name}: {op.key} on {axis}: {error}"
         for axis, strategy in parsed.items():
             yield from _strategy(graph, op, axis, strategy, layout)
-        yield from _both_axes(op, parsed, layout)
+        yield from _all_axes(graph, op, parsed, layout)
 
 
 def _strategy(
     graph: Graph, op: Op, axis: str, strategy: Strategy, layout: BlockLayout
 ) -> Iterator[str]:
     where = f"{op.key} ({op.target}) on {axis}"
-    if axis not in AXES:
-        yield f"{layout.name}: {where}: the axes are {', '.join(AXES)}"
+    if axis not in (known := axes_of(graph.batch_size, layout.model)):
+        yield f"{layout.name}: {where}: the axes of the layout are {', '.join(known)}"
         return
     arity = (len(strategy.inputs), len(strategy.outputs))
     if arity != (len(op.inputs), len(op.outputs)):
@@ -170,30 +185,37 @@ def _meaning(graph: Graph, op: Op, strategy: Strategy, where: str) -> Iterator[s
         yield f"{where}: {strategy} makes whole gradients of partial ones; R|P is meant, not R"
 
 
-def _both_axes(op: Op, parsed: Mapping[str, Strategy], layout: BlockLayout) -> Iterator[str]:
-    """No value of an op may be split on one dim by both axes."""
-    if len(parsed) < 2:
-        return
-    first, second = parsed["dp"], parsed["tp"]
-    sides = zip((*first.inputs, *first.outputs), (*second.inputs, *second.outputs), strict=False)
-    for i, pair in enumerate(sides):
-        yield from _split_once(pair, layout, f"{op.key}: tensor {i}")
+def _all_axes(
+    graph: Graph, op: Op, parsed: Mapping[str, Strategy], layout: BlockLayout
+) -> Iterator[str]:
+    """The splits of each value of an op must nest."""
+    known, names = axes_of(graph.batch_size, layout.model), (*op.inputs, *op.outputs)
+    places = {
+        axis: (*strategy.inputs, *strategy.outputs)
+        for axis, strategy in parsed.items()
+        if axis in known and len(strategy.inputs) + len(strategy.outputs) == len(names)
+    }
+    for i, name in enumerate(names):
+        placed = {axis: placements[i] for axis, placements in places.items()}
+        if name:
+            yield from _nest(graph, name, placed, layout, f"{op.key}: tensor {i}")
 
 
 def tied_problems(graph: Graph, layouts: Sequence[tuple[Block, BlockLayout]]) -> list[str]:
-    """Parameters that several blocks of one tp size store differently."""
-    stored: dict[tuple[str, int], tuple[str, str]] = {}
+    """Parameters that several blocks of one stage store differently."""
+    stored: dict[tuple[str, str], tuple[str, str]] = {}
     found: list[str] = []
     for block, layout in layouts:
         for name in block.params:
             if graph.tensors[name].kind is not Kind.PARAMETER:
                 continue
             axes = layout.parameters.get(param_key(block, graph.tensors[name].fqn), {})
-            text = axes.get("tp", "R")
-            other = stored.setdefault((name, layout.tp), (text, layout.name))
-            if other[0] != text:
-                found.append(
-                    f"{layout.name}: {graph.tensors[name].fqn} is stored {text} on tp, but "
-                    f"{other[0]} in {other[1]}; one parameter has one placement"
-                )
+            for axis, _ in layout.model:
+                text = axes.get(axis, "R").removesuffix("|P")
+                other = stored.setdefault((name, axis), (text, layout.name))
+                if other[0] != text:
+                    found.append(
+                        f"{layout.name}: {graph.tensors[name].fqn} is stored {text} on {axis}, but "
+                        f"{other[0]} in {other[1]}; one parameter has one placement in a stage"
+                    )
     return found

@@ -6,6 +6,7 @@ GPT-2 is `S(1,outer=3)`), `inner > 1` keeps groups of `inner` elements whole (an
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -93,6 +94,11 @@ class Axis:
             )
         return tuple(units // self.whole * share for share in self.shares)
 
+    @property
+    def parts(self) -> int:
+        """How many parts another axis may split inside of: one per rank, or one per sample."""
+        return self.whole or self.size
+
     def span(self, units: int, coordinate: int) -> tuple[int, int]:
         """First unit and one past the last of `coordinate`, within one micro-batch."""
         ends = tuple(accumulate(self.sizes(units)))
@@ -100,7 +106,7 @@ class Axis:
 
 
 Layout = dict[str, Placement]
-"""Placement per layout axis name (`dp`, `tp`); an axis that is not named is Replicate."""
+"""Placement per layout axis name (`dp`, or a model axis); one that is not named is Replicate."""
 
 
 def units_of(size: int, shard: Shard) -> int:
@@ -116,17 +122,22 @@ def local_size(size: int, shard: Shard, axis: Axis, coordinate: int) -> int:
 
 
 def local_shape(
-    shape: tuple[int, ...], layout: Layout, axes: dict[str, Axis], coordinates: dict[str, int]
+    shape: tuple[int, ...],
+    layout: Layout,
+    axes: Mapping[str, Axis],
+    coordinates: Mapping[str, int],
 ) -> tuple[int, ...]:
     """Shape of the local part of a tensor of global `shape`.
 
-    No dim is split by two axes (`verify` checks it), so the axes are independent.
+    Axes that split one dim nest (`ir.nesting`; `verify` checks it), so they are independent.
+    An axis that `axes` lacks has one rank.
     """
     local = list(shape)
     for name, placement in layout.items():
-        if isinstance(placement, Shard):
-            size = shape[placement.dim]
-            local[placement.dim] = local_size(size, placement, axes[name], coordinates[name])
+        if isinstance(placement, Shard) and name in axes and shape[placement.dim]:
+            dim, size = placement.dim, shape[placement.dim]
+            part = local_size(size, placement, axes[name], coordinates[name])
+            local[dim] = local[dim] * part // size
     return tuple(local)
 
 

@@ -143,12 +143,12 @@ class Stage:
     def axes(self, global_batch_size: int) -> dict[str, Axis]:
         """The layout axes, for `ir.layout.local_shape`."""
         data = Axis(self.dp, self.batch_shares, global_batch_size)
-        return {"dp": data, "tp": Axis(self.tp)} | {a: Axis(size) for a, size in self.model}
+        return {"dp": data} | {axis: Axis(size) for axis, size in self.model}
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """Coordinates of global `rank` on the layout axes and on dp_replicate and dp_shard."""
         position = self.devices.index(rank)
-        found = {"tp": 0}
+        found: dict[str, int] = {}
         for axis, size in reversed(self.model):
             position, found[axis] = divmod(position, size)
         replicate, shard = divmod(position, self.mesh.get("dp_shard", 1))

@@ -11,11 +11,11 @@ from meshwright.ir.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Graph
 from meshwright.ir.layout import balanced
-from meshwright.ir.plan import MESH_AXES, Plan, Stage, mesh_size
+from meshwright.ir.plan import MESH_AXES, MODEL_AXES, ModelMesh, Plan, Stage, mesh_size
 from meshwright.ir.schedule import Schedule, check_schedule
 
-STAGE_AXES = ("dp_replicate", "dp_shard", "tp")
-"""The mesh axes that a stage can have so far."""
+STAGE_AXES = ("dp_replicate", "dp_shard", *MODEL_AXES)
+"""The mesh axes that a stage can have, outermost first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,13 +174,23 @@ def _layout_names(plan: Plan) -> Iterator[Finding]:
             if layout is None:
                 message = f"stage {i}: {pattern} uses layout {name!r}, which does not exist"
                 yield Finding("layouts", message, _near(name, by_name))
-            elif layout.tp != stage.tp:
-                fits = [x.name for x in plan.layouts if (x.pattern, x.tp) == (pattern, stage.tp)]
-                message = f"stage {i} has tp {stage.tp}, its layout {name!r} is for {layout.tp}"
-                yield Finding("layouts", message, "".join(fits[:1]))
+            elif layout.model != stage.model:
+                message = f"stage {i} has {_text(stage.model)}, its layout {name!r} is for "
+                message += _text(layout.model)
+                yield Finding("layouts", message, _fitting(plan, pattern, stage))
             elif layout.pattern != pattern:
                 message = f"stage {i}: layout {name!r} is for {layout.pattern}, not for {pattern}"
                 yield Finding("layouts", message)
+
+
+def _text(model: ModelMesh) -> str:
+    return " x ".join(f"{axis} {size}" for axis, size in model) or "no model axes"
+
+
+def _fitting(plan: Plan, pattern: str, stage: Stage) -> str:
+    """A layout of the plan that the stage could name."""
+    fits = (x.name for x in plan.layouts if (x.pattern, x.model) == (pattern, stage.model))
+    return next(fits, "")
 
 
 def _predicted(plan: Plan) -> Iterator[Finding]:
@@ -236,28 +246,28 @@ def _stage_layouts(plan: Plan, graph: Graph) -> Iterator[Finding]:
         needed = {**_stage_patterns(plan, graph, stage), "(prelude)": None}
         for pattern in needed:
             if pattern not in stage.layouts:
-                fits = [x.name for x in plan.layouts if (x.pattern, x.tp) == (pattern, stage.tp)]
-                message = f"stage {i} (tp {stage.tp}) names no layout for {pattern}"
-                yield Finding("layouts", message, "".join(fits[:1]))
+                message = f"stage {i} ({_text(stage.model)}) names no layout for {pattern}"
+                yield Finding("layouts", message, _fitting(plan, pattern, stage))
 
 
 def _layout_content(plan: Plan, graph: Graph) -> Iterator[Finding]:
     by_name = {layout.name: layout for layout in plan.layouts}
-    used = {name for stage in plan.stages for name in stage.layouts.values()}
-    layouts = {(x.pattern, x.tp): x for x in by_name.values() if x.name in used}
+    used = {name: None for stage in plan.stages for name in stage.layouts.values()}
+    known = [by_name[name] for name in used if name in by_name]
     for block in graph.distinct_blocks():
-        for (pattern, _), layout in layouts.items():
-            if pattern == block.pattern:
+        for layout in known:
+            if layout.pattern == block.pattern:
                 for problem in layout_problems(graph, block, layout):
                     yield Finding("layouts", problem)
-    pairs = [
-        (block, layout)
-        for block in graph.blocks
-        for (pattern, _), layout in layouts.items()
-        if pattern == block.pattern
-    ]
-    for problem in tied_problems(graph, pairs):
-        yield Finding("layouts", problem)
+    if not list(_blocks(plan, graph)):
+        for index, stage in enumerate(plan.stages):
+            pairs = [
+                (block, by_name[name])
+                for block in plan.stage_blocks(graph, index)
+                if (name := stage.layouts.get(block.pattern)) in by_name
+            ]
+            for problem in tied_problems(graph, pairs):
+                yield Finding("layouts", f"stage {index}: {problem}")
 
 
 def _recompute(plan: Plan, graph: Graph) -> Iterator[Finding]:

@@ -34,7 +34,7 @@ class BatchCutter:
         for program in programs:
             stage = plan.stages[program.index]
             coordinate = stage.coordinates(rank)["dp"]
-            side = Side(stage.batch_shares, stage.tp, stage.devices)
+            side = Side(stage.batch_shares, stage.model_size, stage.devices)
             start, stop = side.spans()[coordinate]
             self.offsets[program.index], self.samples[program.index] = start, stop - start
 

@@ -32,8 +32,6 @@ class RankParts:
     recorder: Recorder
     stages: dict[int, StageModule]
     lines: dict[int, Lines]
-    tp_place: dict[int, tuple[int, int]]
-    """Stage -> tp size and coordinate."""
     tensors: dict[int, dict[str, Tensor]]
     """Stage -> graph tensor name -> what its blocks read."""
     missing: tuple[str, ...]
@@ -72,23 +70,18 @@ def build_rank(
     ties = find_ties(graph, plan)
     recorder = Recorder(device)
     groups = make_groups(plan, rank, tuple(line for tie in ties for line in tie.groups))
-    stages, lines, tensors, places = {}, {}, {}, {}
+    stages, lines, tensors = {}, {}, {}
     missing: tuple[str, ...] = ()
     for program in programs:
         index = program.index
         stage = plan.stages[index]
         lines[index] = _lines(plan, index, rank, groups, recorder)
-        places[index] = stage.tp, lines[index].tp_coordinate
-        tensors[index], absent = stage_tensors(program, graph, source, *places[index], device)
+        tensors[index], absent = stage_tensors(program, graph, source, device)
         missing += absent
-        sizes = {"dp": stage.dp, "tp": stage.tp}
-        comm = Comm(
-            {"dp": lines[index].dp, "tp": lines[index].tp},
-            sizes,
-            {axis: stage.coordinates(rank)[axis] for axis in sizes},
-            seed,
-            device,
-        )
+        sizes = {"dp": stage.dp} | dict(stage.model)
+        coordinates = {axis: lines[index].coordinates[axis] for axis in sizes}
+        axes = {"dp": lines[index].dp, **lines[index].model}
+        comm = Comm(axes, sizes, coordinates, seed, device)
         comm.meter, comm.stage = recorder, index
         sync = _sync(plan, program, tensors[index], lines[index])
         stages[index] = StageModule(
@@ -96,7 +89,7 @@ def build_rank(
         )
     owners = _owners({name for found in tensors.values() for name in found})
     return RankParts(
-        rank, programs, groups, recorder, stages, lines, places, tensors, missing, ties, owners
+        rank, programs, groups, recorder, stages, lines, tensors, missing, ties, owners
     )
 
 
@@ -115,14 +108,13 @@ def _owners(names: set[str]) -> dict[str, int]:
 
 def _lines(plan: Plan, index: int, rank: int, groups: Groups, recorder: Recorder) -> Lines:
     stage = plan.stages[index]
-    at = stage.coordinates(rank)
-    group = {
-        axis: groups.line(stage, axis, rank) for axis in ("dp", "dp_shard", "dp_replicate", "tp")
-    }
+    dp, shard, replicate, *model = (
+        groups.line(stage, axis, rank)
+        for axis in ("dp", "dp_shard", "dp_replicate", *dict(stage.model))
+    )
     return Lines(
-        index, group["dp"], group["dp_shard"], group["dp_replicate"], group["tp"],
-        at["dp"], at["dp_shard"], at["dp_replicate"], at["tp"], stage.mesh.get("dp_shard", 1),
-        recorder,
+        index, dp, shard, replicate, dict(zip(dict(stage.model), model, strict=True)),
+        stage.coordinates(rank), stage.mesh.get("dp_shard", 1), recorder,
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Kind
-from meshwright.ir.layout import R
+from meshwright.ir.nesting import whole_runs
 from meshwright.runtime.boxes import Boxed, BoxLoadPlanner, BoxSavePlanner
 from meshwright.runtime.gradsync.base import Held
 from meshwright.runtime.pieces import Piece, pieces
@@ -134,7 +134,7 @@ def _contents(job: "Job", stage: int) -> dict[str, Boxed]:
     for name, tensor in parts.tensors[stage].items():
         known = job.graph.tensors[name]
         if known.kind is Kind.BUFFER:
-            whole = pieces(known.shape, R, 1, 0)
+            whole = pieces(whole_runs(known.shape))
             found[f"model/{known.fqn}"] = Boxed(
                 known.shape, tuple((p, tensor) for p in whole), parts.owners[name] == parts.rank
             )
@@ -151,7 +151,7 @@ def _boxed(job: "Job", held: Held, x: Tensor, writes: bool) -> Boxed:
             )
         return Boxed((), ((Piece((), (), ()), x),), writes)
     shape = held.param.global_shape
-    boxes = pieces(shape, held.param.tp, *job.parts.tp_place[held.stage], held.rows)
+    boxes = pieces(held.param.runs, held.rows)
     return Boxed(shape, tuple((piece, x) for piece in boxes), writes)
 
 

@@ -33,8 +33,7 @@ def full_state(job: "Job") -> dict[str, Tensor]:
         whole = torch.zeros(tensor.shape, dtype=getattr(torch, tensor.dtype), device=job.device)
         if tensor.kind is Kind.PARAMETER:
             for h in counted.get(tensor.name, []):
-                place = parts.tp_place[h.stage]
-                for piece in pieces(tensor.shape, h.param.tp, *place, h.rows):
+                for piece in pieces(h.param.runs, h.rows):
                     piece.of_global(whole).copy_(piece.of_local(h.tensor.detach()))
         elif parts.owners[tensor.name] == parts.rank:
             whole.copy_(parts.any_tensor(tensor.name))

@@ -11,20 +11,27 @@ from meshwright.runtime.record import What
 from meshwright.runtime.tied import gradient
 
 
-def sum_over_tp(held: Sequence[Held], lines: Lines) -> None:
-    """Adds up gradients that are summands on tp, in one flat collective per dtype."""
-    if lines.tp is None:
+def sum_over_model(held: Sequence[Held], lines: Lines) -> None:
+    """Adds up gradients that are summands on model axes: per axis, a flat collective per dtype."""
+    for axis, group in lines.model.items():
+        partial = [h for h in held if axis in h.param.sum_over and h.param.requires_grad]
+        for dtype in dict.fromkeys(h.tensor.dtype for h in partial):
+            found = [gradient(h) for h in partial if h.tensor.dtype == dtype]
+            _sum_flat(found, axis, group, lines)
+
+
+def _sum_flat(
+    gradients: Sequence[Tensor], axis: str, group: dist.ProcessGroup | None, lines: Lines
+) -> None:
+    if group is None:
         return
-    partial = [h for h in held if h.param.sum_over_tp and h.param.requires_grad]
-    for dtype in dict.fromkeys(h.tensor.dtype for h in partial):
-        parts = [gradient(h) for h in partial if h.tensor.dtype == dtype]
-        flat = torch.cat([part.reshape(-1) for part in parts])
-        size = lines.tp.size()
-        what = What("gradients", lines.stage, "tp", "all_reduce", flat.nbytes, size)
-        with lines.recorder.collective(what):
-            dist.all_reduce(flat, group=lines.tp)
-        for part, summed in zip(parts, torch.split(flat, [p.numel() for p in parts]), strict=True):
-            part.copy_(summed.view(part.shape))
+    flat = torch.cat([part.reshape(-1) for part in gradients])
+    what = What("gradients", lines.stage, axis, "all_reduce", flat.nbytes, group.size())
+    with lines.recorder.collective(what):
+        dist.all_reduce(flat, group=group)
+    sizes = [part.numel() for part in gradients]
+    for part, summed in zip(gradients, torch.split(flat, sizes), strict=True):
+        part.copy_(summed.view(part.shape))
 
 
 def global_norm(held: Sequence[Held], device: torch.device, world_size: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 
 import torch.distributed as dist
 
@@ -13,36 +14,22 @@ Line = tuple[int, ...]
 
 
 def stage_lines(stage: Stage) -> dict[str, tuple[Line, ...]]:
-    """Axis -> its lines. `dp_line` order is that of the first rank of each line."""
-    tp, shard = stage.tp, stage.mesh.get("dp_shard", 1)
-    replicate = stage.mesh.get("dp_replicate", 1)
-    device = {
-        (r, s, t): stage.devices[(r * shard + s) * tp + t]
-        for r in range(replicate)
-        for s in range(shard)
-        for t in range(tp)
-    }
-    return {
-        "dp": tuple(
-            tuple(device[r, s, t] for r in range(replicate) for s in range(shard))
-            for t in range(tp)
-        ),
-        "tp": tuple(
-            tuple(device[r, s, t] for t in range(tp))
-            for r in range(replicate)
-            for s in range(shard)
-        ),
-        "dp_shard": tuple(
-            tuple(device[r, s, t] for s in range(shard))
-            for r in range(replicate)
-            for t in range(tp)
-        ),
-        "dp_replicate": tuple(
-            tuple(device[r, s, t] for r in range(replicate))
-            for s in range(shard)
-            for t in range(tp)
-        ),
-    }
+    """Axis -> its lines, in the order of the first rank of each."""
+    data = {axis: stage.mesh.get(axis, 1) for axis in ("dp_replicate", "dp_shard")}
+    sizes = data | dict(stage.model)
+    both = {"dp": prod(data.values())} | dict(stage.model)
+    found = {axis: _along(stage, sizes, axis) for axis in sizes}
+    return found | {"dp": _along(stage, both, "dp")}
+
+
+def _along(stage: Stage, sizes: dict[str, int], axis: str) -> tuple[Line, ...]:
+    """The lines of an axis of a row-major mesh."""
+    names = list(sizes)
+    stride = prod(sizes[name] for name in names[names.index(axis) + 1 :])
+    starts = [i for i in range(len(stage.devices)) if i // stride % sizes[axis] == 0]
+    return tuple(
+        tuple(stage.devices[start + i * stride] for i in range(sizes[axis])) for start in starts
+    )
 
 
 @dataclass(frozen=True, eq=False)

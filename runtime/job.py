@@ -25,7 +25,7 @@ from meshwright.runtime.build import RankParts, build_rank
 from meshwright.runtime.executor import Executor, Progress
 from meshwright.runtime.export import export
 from meshwright.runtime.failure import Failures
-from meshwright.runtime.gradients import clip, scale, sum_over_tp
+from meshwright.runtime.gradients import clip, scale, sum_over_model
 from meshwright.runtime.handshake import (
     check_identity,
     check_model,
@@ -350,7 +350,7 @@ class Job:
         """The loss of the global batch on every rank."""
         last = len(self.plan.stages) - 1
         total = torch.zeros((), dtype=torch.float64, device=self.device)
-        if local is not None and self.parts.lines[last].tp_coordinate == 0:
+        if local is not None and self.parts.lines[last].first_of_replica:
             total += local
         if self.plan.world_size > 1:
             self.progress.at(self.state.step, "loss", "synchronising")
@@ -365,8 +365,8 @@ class Job:
                 self.progress.at(self.state.step, "gradients", "synchronising")
                 for index, stage in parts.stages.items():
                     stage.sync.finish()
-                    sum_over_tp(stage.sync.held, parts.lines[index])
-                sum_ties(parts.ties, parts.held, parts.groups, parts.rank, parts.tp_place)
+                    sum_over_model(stage.sync.held, parts.lines[index])
+                sum_ties(parts.ties, parts.held, parts.groups, parts.rank)
                 if gradient_scale != 1.0:
                     scale(parts.held, gradient_scale)
                 if self.max_grad_norm is not None:

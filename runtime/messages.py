@@ -39,7 +39,7 @@ class Message:
 def side(plan: Plan, stage: int) -> Side:
     """The given stage at its borders."""
     found = plan.stages[stage]
-    return Side(found.batch_shares, found.tp, found.devices)
+    return Side(found.batch_shares, found.model_size, found.devices)
 
 
 def plan_messages(

@@ -1,10 +1,13 @@
 """Which boxes of a global tensor a rank holds, after tensor and ZeRO sharding."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
 
 from torch import Tensor
 
-from meshwright.ir.layout import Axis, Placement, Shard, units_of
+from meshwright.ir.nesting import Runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,37 +37,38 @@ def chunk_rows(rows: int, parts: int, index: int) -> tuple[int, int]:
     return min(index * chunk, rows), min((index + 1) * chunk, rows)
 
 
-def pieces(
-    shape: tuple[int, ...],
-    tp: Placement,
-    tp_size: int,
-    tp_coordinate: int,
-    rows: tuple[int, int] | None = None,
-) -> tuple[Piece, ...]:
-    """The boxes of `shape` that a rank holds; `rows` are those of its tp-local tensor it keeps."""
-    if not shape:
+def pieces(runs: tuple[Runs, ...], rows: tuple[int, int] | None = None) -> tuple[Piece, ...]:
+    """The boxes that a rank holds, whose elements of each dim are `runs`; `rows` are those of its
+    local tensor that it keeps."""
+    if not runs:
         return (Piece((), (), ()),) if rows is None or rows[1] > rows[0] else ()
-    found = []
-    for dim, local, start, length in _sections(shape, tp, tp_size, tp_coordinate):
-        offsets, sizes, local_offsets = [0] * len(shape), list(shape), [0] * len(shape)
-        offsets[dim], sizes[dim], local_offsets[dim] = start, length, local
-        if rows is not None:
-            first = max(local_offsets[0], rows[0])
-            last = min(local_offsets[0] + sizes[0], rows[1])
-            offsets[0] += first - local_offsets[0]
-            sizes[0], local_offsets[0] = last - first, first - rows[0]
-        if min(sizes) > 0:
-            found.append(Piece(tuple(offsets), tuple(sizes), tuple(local_offsets)))
-    return tuple(found)
+    dims = [list(_placed(found)) for found in runs]
+    if rows is not None:
+        dims[0] = [cut for span in dims[0] for cut in _cut(span, rows)]
+    return tuple(
+        Piece(tuple(s.start for s in box), tuple(s.length for s in box), tuple(s.at for s in box))
+        for box in product(*dims)
+    )
 
 
-def _sections(
-    shape: tuple[int, ...], tp: Placement, tp_size: int, coordinate: int
-) -> list[tuple[int, int, int, int]]:
-    """(dim, local start, global start, length) of each run of `tp`'s dim."""
-    if not isinstance(tp, Shard):
-        return [(0, 0, 0, shape[0])]
-    units = units_of(shape[tp.dim], tp)
-    start, stop = Axis(tp_size).span(units, coordinate)
-    length = (stop - start) * tp.inner
-    return [(tp.dim, n * length, (n * units + start) * tp.inner, length) for n in range(tp.outer)]
+class _Span(NamedTuple):
+    """Consecutive elements of a dim, and where they lie in the local tensor."""
+
+    start: int
+    length: int
+    at: int
+
+
+def _placed(runs: Runs) -> Iterator[_Span]:
+    at = 0
+    for start, length in runs:
+        if length:
+            yield _Span(start, length, at)
+        at += length
+
+
+def _cut(span: _Span, rows: tuple[int, int]) -> Iterator[_Span]:
+    """What of it lies in `rows`, which begin at 0 in what is kept."""
+    first, last = max(span.at, rows[0]), min(span.at + span.length, rows[1])
+    if first < last:
+        yield _Span(span.start + first - span.at, last - first, first - rows[0])

@@ -1,12 +1,13 @@
 """Sums the gradients of parameters that several stages share, so that their copies stay equal."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from meshwright.codegen.stored import stored_splits
 from meshwright.ir.graph import Graph
 from meshwright.ir.plan import Plan, Stage
 from meshwright.runtime.gradsync.base import Held
@@ -35,14 +36,19 @@ def find_ties(graph: Graph, plan: Plan) -> tuple[Tie, ...]:
             if graph.tensors[name].requires_grad:
                 stages.setdefault(name, []).append(index)
     return tuple(
-        _tie(name, tuple(found), [plan.stages[i] for i in found])
+        _tie(graph, plan, name, tuple(found))
         for name, found in sorted(stages.items())
         if len(found) > 1
     )
 
 
-def _tie(name: str, indices: tuple[int, ...], stages: Sequence[Stage]) -> Tie:
-    layouts = {(s.dp, s.tp, s.mesh.get("dp_shard", 1), is_sharded(s)) for s in stages}
+def _tie(graph: Graph, plan: Plan, name: str, indices: tuple[int, ...]) -> Tie:
+    stages = [plan.stages[i] for i in indices]
+    layouts = {
+        (s.dp, s.model, s.mesh.get("dp_shard", 1), is_sharded(s),
+         frozenset(stored_splits(graph, plan, i, name).items()))
+        for i, s in zip(indices, stages, strict=True)
+    }  # fmt: skip
     devices = {s.devices for s in stages}
     apart = sum(map(len, devices)) == len({rank for line in devices for rank in line})
     if len(layouts) == 1 and apart:
@@ -57,20 +63,14 @@ def is_sharded(stage: Stage) -> bool:
     return stage.zero >= 1 and stage.mesh.get("dp_shard", 1) > 1
 
 
-def sum_ties(
-    ties: Sequence[Tie],
-    held: Sequence[Held],
-    groups: Groups,
-    rank: int,
-    tp_place: Mapping[int, tuple[int, int]],
-) -> None:
-    """Makes the gradient of each copy the sum of all. `tp_place`: stage -> tp size, coordinate."""
+def sum_ties(ties: Sequence[Tie], held: Sequence[Held], groups: Groups, rank: int) -> None:
+    """Makes the gradient of each copy the sum of all."""
     for tie in ties:
         mine = [h for h in held if h.param.name == tie.name]
         if not mine:
             continue
         line = next(line for line in tie.groups if rank in line)
-        (_sum_matched if tie.matched else _sum_pieces)(mine, groups.of(line), tp_place)
+        (_sum_matched if tie.matched else _sum_pieces)(mine, groups.of(line))
 
 
 def gradient(held: Held) -> Tensor:
@@ -80,9 +80,7 @@ def gradient(held: Held) -> Tensor:
     return held.tensor.grad
 
 
-def _sum_matched(
-    mine: Sequence[Held], group: dist.ProcessGroup | None, tp_place: Mapping[int, tuple[int, int]]
-) -> None:
+def _sum_matched(mine: Sequence[Held], group: dist.ProcessGroup | None) -> None:
     total = torch.stack([gradient(h) for h in mine]).sum(0)
     if group is not None:
         dist.all_reduce(total, group=group)
@@ -90,14 +88,10 @@ def _sum_matched(
         gradient(h).copy_(total)
 
 
-def _sum_pieces(
-    mine: Sequence[Held], group: dist.ProcessGroup | None, tp_place: Mapping[int, tuple[int, int]]
-) -> None:
+def _sum_pieces(mine: Sequence[Held], group: dist.ProcessGroup | None) -> None:
     param = mine[0].param
     whole = mine[0].tensor.new_zeros(param.global_shape)
-    boxes = {
-        id(h): pieces(param.global_shape, h.param.tp, *tp_place[h.stage], h.rows) for h in mine
-    }
+    boxes = {id(h): pieces(h.param.runs, h.rows) for h in mine}
     for h in mine:
         for piece in boxes[id(h)] if h.primary else ():
             piece.of_global(whole).add_(piece.of_local(gradient(h)))

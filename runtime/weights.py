@@ -24,8 +24,6 @@ def stage_tensors(
     program: StageProgram,
     graph: Graph,
     source: Mapping[str, Tensor],
-    tp_size: int,
-    tp_coordinate: int,
     device: torch.device,
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """Graph tensor name -> local tensor, and the module paths that have no values yet (meta)."""
@@ -35,7 +33,7 @@ def stage_tensors(
         if param.kind is Kind.CONSTANT and param.fqn not in source:
             found[param.name] = _constant(param, graph, device)
             continue
-        local = _local(param, source, tp_size, tp_coordinate, device)
+        local = _local(param, source, device)
         if source[param.fqn].is_meta:
             missing.append(param.fqn)
         is_parameter = param.kind is Kind.PARAMETER
@@ -48,13 +46,7 @@ def _constant(param: Param, graph: Graph, device: torch.device) -> Tensor:
     return torch.tensor(value, dtype=dtype, device=device).view(param.global_shape)
 
 
-def _local(
-    param: Param,
-    source: Mapping[str, Tensor],
-    tp_size: int,
-    tp_coordinate: int,
-    device: torch.device,
-) -> Tensor:
+def _local(param: Param, source: Mapping[str, Tensor], device: torch.device) -> Tensor:
     if param.fqn not in source:
         raise PlanError(f"the model has no parameter or buffer {param.fqn!r}, which the plan needs")
     whole = source[param.fqn].detach()
@@ -64,7 +56,7 @@ def _local(
         )
     local = torch.empty(param.local_shape, dtype=whole.dtype, device=device)
     if not whole.is_meta:
-        for piece in pieces(param.global_shape, param.tp, tp_size, tp_coordinate):
+        for piece in pieces(param.runs):
             piece.of_local(local).copy_(piece.of_global(whole))
     return local
 

@@ -1,6 +1,6 @@
 """What a way of synchronising gradients is given, and what it has to do."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -59,25 +59,33 @@ class Lines:
     dp: dist.ProcessGroup | None
     shard: dist.ProcessGroup | None
     replicate: dist.ProcessGroup | None
-    tp: dist.ProcessGroup | None
-    dp_coordinate: int
-    shard_coordinate: int
-    replicate_coordinate: int
-    tp_coordinate: int
+    model: Mapping[str, dist.ProcessGroup | None]
+    """Per model axis."""
+    coordinates: Mapping[str, int]
+    """On all axes of the stage."""
     shard_size: int
     recorder: Recorder
 
     def is_primary(self, param: Param, *, sharded: bool) -> bool:
         """Whether this rank stands for all that hold the same elements."""
-        alone_on_dp = self.replicate_coordinate == 0 if sharded else self.dp_coordinate == 0
-        return alone_on_dp and (str(param.tp).startswith("S") or self.tp_coordinate == 0)
+        copies = ["dp_replicate" if sharded else "dp", *(self.model.keys() - set(param.split_on))]
+        return not any(self.coordinates[axis] for axis in copies)
+
+    @property
+    def shard_coordinate(self) -> int:
+        return self.coordinates["dp_shard"]
+
+    @property
+    def first_of_replica(self) -> bool:
+        """Whether the rank has coordinate 0 on all model axes."""
+        return not any(self.coordinates[axis] for axis in self.model)
 
 
 class GradientSync(Protocol):
     """Called by the stage and the job, by all ranks of a line in the same order."""
 
     held: tuple[Held, ...]
-    """What the optimizer gets. After `finish`, gradients are summed over dp (not yet over tp)."""
+    """What the optimizer gets. After `finish`, gradients are summed over dp (only there)."""
 
     def begin(self) -> None:
         """Before the first micro-batch of a step: gradients are zero."""

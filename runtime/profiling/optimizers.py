@@ -9,6 +9,7 @@ from torch import nn
 
 from meshwright.codegen.program import Param
 from meshwright.ir.graph import Kind
+from meshwright.ir.nesting import whole_runs
 from meshwright.ir.profile import OptimizerRecord
 from meshwright.runtime.gradsync.base import Held
 from meshwright.runtime.optimizer import make_optimizer
@@ -68,5 +69,5 @@ def _held(task: OptimizerTask, device: torch.device) -> Held:
     numel = task.nbytes // task.num_tensors // _ITEM
     tensor = nn.Parameter(torch.randn(numel, device=device))
     tensor.grad = torch.randn(numel, device=device)
-    param = Param("p", "p", Kind.PARAMETER, (numel,), "float32", True, (), (((0, numel),),), ())
+    param = Param("p", "p", Kind.PARAMETER, (numel,), "float32", True, (), whole_runs((numel,)), ())
     return Held(param, 0, tensor, None, True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from math import prod
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +12,8 @@ from meshwright.codegen.lower import lower
 from meshwright.codegen.one_process import run_local
 from meshwright.codegen.program import Param
 from meshwright.codegen.simulated import simulate
-from meshwright.codegen.whole import part
+from meshwright.codegen.whole import held
 from meshwright.ir.graph import Graph, Kind
-from meshwright.ir.layout import Axis
 from meshwright.ir.plan import (
     BlockLayout,
     ClusterId,
@@ -33,13 +33,14 @@ def plan_of(
     cuts: Sequence[int] = (),
 ) -> Plan:
     """All ranks run all stages; `cuts` are the block numbers at which new stages start."""
-    tp = layouts[0].tp
+    model = layouts[0].model
+    size = prod(size for _, size in model)
     borders = [0, *cuts, len(graph.blocks)]
     stages = tuple(
         Stage(
             first=graph.blocks[start].name, last=graph.blocks[stop - 1].name,
-            mesh={"dp_replicate": 1, "dp_shard": len(shares), "tp": tp},
-            devices=tuple(range(tp * len(shares))), batch_shares=shares,
+            mesh={"dp_replicate": 1, "dp_shard": len(shares), **dict(model)},
+            devices=tuple(range(size * len(shares))), batch_shares=shares,
             layouts={layout.pattern: layout.name for layout in layouts},
         )
         for start, stop in pairwise(borders)
@@ -51,7 +52,7 @@ def plan_of(
     return Plan(
         model=ModelId(name="", fingerprint="", num_parameters=0, num_blocks=len(graph.blocks),
                       inputs=inputs),
-        cluster=ClusterId(name="", fingerprint="", num_devices=tp * len(shares)),
+        cluster=ClusterId(name="", fingerprint="", num_devices=size * len(shares)),
         global_batch_size=graph.batch_size, num_microbatches=count, optimizer="sgd",
         precision="fp64", stages=stages, schedule=ScheduleTable(name="", rows=("0F0 0B0",)),
         layouts=tuple(layouts),
@@ -77,33 +78,42 @@ def run_plan(
     shares = stage.batch_shares
 
     def body(comm: Comm) -> tuple[Tensor, dict[str, tuple[Param, Tensor]]]:
-        dp, tp = comm.coordinates["dp"], comm.coordinates["tp"]
-        programs = lower(graph, plan, stage.devices[dp * stage.tp + tp])
+        dp = comm.coordinates["dp"]
+        programs = lower(graph, plan, rank_of(stage, comm))
         starts = [m * sum(shares) + sum(shares[:dp]) for m in range(count)]
         batches = [samples_of(graph, batch, start, shares[dp]) for start in starts]
         grads: dict[str, tuple[Param, Tensor]] = {}
         params = {p.name: p for program in programs for p in program.params}
-        held = {
-            name: part(whole_tensor(model, graph, name), p.tp, Axis(stage.tp), tp).clone()
+        stored = {
+            name: held(whole_tensor(model, graph, name), p.runs).clone()
             for name, p in params.items()
         }
         for name, p in params.items():
-            held[name].requires_grad_(p.requires_grad)
-        loss = run_local(programs, held, batches, comm, starts)
+            stored[name].requires_grad_(p.requires_grad)
+        loss = run_local(programs, stored, batches, comm, starts)
         loss.backward()
         for name, p in params.items():
             if p.requires_grad:
-                grad = held[name].grad
-                total = comm.sum_over(torch.zeros_like(held[name]) if grad is None else grad, "dp")
-                summed = any(q.sum_over_tp for g in programs for q in g.params if q.name == name)
-                grads[p.fqn] = (p, comm.sum_over(total, "tp") if summed else total)
+                grad = stored[name].grad
+                total = torch.zeros_like(stored[name]) if grad is None else grad
+                same = (q for g in programs for q in g.params if q.name == name)
+                for axis in dict.fromkeys(("dp", *(a for q in same for a in q.sum_over))):
+                    total = comm.sum_over(total, axis)
+                grads[p.fqn] = (p, total)
         return comm.sum_over(loss.detach(), "dp"), grads
 
-    results = simulate({"dp": stage.dp, "tp": stage.tp}, body)
+    results = simulate({"dp": stage.dp, **dict(stage.model)}, body)
     return results[0][0], {
-        fqn: _together([grads[fqn] for _, grads in results[: stage.tp]], stage.tp)
-        for fqn in results[0][1]
+        fqn: together([grads[fqn] for _, grads in results]) for fqn in results[0][1]
     }
+
+
+def rank_of(stage: Stage, comm: Comm) -> int:
+    """The global rank of a simulated one."""
+    position = 0
+    for axis, size in (("dp", stage.dp), *stage.model):
+        position = position * size + comm.coordinates[axis]
+    return stage.devices[position]
 
 
 def samples_of(
@@ -116,15 +126,15 @@ def samples_of(
     }
 
 
-def _together(parts: Sequence[tuple[Param, Tensor]], tp: int) -> Tensor:
-    """The whole gradient; every rank's share of it must be what its placement says."""
+def together(parts: Sequence[tuple[Param, Tensor]]) -> Tensor:
+    """The whole gradient; every rank's part of it must be what it holds."""
     param = parts[0][0]
     shape = param.global_shape
     index = torch.arange(torch.Size(shape).numel()).reshape(shape)
-    whole = torch.zeros(shape, dtype=parts[0][1].dtype).flatten()
-    for rank, (_, grad) in enumerate(parts):
-        whole[part(index, param.tp, Axis(tp), rank).flatten()] = grad.flatten()
-    for rank, (_, grad) in enumerate(parts):
-        mine = part(whole.reshape(shape), param.tp, Axis(tp), rank)
+    whole = torch.full(shape, torch.nan, dtype=parts[0][1].dtype).flatten()
+    for p, grad in parts:
+        whole[held(index, p.runs).flatten()] = grad.flatten()
+    for p, grad in parts:
+        mine = held(whole.reshape(shape), p.runs)
         torch.testing.assert_close(grad, mine, rtol=1e-9, atol=1e-12, msg=param.fqn)
     return whole.reshape(shape)

@@ -10,8 +10,7 @@ from meshwright.codegen.comm import Comm
 from meshwright.codegen.emit import write_sources
 from meshwright.codegen.lower import lower
 from meshwright.codegen.simulated import simulate
-from meshwright.codegen.whole import part
-from meshwright.ir.layout import Axis
+from meshwright.codegen.whole import held
 from tests.codegen import mlp
 
 PLAN = mlp.plan(mlp.stage("h.0", "head", (0, 1), (8,), 2, recompute="full"))
@@ -44,10 +43,7 @@ def test_the_source_runs_as_the_modules_do(tmp_path: Path) -> None:
         (program,) = lower(mlp.graph(), PLAN, comm.coordinates["tp"])
         (path,) = write_sources([program], tmp_path / str(comm.coordinates["tp"]))
         whole = mlp.parameters()
-        tensors = {
-            p.name: part(whole[p.name], p.tp, Axis(2), comm.coordinates["tp"])
-            for p in program.params
-        }
+        tensors = {p.name: held(whole[p.name], p.runs) for p in program.params}
         written: dict[str, Any] = {}
         exec(compile(path.read_text(), str(path), "exec"), written)
         loss = written["forward"](comm, {**tensors, "x": mlp.batch()})["loss"]

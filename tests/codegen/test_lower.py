@@ -12,11 +12,11 @@ from meshwright.codegen.lower import lower
 from meshwright.codegen.one_process import run_local
 from meshwright.codegen.program import StageProgram
 from meshwright.codegen.simulated import simulate
-from meshwright.codegen.whole import part
+from meshwright.codegen.whole import held
 from meshwright.ir.errors import PlanError
-from meshwright.ir.layout import Axis, Partial, R
 from meshwright.ir.plan import Plan
 from tests.codegen import mlp
+from tests.codegen.equality import rank_of
 
 WHOLE = mlp.stage("h.0", "head", (0,), (mlp.BATCH,), tp=1)
 
@@ -28,13 +28,10 @@ def wanted() -> tuple[Tensor, dict[str, Tensor]]:
     return loss.detach(), {name: p.grad for name, p in params.items() if p.grad is not None}
 
 
-def local_params(programs: Sequence[StageProgram], tp: int, rank: int) -> dict[str, Tensor]:
+def local_params(programs: Sequence[StageProgram]) -> dict[str, Tensor]:
     whole = mlp.parameters()
     params = {p.name: p for program in programs for p in program.params}
-    return {
-        name: part(whole[name], p.tp, Axis(tp), rank).clone().requires_grad_()
-        for name, p in params.items()
-    }
+    return {name: held(whole[name], p.runs).clone().requires_grad_() for name, p in params.items()}
 
 
 def run(plan: Plan) -> tuple[Tensor, dict[str, list[tuple[Any, Tensor]]]]:
@@ -43,11 +40,11 @@ def run(plan: Plan) -> tuple[Tensor, dict[str, list[tuple[Any, Tensor]]]]:
     shares, count = stage.batch_shares, plan.num_microbatches
 
     def body(comm: Comm) -> tuple[Tensor, dict[str, Any]]:
-        dp, tp = comm.coordinates["dp"], comm.coordinates["tp"]
-        programs = lower(mlp.graph(), plan, stage.devices[dp * stage.tp + tp])
+        dp = comm.coordinates["dp"]
+        programs = lower(mlp.graph(), plan, rank_of(stage, comm))
         starts = [m * sum(shares) + sum(shares[:dp]) for m in range(count)]
         batches = [{"x": mlp.batch()[start : start + shares[dp]]} for start in starts]
-        params = local_params(programs, stage.tp, tp)
+        params = local_params(programs)
         loss = run_local(programs, params, batches, comm, starts)
         loss.backward()
         described = {p.name: p for program in programs for p in program.params}
@@ -55,12 +52,13 @@ def run(plan: Plan) -> tuple[Tensor, dict[str, list[tuple[Any, Tensor]]]]:
         for name, p in params.items():
             assert p.grad is not None
             total = comm.sum_over(p.grad, "dp")
-            total = comm.sum_over(total, "tp") if described[name].sum_over_tp else total
+            for axis in described[name].sum_over:
+                total = comm.sum_over(total, axis)
             grads[name] = (described[name], total)
         return comm.sum_over(loss.detach(), "dp"), grads
 
-    results = simulate({"dp": stage.dp, "tp": stage.tp}, body)
-    found = {n: [grads[n] for _, grads in results[: stage.tp]] for n in results[0][1]}
+    results = simulate({"dp": stage.dp, **dict(stage.model)}, body)
+    found = {n: [grads[n] for _, grads in results] for n in results[0][1]}
     return results[0][0], found
 
 
@@ -70,8 +68,8 @@ def check(plan: Plan) -> None:
     torch.testing.assert_close(found_loss, loss, rtol=1e-12, atol=1e-12)
     assert set(found) == set(grads)
     for name, ranks in found.items():
-        for rank, (param, grad) in enumerate(ranks):
-            expected = part(grads[name], param.tp, Axis(len(ranks)), rank)
+        for param, grad in ranks:
+            expected = held(grads[name], param.runs)
             torch.testing.assert_close(grad, expected, rtol=1e-11, atol=1e-12, msg=name)
 
 
@@ -115,8 +113,7 @@ def test_the_bias_of_a_row_split_layer_is_replicated_with_whole_gradients() -> N
     stage = mlp.stage("h.0", "head", (0, 1), (8,), 2)
     (program,) = lower(mlp.graph(), mlp.plan(stage), 1)
     bias = next(p for p in program.params if p.fqn == "h.0.down.bias")
-    assert (bias.tp, bias.sum_over_tp, bias.local_shape) == (R, False, (mlp.WIDTH,))
-    assert isinstance(R, type(bias.tp)) and not isinstance(bias.tp, Partial)
+    assert (bias.split_on, bias.sum_over, bias.local_shape) == ((), (), (mlp.WIDTH,))
 
 
 def test_what_needs_the_whole_batch_is_refused_with_microbatches() -> None:

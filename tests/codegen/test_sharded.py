@@ -24,6 +24,12 @@ def rows(whole: Tensor, sizes: tuple[int, ...], rank: int) -> Tensor:
     return torch.split_with_sizes(whole, sizes)[rank].clone().requires_grad_()
 
 
+def span(comm: Comm, sizes: tuple[int, ...]) -> tuple[int, int]:
+    """Where the rank's rows begin, and how many they are."""
+    rank = comm.coordinates["tp"]
+    return sum(sizes[:rank]), sizes[rank]
+
+
 def gradient(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
     x = x.clone().requires_grad_()
     y = function(x)
@@ -41,7 +47,7 @@ def test_embedding_rows(sizes: tuple[int, ...], padding: int) -> None:
 
     def body(comm: Comm) -> tuple[Tensor, Tensor]:
         mine = rows(weight, sizes, comm.coordinates["tp"])
-        part = sharded.embedding(comm, mine, indices, "tp", sizes, padding)
+        part = sharded.embedding(comm, mine, indices, ("tp",), *span(comm, sizes), padding)
         whole = comm.all_reduce(part, "tp", "identity")
         (whole * random(*whole.shape)).sum().backward()
         assert mine.grad is not None
@@ -68,7 +74,7 @@ def test_embedding_bag_rows(mode: int, scaled: bool) -> None:
     def body(comm: Comm) -> tuple[Tensor, Tensor]:
         mine = rows(weight, sizes, comm.coordinates["tp"])
         part = sharded.embedding_bag(
-            comm, mine, indices, offsets + 3, mode, scale, axis="tp", sizes=sizes
+            comm, mine, indices, offsets + 3, mode, scale, False, None, ("tp",), *span(comm, sizes)
         )[0]
         whole = comm.all_reduce(part, "tp", "identity")
         (whole * random(*whole.shape)).sum().backward()
@@ -96,7 +102,14 @@ def test_cross_entropy_classes(sizes: tuple[int, ...], weighted: bool, smoothing
     def body(comm: Comm) -> tuple[Tensor, Tensor]:
         mine = rows(logits.T, sizes, comm.coordinates["tp"])
         loss = sharded.cross_entropy_sum(
-            comm, mine.T, target, "tp", sizes, weight, label_smoothing=smoothing
+            comm,
+            mine.T,
+            target,
+            ("tp",),
+            *span(comm, sizes),
+            sum(sizes),
+            weight,
+            label_smoothing=smoothing,
         )
         (loss * random()).backward()
         assert mine.grad is not None

@@ -17,7 +17,6 @@ from meshwright.costmodel.table import LAST, B, F, I, W
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.device import Link
 from meshwright.ir.graph import Kind
-from meshwright.ir.layout import R
 from meshwright.ir.presets import device
 from meshwright.runtime.gradsync import base
 
@@ -72,7 +71,7 @@ HELD = st.lists(
 @settings(max_examples=60, deadline=None)
 @given(HELD, st.sampled_from([0, BUCKET_BYTES]))
 def test_buckets_are_those_of_the_runtime(held: list[Held], limit: int) -> None:
-    param = Param("", "", Kind.PARAMETER, (), "float32", True, R, (), False)
+    param = Param("", "", Kind.PARAMETER, (), "float32", True, (), (), ())
     slots = []
     for h in held:
         dtype = getattr(torch, h.dtype)

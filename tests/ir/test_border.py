@@ -47,7 +47,7 @@ def _parts(whole, placement, side, samples):
     return {
         side.rank(dp, tp): (share, _local(whole, placement, span, samples).contiguous())
         for dp, (share, span) in enumerate(zip(side.shares, side.spans(), strict=True))
-        for tp in range(side.tp)
+        for tp in range(side.replica)
     }
 
 
@@ -77,9 +77,9 @@ def test_replicated_values_reach_all_and_their_gradients_are_summed(shares):
     reached = [t.target for t in forward_transfers(RP, source, target)]
     assert sorted(reached) == sorted(target.devices)
     back = gradient_transfers(RP, source, target)
-    for tp in range(source.tp):  # each summand of the target's dp reaches each tp rank once
+    for tp in range(source.replica):  # each summand of the target's dp reaches each tp rank once
         ranks = {source.rank(dp, tp) for dp in range(len(source.shares))}
-        arrived = [(t.source - 100) // target.tp for t in back if t.target in ranks]
+        arrived = [(t.source - 100) // target.replica for t in back if t.target in ranks]
         assert sorted(arrived) == list(range(len(target.shares)))
 
 

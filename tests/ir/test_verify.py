@@ -33,7 +33,7 @@ def test_a_sound_plan_breaks_no_rule() -> None:
         (plan(schedule=ScheduleTable(name="x", rows=("0F0 0B0",))), "schedule", "runs 1 stages"),
         (with_stage(0, mesh={"dp": 3}), "mesh", "no mesh axis 'dp'; nearest: dp_"),
         (with_stage(0, mesh={"dp_replicate": 2}), "mesh", "needs 2 devices, given 3"),
-        (with_stage(0, mesh={"cp": 3}), "mesh", "axis cp is 3"),
+        (with_stage(0, mesh={"pp": 3}), "mesh", "axis pp is 3"),
         (with_stage(0, devices=(0, 1, 1)), "devices", "appears twice"),
         (with_stage(1, devices=(2,)), "devices", "share devices [2]"),
         (with_stage(1, devices=(4,)), "devices", "ranks [3] have none"),

@@ -10,7 +10,8 @@ from torch import Tensor, fx, nn
 from meshwright.codegen.program import BlockCode, Call, Param, StageProgram, Value
 from meshwright.ir.graph import Block, Graph, Kind
 from meshwright.ir.graph import Tensor as GraphTensor
-from meshwright.ir.layout import R, Shard
+from meshwright.ir.layout import Shard
+from meshwright.ir.nesting import whole_runs
 from meshwright.ir.plan import ClusterId, InputSpec, ModelId, Plan, ScheduleTable, Stage
 from meshwright.ir.schedule import Schedule
 
@@ -133,7 +134,7 @@ def _program(chain: Chain, graph: Graph, plan: Plan, index: int, share: int) -> 
     )
     first, last = graph.blocks.index(blocks[0]), graph.blocks.index(blocks[-1])
     params = tuple(
-        Param(n, t.fqn, t.kind, t.shape, t.dtype, t.requires_grad, R, t.shape, False)
+        Param(n, t.fqn, t.kind, t.shape, t.dtype, t.requires_grad, (), whole_runs(t.shape), ())
         for n in dict.fromkeys(name for b in blocks for name in b.params)
         for t in (graph.tensors[n],)
     )
