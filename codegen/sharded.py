@@ -7,6 +7,9 @@ from torch import Tensor
 
 from meshwright.codegen.comm import Comm
 from meshwright.codegen.dropout import attention, dropout, seeded
+from meshwright.codegen.halo import windowed
+from meshwright.codegen.ring import ring_attention
+from meshwright.codegen.routing import routed_experts
 from meshwright.codegen.statistics import batch_norm
 
 
@@ -163,6 +166,9 @@ FUNCTIONS: dict[str, Callable[..., object]] = {
     "sharded.batch_norm": batch_norm,
     "sharded.index": index,
     "sharded.experts": experts,
+    "sharded.routed_experts": routed_experts,
+    "sharded.ring_attention": ring_attention,
+    "sharded.windowed": windowed,
     "sharded.dropout": dropout,
     "sharded.attention": attention,
     "sharded.seeded": seeded,
