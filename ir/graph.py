@@ -10,6 +10,8 @@ from enum import StrEnum
 from functools import cached_property
 from math import prod
 
+from meshwright.ir.hints import Hint
+
 
 class Kind(StrEnum):
     """What a tensor is to the training step."""
@@ -146,6 +148,8 @@ class Graph:
     """Groups of module paths that name the same parameter; the first is `Tensor.fqn`."""
     fingerprint: str = ""
     """Hash of structure, parameter names, shapes and dtypes."""
+    hints: tuple[Hint, ...] = ()
+    """What annotations in the model's code ask for; not part of the fingerprint."""
     meta: dict[str, str] = field(default_factory=dict)
     """For people: model class, torch version, trace time."""
 

@@ -2,10 +2,12 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
 
+from meshwright.ir.annotate import marks_of, tracing
 from meshwright.ir.blocks import find_blocks
 from meshwright.ir.capture import Capture, capture, is_hf
 from meshwright.ir.digest import digest
@@ -14,6 +16,7 @@ from meshwright.ir.explain import explained
 from meshwright.ir.flops import flops
 from meshwright.ir.graph import Graph, Kind, Op, Tensor
 from meshwright.ir.hf_inputs import example_inputs as example_inputs_of
+from meshwright.ir.hints import hints_of
 from meshwright.ir.prelude import prelude_first
 from meshwright.ir.raw import Raw, dtype_name, read
 from meshwright.ir.saved import Memory
@@ -35,13 +38,14 @@ def trace(
     if example_inputs is None:
         example_inputs = _own_inputs(model)
     batch = flatten_batch(example_inputs)
-    with explained(), fake_mode():
+    with explained(), fake_mode(), tracing() as calls:
         captured = capture(model, batch, loss_fn, global_batch_size)
         raw = simplify(read(captured))
         graph = _graph(raw, captured, model)
+        hints = hints_of(marks_of(captured.step.model, calls))
     seconds = f"{time.perf_counter() - started:.1f}"
     graph.meta.update(model=name, torch=torch.__version__, trace_s=seconds)
-    return graph
+    return replace(graph, hints=hints)
 
 
 def _own_inputs(model: nn.Module) -> Batch:

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from meshwright.costmodel.measure import measure_local as measure_local
+    from meshwright.ir.annotate import replicate as replicate
+    from meshwright.ir.annotate import split as split
+    from meshwright.ir.annotate import stage as stage
     from meshwright.ir.cluster import Cluster as Cluster
     from meshwright.ir.errors import Infeasible as Infeasible
     from meshwright.ir.errors import MeshwrightError as MeshwrightError
@@ -40,7 +43,10 @@ _HOME = {
     "compile": "runtime.job",
     "measure_local": "costmodel.measure",
     "profile": "profiling",
+    "replicate": "ir.annotate",
     "search": "planner.search",
+    "split": "ir.annotate",
+    "stage": "ir.annotate",
     "trace": "ir.trace",
 }
 __all__ = list(_HOME)

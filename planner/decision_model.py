@@ -15,7 +15,7 @@ from meshwright.planner.decisions import (
     Placed,
     StageDevices,
 )
-from meshwright.planner.placement_rules import check_placed, parameter_names
+from meshwright.planner.placement_rules import check_placed, parameter_names, placement_rules
 
 
 def parse_constraints(
@@ -23,6 +23,7 @@ def parse_constraints(
 ) -> tuple[Constraint, ...]:
     """All constraints in a canonical order, checked against block and parameter names."""
     found = {_checked(parse_constraint(item), graph, cluster): None for item in given}
+    placement_rules(found, graph)  # refuses what cannot hold together
     return tuple(sorted(found, key=lambda item: (type(item).__name__, str(item))))
 
 

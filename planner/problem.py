@@ -19,6 +19,7 @@ from meshwright.planner.constraints import (
     stage_of_block,
 )
 from meshwright.planner.explain import batch_coupling, batch_norms, why_whole
+from meshwright.planner.hints import hint_constraints
 from meshwright.planner.layouts import solve_layouts
 from meshwright.planner.profiles import check_profile
 
@@ -107,9 +108,10 @@ def make_problem(
         raise _unknown("precision", precision, PRECISIONS)
     if objective not in OBJECTIVES:
         raise _unknown("objective", objective, OBJECTIVES)
+    asked = parse_constraints((*constraints, *hint_constraints(graph)), graph, cluster)
     return Problem(
         graph=graph, cluster=cluster, optimizer=optimizer, precision=kind,
-        constraints=parse_constraints(constraints, graph, cluster), objective=objective, seed=seed,
+        constraints=asked, objective=objective, seed=seed,
         tables=CostTables(graph, cluster, precision, profile=profile), solved={},
     )  # fmt: skip
 
