@@ -8,6 +8,7 @@ from meshwright.ir.graph import Graph, Kind, Op
 from meshwright.ir.layout import RP, Partial, Placement, R, Replicate, Shard, Strategy, units_of
 from meshwright.planner.factors import AxisKind, Split, strategies
 from meshwright.planner.frontier import Run, Solution, Step, solve
+from meshwright.planner.inside_prices import inside_s
 from meshwright.planner.prices import Prices
 from meshwright.planner.rules import name_of
 from meshwright.planner.segments import Segment
@@ -57,7 +58,7 @@ def lay_out(
             op.inputs,
             op.outputs,
             found,
-            tuple(_op_cost(graph, op, strategy, ranks, prices) for strategy in found),
+            tuple(_op_cost(graph, op, strategy, axis, prices) for strategy in found),
         )
         for op, found in zip(segment.ops, choices, strict=True)
     )
@@ -119,19 +120,19 @@ def _wanted(op: Op, strategy: Strategy, wanted: set[str]) -> bool:
     return any(p == RP and n in wanted for n, p in zip(op.outputs, strategy.outputs, strict=True))
 
 
-def _op_cost(graph: Graph, op: Op, strategy: Strategy, ranks: int, prices: Prices) -> int:
+def _op_cost(graph: Graph, op: Op, strategy: Strategy, axis: AxisKind, prices: Prices) -> int:
     """Forward and backward, on the rank with most to do."""
+    ranks = max(axis.size, 2)
     if name_of(op) in FREE:
         return 0
     made = sum(sample_bytes(graph, name) for name in op.outputs if name)
     read = made if name_of(op) in LOOKUPS else sum(sample_bytes(graph, n) for n in op.inputs)
     passes = 3 if any(n and graph.tensors[n].requires_grad for n in op.outputs) else 1
     share = strategy_share(graph, op, strategy, ranks)
-    return round(
-        prices.op_s(op.flops * passes / graph.batch_size, (made + read) * passes)
-        * share
-        * PICOSECONDS
-    )
+    computing_s = prices.op_s(op.flops * passes / graph.batch_size, (made + read) * passes) * share
+    # On dp a split batch is meant to be: what couples its samples is priced as conversions are.
+    inside = inside_s(graph, op, strategy, 1 if axis.batch else ranks, prices)
+    return round(inside.with_compute(computing_s) * PICOSECONDS)
 
 
 def sample_bytes(graph: Graph, name: str) -> int:

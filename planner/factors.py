@@ -6,7 +6,7 @@ minor, and is 1 where the units divide evenly (then it makes no difference).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from meshwright.ir.graph import Graph, Op, Tensor
@@ -79,14 +79,28 @@ def _inside(
 
 def shard_of(rule: Rule, dims: Dims, split: Split, axis: AxisKind) -> Shard | None:
     """The placement that a split gives to a tensor with these dims; None if it lacks the factor."""
-    for dim, factors in enumerate(dims):
-        if split.factor in factors:
-            at = factors.index(split.factor)
-            before = prod(rule.sizes[f] for f in factors[:at])
-            after = prod(rule.sizes[f] for f in factors[at + 1 :])
-            even = axis.even(units(rule, split))
-            return Shard(dim, before * split.outer, 1 if even else split.inner * after)
+    for one in single_splits(rule, split):
+        for dim, factors in enumerate(dims):
+            if one.factor in factors:
+                at = factors.index(one.factor)
+                before = prod(rule.sizes[f] for f in factors[:at])
+                after = prod(rule.sizes[f] for f in factors[at + 1 :])
+                even = axis.even(units(rule, one))
+                return Shard(dim, before * one.outer, 1 if even else one.inner * after)
     return None
+
+
+def single_splits(rule: Rule, split: Split) -> tuple[Split, ...]:
+    """What a split does to single factors: the first that it stands for is split as it says, those
+    that are split together with it as wholes."""
+    lead, *others = rule.together.get(split.factor, (split.factor,))
+    return (replace(split, factor=lead), *map(Split, others))
+
+
+def with_together(rule: Rule, split: Split) -> tuple[Split, ...]:
+    """The split, and those of several factors together that it leads."""
+    leads = (name for name, factors in rule.together.items() if factors[0] == split.factor)
+    return (split, *(replace(split, factor=name) for name in sorted(leads)))
 
 
 def units(rule: Rule, split: Split) -> int:
@@ -98,7 +112,9 @@ def allowed(op: Op, rule: Rule, split: Split, axis: AxisKind, taken: Taken) -> b
     """Whether the rule and the other axis leave the factor free, with a unit for each rank."""
     if split.factor not in (rule.split | rule.batch if axis.batch else rule.split):
         return False
-    if not axis.admits(units(rule, split)):
+    if not all(axis.admits(units(rule, one)) for one in single_splits(rule, split)):
+        return False
+    if _tears(rule, split) or (axis.batch and split.factor in rule.together):
         return False
     for name, dims in zip((*op.inputs, *op.outputs), (*rule.inputs, *rule.outputs), strict=True):
         shard = shard_of(rule, dims, split, axis)
@@ -107,6 +123,11 @@ def allowed(op: Op, rule: Rule, split: Split, axis: AxisKind, taken: Taken) -> b
         ):
             return False
     return True
+
+
+def _tears(rule: Rule, split: Split) -> bool:
+    """Whether it cuts runs into sections where factors are split together along runs."""
+    return split.outer > 1 and split.factor in rule.plain & rule.together.keys()
 
 
 def natural_splits(op: Op, rule: Rule, axis: AxisKind, taken: Taken) -> Iterator[Split]:

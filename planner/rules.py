@@ -6,7 +6,7 @@ a sum over the ranks; an input without it has summands of its gradient.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 from meshwright.ir.graph import Graph, Op, Ref
@@ -39,6 +39,9 @@ class Rule:
     """Sets of inputs in which the op is jointly linear: if they are summands, so is the result."""
     free: frozenset[int] = frozenset()
     """Inputs that the generated code takes whole and cuts itself where the others are split."""
+    together: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """A name for several factors that are split at once, on other axes than dp: the generated code
+    brings their parts together inside the op."""
 
 
 def name_of(op: Op) -> str:
@@ -108,25 +111,28 @@ def make_rule(
     added: Iterable[int] = (),
     linear: Iterable[Iterable[int]] = (),
     free: Iterable[int] = (),
+    together: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Rule:
     """The rule with dims of size 1 stripped of factors and sizes read from the shapes.
 
     `sizes` is needed only for factors that never are a dim of their own. All factors may be split
-    but those in `whole` (never) and `batch` (on `dp`).
+    but those in `whole` (never) and `batch` (on `dp`); those in `whole` may be in `together`.
     """
     every, known = _measured(op, graph, (*inputs, *outputs), sizes or {})
     kept = _names(every)
+    groups = {name: f for name, f in (together or {}).items() if kept.issuperset(f)}
     return Rule(
-        sizes={f: known[f] for f in kept},
+        sizes={f: known[f] for f in kept} | {name: known[f[0]] for name, f in groups.items()},
         inputs=tuple(every[: len(inputs)]),
         outputs=tuple(every[len(inputs) :]),
-        split=frozenset(kept - set(whole) - set(batch)),
+        split=frozenset(kept - set(whole) - set(batch)) | groups.keys(),
         batch=frozenset(kept & set(batch)),
         joined=frozenset(joined),
         plain=frozenset(plain),
         added=frozenset(added),
         linear=tuple(frozenset(group) for group in linear),
         free=frozenset(free),
+        together=groups,
     )
 
 

@@ -18,6 +18,7 @@ from meshwright.planner.factors import (
     natural_splits,
     shard_of,
     split_of,
+    with_together,
 )
 from meshwright.planner.rules import Dims, Rule
 
@@ -76,7 +77,7 @@ def _reached(rule: Rule, slots: Slots, axis: AxisKind, shards: Shards) -> dict[S
     splits = (
         split_of(rule, dims, shard, axis) for name, dims in slots for shard in shards.get(name, ())
     )
-    return {split: None for split in splits if split}
+    return {one: None for split in splits if split for one in with_together(rule, split)}
 
 
 def _pass_on(rule: Rule, slots: Slots, split: Split, axis: AxisKind, shards: Shards) -> list[str]:

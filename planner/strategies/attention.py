@@ -1,4 +1,5 @@
-"""Scaled dot-product attention: batch and heads may be split, and queries where the mask allows."""
+"""Scaled dot-product attention: batch and heads may be split, queries where the mask allows, and
+queries and keys together, which then go round."""
 
 from math import prod
 
@@ -19,7 +20,8 @@ from meshwright.planner.rules import (
 def rule(op: Op, graph: Graph) -> Rule | None:
     """q[..., h, l, e] k[..., g, s, e] v[..., g, s, f] (mask[..., l, s]) -> [..., h, l, f].
 
-    With grouped queries h = g x r: each of the g key heads serves r query heads in a row.
+    With grouped queries h = g x r: each of the g key heads serves r query heads in a row. The mask
+    has all keys even where they are split.
     """
     if name_of(op) != "scaled_dot_product_attention":
         return None
@@ -40,8 +42,11 @@ def rule(op: Op, graph: Graph) -> Rule | None:
     mask = slot(op, "attn_mask")
     if mask is not None:
         shape = input_shapes(op, graph)[mask]
-        inputs.append(aligned((*batch, *grouped, ("l",), ("s",)), len(shape)))
-    whole = {"s", "e", "f"} | ({"l"} if given(op, "is_causal") else set())
+        inputs.append(aligned((*batch, *grouped, ("l",), ("m",)), len(shape)))
+    together = {} if given(op, "dropout_p") else {"ring": ("l", "s")}
+    whole = {"s", "m", "e", "f"} | ({"l"} if given(op, "is_causal") else set())
     out = (*batch, *grouped, ("l",), ("f",))
     assert prod(sizes.values()) == (query[-3] if len(query) >= 3 else 1)
-    return make_rule(op, graph, inputs, [out], sizes=sizes, whole=whole)
+    return make_rule(
+        op, graph, inputs, [out], sizes=sizes, whole=whole, plain=together, together=together
+    )

@@ -1,8 +1,12 @@
-"""Convolutions, pooling and batch-norm: samples and channels may be split, space stays whole."""
+"""Convolutions, pooling and batch-norm: samples, channels and space may be split.
+
+Where space is split, the ranks exchange what windows read beyond their parts.
+"""
 
 from collections.abc import Callable
 
 from meshwright.ir.graph import Graph, Op
+from meshwright.ir.windows import windows
 from meshwright.planner.rules import (
     Dims,
     Rule,
@@ -65,6 +69,7 @@ def _convolution(op: Op, graph: Graph) -> Rule | None:
     return make_rule(
         op, graph, inputs[: len(op.inputs)], [(("n",), out, *places)],
         sizes=sizes, whole=whole, added=added, linear=[{0, *added}],
+        plain=(halos := _halos(op, graph)), together=halos,
     )  # fmt: skip
 
 
@@ -77,11 +82,21 @@ def _pool(op: Op, graph: Graph) -> Rule:
     out = (*dims, *letters("y", len(target) - lead))
     whole = {f for d in (*inside[lead:], *out[lead:]) for f in d}
     linear = [{0}] if "avg" in op.target else []
-    return make_rule(op, graph, [inside], [out] * len(op.outputs), whole=whole, linear=linear)
+    halos = _halos(op, graph)
+    return make_rule(
+        op, graph, [inside], [out] * len(op.outputs), whole=whole, linear=linear, plain=halos,
+        together=halos,
+    )  # fmt: skip
+
+
+def _halos(op: Op, graph: Graph) -> dict[str, tuple[str, ...]]:
+    """Dims of space that may be split, with those of the output."""
+    found = windows(op, input_shapes(op, graph), output_shapes(op, graph)[0])
+    return {f"halo{i}": (f"x{i}", f"y{i}") for i, window in enumerate(found) if window}
 
 
 def _batch_norm(op: Op, graph: Graph) -> Rule | None:
-    """x[n, c, ...]; statistics are summed over all samples by the generated code."""
+    """x[n, c, ...]; statistics are summed over samples and space by the generated code."""
     if len(op.outputs) != 1:
         return None
     shapes = input_shapes(op, graph)
@@ -89,8 +104,7 @@ def _batch_norm(op: Op, graph: Graph) -> Rule | None:
     running = {*slots(op, "running_mean"), *slots(op, "running_var")}
     inputs: list[Dims] = [(("n",), ("c",), *space)]
     inputs += [(("w",),) if i in running else (("c",),) for i in range(1, len(shapes))]
-    whole = {"w", *(f for d in space for f in d)}
-    return make_rule(op, graph, inputs, [inputs[0]], whole=whole, plain="c", free=running)
+    return make_rule(op, graph, inputs, [inputs[0]], whole="w", plain="c", free=running)
 
 
 _RULES: dict[str, Callable[[Op, Graph], Rule | None]] = {

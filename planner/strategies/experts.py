@@ -1,4 +1,5 @@
-"""A whole mixture of expert MLPs as one op: split tokens, experts, or the inner dim of each."""
+"""A whole mixture of expert MLPs as one op: split tokens, experts, the inner dim of each, or tokens
+and experts together, so that tokens travel."""
 
 from meshwright.ir.graph import Graph, Op
 from meshwright.planner.rules import Rule, input_shapes, make_rule, name_of
@@ -21,5 +22,6 @@ def rule(op: Op, graph: Graph) -> Rule | None:
     ]
     whole = {"two", "h", "k"}
     return make_rule(
-        op, graph, inputs, [(("t",), ("h",))], sizes=sizes, whole=whole, plain="e"
+        op, graph, inputs, [(("t",), ("h",))], sizes=sizes, whole=whole, plain="e",
+        together={"route": ("t", "e")},
     ) if len(index) == 2 else None  # fmt: skip
