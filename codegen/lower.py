@@ -1,7 +1,7 @@
 """Plan and graph to the programs of one rank: a module per distinct block, and who calls what."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from meshwright.codegen.builder import Builder
 from meshwright.codegen.emit import stage_source
@@ -9,57 +9,33 @@ from meshwright.codegen.prelude import lower_prelude
 from meshwright.codegen.program import BlockCode, Call, Param, StageProgram, Value
 from meshwright.codegen.stored import param_of, stored_layouts
 from meshwright.codegen.where import Where, label_of, parsed, strategies, where
+from meshwright.ir.crossing import Crossing, crossings
 from meshwright.ir.graph import Block, Graph
-from meshwright.ir.layout import Layout, R
+from meshwright.ir.layout import Layout, R, Shard
+from meshwright.ir.nesting import local_split
 from meshwright.ir.plan import Plan, param_key
 
 
 def lower(graph: Graph, plan: Plan, rank: int) -> tuple[StageProgram, ...]:
     """The stages that run on global `rank`, in order."""
-    flow = _flow(graph, plan)
+    crossing = crossings(plan, graph)
     return tuple(
-        _lower_stage(where(graph, plan, index, rank), flow)
+        _lower_stage(where(graph, plan, index, rank), crossing)
         for index, stage in enumerate(plan.stages)
         if rank in stage.devices
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Journey:
-    """A value that blocks make: from which stage to which it must travel, and placed how."""
-
-    home: int
-    last: int
-    layout: Layout
-
-
-def _flow(graph: Graph, plan: Plan) -> dict[str, _Journey]:
-    """Every block output, in the order they are made."""
-    flow: dict[str, _Journey] = {}
-    for index, stage in enumerate(plan.stages):
-        for block in plan.stage_blocks(graph, index):
-            for name in block.inputs:
-                if name in flow:
-                    flow[name] = replace(flow[name], last=index)
-            layout = plan.layout(stage.layouts[block.pattern]) if stage.layouts else None
-            for i, name in enumerate(block.outputs):
-                placed = parsed(layout.outputs[i]) if layout else {}
-                flow[name] = _Journey(index, index, placed)
-    if graph.loss in flow:
-        flow[graph.loss] = replace(flow[graph.loss], last=len(plan.stages) - 1)
-    return flow
-
-
-def _lower_stage(at: Where, flow: dict[str, _Journey]) -> StageProgram:
+def _lower_stage(at: Where, crossing: dict[str, Crossing]) -> StageProgram:
     made_before = {out for op in at.graph.prelude_ops for out in op.outputs if out}
     reads = dict.fromkeys(name for block in at.blocks for name in block.inputs)
     prelude = lower_prelude(at, tuple(name for name in reads if name in made_before))
-    received = [n for n, j in flow.items() if j.home < at.stage <= j.last]
-    sent = [n for n, j in flow.items() if j.home <= at.stage < j.last]
+    received = {n: c.layout for n, c in crossing.items() if c.enters(at.stage)}
+    sent = {n: c.layout for n, c in crossing.items() if c.leaves(at.stage)}
     stored = stored_layouts(at)
     known: dict[str, Layout] = {name: at.input_layout(name) for name in at.graph.inputs}
-    known |= prelude.layouts | {name: _at_border(flow[name].layout) for name in received}
-    calls = _calls(at, known, stored, frozenset(sent))
+    known |= prelude.layouts | received
+    calls = _calls(at, known, stored, sent)
     is_last = at.stage == len(at.plan.stages) - 1
     everything = [call for call in (prelude.totals, prelude.call, *calls) if call]
     inputs = {name for call in everything for name in call.inputs}
@@ -68,8 +44,8 @@ def _lower_stage(at: Where, flow: dict[str, _Journey]) -> StageProgram:
     dropping = _with_drops([call for call in (prelude.call, *calls) if call], kept, received)
     program = StageProgram(
         index=at.stage,
-        receives=tuple(_value(at, name, flow[name].layout) for name in received),
-        sends=tuple(_value(at, name, flow[name].layout) for name in sent),
+        receives=tuple(_value(at, name, layout) for name, layout in received.items()),
+        sends=tuple(_value(at, name, layout) for name, layout in sent.items()),
         totals=prelude.totals,
         prelude=dropping[0] if prelude.call else None,
         calls=tuple(dropping[1:] if prelude.call else dropping),
@@ -81,19 +57,18 @@ def _lower_stage(at: Where, flow: dict[str, _Journey]) -> StageProgram:
     return replace(program, source=stage_source(program, at))
 
 
-def _at_border(layout: Layout) -> Layout:
-    """At a stage border a value is whole on model axes."""
-    return {axis: placement for axis, placement in layout.items() if axis == "dp"}
-
-
 def _value(at: Where, name: str, layout: Layout) -> Value:
-    tensor, layout = at.graph.tensors[name], _at_border(layout)
+    tensor, data = at.graph.tensors[name], layout.get("dp", R)
     shape = at.local_shape(name, layout)
-    return Value(name, shape, tensor.dtype, tensor.requires_grad, layout.get("dp", R))
+    if isinstance(data, Shard):
+        size = tensor.shape[data.dim]
+        seen = local_split(size, "dp", data, layout, at.axes, at.coordinates)
+        data = replace(data, outer=seen.outer)
+    return Value(name, shape, tensor.dtype, tensor.requires_grad, data)
 
 
 def _calls(
-    at: Where, known: dict[str, Layout], stored: dict[str, Layout], sent: frozenset[str]
+    at: Where, known: dict[str, Layout], stored: dict[str, Layout], sent: dict[str, Layout]
 ) -> tuple[Call, ...]:
     """The blocks in order; those that would give the same code share it."""
     codes: dict[str, BlockCode] = {}
@@ -115,13 +90,17 @@ def _calls(
     return tuple(calls)
 
 
-def _outputs(at: Where, block: Block, sent: frozenset[str]) -> list[Layout]:
+def _outputs(at: Where, block: Block, sent: dict[str, Layout]) -> list[Layout]:
+    """As the block's layout declares them, or as they cross the border; the loss of the last stage
+    is whole on model axes."""
     layout = at.layout(block.pattern)
     declared = (
         [parsed(placed) for placed in layout.outputs] if layout else [{}] * len(block.outputs)
     )
-    named = zip(block.outputs, declared, strict=True)
-    return [_at_border(placed) if name in sent else placed for name, placed in named]
+    named = dict(zip(block.outputs, declared, strict=True))
+    if at.graph.loss in named:
+        named[at.graph.loss] = {a: p for a, p in named[at.graph.loss].items() if a == "dp"}
+    return [sent.get(name, placed) for name, placed in named.items()]
 
 
 def _code(
