@@ -75,10 +75,11 @@ def experts_forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """hidden [T, H], index and weights [T, K], gate_up [E, 2I, H], down [E, H, I] -> [T, H].
 
-    Also the first product [T*K, 2I] by pair, in order of expert, zero where an expert is elsewhere.
+    Also the first product [pairs, 2I] of the (token, expert) pairs that are here, by expert; where
+    all experts are, there are T*K pairs.
     """
     tokens, pairs, counts = _runs(top_k_index, gate_up.shape[0])
-    product = hidden.new_zeros(top_k_index.numel(), gate_up.shape[1])
+    product = hidden.new_empty(len(pairs), gate_up.shape[1])
     output = hidden.new_zeros(hidden.shape)
     scale = top_k_weights.reshape(-1)[pairs].unsqueeze(-1).to(hidden.dtype)
     start = 0
