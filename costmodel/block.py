@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from meshwright.costmodel.comm import group_levels
 from meshwright.costmodel.compute import OpTimer, worst_source
@@ -10,7 +11,7 @@ from meshwright.costmodel.walk import GraphFacts, SavedKey, Site, Step, Walk, Wh
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.device import Source
 from meshwright.ir.graph import Block, Graph, Kind, Op
-from meshwright.ir.layout import RP, Axis, Shard, Strategy, parse_placement, parse_strategy
+from meshwright.ir.layout import RP, Axis, R, Shard, Strategy, parse_placement, parse_strategy
 from meshwright.ir.plan import BlockLayout, param_key
 
 
@@ -35,8 +36,8 @@ class BlockCost:
     output_bytes: tuple[int, ...]
     param_bytes: tuple[int, ...]
     """Local size per `Block.params` as stored (float32 under bf16); 0 for constants."""
-    tp_sums: tuple[bool, ...]
-    """Per `Block.params`: its gradient is summed over tp once per step."""
+    summed_over: tuple[tuple[str, ...], ...]
+    """Per `Block.params`: the model axes that its gradient is summed over once per step."""
     workspace_bytes: int
     """Largest operands and results of one op."""
     flops: float
@@ -79,13 +80,18 @@ class BlockCost:
         )
 
 
-def _placements(named: Mapping[str, str]) -> Where:
-    return {axis: parse_placement(text) for axis, text in named.items()}
+_placement = lru_cache(maxsize=4096)(parse_placement)
+_strategy = lru_cache(maxsize=4096)(parse_strategy)
+
+
+def placements(named: Mapping[str, str]) -> Where:
+    """Axis -> placement from its text."""
+    return {axis: _placement(text) for axis, text in named.items()}
 
 
 def _strategies(layout: BlockLayout, op: Op) -> dict[str, Strategy]:
     named = layout.ops.get(op.key, {})
-    return {axis: parse_strategy(text) for axis, text in named.items()}
+    return {axis: _strategy(text) for axis, text in named.items()}
 
 
 def block_cost(
@@ -135,24 +141,51 @@ def walk_block(
     graph = facts.graph
     walk = Walk(facts, site, timer)
     for name, entry in zip(block.inputs, layout.inputs, strict=True):
-        walk.placed[name] = _placements(entry)
-    for name in block.params:
-        key = param_key(block, graph.tensors[name].fqn or name)
-        # On dp parameters are whole and their gradients summands.
-        walk.placed[name] = {"dp": RP, **_placements(layout.parameters.get(key, {}))}
-    for op in graph.block_ops(block):
-        walk.op(op, _strategies(layout, op))
+        walk.placed[name] = placements(entry)
+    ops = [(op, _strategies(layout, op)) for op in graph.block_ops(block)]
+    walk.placed |= _stored(graph, block, layout, ops, site)
+    for op, strategies in ops:
+        walk.op(op, strategies)
     for name, leave in zip(block.outputs, layout.outputs, strict=True):
-        walk.convert(name, _placements(leave))
+        whole = {"dp": leave["dp"]} if "dp" in leave else {}
+        walk.convert(name, placements(whole if name == graph.loss else leave))
     walk.clock.settle(site.device)
     return walk
+
+
+def _stored(
+    graph: Graph,
+    block: Block,
+    layout: BlockLayout,
+    ops: Sequence[tuple[Op, Mapping[str, Strategy]]],
+    site: Site,
+) -> dict[str, Where]:
+    """How each parameter is stored, and what its gradient is where it is whole: a summand if that
+    of any use is, and on dp always."""
+    found: dict[str, Where] = {}
+    for name in block.params:
+        tensor = graph.tensors[name]
+        splits = placements(layout.parameters.get(param_key(block, tensor.fqn or name), {}))
+        split = {axis: p for axis, p in splits.items() if axis != "dp" and isinstance(p, Shard)}
+        found[name] = {"dp": RP if tensor.requires_grad else R, **split}
+    for op, strategies in ops:
+        for axis, strategy in strategies.items():
+            for name, wanted in zip(op.inputs, strategy.inputs, strict=True):
+                if name in found and wanted == RP and graph.tensors[name].requires_grad:
+                    found[name].setdefault(axis, RP)
+    real = [axis for axis, line in site.axes.items() if line.size > 1]
+    return {name: {a: where[a] for a in real if a in where} for name, where in found.items()}
+
+
+def _summed_over(stored: Where) -> tuple[str, ...]:
+    return tuple(axis for axis, placement in stored.items() if placement == RP and axis != "dp")
 
 
 def summary(walk: Walk, block: Block, layout: BlockLayout) -> BlockCost:
     """What a walk has found."""
     tensors = walk.facts.graph.tensors
-    entries = [_placements(place) for place in layout.inputs]
-    exits = [_placements(place) for place in layout.outputs]
+    entries = [placements(place) for place in layout.inputs]
+    exits = [placements(place) for place in layout.outputs]
     # A value that two blocks keep is one piece of memory: those at the borders are told apart.
     saved = dict(walk.saved)
     entering = [_pop_saved(walk, saved, n, w) for n, w in zip(block.inputs, entries, strict=True)]
@@ -175,7 +208,7 @@ def summary(walk: Walk, block: Block, layout: BlockLayout) -> BlockCost:
             walk.nbytes(n, walk.placed[n]) * (tensors[n].kind in (Kind.PARAMETER, Kind.BUFFER))
             for n in block.params
         ),
-        tp_sums=tuple(name in walk.tp_sums for name in block.params),
+        summed_over=tuple(_summed_over(walk.placed[name]) for name in block.params),
         workspace_bytes=walk.workspace,
         flops=walk.flops,
         source=worst_source([walk.site.device.source, *walk.clock.sources]),

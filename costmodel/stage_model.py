@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
+from meshwright.costmodel.comm import Levels
 from meshwright.costmodel.memory import training_state
 from meshwright.costmodel.optimizer import OptimizerTime, optimizer_time
 from meshwright.costmodel.overheads import overheads_of
@@ -55,17 +56,26 @@ def _make(tables: CostTables, optimizer: str, stage: Stage, costs: StageCosts) -
     held = _held(tables, costs)
     sync = _sync(stage, costs, held)
     programs = sync.programs()
-    summed = sum(costs.cost.params[name] for name in costs.cost.tp_sums)
     return StageModel(
         sync=sync,
         programs=programs,
         forward_s=play(programs[F].steps, IDLE, sync.overlap)[0],
         backward_s=play(programs[B].steps, IDLE, sync.overlap)[0],
-        finish=tuple(sync.finish(summed, next(reversed(costs.spot.model_levels), ()))),
+        finish=tuple(sync.finish(_summed(costs))),
         optimizer=_optimizer(tables, optimizer, costs, held, sync),
         publish=tuple(sync.publish()),
         memory=_memory(tables, optimizer, costs, held, sync),
         uncertain_s=costs.cost.uncertain_s,
+    )
+
+
+def _summed(costs: StageCosts) -> tuple[tuple[int, Levels], ...]:
+    """Bytes of the gradients that are summed over each model axis, and the links of the axis."""
+    params, over = costs.cost.params, costs.cost.summed_over
+    lines = zip(costs.spot.model, costs.spot.model_levels, strict=True)
+    return tuple(
+        (sum(params[name] for name, axes in over.items() if axis in axes), levels)
+        for (axis, _), levels in lines
     )
 
 

@@ -218,16 +218,20 @@ class Sync:
         yield run(overheads.copy_s(3 * n), "gradients")  # zeros, then every shard in its place
         yield Step(Do.START, seconds, SCATTER, "gradients")
 
-    def finish(self, tp_sum_bytes: int, tp: Levels) -> Iterator[Step]:
-        """From the end of the schedule to complete gradients; tied parameters left out."""
+    def finish(self, summed: Sequence[tuple[int, Levels]]) -> Iterator[Step]:
+        """From the end of the schedule to complete gradients; tied parameters left out.
+
+        `summed`: bytes of gradients that are summands on a model axis, and its links.
+        """
         yield Step(Do.WAIT_ALL, 0.0, 0, "gradients")
         for bucket in self.buckets if self.zero else ():
             part = bucket.nbytes / self.shard
             yield talk(self._replicas_s(part), "gradients")
-        if tp_sum_bytes:
-            held = tp_sum_bytes / (self.shard if self.zero else 1)
-            yield talk(collective_time(Primitive.ALL_REDUCE, held, tp), "gradients")
-            yield run(self.overheads.copy_s(4 * held), "gradients")
+        for nbytes, levels in summed:
+            held = nbytes / (self.shard if self.zero else 1)
+            if held:
+                yield talk(collective_time(Primitive.ALL_REDUCE, held, levels), "gradients")
+                yield run(self.overheads.copy_s(4 * held), "gradients")
 
     def _replicas_s(self, nbytes: float) -> float:
         levels = self.replicate_levels

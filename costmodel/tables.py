@@ -37,8 +37,8 @@ class StageCost:
     """Per micro-batch in flight."""
     params: Mapping[str, int]
     """Local bytes of each parameter and buffer, tied ones once."""
-    tp_sums: frozenset[str]
-    """Parameters whose gradients are summed over tp once per step."""
+    summed_over: Mapping[str, frozenset[str]]
+    """Parameter -> model axes that its gradient is summed over once per step, if any."""
     block_params: tuple[int, ...]
     """Trained bytes of each block: what ZeRO 3 gathers at a time."""
     workspace_bytes: int
@@ -201,12 +201,7 @@ class CostTables:
             comm_backward_s=sum(c.comm_backward_s for c in costs),
             saved_bytes=sum(saved),
             params={name: nbytes for name, nbytes in params.items() if nbytes},
-            tp_sums=frozenset(
-                name
-                for block, cost in zip(blocks, costs, strict=True)
-                for name, summed in zip(block.params, cost.tp_sums, strict=True)
-                if summed
-            ),
+            summed_over=_summed_over(blocks, costs),
             block_params=tuple(
                 sum(n for name, n in zip(b.params, c.param_bytes, strict=True)
                     if name in self.trained)
@@ -244,3 +239,12 @@ class CostTables:
                 sum(size for t, size in sizes.items() if t not in split),
             )
         return self._borders[block]
+
+
+def _summed_over(blocks: Sequence[Block], costs: Sequence[BlockCost]) -> dict[str, frozenset[str]]:
+    found: dict[str, frozenset[str]] = {}
+    for block, cost in zip(blocks, costs, strict=True):
+        for name, axes in zip(block.params, cost.summed_over, strict=True):
+            if axes:
+                found[name] = found.get(name, frozenset()).union(axes)
+    return found

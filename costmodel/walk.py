@@ -5,25 +5,18 @@ from dataclasses import dataclass, field
 from math import prod
 
 from meshwright.costmodel.clock import Clock
-from meshwright.costmodel.comm import Levels, collective_band, collective_time
-from meshwright.costmodel.compute import OpTimer, gradient_sum, op_time
+from meshwright.costmodel.comm import collective_band
+from meshwright.costmodel.compute import OpTime, OpTimer, gradient_sum, op_time
 from meshwright.costmodel.dtypes import NORMS_AS_GIVEN, is_float, runtime_dtypes, storage_roots
-from meshwright.costmodel.formulas import curve_of, memory_s
 from meshwright.costmodel.local_op import LocalInput, LocalOp
 from meshwright.costmodel.op_classes import COMPUTE, classify, op_name
-from meshwright.ir.conversions import Conversion, Primitive
-from meshwright.ir.device import DeviceType, OpClass
-from meshwright.ir.graph import DTYPE_BYTES, Graph, Kind, Op
-from meshwright.ir.layout import (
-    RP,
-    Axis,
-    Placement,
-    R,
-    Replicate,
-    Shard,
-    Strategy,
-    local_shape,
-)
+from meshwright.costmodel.site import Site as Site
+from meshwright.ir.conversions import Conversion
+from meshwright.ir.device import OpClass
+from meshwright.ir.graph import DTYPE_BYTES, Graph, Kind, Op, Tensor
+from meshwright.ir.inside import Inner, Operand, inner_traffic, sends
+from meshwright.ir.layout import Placement, R, Replicate, Shard, Strategy, local_shape
+from meshwright.ir.paths import path
 
 
 @dataclass(frozen=True)
@@ -41,17 +34,6 @@ class GraphFacts:
         values = frozenset(out for op in graph.prelude_ops for out in op.outputs)
         dtypes = runtime_dtypes(graph, precision)
         return cls(graph, precision, dtypes, storage_roots(graph), values)
-
-
-@dataclass(frozen=True)
-class Site:
-    """Where a block runs: one rank's view of its stage."""
-
-    axes: Mapping[str, Axis]
-    coordinates: Mapping[str, int]
-    device: DeviceType
-    levels: Mapping[str, Levels]
-    """Tiers of the rank's group on each axis."""
 
 
 Where = dict[str, Placement]
@@ -93,7 +75,8 @@ class Walk:
     timer: OpTimer | None
     placed: dict[str, Where] = field(default_factory=dict)
     inside: frozenset[str] = frozenset()
-    converted: set[tuple[str, str, Placement, Placement]] = field(default_factory=set)
+    converted: set[tuple[str, _Target]] = field(default_factory=set)
+    """Values with the placements that they have been brought to."""
     storage: dict[tuple[str, _Target], "_Storage"] = field(default_factory=dict)
     """(value, placement) -> the memory it looks into, which may be another value's."""
     saved: dict[SavedKey, int] = field(default_factory=dict)
@@ -102,70 +85,53 @@ class Walk:
     """Values that an op has read: each further reader adds its gradient to theirs."""
     workspace: int = 0
     flops: float = 0.0
-    tp_sums: set[str] = field(default_factory=set)
     trail: list["Step | Move"] = field(default_factory=list)
-    """All that was priced, in order."""
+    """All ops and conversions that were priced, in order."""
+    sent: list[tuple[str, Inner]] = field(default_factory=list)
+    """Axis, and messages of ops on it."""
+
+    def _tensor(self, name: str) -> Tensor:
+        return self.facts.graph.tensors[name]
 
     def shape(self, name: str, where: Where) -> tuple[int, ...]:
-        tensor = self.facts.graph.tensors[name]
-        axes, coordinates = self.site.axes, self.site.coordinates
-        return local_shape(tensor.shape, where, dict(axes), dict(coordinates))
+        return local_shape(self._tensor(name).shape, where, self.site.axes, self.site.coordinates)
 
     def nbytes(self, name: str, where: Where, dtype: str = "") -> int:
         return prod(self.shape(name, where)) * DTYPE_BYTES[dtype or self.facts.dtypes[name]]
 
     def convert(self, name: str, target: Where) -> None:
-        """Price what codegen inserts to have `name` placed as `target`, once per target."""
-        tensor = self.facts.graph.tensors[name]
-        where = dict(self.placed.get(name, {}))
-        for axis, line in self.site.axes.items():
-            if line.size == 1:
-                continue
-            source, goal = where.get(axis, R), target.get(axis, R)
-            before = dict(where)
-            where[axis] = goal
-            if tensor.kind is Kind.PARAMETER and isinstance(source, Replicate):
-                # The gradient stays as it is and is summed once per step.
-                if axis != "dp" and goal == RP and tensor.requires_grad:
-                    self.tp_sums.add(name)
-                if isinstance(goal, Replicate):
-                    continue
-            key = (name, axis, source, goal)
-            if key in self.converted:
-                continue
-            self.converted.add(key)
-            whole = self._whole_bytes(name, where, axis, source, goal)
-            conversion = Conversion(source, goal)
-            self.trail.append(Move(name, axis, conversion, self.site.axes[axis].size, whole))
-            if conversion.forward is Primitive.IDENTITY:
-                self.storage[name, self.normal(where)] = self.stored(name, before)
-            forward_s = self._primitive(conversion.forward, whole, axis)
-            backward_s = 0.0
-            if tensor.requires_grad:
-                backward_s = self._primitive(conversion.backward, whole, axis)
-            levels = self.site.levels[axis]
-            self.clock.communicate(forward_s, backward_s, collective_band(levels, whole))
-            if forward_s or backward_s:
-                self.clock.sources.update(level.link.source for level in levels)
+        """Price what codegen inserts to have `name` placed as `target`, axis after axis, each
+        placement on the way once."""
+        now = dict(self.placed.get(name, {}))
+        for axis, goal in path(self._tensor(name).shape, now, target, self.site.axes):
+            source, now = now.get(axis, R), now | {axis: goal}
+            key = (name, self._everywhere(now))
+            if self.site.axes[axis].size > 1 and key not in self.converted:
+                self.converted.add(key)
+                self._move(name, axis, Conversion(source, goal), now)
 
-    def _whole_bytes(
-        self, name: str, where: Where, axis: str, source: Placement, goal: Placement
-    ) -> int:
+    def _move(self, name: str, axis: str, conversion: Conversion, where: Where) -> None:
+        """One conversion that ends with the value placed as `where`."""
+        whole = self._whole_bytes(name, where, axis, conversion)
+        self.trail.append(Move(name, axis, conversion, self.site.axes[axis].size, whole))
+        forward_s = self.site.primitive_s(conversion.forward, whole, axis)
+        backward_s = 0.0
+        if self._tensor(name).requires_grad:
+            backward_s = self.site.primitive_s(conversion.backward, whole, axis)
+        self._communicate(axis, forward_s, backward_s, whole)
+
+    def _communicate(self, axis: str, forward_s: float, backward_s: float, nbytes: int) -> None:
+        levels = self.site.levels[axis]
+        self.clock.communicate(forward_s, backward_s, collective_band(levels, nbytes))
+        if forward_s or backward_s:
+            self.clock.sources.update(level.link.source for level in levels)
+
+    def _whole_bytes(self, name: str, where: Where, axis: str, conversion: Conversion) -> int:
         """Size of the value as if replicated on `axis`, for one micro-batch."""
         whole = self.nbytes(name, {**where, axis: R})
         line = self.site.axes[axis]
-        if line.shares and (isinstance(source, Shard) or isinstance(goal, Shard)):
-            return whole * sum(line.shares) // line.whole
-        return whole
-
-    def _primitive(self, primitive: Primitive, whole: int, axis: str) -> float:
-        if primitive is Primitive.IDENTITY:
-            return 0.0
-        device = self.site.device
-        copy = curve_of(OpClass.COPY, device)
-        # Reading, and writing or packing, beside the transfer.
-        local = memory_s(whole / self.site.axes[axis].size, copy, device) + device.overhead_s
-        return collective_time(primitive, whole, self.site.levels[axis]) + local
+        split = isinstance(conversion.source, Shard) or isinstance(conversion.target, Shard)
+        return whole * sum(line.shares) // line.whole if line.shares and split else whole
 
     def op(self, op: Op, strategies: Mapping[str, Strategy]) -> None:
         inputs = [self._where(strategies, i, is_input=True) for i in range(len(op.inputs))]
@@ -180,7 +146,10 @@ class Walk:
                     self.storage[name, self.normal(where)] = looked_at
         local = self._local(op, inputs, outputs, self._share(op, strategies))
         self.trail.append(Step(op, local, strategies))
-        self.clock.add(op_time(local, self.site.device, self.timer))
+        time = op_time(local, self.site.device, self.timer)
+        self.clock.add(time)
+        if sends(op):
+            self._inside(op, strategies, (inputs, outputs), time)
         self._fan_in(op, local)
         self.flops += local.flops
         operands = sum(i.nbytes for i in local.inputs if not i.is_param)
@@ -196,6 +165,49 @@ class Walk:
             if name in self.used:
                 self.clock.add(gradient_sum(operand.nbytes, self.site.device))
             self.used.add(name)
+
+    def _inside(
+        self,
+        op: Op,
+        strategies: Mapping[str, Strategy],
+        places: tuple[Sequence[Where], Sequence[Where]],
+        time: OpTime,
+    ) -> None:
+        """Price what the op sends by itself. What it sends while it computes takes the longer."""
+        for axis, strategy in strategies.items():
+            ranks = self.site.axes[axis].size
+            inputs = self._operands(op, op.inputs, places[0], axis)
+            outputs = self._operands(op, op.outputs, places[1], axis)
+            found = inner_traffic(op, strategy, ranks, inputs, outputs)
+            forward = [m for m in found if not m.backward]
+            backward = [m for m in found if m.backward and self._has_gradient(op)]
+            self.sent += [(axis, message) for message in (*forward, *backward)]
+            self._communicate(
+                axis,
+                self._exposed_s(forward, axis, time.forward_s),
+                self._exposed_s(backward, axis, time.backward_input_s),
+                max((m.nbytes for m in found), default=0),
+            )
+
+    def _operands(
+        self, op: Op, names: Sequence[str], places: Sequence[Where], axis: str
+    ) -> list[Operand]:
+        """Values as they would be on the rank if they were whole on the axis."""
+        dtype = self._compute_dtype(op, classify(op.target))
+        whole = [{**where, axis: R} for where in places]
+        return [
+            Operand(self.shape(n, w), self.nbytes(n, w, dtype if self._casts(op, n) else ""))
+            if n else Operand((), 0)
+            for n, w in zip(names, whole, strict=True)
+        ]  # fmt: skip
+
+    def _exposed_s(self, messages: Sequence[Inner], axis: str, computing_s: float) -> float:
+        beside = sum(self.site.inner_s(m, axis) for m in messages if m.beside)
+        alone = sum(self.site.inner_s(m, axis) for m in messages if not m.beside)
+        return alone + max(0.0, beside - computing_s)
+
+    def _has_gradient(self, op: Op) -> bool:
+        return any(n and self._tensor(n).requires_grad for n in op.outputs)
 
     def _where(self, strategies: Mapping[str, Strategy], index: int, *, is_input: bool) -> Where:
         return {
@@ -221,7 +233,6 @@ class Walk:
     def _local(
         self, op: Op, inputs: Sequence[Where], outputs: Sequence[Where], share: float
     ) -> LocalOp:
-        tensors = self.facts.graph.tensors
         op_class = classify(op.target)
         dtype = self._compute_dtype(op, op_class)
         return LocalOp(
@@ -237,10 +248,20 @@ class Walk:
             output_bytes=sum(
                 self.nbytes(n, w) for n, w in zip(op.outputs, outputs, strict=True) if n
             ),
-            differentiable=any(n and tensors[n].requires_grad for n in op.outputs),
+            differentiable=self._has_gradient(op),
             saved_bytes=self._kept_bytes(op, inputs, share),
-            causal=op_class is OpClass.ATTENTION and ("is_causal", True) in op.args,
+            causal=op_class is OpClass.ATTENTION and self._skips(op, inputs[0]),
         )
+
+    def _skips(self, op: Op, query: Where) -> bool:
+        """Whether no rank needs more than half of the scores. Of queries that are split along
+        their sequence, the last ones see all keys."""
+        dim = len(self._tensor(op.inputs[0]).shape) - 2
+        split = any(
+            isinstance(p, Shard) and p.dim == dim and self.site.axes[axis].size > 1
+            for axis, p in query.items()
+        )
+        return ("is_causal", True) in op.args and not split
 
     def _casts(self, op: Op, name: str) -> bool:
         """Whether autocast may hand the op this operand in another dtype."""
@@ -280,7 +301,7 @@ class Walk:
         self, op: Op, inputs: Sequence[Where], outputs: Sequence[Where], share: float
     ) -> None:
         """Note what autograd keeps of this op, each storage once."""
-        if not any(n and self.facts.graph.tensors[n].requires_grad for n in op.outputs):
+        if not self._has_gradient(op):
             return
         cast = self._compute_dtype(op, classify(op.target))
         for name in op.saved:
@@ -307,14 +328,18 @@ class Walk:
     def _save_one(self, storage: _Storage, dtype: str) -> None:
         name, target = storage
         is_cast = dtype != self.facts.dtypes[name]
-        if (name in self.facts.prelude_values or self._is_state(name)) and not is_cast:
+        if (name in self.facts.prelude_values or self._is_state(name, target)) and not is_cast:
             return
         where = dict(zip(self.site.axes, target, strict=True))
         self.saved[name, dtype, target] = self.nbytes(name, where, dtype)
 
-    def _is_state(self, name: str) -> bool:
-        kind = self.facts.graph.tensors[name].kind
-        return kind is not Kind.ACTIVATION
+    def _is_state(self, name: str, target: _Target) -> bool:
+        """Whether it is there anyway: not if its parts have been gathered for the op."""
+        kind = self._tensor(name).kind
+        return kind is not Kind.ACTIVATION and target == self.normal(self.placed.get(name, {}))
+
+    def _everywhere(self, where: Where) -> _Target:
+        return tuple(where.get(axis, R) for axis in self.site.axes)
 
     def normal(self, where: Where) -> _Target:
         return tuple(

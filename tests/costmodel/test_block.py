@@ -49,7 +49,7 @@ def test_saved_bytes_of_one_rank() -> None:
     assert alone.output_bytes == alone.input_bytes == (MICRO * WIDTH * 4,)
     assert alone.param_bytes == (WIDTH * HIDDEN * 4,) * 2
     assert alone.flops == 2 * 2 * MICRO * WIDTH * HIDDEN
-    assert alone.tp_sums == (False, False)
+    assert alone.summed_over == ((), ())
     assert alone.comm_forward_s == alone.comm_backward_s == 0
 
 

@@ -177,6 +177,6 @@ def test_the_end_of_a_step_by_level() -> None:
         assert play(tuple(made.publish()))[0] == pytest.approx(expected, abs=1e-6)
     replicas = sync(3, zero=1, nbytes=100_000, replicate_levels=TWO)
     part = collective_time(Primitive.ALL_REDUCE, 50_000, TWO)
-    assert play(tuple(replicas.finish(0, ())))[0] == pytest.approx(3 * part)
+    assert play(tuple(replicas.finish(())))[0] == pytest.approx(3 * part)
     tp = collective_time(Primitive.ALL_REDUCE, 70_000, TWO)
-    assert play(tuple(sync(nbytes=8).finish(70_000, TWO)))[0] == pytest.approx(tp, abs=1e-6)
+    assert play(tuple(sync(nbytes=8).finish([(70_000, TWO)])))[0] == pytest.approx(tp, abs=1e-6)

@@ -1,0 +1,41 @@
+"""Where a block runs, and what moving values between the ranks of one of its axes takes there."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from meshwright.costmodel.comm import Levels, collective_time, send_time
+from meshwright.costmodel.formulas import curve_of, memory_s
+from meshwright.ir.conversions import Primitive
+from meshwright.ir.device import DeviceType, OpClass
+from meshwright.ir.inside import SHIFT, Inner
+from meshwright.ir.layout import Axis
+
+
+@dataclass(frozen=True)
+class Site:
+    """One rank's view of its stage."""
+
+    axes: Mapping[str, Axis]
+    coordinates: Mapping[str, int]
+    device: DeviceType
+    levels: Mapping[str, Levels]
+    """Tiers of the rank's group on each axis."""
+
+    def primitive_s(self, primitive: Primitive, whole_bytes: int, axis: str) -> float:
+        """A primitive of `ir.conversions` on a value of so many bytes as if whole on the axis."""
+        if primitive is Primitive.IDENTITY:
+            return 0.0
+        # Reading, and writing or packing, beside the transfer.
+        local = self._copied_s(whole_bytes / self.axes[axis].size)
+        return collective_time(primitive, whole_bytes, self.levels[axis]) + local
+
+    def inner_s(self, message: Inner, axis: str) -> float:
+        """The messages that an op sends by itself."""
+        if message.kind == SHIFT:
+            one = max(send_time(message.nbytes, level.link) for level in self.levels[axis])
+            return message.times * (one + self._copied_s(message.nbytes))
+        return message.times * self.primitive_s(Primitive(message.kind), message.nbytes, axis)
+
+    def _copied_s(self, nbytes: float) -> float:
+        curve = curve_of(OpClass.COPY, self.device)
+        return memory_s(nbytes, curve, self.device) + self.device.overhead_s
