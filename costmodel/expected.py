@@ -14,6 +14,7 @@ from meshwright.costmodel.tables import CostTables
 from meshwright.costmodel.timeline import Timeline
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.conversions import Primitive
+from meshwright.ir.inside import SHIFT
 from meshwright.ir.measured import Measured
 from meshwright.ir.plan import MESH_AXES, Plan, Stage
 from meshwright.ir.profile import GroupShape
@@ -60,9 +61,11 @@ def _waiting(timeline: Timeline) -> dict[int, float]:
 def _collectives(
     plan: Plan, tables: CostTables, kinds: Iterable[CollectiveKind]
 ) -> Mapping[CollectiveKind, float]:
-    """Those along one axis of a stage."""
+    """Those along one axis of a stage. The wait for a shift depends on what goes on beside it."""
     found = {}
     for kind in kinds:
+        if kind.primitive == SHIFT:
+            continue
         if kind.stage >= 0 and kind.axis in ("dp", *MESH_AXES):
             levels = axis_levels(tables, plan.stages[kind.stage], kind.axis)
             found[kind] = collective_time(Primitive(kind.primitive), kind.nbytes, levels)

@@ -13,6 +13,7 @@ from math import exp, log
 from statistics import mean, median
 
 from meshwright.costmodel.compare import Expected
+from meshwright.ir.inside import SHIFT
 from meshwright.ir.measured import ActionMeasured, CollectiveMeasured, Measured
 from meshwright.ir.plan import Plan
 from meshwright.ir.profile import (
@@ -147,7 +148,7 @@ def _collectives(
     quickest: dict[tuple[GroupShape, int, str, int], CollectiveMeasured] = {}
     for m in runs:
         for c in m.collectives:
-            if c.stage < 0 or c.exposed_s < _EXPOSED * c.median_s:
+            if c.stage < 0 or c.primitive == SHIFT or c.exposed_s < _EXPOSED * c.median_s:
                 continue
             key = (*shape(c.stage, c.axis), c.primitive, c.nbytes)
             best = quickest.get(key)
