@@ -131,8 +131,15 @@ class Cluster:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of everything a plan's cost depends on."""
-        return sha256(_ADAPTER.dump_json(self)).hexdigest()[:16]
+        """Hash of everything a plan's time and memory depend on."""
+        return sha256(_ADAPTER.dump_json(self, exclude=_PRICES)).hexdigest()[:16]
+
+    @cached_property
+    def prices_per_hour(self) -> tuple[float, ...] | None:
+        """Of each node, with all its devices; None if a device has no price."""
+        prices = [[self._types[name].price_per_hour for name in n.devices] for n in self.nodes]
+        known = [[price for price in node if price is not None] for node in prices]
+        return tuple(map(sum, known)) if known == prices else None
 
     @classmethod
     def preset(
@@ -199,6 +206,7 @@ class Cluster:
 
 
 _ADAPTER = TypeAdapter(Cluster)
+_PRICES: Any = {"device_types": {"__all__": {"price_per_hour"}}}
 
 
 def to_data(cluster: Cluster) -> Any:

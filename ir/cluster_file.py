@@ -10,7 +10,7 @@ links:                                   # optional: own tiers
       - {operation: all_reduce, size: 4, points: [[1024, 2.0e-5], [1.0e+8, 0.01]]}
 device_types:                            # optional: own devices; presets are known by name
   - {name: old, kind: cuda, memory_bytes: 12GB, memory_bandwidth_bytes_per_s: 480GB/s,
-     peak_flops: {float32: 11TFLOP/s}}
+     peak_flops: {float32: 11TFLOP/s}, price_per_hour: 0.35}   # the price is optional
 nodes:
   - {count: 2, devices: {a100-80: 4}, link: nvlink3}
   - {devices: {l4: 1, old: 2}, link: pcie4, uplink: lan}

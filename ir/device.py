@@ -255,6 +255,8 @@ class DeviceType:
     """Dispatch of one op by the CPU. On a GPU kernels queue ahead: it hides behind their time."""
     reserved_bytes: Bytes = 0
     """What the driver, the libraries and the process itself hold."""
+    price_per_hour: float | None = None
+    """Of one device, in any currency; none of the presets knows one."""
     source: Source = "assumption"
     reference: str = ""
 
@@ -273,6 +275,8 @@ class DeviceType:
         _check(what + "processors", self.processors, 0, 10_000)
         _check(what + "overhead_s", self.overhead_s, 0.0, 1.0)
         _check(what + "reserved_bytes", self.reserved_bytes, 0, self.memory_bytes)
+        if self.price_per_hour is not None:
+            _check(what + "price_per_hour", self.price_per_hour, 0.0, 1e6)
 
     @property
     def usable_bytes(self) -> int:

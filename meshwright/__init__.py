@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from meshwright.ir.graph import Graph as Graph
     from meshwright.ir.plan import Plan as Plan
     from meshwright.ir.trace import trace as trace
+    from meshwright.planner.search import rank as rank
     from meshwright.planner.search import search as search
     from meshwright.profiling import profile as profile
     from meshwright.runtime.job import Job as Job
@@ -43,6 +44,7 @@ _HOME = {
     "compile": "runtime.job",
     "measure_local": "costmodel.measure",
     "profile": "profiling",
+    "rank": "planner.search",
     "replicate": "ir.annotate",
     "search": "planner.search",
     "split": "ir.annotate",

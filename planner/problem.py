@@ -21,10 +21,10 @@ from meshwright.planner.constraints import (
 from meshwright.planner.explain import batch_coupling, batch_norms, why_whole
 from meshwright.planner.hints import hint_constraints
 from meshwright.planner.layouts import solve_layouts
+from meshwright.planner.objectives import check_objective
 from meshwright.planner.profiles import check_profile
 
 Precision = Literal["fp64", "fp32", "bf16"]
-OBJECTIVES = ("throughput", "memory")
 PRECISIONS: tuple[Precision, ...] = ("fp64", "fp32", "bf16")
 
 
@@ -57,7 +57,7 @@ class Problem:
     def layouts(self, model: ModelMesh, variant: str = "") -> tuple[BlockLayout, ...]:
         """One layout per pattern, `(prelude)` included."""
         if (model, variant) not in self.solved:
-            self.solved[model, variant] = solve_layouts(self.graph, dict(model).get("tp", 1))
+            self.solved[model, variant] = solve_layouts(self.graph, model, variant=variant)
         return self.solved[model, variant]
 
     @cached_property
@@ -106,8 +106,7 @@ def make_problem(
             break
     else:
         raise _unknown("precision", precision, PRECISIONS)
-    if objective not in OBJECTIVES:
-        raise _unknown("objective", objective, OBJECTIVES)
+    check_objective(objective, cluster)
     asked = parse_constraints((*constraints, *hint_constraints(graph)), graph, cluster)
     return Problem(
         graph=graph, cluster=cluster, optimizer=optimizer, precision=kind,

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,15 @@ from meshwright.ir.profile_store import load_profile
 from meshwright.ir.trace import trace
 from meshwright.ir.verify import check
 from meshwright.planner.bound import lower_bound
-from meshwright.planner.constraints import Constraint, broken
+from meshwright.planner.constraints import Constraint, broken, pinned
 from meshwright.planner.infeasible import explain
+from meshwright.planner.largest_batch import largest_batch
+from meshwright.planner.objectives import bounds_batch, rating
 from meshwright.planner.offers import Offer, find_searcher
 from meshwright.planner.predict import excess_bytes
 from meshwright.planner.problem import Problem, make_problem
 from meshwright.planner.progress import Progress
+from meshwright.planner.ranking import Ranking, rank_clusters
 from meshwright.planner.searchers.exhaustive import count
 from meshwright.planner.why import alternative, kind_of
 
@@ -35,7 +39,7 @@ TIE = 0.02
 
 def search(
     model_or_graph: Any,
-    cluster: Cluster,
+    cluster: Cluster | Sequence[Cluster],
     *,
     global_batch_size: int | None = None,
     example_inputs: Any = None,
@@ -52,18 +56,86 @@ def search(
 ) -> Plan:
     """The best plan found within the time limit for a module, or for a Graph from `trace`.
 
-    `profile`: what was measured of the cluster's machines, or the file that holds it. Ctrl-C gives
-    the best plan so far. Within the limit, equal arguments give equal plans.
+    Of several clusters, the plan on the best one (`rank` shows them all). `profile`: what was
+    measured of the cluster's machines, or the file that holds it. Ctrl-C gives the best plan so
+    far. Within the limit, equal arguments give equal plans.
     """
-    graph = _graph(model_or_graph, example_inputs, loss_fn, global_batch_size)
-    problem = make_problem(
-        graph, cluster, optimizer=optimizer, precision=precision,
-        constraints=tuple(constraints), objective=objective, seed=seed,
-        profile=load_profile(profile) if isinstance(profile, str | Path) else profile,
+    ranking = rank(
+        model_or_graph, [cluster] if isinstance(cluster, Cluster) else cluster,
+        global_batch_size=global_batch_size, example_inputs=example_inputs, loss_fn=loss_fn,
+        optimizer=optimizer, precision=precision, searcher=searcher, constraints=constraints,
+        objective=objective, time_limit_s=time_limit_s, seed=seed, progress=progress,
+        profile=profile,
     )  # fmt: skip
+    return ranking.best
+
+
+def rank(
+    model_or_graph: Any,
+    clusters: Sequence[Cluster],
+    *,
+    global_batch_size: int | None = None,
+    example_inputs: Any = None,
+    loss_fn: Callable[..., Any] | None = None,
+    optimizer: str = "adamw",
+    precision: str = "bf16",
+    searcher: str = "auto",
+    constraints: Sequence[str | Constraint] = (),
+    objective: str = "throughput",
+    time_limit_s: float = 60,
+    seed: int = 0,
+    progress: bool = True,
+    profile: Profile | Path | str | None = None,
+) -> Ranking:
+    """The best plan on each cluster, best cluster first; the time limit is for each of them."""
     if time_limit_s <= 0:
         raise PlanError(f"time_limit_s is {time_limit_s}; it must be positive, such as 60")
-    return search_problem(problem, searcher, time_limit_s=time_limit_s, progress=progress)
+    measured = load_profile(profile) if isinstance(profile, str | Path) else profile
+
+    @cache
+    def graph(batch: int | None) -> Graph:
+        return _graph(model_or_graph, example_inputs, loss_fn, batch)
+
+    def problem(cluster: Cluster, batch: int | None) -> Problem:
+        return make_problem(
+            graph(batch), cluster, optimizer=optimizer, precision=precision,
+            constraints=tuple(constraints), objective=objective, seed=seed, profile=measured,
+        )  # fmt: skip
+
+    def solve(cluster: Cluster) -> Plan:
+        first = problem(cluster, global_batch_size)
+        if objective == "batch":
+            if isinstance(model_or_graph, Graph):
+                raise PlanError(
+                    "objective 'batch' traces the model at several batch sizes: give the module, "
+                    "not a Graph"
+                )
+            return _largest(partial(problem, cluster), first, searcher, time_limit_s)
+        return search_problem(first, searcher, time_limit_s=time_limit_s, progress=progress)
+
+    return rank_clusters(clusters, objective, solve)
+
+
+def _largest(
+    problem: Callable[[int], Problem], first: Problem, searcher: str, time_limit_s: float
+) -> Plan:
+    """The plan of the largest batch; for a batch of one unit that does not fit, why."""
+    if not (first.coupling or bounds_batch(first.constraints)):
+        raise PlanError(
+            "objective 'batch': with more micro-batches any batch fits; limit num_microbatches, "
+            "such as num_microbatches=1, or the time of a step, such as step<=1s"
+        )
+    unit = int(pinned(first.constraints, "num_microbatches") or 1)
+    deadline = time.monotonic() + time_limit_s
+
+    def plan_at(batch: int) -> Plan | None:
+        at = problem(batch)
+        name = _searcher(at, searcher)
+        found = run(at, find_searcher(name)(at), deadline)
+        return _finish(at, found, name) if found.best else None
+
+    best = largest_batch(plan_at, first.batch, unit, lambda: time.monotonic() < deadline)
+    return best or search_problem(problem(unit), searcher, time_limit_s=time_limit_s)
 
 
 def _graph(
@@ -83,9 +155,7 @@ def search_problem(
     problem: Problem, searcher: str = "auto", *, time_limit_s: float = 60, progress: bool = False
 ) -> Plan:
     """`search` on a problem that is already made."""
-    name = searcher
-    if name == "auto":
-        name = "exhaustive" if count(problem, SMALL) <= SMALL else "dp"
+    name = _searcher(problem, searcher)
     deadline = time.monotonic() + time_limit_s
     with Progress(name, time_limit_s, show=progress) as shown:
         found = run(problem, find_searcher(name)(problem), deadline, shown)
@@ -97,6 +167,12 @@ def search_problem(
             )
         raise explain(problem, found, lambda relaxed: run(relaxed, find_searcher(name)(relaxed)))
     return _finish(problem, found, name)
+
+
+def _searcher(problem: Problem, name: str) -> str:
+    if name != "auto":
+        return name
+    return "exhaustive" if count(problem, SMALL) <= SMALL else "dp"
 
 
 @dataclass
@@ -162,18 +238,14 @@ def _take(problem: Problem, offer: Offer, found: Found) -> None:
 
 
 def _value(problem: Problem, plan: Plan) -> tuple[float, ...]:
-    assert plan.predicted
-    time_and_memory = (plan.predicted.step_s, float(plan.predicted.peak_bytes))
-    if problem.objective == "memory":
-        time_and_memory = (time_and_memory[1], time_and_memory[0])
-    return (*time_and_memory, float(len(plan.stages)))
+    return (*rating(problem.objective, problem.cluster, plan), float(len(plan.stages)))
 
 
 def _simplest(problem: Problem, found: Found) -> Plan:
     """Of the best plans of each kind that tie with the best, the one with the least machinery:
     fewest stages, then the lowest ZeRO level, then the fastest."""
     assert found.best and found.best.predicted
-    if problem.objective != "throughput":
+    if problem.objective not in ("throughput", "batch"):
         return found.best
     limit_s = found.best.predicted.step_s * (1 + TIE)
     tied = [(value, p) for value, excess, p in found.kinds.values() if not excess]

@@ -50,7 +50,7 @@ def search(problem: Problem) -> Iterator[Offer]:
     tables = StageTables(problem)
     best: list[tuple[tuple[float, ...], Choice]] = []
     seen: set[Choice] = set()
-    if problem.objective == "throughput":
+    if problem.objective != "memory":
         for finalist in _fastest(problem, tables):
             if _is_out(finalist, best):
                 break
@@ -103,7 +103,7 @@ def _judge(problem: Problem, choice: Choice, best: list[tuple[tuple[float, ...],
 def _value(problem: Problem, plan: Plan) -> tuple[float, ...]:
     assert plan.predicted
     step, peak = plan.predicted.step_s, float(plan.predicted.peak_bytes)
-    objective = (step, peak) if problem.objective == "throughput" else (peak, step)
+    objective = (peak, step) if problem.objective == "memory" else (step, peak)
     return (float(excess_bytes(problem, plan)), *objective)
 
 
