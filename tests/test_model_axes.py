@@ -1,0 +1,180 @@
+"""Plans by hand whose stages have any model axes, on real ranks, against one process in float64."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from itertools import accumulate
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from meshwright.codegen.lower import lower
+from meshwright.ir.graph import Graph
+from meshwright.ir.plan import ClusterId, InputSpec, ModelId, Plan, ScheduleTable, Stage
+from meshwright.ir.trace import trace
+from meshwright.ir.verify import check
+from meshwright.runtime.export import full_state
+from meshwright.runtime.job import compile as compile_job
+from tests import forms
+from tests.equality import LEARNING_RATE, check_equal
+from tests.models import ModelCase
+from tests.spawn import alone, run_ranks
+
+FORMS = forms.forms()
+
+
+@dataclass(frozen=True)
+class Part:
+    """A stage: its form, blocks, replicas and what they share."""
+
+    form: str
+    blocks: int = 4
+    shares: tuple[int, ...] = (4,)
+    zero: Any = 0
+    recompute: bool = False
+
+
+def plan_of(
+    graph: Graph, parts: Sequence[Part], count: int = 1, schedule: str = "one_f_one_b",
+    flat: bool = False,
+) -> Plan:  # fmt: skip
+    """Stages of these parts, each on ranks of its own."""
+    used = {part.form: forms.layouts(graph, FORMS[part.form], flat=flat) for part in parts}
+    named = {
+        form: [replace(layout, name=f"{layout.name}, {form}") for layout in layouts]
+        for form, layouts in used.items()
+    }
+    sizes = [len(part.shares) * prod(FORMS[part.form].mesh.values()) for part in parts]
+    first_blocks = [0, *accumulate(part.blocks for part in parts)]
+    first_ranks = [0, *accumulate(sizes)]
+    stages = tuple(
+        _stage(graph, part, named[part.form], block, range(rank, rank + size))
+        for part, block, rank, size in zip(parts, first_blocks, first_ranks, sizes, strict=False)
+    )
+    made = import_module(f"meshwright.planner.schedules.{schedule}").schedule(
+        len(parts), count, len(parts)
+    )
+    inputs = zip(graph.input_names, (graph.tensors[name] for name in graph.inputs), strict=True)
+    plan = Plan(
+        model=ModelId(
+            name="mlp", fingerprint=graph.fingerprint, num_parameters=0,
+            num_blocks=len(graph.blocks),
+            inputs=tuple(InputSpec(name=n, shape=t.shape, dtype=t.dtype) for n, t in inputs),
+        ),
+        cluster=ClusterId(name="local", fingerprint="", num_devices=8),
+        global_batch_size=graph.batch_size, num_microbatches=count, optimizer="adam",
+        precision="fp64", stages=stages,
+        schedule=ScheduleTable(
+            name=made.name, rows=tuple(" ".join(map(str, row)) for row in made.ranks)
+        ),
+        layouts=tuple(layout for layouts in named.values() for layout in layouts),
+    )  # fmt: skip
+    check(plan, graph)
+    return plan
+
+
+def _stage(graph: Graph, part: Part, layouts: Sequence[Any], block: int, ranks: range) -> Stage:
+    blocks = graph.blocks[block : block + part.blocks]
+    replicas = len(part.shares)
+    return Stage(
+        first=blocks[0].name, last=blocks[-1].name,
+        mesh={"dp_replicate": 1 if part.zero else replicas,
+              "dp_shard": replicas if part.zero else 1, **FORMS[part.form].mesh},
+        devices=tuple(ranks), batch_shares=part.shares, zero=part.zero,
+        recompute={b.name: "full" for b in blocks if part.recompute},
+        layouts={layout.pattern: layout.name for layout in layouts},
+    )  # fmt: skip
+
+
+SEQUENCE = "1d_sequence"
+PLANS: dict[str, tuple[tuple[Part, ...], dict[str, Any]]] = {
+    "2d_recomputed": ((Part("2d", shares=(2,), recompute=True),), {"count": 2}),
+    "2.5d": ((Part("2.5d"),), {"flat": True}),
+    "3d": ((Part("3d", shares=(2,)),), {"count": 2}),
+    "2d_zero1": ((Part("2d", shares=(3, 1), zero=1),), {}),
+    "3d_recomputed": ((Part("3d", recompute=True),), {"flat": True}),
+    "sequence_zero3": ((Part(SEQUENCE, shares=(1, 1), zero=3),), {"count": 2}),
+    "sequence_to_sequence": (
+        (Part(SEQUENCE, 2, (2,)), Part(SEQUENCE, 2, (1, 1))),
+        {"count": 2, "schedule": "zero_bubble"},
+    ),
+    "2d_to_2d": ((Part("2d", 1, (2,)), Part("2d", 3, (2,))), {"count": 2, "flat": True}),
+    "2d_to_1d": ((Part("2d", 2, (2,)), Part("1d", 2, (1, 1), zero=3)), {"count": 2}),
+}
+
+
+def traced(case: ModelCase) -> Graph:
+    return trace(case.model(), case.example(), None, global_batch_size=case.batch_size)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_parallel_run_equals_the_single_process(name: str) -> None:
+    parts, options = PLANS[name]
+    case = forms.case(flat=options.get("flat", False))
+    graph = traced(case)
+    difference = check_equal(case, plan_of(graph, parts, **options), graph, steps=4)
+    assert difference.loss <= 1e-9 and difference.parameters <= 1e-9, str(difference)
+
+
+@pytest.mark.parametrize(
+    ("name", "at", "shape"),
+    [("sequence_to_sequence", 2, (1, 2, 4)), ("2d_to_2d", 5, (4, 2)), ("2d_to_1d", 4, (1, 4, 4))],
+)
+def test_values_cross_split_between_equal_meshes_only(
+    name: str, at: int, shape: tuple[int, ...]
+) -> None:
+    """`shape` is what rank `at` of the second stage receives."""
+    parts, options = PLANS[name]
+    graph = traced(forms.case(flat=options.get("flat", False)))
+    (program,) = lower(graph, plan_of(graph, parts, **options), at)
+    assert [value.shape for value in program.receives] == [shape]
+
+
+def _train(
+    case: ModelCase, plan: Plan, graph: Graph, batches: list[Any], source: Path | None, to: Path
+) -> tuple[list[float], list[float], dict[str, Tensor]]:
+    job = compile_job(
+        case.model(), plan, optimizer="adam", lr=LEARNING_RATE, device="cpu", graph=graph,
+        max_grad_norm=0.1,
+    )  # fmt: skip
+    if source:
+        job.load(source)
+    norms, losses = [], []
+    for batch in batches:
+        losses.append(float(job.step(batch)))
+        norms.append(float(job.grad_norm))  # type: ignore[arg-type]
+    job.save(to)
+    state = full_state(job)
+    job.close()
+    return losses, norms, state
+
+
+def _clipped(case: ModelCase, batches: list[Any]) -> tuple[list[float], dict[str, Tensor]]:
+    model = case.model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
+    norms = []
+    for batch in batches:
+        optimizer.zero_grad()
+        model(*batch).backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)))
+        optimizer.step()
+    return norms, {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def test_norms_are_global_and_checkpoints_fit_other_meshes(tmp_path: Path) -> None:
+    case = forms.case()
+    graph = traced(case)
+    batches = [case.example(seed=seed) for seed in range(4)]
+    first = plan_of(graph, (Part("2.5d"),))
+    second = plan_of(graph, (Part(SEQUENCE, shares=(3, 1), zero=1),))
+    one, two = tmp_path / "one", tmp_path / "two"
+    begun = run_ranks(8, _train, case, first, graph, batches[:2], None, one)
+    ended = run_ranks(4, _train, case, second, graph, batches[2:], one, two)
+    norms, state = alone(_clipped, case, batches)
+    assert [*begun[0][1], *ended[0][1]] == pytest.approx(norms, rel=1e-9)
+    for name, wanted in state.items():
+        torch.testing.assert_close(ended[0][2][name], wanted, rtol=1e-9, atol=1e-12, msg=name)
