@@ -1,7 +1,8 @@
 """Attention of queries to some of the keys, with what it takes to put the parts together.
 
 Queries are [..., g, r, l, e], keys and values [..., g, s, e]: each of g key heads serves r query
-heads. Scores are taken for some queries at a time, so they never fill the memory.
+heads. A kernel does it where one fits (`codegen.fused`), else plain tensors: scores are taken for
+some queries at a time, so they never fill the memory. Half precision is added up in single.
 """
 
 from collections.abc import Iterator
@@ -11,12 +12,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from meshwright.codegen import fused
+
 SCORES = 1 << 24
 """Scores that are held at a time."""
 
 
 class Part(NamedTuple):
-    """Attention to some of the keys, in the precision that is summed in."""
+    """Attention to some of the keys, in the precision that is added up in."""
 
     out: Tensor
     """[..., g, r, l, f]"""
@@ -47,6 +50,11 @@ class Visible:
             scores = scores.masked_fill(place > seen.unsqueeze(-1), -torch.inf)
         return scores
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether a kernel may do it: all keys are seen, or those up to the query's own place."""
+        return self.mask is None and self.first in (None, 0)
+
     def rows_of_mask(self, rows: slice) -> Tensor | None:
         """The mask of some queries."""
         whole = self.mask is None or self.mask.shape[-2] == 1
@@ -73,8 +81,17 @@ def _slices(query: Tensor, keys: int) -> Iterator[slice]:
         yield slice(start, min(start + step, rows))
 
 
+def wide(x: Tensor) -> Tensor:
+    """In the precision that is added up in."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def attend(query: Tensor, key: Tensor, value: Tensor, visible: Visible) -> Part:
     """Attention to these keys alone."""
+    if visible.is_plain and fused.fits(query, key, value):
+        causal = visible.first is not None
+        return Part(*map(wide, fused.forward(query, key, value, causal, visible.scale)))
+    query, key, value = wide(query), wide(key), wide(value)
     out = query.new_zeros(*query.shape[:-1], value.shape[-1])
     total = query.new_full((*query.shape[:-1], 1), -torch.inf)
     for rows in _slices(query, key.shape[-2]):
@@ -110,27 +127,39 @@ class Gradients(NamedTuple):
 class Known:
     """What the backward of a part needs of the whole attention."""
 
+    out: Tensor
     total: Tensor
     grad: Tensor
     """Of the result."""
-    along: Tensor
-    """The sum over f of the result times its gradient [..., g, r, l, 1]."""
 
 
 def attend_backward(
     query: Tensor, key: Tensor, value: Tensor, visible: Visible, known: Known, wants_mask: bool
 ) -> Gradients:
     """What these keys add to the gradients."""
+    if visible.is_plain and fused.fits(query, key, value):
+        found = fused.backward(
+            known.grad, (query, key, value), known.out, known.total, visible.first is not None,
+            visible.scale,
+        )  # fmt: skip
+        return Gradients(*map(wide, found), None)
+    inputs = wide(query), wide(key), wide(value)
+    return _backward(*inputs, visible, known, wants_mask)
+
+
+def _backward(
+    query: Tensor, key: Tensor, value: Tensor, visible: Visible, known: Known, wants_mask: bool
+) -> Gradients:
     to_query, to_key, to_value = (torch.zeros_like(x) for x in (query, key, value))
     mask = visible.mask
     to_mask = torch.zeros_like(mask) if wants_mask and mask is not None else None
-    total = _finite(known.total)
+    total, grads = _finite(known.total), wide(known.grad)
+    along = (grads * wide(known.out)).sum(-1, keepdim=True)
     for rows in _slices(query, key.shape[-2]):
         chances = (visible.scores(query, key, rows) - total[..., rows, :]).exp()
-        grad = known.grad[..., rows, :]
+        grad = grads[..., rows, :]
         to_value += _over_rows(chances, grad)
-        inward = _by_head(grad, value.transpose(-1, -2)) - known.along[..., rows, :]
-        to_scores = chances * inward
+        to_scores = chances * (_by_head(grad, value.transpose(-1, -2)) - along[..., rows, :])
         if to_mask is not None:
             place = Visible(1.0, to_mask).rows_of_mask(rows)
             assert place is not None

@@ -21,6 +21,7 @@ from meshwright.codegen.attend import (
     attend,
     attend_backward,
     merged,
+    wide,
 )
 from meshwright.codegen.comm import Comm
 
@@ -94,7 +95,7 @@ class _Attention(torch.autograd.Function):
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, ring: _Ring
     ) -> Tensor:
         with torch.autocast(query.device.type, enabled=False):
-            found = _forward(query.to(_summed_in(query)), key, value, mask, ring)
+            found = _forward(query, key, value, mask, ring)
         out = found.out.to(query.dtype)
         ctx.save_for_backward(query, key, value, mask, out, found.total)
         ctx.ring = ring
@@ -103,10 +104,8 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, mask, out, total = ctx.saved_tensors
-        wide = _summed_in(query)
-        grad = grads[0].to(wide)
-        known = Known(total, grad, (grad * out.to(wide)).sum(-1, keepdim=True))
-        way_back = _Backward(ctx.ring, query.to(wide), mask, known, ctx.needs_input_grad[3])
+        known = Known(out, total, grads[0])
+        way_back = _Backward(ctx.ring, query, mask, known, ctx.needs_input_grad[3])
         with torch.autocast(query.device.type, enabled=False):
             to_query, to_key, to_value, to_mask = way_back.run(key, value)
         narrow = query.dtype
@@ -118,9 +117,9 @@ def _forward(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, rin
     for step, its_key, its_value in ring.rounds(key, value):
         visible = ring.visible(ring.owner(step), mask)
         if visible is not None:
-            part = attend(query, its_key.to(query.dtype), its_value.to(query.dtype), visible)
+            part = attend(query, its_key, its_value, visible)
             found = part if found is None else merged(found, part)
-    return _nothing(query, value) if found is None else found
+    return _nothing(wide(query), value) if found is None else found
 
 
 @dataclass(frozen=True)
@@ -134,7 +133,7 @@ class _Backward:
     wants_mask: bool
 
     def run(self, key: Tensor, value: Tensor) -> Gradients:
-        ring, to_query = self.ring, torch.zeros_like(self.query)
+        ring, to_query = self.ring, torch.zeros_like(wide(self.query))
         to_mask = torch.zeros_like(self.mask) if self.wants_mask and self.mask is not None else None
         own = travelling = torch.zeros(0)
         arrive = None
@@ -156,22 +155,14 @@ class _Backward:
         """The gradients of an owner's keys and values; those of queries and mask are added up."""
         visible = self.ring.visible(owner, self.mask)
         if visible is None:
-            return self.query.new_zeros(self.ring.numel(owner))
-        wide = self.query.dtype
-        found = attend_backward(
-            self.query, key.to(wide), value.to(wide), visible, self.known, self.wants_mask
-        )
+            return to_query.new_zeros(self.ring.numel(owner))
+        found = attend_backward(self.query, key, value, visible, self.known, self.wants_mask)
         to_query += found.query
         if to_mask is not None and found.mask is not None:
             start, keys = sum(self.ring.keys[:owner]), self.ring.keys[owner]
             place = to_mask[..., start : start + keys] if to_mask.shape[-1] > 1 else to_mask
             place += found.mask
         return torch.cat([found.key.reshape(-1), found.value.reshape(-1)])
-
-
-def _summed_in(x: Tensor) -> torch.dtype:
-    """Half precision is added up in single."""
-    return torch.promote_types(x.dtype, torch.float32)
 
 
 def _nothing(query: Tensor, value: Tensor) -> Part:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from meshwright.codegen import attend
+from meshwright.codegen import attend, fused
 from meshwright.codegen.comm import Comm, Traffic
 from meshwright.codegen.ring import ring_attention
 from meshwright.codegen.simulated import simulate
@@ -143,9 +143,10 @@ def test_ring_is_the_whole_attention(name: str) -> None:
     check(case, simulate({"cp": len(case.keys)}, lambda comm: ringed(case, comm)))
 
 
-@pytest.mark.parametrize("name", ["causal uneven", "bias", "bool"])
+@pytest.mark.parametrize("name", ["causal uneven", "causal grouped", "bias", "bool"])
 def test_scores_of_some_queries_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attend, "SCORES", 20)
+    monkeypatch.setattr(fused, "fits", lambda *_: False)
     case = CASES[name]
     check(case, simulate({"cp": len(case.keys)}, lambda comm: ringed(case, comm)))
 
