@@ -24,6 +24,7 @@ from meshwright.planner.decisions import StageMesh as StageMesh
 from meshwright.planner.decisions import StageShares as StageShares
 from meshwright.planner.decisions import StepCap as StepCap
 from meshwright.planner.decisions_kept import broken as broken
+from meshwright.planner.placement_rules import NO_RULES as NO_RULES
 from meshwright.planner.placement_rules import PlacementRules as PlacementRules
 from meshwright.planner.placement_rules import placement_rules as placement_rules
 
@@ -59,9 +60,13 @@ def of_stage(
     constraints: Iterable[Constraint], stage: int, blocks: Sequence[str]
 ) -> tuple[Constraint, ...]:
     """The constraints as they are for one stage with these blocks: its own pins hold everywhere,
-    those of other stages are gone. Recompute and layouts of single blocks stay as they are."""
+    those of other stages are gone. Recompute and layouts of single blocks stay as they are. Where
+    a parameter must be split, its axis has 2 ranks at least."""
     found: list[Constraint] = []
     for item in constraints:
+        if isinstance(item, Placed) and item.placement != "R":
+            if not set(item.blocks).isdisjoint(blocks):
+                found.append(Pin(item.axis, 2, ">="))
         pins = item.pins() if isinstance(item, StageMesh) else (item,)
         for pin in pins:
             if not isinstance(pin, Pin) or pin.scope == EVERYWHERE:
@@ -78,6 +83,7 @@ def is_scoped(constraints: Iterable[Constraint]) -> bool:
     return any(
         isinstance(item, StageMesh | StageDevices | StageShares | OnType)
         or (isinstance(item, Pin) and item.scope != EVERYWHERE)
+        or (isinstance(item, Placed) and item.placement != "R")
         for item in constraints
     )
 

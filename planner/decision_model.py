@@ -1,6 +1,7 @@
 """Constraints checked against the model and the cluster that they are for."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from meshwright.ir.cluster import Cluster
@@ -42,10 +43,7 @@ def _checked(item: Constraint, graph: Graph, cluster: Cluster | None) -> Constra
                 f"{cluster.num_devices - 1}"
             )
         case Placed():
-            check_placed(item, graph)
-            if not any(item.names(name) for name in parameter_names(graph)):
-                nearest = near(item.pattern, list(parameter_names(graph)))
-                raise PlanError(f"constraint '{item}': no such parameter; nearest is {nearest!r}")
+            return _placed(item, graph)
     return item
 
 
@@ -54,6 +52,17 @@ def _blocks(item: Constraint, pattern: str, graph: Graph) -> None:
     if not any(fnmatchcase(name, pattern) for name in names):
         nearest = near(pattern, names)
         raise PlanError(f"constraint '{item}': no such block; nearest is {nearest!r}")
+
+
+def _placed(item: Placed, graph: Graph) -> Placed:
+    check_placed(item, graph)
+    paths = parameter_names(graph)
+    named = {tensor for path, tensor in paths.items() if item.names(path)}
+    if not named:
+        nearest = near(item.pattern, list(paths))
+        raise PlanError(f"constraint '{item}': no such parameter; nearest is {nearest!r}")
+    readers = (block.name for block in graph.blocks if not named.isdisjoint(block.params))
+    return replace(item, blocks=tuple(readers))
 
 
 def _on_type(item: Pin, cluster: Cluster | None) -> OnType:

@@ -1,6 +1,6 @@
 """What can be pinned, as data; each prints the text that it is parsed from."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Literal
 
@@ -140,6 +140,8 @@ class Placed:
     """`model` stands for all model axes: R on each of them, or split on one at least."""
     placement: str
     """`R`, `S` (split along any dim), `S(1)` (in any sections), or a placement in full."""
+    blocks: tuple[str, ...] = field(default=(), compare=False)
+    """Names of those that read the parameters; found when checked against a model."""
 
     def __str__(self) -> str:
         return f"place {self.pattern} {self.axis}={self.placement}"

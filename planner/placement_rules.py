@@ -14,6 +14,9 @@ from meshwright.ir.layout import Placement, Replicate, Shard
 from meshwright.ir.plan import ModelMesh
 from meshwright.planner.decisions import Constraint, Placed
 
+Place = tuple[Placement, ...]
+"""A placement per axis of a mesh."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlacementRules:
@@ -21,19 +24,23 @@ class PlacementRules:
 
     of: Mapping[str, tuple[Placed, ...]] = field(default_factory=dict)
 
-    def options(
-        self, name: str, axis: str, mesh: ModelMesh, given: Iterable[Placement]
-    ) -> tuple[Placement, ...]:
-        """Those of `given` in which the parameter may be stored on `axis` of a model mesh.
+    def places(self, name: str, mesh: ModelMesh, given: Iterable[Place]) -> tuple[Place, ...]:
+        """Those of `given` (a placement per axis of the mesh) in which the parameter may lie.
 
-        With several axes, "split on one of them" is no rule of any single one: see `split`.
+        All of them where none is left: the mesh cannot do what is asked, and plans on it are
+        refused as such.
         """
-        rules = [rule for rule in self.of.get(name, ()) if _binds(rule, axis, mesh)]
-        return tuple(p for p in given if all(lies(p, rule.placement) for rule in rules))
+        places, axes = tuple(given), [axis for axis, _ in mesh]
+        rules = self.of.get(name, ())
+        kept = (
+            p
+            for p in places
+            if all(_keeps(rule, dict(zip(axes, p, strict=True))) for rule in rules)
+        )
+        return tuple(kept) or places
 
-    def split(self, name: str) -> bool:
-        """Whether the parameter must be split on at least one model axis."""
-        return any(r.axis == "model" and r.placement != "R" for r in self.of.get(name, ()))
+
+NO_RULES = PlacementRules()
 
 
 def placement_rules(constraints: Iterable[Constraint], graph: Graph) -> PlacementRules:
@@ -95,10 +102,12 @@ def lies(placement: Placement, asked: str) -> bool:
     return asked in ("S", f"S({placement.dim})", str(placement))
 
 
-def _binds(rule: Placed, axis: str, mesh: ModelMesh) -> bool:
+def _keeps(rule: Placed, place: Mapping[str, Placement]) -> bool:
+    """Whether a parameter with this placement per axis is where a rule wants it."""
     if rule.axis != "model":
-        return rule.axis == axis
-    return rule.placement == "R" or len(mesh) == 1
+        return rule.axis not in place or lies(place[rule.axis], rule.placement)
+    found = [lies(placement, rule.placement) for placement in place.values()]
+    return all(found) if rule.placement == "R" else any(found)
 
 
 def _dim(placement: str) -> int:

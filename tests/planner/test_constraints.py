@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 
 from meshwright.ir.errors import PlanError
-from meshwright.ir.layout import RP, R, Replicate, Shard
-from meshwright.ir.plan import BlockLayout, Plan
+from meshwright.ir.layout import RP, Placement, R, Shard
+from meshwright.ir.plan import BlockLayout, ModelMesh, Plan
 from meshwright.planner.candidates import build_plan, uniform_choice
 from meshwright.planner.constraints import (
+    NO_RULES,
     Constraint,
     MemoryCap,
     OnStage,
@@ -159,6 +160,14 @@ def test_the_pins_of_one_stage() -> None:
     assert mesh_allowed(second, 2, 1, (("tp", 2),)) and not mesh_allowed(second, 2, 1, ())
 
 
+def test_a_stage_that_splits_a_parameter_has_the_axis() -> None:
+    given = parsed("place layers.1.fc1.weight tp=S(0)", "place layers.2 model=R")
+    assert is_scoped(given)
+    assert allowed(of_stage(given, 0, ("layers.0",)), "tp", (1, 2, 4)) == (1, 2, 4)
+    assert allowed(of_stage(given, 0, ("layers.0", "layers.1")), "tp", (1, 2, 4)) == (2, 4)
+    assert allowed(of_stage(given, 1, ("layers.2",)), "model", (1, 2)) == (1, 2)
+
+
 def test_meshes_that_are_asked_for_by_name() -> None:
     given = parsed("tp_row=2", "stage 0 tp_col=4", "stage 1 mesh dp_shard=2,tp=3", "tp_depth<=2")
     assert asked_meshes(given) == (
@@ -254,40 +263,48 @@ def weight(layer: int) -> str:
 
 
 TP, TWO = (("tp", 2),), (("tp_row", 2), ("tp_col", 2))
-OPTIONS = (R, RP, Shard(0), Shard(1), Shard(1, 3))
+ONE = tuple((p,) for p in (R, RP, Shard(0), Shard(1), Shard(1, 3)))
+PAIRS = ((R, R), (R, Shard(0)), (Shard(0), R), (Shard(1), Shard(0)), (RP, RP))
 
 
 @pytest.mark.parametrize(
-    "text,mesh,left",
+    "text,mesh,given,left",
     [
-        ("place *.fc1.weight tp=R", TP, (R, RP)),
-        ("place *.fc1.weight tp=S", TP, OPTIONS[2:]),
-        ("place *.fc1.weight tp=S(1)", TP, OPTIONS[3:]),
-        ("place *.fc1.weight tp=S(1,outer=3)", TP, OPTIONS[4:]),
-        ("place *.fc1.weight cp=R", TP, OPTIONS),
-        ("place *.fc1.weight model=S", TP, OPTIONS[2:]),
-        ("place *.fc1.weight model=S", TWO, OPTIONS),
-        ("place *.fc1.weight model=R", TWO, (R, RP)),
+        ("place *.fc1.weight tp=R", TP, ONE, (0, 1)),
+        ("place *.fc1.weight tp=S", TP, ONE, (2, 3, 4)),
+        ("place *.fc1.weight tp=S(1)", TP, ONE, (3, 4)),
+        ("place *.fc1.weight tp=S(1,outer=3)", TP, ONE, (4,)),
+        ("place *.fc1.weight cp=R", TP, ONE, (0, 1, 2, 3, 4)),
+        ("place *.fc1.weight model=S", TP, ONE, (2, 3, 4)),
+        ("place *.fc1.weight model=S", TWO, PAIRS, (1, 2, 3)),
+        ("place *.fc1.weight model=S(0)", TWO, PAIRS, (1, 2, 3)),
+        ("place *.fc1.weight tp_row=S(1)", TWO, PAIRS, (3,)),
+        ("place *.fc1.weight model=R", TWO, PAIRS, (0, 4)),
+        (
+            "place *.fc1.weight tp=S(0,inner=5)",
+            TP,
+            ONE,
+            (0, 1, 2, 3, 4),
+        ),  # none: the plan is judged
     ],
 )
-def test_placements_that_a_block_may_use(text: str, mesh: object, left: object) -> None:
+def test_places_that_a_block_may_use(
+    text: str, mesh: ModelMesh, given: tuple[tuple[Placement, ...], ...], left: tuple[int, ...]
+) -> None:
     rules = placement_rules(parse_constraints((text,), mlp()), mlp())
-    axis = mesh[-1][0]  # type: ignore[index]
-    assert rules.options(weight(0), axis, mesh, OPTIONS) == left  # type: ignore[arg-type]
-    assert rules.split(weight(0)) == ("model=S" in text)
+    assert rules.places(weight(0), mesh, given) == tuple(given[i] for i in left)
+    assert NO_RULES.places(weight(0), mesh, given) == given
 
 
 def test_equal_blocks_share_what_is_asked_of_one() -> None:
     rules = placement_rules(parsed("place layers.1.fc1.weight tp=S(0)"), mlp())
-    found = rules.options(weight(2), "tp", TP, OPTIONS)
-    assert found == (Shard(0),)
+    assert rules.places(weight(2), TP, ONE) == ((Shard(0),),)
     with pytest.raises(PlanError, match="equal blocks share one layout"):
         placement_rules(parsed("place layers.1.fc1 model=R", "place layers.2.fc1 tp=S"), mlp())
     with pytest.raises(PlanError, match="must agree"):
         placement_rules(parsed("place *.fc1.weight tp=S(1)", "place *.fc1.weight tp=S(0)"), mlp())
     both = placement_rules(parsed("place *.fc1.weight tp=S", "place *.fc1.weight tp=S(0)"), mlp())
-    assert both.options(weight(0), "tp", TP, OPTIONS) == (Shard(0),)
-    assert not any(isinstance(p, Replicate) for p in both.options(weight(0), "tp", TP, OPTIONS))
+    assert both.places(weight(0), TP, ONE) == ((Shard(0),),)
 
 
 def test_a_tied_parameter_has_all_its_names() -> None:
