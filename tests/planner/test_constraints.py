@@ -161,11 +161,12 @@ def test_the_pins_of_one_stage() -> None:
 
 
 def test_a_stage_that_splits_a_parameter_has_the_axis() -> None:
-    given = parsed("place layers.1.fc1.weight tp=S(0)", "place layers.2 model=R")
+    given = parsed("place layers.1.fc1.weight tp=S(0)")
     assert is_scoped(given)
     assert allowed(of_stage(given, 0, ("layers.0",)), "tp", (1, 2, 4)) == (1, 2, 4)
     assert allowed(of_stage(given, 0, ("layers.0", "layers.1")), "tp", (1, 2, 4)) == (2, 4)
-    assert allowed(of_stage(given, 1, ("layers.2",)), "model", (1, 2)) == (1, 2)
+    whole = parsed("place layers.1 model=R")
+    assert not is_scoped(whole) and allowed(of_stage(whole, 0, ("layers.1",)), "model", (1, 2))
 
 
 def test_meshes_that_are_asked_for_by_name() -> None:
