@@ -105,6 +105,10 @@ def _meshes(plan: Plan) -> Iterator[Finding]:
             elif size < 1 or (size > 1 and axis not in STAGE_AXES):
                 limit = "1 or more" if axis in STAGE_AXES else "1 inside a stage"
                 yield Finding("mesh", f"stage {i}: axis {axis} is {size}; it must be {limit}", "1")
+        ordered = [axis for axis in MESH_AXES if axis in stage.mesh]
+        if list(stage.mesh) != ordered and not stage.mesh.keys() - set(MESH_AXES):
+            message = f"stage {i}: its mesh lists {', '.join(stage.mesh)}; devices are row-major "
+            yield Finding("mesh", f"{message}over {', '.join(ordered)}", "that order")
         if mesh_size(stage.mesh) != len(stage.devices):
             message = f"stage {i}: mesh {stage.mesh} needs {mesh_size(stage.mesh)} devices, given "
             yield Finding("mesh", f"{message}{len(stage.devices)}")

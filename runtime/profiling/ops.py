@@ -111,7 +111,7 @@ def _operand(operand: Operand, device: torch.device, draw: torch.Generator) -> T
 
 def _bound(task: OpTask, operands: Sequence[Tensor], device: torch.device) -> Call:
     """What generated code would call."""
-    sizes = {"dp": 1, "tp": 1, **task.sizes}
+    sizes = {"dp": 1, **task.sizes}
     lines = {axis: FreeLine(size, 0) for axis, size in sizes.items()}
     comm = Comm(lines, sizes, dict.fromkeys(sizes, 0), device=device)
 

@@ -159,7 +159,8 @@ def _measure_one(
 def describe(task: Task) -> str:
     """For people."""
     if isinstance(task, BlockTask):
-        return f"{task.pattern}, {task.samples} samples, tp {task.tp}"
+        mesh = "".join(f", {axis} {size}" for axis, size in task.model)
+        return f"{task.pattern}, {task.samples} samples{mesh}"
     if isinstance(task, OpTask):
         shapes = " ".join("x".join(map(str, o.shape)) for o in task.operands)
         return f"{task.target} {shapes} {task.dtype}"

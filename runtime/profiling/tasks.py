@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from meshwright.ir.plan import Plan
+from meshwright.ir.plan import ModelMesh, Plan
 from meshwright.ir.profile import BlockRecord, OpRecord, OptimizerRecord
 
 
@@ -23,8 +23,13 @@ class BlockTask:
         return self.plan.stages[self.stage].batch_shares[0]
 
     @property
+    def model(self) -> ModelMesh:
+        return self.plan.stages[self.stage].model
+
+    @property
     def tp(self) -> int:
-        return self.plan.stages[self.stage].tp
+        """Ranks of one replica, on whatever model axes."""
+        return self.plan.stages[self.stage].model_size
 
     @property
     def identity(self) -> tuple[type[BlockRecord], str]:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -68,6 +69,32 @@ def test_innermost_parts_may_be_uneven(name: str, flat: bool) -> None:
     tokens, width = UNEVEN[name]
     case = forms.case(tokens=tokens, width=width, layers=2, flat=flat)
     check(case, FORMS[name], (3, 1), 1, flat=flat)
+
+
+@pytest.mark.parametrize(
+    ("border", "hidden", "stored", "says"),
+    [
+        ({"tp_row": "S(2)"}, {}, {}, "S(2) on tp_row and S(2) on tp_col do not nest"),
+        ({}, {}, {"tp_row": "S(0)"}, "inside the 2 parts of tp_row, as S(0,outer=2) does"),
+        ({}, {}, {"tp_row": "S(0,outer=4,inner=4)"}, "1 units for tp_row 2"),
+        ({"dp": "S(1)"}, {}, {}, "4 units, which do not hold 3 samples"),
+        ({}, {"tp": "S(2)"}, {}, "the axes of the layout are dp, tp_row, tp_col"),
+        ({"tp": "S(2)"}, {}, {}, "axis 'tp' is not one of its dp, tp_row, tp_col"),
+    ],
+)
+def test_what_is_wrong_with_a_layout_is_said(
+    border: dict[str, str], hidden: dict[str, str], stored: dict[str, str], says: str
+) -> None:
+    case, form = forms.case(batch=3), FORMS["2d"]
+    broken = replace(
+        form,
+        border=form.border | border,
+        hidden=form.hidden | hidden,
+        stored=form.stored | {"up.weight": form.stored["up.weight"] | stored},
+    )
+    graph = traced(case)
+    found = list(problems(graph, forms.layouts(graph, broken)))
+    assert any(says in problem for problem in found), found
 
 
 def sent(case: ModelCase, form: Form, *, recompute: bool) -> Counter[str]:

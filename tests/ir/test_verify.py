@@ -34,6 +34,8 @@ def test_a_sound_plan_breaks_no_rule() -> None:
         (with_stage(0, mesh={"dp": 3}), "mesh", "no mesh axis 'dp'; nearest: dp_"),
         (with_stage(0, mesh={"dp_replicate": 2}), "mesh", "needs 2 devices, given 3"),
         (with_stage(0, mesh={"pp": 3}), "mesh", "axis pp is 3"),
+        (with_stage(0, mesh={"tp": 1, "dp_shard": 3}), "mesh", "row-major over dp_shard, tp"),
+        (with_stage(0, mesh={"tp_row": 3}), "layouts", "has tp_row 3, its layout 'h.* tp1'"),
         (with_stage(0, devices=(0, 1, 1)), "devices", "appears twice"),
         (with_stage(1, devices=(2,)), "devices", "share devices [2]"),
         (with_stage(1, devices=(4,)), "devices", "ranks [3] have none"),
