@@ -44,7 +44,12 @@ def _print_json(content: dict[str, Any]) -> None:
 def search_command(
     target: TargetArgument,
     cluster: Annotated[
-        str, typer.Option("--cluster", "-c", help="local:4, h100-sxm:8x8 or cluster.yaml")
+        list[str],
+        typer.Option(
+            "--cluster",
+            "-c",
+            help="local:4, h100-sxm:8x8 or cluster.yaml; repeatable: then the best is chosen",
+        ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="where the plan goes")] = Path(
         "plan.json"
@@ -54,8 +59,14 @@ def search_command(
     precision: str = "bf16",
     searcher: str = "auto",
     constraint: Annotated[
-        list[str] | None, typer.Option("--pin", help="pin a decision, such as tp=2; repeatable")
+        list[str] | None,
+        typer.Option(
+            "--pin", help="such as tp=2, 'stage 0 devices 0-3' or 'step<=1.2s'; repeatable"
+        ),
     ] = None,
+    objective: Annotated[
+        str, typer.Option(help="throughput, memory, cheapest (needs prices) or batch")
+    ] = "throughput",
     time_limit_s: Annotated[float, typer.Option("--time-limit")] = 60.0,
     seed: int = 0,
     profile: Annotated[
@@ -64,12 +75,12 @@ def search_command(
     as_json: Json = False,
 ) -> None:
     """Search a plan and write it."""
-    from meshwright.planner.search import search  # torch is loaded only where it is needed
+    from meshwright.planner.search import rank  # torch is loaded only where it is needed
 
     found = load_target(target, meta=True)
-    plan = search(
+    ranking = rank(
         found.model,
-        load_cluster(cluster),
+        [load_cluster(name) for name in cluster],
         global_batch_size=global_batch_size,
         example_inputs=found.example_inputs,
         loss_fn=found.loss_fn,
@@ -77,15 +88,20 @@ def search_command(
         precision=precision,
         searcher=searcher,
         constraints=tuple(constraint or ()),
+        objective=objective,
         time_limit_s=time_limit_s,
         seed=seed,
         progress=not as_json,
         profile=profile,
     )
+    plan = ranking.best
     plan_io.save(plan, output)
     if as_json:
-        _print_json(json.loads(plan_io.dumps(plan)))
+        clusters = {"clusters": ranking.rows()} if len(cluster) > 1 else {}
+        _print_json(json.loads(plan_io.dumps(plan)) | clusters)
     else:
+        if len(cluster) > 1:
+            out.print(ranking.table())
         out.print(render(plan))
         out.print(f"wrote {output} ({plan.hash[:12]})")
 

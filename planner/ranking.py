@@ -41,10 +41,18 @@ class Ranking:
             raise Infeasible(_reasons(self.entries))
         return plan
 
+    def rows(self) -> list[dict[str, Any]]:
+        """The numbers of the table."""
+        return [figures(entry) for entry in self.entries]
+
+    def table(self) -> Table:
+        """For people."""
+        return _table(self)
+
     def __str__(self) -> str:
         console = Console(file=StringIO(), width=140, color_system=None, legacy_windows=False)
         with console.capture() as capture:
-            console.print(table(self))
+            console.print(self.table())
         return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
@@ -97,8 +105,7 @@ def figures(entry: Ranked) -> dict[str, Any]:
     return found
 
 
-def table(ranking: Ranking) -> Table:
-    """The ranking for people."""
+def _table(ranking: Ranking) -> Table:
     shown = Table(box=SIMPLE_HEAD, title=f"Clusters by {ranking.objective}", title_justify="left",
                   pad_edge=False, padding=(0, 1, 0, 0))  # fmt: skip
     shown.add_column("#")

@@ -51,6 +51,20 @@ def test_json_output_is_one_object(plan_file, capsys):
     assert json.loads(capsys.readouterr().out)["findings"] == []
 
 
+def test_several_clusters_are_ranked(tmp_path, capsys):
+    plan = tmp_path / "plan.json"
+    pins = ("--pin", "recompute=none", "--pin", "num_microbatches=1", "--objective", "memory")
+    arguments = (*SEARCH, "-c", "local:1", *pins, "-o", str(plan))
+    assert invoke(*arguments) == 0
+    printed = capsys.readouterr().out
+    assert "Clusters by memory" in printed and "local:1" in printed and "local:2" in printed
+    assert invoke(*arguments, "--json") == 0
+    rows = json.loads(capsys.readouterr().out)["clusters"]
+    peaks = [row["peak_bytes"] for row in rows]
+    assert peaks == sorted(peaks) and len(rows) == 2
+    assert plan_io.load(plan).cluster.name == rows[0]["cluster"]
+
+
 def test_verify_against_model_and_cluster(plan_file, capsys):
     assert invoke("verify", str(plan_file), "--model", GPT2, "--cluster", "local:2") == 0
     assert invoke("verify", str(plan_file), "--model", GPT2.replace('": 2,', '": 4,', 1)) == 4
@@ -80,6 +94,9 @@ def test_editing_by_hand_needs_rehash(plan_file, tmp_path, capsys):
         (("search", GPT2, "-c", "local:2", "-b", "4", "--pin", "tpp=2"), 4, "tp"),
         ((*SEARCH, "--pin", "tp=7"), 3, "tp=7"),
         (("search", GPT2, "-c", "warp-drive:8"), 4, "h100-sxm"),
+        ((*SEARCH, "--objective", "fastest"), 4, "throughput"),
+        ((*SEARCH, "--objective", "cheapest"), 4, "price_per_hour"),
+        ((*SEARCH, "--pin", "step<=1ns"), 3, "step<="),
     ],
 )
 def test_bad_input_exits_with_its_code_and_says_what_is_legal(arguments, code, words, capsys):
