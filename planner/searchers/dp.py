@@ -16,6 +16,7 @@ from meshwright.ir.plan import Plan
 from meshwright.planner.bound import lower_bound
 from meshwright.planner.candidates import Choice, StageChoice, build_plan, recomputable
 from meshwright.planner.constraints import broken, pinned
+from meshwright.planner.obey import obey
 from meshwright.planner.offers import Offer
 from meshwright.planner.partition import Part, Pipeline, load, memory, path_within, solve
 from meshwright.planner.predict import excess_bytes
@@ -94,7 +95,7 @@ def _starts(problem: Problem, choice: Choice) -> Iterator[Choice]:
 
 
 def _judge(problem: Problem, choice: Choice, best: list[tuple[tuple[float, ...], Choice]]) -> Offer:
-    plan = build_plan(problem, choice)
+    plan = build_plan(problem, obey(problem, choice))
     if not broken(problem.constraints, plan, problem.graph):
         best.append((_value(problem, plan), choice))
     return Offer(plan=plan)

@@ -9,6 +9,7 @@ from itertools import accumulate, product
 
 from meshwright.ir.errors import PlanError
 from meshwright.planner.candidates import Choice, StageChoice, build_plan, recomputable
+from meshwright.planner.obey import obey
 from meshwright.planner.offers import Offer
 from meshwright.planner.problem import Problem
 from meshwright.planner.schedule_tools import make_schedule
@@ -36,7 +37,7 @@ def search(problem: Problem) -> Iterator[Offer]:
             "such as pp or num_microbatches"
         )
     for choice in choices(problem):
-        yield Offer(plan=build_plan(problem, choice))
+        yield Offer(plan=build_plan(problem, obey(problem, choice)))
 
 
 def count(problem: Problem, most: int) -> int:
