@@ -142,7 +142,8 @@ def attend_backward(
             known.grad, (query, key, value), known.out, known.total, visible.first is not None,
             visible.scale,
         )  # fmt: skip
-        return Gradients(*map(wide, found), None)
+        to_query, to_key, to_value = map(wide, found)
+        return Gradients(to_query, to_key, to_value, None)
     inputs = wide(query), wide(key), wide(value)
     return _backward(*inputs, visible, known, wants_mask)
 

@@ -35,10 +35,14 @@ def _attention(site: Site, form: Form) -> Form:
         raise PlanError(f"{site.op.key}: attention split along keys has no dropout")
     axis = _only_axis(site, dims - 2, axes)
     extra: dict[str, Value] = {"axis": axis}
+    sections: list[int] = []
     for index, name in enumerate(("queries", "keys")):
-        shard = site.input_layout(index)[axis]
+        shard, size = site.input_layout(index)[axis], site.input(index).shape[-2]
         assert isinstance(shard, Shard)
-        extra[name] = _sizes(site, axis, site.input(index).shape[-2], shard)
+        extra[name] = _sizes(site, axis, size // shard.outer, replace(shard, outer=1))
+        sections.append(shard.outer)
+    if sections != [1, 1]:
+        extra["sections"] = tuple(sections)
     return replace(form.having(**extra), target="sharded.ring_attention")
 
 

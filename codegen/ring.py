@@ -5,9 +5,9 @@ of the rank before, until it has seen all. In backward keys and values go round 
 them their gradients, which end where the keys belong. A message travels while a part is computed.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from math import prod, sqrt
+from math import sqrt
 from typing import Any
 
 import torch
@@ -17,74 +17,13 @@ from meshwright.codegen.attend import (
     Gradients,
     Known,
     Part,
-    Visible,
     attend,
     attend_backward,
     merged,
     wide,
 )
+from meshwright.codegen.circle import Ring, Share
 from meshwright.codegen.comm import Comm
-
-
-@dataclass(frozen=True)
-class _Ring:
-    """What the ranks of an axis hold."""
-
-    comm: Comm
-    axis: str
-    queries: tuple[int, ...]
-    """Of each rank."""
-    keys: tuple[int, ...]
-    scale: float
-    causal: bool
-    lead: tuple[int, ...]
-    """Shape of keys before the sequence, the same on all ranks: [..., g]."""
-    widths: tuple[int, int]
-    """Of a key and of a value."""
-
-    @property
-    def rank(self) -> int:
-        return self.comm.coordinates[self.axis]
-
-    @property
-    def size(self) -> int:
-        return len(self.keys)
-
-    def owner(self, step: int) -> int:
-        """Whose keys are here after so many steps."""
-        return (self.rank - step) % self.size
-
-    def numel(self, owner: int) -> int:
-        """Of an owner's keys and values."""
-        return prod(self.lead) * self.keys[owner] * sum(self.widths)
-
-    def parts(self, packed: Tensor, owner: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of a message."""
-        shapes = [(*self.lead, self.keys[owner], width) for width in self.widths]
-        key, value = torch.split_with_sizes(packed, [prod(shape) for shape in shapes])
-        return key.view(shapes[0]), value.view(shapes[1])
-
-    def visible(self, owner: int, mask: Tensor | None) -> Visible | None:
-        """What this rank's queries see of the owner's keys; None: nothing."""
-        start = sum(self.keys[:owner])
-        first = sum(self.queries[: self.rank]) - start
-        if self.causal and first + self.queries[self.rank] <= 0:
-            return None
-        if mask is not None and mask.shape[-1] > 1:
-            mask = mask[..., start : start + self.keys[owner]]
-        past_all = not self.causal or first >= self.keys[owner] - 1
-        return Visible(self.scale, mask, None if past_all else first)
-
-    def rounds(self, key: Tensor, value: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Step by step whose keys are here, the keys and the values."""
-        packed = torch.cat([key.reshape(-1), value.reshape(-1)])
-        for step in range(self.size):
-            arrive = None
-            if step < self.size - 1:
-                shape = (self.numel(self.owner(step + 1)),)
-                arrive = self.comm.shift(packed, self.axis, shape)
-            yield step, *self.parts(packed, self.owner(step))
-            packed = arrive() if arrive else packed
 
 
 class _Attention(torch.autograd.Function):
@@ -92,7 +31,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, ring: _Ring
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, ring: Ring
     ) -> Tensor:
         with torch.autocast(query.device.type, enabled=False):
             found = _forward(query, key, value, mask, ring)
@@ -112,21 +51,23 @@ class _Attention(torch.autograd.Function):
         return to_query.to(narrow), to_key.to(narrow), to_value.to(narrow), to_mask, None
 
 
-def _forward(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, ring: _Ring) -> Part:
-    found: Part | None = None
+def _forward(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, ring: Ring) -> Part:
+    found = _nothing(wide(query), value)
     for step, its_key, its_value in ring.rounds(key, value):
-        visible = ring.visible(ring.owner(step), mask)
-        if visible is not None:
-            part = attend(query, its_key, its_value, visible)
-            found = part if found is None else merged(found, part)
-    return _nothing(wide(query), value) if found is None else found
+        for rows, columns, visible in ring.pieces(ring.owner(step), mask):
+            keys, values = its_key[..., columns, :], its_value[..., columns, :]
+            part = attend(query[..., rows, :], keys, values, visible)
+            both = merged(Part(*(x[..., rows, :] for x in found)), part)
+            for whole, new in zip(found, both, strict=True):
+                whole[..., rows, :] = new
+    return found
 
 
 @dataclass(frozen=True)
 class _Backward:
     """The way back: keys and values go round, their gradients one step behind."""
 
-    ring: _Ring
+    ring: Ring
     query: Tensor
     mask: Tensor | None
     known: Known
@@ -153,16 +94,25 @@ class _Backward:
         self, owner: int, key: Tensor, value: Tensor, to_query: Tensor, to_mask: Tensor | None
     ) -> Tensor:
         """The gradients of an owner's keys and values; those of queries and mask are added up."""
-        visible = self.ring.visible(owner, self.mask)
-        if visible is None:
-            return to_query.new_zeros(self.ring.numel(owner))
-        found = attend_backward(self.query, key, value, visible, self.known, self.wants_mask)
-        to_query += found.query
-        if to_mask is not None and found.mask is not None:
-            start, keys = sum(self.ring.keys[:owner]), self.ring.keys[owner]
-            place = to_mask[..., start : start + keys] if to_mask.shape[-1] > 1 else to_mask
-            place += found.mask
-        return torch.cat([found.key.reshape(-1), found.value.reshape(-1)])
+        ring, known = self.ring, self.known
+        to_key, to_value = (torch.zeros_like(wide(x)) for x in (key, value))
+        for rows, columns, visible in ring.pieces(owner, self.mask):
+            found = attend_backward(
+                self.query[..., rows, :], key[..., columns, :], value[..., columns, :], visible,
+                Known(*(x[..., rows, :] for x in (known.out, known.total, known.grad))),
+                self.wants_mask,
+            )  # fmt: skip
+            to_query[..., rows, :] += found.query
+            to_key[..., columns, :] += found.key
+            to_value[..., columns, :] += found.value
+            if to_mask is not None and found.mask is not None:
+                places = ring.columns(to_mask, owner)
+                widths = [place.shape[-1] for place in places]
+                for place, part in zip(
+                    places, torch.split_with_sizes(found.mask, widths, -1), strict=True
+                ):
+                    place += part
+        return torch.cat([to_key.reshape(-1), to_value.reshape(-1)])
 
 
 def _nothing(query: Tensor, value: Tensor) -> Part:
@@ -184,20 +134,23 @@ def ring_attention(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    sections: tuple[int, int] = (1, 1),
 ) -> Tensor:
     """Attention of [..., h, l, e] to [..., g, s, e], both split along the sequence over the axis.
 
-    `queries` and `keys` are each rank's share. A mask holds the rank's queries, or one for all, and
-    all of the keys.
+    `queries` and `keys` are each rank's share of every section that the two sequences are cut into.
+    With several sections a rank has early and late queries, which evens out causal work. A mask
+    holds the rank's queries, or one for all, and all of the keys.
     """
     if dropout_p and comm.training:
         raise ValueError(f"attention split along keys has no dropout; {dropout_p} is given")
     query, key, value = (_as_autocast(x) for x in (query, key, value))
     groups = key.shape[-3] if key.ndim > 2 else 1
     heads = query.shape[-3] // groups if query.ndim > 2 else 1
-    ring = _Ring(
-        comm, axis, queries, keys, scale if scale is not None else 1 / sqrt(query.shape[-1]),
-        is_causal, tuple(key.shape[:-2]), (key.shape[-1], value.shape[-1]),
+    scale = 1 / sqrt(query.shape[-1]) if scale is None else scale
+    ring = Ring(
+        comm, axis, Share(queries, sections[0]), Share(keys, sections[1]), scale, is_causal,
+        tuple(key.shape[:-2]), (key.shape[-1], value.shape[-1]),
     )  # fmt: skip
     grouped = _grouped(query, groups, heads)
     mask = None if attn_mask is None else _grouped_mask(attn_mask, query.ndim, groups, heads)

@@ -84,8 +84,9 @@ def _attention(
     key, value = inputs[1:3]
     if not goes_round(strategy, len(key.shape)):
         return ()
-    length = key.shape[-2]
-    part = -(-length // ranks)
+    length, placed = key.shape[-2], strategy.inputs[1]
+    sections = placed.outer if isinstance(placed, Shard) else 1
+    part = -(-length // (ranks * sections)) * sections
     nbytes = (key.nbytes + value.nbytes) // length * part
     item = key.nbytes // max(prod(key.shape), 1)
     gradients = nbytes * max(item, 4) // item

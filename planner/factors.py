@@ -92,9 +92,10 @@ def shard_of(rule: Rule, dims: Dims, split: Split, axis: AxisKind) -> Shard | No
 
 def single_splits(rule: Rule, split: Split) -> tuple[Split, ...]:
     """What a split does to single factors: the first that it stands for is split as it says, those
-    that are split together with it as wholes."""
+    that are split together with it in as many sections, or none if they must not have any."""
     lead, *others = rule.together.get(split.factor, (split.factor,))
-    return (replace(split, factor=lead), *map(Split, others))
+    followers = (Split(f, 1 if f in rule.plain else split.outer) for f in others)
+    return (replace(split, factor=lead), *followers)
 
 
 def with_together(rule: Rule, split: Split) -> tuple[Split, ...]:
@@ -112,7 +113,10 @@ def allowed(op: Op, rule: Rule, split: Split, axis: AxisKind, taken: Taken) -> b
     """Whether the rule and the other axis leave the factor free, with a unit for each rank."""
     if split.factor not in (rule.split | rule.batch if axis.batch else rule.split):
         return False
-    if not all(axis.admits(units(rule, one)) for one in single_splits(rule, split)):
+    singles = single_splits(rule, split)
+    if any(rule.sizes[one.factor] % (one.outer * one.inner) for one in singles):
+        return False
+    if not all(axis.admits(units(rule, one)) for one in singles):
         return False
     if _tears(rule, split) or (axis.batch and split.factor in rule.together):
         return False

@@ -47,6 +47,4 @@ def rule(op: Op, graph: Graph) -> Rule | None:
     whole = {"s", "m", "e", "f"} | ({"l"} if given(op, "is_causal") else set())
     out = (*batch, *grouped, ("l",), ("f",))
     assert prod(sizes.values()) == (query[-3] if len(query) >= 3 else 1)
-    return make_rule(
-        op, graph, inputs, [out], sizes=sizes, whole=whole, plain=together, together=together
-    )
+    return make_rule(op, graph, inputs, [out], sizes=sizes, whole=whole, together=together)

@@ -32,11 +32,13 @@ class Case:
     scale: float | None = None
     width: int = 4
     lead: tuple[int, ...] = (2,)
+    sections: int = 1
+    """The sequence is cut into so many, each split as `queries` and `keys` say."""
 
     def values(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor]:
         """Queries, keys, values, mask, gradient of the result."""
         generator = torch.Generator().manual_seed(len(self.mask) + sum(self.queries))
-        rows, columns = sum(self.queries), sum(self.keys)
+        rows, columns = self.sections * sum(self.queries), self.sections * sum(self.keys)
 
         def random(*shape: int) -> Tensor:
             return torch.randn(shape, dtype=F64, generator=generator)
@@ -83,6 +85,11 @@ CASES = {
     "bias": Case((3, 2), (3, 2), heads=4, groups=2, mask="heads"),
     "bias of columns": Case((3, 2), (3, 2), mask="columns"),
     "bias of rows": Case((3, 2), (3, 2), mask="rows"),
+    "sections": Case((3, 2), (3, 2), causal=True, sections=3),
+    "sections grouped": Case((2, 1, 1), (2, 1, 1), heads=4, causal=True, sections=2),
+    "sections, fewer keys": Case((3, 2), (1, 1), causal=True, sections=3),
+    "sections and a bias": Case((3, 2), (3, 2), mask="heads", sections=2),
+    "sections and a mask": Case((2, 2), (1, 2), mask="bool", sections=2),
     "no batch": Case((3, 2), (3, 2), lead=(), causal=True),
 }
 
@@ -104,36 +111,53 @@ def _leaf(x: Tensor) -> Tensor:
     return x.requires_grad_() if x.is_floating_point() else x
 
 
-def split(x: Tensor, sizes: tuple[int, ...], rank: int) -> Tensor:
+def split(x: Tensor, sizes: tuple[int, ...], rank: int, sections: int = 1) -> Tensor:
     """A rank's share of the sequence; the whole if there is one for all."""
-    return x if x.shape[-2] == 1 else torch.split_with_sizes(x, sizes, -2)[rank]
+    if x.shape[-2] == 1:
+        return x
+    runs = torch.split_with_sizes(x, sizes * sections, -2)
+    return torch.cat(runs[rank :: len(sizes)], -2)
+
+
+def joined(parts: list[Tensor], sizes: tuple[int, ...], sections: int) -> Tensor:
+    """The sequence that was split."""
+    runs = [
+        torch.split_with_sizes(part, [size] * sections, -2)
+        for part, size in zip(parts, sizes, strict=True)
+    ]
+    return torch.cat([run for section in zip(*runs, strict=True) for run in section], -2)
 
 
 def ringed(case: Case, comm: Comm, axis: str = "cp") -> tuple[Tensor, list[Tensor | None]]:
     """What one rank finds."""
     q, k, v, mask, grad = case.values()
     rank = comm.coordinates[axis]
+    sizes = (case.queries, case.keys, case.keys, case.queries)
     leaves = [
-        _leaf(split(q, case.queries, rank)), _leaf(split(k, case.keys, rank)),
-        _leaf(split(v, case.keys, rank)),
-        None if mask is None else _leaf(split(mask, case.queries, rank)),
-    ]  # fmt: skip
+        None if x is None else _leaf(split(x, share, rank, case.sections))
+        for x, share in zip((q, k, v, mask), sizes, strict=True)
+    ]
     out = ring_attention(
         comm, leaves[0], leaves[1], leaves[2], axis, case.queries, case.keys, leaves[3], 0.0,
-        case.causal, case.scale, case.heads != case.groups,
+        case.causal, case.scale, case.heads != case.groups, (case.sections, case.sections),
     )  # fmt: skip
-    out.backward(split(grad, case.queries, rank))
+    out.backward(split(grad, case.queries, rank, case.sections))
     return out.detach(), [None if x is None else x.grad for x in leaves]
 
 
 def check(case: Case, results: list[tuple[Tensor, list[Tensor | None]]]) -> None:
     out, grads = whole(case)
-    torch.testing.assert_close(torch.cat([made for made, _ in results], -2), out)
+    made = joined([made for made, _ in results], case.queries, case.sections)
+    torch.testing.assert_close(made, out)
+    sizes = (case.queries, case.keys, case.keys, case.queries)
     for i, grad in enumerate(grads):
         if grad is not None:
-            parts = [found[i] for _, found in results]
-            kept = [part for part in parts if part is not None]
-            together = torch.stack(kept).sum(0) if grad.shape[-2] == 1 else torch.cat(kept, -2)
+            parts = [part for _, found in results if (part := found[i]) is not None]
+            together = (
+                torch.stack(parts).sum(0)
+                if grad.shape[-2] == 1
+                else joined(parts, sizes[i], case.sections)
+            )
             torch.testing.assert_close(together, grad)
 
 
@@ -143,7 +167,7 @@ def test_ring_is_the_whole_attention(name: str) -> None:
     check(case, simulate({"cp": len(case.keys)}, lambda comm: ringed(case, comm)))
 
 
-@pytest.mark.parametrize("name", ["causal uneven", "causal grouped", "bias", "bool"])
+@pytest.mark.parametrize("name", ["causal uneven", "causal grouped", "bias", "sections"])
 def test_scores_of_some_queries_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attend, "SCORES", 20)
     monkeypatch.setattr(fused, "fits", lambda *_: False)
@@ -174,6 +198,15 @@ def test_a_mask_is_split_with_heads_and_queries() -> None:
     columns = _op(CASES["bias of columns"])
     split = {"cp": "S(2) S(2) S(2) R|P -> S(2)", "tp": "S(1) S(1) S(1) S(1) -> S(1)"}
     one_op.check(columns, split, {"cp": 2, "tp": 2})
+
+
+def test_sections_even_out() -> None:
+    """Placements with `outer`, as where another axis splits inside."""
+    split = {
+        "cp": "S(2,outer=2) S(2,outer=2) S(2,outer=2) -> S(2,outer=2)", "tp": SPLIT["tp"],
+    }  # fmt: skip
+    case = Case((8,), (8,), heads=4, causal=True)
+    one_op.check(_op(replace(case, groups=4)), split, {"cp": 2, "tp": 2})
 
 
 def test_ring_over_one_axis_only() -> None:
