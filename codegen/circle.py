@@ -84,9 +84,8 @@ class Ring:
         if self.causal:
             yield from self._up_to_own_place(owner)
         else:
-            runs = None if mask is None else self.columns(mask, owner)
-            visible = Visible(self.scale, runs and torch.cat(runs, -1))
-            yield Piece(slice(None), slice(None), visible)
+            mine = None if mask is None else torch.cat(self.columns(mask, owner), -1)
+            yield Piece(slice(None), slice(None), Visible(self.scale, mine))
 
     def _up_to_own_place(self, owner: int) -> Iterator[Piece]:
         """Run by run of queries: the keys that all of them see, and a run that some of them do."""
