@@ -19,7 +19,7 @@ def run_events(table: Table, times: Times, *, detail: bool) -> Ran:
     return _Events(table, times, detail).run()
 
 
-_WAKE, _ARRIVE, _JOB, _DEMAND = range(4)
+_WAKE, _ARRIVE, _JOB, _DEMAND, _SEND = range(5)
 
 
 class _Events:
@@ -77,6 +77,8 @@ class _Events:
                 next(rank.process, None)
         elif kind == _DEMAND:
             self._demand(value)
+        elif kind == _SEND:
+            self._send(which, value)
         elif value == self.ranks[which].channel_version:
             self._end_job(self.ranks[which])
 
@@ -120,8 +122,7 @@ class _Events:
 
     def _end_action(self, position: int, item: Item) -> None:
         self.ran.ends[position] = self.now
-        receiver = self.ports.receiver.get(position)
-        if receiver is not None:
+        if (receiver := self.table.receivers[position]) >= 0:
             self._request(receiver)
         copy_s = self.times.offload_s[item.stage]
         if item.kind == F and copy_s:
@@ -174,18 +175,23 @@ class _Events:
 
     def _request(self, position: int) -> None:
         """Goes when it has been both asked for and made."""
-        span = self.ports.request(position, self.now)
-        if span is None:
+        if not self.ports.met(position):
             return
-        begin, end = span
-        self._at(end, _ARRIVE, position)
-        item = self.table.items[position]
-        source, target = self.table.pairs[item.pair]
+        if self.times.send_s[self.table.items[position].border]:
+            turn = self.ports.turn_s(self.now)
+            heappush(self.real, (turn, position, _SEND, position, self.now))
+        else:
+            self._at(self.now, _ARRIVE, position)
+
+    def _send(self, position: int, ready: float) -> None:
+        begin, end = self.ports.send(position, ready)
+        self._at(max(end, self.now), _ARRIVE, position)
+        source, target = self.table.pairs[self.table.items[position].pair]
         self._log(target, "message", str(self.table.action(position)), begin, end)
         demand = self.times.talking * (self.ranks[source].processes + self.ranks[target].processes)
-        if demand and end > begin:
-            self._at(begin, _DEMAND, 0, demand)
-            self._at(end, _DEMAND, 0, -demand)
+        if demand:
+            self._at(max(begin, self.now), _DEMAND, 0, demand)
+            self._at(max(end, self.now), _DEMAND, 0, -demand)
 
     def _bring_back(self, position: int, item: Item) -> None:
         gone = self.copies.get((item.stage, item.microbatch))

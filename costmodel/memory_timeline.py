@@ -103,19 +103,19 @@ def _held(table: Table, rank: int, stages: Sequence[StageMemory]) -> Iterator[By
     """What a rank holds at the moments that may be its peak."""
     own = [stages[s] for s in held_stages(table, rank)]
     yield end(own)
-    saved = [s.saved for s in own]
     always = _sum(s.always for s in own)
-    begun = [s.begun for s in own]
+    begun = [s.begun.gradients for s in own]
+    saved, halved = [s.saved for s in own], [s.halved for s in own]
     rises: dict[tuple[int, int, bool], Bytes] = {}
-    for moment in moments(table)[rank]:
-        key = moment.stage, moment.kind, moment.first
+    for in_flight, between, on, stage, kind, first in moments(table)[rank]:
+        key = stage, kind, first
         if key not in rises:
-            rises[key] = rise(own[moment.stage], moment.kind, moment.first)
-        found = rises[key].plus(always)
-        activations = sum(n * s for n, s in zip(moment.in_flight, saved, strict=True))
-        activations += sum(n * s.halved for n, s in zip(moment.halved, own, strict=True))
-        gradients = sum(b.gradients for b, on in zip(begun, moment.begun, strict=True) if on)
-        yield found.plus(Bytes(gradients, activations))
+            rises[key] = rise(own[stage], kind, first).plus(always)
+        gradients, activations, communication, workspace = rises[key]
+        for place, count in enumerate(in_flight):
+            activations += count * saved[place] + between[place] * halved[place]
+            gradients += on[place] * begun[place]
+        yield Bytes(gradients, activations, communication, workspace)
 
 
 def end(own: Sequence[StageMemory]) -> Bytes:

@@ -55,17 +55,20 @@ def axis_ranks(stage: Stage, axis: str) -> tuple[int, ...]:
 
 def spots(tables: CostTables, stage: Stage) -> tuple[Spot, ...]:
     """The distinct situations of the stage's replicas."""
-    size, dp = stage.model_size, stage.dp
-    names = tables.device_names
-    dp_levels = tables.levels(stage.devices[::size])
-    found: dict[Spot, None] = {}
-    for coordinate in range(dp):
-        replica = stage.devices[coordinate * size : (coordinate + 1) * size]
-        levels = tables.model_levels(replica, stage.model)
-        for name in {names[rank] for rank in replica}:
-            spot = Spot(stage.batch_shares[coordinate], dp, stage.model, name, dp_levels, levels)
-            found[spot] = None
-    return tuple(found)
+    dp, model = stage.dp, stage.model
+    key = stage.devices, stage.batch_shares, model
+    if key not in tables.spots:
+        size, names = stage.model_size, tables.device_names
+        dp_levels = tables.levels(stage.devices[::size])
+        found: dict[Spot, None] = {}
+        for coordinate in range(dp):
+            replica = stage.devices[coordinate * size : (coordinate + 1) * size]
+            levels = tables.model_levels(replica, model)
+            for name in sorted({names[rank] for rank in replica}):
+                share = stage.batch_shares[coordinate]
+                found[Spot(share, dp, model, name, dp_levels, levels)] = None
+        tables.spots[key] = tuple(found)
+    return tables.spots[key]
 
 
 def stage_costs(tables: CostTables, plan: Plan, index: int) -> StageCosts:

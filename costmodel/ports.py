@@ -1,10 +1,19 @@
-"""The ports that messages go through: each carries one at a time, in the order of their requests.
+"""The ports that messages go through: each carries one at a time, in the order they are ready.
 
-A rank has a port for what it sends and one for what it gets. Of a message both must be free.
+A rank has a port for what it sends and one for what it gets. Of a message both must be free. Equal
+stages make messages ready at equal times: those go in the order in which the table needs them.
 """
 
 from meshwright.costmodel.table import Table
 from meshwright.costmodel.timeline import Times
+
+_MOMENTS = 1e9
+"""Per longest action: times of one moment are equal, whatever sums of parts they come from."""
+
+
+def moments_per_s(times: Times) -> float:
+    longest = max(program.own_s for programs in times.programs for program in programs)
+    return _MOMENTS / longest if longest else 0.0
 
 
 class Ports:
@@ -14,21 +23,26 @@ class Ports:
         self._table, self._times = table, times
         self._sending, self._getting = [0.0] * len(table.rows), [0.0] * len(table.rows)
         self._met: set[int] = set()
-        self.receiver = {
-            item.source: position for position, item in enumerate(table.items) if item.source >= 0
-        }
-        """Position of the action that makes a message -> position of the one that needs it."""
+        self._per_s = moments_per_s(times)
 
-    def request(self, position: int, now: float) -> tuple[float, float] | None:
-        """Once when the message is made and once when it is asked for; then when it goes."""
-        if position not in self._met:
-            self._met.add(position)
-            return None
+    def met(self, position: int) -> bool:
+        """Called when the message for an action is made and when it is asked for: whether it has
+        been both."""
+        if position in self._met:
+            return True
+        self._met.add(position)
+        return False
+
+    def turn_s(self, now: float) -> float:
+        """When all messages that are ready at the same moment as one now are known."""
+        return (int(now * self._per_s + 0.5) + 0.5) / self._per_s if self._per_s else now
+
+    def send(self, position: int, ready: float) -> tuple[float, float]:
+        """When the message goes and when it is there."""
         item = self._table.items[position]
         source, target = self._table.pairs[item.pair]
-        seconds = self._times.send_s[item.border]
-        if not seconds:
-            return now, now
-        begin = max(now, self._sending[source], self._getting[target])
-        end = self._sending[source] = self._getting[target] = begin + seconds
+        begin = max(ready, self._sending[source], self._getting[target])
+        end = self._sending[source] = self._getting[target] = (
+            begin + self._times.send_s[item.border]
+        )
         return begin, end

@@ -72,7 +72,8 @@ def _process_bytes(tables: CostTables, plan: Plan, device: DeviceType, own: Sequ
     known = {name: r.value for name, r in tables.profile.memory.items()} if tables.profile else {}
     process = known.get("process", device.reserved_bytes)
     if len(plan.stages) > 1 or len(plan.stages[0].devices) > 1:
-        process += known.get("process_group", 0.0) + known.get("group", 0.0) * _groups(plan, own)
+        process += known.get("process_group", 0.0)
+        process += known["group"] * _groups(plan, own) if "group" in known else 0.0
     return round(process) + (_module_bytes(tables.graph) if device.kind == "cpu" else 0)
 
 

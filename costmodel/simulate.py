@@ -2,17 +2,17 @@
 
 A rank takes its actions in order. A message is asked for one action ahead and goes over the
 sender's and the receiver's port, each of which carries one message per direction at a time, in the
-order in which they were asked for. Where nothing is shared the times follow in one pass over the
-actions (`costmodel.pass_once`); where cores, ports or copies are, events are run in order of time
-(`costmodel.events`).
+order in which they are ready. Where ranks share nothing else each can run ahead of the others
+(`costmodel.run_ahead`); where cores or copies are shared, and for a log, events are run in order of
+time (`costmodel.events`).
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from meshwright.costmodel.events import run_events
-from meshwright.costmodel.pass_once import run_pass
 from meshwright.costmodel.program import NO_SLOWDOWN, Overlap, Program, run
+from meshwright.costmodel.run_ahead import run_ahead
 from meshwright.costmodel.table import LAST, NUM_KINDS, WORKS, Table, table_of
 from meshwright.costmodel.timeline import Timeline, Times
 from meshwright.ir.errors import PlanError
@@ -84,10 +84,9 @@ def simulate(
             f"schedule {schedule.name!r} has {len(table.owners)} stages, the costs {len(stages)}"
         )
     times = _times(table, stages, cores, tuple(offsets), talking)
-    found = None
     if cores == float("inf") and not detail and not any(times.offload_s):
-        found = run_pass(table, times)
-    if found is None:
+        found = run_ahead(table, times)
+    else:
         found = run_events(table, times, detail=detail)
     saved = tuple(s.saved_bytes for s in stages)
     return Timeline(table, found, saved, times.offsets, tuple(s.offload_bytes for s in stages))

@@ -71,8 +71,9 @@ def take_step(
     ended = _end(timeline, endings, meeting_s)
     better = _offsets([e.total_s for e in ended])
     if any(abs(a - b) > _CLOSE * timeline.step_s for a, b in zip(offsets, better, strict=True)):
-        timeline = simulate(schedule, stages, offsets=better, **known)  # type: ignore[arg-type]
-        ended = _end(timeline, endings, meeting_s)
+        moved = None if detail else _moved(timeline, offsets, better)
+        timeline = moved or simulate(schedule, stages, offsets=better, **known)  # type: ignore[arg-type]
+        ended = ended if moved else _end(timeline, endings, meeting_s)
     return Stepped(timeline.step_s + meeting_s + min(e.total_s for e in ended), timeline, ended)
 
 
@@ -87,6 +88,27 @@ def _offsets(totals: Sequence[float]) -> tuple[float, ...]:
     """By how much each rank starts later than the first."""
     least = min(totals)
     return tuple(total - least for total in totals)
+
+
+def _moved(
+    timeline: Timeline, offsets: Sequence[float], better: Sequence[float]
+) -> Timeline | None:
+    """The timeline with better offsets, if they change nothing but when all of it begins.
+
+    A rank whose first message is made later than it could begin may as well begin later.
+    """
+    rows, items, ends = timeline.table.rows, timeline.table.items, timeline.ran.ends
+    waits = [items[row[0]].source >= 0 for row in rows]
+    if all(waits) or timeline.ran.gone:
+        return None
+    later = better[waits.index(False)] - offsets[waits.index(False)]
+    for row, waiting, old, new in zip(rows, waits, offsets, better, strict=True):
+        if not waiting and abs(new - old - later) > _CLOSE * timeline.step_s:
+            return None
+        made = [ends[items[p].source] for p in row[:2] if items[p].source >= 0]
+        if waiting and min(made) < max(old, new - later):
+            return None
+    return timeline.moved(later, tuple(better))
 
 
 def _end(timeline: Timeline, endings: Sequence[Ending], meeting_s: float) -> tuple[Ended, ...]:

@@ -1,6 +1,7 @@
 """A schedule in the form that the simulator reads: actions in an order that respects all needs."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from meshwright.ir.errors import PlanError
@@ -31,6 +32,11 @@ class Item(NamedTuple):
     """Number of the ordered pair of ranks that the message goes between."""
 
 
+Turn = tuple[int, int, bool, int, int]
+"""An action: its position, NUM_KINDS * stage + kind, whether it needs a message, the next action of
+the rank if that needs one, and the action that needs this one's; -1 if there is none."""
+
+
 @dataclass(frozen=True, eq=False)
 class Table:
     """All actions of a schedule. Positions are those in `items`."""
@@ -43,6 +49,29 @@ class Table:
     """(source rank, target rank)."""
     owners: tuple[int, ...]
     """Stage -> pipeline rank."""
+
+    @cached_property
+    def receivers(self) -> tuple[int, ...]:
+        """Position of an action -> that of the action of another rank that needs its message."""
+        found = [-1] * len(self.items)
+        for position, item in enumerate(self.items):
+            if item.source >= 0:
+                found[item.source] = position
+        return tuple(found)
+
+    @cached_property
+    def turns(self) -> tuple[tuple[Turn, ...], ...]:
+        """`rows` with what a rank needs to know at each turn."""
+        items, receivers = self.items, self.receivers
+        found = []
+        for row in self.rows:
+            ahead = [p if items[p].source >= 0 else -1 for p in row[1:]]
+            found.append(tuple(
+                (p, NUM_KINDS * items[p].stage + items[p].kind, items[p].source >= 0, a,
+                 receivers[p])
+                for p, a in zip(row, [*ahead, -1], strict=True)
+            ))  # fmt: skip
+        return tuple(found)
 
     def action(self, position: int) -> Action:
         item = self.items[position]

@@ -81,6 +81,8 @@ class CostTables:
         self._schedules: dict[tuple[str, ...], Schedule] = {}
         self.models: dict[object, object] = {}
         """What `costmodel.stage_model` keeps."""
+        self.spots: dict[tuple[tuple[int, ...], tuple[int, ...], ModelMesh], tuple[Spot, ...]] = {}
+        """What `costmodel.placement` keeps."""
 
     @cached_property
     def block_index(self) -> dict[str, int]:

@@ -1,7 +1,7 @@
 """What the simulator is given, and what it saw."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -72,6 +72,12 @@ class Timeline:
     offsets: tuple[float, ...]
     offload_bytes: tuple[int, ...] = ()
     """Per stage, of `saved_bytes`."""
+
+    def moved(self, later_s: float, offsets: tuple[float, ...]) -> "Timeline":
+        """The same, so much later."""
+        starts = [start + later_s for start in self.ran.starts]
+        ends = [end + later_s for end in self.ran.ends]
+        return replace(self, ran=Ran(starts, ends, self.ran.channels), offsets=offsets)
 
     @cached_property
     def row_end_s(self) -> tuple[float, ...]:

@@ -29,7 +29,7 @@ def keys(
     layout_tp: int | None = None,
 ) -> list[str]:  # fmt: skip
     """Of every block."""
-    layouts = {x.pattern: x for x in solve_layouts(graph, layout_tp or tp)}
+    layouts = {x.pattern: x for x in solve_layouts(graph, model_mesh({"tp": layout_tp or tp}))}
     blocks = CostTables(graph, CPU, precision).blocks
     model = model_mesh({"tp": tp})
     spot = Spot(samples, dp, model, CPU.device_types[0].name, (), ((),) * len(model))

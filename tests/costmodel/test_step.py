@@ -1,12 +1,15 @@
 """A step from one meeting of all ranks to the next."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from meshwright.costmodel.program import NO_SLOWDOWN, SCATTER, Do, Program, Step, run, talk
 from meshwright.costmodel.simulate import StageTimes, simulate
 from meshwright.costmodel.step import Ending, take_step
-from meshwright.costmodel.table import LAST, B
+from meshwright.costmodel.table import LAST, B, W
 from meshwright.ir.schedule import parse_schedule
+from meshwright.planner.schedule_tools import make_schedule
 
 ONE = parse_schedule("one", ("0F0 0B0",))
 TWO = parse_schedule("two", ("0F0 0B0", "1F0 1B0"))
@@ -65,6 +68,34 @@ def test_tied_ranks_wait_for_each_other() -> None:
     )
     assert [e.gradients_s for e in found.ended] == [3.5, 3.5]
     assert found.step_s == 6 + 3.5
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(["one_f_one_b", "interleaved", "zero_bubble", "gpipe"]), st.integers(2, 4),
+    st.lists(st.floats(0, 9), min_size=4, max_size=4),
+    st.lists(st.floats(0, 9), min_size=4, max_size=4),
+)  # fmt: skip
+def test_what_ends_later_need_not_be_played_again(
+    name: str, ranks: int, jobs: list[float], tails: list[float]
+) -> None:
+    """Whether a second simulation is saved or not (a log is not moved), the step is the same."""
+    count = 2 * ranks if name == "interleaved" else ranks
+    schedule = make_schedule(name, count, 4 * ranks, ranks)
+    stages = []
+    for i in range(count):
+        steps = (run(2.0, "backward"), Step(Do.START, jobs[i % 4], SCATTER, "gradients"))
+        stages.append(StageTimes(
+            forward_s=1.0 + i / 16, backward_s=2.0, backward_input_s=1.0, backward_weight_s=1.0,
+            send_s=0.125, programs={B + LAST: Program(steps), W + LAST: Program(steps)},
+        ))  # fmt: skip
+    endings = [ending(optimizer_s=tails[i]) for i in range(ranks)]
+    quick = take_step(schedule, stages, endings, meeting_s=0.25)
+    again = take_step(schedule, stages, endings, meeting_s=0.25, detail=True)
+    assert quick.step_s == pytest.approx(again.step_s, rel=1e-9)
+    for one, other in zip(quick.ended, again.ended, strict=True):
+        assert one.total_s == pytest.approx(other.total_s, rel=1e-9)
+    assert quick.timeline.row_end_s == pytest.approx(again.timeline.row_end_s, rel=1e-9)
 
 
 @pytest.mark.parametrize("talking", [0.0, 0.5])
