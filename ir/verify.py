@@ -299,7 +299,8 @@ def _memory(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
         return
     for i, (stage, predicted) in enumerate(zip(plan.stages, plan.predicted.stages, strict=True)):
         inside = [rank for rank in stage.devices if 0 <= rank < cluster.num_devices]
-        room = min((cluster.device(rank).usable_bytes for rank in inside), default=0)
+        # The figure is of the rank with least to spare: which one, only a cost model knows.
+        room = max((cluster.device(rank).usable_bytes for rank in inside), default=0)
         if predicted.memory.used_bytes > room:
             message = (
                 f"stage {i} needs {predicted.memory.used_bytes / 1e9:.2f} GB per device, "

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from meshwright.costmodel.estimate import estimate
 from meshwright.ir.plan import Plan, Prediction
+from meshwright.planner.mixed_memory import is_mixed, tightest
 from meshwright.planner.problem import Problem
 
 DIGITS = 6
@@ -13,16 +14,20 @@ DIGITS = 6
 def predict_plan(problem: Problem, plan: Plan) -> Prediction:
     """What the cost model expects of `plan`, in numbers that read well."""
     found, _ = estimate(problem.graph, problem.cluster, plan, problem.tables)
+    memories = [stage.memory for stage in found.stages]
+    if any(is_mixed(problem, stage) for stage in plan.stages):
+        memories = [memory for memory, _ in tightest(problem, plan)]
     stages = tuple(
         replace(
             stage,
+            memory=memory,
             forward_s=_short(stage.forward_s),
             backward_s=_short(stage.backward_s),
             send_s=_short(stage.send_s),
             sync_s=_short(stage.sync_s),
             optimizer_s=_short(stage.optimizer_s),
         )
-        for stage in found.stages
+        for stage, memory in zip(found.stages, memories, strict=True)
     )
     return replace(
         found,
@@ -39,6 +44,8 @@ def _short(value: float) -> float:
 def excess_bytes(problem: Problem, plan: Plan) -> int:
     """By how much the worst rank needs more than it may have; 0 if the plan fits."""
     assert plan.predicted
+    if any(is_mixed(problem, stage) for stage in plan.stages):
+        return max(0, *(excess for _, excess in tightest(problem, plan)))
     return max(
         0,
         *(

@@ -13,6 +13,7 @@ from meshwright.ir.errors import PlanError
 from meshwright.planner.balance import Device, Replica, exact_shares, whale_shares
 from meshwright.planner.candidates import Choice, StageChoice, build_plan, uniform_choice
 from meshwright.planner.device_order import device_orders, placements
+from meshwright.planner.predict import excess_bytes
 from meshwright.planner.problem import Problem
 from meshwright.planner.shares import balanced_shares
 from tests.planner.problems import cluster, mlp, problem
@@ -160,6 +161,27 @@ def test_shares_keep_memory() -> None:
         asked = problem(mlp(), tight)
         assert balanced_shares(asked, stage(asked, dp_replicate=4), 1) == expected
     assert free == (3, 3, 1, 1)
+
+
+def judged(machine: Cluster, *shares: int) -> tuple[int, int]:
+    """What the rank with least to spare needs, and what it needs too much."""
+    asked = problem(mlp(), machine)
+    one = replace(stage(asked, dp_replicate=4), shares=shares)
+    choice = Choice(stages=(one,), num_microbatches=1, schedule="one_f_one_b", num_ranks=1)
+    plan = build_plan(asked, choice)
+    assert plan.predicted
+    return plan.predicted.peak_bytes, excess_bytes(asked, plan)
+
+
+def test_memory_is_judged_device_by_device() -> None:
+    free = {n: judged(mixed(), n, n, 4 - n, 4 - n) for n in (1, 2, 3)}
+    assert free[1][0] < free[2][0] < free[3][0]  # of the fast ones, which have less memory
+    room = (free[2][0] + free[3][0]) // 2
+    fast = replace(mixed(2**26).device_types[0], reserved_bytes=2**26 - room)
+    tight = replace(mixed(), device_types=(fast, mixed().device_types[1]))
+    assert judged(tight, 2, 2, 2, 2) == (free[2][0], 0)
+    assert judged(tight, 1, 1, 3, 3) == (free[1][0], 0)  # slow ones hold more than fast ones could
+    assert judged(tight, 3, 3, 1, 1) == (free[3][0], free[3][0] - room)
 
 
 def test_orders_of_devices() -> None:
