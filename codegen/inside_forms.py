@@ -17,6 +17,12 @@ def _sizes(site: Site, axis: str, size: int, shard: Shard) -> tuple[int, ...]:
     return tuple(shard.inner * n for n in site.axes[axis].sizes(size // shard.inner))
 
 
+def _splitting(site: Site, index: int, dim: int) -> list[str]:
+    """Axes that split a dim of an input."""
+    shards = site.input_shards(index)
+    return [axis for axis, p in shards if p.dim == dim and site.axes[axis].size > 1]
+
+
 def _only_axis(site: Site, dim: int, axes: list[str]) -> str:
     if len(axes) > 1:
         raise PlanError(
@@ -33,7 +39,8 @@ def _attention(site: Site, form: Form) -> Form:
         return form
     if form.target.startswith("sharded."):
         raise PlanError(f"{site.op.key}: attention split along keys has no dropout")
-    axis = _only_axis(site, dims - 2, axes)
+    splitting = [a for i in (0, 1) for a in _splitting(site, i, dims - 2)]
+    axis = _only_axis(site, dims - 2, list(dict.fromkeys(splitting)))
     extra: dict[str, Value] = {"axis": axis}
     sections: list[int] = []
     for index, name in enumerate(("queries", "keys")):
@@ -48,14 +55,14 @@ def _attention(site: Site, form: Form) -> Form:
 
 def _experts(site: Site, form: Form) -> Form:
     """Tokens may be split in any way: they only travel."""
-    layouts = [site.input_layout(i) for i in range(5)]
-    experts = {a: p for a, p in layouts[3].items() if isinstance(p, Shard) and p.dim == 0}
-    axes = [a for a in experts if isinstance(layouts[0][a], Shard) and site.axes[a].size > 1]
-    if not axes:
+    tokens, experts = _splitting(site, 0, 0), _splitting(site, 3, 0)
+    if not set(tokens) & set(experts):
         return form
-    axis = _only_axis(site, 0, list(experts))
+    axis = _only_axis(site, 0, experts)
+    shard = site.input_layout(3)[axis]
+    assert isinstance(shard, Shard)
     extra: dict[str, Value] = {"axis": axis}
-    extra["experts"] = _sizes(site, axis, site.input(3).shape[0], experts[axis])
+    extra["experts"] = _sizes(site, axis, site.input(3).shape[0], shard)
     return replace(
         form, args=(*site.arguments().items(), *extra.items()), target="sharded.routed_experts"
     )
@@ -66,14 +73,12 @@ def _windowed(site: Site, form: Form) -> Form:
     output = site.tensors[site.op.outputs[0]].shape
     found = windows(site.op, shapes, output)
     lead = len(shapes[0]) - len(found)
-    split: dict[int, list[str]] = {}
-    for axis, shard in site.input_shards(0):
-        if shard.dim >= lead and site.axes[axis].size > 1:
-            split.setdefault(shard.dim, []).append(axis)
+    dims = range(lead, len(shapes[0]))
+    split = {dim: axes for dim in dims if (axes := _splitting(site, 0, dim))}
     if not split:
         return form
     halos, paddings = [], [0 if w is None else w.padding for w in found]
-    for dim, axes in sorted(split.items()):
+    for dim, axes in split.items():
         window, axis = found[dim - lead], _only_axis(site, dim, axes)
         if window is None:
             raise PlanError(f"{site.op.key}: dim {dim} cannot be split: averages at its end differ")

@@ -41,7 +41,9 @@ class Rule:
     """Inputs that the generated code takes whole and cuts itself where the others are split."""
     together: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """A name for several factors that are split at once, on other axes than dp: the generated code
-    brings their parts together inside the op."""
+    brings their parts together inside the op. It does so on one axis, and no other splits them."""
+    loose: frozenset[str] = frozenset()
+    """First factors of `together` that other axes may split all the same."""
 
 
 def name_of(op: Op) -> str:
@@ -112,6 +114,7 @@ def make_rule(
     linear: Iterable[Iterable[int]] = (),
     free: Iterable[int] = (),
     together: Mapping[str, tuple[str, ...]] | None = None,
+    loose: Iterable[str] = (),
 ) -> Rule:
     """The rule with dims of size 1 stripped of factors and sizes read from the shapes.
 
@@ -133,6 +136,7 @@ def make_rule(
         linear=tuple(frozenset(group) for group in linear),
         free=frozenset(free),
         together=groups,
+        loose=frozenset(loose),
     )
 
 

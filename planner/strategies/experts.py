@@ -23,5 +23,5 @@ def rule(op: Op, graph: Graph) -> Rule | None:
     whole = {"two", "h", "k"}
     return make_rule(
         op, graph, inputs, [(("t",), ("h",))], sizes=sizes, whole=whole, plain="e",
-        together={"route": ("t", "e")},
+        together={"route": ("t", "e")}, loose="t",
     ) if len(index) == 2 else None  # fmt: skip

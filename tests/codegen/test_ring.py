@@ -212,6 +212,9 @@ def test_sections_even_out() -> None:
 def test_ring_over_one_axis_only() -> None:
     with pytest.raises(PlanError, match="split over cp, tp"):
         one_op.check(_op(CASES["two"]), {"cp": SPLIT["cp"], "tp": SPLIT["cp"]}, {"cp": 2, "tp": 2})
+    queries = "S(2,outer=2) R|P R|P -> S(2,outer=2)"
+    with pytest.raises(PlanError, match="split over cp, tp"):
+        one_op.check(_op(CASES["two"]), {"cp": SPLIT["cp"], "tp": queries}, {"cp": 2, "tp": 2})
 
 
 def test_volume() -> None:
