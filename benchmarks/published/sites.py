@@ -63,9 +63,7 @@ def device_of(gpu: str) -> DeviceType:
 
 def ground_of(row: Row) -> Ground:
     """Ranks number tensor parallelism first, then context, data and pipeline parallelism."""
-    device = device_of(row.gpu)
-    cluster = _cluster(row.gpu, device.name, row.gpus, min(row.gpus, row.gpus_per_node),
-                       row.network, bool(row.bandwidths))  # fmt: skip
+    device, cluster = device_of(row.gpu), cluster_of(row)
     p = row.parallel
     # The data-parallel line of FSDP includes the context ranks: they hold the same parameters.
     line, stride = p.dp * p.cp, p.tp
@@ -86,6 +84,13 @@ def ground_of(row: Row) -> Ground:
         replicate=levels(first[::shard]),
         send=cluster.link(0, line * stride) if p.pp > 1 else cluster.nodes[0].link,
     )
+
+
+def cluster_of(row: Row) -> Cluster:
+    """The nodes of a row."""
+    per_node = min(row.gpus, row.gpus_per_node)
+    device, measured = device_of(row.gpu), bool(row.bandwidths)
+    return _cluster(row.gpu, device.name, row.gpus, per_node, row.network, measured)
 
 
 @lru_cache(maxsize=256)
