@@ -136,9 +136,10 @@ def _windowed(
         return ()
     held = spans(balanced(size, ranks))
     made = spans(balanced(outputs[0].shape[placed.dim], ranks))
-    rows = sent(held, [window.reads(*span) for span in made])
-    nbytes = image.nbytes // size * rows
-    return tuple(Inner(SHIFT, nbytes, 1, backward) for backward in (False, True) if nbytes)
+    needed = [window.reads(*span) for span in made]
+    rows = sent(held, needed), sent(needed, held)
+    row = image.nbytes // size
+    return tuple(Inner(SHIFT, row * n, 1, b) for n, b in zip(rows, (False, True), strict=True) if n)
 
 
 def _batch_norm(

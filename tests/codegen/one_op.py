@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from meshwright.codegen.comm import Comm
+from meshwright.codegen.comm import Comm, Traffic
 from meshwright.codegen.local import evaluate, form_of
 from meshwright.codegen.operators import operator
 from meshwright.codegen.simulated import coordinates_of, simulate
@@ -71,8 +71,8 @@ def part(x: Tensor, layout: Mapping[str, Placement], sizes: Where, at: Where) ->
     return x
 
 
-def check(case: Case, strategies: Mapping[str, str], sizes: dict[str, int]) -> None:
-    """Raises unless the ranks together do what the op does."""
+def check(case: Case, strategies: Mapping[str, str], sizes: dict[str, int]) -> list[list[Traffic]]:
+    """What each rank sent; raises unless the ranks together do what the op does."""
     parsed = {axis: parse_strategy(text) for axis, text in strategies.items()}
     alone = Comm({}, dict.fromkeys(sizes, 1), dict.fromkeys(sizes, 0))
     made: Tensor = operator(case.target)(**case.args)
@@ -82,8 +82,11 @@ def check(case: Case, strategies: Mapping[str, str], sizes: dict[str, int]) -> N
     outputs = {axis: strategy.outputs[0] for axis, strategy in parsed.items()}
     inputs = [{a: s.inputs[i] for a, s in parsed.items()} for i in range(len(case.tensors))]
 
+    logs: dict[tuple[int, ...], list[Traffic]] = {}
+
     def body(comm: Comm) -> tuple[Tensor, list[Tensor | None]]:
         at = comm.coordinates
+        comm.log = logs[tuple(at.values())] = []
         mine = [part(x, p, sizes, at) for x, p in zip(case.tensors, inputs, strict=True)]
         return case.run(comm, parsed, shape, mine, part(grad, outputs, sizes, at))
 
@@ -104,3 +107,4 @@ def check(case: Case, strategies: Mapping[str, str], sizes: dict[str, int]) -> N
     for i, expected in enumerate(whole_grads):
         if expected is not None:
             compare(expected, inputs[i], [g for _, grads in results if (g := grads[i]) is not None])
+    return [logs[place] for place in sorted(logs)]
