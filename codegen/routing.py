@@ -82,9 +82,11 @@ def routed_experts(
     """`meshwright.experts` of this rank's tokens, where the ranks have so many `experts` each."""
     held = spans(experts)
     owned = _owned(top_k_index, held)
-    tokens = owned.nonzero()[:, 1]
+    ranks, tokens = owned.nonzero().unbind(1)
     route = _route(comm, axis, owned.sum(1))
-    index = route.move(top_k_index.index_select(0, tokens)) - held[comm.coordinates[axis]][0]
+    first = top_k_index.new_tensor([start for start, _ in held])
+    # As the rank that gets them counts: what lies outside its experts adds nothing there.
+    index = route.move(top_k_index[tokens] - first[ranks].unsqueeze(1))
     here = _moved(hidden.index_select(0, tokens), route)
     weights = _moved(top_k_weights.index_select(0, tokens), route)
     made = torch.ops.meshwright.experts(here, index, weights, gate_up, down, act)

@@ -14,6 +14,7 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Op
 from meshwright.ir.inside import Operand, inner_traffic
 from meshwright.ir.layout import parse_strategy
+from meshwright.runtime.profiling.free_lines import FreeLine
 from tests.codegen.one_op import Case, check
 from tests.codegen.processes import on_gloo
 
@@ -150,6 +151,17 @@ def test_experts_over_one_axis_and_their_width_over_another() -> None:
     check(case, {"ep": tokens, "tp": width}, {"ep": 2, "tp": 3})
     with pytest.raises(PlanError, match="split over ep, tp"):
         check(case, {"ep": tokens, "tp": tokens}, {"ep": 2, "tp": 2})
+
+
+def test_a_rank_alone_does_the_work_of_one_of_several() -> None:
+    """As profiling runs it: what others would send is like what this rank sends."""
+    index = torch.tensor([(a, b) for a in range(4) for b in range(4)])
+    comm = Comm({"ep": FreeLine(2, 1)}, {"ep": 2}, {"ep": 1})
+    hidden, _, weights, gate_up, down, _ = values(16, 4, index)
+    made = routed_experts(
+        comm, hidden, index, weights, gate_up[2:], down[2:], "silu", "ep", (2, 2)
+    )  # fmt: skip
+    assert made.shape == hidden.shape and made.abs().sum(1).min() > 0
 
 
 def _on_gloo(comm: Comm) -> Found:
