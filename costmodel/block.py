@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from meshwright.costmodel.comm import group_levels
 from meshwright.costmodel.compute import OpTimer, worst_source
@@ -80,18 +79,14 @@ class BlockCost:
         )
 
 
-_placement = lru_cache(maxsize=4096)(parse_placement)
-_strategy = lru_cache(maxsize=4096)(parse_strategy)
-
-
 def placements(named: Mapping[str, str]) -> Where:
     """Axis -> placement from its text."""
-    return {axis: _placement(text) for axis, text in named.items()}
+    return {axis: parse_placement(text) for axis, text in named.items()}
 
 
 def _strategies(layout: BlockLayout, op: Op) -> dict[str, Strategy]:
     named = layout.ops.get(op.key, {})
-    return {axis: _strategy(text) for axis, text in named.items()}
+    return {axis: parse_strategy(text) for axis, text in named.items()}
 
 
 def block_cost(

@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil, prod
+from math import prod
 
-from meshwright.costmodel.comm import Levels, collective_time, send_time
+from meshwright.costmodel.borders import Passage, border, borders, passage
+from meshwright.costmodel.comm import Levels, collective_time
 from meshwright.costmodel.tables import CostTables, Spot, StageCost
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.conversions import Primitive
@@ -25,6 +26,7 @@ class StageCosts:
     device: DeviceType
     shard_levels: Levels
     replicate_levels: Levels
+    passage: Passage
     send_s: float
     border_bytes: int
     """Sent to the next stage by one rank for one micro-batch."""
@@ -83,6 +85,7 @@ def stage_costs(tables: CostTables, plan: Plan, index: int) -> StageCosts:
     shard = stage.mesh.get("dp_shard", 1)
     shard_levels = tables.levels(stage.devices[: shard * stage.model_size : stage.model_size])
     send_s, sent = border(tables, plan, index)
+    between = borders(tables, plan)[index]
     entered = border(tables, plan, index - 1)[1] if index else 0
     return StageCosts(
         cost=cost,
@@ -92,6 +95,7 @@ def stage_costs(tables: CostTables, plan: Plan, index: int) -> StageCosts:
         device=tables.devices[spot.device],
         shard_levels=shard_levels,
         replicate_levels=tables.levels(stage.devices[:: shard * stage.model_size]),
+        passage=passage(tables, between, spot),
         send_s=send_s,
         border_bytes=sent,
         entry_bytes=entered,
@@ -102,22 +106,6 @@ def stage_costs(tables: CostTables, plan: Plan, index: int) -> StageCosts:
 def _layouts(plan: Plan, stage: Stage) -> Mapping[str, BlockLayout]:
     named = {layout.name: layout for layout in plan.layouts}
     return {pattern: named[name] for pattern, name in stage.layouts.items()}
-
-
-def border(tables: CostTables, plan: Plan, index: int) -> tuple[float, int]:
-    """(seconds, bytes on the busiest rank) of one micro-batch from stage `index` to the next."""
-    if index + 1 >= len(plan.stages):
-        return 0.0, 0
-    source, target = plan.stages[index], plan.stages[index + 1]
-    whole, fixed = tables.border_bytes(tables.block_index[target.first])
-    if source.devices == target.devices or not whole + fixed:
-        return 0.0, 0
-    busiest = max(*source.batch_shares, *target.batch_shares) / plan.global_batch_size
-    # A source rank feeds several target ranks where the next stage splits tensors further.
-    copies = max(1, ceil(target.model_size / source.model_size))
-    sent = (whole * busiest + fixed) * copies
-    slowest = max(send_time(sent, link) for link in tables.links(source, target))
-    return slowest, round(sent)
 
 
 def tied_between(tables: CostTables, plan: Plan, costs: Sequence[StageCosts]) -> dict[int, float]:

@@ -43,7 +43,7 @@ def stage_model(tables: CostTables, plan: Plan, index: int, costs: StageCosts) -
     key = (
         id(costs.cost), stage.zero, stage.prefetch, stage.dp, stage.mesh.get("dp_shard", 1),
         plan.optimizer, costs.spot, costs.shard_levels, costs.replicate_levels,
-        costs.border_bytes, costs.entry_bytes,
+        costs.border_bytes, costs.entry_bytes, costs.passage,
     )  # fmt: skip
     found = tables.models.get(key)
     if found is None:
@@ -65,7 +65,7 @@ def _make(tables: CostTables, optimizer: str, stage: Stage, costs: StageCosts) -
         optimizer=_optimizer(tables, optimizer, costs, held, sync),
         publish=tuple(sync.publish()),
         memory=_memory(tables, optimizer, costs, held, sync),
-        uncertain_s=costs.cost.uncertain_s,
+        uncertain_s=costs.cost.uncertain_s + costs.passage.uncertain_s,
     )
 
 
@@ -121,6 +121,7 @@ def _sync(stage: Stage, costs: StageCosts, held: tuple[Held, ...]) -> Sync:
         prelude_s=costs.cost.forward_s - sum(c.forward_s for c in costs.cost.blocks),
         dp=costs.spot.dp_levels, shard_levels=costs.shard_levels,
         replicate_levels=costs.replicate_levels, overheads=overheads,
+        passage_forward_s=costs.passage.forward_s, passage_backward_s=costs.passage.backward_s,
     )  # fmt: skip
 
 

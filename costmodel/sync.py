@@ -104,6 +104,9 @@ class Sync:
     shard_levels: Levels
     replicate_levels: Levels
     overheads: Overheads
+    passage_forward_s: float = 0.0
+    """Collectives between blocks and at the stage's borders."""
+    passage_backward_s: float = 0.0
     tensor_overlapped: bool = False
     """Collectives of tensor parallelism beside the computing of their block."""
 
@@ -131,6 +134,7 @@ class Sync:
     def _forward(self) -> Iterator[Step]:
         yield run(self.overheads.action_s, "overhead")
         yield run(self.prelude_s, "forward")
+        yield talk(self.passage_forward_s, "tensor")
         order = range(len(self.blocks))
         for place, index in enumerate(order):
             yield from self._gather(order, place)
@@ -140,6 +144,7 @@ class Sync:
 
     def _backward(self, *, inputs: bool, weights: bool, last: bool = False) -> Iterator[Step]:
         yield run(self.overheads.action_s, "overhead")
+        yield talk(self.passage_backward_s if inputs else 0.0, "tensor")
         order = range(len(self.blocks) - 1, -1, -1)
         for place, index in enumerate(order):
             yield from self._gather(order, place)

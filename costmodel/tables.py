@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from meshwright.costmodel.block import BlockCost, price_prelude
 from meshwright.costmodel.block_costs import BlockCosts
@@ -17,7 +18,7 @@ from meshwright.costmodel.walk import GraphFacts
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.device import DeviceType, Link, Source
 from meshwright.ir.graph import DTYPE_BYTES, Block, Graph, Kind
-from meshwright.ir.plan import BlockLayout, ModelMesh, ScheduleTable, Stage
+from meshwright.ir.plan import BlockLayout, ModelMesh, Plan, ScheduleTable, Stage
 from meshwright.ir.profile import Profile
 from meshwright.ir.schedule import Schedule
 
@@ -83,6 +84,10 @@ class CostTables:
         """What `costmodel.stage_model` keeps."""
         self.spots: dict[tuple[tuple[int, ...], tuple[int, ...], ModelMesh], tuple[Spot, ...]] = {}
         """What `costmodel.placement` keeps."""
+        self.borders: dict[object, Any] = {}
+        self.last_borders: tuple[Plan, Any] | None = None
+        self.passages: dict[object, Any] = {}
+        """What `costmodel.borders` keeps."""
 
     @cached_property
     def block_index(self) -> dict[str, int]:

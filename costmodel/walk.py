@@ -235,11 +235,14 @@ class Walk:
     ) -> LocalOp:
         op_class = classify(op.target)
         dtype = self._compute_dtype(op, op_class)
+        causal = op_class is OpClass.ATTENTION and ("is_causal", True) in op.args
+        sections = self._sections(op.inputs[0], inputs[0]) if causal else 0
         return LocalOp(
             target=op.target,
             op_class=op_class,
             dtype=dtype,
-            flops=op.flops * share,
+            # Of queries in n sections the last rank sees so much of the keys.
+            flops=op.flops * share * ((sections + 1) / (2 * sections) if sections else 1.0),
             inputs=tuple(
                 self._operand(name, where, dtype if self._casts(op, name) else "")
                 for name, where in zip(op.inputs, inputs, strict=True)
@@ -250,18 +253,16 @@ class Walk:
             ),
             differentiable=self._has_gradient(op),
             saved_bytes=self._kept_bytes(op, inputs, share),
-            causal=op_class is OpClass.ATTENTION and self._skips(op, inputs[0]),
+            causal=causal and not sections,
         )
 
-    def _skips(self, op: Op, query: Where) -> bool:
-        """Whether no rank needs more than half of the scores. Of queries that are split along
-        their sequence, the last ones see all keys."""
-        dim = len(self._tensor(op.inputs[0]).shape) - 2
-        split = any(
-            isinstance(p, Shard) and p.dim == dim and self.site.axes[axis].size > 1
-            for axis, p in query.items()
-        )
-        return ("is_causal", True) in op.args and not split
+    def _sections(self, name: str, where: Where) -> int:
+        """In how many parts a rank has the sequence of queries; 0: it has all of it."""
+        dim, axes = len(self._tensor(name).shape) - 2, self.site.axes
+        return min(
+            (p.outer for axis, p in where.items()
+             if isinstance(p, Shard) and p.dim == dim and axes[axis].size > 1), default=0,
+        )  # fmt: skip
 
     def _casts(self, op: Op, name: str) -> bool:
         """Whether autocast may hand the op this operand in another dtype."""

@@ -8,6 +8,7 @@ GPT-2 is `S(1,outer=3)`), `inner > 1` keeps groups of `inner` elements whole (an
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 
 from meshwright.ir.errors import PlanError
@@ -55,6 +56,7 @@ R, RP, P = Replicate(), Replicate(True), Partial()
 _SHARD = re.compile(r"S\((\d+)(?:,outer=(\d+))?(?:,inner=(\d+))?\)")
 
 
+@lru_cache(maxsize=4096)
 def parse_placement(text: str) -> Placement:
     """The placement that `str` prints as `text`."""
     fixed: dict[str, Placement] = {"R": R, "R|P": RP, "P": P}
@@ -157,6 +159,7 @@ class Strategy:
         return f"{left} -> {' '.join(map(str, self.outputs))}".strip()
 
 
+@lru_cache(maxsize=4096)
 def parse_strategy(text: str) -> Strategy:
     """The strategy that `str` prints as `text`."""
     left, arrow, right = text.partition("->")

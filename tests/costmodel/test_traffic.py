@@ -1,93 +1,26 @@
 """The communication that the cost model counts is what generated code sends."""
 
-from functools import cache
-
 import pytest
 import torch
-from torch import nn
 
 from meshwright.codegen.comm import Traffic
 from meshwright.costmodel.block import summary
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.conversions import Primitive
-from meshwright.ir.graph import Graph
-from meshwright.ir.plan import BlockLayout
 from meshwright.ir.trace import trace
 from meshwright.planner.problem import make_problem
 from tests.codegen.equality import plan_of
-from tests.costmodel.traffic import Tokens, same_traffic, walks
+from tests.costmodel.traffic import (
+    BATCH,
+    LENGTH,
+    PLANS,
+    WIDTH,
+    layouts,
+    same_traffic,
+    traced,
+    walks,
+)
 from tests.models import CASES
-
-BATCH, LENGTH, WIDTH = 4, 8, 8
-DP = {
-    "up/linear": "S(0) R|P R|P -> S(0)", "/relu": "S(0) -> S(0)",
-    "down/linear": "S(0) R|P R|P -> S(0)", "/add": "S(0) S(0) -> S(0)",
-    "/square": "S(0) -> S(0)", "/mean": "S(0) -> P",
-}  # fmt: skip
-TOKENS = {
-    "up/linear": "S(1) R|P R|P -> S(1)", "/relu": "S(1) -> S(1)",
-    "down/linear": "S(1) R|P R|P -> S(1)", "/add": "S(1) S(1) -> S(1)",
-    "/square": "S(1) -> S(1)", "/mean": "S(1) -> P",
-}  # fmt: skip
-COLUMNS = {
-    "up/linear": "R|P S(0) S(0) -> S(2)", "/relu": "S(2) -> S(2)",
-    "down/linear": "S(2) S(1) P -> P", "/add": "S(2) S(2) -> S(2)",
-    "/square": "S(2) -> S(2)", "/mean": "S(2) -> P",
-}  # fmt: skip
-MEGATRON = {
-    **COLUMNS, "/add": "R R -> R", "/square": "R -> R", "/mean": "R -> R",
-}  # fmt: skip
-
-
-def inside(ops: dict[str, str], parts: int) -> dict[str, str]:
-    """The same splitting tokens inside of as many parts."""
-    return {key: text.replace("S(1)", f"S(1,outer={parts})") for key, text in ops.items()}
-
-
-@cache
-def traced() -> tuple[nn.Module, Graph]:
-    torch.manual_seed(0)
-    model = Tokens().double()
-    return model, trace(model, {"x": torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64)})
-
-
-def layouts(
-    sizes: dict[str, int], ops: dict[str, dict[str, str]], stored: dict[str, dict[str, str]]
-) -> list[BlockLayout]:
-    """One per block; values enter and leave as `/add` reads and makes them."""
-    _, graph = traced()
-    found = []
-    for block in graph.blocks:
-        keys = [op.key for op in graph.block_ops(block)]
-        last = keys[-1]
-        found.append(BlockLayout(
-            name=block.pattern, pattern=block.pattern, mesh=sizes, parameters=stored,
-            inputs=({axis: text["/add"].split()[0] for axis, text in ops.items()},),
-            outputs=({axis: text[last].split()[-1] for axis, text in ops.items()},),
-            ops={key: {axis: text[key] for axis, text in ops.items()} for key in keys},
-        ))  # fmt: skip
-    return found
-
-
-TWO = {"tp_row": 2, "tp_col": 2}
-SUMMA = {
-    "up.weight": {"tp_row": "S(1)", "tp_col": "S(0)"}, "up.bias": {"tp_col": "S(0)"},
-    "down.weight": {"tp_row": "S(0)", "tp_col": "S(1)"},
-}  # fmt: skip
-NESTED = SUMMA | {"up.weight": {"tp_row": "S(0,outer=2)", "tp_col": "S(0)"}}
-PLANS = {
-    "megatron": ({"tp": 2}, {"dp": DP, "tp": MEGATRON},
-                 {"up.weight": {"tp": "S(0)"}, "up.bias": {"tp": "S(0)"},
-                  "down.weight": {"tp": "S(1)"}}),
-    "sequence": ({"cp": 2}, {"dp": DP, "cp": TOKENS}, {}),
-    "sequence, tensors": ({"cp": 2, "tp": 2}, {"dp": DP, "cp": TOKENS, "tp": MEGATRON},
-                          {"up.weight": {"tp": "S(0)"}, "down.weight": {"tp": "S(1)"}}),
-    "two axes": (TWO, {"dp": DP, "tp_row": TOKENS, "tp_col": COLUMNS}, SUMMA),
-    "nested": (TWO, {"dp": DP, "tp_row": TOKENS, "tp_col": COLUMNS}, NESTED),
-    "three axes": ({"tp_depth": 2, **TWO},
-                   {"dp": DP, "tp_depth": TOKENS, "tp_row": inside(TOKENS, 2), "tp_col": COLUMNS},
-                   SUMMA | {"down.bias": {"tp_depth": "S(0)"}}),
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("dp", [1, 2])

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -12,13 +13,16 @@ from meshwright.codegen.one_process import run_local
 from meshwright.codegen.simulated import simulate
 from meshwright.codegen.whole import held
 from meshwright.costmodel.block import walk_block
+from meshwright.costmodel.borders import borders
 from meshwright.costmodel.comm import group_levels
+from meshwright.costmodel.tables import CostTables
 from meshwright.costmodel.walk import GraphFacts, Move, Site, Walk
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.conversions import COMMUNICATES, Primitive
 from meshwright.ir.graph import Graph
 from meshwright.ir.inside import SHIFT, Inner
-from meshwright.ir.plan import Plan
+from meshwright.ir.plan import BlockLayout, Plan
+from meshwright.ir.trace import trace
 from tests.codegen.equality import rank_of, samples_of, whole_tensor
 
 CLUSTER = Cluster.preset("a100-80")
@@ -53,21 +57,36 @@ def sent(model: nn.Module, graph: Graph, plan: Plan, batch: dict[str, Tensor]) -
 def walks(graph: Graph, plan: Plan) -> list[Walk]:
     """A walk of each block as the first rank runs it."""
     stage, layouts = plan.stages[0], {layout.name: layout for layout in plan.layouts}
-    axes = stage.axes(plan.global_batch_size)
-    site = Site(
-        axes, dict.fromkeys(axes, 0), CLUSTER.device(0),
-        {axis: group_levels(range(line.size), CLUSTER) for axis, line in axes.items()},
-    )  # fmt: skip
     facts = GraphFacts.of(graph, plan.precision)
     return [
-        walk_block(facts, block, layouts[stage.layouts[block.pattern]], site)
+        walk_block(facts, block, layouts[stage.layouts[block.pattern]], site_of(plan))
         for block in graph.blocks
     ]
 
 
+def site_of(plan: Plan) -> Site:
+    axes = plan.stages[0].axes(plan.global_batch_size)
+    levels = {axis: group_levels(range(line.size), CLUSTER) for axis, line in axes.items()}
+    return Site(axes, dict.fromkeys(axes, 0), CLUSTER.device(0), levels)
+
+
+def between(graph: Graph, plan: Plan) -> list[Walk]:
+    """Walks of what is converted between blocks and stages."""
+    tables = CostTables(graph, CLUSTER, plan.precision)
+    found = []
+    for stage in borders(tables, plan):
+        for name, source, target in stage.changes:
+            walk = Walk(tables.facts, site_of(plan), None)
+            walk.placed[name] = dict(source)
+            walk.convert(name, dict(target))
+            found.append(walk)
+    return found
+
+
 def expected(graph: Graph, plan: Plan) -> list[Traffic]:
     """The same as `sent` by the cost model."""
-    return [t for walk in walks(graph, plan) for t in _of_walk(graph, walk)]
+    everything = [*walks(graph, plan), *between(graph, plan)]
+    return [t for walk in everything for t in _of_walk(graph, walk)]
 
 
 def _of_walk(graph: Graph, walk: Walk) -> Iterator[Traffic]:
@@ -119,3 +138,75 @@ class Tokens(nn.Module):
         for layer in self.h:
             x = layer(x)
         return x.square().mean()
+
+
+BATCH, LENGTH, WIDTH = 4, 8, 8
+DP = {
+    "up/linear": "S(0) R|P R|P -> S(0)", "/relu": "S(0) -> S(0)",
+    "down/linear": "S(0) R|P R|P -> S(0)", "/add": "S(0) S(0) -> S(0)",
+    "/square": "S(0) -> S(0)", "/mean": "S(0) -> P",
+}  # fmt: skip
+TOKENS = {
+    "up/linear": "S(1) R|P R|P -> S(1)", "/relu": "S(1) -> S(1)",
+    "down/linear": "S(1) R|P R|P -> S(1)", "/add": "S(1) S(1) -> S(1)",
+    "/square": "S(1) -> S(1)", "/mean": "S(1) -> P",
+}  # fmt: skip
+COLUMNS = {
+    "up/linear": "R|P S(0) S(0) -> S(2)", "/relu": "S(2) -> S(2)",
+    "down/linear": "S(2) S(1) P -> P", "/add": "S(2) S(2) -> S(2)",
+    "/square": "S(2) -> S(2)", "/mean": "S(2) -> P",
+}  # fmt: skip
+MEGATRON = {
+    **COLUMNS, "/add": "R R -> R", "/square": "R -> R", "/mean": "R -> R",
+}  # fmt: skip
+
+
+def inside(ops: dict[str, str], parts: int) -> dict[str, str]:
+    """The same splitting tokens inside of as many parts."""
+    return {key: text.replace("S(1)", f"S(1,outer={parts})") for key, text in ops.items()}
+
+
+@cache
+def traced() -> tuple[nn.Module, Graph]:
+    torch.manual_seed(0)
+    model = Tokens().double()
+    return model, trace(model, {"x": torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64)})
+
+
+def layouts(
+    sizes: dict[str, int], ops: dict[str, dict[str, str]], stored: dict[str, dict[str, str]]
+) -> list[BlockLayout]:
+    """One per block; values enter and leave as `/add` reads and makes them."""
+    _, graph = traced()
+    found = []
+    for block in graph.blocks:
+        keys = [op.key for op in graph.block_ops(block)]
+        last = keys[-1]
+        found.append(BlockLayout(
+            name=block.pattern, pattern=block.pattern, mesh=sizes, parameters=stored,
+            inputs=({axis: text["/add"].split()[0] for axis, text in ops.items()},),
+            outputs=({axis: text[last].split()[-1] for axis, text in ops.items()},),
+            ops={key: {axis: text[key] for axis, text in ops.items()} for key in keys},
+        ))  # fmt: skip
+    return found
+
+
+TWO = {"tp_row": 2, "tp_col": 2}
+SUMMA = {
+    "up.weight": {"tp_row": "S(1)", "tp_col": "S(0)"}, "up.bias": {"tp_col": "S(0)"},
+    "down.weight": {"tp_row": "S(0)", "tp_col": "S(1)"},
+}  # fmt: skip
+NESTED = SUMMA | {"up.weight": {"tp_row": "S(0,outer=2)", "tp_col": "S(0)"}}
+PLANS = {
+    "megatron": ({"tp": 2}, {"dp": DP, "tp": MEGATRON},
+                 {"up.weight": {"tp": "S(0)"}, "up.bias": {"tp": "S(0)"},
+                  "down.weight": {"tp": "S(1)"}}),
+    "sequence": ({"cp": 2}, {"dp": DP, "cp": TOKENS}, {}),
+    "sequence, tensors": ({"cp": 2, "tp": 2}, {"dp": DP, "cp": TOKENS, "tp": MEGATRON},
+                          {"up.weight": {"tp": "S(0)"}, "down.weight": {"tp": "S(1)"}}),
+    "two axes": (TWO, {"dp": DP, "tp_row": TOKENS, "tp_col": COLUMNS}, SUMMA),
+    "nested": (TWO, {"dp": DP, "tp_row": TOKENS, "tp_col": COLUMNS}, NESTED),
+    "three axes": ({"tp_depth": 2, **TWO},
+                   {"dp": DP, "tp_depth": TOKENS, "tp_row": inside(TOKENS, 2), "tp_col": COLUMNS},
+                   SUMMA | {"down.bias": {"tp_depth": "S(0)"}}),
+}  # fmt: skip

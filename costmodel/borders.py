@@ -1,0 +1,153 @@
+"""What crosses the borders between stages: bytes of each rank, and conversions on the way.
+
+Blocks are priced as their layouts declare what enters and leaves them. Where a value comes to a
+block otherwise, or has to be whole to cross a border, one more conversion stands between.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import ceil, prod
+
+from meshwright.costmodel.block import placements
+from meshwright.costmodel.comm import send_time
+from meshwright.costmodel.tables import CostTables, Spot
+from meshwright.costmodel.walk import Walk, Where
+from meshwright.ir.crossing import Crossing, crossings
+from meshwright.ir.graph import DTYPE_BYTES, Kind
+from meshwright.ir.layout import Axis, Placement, R, Shard, local_shape
+from meshwright.ir.plan import BlockLayout, Plan
+
+_Placed = tuple[tuple[str, Placement], ...]
+_Change = tuple[str, _Placed, _Placed]
+"""A value, how it is placed, and how it is needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """Conversions of one micro-batch between the blocks of a stage and on its way in and out."""
+
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    uncertain_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Borders:
+    """Of one stage."""
+
+    changes: tuple[_Change, ...]
+    whole_bytes: int
+    """One rank's part of what leaves, for one global batch on one data parallel rank."""
+    fixed_bytes: int
+    """The same of what does not depend on the batch."""
+
+
+def borders(tables: CostTables, plan: Plan) -> tuple[Borders, ...]:
+    """Per stage. Equal stages with equal layouts share them."""
+    if tables.last_borders is None or tables.last_borders[0] is not plan:
+        tables.last_borders = plan, _borders(tables, plan)
+    found: tuple[Borders, ...] = tables.last_borders[1]
+    return found
+
+
+def _borders(tables: CostTables, plan: Plan) -> tuple[Borders, ...]:
+    named = {layout.name: layout for layout in plan.layouts}
+    key = tuple(
+        (
+            s.first,
+            s.last,
+            s.model,
+            *(tables.blocks.layout_key(named[n]) for n in s.layouts.values()),
+        )
+        for s in plan.stages
+    )
+    if key not in tables.borders:
+        crossing = crossings(plan, tables.graph)
+        indices = range(len(plan.stages))
+        tables.borders[key] = tuple(_of_stage(tables, plan, i, crossing, named) for i in indices)
+    found: tuple[Borders, ...] = tables.borders[key]
+    return found
+
+
+def _of_stage(
+    tables: CostTables,
+    plan: Plan,
+    index: int,
+    crossing: Mapping[str, Crossing],
+    named: Mapping[str, BlockLayout],
+) -> Borders:
+    axes = {axis: Axis(size) for axis, size in plan.stages[index].model}
+    whole = fixed = 0
+    for name, value in crossing.items():
+        tensor = tables.graph.tensors[name]
+        if value.leaves(index) and tensor.kind is Kind.ACTIVATION:
+            split = {axis: placed for axis, placed in value.layout.items() if axis in axes}
+            part = prod(local_shape(tensor.shape, split, axes, dict.fromkeys(axes, 0)))
+            nbytes = part * DTYPE_BYTES[tables.facts.dtypes[name]]
+            by_sample = isinstance(value.layout.get("dp", R), Shard)
+            whole, fixed = whole + nbytes * by_sample, fixed + nbytes * (not by_sample)
+    return Borders(tuple(_changes(tables, plan, index, crossing, named)), whole, fixed)
+
+
+def _changes(
+    tables: CostTables,
+    plan: Plan,
+    index: int,
+    crossing: Mapping[str, Crossing],
+    named: Mapping[str, BlockLayout],
+) -> Iterator[_Change]:
+    stage = plan.stages[index]
+    known = {name: c.layout for name, c in crossing.items() if c.enters(index)}
+    sent = {name: c.layout for name, c in crossing.items() if c.leaves(index)}
+    for block in plan.stage_blocks(tables.graph, index):
+        layout = named[stage.layouts[block.pattern]]
+        for name, text in zip(block.inputs, layout.inputs, strict=True):
+            if name in known:
+                yield from _change(name, known[name], placements(text))
+        for name, text in zip(block.outputs, layout.outputs, strict=True):
+            made = placements(text)
+            known[name] = sent.get(name, made)
+            if name != tables.graph.loss:
+                yield from _change(name, made, known[name])
+
+
+def _change(name: str, source: Where, target: Where) -> Iterator[_Change]:
+    if any(source.get(a, R) != target.get(a, R) for a in source.keys() | target.keys()):
+        yield name, tuple(source.items()), tuple(target.items())
+
+
+def passage(tables: CostTables, found: Borders, spot: Spot) -> Passage:
+    """What the conversions between the blocks of a stage cost."""
+    if not found.changes:
+        return Passage()
+    key = found.changes, spot
+    if key not in tables.passages:
+        clocks = []
+        for name, source, target in found.changes:
+            walk = Walk(tables.facts, tables.blocks.site(spot), None)
+            walk.placed[name] = dict(source)
+            walk.convert(name, dict(target))
+            clocks.append(walk.clock)
+        tables.passages[key] = Passage(
+            sum(c.comm_forward_s for c in clocks),
+            sum(c.comm_backward_s for c in clocks),
+            sum(c.uncertain_s for c in clocks),
+        )
+    made: Passage = tables.passages[key]
+    return made
+
+
+def border(tables: CostTables, plan: Plan, index: int) -> tuple[float, int]:
+    """(seconds, bytes on the busiest rank) of one micro-batch from stage `index` to the next."""
+    if index + 1 >= len(plan.stages):
+        return 0.0, 0
+    source, target = plan.stages[index], plan.stages[index + 1]
+    found = borders(tables, plan)[index]
+    if source.devices == target.devices or not found.whole_bytes + found.fixed_bytes:
+        return 0.0, 0
+    busiest = max(*source.batch_shares, *target.batch_shares) / plan.global_batch_size
+    # A source rank feeds several target ranks where the next stage splits tensors further.
+    copies = max(1, ceil(target.model_size / source.model_size))
+    sent = (found.whole_bytes * busiest + found.fixed_bytes) * copies
+    slowest = max(send_time(sent, link) for link in tables.links(source, target))
+    return slowest, round(sent)
