@@ -16,8 +16,9 @@ from meshwright.codegen.where import Where
 from meshwright.ir.torch_private import OpOverload
 
 _HEADER = '''\
-"""Stage {index} of {stages}: blocks {first} to {last}, at {place} of {sizes}.
+"""Stage {index} of {stages}: blocks {first} to {last}.
 
+For the rank at {place}.
 Written by meshwright from plan {plan}; the runtime runs the same code from memory.
 `forward` computes one micro-batch: `tensors` maps names to params, inputs and received values.
 """
@@ -42,11 +43,10 @@ def write_sources(programs: Sequence[StageProgram], directory: Path) -> tuple[Pa
 def stage_source(program: StageProgram, at: Where) -> str:
     """The whole module."""
     stage, plan_hash = at.plan.stages[at.stage], at.plan.hash or "(no hash)"
-    sizes = ", ".join(f"{axis} {axes.size}" for axis, axes in at.axes.items())
-    place = ", ".join(f"{axis} {coordinate}" for axis, coordinate in at.coordinates.items())
+    place = ", ".join(f"{a} {at.coordinates[a]} of {axis.size}" for a, axis in at.axes.items())
     header = _HEADER.format(
         index=at.stage, stages=len(at.plan.stages), first=stage.first, last=stage.last,
-        place=place, sizes=sizes, plan=plan_hash,
+        place=place, plan=plan_hash,
     )  # fmt: skip
     calls = [call for call in (program.totals, program.prelude, *program.calls) if call]
     names = _function_names(calls)

@@ -97,6 +97,20 @@ def test_what_is_wrong_with_a_layout_is_said(
     assert any(says in problem for problem in found), found
 
 
+def test_the_source_says_which_axis_moves_what() -> None:
+    graph = traced(forms.case(tokens=8, width=8, layers=2))
+    plan = plan_of(graph, forms.layouts(graph, FORMS["3d"]), (4,))
+    (program,) = lower(graph, plan, 5)
+    assert "at dp 0 of 1, tp_depth 1 of 2, tp_row 0 of 2, tp_col 1 of 2.\n" in program.source
+    assert (
+        "    # layers.1.up.weight over tp_depth: forward all_gather 256 B; "
+        "backward reduce_scatter 512 B\n"
+        '    up_weight_whole = comm.all_gather(up_weight, "tp_depth", 0, (8, 8), '
+        'backward="reduce_scatter")\n'
+    ) in program.source
+    assert max(map(len, program.source.splitlines())) <= 100
+
+
 def sent(case: ModelCase, form: Form, *, recompute: bool) -> Counter[str]:
     """Elements that a rank receives per axis in a step. With `recompute`, forwards run again for
     the backward, so that nothing that was gathered is kept."""
