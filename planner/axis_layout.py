@@ -52,7 +52,7 @@ def lay_out(
 ) -> Laid:
     """The cheapest layout of the segment."""
     ranks = max(axis.size, 2)
-    choices = _useful(graph, segment, axis, splits, given, exits)
+    choices = _choices(graph, segment, axis, splits, given, exits)
     steps = tuple(
         Step(
             op.inputs,
@@ -67,7 +67,7 @@ def lay_out(
     return Laid(solution.cost, chosen, solution.placed)
 
 
-def _useful(
+def _choices(
     graph: Graph,
     segment: Segment,
     axis: AxisKind,
@@ -75,29 +75,42 @@ def _useful(
     given: Given,
     exits: Mapping[str, Placement],
 ) -> list[tuple[Strategy, ...]]:
-    """Strategies per op, without summands that cannot arise and gradients that nobody makes."""
-    every = [
-        strategies(op, segment.rules[op.name], graph, axis, splits[op.name]) for op in segment.ops
-    ]
-    summed = {
-        name for name, found in given.items() if any(isinstance(p, Partial) for p, _ in found)
+    every = {
+        op.name: strategies(op, segment.rules[op.name], graph, axis, splits[op.name])
+        for op in segment.ops
     }
-    kept: list[tuple[Strategy, ...]] = []
-    for op, found in zip(segment.ops, every, strict=True):
-        possible = tuple(s for s in found if _arises(op, s, summed))
-        kept.append(possible)
+    summed = {n for n, found in given.items() if any(isinstance(p, Partial) for p, _ in found)}
+    wanted = {name for name, placement in exits.items() if placement == RP}
+    kept = useful(segment, every, summed, wanted)
+    return [kept[op.name] for op in segment.ops]
+
+
+def useful(
+    segment: Segment,
+    every: Mapping[str, Sequence[Strategy]],
+    summed: set[str],
+    wanted: set[str],
+) -> dict[str, tuple[Strategy, ...]]:
+    """Strategies per op, without summands that cannot arise and gradients that nobody makes.
+
+    `summed`: values that may come as summands; `wanted`: results whose gradients may be summands.
+    """
+    summed, wanted, kept = set(summed), set(wanted), dict[str, tuple[Strategy, ...]]()
+    for op in segment.ops:
+        kept[op.name] = tuple(s for s in every[op.name] if _arises(op, s, summed))
         summed |= {
             name
-            for s in possible
+            for s in kept[op.name]
             for name, p in zip(op.outputs, s.outputs, strict=True)
             if isinstance(p, Partial)
         }
-    wanted = {name for name, placement in exits.items() if placement == RP}
-    for i in reversed(range(len(kept))):
-        op = segment.ops[i]
-        kept[i] = tuple(s for s in kept[i] if _wanted(op, s, wanted))
+    for op in reversed(segment.ops):
+        kept[op.name] = tuple(s for s in kept[op.name] if _wanted(op, s, wanted))
         wanted |= {
-            name for s in kept[i] for name, p in zip(op.inputs, s.inputs, strict=True) if p == RP
+            name
+            for s in kept[op.name]
+            for name, p in zip(op.inputs, s.inputs, strict=True)
+            if p == RP
         }
     return kept
 

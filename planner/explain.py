@@ -170,7 +170,7 @@ def _reason(graph: Graph, op: Op, layout: BlockLayout) -> str:
     data, tp = strategy_of(op, layout, "dp"), AxisKind(layout.tp)
     names, places = (*op.inputs, *op.outputs), (*data.inputs, *data.outputs)
     taken = {
-        name: frozenset([p.dim])
+        name: {p.dim: p.outer * graph.batch_size}
         for name, p in zip(names, places, strict=True)
         if isinstance(p, Shard)
     }

@@ -21,6 +21,8 @@ class AxisKind:
 
     size: int
     batch: int = 0
+    outers: tuple[int, ...] = (1,)
+    """Into how many parts other axes may have cut a factor that this one splits inside of them."""
 
     def admits(self, units: int) -> bool:
         """No rank may be left without a unit."""
@@ -39,8 +41,8 @@ class Split:
     inner: int = 1
 
 
-Taken = Mapping[str, frozenset[int]]
-"""Tensor name -> dims that the other axis splits."""
+Taken = Mapping[str, Mapping[int, int]]
+"""Tensor name -> dims that dp splits, and into how many parts: others split inside of these."""
 
 
 def split_of(rule: Rule, dims: Dims, shard: Shard, axis: AxisKind) -> Split | None:
@@ -120,11 +122,13 @@ def allowed(op: Op, rule: Rule, split: Split, axis: AxisKind, taken: Taken) -> b
         return False
     if _tears(rule, split) or (axis.batch and split.factor in rule.together):
         return False
+    plain = split.factor in rule.plain
     for name, dims in zip((*op.inputs, *op.outputs), (*rule.inputs, *rule.outputs), strict=True):
         shard = shard_of(rule, dims, split, axis)
-        if shard and (
-            shard.dim in taken.get(name, ()) or (split.factor in rule.plain and shard.outer > 1)
-        ):
+        if not shard:
+            continue
+        parts = taken.get(name, {}).get(shard.dim, 1)
+        if shard.outer % parts or (plain and (parts > 1 or shard.outer not in axis.outers)):
             return False
     return True
 
@@ -135,10 +139,13 @@ def _tears(rule: Rule, split: Split) -> bool:
 
 
 def natural_splits(op: Op, rule: Rule, axis: AxisKind, taken: Taken) -> Iterator[Split]:
-    """Every factor as a whole."""
+    """Every factor as a whole, or inside the parts of other axes."""
     for factor in sorted(rule.split):
-        if allowed(op, rule, Split(factor), axis, taken):
-            yield Split(factor)
+        for outer in axis.outers:
+            split = Split(factor, outer)
+            whole = rule.sizes[single_splits(rule, split)[0].factor] % outer == 0
+            if whole and allowed(op, rule, split, axis, taken):
+                yield split
 
 
 def split_strategy(op: Op, rule: Rule, graph: Graph, split: Split, axis: AxisKind) -> Strategy:

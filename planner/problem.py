@@ -57,7 +57,7 @@ class Problem:
     def layouts(self, model: ModelMesh, variant: str = "") -> tuple[BlockLayout, ...]:
         """One layout per pattern, `(prelude)` included."""
         if (model, variant) not in self.solved:
-            self.solved[model, variant] = solve_layouts(self.graph, dict(model).get("tp", 1))
+            self.solved[model, variant] = solve_layouts(self.graph, model, variant=variant)
         return self.solved[model, variant]
 
     @cached_property

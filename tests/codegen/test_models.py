@@ -11,15 +11,23 @@ from torch import Tensor
 from meshwright.codegen.comm import Comm
 from meshwright.codegen.lower import lower
 from meshwright.ir.graph import Graph
+from meshwright.ir.plan import BlockLayout, model_mesh
 from meshwright.ir.step import TrainingStep, flatten_batch
 from meshwright.ir.trace import trace
 from meshwright.planner.layouts import solve_layouts
-from meshwright.planner.prices import AlphaBeta
+from meshwright.planner.prices import AlphaBeta, usual
 from tests.codegen.equality import plan_of, run_plan, samples_of, whole_tensor
 from tests.models import CASES, ModelCase
 
 SPLIT_ALL = AlphaBeta(latency_s=0.0, state_per_parameter_byte=1e6)
 """Prices at which every parameter that can be split is."""
+
+
+def split_all(graph: Graph, tp: int) -> tuple[BlockLayout, ...]:
+    mesh = model_mesh({"tp": tp})
+    return solve_layouts(graph, mesh, usual(mesh, SPLIT_ALL))
+
+
 ROUNDED = {"mixtral": 1e-12, "t5": 1e-12}
 """Experts run as one op of our own, and a weight that is used three times adds up its gradients in
 another order: equal up to rounding, not to the bit."""
@@ -48,7 +56,7 @@ def wanted(name: str) -> tuple[Tensor, dict[str, Tensor]]:
 def compare(name: str, tp: int, shares: tuple[int, ...], count: int, tolerance: float) -> None:
     case, model, graph = traced(name)
     loss, grads = wanted(name)
-    plan = plan_of(graph, solve_layouts(graph, tp, SPLIT_ALL), shares, count)
+    plan = plan_of(graph, split_all(graph, tp), shares, count)
     found_loss, found = run_plan(model, graph, plan, flatten_batch(case.example()))
     torch.testing.assert_close(found_loss, loss, rtol=tolerance, atol=0)
     assert set(found) == set(grads)
@@ -79,7 +87,7 @@ def test_a_split_model_is_the_model(
 
 def test_stages_of_a_model_with_tied_weights() -> None:
     case, model, graph = traced("gpt2")
-    plan = plan_of(graph, solve_layouts(graph, 2, SPLIT_ALL), (3, 1), 2, cuts=(1, 3))
+    plan = plan_of(graph, split_all(graph, 2), (3, 1), 2, cuts=(1, 3))
     found_loss, _ = run_plan(model, graph, plan, flatten_batch(case.example()))
     torch.testing.assert_close(found_loss, wanted("gpt2")[0], rtol=1e-12, atol=0)
 
@@ -87,7 +95,7 @@ def test_stages_of_a_model_with_tied_weights() -> None:
 @pytest.mark.parametrize("name", ["gpt2", "bert_mlm", "dlrm", "gnmt"])
 def test_the_written_source_of_a_model_runs(name: str) -> None:
     case, model, graph = traced(name)
-    plan = plan_of(graph, solve_layouts(graph, 1), (8,))
+    plan = plan_of(graph, solve_layouts(graph, ()), (8,))
     (program,) = lower(graph, plan, 0)
     assert max(map(len, program.source.splitlines())) <= 100
     written: dict[str, Any] = {}

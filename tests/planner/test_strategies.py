@@ -10,8 +10,8 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Graph, Op, Ref
 from meshwright.ir.layout import Axis, Strategy
 from meshwright.ir.trace import trace
+from meshwright.planner.data_layout import is_state, solve_data, taken_dims
 from meshwright.planner.factors import AxisKind, Split, strategies
-from meshwright.planner.layouts import is_state, solve_data, taken_dims
 from meshwright.planner.segments import Segment
 from meshwright.planner.spread import spread
 from tests.models import CASES
@@ -34,7 +34,7 @@ def _strategies(graph: Graph, size: int) -> Iterator[tuple[Op, str, Axis, Strate
             splits = data.splits[op.name]
             for strategy in strategies(op, segment.rules[op.name], graph, axis, splits):
                 yield op, "dp", shares, strategy
-        tensor = _tensor_splits(graph, segment, AxisKind(size), taken_dims(segment, laid))
+        tensor = _tensor_splits(graph, segment, AxisKind(size), taken_dims(segment, laid, BATCH))
         for op in segment.ops:
             found = strategies(op, segment.rules[op.name], graph, AxisKind(size), tensor[op.name])
             for strategy in found:
@@ -42,7 +42,7 @@ def _strategies(graph: Graph, size: int) -> Iterator[tuple[Op, str, Axis, Strate
 
 
 def _tensor_splits(
-    graph: Graph, segment: Segment, axis: AxisKind, taken: dict[str, frozenset[int]]
+    graph: Graph, segment: Segment, axis: AxisKind, taken: dict[str, dict[int, int]]
 ) -> dict[str, tuple[Split, ...]]:
     return spread(
         segment.ops, segment.rules, axis, taken=taken, seeds={}, natural=True,
