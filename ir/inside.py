@@ -18,7 +18,7 @@ from math import ceil, prod
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.graph import Op, Ref
 from meshwright.ir.layout import R, Shard, Strategy, balanced
-from meshwright.ir.windows import CONVOLUTIONS, POOLS, sent, spans, windows
+from meshwright.ir.windows import CONVOLUTIONS, POOLS, Span, sent, spans, windows
 
 SHIFT = "shift"
 """Each rank sends to a neighbour on the axis and receives from one, all at the same time."""
@@ -65,6 +65,25 @@ def inner_traffic(
     return find(op, strategy, ranks, inputs, outputs) if find and split and ranks > 1 else ()
 
 
+def kept_apart(
+    op: Op, strategy: Strategy, ranks: int, inputs: Operands, outputs: Operands
+) -> dict[int, int]:
+    """Inputs of which the op's backward keeps a copy of its own, and the bytes of the copy on the
+    busiest rank: what was fetched from others lies in other memory than the operand."""
+    if not inner_traffic(op, strategy, ranks, inputs, outputs):
+        return {}
+    name = op.target.rpartition(".")[0]
+    if name == "meshwright.experts":
+        copies = _copies(ranks, inputs[1].shape[-1])
+        return {i: ceil(inputs[i].nbytes * copies / ranks) for i in range(3)}
+    placed = strategy.inputs[0]
+    if _INSIDE[name] is not _windowed or not isinstance(placed, Shard):
+        return {}
+    needed = _reads(op, placed.dim, ranks, inputs, outputs)
+    longest = max(stop - start for start, stop in needed)
+    return {0: inputs[0].nbytes // inputs[0].shape[placed.dim] * longest}
+
+
 def sends(op: Op) -> bool:
     """Whether the op communicates by itself under some strategy."""
     return op.target.rpartition(".")[0] in _INSIDE
@@ -109,7 +128,7 @@ def _experts(
         return ()
     if strategy.inputs[0].dim != 0 or strategy.inputs[3].dim != 0:
         return ()
-    copies = ranks * (1 - (1 - 1 / ranks) ** index.shape[-1])
+    copies = _copies(ranks, index.shape[-1])
     tokens, scales, indices = (ceil(o.nbytes * copies) for o in (hidden, weights, index))
     move = Primitive.ALL_TO_ALL
     return (
@@ -122,24 +141,33 @@ def _experts(
     )
 
 
+def _copies(ranks: int, picked: int) -> float:
+    """To how many ranks a token goes that picks so many experts, on average."""
+    return ranks * (1 - (1 - 1 / ranks) ** picked)
+
+
 def _windowed(
     op: Op, strategy: Strategy, ranks: int, inputs: Operands, outputs: Operands
 ) -> tuple[Inner, ...]:
     """Rows at the borders of the parts go to the neighbours, their gradients come back."""
     image, placed = inputs[0], strategy.inputs[0]
-    found = windows(op, [i.shape for i in inputs], outputs[0].shape)
-    lead = len(image.shape) - len(found)
-    if not isinstance(placed, Shard) or placed.dim < lead:
+    needed = _reads(op, placed.dim, ranks, inputs, outputs) if isinstance(placed, Shard) else ()
+    if not needed or not isinstance(placed, Shard):
         return ()
-    window, size = found[placed.dim - lead], image.shape[placed.dim]
+    held = spans(balanced(image.shape[placed.dim], ranks))
+    rows = sent(held, needed), sent(needed, held)
+    row = image.nbytes // image.shape[placed.dim]
+    return tuple(Inner(SHIFT, row * n, 1, b) for n, b in zip(rows, (False, True), strict=True) if n)
+
+
+def _reads(op: Op, dim: int, ranks: int, inputs: Operands, outputs: Operands) -> tuple[Span, ...]:
+    """What each rank reads of a dim of the input; nothing if no windows slide over it."""
+    found = windows(op, [i.shape for i in inputs], outputs[0].shape)
+    lead = len(inputs[0].shape) - len(found)
+    window = found[dim - lead] if dim >= lead else None
     if window is None:
         return ()
-    held = spans(balanced(size, ranks))
-    made = spans(balanced(outputs[0].shape[placed.dim], ranks))
-    needed = [window.reads(*span) for span in made]
-    rows = sent(held, needed), sent(needed, held)
-    row = image.nbytes // size
-    return tuple(Inner(SHIFT, row * n, 1, b) for n, b in zip(rows, (False, True), strict=True) if n)
+    return tuple(window.reads(*s) for s in spans(balanced(outputs[0].shape[dim], ranks)))
 
 
 def _batch_norm(

@@ -147,5 +147,12 @@ def test_only_what_is_needed_is_sent() -> None:
     _check_halo(simulate({"cp": 3}, _halo))
 
 
+def test_nothing_is_sent_where_windows_end_at_the_borders() -> None:
+    for case in (CONVS["stride without overlap"], POOLS["max"]):
+        inputs = len(case.tensors)
+        text = "S(2) R|P R|P -> S(2)" if inputs == 3 else "S(2) -> S(2)"
+        assert check(case, {"tp": text}, {"tp": 2}) == [[], []]
+
+
 def test_on_processes() -> None:
     _check_halo(on_gloo(_halo, 3))

@@ -4,7 +4,7 @@ import pytest
 
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.graph import Arg, Op
-from meshwright.ir.inside import SHIFT, Inner, Operand, inner_traffic
+from meshwright.ir.inside import SHIFT, Inner, Operand, inner_traffic, kept_apart
 from meshwright.ir.layout import parse_strategy
 from meshwright.ir.windows import Window, sent, spans, windows
 
@@ -60,6 +60,19 @@ def test_halos_are_rows_of_the_neighbours(kernel: int, stride: int, rows: int) -
     both = (Inner(SHIFT, nbytes, 1, backward=False), Inner(SHIFT, nbytes, 1, backward=True))
     assert found == (both if rows else ())
     assert inner_traffic(conv, parse_strategy("S(0) R|P -> S(0)"), 3, [x, w], [y]) == ()
+
+
+def test_what_was_fetched_is_kept() -> None:
+    x, w = value(2, 3, 24, 8), value(5, 3, 3, 3)
+    conv = op("aten.conv2d.default", 2, stride=(1, 1), padding=(1, 1), dilation=(1, 1))
+    rows = kept_apart(conv, parse_strategy("S(2) R|P -> S(2)"), 3, [x, w], [x])
+    assert rows == {0: x.nbytes // 24 * 10}
+    assert kept_apart(conv, parse_strategy("S(0) R|P -> S(0)"), 3, [x, w], [x]) == {}
+    experts = op("meshwright.experts.default", 5)
+    inputs = [value(64, 16), value(64, 2, item=8), value(64, 2), value(8, 64, 16), value(8, 16, 32)]
+    split = parse_strategy("S(0) S(0) S(0) S(0) S(0) -> S(0)")
+    kept = kept_apart(experts, split, 4, inputs, inputs[:1])
+    assert kept == {i: inputs[i].nbytes * 7 // 16 for i in range(3)}
 
 
 def test_thin_parts_get_rows_from_further_away() -> None:
