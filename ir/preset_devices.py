@@ -152,7 +152,12 @@ def _compute_curves(spec: _Spec) -> dict[OpClass, OpCurve]:
             source="assumption",
             reference="seven tenths of a matmul",
         ),
-        OpClass.RECURRENT: OpCurve(share=0.3 * matmul.share, floor_s=1e-4, band=0.6),
+        OpClass.RECURRENT: OpCurve(
+            share=0.3 * matmul.share,
+            wide_share=0.3 * (matmul.wide_share or matmul.share),
+            floor_s=1e-4,
+            band=0.6,
+        ),
     }
 
 

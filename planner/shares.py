@@ -1,6 +1,5 @@
 """Samples per replica of a stage on devices of several types, by their cost tables."""
 
-from collections.abc import Sequence
 from math import floor
 
 import numpy as np
@@ -13,6 +12,8 @@ from meshwright.planner.problem import Problem
 
 _EACH, _POINTS = 8, 12
 """Sample counts that are priced: each up to here, then so many up to all; others lie between."""
+_NEAR, _ROUNDS = 4, 3
+"""Beside them so many on both sides of the shares that are best by then, in so many rounds."""
 Types = tuple[str, ...]
 """Names of the device types of one replica."""
 
@@ -30,11 +31,18 @@ def balanced_shares(
     if len(set(replicas)) == 1:
         return ()
     samples = problem.batch // num_microbatches
-    tables = {types: _table(problem, stage, types, samples) for types in set(replicas)}
-    held = {types: _most(problem, stage, types, samples, in_flight) for types in tables}
-    fitting = [Replica(tables[types], held[types]) for types in replicas]
-    boundless = [Replica(tables[types], samples) for types in replicas]
-    return exact_shares(samples, fitting) or exact_shares(samples, boundless) or ()
+    kinds = sorted(set(replicas))
+    points = {types: _points(samples) for types in kinds}
+    held = {types: _most(problem, stage, types, samples, in_flight) for types in kinds}
+    shares: tuple[int, ...] = ()
+    for _ in range(_ROUNDS):
+        tables = {t: _table(problem, stage, t, samples, points[t]) for t in kinds}
+        fitting = [Replica(tables[types], held[types]) for types in replicas]
+        boundless = [Replica(tables[types], samples) for types in replicas]
+        shares = exact_shares(samples, fitting) or exact_shares(samples, boundless) or ()
+        for types, share in zip(replicas, shares, strict=False):
+            points[types] |= _around(share, samples)
+    return shares
 
 
 def _replicas(problem: Problem, stage: StageChoice) -> list[Types]:
@@ -56,25 +64,27 @@ def _cost(problem: Problem, stage: StageChoice, device: str, samples: int) -> St
 
 
 def _table(
-    problem: Problem, stage: StageChoice, types: Sequence[str], samples: int
+    problem: Problem, stage: StageChoice, types: Types, samples: int, points: set[int]
 ) -> tuple[float, ...]:
     """Seconds for 1, 2, ... samples on the slowest device of a replica."""
-    points = _points(samples)
+    counts = sorted(points)
     times = []
-    for count in points:
+    for count in counts:
         costs = [_cost(problem, stage, device, count) for device in types]
         times.append(max(cost.forward_s + cost.backward_s for cost in costs))
-    return tuple(np.interp(np.arange(1, samples + 1), points, times).tolist())
+    return tuple(np.interp(np.arange(1, samples + 1), counts, times).tolist())
 
 
-def _points(samples: int) -> list[int]:
+def _points(samples: int) -> set[int]:
     more = np.geomspace(min(_EACH, samples), samples, _POINTS).round().astype(int)
-    return sorted({*range(1, min(_EACH, samples) + 1), *more.tolist()})
+    return {*range(1, min(_EACH, samples) + 1), *more.tolist()}
 
 
-def _most(
-    problem: Problem, stage: StageChoice, types: Sequence[str], samples: int, in_flight: int
-) -> int:
+def _around(share: int, samples: int) -> set[int]:
+    return set(range(max(1, share - _NEAR), min(samples, share + _NEAR) + 1))
+
+
+def _most(problem: Problem, stage: StageChoice, types: Types, samples: int, in_flight: int) -> int:
     """Samples that every device of a replica holds: on the line through one and many of them."""
     least = samples
     for device in types:
