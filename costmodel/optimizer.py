@@ -51,6 +51,14 @@ def optimizer_time(
     return OptimizerTime(seconds, max(curve.band, SOURCE_BAND[curve.source]), curve.source)
 
 
+def temporary_bytes(device: DeviceType, optimizer: str, nbytes: int, largest_bytes: int) -> int:
+    """What the step holds besides: fused kernels nothing, op by op the root of RMSprop's squares,
+    on a GPU of all tensors together."""
+    if optimizer in _FUSED:
+        return 0
+    return nbytes if device.kind == "cuda" else min(nbytes, largest_bytes)
+
+
 def _formula(device: DeviceType, optimizer: str, num_tensors: int, nbytes: int) -> float:
     curve = curve_of(OpClass.ELEMENTWISE, device)
     # The state is larger than any cache when its turn comes: the rate of memory.

@@ -80,6 +80,8 @@ class StageMemory:
     optimizer: int
     temporary: int
     """Of the optimizer's step."""
+    summed: int = 0
+    """Flat copy of the gradients that are summed over a model axis."""
     border: int
     entry: int
     blocks: tuple[BlockMemory, ...]
@@ -138,12 +140,13 @@ class StageMemory:
         """Most between the last backward and the next step, `always` left out."""
         own = self.begun.gradients
         if not self.zero:
-            return Bytes(gradients=own, workspace=self.temporary)
+            return Bytes(gradients=own, communication=self.summed,
+                         workspace=max(0, self.temporary - self.summed))  # fmt: skip
         largest = max((b.nbytes for b in self.buckets), default=0)
         moving = 2 * largest if self.zero == 3 else largest + ceil(largest / self.shard)
         if self.zero == 1 and self.keeps_flat:  # until all have been reduced
             moving = max(moving, self.trained)
-        return Bytes(gradients=self.part, communication=max(moving, self.temporary))
+        return Bytes(gradients=self.part, communication=max(moving, self.temporary, self.summed))
 
     @cached_property
     def unseen(self) -> int:

@@ -6,7 +6,7 @@ from math import ceil
 
 from meshwright.costmodel.comm import Levels
 from meshwright.costmodel.memory import training_state
-from meshwright.costmodel.optimizer import OptimizerTime, optimizer_time
+from meshwright.costmodel.optimizer import OptimizerTime, optimizer_time, temporary_bytes
 from meshwright.costmodel.overheads import overheads_of
 from meshwright.costmodel.placement import StageCosts
 from meshwright.costmodel.program import IDLE, Program, Step, play
@@ -138,6 +138,7 @@ def _memory(
     tables: CostTables, optimizer: str, costs: StageCosts, held: tuple[Held, ...], sync: Sync
 ) -> StageMemory:
     trained = sum(h.nbytes for h in held if h.trained)
+    parts = sync.shard if sync.zero else 1
     state = training_state(
         sum(costs.cost.params.values()), trained,
         optimizer=optimizer, zero=sync.zero, dp_shard=sync.shard,
@@ -145,7 +146,11 @@ def _memory(
     return StageMemory(
         zero=sync.zero, shard=sync.shard, reduces=bool(sync.buckets), prefetch=sync.prefetch,
         keeps_flat=costs.device.kind != "cpu",
-        parameters=state.parameters_bytes, optimizer=state.optimizer_bytes, temporary=0,
+        parameters=state.parameters_bytes, optimizer=state.optimizer_bytes,
+        temporary=temporary_bytes(
+            costs.device, optimizer, trained // parts, max((h.nbytes for h in held), default=0)
+        ),
+        summed=max((nbytes // parts for nbytes, _ in _summed(costs)), default=0),
         border=costs.border_bytes, entry=costs.entry_bytes,
         blocks=_block_memories(costs, held),
         buckets=sync.buckets or buckets(held, 0),

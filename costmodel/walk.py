@@ -14,7 +14,7 @@ from meshwright.costmodel.site import Site as Site
 from meshwright.ir.conversions import Conversion
 from meshwright.ir.device import OpClass
 from meshwright.ir.graph import DTYPE_BYTES, Graph, Kind, Op, Tensor
-from meshwright.ir.inside import Inner, Operand, inner_traffic, sends
+from meshwright.ir.inside import Inner, Operand, inner_traffic, kept_apart, sends
 from meshwright.ir.layout import Placement, R, Replicate, Shard, Strategy, local_shape
 from meshwright.ir.paths import path
 
@@ -80,6 +80,8 @@ class Walk:
     storage: dict[tuple[str, _Target], "_Storage"] = field(default_factory=dict)
     """(value, placement) -> the memory it looks into, which may be another value's."""
     saved: dict[SavedKey, int] = field(default_factory=dict)
+    apart: dict[tuple[str, str], int] = field(default_factory=dict)
+    """(op, memory of an operand) -> bytes of the copy that the op keeps in its place."""
     clock: Clock = field(default_factory=Clock)
     used: set[str] = field(default_factory=set)
     """Values that an op has read: each further reader adds its gradient to theirs."""
@@ -179,6 +181,8 @@ class Walk:
             inputs = self._operands(op, op.inputs, places[0], axis)
             outputs = self._operands(op, op.outputs, places[1], axis)
             found = inner_traffic(op, strategy, ranks, inputs, outputs)
+            for i, nbytes in kept_apart(op, strategy, ranks, inputs, outputs).items():
+                self.apart[op.name, self.facts.roots[op.inputs[i]]] = nbytes
             forward = [m for m in found if not m.backward]
             backward = [m for m in found if m.backward and self._has_gradient(op)]
             self.sent += [(axis, message) for message in (*forward, *backward)]
@@ -306,6 +310,9 @@ class Walk:
             return
         cast = self._compute_dtype(op, classify(op.target))
         for name in op.saved:
+            if nbytes := self.apart.get((op.name, self.facts.roots[name])):
+                self.saved[op.name, name, ()] = nbytes
+                continue
             dtype = self.facts.dtypes[name]
             if classify(op.target) in COMPUTE and is_float(dtype):
                 dtype = cast

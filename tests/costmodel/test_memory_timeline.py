@@ -22,7 +22,7 @@ def stage(
 ) -> StageMemory:
     return StageMemory(
         zero=zero, shard=shard, reduces=reduces, prefetch=more.get("prefetch", 0),
-        parameters=0, optimizer=0, temporary=more.get("temporary", 0),
+        parameters=0, optimizer=0, temporary=more.get("temporary", 0), summed=more.get("summed", 0),
         border=more.get("border", 0), entry=more.get("entry", 0), blocks=(BLOCK,) * blocks,
         buckets=tuple(Bucket(i, 100, 1) for i in reversed(range(blocks))),
     )  # fmt: skip
@@ -109,6 +109,16 @@ def test_the_optimizer_may_need_more() -> None:
     made = stage(1, temporary=500)
     table = table_of(parse_schedule("x", ("0F0 0B0",)))
     assert peak(table, 0, [made]) == Bytes(gradients=100, workspace=500)
+
+
+def test_gradients_summed_over_a_model_axis_are_copied_flat() -> None:
+    """At the end, beside the 200 of gradients; shards of them where ZeRO has cut them."""
+    table = table_of(parse_schedule("x", ("0F0 0B0",)))
+    assert peak(table, 0, [stage(summed=90)]).communication == 90
+    assert peak(table, 0, [stage(summed=90)]).total == 200 + 90
+    assert peak(table, 0, [stage(summed=90, temporary=100)]).total == 200 + 100
+    cut = peak(table, 0, [stage(zero=3, shard=2, reduces=True, summed=900)])
+    assert cut == Bytes(100, 0, 900, 0)
 
 
 def test_offloaded_bytes_are_away() -> None:
