@@ -16,6 +16,7 @@ from meshwright.planner.data_layout import DataLayout, solve_data
 from meshwright.planner.mesh_problem import MeshProblem, mesh_problem
 from meshwright.planner.mesh_space import mesh_space
 from meshwright.planner.moves import Moves
+from meshwright.planner.placement_rules import NO_RULES, PlacementRules
 from meshwright.planner.prices import Regime, usual
 from meshwright.planner.segments import PRELUDE, Segment
 
@@ -35,12 +36,13 @@ def solve_layouts(
     *,
     split_borders: bool = False,
     variant: str = "",
+    asked: PlacementRules = NO_RULES,
 ) -> tuple[BlockLayout, ...]:
-    """One layout per pattern, the prelude first."""
+    """One layout per pattern, the prelude first; `asked`: what constraints say of parameters."""
     data = solve_data(graph)
     solved = None
     if model:
-        space = mesh_space(graph, data, model)
+        space = mesh_space(graph, data, model, asked)
         problem = mesh_problem(graph, space, regime or usual(model), Moves(model), split_borders)
         solved = Solved(problem, choose(problem.choices))
     return layouts_of(graph, data, model, solved, variant)

@@ -18,6 +18,7 @@ from meshwright.planner.axis_layout import useful
 from meshwright.planner.data_layout import DataLayout, is_state, taken_dims
 from meshwright.planner.factors import AxisKind, Taken, strategies
 from meshwright.planner.joint import Picks, joint_placements, joint_strategies
+from meshwright.planner.placement_rules import NO_RULES, PlacementRules
 from meshwright.planner.rules import name_of
 from meshwright.planner.segments import PRELUDE, Segment, aliases
 from meshwright.planner.spread import Shards, spread
@@ -61,8 +62,10 @@ class MeshSpace:
     alias: Callable[[str], str]
 
 
-def mesh_space(graph: Graph, data: DataLayout, mesh: ModelMesh) -> MeshSpace:
-    """The space of a mesh."""
+def mesh_space(
+    graph: Graph, data: DataLayout, mesh: ModelMesh, asked: PlacementRules = NO_RULES
+) -> MeshSpace:
+    """The space of a mesh; `asked`: what constraints say of parameters."""
     found = tuple(s for s in data.segments if s.block.pattern != PRELUDE)
     alias, sizes = aliases(graph), tuple(size for _, size in mesh)
     taken = _taken(graph, data)
@@ -76,7 +79,10 @@ def mesh_space(graph: Graph, data: DataLayout, mesh: ModelMesh) -> MeshSpace:
     }
     whole = (R,) * len(mesh)
     names = dict.fromkeys(name for s in found for name in s.block.params)
-    params = {n: _places(graph, n, sizes, [axis.stored(graph, n) for axis in each]) for n in names}
+    params = {
+        n: asked.places(n, mesh, _places(graph, n, sizes, [axis.stored(graph, n) for axis in each]))
+        for n in names
+    }
     early = {*graph.inputs, *(out for op in graph.prelude_ops for out in op.outputs)}
     borders = {
         root: (whole,)

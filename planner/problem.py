@@ -14,8 +14,10 @@ from meshwright.ir.plan import BlockLayout, ModelMesh
 from meshwright.ir.profile import Profile
 from meshwright.planner.constraints import (
     Constraint,
+    Placed,
     memory_cap,
     parse_constraints,
+    placement_rules,
     stage_of_block,
 )
 from meshwright.planner.explain import batch_coupling, batch_norms, why_whole
@@ -56,9 +58,16 @@ class Problem:
 
     def layouts(self, model: ModelMesh, variant: str = "") -> tuple[BlockLayout, ...]:
         """One layout per pattern, `(prelude)` included."""
-        if (model, variant) not in self.solved:
-            self.solved[model, variant] = solve_layouts(self.graph, model, variant=variant)
-        return self.solved[model, variant]
+        key = (model, f"{variant}{self._placed}")
+        if key not in self.solved:
+            asked = placement_rules(self.constraints, self.graph)
+            self.solved[key] = solve_layouts(self.graph, model, variant=variant, asked=asked)
+        return self.solved[key]
+
+    @cached_property
+    def _placed(self) -> str:
+        """Problems that differ in other constraints alone share layouts."""
+        return "".join(f" {item}" for item in self.constraints if isinstance(item, Placed))
 
     @cached_property
     def coupling(self) -> tuple[str, ...]:
@@ -67,10 +76,11 @@ class Problem:
 
     def whole(self, model: ModelMesh, variant: str = "") -> tuple[str, ...]:
         """What every rank of a replica computes whole, and why."""
-        if (model, variant) not in self.explained:
+        key = (model, f"{variant}{self._placed}")
+        if key not in self.explained:
             found = why_whole(self.graph, self.layouts(model, variant))
-            self.explained[model, variant] = found
-        return self.explained[model, variant]
+            self.explained[key] = found
+        return self.explained[key]
 
     def room_bytes(self, devices: tuple[int, ...]) -> int:
         """Memory that a plan may use on each of `devices`."""
