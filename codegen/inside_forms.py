@@ -38,7 +38,10 @@ def _attention(site: Site, form: Form) -> Form:
     if not axes:
         return form
     if form.target.startswith("sharded."):
-        raise PlanError(f"{site.op.key}: attention split along keys has no dropout")
+        raise PlanError(
+            f"{site.op.key}: attention with dropout {form.arg('dropout_p')} is split along keys, "
+            "which has none; split heads or samples, or set it to 0"
+        )
     splitting = [a for i in (0, 1) for a in _splitting(site, i, dims - 2)]
     axis = _only_axis(site, dims - 2, list(dict.fromkeys(splitting)))
     extra: dict[str, Value] = {"axis": axis}

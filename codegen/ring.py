@@ -24,6 +24,7 @@ from meshwright.codegen.attend import (
 )
 from meshwright.codegen.circle import Ring, Share
 from meshwright.codegen.comm import Comm
+from meshwright.ir.errors import PlanError
 
 
 class _Attention(torch.autograd.Function):
@@ -143,7 +144,7 @@ def ring_attention(
     holds the rank's queries, or one for all, and all of the keys.
     """
     if dropout_p and comm.training:
-        raise ValueError(f"attention split along keys has no dropout; {dropout_p} is given")
+        raise PlanError(f"attention split along keys has no dropout; {dropout_p} is given, not 0")
     query, key, value = (_as_autocast(x) for x in (query, key, value))
     groups = key.shape[-3] if key.ndim > 2 else 1
     heads = query.shape[-3] // groups if query.ndim > 2 else 1
