@@ -7,7 +7,8 @@ split       weights are split over at least one model axis; with a size, replica
 stage       the blocks run in that stage
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Block, Graph
@@ -48,23 +49,32 @@ def _inside(path: str, module: str) -> bool:
     return path == module or path.startswith(module + ".")
 
 
-def _patterns(paths: Sequence[str], everything: Iterable[str]) -> tuple[str, ...]:
-    """Patterns that name these parameters and no others; numbers become `*` where that is so."""
-    others = set(everything) - set(paths)
+def _patterns(names: Sequence[str], everything: Iterable[str]) -> tuple[str, ...]:
+    """Patterns that name these and no others; numbers become `*` where that is so."""
+    others = set(everything) - set(names)
     found: dict[str, None] = {}
-    for path in paths:
-        wide = ".".join("*" if part.isdecimal() else part for part in path.split("."))
-        is_exact = not any(Placed(wide, "model", "R").names(other) for other in others)
-        found[wide if is_exact else path] = None
+    for name in names:
+        wide = ".".join("*" if part.isdecimal() else part for part in name.split("."))
+        # As a module's name a pattern stands for all that is inside, too.
+        taken = any(fnmatchcase(o, wide) or fnmatchcase(o, f"{wide}.*") for o in others)
+        found[name if taken else wide] = None
     return tuple(found)
 
 
 def _sizes(graph: Graph) -> Iterable[Constraint]:
-    for block in graph.blocks:
-        for kind, decision in _SIZES.items():
-            sized = _sized(graph, block, kind)
-            if sized:
-                yield Pin(decision, sized, scope=Scope(block=block.name))
+    for kind, decision in _SIZES.items():
+        sized = {block.name: _sized(graph, block, kind) for block in graph.blocks}
+        for size, pattern in _grouped(sized):
+            yield Pin(decision, size, scope=Scope(block=pattern))
+
+
+def _grouped(values: Mapping[str, int | None]) -> Iterable[tuple[int, str]]:
+    """Patterns of the blocks that share a value."""
+    for value in dict.fromkeys(values.values()):
+        if value is not None:
+            names = [name for name, own in values.items() if own == value]
+            for pattern in _patterns(names, values):
+                yield value, pattern
 
 
 def _sized(graph: Graph, block: Block, kind: str) -> int | None:
@@ -75,12 +85,13 @@ def _sized(graph: Graph, block: Block, kind: str) -> int | None:
 
 
 def _stages(graph: Graph) -> Iterable[Constraint]:
+    stages: dict[str, int | None] = {}
     for block in graph.blocks:
         found = {hint.size: hint for hint in _hints_in(graph, block, ("stage",))}
         _one(block, found.values())
-        for size in found:
-            assert size is not None
-            yield OnStage(block.name, size)
+        stages[block.name] = next(iter(found), None)
+    for stage, pattern in _grouped(stages):
+        yield OnStage(pattern, stage)
 
 
 def _hints_in(graph: Graph, block: Block, kinds: Sequence[HintKind]) -> list[Hint]:
