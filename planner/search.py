@@ -105,15 +105,19 @@ def rank(
     def solve(cluster: Cluster) -> Plan:
         first = problem(cluster, global_batch_size)
         if objective == "batch":
-            if isinstance(model_or_graph, Graph):
-                raise PlanError(
-                    "objective 'batch' traces the model at several batch sizes: give the module, "
-                    "not a Graph"
-                )
+            _check_traceable(model_or_graph)
             return _largest(partial(problem, cluster), first, searcher, time_limit_s)
         return search_problem(first, searcher, time_limit_s=time_limit_s, progress=progress)
 
     return rank_clusters(clusters, objective, solve)
+
+
+def _check_traceable(given: Any) -> None:
+    if isinstance(given, Graph):
+        raise PlanError(
+            "objective 'batch' traces the model at several batch sizes: give the module, not a "
+            "Graph"
+        )
 
 
 def _largest(
