@@ -11,11 +11,11 @@ import pytest
 
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.graph import Graph
+from meshwright.ir.plan import model_mesh
 from meshwright.ir.trace import trace
 from meshwright.planner.candidates import build_plan, uniform_choice
-from meshwright.planner.layouts import solve_layouts
 from meshwright.planner.problem import make_problem
-from tests.codegen.test_models import SPLIT_ALL
+from tests.codegen.test_models import split_all
 from tests.equality import check_equal
 from tests.models import CASES
 
@@ -83,7 +83,8 @@ def test_parallel_run_equals_the_single_process(model_name: str, plan_name: str)
     graph = traced(model_name, kind.batch)
     problem = make_problem(graph, Cluster.local(kind.world), precision="fp64", optimizer="adam")
     if "tp" in plan_name:  # prices at which all that can be split is split, however small
-        problem.solved.update((tp, solve_layouts(graph, tp, SPLIT_ALL)) for tp in (2, 3, 4))
+        for tp in (2, 3, 4):
+            problem.solved[model_mesh({"tp": tp}), ""] = split_all(graph, tp)
     plan = build_plan(problem, uniform_choice(problem, **kind.choice), predict=False)
     difference = check_equal(CASES[model_name], plan, graph)
     assert difference.loss <= 1e-9 and difference.parameters <= 1e-9, str(difference)
