@@ -52,7 +52,11 @@ class _Ahead:
             target, _, _, _, _, border, pair = items[position]
             if seconds := send_s[border]:
                 source = table.pairs[pair][0]
-                time = max(time, sending[source], getting[target]) + seconds
+                if sending[source] > time:
+                    time = sending[source]
+                if getting[target] > time:
+                    time = getting[target]
+                time += seconds
                 sending[source] = getting[target] = time
             arrived[position] = time
             if waits_at[target] == position:

@@ -74,7 +74,6 @@ class Walk:
     site: Site
     timer: OpTimer | None
     placed: dict[str, Where] = field(default_factory=dict)
-    inside: frozenset[str] = frozenset()
     converted: set[tuple[str, _Target]] = field(default_factory=set)
     """Values with the placements that they have been brought to."""
     storage: dict[tuple[str, _Target], "_Storage"] = field(default_factory=dict)
@@ -82,6 +81,10 @@ class Walk:
     saved: dict[SavedKey, int] = field(default_factory=dict)
     apart: dict[tuple[str, str], int] = field(default_factory=dict)
     """(op, memory of an operand) -> bytes of the copy that the op keeps in its place."""
+    shapes: dict[tuple[str, tuple[tuple[str, Placement], ...]], tuple[int, ...]] = field(
+        default_factory=dict
+    )
+    """Local shapes of values that are placed so."""
     clock: Clock = field(default_factory=Clock)
     used: set[str] = field(default_factory=set)
     """Values that an op has read: each further reader adds its gradient to theirs."""
@@ -96,7 +99,12 @@ class Walk:
         return self.facts.graph.tensors[name]
 
     def shape(self, name: str, where: Where) -> tuple[int, ...]:
-        return local_shape(self._tensor(name).shape, where, self.site.axes, self.site.coordinates)
+        key = name, tuple(where.items())
+        found = self.shapes.get(key)
+        if found is None:
+            site, whole = self.site, self._tensor(name).shape
+            found = self.shapes[key] = local_shape(whole, where, site.axes, site.coordinates)
+        return found
 
     def nbytes(self, name: str, where: Where, dtype: str = "") -> int:
         return prod(self.shape(name, where)) * DTYPE_BYTES[dtype or self.facts.dtypes[name]]
@@ -146,7 +154,8 @@ class Walk:
                 if self.facts.roots[name] != name:
                     looked_at = self.stored(op.inputs[0], inputs[0])
                     self.storage[name, self.normal(where)] = looked_at
-        local = self._local(op, inputs, outputs, self._share(op, strategies))
+        share = self._share(op, strategies)
+        local = self._local(op, inputs, outputs, share)
         self.trail.append(Step(op, local, strategies))
         time = op_time(local, self.site.device, self.timer)
         self.clock.add(time)
@@ -157,7 +166,7 @@ class Walk:
         operands = sum(i.nbytes for i in local.inputs if not i.is_param)
         if local.op_class is not OpClass.VIEW:
             self.workspace = max(self.workspace, operands + local.output_bytes)
-        self._save(op, inputs, outputs, self._share(op, strategies))
+        self._save(op, inputs, outputs, share)
 
     def _fan_in(self, op: Op, local: LocalOp) -> None:
         """Price adding up the gradients of values that an earlier op has read as well."""

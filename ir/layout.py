@@ -90,11 +90,20 @@ class Axis:
         """Units of each rank."""
         if not self.shares:
             return balanced(units, self.size)
+        return tuple(self._per_sample(units) * share for share in self.shares)
+
+    def units(self, units: int, coordinate: int) -> int:
+        """Units of one rank, out of so many."""
+        if not self.shares:
+            return units // self.size + (coordinate < units % self.size)
+        return self._per_sample(units) * self.shares[coordinate]
+
+    def _per_sample(self, units: int) -> int:
         if units % self.whole:
             raise PlanError(
                 f"{units} units do not hold {self.whole} samples a whole number of times"
             )
-        return tuple(units // self.whole * share for share in self.shares)
+        return units // self.whole
 
     @property
     def parts(self) -> int:
@@ -120,7 +129,7 @@ def units_of(size: int, shard: Shard) -> int:
 
 def local_size(size: int, shard: Shard, axis: Axis, coordinate: int) -> int:
     """Elements of a dim of global `size` on the rank at `coordinate` of `axis`."""
-    return shard.outer * axis.sizes(units_of(size, shard))[coordinate] * shard.inner
+    return shard.outer * axis.units(units_of(size, shard), coordinate) * shard.inner
 
 
 def local_shape(
