@@ -95,10 +95,6 @@ class BlockLayout:
     def model(self) -> ModelMesh:
         return model_mesh(self.mesh)
 
-    @property
-    def tp(self) -> int:
-        return self.mesh.get("tp", 1)
-
 
 @dataclass(frozen=True, config=_strict, kw_only=True)
 class Stage:
@@ -135,10 +131,6 @@ class Stage:
     def model_size(self) -> int:
         """Ranks of one replica."""
         return prod(size for _, size in self.model)
-
-    @property
-    def tp(self) -> int:
-        return self.mesh.get("tp", 1)
 
     def axes(self, global_batch_size: int) -> dict[str, Axis]:
         """The layout axes, for `ir.layout.local_shape`."""

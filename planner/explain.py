@@ -131,7 +131,7 @@ def _trains(op: Op) -> bool:
 
 
 def why_whole(graph: Graph, layouts: Sequence[BlockLayout]) -> tuple[str, ...]:
-    """For each pattern that tp does not split at all: what is computed whole and why."""
+    """For each pattern that no model axis splits: what is computed whole and why."""
     by_pattern = {layout.pattern: layout for layout in layouts}
     return tuple(
         text
@@ -143,7 +143,9 @@ def why_whole(graph: Graph, layouts: Sequence[BlockLayout]) -> tuple[str, ...]:
 
 def _whole(graph: Graph, block: Block, layout: BlockLayout) -> Iterator[str]:
     ops = graph.block_ops(block)
-    splits = {op.name for op in ops if _is_split(strategy_of(op, layout, "tp"))}
+    axes = [axis for axis, _ in layout.model]
+    splits = {op.name for op in ops for a in axes if _is_split(strategy_of(op, layout, a))}
+    mesh = ", ".join(f"{axis}={size}" for axis, size in layout.model)
     heavy = max(sum(op.flops for op in ops) / 10, sum(op.flops for op in graph.ops) / 100)
     reported: set[str] = set()
     for op in sorted(ops, key=lambda op: -op.flops):
@@ -152,7 +154,7 @@ def _whole(graph: Graph, block: Block, layout: BlockLayout) -> Iterator[str]:
             reported.add(name_of(op))
             where = f"{block.pattern}: {op.module_path or op.key}"
             yield (
-                f"tp={layout.tp}: {where}: {name_of(op)} is computed whole on each rank: "
+                f"{mesh}: {where}: {name_of(op)} is computed whole on each rank: "
                 f"{_reason(graph, op, layout)}"
             )
             if not splits:
@@ -167,15 +169,15 @@ def _reason(graph: Graph, op: Op, layout: BlockLayout) -> str:
     rule = find_rule(op, graph)
     if rule is None:
         return "it has no rule"
-    data, tp = strategy_of(op, layout, "dp"), AxisKind(layout.tp)
+    data, size = strategy_of(op, layout, "dp"), min(size for _, size in layout.model)
     names, places = (*op.inputs, *op.outputs), (*data.inputs, *data.outputs)
     taken = {
         name: {p.dim: p.outer * graph.batch_size}
         for name, p in zip(names, places, strict=True)
         if isinstance(p, Shard)
     }
-    if any(natural_splits(op, rule, tp, taken)):
+    if any(natural_splits(op, rule, AxisKind(size), taken)):
         return "splitting it would cost more than it saves"
     if not any(natural_splits(op, rule, AxisKind(2), taken)):
-        return "it has no tp rule besides its batch"
-    return f"none of its dims has {layout.tp} units to split"
+        return "it has no rule besides its batch"
+    return f"none of its dims has {size} units to split"

@@ -182,4 +182,4 @@ def test_plans_are_what_their_sketches_say():
         assert plan.world_size == sketch.num_ranks
         assert plan.num_microbatches == sketch.num_microbatches
         assert {stage.zero for stage in plan.stages} == {sketch.zero}
-        assert {stage.tp for stage in plan.stages} == {sketch.tp}
+        assert {stage.model_size for stage in plan.stages} == {sketch.tp}

@@ -170,7 +170,7 @@ def test_the_count_of_tokens_is_a_total() -> None:
 def test_what_cannot_be_split_is_said() -> None:
     graph = graph_of("gnmt")
     reasons = why_whole(graph, solve_layouts(graph, tp_mesh(2)))
-    assert any("lstm is computed whole on each rank: it has no tp rule" in r for r in reasons)
+    assert any("lstm is computed whole on each rank: it has no rule" in r for r in reasons)
     assert why_whole(graph, solve_layouts(graph, tp_mesh(1))) == ()
 
 

@@ -194,7 +194,7 @@ def test_mixed_device_types() -> None:
 def test_heads_that_tp_does_not_divide_are_split_unevenly() -> None:
     asked = problem(traced("gpt2"), cluster(3), constraints=("tp=3",))
     plan = search_problem(asked, "dp")
-    assert all(stage.tp == 3 for stage in plan.stages)
+    assert all(stage.model == (("tp", 3),) for stage in plan.stages)
 
 
 def test_a_large_instance_is_refused_by_the_oracle_and_not_by_auto() -> None:
