@@ -270,7 +270,9 @@ class Evidence:
     candidates: int
     infeasible: int
     exhausted: bool
-    """True if the searcher saw its whole space."""
+    """True if the whole space was covered, by search or by bounds."""
+    pruned: dict[str, int] = field(default_factory=dict)
+    """What need not be judged, by the reason: bound, memory, dominance."""
     bound_s: float
     """No plan of the searched space can be faster, by the same cost model."""
     gap: float

@@ -42,6 +42,8 @@ class StageChoice:
     zero: int = 0
     recompute: tuple[str, ...] = ()
     """Patterns or names of the blocks that are recomputed."""
+    prefetch: int = 0
+    """With zero 3: blocks whose parameters are gathered ahead."""
     shares: tuple[int, ...] = ()
     """Samples per micro-batch of each replica; as even as can be if empty."""
 
@@ -137,7 +139,7 @@ def _stage(problem: Problem, choice: Choice, stage: StageChoice) -> Stage:
         devices=stage.devices,
         batch_shares=stage.shares or balanced(samples, stage.dp),
         zero=stage.zero,  # type: ignore[arg-type]
-        prefetch=int(pinned(problem.constraints, "prefetch") or 0) if stage.zero == 3 else 0,
+        prefetch=(stage.prefetch or _asked_prefetch(problem)) if stage.zero == 3 else 0,
         recompute=dict.fromkeys(stage.recompute, "full"),
         layouts={
             layout.pattern: layout.name
@@ -145,6 +147,10 @@ def _stage(problem: Problem, choice: Choice, stage: StageChoice) -> Stage:
             if layout.pattern in used
         },
     )
+
+
+def _asked_prefetch(problem: Problem) -> int:
+    return int(pinned(problem.constraints, "prefetch") or 0)
 
 
 def recomputable(graph: Graph, blocks: Sequence[Block]) -> tuple[str, ...]:

@@ -3,13 +3,16 @@
 import difflib
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan import Plan
 from meshwright.planner import searchers
 from meshwright.planner.problem import Problem
+
+TIE = 0.02
+"""Plans whose predicted steps differ by less are a tie: then the simplest is best."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +24,11 @@ class Offer:
     """Choices judged since the last offer, this plan included."""
     infeasible: int = 0
     """Those of them that do not fit, this plan not included."""
+    pruned: Mapping[str, int] = field(default_factory=dict)
+    """Choices that need not be judged since the last offer, by the reason."""
+    open_s: float | None = None
+    """No choice that is neither judged nor pruned takes less; infinite when there is none left, and
+    None where that is not known."""
 
 
 Searcher = Callable[[Problem], Iterator[Offer]]

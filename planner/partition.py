@@ -10,8 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.planner.run_classes import RunClasses
+from meshwright.planner.space import Mesh
 from meshwright.planner.spans import Matrix
-from meshwright.planner.stage_tables import Option, Options
+from meshwright.planner.stage_tables import Options
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,58 +22,55 @@ class Part:
 
     start: int
     stop: int
-    first_rank: int
-    option: Option
+    first: int
+    """Place of its first device."""
+    mesh: Mesh
+    recomputed: float
+    """Share of the blocks that can be."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
     """What a partition is asked for."""
 
+    classes: RunClasses
     num_blocks: int
     num_devices: int
     num_stages: int
     sizes: tuple[int, ...]
     """Numbers of devices that a stage may have."""
-    options: Callable[[int, int], Options]
-    """(first rank, size) -> options."""
+    options: Callable[[int, int], Options | None]
+    """(first place, size) -> options."""
     in_flight: tuple[int, ...]
     """Micro-batches that each stage holds at once."""
     room_bytes: Callable[[int, int], float]
-    """(first rank, size) -> memory per device."""
+    """(first place, size) -> memory per device."""
     pins: Mapping[int, int]
     """Block -> stage."""
 
 
 Measure = Callable[[Options, int, float], Matrix]
-"""(options, micro-batches in flight, room) -> [option, i, k]; infinite where not allowed."""
-
-
-def _fits(options: Options, in_flight: int, room: float) -> NDArray[np.bool_]:
-    needed = options.static_bytes + in_flight * options.flight_bytes
-    found: NDArray[np.bool_] = needed <= room
-    return found
+"""(options, micro-batches in flight, room) -> [mesh, kind of run]; infinite where not allowed."""
 
 
 def load(options: Options, in_flight: int, room: float) -> Matrix:
     """Seconds of load of stages that fit."""
-    return np.where(_fits(options, in_flight, room), options.load_s, np.inf)
+    return options.seconds(options.share(in_flight, room))[1]
 
 
 def path_within(limit_s: float) -> Measure:
     """Seconds of path of stages that fit and have at most that load."""
 
     def measure(options: Options, in_flight: int, room: float) -> Matrix:
-        legal = _fits(options, in_flight, room) & (options.load_s <= limit_s)
-        return np.where(legal, options.path_s, np.inf)
+        path, load_s, _ = options.seconds(options.share(in_flight, room))
+        return np.where(load_s <= limit_s, path, np.inf)
 
     return measure
 
 
 def memory(options: Options, in_flight: int, room: float) -> Matrix:
-    """Bytes that stages need, whether they fit or not."""
-    needed = options.static_bytes + in_flight * options.flight_bytes
-    return np.where(np.isinf(options.path_s), np.inf, needed)
+    """Bytes that stages need at least, whether they fit or not."""
+    return options.least_bytes(in_flight)
 
 
 @dataclass(slots=True)
@@ -81,7 +80,7 @@ class _Row:
     value: Matrix
     start: NDArray[np.int64]
     size: NDArray[np.int64]
-    option: NDArray[np.int64]
+    mesh: NDArray[np.int64]
 
     @classmethod
     def empty(cls, num_blocks: int) -> "_Row":
@@ -104,7 +103,7 @@ def solve(
     last = rows[-1].get(asked.num_devices)
     if last is None or not np.isfinite(last.value[asked.num_blocks]):
         return None
-    return float(last.value[asked.num_blocks]), _trace_back(asked, rows)
+    return float(last.value[asked.num_blocks]), _trace_back(asked, rows, measure)
 
 
 def _sizes(asked: Pipeline, stage: int, used: int) -> Sequence[int]:
@@ -125,11 +124,11 @@ def _extend(
     join: np.ufunc,
 ) -> None:
     options = asked.options(used, size)
-    if not options.options:
+    if options is None:
         return
     values = measure(options, asked.in_flight[stage], asked.room_bytes(used, size))
     best, pick = values.min(axis=0), values.argmin(axis=0)
-    total = join(row.value[:, None], best)
+    total = join(row.value[:, None], asked.classes.spread(best))
     for block, wanted in asked.pins.items():
         inside = np.zeros_like(total, dtype=bool)
         inside[: block + 1, block + 1 :] = True
@@ -140,17 +139,24 @@ def _extend(
     target.value[better] = value[better]
     target.start[better] = start[better]
     target.size[better] = size
-    target.option[better] = pick[start, np.arange(len(start))][better]
+    kind = asked.classes.index[start, np.arange(len(start))]
+    target.mesh[better] = pick[kind][better]
 
 
-def _trace_back(asked: Pipeline, rows: list[dict[int, _Row]]) -> tuple[Part, ...]:
+def _trace_back(asked: Pipeline, rows: list[dict[int, _Row]], measure: Measure) -> tuple[Part, ...]:
     stop, used = asked.num_blocks, asked.num_devices
     parts: list[Part] = []
     for stage in range(asked.num_stages, 0, -1):
         row = rows[stage][used]
-        start, size = int(row.start[stop]), int(row.size[stop])
+        start, size, mesh = int(row.start[stop]), int(row.size[stop]), int(row.mesh[stop])
         used -= size
-        option = asked.options(used, size).options[int(row.option[stop])]
-        parts.append(Part(start, stop, used, option))
+        options = asked.options(used, size)
+        assert options
+        share = options.share(asked.in_flight[stage - 1], asked.room_bytes(used, size))
+        at = mesh, asked.classes.index[start, stop]
+        again = float(share[at])
+        if measure is memory or again > 1.0:
+            again = float(True in options.modes)
+        parts.append(Part(start, stop, used, options.meshes[mesh], again))
         stop = start
     return tuple(reversed(parts))

@@ -11,12 +11,12 @@ from meshwright.planner.candidates import (
     recomputable,
 )
 from meshwright.planner.problem import Problem
+from meshwright.planner.recompute import RecomputeSets
 from meshwright.planner.schedule_tools import make_schedule
 from meshwright.planner.space import (
     Mesh,
     meshes,
     microbatch_counts,
-    recompute_modes,
     schedules,
 )
 
@@ -76,13 +76,13 @@ def _other_cuts(choice: Choice) -> Iterator[Choice]:
 
 
 def _other_recompute(problem: Problem, choice: Choice) -> Iterator[Choice]:
-    if len(recompute_modes(problem)) < 2:
-        return
+    sets = RecomputeSets(problem)
     for i, stage in enumerate(choice.stages):
-        blocks = problem.graph.blocks[stage.start : stage.stop]
-        again = () if stage.recompute else recomputable(problem.graph, blocks)
-        if again != stage.recompute:
-            yield _with(choice, i, replace(stage, recompute=again))
+        known = sets.of(stage.start, stage.stop)
+        at = known.index(stage.recompute) if stage.recompute in known else 0
+        near = {0, at - 1, at + 1, len(known) - 1} - {at}
+        for index in sorted(n for n in near if 0 <= n < len(known)):
+            yield _with(choice, i, replace(stage, recompute=known[index]))
 
 
 def _other_counts(problem: Problem, choice: Choice) -> Iterator[Choice]:
@@ -97,7 +97,7 @@ def _other_counts(problem: Problem, choice: Choice) -> Iterator[Choice]:
 def _on(stage: StageChoice, mesh: Mesh) -> StageChoice:
     return replace(
         stage, dp_replicate=mesh.dp_replicate, dp_shard=mesh.dp_shard, model=mesh.model,
-        variant=mesh.variant, zero=mesh.zero, shares=(),
+        variant=mesh.variant, zero=mesh.zero, prefetch=mesh.prefetch, shares=(),
     )  # fmt: skip
 
 

@@ -1,20 +1,23 @@
-"""Costs of every run of blocks on one rank, as matrices: computing, memory, parameters, borders."""
+"""Costs of every kind of run of blocks on one rank: computing, memory, parameters, borders."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
 from meshwright.costmodel.block import BlockCost
-from meshwright.costmodel.comm import send_time
+from meshwright.costmodel.comm import Level, send_time
 from meshwright.costmodel.overheads import Overheads, overheads_of
 from meshwright.costmodel.placement import slowdown
 from meshwright.costmodel.tables import Spot
 from meshwright.ir.device import Link
-from meshwright.ir.plan import ModelMesh
+from meshwright.ir.graph import Block
+from meshwright.ir.plan import BlockLayout, ModelMesh
 from meshwright.planner.candidates import recomputable
 from meshwright.planner.problem import Problem
+from meshwright.planner.run_classes import kind_of_block, run_classes
 from meshwright.planner.spans import Matrix, highest, sums, sums_of_named
 
 
@@ -39,70 +42,128 @@ class Work(NamedTuple):
     """A micro-batch in runs of blocks."""
 
     busy_s: Matrix
+    forward_s: Matrix
     backward_s: Matrix
     saved_bytes: Matrix
     workspace_bytes: Matrix
 
 
 class RunCosts:
-    """The matrices of one problem; keeps what it has computed."""
+    """Arrays over the kinds of runs of one problem; keeps what it has computed."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.blocks = problem.graph.blocks
+        self.classes = run_classes(problem)
         self.slow = slowdown(problem.cluster)
+        self.kinds = tuple(kind_of_block(problem, block) for block in self.blocks)
+        self.first_user = _first_users(self.blocks)
+        """Parameter -> the first block that reads it."""
         self._again = frozenset(recomputable(problem.graph, self.blocks))
+        self._layouts: dict[tuple[ModelMesh, str], dict[str, BlockLayout]] = {}
+        self._alone: dict[tuple[ModelMesh, str, str], bool] = {}
         self._costs: dict[At, tuple[BlockCost, ...]] = {}
         self._states: dict[tuple[ModelMesh, str], State] = {}
         self._works: dict[tuple[At, bool], Work] = {}
         self._sent: dict[tuple[int, Link | None], tuple[Matrix, Matrix]] = {}
 
+    def of(self, matrix: Matrix) -> Matrix:
+        """The entries of a matrix over [i, k] for each kind of run."""
+        found: Matrix = matrix[self.classes.start, self.classes.stop]
+        return found
+
+    def may_recompute(self, block: int) -> bool:
+        return self.blocks[block].pattern in self._again
+
+    @property
+    def again(self) -> Matrix:
+        """How many blocks of each kind of run can be recomputed."""
+        return self.of(sums([block.pattern in self._again for block in self.blocks]))
+
     def overheads(self, at: At) -> Overheads:
         return overheads_of(self.problem.tables.devices[at.spot.device])
 
+    def layouts(self, model: ModelMesh, variant: str) -> dict[str, BlockLayout]:
+        """By pattern."""
+        if (model, variant) not in self._layouts:
+            found = {layout.pattern: layout for layout in self.problem.layouts(model, variant)}
+            self._layouts[model, variant] = found
+        return self._layouts[model, variant]
+
     def block_costs(self, at: At) -> tuple[BlockCost, ...]:
+        at = self.canonical(at)
         if at not in self._costs:
-            layouts = {
-                layout.pattern: layout for layout in self.problem.layouts(at.spot.model, at.variant)
-            }
+            layouts = self.layouts(at.spot.model, at.variant)
             self._costs[at] = tuple(
                 self.problem.tables.block(block, layouts[block.pattern], at.spot)
                 for block in self.blocks
             )
         return self._costs[at]
 
+    def canonical(self, at: At) -> At:
+        """The same without replicas, where blocks do not communicate with them."""
+        spot = at.spot
+        if spot.dp == 1 or self.problem.tables.profile is not None:
+            return at  # a profile knows blocks by the ranks that they were measured on
+        key = (spot.model, at.variant, spot.device)
+        if key not in self._alone:
+            self._alone[key] = self._is_alone(at)
+        if not self._alone[key]:
+            return at
+        return At(replace(spot, dp=1, dp_levels=()), at.variant)
+
+    def _is_alone(self, at: At) -> bool:
+        link = self.problem.cluster.nodes[0].link
+        one = replace(at.spot, samples=1, dp=1, dp_levels=())
+        two = replace(one, dp=2, dp_levels=(Level(2, link),))
+        layouts = self.layouts(at.spot.model, at.variant)
+        return all(
+            self._talk_s(block.pattern, layouts, one) == self._talk_s(block.pattern, layouts, two)
+            for block in self.problem.graph.distinct_blocks()
+        )
+
+    def _talk_s(
+        self, pattern: str, layouts: dict[str, BlockLayout], spot: Spot
+    ) -> tuple[float, float]:
+        block = next(b for b in self.blocks if b.pattern == pattern)
+        cost = self.problem.tables.block(block, layouts[pattern], spot)
+        return cost.comm_forward_s, cost.comm_backward_s
+
     def work(self, at: At, again: bool) -> Work:
+        at = self.canonical(at)
         if (at, again) not in self._works:
-            made = [
-                cost.recomputed() if again and block.pattern in self._again else cost
-                for block, cost in zip(self.blocks, self.block_costs(at), strict=True)
-            ]
-            spare = 1 - 1 / self.slow
-            known = self.overheads(at)
-            beside = [known.block_of(c.no_grad_s is not None) for c in made]
-            backward = [
-                c.backward_s - spare * c.comm_backward_s + o
-                for c, o in zip(made, beside, strict=True)
-            ]
-            busy = [
-                c.forward_s - spare * c.comm_forward_s + o + b
-                for c, b, o in zip(made, backward, beside, strict=True)
-            ]
-            inside = sums([c.saved_bytes for c in made])
-            prelude_s, prelude_bytes = self._prelude(at)
-            self._works[at, again] = Work(
-                sums(busy) + prelude_s + 2 * known.action_s,
-                sums(backward),
-                inside + sums_of_named(self._at_borders(made)) + prelude_bytes,
-                highest([c.workspace_bytes for c in made]),
-            )
+            self._works[at, again] = self._work(at, again)
         return self._works[at, again]
+
+    def _work(self, at: At, again: bool) -> Work:
+        made = [
+            cost.recomputed() if again and block.pattern in self._again else cost
+            for block, cost in zip(self.blocks, self.block_costs(at), strict=True)
+        ]
+        spare = 1 - 1 / self.slow
+        known = self.overheads(at)
+        beside = [known.block_of(c.no_grad_s is not None) for c in made]
+        backward = [
+            c.backward_s - spare * c.comm_backward_s + o for c, o in zip(made, beside, strict=True)
+        ]
+        forward = [
+            c.forward_s - spare * c.comm_forward_s + o for c, o in zip(made, beside, strict=True)
+        ]
+        inside = sums([c.saved_bytes for c in made]) + sums_of_named(self._at_borders(made))
+        prelude_s, prelude_bytes = self._prelude(at)
+        forward_s = self.of(sums(forward)) + prelude_s + known.action_s
+        backward_s = self.of(sums(backward))
+        return Work(
+            forward_s + backward_s + known.action_s,
+            forward_s,
+            backward_s,
+            self.of(inside) + prelude_bytes,
+            self.of(highest([c.workspace_bytes for c in made])),
+        )
 
     def _prelude(self, at: At) -> tuple[float, float]:
         """Seconds and bytes of the whole prelude; a stage that needs only part of it has less."""
-        layouts = {
-            layout.pattern: layout for layout in self.problem.layouts(at.spot.model, at.variant)
-        }
+        layouts = self.layouts(at.spot.model, at.variant)
         costs, again = self.block_costs(at), (False,) * len(self.blocks)
         all_of_it = self.problem.tables.stage(self.blocks, layouts, again, at.spot)
         kept = sum(c.saved_bytes for c in costs) + sums_of_named(self._at_borders(costs))[0, -1]
@@ -135,10 +196,10 @@ class RunCosts:
             ]
             learned = [{n: b for n, b in sizes.items() if n in trained} for sizes in held]
             self._states[key] = State(
-                sums_of_named(held),
-                sums_of_named(learned),
-                sums_of_named([dict.fromkeys(sizes, 1) for sizes in learned]),
-                highest([sum(sizes.values()) for sizes in learned]),
+                self.of(sums_of_named(held)),
+                self.of(sums_of_named(learned)),
+                self.of(sums_of_named([dict.fromkeys(sizes, 1) for sizes in learned])),
+                self.of(highest([sum(sizes.values()) for sizes in learned])),
             )
         return self._states[key]
 
@@ -164,3 +225,11 @@ class RunCosts:
                 seconds[block] = send_time(float(sent[block]), link)
         self._sent[key] = sent, seconds
         return sent, seconds
+
+
+def _first_users(blocks: Sequence[Block]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for number, block in enumerate(blocks):
+        for name in block.params:
+            found.setdefault(name, number)
+    return found

@@ -22,7 +22,7 @@ from meshwright.planner.constraints import Constraint, broken, pinned
 from meshwright.planner.infeasible import explain
 from meshwright.planner.largest_batch import largest_batch
 from meshwright.planner.objectives import bounds_batch, rating
-from meshwright.planner.offers import Offer, find_searcher
+from meshwright.planner.offers import TIE, Offer, find_searcher
 from meshwright.planner.predict import excess_bytes
 from meshwright.planner.problem import Problem, make_problem
 from meshwright.planner.progress import Progress
@@ -33,8 +33,6 @@ from meshwright.planner.why import alternative, kind_of
 SMALL = 1000
 """Choices up to which `auto` tries them all."""
 ALTERNATIVES = 6
-TIE = 0.02
-"""Plans whose predicted steps differ by less are a tie: then the simplest is best."""
 
 
 def search(
@@ -176,7 +174,7 @@ def search_problem(
 def _searcher(problem: Problem, name: str) -> str:
     if name != "auto":
         return name
-    return "exhaustive" if count(problem, SMALL) <= SMALL else "dp"
+    return "exhaustive" if count(problem, SMALL) <= SMALL else "ilp"
 
 
 @dataclass
@@ -188,6 +186,11 @@ class Found:
     candidates: int = 0
     infeasible: int = 0
     exhausted: bool = False
+    pruned: dict[str, int] = field(default_factory=dict)
+    open_s: float | None = None
+    """Nothing that was neither judged nor pruned takes less, as the searcher says."""
+    least_s: float = float("inf")
+    """The shortest step of a plan that fits."""
     least_excess: tuple[int, Plan] | None = None
     """The plan that exceeds memory by the least."""
     kinds: dict[str, tuple[tuple[float, ...], int, Plan]] = field(default_factory=dict)
@@ -210,16 +213,27 @@ def run(
             if time.monotonic() > deadline:
                 break
         else:
-            found.exhausted = True
+            found.exhausted = _is_covered(found)
     except KeyboardInterrupt:
         if found.best is None:
             raise
     return found
 
 
+def _is_covered(found: Found) -> bool:
+    """Whether a search that has ended left nothing that could be better."""
+    if found.open_s is None or found.best is None:
+        return found.open_s in (None, float("inf"))
+    assert found.best.predicted
+    return found.open_s >= found.best.predicted.step_s
+
+
 def _take(problem: Problem, offer: Offer, found: Found) -> None:
     found.candidates += offer.candidates
     found.infeasible += offer.infeasible
+    for reason, number in offer.pruned.items():
+        found.pruned[reason] = found.pruned.get(reason, 0) + number
+    found.open_s = found.open_s if offer.open_s is None else offer.open_s
     plan = offer.plan
     if plan is None:
         return
@@ -236,7 +250,10 @@ def _take(problem: Problem, offer: Offer, found: Found) -> None:
         found.infeasible += 1
         if found.least_excess is None or excess < found.least_excess[0]:
             found.least_excess = (excess, plan)
-    elif found.best is None or value < found.value:
+        return
+    assert plan.predicted
+    found.least_s = min(found.least_s, plan.predicted.step_s)
+    if found.best is None or value < found.value:
         check(plan, problem.graph, problem.cluster)
         found.best, found.value = plan, value
 
@@ -245,7 +262,7 @@ def _value(problem: Problem, plan: Plan) -> tuple[float, ...]:
     return (*rating(problem.objective, problem.cluster, plan), float(len(plan.stages)))
 
 
-def _simplest(problem: Problem, found: Found) -> Plan:
+def simplest(problem: Problem, found: Found) -> Plan:
     """Of the best plans of each kind that tie with the best, the one with the least machinery:
     fewest stages, then the lowest ZeRO level, then the fastest."""
     assert found.best and found.best.predicted
@@ -267,9 +284,9 @@ def _machinery(plan: Plan) -> tuple[int, int]:
 
 def _finish(problem: Problem, found: Found, searcher: str) -> Plan:
     """The best plan with its evidence, versions and hash."""
-    best = _simplest(problem, found)
+    best = simplest(problem, found)
     assert best.predicted
-    bound = float(f"{lower_bound(problem):.6g}")
+    bound = _bound_s(problem, found)
     others = [entry for entry in found.kinds.values() if kind_of(entry[2]) != kind_of(best)]
     others.sort(key=lambda entry: (entry[1] > 0, *entry[0]))
     evidence = Evidence(
@@ -278,11 +295,20 @@ def _finish(problem: Problem, found: Found, searcher: str) -> Plan:
         candidates=found.candidates,
         infeasible=found.infeasible,
         exhausted=found.exhausted,
+        pruned={reason: n for reason, n in sorted(found.pruned.items()) if n},
         bound_s=bound,
         gap=float(f"{best.predicted.step_s / bound - 1:.6g}") if bound else 0.0,
         alternatives=tuple(alternative(p, best, extra) for _, extra, p in others[:ALTERNATIVES]),
     )
     return rehash(replace(best, evidence=evidence, versions=_versions()))
+
+
+def _bound_s(problem: Problem, found: Found) -> float:
+    """What no plan can beat: by the relaxation, or because nothing better is left open."""
+    bound_s = lower_bound(problem)
+    if found.open_s is not None and found.open_s > bound_s:
+        bound_s = max(bound_s, min(found.open_s, found.least_s))
+    return float(f"{bound_s:.6g}")
 
 
 def _versions() -> dict[str, str]:

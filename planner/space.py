@@ -5,13 +5,18 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 from math import prod
 
-from meshwright.ir.plan import ModelMesh, model_mesh
+from meshwright.ir.plan import ModelMesh
 from meshwright.planner.constraints import allowed, pinned
+from meshwright.planner.model_space import divisors as divisors
+from meshwright.planner.model_space import model_meshes as model_meshes
+from meshwright.planner.model_space import widest_node
 from meshwright.planner.problem import Problem
 from meshwright.planner.schedule_tools import SCHEDULES, stages_per_rank
 
 TWINS = frozenset({"dapple_pa"})
 """Schedules whose tables equal another's; searched only where pinned."""
+FEW = 16
+"""Replicas up to which every divisor is tried as the size of dp_shard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +29,9 @@ class Mesh:
     zero: int
     variant: str = ""
     """Which of the layouts on the model mesh."""
+    prefetch: int = 0
+    dp_inside: bool = False
+    """Whether neighbouring devices are replicas, and a replica's devices lie apart."""
 
     @property
     def dp(self) -> int:
@@ -38,9 +46,11 @@ class Mesh:
     def size(self) -> int:
         return self.dp * self.model_size
 
-
-def divisors(number: int) -> tuple[int, ...]:
-    return tuple(d for d in range(1, number + 1) if number % d == 0)
+    def placed(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
+        """The ranks of a group in the order of the mesh."""
+        if not self.dp_inside:
+            return ranks
+        return tuple(ranks[m * self.dp + d] for d in range(self.dp) for m in range(self.model_size))
 
 
 def microbatch_counts(problem: Problem) -> tuple[int, ...]:
@@ -60,7 +70,7 @@ def schedules(problem: Problem, num_ranks: int) -> Iterator[tuple[str, int]]:
     """(schedule, stages per rank) for so many pipeline ranks; one rank needs only one schedule."""
     pin = pinned(problem.constraints, "schedule")
     names = allowed(problem.constraints, "schedule", SCHEDULES)
-    if num_ranks == 1 and pin is None:
+    if num_ranks == 1 and pin is None and "one_f_one_b" in names:
         names = ("one_f_one_b",)
     for name in names:
         if name in TWINS and pin is None:
@@ -71,43 +81,67 @@ def schedules(problem: Problem, num_ranks: int) -> Iterator[tuple[str, int]]:
 
 
 def tensor_sizes(problem: Problem) -> tuple[int, ...]:
-    """Sizes of tp that are tried: within a node, and even parts of it where nodes are large."""
-    widest = max(len(node.devices) for node in problem.cluster.nodes)
-    sizes = range(1, widest + 1) if widest <= 4 else divisors(widest)
-    return allowed(problem.constraints, "tp", sizes)
+    """Sizes of a single tensor axis that are tried."""
+    return tuple(prod(n for _, n in mesh) for mesh in model_meshes(problem) if _is_tensor(mesh))
 
 
-def model_meshes(problem: Problem) -> tuple[ModelMesh, ...]:
-    """Model meshes that are tried."""
-    return tuple(model_mesh({"tp": tp}) for tp in tensor_sizes(problem))
+def _is_tensor(mesh: ModelMesh) -> bool:
+    return all(axis == "tp" for axis, _ in mesh)
 
 
 def meshes(problem: Problem, size: int, samples: int) -> Iterator[Mesh]:
     """Every mesh of `size` devices whose replicas all get some of `samples` per micro-batch."""
     for model in model_meshes(problem):
         width = prod(n for _, n in model)
-        if size % width or not allowed(problem.constraints, "dp", (size // width,)):
+        if size % width or size // width > samples:
+            continue
+        if not allowed(problem.constraints, "dp", (size // width,)):
             continue
         for variant in problem.variants(model):
-            yield from _sharded(problem, size // width, model, variant, samples)
+            yield from _sharded(problem, size // width, model, variant)
 
 
-def _sharded(
-    problem: Problem, dp: int, model: ModelMesh, variant: str, samples: int
-) -> Iterator[Mesh]:
-    for shard in allowed(problem.constraints, "dp_shard", divisors(dp)):
+def _sharded(problem: Problem, dp: int, model: ModelMesh, variant: str) -> Iterator[Mesh]:
+    for shard in allowed(problem.constraints, "dp_shard", _shards(problem, dp, model)):
         replicate = dp // shard
-        if replicate * shard > samples:
-            continue
         if not allowed(problem.constraints, "dp_replicate", (replicate,)):
             continue
-        levels: tuple[int, ...] = (1, 2, 3) if shard > 1 else (0,)
-        if shard > 1 and (pinned(problem.constraints, "dp_shard") or 0) == shard:
-            levels = (0, 1, 2, 3)  # asked for by name: also without sharding anything
-        if pinned(problem.constraints, "prefetch"):
-            levels = (3,) if shard > 1 else ()
-        for zero in allowed(problem.constraints, "zero", levels):
-            yield Mesh(replicate, shard, model, zero, variant)
+        for zero in allowed(problem.constraints, "zero", _levels(problem, shard)):
+            for prefetch in _prefetches(problem, zero):
+                yield Mesh(replicate, shard, model, zero, variant, prefetch)
+                if _may_turn(problem, dp, model):
+                    yield Mesh(replicate, shard, model, zero, variant, prefetch, True)
+
+
+def _shards(problem: Problem, dp: int, model: ModelMesh) -> tuple[int, ...]:
+    """Sizes of dp_shard: where there are many replicas, those of a node, of one, and all."""
+    if dp <= FEW or pinned(problem.constraints, "dp_shard") is not None:
+        return divisors(dp)
+    inside = widest_node(problem) // prod(n for _, n in model)
+    return tuple(n for n in divisors(dp) if n in (1, inside, dp))
+
+
+def _levels(problem: Problem, shard: int) -> tuple[int, ...]:
+    levels: tuple[int, ...] = (1, 2, 3) if shard > 1 else (0,)
+    if shard > 1 and (pinned(problem.constraints, "dp_shard") or 0) == shard:
+        levels = (0, 1, 2, 3)  # asked for by name: also without sharding anything
+    if 0 not in allowed(problem.constraints, "prefetch", range(5)):
+        return tuple(level for level in levels if level == 3)
+    return levels
+
+
+def _prefetches(problem: Problem, zero: int) -> tuple[int, ...]:
+    if zero < 3:
+        return (0,)
+    pin = pinned(problem.constraints, "prefetch")
+    return (int(pin),) if pin is not None else allowed(problem.constraints, "prefetch", (0, 1))
+
+
+def _may_turn(problem: Problem, dp: int, model: ModelMesh) -> bool:
+    """Whether it can pay that replicas are neighbours: a group reaches over nodes."""
+    width = prod(n for _, n in model)
+    nodes = problem.cluster.num_nodes > 1
+    return nodes and width > 1 and 1 < dp <= FEW and dp * width > widest_node(problem)
 
 
 def recompute_modes(problem: Problem) -> tuple[bool, ...]:

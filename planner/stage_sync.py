@@ -1,4 +1,4 @@
-"""What synchronising costs runs of blocks, as matrices: `costmodel.sync` for all stages at once.
+"""What synchronising costs kinds of runs of blocks, as arrays: `costmodel.sync` all at once.
 
 The order of jobs on the channel is not played, but summed up: what can hide behind the computing
 beside it does, and the rest is exposed.
@@ -27,6 +27,8 @@ class Trained:
     """Gathering block after block, once; zeros below level 3."""
     scattered_s: Matrix
     """Reducing them block after block; zeros below level 3."""
+    first_gather_s: Matrix
+    """Gathering the largest block; zeros below level 3."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class StageSync:
         found: Matrix = nbytes * (self.overheads.copy_s(1e9) / 1e9)
         return found
 
-    def per_microbatch_s(self, trained: Trained, backward_s: Matrix) -> Matrix:
+    def per_microbatch_s(self, trained: Trained, busy_s: Matrix, backward_s: Matrix) -> Matrix:
         """What a forward and a backward take more."""
         whole, shard = trained.whole, self.mesh.dp_shard
         if self.zero < 2:
@@ -56,7 +58,11 @@ class StageSync:
         packing = self.copies_s(3 * whole * (1 + 1 / shard))
         if self.zero == 3:
             # A gather waits for the scatter before it.
-            return packing + self.copies_s(4 * whole) + 2 * trained.gathered_s + trained.scattered_s
+            moving = 2 * trained.gathered_s + trained.scattered_s
+            if self.mesh.prefetch:
+                # The first gather of each direction finds nothing to hide behind.
+                moving = np.maximum(moving - busy_s, 2 * trained.first_gather_s)
+            return packing + self.copies_s(4 * whole) + moving
         count, one_s = self._buckets(whole, Primitive.REDUCE_SCATTER, self.shard)
         found: Matrix = packing + np.maximum(0.0, count - 2) * np.maximum(
             0.0, one_s - backward_s / count

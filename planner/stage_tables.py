@@ -1,6 +1,5 @@
-"""Every run of blocks as a stage, for every way to lay it out on a group of devices, as matrices.
+"""Every kind of run of blocks as a stage, for every mesh of a group of devices, as arrays.
 
-Entry [i, k] of a matrix is about the stage of blocks i to k-1; entries with k <= i are infinite.
 The numbers are those of `costmodel.estimate` but for what depends on the stages beside it; they
 rank choices, and `estimate` judges those that come out best.
 """
@@ -20,31 +19,21 @@ from meshwright.costmodel.optimizer import optimizer_time
 from meshwright.costmodel.tables import Spot
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.device import Link
-from meshwright.planner.problem import Problem
+from meshwright.planner.places import Places
 from meshwright.planner.run_costs import At, RunCosts, State
-from meshwright.planner.space import Mesh, meshes, recompute_modes
+from meshwright.planner.space import Mesh, recompute_modes
 from meshwright.planner.spans import Collectives, Matrix, sums
 from meshwright.planner.stage_sync import StageSync, Trained
 
 _FEW, _MANY = (10, 10**6), (100, 10**9)
 """Tensors and bytes between which the optimizer's time is sampled."""
 SLACK = 1.002
-"""An option must be better by so much somewhere to be kept."""
+"""A mesh must be better by so much somewhere to be kept."""
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One way to run a stage on a group."""
+class Figures(NamedTuple):
+    """What stages need: arrays over [mesh, kind of run]."""
 
-    mesh: Mesh
-    recompute: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """All ways to run a stage on a group of devices: arrays of [option, i, k]."""
-
-    options: tuple[Option, ...]
     path_s: Matrix
     """One micro-batch through the stage and back, with messages both ways."""
     load_s: Matrix
@@ -54,184 +43,199 @@ class Options:
     static_bytes: Matrix
     flight_bytes: Matrix
     """Memory besides, per micro-batch in flight."""
+    workspace_bytes: Matrix
+    """Of the static bytes: what the largest block works with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """All ways to run a stage on a group of devices."""
+
+    meshes: tuple[Mesh, ...]
+    keep: Figures
+    """Where all activations are kept."""
+    again: Figures
+    """Where all that can be is recomputed."""
+    layers: Matrix
+    """Blocks of each kind of run that can be recomputed."""
+    modes: tuple[bool, ...]
+    """Whether recomputing nothing, and something, is allowed: False, True or both."""
+
+    def share(self, in_flight: int, room: float) -> Matrix:
+        """The least share of the blocks that must be recomputed to fit; infinite if none fits."""
+        needs = self.keep.static_bytes + in_flight * self.keep.flight_bytes
+        beside = np.maximum(0.0, self.again.workspace_bytes - self.keep.workspace_bytes)
+        most = needs + beside
+        least = self.again.static_bytes + in_flight * self.again.flight_bytes
+        layers = np.maximum(1.0, self.layers)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            share = np.ceil((most - room) / (most - least) * layers - 1e-9) / layers
+        share = np.where(least <= room, np.clip(share, 1 / layers, 1.0), np.inf)
+        share = np.where(self.layers == 0, np.inf, share)
+        if True not in self.modes:
+            share = np.full_like(share, np.inf)
+        if False in self.modes:
+            return np.where(needs <= room, 0.0, share)
+        return np.where((self.layers == 0) & (needs <= room), 0.0, share)
+
+    def seconds(self, share: Matrix) -> tuple[Matrix, Matrix, Matrix]:
+        """(path, load, busy) where so much is recomputed; infinite where it does not fit."""
+        bad, part = np.isinf(share), np.where(np.isinf(share), 0.0, share)
+        pairs = zip(self.keep[:3], self.again[:3], strict=True)
+        path, load, busy = (np.where(bad, np.inf, k + part * (a - k)) for k, a in pairs)
+        return path, load, busy
+
+    def least_bytes(self, in_flight: int) -> Matrix:
+        """Memory where all that can be is recomputed, or nothing if that is not allowed."""
+        held = self.again if True in self.modes else self.keep
+        found: Matrix = held.static_bytes + in_flight * held.flight_bytes
+        return found
 
 
 class Case(NamedTuple):
-    """An option with all that its numbers depend on."""
+    """A mesh with all that its numbers depend on."""
 
-    option: Option
+    mesh: Mesh
     spot: Spot
     shard: Levels
     replicate: Levels
 
     @property
     def at(self) -> At:
-        return At(self.spot, self.option.mesh.variant)
-
-
-class _Runs(NamedTuple):
-    """Which entries are computed: first block and end."""
-
-    start: NDArray[np.int64]
-    stop: NDArray[np.int64]
-
-    def of(self, matrix: Matrix) -> Matrix:
-        found: Matrix = matrix[self.start, self.stop]
-        return found
+        return At(self.spot, self.mesh.variant)
 
 
 class StageTables:
-    """The matrices of one problem; keeps what it has computed."""
+    """The arrays of one problem and one order of devices; keeps what it has computed."""
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-        self.runs = RunCosts(problem)
-        self.blocks = problem.graph.blocks
+    def __init__(self, runs: RunCosts, places: Places) -> None:
+        self.problem, self.runs, self.places = runs.problem, runs, places
+        self.blocks = self.problem.graph.blocks
         self.collective = Collectives()
-        self._asked: dict[tuple[int, int, int, int], Options] = {}
+        self.modes = recompute_modes(self.problem)
         self._made: dict[object, Options] = {}
+        self._cases: dict[object, Case] = {}
+        self._entries: dict[object, Figures] = {}
         self._gathers: dict[object, tuple[Matrix, Matrix]] = {}
-        self._state_of: dict[object, State] = {}
-        size = len(self.blocks)
-        half = (size + 1) // 2
-        edge = np.arange(size + 1, dtype=np.int64)
-        self._all = _Runs(edge[:, None], edge[None, :])
-        self._probes = _Runs(
-            np.array([0, size - 1, half - 1, 0, size - half, 0]),
-            np.array([1, size, half, half, size, size]),
-        )
 
-    def options(self, start: int, size: int, num_microbatches: int, next_rank: int) -> Options:
-        """Ways to run a stage on the `size` devices from rank `start`."""
-        asked = (start, size, num_microbatches, next_rank)
-        if asked not in self._asked:
-            self._asked[asked] = self._options(*asked)
-        return self._asked[asked]
-
-    def _options(self, start: int, size: int, num_microbatches: int, next_rank: int) -> Options:
-        cluster = self.problem.cluster
-        samples = self.problem.batch // num_microbatches
-        cases = [
-            self.case(start, Option(mesh, mode), num_microbatches)
-            for mesh in meshes(self.problem, size, samples)
-            for mode in recompute_modes(self.problem)
-        ]
-        link = None
-        if next_rank < cluster.num_devices:
-            link = cluster.link(start + size - 1, next_rank)
+    def options(
+        self, start: int, size: int, num_microbatches: int, meshes: Sequence[Mesh]
+    ) -> Options:
+        """Ways to run a stage on the `size` devices from place `start`."""
+        link = self.places.link(start, size)
+        cases = [self.case(start, mesh, num_microbatches) for mesh in meshes]
         key = (num_microbatches, link, tuple(cases))
         if key not in self._made:
-            kept = self._undominated(cases, link, num_microbatches)
-            entries = [self.entry(case, link, num_microbatches) for case in kept]
-            self._made[key] = _stack([case.option for case in kept], entries, len(self.blocks))
+            self._made[key] = self._options(cases, link, num_microbatches)
         return self._made[key]
 
-    def case(self, start: int, option: Option, num_microbatches: int) -> Case:
-        """An option on the devices from rank `start`."""
+    def _options(self, cases: Sequence[Case], link: Link | None, num_microbatches: int) -> Options:
+        kept = [[self.entry(c, False, link, num_microbatches) for c in cases]]
+        if True in self.modes:
+            kept.append([self.entry(c, True, link, num_microbatches) for c in cases])
+        chosen = _undominated(kept[0])
+        keep, again = (_stack([entries[i] for i in chosen]) for entries in (kept[0], kept[-1]))
+        layers = np.broadcast_to(self.runs.again, keep.path_s.shape)
+        return Options(tuple(cases[i].mesh for i in chosen), keep, again, layers, self.modes)
+
+    def case(self, start: int, mesh: Mesh, num_microbatches: int) -> Case:
+        """A mesh on the devices from place `start`."""
         samples = self.problem.batch // num_microbatches
-        return Case(option, *self._site(start, option.mesh, samples))
+        like = self.places.like(start, mesh.size)
+        key = (like, mesh, samples)
+        if key not in self._cases:
+            self._cases[key] = self._case(like, mesh, samples)
+        return self._cases[key]
 
-    def entry(self, case: Case, link: Link | None, num_microbatches: int) -> tuple[Matrix, ...]:
-        """The arrays of `Options` for one case; `link` leads to the next stage."""
-        return self._entry(case, link, num_microbatches, self._all)
-
-    def _site(self, start: int, mesh: Mesh, samples: int) -> tuple[Spot, Levels, Levels]:
+    def _case(self, start: int, mesh: Mesh, samples: int) -> Case:
         tables, width = self.problem.tables, mesh.model_size
-        ranks = range(start, start + mesh.size)
-        names = {tables.device_names[rank] for rank in ranks}
-        slowest = min(sorted(names), key=lambda name: tables.devices[name].peak("bfloat16"))
+        ranks = self.places.ranks(start, mesh.size, mesh)
+        names = self.places.types(start, mesh.size)
+        slowest = min(names, key=lambda name: tables.devices[name].peak("bfloat16"))
         spot = Spot(
             ceil(samples / mesh.dp), mesh.dp, mesh.model, slowest,
             tables.levels(ranks[::width]), tables.model_levels(ranks[:width], mesh.model),
         )  # fmt: skip
         shard = tables.levels(ranks[: mesh.dp_shard * width : width])
-        return spot, shard, tables.levels(ranks[:: mesh.dp_shard * width])
+        return Case(mesh, spot, shard, tables.levels(ranks[:: mesh.dp_shard * width]))
 
-    def _undominated(
-        self, cases: Sequence[Case], link: Link | None, num_microbatches: int
-    ) -> list[Case]:
-        """Those that no other beats in time and memory on all probed runs of blocks."""
-        kept: list[tuple[Case, Matrix]] = []
-        for case in cases:
-            probe = np.array(self._entry(case, link, num_microbatches, self._probes))
-            if any(bool((other <= SLACK * probe).all()) for _, other in kept):
-                continue
-            kept = [(c, other) for c, other in kept if not bool((probe <= other).all())]
-            kept.append((case, probe))
-        return [case for case, _ in kept]
+    def entry(self, case: Case, again: bool, link: Link | None, num_microbatches: int) -> Figures:
+        """The figures of one case; `link` leads to the next stage."""
+        key = (case, again, link, num_microbatches)
+        if key not in self._entries:
+            self._entries[key] = self._entry(*key)
+        return self._entries[key]
 
-    def _state_at(self, at: At, runs: _Runs) -> State:
-        key = (at.spot.model, at.variant, id(runs))
-        if key not in self._state_of:
-            self._state_of[key] = State(*map(runs.of, self.runs.state(at)))
-        return self._state_of[key]
+    def _entry(self, case: Case, again: bool, link: Link | None, num_microbatches: int) -> Figures:
+        work, state = self.runs.work(case.at, again), self.runs.state(case.at)
+        sync, trained = self._sync(case), self._trained(case, state)
+        more = sync.per_microbatch_s(trained, work.busy_s, work.backward_s)
+        busy = work.busy_s + more
+        _, sends = self.runs.borders(case.at, link)
+        once = sync.once_s(trained, work.backward_s) + self._optimizer_s(case, state)
+        path = busy + 2 * sends[self.runs.classes.stop]
+        load = (num_microbatches - 1) * busy + once
+        memory = self._memory(case, again, sync, trained, num_microbatches)
+        return Figures(path, load, busy, *memory)
 
-    def _entry(
-        self, case: Case, link: Link | None, num_microbatches: int, runs: _Runs
-    ) -> tuple[Matrix, ...]:
-        """The five arrays of `Options` for some runs of blocks."""
-        work = self.runs.work(case.at, case.option.recompute)
-        state = self._state_at(case.at, runs)
-        sync, trained = self._sync(case), self._trained(case, state, runs)
-        backward = runs.of(work.backward_s)
-        busy = runs.of(work.busy_s) + sync.per_microbatch_s(trained, backward)
-        sent, sends = self.runs.borders(case.at, link)
-        once = sync.once_s(trained, backward) + self._optimizer_s(case, state)
+    def _memory(
+        self, case: Case, again: bool, sync: StageSync, trained: Trained, num_microbatches: int
+    ) -> tuple[Matrix, Matrix, Matrix]:
+        """(always, per micro-batch in flight, workspace)."""
+        work, state = self.runs.work(case.at, again), self.runs.state(case.at)
+        sent, _ = self.runs.borders(case.at, None)
+        arrives, leaves = sent[self.runs.classes.start], sent[self.runs.classes.stop]
         device = self.problem.tables.devices[case.spot.device]
         holes = fragmentation_of(
             device, self.problem.tables.profile, self.problem.graph.fingerprint
         )
         beyond = 1.0 + holes.moving
-        flight = (runs.of(work.saved_bytes) + sent[runs.stop]) * beyond
+        flight = (work.saved_bytes + leaves) * beyond
         always, begun, beside = sync.gradient_bytes(trained, flight)
-        workspace = runs.of(work.workspace_bytes) * beyond
+        workspace = work.workspace_bytes * beyond
         begun = begun * (1.0 + holes.gradients)
         static = self._state_bytes(case, state) + always + sync.unseen_bytes(trained)
         apart = sync.zero == 3 or device.kind == "cpu"
         static = static + (workspace + beside if apart else np.maximum(workspace, beside))
-        static = static + 2 * (sent[runs.start] + sent[runs.stop]) * beyond
+        static = static + 2 * (arrives + leaves) * beyond
         if num_microbatches == 1 and not (sync.zero and device.kind == "cpu"):
             # Gradients come as activations go; a heap does not use the holes for flat ones.
-            static, flight = static + np.maximum(begun, flight), np.zeros_like(flight)
-        else:
-            static = static + begun
-        return (
-            busy + 2 * sends[runs.stop],
-            (num_microbatches - 1) * busy + once,
-            busy,
-            static,
-            flight,
-        )
+            return static + np.maximum(begun, flight), np.zeros_like(flight), workspace
+        return static + begun, flight, workspace
 
     def _state_bytes(self, case: Case, state: State) -> Matrix:
-        """Parameters, with those of a block that is gathered, and optimizer state."""
-        mesh = case.option.mesh
+        """Parameters, with those of blocks that are gathered, and optimizer state."""
+        mesh = case.mesh
         kept = state.trained / mesh.dp_shard
         copies = OPTIMIZER_COPIES[self.problem.optimizer]
-        gathered = mesh.zero == 3 and mesh.dp_shard > 1
-        parameters = state.stored - (state.trained - kept - state.largest if gathered else 0)
+        parameters = state.stored
+        if mesh.zero == 3 and mesh.dp_shard > 1:
+            gathered = np.minimum(state.trained - kept, state.largest * (1 + mesh.prefetch))
+            parameters = parameters - state.trained + kept + gathered
         found: Matrix = parameters + copies * (kept if mesh.zero else state.trained)
         return found
 
     def _sync(self, case: Case) -> StageSync:
         return StageSync(
-            case.option.mesh, case.spot.dp_levels, case.shard, case.replicate,
+            case.mesh, case.spot.dp_levels, case.shard, case.replicate,
             self.runs.overheads(case.at), self.collective,
         )  # fmt: skip
 
-    def _trained(self, case: Case, state: State, runs: _Runs) -> Trained:
-        if case.option.mesh.zero < 3:
-            return Trained(state.trained, state.largest, state.trained * 0, state.trained * 0)
-        gathered, scattered = self._gathers_at(case, runs)
-        return Trained(state.trained, state.largest, gathered, scattered)
+    def _trained(self, case: Case, state: State) -> Trained:
+        none = np.zeros_like(state.trained)
+        if case.mesh.zero < 3:
+            return Trained(state.trained, state.largest, none, none, none)
+        gathered, scattered = self._gathers_at(case)
+        first = self.collective(Primitive.ALL_GATHER, state.largest, case.shard)
+        return Trained(state.trained, state.largest, gathered, scattered, first)
 
-    def _gathers_at(self, case: Case, runs: _Runs) -> tuple[Matrix, Matrix]:
+    def _gathers_at(self, case: Case) -> tuple[Matrix, Matrix]:
         """ZeRO 3: seconds to gather the parameters block by block, and to scatter gradients."""
-        key = (case.at.spot.model, case.at.variant, case.shard, id(runs))
+        key = (case.spot.model, case.mesh.variant, case.shard)
         if key not in self._gathers:
             self._gathers[key] = (
-                runs.of(self._by_block(case, Primitive.ALL_GATHER)),
-                runs.of(self._by_block(case, Primitive.REDUCE_SCATTER, but_first=True)),
+                self.runs.of(self._by_block(case, Primitive.ALL_GATHER)),
+                self.runs.of(self._by_block(case, Primitive.REDUCE_SCATTER, but_first=True)),
             )
         return self._gathers[key]
 
@@ -248,7 +252,7 @@ class StageTables:
 
     def _optimizer_s(self, case: Case, state: State) -> Matrix:
         """On the line through two points: it is about linear in bytes and tensors."""
-        device, mesh = self.problem.tables.devices[case.spot.device], case.option.mesh
+        device, mesh = self.problem.tables.devices[case.spot.device], case.mesh
         name, profile = self.problem.optimizer, self.problem.tables.profile
         kept = state.trained / (mesh.dp_shard if mesh.zero else 1)
         few, many = _FEW, _MANY
@@ -261,12 +265,17 @@ class StageTables:
         return found
 
 
-def _stack(options: Sequence[Option], entries: Sequence[tuple[Matrix, ...]], size: int) -> Options:
-    """The arrays, with runs of no blocks made impossible."""
-    empty = np.tril(np.full((size + 1, size + 1), np.inf))
-    arrays = [
-        np.stack([entry[i] + (empty if i < 3 else 0.0) for entry in entries])
-        if entries else np.empty((0, size + 1, size + 1))
-        for i in range(5)
-    ]  # fmt: skip
-    return Options(tuple(options), *arrays)
+def _undominated(entries: Sequence[Figures]) -> list[int]:
+    """Those that no other beats in time and memory in all runs of blocks."""
+    kept: list[tuple[int, NDArray[np.float64]]] = []
+    for index, entry in enumerate(entries):
+        mine = np.array(entry[:5])
+        if any(bool((other <= SLACK * mine).all()) for _, other in kept):
+            continue
+        kept = [(i, other) for i, other in kept if not bool((mine <= other).all())]
+        kept.append((index, mine))
+    return [index for index, _ in kept]
+
+
+def _stack(entries: Sequence[Figures]) -> Figures:
+    return Figures(*(np.stack(rows) for rows in zip(*entries, strict=True)))

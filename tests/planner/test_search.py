@@ -168,7 +168,7 @@ def test_a_model_that_does_not_fit_at_all() -> None:
     base = cluster(2)
     full = replace(base.device_types[0], reserved_bytes=base.device_types[0].memory_bytes - 9000)
     tiny = replace(base, device_types=(full,))
-    for searcher in ("exhaustive", "dp"):
+    for searcher in ("exhaustive", "ilp"):
         with pytest.raises(Infeasible, match=r"does not fit the 2 devices of toy:2.*nearest"):
             search_problem(problem(mlp(), tiny), searcher)
 
@@ -182,7 +182,7 @@ def test_mixed_device_types() -> None:
     )  # fmt: skip
     asked = ("pp=2", "recompute=none", "schedule=one_f_one_b", "dp_shard=1")
     plans: list[Plan] = [
-        search_problem(problem(mlp(4), mixed, constraints=asked), s) for s in ("exhaustive", "dp")
+        search_problem(problem(mlp(4), mixed, constraints=asked), s) for s in ("exhaustive", "ilp")
     ]
     for plan in plans:
         last = next(stage for stage in plan.stages if 2 in stage.devices)
@@ -193,21 +193,21 @@ def test_mixed_device_types() -> None:
 
 def test_heads_that_tp_does_not_divide_are_split_unevenly() -> None:
     asked = problem(traced("gpt2"), cluster(3), constraints=("tp=3",))
-    plan = search_problem(asked, "dp")
+    plan = search_problem(asked, "ilp")
     assert all(stage.model == (("tp", 3),) for stage in plan.stages)
 
 
 def test_a_large_instance_is_refused_by_the_oracle_and_not_by_auto() -> None:
     asked = problem(mlp(8), cluster(8))
-    with pytest.raises(PlanError, match="use searcher='dp'"):
+    with pytest.raises(PlanError, match="use searcher='ilp'"):
         search_problem(asked, "exhaustive")
     plan = search_problem(asked)
-    assert plan.evidence and plan.evidence.searcher == "dp"
+    assert plan.evidence and plan.evidence.searcher == "ilp"
 
 
 def test_batch_norms_keep_one_microbatch() -> None:
     asked = problem(traced("resnet50"), cluster(2))
-    assert search_problem(asked, "dp").num_microbatches == 1
+    assert search_problem(asked, "ilp").num_microbatches == 1
 
 
 def test_no_clock_in_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:

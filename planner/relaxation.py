@@ -1,0 +1,248 @@
+"""Step times that no plan can beat: a relaxation of the whole problem, frame by frame.
+
+A frame fixes the pipeline ranks and the micro-batches; all else is free in each block by itself.
+With ranks r = 1..P of equal size, blocks b, ways o (mesh, layouts, ZeRO, recomputed or not):
+
+    step >= (M busy + once) of any rank,  sum over its blocks of bytes <= room
+    step >= M busy_r + f sum of busy_s over the ranks s before r
+
+where f is the share of a stage's work that must lie before and after that of the next one. With
+several stages per rank, at least r blocks lie before those of rank r. Memory is relaxed with a
+price: each byte costs mu seconds and each rank is given mu x room, so blocks choose alone; the
+bound holds for every mu, and the best of some is taken.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from meshwright.costmodel.placement import step_cores
+from meshwright.costmodel.tables import Spot
+from meshwright.planner.constraints import pinned
+from meshwright.planner.places import Places
+from meshwright.planner.problem import Problem
+from meshwright.planner.rates import BlockRates, Rates
+from meshwright.planner.run_costs import At, RunCosts
+from meshwright.planner.space import (
+    Mesh,
+    divisors,
+    meshes,
+    microbatch_counts,
+    model_meshes,
+    pipeline_sizes,
+    schedules,
+)
+from meshwright.planner.spans import Matrix
+from meshwright.planner.stage_tables import StageTables
+
+PRICES = (0.0, 0.1, 0.3, 0.6, 0.9, 1.0, 1.1, 1.5, 2.5, 6.0, 20.0)
+"""Prices of memory that are tried, as multiples of what recomputing pays for a byte."""
+UNITS = 16
+"""At most so many units of devices are shared out unevenly."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Frame:
+    """What is fixed first."""
+
+    num_ranks: int
+    num_microbatches: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Of one frame: seconds per step, and of each mesh of an even group on all ranks."""
+
+    seconds: float
+    meshes: tuple[tuple[float, Mesh], ...]
+    """Best first; empty where groups differ."""
+
+
+def frames(problem: Problem) -> tuple[Frame, ...]:
+    """All frames that may have a plan."""
+    return tuple(
+        Frame(ranks, count)
+        for ranks in pipeline_sizes(problem)
+        for count in microbatch_counts(problem)
+        if any(True for _ in schedules(problem, ranks))
+    )
+
+
+def unit(problem: Problem) -> int:
+    """Devices that are shared out together where groups may differ; 0 if they may not."""
+    devices = problem.cluster.num_devices
+    if devices <= UNITS:
+        return 1
+    sizes = {len(node.devices) for node in problem.cluster.nodes}
+    mixed = len(set(problem.tables.device_names)) > 1
+    if len(sizes) == 1 and problem.cluster.num_nodes <= UNITS and mixed:
+        return sizes.pop()
+    return 0
+
+
+def group_sizes(problem: Problem, ranks: int) -> tuple[int, ...]:
+    """Numbers of devices that a pipeline rank may have; none if they cannot be shared out."""
+    devices, step = problem.cluster.num_devices, unit(problem)
+    if ranks == 1:
+        return (devices,)
+    if step and ranks * step <= devices:
+        return tuple(range(step, devices - step * (ranks - 1) + 1, step))
+    return (devices // ranks,) if devices % ranks == 0 else ()
+
+
+class Relaxation:
+    """Bounds of one problem's frames."""
+
+    def __init__(self, runs: RunCosts, places: Sequence[Places]) -> None:
+        self.problem, self.places = runs.problem, places
+        self.rates = BlockRates(runs)
+        self.tables = StageTables(runs, places[0])
+        self.slow = runs.slow
+        self._sums: dict[object, tuple[tuple[Mesh, ...], Rates]] = {}
+
+    def bound(self, frame: Frame) -> Bound:
+        """Of one frame; infinite where it has no plan at all."""
+        sizes = group_sizes(self.problem, frame.num_ranks)
+        if not sizes:
+            return Bound(np.inf, ())
+        if len(sizes) == 1 and self.places[0].period:
+            return self._even(frame, sizes[0])
+        return Bound(self._uneven(frame, sizes), ())
+
+    def _meshes(self, frame: Frame, size: int, start: int) -> tuple[tuple[Mesh, ...], Rates]:
+        key = (frame.num_microbatches, size, self.places[0].like(start, size))
+        if key not in self._sums:
+            samples = self.problem.batch // frame.num_microbatches
+            found = tuple(meshes(self.problem, size, samples))
+            cases = [self.tables.case(start, mesh, frame.num_microbatches) for mesh in found]
+            rates = self.rates.of(cases, frame.num_microbatches) if cases else None
+            self._sums[key] = found, rates  # type: ignore[assignment]
+        return self._sums[key]
+
+    # Equal groups of equal devices ----------------------------------------------------------------
+
+    def _even(self, frame: Frame, size: int) -> Bound:
+        found, rates = self._meshes(frame, size, 0)
+        if not found:
+            return Bound(np.inf, ())
+        room = self.places[0].room_bytes(0, size)
+        busy, load, memory = self._per_block(frame, rates, room)
+        if not np.isfinite(busy.min(axis=(0, 1))).all():
+            return Bound(np.inf, ())  # some block fits under no mesh
+        ahead = self._ahead_s(frame, busy)
+        alone, together = np.full(len(found), -np.inf), -np.inf
+        for price in self._prices(rates):
+            paid = price * frame.num_ranks * room
+            ways = [(held + price * memory).min(axis=1) for held in (busy, load)]
+            each = [way @ self.rates.counts - paid for way in ways]
+            alone = np.maximum(alone, self._step_s(frame, each[0], each[1], ahead))
+            free = [way.min(axis=0) @ self.rates.counts - paid for way in ways]
+            together = max(together, float(self._step_s(frame, free[0], free[1], ahead)))
+        order = np.argsort(alone, kind="stable")
+        ranked = tuple((float(alone[i]), found[i]) for i in order if np.isfinite(alone[i]))
+        return Bound(max(0.0, together) if ranked else np.inf, ranked)
+
+    def _per_block(self, frame: Frame, rates: Rates, room: float) -> tuple[Matrix, Matrix, Matrix]:
+        """(busy, busy and once per micro-batch, bytes) of [mesh, mode, kind]; infinite where a
+        single block does not fit."""
+        memory = rates.state_bytes[:, None, :] + rates.flight_bytes
+        modes = [index for index, mode in enumerate((False, True)) if mode in self.tables.modes]
+        both = modes if False in self.tables.modes else [0, 1]
+        busy = np.where(memory <= room, rates.busy_s, np.inf)[:, both]
+        load = busy + rates.once_s[:, both] / frame.num_microbatches
+        return busy, load, memory[:, both]
+
+    def _prices(self, rates: Rates) -> tuple[float, ...]:
+        """Seconds per byte."""
+        seconds = rates.busy_s[:, 1] - rates.busy_s[:, 0]
+        saved = rates.flight_bytes[:, 0] - rates.flight_bytes[:, 1]
+        used = saved > 0
+        unit = float(np.median(seconds[used] / saved[used])) if used.any() else 0.0
+        return tuple(price * unit for price in PRICES) if unit else (0.0,)
+
+    def _step_s(self, frame: Frame, busy: Matrix, load: Matrix, ahead_s: float) -> Matrix:
+        """From the work of a micro-batch in the whole model on ranks of one size."""
+        ranks, count = frame.num_ranks, frame.num_microbatches
+        names = list(schedules(self.problem, ranks))
+        bounds = []
+        if any(chunks == 1 for _, chunks in names):
+            before = self.rates.input_share if self._may_split(names) else 1.0
+            bounds.append(before * busy / (1 - (1 - before / count) ** ranks))
+        if any(chunks > 1 for _, chunks in names):
+            bounds.append(count * busy / ranks + ahead_s)
+        found: Matrix = np.maximum(np.minimum.reduce(bounds), count * load / ranks)
+        return found
+
+    def _may_split(self, names: Sequence[tuple[str, int]]) -> bool:
+        return pinned(self.problem.constraints, "schedule") is None or any(
+            name in SPLIT for name, _ in names
+        )
+
+    def _ahead_s(self, frame: Frame, busy: Matrix) -> float:
+        """What lies before the first block of a rank and after its last, on average over ranks."""
+        each = busy.min(axis=(0, 1))[self.rates.kind_of[: frame.num_ranks]]
+        before = np.cumsum(each) - each
+        return float(before.mean()) * self.rates.input_share
+
+    # Any groups, any devices ----------------------------------------------------------------------
+
+    def _uneven(self, frame: Frame, sizes: tuple[int, ...]) -> float:
+        """Device-seconds of the best group for each block, and one micro-batch all alone."""
+        if len(set(self.problem.tables.device_names)) > 1:
+            return self._mixed(frame)
+        work = compute = path = np.full(len(self.rates.kinds), np.inf)
+        for size, start in self._groups(sizes):
+            found, rates = self._meshes(frame, size, start)
+            if not found:
+                continue
+            devices = np.array([float(mesh.size) for mesh in found])[:, None]
+            work = np.minimum(work, (rates.busy_s.min(axis=1) * devices).min(axis=0))
+            compute = np.minimum(compute, (rates.compute_s.min(axis=1) * devices).min(axis=0))
+            path = np.minimum(path, rates.busy_s.min(axis=(0, 1)))
+        totals = [float(held @ self.rates.counts) for held in (work, compute, path)]
+        if not np.isfinite(totals).all():
+            return float("inf")
+        spent = totals[0] / self.problem.cluster.num_devices
+        shared = totals[1] / step_cores(self.problem.cluster)
+        return max(frame.num_microbatches * max(spent, shared), totals[2])
+
+    def _groups(self, sizes: tuple[int, ...]) -> list[tuple[int, int]]:
+        """(size, start) of all groups that differ."""
+        devices = self.problem.cluster.num_devices
+        found: dict[tuple[int, int], None] = {}
+        for size in sizes:
+            for start in range(0, devices - size + 1):
+                found[size, self.places[0].like(start, size)] = None
+        return list(found)
+
+    def _mixed(self, frame: Frame) -> float:
+        """Each sample on the devices and beside as many others as suits it best, without any
+        communication; as many devices work as there are, or as many as have a core."""
+        samples = self.problem.batch // frame.num_microbatches
+        work = {
+            name: self._device_seconds(name, samples)
+            for name in dict.fromkeys(self.problem.tables.device_names)
+        }
+        rate = 0.0
+        for node in self.problem.cluster.nodes:
+            running = min(len(node.devices), node.cores or len(node.devices))
+            rate += sum(sorted(1 / work[name] for name in node.devices)[-running:])
+        return frame.num_microbatches / rate
+
+    def _device_seconds(self, device: str, samples: int) -> float:
+        """Of one micro-batch."""
+        best = np.full(len(self.rates.kinds), np.inf)
+        for model in model_meshes(self.problem):
+            width = prod(size for _, size in model)
+            for variant in self.problem.variants(model):
+                for share in divisors(samples):
+                    spot = Spot(share, 1, model, device, (), ((),) * len(model))
+                    spent = self.rates.compute_of(At(spot, variant)) * width * samples / share
+                    best = np.minimum(best, spent)
+        return max(1e-12, float(best @ self.rates.counts))
+
+
+SPLIT = frozenset({"zero_bubble", "zbv"})
+"""Schedules whose backward comes in two halves."""
