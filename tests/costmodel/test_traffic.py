@@ -1,5 +1,7 @@
 """The communication that the cost model counts is what generated code sends."""
 
+from collections import Counter
+
 import pytest
 import torch
 
@@ -7,6 +9,7 @@ from meshwright.codegen.comm import Traffic
 from meshwright.costmodel.block import summary
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.conversions import Primitive
+from meshwright.ir.plan import ModelMesh
 from meshwright.ir.trace import trace
 from meshwright.planner.problem import make_problem
 from tests.codegen.equality import plan_of
@@ -15,8 +18,10 @@ from tests.costmodel.traffic import (
     LENGTH,
     PLANS,
     WIDTH,
+    expected,
     layouts,
     same_traffic,
+    sent,
     traced,
     walks,
 )
@@ -80,13 +85,38 @@ def test_seconds_and_bytes_of_three_axes_by_hand() -> None:
     assert cost.output_bytes == (tokens // 2,)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "mixtral", "resnet50"])
-def test_planned_layouts_send_what_is_priced(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [
+        ("gpt2", (("tp", 2),)),
+        ("gpt2", (("tp_row", 2), ("tp_col", 2))),
+        ("llama", (("cp", 2), ("tp", 2))),
+        ("resnet50", (("tp", 2),)),
+    ],
+)
+def test_planned_layouts_send_what_is_priced(name: str, mesh: ModelMesh) -> None:
     case = CASES[name]
     model, batch = case.model(), case.example()
     graph = trace(model, batch, case.loss_fn)
     values = batch.values() if isinstance(batch, dict) else batch
     named = dict(zip(graph.input_names, values, strict=True))
     problem = make_problem(graph, Cluster.local(4), precision="fp64")
-    plan = plan_of(graph, problem.layouts((("tp", 2),)), (case.batch_size // 2,) * 2)
+    plan = plan_of(graph, problem.layouts(mesh), (case.batch_size // 2,) * 2)
     assert same_traffic(model, graph, plan, named)
+
+
+def test_tokens_go_to_their_experts_as_is_priced() -> None:
+    """As many messages; their bytes depend on the tokens and are priced as if evenly spread."""
+    case = CASES["mixtral"]
+    model, batch = case.model(), case.example()
+    assert isinstance(batch, dict)
+    graph = trace(model, batch)
+    problem = make_problem(graph, Cluster.local(8), precision="fp64")
+    plan = plan_of(graph, problem.layouts((("ep", 2), ("tp", 2))), (case.batch_size,))
+    both = sent(model, graph, plan, batch), expected(graph, plan)
+    routed = [[t for t in found if t.primitive == Primitive.ALL_TO_ALL] for found in both]
+    others = [Counter(t for t in found if t.primitive != Primitive.ALL_TO_ALL) for found in both]
+    assert others[0] == others[1] and len(routed[0]) == len(routed[1]) > 0
+    assert sum(t.nbytes for t in routed[0]) == pytest.approx(
+        sum(t.nbytes for t in routed[1]), rel=0.1
+    )
