@@ -39,6 +39,7 @@ class Estimate:
     stepped: Stepped
     costs: tuple[StageCosts, ...]
     models: tuple[StageModel, ...]
+    times: tuple[StageTimes, ...]
 
 
 def estimate(
@@ -74,7 +75,7 @@ def estimate_all(
         talking=_talking(models, slow), detail=detail,
     )  # fmt: skip
     prediction = _prediction(tables, plan, costs, models, times, stepped)
-    return Estimate(prediction, stepped, costs, models)
+    return Estimate(prediction, stepped, costs, models, times)
 
 
 def _times(costs: StageCosts, model: StageModel) -> StageTimes:
