@@ -12,10 +12,10 @@ from meshwright.costmodel.block import placements
 from meshwright.costmodel.comm import send_time
 from meshwright.costmodel.tables import CostTables, Spot
 from meshwright.costmodel.walk import Walk, Where
-from meshwright.ir.crossing import Crossing, crossings
+from meshwright.ir.crossing import Crossing, crossings, same_on_model
 from meshwright.ir.graph import DTYPE_BYTES, Kind
 from meshwright.ir.layout import Axis, Placement, R, Shard, local_shape
-from meshwright.ir.plan import BlockLayout, Plan
+from meshwright.ir.plan import BlockLayout, ModelMesh, Plan
 
 _Placed = tuple[tuple[str, Placement], ...]
 _Change = tuple[str, _Placed, _Placed]
@@ -76,17 +76,47 @@ def _of_stage(
     crossing: Mapping[str, Crossing],
     named: Mapping[str, BlockLayout],
 ) -> Borders:
-    axes = {axis: Axis(size) for axis, size in plan.stages[index].model}
-    whole = fixed = 0
-    for name, value in crossing.items():
-        tensor = tables.graph.tensors[name]
-        if value.leaves(index) and tensor.kind is Kind.ACTIVATION:
-            split = {axis: placed for axis, placed in value.layout.items() if axis in axes}
-            part = prod(local_shape(tensor.shape, split, axes, dict.fromkeys(axes, 0)))
-            nbytes = part * DTYPE_BYTES[tables.facts.dtypes[name]]
-            by_sample = isinstance(value.layout.get("dp", R), Shard)
-            whole, fixed = whole + nbytes * by_sample, fixed + nbytes * (not by_sample)
+    model = plan.stages[index].model
+    parts = [_part(tables, n, c.layout, model) for n, c in crossing.items() if c.leaves(index)]
+    whole, fixed = (sum(column) for column in zip(*parts, (0, 0), strict=True))
     return Borders(tuple(_changes(tables, plan, index, crossing, named)), whole, fixed)
+
+
+def _part(tables: CostTables, name: str, layout: Where, model: ModelMesh) -> tuple[int, int]:
+    """(bytes of one rank's part for a global batch, bytes that do not depend on the batch)."""
+    tensor, axes = tables.graph.tensors[name], {axis: Axis(size) for axis, size in model}
+    if tensor.kind is not Kind.ACTIVATION:
+        return 0, 0
+    split = {axis: placed for axis, placed in layout.items() if axis in axes}
+    shape = local_shape(tensor.shape, split, axes, dict.fromkeys(axes, 0))
+    nbytes = prod(shape) * DTYPE_BYTES[tables.facts.dtypes[name]]
+    return (nbytes, 0) if isinstance(layout.get("dp", R), Shard) else (0, nbytes)
+
+
+def part_bytes(
+    tables: CostTables, layouts: Mapping[str, BlockLayout]
+) -> tuple[tuple[int, int], ...]:
+    """What crosses into each block if a stage begins there: one rank's part for a global batch,
+    and what does not depend on the batch. `layouts`: by pattern, those of the stages on both sides,
+    whose model meshes are equal."""
+    blocks = tables.graph.blocks
+    made: dict[str, tuple[int, Where]] = {}
+    read: dict[str, list[tuple[int, Where]]] = {}
+    for index, block in enumerate(blocks):
+        layout = layouts[block.pattern]
+        for name, text in zip(block.inputs, layout.inputs, strict=True):
+            read.setdefault(name, []).append((index, placements(text)))
+        for name, text in zip(block.outputs, layout.outputs, strict=True):
+            made[name] = index, placements(text)
+    found = [(0, 0)] * len(blocks)
+    for name, (home, where) in made.items():
+        readers = read.get(name, [])
+        for border in range(home + 1, max((r for r, _ in readers), default=home) + 1):
+            alike = all(same_on_model(where, w) for r, w in readers if r >= border)
+            crossing = where if alike else {"dp": where.get("dp", R)}
+            whole, fixed = _part(tables, name, crossing, layouts[blocks[home].pattern].model)
+            found[border] = found[border][0] + whole, found[border][1] + fixed
+    return tuple(found)
 
 
 def _changes(

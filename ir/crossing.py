@@ -64,11 +64,12 @@ def _placed(plan: Plan, stage: int, block: Block, name: str) -> Layout:
 
 def _at_border(plan: Plan, first: int, last: int, layout: Layout, readers: list[Layout]) -> Layout:
     meshes = {stage.model for stage in plan.stages[first : last + 1]}
-    if len(meshes) == 1 and all(_same_on_model(layout, reader) for reader in readers):
+    if len(meshes) == 1 and all(same_on_model(layout, reader) for reader in readers):
         return layout
     return {axis: placement for axis, placement in layout.items() if axis == "dp"}
 
 
-def _same_on_model(layout: Layout, other: Layout) -> bool:
+def same_on_model(layout: Layout, other: Layout) -> bool:
+    """Whether two placements are equal on the model axes."""
     axes = (layout.keys() | other.keys()) - {"dp"}
     return all(layout.get(axis, R) == other.get(axis, R) for axis in axes)

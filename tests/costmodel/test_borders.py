@@ -8,7 +8,7 @@ import torch
 
 from meshwright.codegen.comm import Traffic
 from meshwright.codegen.lower import lower
-from meshwright.costmodel.borders import border, borders
+from meshwright.costmodel.borders import border, borders, part_bytes
 from meshwright.costmodel.comm import send_time
 from meshwright.costmodel.estimate import estimate_all
 from meshwright.costmodel.placement import stage_costs
@@ -107,3 +107,14 @@ def test_a_stage_of_another_mesh_gets_all_of_it() -> None:
     (leaving, entering), (_, nbytes) = borders(tables(), plan), border(tables(), plan, 0)
     assert nbytes == TOKENS and len(leaving.changes) == 1 and not entering.changes
     assert dict(TWO) == dict(plan.stages[0].model)
+
+
+@pytest.mark.parametrize("found", [layouts(*PLANS["two axes"]), mixed()])
+def test_parts_into_each_block_are_those_of_plans_cut_there(found: list[BlockLayout]) -> None:
+    _, graph = traced()
+    costs, by_pattern = tables(), {layout.pattern: layout for layout in found}
+    parts = part_bytes(costs, by_pattern)
+    for cut in (1, 2):
+        first = borders(costs, plan_of(graph, found, (BATCH,), cuts=(cut,)))[0]
+        assert parts[cut] == (first.whole_bytes, first.fixed_bytes)
+    assert parts[0] == (0, 0) and parts[1] != (0, 0)
