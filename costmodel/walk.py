@@ -1,6 +1,6 @@
 """Walks ops at one rank's local shapes: their time, the conversions between them, what is saved."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -164,9 +164,18 @@ class Walk:
         self._fan_in(op, local)
         self.flops += local.flops
         operands = sum(i.nbytes for i in local.inputs if not i.is_param)
+        operands += sum(self._gathered_bytes(op, inputs))
         if local.op_class is not OpClass.VIEW:
             self.workspace = max(self.workspace, operands + local.output_bytes)
         self._save(op, inputs, outputs, share)
+
+    def _gathered_bytes(self, op: Op, inputs: Sequence[Where]) -> Iterator[int]:
+        """Of parameters that are stored in parts and made whole for the op, and of nothing else.
+        In backward their gradients take the same room."""
+        for name, where in zip(op.inputs, inputs, strict=True):
+            kind, stored = self._tensor(name).kind, self.placed.get(name, {})
+            if kind is Kind.PARAMETER and self.normal(where) != self.normal(stored):
+                yield self.nbytes(name, where)
 
     def _fan_in(self, op: Op, local: LocalOp) -> None:
         """Price adding up the gradients of values that an earlier op has read as well."""
