@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from operator import getitem, truediv
 from typing import cast
 
@@ -14,6 +15,7 @@ from meshwright.codegen.site import Device, Form, In, Site
 from meshwright.ir.conversions import COMMUNICATES, Conversion, Primitive
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import DTYPE_BYTES, Graph, Op
+from meshwright.ir.keeping import operands_key
 from meshwright.ir.layout import (
     Axis,
     Layout,
@@ -148,7 +150,19 @@ class Builder:
     def add_op(self, op: Op, strategies: Mapping[str, Strategy]) -> None:
         """One op in its local form, with the conversions its inputs need."""
         site = Site(op, self.graph.tensors, strategies, self.axes, self.coordinates)
+        before = len(self.fx.nodes)
         inputs = [self.need(name, site.input_layout(i)) for i, name in enumerate(op.inputs)]
+        self._mark(before, operands_key(op.key))
+        before = len(self.fx.nodes)
+        self._add(op, site, inputs)
+        self._mark(before, op.key)
+
+    def _mark(self, before: int, key: str) -> None:
+        """Says whose the nodes are that have been added since there were so many."""
+        for node in islice(reversed(self.fx.nodes), len(self.fx.nodes) - before):
+            node.meta["key"] = key
+
+    def _add(self, op: Op, site: Site, inputs: list[fx.Node]) -> None:
         form = form_of(site)
         for i in form.guarded:
             inputs[i] = self.fx.call_function(update, (self.comm, inputs[i]))

@@ -150,6 +150,7 @@ def _driver(
     for call in calls:
         given = ", ".join(f"values[{_text(n)}]" for n in (*call.params, *call.inputs))
         made = ", ".join(f"values[{_text(n)}]" for n in call.outputs)
+        lines += [f"    # {how} what {key} makes" for key, how in call.saved.items()]
         lines.append(f"    comm.block = {_text(call.block)}" + "  # recomputed" * call.recompute)
         target = f"    ({made},)"
         if len(target) > 80:

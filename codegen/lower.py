@@ -83,10 +83,13 @@ def _calls(
         if key not in codes:
             codes[key] = _code(at, block, known, stored, outputs)
         known |= dict(zip(block.outputs, outputs, strict=True))
-        recompute = at.plan.stages[at.stage].recomputes(block)
+        stage = at.plan.stages[at.stage]
         calls.append(
-            Call(block.name, codes[key], block.params, block.inputs, block.outputs, recompute)
-        )
+            Call(
+                block.name, codes[key], block.params, block.inputs, block.outputs,
+                stage.recomputes(block), stage.keeping(block),
+            )
+        )  # fmt: skip
     return tuple(calls)
 
 

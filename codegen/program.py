@@ -1,11 +1,13 @@
 """What codegen hands to the runtime: per stage of a rank, the blocks to call and what flows."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from torch import Tensor, fx
 
 from meshwright.ir.graph import Kind
+from meshwright.ir.keeping import Keeping
 from meshwright.ir.layout import Placement
 from meshwright.ir.nesting import Runs
 
@@ -68,6 +70,8 @@ class Call:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     recompute: bool = False
+    saved: Mapping[str, Keeping] = field(default_factory=dict)
+    """What becomes of what its ops make for the backward; a node's key is `meta["key"]`."""
     drop: tuple[str, ...] = ()
     """Values that nothing in the stage reads after this call: forget them."""
 

@@ -12,6 +12,7 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
 from meshwright.ir.graph import Block, Graph
+from meshwright.ir.keeping import Keeping
 from meshwright.ir.layout import Axis
 from meshwright.ir.schedule import Schedule, parse_schedule
 
@@ -116,6 +117,9 @@ class Stage:
     """With zero 3: blocks whose parameters are gathered ahead, while another one runs."""
     recompute: dict[str, Literal["none", "full"]] = field(default_factory=dict)
     """Block name or pattern -> whether its activations are recomputed; names outrank patterns."""
+    saved: dict[str, dict[str, Keeping]] = field(default_factory=dict)
+    """Block name or pattern -> `Op.key` or pattern of keys -> what becomes of the values that these
+    ops make and the backward needs, where they are not simply kept (`ir.keeping`)."""
     layouts: dict[str, str] = field(default_factory=dict)
     """Block pattern (and `(prelude)`) -> name of a BlockLayout."""
 
@@ -148,6 +152,10 @@ class Stage:
 
     def recomputes(self, block: Block) -> bool:
         return self.recompute.get(block.name, self.recompute.get(block.pattern, "none")) == "full"
+
+    def keeping(self, block: Block) -> dict[str, Keeping]:
+        """What `saved` says of a block."""
+        return self.saved.get(block.name, self.saved.get(block.pattern, {}))
 
 
 @dataclass(frozen=True, config=_strict, kw_only=True)
@@ -230,6 +238,8 @@ class Breakdown:
     optimizer_s: float
     overhead_s: float
     """The runtime itself, the loss and totals of the batch."""
+    offload_s: float = 0.0
+    """Copies to the host and back, where they do not hide."""
 
 
 @dataclass(frozen=True, config=_strict, kw_only=True)

@@ -15,7 +15,7 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.plan import MESH_AXES, SCHEMA, Plan
 
 _ADAPTER = TypeAdapter(Plan)
-_SORTED = frozenset({"recompute", "layouts", "parameters", "ops", "versions"})
+_SORTED = frozenset({"recompute", "saved", "layouts", "parameters", "ops", "versions"})
 """Dicts whose order means nothing; sorted, so that equal plans have equal bytes."""
 _FIELDS = tuple(
     field.name
@@ -88,7 +88,8 @@ def _canonical(value: Any, key: str) -> Any:
         items.sort(key=lambda item: (*MESH_AXES, item[0]).index(item[0]))
     elif key in _SORTED:
         items.sort(key=lambda item: _natural(item[0]))
-    return {name: _canonical(item, name) for name, item in items}
+    # Of saved, what each block's ops say is sorted too.
+    return {name: _canonical(item, key if key == "saved" else name) for name, item in items}
 
 
 def _natural(text: str) -> list[tuple[int, str]]:

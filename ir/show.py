@@ -19,7 +19,7 @@ SHARES = {
     "forward": "forward", "backward": "backward", "recompute": "recompute",
     "tensor": "collectives in blocks", "wait": "waiting for other stages",
     "gradients": "gradients", "gather": "gathering parameters", "optimizer": "optimizer",
-    "overhead": "overhead",
+    "overhead": "overhead", "offload": "copies to and from the host",
 }  # fmt: skip
 SCHEDULE_COLUMNS = 24
 """Actions shown per row of the schedule."""
@@ -53,7 +53,11 @@ def _unit(value: float) -> tuple[str, float]:
 
 def render(plan: Plan) -> RenderableType:
     """The whole plan as a rich renderable."""
-    parts: list[RenderableType] = [Text(_headline(plan), style="bold"), _stages(plan)]
+    parts: list[RenderableType] = [
+        Text(_headline(plan), style="bold"),
+        _stages(plan),
+        *_saved(plan),
+    ]
     if plan.predicted:
         parts += [_times(plan.predicted), *_breakdown(plan.predicted), _memory(plan.predicted)]
     if len(plan.schedule.rows) > 1:
@@ -131,6 +135,19 @@ def _stages(plan: Plan) -> Table:
         table.add_row(str(i), _blocks(stage), _ranges(stage.devices), _mesh(stage), _shares(stage),
                       _zero(stage), again)  # fmt: skip
     return table
+
+
+def _saved(plan: Plan) -> list[RenderableType]:
+    """What single ops make and the backward needs, where it is not simply kept; by line, stages
+    that say the same together."""
+    stages: dict[str, list[int]] = {}
+    for i, stage in enumerate(plan.stages):
+        for block, policy in stage.saved.items():
+            for how in ("recompute", "offload", "keep"):
+                keys = ", ".join(key for key, said in policy.items() if said == how)
+                if keys:
+                    stages.setdefault(f"{block}: {how} {keys}", []).append(i)
+    return [Text(f"saved, stage {_ranges(tuple(own))}, {line}") for line, own in stages.items()]
 
 
 def _times(predicted: Prediction) -> Table:

@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.distributed.distributed_c10d import _get_default_store
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.multiprocessing.reductions import StorageWeakRef as StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -94,6 +95,14 @@ def region_of(node: Node) -> str:
 def storage_key(tensor: torch.Tensor) -> int:
     """Equal for tensors that share memory, real or fake."""
     return int(tensor.untyped_storage()._cdata)
+
+
+def memory_of(tensor: torch.Tensor) -> StorageWeakRef:
+    """Does not keep the memory of a tensor, but its `storage_key` (in `cdata`) from being given to
+    another one."""
+    made: Any = StorageWeakRef
+    found: StorageWeakRef = made(tensor.untyped_storage())
+    return found
 
 
 def all_gather(result: Tensor, part: Tensor, group: dist.ProcessGroup | None) -> None:

@@ -9,7 +9,8 @@ from typing import Literal
 from meshwright.ir.check_layout import layout_problems, tied_problems
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.errors import PlanError
-from meshwright.ir.graph import Graph
+from meshwright.ir.graph import Block, Graph
+from meshwright.ir.keeping import makers, torn, unknown
 from meshwright.ir.layout import balanced
 from meshwright.ir.plan import MESH_AXES, MODEL_AXES, ModelMesh, Plan, Stage, mesh_size
 from meshwright.ir.schedule import Schedule, check_schedule
@@ -283,6 +284,36 @@ def _recompute(plan: Plan, graph: Graph) -> Iterator[Finding]:
                 yield Finding("recompute", message, _near(name, sorted(known)))
 
 
+def _saved(plan: Plan, graph: Graph) -> Iterator[Finding]:
+    named = {block.pattern: block for block in graph.distinct_blocks()}
+    named |= {block.name: block for block in graph.blocks}
+    for i, stage in enumerate(plan.stages):
+        for name, policy in stage.saved.items():
+            if name not in named:
+                message = f"stage {i}: saved names {name!r}, which is no block or pattern"
+                yield Finding("saved", message, _near(name, sorted(named)))
+                continue
+            keys = makers(graph, named[name])
+            for key in unknown(policy, keys):
+                message = f"stage {i}: saved names {key!r}, which is no op of {name}"
+                yield Finding("saved", message, _near(key, keys))
+            if key := torn(policy, keys):
+                message = f"stage {i}: saved says different things of {key!r} of {name}"
+                yield Finding("saved", message, f"name {key!r} itself beside the patterns")
+        yield from _saved_twice(i, stage, () if list(_blocks(plan, graph)) else
+                                plan.stage_blocks(graph, i))  # fmt: skip
+
+
+def _saved_twice(index: int, stage: Stage, blocks: Iterable[Block]) -> Iterator[Finding]:
+    for block in blocks:
+        if stage.recomputes(block) and stage.keeping(block):
+            message = (
+                f"stage {index}: {block.name} is recomputed whole, so that saved has no effect"
+            )
+            yield Finding("saved", message, f"recompute none for {block.name}, or no saved")
+            return
+
+
 def _cluster(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
     if plan.cluster.fingerprint != cluster.fingerprint:
         message = f"the plan is for cluster {plan.cluster.name}, given {cluster.name}"
@@ -314,5 +345,5 @@ PLAN_RULES: tuple[Callable[[Plan], Iterator[Finding]], ...] = (
 )  # fmt: skip
 CLUSTER_RULES: tuple[Callable[[Plan, Cluster], Iterator[Finding]], ...] = (_cluster, _memory)
 GRAPH_RULES: tuple[Callable[[Plan, Graph], Iterator[Finding]], ...] = (
-    _blocks, _stage_layouts, _layout_content, _recompute,
+    _blocks, _stage_layouts, _layout_content, _recompute, _saved,
 )  # fmt: skip

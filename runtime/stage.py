@@ -16,6 +16,8 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from meshwright.codegen.comm import Comm
 from meshwright.codegen.program import Call, StageProgram
 from meshwright.runtime.gradsync.base import GradientSync
+from meshwright.runtime.host import HostMemory
+from meshwright.runtime.keeping import Keeper, Script
 from meshwright.runtime.split import WeightWork, backward_input
 
 
@@ -35,9 +37,12 @@ class BlockModule(nn.Module):
                 self.register_buffer(attribute, tensor)
             self._attributes.append(attribute)
 
-    def forward(self, comm: Comm, *inputs: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        self, comm: Comm, *inputs: Tensor, keeper: Keeper | None = None
+    ) -> tuple[Tensor, ...]:
         tensors = [getattr(self, attribute) for attribute in self._attributes]
-        return self.call.run(comm, *tensors, *inputs)
+        run = self.call.run if keeper is None else keeper.run
+        return run(comm, *tensors, *inputs)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,6 +65,8 @@ class _Tape:
     outputs: list[list[_Output]] = field(default_factory=list)
     """Per call; empty for a recomputed one."""
     weights: list[tuple[int, WeightWork | None]] = field(default_factory=list)
+    keepers: dict[int, Keeper] = field(default_factory=dict)
+    """Of the calls of whose ops the plan says what becomes of what they make."""
 
 
 class StageModule(nn.Module):
@@ -80,6 +87,9 @@ class StageModule(nn.Module):
         self._tensors = dict(tensors)
         self._autocast, self._prefetch = autocast, prefetch
         self._tapes: dict[int, _Tape] = {}
+        self._scripts = {i: Script.of(call) for i, call in enumerate(program.calls) if call.saved}
+        offloads = any("offload" in script.policy.values() for script in self._scripts.values())
+        self._host = HostMemory(comm.device) if offloads else None
         self.reduce_early = True
         """No further batch adds to this step's gradients."""
         read = {name for call in program.calls for name in call.inputs}
@@ -137,8 +147,10 @@ class StageModule(nn.Module):
     ) -> None:
         graph = keep and not call.recompute
         inputs = [env[name] for name in call.inputs]
+        if keep and index in self._scripts:
+            tape.keepers[index] = Keeper(call, self._scripts[index], self._host)
         with self._open(index, ahead), torch.set_grad_enabled(graph), self._casts():
-            outputs = self.blocks[index](self.comm, *inputs)
+            outputs = self.blocks[index](self.comm, *inputs, keeper=tape.keepers.get(index))
         found = []
         for name, output in zip(call.outputs, outputs, strict=True):
             differs = output.requires_grad if graph else self._differs(index, inputs, output)
@@ -169,10 +181,12 @@ class StageModule(nn.Module):
         order = range(len(self.program.calls))[::-1]
         for position, index in enumerate(order):
             with self._open(index, self._ahead(order, position)):
+                self._prepare(tape, order[position : position + 2])
                 edges, arriving = self._starts(index, tape, gradients)
                 if edges:
                     torch.autograd.backward(edges, arriving)
             self._forget(index, tape)
+            self._drop(index, tape)
             self.sync.after_backward(index, last)
         del self._tapes[microbatch]
         return self._received_gradients(tape)
@@ -184,6 +198,7 @@ class StageModule(nn.Module):
         for position, index in enumerate(order):
             call = self.program.calls[index]
             with self._open(index, self._ahead(order, position)):
+                self._prepare(tape, order[position : position + 2])
                 edges, arriving = self._starts(index, tape, gradients)
                 leaves = [tape.leaves[n] for n in dict.fromkeys(call.inputs) if n in tape.leaves]
                 parameters = [p for p in self.blocks[index].parameters() if p.requires_grad]
@@ -200,6 +215,7 @@ class StageModule(nn.Module):
             if work is not None:
                 with self._open(index, self._ahead(order, order.index(index))):
                     work.run()
+            self._drop(index, tape)
             self.sync.after_backward(index, last)
 
     def _begin_backward(self, microbatch: int, gradients: Mapping[str, Tensor]) -> _Tape:
@@ -247,6 +263,21 @@ class StageModule(nn.Module):
             for name, output in zip(call.outputs, outputs, strict=True)
             if output.requires_grad
         ]
+
+    def _prepare(self, tape: _Tape, coming: Sequence[int]) -> None:
+        """What the first of the coming blocks did not keep is here again, or made again; what the
+        next one has moved away is on its way."""
+        index, *following = coming
+        if index in tape.keepers:
+            tape.keepers[index].prepare(self.comm, self._casts)
+        for later in following:
+            if later in tape.keepers and self._host is not None and self._host.ahead:
+                tape.keepers[later].fetch()
+
+    def _drop(self, index: int, tape: _Tape) -> None:
+        keeper = tape.keepers.pop(index, None)
+        if keeper is not None:
+            keeper.drop()
 
     def _forget(self, index: int, tape: _Tape) -> None:
         """Frees the block's graph and the gradients that it has used."""

@@ -23,10 +23,13 @@ def test_round_trip(tmp_path: Path) -> None:
 
 def test_text_is_canonical() -> None:
     one = plan()
-    stage = one.stages[0]
+    stage = replace(one.stages[0], saved={"h.*": {"a": "recompute", "b/*": "offload"}})
+    one = replace(one, stages=(stage, one.stages[1]))
     mesh = dict(reversed(stage.mesh.items()))
     layouts = dict(reversed(stage.layouts.items()))
-    other = replace(one, stages=(replace(stage, mesh=mesh, layouts=layouts), one.stages[1]))
+    saved = {"h.*": dict(reversed(stage.saved["h.*"].items()))}
+    changed = replace(stage, mesh=mesh, layouts=layouts, saved=saved)
+    other = replace(one, stages=(changed, one.stages[1]))
     assert other == one
     assert plan_io.dumps(other) == plan_io.dumps(one)
     assert '"mesh": {"dp_replicate": 3, "dp_shard": 1, "tp": 1}' in plan_io.dumps(other)

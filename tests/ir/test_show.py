@@ -46,6 +46,13 @@ def test_a_bare_plan_prints() -> None:
     assert "Stages" in text and max(map(len, text.splitlines())) <= 60
 
 
+def test_what_is_not_kept_is_told_once_for_all_stages() -> None:
+    policy = {"h.*": {"act/*": "recompute", "attn/*": "offload"}}
+    stages = tuple(replace(stage, saved=policy) for stage in plan().stages)
+    text = str(plan(stages=stages))
+    assert "saved, stage 0-1, h.*: recompute act/*\nsaved, stage 0-1, h.*: offload attn/*" in text
+
+
 def test_units() -> None:
     assert [seconds(x) for x in (2.5, 0.0123, 4e-6, 0.0)] == ["2.5 s", "12.3 ms", "4 us", "0 us"]
     assert [size(x) for x in (2e12, 3.21e9, 5e6, 7e3, 12)] == [
