@@ -24,7 +24,7 @@ from meshwright.planner.constraints import pinned
 from meshwright.planner.notes import notes_of
 from meshwright.planner.predict import predict_plan
 from meshwright.planner.problem import Problem
-from meshwright.planner.schedule_tools import kept_schedule, make_schedule, stages_per_rank
+from meshwright.planner.schedule_tools import make_schedule, stages_per_rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,12 +61,8 @@ class Choice:
     schedule: str
     num_ranks: int
     """Pipeline ranks; stages of one rank are on the same devices."""
-    rows: tuple[str, ...] = ()
-    """The schedule's rows, where it is of no file."""
 
     def table(self) -> Schedule:
-        if self.rows:
-            return kept_schedule(self.schedule, self.rows)
         return make_schedule(self.schedule, len(self.stages), self.num_microbatches, self.num_ranks)
 
 

@@ -47,3 +47,8 @@ def find_searcher(name: str) -> Searcher:
         raise PlanError(f"no searcher {name!r}; nearest is {near!r} of {known}")
     found: Searcher = importlib.import_module(f"{searchers.__name__}.{name}").search
     return found
+
+
+def is_baseline(name: str) -> bool:
+    """Whether a searcher stands for somebody else's: its plans stay as it makes them."""
+    return hasattr(importlib.import_module(f"{searchers.__name__}.{name}"), "BASELINE")

@@ -4,10 +4,10 @@ import difflib
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterator
-from functools import cache, lru_cache
+from functools import cache
 
 from meshwright.ir.errors import PlanError
-from meshwright.ir.schedule import Action, Schedule, Work, check_schedule, parse_schedule
+from meshwright.ir.schedule import Action, Schedule, Work
 from meshwright.planner import schedules
 
 F, B, I, W = Work.FORWARD, Work.BACKWARD, Work.BACKWARD_INPUT, Work.BACKWARD_WEIGHT  # noqa: E741
@@ -39,14 +39,6 @@ def make_schedule(name: str, num_stages: int, num_microbatches: int, num_ranks: 
         )
     found: Schedule = _module(name).schedule(num_stages, num_microbatches, num_ranks)  # type: ignore[attr-defined]
     return found
-
-
-@lru_cache(64)
-def kept_schedule(name: str, rows: tuple[str, ...]) -> Schedule:
-    """The legal schedule of these rows; the last ones asked for are kept."""
-    schedule = parse_schedule(name, rows)
-    check_schedule(schedule)
-    return schedule
 
 
 def chunks_of(name: str, num_stages: int, num_ranks: int, only: int | None = None) -> int:

@@ -22,17 +22,21 @@ from meshwright.planner.constraints import Constraint, broken, pinned
 from meshwright.planner.infeasible import explain
 from meshwright.planner.largest_batch import largest_batch
 from meshwright.planner.objectives import bounds_batch, rating
-from meshwright.planner.offers import TIE, Offer, find_searcher
+from meshwright.planner.offers import TIE, Offer, find_searcher, is_baseline
 from meshwright.planner.predict import excess_bytes
 from meshwright.planner.problem import Problem, make_problem
 from meshwright.planner.progress import Progress
 from meshwright.planner.ranking import Ranking, rank_clusters
 from meshwright.planner.searchers.exhaustive import count
+from meshwright.planner.synthesis.choose import synthesised
+from meshwright.planner.synthesis.solve import NAME as SYNTHESISED
 from meshwright.planner.why import alternative, kind_of
 
 SMALL = 1000
 """Choices up to which `auto` tries them all."""
 ALTERNATIVES = 6
+PIPELINES = 3
+"""Plans, the best of their kind, for which schedules are made."""
 
 
 def search(
@@ -161,6 +165,8 @@ def search_problem(
     deadline = time.monotonic() + time_limit_s
     with Progress(name, time_limit_s, show=progress) as shown:
         found = run(problem, find_searcher(name)(problem), deadline, shown)
+        if not is_baseline(name):
+            _make_schedules(problem, found, deadline)
     if found.best is None:
         if not found.exhausted:
             raise Infeasible(
@@ -258,6 +264,19 @@ def _take(problem: Problem, offer: Offer, found: Found) -> None:
         found.best, found.value = plan, value
 
 
+def _make_schedules(problem: Problem, found: Found, deadline: float) -> None:
+    """Schedules made for the best pipelines, and for what fits under no schedule of a file."""
+    if problem.objective == "memory":
+        return
+    ranked = sorted(found.kinds.values(), key=lambda entry: (entry[1], entry[0]))
+    pipelines = [plan for _, _, plan in ranked if len(plan.schedule.rows) > 1]
+    for plan in pipelines[:PIPELINES]:
+        if time.monotonic() < deadline:
+            made = synthesised(problem, plan, below_s=found.least_s)
+            if made:
+                _take(problem, Offer(plan=made), found)
+
+
 def _value(problem: Problem, plan: Plan) -> tuple[float, ...]:
     return (*rating(problem.objective, problem.cluster, plan), float(len(plan.stages)))
 
@@ -306,6 +325,8 @@ def _finish(problem: Problem, found: Found, searcher: str) -> Plan:
 def _bound_s(problem: Problem, found: Found) -> float:
     """What no plan can beat: by the relaxation, or because nothing better is left open."""
     bound_s = lower_bound(problem)
+    if found.best and found.best.schedule.name == SYNTHESISED:
+        return float(f"{bound_s:.6g}")  # what was gone through are the schedules of files
     if found.open_s is not None and found.open_s > bound_s:
         bound_s = max(bound_s, min(found.open_s, found.least_s))
     return float(f"{bound_s:.6g}")

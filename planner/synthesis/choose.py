@@ -1,5 +1,4 @@
-"""A schedule for the stages of a plan, where that is worth while: the task of a choice, and the
-choice with the schedule made for it."""
+"""A schedule made for the stages of a plan, where that is worth while."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -7,74 +6,73 @@ from dataclasses import replace
 from meshwright.costmodel.estimate import Estimate, estimate_all
 from meshwright.costmodel.placement import slowdown
 from meshwright.ir.errors import Infeasible
-from meshwright.ir.plan import RankMemory
+from meshwright.ir.plan import Plan, RankMemory, ScheduleTable
 from meshwright.ir.schedule import Schedule
-from meshwright.planner.candidates import Choice, build_plan
 from meshwright.planner.constraints import pinned
-from meshwright.planner.predict import excess_bytes
+from meshwright.planner.notes import notes_of
+from meshwright.planner.predict import excess_bytes, predict_plan
 from meshwright.planner.problem import Problem
 from meshwright.planner.schedule_tools import SCHEDULES, make_schedule, stages_per_rank
 from meshwright.planner.synthesis.bound import bound_s
-from meshwright.planner.synthesis.solve import NAME, synthesise
+from meshwright.planner.synthesis.solve import synthesise
 from meshwright.planner.synthesis.task import Task, peaks_bytes
 
 WORTH = 0.02
-"""A schedule this close to the bound is left as it is."""
-MOST = 20_000
-"""Actions of the longest schedules that are made."""
+"""Plans that cannot gain so much keep their schedule."""
+MOST = 4000
+"""Actions up to which a schedule is made: what is lost at the ends of longer ones is little."""
 TRIES = 3
 """Memory of a task is linear in what is in flight, that of a plan nearly: tries until it fits."""
 
 
-def synthesised(problem: Problem, choice: Choice, *, effort: float = 1.0) -> Choice | None:
-    """The choice under a schedule made for it; None if none is better, or a schedule is pinned.
+def synthesised(
+    problem: Problem, plan: Plan, *, below_s: float = float("inf"), effort: float = 0.5
+) -> Plan | None:
+    """The plan with a schedule made for it, if that takes less than `below_s` and than its own.
 
-    Where processes share cores the order of actions hardly matters: None.
+    None if no schedule can be worth while, none was found, or one is pinned. Where processes share
+    cores the order of actions hardly matters: None.
     """
-    actions = 3 * len(choice.stages) * choice.num_microbatches
-    if choice.num_ranks == 1 or choice.num_microbatches == 1 or actions > MOST:
+    actions = 3 * len(plan.stages) * plan.num_microbatches
+    if len(plan.schedule.rows) == 1 or plan.num_microbatches == 1 or actions > MOST:
         return None
-    asked = pinned(problem.constraints, "schedule")
-    if asked not in (None, NAME) or slowdown(problem.cluster) > 1.0:
+    if pinned(problem.constraints, "schedule") is not None or slowdown(problem.cluster) > 1.0:
         return None
-    plan = build_plan(problem, choice)
     assert plan.predicted
-    excess = excess_bytes(problem, plan)
+    if not excess_bytes(problem, plan):
+        below_s = min(below_s, plan.predicted.step_s)
     found = estimate_all(problem.graph, problem.cluster, plan, problem.tables)
-    task = task_of(problem, choice, found)
+    task = task_of(problem, plan, found)
     try:
-        least_s = bound_s(task)
+        gain_s = found.stepped.timeline.step_s - bound_s(task)
     except Infeasible:
         return None
-    if not excess and found.stepped.timeline.step_s <= least_s * (1 + WORTH):
+    if plan.predicted.step_s - gain_s > below_s * (1 - WORTH):
         return None
-    before = (float(excess), plan.predicted.step_s)
-    return _within(problem, choice, task, before, effort)
+    made = _that_fits(problem, plan, task, effort)
+    return made if made and made.predicted and made.predicted.step_s < below_s else None
 
 
-def _within(
-    problem: Problem, choice: Choice, task: Task, before: tuple[float, float], effort: float
-) -> Choice | None:
-    """The choice with a schedule whose whole plan fits and is quicker."""
+def _that_fits(problem: Problem, plan: Plan, task: Task, effort: float) -> Plan | None:
     for _ in range(TRIES):
         try:
             schedule = synthesise(task, files(task), effort=effort).schedule
         except Infeasible:
             return None
-        made = with_schedule(choice, schedule)
-        plan = build_plan(problem, made)
-        assert plan.predicted
-        excess = excess_bytes(problem, plan)
+        made = with_schedule(problem, plan, schedule)
+        excess = excess_bytes(problem, made)
         if not excess:
-            return made if (0.0, plan.predicted.step_s) < before else None
+            return made
         task = replace(task, capacity_bytes=tuple(room - excess for room in task.capacity))
     return None
 
 
-def with_schedule(choice: Choice, schedule: Schedule) -> Choice:
-    """The choice under that schedule: by name if it is one of the files, else row by row."""
-    rows = () if schedule.name in SCHEDULES else tuple(str(schedule).splitlines())
-    return replace(choice, schedule=schedule.name, rows=rows)
+def with_schedule(problem: Problem, plan: Plan, schedule: Schedule) -> Plan:
+    """The plan under another schedule, predicted anew."""
+    table = ScheduleTable(name=schedule.name, rows=tuple(str(schedule).splitlines()))
+    plan = replace(plan, schedule=table)
+    plan = replace(plan, notes=notes_of(problem, plan))
+    return replace(plan, predicted=predict_plan(problem, plan))
 
 
 def files(task: Task) -> Iterator[Schedule]:
@@ -89,10 +87,9 @@ def files(task: Task) -> Iterator[Schedule]:
             yield schedule
 
 
-def task_of(problem: Problem, choice: Choice, found: Estimate) -> Task:
+def task_of(problem: Problem, plan: Plan, found: Estimate) -> Task:
     """Times of the estimate, and what memory the rest of each rank leaves for micro-batches."""
-    schedule = choice.table()
-    placement = tuple(map(schedule.rank_of, range(len(choice.stages))))
+    table = found.stepped.timeline.table
     memories = [model.memory for model in found.models]
     stages = tuple(
         replace(times, saved_bytes=memory.saved)
@@ -100,15 +97,15 @@ def task_of(problem: Problem, choice: Choice, found: Estimate) -> Task:
     )
     task = Task(
         stages=stages,
-        placement=placement,
-        num_microbatches=choice.num_microbatches,
+        placement=table.owners,
+        num_microbatches=plan.num_microbatches,
         halved_bytes=tuple(memory.halved for memory in memories),
         release_s=tuple(found.stepped.timeline.offsets),
     )
     rooms = []
-    for rank, held_bytes in enumerate(peaks_bytes(task, schedule)):
+    for rank, held_bytes in enumerate(peaks_bytes(task, table.schedule)):
         first = task.held[rank][0]
-        room = problem.room_bytes(choice.stages[first].devices)
+        room = problem.room_bytes(plan.stages[first].devices)
         rooms.append(held_bytes + _spare_bytes(found.prediction.stages[first].memory, room))
     return replace(task, capacity_bytes=tuple(rooms))
 
