@@ -191,7 +191,8 @@ _TABLE_4 = """\
 Figure 11 is read by eye (+-0.4). `dp` is data parallel with the overlap of our simulator,
 `dp alone` without any. BERT-48's data parallel curves need three times slower compute than its
 profile, so they are not from the same runs. Straight plans are cut for the slowest stage or link.
-XLNet's 4 MB of embeddings that all layers read cross every cut of its straight plan.
+XLNet's 4 MB of position encodings, which all layers read, depend on no parameter: every stage makes
+them itself, though its profile has an edge to them from the token embedding.
 """
 
 

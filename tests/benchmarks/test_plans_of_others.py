@@ -57,7 +57,7 @@ def test_strategies_in_words() -> None:
 
 
 def test_published_replicas_may_be_cut_better() -> None:
-    cell = dapple_table4.Cell("VGG-19", "B", profile(), 32, Published((8, 8), ("fc",)), "dp")
+    cell = dapple_table4.Cell("VGG-19", "B", profile(), 32, Published((8, 8), ("fc",)), "auto")
     assert [stage.first for stage in cell.published.stages] == ["node1.Input", "node2.fc"]
     assert [stage.first for stage in cell.same_replicas.stages] == ["node1.Input", "node4.fc"]
     assert dapple_table4.strategy(cell.same_replicas) == "8:8"
@@ -74,7 +74,7 @@ def test_the_micro_batch_is_in_the_name_or_the_input(tmp_path: Path) -> None:
     path.write_text(text().replace("Input", "Input0"))
     assert pipedream.read(path).micro_batch == pipedream.SENTENCES
     with pytest.raises(PlanError, match="holds no layer profiles"):
-        list(pipedream.rows(tmp_path / "none", "dp"))
+        list(pipedream.rows(tmp_path / "none", "auto"))
 
 
 def test_position_encodings_of_xlnet_come_from_no_parameter() -> None:
