@@ -20,7 +20,7 @@ from meshwright.planner.relaxation import Bound, Frame, group_sizes
 from meshwright.planner.run_costs import RunCosts
 from meshwright.planner.schedule_tools import stages_per_rank
 from meshwright.planner.space import Mesh, meshes, schedules
-from meshwright.planner.stage_tables import Options, StageTables
+from meshwright.planner.stage_tables import Fitted, StageTables
 
 LIMITS = (1.0, 1.05, 1.15, 1.35, 1.7, 2.5)
 """Loads tried, as multiples of the least possible one."""
@@ -46,9 +46,11 @@ class FrameSearch:
         """Meshes that were not looked at closer."""
         self._meshes: dict[tuple[Frame, int], tuple[Mesh, ...]] = {}
 
-    def fastest(self, frame: Frame, bound: Bound, limit_s: float) -> list[Finalist]:
-        """Choices of least estimated time, best first."""
-        asked = self._pipeline(frame, bound)
+    def fastest(
+        self, frame: Frame, bound: Bound, limit_s: float, spare_bytes: float = 0.0
+    ) -> list[Finalist]:
+        """Choices of least estimated time, best first; some memory may be left alone."""
+        asked = self._pipeline(frame, bound, spare_bytes)
         if asked is None:
             return []
         least = solve(asked, load, join=np.maximum)
@@ -74,25 +76,38 @@ class FrameSearch:
             return []
         return [Finalist(answer[0], choice) for choice in self._choices(answer[1], frame)]
 
-    def _pipeline(self, frame: Frame, bound: Bound, *, everything: bool = False) -> Pipeline | None:
+    def _pipeline(
+        self, frame: Frame, bound: Bound, spare_bytes: float = 0.0, *, everything: bool = False
+    ) -> Pipeline | None:
         sizes = group_sizes(self.problem, frame.num_ranks)
         if not sizes:
             return None
         best = () if everything else self._closer(bound)
+        held = tuple(self._in_flight(frame))
+        known: dict[object, Fitted | None] = {}
 
-        def options(first: int, size: int) -> Options | None:
-            found = best or self._all(frame, size)
-            if not found:
-                return None
-            return self.tables.options(first, size, frame.num_microbatches, found)
+        def fitted(stage: int, first: int, size: int) -> Fitted | None:
+            key = (held[stage], self.places.like(first, size), size, self.places.way(first, size))
+            if key not in known:
+                found = best or self._all(frame, size)
+                room = self.places.room_bytes(first, size) - spare_bytes
+                known[key] = self._fitted(frame, found, first, held[stage], room)
+            return known[key]
 
-        pins = self.problem.stage_of_block if self._one_stage() else {}
         return Pipeline(
             classes=self.runs.classes, num_blocks=len(self.problem.graph.blocks),
             num_devices=self.problem.cluster.num_devices, num_stages=frame.num_ranks,
-            sizes=sizes, options=options, in_flight=tuple(self._in_flight(frame)),
-            room_bytes=self.places.room_bytes, pins=pins,
+            sizes=sizes, fitted=fitted,
+            pins=self.problem.stage_of_block if self._one_stage() else {},
         )  # fmt: skip
+
+    def _fitted(
+        self, frame: Frame, found: Sequence[Mesh], first: int, in_flight: int, room: float
+    ) -> Fitted | None:
+        if not found:
+            return None
+        options = self.tables.options(first, found[0].size, frame.num_microbatches, found)
+        return options.fitted(in_flight, room)
 
     def _closer(self, bound: Bound) -> tuple[Mesh, ...]:
         """Meshes that may be best, of those that a bound is known for."""
@@ -127,14 +142,13 @@ class FrameSearch:
         """About the step time of these stages."""
         path = most = work = 0.0
         for stage, part in enumerate(parts):
-            size = part.mesh.size
-            options = asked.options(part.first, size)
-            assert options
-            share = options.share(asked.in_flight[stage], asked.room_bytes(part.first, size))
-            at = options.meshes.index(part.mesh), asked.classes.index[part.start, part.stop]
-            path_s, load_s, busy_s = (float(held[at]) for held in options.seconds(share))
+            fitted = asked.fitted(stage, part.first, part.mesh.size)
+            assert fitted
+            mesh = fitted.options.meshes.index(part.mesh)
+            at = mesh, asked.classes.index[part.start, part.stop]
+            path_s, load_s, busy_s = (float(held[at]) for held in fitted[2:5])
             path, most = path + path_s, max(most, load_s)
-            work += (load_s + busy_s) * size
+            work += (load_s + busy_s) * part.mesh.size
         return max(path + most, work / step_cores(self.problem.cluster))
 
     def _choices(self, parts: Sequence[Part], frame: Frame) -> Iterator[Choice]:

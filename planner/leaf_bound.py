@@ -1,7 +1,9 @@
 """A step time that a complete choice cannot beat, without simulating it."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 from math import ceil
+from typing import NamedTuple
 
 from meshwright.costmodel.tables import Spot
 from meshwright.planner.candidates import Choice, StageChoice
@@ -16,21 +18,22 @@ class LeafBound:
 
     def __init__(self, runs: RunCosts, sets: RecomputeSets) -> None:
         self.runs, self.problem, self.sets = runs, runs.problem, sets
-        self._busy: dict[StageChoice, dict[int, tuple[float, float]]] = {}
+        self._busy: dict[StageChoice, dict[int, _Busy]] = {}
 
     def seconds(self, choice: Choice) -> float:
         """Each rank works off all micro-batches, the first ranks beginning and ending before the
         last ones; and the first micro-batch goes all the way."""
         stages = [self._stage_s(stage, choice.num_microbatches) for stage in choice.stages]
+        whole = [busy.whole_s for busy in stages]
         split = choice.schedule in SPLIT or choice.schedule not in SCHEDULES
-        parts = [least if split else whole for whole, least in stages]
+        path = sum(busy.input_s if split else busy.whole_s for busy in stages)
         if len(stages) > choice.num_ranks:
-            return max(self._ranks_s(choice, [whole for whole, _ in stages]), sum(parts))
-        before, most = 0.0, 0.0
-        for (whole, _), part in zip(stages, parts, strict=True):
-            most = max(most, choice.num_microbatches * whole + before)
-            before += part
-        return max(most, before)
+            return max(self._ranks_s(choice, whole), path)
+        # Weight halves may wait until the end: then only forwards lie before a rank's work.
+        parts = [busy.forward_s if split else busy.whole_s for busy in stages]
+        before = [0.0, *accumulate(parts)]
+        count = choice.num_microbatches
+        return max(path, *(count * own + b for own, b in zip(whole, before, strict=False)))
 
     def _ranks_s(self, choice: Choice, busy: Sequence[float]) -> float:
         spent: dict[tuple[int, ...], float] = {}
@@ -38,14 +41,14 @@ class LeafBound:
             spent[stage.devices] = spent.get(stage.devices, 0.0) + seconds
         return choice.num_microbatches * max(spent.values())
 
-    def _stage_s(self, stage: StageChoice, count: int) -> tuple[float, float]:
-        """(all of a micro-batch, what the stages behind wait for)."""
+    def _stage_s(self, stage: StageChoice, count: int) -> "_Busy":
+        """Of one micro-batch."""
         held = self._busy.setdefault(stage, {})
         if count not in held:
             held[count] = self._stage(stage, self.problem.batch // count)
         return held[count]
 
-    def _stage(self, stage: StageChoice, samples: int) -> tuple[float, float]:
+    def _stage(self, stage: StageChoice, samples: int) -> "_Busy":
         names, size = self.problem.tables.device_names, len(stage.devices) // stage.dp
         levels = self.problem.tables.model_levels(stage.devices[:size], stage.model)
         dp_levels = self.problem.tables.levels(stage.devices[::size])
@@ -57,13 +60,23 @@ class LeafBound:
         }
         return max(self._at(stage, At(spot, stage.variant)) for spot in sorted(spots, key=repr))
 
-    def _at(self, stage: StageChoice, at: At) -> tuple[float, float]:
+    def _at(self, stage: StageChoice, at: At) -> "_Busy":
         costs = self.runs.block_costs(at)
-        whole = least = 0.0
+        whole = forward = least = 0.0
         for number in range(stage.start, stage.stop):
             block, cost = self.runs.blocks[number], costs[number]
             if block.name in stage.recompute or block.pattern in stage.recompute:
                 cost = cost.recomputed()
             whole += cost.forward_s + cost.backward_s - cost.accumulate_s
+            forward += cost.forward_s
             least += cost.forward_s + cost.backward_input_s
-        return whole, least
+        return _Busy(whole, forward, least)
+
+
+class _Busy(NamedTuple):
+    """Of a stage and a micro-batch, at least."""
+
+    whole_s: float
+    forward_s: float
+    input_s: float
+    """Forward, and what the stages before wait for."""

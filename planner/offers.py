@@ -26,6 +26,8 @@ class Offer:
     """Those of them that do not fit, this plan not included."""
     pruned: Mapping[str, int] = field(default_factory=dict)
     """Choices that need not be judged since the last offer, by the reason."""
+    bound_s: float | None = None
+    """No choice at all takes less, if the searcher knows."""
     open_s: float | None = None
     """No choice that is neither judged nor pruned takes less; infinite when there is none left, and
     None where that is not known."""

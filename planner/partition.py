@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from meshwright.planner.run_classes import RunClasses
 from meshwright.planner.space import Mesh
 from meshwright.planner.spans import Matrix
-from meshwright.planner.stage_tables import Options
+from meshwright.planner.stage_tables import Fitted
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,38 +39,33 @@ class Pipeline:
     num_stages: int
     sizes: tuple[int, ...]
     """Numbers of devices that a stage may have."""
-    options: Callable[[int, int], Options | None]
-    """(first place, size) -> options."""
-    in_flight: tuple[int, ...]
-    """Micro-batches that each stage holds at once."""
-    room_bytes: Callable[[int, int], float]
-    """(first place, size) -> memory per device."""
+    fitted: Callable[[int, int, int], Fitted | None]
+    """(stage, first place, size) -> what each way to run it takes."""
     pins: Mapping[int, int]
     """Block -> stage."""
 
 
-Measure = Callable[[Options, int, float], Matrix]
-"""(options, micro-batches in flight, room) -> [mesh, kind of run]; infinite where not allowed."""
+Measure = Callable[[Fitted], Matrix]
+"""What counts of stages: [mesh, kind of run], infinite where not allowed."""
 
 
-def load(options: Options, in_flight: int, room: float) -> Matrix:
+def load(fitted: Fitted) -> Matrix:
     """Seconds of load of stages that fit."""
-    return options.seconds(options.share(in_flight, room))[1]
+    return fitted.load_s
 
 
 def path_within(limit_s: float) -> Measure:
     """Seconds of path of stages that fit and have at most that load."""
 
-    def measure(options: Options, in_flight: int, room: float) -> Matrix:
-        path, load_s, _ = options.seconds(options.share(in_flight, room))
-        return np.where(load_s <= limit_s, path, np.inf)
+    def measure(fitted: Fitted) -> Matrix:
+        return np.where(fitted.load_s <= limit_s, fitted.path_s, np.inf)
 
     return measure
 
 
-def memory(options: Options, in_flight: int, room: float) -> Matrix:
+def memory(fitted: Fitted) -> Matrix:
     """Bytes that stages need at least, whether they fit or not."""
-    return options.least_bytes(in_flight)
+    return fitted.least_bytes
 
 
 @dataclass(slots=True)
@@ -123,10 +118,10 @@ def _extend(
     measure: Measure,
     join: np.ufunc,
 ) -> None:
-    options = asked.options(used, size)
-    if options is None:
+    fitted = asked.fitted(stage, used, size)
+    if fitted is None:
         return
-    values = measure(options, asked.in_flight[stage], asked.room_bytes(used, size))
+    values = measure(fitted)
     best, pick = values.min(axis=0), values.argmin(axis=0)
     total = join(row.value[:, None], asked.classes.spread(best))
     for block, wanted in asked.pins.items():
@@ -150,13 +145,11 @@ def _trace_back(asked: Pipeline, rows: list[dict[int, _Row]], measure: Measure) 
         row = rows[stage][used]
         start, size, mesh = int(row.start[stop]), int(row.size[stop]), int(row.mesh[stop])
         used -= size
-        options = asked.options(used, size)
-        assert options
-        share = options.share(asked.in_flight[stage - 1], asked.room_bytes(used, size))
-        at = mesh, asked.classes.index[start, stop]
-        again = float(share[at])
+        fitted = asked.fitted(stage - 1, used, size)
+        assert fitted
+        again = float(fitted.share[mesh, asked.classes.index[start, stop]])
         if measure is memory or again > 1.0:
-            again = float(True in options.modes)
-        parts.append(Part(start, stop, used, options.meshes[mesh], again))
+            again = float(True in fitted.options.modes)
+        parts.append(Part(start, stop, used, fitted.options.meshes[mesh], again))
         stop = start
     return tuple(reversed(parts))

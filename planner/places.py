@@ -35,6 +35,7 @@ class Places:
 
     def __init__(self, problem: Problem, order: Order) -> None:
         self.problem, self.order = problem, order
+        self._ways: dict[Link, int] = {}
         self.natural = order == tuple(range(len(order)))
 
     @cached_property
@@ -68,6 +69,11 @@ class Places:
         if end >= len(self.order):
             return None
         return self.problem.cluster.link(self.order[end - 1], self.order[end])
+
+    def way(self, start: int, size: int) -> int:
+        """A number of the tier that leads to the group behind; 0 at the end."""
+        link = self.link(start, size)
+        return 0 if link is None else 1 + self._ways.setdefault(link, len(self._ways))
 
     def types(self, start: int, size: int) -> tuple[str, ...]:
         """Device types of a group."""

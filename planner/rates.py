@@ -47,9 +47,11 @@ class BlockRates:
         self.runs, self.problem = runs, runs.problem
         self.kinds = _kinds(runs)
         self.counts = np.array([kind.count for kind in self.kinds], dtype=float)
-        self.kind_of = _numbers(runs, self.kinds)
+        self.kind_of = np.array(_numbers(runs, self.kinds))
+        """Per block, the number of its kind."""
         self.input_share = 1.0
         """The least share of a block's work that is not the weight half of its backward."""
+        self.forward_share = 1.0
         self._work: dict[At, tuple[Matrix, Matrix, Matrix]] = {}
         self._held: dict[object, tuple[Matrix, Matrix]] = {}
         self._slopes: dict[tuple[Primitive, Levels], float] = {}
@@ -136,6 +138,7 @@ class BlockRates:
                 if whole:
                     part = 1 - cost.backward_weight_s / whole
                     self.input_share = min(self.input_share, part)
+                    self.forward_share = min(self.forward_share, cost.forward_s / whole)
             modes = [[costs[kind.block] for kind in self.kinds]]
             modes.append(
                 [
@@ -153,6 +156,11 @@ class BlockRates:
             found = np.array(busy)
             self._work[at] = found, found - np.array(talk), np.array(flight)
         return self._work[at]
+
+    def workspace_bytes(self, at: At) -> float:
+        """Of the block that needs most, whatever else is done to save memory."""
+        costs = self.runs.block_costs(at)
+        return max(costs[kind.block].workspace_bytes for kind in self.kinds)
 
     def compute_of(self, at: At) -> Matrix:
         """Seconds of each kind of block without communication and recomputing."""

@@ -6,7 +6,7 @@ With ranks r = 1..P of equal size, blocks b, ways o (mesh, layouts, ZeRO, recomp
     step >= (M busy + once) of any rank,  sum over its blocks of bytes <= room
     step >= M busy_r + f sum of busy_s over the ranks s before r
 
-where f is the share of a stage's work that must lie before and after that of the next one. With
+where f is the share of a stage's work that must lie before or after that of the next one. With
 several stages per rank, at least r blocks lie before those of rank r. Memory is relaxed with a
 price: each byte costs mu seconds and each rank is given mu x room, so blocks choose alone; the
 bound holds for every mu, and the best of some is taken.
@@ -15,6 +15,7 @@ bound holds for every mu, and the best of some is taken.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,10 +36,12 @@ from meshwright.planner.space import (
     schedules,
 )
 from meshwright.planner.spans import Matrix
-from meshwright.planner.stage_tables import StageTables
+from meshwright.planner.stage_tables import Case, StageTables
 
 PRICES = (0.0, 0.1, 0.3, 0.6, 0.9, 1.0, 1.1, 1.5, 2.5, 6.0, 20.0)
 """Prices of memory that are tried, as multiples of what recomputing pays for a byte."""
+BISECTIONS, SAME = 8, 1.005
+"""Steps in which a bound is narrowed, and the factor at which that ends."""
 UNITS = 16
 """At most so many units of devices are shared out unevenly."""
 
@@ -61,12 +64,12 @@ class Bound:
 
 
 def frames(problem: Problem) -> tuple[Frame, ...]:
-    """All frames that may have a plan."""
+    """All frames that may have a plan, small micro-batches first."""
     return tuple(
         Frame(ranks, count)
+        for count in reversed(microbatch_counts(problem))
         for ranks in pipeline_sizes(problem)
-        for count in microbatch_counts(problem)
-        if any(True for _ in schedules(problem, ranks))
+        if group_sizes(problem, ranks) and any(True for _ in schedules(problem, ranks))
     )
 
 
@@ -92,6 +95,19 @@ def group_sizes(problem: Problem, ranks: int) -> tuple[int, ...]:
     return (devices // ranks,) if devices % ranks == 0 else ()
 
 
+class _Ways(NamedTuple):
+    """What blocks need: arrays over [mesh, mode, block]."""
+
+    busy_s: Matrix
+    load_s: Matrix
+    """With what comes once per step, shared out over the micro-batches."""
+    state_bytes: Matrix
+    flight_bytes: Matrix
+    room: float
+    prices: tuple[float, ...]
+    """Of memory, in seconds per byte."""
+
+
 class Relaxation:
     """Bounds of one problem's frames."""
 
@@ -100,6 +116,7 @@ class Relaxation:
         self.rates = BlockRates(runs)
         self.tables = StageTables(runs, places[0])
         self.slow = runs.slow
+        self._most: dict[object, int] = {}
         self._sums: dict[object, tuple[tuple[Mesh, ...], Rates]] = {}
 
     def bound(self, frame: Frame) -> Bound:
@@ -115,11 +132,28 @@ class Relaxation:
         key = (frame.num_microbatches, size, self.places[0].like(start, size))
         if key not in self._sums:
             samples = self.problem.batch // frame.num_microbatches
-            found = tuple(meshes(self.problem, size, samples))
-            cases = [self.tables.case(start, mesh, frame.num_microbatches) for mesh in found]
+            cases = [
+                case
+                for mesh in meshes(self.problem, size, samples)
+                for case in [self.tables.case(start, mesh, frame.num_microbatches)]
+                if not self._is_too_much(case, start, size)
+            ]
+            found = tuple(case.mesh for case in cases)
             rates = self.rates.of(cases, frame.num_microbatches) if cases else None
             self._sums[key] = found, rates  # type: ignore[assignment]
         return self._sums[key]
+
+    def _is_too_much(self, case: Case, start: int, size: int) -> bool:
+        """Whether one op of some block does not fit; more samples need no less."""
+        at = self.rates.runs.canonical(case.at)
+        key = (at.spot.model, at.variant, at.spot.device, self.places[0].room_bytes(start, size))
+        most = self._most.get(key)
+        if most is not None and at.spot.samples >= most:
+            return True
+        if self.rates.workspace_bytes(at) <= key[3]:
+            return False
+        self._most[key] = at.spot.samples
+        return True
 
     # Equal groups of equal devices ----------------------------------------------------------------
 
@@ -127,32 +161,65 @@ class Relaxation:
         found, rates = self._meshes(frame, size, 0)
         if not found:
             return Bound(np.inf, ())
-        room = self.places[0].room_bytes(0, size)
-        busy, load, memory = self._per_block(frame, rates, room)
-        if not np.isfinite(busy.min(axis=(0, 1))).all():
+        ways = self._ways(frame, rates, self.places[0].room_bytes(0, size))
+        if not np.isfinite(ways.busy_s.min(axis=(0, 1))).all():
             return Bound(np.inf, ())  # some block fits under no mesh
-        ahead = self._ahead_s(frame, busy)
-        alone, together = np.full(len(found), -np.inf), -np.inf
-        for price in self._prices(rates):
-            paid = price * frame.num_ranks * room
-            ways = [(held + price * memory).min(axis=1) for held in (busy, load)]
-            each = [way @ self.rates.counts - paid for way in ways]
-            alone = np.maximum(alone, self._step_s(frame, each[0], each[1], ahead))
-            free = [way.min(axis=0) @ self.rates.counts - paid for way in ways]
-            together = max(together, float(self._step_s(frame, free[0], free[1], ahead)))
+        together, alone = self._relaxed(frame, ways, np.ones(len(self.rates.kind_of)))
+        if frame.num_ranks > 1:
+            together, alone = self._with_flights(frame, ways, together, alone)
         order = np.argsort(alone, kind="stable")
         ranked = tuple((float(alone[i]), found[i]) for i in order if np.isfinite(alone[i]))
         return Bound(max(0.0, together) if ranked else np.inf, ranked)
 
-    def _per_block(self, frame: Frame, rates: Rates, room: float) -> tuple[Matrix, Matrix, Matrix]:
-        """(busy, busy and once per micro-batch, bytes) of [mesh, mode, kind]; infinite where a
-        single block does not fit."""
-        memory = rates.state_bytes[:, None, :] + rates.flight_bytes
+    def _ways(self, frame: Frame, rates: Rates, room: float) -> "_Ways":
+        """Of [mesh, mode, block]; infinite where a single block does not fit."""
         modes = [index for index, mode in enumerate((False, True)) if mode in self.tables.modes]
         both = modes if False in self.tables.modes else [0, 1]
+        memory = rates.state_bytes[:, None, :] + rates.flight_bytes
         busy = np.where(memory <= room, rates.busy_s, np.inf)[:, both]
         load = busy + rates.once_s[:, both] / frame.num_microbatches
-        return busy, load, memory[:, both]
+        at = self.rates.kind_of
+        return _Ways(
+            busy[:, :, at], load[:, :, at], rates.state_bytes[:, None, at],
+            rates.flight_bytes[:, both][:, :, at], room, self._prices(rates),
+        )  # fmt: skip
+
+    def _relaxed(self, frame: Frame, ways: "_Ways", flights: Matrix) -> tuple[float, Matrix]:
+        """The bound, and that of each mesh alone; `flights`: micro-batches that blocks hold."""
+        memory = ways.state_bytes + ways.flight_bytes * flights
+        ahead = self._ahead_s(frame, ways.busy_s)
+        alone, together = np.full(len(memory), -np.inf), -np.inf
+        for price in ways.prices:
+            paid = price * frame.num_ranks * ways.room
+            cost = [(held + price * memory).min(axis=1) for held in (ways.busy_s, ways.load_s)]
+            each = [way.sum(axis=1) - paid for way in cost]
+            alone = np.maximum(alone, self._step_s(frame, each[0], each[1], ahead))
+            free = [way.min(axis=0).sum() - paid for way in cost]
+            together = max(together, float(self._step_s(frame, free[0], free[1], ahead)))
+        return together, alone
+
+    def _with_flights(
+        self, frame: Frame, ways: "_Ways", least: float, alone: Matrix
+    ) -> tuple[float, Matrix]:
+        """The bound where blocks hold what a step of that length makes them hold.
+
+        Activations of a block wait for all blocks behind it, forward and back. In a step of V
+        seconds it holds M x that time / V micro-batches on average, and a rank's peak is at least
+        its average. A V for which that gives a longer step is impossible.
+        """
+        each = ways.busy_s.min(axis=(0, 1))
+        behind = np.cumsum(each[::-1])[::-1] * self.rates.input_share * frame.num_microbatches
+        low, high = least, max(least, self._relaxed(frame, ways, behind / least)[0])
+        for _ in range(BISECTIONS):
+            if high <= low * SAME:
+                break
+            middle = (low + high) / 2
+            longer, each_alone = self._relaxed(frame, ways, behind / middle)
+            if longer > middle:
+                low, alone = middle, np.maximum(alone, each_alone)
+            else:
+                high = middle
+        return low, alone
 
     def _prices(self, rates: Rates) -> tuple[float, ...]:
         """Seconds per byte."""
@@ -165,26 +232,33 @@ class Relaxation:
     def _step_s(self, frame: Frame, busy: Matrix, load: Matrix, ahead_s: float) -> Matrix:
         """From the work of a micro-batch in the whole model on ranks of one size."""
         ranks, count = frame.num_ranks, frame.num_microbatches
-        names = list(schedules(self.problem, ranks))
+        even = count * busy / ranks
         bounds = []
-        if any(chunks == 1 for _, chunks in names):
-            before = self.rates.input_share if self._may_split(names) else 1.0
-            bounds.append(before * busy / (1 - (1 - before / count) ** ranks))
-        if any(chunks > 1 for _, chunks in names):
-            bounds.append(count * busy / ranks + ahead_s)
+        for split, several in self._families(ranks):
+            path = self.rates.input_share if split else 1.0
+            # Weight halves may wait until the end: then only forwards lie before a rank's work.
+            before = self.rates.forward_share if split else 1.0
+            if several:
+                bounds.append(np.maximum(even + before * ahead_s, path * busy))
+            else:
+                filled = before * busy / (1 - (1 - before / count) ** ranks)
+                bounds.append(np.maximum(filled, path * busy))
         found: Matrix = np.maximum(np.minimum.reduce(bounds), count * load / ranks)
         return found
 
-    def _may_split(self, names: Sequence[tuple[str, int]]) -> bool:
-        return pinned(self.problem.constraints, "schedule") is None or any(
-            name in SPLIT for name, _ in names
-        )
+    def _families(self, ranks: int) -> set[tuple[bool, bool]]:
+        """Which schedules there are: (backward in two halves, several stages per rank)."""
+        names = list(schedules(self.problem, ranks))
+        found = {(name in SPLIT, chunks > 1) for name, chunks in names}
+        if ranks > 1 and pinned(self.problem.constraints, "schedule") is None:
+            found.add((True, False))  # a schedule made for the stages may have halves
+        return found
 
     def _ahead_s(self, frame: Frame, busy: Matrix) -> float:
         """What lies before the first block of a rank and after its last, on average over ranks."""
-        each = busy.min(axis=(0, 1))[self.rates.kind_of[: frame.num_ranks]]
+        each = busy.min(axis=(0, 1))[: frame.num_ranks]
         before = np.cumsum(each) - each
-        return float(before.mean()) * self.rates.input_share
+        return float(before.mean())
 
     # Any groups, any devices ----------------------------------------------------------------------
 

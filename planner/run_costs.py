@@ -149,7 +149,9 @@ class RunCosts:
         forward = [
             c.forward_s - spare * c.comm_forward_s + o for c, o in zip(made, beside, strict=True)
         ]
-        inside = sums([c.saved_bytes for c in made]) + sums_of_named(self._at_borders(made))
+        inside = sums([c.saved_bytes for c in made]) + sums_of_named(
+            self._at_borders(made, self.blocks)
+        )
         prelude_s, prelude_bytes = self._prelude(at)
         forward_s = self.of(sums(forward)) + prelude_s + known.action_s
         backward_s = self.of(sums(backward))
@@ -163,20 +165,24 @@ class RunCosts:
 
     def _prelude(self, at: At) -> tuple[float, float]:
         """Seconds and bytes of the whole prelude; a stage that needs only part of it has less."""
-        layouts = self.layouts(at.spot.model, at.variant)
-        costs, again = self.block_costs(at), (False,) * len(self.blocks)
-        all_of_it = self.problem.tables.stage(self.blocks, layouts, again, at.spot)
-        kept = sum(c.saved_bytes for c in costs) + sums_of_named(self._at_borders(costs))[0, -1]
+        layouts, costs = self.layouts(at.spot.model, at.variant), self.block_costs(at)
+        # Equal blocks need the same of it.
+        few = tuple(self.problem.graph.distinct_blocks())
+        own = [costs[self.problem.tables.block_index[block.name]] for block in few]
+        with_it = self.problem.tables.stage(few, layouts, (False,) * len(few), at.spot)
+        kept = sum(c.saved_bytes for c in own) + sums_of_named(self._at_borders(own, few))[0, -1]
         return (
-            all_of_it.forward_s - sum(c.forward_s for c in costs),
-            all_of_it.saved_bytes - float(kept),
+            with_it.forward_s - sum(c.forward_s for c in own),
+            with_it.saved_bytes - float(kept),
         )
 
-    def _at_borders(self, costs: Sequence[BlockCost]) -> list[dict[str, float]]:
+    def _at_borders(
+        self, costs: Sequence[BlockCost], blocks: Sequence[Block]
+    ) -> list[dict[str, float]]:
         """Per block, what is kept of values that enter or leave it."""
         facts = self.problem.tables.facts
         found = []
-        for block, cost in zip(self.blocks, costs, strict=True):
+        for block, cost in zip(blocks, costs, strict=True):
             names = chain(block.inputs, block.outputs)
             held: dict[str, float] = {}
             for name, nbytes in zip(names, cost.saved_inputs + cost.saved_outputs, strict=True):

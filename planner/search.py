@@ -193,6 +193,8 @@ class Found:
     infeasible: int = 0
     exhausted: bool = False
     pruned: dict[str, int] = field(default_factory=dict)
+    bound_s: float | None = None
+    """No choice at all takes less, as the searcher says."""
     open_s: float | None = None
     """Nothing that was neither judged nor pruned takes less, as the searcher says."""
     least_s: float = float("inf")
@@ -240,6 +242,7 @@ def _take(problem: Problem, offer: Offer, found: Found) -> None:
     for reason, number in offer.pruned.items():
         found.pruned[reason] = found.pruned.get(reason, 0) + number
     found.open_s = found.open_s if offer.open_s is None else offer.open_s
+    found.bound_s = found.bound_s if offer.bound_s is None else offer.bound_s
     plan = offer.plan
     if plan is None:
         return
@@ -324,7 +327,7 @@ def _finish(problem: Problem, found: Found, searcher: str) -> Plan:
 
 def _bound_s(problem: Problem, found: Found) -> float:
     """What no plan can beat: by the relaxation, or because nothing better is left open."""
-    bound_s = lower_bound(problem)
+    bound_s = lower_bound(problem) if found.bound_s is None else found.bound_s
     if found.best and found.best.schedule.name == SYNTHESISED:
         return float(f"{bound_s:.6g}")  # what was gone through are the schedules of files
     if found.open_s is not None and found.open_s > bound_s:

@@ -78,18 +78,28 @@ class Options:
             return np.where(needs <= room, 0.0, share)
         return np.where((self.layers == 0) & (needs <= room), 0.0, share)
 
-    def seconds(self, share: Matrix) -> tuple[Matrix, Matrix, Matrix]:
-        """(path, load, busy) where so much is recomputed; infinite where it does not fit."""
+    def fitted(self, in_flight: int, room: float) -> "Fitted":
+        """The figures where as little as can be is recomputed; infinite where it does not fit."""
+        share = self.share(in_flight, room)
         bad, part = np.isinf(share), np.where(np.isinf(share), 0.0, share)
         pairs = zip(self.keep[:3], self.again[:3], strict=True)
         path, load, busy = (np.where(bad, np.inf, k + part * (a - k)) for k, a in pairs)
-        return path, load, busy
-
-    def least_bytes(self, in_flight: int) -> Matrix:
-        """Memory where all that can be is recomputed, or nothing if that is not allowed."""
         held = self.again if True in self.modes else self.keep
-        found: Matrix = held.static_bytes + in_flight * held.flight_bytes
-        return found
+        least = held.static_bytes + in_flight * held.flight_bytes
+        return Fitted(self, share, path, load, busy, least)
+
+
+class Fitted(NamedTuple):
+    """Options within the memory of their devices: arrays over [mesh, kind of run]."""
+
+    options: Options
+    share: Matrix
+    """Of the blocks that can be: what is recomputed."""
+    path_s: Matrix
+    load_s: Matrix
+    busy_s: Matrix
+    least_bytes: Matrix
+    """Where all that can be is recomputed, or nothing if that is not allowed."""
 
 
 class Case(NamedTuple):

@@ -9,7 +9,8 @@ frames that are still open are then gone through choice by choice, so that nothi
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
 
 import numpy as np
 
@@ -30,15 +31,16 @@ from meshwright.planner.run_costs import RunCosts
 
 SURE = 1.002
 """Bounds must exceed the best step by so much: simulated steps are rounded, and exact to 0.1 %."""
-CLOSE = 1.1
-"""Finalists within this factor of the best step are simulated."""
-FRUITLESS = 12
-"""After so many frames without a better plan no more are looked at closer."""
-POLISHED, STEPS, ACTIONS = 3, 400, 150_000
-"""Plans that are improved, simulations spent on that, and schedule actions in all of them."""
+JUDGED, CLOSE, WORSE = 32, 1.1, 1.2
+"""Finalists that are simulated: so many, and those within this factor of the best step. Pipelines
+whose busiest stage alone takes longer than the other factor are not put together."""
+POLISHED, STEPS, IMPROVING = 3, 400, 25_000
+"""Plans that are improved, simulations spent on that, and the work of these."""
 LEAVES, WORK = 20_000, 60_000
 """Choices of a frame that are gone through one by one, and the work of simulating them: about the
 blocks, devices and actions in all of them."""
+HOPEFUL = 8
+"""Frames with more choices than so many times those that can be simulated are left open."""
 
 Value = tuple[float, ...]
 
@@ -74,7 +76,10 @@ class _Search:
         self.bounds = sorted(found, key=lambda item: (item[1].seconds, item[0]))
         finite = [item for item in self.bounds if np.isfinite(item[1].seconds)]
         if finite:
-            yield Offer(candidates=0, pruned={"memory": len(self.bounds) - len(finite)})
+            least = self.bounds[0][1].seconds
+            yield Offer(
+                candidates=0, pruned={"memory": len(self.bounds) - len(finite)}, bound_s=least
+            )
             self.bounds = finite
         if self.timed:
             yield from self._fastest()
@@ -86,22 +91,48 @@ class _Search:
     # Finalists ------------------------------------------------------------------------------------
 
     def _fastest(self) -> Iterator[Offer]:
-        fruitless = 0
-        for frame, bound in self.bounds:
-            if bound.seconds > self.state.limit() or fruitless == FRUITLESS:
+        """Simulates what tables say is best, best first; then what else may be close."""
+        queue = [(f.value, number, f.choice) for number, f in enumerate(self._finalists())]
+        again: set[Frame] = set()
+        for number in range(JUDGED):
+            if not queue or queue[0][0] > CLOSE * self.state.best_s:
                 break
-            before = self.state.best_s
-            for finalist in self._finalists(frame, bound):
-                if finalist.value > CLOSE * self.state.best_s:
-                    break
-                yield from self._offer(finalist.choice)
-            better = self.state.best_s < before or np.isinf(before)
-            fruitless = 0 if better else fruitless + 1
+            choice = heappop(queue)[2]
+            yield from self._offer(choice)
+            frame = Frame(choice.num_ranks, choice.num_microbatches)
+            excess = self._excess(choice)
+            if excess and frame not in again:
+                again.add(frame)
+                for more in self._within(frame, 1.02 * excess):
+                    heappush(queue, (more.value, -1 - number, more.choice))
 
-    def _finalists(self, frame: Frame, bound: Bound) -> list[Finalist]:
+    def _excess(self, choice: Choice) -> float:
+        """Memory that is missing however much is recomputed, as simulated last."""
+        value, last = self.state.judged[-1] if self.state.judged else ((0.0,), choice)
+        same = (last.num_ranks, last.num_microbatches) == (
+            choice.num_ranks,
+            choice.num_microbatches,
+        )
+        return value[0] if same else 0.0
+
+    def _within(self, frame: Frame, spare: float) -> list[Finalist]:
+        """The best choice of a frame with that much less memory."""
+        bound = dict(self.bounds)[frame]
         limit_s = CLOSE * self.state.best_s
-        found = [f for solver in self.solvers for f in solver.fastest(frame, bound, limit_s)]
-        return sorted(found, key=lambda item: item.value)
+        found = [f for s in self.solvers for f in s.fastest(frame, bound, limit_s, spare)]
+        return sorted(found, key=lambda item: item.value)[:1]
+
+    def _finalists(self) -> list[Finalist]:
+        """Of all frames that may be best by their bound and by what tables say of the others."""
+        least, found = np.inf, []
+        for frame, bound in self.bounds:
+            if bound.seconds > CLOSE * least:
+                break
+            for solver in self.solvers:
+                own = solver.fastest(frame, bound, WORSE * least)
+                least = min([least, *(finalist.value for finalist in own)])
+                found += own
+        return sorted(dict.fromkeys(found), key=lambda item: item.value)
 
     def _smallest(self) -> Iterator[Offer]:
         found = [
@@ -117,6 +148,40 @@ class _Search:
         for each in self._starts(choice):
             if each not in self.state.seen:
                 yield self._judge(each, self.state.judged)
+                yield from self._fit(each)
+
+    def _fit(self, choice: Choice) -> Iterator[Offer]:
+        """As few recomputed blocks as fit by the simulator: tables only estimate memory."""
+        held = self.state.judged[-1:]
+        if not held or held[0][1] != choice:
+            return
+        bad, good = (0, None) if held[0][0][0] else (None, 0)
+        step = 1 if bad == 0 else -1
+        while bad is None or good is None or abs(good - bad) > 1:
+            if bad is None or good is None:
+                change, step = step, 2 * step
+            else:
+                change = (good + bad) // 2
+            other = self._shifted(choice, change)
+            if other is None or other in self.state.seen:
+                if bad is None or good is None:
+                    return
+                break
+            before = len(self.state.judged)
+            yield self._judge(other, self.state.judged)
+            fits = len(self.state.judged) > before and not self.state.judged[-1][0][0]
+            bad, good = (bad, change) if fits else (change, good)
+
+    def _shifted(self, choice: Choice, change: int) -> Choice | None:
+        """With so many more sets of recomputed blocks in every stage; None if none changes."""
+        stages = []
+        for stage in choice.stages:
+            sets = self.choices.sets.of(stage.start, stage.stop)
+            at = sets.index(stage.recompute) if stage.recompute in sets else 0
+            new = sets[min(len(sets) - 1, max(0, at + change))]
+            stages.append(replace(stage, recompute=new))
+        found = replace(choice, stages=tuple(stages))
+        return None if found == choice else found
 
     def _starts(self, choice: Choice) -> Iterator[Choice]:
         """The choice, or under the schedule that is pinned."""
@@ -147,8 +212,9 @@ class _Search:
         """Improves the best choices of several numbers of ranks."""
         ranked = sorted(self.state.judged, key=lambda item: item[0])
         firsts = {choice.num_ranks: choice for _, choice in reversed(ranked)}
-        size = max((2 * len(c.stages) * c.num_microbatches for _, c in ranked), default=1)
-        most = len(self.state.seen) + min(STEPS, ACTIONS // size)
+        work = max((self._work(Frame(c.num_ranks, c.num_microbatches)) for c in firsts.values()),
+                   default=1.0)  # fmt: skip
+        most = len(self.state.seen) + min(STEPS, int(IMPROVING / work))
         for value, start in [item for item in ranked if item[1] in firsts.values()][:POLISHED]:
             yield from self._polish(value, start, most)
 
@@ -181,7 +247,8 @@ class _Search:
                 pruned += 1
                 continue
             most = int(left / self._work(frame))
-            if most and self.choices.count(frame, LEAVES) <= LEAVES:
+            small = min(LEAVES, HOPEFUL * most)
+            if self.choices.count(frame, small) <= small:
                 before = len(self.state.seen)
                 yield from self._go_through(frame, before + most)
                 left -= (len(self.state.seen) - before) * self._work(frame)

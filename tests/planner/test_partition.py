@@ -40,7 +40,7 @@ def options_of(seed: int, size: int, modes: tuple[bool, ...] = (False, True)) ->
     return Options(names, keep, again, layers, modes)
 
 
-def by_hand(asked: Pipeline, limit: float) -> float:
+def by_hand(asked: Pipeline, limit: float, room: float) -> float:
     best = np.inf
     for inner in combinations(range(1, BLOCKS), asked.num_stages - 1):
         ends = (0, *inner, BLOCKS)
@@ -49,15 +49,23 @@ def by_hand(asked: Pipeline, limit: float) -> float:
                 continue
             total = 0.0
             for s in range(asked.num_stages):
-                found = asked.options(sum(sizes[:s]), sizes[s])
+                found = asked.fitted(s, sum(sizes[:s]), sizes[s])
                 assert found
-                total += stage_by_hand(asked, found, s, ends[s], ends[s + 1], limit)
+                held = (asked, found.options, s, asked.num_stages - s, room)
+                total += stage_by_hand(*held, ends[s], ends[s + 1], limit)
             best = min(best, total)
     return float(best)
 
 
 def stage_by_hand(
-    asked: Pipeline, found: Options, stage: int, start: int, stop: int, limit: float
+    asked: Pipeline,
+    found: Options,
+    stage: int,
+    in_flight: int,
+    room: float,
+    start: int,
+    stop: int,
+    limit: float,
 ) -> float:
     """The shortest path of all meshes and all numbers of recomputed blocks."""
     if not all((start <= b < stop) == (t == stage) for b, t in asked.pins.items()):
@@ -71,9 +79,9 @@ def stage_by_hand(
             path, load, _, static, flight, _ = (
                 k + (a - k) * count / layers for k, a in zip(keep, again, strict=True)
             )
-            held = static + asked.in_flight[stage] * flight
+            held = static + in_flight * flight
             allowed = (count > 0) in found.modes
-            if allowed and held <= asked.room_bytes(0, 0) + 1e-9 and load <= limit + 1e-9:
+            if allowed and held <= room + 1e-9 and load <= limit + 1e-9:
                 best = min(best, path)
     return best
 
@@ -89,12 +97,13 @@ def test_partition_is_optimal(
 ) -> None:
     asked = Pipeline(
         classes=CLASSES, num_blocks=BLOCKS, num_devices=4, num_stages=stages, sizes=(1, 2, 3, 4),
-        options=lambda first, size: options_of(seed + first, size, modes),
-        in_flight=tuple(range(stages, 0, -1)), room_bytes=lambda first, size: room,
+        fitted=lambda stage, first, size: options_of(seed + first, size, modes).fitted(
+            stages - stage, room
+        ),
         pins={2: 0} if pin else {},
     )  # fmt: skip
     answer = solve(asked, path_within(limit), join=np.add)
-    expected = by_hand(asked, limit)
+    expected = by_hand(asked, limit, room)
     assert (answer[0] if answer else np.inf) == pytest.approx(expected)
     if answer:
         assert [p.start for p in answer[1][1:]] == [p.stop for p in answer[1][:-1]]
