@@ -32,7 +32,9 @@ class Solver:
 
     kind: mathopt.SolverType = mathopt.SolverType.HIGHS
     gap: float = 1e-9
-    """Relative: better plans than that may be missed."""
+    """Relative: choices better by that may be missed."""
+    node_limit: int = 2000
+    """Branches, rather than seconds: equal problems have equal answers."""
 
 
 @dataclass(slots=True)
@@ -107,7 +109,9 @@ def solve_program(reduced: Reduced, solver: Solver) -> tuple[dict[int, int], flo
     for link in reduced.links:
         _link(program, first, link)
     model = mathopt.Model.from_model_proto(program.proto())
-    params = mathopt.SolveParameters(relative_gap_tolerance=solver.gap)
+    params = mathopt.SolveParameters(
+        relative_gap_tolerance=solver.gap, node_limit=solver.node_limit
+    )
     result = mathopt.solve(model, solver.kind, params=params)
     if not result.has_primal_feasible_solution():
         raise MeshwrightError(f"no layout was found: the solver says {result.termination.reason}")

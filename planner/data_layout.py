@@ -37,7 +37,7 @@ def solve_data(graph: Graph) -> DataLayout:
     ops = [op for segment in found for op in segment.ops]
     rules = {name: rule for segment in found for name, rule in segment.rules.items()}
     splits, shards = spread(
-        ops, rules, axis, taken={}, seeds=seeds, natural=False,
+        ops, rules, axis, taken={}, seeds=seeds, natural=lambda op: False,
         barred=lambda name: is_state(graph, name), alias=alias,
     )  # fmt: skip
     roots = {alias(name): min(kept, key=str) for name, kept in shards.items() if kept}

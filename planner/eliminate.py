@@ -180,31 +180,28 @@ def _touches(link: Link, node: int) -> bool:
     return link.source == node or any(r.node == node for r in link.readers)
 
 
-def keep_states(found: Reduced, alive: Mapping[int, NDArray[np.bool_]]) -> Reduced:
-    """Only with the states that are alive."""
+def restricted(found: Reduced, alive: Mapping[int, NDArray[np.bool_]]) -> Choices:
+    """What is left, with the states that are alive only; nodes are numbered anew, in order."""
+    number = {n: i for i, n in enumerate(sorted(found.costs))}
+    edges = [
+        _plain_link(number[a], number[b], table[np.ix_(alive[a], alive[b])])
+        for a, near in sorted(found.edges.items())
+        for b, table in sorted(near.items())
+        if a < b
+    ]
     links = [
         Link(
-            link.source,
+            number[link.source],
             link.made[alive[link.source]],
-            tuple(Reader(r.node, r.wants[alive[r.node]]) for r in link.readers),
+            tuple(Reader(number[r.node], r.wants[alive[r.node]]) for r in link.readers),
             link.price,
         )
         for link in found.links
     ]
-    return Reduced(
-        costs={n: own[alive[n]] for n, own in found.costs.items()},
-        edges={
-            a: {b: table[np.ix_(alive[a], alive[b])] for b, table in near.items()}
-            for a, near in found.edges.items()
-        },
-        links=links,
-        folded=[(n, _kept_columns(tables, alive), own) for n, tables, own in found.folded],
-        offset=found.offset,
-        kept={n: own[alive[n]] if n in alive else own for n, own in found.kept.items()},
-    )
+    return Choices(tuple(found.costs[n][alive[n]] for n in number), (*edges, *links))
 
 
-def _kept_columns(
-    tables: Mapping[int, Ints], alive: Mapping[int, NDArray[np.bool_]]
-) -> dict[int, Ints]:
-    return {n: table[:, alive[n]] if n in alive else table for n, table in tables.items()}
+def _plain_link(a: int, b: int, table: Ints) -> Link:
+    """An edge as a link with one reader."""
+    rows, columns = (np.arange(n, dtype=np.int64) for n in table.shape)
+    return Link(a, rows, (Reader(b, columns),), table)

@@ -17,6 +17,8 @@ Picks = Ints
 """Combination x axis: which of the axis's own choices it takes."""
 Sizes = tuple[int, ...]
 """Ranks of each axis."""
+OwnSplits = frozenset[tuple[int, int]]
+"""Dim and `outer` of splits that a value may have on an axis alone."""
 
 
 def combine(counts: Sequence[int], together: Callable[[int, int], Bools]) -> Picks:
@@ -33,11 +35,19 @@ def combine(counts: Sequence[int], together: Callable[[int, int], Bools]) -> Pic
 
 
 def joint_strategies(
-    op: Op, rule: Rule | None, graph: Graph, sizes: Sizes, found: Sequence[Sequence[Strategy]]
+    op: Op,
+    rule: Rule | None,
+    graph: Graph,
+    sizes: Sizes,
+    found: Sequence[Sequence[Strategy]],
+    own: Sequence[OwnSplits],
 ) -> Picks:
-    """Which strategies, of those `found` for each axis, the op may have together."""
+    """Which strategies, of those `found` for each axis, the op may have together.
+
+    `own`: per tensor.
+    """
     names = (*op.inputs, *op.outputs)
-    sides = [[(*s.inputs, *s.outputs) for s in own] for own in found]
+    sides = [[(*s.inputs, *s.outputs) for s in each] for each in found]
 
     def together(a: int, b: int) -> Bools:
         agree = np.ones((len(found[a]), len(found[b])), np.bool_)
@@ -48,9 +58,13 @@ def joint_strategies(
                 agree &= nesting(shape, first, sizes[a], second, sizes[b])
         return agree
 
-    picks = combine([len(own) for own in found], together)
+    picks = combine([len(each) for each in found], together)
+    for i, name in enumerate(names):
+        if name and len(sizes) > 1:
+            placed = [[side[i] for side in each] for each in sides]
+            picks = picks[_reached(picks, placed, sizes, own[i])]
     for i, dim in _plain_dims(rule):
-        outers = [[_outer(s[i], dim) for s in own] for own in sides]
+        outers = [[_outer(side[i], dim) for side in each] for each in sides]
         picks = picks[_in_one_run(picks, outers, sizes)]
     if rule and rule.together:
         picks = picks[brought_once(rule, picks, sides)]
@@ -60,7 +74,7 @@ def joint_strategies(
 
 
 def joint_placements(
-    graph: Graph, name: str, sizes: Sizes, found: Sequence[Sequence[Placement]]
+    graph: Graph, name: str, sizes: Sizes, found: Sequence[Sequence[Placement]], own: OwnSplits
 ) -> Picks:
     """Which placements, of those `found` for each axis, a value may have together."""
     shape = graph.tensors[name].shape
@@ -68,7 +82,32 @@ def joint_placements(
     def together(a: int, b: int) -> Bools:
         return nesting(shape, found[a], sizes[a], found[b], sizes[b])
 
-    return combine([len(own) for own in found], together)
+    picks = combine([len(each) for each in found], together)
+    return picks[_reached(picks, found, sizes, own)] if len(sizes) > 1 else picks
+
+
+def _reached(
+    picks: Picks, placed: Sequence[Sequence[Placement]], sizes: Sizes, own: OwnSplits
+) -> Bools:
+    """Whether each axis splits as it may alone, or goes on inside the parts of another one.
+
+    A split inside of parts that no axis makes would only leave each rank with strips.
+    """
+    shards = [[p if isinstance(p, Shard) else None for p in each] for each in placed]
+    dims = [np.array([s.dim if s else -1 - a for s in each]) for a, each in enumerate(shards)]
+    outers = [np.array([s.outer if s else 0 for s in each]) for each in shards]
+    kept = np.ones(len(picks), np.bool_)
+    for a, each in enumerate(shards):
+        alone = np.array([s is None or (s.dim, s.outer) in own for s in each], np.bool_)
+        mine = picks[:, a]
+        fits = alone[mine]
+        for b, size in enumerate(sizes):
+            if b != a:
+                other = picks[:, b]
+                goes_on = outers[b][other] * size == outers[a][mine]
+                fits |= goes_on & (dims[a][mine] == dims[b][other])
+        kept &= fits
+    return kept
 
 
 def nesting(

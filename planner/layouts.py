@@ -17,7 +17,7 @@ from meshwright.planner.mesh_problem import MeshProblem, mesh_problem
 from meshwright.planner.mesh_space import mesh_space
 from meshwright.planner.moves import Moves
 from meshwright.planner.placement_rules import NO_RULES, PlacementRules
-from meshwright.planner.prices import Regime, usual
+from meshwright.planner.regime import Regime, usual
 from meshwright.planner.segments import PRELUDE, Segment
 
 
@@ -43,8 +43,9 @@ def solve_layouts(
     solved = None
     if model:
         space = mesh_space(graph, data, model, asked)
-        problem = mesh_problem(graph, space, regime or usual(model), Moves(model), split_borders)
-        solved = Solved(problem, choose(problem.choices))
+        moves = Moves(tuple(size for _, size in model))
+        problem = mesh_problem(graph, space, moves, split_borders=split_borders)
+        solved = Solved(problem, choose(problem.choices(regime or usual(model))))
     return layouts_of(graph, data, model, solved, variant)
 
 

@@ -1,4 +1,4 @@
-"""A mesh's space with prices: the choice of a state for every op, parameter and border."""
+"""A mesh's space as a choice: who chooses, which values link them, and what that costs."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,18 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.ir.graph import Graph
-from meshwright.ir.layout import R, Strategy
+from meshwright.ir.layout import Placement, R, Strategy
 from meshwright.planner.axis_layout import PICOSECONDS
 from meshwright.planner.choices import Choices, Link, Reader
 from meshwright.planner.data_layout import results
-from meshwright.planner.mesh_costs import Pricer, op_seconds, stored_seconds
-from meshwright.planner.mesh_space import MeshSpace, Place, table
-from meshwright.planner.moves import Moves
-from meshwright.planner.prices import Regime
+from meshwright.planner.mesh_costs import move_seconds, op_seconds, stored_seconds
+from meshwright.planner.mesh_space import MeshSpace, OpSpace
+from meshwright.planner.moves import Moves, MoveTable, Places
+from meshwright.planner.regime import Regime
 from meshwright.planner.segments import Segment
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Place = tuple[Placement, ...]
 
 
 class NodeKey(NamedTuple):
@@ -32,12 +33,55 @@ class NodeKey(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class MeshProblem:
-    """The choices, and whose they are."""
+class Value:
+    """A link before prices."""
 
+    name: str
+    source: int
+    made: Ints
+    readers: tuple[Reader, ...]
+    table: MoveTable
+    repeats: int
+    """Blocks that have such a value."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeshProblem:
+    """All nodes and values of a space."""
+
+    graph: Graph
     space: MeshSpace
-    nodes: dict[NodeKey, int]
-    choices: Choices
+    borders: Mapping[str, tuple[Place, ...]]
+    """Where values between blocks may lie; the first place is whole."""
+    nodes: Mapping[NodeKey, int]
+    repeats: Mapping[NodeKey, int]
+    """How many there are of each node: blocks of the op's pattern, tensors like this one."""
+    values: tuple[Value, ...]
+
+    def choices(self, regime: Regime) -> Choices:
+        """The problem at some prices."""
+        costs = tuple(self._cost(node, regime) for node in self.nodes)
+        known: dict[object, Floats] = {}
+        links = tuple(
+            Link(
+                value.source, value.made, value.readers,
+                _picoseconds(
+                    move_seconds(self.graph, self.space, regime, value.name, value.table, known),
+                    value.repeats,
+                ),
+            )
+            for value in self.values
+        )  # fmt: skip
+        return Choices(costs, links)
+
+    def _cost(self, node: NodeKey, regime: Regime) -> Ints:
+        if node.kind == "border":
+            return np.zeros(len(self.borders[node.name]), np.int64)
+        if node.kind == "param":
+            seconds = stored_seconds(self.graph, self.space, regime, node.name)
+        else:
+            seconds = op_seconds(self.graph, self.space.ops[node.name], self.space, regime)
+        return _picoseconds(seconds, self.repeats[node])
 
     def strategy(self, states: Sequence[int], op: str) -> tuple[Strategy, ...]:
         """Per axis."""
@@ -47,45 +91,76 @@ class MeshProblem:
         return self.space.params[name][states[self.nodes[NodeKey("param", name)]]]
 
     def border(self, states: Sequence[int], root: str) -> Place:
-        return self.space.borders[root][states[self.nodes[NodeKey("border", root)]]]
+        return self.borders[root][states[self.nodes[NodeKey("border", root)]]]
+
+
+def _picoseconds(seconds: Floats, times: int) -> Ints:
+    return np.round(seconds * (times * PICOSECONDS)).astype(np.int64)
+
+
+def mesh_problem(
+    graph: Graph, space: MeshSpace, moves: Moves, *, split_borders: bool
+) -> MeshProblem:
+    """The problem of a mesh; with whole borders, values between blocks are not split."""
+    whole = ((R,) * len(space.mesh),)
+    borders = {n: p if split_borders else whole for n, p in space.borders.items()}
+    maker = _Maker(graph, space, moves, borders | {"": whole})
+    for name, count in _copies(graph, space):
+        maker.add("param", name, count)
+    for root in maker.borders:
+        maker.add("border", root, 1)
+    repeats = Counter(block.pattern for block in graph.blocks)
+    for segment in space.segments:
+        maker.segment(segment, repeats[segment.block.pattern])
+    return MeshProblem(graph, space, maker.borders, maker.nodes, maker.repeats, tuple(maker.values))
+
+
+def _copies(graph: Graph, space: MeshSpace) -> Iterator[tuple[str, int]]:
+    """How many different tensors stand where the first block of a pattern has this one."""
+    seen: set[str] = set()
+    for segment in space.segments:
+        same = [b.params for b in graph.blocks if b.pattern == segment.block.pattern]
+        for i, name in enumerate(segment.block.params):
+            if name not in seen:
+                seen.add(name)
+                yield name, len({params[i] for params in same})
 
 
 class _Placed(NamedTuple):
     """Where a value lies, or is wanted, in each state of a node."""
 
     node: int
-    places: Sequence[Place]
+    places: Places
 
 
 @dataclass(slots=True)
 class _Maker:
-    """Value by value, a link in the making."""
+    """Nodes and values in the making."""
 
     graph: Graph
     space: MeshSpace
-    pricer: Pricer
-    borders: Mapping[str, tuple[Place, ...]]
+    moves: Moves
+    borders: dict[str, tuple[Place, ...]]
+    """The loss, which has the empty name, included."""
     nodes: dict[NodeKey, int] = field(default_factory=dict)
-    costs: list[Ints] = field(default_factory=list)
-    links: list[Link] = field(default_factory=list)
+    repeats: dict[NodeKey, int] = field(default_factory=dict)
+    values: list[Value] = field(default_factory=list)
 
-    def add(self, kind: str, name: str, seconds: Floats) -> int:
-        node = self.nodes[NodeKey(kind, name)] = len(self.costs)
-        self.costs.append(np.round(seconds * PICOSECONDS).astype(np.int64))
-        return node
+    def add(self, kind: str, name: str, repeats: int) -> int:
+        key = NodeKey(kind, name)
+        self.nodes[key], self.repeats[key] = len(self.nodes), repeats
+        return self.nodes[key]
 
     def segment(self, segment: Segment, repeats: int) -> None:
-        """The ops of a block, and the links between them and what it reads and hands on."""
+        """The ops of a block, and the values between them and what it reads and hands on."""
         made, wanted = self._read(segment), dict[str, list[_Placed]]()
         for op in segment.ops:
-            own = self.space.ops[op.name]
-            seconds = op_seconds(self.graph, own, self.space, self.pricer.regime)
-            node = self.add("op", op.name, seconds * repeats)
+            own, node = self.space.ops[op.name], self.add("op", op.name, repeats)
             for i, name in enumerate(op.inputs):
-                wanted.setdefault(name, []).append(_Placed(node, own.sides(i)))
+                wanted.setdefault(name, []).append(self._side(node, own, i))
             for i, name in enumerate(op.outputs, len(op.inputs)):
                 if name:
-                    made[name] = _Placed(node, own.sides(i))
+                    made[name] = self._side(node, own, i)
         for name in results(self.graph, segment.block):
             root = "" if name == self.graph.loss else self.space.alias(name)
             wanted.setdefault(name, []).append(self._border(root))
@@ -93,65 +168,39 @@ class _Maker:
             # A value that is handed on as it came has the same node at both ends.
             others = [reader for reader in readers if reader.node != made[name].node]
             if others:
-                self._link(name, made[name], others, repeats)
+                self.values.append(self._value(name, made[name], others, repeats))
 
     def _read(self, segment: Segment) -> dict[str, _Placed]:
         """What the block has from elsewhere."""
         block = segment.block
         stored = {
-            name: _Placed(self.nodes[NodeKey("param", name)], self.space.params[name])
+            name: _Placed(
+                self.nodes[NodeKey("param", name)], self.moves.listed(self.space.params[name])
+            )
             for name in block.params
         }
         return stored | {name: self._border(self.space.alias(name)) for name in block.inputs}
 
     def _border(self, root: str) -> _Placed:
-        """The loss, whose name here is empty, is whole."""
-        places = self.borders[root] if root else ((R,) * len(self.space.mesh),)
+        places = self.moves.listed(self.borders[root])
         return _Placed(self.nodes[NodeKey("border", root)], places)
 
-    def _link(
-        self,
-        name: str,
-        made: _Placed,
-        readers: Sequence[_Placed],
-        repeats: int,
-    ) -> None:
-        sources, rows = table(made.places)
-        every, columns = table([place for reader in readers for place in reader.places])
+    def _side(self, node: int, own: OpSpace, slot: int) -> _Placed:
+        return _Placed(node, self.moves.combined(own.placements(slot), own.picks))
+
+    def _value(self, name: str, made: _Placed, readers: Sequence[_Placed], repeats: int) -> Value:
+        sources, rows = _distinct(made.places)
+        targets, columns = _distinct(np.concatenate([reader.places for reader in readers]))
         ends = np.cumsum([len(reader.places) for reader in readers])[:-1]
-        found = [
+        found = tuple(
             Reader(reader.node, wants)
             for reader, wants in zip(readers, np.split(columns, ends), strict=True)
-        ]
-        price = self.pricer.seconds(name, sources, every) * repeats
-        self.links.append(
-            Link(made.node, rows, tuple(found), np.round(price * PICOSECONDS).astype(np.int64))
         )
+        table = self.moves.table(self.graph.tensors[name].shape, sources, targets)
+        return Value(name, made.node, rows, found, table, repeats)
 
 
-def mesh_problem(
-    graph: Graph, space: MeshSpace, regime: Regime, moves: Moves, split_borders: bool
-) -> MeshProblem:
-    """The choices on a mesh at some prices."""
-    whole = (R,) * len(space.mesh)
-    borders = {n: p if split_borders else (whole,) for n, p in space.borders.items()}
-    maker = _Maker(graph, space, Pricer(graph, space.mesh, regime, moves), borders)
-    copies = dict(_copies(graph, space))
-    for name, places in space.params.items():
-        maker.add("param", name, stored_seconds(graph, space, regime, name, places) * copies[name])
-    for root, places in borders.items():
-        maker.add("border", root, np.zeros(len(places)))
-    maker.add("border", "", np.zeros(1))
-    repeats = Counter(block.pattern for block in graph.blocks)
-    for segment in space.segments:
-        maker.segment(segment, repeats[segment.block.pattern])
-    chosen = MeshSpace(space.mesh, space.segments, space.ops, space.params, borders, space.alias)
-    return MeshProblem(chosen, maker.nodes, Choices(tuple(maker.costs), tuple(maker.links)))
-
-
-def _copies(graph: Graph, space: MeshSpace) -> Iterator[tuple[str, int]]:
-    """How many different tensors stand where the first block of a pattern has this one."""
-    for segment in space.segments:
-        same = [b.params for b in graph.blocks if b.pattern == segment.block.pattern]
-        for i, name in enumerate(segment.block.params):
-            yield name, len({params[i] for params in same})
+def _distinct(places: Places) -> tuple[Places, Ints]:
+    """The places without repeats, and which of them each is."""
+    found, which = np.unique(places, axis=0, return_inverse=True)
+    return found, which.reshape(-1)

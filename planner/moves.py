@@ -1,150 +1,214 @@
-"""What it takes to bring a value from one placement on a mesh to another: steps, axis by axis.
+"""What it takes to bring values from one placement on a mesh to another: steps, axis by axis.
 
-The order is that of `ir.paths`: what makes a value smaller comes first. A step moves what the other
-axes have left of the value at that time.
+The order is that of `ir.paths`, followed here for all pairs of placements at once: what makes a
+value smaller comes first, and a split that is in everyone's way is made whole. A step moves what
+the other axes leave of the value at that time.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.ir.conversions import Conversion
-from meshwright.ir.layout import Axis, Placement, Shard, units_of
-from meshwright.ir.paths import path
-from meshwright.ir.plan import ModelMesh
+from meshwright.ir.conversions import Conversion, Primitive
+from meshwright.ir.layout import Placement, R, Shard, units_of
+from meshwright.planner.joint import Sizes, nesting
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-Place = tuple[Placement, ...]
-"""A placement per axis of the mesh."""
-Seconds = Callable[[int, Conversion, float], float]
-"""Of a conversion on an axis, by the share of the value that the other axes leave."""
+Bools = NDArray[np.bool_]
+Places = Ints
+"""Place x axis: numbers of placements."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One conversion on one axis, of the share of a value that the other axes leave."""
+
+    axis: int
+    forward: Primitive
+    backward: Primitive
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class MoveTable:
+    """The steps of all moves from some places to others."""
+
+    steps: tuple[Step, ...]
+    codes: tuple[Ints, ...]
+    """First steps, second steps, ... of each move; 0 for none, else one more than the step."""
+    shape: tuple[int, int]
+
+    def cost(self, seconds: Callable[[Step], float]) -> Floats:
+        """Sums of what the steps cost."""
+        each = np.array([0.0, *map(seconds, self.steps)])
+        total = np.zeros(self.shape)
+        for codes in self.codes:
+            total += each[codes]
+        return total
 
 
 @dataclass(slots=True)
 class Moves:
-    """Prices of moves on one mesh; steps are kept, as many values have equal shapes."""
+    """Placements by number, and tables of moves between them on one mesh; kept once made."""
 
-    mesh: ModelMesh
-    known: dict[tuple[tuple[int, ...], Place, Place], tuple[tuple[int, Conversion, float], ...]] = (
-        field(default_factory=dict)
-    )
+    sizes: Sizes
+    placements: list[Placement] = field(default_factory=lambda: [R])
+    numbers: dict[Placement, int] = field(default_factory=lambda: {R: 0})
+    known: dict[tuple[tuple[int, ...], bytes, bytes], MoveTable] = field(default_factory=dict)
 
-    def price(
-        self,
-        shape: tuple[int, ...],
-        sources: Sequence[Place],
-        targets: Sequence[Place],
-        seconds: Seconds,
-    ) -> Floats:
-        """Seconds of each move; `seconds` is asked per axis, conversion and share of the value."""
-        found = self._free(shape, sources, targets, seconds)
-        touched = _conflicts(sources, targets)
-        for i, j in np.argwhere(touched):
-            found[i, j] = sum(seconds(*s) for s in self.steps(shape, sources[i], targets[j]))
-        return found
+    def number(self, placement: Placement) -> int:
+        if placement not in self.numbers:
+            self.numbers[placement] = len(self.placements)
+            self.placements.append(placement)
+        return self.numbers[placement]
 
-    def steps(
-        self, shape: tuple[int, ...], source: Place, target: Place
-    ) -> tuple[tuple[int, Conversion, float], ...]:
-        """Axis, conversion, and the share of the value that the other axes leave."""
-        key = (shape, source, target)
+    def combined(self, found: Sequence[Sequence[Placement]], picks: Ints) -> Places:
+        """The numbers of combinations of placements that were found per axis."""
+        columns = [
+            np.array([self.number(p) for p in own], np.int64)[picks[:, axis]]
+            for axis, own in enumerate(found)
+        ]
+        return np.stack(columns, 1)
+
+    def listed(self, places: Sequence[Sequence[Placement]]) -> Places:
+        return np.array([[self.number(p) for p in place] for place in places], np.int64)
+
+    def table(self, shape: tuple[int, ...], sources: Places, targets: Places) -> MoveTable:
+        key = (shape, sources.tobytes(), targets.tobytes())
         if key not in self.known:
-            self.known[key] = tuple(self._steps(shape, source, target))
+            self.known[key] = _Walk.of(self, shape, sources, targets).table()
         return self.known[key]
 
-    def _steps(
-        self, shape: tuple[int, ...], source: Place, target: Place
-    ) -> list[tuple[int, Conversion, float]]:
-        names = [name for name, _ in self.mesh]
-        axes = {name: Axis(size) for name, size in self.mesh}
-        now, found = list(source), []
-        wanted = dict(zip(names, target, strict=True))
-        for name, placement in path(shape, dict(zip(names, now, strict=True)), wanted, axes):
-            at = names.index(name)
-            left = 1.0
-            for other, (_, size) in enumerate(self.mesh):
-                left *= share(shape, now[other], size) if other != at else 1.0
-            found.append((at, Conversion(now[at], placement), left))
-            now[at] = placement
-        return found
 
-    def _free(
-        self,
-        shape: tuple[int, ...],
-        sources: Sequence[Place],
-        targets: Sequence[Place],
-        seconds: Seconds,
-    ) -> Floats:
-        """Moves whose axes are in nobody's way."""
-        tables = [
-            _Table.of(shape, [p[a] for p in sources], [q[a] for q in targets], size)
-            for a, (_, size) in enumerate(self.mesh)
-        ]
-        total = np.zeros((len(sources), len(targets)))
-        for a, table in enumerate(tables):
-            left = np.ones_like(total)
-            for b, other in enumerate(tables):
-                if b != a:
-                    first = (other.growth < table.growth) | (
-                        (other.growth == table.growth) & (b < a)
-                    )
-                    left *= np.where(first, other.after[None, :], other.before[:, None])
-            total += table.cost(left, partial(seconds, a))
-        return total
+@dataclass(slots=True)
+class _Walk:
+    """All moves on their way. Placements are numbered per axis here; 0 is whole."""
 
-
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """One axis of many moves."""
-
-    conversions: tuple[Conversion, ...]
-    kind: Ints
-    """Source x target: which of the conversions; -1 for none."""
-    growth: Ints
-    before: Floats
-    after: Floats
+    sizes: Sizes
+    now: list[Ints]
+    goals: list[Ints]
+    kinds: list[Ints]
+    """Per axis, from x to: the primitives of both ways, as one number."""
+    growth: list[Ints]
+    shares: list[Floats]
+    split: list[Bools]
+    agree: dict[tuple[int, int], Bools]
+    """Placements on one axis x those on another that nest."""
+    extent: tuple[int, int]
 
     @classmethod
-    def of(
-        cls, shape: tuple[int, ...], sources: Sequence[Placement], targets: Sequence[Placement],
-        size: int,
-    ) -> "_Table":  # fmt: skip
-        left, right = list(dict.fromkeys(sources)), list(dict.fromkeys(targets))
-        found: dict[Conversion, int] = {}
-        kind = np.full((len(left), len(right)), -1, np.int64)
-        growth = np.full((len(left), len(right)), 3, np.int64)
-        for i, p in enumerate(left):
-            for j, q in enumerate(right):
-                if p != q:
-                    kind[i, j] = found.setdefault(Conversion(p, q), len(found))
-                    growth[i, j] = _growth(p, q)
-        rows = np.array([left.index(p) for p in sources], np.int64)
-        columns = np.array([right.index(q) for q in targets], np.int64)
-        cells = np.ix_(rows, columns)
+    def of(cls, moves: Moves, shape: tuple[int, ...], sources: Places, targets: Places) -> "_Walk":
+        extent = (len(sources), len(targets))
+        now, goals, found = [], [], []
+        for axis in range(len(moves.sizes)):
+            ids = np.unique(np.concatenate([[0], sources[:, axis], targets[:, axis]]))
+            before, after = (np.searchsorted(ids, p[:, axis]) for p in (sources, targets))
+            now.append(np.repeat(before, extent[1]))
+            goals.append(np.tile(after, extent[0]))
+            found.append([moves.placements[i] for i in ids.tolist()])
+        agree = {
+            (a, b): nesting(shape, found[a], moves.sizes[a], found[b], moves.sizes[b])
+            for a in range(len(found))
+            for b in range(len(found))
+            if a != b
+        }
         return cls(
-            tuple(found), kind[cells], growth[cells],
-            np.array([share(shape, p, size) for p in sources]),
-            np.array([share(shape, q, size) for q in targets]),
+            moves.sizes, now, goals,
+            [_pairs(own, _kind) for own in found],
+            [_pairs(own, _growth) for own in found],
+            [_shares(shape, own, n) for own, n in zip(found, moves.sizes, strict=True)],
+            [np.array([isinstance(p, Shard) for p in own]) for own in found],
+            agree, extent,
         )  # fmt: skip
 
-    def cost(self, left: Floats, seconds: Callable[[Conversion, float], float]) -> Floats:
-        """Each (conversion, share) is asked for once."""
-        shares, which = np.unique(left, return_inverse=True)
-        code = np.where(self.kind < 0, -1, self.kind * len(shares) + which.reshape(left.shape))
-        codes, at = np.unique(code, return_inverse=True)
-        found = [
-            0.0 if c < 0 else seconds(self.conversions[c // len(shares)], shares[c % len(shares)])
-            for c in codes.tolist()
-        ]
-        return np.array(found)[at.reshape(left.shape)]
+    def table(self) -> MoveTable:
+        """Step after step of all moves, until all have arrived."""
+        keys: dict[tuple[int, int, float], int] = {}
+        codes = []
+        while (ahead := [n != g for n, g in zip(self.now, self.goals, strict=True)]) and any(
+            pending.any() for pending in ahead
+        ):
+            axis, direct = self._next(ahead)
+            codes.append(self._step(axis, direct, keys))
+        steps = tuple(Step(a, *_both(kind), left) for a, kind, left in keys)
+        return MoveTable(steps, tuple(codes), self.extent)
+
+    def _next(self, ahead: Sequence[Bools]) -> tuple[Ints, Bools]:
+        """Which axis moves: -1 for none; and whether to its goal, or out of the way."""
+        count = len(ahead[0])
+        best, direct = np.full(count, 9, np.int64), np.zeros(count, np.bool_)
+        axis = np.full(count, -1, np.int64)
+        for to_goal in (True, False):
+            for a, pending in enumerate(ahead):
+                may = pending & (self._is_free(a) if to_goal else self.split[a][self.now[a]])
+                growth = self.growth[a][self.now[a], self.goals[a]]
+                wins = may & ~(direct & (not to_goal)) & (growth < best)
+                axis, best = np.where(wins, a, axis), np.where(wins, growth, best)
+                direct |= wins & to_goal
+            best = np.where(direct, -1, 9)
+        return axis, direct
+
+    def _is_free(self, axis: int) -> Bools:
+        """Whether the goal on this axis nests with where the others are."""
+        free = np.ones(len(self.now[axis]), np.bool_)
+        for other, now in enumerate(self.now):
+            if other != axis:
+                free &= self.agree[axis, other][self.goals[axis], now]
+        return free
+
+    def _step(self, axis: Ints, direct: Bools, keys: dict[tuple[int, int, float], int]) -> Ints:
+        """One axis of each move moves; the codes of these steps."""
+        codes = np.zeros(len(axis), np.int64)
+        for a in range(len(self.now)):
+            moved = np.flatnonzero(axis == a)
+            left = np.ones(len(moved))
+            for other, now in enumerate(self.now):
+                if other != a:
+                    left *= self.shares[other][now[moved]]
+            after = np.where(direct[moved], self.goals[a][moved], 0)
+            codes[moved] = _numbered(a, self.kinds[a][self.now[a][moved], after], left, keys) + 1
+            self.now[a][moved] = after
+        return codes.reshape(self.extent)
+
+
+def _numbered(axis: int, kind: Ints, left: Floats, keys: dict[tuple[int, int, float], int]) -> Ints:
+    """The number of each step in `keys`, which grow by those that are new."""
+    shares, which = np.unique(left, return_inverse=True)
+    both, at = np.unique(kind * max(len(shares), 1) + which.reshape(-1), return_inverse=True)
+    found = [
+        keys.setdefault((axis, b // len(shares), float(shares[b % len(shares)])), len(keys))
+        for b in both.tolist()
+    ]
+    return np.asarray(np.array(found, np.int64)[at.reshape(-1)])
+
+
+def _shares(shape: tuple[int, ...], found: Sequence[Placement], ranks: int) -> Floats:
+    return np.array([share(shape, p, ranks) for p in found])
+
+
+def _pairs(found: Sequence[Placement], value: Callable[[Placement, Placement], int]) -> Ints:
+    return np.array([[value(p, q) for q in found] for p in found], np.int64)
+
+
+_PRIMITIVES = tuple(Primitive)
+
+
+def _kind(source: Placement, target: Placement) -> int:
+    conversion = Conversion(source, target)
+    forward = _PRIMITIVES.index(conversion.forward)
+    return forward * len(_PRIMITIVES) + _PRIMITIVES.index(conversion.backward)
+
+
+def _both(kind: int) -> tuple[Primitive, Primitive]:
+    forward, backward = divmod(kind, len(_PRIMITIVES))
+    return _PRIMITIVES[forward], _PRIMITIVES[backward]
 
 
 def _growth(source: Placement, target: Placement) -> int:
-    """Rank of the step in `ir.paths`."""
+    """When the step comes, as in `ir.paths`."""
     if isinstance(target, Shard):
         return 0
     return 2 if isinstance(source, Shard) else 1
@@ -156,24 +220,3 @@ def share(shape: tuple[int, ...], placement: Placement, ranks: int) -> float:
         return 1.0
     units = units_of(shape[placement.dim], placement)
     return -(-units // ranks) / units
-
-
-def _conflicts(sources: Sequence[Place], targets: Sequence[Place]) -> NDArray[np.bool_]:
-    """Moves in which two axes change that split one dim, before or after."""
-    found = np.zeros((len(sources), len(targets)), np.bool_)
-    touched: list[tuple[NDArray[np.bool_], Ints]] = []
-    for axis in range(len(sources[0]) if sources else 0):
-        left, right = [p[axis] for p in sources], [q[axis] for q in targets]
-        numbers = {p: i for i, p in enumerate(dict.fromkeys((*left, *right)))}
-        before = np.array([numbers[p] for p in left]), np.array([_bit(p) for p in left], np.int64)
-        after = np.array([numbers[q] for q in right]), np.array([_bit(q) for q in right], np.int64)
-        changed = before[0][:, None] != after[0][None, :]
-        dims = before[1][:, None] | after[1][None, :]
-        for other_changed, other_dims in touched:
-            found |= changed & other_changed & ((dims & other_dims) > 0)
-        touched.append((changed, dims))
-    return found
-
-
-def _bit(placement: Placement) -> int:
-    return 1 << placement.dim if isinstance(placement, Shard) else 0

@@ -4,8 +4,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from meshwright.ir.conversions import COMMUNICATES, Primitive
-from meshwright.ir.graph import Graph, Kind, Op
-from meshwright.ir.plan import ModelMesh
 
 
 class Prices(Protocol):
@@ -75,42 +73,3 @@ class DataPrices:
 
     def stored_s(self, nbytes: int) -> float:
         return 0.0
-
-
-MICROBATCHES = 8
-"""How many micro-batches a step is assumed to have: each converts the parameters again, while
-storing them counts once."""
-
-
-@dataclass(frozen=True, slots=True)
-class Regime:
-    """For what a layout is made: prices per axis, samples per rank, what memory is worth."""
-
-    name: str
-    prices: tuple[Prices, ...]
-    """Per axis of the mesh; ops and memory cost what the first says."""
-    samples: int = 1
-    """Of one micro-batch on a rank. With one, layouts do not depend on how the batch is cut."""
-    parameter_uses: float = MICROBATCHES
-    """How often a conversion of a parameter counts."""
-    once: float = 1.0
-    """How often what happens once per step counts."""
-    state_weight: float = 1.0
-    """Times what storing a parameter costs by the prices."""
-
-    def nbytes(self, graph: Graph, name: str) -> int:
-        """Bytes of a value for the samples of a rank; what is stored is needed whole."""
-        tensor = graph.tensors[name]
-        stored = tensor.kind in (Kind.PARAMETER, Kind.BUFFER, Kind.CONSTANT)
-        return tensor.nbytes if stored else -(-tensor.nbytes // graph.batch_size) * self.samples
-
-    def op_s(self, op: Op, flops: float, nbytes: float) -> float:
-        return self.prices[0].op_s(flops, nbytes)
-
-    def stored_s(self, nbytes: int) -> float:
-        return self.prices[0].stored_s(nbytes) * self.state_weight
-
-
-def usual(mesh: ModelMesh, prices: Prices | None = None) -> Regime:
-    """By default prices at which splitting pays even for small models."""
-    return Regime("usual", (prices or AlphaBeta(),) * len(mesh))

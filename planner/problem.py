@@ -20,11 +20,12 @@ from meshwright.planner.constraints import (
     placement_rules,
     stage_of_block,
 )
+from meshwright.planner.data_layout import DataLayout, solve_data
 from meshwright.planner.explain import batch_coupling, batch_norms, why_whole
 from meshwright.planner.hints import hint_constraints
-from meshwright.planner.layouts import solve_layouts
 from meshwright.planner.objectives import check_objective
 from meshwright.planner.profiles import check_profile
+from meshwright.planner.variants import MeshVariants
 
 Precision = Literal["fp64", "fp32", "bf16"]
 PRECISIONS: tuple[Precision, ...] = ("fp64", "fp32", "bf16")
@@ -43,6 +44,9 @@ class Problem:
     seed: int
     tables: CostTables = field(compare=False, repr=False)
     solved: dict[tuple[ModelMesh, str], tuple[BlockLayout, ...]] = field(compare=False, repr=False)
+    laid: dict[tuple[ModelMesh, str], MeshVariants] = field(
+        compare=False, repr=False, default_factory=dict
+    )
     explained: dict[tuple[ModelMesh, str], tuple[str, ...]] = field(
         compare=False, repr=False, default_factory=dict
     )
@@ -54,15 +58,28 @@ class Problem:
 
     def variants(self, model: ModelMesh) -> tuple[str, ...]:
         """Names of the ways to lay out all patterns on a model mesh, the usual one first."""
-        return ("",)
+        return self._on(model).names
 
     def layouts(self, model: ModelMesh, variant: str = "") -> tuple[BlockLayout, ...]:
         """One layout per pattern, `(prelude)` included."""
         key = (model, f"{variant}{self._placed}")
         if key not in self.solved:
-            asked = placement_rules(self.constraints, self.graph)
-            self.solved[key] = solve_layouts(self.graph, model, variant=variant, asked=asked)
+            self.solved[key] = self._on(model).found(variant).layouts
         return self.solved[key]
+
+    def _on(self, model: ModelMesh) -> MeshVariants:
+        key = (model, self._placed)
+        if key not in self.laid:
+            asked = placement_rules(self.constraints, self.graph)
+            self.laid[key] = MeshVariants(
+                self.graph, self.tables, self.optimizer, self.data, model, asked
+            )
+        return self.laid[key]
+
+    @cached_property
+    def data(self) -> DataLayout:
+        """How samples are split, on all meshes alike."""
+        return solve_data(self.graph)
 
     @cached_property
     def _placed(self) -> str:

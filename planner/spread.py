@@ -33,14 +33,14 @@ def spread(
     *,
     taken: Taken,
     seeds: Mapping[str, Iterable[Shard]],
-    natural: bool,
+    natural: Callable[[Op], bool],
     barred: Callable[[str], bool] = lambda name: False,
     alias: Callable[[str], str] = lambda name: name,
 ) -> tuple[dict[str, tuple[Split, ...]], Shards]:
     """Splits per op name and shards per value.
 
-    `natural`: each op also starts from its own whole factors. Values that are `barred` pass nothing
-    on; `alias` maps values that must be placed alike to one name.
+    `natural`: which ops also start from their own whole factors. Values that are `barred` pass
+    nothing on; `alias` maps values that must be placed alike to one name.
     """
     known = [(op, rule) for op in ops if (rule := rules[op.name])]
     slots = [_slots(op, rule, barred, alias) for op, rule in known]
@@ -48,11 +48,10 @@ def spread(
     found: dict[str, dict[Split, None]] = {op.name: {} for op in ops}
     readers = _readers(slots)
     queue = deque(range(len(known)))
-    if natural:
-        for (op, rule), places in zip(known, slots, strict=True):
-            for split in natural_splits(op, rule, axis, taken):
-                found[op.name][split] = None
-                _pass_on(rule, places, split, axis, shards)
+    for (op, rule), places in zip(known, slots, strict=True):
+        for split in natural_splits(op, rule, axis, taken) if natural(op) else ():
+            found[op.name][split] = None
+            _pass_on(rule, places, split, axis, shards)
     while queue:
         at = queue.popleft()
         op, rule = known[at]

@@ -45,7 +45,7 @@ def _tensor_splits(
     graph: Graph, segment: Segment, axis: AxisKind, taken: dict[str, dict[int, int]]
 ) -> dict[str, tuple[Split, ...]]:
     return spread(
-        segment.ops, segment.rules, axis, taken=taken, seeds={}, natural=True,
+        segment.ops, segment.rules, axis, taken=taken, seeds={}, natural=lambda op: True,
         barred=lambda name: is_state(graph, name, parameters=False),
     )[0]  # fmt: skip
 
