@@ -2,7 +2,7 @@
 
 A rank does all its work after its first forward can have come and before what must follow its last
 backward. And where at most k micro-batches fit, every k-th waits until one has gone all the way to
-the last stage and back.
+the last stage and back; and bytes are held for at least so long.
 """
 
 from math import ceil
@@ -50,6 +50,7 @@ def bound_s(task: Task) -> float:
         best = max(best, begin + count * moves + tail + last)
         for stage in own:
             best = max(best, _memory_s(task, rank, stage, forward[stage]))
+        best = max(best, begin + _filled_s(task, rank))
     return best
 
 
@@ -66,6 +67,12 @@ def _memory_s(task: Task, rank: int, stage: int, forward: float) -> float:
         return 0.0
     rounds = ceil(task.num_microbatches / int(room // saved))
     return forward + rounds * _held_s(task, stage)
+
+
+def _filled_s(task: Task, rank: int) -> float:
+    """Bytes times the seconds that they are held, through what the rank may hold."""
+    held = sum(task.stages[s].saved_bytes * _held_s(task, s) for s in task.held[rank])
+    return task.num_microbatches * held / task.capacity[rank] if held else 0.0
 
 
 def _held_s(task: Task, stage: int) -> float:

@@ -33,27 +33,24 @@ class Rules:
     None: as many as memory allows."""
     split: bool
     """Backwards in halves."""
-    reserve: bool
-    """A micro-batch is let in where memory for all stages of the rank is free; else deadlock may
-    end the schedule."""
 
 
 _DELAYS = (0.0, 0.5, 1.0, 2.0, _LATEST)
 _MANY = product((1.0, 0.5, 0.0), _DELAYS, (0.0, 0.5, 1.0), (None,))
 _AHEAD = product((0.5, 0.0), _DELAYS, (1.0,), (0, 1))
 RULES = (
-    *(Rules(*asked, split=True, reserve=True) for asked in (*_MANY, *_AHEAD)),
-    *(Rules(period, 0.0, 0.0, None, split=False, reserve=True) for period in (1.0, 0.5, 0.0)),
-    Rules(1.0, 0.5, 0.5, None, split=True, reserve=False),
+    *(Rules(*asked, split=True) for asked in (*_MANY, *_AHEAD)),
+    *(Rules(period, 0.0, 0.0, None, split=False) for period in (1.0, 0.5, 0.0)),
 )
 """Those that were best for some of many random tasks."""
 
 
-def list_schedule(task: Task, rules: Rules) -> tuple[float, list[Row]] | None:
-    """(seconds, rows); None if the rules end in a deadlock."""
+def list_schedule(task: Task, rules: Rules) -> tuple[float, list[Row]]:
+    """(seconds, rows)."""
     made = _Greedy(task, rules)
     made.run()
-    return None if made.left else (max(made.free), made.rows)
+    assert not made.left, "the oldest micro-batch can always go on"
+    return max(made.free), made.rows
 
 
 class _Greedy:
@@ -87,9 +84,8 @@ class _Greedy:
         self.free = list(task.release)
         self.asked = list(task.release)
         """A rank asks for a message when it starts the action before."""
-        self.reserved = [0.0] * task.num_ranks
-        self.between = [0.0] * task.num_ranks
-        """Bytes held between halves."""
+        self.held = [0.0] * task.num_ranks
+        """Bytes, of micro-batches in flight and between halves."""
         self.rows: list[Row] = [[] for _ in range(task.num_ranks)]
         self.left = 2 * num_stages * count
         self.heap = [(time, rank) for rank, time in enumerate(self.free)]
@@ -102,12 +98,15 @@ class _Greedy:
 
     def _decide(self, now: float, rank: int) -> None:
         """Take an action, or wait for what is known to come."""
+        own = self.task.held[rank]
+        weights = [(stage, self._next_weight(stage)) for stage in own]
         ready, soonest = self._moves(now, rank)
         patient = not ready
-        for stage in self.task.held[rank]:
-            number = self._next_weight(stage)
-            if number is not None:
-                ready.append((number * self.period_s + self.due[W][stage], W, stage, number))
+        ready += [
+            (number * self.period_s + self.due[W][stage], W, stage, number)
+            for stage, number in weights
+            if number is not None
+        ]
         if ready:
             _, kind, stage, number = min(ready)
             late = now + self.task.seconds[stage][W] * (1 - self.rules.late) > soonest
@@ -146,13 +145,23 @@ class _Greedy:
         if self.count[F][stage] - self.count[I][stage] >= self.most_ahead[stage]:
             return False
         rank = self.task.placement[stage]
-        own = self.task.held[rank]
-        if self.rules.reserve and stage != own[0]:
-            return True
-        needed = own if self.rules.reserve else (stage,)
-        needed_bytes = sum(self.task.stages[s].saved_bytes for s in needed)
-        room = self.task.capacity[rank] - self.between[rank] - self.reserved[rank]
-        return needed_bytes <= room
+        saved = self.task.stages[stage].saved_bytes
+        left = self._owed(rank, stage if self._oldest(rank) == self.count[F][stage] else -1)
+        return self.held[rank] + saved + left <= self.task.capacity[rank]
+
+    def _oldest(self, rank: int) -> int:
+        """The first micro-batch that the rank is not done with."""
+        return min(self.count[W][stage] for stage in self.task.held[rank])
+
+    def _owed(self, rank: int, but: int = -1) -> int:
+        """Bytes that the oldest micro-batch will still take, stage `but` left out. They are kept
+        for it: so it always comes to its end, and no rank waits for ever."""
+        oldest = self._oldest(rank)
+        return sum(
+            self.task.stages[stage].saved_bytes
+            for stage in self.task.held[rank]
+            if stage != but and self.count[F][stage] <= oldest
+        )
 
     def _next_weight(self, stage: int) -> int | None:
         """The micro-batch whose weight half is next, if its input half is over."""
@@ -170,33 +179,25 @@ class _Greedy:
         self.rows[rank].append((stage, kind))
         self.left -= kind != W
         if kind == F:
-            self._let_in(rank, stage)
+            self.held[rank] += self.task.stages[stage].saved_bytes
             self._pass_on(end, F, stage + 1, number)
         elif kind in (B, I):
             self._pass_on(end, I, stage - 1, number)
         self.count[I if kind == B else kind][stage] += 1
         if kind == I:
             self.split[stage][number] = True
-            self.between[rank] += self.task.halved[stage]
+            self.held[rank] += self.task.halved[stage]
             self.left += 1
         if kind in (B, W):
-            self.reserved[rank] -= self.task.stages[stage].saved_bytes
+            self.held[rank] -= self.task.stages[stage].saved_bytes
         if kind == W:
             self.left -= 1
-            self.between[rank] -= self.task.halved[stage]
+            self.held[rank] -= self.task.halved[stage]
         heappush(self.heap, (end, rank))
 
     def _halves(self, rank: int, stage: int) -> bool:
-        held = self.reserved[rank] + self.between[rank] + self.task.halved[stage]
+        held = self.held[rank] + self.task.halved[stage] + self._owed(rank)
         return self.rules.split and held <= self.task.capacity[rank]
-
-    def _let_in(self, rank: int, stage: int) -> None:
-        own = self.task.held[rank]
-        if not self.rules.reserve:
-            own = (stage,)
-        elif stage != own[0]:
-            return
-        self.reserved[rank] += sum(self.task.stages[s].saved_bytes for s in own)
 
     def _pass_on(self, end: float, kind: int, stage: int, number: int) -> None:
         """What an action has made, to the stage that needs it."""

@@ -31,7 +31,7 @@ WHOLE = 400
 """Actions up to which a task is solved as a whole."""
 ENDS = (120, 180, 240)
 """Actions that are free at both ends of a larger one: more and more."""
-LARGE = 2000
+LARGE = 1000
 """Actions from which the ends are left as they are."""
 FEW = 6
 """Rules that are tried on large tasks: those that are best for few micro-batches."""
@@ -70,7 +70,7 @@ def synthesise(task: Task, hints: Iterable[Schedule] = (), *, effort: float = 1.
         best.offer_rows(rows)
     if best.step_s > least_s * (1 + CLOSE):
         least_s = max(least_s, _improve(task, best, least_s, effort))
-    assert best.schedule is not None, "a list schedule with reserved memory fits"
+    assert best.schedule is not None, "list schedules fit"
     best.join()
     return Synthesis(best.schedule, best.step_s, min(least_s, best.step_s))
 
@@ -137,7 +137,7 @@ def _greedy(task: Task) -> Iterator[list[Row]]:
 
 
 def _ranked(task: Task, rules: tuple[Rules, ...]) -> list[tuple[list[Row], Rules]]:
-    made = [(found, rule) for rule in rules if (found := list_schedule(task, rule))]
+    made = [(list_schedule(task, rule), rule) for rule in rules]
     made.sort(key=lambda entry: entry[0][0])
     return [(found[1], rule) for found, rule in made]
 
@@ -152,7 +152,7 @@ def _improve(task: Task, best: _Best, least_s: float, effort: float) -> float:
         return least_s
     few = _few(task)
     small = replace(task, num_microbatches=few)
-    solved = synthesise(small, effort=effort)
+    solved = synthesise(small, effort=effort / 2)
     for rows in extended(small, to_rows(solved.schedule), task.num_microbatches - few):
         best.offer_rows(rows)
     return least_s

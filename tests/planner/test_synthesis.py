@@ -66,6 +66,7 @@ SHAPES = (
     (3, 2, (0, 1, 2)),
     (3, 1, (0, 1, 0)),
     (4, 1, (0, 1, 1, 0)),
+    (3, 2, (0, 1, 0)),
 )
 """Stages, micro-batches, placement."""
 
@@ -74,7 +75,7 @@ SHAPES = (
 def tiny(draw: st.DrawFn, *, costly: bool = False) -> Task:
     # With whole and split backwards to choose from there are many more orders.
     num_stages, count, placement = draw(
-        st.sampled_from(SHAPES[:1] * 3 + SHAPES[3:] if costly else SHAPES)
+        st.sampled_from(SHAPES[:1] * 3 + SHAPES[3:5] if costly else SHAPES)
     )
     times = st.integers(1, 5)
     stages = []
