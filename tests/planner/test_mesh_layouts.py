@@ -1,0 +1,183 @@
+"""Layouts on any mesh: as cheap as the frontier on one axis, legal and equal to the model on all."""
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import cache
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from meshwright.costmodel.tables import CostTables
+from meshwright.ir.check_layout import layout_problems, tied_problems
+from meshwright.ir.cluster import Cluster
+from meshwright.ir.graph import Graph, Kind
+from meshwright.ir.layout import Shard, parse_placement, parse_strategy
+from meshwright.ir.plan import BlockLayout, ModelMesh, param_key
+from meshwright.ir.step import flatten_batch
+from meshwright.ir.trace import trace
+from meshwright.planner.axis_layout import lay_out, stored_choices
+from meshwright.planner.axis_space import Spreader
+from meshwright.planner.choose import choose
+from meshwright.planner.data_layout import DataLayout, results, solve_data
+from meshwright.planner.factors import AxisKind
+from meshwright.planner.layouts import solve_layouts
+from meshwright.planner.mesh_problem import mesh_problem
+from meshwright.planner.mesh_space import mesh_space
+from meshwright.planner.moves import Moves
+from meshwright.planner.placement_rules import NO_RULES
+from meshwright.planner.prices import AlphaBeta
+from meshwright.planner.problem import Problem, make_problem
+from meshwright.planner.regime import usual
+from meshwright.planner.segments import prelude_block
+from meshwright.planner.variants import MeshVariants
+from tests.codegen.equality import plan_of, run_plan
+from tests.codegen.test_models import traced, wanted
+
+CLUSTER = Cluster.preset("h100-sxm", num_nodes=2, devices_per_node=8)
+MESHES: dict[str, ModelMesh] = {
+    "tp": (("tp", 2),),
+    "cp": (("cp", 2),),
+    "ep": (("ep", 2),),
+    "2d": (("tp_row", 2), ("tp_col", 2)),
+    "cp x tp": (("cp", 2), ("tp", 2)),
+    "3d": (("tp_depth", 2), ("tp_row", 2), ("tp_col", 2)),
+}
+
+
+@cache
+def data_of(name: str) -> DataLayout:
+    return solve_data(traced(name)[2])
+
+
+@cache
+def variants(name: str, mesh: str) -> MeshVariants:
+    graph = traced(name)[2]
+    tables = CostTables(graph, CLUSTER, "fp32")
+    return MeshVariants(graph, tables, "adamw", data_of(name), MESHES[mesh], NO_RULES)
+
+
+def frontier_cost(graph: Graph, data: DataLayout, tp: int) -> int:
+    """Of all blocks, one pattern after the other, with whole borders; no parameter is shared."""
+    spreader, kind, prices = Spreader(graph, data, (("tp", tp),)), AxisKind(tp), AlphaBeta()
+    splits, shards = spreader.spread(kind)
+    repeats = Counter(block.pattern for block in graph.blocks)
+    total = 0
+    for segment in spreader.segments:
+        block = segment.block
+        whole = parse_placement("R")
+        given = {name: ((whole, 0),) for name in block.inputs} | {
+            name: stored_choices(graph, name, tuple(shards.get(name, ())), tp, prices)
+            for name in block.params
+        }
+        exits = dict.fromkeys(results(graph, block), whole)
+        laid = lay_out(graph, segment, kind, splits, given, exits, prices)
+        total += laid.cost * repeats[block.pattern]
+    return total
+
+
+@pytest.mark.parametrize("name", ["sequential", "llama", "vit", "resnet50", "vgg19", "dlrm"])
+@pytest.mark.parametrize("tp", [2, 3])
+def test_one_axis_costs_what_the_frontier_says(name: str, tp: int) -> None:
+    graph, data, mesh = traced(name)[2], data_of(name), (("tp", tp),)
+    space = mesh_space(graph, data, mesh)
+    problem = mesh_problem(graph, space, Moves((tp,)), split_borders=False)
+    found = choose(problem.choices(usual(mesh)))
+    assert found.bound <= found.cost
+    assert found.cost - found.bound <= 1e-6 * found.cost
+    assert found.cost == pytest.approx(frontier_cost(graph, data, tp), rel=1e-6, abs=20)
+
+
+RUN = [
+    *((name, mesh) for name in ("gpt2", "llama", "vgg19") for mesh in ("tp", "cp", "2d")),
+    ("t5", "tp"), ("mixtral", "ep"), ("mixtral", "2d"), ("llama", "cp x tp"), ("llama", "3d"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "mesh"), RUN)
+def test_every_variant_is_legal_and_computes_the_model(name: str, mesh: str) -> None:
+    case, model, graph = traced(name)
+    loss, grads = wanted(name)
+    largest = max(float(grad.abs().max()) for grad in grads.values())
+    found = variants(name, mesh)
+    assert found.names[0] == "" and len(set(found.names)) == len(found.names) <= 8
+    for variant in found.names:
+        layouts = found.found(variant).layouts
+        by_pattern = {x.pattern: x for x in layouts}
+        for block in (prelude_block(graph), *graph.distinct_blocks()):
+            assert layout_problems(graph, block, by_pattern[block.pattern]) == []
+        pairs = [(block, by_pattern[block.pattern]) for block in graph.blocks]
+        assert tied_problems(graph, pairs) == []
+        plan = plan_of(graph, layouts, (case.batch_size,))
+        found_loss, found_grads = run_plan(model, graph, plan, flatten_batch(case.example()))
+        torch.testing.assert_close(found_loss, loss, rtol=1e-12, atol=0)
+        for path, grad in found_grads.items():
+            torch.testing.assert_close(grad, grads[path], rtol=0, atol=1e-12 * largest, msg=path)
+
+
+@pytest.mark.parametrize(("name", "mesh"), [("llama", "cp"), ("mixtral", "ep"), ("llama", "ep")])
+def test_only_experts_are_split_on_ep_and_nothing_on_cp(name: str, mesh: str) -> None:
+    graph, found = traced(name)[2], variants(name, mesh)
+    axis = MESHES[mesh][0][0]
+    split = set[str]()
+    for block in graph.distinct_blocks():
+        layout = next(x for x in found.found("").layouts if x.pattern == block.pattern)
+        for param in block.params:
+            key = param_key(block, graph.tensors[param].fqn)
+            if graph.tensors[param].kind is Kind.PARAMETER and isinstance(
+                parse_placement(layout.parameters[key].get(axis, "R")), Shard
+            ):
+                split.add(key)
+    assert all("experts" in key for key in split)
+    assert bool(split) == (name == "mixtral" and axis == "ep")
+
+
+@cache
+def wide() -> Graph:
+    """A llama of four layers of 1024 for 2048 tokens."""
+    config = LlamaConfig(
+        vocab_size=4096, hidden_size=1024, intermediate_size=2816, num_hidden_layers=4,
+        num_attention_heads=16, num_key_value_heads=8, use_cache=False, loss_type="ForCausalLM",
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+    tokens = torch.zeros(8, 2048, dtype=torch.int64)
+    return trace(model, {"input_ids": tokens, "labels": tokens})
+
+
+def layer(layouts: Sequence[BlockLayout]) -> BlockLayout:
+    return next(x for x in layouts if x.pattern == "model.layers.*")
+
+
+def test_context_parallel_attention_is_a_ring() -> None:
+    """Borders are split by sequence, and nothing but keys and values moves inside a layer."""
+    mesh = MESHES["cp"]
+    found = layer(solve_layouts(wide(), mesh, usual(mesh), split_borders=True))
+    assert found.inputs[0]["cp"] == found.outputs[0]["cp"] == "S(1)"
+    attention = next(s["cp"] for key, s in found.ops.items() if "scaled_dot" in key)
+    assert attention == "S(2) S(2) S(2) -> S(2)"
+    assert {texts["cp"] for texts in found.parameters.values()} == {"R|P"}
+
+
+def test_borders_between_equal_blocks_are_equal() -> None:
+    for variant in variants("gpt2", "2d").names:
+        found = variants("gpt2", "2d").found(variant)
+        layout = next(x for x in found.layouts if x.pattern == "transformer.h.*")
+        assert layout.inputs[0] == layout.outputs[0]
+        ops = [parse_strategy(text) for texts in layout.ops.values() for text in texts.values()]
+        assert any(isinstance(p, Shard) for s in ops for p in s.inputs)
+
+
+def test_layouts_depend_on_the_cluster() -> None:
+    """Slow links are used less; equal problems have equal layouts."""
+
+    def problem(nodes: int) -> Problem:
+        machine = Cluster.preset("v100-16", num_nodes=nodes, devices_per_node=16 // nodes)
+        return make_problem(wide(), machine, precision="fp32")
+
+    mesh: ModelMesh = (("tp_row", 4), ("tp_col", 4))
+    near, far = problem(1), problem(16)
+    assert near.variants(mesh) == problem(1).variants(mesh)
+    ours = [layer(p.layouts(mesh, "fast")) for p in (near, far)]
+    assert ours[0] != ours[1]
+    assert ours[0] == layer(problem(1).layouts(mesh, "fast"))
