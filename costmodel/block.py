@@ -54,6 +54,10 @@ class BlockCost:
     """Gradients that the first half of a split backward keeps for the second."""
     again_s: float = 0.0
     """Of `backward_input_s`: computing the forward again; its communication is not part of it."""
+    remade_bytes: int = 0
+    """What is made again for the backward and there until its end, beside `workspace_bytes`."""
+    moved_bytes: int = 0
+    """To the host and back; no part of `saved_bytes`, but where host and device are one."""
 
     @property
     def backward_s(self) -> float:
@@ -133,19 +137,30 @@ def walk_block(
     timer: OpTimer | None = None,
 ) -> Walk:
     """A walk that has been through the whole block."""
+    walk, ops, leaving = begin_walk(facts, block, layout, site, timer)
+    for op, strategies in ops:
+        walk.op(op, strategies)
+    for name, where in zip(block.outputs, leaving, strict=True):
+        walk.convert(name, where)
+    walk.clock.settle(site.device)
+    return walk
+
+
+def begin_walk(
+    facts: GraphFacts, block: Block, layout: BlockLayout, site: Site, timer: OpTimer | None = None
+) -> tuple[Walk, list[tuple[Op, dict[str, Strategy]]], list[Where]]:
+    """A walk that stands before the block, the ops on its way, and how the outputs leave."""
     graph = facts.graph
     walk = Walk(facts, site, timer)
     for name, entry in zip(block.inputs, layout.inputs, strict=True):
         walk.placed[name] = placements(entry)
     ops = [(op, _strategies(layout, op)) for op in graph.block_ops(block)]
     walk.placed |= _stored(graph, block, layout, ops, site)
-    for op, strategies in ops:
-        walk.op(op, strategies)
+    leaving = []
     for name, leave in zip(block.outputs, layout.outputs, strict=True):
         whole = {"dp": leave["dp"]} if "dp" in leave else {}
-        walk.convert(name, placements(whole if name == graph.loss else leave))
-    walk.clock.settle(site.device)
-    return walk
+        leaving.append(placements(whole if name == graph.loss else leave))
+    return walk, ops, leaving
 
 
 def _stored(

@@ -10,6 +10,7 @@ from pydantic import RootModel
 from meshwright.costmodel.block import BlockCost, summary, walk_block
 from meshwright.costmodel.comm import Levels
 from meshwright.costmodel.compute import OpTimer
+from meshwright.costmodel.keeping import Makers, Policy, kept_cost, makers_of
 from meshwright.costmodel.keys import block_key
 from meshwright.costmodel.measured_blocks import beside, between, measured_cost
 from meshwright.costmodel.walk import GraphFacts, Site, Walk
@@ -60,6 +61,8 @@ class BlockCosts:
         self._facts, self._devices, self._timer = facts, devices, timer
         self._profile = profile
         self._costs: dict[_Id, BlockCost] = {}
+        self._kept: dict[tuple[_Id, Policy], BlockCost] = {}
+        self._makers: dict[_Id, Makers] = {}
         self._keys: dict[_Id, str] = {}
         self._layout_keys: dict[int, tuple[BlockLayout, str]] = {}
         blocks = profile.blocks.values() if profile else ()
@@ -76,6 +79,22 @@ class BlockCosts:
                 cost = self._measured(block, layout, spot, walk, cost)
             self._costs[at] = cost
         return self._costs[at]
+
+    def kept(self, block: Block, layout: BlockLayout, spot: Spot, policy: Policy) -> BlockCost:
+        """The same under a policy on what its ops make (`ir.keeping`)."""
+        at = self._id(block, layout, spot)
+        if (at, policy) not in self._kept:
+            cost = self.cost(block, layout, spot)
+            makers = self.makers(block, layout, spot)
+            self._kept[at, policy] = kept_cost(cost, block, makers, policy)
+        return self._kept[at, policy]
+
+    def makers(self, block: Block, layout: BlockLayout, spot: Spot) -> Makers:
+        """Who makes what of a block."""
+        at = self._id(block, layout, spot)
+        if at not in self._makers:
+            self._makers[at] = makers_of(self._facts, block, layout, self.site(spot), self._timer)
+        return self._makers[at]
 
     def key(self, block: Block, layout: BlockLayout, spot: Spot) -> str:
         """Under which a profile has the block."""

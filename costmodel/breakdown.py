@@ -8,6 +8,7 @@ from math import hypot
 from meshwright.costmodel.simulate import StageTimes
 from meshwright.costmodel.step import Stepped
 from meshwright.costmodel.table import Table
+from meshwright.ir.device import LINK_BAND
 from meshwright.ir.plan import Breakdown
 
 Seconds = dict[str, float]
@@ -51,6 +52,7 @@ def breakdown(stepped: Stepped, stages: Sequence[StageTimes], overhead_s: float)
         gather_s=spent["gather"] + ended.publish_s,
         optimizer_s=ended.optimizer_s,
         overhead_s=spent["overhead"] + overhead_s,
+        offload_s=spent["offload"],
     )
 
 
@@ -98,6 +100,7 @@ def error_band(found: Breakdown, bands: Bands) -> float:
     """Of the step: parts that are known apart err independently, waiting errs as computing."""
     computing = found.forward_s + found.backward_s + found.recompute_s + found.tensor_s
     others = found.gradients_s + found.gather_s + found.optimizer_s + found.overhead_s
+    others += found.offload_s
     total = computing + others + found.wait_s
     return hypot(
         bands.compute * (computing + found.wait_s),
@@ -105,4 +108,5 @@ def error_band(found: Breakdown, bands: Bands) -> float:
         bands.gather * found.gather_s,
         bands.optimizer * found.optimizer_s,
         _OVERHEAD_BAND * found.overhead_s,
+        LINK_BAND["datasheet"] * found.offload_s,
     ) / total if total else 0.0  # fmt: skip

@@ -87,7 +87,7 @@ def block_uses(plan: Plan, tables: CostTables) -> dict[int, list[BlockUse]]:
             for block in cost.blocks
         )
         found[index] = [
-            BlockUse(key, again) for key, again in zip(keys, cost.recomputed, strict=True)
+            BlockUse(key, mode is True) for key, mode in zip(keys, cost.modes, strict=True)
         ]
     return found
 

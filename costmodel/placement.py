@@ -6,7 +6,7 @@ from math import prod
 
 from meshwright.costmodel.borders import Passage, border, borders, passage
 from meshwright.costmodel.comm import Levels, collective_time
-from meshwright.costmodel.tables import CostTables, Spot, StageCost
+from meshwright.costmodel.tables import CostTables, Mode, Spot, StageCost
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.device import DeviceType
@@ -20,8 +20,8 @@ class StageCosts:
 
     cost: StageCost
     blocks: tuple[Block, ...]
-    recomputed: tuple[bool, ...]
-    """Per block."""
+    modes: tuple[Mode, ...]
+    """Per block: recomputed or not, or what becomes of what its ops make."""
     spot: Spot
     device: DeviceType
     shard_levels: Levels
@@ -79,8 +79,8 @@ def stage_costs(tables: CostTables, plan: Plan, index: int) -> StageCosts:
     first, last = tables.block_index[stage.first], tables.block_index[stage.last]
     blocks = tables.graph.blocks[first : last + 1]
     layouts = _layouts(plan, stage)
-    again = [stage.recomputes(block) for block in blocks]
-    candidates = [(tables.stage(blocks, layouts, again, s), s) for s in spots(tables, stage)]
+    modes = tuple(mode_of(stage, block) for block in blocks)
+    candidates = [(tables.stage(blocks, layouts, modes, s), s) for s in spots(tables, stage)]
     cost, spot = max(candidates, key=lambda c: c[0].forward_s + c[0].backward_s)
     shard = stage.mesh.get("dp_shard", 1)
     shard_levels = tables.levels(stage.devices[: shard * stage.model_size : stage.model_size])
@@ -90,7 +90,7 @@ def stage_costs(tables: CostTables, plan: Plan, index: int) -> StageCosts:
     return StageCosts(
         cost=cost,
         blocks=blocks,
-        recomputed=tuple(again),
+        modes=modes,
         spot=spot,
         device=tables.devices[spot.device],
         shard_levels=shard_levels,
@@ -101,6 +101,12 @@ def stage_costs(tables: CostTables, plan: Plan, index: int) -> StageCosts:
         entry_bytes=entered,
         processes=len(stage.devices),
     )
+
+
+def mode_of(stage: Stage, block: Block) -> Mode:
+    """How a stage keeps what a block's backward needs."""
+    policy = stage.keeping(block)
+    return tuple(sorted(policy.items())) if policy else stage.recomputes(block)
 
 
 def _layouts(plan: Plan, stage: Stage) -> Mapping[str, BlockLayout]:

@@ -6,6 +6,7 @@ from math import ceil
 
 from meshwright.costmodel.comm import Levels
 from meshwright.costmodel.memory import training_state
+from meshwright.costmodel.offload import arriving_s, copy_s, leaving_s
 from meshwright.costmodel.optimizer import OptimizerTime, optimizer_time, temporary_bytes
 from meshwright.costmodel.overheads import overheads_of
 from meshwright.costmodel.placement import StageCosts
@@ -54,7 +55,7 @@ def stage_model(tables: CostTables, plan: Plan, index: int, costs: StageCosts) -
 
 def _make(tables: CostTables, optimizer: str, stage: Stage, costs: StageCosts) -> StageModel:
     held = _held(tables, costs)
-    sync = _sync(stage, costs, held)
+    sync = _sync(tables, stage, costs, held)
     programs = sync.programs()
     return StageModel(
         sync=sync,
@@ -95,13 +96,27 @@ def _held(tables: CostTables, costs: StageCosts) -> tuple[Held, ...]:
     )
 
 
-def _sync(stage: Stage, costs: StageCosts, held: tuple[Held, ...]) -> Sync:
+def _sync(tables: CostTables, stage: Stage, costs: StageCosts, held: tuple[Held, ...]) -> Sync:
     shard = stage.mesh.get("dp_shard", 1)
     zero = stage.zero if shard > 1 else 0
     reduced = () if stage.dp == 1 else buckets(held, BUCKET_BYTES if zero < 3 else 0)
-    overheads = overheads_of(costs.device)
+    return Sync(
+        zero=zero, prefetch=stage.prefetch, shard=shard,
+        blocks=_block_times(tables, costs, held), buckets=reduced,
+        prelude_s=costs.cost.forward_s - sum(c.forward_s for c in costs.cost.blocks),
+        dp=costs.spot.dp_levels, shard_levels=costs.shard_levels,
+        replicate_levels=costs.replicate_levels, overheads=overheads_of(costs.device),
+        passage_forward_s=costs.passage.forward_s, passage_backward_s=costs.passage.backward_s,
+    )  # fmt: skip
+
+
+def _block_times(
+    tables: CostTables, costs: StageCosts, held: tuple[Held, ...]
+) -> tuple[BlockTimes, ...]:
     gathered = gathered_bytes(held, len(costs.blocks))
-    blocks = tuple(
+    overheads = overheads_of(costs.device)
+    leaves_s, returns_s = _copy_waits(tables, costs)
+    return tuple(
         BlockTimes(
             forward_s=cost.forward_s - cost.comm_forward_s,
             tensor_forward_s=cost.comm_forward_s,
@@ -113,16 +128,22 @@ def _sync(stage: Stage, costs: StageCosts, held: tuple[Held, ...]) -> Sync:
             tensor_backward_s=cost.comm_backward_s,
             gathered_bytes=gathered[i],
             overhead_s=overheads.block_of(cost.no_grad_s is not None),
+            leaves_s=leaves_s[i],
+            returns_s=returns_s[i],
         )
         for i, cost in enumerate(costs.cost.blocks)
     )
-    return Sync(
-        zero=zero, prefetch=stage.prefetch, shard=shard, blocks=blocks, buckets=reduced,
-        prelude_s=costs.cost.forward_s - sum(c.forward_s for c in costs.cost.blocks),
-        dp=costs.spot.dp_levels, shard_levels=costs.shard_levels,
-        replicate_levels=costs.replicate_levels, overheads=overheads,
-        passage_forward_s=costs.passage.forward_s, passage_backward_s=costs.passage.backward_s,
-    )  # fmt: skip
+
+
+def _copy_waits(tables: CostTables, costs: StageCosts) -> tuple[list[float], list[float]]:
+    """Per block, what its offloaded values keep it waiting for after its forward and before its
+    backward."""
+    blocks = costs.cost.blocks
+    copies = [copy_s(costs.device, cost.moved_bytes, tables.profile) for cost in blocks]
+    if costs.device.kind == "cpu" or not any(copies):
+        return copies, copies
+    back = arriving_s([cost.backward_s for cost in reversed(blocks)], copies[::-1])
+    return leaving_s([cost.forward_s for cost in blocks], copies), back[::-1]
 
 
 def _optimizer(
@@ -163,18 +184,20 @@ def _block_memories(costs: StageCosts, held: tuple[Held, ...]) -> tuple[BlockMem
         if h.trained:
             gradients[h.owner].append(h.nbytes)
     gathered = gathered_bytes(held, len(costs.blocks))
+    blocks = costs.cost.blocks
+    on_device = costs.device.kind != "cpu"
+    moved = [0, *(cost.moved_bytes * on_device for cost in blocks)]
     return tuple(
         BlockMemory(
             saved=saved,
-            # Part of an op's operands and results is what it saves.
-            forward=max(saved, cost.workspace_bytes),
-            workspace=cost.workspace_bytes,
+            # Part of an op's operands and results is what it saves. What is offloaded is there
+            # while its block runs, and while the next one does.
+            forward=max(saved + moved[i + 1], cost.workspace_bytes) + moved[i],
+            workspace=cost.workspace_bytes + cost.remade_bytes + moved[i + 1] + moved[i],
             parameters=gathered[i],
             gradients=sum(gradients[i]),
             largest=max(gradients[i]),
             halved=cost.halved_bytes,
         )
-        for i, (cost, saved) in enumerate(
-            zip(costs.cost.blocks, costs.cost.block_saved, strict=True)
-        )
+        for i, (cost, saved) in enumerate(zip(blocks, costs.cost.block_saved, strict=True))
     )

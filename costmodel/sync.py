@@ -87,6 +87,10 @@ class BlockTimes:
     gathered_bytes: int
     overhead_s: float = 0.0
     """Of the runtime, where its times do not have it."""
+    leaves_s: float = 0.0
+    """Waits after its forward, for what goes to the host."""
+    returns_s: float = 0.0
+    """Waits before its backward, for what comes back."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +145,7 @@ class Sync:
             block = self.blocks[index]
             yield run(block.overhead_s, "overhead")
             yield from self._tensor(block.tensor_forward_s, block.forward_s, "forward")
+            yield run(block.leaves_s, "offload")
 
     def _backward(self, *, inputs: bool, weights: bool, last: bool = False) -> Iterator[Step]:
         yield run(self.overheads.action_s, "overhead")
@@ -151,6 +156,7 @@ class Sync:
             block = self.blocks[index]
             yield run(block.overhead_s, "overhead")
             if inputs:
+                yield run(block.returns_s, "offload")
                 yield run(block.again_s, "recompute")
                 yield from self._tensor(block.tensor_backward_s, block.input_s, "backward")
             if weights:

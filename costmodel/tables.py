@@ -12,6 +12,7 @@ from meshwright.costmodel.block_costs import Spot as Spot
 from meshwright.costmodel.calibrated import calibrated
 from meshwright.costmodel.comm import Levels, group_levels
 from meshwright.costmodel.compute import OpTimer, worst_source
+from meshwright.costmodel.keeping import Policy
 from meshwright.costmodel.layer_profile import layer_timer
 from meshwright.costmodel.profile_timer import profile_timer
 from meshwright.costmodel.walk import GraphFacts
@@ -23,6 +24,9 @@ from meshwright.ir.profile import Profile
 from meshwright.ir.schedule import Schedule
 
 PRELUDE = "(prelude)"
+
+Mode = bool | Policy
+"""Whether a block is recomputed whole, or what becomes of what its ops make."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,34 +155,37 @@ class CostTables:
             self._schedules[key] = table.parse()
         return self._schedules[key]
 
-    def block(self, block: Block, layout: BlockLayout, spot: Spot) -> BlockCost:
+    def block(self, block: Block, layout: BlockLayout, spot: Spot, mode: Mode = False) -> BlockCost:
         """Cost of one micro-batch of the block; equal for all blocks of its pattern."""
-        return self.blocks.cost(block, layout, spot)
+        if isinstance(mode, tuple):
+            return self.blocks.kept(block, layout, spot, mode)
+        cost = self.blocks.cost(block, layout, spot)
+        return cost.recomputed() if mode else cost
 
     def stage(
         self,
         blocks: Sequence[Block],
         layouts: Mapping[str, BlockLayout],
-        recompute: Sequence[bool],
+        modes: Sequence[Mode],
         spot: Spot,
     ) -> StageCost:
         """Cost of one micro-batch of a run of blocks. `layouts`: by pattern, with `(prelude)`."""
         patterns = sorted({block.pattern for block in blocks})
-        key = (blocks[0].name, blocks[-1].name, tuple(recompute), spot,
+        key = (blocks[0].name, blocks[-1].name, tuple(modes), spot,
                *(self.blocks.layout_key(layouts[p]) for p in patterns))  # fmt: skip
         if key not in self._stages:
-            self._stages[key] = self._sum(blocks, layouts, recompute, spot)
+            self._stages[key] = self._sum(blocks, layouts, modes, spot)
         return self._stages[key]
 
     def _sum(
         self,
         blocks: Sequence[Block],
         layouts: Mapping[str, BlockLayout],
-        recompute: Sequence[bool],
+        modes: Sequence[Mode],
         spot: Spot,
     ) -> StageCost:
-        costs = [self.block(b, layouts[b.pattern], spot) for b in blocks]
-        costs = [c.recomputed() if again else c for c, again in zip(costs, recompute, strict=True)]
+        pairs = zip(blocks, modes, strict=True)
+        costs = [self.block(b, layouts[b.pattern], spot, mode) for b, mode in pairs]
         kept: dict[str, int] = {}
         first: dict[str, int] = {}
         params: dict[str, int] = {}

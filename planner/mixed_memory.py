@@ -70,7 +70,7 @@ def _costs_at(
     layouts = {pattern: plan.layout(name) for pattern, name in plan.stages[index].layouts.items()}
     return replace(
         costs,
-        cost=problem.tables.stage(costs.blocks, layouts, costs.recomputed, spot),
+        cost=problem.tables.stage(costs.blocks, layouts, costs.modes, spot),
         spot=spot,
         device=problem.tables.devices[device],
     )

@@ -1,4 +1,4 @@
-"""Runs some nodes of a block again and hands out what the backward needs of them."""
+"""Runs some nodes of a block again and finds what the backward needs of them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,39 +24,37 @@ def invoke(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
     return node.target(*args, **named)
 
 
+Wanted = tuple[fx.Node, int, int]
+"""A node with the number of one of its results, or with -1 and the place of another tensor among
+those that autograd asks it to keep."""
+
+
 @dataclass(eq=False)
 class Rerun:
-    """The nodes, and after `run` their tensors."""
+    """The nodes that run again."""
 
     block: str
     nodes: Sequence[fx.Node]
     """In order."""
     differs: Mapping[fx.Node, bool]
     """Whether a node's result had a gradient."""
-    inside: set[tuple[fx.Node, int]]
-    """Tensors that autograd asks a node to keep, by their place, which are none of its results."""
-    results: set[fx.Node]
-    """Nodes whose results are needed."""
-    done: bool = False
-    _tensors: dict[tuple[fx.Node, int, int], Tensor] = field(default_factory=dict)
+    wanted: frozenset[Wanted]
+    _tensors: dict[Wanted, Tensor] = field(default_factory=dict)
 
-    def tensor(self, node: fx.Node, result: int, place: int) -> Tensor:
-        """A result, or with -1 what the node was asked to keep at a place."""
-        return self._tensors[node, result, place if result < 0 else 0]
-
-    def run(self, held: Mapping[fx.Node, Any]) -> None:
+    def run(self, held: Mapping[fx.Node, Any]) -> dict[Wanted, Tensor]:
         """`held`: what the nodes read of others."""
         values = dict(held)
         last = {used: node for node in self.nodes for used in node.all_input_nodes}
         for node in self.nodes:
-            places = {place for n, place in self.inside if n is node}
+            places = {place for n, result, place in self.wanted if n is node and result < 0}
             values[node] = self._call(node, values, places)
-            if node in self.results:
-                found = [x for x in leaves(values[node]) if isinstance(x, Tensor)]
-                self._tensors |= {(node, i, 0): x.detach() for i, x in enumerate(found)}
+            for i, x in enumerate(x for x in leaves(values[node]) if isinstance(x, Tensor)):
+                if (node, i, 0) in self.wanted:
+                    self._tensors[node, i, 0] = x.detach()
             for used in [used for used in node.all_input_nodes if last[used] is node]:
                 del values[used]
-        self.done = True
+        found, self._tensors = self._tensors, {}
+        return found
 
     def _call(self, node: fx.Node, values: Mapping[fx.Node, Any], places: set[int]) -> Any:
         if not places:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Movable:
     """The memory behind some tensors: here, on the host, or on its way."""
 

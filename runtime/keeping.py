@@ -6,10 +6,11 @@ the block the ops behind it run again in their order, on all ranks alike, from w
 is to be offloaded leaves when the block has run.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakValueDictionary, ref
 
 from torch import Tensor, fx
 from torch.autograd.graph import saved_tensors_hooks
@@ -19,7 +20,7 @@ from meshwright.codegen.comm import Comm
 from meshwright.codegen.program import Call
 from meshwright.ir.keeping import Keeping, keeping_of
 from meshwright.ir.torch_private import StorageWeakRef, leaves, memory_of, storage_key
-from meshwright.runtime.again import Rerun, invoke
+from meshwright.runtime.again import Rerun, Wanted, invoke
 from meshwright.runtime.host import Geometry, HostMemory, Movable, whole
 
 
@@ -59,19 +60,15 @@ class _Moved:
     geometry: Geometry
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class _Again:
     """A tensor that is made again: in the memory of a node's result, or inside the node."""
 
-    node: fx.Node
-    result: int
-    """-1: none of the results."""
-    place: int
-    """Among the tensors that autograd asks the node to keep."""
+    wanted: Wanted
     geometry: Geometry
     memory: StorageWeakRef
-    leaving: Tensor | None = None
-    """A result of the block in the same memory: then it is kept after all."""
+    tensor: Tensor | None = None
+    """Once it is there. Autograd lets go of it when it has been used."""
 
 
 class Keeper:
@@ -80,8 +77,8 @@ class Keeper:
     def __init__(self, call: Call, script: Script, host: HostMemory | None) -> None:
         self._call, self._script, self._host = call, script, host
         self._makers: dict[int, _Maker] = {}
-        self._parts: dict[int, Movable] = {}
-        self._handles: list[_Again] = []
+        self._parts: MutableMapping[int, Movable] = WeakValueDictionary()
+        self._handles: list[ref[_Again]] = []
         self._held: dict[fx.Node, Any] = {}
         """What nodes that may run again read of those that do not."""
         self._differs: dict[fx.Node, bool] = {}
@@ -143,10 +140,10 @@ class Keeper:
         return value.detach()
 
     def _part(self, x: Tensor) -> Movable:
-        key = storage_key(x)
-        if key not in self._parts:
-            self._parts[key] = Movable(whole(x))
-        return self._parts[key]
+        part = self._parts.get(storage_key(x))
+        if part is None:
+            part = self._parts[storage_key(x)] = Movable(whole(x))
+        return part
 
     def _pack(self, x: Tensor) -> Any:
         """What autograd holds in place of a tensor. What nobody has made yet is made by the node
@@ -160,28 +157,29 @@ class Keeper:
             return _Moved(self._part(x), Geometry.of(x))
         if not self._script.says(node, "recompute"):
             return x
-        memory = memory_of(x)
-        handle = _Again(node, maker.result if maker else -1, place, Geometry.of(x), memory)
-        self._handles.append(handle)
+        wanted = (node, maker.result, 0) if maker else (node, -1, place)
+        handle = _Again(wanted, Geometry.of(x), memory_of(x))
+        self._handles.append(ref(handle))
         return handle
 
     def _settle(self, results: Sequence[Tensor]) -> None:
         """What leaves the block stays; all else goes where it is to be."""
         leaving = {storage_key(x): x.detach() for x in results}
-        for handle in self._handles:
-            handle.leaving = leaving.get(handle.memory.cdata)
-        wanted = [handle for handle in self._handles if handle.leaving is None]
-        order = self._behind({handle.node for handle in wanted})
+        for handle in self._alive():
+            if handle.memory.cdata in leaving:
+                handle.tensor = handle.geometry.into(leaving[handle.memory.cdata])
+        wanted = frozenset(h.wanted for h in self._alive() if h.tensor is None)
+        order = self._behind({node for node, _, _ in wanted})
         reads = {used for node in order for used in node.all_input_nodes}
         self._held = {node: value for node, value in self._held.items() if node in reads}
         if order:
-            inside = {(h.node, h.place) for h in wanted if h.result < 0}
-            results_of = {h.node for h in wanted if h.result >= 0}
-            self._rerun = Rerun(self._call.block, order, self._differs, inside, results_of)
-        self._makers, self._handles, self._listed = {}, [], {}
-        self._parts = {key: part for key, part in self._parts.items() if key not in leaving}
+            self._rerun = Rerun(self._call.block, order, self._differs, wanted)
+        self._makers, self._listed = {}, {}
         if self._host is not None:
-            self._host.leave(list(self._parts.values()))
+            self._host.leave([part for key, part in self._parts.items() if key not in leaving])
+
+    def _alive(self) -> Iterator[_Again]:
+        return (handle for known in self._handles if (handle := known()) is not None)
 
     def _behind(self, wanted: set[fx.Node]) -> list[fx.Node]:
         """The nodes that run again, in order: those wanted and those that make what they read."""
@@ -205,31 +203,25 @@ class Keeper:
         """All that the backward needs is here afterwards. `casts`: as in the forward."""
         if self._host is not None:
             self._host.wait(list(self._parts.values()))
-        if self._rerun is None or self._rerun.done:
+        if self._rerun is None:
             return
         held = {
             node: value.part.view(value.geometry) if isinstance(value, _Moved) else value
             for node, value in self._held.items()
         }
         with _again(comm, self._call.block), casts():
-            self._rerun.run(held)
+            made = self._rerun.run(held)
+        for handle in self._alive():
+            if handle.tensor is None:
+                handle.tensor = handle.geometry.into(made[handle.wanted])
+        self._rerun, self._held = None, {}
 
     def _unpack(self, kept: Any) -> Tensor:
-        match kept:
-            case _Moved():
-                return kept.part.view(kept.geometry)
-            case _Again(leaving=Tensor()):
-                assert kept.leaving is not None
-                return kept.geometry.into(kept.leaving)
-            case _Again():
-                assert self._rerun is not None, "prepared before it is used"
-                return kept.geometry.into(self._rerun.tensor(kept.node, kept.result, kept.place))
-        assert isinstance(kept, Tensor)
-        return kept
-
-    def drop(self) -> None:
-        """Frees all: the backward is over."""
-        self._rerun, self._held, self._parts = None, {}, {}
+        if isinstance(kept, _Moved):
+            return kept.part.view(kept.geometry)
+        found = kept.tensor if isinstance(kept, _Again) else kept
+        assert isinstance(found, Tensor), "prepared before it is used"
+        return found
 
 
 @contextmanager

@@ -186,7 +186,7 @@ class StageModule(nn.Module):
                 if edges:
                     torch.autograd.backward(edges, arriving)
             self._forget(index, tape)
-            self._drop(index, tape)
+            tape.keepers.pop(index, None)
             self.sync.after_backward(index, last)
         del self._tapes[microbatch]
         return self._received_gradients(tape)
@@ -215,7 +215,7 @@ class StageModule(nn.Module):
             if work is not None:
                 with self._open(index, self._ahead(order, order.index(index))):
                     work.run()
-            self._drop(index, tape)
+            tape.keepers.pop(index, None)
             self.sync.after_backward(index, last)
 
     def _begin_backward(self, microbatch: int, gradients: Mapping[str, Tensor]) -> _Tape:
@@ -273,11 +273,6 @@ class StageModule(nn.Module):
         for later in following:
             if later in tape.keepers and self._host is not None and self._host.ahead:
                 tape.keepers[later].fetch()
-
-    def _drop(self, index: int, tape: _Tape) -> None:
-        keeper = tape.keepers.pop(index, None)
-        if keeper is not None:
-            keeper.drop()
 
     def _forget(self, index: int, tape: _Tape) -> None:
         """Frees the block's graph and the gradients that it has used."""
