@@ -131,21 +131,19 @@ def _trains(op: Op) -> bool:
 
 
 def why_whole(graph: Graph, layouts: Sequence[BlockLayout]) -> tuple[str, ...]:
-    """For each pattern that no model axis splits: what is computed whole and why."""
+    """For each pattern and model axis: what heavy work the axis does not split, and why."""
     by_pattern = {layout.pattern: layout for layout in layouts}
     return tuple(
         text
         for block in graph.distinct_blocks()
-        if (layout := by_pattern[block.pattern]).model
-        for text in _whole(graph, block, layout)
+        for axis, size in by_pattern[block.pattern].model
+        for text in _whole(graph, block, by_pattern[block.pattern], axis, size)
     )
 
 
-def _whole(graph: Graph, block: Block, layout: BlockLayout) -> Iterator[str]:
+def _whole(graph: Graph, block: Block, layout: BlockLayout, axis: str, size: int) -> Iterator[str]:
     ops = graph.block_ops(block)
-    axes = [axis for axis, _ in layout.model]
-    splits = {op.name for op in ops for a in axes if _is_split(strategy_of(op, layout, a))}
-    mesh = ", ".join(f"{axis}={size}" for axis, size in layout.model)
+    splits = {op.name for op in ops if _is_split(strategy_of(op, layout, axis))}
     heavy = max(sum(op.flops for op in ops) / 10, sum(op.flops for op in graph.ops) / 100)
     reported: set[str] = set()
     for op in sorted(ops, key=lambda op: -op.flops):
@@ -154,8 +152,8 @@ def _whole(graph: Graph, block: Block, layout: BlockLayout) -> Iterator[str]:
             reported.add(name_of(op))
             where = f"{block.pattern}: {op.module_path or op.key}"
             yield (
-                f"{mesh}: {where}: {name_of(op)} is computed whole on each rank: "
-                f"{_reason(graph, op, layout)}"
+                f"{axis}={size}: {where}: {name_of(op)} is computed whole on each rank: "
+                f"{_reason(graph, op, layout, size)}"
             )
             if not splits:
                 return
@@ -165,11 +163,11 @@ def _is_split(strategy: Strategy) -> bool:
     return any(isinstance(p, Shard) for p in (*strategy.inputs, *strategy.outputs))
 
 
-def _reason(graph: Graph, op: Op, layout: BlockLayout) -> str:
+def _reason(graph: Graph, op: Op, layout: BlockLayout, size: int) -> str:
     rule = find_rule(op, graph)
     if rule is None:
         return "it has no rule"
-    data, size = strategy_of(op, layout, "dp"), min(size for _, size in layout.model)
+    data = strategy_of(op, layout, "dp")
     names, places = (*op.inputs, *op.outputs), (*data.inputs, *data.outputs)
     taken = {
         name: {p.dim: p.outer * graph.batch_size}

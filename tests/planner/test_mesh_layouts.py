@@ -1,4 +1,4 @@
-"""Layouts on any mesh: as cheap as the frontier on one axis, legal and equal to the model on all."""
+"""Layouts on meshes: as cheap as the frontier on one axis; legal and equal to the model on all."""
 
 from collections import Counter
 from collections.abc import Sequence
