@@ -11,6 +11,7 @@ Solver: HiGHS; `benchmarks/block_solvers.py` compares it with GSCIP and CP-SAT o
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +34,10 @@ class Solver:
     kind: mathopt.SolverType = mathopt.SolverType.HIGHS
     gap: float = 1e-9
     """Relative: choices better by that may be missed."""
-    node_limit: int = 2000
+    node_limit: int | None = 2000
     """Branches, rather than seconds: equal problems have equal answers."""
+    time_limit_s: float | None = None
+    """For comparisons of solvers only."""
 
 
 @dataclass(slots=True)
@@ -109,8 +112,9 @@ def solve_program(reduced: Reduced, solver: Solver) -> tuple[dict[int, int], flo
     for link in reduced.links:
         _link(program, first, link)
     model = mathopt.Model.from_model_proto(program.proto())
+    limit = None if solver.time_limit_s is None else timedelta(seconds=solver.time_limit_s)
     params = mathopt.SolveParameters(
-        relative_gap_tolerance=solver.gap, node_limit=solver.node_limit
+        relative_gap_tolerance=solver.gap, node_limit=solver.node_limit, time_limit=limit
     )
     result = mathopt.solve(model, solver.kind, params=params)
     if not result.has_primal_feasible_solution():
