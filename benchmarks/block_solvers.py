@@ -121,9 +121,9 @@ def runs(name: str, choices: Choices, limit_s: float) -> Iterator[Row]:
 _TEXT = """# Solvers of layouts
 
 {day}, `python -m benchmarks.block_solvers --seconds {limit:.0f}`, 2-core CPU machine that others
-used as well, one run each. Costs are those of one micro-batch with one sample at the planner's usual
-prices; `gap` is to the solver's own bound. Programs of more than {largest} states went to the
-planner alone.
+used as well, one run each. Costs are those of one micro-batch with one sample at the planner's
+usual prices; `gap` is to the solver's own bound. Programs of more than {largest} states went to
+the planner alone.
 
 | problem | states | solver | seconds | cost | gap |
 |---|---|---|---|---|---|
