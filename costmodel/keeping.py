@@ -48,6 +48,8 @@ class Makers:
     """Memory of a converted value -> the conversions that lead there."""
     saver: dict[SavedKey, str] = field(default_factory=dict)
     """`Op.key` of the first that keeps it."""
+    cost_s: dict[str, float] = field(default_factory=dict)
+    """Key of a maker -> what its forward takes."""
     staying: frozenset[Storage] = frozenset()
     """What enters or leaves the block."""
 
@@ -81,8 +83,14 @@ def makers_of(
 def _note(found: Makers, op: Op, strategies: Mapping[str, Strategy]) -> None:
     walk = found.walk
     converted, saved = set(walk.converted), set(walk.saved)
-    walk.op(op, strategies)
     part = Part(op, strategies, ())
+    before = _spent(walk)
+    for i, name in enumerate(op.inputs):
+        walk.convert(name, part.where(i))
+    between = _spent(walk)
+    walk.op(op, strategies)
+    found.cost_s[operands_key(op.key)] = max(b - a for a, b in zip(before, between, strict=True))
+    found.cost_s[op.key] = max(b - a for a, b in zip(between, _spent(walk), strict=True))
     reads = tuple(walk.stored(name, part.where(i)) for i, name in enumerate(op.inputs))
     found.parts[op.key] = replace(part, reads=reads)
     for name in op.outputs:
@@ -95,6 +103,11 @@ def _note(found: Makers, op: Op, strategies: Mapping[str, Strategy]) -> None:
             found.made[storage] = operands_key(op.key)
         found.brought.setdefault(storage, []).append((name, target))
     found.saver |= dict.fromkeys(walk.saved.keys() - saved, op.key)
+
+
+def _spent(walk: Walk) -> tuple[float, float]:
+    """Seconds of the forward so far, on the device and of dispatch."""
+    return walk.clock.forward_s, walk.clock.forward_dispatch_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
