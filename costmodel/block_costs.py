@@ -45,7 +45,8 @@ class Spot:
         return prod(size for _, size in self.model)
 
 
-_Id = tuple[str, tuple[bool, ...], str, Spot]
+_Kind = tuple[str, tuple[bool, ...], str]
+_Id = tuple[_Kind, Spot]
 
 
 class BlockCosts:
@@ -64,6 +65,8 @@ class BlockCosts:
         self._kept: dict[tuple[_Id, Policy], BlockCost] = {}
         self._makers: dict[_Id, Makers] = {}
         self._keys: dict[_Id, str] = {}
+        self._apart: set[_Kind] = set()
+        """Blocks whose replicas have nothing to do with each other while they run."""
         self._layout_keys: dict[int, tuple[BlockLayout, str]] = {}
         blocks = profile.blocks.values() if profile else ()
         self._samples = sorted({(record.tp, record.samples) for record in blocks})
@@ -73,6 +76,9 @@ class BlockCosts:
         at = self._id(block, layout, spot)
         if at not in self._costs:
             walk = self.walk(block, layout, spot)
+            if spot.dp > 1 and not walk.communicates("dp"):
+                self._apart.add(at[0])
+                at = self._id(block, layout, spot)
             cost = summary(walk, block, layout)
             if self._profile and self._devices[spot.device].kind == self._profile.machine.kind:
                 self._keys[at] = self._key(walk, spot)
@@ -127,7 +133,10 @@ class BlockCosts:
     def _id(self, block: Block, layout: BlockLayout, spot: Spot) -> _Id:
         # The first block of a pattern may read the batch where the others read activations.
         trained = tuple(self._facts.graph.tensors[name].requires_grad for name in block.inputs)
-        return block.pattern, trained, self.layout_key(layout), spot
+        kind = block.pattern, trained, self.layout_key(layout)
+        if spot.dp > 1 and kind in self._apart:
+            spot = replace(spot, dp=2, dp_levels=())
+        return kind, spot
 
     def walk(self, block: Block, layout: BlockLayout, spot: Spot) -> Walk:
         """All ops and conversions of the block, priced."""

@@ -11,7 +11,7 @@ from meshwright.costmodel.dtypes import NORMS_AS_GIVEN, is_float, runtime_dtypes
 from meshwright.costmodel.local_op import LocalInput, LocalOp
 from meshwright.costmodel.op_classes import COMPUTE, classify, op_name
 from meshwright.costmodel.site import Site as Site
-from meshwright.ir.conversions import Conversion
+from meshwright.ir.conversions import Conversion, Primitive
 from meshwright.ir.device import OpClass
 from meshwright.ir.graph import DTYPE_BYTES, Graph, Kind, Op, Tensor
 from meshwright.ir.inside import Inner, Operand, inner_traffic, kept_apart, sends
@@ -94,6 +94,15 @@ class Walk:
     """All ops and conversions that were priced, in order."""
     sent: list[tuple[str, Inner]] = field(default_factory=list)
     """Axis, and messages of ops on it."""
+
+    def communicates(self, axis: str) -> bool:
+        """Whether anything has moved, or is cut or padded, on an axis."""
+        moved = (
+            {entry.conversion.forward, entry.conversion.backward} != {Primitive.IDENTITY}
+            for entry in self.trail
+            if isinstance(entry, Move) and entry.axis == axis
+        )
+        return any(moved) or any(on == axis for on, _ in self.sent)
 
     def _tensor(self, name: str) -> Tensor:
         return self.facts.graph.tensors[name]
