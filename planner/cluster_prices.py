@@ -17,7 +17,7 @@ from meshwright.costmodel.op_classes import COMPUTE, classify
 from meshwright.costmodel.site import Site
 from meshwright.costmodel.tables import CostTables
 from meshwright.ir.conversions import Primitive
-from meshwright.ir.device import OpClass
+from meshwright.ir.device import DeviceType, OpClass
 from meshwright.ir.graph import DTYPE_BYTES, Kind, Op
 from meshwright.ir.layout import Axis
 from meshwright.ir.plan import ModelMesh
@@ -55,7 +55,7 @@ class OpTimes:
     """Seconds of ops by the cost model, each shape once."""
 
     tables: CostTables
-    site: Site
+    device: DeviceType
     known: dict[object, float] = field(default_factory=dict)
 
     def __call__(
@@ -63,7 +63,7 @@ class OpTimes:
     ) -> float:
         local = self._local(op, inputs, outputs, share)
         if local not in self.known:
-            time = op_time(local, self.site.device)
+            time = op_time(local, self.device)
             dispatch_s = time.forward_dispatch_s + time.input_dispatch_s + time.weight_dispatch_s
             self.known[local] = max(time.total_s, dispatch_s)
         return self.known[local]
@@ -103,15 +103,15 @@ class OpTimes:
 
 
 def cluster_regime(
-    tables: CostTables, optimizer: str, model: ModelMesh, samples: int, memory: float
+    timer: OpTimes, optimizer: str, model: ModelMesh, samples: int, memory: float
 ) -> Regime:
     """The prices of a mesh for so many samples on a rank, with a weight of memory."""
-    site = _site(tables, model, samples)
+    tables = timer.tables
+    site = _site(tables, model)
     size = prod(n for _, n in model)
     dp = max(1, tables.cluster.num_devices // size)
     count = max(1, tables.graph.batch_size // (dp * samples))
-    timer = OpTimes(tables, site)
-    computing_s = sum(_whole_s(tables, timer, op, samples) for op in tables.graph.ops) / size
+    computing_s = sum(_whole_s(timer, op, samples) for op in tables.graph.ops) / size
     per_byte = memory * computing_s / site.device.usable_bytes
     state = 2 + OPTIMIZER_COPIES[optimizer]
     update_s = optimizer_traffic(10**9, optimizer, zero=0, dp_shard=1) / 1e9
@@ -129,7 +129,7 @@ def cluster_regime(
     )
 
 
-def _site(tables: CostTables, model: ModelMesh, samples: int) -> Site:
+def _site(tables: CostTables, model: ModelMesh) -> Site:
     replica = tuple(range(prod(size for _, size in model)))
     levels = tables.model_levels(replica, model)
     names = [axis for axis, _ in model]
@@ -141,9 +141,9 @@ def _site(tables: CostTables, model: ModelMesh, samples: int) -> Site:
     )
 
 
-def _whole_s(tables: CostTables, timer: OpTimes, op: Op, samples: int) -> float:
+def _whole_s(timer: OpTimes, op: Op, samples: int) -> float:
     """An op on one rank, for so many samples."""
-    tensors, batch = tables.graph.tensors, tables.graph.batch_size
+    tensors, batch = timer.tables.graph.tensors, timer.tables.graph.batch_size
 
     def shape(name: str) -> Shape:
         found = tensors[name].shape if name else ()

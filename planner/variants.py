@@ -1,15 +1,16 @@
 """Different ways to lay out a model on a mesh: by prices, borders and weight of memory."""
 
-from collections.abc import Iterator
+import difflib
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 
 from meshwright.costmodel.tables import CostTables
+from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Graph
 from meshwright.ir.plan import BlockLayout, ModelMesh
 from meshwright.planner.choose import Effort, choose
-from meshwright.planner.cluster_prices import cluster_regime
+from meshwright.planner.cluster_prices import OpTimes, cluster_regime
 from meshwright.planner.data_layout import DataLayout
 from meshwright.planner.layouts import Solved, layouts_of
 from meshwright.planner.mesh_problem import MeshProblem, mesh_problem
@@ -36,6 +37,18 @@ class Found:
     bound_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Recipe:
+    """What a variant is made for."""
+
+    prices: AlphaBeta | None
+    """None: those of the cluster."""
+    samples: int = 1
+    memory: float = 0.0
+    split: bool = True
+    """Whether values between blocks may be split."""
+
+
 @dataclass(frozen=True)
 class MeshVariants:
     """The variants of one mesh, each solved when asked for."""
@@ -52,7 +65,7 @@ class MeshVariants:
     def names(self) -> tuple[str, ...]:
         """The usual one, whose name is empty, first; without those that equal one before."""
         kept: dict[str, tuple[BlockLayout, ...]] = {}
-        for name, _, _ in self._recipes():
+        for name in self._recipes:
             content = tuple(replace(x, name="") for x in self.found(name).layouts)
             if content not in kept.values():
                 kept[name] = content
@@ -66,31 +79,47 @@ class MeshVariants:
     def _solve(self, name: str) -> Found:
         if not self.model:
             return Found(layouts_of(self.graph, self.data, (), None), 0.0, 0.0)
-        regime, split = next((r, s) for n, r, s in self._recipes() if n == name)
-        problem = self._split if split else self._whole
+        recipe = self._recipes.get(name)
+        if recipe is None:
+            near = difflib.get_close_matches(name, self._recipes, 1, 0.0)[0]
+            raise PlanError(
+                f"variant {name!r} of layouts is none of {', '.join(map(repr, self._recipes))}; "
+                f"nearest is {near!r}"
+            )
+        problem = self._split if recipe.split else self._whole
         effort = Effort(gap=CLOSE if len(self.model) > 1 else 0.0)
-        chosen = choose(problem.choices(regime), effort)
+        chosen = choose(problem.choices(self._regime(recipe)), effort)
         layouts = layouts_of(self.graph, self.data, self.model, Solved(problem, chosen), name)
         return Found(layouts, chosen.cost / 1e12, chosen.bound / 1e12)
 
-    def _recipes(self) -> Iterator[tuple[str, Regime, bool]]:
-        """Name, prices, whether borders may be split."""
-        usually_split = any(axis != "tp" for axis, _ in self.model)
-        other = "whole" if usually_split else "split"
-        yield "", usual(self.model), usually_split
+    @cached_property
+    def _recipes(self) -> dict[str, _Recipe]:
+        """Per name."""
+        # A single tensor axis is usual with whole borders; the others are for split values.
+        usual_one = _Recipe(AlphaBeta(), split=any(axis != "tp" for axis, _ in self.model))
         if not self.model:
-            return
-        yield other, usual(self.model), not usually_split
-        yield "halves", usual(self.model, AlphaBeta(half_reduce=1.0)), True
+            return {"": usual_one}
         most = self._most_samples()
-        yield "fast", self._regime(1, 0.0), True
-        if most > 1:
-            yield f"fast{most}", self._regime(most, 0.0), True
-        yield "lean", self._regime(most, LEAN), True
-        yield "plain", self._regime(most, 0.0), False
+        found = {
+            "": usual_one,
+            "halves": _Recipe(AlphaBeta(half_reduce=1.0)),
+            "fast": _Recipe(None, samples=1),
+            f"fast{most}": _Recipe(None, samples=most),
+            "lean": _Recipe(None, samples=most, memory=LEAN),
+            "plain": _Recipe(None, samples=most, split=False),
+        }
+        return {name: recipe for name, recipe in found.items() if name != "fast1"}
 
-    def _regime(self, samples: int, memory: float) -> Regime:
-        return cluster_regime(self.tables, self.optimizer, self.model, samples, memory)
+    def _regime(self, recipe: _Recipe) -> Regime:
+        if recipe.prices is not None:
+            return usual(self.model, recipe.prices)
+        return cluster_regime(
+            self._times, self.optimizer, self.model, recipe.samples, recipe.memory
+        )
+
+    @cached_property
+    def _times(self) -> OpTimes:
+        return OpTimes(self.tables, self.tables.cluster.device(0))
 
     def _most_samples(self) -> int:
         """On a rank when the whole batch is one micro-batch."""
