@@ -5,8 +5,10 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import prod
 
+from meshwright.costmodel.tables import Mode
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Block, Graph
+from meshwright.ir.keeping import Keeping
 from meshwright.ir.layout import balanced
 from meshwright.ir.plan import (
     ClusterId,
@@ -24,6 +26,7 @@ from meshwright.planner.constraints import pinned
 from meshwright.planner.notes import notes_of
 from meshwright.planner.predict import predict_plan
 from meshwright.planner.problem import Problem
+from meshwright.planner.saved_modes import pinned_policy
 from meshwright.planner.schedule_tools import make_schedule, stages_per_rank
 
 
@@ -141,12 +144,37 @@ def _stage(problem: Problem, choice: Choice, stage: StageChoice) -> Stage:
         zero=stage.zero,  # type: ignore[arg-type]
         prefetch=(stage.prefetch or _asked_prefetch(problem)) if stage.zero == 3 else 0,
         recompute=dict.fromkeys(stage.recompute, "full"),
+        saved=_saved(problem, stage, blocks),
         layouts={
             layout.pattern: layout.name
             for layout in problem.layouts(stage.model, stage.variant)
             if layout.pattern in used
         },
     )
+
+
+def modes_of(problem: Problem, stage: StageChoice) -> tuple[Mode, ...]:
+    """Per block, how it keeps what its backward needs."""
+    blocks = problem.graph.blocks[stage.start : stage.stop]
+    saved = _saved(problem, stage, blocks)
+    return tuple(
+        tuple(sorted(saved[b.pattern].items())) if b.pattern in saved
+        else not {b.name, b.pattern}.isdisjoint(stage.recompute)
+        for b in blocks
+    )  # fmt: skip
+
+
+def _saved(
+    problem: Problem, stage: StageChoice, blocks: Sequence[Block]
+) -> dict[str, dict[str, Keeping]]:
+    """Policies of layers that are asked for; none where some of the blocks are recomputed."""
+    again = {b.pattern for b in blocks if not {b.name, b.pattern}.isdisjoint(stage.recompute)}
+    policies = {
+        pattern: dict(pinned_policy(problem, pattern))
+        for pattern in recomputable(problem.graph, blocks)
+        if pattern not in again
+    }
+    return {pattern: policy for pattern, policy in policies.items() if policy}
 
 
 def _asked_prefetch(problem: Problem) -> int:

@@ -37,9 +37,12 @@ from meshwright.planner.decisions import (
 from meshwright.planner.schedule_tools import SCHEDULES
 
 RECOMPUTE = ("none", "full")
+SAVED = ("none", "selective", "offload")
+"""What becomes of the values of layers that the backward needs (`planner.saved_modes`)."""
 EXAMPLES = (
     "tp=2, tp<=4, pp in 1,2,4, schedule=gpipe, stage 0 mesh dp_shard=2,tp=2, stage 0 devices 0-3, "
-    "block h.3 on stage 1, block h.* recompute=full, place h.*.attn tp=R, memory<=60GB, step<=1.2s"
+    "block h.3 on stage 1, block h.* recompute=full, saved=offload, place h.*.attn tp=R, "
+    "memory<=60GB, step<=1.2s"
 )
 _LEAST = {"zero": 0, "prefetch": 0}
 _SCOPE = re.compile(r"(?:stage\s+(?P<stage>\d+)|block\s+(?P<block>\S+))\s+(?P<rest>.+)")
@@ -116,6 +119,9 @@ def _pin(text: str, scope: Scope, name: str, relation: str, value: str) -> Pin:
         )
     if relation in ("<=", ">=") and name in WORDS:
         raise PlanError(f"constraint {text}: a word has no order; write {name}={value}")
+    if name == "saved" and relation == "in":
+        nearest = near(value.split(",")[0].strip(), SAVED)
+        raise PlanError(f"constraint {text}: saved is pinned to one word; write saved={nearest}")
     parts = value.split(",") if relation == "in" else [value]
     values = tuple(_value(text, name, part.strip()) for part in parts)
     if relation == "in":
@@ -132,7 +138,7 @@ def _value(text: str, name: str, value: str) -> Value:
             legal = "0, 1, 2 or 3" if name == "zero" else f"a whole number from {least}"
             raise PlanError(f"constraint {text}: {name} must be {legal}")
         return int(value)
-    words = {"schedule": SCHEDULES, "recompute": RECOMPUTE}.get(name, ())
+    words = {"schedule": SCHEDULES, "recompute": RECOMPUTE, "saved": SAVED}.get(name, ())
     if words and value not in words:
         raise PlanError(f"constraint {text}: nearest legal value is {near(value, words)!r}")
     return value

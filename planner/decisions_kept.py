@@ -21,6 +21,7 @@ from meshwright.planner.decisions import (
     Value,
 )
 from meshwright.planner.placement_rules import lies, parameter_names
+from meshwright.planner.saved_names import saved_name
 
 
 def broken(constraints: Iterable[Constraint], plan: Plan, graph: Graph) -> tuple[Constraint, ...]:
@@ -84,6 +85,8 @@ def _pin_holds(pin: Pin, plan: Plan, graph: Graph) -> bool:
             return pin.admits(plan.num_microbatches)
         case "schedule":
             return pin.admits(plan.schedule.name)
+        case "saved":
+            return pin.admits(saved_name(plan))
     found = _covered(pin.scope, plan, graph)
     return bool(found) and all(_admits(pin, stage, blocks) for stage, blocks in found)
 

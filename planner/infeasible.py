@@ -9,6 +9,7 @@ from meshwright.ir.plan import Plan
 from meshwright.ir.show import size
 from meshwright.planner.constraints import Constraint, MemoryCap, OnStage, Pin, StepCap
 from meshwright.planner.problem import Problem
+from meshwright.planner.saved_names import saved_name
 from meshwright.planner.why import name_of
 
 
@@ -95,6 +96,7 @@ def _value_of(problem: Problem, item: Constraint, plan: Plan) -> str:
         "num_microbatches": plan.num_microbatches,
         "schedule": plan.schedule.name,
         "recompute": "full" if any(s.recompute for s in plan.stages) else "none",
+        "saved": saved_name(plan),
     }
     if item.name in values:
         return f"{item.name}={values[item.name]}"

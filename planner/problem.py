@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
+from meshwright.costmodel.keeping import Policy
 from meshwright.costmodel.memory import check_optimizer
 from meshwright.costmodel.tables import CostTables
 from meshwright.ir.cluster import Cluster
@@ -50,6 +51,11 @@ class Problem:
     explained: dict[tuple[ModelMesh, str], tuple[str, ...]] = field(
         compare=False, repr=False, default_factory=dict
     )
+
+    policies: dict[tuple[object, str], Policy] = field(
+        compare=False, repr=False, default_factory=dict
+    )
+    """What `planner.saved_modes` keeps."""
 
     @property
     def batch(self) -> int:

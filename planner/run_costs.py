@@ -18,6 +18,7 @@ from meshwright.ir.plan import BlockLayout, ModelMesh
 from meshwright.planner.candidates import recomputable
 from meshwright.planner.problem import Problem
 from meshwright.planner.run_classes import kind_of_block, run_classes
+from meshwright.planner.saved_modes import pinned_policy
 from meshwright.planner.spans import Matrix, highest, sums, sums_of_named
 
 
@@ -95,10 +96,20 @@ class RunCosts:
         if at not in self._costs:
             layouts = self.layouts(at.spot.model, at.variant)
             self._costs[at] = tuple(
-                self.problem.tables.block(block, layouts[block.pattern], at.spot)
-                for block in self.blocks
+                self._block_cost(block, layouts[block.pattern], at.spot) for block in self.blocks
             )
         return self._costs[at]
+
+    def _block_cost(self, block: Block, layout: BlockLayout, spot: Spot) -> BlockCost:
+        policy = pinned_policy(self.problem, block.pattern) if self._asks(block) else ()
+        if not policy:
+            return self.problem.tables.block(block, layout, spot)
+        cost = self.problem.tables.block(block, layout, spot, policy)
+        return replace(cost, workspace_bytes=cost.workspace_bytes + cost.remade_bytes)
+
+    def _asks(self, block: Block) -> bool:
+        """Whether `saved=` is for it."""
+        return block.pattern in self._again
 
     def canonical(self, at: At) -> At:
         """The same without replicas, where blocks do not communicate with them."""

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from meshwright.costmodel.keeping import Policy
 from meshwright.costmodel.tables import Spot
+from meshwright.planner.constraints import pinned
 from meshwright.planner.problem import Problem
 from meshwright.planner.saved_choice import SavedChoice
 
@@ -28,6 +29,18 @@ def saved_modes(problem: Problem, pattern: str) -> tuple[SavedMode, ...]:
     if keys:
         found.append(SavedMode("selective", tuple((key, "recompute") for key in sorted(keys))))
     return (*found, SavedMode("offload", (("*", "offload"),)))
+
+
+def pinned_policy(problem: Problem, pattern: str) -> Policy:
+    """What `saved=` asks of the blocks of a pattern; empty if nothing."""
+    name = pinned(problem.constraints, "saved")
+    if name in (None, "none"):
+        return ()
+    key = (name, pattern)
+    if key not in problem.policies:
+        found = (mode.policy for mode in saved_modes(problem, pattern) if mode.name == name)
+        problem.policies[key] = next(found, ())
+    return problem.policies[key]
 
 
 def _choice(problem: Problem, pattern: str) -> tuple[str, ...]:

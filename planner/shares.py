@@ -7,7 +7,7 @@ import numpy as np
 from meshwright.costmodel.memory import training_state
 from meshwright.costmodel.tables import Spot, StageCost
 from meshwright.planner.balance import Replica, exact_shares
-from meshwright.planner.candidates import StageChoice
+from meshwright.planner.candidates import StageChoice, modes_of
 from meshwright.planner.problem import Problem
 
 _EACH, _POINTS = 8, 12
@@ -56,11 +56,10 @@ def _cost(problem: Problem, stage: StageChoice, device: str, samples: int) -> St
     tables, size = problem.tables, len(stage.devices) // stage.dp
     blocks = problem.graph.blocks[stage.start : stage.stop]
     layouts = {x.pattern: x for x in problem.layouts(stage.model, stage.variant)}
-    again = [not {b.pattern, b.name}.isdisjoint(stage.recompute) for b in blocks]
     levels = tables.model_levels(stage.devices[:size], stage.model)
     dp_levels = tables.levels(stage.devices[::size])
     spot = Spot(samples, stage.dp, stage.model, device, dp_levels, levels)
-    return tables.stage(blocks, layouts, again, spot)
+    return tables.stage(blocks, layouts, modes_of(problem, stage), spot)
 
 
 def _table(

@@ -145,7 +145,10 @@ def _may_turn(problem: Problem, dp: int, model: ModelMesh) -> bool:
 
 
 def recompute_modes(problem: Problem) -> tuple[bool, ...]:
-    """Whether a stage may keep, or recompute, its activations."""
+    """Whether a stage may keep, or recompute, its activations; not where single values are made
+    again or moved."""
+    if pinned(problem.constraints, "saved") not in (None, "none"):
+        return (False,)
     names = allowed(problem.constraints, "recompute", ("none", "full"))
     return tuple(name == "full" for name in names)
 

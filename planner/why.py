@@ -2,6 +2,7 @@
 
 from meshwright.ir.plan import Alternative, Plan
 from meshwright.ir.show import seconds, size
+from meshwright.planner.saved_names import saved_name
 
 
 def kind_of(plan: Plan) -> str:
@@ -37,7 +38,7 @@ def _sizes(sizes: list[int]) -> str:
 
 
 def name_of(plan: Plan) -> str:
-    """The sizes with micro-batches, schedule and recompute."""
+    """The sizes with micro-batches, schedule, and what is not kept."""
     parts = [meshes_of(plan)]
     if plan.num_microbatches > 1:
         parts.append(f"x{plan.num_microbatches}")
@@ -45,6 +46,8 @@ def name_of(plan: Plan) -> str:
         parts.append(plan.schedule.name)
     if any("full" in stage.recompute.values() for stage in plan.stages):
         parts.append("recompute")
+    if (saved := saved_name(plan)) != "none":
+        parts.append(saved)
     return " ".join(parts)
 
 

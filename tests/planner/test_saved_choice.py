@@ -8,10 +8,15 @@ import pytest
 from meshwright.costmodel.keeping import Makers, effect
 from meshwright.costmodel.tables import Spot
 from meshwright.ir.cluster import Cluster
+from meshwright.ir.errors import Infeasible
 from meshwright.ir.trace import trace
+from meshwright.ir.verify import check
+from meshwright.planner.constraints import broken
 from meshwright.planner.problem import Problem, make_problem
 from meshwright.planner.saved_choice import SavedChoice
 from meshwright.planner.saved_modes import CHEAP, SavedMode, saved_modes
+from meshwright.planner.saved_names import saved_name
+from meshwright.planner.search import search_problem
 from tests.forms import case
 from tests.models import CASES
 
@@ -92,3 +97,30 @@ def test_selective_is_what_is_cheap() -> None:
     plain, cheap = (at.tables.block(block, layout, spot, m) for m in (False, selective.policy))
     assert 0 < cheap.again_s <= CHEAP * plain.forward_s
     assert plain.saved_bytes - cheap.saved_bytes == 16 * 512 * 4 * 1024 * 4
+
+
+@pytest.mark.parametrize("word", ["selective", "offload"])
+@pytest.mark.parametrize("searcher", ["ilp", "exhaustive"])
+def test_pinned_modes_are_searched_and_kept(word: str, searcher: str) -> None:
+    cluster = Cluster.preset("a100-40", num_nodes=1, devices_per_node=2)
+    graph = problem("gpt2").graph
+    at = make_problem(
+        graph, cluster, precision="fp64", optimizer="adam",
+        constraints=(f"saved={word}", "tp=1"),
+    )  # fmt: skip
+    plan = search_problem(at, searcher)
+    check(plan, graph, cluster)
+    assert saved_name(plan) == word and not broken(at.constraints, plan, graph)
+    assert not any("full" in stage.recompute.values() for stage in plan.stages)
+    assert plan.evidence and plan.predicted and plan.evidence.bound_s <= plan.predicted.step_s
+    for stage in plan.stages:
+        assert set(stage.saved) <= {"transformer.h.*"}
+
+
+def test_pins_that_contradict_each_other_are_named() -> None:
+    at = make_problem(
+        problem("gpt2").graph, DEVICE, precision="fp64", optimizer="adam",
+        constraints=("saved=offload", "recompute=full"),
+    )  # fmt: skip
+    with pytest.raises(Infeasible, match="recompute=full"):
+        search_problem(at)
