@@ -3,7 +3,9 @@
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
+from itertools import product
 
+import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -19,6 +21,7 @@ from meshwright.ir.step import flatten_batch
 from meshwright.ir.trace import trace
 from meshwright.planner.axis_layout import lay_out, stored_choices
 from meshwright.planner.axis_space import Spreader
+from meshwright.planner.choices import Choices, Link, Reader, cost_of
 from meshwright.planner.choose import choose
 from meshwright.planner.data_layout import DataLayout, results, solve_data
 from meshwright.planner.factors import AxisKind
@@ -32,6 +35,7 @@ from meshwright.planner.problem import Problem, make_problem
 from meshwright.planner.regime import usual
 from meshwright.planner.segments import prelude_block
 from meshwright.planner.variants import MeshVariants
+from tests import forms
 from tests.codegen.equality import plan_of, run_plan
 from tests.codegen.test_models import traced, wanted
 
@@ -187,3 +191,36 @@ def test_layouts_depend_on_the_cluster() -> None:
 def test_unknown_variants_are_refused() -> None:
     with pytest.raises(PlanError, match="nearest is 'fast'"):
         variants("llama", "tp").found("fst")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_layer_on_two_axes_equals_brute_force(seed: int) -> None:
+    """Two or three states of each node, drawn from those of the real problem."""
+    case = forms.case(batch=2, tokens=8, width=8, layers=1, bias=False)
+    graph = trace(case.model(), case.example(), case.loss_fn)
+    mesh = MESHES["2d"]
+    space = mesh_space(graph, solve_data(graph), mesh)
+    problem = mesh_problem(graph, space, Moves((2, 2)), split_borders=True)
+    choices = problem.choices(usual(mesh, AlphaBeta(half_reduce=1.0)))
+    random = np.random.default_rng(seed)
+    kept = [
+        np.sort(random.choice(len(costs), min(len(costs), 2 + (n % 3 == 0)), replace=False))
+        for n, costs in enumerate(choices.costs)
+    ]
+    small = Choices(
+        tuple(costs[alive] for costs, alive in zip(choices.costs, kept, strict=True)),
+        tuple(
+            Link(
+                link.source,
+                link.made[kept[link.source]],
+                tuple(Reader(r.node, r.wants[kept[r.node]]) for r in link.readers),
+                link.price,
+            )
+            for link in choices.links
+        ),
+    )
+    every = product(*(range(len(costs)) for costs in small.costs))
+    best = min(cost_of(small, states) for states in every)
+    found = choose(small)
+    assert found.cost == best
+    assert best - 1 <= found.bound <= best
