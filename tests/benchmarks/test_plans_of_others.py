@@ -128,3 +128,10 @@ def test_volumes_are_the_published_ones() -> None:
         found = tensor_volume.by_hand(graph, name)
         counted = found.again if name in tensor_volume.MOVES_AGAIN else found.kept
         assert counted / 1e6 == pytest.approx(published, rel=2e-3), name
+
+
+def test_the_planner_sends_no_more_than_the_best_form() -> None:
+    graph = tensor_volume.traced(6144, 3072)
+    _, mesh, ours = tensor_volume.chosen(graph)
+    best = min(tensor_volume.by_hand(graph, name).kept for name in tensor_volume.SIZES)
+    assert ours.kept <= best, mesh
