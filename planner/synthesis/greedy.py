@@ -147,7 +147,20 @@ class _Greedy:
         rank = self.task.placement[stage]
         saved = self.task.stages[stage].saved_bytes
         left = self._owed(rank, stage if self._oldest(rank) == self.count[F][stage] else -1)
-        return self.held[rank] + saved + left <= self.task.capacity[rank]
+        room = self.task.capacity[rank] - self.held[rank] - saved - left
+        return room >= 0 and self._lets_on(rank, stage)
+
+    def _lets_on(self, rank: int, stage: int) -> bool:
+        """Whether after a forward of the stage the first micro-batch that the rank has not taken
+        through all its stages finds memory, once those before it are gone."""
+        begun = {s: self.count[F][s] + (s == stage) for s in self.task.held[rank]}
+        first = min(begun.values())
+        if first == self.task.num_microbatches:
+            return True
+        held = sum(
+            self.task.stages[s].saved_bytes * max(1, count - first) for s, count in begun.items()
+        )
+        return held <= self.task.capacity[rank]
 
     def _oldest(self, rank: int) -> int:
         """The first micro-batch that the rank is not done with."""

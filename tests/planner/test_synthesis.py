@@ -12,6 +12,7 @@ from meshwright.ir.schedule import Schedule, check_schedule, parse_schedule
 from meshwright.planner.schedule_tools import make_schedule
 from meshwright.planner.synthesis.bound import bound_s
 from meshwright.planner.synthesis.choose import files
+from meshwright.planner.synthesis.greedy import RULES, list_schedule
 from meshwright.planner.synthesis.repeat import extended
 from meshwright.planner.synthesis.solve import Synthesis, synthesise
 from meshwright.planner.synthesis.task import (
@@ -207,3 +208,17 @@ def test_files_are_those_of_the_placement() -> None:
     asked = task([(1, 1, 1)] * 4, 4, placement=(0, 1, 1, 0))
     assert [one.name for one in files(asked)] == ["zbv"]
     assert list(files(asked)) == [make_schedule("zbv", 4, 4, 2)]
+
+
+@pytest.mark.parametrize("room", range(240, 300, 6))
+def test_no_micro_batch_takes_the_memory_of_an_older_one(room: int) -> None:
+    """Stages differ in bytes: what one frees is not what the next one needs."""
+    sizes = (27, 31, 27, 27, 27, 31, 31, 23)
+    stages = tuple(replace(stage(1, 1, 1), saved_bytes=size) for size in sizes)
+    asked = Task(
+        stages=stages, placement=(0, 1) * 4, num_microbatches=4,
+        halved_bytes=(22, 26, 22, 22, 22, 26, 26, 15), capacity_bytes=(float(room), 330.0),
+    )  # fmt: skip
+    for rules in RULES:
+        _, rows = list_schedule(asked, rules)
+        assert excess_bytes(asked, to_schedule("listed", rows)) == 0
