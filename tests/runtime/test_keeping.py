@@ -21,13 +21,16 @@ from meshwright.ir.torch_private import watching
 from meshwright.ir.trace import trace
 from meshwright.ir.verify import check
 from meshwright.planner.candidates import build_plan, uniform_choice
+from meshwright.planner.layouts import solve_layouts
 from meshwright.planner.problem import make_problem
+from meshwright.planner.regime import usual
 from meshwright.runtime.export import full_state
 from meshwright.runtime.host import HostMemory
 from meshwright.runtime.job import compile as compile_job
 from meshwright.runtime.keeping import Keeper, Script
 from meshwright.runtime.tensors import TensorTracker
 from tests import test_dropout, test_model_axes
+from tests.codegen.test_inside_models import QUICK
 from tests.codegen.test_models import split_all
 from tests.equality import check_equal
 from tests.models import CASES
@@ -70,7 +73,7 @@ RUNS = {
     "halves": Case("gpt2", MIXED, 2,
                    {"pp": 2, "num_microbatches": 4, "schedule": "zero_bubble"}),
     "uneven": Case("gpt2", MIXED, 3, {"tp": 3}),
-    "experts": Case("mixtral", {"*": "recompute"}, 2, {"tp": 2}),
+    "rings_and_experts": Case("mixtral", {"*": "recompute"}, 4, {"model": (("cp", 2), ("ep", 2))}),
 }  # fmt: skip
 
 
@@ -87,6 +90,8 @@ def test_training_stays_the_same(name: str) -> None:
     problem = make_problem(graph, Cluster.local(run.world), precision="fp64", optimizer="adam")
     if tp := run.choice.get("tp"):
         problem.solved[model_mesh({"tp": tp}), ""] = split_all(graph, tp)
+    if axes := run.choice.get("model"):
+        problem.solved[axes, ""] = solve_layouts(graph, axes, usual(axes, QUICK))
     plan = build_plan(problem, uniform_choice(problem, **run.choice), predict=False)
     plan = with_saved(plan, graph, run.policy)
     difference = check_equal(CASES[run.model], plan, graph, steps=3)
