@@ -23,6 +23,7 @@ from meshwright.planner.leaf_bound import LeafBound
 from meshwright.planner.obey import obey
 from meshwright.planner.objectives import rating
 from meshwright.planner.offers import TIE, Offer
+from meshwright.planner.plain import plain_choices
 from meshwright.planner.predict import excess_bytes
 from meshwright.planner.problem import Problem
 from meshwright.planner.refine import neighbours, other_schedules
@@ -31,6 +32,8 @@ from meshwright.planner.run_costs import RunCosts
 
 SURE = 1.002
 """Bounds must exceed the best step by so much: simulated steps are rounded, and exact to 0.1 %."""
+PLAIN, PLAYED = 64, 40_000
+"""Plain choices that are simulated, and schedule actions in all of them."""
 JUDGED, CLOSE, WORSE = 32, 1.1, 1.2
 """Finalists that are simulated: so many, and those within this factor of the best step. Pipelines
 whose busiest stage alone takes longer than the other factor are not put together."""
@@ -83,6 +86,7 @@ class _Search:
             self.bounds = finite
         if self.timed:
             yield from self._fastest()
+            yield from self._plain()
         if np.isinf(self.state.best_s) or not self.timed:
             yield from self._smallest()
         yield from self._polish_best()
@@ -105,6 +109,20 @@ class _Search:
                 again.add(frame)
                 for more in self._within(frame, 1.02 * excess):
                     heappush(queue, (more.value, -1 - number, more.choice))
+
+    def _plain(self) -> Iterator[Offer]:
+        """Simulates plain choices that may be better, the most promising first."""
+        found = [
+            (self.leaf.seconds(choice), number, choice)
+            for number, (frame, bound) in enumerate(self.bounds)
+            if bound.seconds <= self.state.limit()
+            for choice in plain_choices(self.runs, frame)
+        ]
+        left = PLAYED
+        for least, _, choice in sorted(found, key=lambda item: item[:2])[:PLAIN]:
+            left -= 2 * choice.num_ranks * choice.num_microbatches
+            if least < self.state.limit() and left > 0:
+                yield from self._offer(choice)
 
     def _excess(self, choice: Choice) -> float:
         """Memory that is missing however much is recomputed, as simulated last."""
