@@ -23,7 +23,7 @@ def slowest(replicas: Sequence[Replica], shares: Sequence[int]) -> float:
     return max(r.seconds[n - 1] for r, n in zip(replicas, shares, strict=True))
 
 
-def by_solver(samples: int, replicas: Sequence[Replica]) -> float | None:
+def by_solver(samples: int, replicas: Sequence[Replica]) -> int | None:
     """The least time of the slowest replica, by CP-SAT; seconds are whole numbers here."""
     model = cp_model.CpModel()
     latest = model.new_int_var(0, 10**6, "latest")
@@ -41,7 +41,8 @@ def by_solver(samples: int, replicas: Sequence[Replica]) -> float | None:
     model.minimize(latest)
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
-    return solver.objective_value if solver.solve(model) == cp_model.OPTIMAL else None
+    # All times are whole numbers; the solver says them as floats.
+    return round(solver.objective_value) if solver.solve(model) == cp_model.OPTIMAL else None
 
 
 @st.composite
