@@ -37,11 +37,11 @@ class Row:
         return ours == theirs or abs(ours / theirs - 1) <= 1e-9
 
 
-def compared(instance: Tiny) -> Row:
-    """Both searchers on one instance."""
+def compared(instance: Tiny, most: int = CHOICES) -> Row:
+    """Both searchers on one instance, with pins until it has no more than so many choices."""
     steps, simulated, exhausted = [], [], True
     for name in ("exhaustive", "ilp"):
-        problem = instance.problem(CHOICES)
+        problem = instance.problem(most)
         found = run(problem, find_searcher(name)(problem))
         exhausted = found.exhausted
         best = simplest(problem, found) if found.best else None

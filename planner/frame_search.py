@@ -68,6 +68,15 @@ class FrameSearch:
         ]
         return sorted(found, key=lambda item: item.value)
 
+    def of_meshes(self, frame: Frame, found: Sequence[Mesh]) -> list[Finalist]:
+        """The choice of least estimated load with these meshes alone."""
+        asked = self._pipeline(frame, Bound(0.0, tuple((0.0, mesh) for mesh in found)))
+        least = solve(asked, load, join=np.maximum) if asked else None
+        if asked is None or least is None:
+            return []
+        value = self._step_s(asked, least[1], frame)
+        return [Finalist(value, choice) for choice in self._choices(least[1], frame)]
+
     def smallest(self, frame: Frame, bound: Bound) -> list[Finalist]:
         """The choice that needs least memory."""
         asked = self._pipeline(frame, bound, everything=True)

@@ -1,15 +1,14 @@
 """Model meshes that are tried: tensor parallelism in one to three axes, context, experts."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import zip_longest
 from math import prod
 
 from meshwright.ir.graph import Graph, Kind
 from meshwright.ir.plan import ModelMesh, model_mesh
-from meshwright.planner.constraints import asked_meshes, model_allowed
+from meshwright.planner.constraints import allowed
 from meshwright.planner.problem import Problem
 
-LAID_OUT: frozenset[str] = frozenset()
-"""Model axes besides `tp` that there are layouts for."""
 NODES = 2
 """Model axes in several factors may reach over so many nodes."""
 
@@ -25,32 +24,32 @@ def widest_node(problem: Problem) -> int:
 def tensor_sizes(problem: Problem) -> tuple[int, ...]:
     """Sizes of one tensor axis: within a node, and even parts of it where nodes are large."""
     widest = widest_node(problem)
-    return tuple(range(1, widest + 1)) if widest <= 4 else divisors(widest)
+    sizes = tuple(range(1, widest + 1)) if widest <= 4 else divisors(widest)
+    return allowed(problem.constraints, "tp", sizes)
 
 
-def model_meshes(problem: Problem) -> tuple[ModelMesh, ...]:
-    """Model meshes that are tried: pins kept, and only those that there are layouts for."""
-    found = dict.fromkeys([*_forms(problem), *asked_meshes(problem.constraints)])
-    return tuple(
-        mesh
-        for mesh in found
-        if prod(n for _, n in mesh) <= problem.cluster.num_devices
-        and model_allowed(problem.constraints, mesh)
-        and problem.variants(mesh)
-    )
-
-
-def _forms(problem: Problem) -> Iterator[ModelMesh]:
-    sizes = tensor_sizes(problem)
-    yield from (model_mesh({"tp": tp}) for tp in sizes)
+def forms(problem: Problem) -> tuple[ModelMesh, ...]:
+    """All of them, single tensor axes first, then small ones of each kind in turn."""
+    graph, sizes = problem.graph, tensor_sizes(problem)
     most = min(NODES * widest_node(problem), problem.cluster.num_devices)
-    if "cp" in LAID_OUT and has_attention(problem.graph):
-        yield from _beside_tensor("cp", _powers(most), sizes, most)
-    if "ep" in LAID_OUT:
-        experts = num_experts(problem.graph)
-        yield from _beside_tensor("ep", _powers(min(most, experts)), sizes, most)
-    if "tp_row" in LAID_OUT:
-        yield from _factored(most)
+    context = _powers(most) if has_attention(graph) else ()
+    experts = _powers(min(most, num_experts(graph)))
+    wide = tuple(tp for tp in sizes if tp > 1)
+    kinds: list[Iterable[ModelMesh]] = [
+        _beside_tensor("ep", experts, (1,), most),
+        _beside_tensor("cp", context, (1,), most),
+        _in_two(most),
+        _beside_tensor("ep", experts, wide, most),
+        _beside_tensor("cp", context, wide, most),
+        _in_three(most),
+    ]
+    in_turn = zip_longest(*(sorted(kind, key=_ranks) for kind in kinds))
+    others = [mesh for turn in in_turn for mesh in turn if mesh is not None]
+    return (*(model_mesh({"tp": tp}) for tp in sizes), *others)
+
+
+def _ranks(mesh: ModelMesh) -> int:
+    return prod(size for _, size in mesh)
 
 
 def has_attention(graph: Graph) -> bool:
@@ -81,14 +80,17 @@ def _beside_tensor(
                 yield model_mesh({axis: size, "tp": tp})
 
 
-def _factored(most: int) -> Iterator[ModelMesh]:
-    """Two and three tensor axes of equal or nearly equal sizes."""
-    near = [(q, r) for q in range(2, most) for r in (q, 2 * q) if q * r <= most]
-    for small, large in near:
-        yield from (
-            model_mesh({"tp_row": row, "tp_col": col})
-            for row, col in dict.fromkeys([(small, large), (large, small)])
-        )
-        for depth in range(2, large + 1):
-            if depth * small * large <= most and (depth == 2 or small == large):
-                yield model_mesh({"tp_depth": depth, "tp_row": small, "tp_col": large})
+def _in_two(most: int) -> Iterator[ModelMesh]:
+    """Two tensor axes of equal or nearly equal sizes."""
+    for row in range(2, most):
+        for col in (row, 2 * row):
+            if row * col <= most:
+                yield model_mesh({"tp_row": row, "tp_col": col})
+
+
+def _in_three(most: int) -> Iterator[ModelMesh]:
+    """Three of them, two of which are equal."""
+    for size in range(2, most):
+        for depth in range(2, size + 1):
+            if depth * size * size <= most:
+                yield model_mesh({"tp_depth": depth, "tp_row": size, "tp_col": size})

@@ -51,6 +51,8 @@ class Problem:
     explained: dict[tuple[ModelMesh, str], tuple[str, ...]] = field(
         compare=False, repr=False, default_factory=dict
     )
+    kept: dict[object, object] = field(compare=False, repr=False, default_factory=dict)
+    """What `planner.ways` keeps, by constraints."""
 
     policies: dict[tuple[object, str], Policy] = field(
         compare=False, repr=False, default_factory=dict

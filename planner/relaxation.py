@@ -31,9 +31,9 @@ from meshwright.planner.space import (
     divisors,
     meshes,
     microbatch_counts,
-    model_meshes,
     pipeline_sizes,
     schedules,
+    ways,
 )
 from meshwright.planner.spans import Matrix
 from meshwright.planner.stage_tables import Case, StageTables
@@ -308,13 +308,12 @@ class Relaxation:
     def _device_seconds(self, device: str, samples: int) -> float:
         """Of one micro-batch."""
         best = np.full(len(self.rates.kinds), np.inf)
-        for model in model_meshes(self.problem):
+        for model, variant in ways(self.problem):
             width = prod(size for _, size in model)
-            for variant in self.problem.variants(model):
-                for share in divisors(samples):
-                    spot = Spot(share, 1, model, device, (), ((),) * len(model))
-                    spent = self.rates.compute_of(At(spot, variant)) * width * samples / share
-                    best = np.minimum(best, spent)
+            for share in divisors(samples):
+                spot = Spot(share, 1, model, device, (), ((),) * len(model))
+                spent = self.rates.compute_of(At(spot, variant)) * width * samples / share
+                best = np.minimum(best, spent)
         return max(1e-12, float(best @ self.rates.counts))
 
 

@@ -8,10 +8,13 @@ from math import prod
 from meshwright.ir.plan import ModelMesh
 from meshwright.planner.constraints import allowed, pinned
 from meshwright.planner.model_space import divisors as divisors
-from meshwright.planner.model_space import model_meshes as model_meshes
+from meshwright.planner.model_space import tensor_sizes as tensor_sizes
 from meshwright.planner.model_space import widest_node
 from meshwright.planner.problem import Problem
 from meshwright.planner.schedule_tools import SCHEDULES, stages_per_rank
+from meshwright.planner.ways import model_meshes as model_meshes
+from meshwright.planner.ways import variants as variants
+from meshwright.planner.ways import ways as ways
 
 TWINS = frozenset({"dapple_pa"})
 """Schedules whose tables equal another's; searched only where pinned."""
@@ -80,24 +83,13 @@ def schedules(problem: Problem, num_ranks: int) -> Iterator[tuple[str, int]]:
                 yield name, chunks
 
 
-def tensor_sizes(problem: Problem) -> tuple[int, ...]:
-    """Sizes of a single tensor axis that are tried."""
-    return tuple(prod(n for _, n in mesh) for mesh in model_meshes(problem) if _is_tensor(mesh))
-
-
-def _is_tensor(mesh: ModelMesh) -> bool:
-    return all(axis == "tp" for axis, _ in mesh)
-
-
 def meshes(problem: Problem, size: int, samples: int) -> Iterator[Mesh]:
     """Every mesh of `size` devices whose replicas all get some of `samples` per micro-batch."""
-    for model in model_meshes(problem):
+    for model, variant in ways(problem):
         width = prod(n for _, n in model)
         if size % width or size // width > samples:
             continue
-        if not allowed(problem.constraints, "dp", (size // width,)):
-            continue
-        for variant in problem.variants(model):
+        if allowed(problem.constraints, "dp", (size // width,)):
             yield from _sharded(problem, size // width, model, variant)
 
 

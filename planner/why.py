@@ -1,30 +1,43 @@
 """Why a plan lost against another, and plans in a few words."""
 
-from meshwright.ir.plan import Alternative, Plan
+from meshwright.ir.plan import MODEL_AXES, Alternative, ModelMesh, Plan
 from meshwright.ir.show import seconds, size
 from meshwright.planner.saved_names import saved_name
 
 
 def kind_of(plan: Plan) -> str:
     """`pp dp tp zero1`: which forms of parallelism a plan uses, whatever their sizes."""
-    used = {
-        "pp": len(plan.schedule.rows) > 1,
-        "dp": any(stage.dp > 1 for stage in plan.stages),
-        "tp": any(stage.model_size > 1 for stage in plan.stages),
-    }
-    zeros = sorted({f"zero{stage.zero}" for stage in plan.stages if stage.zero})
-    return " ".join([name for name, is_used in used.items() if is_used] + zeros)
+    used = ["pp"] if len(plan.schedule.rows) > 1 else []
+    used += ["dp"] if any(stage.dp > 1 for stage in plan.stages) else []
+    used += [form for form in FORMS if any(form in forms_of(s.model) for s in plan.stages)]
+    return " ".join(used + sorted({f"zero{stage.zero}" for stage in plan.stages if stage.zero}))
+
+
+FORMS = ("cp", "ep", "tp", "2D", "2.5D", "3D")
+
+
+def forms_of(model: ModelMesh) -> tuple[str, ...]:
+    """How a mesh splits a replica, by the names that papers use."""
+    sizes = dict(model)
+    found: list[str] = [axis for axis in ("cp", "ep", "tp") if axis in sizes]
+    if "tp_depth" in sizes:
+        equal = len({sizes.get(axis, 1) for axis in ("tp_depth", "tp_row", "tp_col")}) == 1
+        found.append("3D" if equal else "2.5D")
+    elif "tp_row" in sizes or "tp_col" in sizes:
+        found.append("2D")
+    return tuple(found)
 
 
 def meshes_of(plan: Plan) -> str:
     """`pp2 dp4 tp2 zero1`: the sizes."""
     parts = [f"pp{len(plan.schedule.rows)}"] if len(plan.schedule.rows) > 1 else []
-    names = (("dp_replicate", "dp"), ("dp_shard", "shard"), ("tp", "tp"))
-    for axis, short in names:
+    short = {"dp_replicate": "dp", "dp_shard": "shard", "tp_depth": "depth", "tp_row": "row",
+             "tp_col": "col"}  # fmt: skip
+    for axis in ("dp_replicate", "dp_shard", *MODEL_AXES):
         groups = {stage.devices: stage for stage in plan.stages}
         sizes = [stage.mesh.get(axis, 1) for stage in groups.values()]
         if max(sizes) > 1:
-            parts.append(short + _sizes(sizes))
+            parts.append(short.get(axis, axis) + _sizes(sizes))
     if zeros := sorted({stage.zero for stage in plan.stages if stage.zero}):
         parts.append("zero" + "/".join(map(str, zeros)))
     return " ".join(parts) or "one device"

@@ -18,7 +18,7 @@ from meshwright.ir.plan import Plan
 from meshwright.planner.candidates import Choice, build_plan
 from meshwright.planner.choice_space import Choices
 from meshwright.planner.constraints import broken, pinned
-from meshwright.planner.frame_search import Finalist, FrameSearch
+from meshwright.planner.frame_search import MESHES, Finalist, FrameSearch
 from meshwright.planner.leaf_bound import LeafBound
 from meshwright.planner.obey import obey
 from meshwright.planner.objectives import rating
@@ -29,11 +29,13 @@ from meshwright.planner.problem import Problem
 from meshwright.planner.refine import neighbours, other_schedules
 from meshwright.planner.relaxation import Bound, Frame, Relaxation, frames
 from meshwright.planner.run_costs import RunCosts
+from meshwright.planner.space import Mesh
+from meshwright.planner.why import forms_of
 
 SURE = 1.002
 """Bounds must exceed the best step by so much: simulated steps are rounded, and exact to 0.1 %."""
 PLAIN, PLAYED = 64, 40_000
-"""Plain choices that are simulated, and schedule actions in all of them."""
+"""Plain choices that are simulated, and the work of that."""
 JUDGED, CLOSE, WORSE = 32, 1.1, 1.2
 """Finalists that are simulated: so many, and those within this factor of the best step. Pipelines
 whose busiest stage alone takes longer than the other factor are not put together."""
@@ -45,7 +47,12 @@ blocks, devices and actions in all of them."""
 HOPEFUL = 8
 """Frames with more choices than so many times those that can be simulated are left open."""
 
+KINDS, TRIED = 12, 2
+"""Kinds of plans of which the best is looked for, and in how many frames."""
+
 Value = tuple[float, ...]
+Family = tuple[bool, tuple[str, ...], int]
+"""Pipeline or not, forms of model parallelism, ZeRO level."""
 
 
 @dataclass(slots=True)
@@ -86,6 +93,7 @@ class _Search:
             self.bounds = finite
         if self.timed:
             yield from self._fastest()
+            yield from self._other_kinds()
             yield from self._plain()
         if np.isinf(self.state.best_s) or not self.timed:
             yield from self._smallest()
@@ -118,9 +126,9 @@ class _Search:
             if bound.seconds <= self.state.limit()
             for choice in plain_choices(self.runs, frame)
         ]
-        left = PLAYED
+        left = float(PLAYED)
         for least, _, choice in sorted(found, key=lambda item: item[:2])[:PLAIN]:
-            left -= 2 * choice.num_ranks * choice.num_microbatches
+            left -= self._work(Frame(choice.num_ranks, choice.num_microbatches))
             if least < self.state.limit() and left > 0:
                 yield from self._offer(choice)
 
@@ -151,6 +159,25 @@ class _Search:
                 least = min([least, *(finalist.value for finalist in own)])
                 found += own
         return sorted(dict.fromkeys(found), key=lambda item: item.value)
+
+    def _other_kinds(self) -> Iterator[Offer]:
+        """The best of each kind of plan, by bounds and tables: ties and runners-up."""
+        frames_of: dict[Family, list[tuple[float, Frame]]] = {}
+        meshes_of: dict[tuple[Family, Frame], list[Mesh]] = {}
+        for frame, bound in self.bounds:
+            for value, mesh in bound.meshes:
+                family = frame.num_ranks > 1, forms_of(mesh.model), mesh.zero
+                if (family, frame) not in meshes_of:
+                    frames_of.setdefault(family, []).append((value, frame))
+                meshes_of.setdefault((family, frame), []).append(mesh)
+        for family in sorted(frames_of, key=lambda kind: (min(frames_of[kind]), kind))[:KINDS]:
+            found = [
+                finalist
+                for _, frame in sorted(frames_of[family])[:TRIED]
+                for finalist in self.solvers[0].of_meshes(frame, meshes_of[family, frame][:MESHES])
+            ]
+            if found:
+                yield from self._offer(min(found, key=lambda item: item.value).choice)
 
     def _smallest(self) -> Iterator[Offer]:
         found = [

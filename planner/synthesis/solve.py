@@ -151,6 +151,8 @@ def _improve(task: Task, best: _Best, least_s: float, effort: float) -> float:
         _ends(task, best, effort)
         return least_s
     few = _few(task)
+    if task.num_microbatches <= few:
+        return least_s  # there is nothing shorter to extend
     small = replace(task, num_microbatches=few)
     solved = synthesise(small, effort=effort / 2)
     for rows in extended(small, to_rows(solved.schedule), task.num_microbatches - few):
