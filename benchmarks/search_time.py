@@ -1,4 +1,4 @@
-"""Wall time and peak memory of a search for full-size models, tracing apart.
+"""Wall time and peak memory of a search for full-size models, tracing apart, and how both grow.
 
 python benchmarks/search_time.py [-o docs/results/search_time.md]
 """
@@ -8,7 +8,9 @@ import resource
 import subprocess
 import sys
 import time
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -16,68 +18,139 @@ import transformers
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.trace import trace
 from meshwright.planner.search import search
+from meshwright.planner.why import name_of
 
+
+@dataclass(frozen=True)
+class Case:
+    """A model at its batch on nodes of 8 H100."""
+
+    config: str
+    settings: dict[str, Any] = field(repr=False)
+    sequence: int
+    batch: int
+    nodes: int
+    limit_s: float | None = None
+    """What the search may take."""
+
+
+LLAMA_70B = dict(
+    hidden_size=8192, intermediate_size=28672, num_hidden_layers=80, num_attention_heads=64,
+    num_key_value_heads=8, vocab_size=128256, max_position_embeddings=8192,
+)  # fmt: skip
+LLAMA = Case("LlamaConfig", LLAMA_70B, 8192, 1024, 64, 10)
 CASES = {
-    "GPT-2-XL on 64 H100": dict(
-        config=("GPT2Config", dict(n_embd=1600, n_layer=48, n_head=25, n_positions=1024)),
-        sequence=1024, batch=512, nodes=8,
+    "GPT-2-XL on 64": Case(
+        "GPT2Config", dict(n_embd=1600, n_layer=48, n_head=25, n_positions=1024), 1024, 512, 8, 5
     ),
-    "Llama-3-70B on 512 H100": dict(
-        config=("LlamaConfig", dict(
-            hidden_size=8192, intermediate_size=28672, num_hidden_layers=80,
-            num_attention_heads=64, num_key_value_heads=8, vocab_size=128256,
-            max_position_embeddings=8192,
-        )),
-        sequence=8192, batch=1024, nodes=64,
+    "Llama-3-70B on 512": LLAMA,
+    "GPT-3 175B on 1,024": Case(
+        "GPT2Config",
+        dict(n_embd=12288, n_layer=96, n_head=96, n_positions=2048, vocab_size=51200),
+        2048, 1536, 128, 10,
+    ),
+    "Mixtral-8x7B on 256": Case(
+        "MixtralConfig",
+        dict(
+            hidden_size=4096, intermediate_size=14336, num_hidden_layers=32,
+            num_attention_heads=32, num_key_value_heads=8, vocab_size=32000,
+            num_local_experts=8, num_experts_per_tok=2, max_position_embeddings=4096,
+        ),
+        4096, 1024, 32, 10,
+    ),
+    "Llama-3-405B on 16,384": Case(
+        "LlamaConfig",
+        LLAMA_70B | dict(
+            hidden_size=16384, intermediate_size=53248, num_hidden_layers=126,
+            num_attention_heads=128,
+        ),
+        8192, 2048, 2048, 30,
     ),
 }  # fmt: skip
+GROWTH = {
+    f"{layers} layers on {8 * nodes}": replace(
+        LLAMA, settings=LLAMA_70B | dict(num_hidden_layers=layers), nodes=nodes, limit_s=None
+    )
+    for layers, nodes in ((20, 64), (40, 64), (80, 64), (80, 16), (80, 256))
+}
+"""The same layers and batch: fewer layers, then fewer and more devices."""
 
 
-def run(name: str, searcher: str) -> str:
-    """One case in this process; a row of the table."""
-    case = CASES[name]
-    config_name, settings = case["config"]
-    config = getattr(transformers, config_name)(**settings, use_cache=False)
+@dataclass(frozen=True)
+class Taken:
+    """What one search took."""
+
+    traced_s: float
+    wall_s: float
+    cpu_s: float
+    peak_gib: float
+    rest: str
+    """Candidates, step, gap and plan as columns."""
+
+
+def run(case: Case, searcher: str) -> Taken:
+    """One case in this process."""
+    config = getattr(transformers, case.config)(**case.settings, use_cache=False)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
-        ids = torch.zeros(case["batch"], case["sequence"], dtype=torch.long)
+        ids = torch.zeros(case.batch, case.sequence, dtype=torch.long)
     start = time.perf_counter()
     graph = trace(model, {"input_ids": ids, "labels": ids})
-    traced = time.perf_counter()
-    cluster = Cluster.preset("h100-sxm", num_nodes=case["nodes"], devices_per_node=8)
-    plan = search(graph, cluster, searcher=searcher, progress=False)
-    end = time.perf_counter()
+    traced, cpu = time.perf_counter(), time.process_time()
+    cluster = Cluster.preset("h100-sxm", num_nodes=case.nodes, devices_per_node=8)
+    plan = search(graph, cluster, searcher=searcher, progress=False, time_limit_s=600)
+    end, cpu_s = time.perf_counter(), time.process_time() - cpu
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
     assert plan.predicted and plan.evidence
-    stage = plan.stages[0]
+    found = plan.evidence
+    rest = f"{found.candidates} | {plan.predicted.step_s:.2f} | {found.gap:.0%} | {name_of(plan)}"
+    return Taken(traced - start, end - traced, cpu_s, peak, rest)
+
+
+HEAD = (
+    "| case | trace s | search s | CPU s | limit s | peak GiB | candidates | step s | gap | plan |",
+    "|---|---|---|---|---|---|---|---|---|---|",
+)
+
+
+def row(name: str, case: Case, took: Taken) -> str:
+    limit = f"{case.limit_s:g}" if case.limit_s else ""
     return (
-        f"| {name} | {traced - start:.1f} | {end - traced:.1f} | {peak:.2f} | "
-        f"{plan.evidence.candidates} | {plan.predicted.step_s:.2f} | {plan.evidence.gap:.1%} | "
-        f"pp{len(plan.stages)} {stage.mesh} zero{stage.zero} x{plan.num_microbatches} "
-        f"{plan.schedule.name} |"
+        f"| {name} | {took.traced_s:.1f} | {took.wall_s:.1f} | {took.cpu_s:.1f} | {limit} | "
+        f"{took.peak_gib:.2f} | {took.rest} |"
     )
+
+
+def table(cases: dict[str, Case], searcher: str) -> list[str]:
+    """A process each, so that peak memory is the case's own."""
+    lines = list(HEAD)
+    for name in cases:
+        command = [sys.executable, __file__, "--case", name, "--searcher", searcher]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        lines.append(done.stdout.strip().splitlines()[-1])
+        print(lines[-1], flush=True)
+    return lines
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--case", choices=CASES)
-    parser.add_argument("--searcher", default="dp")
+    parser.add_argument("--case", choices=[*CASES, *GROWTH])
+    parser.add_argument("--searcher", default="ilp")
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
     if options.case:
-        print(run(options.case, options.searcher))
+        case = (CASES | GROWTH)[options.case]
+        print(row(options.case, case, run(case, options.searcher)))
         return
-    lines = [
-        "| case | trace s | search s | peak GiB | candidates | predicted step s | gap | plan |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for name in CASES:  # a process each, so that peak memory is the case's own
-        command = [sys.executable, __file__, "--case", name, "--searcher", options.searcher]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-        lines.append(done.stdout.strip().splitlines()[-1])
-    print("\n".join(lines))
+    text = [
+        "# Search time", "",
+        "`python benchmarks/search_time.py`: bf16, AdamW, H100 SXM nodes of 8, `searcher=\"ilp\"`, "
+        "the whole space; a process each.", "", *table(CASES, options.searcher),
+        "", "How the search of Llama-3-70B's layers grows with their number and with devices:", "",
+        *table(GROWTH, options.searcher),
+    ]  # fmt: skip
     if options.output:
-        options.output.write_text("# Search time\n\n" + "\n".join(lines) + "\n")
+        options.output.write_text("\n".join(text) + "\n")
 
 
 if __name__ == "__main__":

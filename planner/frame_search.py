@@ -22,7 +22,7 @@ from meshwright.planner.schedule_tools import stages_per_rank
 from meshwright.planner.space import Mesh, meshes, schedules
 from meshwright.planner.stage_tables import Fitted, StageTables
 
-LIMITS = (1.0, 1.05, 1.15, 1.35, 1.7, 2.5)
+LIMITS = (1.0, 1.05, 1.2, 1.6)
 """Loads tried, as multiples of the least possible one."""
 MESHES, NEAR = 16, 1.5
 """Meshes of even groups that are looked at closer: so many, whose bound is within this factor."""

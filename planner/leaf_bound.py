@@ -58,7 +58,7 @@ class LeafBound:
             for number, share in enumerate(shares)
             for rank in stage.devices[number * size : (number + 1) * size]
         }
-        return max(self._at(stage, At(spot, stage.variant)) for spot in sorted(spots, key=repr))
+        return max(self._at(stage, At(spot, stage.variant)) for spot in spots)
 
     def _at(self, stage: StageChoice, at: At) -> "_Busy":
         costs = self.runs.block_costs(at)

@@ -1,6 +1,7 @@
 """Model meshes that are tried: tensor parallelism in one to three axes, context, experts."""
 
 from collections.abc import Iterable, Iterator
+from functools import cache
 from itertools import zip_longest
 from math import prod
 
@@ -13,6 +14,7 @@ NODES = 2
 """Model axes in several factors may reach over so many nodes."""
 
 
+@cache
 def divisors(number: int) -> tuple[int, ...]:
     return tuple(d for d in range(1, number + 1) if number % d == 0)
 

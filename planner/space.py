@@ -85,11 +85,18 @@ def schedules(problem: Problem, num_ranks: int) -> Iterator[tuple[str, int]]:
 
 def meshes(problem: Problem, size: int, samples: int) -> Iterator[Mesh]:
     """Every mesh of `size` devices whose replicas all get some of `samples` per micro-batch."""
+    key = ("meshes", size, problem.constraints)
+    if key not in problem.kept:
+        problem.kept[key] = tuple(_meshes(problem, size))
+    found = problem.kept[key]
+    assert isinstance(found, tuple)
+    return (mesh for mesh in found if mesh.dp <= samples)
+
+
+def _meshes(problem: Problem, size: int) -> Iterator[Mesh]:
     for model, variant in ways(problem):
         width = prod(n for _, n in model)
-        if size % width or size // width > samples:
-            continue
-        if allowed(problem.constraints, "dp", (size // width,)):
+        if size % width == 0 and allowed(problem.constraints, "dp", (size // width,)):
             yield from _sharded(problem, size // width, model, variant)
 
 

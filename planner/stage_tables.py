@@ -109,10 +109,8 @@ class Case(NamedTuple):
     spot: Spot
     shard: Levels
     replicate: Levels
-
-    @property
-    def at(self) -> At:
-        return At(self.spot, self.mesh.variant)
+    at: At
+    """What its blocks cost depends on."""
 
 
 class StageTables:
@@ -167,7 +165,9 @@ class StageTables:
             tables.levels(ranks[::width]), tables.model_levels(ranks[:width], mesh.model),
         )  # fmt: skip
         shard = tables.levels(ranks[: mesh.dp_shard * width : width])
-        return Case(mesh, spot, shard, tables.levels(ranks[:: mesh.dp_shard * width]))
+        replicate = tables.levels(ranks[:: mesh.dp_shard * width])
+        at = self.runs.canonical(At(spot, mesh.variant))
+        return Case(mesh, spot, shard, replicate, at)
 
     def entry(self, case: Case, again: bool, link: Link | None, num_microbatches: int) -> Figures:
         """The figures of one case; `link` leads to the next stage."""

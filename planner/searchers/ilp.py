@@ -130,7 +130,9 @@ class _Search:
         for least, _, choice in sorted(found, key=lambda item: item[:2])[:PLAIN]:
             left -= self._work(Frame(choice.num_ranks, choice.num_microbatches))
             if least < self.state.limit() and left > 0:
-                yield from self._offer(choice)
+                for each in self._starts(choice):
+                    if each not in self.state.seen:
+                        yield self._judge(each, self.state.judged)
 
     def _excess(self, choice: Choice) -> float:
         """Memory that is missing however much is recomputed, as simulated last."""
