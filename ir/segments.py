@@ -7,10 +7,11 @@ parameters, else it belongs to a neighbour.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, pairwise
 
 from meshwright.ir.digest import digest
 from meshwright.ir.graph import Kind, Op, Tensor
+from meshwright.ir.shards import shard_ends
 
 Tensors = Mapping[str, Tensor]
 
@@ -41,7 +42,16 @@ def find_segments(ops: Sequence[Op], prelude: int, tensors: Tensors) -> list[Seg
         stop = start + sum(1 for _ in group)
         runs.append(Segment(path, start, stop, container))
         start = stop
-    return _glue(runs, ops, tensors)
+    found = _glue(runs, ops, tensors)
+    return _sharded(found[0], ops, tensors) if len(found) == 1 else found
+
+
+def _sharded(only: Segment, ops: Sequence[Op], tensors: Tensors) -> list[Segment]:
+    """Shards of a model that has no parts to cut it at; they lie between layers, so to speak."""
+    ends = shard_ends(ops, only.start, only.stop, tensors)
+    if len(ends) == 2:
+        return [only]
+    return [Segment("", start, stop) for start, stop in pairwise(ends)]
 
 
 def _glue(runs: list[Segment], ops: Sequence[Op], tensors: Tensors) -> list[Segment]:

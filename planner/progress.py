@@ -32,8 +32,8 @@ class Progress:
             self.status.start()
         return self
 
-    def update(self, candidates: int, best: Plan | None) -> None:
-        """Tell how many candidates were judged and which leads."""
+    def update(self, candidates: int, best: Plan | None, bound_s: float | None = None) -> None:
+        """Tell how many candidates were judged, which leads, and what none can beat."""
         now = time.monotonic()
         if not self.show or (self.text and now - self.shown_at < REFRESH_S):
             return
@@ -41,6 +41,8 @@ class Progress:
         leader = "nothing fits yet"
         if best and best.predicted:
             leader = f"best {seconds(best.predicted.step_s)} per step: {name_of(best)}"
+            if bound_s:
+                leader += f", bound {seconds(bound_s)}"
         elapsed = now - self.started
         self.text = (
             f"search ({self.searcher}): {candidates:,} candidates, {leader}, "

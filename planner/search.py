@@ -217,7 +217,7 @@ def run(
         for offer in offers:
             _take(problem, offer, found)
             if shown:
-                shown.update(found.candidates, found.best)
+                shown.update(found.candidates, found.best, found.bound_s)
             if time.monotonic() > deadline:
                 break
         else:

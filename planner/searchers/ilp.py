@@ -302,7 +302,10 @@ class _Search:
                 if len(self.state.seen) < before + most:
                     continue
             open_s = min(open_s, bound.seconds)
-        yield Offer(candidates=0, pruned={"bound": pruned}, open_s=float(open_s))
+        left_out = sum(solver.left_out for solver in self.solvers)
+        yield Offer(
+            candidates=0, pruned={"bound": pruned, "dominance": left_out}, open_s=float(open_s)
+        )
 
     def _work(self, frame: Frame) -> float:
         blocks, devices = len(self.problem.graph.blocks), self.problem.cluster.num_devices
