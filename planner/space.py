@@ -18,7 +18,7 @@ from meshwright.planner.ways import ways as ways
 
 TWINS = frozenset({"dapple_pa"})
 """Schedules whose tables equal another's; searched only where pinned."""
-FEW = 8
+FEW = 16
 """Replicas up to which every divisor is tried as the size of dp_shard."""
 
 
