@@ -22,16 +22,16 @@ from meshwright.ir.errors import MeshwrightError
 from meshwright.ir.graph import Graph
 from meshwright.ir.plan import ModelMesh
 from meshwright.ir.trace import trace
-from meshwright.planner.choice_ilp import UNIT, Solver, solve_program
-from meshwright.planner.choices import Choices, cost_of
-from meshwright.planner.choose import choose
-from meshwright.planner.data_layout import solve_data
-from meshwright.planner.eliminate import reduce
-from meshwright.planner.mesh_problem import mesh_problem
-from meshwright.planner.mesh_space import mesh_space
-from meshwright.planner.moves import Moves
-from meshwright.planner.prices import AlphaBeta
-from meshwright.planner.regime import usual
+from meshwright.planner.inside.choice_ilp import UNIT, Solver, solve_program
+from meshwright.planner.inside.choices import Choices, cost_of
+from meshwright.planner.inside.choose import choose
+from meshwright.planner.inside.data_layout import solve_data
+from meshwright.planner.inside.eliminate import reduce
+from meshwright.planner.inside.mesh_problem import mesh_problem
+from meshwright.planner.inside.mesh_space import mesh_space
+from meshwright.planner.inside.moves import Moves
+from meshwright.planner.inside.prices import AlphaBeta
+from meshwright.planner.inside.regime import usual
 
 MESHES: tuple[ModelMesh, ...] = (
     (("tp", 8),),

@@ -25,12 +25,12 @@ from meshwright.ir.layout import balanced
 from meshwright.ir.plan import Plan
 from meshwright.ir.presets import LINKS, MACHINES, device
 from meshwright.ir.trace import trace
-from meshwright.planner.balance import Device, whale_shares
+from meshwright.planner.across.balance import Device, whale_shares
+from meshwright.planner.across.shares import balanced_shares
 from meshwright.planner.candidates import Choice, build_plan, uniform_choice
 from meshwright.planner.predict import excess_bytes
 from meshwright.planner.problem import Problem, make_problem
 from meshwright.planner.search import search_problem
-from meshwright.planner.shares import balanced_shares
 from tests.networks import GNMT, ResNet50
 
 FAST, SLOW = "v100-32", "p100"

@@ -15,7 +15,7 @@ from meshwright.ir.plan import Plan
 from meshwright.ir.profile import Profile
 from meshwright.ir.profile_store import open_store
 from meshwright.ir.trace import trace
-from meshwright.planner.constraints import Constraint
+from meshwright.planner.pins.constraints import Constraint
 from meshwright.planner.problem import Problem, make_problem
 from meshwright.profiling_progress import ProfilingProgress
 from meshwright.profiling_ranks import RankRun

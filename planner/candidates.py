@@ -22,8 +22,8 @@ from meshwright.ir.plan import (
     model_mesh,
 )
 from meshwright.ir.schedule import Schedule
-from meshwright.planner.constraints import pinned
 from meshwright.planner.notes import notes_of
+from meshwright.planner.pins.constraints import pinned
 from meshwright.planner.predict import predict_plan
 from meshwright.planner.problem import Problem
 from meshwright.planner.saved_modes import pinned_policy

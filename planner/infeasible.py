@@ -7,7 +7,7 @@ from typing import Protocol
 from meshwright.ir.errors import Infeasible
 from meshwright.ir.plan import Plan
 from meshwright.ir.show import size
-from meshwright.planner.constraints import Constraint, MemoryCap, OnStage, Pin, StepCap
+from meshwright.planner.pins.constraints import Constraint, MemoryCap, OnStage, Pin, StepCap
 from meshwright.planner.problem import Problem
 from meshwright.planner.saved_names import saved_name
 from meshwright.planner.why import name_of

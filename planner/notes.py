@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from meshwright.ir.plan import Plan
-from meshwright.planner.explain import batch_norms
+from meshwright.planner.inside.explain import batch_norms
 from meshwright.planner.problem import Problem
 from meshwright.planner.profiles import profile_notes
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan import Plan
-from meshwright.planner.decisions import Constraint, Pin, StepCap
+from meshwright.planner.pins.decisions import Constraint, Pin, StepCap
 
 OBJECTIVES = ("throughput", "memory", "cheapest", "batch")
 """`cheapest`: least money per sample; `batch`: the largest batch that fits, then the fastest."""

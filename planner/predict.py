@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from meshwright.costmodel.estimate import estimate
 from meshwright.ir.plan import Plan, Prediction
-from meshwright.planner.mixed_memory import is_mixed, tightest
+from meshwright.planner.across.mixed_memory import is_mixed, tightest
 from meshwright.planner.problem import Problem
 
 DIGITS = 6

@@ -13,7 +13,11 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Graph
 from meshwright.ir.plan import BlockLayout, ModelMesh
 from meshwright.ir.profile import Profile
-from meshwright.planner.constraints import (
+from meshwright.planner.inside.data_layout import DataLayout, solve_data
+from meshwright.planner.inside.explain import batch_coupling, batch_norms, why_whole
+from meshwright.planner.inside.variants import MeshVariants
+from meshwright.planner.objectives import check_objective
+from meshwright.planner.pins.constraints import (
     Constraint,
     Placed,
     memory_cap,
@@ -21,12 +25,8 @@ from meshwright.planner.constraints import (
     placement_rules,
     stage_of_block,
 )
-from meshwright.planner.data_layout import DataLayout, solve_data
-from meshwright.planner.explain import batch_coupling, batch_norms, why_whole
-from meshwright.planner.hints import hint_constraints
-from meshwright.planner.objectives import check_objective
+from meshwright.planner.pins.hints import hint_constraints
 from meshwright.planner.profiles import check_profile
-from meshwright.planner.variants import MeshVariants
 
 Precision = Literal["fp64", "fp32", "bf16"]
 PRECISIONS: tuple[Precision, ...] = ("fp64", "fp32", "bf16")

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from meshwright.costmodel.keeping import Policy
 from meshwright.costmodel.tables import Spot
-from meshwright.planner.constraints import pinned
+from meshwright.planner.inside.saved_choice import SavedChoice
+from meshwright.planner.pins.constraints import pinned
 from meshwright.planner.problem import Problem
-from meshwright.planner.saved_choice import SavedChoice
 
 CHEAP = 0.1
 """`selective`: as much as can be made again in so much of the block's forward. Activations, norms

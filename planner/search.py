@@ -17,12 +17,12 @@ from meshwright.ir.profile import Profile
 from meshwright.ir.profile_store import load_profile
 from meshwright.ir.trace import trace
 from meshwright.ir.verify import check
-from meshwright.planner.bound import lower_bound
-from meshwright.planner.constraints import Constraint, broken, pinned
+from meshwright.planner.across.bound import lower_bound
 from meshwright.planner.infeasible import explain
 from meshwright.planner.largest_batch import largest_batch
 from meshwright.planner.objectives import bounds_batch, rating
 from meshwright.planner.offers import TIE, Offer, find_searcher, is_baseline
+from meshwright.planner.pins.constraints import Constraint, broken, pinned
 from meshwright.planner.predict import excess_bytes
 from meshwright.planner.problem import Problem, make_problem
 from meshwright.planner.progress import Progress

@@ -6,15 +6,15 @@ from itertools import combinations, pairwise
 from math import prod
 
 from meshwright.ir.plan import ModelMesh
-from meshwright.planner.constraints import allowed, pinned
-from meshwright.planner.model_space import divisors as divisors
-from meshwright.planner.model_space import tensor_sizes as tensor_sizes
-from meshwright.planner.model_space import widest_node
+from meshwright.planner.across.model_space import divisors as divisors
+from meshwright.planner.across.model_space import tensor_sizes as tensor_sizes
+from meshwright.planner.across.model_space import widest_node
+from meshwright.planner.across.ways import model_meshes as model_meshes
+from meshwright.planner.across.ways import variants as variants
+from meshwright.planner.across.ways import ways as ways
+from meshwright.planner.pins.constraints import allowed, pinned
 from meshwright.planner.problem import Problem
 from meshwright.planner.schedule_tools import SCHEDULES, stages_per_rank
-from meshwright.planner.ways import model_meshes as model_meshes
-from meshwright.planner.ways import variants as variants
-from meshwright.planner.ways import ways as ways
 
 TWINS = frozenset({"dapple_pa"})
 """Schedules whose tables equal another's; searched only where pinned."""

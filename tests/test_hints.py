@@ -12,7 +12,7 @@ from meshwright.ir.graph import Graph
 from meshwright.ir.layout import Replicate, Shard, parse_placement
 from meshwright.ir.plan import Plan, param_key
 from meshwright.ir.trace import trace
-from meshwright.planner.constraints import broken
+from meshwright.planner.pins.constraints import broken
 from meshwright.planner.problem import make_problem
 from meshwright.planner.search import search_problem
 from tests.equality import check_equal

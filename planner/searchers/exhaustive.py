@@ -8,12 +8,12 @@ schedules.
 from collections.abc import Iterator
 
 from meshwright.ir.errors import PlanError
+from meshwright.planner.across.choice_space import Choices
+from meshwright.planner.across.relaxation import frames
 from meshwright.planner.candidates import build_plan
-from meshwright.planner.choice_space import Choices
-from meshwright.planner.obey import obey
 from meshwright.planner.offers import Offer
+from meshwright.planner.pins.obey import obey
 from meshwright.planner.problem import Problem
-from meshwright.planner.relaxation import frames
 
 MOST = 100_000
 """Choices that are still enumerated."""

@@ -15,20 +15,20 @@ from heapq import heappop, heappush
 import numpy as np
 
 from meshwright.ir.plan import Plan
+from meshwright.planner.across.choice_space import Choices
+from meshwright.planner.across.frame_search import MESHES, Finalist, FrameSearch
+from meshwright.planner.across.leaf_bound import LeafBound
+from meshwright.planner.across.plain import plain_choices
+from meshwright.planner.across.refine import neighbours, other_schedules
+from meshwright.planner.across.relaxation import Bound, Frame, Relaxation, frames
+from meshwright.planner.across.run_costs import RunCosts
 from meshwright.planner.candidates import Choice, build_plan
-from meshwright.planner.choice_space import Choices
-from meshwright.planner.constraints import broken, pinned
-from meshwright.planner.frame_search import MESHES, Finalist, FrameSearch
-from meshwright.planner.leaf_bound import LeafBound
-from meshwright.planner.obey import obey
 from meshwright.planner.objectives import rating
 from meshwright.planner.offers import TIE, Offer
-from meshwright.planner.plain import plain_choices
+from meshwright.planner.pins.constraints import broken, pinned
+from meshwright.planner.pins.obey import obey
 from meshwright.planner.predict import excess_bytes
 from meshwright.planner.problem import Problem
-from meshwright.planner.refine import neighbours, other_schedules
-from meshwright.planner.relaxation import Bound, Frame, Relaxation, frames
-from meshwright.planner.run_costs import RunCosts
 from meshwright.planner.space import Mesh
 from meshwright.planner.why import forms_of
 

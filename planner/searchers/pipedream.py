@@ -24,12 +24,12 @@ from meshwright.costmodel.memory import OPTIMIZER_COPIES
 from meshwright.costmodel.tables import Spot
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.device import Link
+from meshwright.planner.across.spans import Matrix, sums, sums_of_named
 from meshwright.planner.candidates import Choice, StageChoice, build_plan
-from meshwright.planner.constraints import pinned
 from meshwright.planner.offers import Offer
+from meshwright.planner.pins.constraints import pinned
 from meshwright.planner.problem import Problem
 from meshwright.planner.space import microbatch_counts
-from meshwright.planner.spans import Matrix, sums, sums_of_named
 
 BASELINE = "it minimises a closed form for an asynchronous pipeline, without ZeRO, tp or recompute"
 """Why it need not come close to the best plan."""

@@ -7,7 +7,7 @@ import importlib
 import pkgutil
 
 from meshwright.ir.graph import Graph, Op
-from meshwright.planner.rules import Rule
+from meshwright.planner.inside.rules import Rule
 
 FAMILIES = tuple(sorted(module.name for module in pkgutil.iter_modules(__path__)))
 

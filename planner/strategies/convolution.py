@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from meshwright.ir.graph import Graph, Op
 from meshwright.ir.windows import windows
-from meshwright.planner.rules import (
+from meshwright.planner.inside.rules import (
     Dims,
     Rule,
     given,

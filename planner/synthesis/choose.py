@@ -8,8 +8,8 @@ from meshwright.costmodel.placement import slowdown
 from meshwright.ir.errors import Infeasible
 from meshwright.ir.plan import Plan, RankMemory, ScheduleTable
 from meshwright.ir.schedule import Schedule
-from meshwright.planner.constraints import pinned
 from meshwright.planner.notes import notes_of
+from meshwright.planner.pins.constraints import pinned
 from meshwright.planner.predict import excess_bytes, predict_plan
 from meshwright.planner.problem import Problem
 from meshwright.planner.schedule_tools import SCHEDULES, make_schedule, stages_per_rank

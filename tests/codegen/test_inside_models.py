@@ -6,9 +6,9 @@ import torch
 
 from meshwright.ir.plan import model_mesh
 from meshwright.ir.step import flatten_batch
-from meshwright.planner.layouts import solve_layouts
-from meshwright.planner.prices import AlphaBeta
-from meshwright.planner.regime import usual
+from meshwright.planner.inside.layouts import solve_layouts
+from meshwright.planner.inside.prices import AlphaBeta
+from meshwright.planner.inside.regime import usual
 from tests.codegen.equality import plan_of, run_plan
 from tests.codegen.test_models import traced, wanted
 

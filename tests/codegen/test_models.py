@@ -14,9 +14,9 @@ from meshwright.ir.graph import Graph
 from meshwright.ir.plan import BlockLayout, model_mesh
 from meshwright.ir.step import TrainingStep, flatten_batch
 from meshwright.ir.trace import trace
-from meshwright.planner.layouts import solve_layouts
-from meshwright.planner.prices import AlphaBeta
-from meshwright.planner.regime import usual
+from meshwright.planner.inside.layouts import solve_layouts
+from meshwright.planner.inside.prices import AlphaBeta
+from meshwright.planner.inside.regime import usual
 from tests.codegen.equality import plan_of, run_plan, samples_of, whole_tensor
 from tests.models import CASES, ModelCase
 

@@ -14,7 +14,7 @@ from meshwright.ir.plan import BlockLayout
 from meshwright.ir.step import TrainingStep, flatten_batch
 from meshwright.ir.trace import trace
 from meshwright.ir.verify import GRAPH_RULES
-from meshwright.planner.layouts import solve_layouts
+from meshwright.planner.inside.layouts import solve_layouts
 from tests.codegen.equality import plan_of, rank_of, run_plan
 from tests.models import CASES
 

@@ -13,7 +13,7 @@ from meshwright.ir.device import OpClass
 from meshwright.ir.graph import Graph
 from meshwright.ir.plan import model_mesh
 from meshwright.ir.trace import trace
-from meshwright.planner.layouts import solve_layouts
+from meshwright.planner.inside.layouts import solve_layouts
 from tests.models import CASES
 
 CPU = Cluster.local(4)

@@ -10,12 +10,12 @@ from ortools.sat.python import cp_model
 
 from meshwright.ir.cluster import Cluster, Node
 from meshwright.ir.errors import PlanError
-from meshwright.planner.balance import Device, Replica, exact_shares, whale_shares
+from meshwright.planner.across.balance import Device, Replica, exact_shares, whale_shares
+from meshwright.planner.across.device_order import device_orders, placements
+from meshwright.planner.across.shares import balanced_shares
 from meshwright.planner.candidates import Choice, StageChoice, build_plan, uniform_choice
-from meshwright.planner.device_order import device_orders, placements
 from meshwright.planner.predict import excess_bytes
 from meshwright.planner.problem import Problem
-from meshwright.planner.shares import balanced_shares
 from tests.planner.problems import cluster, mlp, problem
 
 

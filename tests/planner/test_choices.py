@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.planner.choice_ilp import Solver, solve_program
-from meshwright.planner.choices import Choices, Link, Reader, cost_of
-from meshwright.planner.choose import UNIT, choose
-from meshwright.planner.dual_ascent import Ascent
-from meshwright.planner.eliminate import reduce
+from meshwright.planner.inside.choice_ilp import Solver, solve_program
+from meshwright.planner.inside.choices import Choices, Link, Reader, cost_of
+from meshwright.planner.inside.choose import UNIT, choose
+from meshwright.planner.inside.dual_ascent import Ascent
+from meshwright.planner.inside.eliminate import reduce
 
 
 @st.composite

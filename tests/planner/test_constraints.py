@@ -8,7 +8,7 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.layout import RP, Placement, R, Shard
 from meshwright.ir.plan import BlockLayout, ModelMesh, Plan
 from meshwright.planner.candidates import build_plan, uniform_choice
-from meshwright.planner.constraints import (
+from meshwright.planner.pins.constraints import (
     NO_RULES,
     Constraint,
     MemoryCap,

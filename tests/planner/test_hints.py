@@ -11,7 +11,7 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Graph
 from meshwright.ir.hints import Hint
 from meshwright.ir.trace import trace
-from meshwright.planner.hints import hint_constraints
+from meshwright.planner.pins.hints import hint_constraints
 from tests.planner.problems import cluster, problem, traced
 
 

@@ -15,10 +15,10 @@ from meshwright.ir.graph import Block, Graph
 from meshwright.ir.layout import RP, P, Placement, R, Shard, Strategy
 from meshwright.ir.plan import BlockLayout, ModelMesh, model_mesh, param_key
 from meshwright.ir.trace import trace
-from meshwright.planner.explain import batch_coupling, batch_norms, moves, why_whole
-from meshwright.planner.frontier import Run, Step, solve
-from meshwright.planner.layouts import solve_layouts
-from meshwright.planner.segments import prelude_block
+from meshwright.planner.inside.explain import batch_coupling, batch_norms, moves, why_whole
+from meshwright.planner.inside.frontier import Run, Step, solve
+from meshwright.planner.inside.layouts import solve_layouts
+from meshwright.planner.inside.segments import prelude_block
 from tests.models import CASES
 
 

@@ -19,22 +19,22 @@ from meshwright.ir.layout import Shard, parse_placement, parse_strategy
 from meshwright.ir.plan import BlockLayout, ModelMesh, param_key
 from meshwright.ir.step import flatten_batch
 from meshwright.ir.trace import trace
-from meshwright.planner.axis_layout import lay_out, stored_choices
-from meshwright.planner.axis_space import Spreader
-from meshwright.planner.choices import Choices, Link, Reader, cost_of
-from meshwright.planner.choose import choose
-from meshwright.planner.data_layout import DataLayout, results, solve_data
-from meshwright.planner.factors import AxisKind
-from meshwright.planner.layouts import solve_layouts
-from meshwright.planner.mesh_problem import mesh_problem
-from meshwright.planner.mesh_space import mesh_space
-from meshwright.planner.moves import Moves
-from meshwright.planner.placement_rules import NO_RULES
-from meshwright.planner.prices import AlphaBeta
+from meshwright.planner.inside.axis_layout import lay_out, stored_choices
+from meshwright.planner.inside.axis_space import Spreader
+from meshwright.planner.inside.choices import Choices, Link, Reader, cost_of
+from meshwright.planner.inside.choose import choose
+from meshwright.planner.inside.data_layout import DataLayout, results, solve_data
+from meshwright.planner.inside.factors import AxisKind
+from meshwright.planner.inside.layouts import solve_layouts
+from meshwright.planner.inside.mesh_problem import mesh_problem
+from meshwright.planner.inside.mesh_space import mesh_space
+from meshwright.planner.inside.moves import Moves
+from meshwright.planner.inside.prices import AlphaBeta
+from meshwright.planner.inside.regime import usual
+from meshwright.planner.inside.segments import prelude_block
+from meshwright.planner.inside.variants import MeshVariants
+from meshwright.planner.pins.placement_rules import NO_RULES
 from meshwright.planner.problem import Problem, make_problem
-from meshwright.planner.regime import usual
-from meshwright.planner.segments import prelude_block
-from meshwright.planner.variants import MeshVariants
 from tests import forms
 from tests.codegen.equality import plan_of, run_plan
 from tests.codegen.test_models import traced, wanted

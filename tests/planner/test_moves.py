@@ -8,7 +8,7 @@ from meshwright.ir.conversions import Conversion
 from meshwright.ir.layout import RP, Axis, P, Placement, R, Shard
 from meshwright.ir.nesting import nests
 from meshwright.ir.paths import path
-from meshwright.planner.moves import Moves, Step, share
+from meshwright.planner.inside.moves import Moves, Step, share
 
 SHAPE = (8, 24, 12)
 Place = tuple[Placement, ...]

@@ -7,8 +7,8 @@ import pytest
 from meshwright.ir.errors import Infeasible
 from meshwright.ir.plan import Plan
 from meshwright.planner.candidates import uniform_choice
-from meshwright.planner.constraints import broken
-from meshwright.planner.obey import obey
+from meshwright.planner.pins.constraints import broken
+from meshwright.planner.pins.obey import obey
 from meshwright.planner.search import search_problem
 from tests.planner.problems import cluster, mlp, problem
 from tests.planner.test_balance import mixed

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshwright.planner.across.partition import Pipeline, path_within, solve
+from meshwright.planner.across.places import Places
+from meshwright.planner.across.run_classes import RunClasses
+from meshwright.planner.across.run_costs import RunCosts
+from meshwright.planner.across.spans import highest, sums, sums_of_named
+from meshwright.planner.across.stage_tables import Figures, Options, StageTables
 from meshwright.planner.candidates import build_plan, uniform_choice
-from meshwright.planner.partition import Pipeline, path_within, solve
-from meshwright.planner.places import Places
-from meshwright.planner.run_classes import RunClasses
-from meshwright.planner.run_costs import RunCosts
 from meshwright.planner.space import Mesh
-from meshwright.planner.spans import highest, sums, sums_of_named
-from meshwright.planner.stage_tables import Figures, Options, StageTables
 from tests.planner.problems import cluster, mlp, problem, traced
 
 BLOCKS = 5

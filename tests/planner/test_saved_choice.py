@@ -11,9 +11,9 @@ from meshwright.ir.cluster import Cluster
 from meshwright.ir.errors import Infeasible
 from meshwright.ir.trace import trace
 from meshwright.ir.verify import check
-from meshwright.planner.constraints import broken
+from meshwright.planner.inside.saved_choice import SavedChoice
+from meshwright.planner.pins.constraints import broken
 from meshwright.planner.problem import Problem, make_problem
-from meshwright.planner.saved_choice import SavedChoice
 from meshwright.planner.saved_modes import CHEAP, SavedMode, saved_modes
 from meshwright.planner.saved_names import saved_name
 from meshwright.planner.search import search_problem

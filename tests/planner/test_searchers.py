@@ -9,8 +9,8 @@ from meshwright.ir.errors import Infeasible
 from meshwright.ir.plan import Plan
 from meshwright.ir.plan_io import dumps, loads
 from meshwright.ir.verify import verify
-from meshwright.planner.constraints import broken
 from meshwright.planner.offers import SEARCHERS
+from meshwright.planner.pins.constraints import broken
 from meshwright.planner.search import search_problem
 from tests.planner.problems import TINY
 

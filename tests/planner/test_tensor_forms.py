@@ -10,9 +10,9 @@ from meshwright.ir.graph import Graph
 from meshwright.ir.layout import Shard, parse_placement
 from meshwright.ir.plan import BlockLayout, ModelMesh
 from meshwright.ir.trace import trace
-from meshwright.planner.layouts import solve_layouts
-from meshwright.planner.prices import AlphaBeta
-from meshwright.planner.regime import Regime
+from meshwright.planner.inside.layouts import solve_layouts
+from meshwright.planner.inside.prices import AlphaBeta
+from meshwright.planner.inside.regime import Regime
 from tests import forms
 
 WIDTH = 3072

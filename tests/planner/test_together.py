@@ -3,8 +3,8 @@
 import numpy as np
 
 from meshwright.ir.layout import Strategy, parse_strategy
-from meshwright.planner.rules import Rule
-from meshwright.planner.together import Side, brought_once
+from meshwright.planner.inside.rules import Rule
+from meshwright.planner.inside.together import Side, brought_once
 
 ATTENTION = Rule(
     sizes={"b": 4, "l": 8, "s": 8},

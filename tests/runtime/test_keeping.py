@@ -21,9 +21,9 @@ from meshwright.ir.torch_private import watching
 from meshwright.ir.trace import trace
 from meshwright.ir.verify import check
 from meshwright.planner.candidates import build_plan, uniform_choice
-from meshwright.planner.layouts import solve_layouts
+from meshwright.planner.inside.layouts import solve_layouts
+from meshwright.planner.inside.regime import usual
 from meshwright.planner.problem import make_problem
-from meshwright.planner.regime import usual
 from meshwright.runtime.export import full_state
 from meshwright.runtime.host import HostMemory
 from meshwright.runtime.job import compile as compile_job

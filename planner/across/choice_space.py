@@ -1,0 +1,128 @@
+"""Every choice of one frame, in a fixed order: what is enumerated where a space is small."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise, product
+from math import prod
+
+from meshwright.planner.across.places import Places, orders
+from meshwright.planner.across.recompute import RecomputeSets
+from meshwright.planner.across.relaxation import Frame, group_sizes
+from meshwright.planner.across.shares import balanced_shares
+from meshwright.planner.candidates import Choice, StageChoice
+from meshwright.planner.problem import Problem
+from meshwright.planner.schedule_tools import make_schedule
+from meshwright.planner.space import Mesh, compositions, cuts, meshes, schedules
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Devices of one pipeline rank with their mesh."""
+
+    devices: tuple[int, ...]
+    mesh: Mesh
+
+
+class Choices:
+    """The choices of one problem."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.places = [Places(problem, order) for order in orders(problem)]
+        self.sets = RecomputeSets(problem)
+        self._meshes: dict[tuple[int, int], tuple[Mesh, ...]] = {}
+
+    def count(self, frame: Frame, most: int) -> int:
+        """How many choices a frame has, shares apart; stops soon after `most`."""
+        groups = 0
+        for sizes in self._sizes(frame):
+            groups += prod(len(self._of(frame, size)) for size in sizes) * len(self.places)
+            if groups > most:
+                return groups
+        total = 0
+        for _, chunks in schedules(self.problem, frame.num_ranks) if groups else ():
+            for bounds in cuts(self.problem, frame.num_ranks * chunks):
+                ends = pairwise(bounds)
+                total += groups * prod(len(self.sets.of(a, b)) for a, b in ends)
+                if total > most:
+                    return total
+        return total
+
+    def of(self, frame: Frame) -> Iterator[Choice]:
+        """Every choice."""
+        seen: set[tuple[Group, ...]] = set()
+        for places in self.places:
+            for sizes in self._sizes(frame):
+                for held in product(*(self._of(frame, size) for size in sizes)):
+                    groups = _groups(places, held)
+                    if groups in seen:
+                        continue
+                    seen.add(groups)
+                    for schedule, chunks in schedules(self.problem, frame.num_ranks):
+                        yield from self._cut(frame, groups, schedule, chunks)
+
+    def _sizes(self, frame: Frame) -> Iterator[tuple[int, ...]]:
+        known = group_sizes(self.problem, frame.num_ranks)
+        if len(known) == 1:
+            yield known * frame.num_ranks
+            return
+        for sizes in compositions(self.problem.cluster.num_devices, frame.num_ranks):
+            if set(sizes) <= set(known):
+                yield sizes
+
+    def _of(self, frame: Frame, size: int) -> tuple[Mesh, ...]:
+        key = (frame.num_microbatches, size)
+        if key not in self._meshes:
+            samples = self.problem.batch // frame.num_microbatches
+            self._meshes[key] = tuple(meshes(self.problem, size, samples))
+        return self._meshes[key]
+
+    def _cut(
+        self, frame: Frame, groups: tuple[Group, ...], schedule: str, chunks: int
+    ) -> Iterator[Choice]:
+        num_stages = frame.num_ranks * chunks
+        table = make_schedule(schedule, num_stages, frame.num_microbatches, frame.num_ranks)
+        held = [groups[table.rank_of(stage)] for stage in range(num_stages)]
+        for bounds in cuts(self.problem, num_stages):
+            ends = list(pairwise(bounds))
+            for again in product(*(self.sets.of(a, b) for a, b in ends)):
+                stages = tuple(
+                    stage_on(group, a, b, names)
+                    for group, (a, b), names in zip(held, ends, again, strict=True)
+                )
+                choice = Choice(
+                    stages=stages, num_microbatches=frame.num_microbatches, schedule=schedule,
+                    num_ranks=frame.num_ranks,
+                )  # fmt: skip
+                yield from with_shares(self.problem, choice)
+
+
+def _groups(places: Places, held: tuple[Mesh, ...]) -> tuple[Group, ...]:
+    ends = accumulate(mesh.size for mesh in held)
+    return tuple(
+        Group(places.ranks(end - mesh.size, mesh.size, mesh), mesh)
+        for mesh, end in zip(held, ends, strict=True)
+    )
+
+
+def stage_on(group: Group, start: int, stop: int, recompute: tuple[str, ...]) -> StageChoice:
+    """Blocks `start` to `stop` on a group."""
+    mesh = group.mesh
+    return StageChoice(
+        start=start, stop=stop, devices=group.devices, dp_replicate=mesh.dp_replicate,
+        dp_shard=mesh.dp_shard, model=mesh.model, variant=mesh.variant, zero=mesh.zero,
+        prefetch=mesh.prefetch, recompute=recompute,
+    )  # fmt: skip
+
+
+def with_shares(problem: Problem, choice: Choice) -> Iterator[Choice]:
+    """The choice with even shares, and with balanced ones where replicas differ."""
+    yield choice
+    held = range(len(choice.stages))
+    in_flight = [min(choice.num_microbatches, max(1, choice.num_ranks - i)) for i in held]
+    stages = tuple(
+        replace(stage, shares=balanced_shares(problem, stage, choice.num_microbatches, k))
+        for stage, k in zip(choice.stages, in_flight, strict=True)
+    )
+    if stages != choice.stages:
+        yield replace(choice, stages=stages)

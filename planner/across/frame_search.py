@@ -1,0 +1,195 @@
+"""The best choices of one frame by the stage tables: cuts, devices, meshes, recomputed blocks.
+
+The quick estimate is DAPPLE's: the path of a micro-batch through all stages, and the load of the
+pivot, the stage that is busiest. For several limits of the load the shortest path is found.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.costmodel.placement import step_cores
+from meshwright.planner.across.choice_space import Group, stage_on, with_shares
+from meshwright.planner.across.partition import Part, Pipeline, load, memory, path_within, solve
+from meshwright.planner.across.places import Places
+from meshwright.planner.across.recompute import RecomputeSets
+from meshwright.planner.across.relaxation import Bound, Frame, group_sizes
+from meshwright.planner.across.run_costs import RunCosts
+from meshwright.planner.across.stage_tables import Fitted, StageTables
+from meshwright.planner.candidates import Choice, StageChoice, recomputable
+from meshwright.planner.pins.constraints import pinned
+from meshwright.planner.schedule_tools import stages_per_rank
+from meshwright.planner.space import Mesh, meshes, schedules
+
+LIMITS = (1.0, 1.05, 1.2, 1.6)
+"""Loads tried, as multiples of the least possible one."""
+MESHES, NEAR = 16, 1.5
+"""Meshes of even groups that are looked at closer: so many, whose bound is within this factor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finalist:
+    """A choice and about how good it is: seconds, or bytes where memory is what counts."""
+
+    value: float
+    choice: Choice
+
+
+class FrameSearch:
+    """Solves frames of one problem in one order of its devices."""
+
+    def __init__(self, runs: RunCosts, places: Places, sets: RecomputeSets) -> None:
+        self.problem, self.runs, self.places, self.sets = runs.problem, runs, places, sets
+        self.tables = StageTables(runs, places)
+        self.left_out = 0
+        """Meshes that were not looked at closer."""
+        self._meshes: dict[tuple[Frame, int], tuple[Mesh, ...]] = {}
+
+    def fastest(
+        self, frame: Frame, bound: Bound, limit_s: float, spare_bytes: float = 0.0
+    ) -> list[Finalist]:
+        """Choices of least estimated time, best first; some memory may be left alone."""
+        asked = self._pipeline(frame, bound, spare_bytes)
+        if asked is None:
+            return []
+        least = solve(asked, load, join=np.maximum)
+        if least is None or least[0] > limit_s:
+            return []
+        answers = {least[1]: None}
+        for factor in LIMITS if frame.num_ranks > 1 else ():
+            answer = solve(asked, path_within(least[0] * factor), join=np.add)
+            if answer:
+                answers[answer[1]] = None
+        found = [
+            Finalist(self._step_s(asked, parts, frame), choice)
+            for parts in answers
+            for choice in self._choices(parts, frame)
+        ]
+        return sorted(found, key=lambda item: item.value)
+
+    def of_meshes(self, frame: Frame, found: Sequence[Mesh]) -> list[Finalist]:
+        """The choice of least estimated load with these meshes alone."""
+        asked = self._pipeline(frame, Bound(0.0, tuple((0.0, mesh) for mesh in found)))
+        least = solve(asked, load, join=np.maximum) if asked else None
+        if asked is None or least is None:
+            return []
+        value = self._step_s(asked, least[1], frame)
+        return [Finalist(value, choice) for choice in self._choices(least[1], frame)]
+
+    def smallest(self, frame: Frame, bound: Bound) -> list[Finalist]:
+        """The choice that needs least memory."""
+        asked = self._pipeline(frame, bound, everything=True)
+        answer = solve(asked, memory, join=np.maximum) if asked else None
+        if answer is None:
+            return []
+        return [Finalist(answer[0], choice) for choice in self._choices(answer[1], frame)]
+
+    def _pipeline(
+        self, frame: Frame, bound: Bound, spare_bytes: float = 0.0, *, everything: bool = False
+    ) -> Pipeline | None:
+        sizes = group_sizes(self.problem, frame.num_ranks)
+        if not sizes:
+            return None
+        best = () if everything else self._closer(bound)
+        held = tuple(self._in_flight(frame))
+        known: dict[object, Fitted | None] = {}
+
+        def fitted(stage: int, first: int, size: int) -> Fitted | None:
+            key = (held[stage], self.places.like(first, size), size, self.places.way(first, size))
+            if key not in known:
+                found = best or self._all(frame, size)
+                room = self.places.room_bytes(first, size) - spare_bytes
+                known[key] = self._fitted(frame, found, first, held[stage], room)
+            return known[key]
+
+        return Pipeline(
+            classes=self.runs.classes, num_blocks=len(self.problem.graph.blocks),
+            num_devices=self.problem.cluster.num_devices, num_stages=frame.num_ranks,
+            sizes=sizes, fitted=fitted,
+            pins=self.problem.stage_of_block if self._one_stage() else {},
+        )  # fmt: skip
+
+    def _fitted(
+        self, frame: Frame, found: Sequence[Mesh], first: int, in_flight: int, room: float
+    ) -> Fitted | None:
+        if not found:
+            return None
+        options = self.tables.options(first, found[0].size, frame.num_microbatches, found)
+        return options.fitted(in_flight, room)
+
+    def _closer(self, bound: Bound) -> tuple[Mesh, ...]:
+        """Meshes that may be best, of those that a bound is known for."""
+        if not bound.meshes:
+            return ()
+        least = bound.meshes[0][0]
+        near = [mesh for value, mesh in bound.meshes if value <= NEAR * least]
+        self.left_out += max(0, len(bound.meshes) - min(len(near), MESHES))
+        return tuple(near[:MESHES])
+
+    def _all(self, frame: Frame, size: int) -> tuple[Mesh, ...]:
+        if (frame, size) not in self._meshes:
+            samples = self.problem.batch // frame.num_microbatches
+            self._meshes[frame, size] = tuple(meshes(self.problem, size, samples))
+        return self._meshes[frame, size]
+
+    def _one_stage(self) -> bool:
+        pin = pinned(self.problem.constraints, "schedule")
+        return pin is None or stages_per_rank(str(pin)) == (1,)
+
+    def _in_flight(self, frame: Frame) -> Iterator[int]:
+        """Micro-batches that each stage holds under 1F1B, or under the pinned schedule."""
+        pin, ranks = str(pinned(self.problem.constraints, "schedule")), frame.num_ranks
+        for stage in range(ranks):
+            held = {
+                "gpipe": frame.num_microbatches, "dapple_pb": 2 * (ranks - stage) - 1,
+                "zero_bubble": ranks,
+            }  # fmt: skip
+            yield min(frame.num_microbatches, held.get(pin, ranks - stage))
+
+    def _step_s(self, asked: Pipeline, parts: Sequence[Part], frame: Frame) -> float:
+        """About the step time of these stages."""
+        path = most = work = 0.0
+        for stage, part in enumerate(parts):
+            fitted = asked.fitted(stage, part.first, part.mesh.size)
+            assert fitted
+            mesh = fitted.options.meshes.index(part.mesh)
+            at = mesh, asked.classes.index[part.start, part.stop]
+            path_s, load_s, busy_s = (float(held[at]) for held in fitted[2:5])
+            path, most = path + path_s, max(most, load_s)
+            work += (load_s + busy_s) * part.mesh.size
+        return max(path + most, work / step_cores(self.problem.cluster))
+
+    def _choices(self, parts: Sequence[Part], frame: Frame) -> Iterator[Choice]:
+        pin = pinned(self.problem.constraints, "schedule")
+        keep = isinstance(pin, str) and stages_per_rank(pin) == (1,)
+        names = [name for name, chunks in schedules(self.problem, frame.num_ranks) if chunks == 1]
+        usual = names[0] if names and "one_f_one_b" not in names else "one_f_one_b"
+        choice = Choice(
+            stages=tuple(map(self._stage, parts)), num_microbatches=frame.num_microbatches,
+            schedule=str(pin) if keep else usual, num_ranks=frame.num_ranks,
+        )  # fmt: skip
+        yield from with_shares(self.problem, choice)
+
+    def _stage(self, part: Part) -> StageChoice:
+        devices = self.places.ranks(part.first, part.mesh.size, part.mesh)
+        names = self._recomputed(part)
+        return stage_on(Group(devices, part.mesh), part.start, part.stop, names)
+
+    def _recomputed(self, part: Part) -> tuple[str, ...]:
+        """The set that saves as much as asked for, in the least time: a knapsack over sets."""
+        sets = self.sets.of(part.start, part.stop)
+        if part.recomputed <= 0:
+            return sets[0]
+        if part.recomputed >= 1:
+            return sets[-1]
+        blocks = self.problem.graph.blocks[part.start : part.stop]
+        again = set(recomputable(self.problem.graph, blocks))
+        size = {b.name: self.sets.saved_bytes(b) for b in blocks if b.pattern in again}
+        wanted = part.recomputed * sum(size.values()) * (1 - 1e-9)
+        chosen: list[tuple[float, int, tuple[str, ...]]] = []
+        for names in sets:
+            held = self.sets.blocks(part.start, part.stop, names)
+            if sum(size[b.name] for b in held) >= wanted:
+                chosen.append((sum(self.sets.again_s(b) for b in held), len(chosen), names))
+        return min(chosen)[2] if chosen else sets[-1]

@@ -1,0 +1,82 @@
+"""A step time that a complete choice cannot beat, without simulating it."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from math import ceil
+from typing import NamedTuple
+
+from meshwright.costmodel.tables import Spot
+from meshwright.planner.across.recompute import RecomputeSets
+from meshwright.planner.across.relaxation import SPLIT
+from meshwright.planner.across.run_costs import At, RunCosts
+from meshwright.planner.candidates import Choice, StageChoice
+from meshwright.planner.schedule_tools import SCHEDULES
+
+
+class LeafBound:
+    """Bounds of one problem's choices; keeps what stages take."""
+
+    def __init__(self, runs: RunCosts, sets: RecomputeSets) -> None:
+        self.runs, self.problem, self.sets = runs, runs.problem, sets
+        self._busy: dict[StageChoice, dict[int, _Busy]] = {}
+
+    def seconds(self, choice: Choice) -> float:
+        """Each rank works off all micro-batches, the first ranks beginning and ending before the
+        last ones; and the first micro-batch goes all the way."""
+        stages = [self._stage_s(stage, choice.num_microbatches) for stage in choice.stages]
+        whole = [busy.whole_s for busy in stages]
+        split = choice.schedule in SPLIT or choice.schedule not in SCHEDULES
+        path = sum(busy.input_s if split else busy.whole_s for busy in stages)
+        if len(stages) > choice.num_ranks:
+            return max(self._ranks_s(choice, whole), path)
+        # Weight halves may wait until the end: then only forwards lie before a rank's work.
+        parts = [busy.forward_s if split else busy.whole_s for busy in stages]
+        before = [0.0, *accumulate(parts)]
+        count = choice.num_microbatches
+        return max(path, *(count * own + b for own, b in zip(whole, before, strict=False)))
+
+    def _ranks_s(self, choice: Choice, busy: Sequence[float]) -> float:
+        spent: dict[tuple[int, ...], float] = {}
+        for stage, seconds in zip(choice.stages, busy, strict=True):
+            spent[stage.devices] = spent.get(stage.devices, 0.0) + seconds
+        return choice.num_microbatches * max(spent.values())
+
+    def _stage_s(self, stage: StageChoice, count: int) -> "_Busy":
+        """Of one micro-batch."""
+        held = self._busy.setdefault(stage, {})
+        if count not in held:
+            held[count] = self._stage(stage, self.problem.batch // count)
+        return held[count]
+
+    def _stage(self, stage: StageChoice, samples: int) -> "_Busy":
+        names, size = self.problem.tables.device_names, len(stage.devices) // stage.dp
+        levels = self.problem.tables.model_levels(stage.devices[:size], stage.model)
+        dp_levels = self.problem.tables.levels(stage.devices[::size])
+        shares = stage.shares or (ceil(samples / stage.dp),)
+        spots = {
+            Spot(share, stage.dp, stage.model, names[rank], dp_levels, levels)
+            for number, share in enumerate(shares)
+            for rank in stage.devices[number * size : (number + 1) * size]
+        }
+        return max(self._at(stage, At(spot, stage.variant)) for spot in spots)
+
+    def _at(self, stage: StageChoice, at: At) -> "_Busy":
+        costs = self.runs.block_costs(at)
+        whole = forward = least = 0.0
+        for number in range(stage.start, stage.stop):
+            block, cost = self.runs.blocks[number], costs[number]
+            if block.name in stage.recompute or block.pattern in stage.recompute:
+                cost = cost.recomputed()
+            whole += cost.forward_s + cost.backward_s - cost.accumulate_s
+            forward += cost.forward_s
+            least += cost.forward_s + cost.backward_input_s
+        return _Busy(whole, forward, least)
+
+
+class _Busy(NamedTuple):
+    """Of a stage and a micro-batch, at least."""
+
+    whole_s: float
+    forward_s: float
+    input_s: float
+    """Forward, and what the stages before wait for."""

@@ -1,0 +1,98 @@
+"""Model meshes that are tried: tensor parallelism in one to three axes, context, experts."""
+
+from collections.abc import Iterable, Iterator
+from functools import cache
+from itertools import zip_longest
+from math import prod
+
+from meshwright.ir.graph import Graph, Kind
+from meshwright.ir.plan import ModelMesh, model_mesh
+from meshwright.planner.pins.constraints import allowed
+from meshwright.planner.problem import Problem
+
+NODES = 2
+"""Model axes in several factors may reach over so many nodes."""
+
+
+@cache
+def divisors(number: int) -> tuple[int, ...]:
+    return tuple(d for d in range(1, number + 1) if number % d == 0)
+
+
+def widest_node(problem: Problem) -> int:
+    return max(len(node.devices) for node in problem.cluster.nodes)
+
+
+def tensor_sizes(problem: Problem) -> tuple[int, ...]:
+    """Sizes of one tensor axis: within a node, and even parts of it where nodes are large."""
+    widest = widest_node(problem)
+    sizes = tuple(range(1, widest + 1)) if widest <= 4 else divisors(widest)
+    return allowed(problem.constraints, "tp", sizes)
+
+
+def forms(problem: Problem) -> tuple[ModelMesh, ...]:
+    """All of them, single tensor axes first, then small ones of each kind in turn."""
+    graph, sizes = problem.graph, tensor_sizes(problem)
+    most = min(NODES * widest_node(problem), problem.cluster.num_devices)
+    context = _powers(most) if has_attention(graph) else ()
+    experts = _powers(min(most, num_experts(graph)))
+    wide = tuple(tp for tp in sizes if tp > 1)
+    kinds: list[Iterable[ModelMesh]] = [
+        _beside_tensor("ep", experts, (1,), most),
+        _beside_tensor("cp", context, (1,), most),
+        _in_two(most),
+        _beside_tensor("ep", experts, wide, most),
+        _beside_tensor("cp", context, wide, most),
+        _in_three(most),
+    ]
+    in_turn = zip_longest(*(sorted(kind, key=_ranks) for kind in kinds))
+    others = [mesh for turn in in_turn for mesh in turn if mesh is not None]
+    return (*(model_mesh({"tp": tp}) for tp in sizes), *others)
+
+
+def _ranks(mesh: ModelMesh) -> int:
+    return prod(size for _, size in mesh)
+
+
+def has_attention(graph: Graph) -> bool:
+    return any("scaled_dot_product" in op.target for op in graph.ops)
+
+
+def num_experts(graph: Graph) -> int:
+    """Of the widest layer of experts; 0 if there is none."""
+    stacks = (
+        graph.tensors[name]
+        for op in graph.ops
+        if op.target.startswith("meshwright.experts")
+        for name in op.inputs
+    )
+    return max((t.shape[0] for t in stacks if t.kind is Kind.PARAMETER), default=0)
+
+
+def _powers(most: int) -> tuple[int, ...]:
+    return tuple(2**n for n in range(1, most.bit_length()) if 2**n <= most)
+
+
+def _beside_tensor(
+    axis: str, sizes: tuple[int, ...], tensor: tuple[int, ...], most: int
+) -> Iterator[ModelMesh]:
+    for size in sizes:
+        for tp in tensor:
+            if size * tp <= most:
+                yield model_mesh({axis: size, "tp": tp})
+
+
+def _in_two(most: int) -> Iterator[ModelMesh]:
+    """Two tensor axes of equal or nearly equal sizes."""
+    for row in range(2, most):
+        for col in (row, 2 * row):
+            if row * col <= most:
+                yield model_mesh({"tp_row": row, "tp_col": col})
+
+
+def _in_three(most: int) -> Iterator[ModelMesh]:
+    """Three of them, two of which are equal."""
+    for size in range(2, most):
+        for depth in range(2, size + 1):
+            if depth * size * size <= most:
+                yield model_mesh({"tp_depth": depth, "tp_row": size, "tp_col": size})

@@ -1,0 +1,155 @@
+"""Dynamic programming over block boundaries and devices: the best stages of a pipeline.
+
+A step of a pipeline takes about the path of one micro-batch through all stages plus the load of the
+busiest stage (PipeDream, DAPPLE). For a limit on the load, the shortest path is found exactly.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.planner.across.run_classes import RunClasses
+from meshwright.planner.across.spans import Matrix
+from meshwright.planner.across.stage_tables import Fitted
+from meshwright.planner.space import Mesh
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A stage of the answer: blocks `start` to `stop` on `size` devices."""
+
+    start: int
+    stop: int
+    first: int
+    """Place of its first device."""
+    mesh: Mesh
+    recomputed: float
+    """Share of the blocks that can be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """What a partition is asked for."""
+
+    classes: RunClasses
+    num_blocks: int
+    num_devices: int
+    num_stages: int
+    sizes: tuple[int, ...]
+    """Numbers of devices that a stage may have."""
+    fitted: Callable[[int, int, int], Fitted | None]
+    """(stage, first place, size) -> what each way to run it takes."""
+    pins: Mapping[int, int]
+    """Block -> stage."""
+
+
+Measure = Callable[[Fitted], Matrix]
+"""What counts of stages: [mesh, kind of run], infinite where not allowed."""
+
+
+def load(fitted: Fitted) -> Matrix:
+    """Seconds of load of stages that fit."""
+    return fitted.load_s
+
+
+def path_within(limit_s: float) -> Measure:
+    """Seconds of path of stages that fit and have at most that load."""
+
+    def measure(fitted: Fitted) -> Matrix:
+        return np.where(fitted.load_s <= limit_s, fitted.path_s, np.inf)
+
+    return measure
+
+
+def memory(fitted: Fitted) -> Matrix:
+    """Bytes that stages need at least, whether they fit or not."""
+    return fitted.least_bytes
+
+
+@dataclass(slots=True)
+class _Row:
+    """Best values per number of blocks done, and how they were reached."""
+
+    value: Matrix
+    start: NDArray[np.int64]
+    size: NDArray[np.int64]
+    mesh: NDArray[np.int64]
+
+    @classmethod
+    def empty(cls, num_blocks: int) -> "_Row":
+        zeros = np.zeros(num_blocks + 1, dtype=np.int64)
+        return cls(np.full(num_blocks + 1, np.inf), zeros, zeros.copy(), zeros.copy())
+
+
+def solve(
+    asked: Pipeline, measure: Measure, *, join: np.ufunc
+) -> tuple[float, tuple[Part, ...]] | None:
+    """Stages of least sum (`join` np.add) or least maximum (np.maximum) of the measure."""
+    rows: list[dict[int, _Row]] = [{0: _Row.empty(asked.num_blocks)}]
+    rows[0][0].value[0] = 0.0 if join is np.add else -np.inf
+    for stage in range(asked.num_stages):
+        found: dict[int, _Row] = {}
+        for used, row in rows[-1].items():
+            for size in _sizes(asked, stage, used):
+                _extend(asked, stage, used, size, row, found, measure, join)
+        rows.append(found)
+    last = rows[-1].get(asked.num_devices)
+    if last is None or not np.isfinite(last.value[asked.num_blocks]):
+        return None
+    return float(last.value[asked.num_blocks]), _trace_back(asked, rows, measure)
+
+
+def _sizes(asked: Pipeline, stage: int, used: int) -> Sequence[int]:
+    left, after = asked.num_devices - used, asked.num_stages - stage - 1
+    if after == 0:
+        return (left,) if left in asked.sizes else ()
+    return [size for size in asked.sizes if size + after * min(asked.sizes) <= left]
+
+
+def _extend(
+    asked: Pipeline,
+    stage: int,
+    used: int,
+    size: int,
+    row: _Row,
+    found: dict[int, _Row],
+    measure: Measure,
+    join: np.ufunc,
+) -> None:
+    fitted = asked.fitted(stage, used, size)
+    if fitted is None:
+        return
+    values = measure(fitted)
+    best, pick = values.min(axis=0), values.argmin(axis=0)
+    total = join(row.value[:, None], asked.classes.spread(best))
+    for block, wanted in asked.pins.items():
+        inside = np.zeros_like(total, dtype=bool)
+        inside[: block + 1, block + 1 :] = True
+        total[inside if stage != wanted else ~inside] = np.inf
+    start, value = total.argmin(axis=0), total.min(axis=0)
+    target = found.setdefault(used + size, _Row.empty(asked.num_blocks))
+    better = value < target.value
+    target.value[better] = value[better]
+    target.start[better] = start[better]
+    target.size[better] = size
+    kind = asked.classes.index[start, np.arange(len(start))]
+    target.mesh[better] = pick[kind][better]
+
+
+def _trace_back(asked: Pipeline, rows: list[dict[int, _Row]], measure: Measure) -> tuple[Part, ...]:
+    stop, used = asked.num_blocks, asked.num_devices
+    parts: list[Part] = []
+    for stage in range(asked.num_stages, 0, -1):
+        row = rows[stage][used]
+        start, size, mesh = int(row.start[stop]), int(row.size[stop]), int(row.mesh[stop])
+        used -= size
+        fitted = asked.fitted(stage - 1, used, size)
+        assert fitted
+        again = float(fitted.share[mesh, asked.classes.index[start, stop]])
+        if measure is memory or again > 1.0:
+            again = float(True in fitted.options.modes)
+        parts.append(Part(start, stop, used, fitted.options.meshes[mesh], again))
+        stop = start
+    return tuple(reversed(parts))

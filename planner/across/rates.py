@@ -1,0 +1,227 @@
+"""What each block needs at least of a device under a mesh: seconds and bytes, never too much."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from meshwright.costmodel.comm import Levels, collective_time
+from meshwright.costmodel.memory import OPTIMIZER_COPIES
+from meshwright.costmodel.optimizer import optimizer_time
+from meshwright.ir.conversions import Primitive
+from meshwright.planner.across.run_costs import At, RunCosts
+from meshwright.planner.across.spans import Matrix
+from meshwright.planner.across.stage_tables import Case
+
+_LARGE = 10**10
+"""Bytes from which on the time of a collective grows in proportion."""
+
+
+class Rates(NamedTuple):
+    """Per mesh and kind of block (and twice: all kept, all recomputed)."""
+
+    busy_s: Matrix
+    """[mesh, mode, kind]: one micro-batch forward and backward, with its collectives."""
+    compute_s: Matrix
+    """[mesh, mode, kind]: of that, without communication."""
+    once_s: Matrix
+    """[mesh, mode, kind]: per step."""
+    state_bytes: Matrix
+    """[mesh, kind]"""
+    flight_bytes: Matrix
+    """[mesh, mode, kind]: activations of one micro-batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Equal blocks: the first of them, and how many there are."""
+
+    block: int
+    count: int
+
+
+class BlockRates:
+    """The rates of one problem; keeps what it has computed."""
+
+    def __init__(self, runs: RunCosts) -> None:
+        self.runs, self.problem = runs, runs.problem
+        self.kinds = _kinds(runs)
+        self.counts = np.array([kind.count for kind in self.kinds], dtype=float)
+        self.kind_of = np.array(_numbers(runs, self.kinds))
+        """Per block, the number of its kind."""
+        self.input_share = 1.0
+        """The least share of a block's work that is not the weight half of its backward."""
+        self.forward_share = 1.0
+        self._work: dict[At, tuple[Matrix, Matrix, Matrix]] = {}
+        self._held: dict[object, tuple[Matrix, Matrix]] = {}
+        self._slopes: dict[tuple[Primitive, Levels], float] = {}
+        self._once: dict[object, tuple[Matrix, Matrix]] = {}
+
+    def of(self, cases: list[Case], num_microbatches: int) -> Rates:
+        """Of some meshes, one array each."""
+        rows = [self._of(case, num_microbatches) for case in cases]
+        return Rates(*(np.array(column) for column in zip(*rows, strict=True)))
+
+    def _of(self, case: Case, num_microbatches: int) -> tuple[Matrix, ...]:
+        busy, compute, flight = self._work_of(case.at)
+        state, _ = self._state_of(case, num_microbatches)
+        once, gather = self._once_of(case)
+        hidden = num_microbatches * gather
+        if case.mesh.zero == 3 and not case.mesh.prefetch:
+            busy, hidden = busy + gather, hidden * 0
+        once = self._exposed(once, case, busy, hidden, num_microbatches)
+        return busy, compute, once, state, flight
+
+    def _exposed(
+        self, once: Matrix, case: Case, busy: Matrix, hidden: Matrix, num_microbatches: int
+    ) -> Matrix:
+        """Of what runs beside the computing, only that counts for which it is too short."""
+        beside = hidden - num_microbatches * busy  # level 3 with gathers ahead
+        after = self._reduced_s(case) - busy
+        return once + self._if_more(beside) + self._if_more(after)
+
+    def _if_more(self, seconds: Matrix) -> Matrix:
+        """Where the whole model has none left over, blocks have none either."""
+        found: Matrix = np.where((seconds @ self.counts > 0)[:, None], seconds, 0.0)
+        return found
+
+    def _reduced_s(self, case: Case) -> Matrix:
+        """Gradients that are reduced beside the last backward."""
+        _, trained = self._state_of(case, 1)
+        mesh = case.mesh
+        if mesh.zero == 0:
+            return trained * self._slope(Primitive.ALL_REDUCE, case.spot.dp_levels)
+        if mesh.zero == 1:
+            return trained * self._slope(Primitive.REDUCE_SCATTER, case.shard)
+        return trained * 0.0
+
+    def _once_of(self, case: Case) -> tuple[Matrix, Matrix]:
+        """(optimizer and parameters on their way after it, gathering twice per micro-batch)."""
+        mesh = case.mesh
+        key = (mesh.model, mesh.variant, mesh.zero, mesh.dp_shard, case.shard, case.replicate)
+        if key not in self._once:
+            _, trained = self._state_of(case, 1)
+            kept = trained / (mesh.dp_shard if mesh.zero else 1)
+            once = kept * self._optimizer_slope(case)
+            once = once + trained / mesh.dp_shard * (
+                self._slope(Primitive.ALL_REDUCE, case.replicate) if mesh.zero else 0.0
+            )
+            gather = trained * self._slope(Primitive.ALL_GATHER, case.shard)
+            if mesh.zero in (1, 2):
+                once = once + gather
+            self._once[key] = once, 2 * gather if mesh.zero == 3 else gather * 0.0
+        return self._once[key]
+
+    def _slope(self, primitive: Primitive, levels: Levels) -> float:
+        """Seconds per byte of large collectives: smaller ones take no less."""
+        key = (primitive, levels)
+        if key not in self._slopes:
+            low, high = (collective_time(primitive, n, levels) for n in (_LARGE, 2 * _LARGE))
+            self._slopes[key] = max(0.0, min((high - low) / _LARGE, low / _LARGE))
+        return self._slopes[key]
+
+    def _optimizer_slope(self, case: Case) -> float:
+        device = self.problem.tables.devices[case.spot.device]
+        name, profile = self.problem.optimizer, self.problem.tables.profile
+        low, high = (
+            optimizer_time(device, name, 1, n, profile).seconds for n in (_LARGE, 2 * _LARGE)
+        )
+        return max(0.0, min((high - low) / _LARGE, low / _LARGE))
+
+    def _work_of(self, at: At) -> tuple[Matrix, Matrix, Matrix]:
+        at = self.runs.canonical(at)
+        if at not in self._work:
+            costs = self.runs.block_costs(at)
+            for kind in self.kinds:
+                cost = costs[kind.block]
+                whole = cost.forward_s + cost.backward_s
+                if whole:
+                    part = 1 - cost.backward_weight_s / whole
+                    self.input_share = min(self.input_share, part)
+                    self.forward_share = min(self.forward_share, cost.forward_s / whole)
+            modes = [[costs[kind.block] for kind in self.kinds]]
+            modes.append(
+                [
+                    cost.recomputed() if self.runs.may_recompute(kind.block) else cost
+                    for cost, kind in zip(modes[0], self.kinds, strict=True)
+                ]
+            )
+            busy = [[c.forward_s + c.backward_s - c.accumulate_s for c in row] for row in modes]
+            talk = [[c.comm_forward_s + c.comm_backward_s for c in row] for row in modes]
+            flight = [
+                [self._kept(kind, c.saved_bytes, c.saved_inputs) for c, kind in
+                 zip(row, self.kinds, strict=True)]
+                for row in modes
+            ]  # fmt: skip
+            found = np.array(busy)
+            self._work[at] = found, found - np.array(talk), np.array(flight)
+        return self._work[at]
+
+    def workspace_bytes(self, at: At) -> float:
+        """Of the block that needs most, whatever else is done to save memory."""
+        costs = self.runs.block_costs(at)
+        return max(costs[kind.block].workspace_bytes for kind in self.kinds)
+
+    def compute_of(self, at: At) -> Matrix:
+        """Seconds of each kind of block without communication and recomputing."""
+        found: Matrix = self._work_of(at)[1][0]
+        return found
+
+    def _kept(self, kind: Kind, inside: float, entering: tuple[int, ...]) -> float:
+        """Activations, counting what two blocks share for the later one."""
+        if not kind.block:
+            return inside
+        blocks, roots = self.runs.blocks, self.problem.tables.facts.roots
+        made = {roots[name] for name in blocks[kind.block - 1].outputs}
+        held = zip(blocks[kind.block].inputs, entering, strict=True)
+        names = {roots[name]: size for name, size in held}
+        return inside + sum(size for name, size in names.items() if name in made)
+
+    def _state_of(self, case: Case, num_microbatches: int) -> tuple[Matrix, Matrix]:
+        """(bytes of parameters, gradients and optimizer, trained bytes); tied ones count once."""
+        mesh, several = case.mesh, num_microbatches > 1
+        key = (mesh.model, mesh.variant, mesh.zero, mesh.dp_shard, several)
+        if key not in self._held:
+            stored, trained = self._parameters(case)
+            shard = mesh.dp_shard
+            copies = OPTIMIZER_COPIES[self.problem.optimizer]
+            parameters = stored - trained + trained / (shard if mesh.zero == 3 else 1)
+            gradients = trained / (shard if mesh.zero >= 2 else 1) if several else trained * 0.0
+            optimizer = copies * trained / (shard if mesh.zero else 1)
+            self._held[key] = parameters + gradients + optimizer, trained
+        return self._held[key]
+
+    def _parameters(self, case: Case) -> tuple[Matrix, Matrix]:
+        costs, known = self.runs.block_costs(case.at), self.problem.tables.trained
+        stored, trained = np.zeros(len(self.kinds)), np.zeros(len(self.kinds))
+        for index, kind in enumerate(self.kinds):
+            block = self.runs.blocks[kind.block]
+            for name, nbytes in zip(block.params, costs[kind.block].param_bytes, strict=True):
+                # A tied parameter counts for the first block that has it.
+                if self.runs.first_user[name] == kind.block:
+                    stored[index] += nbytes
+                    trained[index] += nbytes * (name in known)
+        return stored, trained
+
+
+def _key_of(runs: RunCosts, number: int) -> object:
+    shared = tuple(
+        runs.first_user[name] - number
+        for name in runs.blocks[number].params
+        if runs.first_user[name] != number
+    )
+    return runs.kinds[number], shared, number == 0
+
+
+def _kinds(runs: RunCosts) -> list[Kind]:
+    """Blocks of one pattern that start and end alike, and hold parameters of their own."""
+    found: dict[object, list[int]] = {}
+    for number in range(len(runs.blocks)):
+        found.setdefault(_key_of(runs, number), []).append(number)
+    return [Kind(numbers[0], len(numbers)) for numbers in found.values()]
+
+
+def _numbers(runs: RunCosts, kinds: list[Kind]) -> list[int]:
+    """Per block, the number of its kind."""
+    known = {_key_of(runs, kind.block): index for index, kind in enumerate(kinds)}
+    return [known[_key_of(runs, number)] for number in range(len(runs.blocks))]

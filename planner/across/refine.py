@@ -1,0 +1,121 @@
+"""Choices one small step away from a given one, for polishing what a searcher has found."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from meshwright.planner.across.recompute import RecomputeSets
+from meshwright.planner.candidates import (
+    Choice,
+    StageChoice,
+    block_flops,
+    even_cuts,
+    recomputable,
+)
+from meshwright.planner.problem import Problem
+from meshwright.planner.schedule_tools import make_schedule
+from meshwright.planner.space import (
+    Mesh,
+    meshes,
+    microbatch_counts,
+    schedules,
+)
+
+FEW_DEVICES = 16
+"""Up to here every mesh of every single stage is a neighbour."""
+
+
+def neighbours(problem: Problem, choice: Choice) -> Iterator[Choice]:
+    """Other cuts, recompute, schedules, micro-batch counts, meshes; pins respected."""
+    yield from other_schedules(problem, choice)
+    yield from _other_cuts(choice)
+    yield from _other_recompute(problem, choice)
+    yield from _other_counts(problem, choice)
+    yield from _other_meshes(problem, choice)
+
+
+def other_schedules(problem: Problem, choice: Choice) -> Iterator[Choice]:
+    """The same pipeline ranks under each schedule; those with several stages per rank cut anew."""
+    per_rank = len(choice.stages) // choice.num_ranks
+    table = choice.table()
+    held = {table.rank_of(i): stage for i, stage in reversed([*enumerate(choice.stages)])}
+    for name, chunks in schedules(problem, choice.num_ranks):
+        if (name, chunks) == (choice.schedule, per_rank):
+            continue
+        if chunks == per_rank == 1:
+            yield replace(choice, schedule=name)
+        else:
+            yield _recut(problem, choice, held, name, chunks)
+
+
+def _recut(
+    problem: Problem, choice: Choice, held: dict[int, StageChoice], name: str, chunks: int
+) -> Choice:
+    num_stages, graph = choice.num_ranks * chunks, problem.graph
+    table = make_schedule(name, num_stages, choice.num_microbatches, choice.num_ranks)
+    cuts = (0, *even_cuts(block_flops(graph), num_stages), len(graph.blocks))
+    stages = []
+    for i in range(num_stages):
+        old = held[table.rank_of(i)]
+        again = recomputable(graph, graph.blocks[cuts[i] : cuts[i + 1]])
+        stages.append(
+            replace(old, start=cuts[i], stop=cuts[i + 1], recompute=again if old.recompute else ())
+        )
+    return replace(choice, stages=tuple(stages), schedule=name)
+
+
+def _with(choice: Choice, index: int, *new: StageChoice) -> Choice:
+    stages = (*choice.stages[:index], *new, *choice.stages[index + len(new) :])
+    return replace(choice, stages=stages)
+
+
+def _other_cuts(choice: Choice) -> Iterator[Choice]:
+    for i, (left, right) in enumerate(zip(choice.stages, choice.stages[1:], strict=False)):
+        for cut in (left.stop - 1, left.stop + 1):
+            if left.start < cut < right.stop:
+                yield _with(choice, i, replace(left, stop=cut), replace(right, start=cut))
+
+
+def _other_recompute(problem: Problem, choice: Choice) -> Iterator[Choice]:
+    sets = RecomputeSets(problem)
+    for i, stage in enumerate(choice.stages):
+        known = sets.of(stage.start, stage.stop)
+        at = known.index(stage.recompute) if stage.recompute in known else 0
+        near = {0, at - 1, at + 1, len(known) - 1} - {at}
+        for index in sorted(n for n in near if 0 <= n < len(known)):
+            yield _with(choice, i, replace(stage, recompute=known[index]))
+
+
+def _other_counts(problem: Problem, choice: Choice) -> Iterator[Choice]:
+    most = problem.batch // max(stage.dp for stage in choice.stages)
+    counts = [n for n in microbatch_counts(problem) if n <= most]
+    if choice.num_microbatches in counts:
+        at = counts.index(choice.num_microbatches)
+        for count in counts[max(0, at - 1) : at] + counts[at + 1 : at + 2]:
+            yield replace(choice, num_microbatches=count)
+
+
+def _on(stage: StageChoice, mesh: Mesh) -> StageChoice:
+    return replace(
+        stage, dp_replicate=mesh.dp_replicate, dp_shard=mesh.dp_shard, model=mesh.model,
+        variant=mesh.variant, zero=mesh.zero, prefetch=mesh.prefetch, shares=(),
+    )  # fmt: skip
+
+
+def _other_meshes(problem: Problem, choice: Choice) -> Iterator[Choice]:
+    """All stages of one pipeline rank on another mesh of as many devices, and all ranks at once."""
+    samples = problem.batch // choice.num_microbatches
+    groups = list(dict.fromkeys(stage.devices for stage in choice.stages))
+    changed: list[tuple[tuple[int, ...], ...]] = []
+    if problem.cluster.num_devices <= FEW_DEVICES:
+        changed += [(group,) for group in groups]
+    if len({len(group) for group in groups}) == 1 and len(groups) > 1:
+        changed.append(tuple(groups))
+    elif len(groups) == 1:
+        changed.append(tuple(groups))
+    for touched in dict.fromkeys(changed):
+        for mesh in meshes(problem, len(touched[0]), samples):
+            stages = tuple(
+                _on(stage, mesh) if stage.devices in touched else stage for stage in choice.stages
+            )
+            if stages != choice.stages:
+                yield replace(choice, stages=stages)

@@ -1,0 +1,321 @@
+"""Step times that no plan can beat: a relaxation of the whole problem, frame by frame.
+
+A frame fixes the pipeline ranks and the micro-batches; all else is free in each block by itself.
+With ranks r = 1..P of equal size, blocks b, ways o (mesh, layouts, ZeRO, recomputed or not):
+
+    step >= (M busy + once) of any rank,  sum over its blocks of bytes <= room
+    step >= M busy_r + f sum of busy_s over the ranks s before r
+
+where f is the share of a stage's work that must lie before or after that of the next one. With
+several stages per rank, at least r blocks lie before those of rank r. Memory is relaxed with a
+price: each byte costs mu seconds and each rank is given mu x room, so blocks choose alone; the
+bound holds for every mu, and the best of some is taken.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+from meshwright.costmodel.placement import step_cores
+from meshwright.costmodel.tables import Spot
+from meshwright.planner.across.places import Places
+from meshwright.planner.across.rates import BlockRates, Rates
+from meshwright.planner.across.run_costs import At, RunCosts
+from meshwright.planner.across.spans import Matrix
+from meshwright.planner.across.stage_tables import Case, StageTables
+from meshwright.planner.pins.constraints import pinned
+from meshwright.planner.problem import Problem
+from meshwright.planner.space import (
+    Mesh,
+    divisors,
+    meshes,
+    microbatch_counts,
+    pipeline_sizes,
+    schedules,
+    ways,
+)
+
+PRICES = (0.0, 0.1, 0.3, 0.6, 0.9, 1.0, 1.1, 1.5, 2.5, 6.0, 20.0)
+"""Prices of memory that are tried, as multiples of what recomputing pays for a byte."""
+BISECTIONS, SAME = 8, 1.005
+"""Steps in which a bound is narrowed, and the factor at which that ends."""
+UNITS = 16
+"""At most so many units of devices are shared out unevenly."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Frame:
+    """What is fixed first."""
+
+    num_ranks: int
+    num_microbatches: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Of one frame: seconds per step, and of each mesh of an even group on all ranks."""
+
+    seconds: float
+    meshes: tuple[tuple[float, Mesh], ...]
+    """Best first; empty where groups differ."""
+
+
+def frames(problem: Problem) -> tuple[Frame, ...]:
+    """All frames that may have a plan, small micro-batches first."""
+    return tuple(
+        Frame(ranks, count)
+        for count in reversed(microbatch_counts(problem))
+        for ranks in pipeline_sizes(problem)
+        if group_sizes(problem, ranks) and any(True for _ in schedules(problem, ranks))
+    )
+
+
+def unit(problem: Problem) -> int:
+    """Devices that are shared out together where groups may differ; 0 if they may not."""
+    devices = problem.cluster.num_devices
+    if devices <= UNITS:
+        return 1
+    sizes = {len(node.devices) for node in problem.cluster.nodes}
+    mixed = len(set(problem.tables.device_names)) > 1
+    if len(sizes) == 1 and problem.cluster.num_nodes <= UNITS and mixed:
+        return sizes.pop()
+    return 0
+
+
+def group_sizes(problem: Problem, ranks: int) -> tuple[int, ...]:
+    """Numbers of devices that a pipeline rank may have; none if they cannot be shared out."""
+    devices, step = problem.cluster.num_devices, unit(problem)
+    if ranks == 1:
+        return (devices,)
+    if step and ranks * step <= devices:
+        return tuple(range(step, devices - step * (ranks - 1) + 1, step))
+    return (devices // ranks,) if devices % ranks == 0 else ()
+
+
+class _Ways(NamedTuple):
+    """What blocks need: arrays over [mesh, mode, block]."""
+
+    busy_s: Matrix
+    load_s: Matrix
+    """With what comes once per step, shared out over the micro-batches."""
+    state_bytes: Matrix
+    flight_bytes: Matrix
+    room: float
+    prices: tuple[float, ...]
+    """Of memory, in seconds per byte."""
+
+
+class Relaxation:
+    """Bounds of one problem's frames."""
+
+    def __init__(self, runs: RunCosts, places: Sequence[Places]) -> None:
+        self.problem, self.places = runs.problem, places
+        self.rates = BlockRates(runs)
+        self.tables = StageTables(runs, places[0])
+        self.slow = runs.slow
+        self._most: dict[object, int] = {}
+        self._sums: dict[object, tuple[tuple[Mesh, ...], Rates]] = {}
+
+    def bound(self, frame: Frame) -> Bound:
+        """Of one frame; infinite where it has no plan at all."""
+        sizes = group_sizes(self.problem, frame.num_ranks)
+        if not sizes:
+            return Bound(np.inf, ())
+        if len(sizes) == 1 and self.places[0].period:
+            return self._even(frame, sizes[0])
+        return Bound(self._uneven(frame, sizes), ())
+
+    def _meshes(self, frame: Frame, size: int, start: int) -> tuple[tuple[Mesh, ...], Rates]:
+        key = (frame.num_microbatches, size, self.places[0].like(start, size))
+        if key not in self._sums:
+            samples = self.problem.batch // frame.num_microbatches
+            cases = [
+                case
+                for mesh in meshes(self.problem, size, samples)
+                for case in [self.tables.case(start, mesh, frame.num_microbatches)]
+                if not self._is_too_much(case, start, size)
+            ]
+            found = tuple(case.mesh for case in cases)
+            rates = self.rates.of(cases, frame.num_microbatches) if cases else None
+            self._sums[key] = found, rates  # type: ignore[assignment]
+        return self._sums[key]
+
+    def _is_too_much(self, case: Case, start: int, size: int) -> bool:
+        """Whether one op of some block does not fit; more samples need no less."""
+        at = self.rates.runs.canonical(case.at)
+        key = (at.spot.model, at.variant, at.spot.device, self.places[0].room_bytes(start, size))
+        most = self._most.get(key)
+        if most is not None and at.spot.samples >= most:
+            return True
+        if self.rates.workspace_bytes(at) <= key[3]:
+            return False
+        self._most[key] = at.spot.samples
+        return True
+
+    # Equal groups of equal devices ----------------------------------------------------------------
+
+    def _even(self, frame: Frame, size: int) -> Bound:
+        found, rates = self._meshes(frame, size, 0)
+        if not found:
+            return Bound(np.inf, ())
+        ways = self._ways(frame, rates, self.places[0].room_bytes(0, size))
+        if not np.isfinite(ways.busy_s.min(axis=(0, 1))).all():
+            return Bound(np.inf, ())  # some block fits under no mesh
+        together, alone = self._relaxed(frame, ways, np.ones(len(self.rates.kind_of)))
+        if frame.num_ranks > 1:
+            together, alone = self._with_flights(frame, ways, together, alone)
+        order = np.argsort(alone, kind="stable")
+        ranked = tuple((float(alone[i]), found[i]) for i in order if np.isfinite(alone[i]))
+        return Bound(max(0.0, together) if ranked else np.inf, ranked)
+
+    def _ways(self, frame: Frame, rates: Rates, room: float) -> "_Ways":
+        """Of [mesh, mode, block]; infinite where a single block does not fit."""
+        modes = [index for index, mode in enumerate((False, True)) if mode in self.tables.modes]
+        both = modes if False in self.tables.modes else [0, 1]
+        memory = rates.state_bytes[:, None, :] + rates.flight_bytes
+        busy = np.where(memory <= room, rates.busy_s, np.inf)[:, both]
+        load = busy + rates.once_s[:, both] / frame.num_microbatches
+        at = self.rates.kind_of
+        return _Ways(
+            busy[:, :, at], load[:, :, at], rates.state_bytes[:, None, at],
+            rates.flight_bytes[:, both][:, :, at], room, self._prices(rates),
+        )  # fmt: skip
+
+    def _relaxed(self, frame: Frame, ways: "_Ways", flights: Matrix) -> tuple[float, Matrix]:
+        """The bound, and that of each mesh alone; `flights`: micro-batches that blocks hold."""
+        memory = ways.state_bytes + ways.flight_bytes * flights
+        ahead = self._ahead_s(frame, ways.busy_s)
+        alone, together = np.full(len(memory), -np.inf), -np.inf
+        for price in ways.prices:
+            paid = price * frame.num_ranks * ways.room
+            cost = [(held + price * memory).min(axis=1) for held in (ways.busy_s, ways.load_s)]
+            each = [way.sum(axis=1) - paid for way in cost]
+            alone = np.maximum(alone, self._step_s(frame, each[0], each[1], ahead))
+            free = [way.min(axis=0).sum() - paid for way in cost]
+            together = max(together, float(self._step_s(frame, free[0], free[1], ahead)))
+        return together, alone
+
+    def _with_flights(
+        self, frame: Frame, ways: "_Ways", least: float, alone: Matrix
+    ) -> tuple[float, Matrix]:
+        """The bound where blocks hold what a step of that length makes them hold.
+
+        Activations of a block wait for all blocks behind it, forward and back. In a step of V
+        seconds it holds M x that time / V micro-batches on average, and a rank's peak is at least
+        its average. A V for which that gives a longer step is impossible.
+        """
+        each = ways.busy_s.min(axis=(0, 1))
+        behind = np.cumsum(each[::-1])[::-1] * self.rates.input_share * frame.num_microbatches
+        low, high = least, max(least, self._relaxed(frame, ways, behind / least)[0])
+        for _ in range(BISECTIONS):
+            if high <= low * SAME:
+                break
+            middle = (low + high) / 2
+            longer, each_alone = self._relaxed(frame, ways, behind / middle)
+            if longer > middle:
+                low, alone = middle, np.maximum(alone, each_alone)
+            else:
+                high = middle
+        return low, alone
+
+    def _prices(self, rates: Rates) -> tuple[float, ...]:
+        """Seconds per byte."""
+        seconds = rates.busy_s[:, 1] - rates.busy_s[:, 0]
+        saved = rates.flight_bytes[:, 0] - rates.flight_bytes[:, 1]
+        used = saved > 0
+        unit = float(np.median(seconds[used] / saved[used])) if used.any() else 0.0
+        return tuple(price * unit for price in PRICES) if unit else (0.0,)
+
+    def _step_s(self, frame: Frame, busy: Matrix, load: Matrix, ahead_s: float) -> Matrix:
+        """From the work of a micro-batch in the whole model on ranks of one size."""
+        ranks, count = frame.num_ranks, frame.num_microbatches
+        even = count * busy / ranks
+        bounds = []
+        for split, several in self._families(ranks):
+            path = self.rates.input_share if split else 1.0
+            # Weight halves may wait until the end: then only forwards lie before a rank's work.
+            before = self.rates.forward_share if split else 1.0
+            if several:
+                bounds.append(np.maximum(even + before * ahead_s, path * busy))
+            else:
+                filled = before * busy / (1 - (1 - before / count) ** ranks)
+                bounds.append(np.maximum(filled, path * busy))
+        found: Matrix = np.maximum(np.minimum.reduce(bounds), count * load / ranks)
+        return found
+
+    def _families(self, ranks: int) -> set[tuple[bool, bool]]:
+        """Which schedules there are: (backward in two halves, several stages per rank)."""
+        names = list(schedules(self.problem, ranks))
+        found = {(name in SPLIT, chunks > 1) for name, chunks in names}
+        if ranks > 1 and pinned(self.problem.constraints, "schedule") is None:
+            found.add((True, False))  # a schedule made for the stages may have halves
+        return found
+
+    def _ahead_s(self, frame: Frame, busy: Matrix) -> float:
+        """What lies before the first block of a rank and after its last, on average over ranks."""
+        each = busy.min(axis=(0, 1))[: frame.num_ranks]
+        before = np.cumsum(each) - each
+        return float(before.mean())
+
+    # Any groups, any devices ----------------------------------------------------------------------
+
+    def _uneven(self, frame: Frame, sizes: tuple[int, ...]) -> float:
+        """Device-seconds of the best group for each block, and one micro-batch all alone."""
+        if len(set(self.problem.tables.device_names)) > 1:
+            return self._mixed(frame)
+        work = compute = path = np.full(len(self.rates.kinds), np.inf)
+        for size, start in self._groups(sizes):
+            found, rates = self._meshes(frame, size, start)
+            if not found:
+                continue
+            devices = np.array([float(mesh.size) for mesh in found])[:, None]
+            work = np.minimum(work, (rates.busy_s.min(axis=1) * devices).min(axis=0))
+            compute = np.minimum(compute, (rates.compute_s.min(axis=1) * devices).min(axis=0))
+            path = np.minimum(path, rates.busy_s.min(axis=(0, 1)))
+        totals = [float(held @ self.rates.counts) for held in (work, compute, path)]
+        if not np.isfinite(totals).all():
+            return float("inf")
+        spent = totals[0] / self.problem.cluster.num_devices
+        shared = totals[1] / step_cores(self.problem.cluster)
+        return max(frame.num_microbatches * max(spent, shared), totals[2])
+
+    def _groups(self, sizes: tuple[int, ...]) -> list[tuple[int, int]]:
+        """(size, start) of all groups that differ."""
+        devices = self.problem.cluster.num_devices
+        found: dict[tuple[int, int], None] = {}
+        for size in sizes:
+            for start in range(0, devices - size + 1):
+                found[size, self.places[0].like(start, size)] = None
+        return list(found)
+
+    def _mixed(self, frame: Frame) -> float:
+        """Each sample on the devices and beside as many others as suits it best, without any
+        communication; as many devices work as there are, or as many as have a core."""
+        samples = self.problem.batch // frame.num_microbatches
+        work = {
+            name: self._device_seconds(name, samples)
+            for name in dict.fromkeys(self.problem.tables.device_names)
+        }
+        rate = 0.0
+        for node in self.problem.cluster.nodes:
+            running = min(len(node.devices), node.cores or len(node.devices))
+            rate += sum(sorted(1 / work[name] for name in node.devices)[-running:])
+        return frame.num_microbatches / rate
+
+    def _device_seconds(self, device: str, samples: int) -> float:
+        """Of one micro-batch."""
+        best = np.full(len(self.rates.kinds), np.inf)
+        for model, variant in ways(self.problem):
+            width = prod(size for _, size in model)
+            for share in divisors(samples):
+                spot = Spot(share, 1, model, device, (), ((),) * len(model))
+                spent = self.rates.compute_of(At(spot, variant)) * width * samples / share
+                best = np.minimum(best, spent)
+        return max(1e-12, float(best @ self.rates.counts))
+
+
+SPLIT = frozenset({"zero_bubble", "zbv"})
+"""Schedules whose backward comes in two halves."""

@@ -1,0 +1,252 @@
+"""Costs of every kind of run of blocks on one rank: computing, memory, parameters, borders."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+
+from meshwright.costmodel.block import BlockCost
+from meshwright.costmodel.comm import Level, send_time
+from meshwright.costmodel.overheads import Overheads, overheads_of
+from meshwright.costmodel.placement import slowdown
+from meshwright.costmodel.tables import Spot
+from meshwright.ir.device import Link
+from meshwright.ir.graph import Block
+from meshwright.ir.plan import BlockLayout, ModelMesh
+from meshwright.planner.across.run_classes import kind_of_block, run_classes
+from meshwright.planner.across.spans import Matrix, highest, sums, sums_of_named
+from meshwright.planner.candidates import recomputable
+from meshwright.planner.problem import Problem
+from meshwright.planner.saved_modes import pinned_policy
+
+
+class At(NamedTuple):
+    """What the costs of a block depend on: where it runs, and which layouts it has there."""
+
+    spot: Spot
+    variant: str
+
+
+class State(NamedTuple):
+    """Parameters of runs of blocks on a rank, in bytes, and the number of trained ones."""
+
+    stored: Matrix
+    trained: Matrix
+    tensors: Matrix
+    largest: Matrix
+    """Trained parameters of the largest block."""
+
+
+class Work(NamedTuple):
+    """A micro-batch in runs of blocks."""
+
+    busy_s: Matrix
+    forward_s: Matrix
+    backward_s: Matrix
+    saved_bytes: Matrix
+    workspace_bytes: Matrix
+
+
+class RunCosts:
+    """Arrays over the kinds of runs of one problem; keeps what it has computed."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.blocks = problem.graph.blocks
+        self.classes = run_classes(problem)
+        self.slow = slowdown(problem.cluster)
+        self.kinds = tuple(kind_of_block(problem, block) for block in self.blocks)
+        self.first_user = _first_users(self.blocks)
+        """Parameter -> the first block that reads it."""
+        self._again = frozenset(recomputable(problem.graph, self.blocks))
+        self._layouts: dict[tuple[ModelMesh, str], dict[str, BlockLayout]] = {}
+        self._alone: dict[tuple[ModelMesh, str, str], bool] = {}
+        self._costs: dict[At, tuple[BlockCost, ...]] = {}
+        self._states: dict[tuple[ModelMesh, str], State] = {}
+        self._works: dict[tuple[At, bool], Work] = {}
+        self._sent: dict[tuple[int, Link | None], tuple[Matrix, Matrix]] = {}
+
+    def of(self, matrix: Matrix) -> Matrix:
+        """The entries of a matrix over [i, k] for each kind of run."""
+        found: Matrix = matrix[self.classes.start, self.classes.stop]
+        return found
+
+    def may_recompute(self, block: int) -> bool:
+        return self.blocks[block].pattern in self._again
+
+    @property
+    def again(self) -> Matrix:
+        """How many blocks of each kind of run can be recomputed."""
+        return self.of(sums([block.pattern in self._again for block in self.blocks]))
+
+    def overheads(self, at: At) -> Overheads:
+        return overheads_of(self.problem.tables.devices[at.spot.device])
+
+    def layouts(self, model: ModelMesh, variant: str) -> dict[str, BlockLayout]:
+        """By pattern."""
+        if (model, variant) not in self._layouts:
+            found = {layout.pattern: layout for layout in self.problem.layouts(model, variant)}
+            self._layouts[model, variant] = found
+        return self._layouts[model, variant]
+
+    def block_costs(self, at: At) -> tuple[BlockCost, ...]:
+        at = self.canonical(at)
+        if at not in self._costs:
+            layouts = self.layouts(at.spot.model, at.variant)
+            self._costs[at] = tuple(
+                self._block_cost(block, layouts[block.pattern], at.spot) for block in self.blocks
+            )
+        return self._costs[at]
+
+    def _block_cost(self, block: Block, layout: BlockLayout, spot: Spot) -> BlockCost:
+        policy = pinned_policy(self.problem, block.pattern) if self._asks(block) else ()
+        if not policy:
+            return self.problem.tables.block(block, layout, spot)
+        cost = self.problem.tables.block(block, layout, spot, policy)
+        return replace(cost, workspace_bytes=cost.workspace_bytes + cost.remade_bytes)
+
+    def _asks(self, block: Block) -> bool:
+        """Whether `saved=` is for it."""
+        return block.pattern in self._again
+
+    def canonical(self, at: At) -> At:
+        """The same without replicas, where blocks do not communicate with them."""
+        spot = at.spot
+        if spot.dp == 1 or self.problem.tables.profile is not None:
+            return at  # a profile knows blocks by the ranks that they were measured on
+        key = (spot.model, at.variant, spot.device)
+        if key not in self._alone:
+            self._alone[key] = self._is_alone(at)
+        if not self._alone[key]:
+            return at
+        return At(replace(spot, dp=1, dp_levels=()), at.variant)
+
+    def _is_alone(self, at: At) -> bool:
+        link = self.problem.cluster.nodes[0].link
+        one = replace(at.spot, samples=1, dp=1, dp_levels=())
+        two = replace(one, dp=2, dp_levels=(Level(2, link),))
+        layouts = self.layouts(at.spot.model, at.variant)
+        return all(
+            self._talk_s(block.pattern, layouts, one) == self._talk_s(block.pattern, layouts, two)
+            for block in self.problem.graph.distinct_blocks()
+        )
+
+    def _talk_s(
+        self, pattern: str, layouts: dict[str, BlockLayout], spot: Spot
+    ) -> tuple[float, float]:
+        block = next(b for b in self.blocks if b.pattern == pattern)
+        cost = self.problem.tables.block(block, layouts[pattern], spot)
+        return cost.comm_forward_s, cost.comm_backward_s
+
+    def work(self, at: At, again: bool) -> Work:
+        at = self.canonical(at)
+        if (at, again) not in self._works:
+            self._works[at, again] = self._work(at, again)
+        return self._works[at, again]
+
+    def _work(self, at: At, again: bool) -> Work:
+        made = [
+            cost.recomputed() if again and block.pattern in self._again else cost
+            for block, cost in zip(self.blocks, self.block_costs(at), strict=True)
+        ]
+        spare = 1 - 1 / self.slow
+        known = self.overheads(at)
+        beside = [known.block_of(c.no_grad_s is not None) for c in made]
+        backward = [
+            c.backward_s - spare * c.comm_backward_s + o for c, o in zip(made, beside, strict=True)
+        ]
+        forward = [
+            c.forward_s - spare * c.comm_forward_s + o for c, o in zip(made, beside, strict=True)
+        ]
+        inside = sums([c.saved_bytes for c in made]) + sums_of_named(
+            self._at_borders(made, self.blocks)
+        )
+        prelude_s, prelude_bytes = self._prelude(at)
+        forward_s = self.of(sums(forward)) + prelude_s + known.action_s
+        backward_s = self.of(sums(backward))
+        return Work(
+            forward_s + backward_s + known.action_s,
+            forward_s,
+            backward_s,
+            self.of(inside) + prelude_bytes,
+            self.of(highest([c.workspace_bytes for c in made])),
+        )
+
+    def _prelude(self, at: At) -> tuple[float, float]:
+        """Seconds and bytes of the whole prelude; a stage that needs only part of it has less."""
+        layouts, costs = self.layouts(at.spot.model, at.variant), self.block_costs(at)
+        # Equal blocks need the same of it.
+        few = tuple(self.problem.graph.distinct_blocks())
+        own = [costs[self.problem.tables.block_index[block.name]] for block in few]
+        with_it = self.problem.tables.stage(few, layouts, (False,) * len(few), at.spot)
+        kept = sum(c.saved_bytes for c in own) + sums_of_named(self._at_borders(own, few))[0, -1]
+        return (
+            with_it.forward_s - sum(c.forward_s for c in own),
+            with_it.saved_bytes - float(kept),
+        )
+
+    def _at_borders(
+        self, costs: Sequence[BlockCost], blocks: Sequence[Block]
+    ) -> list[dict[str, float]]:
+        """Per block, what is kept of values that enter or leave it."""
+        facts = self.problem.tables.facts
+        found = []
+        for block, cost in zip(blocks, costs, strict=True):
+            names = chain(block.inputs, block.outputs)
+            held: dict[str, float] = {}
+            for name, nbytes in zip(names, cost.saved_inputs + cost.saved_outputs, strict=True):
+                root = facts.roots[name]
+                if root not in facts.prelude_values:
+                    held[root] = max(nbytes, held.get(root, 0))
+            found.append(held)
+        return found
+
+    def state(self, at: At) -> State:
+        key = (at.spot.model, at.variant)
+        if key not in self._states:
+            costs, trained = self.block_costs(at), self.problem.tables.trained
+            held = [
+                dict(zip(block.params, cost.param_bytes, strict=True))
+                for block, cost in zip(self.blocks, costs, strict=True)
+            ]
+            learned = [{n: b for n, b in sizes.items() if n in trained} for sizes in held]
+            self._states[key] = State(
+                self.of(sums_of_named(held)),
+                self.of(sums_of_named(learned)),
+                self.of(sums_of_named([dict.fromkeys(sizes, 1) for sizes in learned])),
+                self.of(highest([sum(sizes.values()) for sizes in learned])),
+            )
+        return self._states[key]
+
+    def trained_per_block(self, at: At) -> list[int]:
+        trained = self.problem.tables.trained
+        return [
+            sum(n for name, n in zip(block.params, cost.param_bytes, strict=True)
+                if name in trained)
+            for block, cost in zip(self.blocks, self.block_costs(at), strict=True)
+        ]  # fmt: skip
+
+    def borders(self, at: At, link: Link | None) -> tuple[Matrix, Matrix]:
+        """Bytes and seconds of a micro-batch into block k, per rank; nothing at the two ends."""
+        key = (at.spot.samples, link)
+        if key in self._sent:
+            return self._sent[key]
+        size = len(self.blocks)
+        sent, seconds = np.zeros(size + 1), np.zeros(size + 1)
+        for block in range(1, size):
+            whole, fixed = self.problem.tables.border_bytes(block)
+            sent[block] = whole * at.spot.samples / self.problem.batch + fixed
+            if link is not None:
+                seconds[block] = send_time(float(sent[block]), link)
+        self._sent[key] = sent, seconds
+        return sent, seconds
+
+
+def _first_users(blocks: Sequence[Block]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for number, block in enumerate(blocks):
+        for name in block.params:
+            found.setdefault(name, number)
+    return found

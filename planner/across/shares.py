@@ -1,0 +1,109 @@
+"""Samples per replica of a stage on devices of several types, by their cost tables."""
+
+from math import floor
+
+import numpy as np
+
+from meshwright.costmodel.memory import training_state
+from meshwright.costmodel.tables import Spot, StageCost
+from meshwright.planner.across.balance import Replica, exact_shares
+from meshwright.planner.candidates import StageChoice, modes_of
+from meshwright.planner.problem import Problem
+
+_EACH, _POINTS = 8, 12
+"""Sample counts that are priced: each up to here, then so many up to all; others lie between."""
+_NEAR, _ROUNDS = 4, 3
+"""Beside them so many on both sides of the shares that are best by then, in so many rounds."""
+Types = tuple[str, ...]
+"""Names of the device types of one replica."""
+
+
+def balanced_shares(
+    problem: Problem, stage: StageChoice, num_microbatches: int, in_flight: int = 1
+) -> tuple[int, ...]:
+    """Shares of a micro-batch with which the slowest replica of the stage is as fast as can be.
+
+    Empty, which means as even as can be, where all replicas are on equal devices. `in_flight`:
+    micro-batches whose activations the stage holds at once. Where memory holds no shares at all,
+    those that are fastest, for the driver to refuse.
+    """
+    replicas = _replicas(problem, stage)
+    if len(set(replicas)) == 1:
+        return ()
+    samples = problem.batch // num_microbatches
+    kinds = sorted(set(replicas))
+    points = {types: _points(samples) for types in kinds}
+    held = {types: _most(problem, stage, types, samples, in_flight) for types in kinds}
+    shares: tuple[int, ...] = ()
+    for _ in range(_ROUNDS):
+        tables = {t: _table(problem, stage, t, samples, points[t]) for t in kinds}
+        fitting = [Replica(tables[types], held[types]) for types in replicas]
+        boundless = [Replica(tables[types], samples) for types in replicas]
+        shares = exact_shares(samples, fitting) or exact_shares(samples, boundless) or ()
+        for types, share in zip(replicas, shares, strict=False):
+            points[types] |= _around(share, samples)
+    return shares
+
+
+def _replicas(problem: Problem, stage: StageChoice) -> list[Types]:
+    names, size = problem.tables.device_names, len(stage.devices) // stage.dp
+    lines = [stage.devices[i * size : (i + 1) * size] for i in range(stage.dp)]
+    return [tuple(sorted({names[rank] for rank in line})) for line in lines]
+
+
+def _cost(problem: Problem, stage: StageChoice, device: str, samples: int) -> StageCost:
+    """One micro-batch on the first rank, as if it were of that type."""
+    tables, size = problem.tables, len(stage.devices) // stage.dp
+    blocks = problem.graph.blocks[stage.start : stage.stop]
+    layouts = {x.pattern: x for x in problem.layouts(stage.model, stage.variant)}
+    levels = tables.model_levels(stage.devices[:size], stage.model)
+    dp_levels = tables.levels(stage.devices[::size])
+    spot = Spot(samples, stage.dp, stage.model, device, dp_levels, levels)
+    return tables.stage(blocks, layouts, modes_of(problem, stage), spot)
+
+
+def _table(
+    problem: Problem, stage: StageChoice, types: Types, samples: int, points: set[int]
+) -> tuple[float, ...]:
+    """Seconds for 1, 2, ... samples on the slowest device of a replica."""
+    counts = sorted(points)
+    times = []
+    for count in counts:
+        costs = [_cost(problem, stage, device, count) for device in types]
+        times.append(max(cost.forward_s + cost.backward_s for cost in costs))
+    return tuple(np.interp(np.arange(1, samples + 1), counts, times).tolist())
+
+
+def _points(samples: int) -> set[int]:
+    more = np.geomspace(min(_EACH, samples), samples, _POINTS).round().astype(int)
+    return {*range(1, min(_EACH, samples) + 1), *more.tolist()}
+
+
+def _around(share: int, samples: int) -> set[int]:
+    return set(range(max(1, share - _NEAR), min(samples, share + _NEAR) + 1))
+
+
+def _most(problem: Problem, stage: StageChoice, types: Types, samples: int, in_flight: int) -> int:
+    """Samples that every device of a replica holds: on the line through one and many of them."""
+    least = samples
+    for device in types:
+        one, many = (_cost(problem, stage, device, n) for n in (1, samples))
+        low, high = (in_flight * c.saved_bytes + c.workspace_bytes for c in (one, many))
+        per_sample = (high - low) / max(1, samples - 1)
+        state = sum(_state(problem, stage, one))
+        ranks = [r for r in stage.devices if problem.tables.device_names[r] == device]
+        room = problem.room_bytes((ranks[0],)) - state - (low - per_sample)
+        if per_sample > 0:
+            least = min(least, max(0, floor(room / per_sample)))
+        elif room < 0:
+            return 0
+    return least
+
+
+def _state(problem: Problem, stage: StageChoice, cost: StageCost) -> tuple[int, int, int]:
+    trained = sum(n for name, n in cost.params.items() if name in problem.tables.trained)
+    state = training_state(
+        sum(cost.params.values()), trained,
+        optimizer=problem.optimizer, zero=stage.zero, dp_shard=stage.dp_shard,
+    )  # fmt: skip
+    return state.parameters_bytes, state.gradients_bytes, state.optimizer_bytes

@@ -1,0 +1,291 @@
+"""Every kind of run of blocks as a stage, for every mesh of a group of devices, as arrays.
+
+The numbers are those of `costmodel.estimate` but for what depends on the stages beside it; they
+rank choices, and `estimate` judges those that come out best.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.costmodel.comm import Levels, collective_time
+from meshwright.costmodel.fragmentation import fragmentation_of
+from meshwright.costmodel.memory import OPTIMIZER_COPIES
+from meshwright.costmodel.optimizer import optimizer_time
+from meshwright.costmodel.tables import Spot
+from meshwright.ir.conversions import Primitive
+from meshwright.ir.device import Link
+from meshwright.planner.across.places import Places
+from meshwright.planner.across.run_costs import At, RunCosts, State
+from meshwright.planner.across.spans import Collectives, Matrix, sums
+from meshwright.planner.across.stage_sync import StageSync, Trained
+from meshwright.planner.space import Mesh, recompute_modes
+
+_FEW, _MANY = (10, 10**6), (100, 10**9)
+"""Tensors and bytes between which the optimizer's time is sampled."""
+SLACK = 1.002
+"""A mesh must be better by so much somewhere to be kept."""
+
+
+class Figures(NamedTuple):
+    """What stages need: arrays over [mesh, kind of run]."""
+
+    path_s: Matrix
+    """One micro-batch through the stage and back, with messages both ways."""
+    load_s: Matrix
+    """What the stage adds to a step per micro-batch but the first, and once per step."""
+    busy_s: Matrix
+    """Forward and backward of one micro-batch."""
+    static_bytes: Matrix
+    flight_bytes: Matrix
+    """Memory besides, per micro-batch in flight."""
+    workspace_bytes: Matrix
+    """Of the static bytes: what the largest block works with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """All ways to run a stage on a group of devices."""
+
+    meshes: tuple[Mesh, ...]
+    keep: Figures
+    """Where all activations are kept."""
+    again: Figures
+    """Where all that can be is recomputed."""
+    layers: Matrix
+    """Blocks of each kind of run that can be recomputed."""
+    modes: tuple[bool, ...]
+    """Whether recomputing nothing, and something, is allowed: False, True or both."""
+
+    def share(self, in_flight: int, room: float) -> Matrix:
+        """The least share of the blocks that must be recomputed to fit; infinite if none fits."""
+        needs = self.keep.static_bytes + in_flight * self.keep.flight_bytes
+        beside = np.maximum(0.0, self.again.workspace_bytes - self.keep.workspace_bytes)
+        most = needs + beside
+        least = self.again.static_bytes + in_flight * self.again.flight_bytes
+        layers = np.maximum(1.0, self.layers)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            share = np.ceil((most - room) / (most - least) * layers - 1e-9) / layers
+        share = np.where(least <= room, np.clip(share, 1 / layers, 1.0), np.inf)
+        share = np.where(self.layers == 0, np.inf, share)
+        if True not in self.modes:
+            share = np.full_like(share, np.inf)
+        if False in self.modes:
+            return np.where(needs <= room, 0.0, share)
+        return np.where((self.layers == 0) & (needs <= room), 0.0, share)
+
+    def fitted(self, in_flight: int, room: float) -> "Fitted":
+        """The figures where as little as can be is recomputed; infinite where it does not fit."""
+        share = self.share(in_flight, room)
+        bad, part = np.isinf(share), np.where(np.isinf(share), 0.0, share)
+        pairs = zip(self.keep[:3], self.again[:3], strict=True)
+        path, load, busy = (np.where(bad, np.inf, k + part * (a - k)) for k, a in pairs)
+        held = self.again if True in self.modes else self.keep
+        least = held.static_bytes + in_flight * held.flight_bytes
+        return Fitted(self, share, path, load, busy, least)
+
+
+class Fitted(NamedTuple):
+    """Options within the memory of their devices: arrays over [mesh, kind of run]."""
+
+    options: Options
+    share: Matrix
+    """Of the blocks that can be: what is recomputed."""
+    path_s: Matrix
+    load_s: Matrix
+    busy_s: Matrix
+    least_bytes: Matrix
+    """Where all that can be is recomputed, or nothing if that is not allowed."""
+
+
+class Case(NamedTuple):
+    """A mesh with all that its numbers depend on."""
+
+    mesh: Mesh
+    spot: Spot
+    shard: Levels
+    replicate: Levels
+    at: At
+    """What its blocks cost depends on."""
+
+
+class StageTables:
+    """The arrays of one problem and one order of devices; keeps what it has computed."""
+
+    def __init__(self, runs: RunCosts, places: Places) -> None:
+        self.problem, self.runs, self.places = runs.problem, runs, places
+        self.blocks = self.problem.graph.blocks
+        self.collective = Collectives()
+        self.modes = recompute_modes(self.problem)
+        self._made: dict[object, Options] = {}
+        self._cases: dict[object, Case] = {}
+        self._entries: dict[object, Figures] = {}
+        self._gathers: dict[object, tuple[Matrix, Matrix]] = {}
+
+    def options(
+        self, start: int, size: int, num_microbatches: int, meshes: Sequence[Mesh]
+    ) -> Options:
+        """Ways to run a stage on the `size` devices from place `start`."""
+        link = self.places.link(start, size)
+        cases = [self.case(start, mesh, num_microbatches) for mesh in meshes]
+        key = (num_microbatches, link, tuple(cases))
+        if key not in self._made:
+            self._made[key] = self._options(cases, link, num_microbatches)
+        return self._made[key]
+
+    def _options(self, cases: Sequence[Case], link: Link | None, num_microbatches: int) -> Options:
+        kept = [[self.entry(c, False, link, num_microbatches) for c in cases]]
+        if True in self.modes:
+            kept.append([self.entry(c, True, link, num_microbatches) for c in cases])
+        chosen = _undominated(kept[0])
+        keep, again = (_stack([entries[i] for i in chosen]) for entries in (kept[0], kept[-1]))
+        layers = np.broadcast_to(self.runs.again, keep.path_s.shape)
+        return Options(tuple(cases[i].mesh for i in chosen), keep, again, layers, self.modes)
+
+    def case(self, start: int, mesh: Mesh, num_microbatches: int) -> Case:
+        """A mesh on the devices from place `start`."""
+        samples = self.problem.batch // num_microbatches
+        like = self.places.like(start, mesh.size)
+        key = (like, mesh, samples)
+        if key not in self._cases:
+            self._cases[key] = self._case(like, mesh, samples)
+        return self._cases[key]
+
+    def _case(self, start: int, mesh: Mesh, samples: int) -> Case:
+        tables, width = self.problem.tables, mesh.model_size
+        ranks = self.places.ranks(start, mesh.size, mesh)
+        names = self.places.types(start, mesh.size)
+        slowest = min(names, key=lambda name: tables.devices[name].peak("bfloat16"))
+        spot = Spot(
+            ceil(samples / mesh.dp), mesh.dp, mesh.model, slowest,
+            tables.levels(ranks[::width]), tables.model_levels(ranks[:width], mesh.model),
+        )  # fmt: skip
+        shard = tables.levels(ranks[: mesh.dp_shard * width : width])
+        replicate = tables.levels(ranks[:: mesh.dp_shard * width])
+        at = self.runs.canonical(At(spot, mesh.variant))
+        return Case(mesh, spot, shard, replicate, at)
+
+    def entry(self, case: Case, again: bool, link: Link | None, num_microbatches: int) -> Figures:
+        """The figures of one case; `link` leads to the next stage."""
+        key = (case, again, link, num_microbatches)
+        if key not in self._entries:
+            self._entries[key] = self._entry(*key)
+        return self._entries[key]
+
+    def _entry(self, case: Case, again: bool, link: Link | None, num_microbatches: int) -> Figures:
+        work, state = self.runs.work(case.at, again), self.runs.state(case.at)
+        sync, trained = self._sync(case), self._trained(case, state)
+        more = sync.per_microbatch_s(trained, work.busy_s, work.backward_s)
+        busy = work.busy_s + more
+        _, sends = self.runs.borders(case.at, link)
+        once = sync.once_s(trained, work.backward_s) + self._optimizer_s(case, state)
+        path = busy + 2 * sends[self.runs.classes.stop]
+        load = (num_microbatches - 1) * busy + once
+        memory = self._memory(case, again, sync, trained, num_microbatches)
+        return Figures(path, load, busy, *memory)
+
+    def _memory(
+        self, case: Case, again: bool, sync: StageSync, trained: Trained, num_microbatches: int
+    ) -> tuple[Matrix, Matrix, Matrix]:
+        """(always, per micro-batch in flight, workspace)."""
+        work, state = self.runs.work(case.at, again), self.runs.state(case.at)
+        sent, _ = self.runs.borders(case.at, None)
+        arrives, leaves = sent[self.runs.classes.start], sent[self.runs.classes.stop]
+        device = self.problem.tables.devices[case.spot.device]
+        holes = fragmentation_of(
+            device, self.problem.tables.profile, self.problem.graph.fingerprint
+        )
+        beyond = 1.0 + holes.moving
+        flight = (work.saved_bytes + leaves) * beyond
+        always, begun, beside = sync.gradient_bytes(trained, flight)
+        workspace = work.workspace_bytes * beyond
+        begun = begun * (1.0 + holes.gradients)
+        static = self._state_bytes(case, state) + always + sync.unseen_bytes(trained)
+        apart = sync.zero == 3 or device.kind == "cpu"
+        static = static + (workspace + beside if apart else np.maximum(workspace, beside))
+        static = static + 2 * (arrives + leaves) * beyond
+        if num_microbatches == 1 and not (sync.zero and device.kind == "cpu"):
+            # Gradients come as activations go; a heap does not use the holes for flat ones.
+            return static + np.maximum(begun, flight), np.zeros_like(flight), workspace
+        return static + begun, flight, workspace
+
+    def _state_bytes(self, case: Case, state: State) -> Matrix:
+        """Parameters, with those of blocks that are gathered, and optimizer state."""
+        mesh = case.mesh
+        kept = state.trained / mesh.dp_shard
+        copies = OPTIMIZER_COPIES[self.problem.optimizer]
+        parameters = state.stored
+        if mesh.zero == 3 and mesh.dp_shard > 1:
+            gathered = np.minimum(state.trained - kept, state.largest * (1 + mesh.prefetch))
+            parameters = parameters - state.trained + kept + gathered
+        found: Matrix = parameters + copies * (kept if mesh.zero else state.trained)
+        return found
+
+    def _sync(self, case: Case) -> StageSync:
+        return StageSync(
+            case.mesh, case.spot.dp_levels, case.shard, case.replicate,
+            self.runs.overheads(case.at), self.collective,
+        )  # fmt: skip
+
+    def _trained(self, case: Case, state: State) -> Trained:
+        none = np.zeros_like(state.trained)
+        if case.mesh.zero < 3:
+            return Trained(state.trained, state.largest, none, none, none)
+        gathered, scattered = self._gathers_at(case)
+        first = self.collective(Primitive.ALL_GATHER, state.largest, case.shard)
+        return Trained(state.trained, state.largest, gathered, scattered, first)
+
+    def _gathers_at(self, case: Case) -> tuple[Matrix, Matrix]:
+        """ZeRO 3: seconds to gather the parameters block by block, and to scatter gradients."""
+        key = (case.spot.model, case.mesh.variant, case.shard)
+        if key not in self._gathers:
+            self._gathers[key] = (
+                self.runs.of(self._by_block(case, Primitive.ALL_GATHER)),
+                self.runs.of(self._by_block(case, Primitive.REDUCE_SCATTER, but_first=True)),
+            )
+        return self._gathers[key]
+
+    def _by_block(self, case: Case, primitive: Primitive, *, but_first: bool = False) -> Matrix:
+        held = self.runs.trained_per_block(case.at)
+        known: dict[int, float] = {}
+        for nbytes in held:
+            if nbytes not in known:
+                known[nbytes] = collective_time(primitive, nbytes, case.shard) if nbytes else 0.0
+        seconds = [known[nbytes] for nbytes in held]
+        found = sums(seconds)
+        # The scatter of a stage's first block goes on after its backward.
+        return found - np.array([*seconds, 0.0])[:, None] if but_first else found
+
+    def _optimizer_s(self, case: Case, state: State) -> Matrix:
+        """On the line through two points: it is about linear in bytes and tensors."""
+        device, mesh = self.problem.tables.devices[case.spot.device], case.mesh
+        name, profile = self.problem.optimizer, self.problem.tables.profile
+        kept = state.trained / (mesh.dp_shard if mesh.zero else 1)
+        few, many = _FEW, _MANY
+        low = optimizer_time(device, name, *few, profile).seconds
+        high = optimizer_time(device, name, *many, profile).seconds
+        more = optimizer_time(device, name, many[0], few[1], profile).seconds
+        per_byte = (high - more) / (many[1] - few[1])
+        per_tensor = (more - low) / (many[0] - few[0])
+        found: Matrix = (kept * per_byte + state.tensors * per_tensor) * self.runs.slow
+        return found
+
+
+def _undominated(entries: Sequence[Figures]) -> list[int]:
+    """Those that no other beats in time and memory in all runs of blocks."""
+    kept: list[tuple[int, NDArray[np.float64]]] = []
+    for index, entry in enumerate(entries):
+        mine = np.array(entry[:5])
+        if any(bool((other <= SLACK * mine).all()) for _, other in kept):
+            continue
+        kept = [(i, other) for i, other in kept if not bool((mine <= other).all())]
+        kept.append((index, mine))
+    return [index for index, _ in kept]
+
+
+def _stack(entries: Sequence[Figures]) -> Figures:
+    return Figures(*(np.stack(rows) for rows in zip(*entries, strict=True)))

@@ -1,0 +1,157 @@
+"""What every op, parameter and border may do on one axis of a mesh, before prices.
+
+On `cp` parameters are stored and used whole; on `ep` all parameters but those of experts are.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+from math import lcm, prod
+
+from meshwright.ir.graph import Graph, Kind, Op
+from meshwright.ir.layout import RP, P, Placement, R, Shard, Strategy
+from meshwright.ir.plan import ModelMesh
+from meshwright.planner.inside.axis_layout import FREE, LOOKUPS, useful
+from meshwright.planner.inside.data_layout import DataLayout, is_state, taken_dims
+from meshwright.planner.inside.factors import AxisKind, Split, Taken, strategies
+from meshwright.planner.inside.joint import OwnSplits
+from meshwright.planner.inside.rules import Rule, name_of
+from meshwright.planner.inside.segments import PRELUDE, Segment, aliases
+from meshwright.planner.inside.spread import Shards, spread
+
+EXPERTS = "meshwright.experts"
+MANY = 3
+"""Axes from which on combinations are so many that equivalent ones are left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class AxisSpace:
+    """One axis of a mesh."""
+
+    strategies: dict[str, tuple[Strategy, ...]]
+    """Per op name."""
+    shards: Shards
+    divides: Callable[[str], bool]
+    """Whether a stored tensor may be split."""
+
+    def stored(self, graph: Graph, name: str) -> list[Placement]:
+        tensor = graph.tensors[name]
+        if tensor.kind is not Kind.PARAMETER:
+            return [R]
+        shards = self.shards.get(name, {}) if self.divides(name) else {}
+        return [R, *([RP] if tensor.requires_grad else []), *shards]
+
+    def handed_on(self, root: str) -> list[Placement]:
+        return [R, *self.shards.get(root, {})]
+
+
+@dataclass(frozen=True)
+class Spreader:
+    """Finds the splits of all blocks on axis after axis of a mesh."""
+
+    graph: Graph
+    data: DataLayout
+    mesh: ModelMesh
+
+    @cached_property
+    def segments(self) -> tuple[Segment, ...]:
+        """Without the prelude, which every rank computes whole."""
+        return tuple(s for s in self.data.segments if s.block.pattern != PRELUDE)
+
+    @cached_property
+    def ops(self) -> tuple[Op, ...]:
+        return tuple(op for s in self.segments for op in s.ops)
+
+    @cached_property
+    def rules(self) -> dict[str, Rule | None]:
+        return {name: rule for s in self.segments for name, rule in s.rules.items()}
+
+    @cached_property
+    def alias(self) -> Callable[[str], str]:
+        return aliases(self.graph)
+
+    @cached_property
+    def taken(self) -> Taken:
+        """Dims that dp splits, and the parts inside of which other axes split them."""
+        found: dict[str, dict[int, int]] = {}
+        for segment, laid in zip(self.data.segments, self.data.laid, strict=True):
+            for name, dims in taken_dims(segment, laid, self.graph.batch_size).items():
+                own = found.setdefault(name, {})
+                for dim, parts in dims.items():
+                    own[dim] = lcm(own.get(dim, 1), parts)
+        return found
+
+    @cached_property
+    def heavy(self) -> frozenset[str]:
+        """Ops whose work or whose results are worth splitting."""
+        return frozenset(op.name for op in self.ops if op.flops or name_of(op) in LOOKUPS)
+
+    def starts(self, op: Op) -> bool:
+        """Whether an op starts splits of its own: on one axis all do, on several, where
+        combinations are many, the heavy ones, and others follow them."""
+        return len(self.mesh) < 2 or not self.heavy or op.name in self.heavy
+
+    def spread(self, kind: AxisKind) -> tuple[dict[str, tuple[Split, ...]], Shards]:
+        return spread(
+            self.ops, self.rules, kind, taken=self.taken, seeds={}, natural=self.starts,
+            alias=self.alias,
+            barred=lambda name: is_state(self.graph, name, parameters=False),
+        )  # fmt: skip
+
+    def axis(self, at: int) -> AxisSpace:
+        """What may be done on one axis, beside whatever the others do."""
+        axis, size = self.mesh[at]
+        kind = AxisKind(size, outers=self._outers(at))
+        splits, shards = self.spread(kind)
+        divides = _divides(self.graph, axis)
+        every = {
+            op.name: [
+                s
+                for s in strategies(op, self.rules[op.name], self.graph, kind, splits[op.name])
+                if _keeps_whole(op, s, divides) and (len(self.mesh) < MANY or _is_needed(op, s))
+            ]
+            for op in self.ops
+        }
+        kept: dict[str, tuple[Strategy, ...]] = {}
+        for segment in self.segments:
+            kept |= useful(segment, every, set(), set())
+        return AxisSpace(kept, shards, divides)
+
+    def _outers(self, at: int) -> tuple[int, ...]:
+        """An axis may split inside the parts of any of the others."""
+        others = [size for i, (_, size) in enumerate(self.mesh) if i != at]
+        found = {prod(some) for n in range(len(others) + 1) for some in combinations(others, n)}
+        return tuple(sorted(found))
+
+    @cached_property
+    def alone(self) -> Mapping[str, OwnSplits]:
+        """Per value, by its common name: how an axis may split it that is alone."""
+        known: dict[str, set[tuple[int, int]]] = {}
+        for size in dict.fromkeys(size for _, size in self.mesh):
+            for name, own in self.spread(AxisKind(size))[1].items():
+                known.setdefault(name, set()).update((s.dim, s.outer) for s in own)
+        return {name: frozenset(own) for name, own in known.items()}
+
+
+def _divides(graph: Graph, axis: str) -> Callable[[str], bool]:
+    """Which tensors an axis may split, of those that are parameters."""
+    experts = {name for op in graph.ops if name_of(op) == EXPERTS for name in op.inputs}
+
+    def divides(name: str) -> bool:
+        if graph.tensors[name].kind is not Kind.PARAMETER or axis.startswith("tp"):
+            return True
+        return axis == "ep" and name in experts
+
+    return divides
+
+
+def _keeps_whole(op: Op, strategy: Strategy, divides: Callable[[str], bool]) -> bool:
+    pairs: Sequence[tuple[str, Placement]] = list(zip(op.inputs, strategy.inputs, strict=True))
+    return all(divides(name) for name, p in pairs if isinstance(p, Shard))
+
+
+def _is_needed(op: Op, strategy: Strategy) -> bool:
+    """Summands are summed up before a view as well as behind it; one of the two is enough."""
+    passes = any(p in (P, RP) for p in (*strategy.inputs, *strategy.outputs))
+    return name_of(op) not in FREE or not passes

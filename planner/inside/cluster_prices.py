@@ -1,0 +1,170 @@
+"""Prices of a mesh on a cluster: the cost model's collectives and ops, and what memory is worth.
+
+The replica that is priced lies on the first ranks, its inner axes next to each other, and data
+parallelism over all other ranks. What memory is worth is a question of the plan; a weight of 1
+means that filling a device's memory is as bad as taking the computation's time once more.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+from meshwright.costmodel.comm import collective_time
+from meshwright.costmodel.compute import op_time
+from meshwright.costmodel.local_op import LocalInput, LocalOp
+from meshwright.costmodel.memory import OPTIMIZER_COPIES, optimizer_traffic
+from meshwright.costmodel.op_classes import COMPUTE, classify
+from meshwright.costmodel.site import Site
+from meshwright.costmodel.tables import CostTables
+from meshwright.ir.conversions import Primitive
+from meshwright.ir.device import DeviceType, OpClass
+from meshwright.ir.graph import DTYPE_BYTES, Kind, Op
+from meshwright.ir.layout import Axis
+from meshwright.ir.plan import ModelMesh
+from meshwright.planner.inside.regime import Regime
+
+Shape = tuple[int, ...]
+ONCE = 0.9
+"""What gradients that are summed once per step cost, of those summed with the backward of a block:
+they are summed in larger pieces."""
+
+
+@dataclass(frozen=True, slots=True)
+class AxisPrices:
+    """Collectives along one axis."""
+
+    site: Site
+    axis: str
+
+    def primitive_s(self, primitive: Primitive, nbytes: int, ranks: int) -> float:
+        return self.site.primitive_s(primitive, nbytes, self.axis)
+
+    def op_s(self, flops: float, nbytes: float) -> float:
+        """An op of unknown kind."""
+        device = self.site.device
+        return max(
+            flops / max(device.peak_flops.values()), nbytes / device.memory_bandwidth_bytes_per_s
+        )
+
+    def stored_s(self, nbytes: int) -> float:
+        return 0.0
+
+
+@dataclass(slots=True)
+class OpTimes:
+    """Seconds of ops by the cost model, each shape once."""
+
+    tables: CostTables
+    device: DeviceType
+    known: dict[object, float] = field(default_factory=dict)
+
+    def __call__(
+        self, op: Op, inputs: Sequence[Shape], outputs: Sequence[Shape], share: float
+    ) -> float:
+        local = self._local(op, inputs, outputs, share)
+        if local not in self.known:
+            time = op_time(local, self.device)
+            dispatch_s = time.forward_dispatch_s + time.input_dispatch_s + time.weight_dispatch_s
+            self.known[local] = max(time.total_s, dispatch_s)
+        return self.known[local]
+
+    def _local(
+        self, op: Op, inputs: Sequence[Shape], outputs: Sequence[Shape], share: float
+    ) -> LocalOp:
+        graph, dtypes = self.tables.graph, self.tables.facts.dtypes
+        op_class = classify(op.target)
+        half = self.tables.precision == "bf16" and op_class in COMPUTE
+        made = next((n for n in op.outputs if n), "")
+        dtype = "bfloat16" if half else dtypes.get(made, "float32")
+        width = DTYPE_BYTES[dtype] if half else 0
+        return LocalOp(
+            target=op.target,
+            op_class=op_class,
+            dtype=dtype,
+            flops=op.flops * share,
+            inputs=tuple(
+                LocalInput(
+                    shape,
+                    prod(shape) * (width or DTYPE_BYTES[dtypes[name]]),
+                    graph.tensors[name].requires_grad,
+                    graph.tensors[name].kind is Kind.PARAMETER,
+                )
+                for name, shape in zip(op.inputs, inputs, strict=True)
+            ),
+            outputs=tuple(s for n, s in zip(op.outputs, outputs, strict=True) if n),
+            output_bytes=sum(
+                prod(s) * DTYPE_BYTES[dtypes[n]]
+                for n, s in zip(op.outputs, outputs, strict=True)
+                if n
+            ),
+            differentiable=any(n and graph.tensors[n].requires_grad for n in op.outputs),
+            causal=op_class is OpClass.ATTENTION and ("is_causal", True) in op.args,
+        )
+
+
+def cluster_regime(
+    timer: OpTimes, optimizer: str, model: ModelMesh, samples: int, memory: float
+) -> Regime:
+    """The prices of a mesh for so many samples on a rank, with a weight of memory."""
+    tables = timer.tables
+    site = _site(tables, model)
+    size = prod(n for _, n in model)
+    dp = max(1, tables.cluster.num_devices // size)
+    count = max(1, tables.graph.batch_size // (dp * samples))
+    computing_s = sum(_whole_s(timer, op, samples) for op in tables.graph.ops) / size
+    per_byte = memory * computing_s / site.device.usable_bytes
+    state = 2 + OPTIMIZER_COPIES[optimizer]
+    update_s = optimizer_traffic(10**9, optimizer, zero=0, dp_shard=1) / 1e9
+    update_s /= site.device.memory_bandwidth_bytes_per_s
+    return Regime(
+        prices=tuple(AxisPrices(site, axis) for axis, _ in model),
+        samples=samples,
+        parameter_uses=1.0,
+        once=ONCE / count,
+        stored_s_per_byte=(update_s + _sync_s(tables, model, computing_s)) / count
+        + state * per_byte,
+        saved_s_per_byte=per_byte,
+        timer=timer,
+        dtypes=tables.facts.dtypes,
+    )
+
+
+def _site(tables: CostTables, model: ModelMesh) -> Site:
+    replica = tuple(range(prod(size for _, size in model)))
+    levels = tables.model_levels(replica, model)
+    names = [axis for axis, _ in model]
+    return Site(
+        axes={axis: Axis(size) for axis, size in model},
+        coordinates=dict.fromkeys(names, 0),
+        device=tables.cluster.device(0),
+        levels=dict(zip(names, levels, strict=True)),
+    )
+
+
+def _whole_s(timer: OpTimes, op: Op, samples: int) -> float:
+    """An op on one rank, for so many samples."""
+    tensors, batch = timer.tables.graph.tensors, timer.tables.graph.batch_size
+
+    def shape(name: str) -> Shape:
+        found = tensors[name].shape if name else ()
+        part = found and found[0] % batch == 0 and tensors[name].kind is Kind.ACTIVATION
+        return (found[0] // batch * samples, *found[1:]) if part else found
+
+    inputs, outputs = [shape(n) for n in op.inputs], [shape(n) for n in op.outputs]
+    return timer(op, inputs, outputs, samples / batch)
+
+
+def _sync_s(tables: CostTables, model: ModelMesh, computing_s: float) -> float:
+    """What summing gradients over data parallel ranks costs, per byte of parameters on a rank.
+
+    It hides behind the last backward, so that max(computing, communicating) counts. Where it is the
+    shorter of both, a byte more costs nothing yet, but the more of them the nearer it comes: as a
+    line through both ends it costs the share of the computation that it takes.
+    """
+    size = prod(n for _, n in model)
+    ranks = tuple(range(0, tables.cluster.num_devices, size))
+    if len(ranks) < 2:
+        return 0.0
+    nbytes = sum(t.nbytes for t in tables.graph.parameters) / size
+    whole_s = collective_time(Primitive.ALL_REDUCE, nbytes, tables.levels(ranks))
+    return whole_s / nbytes * min(1.0, whole_s / (2 / 3 * computing_s))

@@ -1,0 +1,220 @@
+"""A bound of a choice, and with it which states can be in no better choice, by dual ascent.
+
+Costs are moved between nodes and edges so that the sum of the smallest entries of all, which no
+choice can undercut, grows: each node in turn takes what its edges to earlier nodes can spare, and
+gives what it has to its edges to later ones; then the same backwards (sequential reweighted message
+passing, Kolmogorov 2015). A link is one edge per reader; the price that its readers share is moved
+from readers that have it to spare to all of them.
+
+A state whose smallest total is above the best known choice is dropped. Often all but the optimum
+go; otherwise the integer program gets what is left.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.planner.inside.choice_ilp import UNIT
+from meshwright.planner.inside.choices import Link
+from meshwright.planner.inside.eliminate import Reduced
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(slots=True)
+class _Side:
+    """One end of an edge: the row or column that each state of the node takes."""
+
+    node: int
+    of_state: Ints
+    message: Floats
+    """Per row: what the edge gave to the node; negative, what it got."""
+    order: Ints
+    starts: Ints
+    used: Ints
+    """Rows that some state takes, for `smallest`."""
+
+    @classmethod
+    def of(cls, node: int, of_state: Ints, size: int) -> "_Side":
+        order = np.argsort(of_state, kind="stable")
+        used, starts = np.unique(of_state[order], return_index=True)
+        return cls(node, of_state, np.zeros(size), order, starts, used)
+
+    def smallest(self, values: Floats) -> Floats:
+        """Per row that is used: the least of its states' values."""
+        return np.asarray(np.minimum.reduceat(values[self.order], self.starts))
+
+
+@dataclass(slots=True)
+class _Edge:
+    rows: _Side
+    columns: _Side
+    cost: Floats
+
+    def rest(self) -> Floats:
+        """Entries that can occur, with what was given away taken off."""
+        a, b = self.rows, self.columns
+        cost = self.cost[np.ix_(a.used, b.used)]
+        return np.asarray(cost - a.message[a.used, None] - b.message[None, b.used])
+
+    def sides(self, node: int) -> tuple[_Side, _Side]:
+        """The node's own side first."""
+        return (self.rows, self.columns) if self.rows.node == node else (self.columns, self.rows)
+
+    def take(self, node: int) -> None:
+        """All that the edge can spare goes to the node."""
+        at = 0 if self.rows.node == node else 1
+        own, _ = self.sides(node)
+        own.message[own.used] += self.rest().min(1 - at)
+
+    def slack(self, node: int) -> Floats:
+        """Per state of the node: how far its best entry is above the least of all."""
+        at = 0 if self.rows.node == node else 1
+        own, _ = self.sides(node)
+        rest = self.rest()
+        found = np.zeros(len(own.message))
+        found[own.used] = rest.min(1 - at) - rest.min()
+        return np.asarray(found[own.of_state])
+
+
+@dataclass(slots=True)
+class Ascent:
+    """The state of an ascent."""
+
+    costs: dict[int, Floats]
+    edges: list[_Edge]
+    shared: list[list[_Edge]]
+    """The edges of each link."""
+    near: dict[int, list[_Edge]]
+
+    @classmethod
+    def of(cls, reduced: Reduced) -> "Ascent":
+        costs = {n: own / UNIT for n, own in sorted(reduced.costs.items())}
+        edges = list(_pairs(reduced))
+        shared = [list(_of_link(link)) for link in reduced.links]
+        edges += [edge for group in shared for edge in group]
+        near: dict[int, list[_Edge]] = {n: [] for n in costs}
+        for edge in edges:
+            near[edge.rows.node].append(edge)
+            near[edge.columns.node].append(edge)
+        return cls(costs, edges, shared, near)
+
+    def now(self, node: int) -> Floats:
+        """The node's costs with what its edges gave."""
+        total = self.costs[node].copy()
+        for edge in self.near[node]:
+            own, _ = edge.sides(node)
+            total += own.message[own.of_state]
+        return total
+
+    def bound(self) -> float:
+        nodes = sum(float(self.now(n).min()) for n in self.costs)
+        return nodes + sum(float(edge.rest().min()) for edge in self.edges)
+
+    def slacks(self) -> dict[int, Floats]:
+        """Per node and state: by how much more than the bound any choice with it costs."""
+        found = {}
+        for node in self.costs:
+            own = self.now(node)
+            found[node] = own - own.min()
+            for edge in self.near[node]:
+                found[node] += edge.slack(node)
+        return found
+
+    def sweep(self, nodes: Sequence[int]) -> None:
+        """Once through all nodes, in this order."""
+        rank = {n: i for i, n in enumerate(nodes)}
+        for node in nodes:
+            later: list[_Edge] = []
+            earlier: list[_Edge] = []
+            for edge in self.near[node]:
+                _, other = edge.sides(node)
+                (later if rank[other.node] > rank[node] else earlier).append(edge)
+            for edge in earlier:
+                edge.take(node)
+            if later:
+                part = self.now(node) / max(len(later), len(earlier))
+                for edge in later:
+                    own, _ = edge.sides(node)
+                    own.message[own.used] -= own.smallest(part)
+
+    def share_out(self) -> None:
+        """What a reader can spare of a link's price goes to all that read it."""
+        for group in self.shared:
+            spare = []
+            for edge in group:
+                rest = edge.rest()
+                own = edge.cost.copy()
+                cells = np.ix_(edge.rows.used, edge.columns.used)
+                own[cells] = np.minimum(own[cells], rest - rest.min())
+                spare.append(own)
+            wanted = np.zeros(group[0].cost.shape[1])
+            for edge in group:
+                wanted[edge.columns.used] += 1
+            pool = sum(spare, np.zeros_like(group[0].cost)) / np.maximum(wanted, 1)
+            for edge, own in zip(group, spare, strict=True):
+                edge.cost = edge.cost - own
+                edge.cost[:, edge.columns.used] += pool[:, edge.columns.used]
+
+    def climb(self, rounds: int = 60, still: float = 1e-7) -> float:
+        """Until the bound no longer grows; the bound."""
+        nodes, known = sorted(self.costs), -np.inf
+        for _ in range(rounds):
+            self.sweep(nodes)
+            self.sweep(nodes[::-1])
+            self.share_out()
+            now = self.bound()
+            if now - known <= still * abs(now):
+                return max(now, known)
+            known = now
+        return known
+
+    def decode(self, nodes: Sequence[int]) -> dict[int, int]:
+        """A choice: node by node what costs least beside those before it."""
+        found: dict[int, int] = {}
+        for node in nodes:
+            total = self.costs[node].copy()
+            for edge in self.near[node]:
+                own, other = edge.sides(node)
+                if other.node not in found:
+                    total += own.message[own.of_state]
+                else:
+                    at = other.of_state[found[other.node]]
+                    line = edge.cost[at] if own is edge.columns else edge.cost[:, at]
+                    total += line[own.of_state]
+            found[node] = int(np.argmin(total))
+        return found
+
+
+def _pairs(reduced: Reduced) -> Iterator[_Edge]:
+    for a in sorted(reduced.edges):
+        for b, table in sorted(reduced.edges[a].items()):
+            if a < b:
+                left, rows = np.unique(table, axis=0, return_inverse=True)
+                both, columns = np.unique(left, axis=1, return_inverse=True)
+                yield _Edge(
+                    _Side.of(a, rows.reshape(-1), both.shape[0]),
+                    _Side.of(b, columns.reshape(-1), both.shape[1]),
+                    both / UNIT,
+                )
+
+
+def _of_link(link: Link) -> Iterator[_Edge]:
+    made, rows = np.unique(link.made, return_inverse=True)
+    targets = np.unique(np.concatenate([r.wants for r in link.readers]))
+    price = link.price[np.ix_(made, targets)] / UNIT
+    readers = np.zeros(len(targets))
+    for reader in link.readers:
+        readers[np.searchsorted(targets, np.unique(reader.wants))] += 1
+    for reader in link.readers:
+        columns = np.searchsorted(targets, reader.wants)
+        cost = np.zeros_like(price)
+        cost[:, columns] = price[:, columns] / readers[columns]
+        yield _Edge(
+            _Side.of(link.source, rows.reshape(-1), len(made)),
+            _Side.of(reader.node, columns, len(targets)),
+            cost,
+        )

@@ -1,0 +1,48 @@
+"""What an op's own communication costs the layout solver."""
+
+from typing import NamedTuple
+
+from meshwright.ir.conversions import Primitive
+from meshwright.ir.graph import Graph, Op
+from meshwright.ir.inside import SHIFT, Inner, Operand, inner_traffic
+from meshwright.ir.layout import Strategy
+from meshwright.planner.inside.prices import Prices
+
+
+class Inside(NamedTuple):
+    """Seconds of messages inside an op, for one sample, forward and backward."""
+
+    beside: float
+    """While it computes."""
+    alone: float
+
+    def with_compute(self, computing_s: float) -> float:
+        """Seconds of the op as a whole."""
+        return max(computing_s, self.beside) + self.alone
+
+
+def inside_s(graph: Graph, op: Op, strategy: Strategy, ranks: int, prices: Prices) -> Inside:
+    """Messages inside an op on an axis of `ranks`; nothing for most ops."""
+    inputs = [_operand(graph, name) for name in op.inputs]
+    outputs = [_operand(graph, name) if name else Operand((), 0) for name in op.outputs]
+    messages = inner_traffic(op, strategy, ranks, inputs, outputs)
+    trains = any(name and graph.tensors[name].requires_grad for name in op.outputs)
+    seconds = [0.0, 0.0]
+    for message in messages:
+        if trains or not message.backward:
+            seconds[message.beside] += _message_s(message, graph.batch_size, ranks, prices)
+    return Inside(beside=seconds[True], alone=seconds[False])
+
+
+def _operand(graph: Graph, name: str) -> Operand:
+    tensor = graph.tensors[name]
+    return Operand(tensor.shape, tensor.nbytes)
+
+
+def _message_s(message: Inner, samples: int, ranks: int, prices: Prices) -> float:
+    nbytes = -(-message.nbytes // samples)
+    if message.kind == SHIFT:
+        # A gather is ranks - 1 shifts of a part each.
+        gather_s = prices.primitive_s(Primitive.ALL_GATHER, nbytes * ranks, ranks)
+        return message.times * gather_s / (ranks - 1)
+    return message.times * prices.primitive_s(Primitive(message.kind), nbytes, ranks)

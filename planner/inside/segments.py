@@ -1,0 +1,70 @@
+"""The parts of a graph that get a layout each: the prelude and the first block of each pattern."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from meshwright.ir.graph import Block, Graph, Kind, Op
+from meshwright.planner.inside.rules import Rule
+from meshwright.planner.strategies import find_rule
+
+PRELUDE = "(prelude)"
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A run of ops that is laid out as one."""
+
+    block: Block
+    ops: tuple[Op, ...]
+    rules: dict[str, Rule | None]
+    """Per op name."""
+
+
+def segments(graph: Graph) -> tuple[Segment, ...]:
+    """The prelude, then one segment per pattern, in order."""
+    blocks = [prelude_block(graph), *graph.distinct_blocks()]
+    return tuple(
+        Segment(b, graph.block_ops(b), {op.name: find_rule(op, graph) for op in graph.block_ops(b)})
+        for b in blocks
+    )
+
+
+def prelude_block(graph: Graph) -> Block:
+    """The prelude as if it were a block."""
+    ops = graph.prelude_ops
+    made = {out for op in ops for out in op.outputs if out}
+    read = {name for op in ops for name in op.inputs}
+    later = {name for op in graph.ops[graph.prelude :] for name in op.inputs}
+    return Block(
+        name=PRELUDE,
+        pattern=PRELUDE,
+        signature=PRELUDE,
+        start=0,
+        stop=graph.prelude,
+        inputs=tuple(name for name in graph.inputs if name in read),
+        outputs=tuple(out for op in ops for out in op.outputs if out in made & later),
+        params=tuple(n for n in sorted(read - made) if graph.tensors[n].kind is not Kind.INPUT),
+    )
+
+
+def aliases(graph: Graph) -> Callable[[str], str]:
+    """One name for all values at the same place of equal blocks: they are laid out alike."""
+    first = {block.pattern: block for block in graph.distinct_blocks()}
+    same: dict[str, str] = {}
+    for block in graph.blocks:
+        for own, model in zip(block.outputs, first[block.pattern].outputs, strict=True):
+            same[own] = model
+    root: dict[str, str] = {}
+
+    def find(name: str) -> str:
+        name = same.get(name, name)
+        while name in root:
+            name = root[name]
+        return name
+
+    for block in graph.blocks:
+        for own, model in zip(block.inputs, first[block.pattern].inputs, strict=True):
+            a, b = find(model), find(own)
+            if a != b:
+                root[b] = a
+    return find

@@ -1,0 +1,144 @@
+"""Different ways to lay out a model on a mesh: by prices, borders and weight of memory."""
+
+import difflib
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import prod
+
+from meshwright.costmodel.tables import CostTables
+from meshwright.ir.errors import PlanError
+from meshwright.ir.graph import Graph
+from meshwright.ir.plan import BlockLayout, ModelMesh
+from meshwright.planner.inside.choose import Effort, choose
+from meshwright.planner.inside.cluster_prices import OpTimes, cluster_regime
+from meshwright.planner.inside.data_layout import DataLayout
+from meshwright.planner.inside.layouts import Solved, layouts_of
+from meshwright.planner.inside.mesh_problem import MeshProblem, mesh_problem
+from meshwright.planner.inside.mesh_space import MeshSpace, mesh_space
+from meshwright.planner.inside.moves import Moves
+from meshwright.planner.inside.prices import AlphaBeta
+from meshwright.planner.inside.regime import Regime, usual
+from meshwright.planner.pins.placement_rules import PlacementRules
+
+CLOSE = 1e-3
+"""Layouts are made for prices of a few regimes: on several axes, where proofs are dear, the last
+thousandth is let go."""
+LARGEST_SAMPLES = 8
+LEAN = 4.0
+"""Weight of memory of layouts that save it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A way to lay out all patterns, and how good it is at its own prices."""
+
+    layouts: tuple[BlockLayout, ...]
+    cost_s: float
+    bound_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Recipe:
+    """What a variant is made for."""
+
+    prices: AlphaBeta | None
+    """None: those of the cluster."""
+    samples: int = 1
+    memory: float = 0.0
+    split: bool = True
+    """Whether values between blocks may be split."""
+
+
+@dataclass(frozen=True)
+class MeshVariants:
+    """The variants of one mesh, each solved when asked for."""
+
+    graph: Graph
+    tables: CostTables
+    optimizer: str
+    data: DataLayout
+    model: ModelMesh
+    asked: PlacementRules
+    solved: dict[str, Found] = field(default_factory=dict)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The usual one, whose name is empty, first; without those that equal one before."""
+        kept: dict[str, tuple[BlockLayout, ...]] = {}
+        for name in self._recipes:
+            content = tuple(replace(x, name="") for x in self.found(name).layouts)
+            if content not in kept.values():
+                kept[name] = content
+        return tuple(kept)
+
+    def found(self, name: str) -> Found:
+        if name not in self.solved:
+            self.solved[name] = self._solve(name)
+        return self.solved[name]
+
+    def _solve(self, name: str) -> Found:
+        if not self.model:
+            return Found(layouts_of(self.graph, self.data, (), None), 0.0, 0.0)
+        recipe = self._recipes.get(name)
+        if recipe is None:
+            near = difflib.get_close_matches(name, self._recipes, 1, 0.0)[0]
+            raise PlanError(
+                f"variant {name!r} of layouts is none of {', '.join(map(repr, self._recipes))}; "
+                f"nearest is {near!r}"
+            )
+        problem = self._split if recipe.split else self._whole
+        effort = Effort(gap=CLOSE if len(self.model) > 1 else 0.0)
+        chosen = choose(problem.choices(self._regime(recipe)), effort)
+        layouts = layouts_of(self.graph, self.data, self.model, Solved(problem, chosen), name)
+        return Found(layouts, chosen.cost / 1e12, chosen.bound / 1e12)
+
+    @cached_property
+    def _recipes(self) -> dict[str, _Recipe]:
+        """Per name."""
+        # A single tensor axis is usual with whole borders; the others are for split values.
+        usual_one = _Recipe(AlphaBeta(), split=any(axis != "tp" for axis, _ in self.model))
+        if not self.model:
+            return {"": usual_one}
+        most = self._most_samples()
+        found = {
+            "": usual_one,
+            "halves": _Recipe(AlphaBeta(half_reduce=1.0)),
+            "fast": _Recipe(None, samples=1),
+            f"fast{most}": _Recipe(None, samples=most),
+            "lean": _Recipe(None, samples=most, memory=LEAN),
+            "plain": _Recipe(None, samples=most, split=False),
+        }
+        return {name: recipe for name, recipe in found.items() if name != "fast1"}
+
+    def _regime(self, recipe: _Recipe) -> Regime:
+        if recipe.prices is not None:
+            return usual(self.model, recipe.prices)
+        return cluster_regime(
+            self._times, self.optimizer, self.model, recipe.samples, recipe.memory
+        )
+
+    @cached_property
+    def _times(self) -> OpTimes:
+        return OpTimes(self.tables, self.tables.cluster.device(0))
+
+    def _most_samples(self) -> int:
+        """On a rank when the whole batch is one micro-batch."""
+        size = prod(n for _, n in self.model)
+        share = self.graph.batch_size * size // self.tables.cluster.num_devices
+        return max(1, min(share, LARGEST_SAMPLES, self.graph.batch_size))
+
+    @cached_property
+    def _space(self) -> MeshSpace:
+        return mesh_space(self.graph, self.data, self.model, self.asked)
+
+    @cached_property
+    def _moves(self) -> Moves:
+        return Moves(tuple(size for _, size in self.model))
+
+    @cached_property
+    def _split(self) -> MeshProblem:
+        return mesh_problem(self.graph, self._space, self._moves, split_borders=True)
+
+    @cached_property
+    def _whole(self) -> MeshProblem:
+        return mesh_problem(self.graph, self._space, self._moves, split_borders=False)

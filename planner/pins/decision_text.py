@@ -1,0 +1,204 @@
+"""The text form of constraints: `[stage K | block GLOB] NAME RELATION VALUE`, and a few phrases.
+
+tp=2   tp<=4   pp in 1,2,4   num_microbatches>=8   stage 0 zero=3   block h.* recompute=full
+block h.3 on stage 1   block h.3 starts stage 1   block h.* layout=h.* tp2
+stage 0 devices 0-3,8   stage 0 mesh dp_shard=2,tp=2   stage 0 shares 3,1
+stage 0 device_type=v100-32   place h.*.attn tp=R   place *.c_fc.weight tp=S(1)
+memory<=60GB   step<=1.2s
+"""
+
+import difflib
+import re
+from collections.abc import Callable, Sequence
+
+from meshwright.ir.device import parse_quantity
+from meshwright.ir.errors import PlanError
+from meshwright.ir.layout import Shard, parse_placement
+from meshwright.ir.plan import MODEL_AXES
+from meshwright.planner.pins.decisions import (
+    EVERYWHERE,
+    NUMBERS,
+    OF_ALL,
+    OF_BLOCKS,
+    WORDS,
+    Constraint,
+    MemoryCap,
+    OnStage,
+    Pin,
+    Placed,
+    Relation,
+    Scope,
+    StageDevices,
+    StageMesh,
+    StageShares,
+    StepCap,
+    Value,
+)
+from meshwright.planner.schedule_tools import SCHEDULES
+
+RECOMPUTE = ("none", "full")
+SAVED = ("none", "selective", "offload")
+"""What becomes of the values of layers that the backward needs (`planner.saved_modes`)."""
+EXAMPLES = (
+    "tp=2, tp<=4, pp in 1,2,4, schedule=gpipe, stage 0 mesh dp_shard=2,tp=2, stage 0 devices 0-3, "
+    "block h.3 on stage 1, block h.* recompute=full, saved=offload, place h.*.attn tp=R, "
+    "memory<=60GB, step<=1.2s"
+)
+_LEAST = {"zero": 0, "prefetch": 0}
+_SCOPE = re.compile(r"(?:stage\s+(?P<stage>\d+)|block\s+(?P<block>\S+))\s+(?P<rest>.+)")
+_ON_STAGE = re.compile(r"(on|starts)\s+stage\s+(\d+)")
+_LIST = re.compile(r"(devices|mesh|shares)\s+(\S.*)")
+_PLACE = re.compile(r"place\s+(\S+)\s+(\w+)\s*=\s*(\S+)")
+_CAP = re.compile(r"(memory|step)\s*<=?\s*(.+)")
+_PIN = re.compile(r"(\w+)(?:\s*(<=|>=|=)\s*|\s+(in)\s+)(\S.*)")
+
+
+def parse_constraint(given: str | Constraint) -> Constraint:
+    """The constraint that a text names; PlanError with the nearest one that exists."""
+    if not isinstance(given, str):
+        return given
+    text = given.strip()
+    if match := _PLACE.fullmatch(text):
+        return _placed(text, *match.groups())
+    if match := _CAP.fullmatch(text):
+        return _cap(match[1], match[2])
+    scope, rest = _scope(text)
+    if match := _ON_STAGE.fullmatch(rest):
+        if scope.block:
+            return OnStage(scope.block, int(match[2]), starts=match[1] == "starts")
+    elif match := _LIST.fullmatch(rest):
+        if scope.stage is not None:
+            return _LISTS[match[1]](text, scope.stage, match[2].strip())
+        raise PlanError(
+            f"constraint {text!r}: {match[1]} belong to a stage; write 'stage 0 {rest}'"
+        )
+    elif match := _PIN.fullmatch(rest):
+        return _pin(text, scope, match[1], match[2] or match[3], match[4].strip())
+    raise PlanError(f"constraint {given!r} is none that exists; write for example {EXAMPLES}")
+
+
+def near(name: str, known: Sequence[str]) -> str:
+    """The known name that looks most like `name`."""
+    return next(iter(difflib.get_close_matches(name, known, 1, 0.0)), "")
+
+
+def _scope(text: str) -> tuple[Scope, str]:
+    match = _SCOPE.fullmatch(text)
+    if not match:
+        return EVERYWHERE, text
+    stage = int(match["stage"]) if match["stage"] else None
+    return Scope(stage, match["block"] or ""), match["rest"].strip()
+
+
+def _cap(name: str, value: str) -> Constraint:
+    if name == "memory":
+        nbytes = parse_quantity(value, "bytes")
+        assert isinstance(nbytes, int)
+        return MemoryCap(nbytes)
+    seconds = parse_quantity(value, "time")
+    assert isinstance(seconds, float)
+    if seconds <= 0:
+        raise PlanError(f"constraint step<={value}: it must be positive, such as step<=1.2s")
+    return StepCap(seconds)
+
+
+def _pin(text: str, scope: Scope, name: str, relation: str, value: str) -> Pin:
+    known = (*NUMBERS, *WORDS)
+    if name not in known:
+        raise PlanError(
+            f"constraint {text}: there is no {name!r}; nearest is {near(name, known)!r}"
+        )
+    if name in OF_ALL and scope != EVERYWHERE:
+        raise PlanError(
+            f"constraint {text}: {name} is a decision of the whole plan; write {name}{relation}"
+            f"{value}"
+        )
+    if name in OF_BLOCKS and not scope.block:
+        raise PlanError(
+            f"constraint {text}: a {name} is of blocks; write 'block h.* {name}={value}'"
+        )
+    if relation in ("<=", ">=") and name in WORDS:
+        raise PlanError(f"constraint {text}: a word has no order; write {name}={value}")
+    if name == "saved" and relation == "in":
+        nearest = near(value.split(",")[0].strip(), SAVED)
+        raise PlanError(f"constraint {text}: saved is pinned to one word; write saved={nearest}")
+    parts = value.split(",") if relation == "in" else [value]
+    values = tuple(_value(text, name, part.strip()) for part in parts)
+    if relation == "in":
+        ordered = sorted(set(values), key=lambda v: (str(type(v)), v))
+        return Pin(name, tuple(ordered), "in", scope)
+    sign: Relation = "=" if relation == "=" else "<=" if relation == "<=" else ">="
+    return Pin(name, values[0], sign, scope)
+
+
+def _value(text: str, name: str, value: str) -> Value:
+    if name in NUMBERS:
+        least = _LEAST.get(name, 1)
+        if not value.isdecimal() or int(value) < least or (name == "zero" and int(value) > 3):
+            legal = "0, 1, 2 or 3" if name == "zero" else f"a whole number from {least}"
+            raise PlanError(f"constraint {text}: {name} must be {legal}")
+        return int(value)
+    words = {"schedule": SCHEDULES, "recompute": RECOMPUTE, "saved": SAVED}.get(name, ())
+    if words and value not in words:
+        raise PlanError(f"constraint {text}: nearest legal value is {near(value, words)!r}")
+    return value
+
+
+def _placed(text: str, pattern: str, axis: str, placement: str) -> Placed:
+    axes = ("model", *MODEL_AXES)
+    if axis not in axes:
+        raise PlanError(f"constraint {text!r}: no model axis {axis!r}; nearest is "
+                        f"{near(axis, axes)!r}")  # fmt: skip
+    if placement in ("R", "S"):
+        return Placed(pattern, axis, placement)
+    if placement in ("P", "R|P"):
+        raise PlanError(f"constraint {text!r}: parameters lie whole or split; nearest is R")
+    found = parse_placement(placement)
+    assert isinstance(found, Shard)
+    return Placed(pattern, axis, str(found))
+
+
+def _numbers(text: str, values: str, what: str, least: int) -> tuple[int, ...]:
+    parts = [part.strip() for part in values.split(",")]
+    if not all(part.isdecimal() and int(part) >= least for part in parts):
+        raise PlanError(f"constraint {text!r}: {what} are whole numbers from {least}, such as 3,1")
+    return tuple(map(int, parts))
+
+
+def _devices(text: str, stage: int, values: str) -> StageDevices:
+    found: list[int] = []
+    for part in values.split(","):
+        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        if not match or (match[2] and int(match[2]) < int(match[1])):
+            raise PlanError(f"constraint {text!r}: devices are ranks and ranges, such as 0-3,8")
+        found += range(int(match[1]), int(match[2] or match[1]) + 1)
+    if len(set(found)) != len(found):
+        raise PlanError(f"constraint {text!r}: a device is named twice")
+    return StageDevices(stage, tuple(found))
+
+
+def _mesh(text: str, stage: int, values: str) -> StageMesh:
+    axes = ("dp_replicate", "dp_shard", *MODEL_AXES)
+    given: dict[str, int] = {}
+    for part in values.split(","):
+        axis, sign, size = (piece.strip() for piece in part.partition("="))
+        if axis not in axes or axis in given:
+            again = (
+                "is named twice" if axis in given else f"is none; nearest is {near(axis, axes)!r}"
+            )
+            raise PlanError(f"constraint {text!r}: mesh axis {axis!r} {again}")
+        if not sign or not size.isdecimal() or int(size) < 1:
+            raise PlanError(f"constraint {text!r}: {axis} must be a whole number from 1")
+        given[axis] = int(size)
+    return StageMesh(stage, tuple((axis, given[axis]) for axis in axes if axis in given))
+
+
+def _shares(text: str, stage: int, values: str) -> StageShares:
+    return StageShares(stage, _numbers(text, values, "shares", 1))
+
+
+_LISTS: dict[str, Callable[[str, int, str], Constraint]] = {
+    "devices": _devices,
+    "mesh": _mesh,
+    "shares": _shares,
+}
