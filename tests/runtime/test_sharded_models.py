@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -27,8 +28,7 @@ class Tapering(nn.Module):
         super().__init__()
         widths = [WIDTH, 20, 17, 14, 11, 9, 8, 7, 5]
         self.weights = nn.ParameterList(
-            nn.Parameter(torch.randn(n, m) / n**0.5)
-            for n, m in zip(widths[:-1], widths[1:], strict=True)
+            nn.Parameter(torch.randn(n, m) / n**0.5) for n, m in pairwise(widths)
         )
         self.biases = nn.ParameterList(nn.Parameter(torch.zeros(m)) for m in widths[1:])
 
