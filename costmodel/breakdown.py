@@ -34,11 +34,18 @@ def counts(table: Table) -> tuple[Mapping[tuple[int, int], int], ...]:
 
 def breakdown(stepped: Stepped, stages: Sequence[StageTimes], overhead_s: float) -> Breakdown:
     """Of the rank that waits least. `overhead_s`: of a step, outside its actions."""
-    timeline = stepped.timeline
-    busy = timeline.busy_s
+    busy = stepped.timeline.busy_s
     filled = [b + e.total_s for b, e in zip(busy, stepped.ended, strict=True)]
     rank = max(range(len(filled)), key=filled.__getitem__)
-    spent = _spent(timeline.table, stages, rank, busy[rank])
+    return breakdown_of(rank, stepped, stages, overhead_s)
+
+
+def breakdown_of(
+    rank: int, stepped: Stepped, stages: Sequence[StageTimes], overhead_s: float
+) -> Breakdown:
+    """Of one pipeline rank."""
+    timeline = stepped.timeline
+    spent = _spent(timeline.table, stages, rank, timeline.busy_s[rank])
     ended = stepped.ended[rank]
     known = sum(spent.values()) + ended.total_s + overhead_s
     return Breakdown(

@@ -7,7 +7,7 @@ to the host and back does it matter when.
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from meshwright.costmodel.stage_memory import NOTHING, Bytes, StageMemory
+from meshwright.costmodel.stage_memory import NOTHING, Bytes, Holding, StageMemory
 from meshwright.costmodel.table import LAST, B, F, I, Table, W
 from meshwright.costmodel.timeline import Timeline
 
@@ -126,18 +126,18 @@ def end(own: Sequence[StageMemory]) -> Bytes:
     return Bytes(gradients, 0, busiest.communication, busiest.workspace)
 
 
-def rise(stage: StageMemory, kind: int, first: bool) -> Bytes:
+def rise(stage: Holding, kind: int, first: bool) -> Bytes:
     """Most within an action, beside what is in flight with its own micro-batch and gradients."""
     plain = kind & (LAST - 1)
     if plain == F:
         # Its own micro-batch counts as in flight, but is not all there yet.
         return stage.forward.plus(Bytes(activations=-stage.saved))
     if plain == I:
-        return Bytes(workspace=max((b.workspace for b in stage.blocks), default=0))
+        return stage.halving
     return stage.backward(first=first, last=kind >= LAST)
 
 
-def over_time(timeline: Timeline, rank: int, stages: Sequence[StageMemory]) -> tuple[Point, ...]:
+def over_time(timeline: Timeline, rank: int, stages: Sequence[Holding]) -> tuple[Point, ...]:
     """What a rank holds beside parameters and optimizer state: most within each action, and after
     it. Offloaded bytes are there but for the time they are away."""
     table, ran = timeline.table, timeline.ran
@@ -157,7 +157,7 @@ def over_time(timeline: Timeline, rank: int, stages: Sequence[StageMemory]) -> t
     return tuple(_offloaded(timeline, rank, points))
 
 
-def _between(own: Sequence[StageMemory], moment: Moment) -> Bytes:
+def _between(own: Sequence[Holding], moment: Moment) -> Bytes:
     held = _sum(s.always for s in own)
     held = held.plus(_sum(s.begun for s, on in zip(own, moment.begun, strict=True) if on))
     counts = zip(moment.in_flight, moment.halved, own, strict=True)

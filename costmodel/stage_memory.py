@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from meshwright.costmodel.sync import Bucket
 
@@ -36,6 +36,24 @@ class Bytes(NamedTuple):
 
 
 NOTHING = Bytes()
+
+
+class Holding(Protocol):
+    """What a stage holds over a step, as far as the course of it goes."""
+
+    @property
+    def always(self) -> Bytes: ...
+    @property
+    def saved(self) -> int: ...
+    @property
+    def halved(self) -> int: ...
+    @property
+    def begun(self) -> Bytes: ...
+    @property
+    def forward(self) -> Bytes: ...
+    @property
+    def halving(self) -> Bytes: ...
+    def backward(self, *, first: bool, last: bool) -> Bytes: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +143,11 @@ class StageMemory:
     def forward(self) -> Bytes:
         """Most within a forward, beside what is in flight before it."""
         return max(self._forward(), key=lambda b: b.total, default=NOTHING)
+
+    @cached_property
+    def halving(self) -> Bytes:
+        """Most within the first half of a backward, beside the same."""
+        return Bytes(workspace=max((b.workspace for b in self.blocks), default=0))
 
     def backward(self, *, first: bool, last: bool) -> Bytes:
         """Most within a backward, beside what is in flight (itself included) and `begun`."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
+from meshwright.ir.detail import Detail
 from meshwright.ir.graph import Block, Graph
 from meshwright.ir.keeping import Keeping
 from meshwright.ir.layout import Axis
@@ -254,6 +255,8 @@ class Prediction:
     """Where the numbers come from: measured, fitted, datasheet."""
     stages: tuple[StagePrediction, ...]
     breakdown: Breakdown | None = None
+    detail: Detail | None = None
+    """What reports show; made of the plan that is chosen."""
 
     @property
     def peak_bytes(self) -> int:
@@ -269,6 +272,18 @@ class Alternative:
     step_s: float
     peak_bytes: int
     why: str
+
+
+@dataclass(frozen=True, config=_strict, kw_only=True)
+class Improvement:
+    """A plan that was the best so far when the search found it."""
+
+    candidates: int
+    """Judged by then."""
+    name: str
+    step_s: float
+    bound_s: float | None = None
+    """What no plan can beat, as far as it was known by then."""
 
 
 @dataclass(frozen=True, config=_strict, kw_only=True)
@@ -288,6 +303,8 @@ class Evidence:
     gap: float
     """step_s / bound_s - 1."""
     alternatives: tuple[Alternative, ...] = ()
+    improved: tuple[Improvement, ...] = ()
+    """How the search went."""
 
 
 @dataclass(frozen=True, config=_strict, kw_only=True)

@@ -17,6 +17,8 @@ from meshwright.ir.plan import MESH_AXES, SCHEMA, Plan
 _ADAPTER = TypeAdapter(Plan)
 _SORTED = frozenset({"recompute", "saved", "layouts", "parameters", "ops", "versions"})
 """Dicts whose order means nothing; sorted, so that equal plans have equal bytes."""
+_UNSAID = frozenset({"detail", "improved"})
+"""What only plans that a search made have; left out where there is none."""
 _FIELDS = tuple(
     field.name
     for kind in vars(types).values()
@@ -89,7 +91,11 @@ def _canonical(value: Any, key: str) -> Any:
     elif key in _SORTED:
         items.sort(key=lambda item: _natural(item[0]))
     # Of saved, what each block's ops say is sorted too.
-    return {name: _canonical(item, key if key == "saved" else name) for name, item in items}
+    return {
+        name: _canonical(item, key if key == "saved" else name)
+        for name, item in items
+        if name not in _UNSAID or item
+    }
 
 
 def _natural(text: str) -> list[tuple[int, str]]:

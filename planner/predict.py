@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 
+from meshwright.costmodel.detail import detail_of
 from meshwright.costmodel.estimate import estimate
 from meshwright.ir.plan import Plan, Prediction
 from meshwright.planner.across.mixed_memory import is_mixed, tightest
+from meshwright.planner.pins.constraints import memory_cap
 from meshwright.planner.problem import Problem
 
 DIGITS = 6
@@ -35,6 +37,13 @@ def predict_plan(problem: Problem, plan: Plan) -> Prediction:
         samples_per_s=_short(found.samples_per_s),
         stages=stages,
     )
+
+
+def in_detail(problem: Problem, plan: Plan) -> Plan:
+    """The plan with what reports show of its prediction."""
+    assert plan.predicted
+    detail = detail_of(problem.tables, plan, memory_cap(problem.constraints))
+    return replace(plan, predicted=replace(plan.predicted, detail=detail))
 
 
 def _short(value: float) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.errors import Infeasible, PlanError
 from meshwright.ir.graph import Graph
-from meshwright.ir.plan import Evidence, Plan
+from meshwright.ir.plan import Evidence, Improvement, Plan
 from meshwright.ir.plan_io import rehash
 from meshwright.ir.profile import Profile
 from meshwright.ir.profile_store import load_profile
@@ -23,14 +23,14 @@ from meshwright.planner.largest_batch import largest_batch
 from meshwright.planner.objectives import bounds_batch, rating
 from meshwright.planner.offers import TIE, Offer, find_searcher, is_baseline
 from meshwright.planner.pins.constraints import Constraint, broken, pinned
-from meshwright.planner.predict import excess_bytes
+from meshwright.planner.predict import excess_bytes, in_detail
 from meshwright.planner.problem import Problem, make_problem
 from meshwright.planner.progress import Progress
 from meshwright.planner.ranking import Ranking, rank_clusters
 from meshwright.planner.searchers.exhaustive import count
 from meshwright.planner.synthesis.choose import synthesised
 from meshwright.planner.synthesis.solve import NAME as SYNTHESISED
-from meshwright.planner.why import alternative, kind_of
+from meshwright.planner.why import alternative, kind_of, name_of
 
 SMALL = 1000
 """Choices up to which `auto` tries them all."""
@@ -203,6 +203,7 @@ class Found:
     """The plan that exceeds memory by the least."""
     kinds: dict[str, tuple[tuple[float, ...], int, Plan]] = field(default_factory=dict)
     """Best of each kind: value, excess memory, plan."""
+    improved: list[Improvement] = field(default_factory=list)
 
 
 def run(
@@ -265,6 +266,15 @@ def _take(problem: Problem, offer: Offer, found: Found) -> None:
     if found.best is None or value < found.value:
         check(plan, problem.graph, problem.cluster)
         found.best, found.value = plan, value
+        found.improved.append(_improvement(plan, found))
+
+
+def _improvement(plan: Plan, found: Found) -> Improvement:
+    assert plan.predicted
+    return Improvement(
+        candidates=found.candidates, name=name_of(plan), step_s=plan.predicted.step_s,
+        bound_s=None if found.bound_s is None else float(f"{found.bound_s:.6g}"),
+    )  # fmt: skip
 
 
 def _make_schedules(problem: Problem, found: Found, deadline: float) -> None:
@@ -321,8 +331,9 @@ def _finish(problem: Problem, found: Found, searcher: str) -> Plan:
         bound_s=bound,
         gap=float(f"{best.predicted.step_s / bound - 1:.6g}") if bound else 0.0,
         alternatives=tuple(alternative(p, best, extra) for _, extra, p in others[:ALTERNATIVES]),
+        improved=tuple(found.improved),
     )
-    return rehash(replace(best, evidence=evidence, versions=_versions()))
+    return rehash(replace(in_detail(problem, best), evidence=evidence, versions=_versions()))
 
 
 def _bound_s(problem: Problem, found: Found) -> float:

@@ -1,0 +1,184 @@
+"""What one rank of a stage sends in a step: by purpose, axis and link tier."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from meshwright.costmodel.borders import border, borders
+from meshwright.costmodel.comm import Levels, collective_time, send_time
+from meshwright.costmodel.placement import StageCosts
+from meshwright.costmodel.stage_model import StageModel
+from meshwright.costmodel.sync import Sync
+from meshwright.costmodel.tables import CostTables
+from meshwright.costmodel.walk import Move, Walk
+from meshwright.ir.conversions import COMMUNICATES, Primitive
+from meshwright.ir.detail import Traffic
+from meshwright.ir.graph import Block
+from meshwright.ir.inside import SHIFT, Inner
+from meshwright.ir.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """Equal collectives or messages of a step."""
+
+    purpose: str
+    axis: str
+    link: str
+    nbytes: float
+    """Of all of them, by one rank."""
+    seconds: float
+
+
+def stage_traffic(
+    tables: CostTables, plan: Plan, index: int, costs: StageCosts, model: StageModel
+) -> tuple[Traffic, ...]:
+    """Of stage `index`, the most bytes first."""
+    sums: dict[tuple[str, str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for sent in _all(tables, plan, index, costs, model):
+        found = sums[sent.purpose, sent.axis, sent.link]
+        found[0] += sent.nbytes
+        found[1] += sent.seconds
+    rows = [
+        Traffic(purpose=purpose, axis=axis, link=link, nbytes=ceil(nbytes),
+                seconds=float(f"{seconds:.6g}"))
+        for (purpose, axis, link), (nbytes, seconds) in sums.items() if nbytes
+    ]  # fmt: skip
+    return tuple(sorted(rows, key=lambda row: (-row.nbytes, row.purpose, row.axis)))
+
+
+def _all(
+    tables: CostTables, plan: Plan, index: int, costs: StageCosts, model: StageModel
+) -> Iterator[_Sent]:
+    yield from _in_blocks(tables, plan, index, costs)
+    yield from _between_blocks(tables, plan, index, costs)
+    yield from _between_stages(tables, plan, index, costs)
+    yield from _data(model.sync, plan.num_microbatches)
+    for (axis, _), levels in zip(costs.spot.model, costs.spot.model_levels, strict=True):
+        over = costs.cost.summed_over
+        nbytes = sum(costs.cost.params[name] for name, axes in over.items() if axis in axes)
+        yield from _collective("gradients", axis, Primitive.ALL_REDUCE, nbytes, levels, 1)
+
+
+def sent_bytes(primitive: Primitive, nbytes: float, size: int) -> float:
+    """By one of `size` ranks in a ring; `nbytes` is the whole value, as if replicated."""
+    others = (size - 1) / size
+    match primitive:
+        case Primitive.ALL_REDUCE:
+            return 2 * others * nbytes
+        case Primitive.ALL_TO_ALL:
+            return others * nbytes / size
+        case _:
+            return others * nbytes
+
+
+def _collective(
+    purpose: str, axis: str, primitive: Primitive, nbytes: float, levels: Levels, times: int
+) -> Iterator[_Sent]:
+    """`times` equal ones, if anything is sent at all."""
+    if not levels or not nbytes or primitive not in COMMUNICATES:
+        return
+    size = 1
+    for level in levels:
+        size *= level.size
+    slowest = min((level.link for level in levels), key=lambda link: link.rate)
+    seconds = times * collective_time(primitive, nbytes, levels)
+    yield _Sent(purpose, axis, slowest.name, times * sent_bytes(primitive, nbytes, size), seconds)
+
+
+def _in_blocks(tables: CostTables, plan: Plan, index: int, costs: StageCosts) -> Iterator[_Sent]:
+    """Conversions and messages of the blocks' ops."""
+    named = {layout.name: layout for layout in plan.layouts}
+    layouts = plan.stages[index].layouts
+    found: dict[tuple[object, ...], list[_Sent]] = {}
+    for block, mode in zip(costs.blocks, costs.modes, strict=True):
+        key = (block.pattern, _fed(tables, block), mode is True)
+        if key not in found:
+            walk = tables.blocks.walk(block, named[layouts[block.pattern]], costs.spot)
+            found[key] = list(_of_walk(tables, walk, plan.num_microbatches, again=mode is True))
+        yield from found[key]
+
+
+def _fed(tables: CostTables, block: Block) -> tuple[bool, ...]:
+    """The first block of a pattern may read the batch where others read activations."""
+    return tuple(tables.graph.tensors[name].requires_grad for name in block.inputs)
+
+
+def _between_blocks(
+    tables: CostTables, plan: Plan, index: int, costs: StageCosts
+) -> Iterator[_Sent]:
+    for name, source, target in borders(tables, plan)[index].changes:
+        walk = Walk(tables.facts, tables.blocks.site(costs.spot), None)
+        walk.placed[name] = dict(source)
+        walk.convert(name, dict(target))
+        yield from _of_walk(tables, walk, plan.num_microbatches, again=False)
+
+
+def _of_walk(tables: CostTables, walk: Walk, times: int, *, again: bool) -> Iterator[_Sent]:
+    """`again`: the forward runs a second time for the backward."""
+    forwards = times * (1 + again)
+    for entry in walk.trail:
+        if isinstance(entry, Move):
+            change, levels = entry.conversion, walk.site.levels[entry.axis]
+            of = ("tensors", entry.axis)
+            yield from _collective(*of, change.forward, entry.nbytes, levels, forwards)
+            if tables.graph.tensors[entry.name].requires_grad:
+                yield from _collective(*of, change.backward, entry.nbytes, levels, times)
+    for axis, message in walk.sent:
+        count = message.times * (times if message.backward else forwards)
+        yield from _message(axis, message, walk.site.levels[axis], count)
+
+
+def _message(axis: str, message: Inner, levels: Levels, times: int) -> Iterator[_Sent]:
+    if message.kind != SHIFT:
+        kind = Primitive(message.kind)
+        yield from _collective("tensors", axis, kind, message.nbytes, levels, times)
+        return
+    slowest = min((level.link for level in levels), key=lambda link: link.rate)
+    seconds = times * send_time(message.nbytes, slowest)
+    yield _Sent("tensors", axis, slowest.name, times * message.nbytes, seconds)
+
+
+def _between_stages(
+    tables: CostTables, plan: Plan, index: int, costs: StageCosts
+) -> Iterator[_Sent]:
+    """Outputs to the next stage, gradients of what has come to the one before."""
+    times, stages = plan.num_microbatches, plan.stages
+    for other, nbytes, seconds in (
+        (index + 1, costs.border_bytes, costs.send_s),
+        (index - 1, costs.entry_bytes, border(tables, plan, index - 1)[0] if index else 0.0),
+    ):
+        if not 0 <= other < len(stages) or not nbytes:
+            continue
+        links = tables.links(stages[min(index, other)], stages[max(index, other)])
+        if links:
+            slowest = min(links, key=lambda link: link.rate)
+            yield _Sent("stages", "pp", slowest.name, times * nbytes, times * seconds)
+
+
+def _data(sync: Sync, times: int) -> Iterator[_Sent]:
+    """Gradients and parameters over data parallel ranks."""
+    scatters = times if sync.zero >= 2 else 1
+    for bucket in sync.buckets:
+        n = bucket.nbytes
+        if not sync.zero:
+            yield from _collective("gradients", "dp", Primitive.ALL_REDUCE, n, sync.dp, 1)
+            continue
+        shards, copies = sync.shard_levels, sync.replicate_levels
+        yield from _collective(
+            "gradients", "dp_shard", Primitive.REDUCE_SCATTER, n, shards, scatters
+        )
+        part = n / sync.shard
+        yield from _collective("gradients", "dp_replicate", Primitive.ALL_REDUCE, part, copies, 1)
+        if sync.zero < 3:
+            yield from _collective("parameters", "dp_shard", Primitive.ALL_GATHER, n, shards, 1)
+    yield from _gathered(sync.shard_levels, [b.gathered_bytes for b in sync.blocks], sync, times)
+
+
+def _gathered(levels: Levels, blocks: Sequence[int], sync: Sync, times: int) -> Iterator[_Sent]:
+    """Level 3 makes the parameters of each block whole in every forward and every backward."""
+    for nbytes in blocks if sync.zero == 3 else ():
+        yield from _collective(
+            "parameters", "dp_shard", Primitive.ALL_GATHER, nbytes, levels, 2 * times
+        )
