@@ -7,7 +7,7 @@ multiprocessors and cache sizes are from memory of the vendors' architecture pap
 
 from dataclasses import dataclass, replace
 
-from meshwright.ir.device import DeviceType, OpClass, OpCurve
+from meshwright.ir.device import DeviceType, OpClass, OpCurve, Source
 from meshwright.ir.preset_matmul import MATMUL
 
 _MIB = 2**20
@@ -20,6 +20,9 @@ _RESERVED = round(1.5 * 2**30)
 _COPY_SHARE = 0.82
 """Of the bandwidth: copies reach 0.73 (A100) to 0.90 (RTX 4090) in device-benchmarks (commit
 7ccc883); the median, for devices that it does not list."""
+_P100_COPY = 0.85 * 900 / 1.5 / 732
+"""V100 delivers 1.5 times the bandwidth of P100, 900 GB/s against 732 at their peaks: Volta's
+memory controller reaches more of it (NVIDIA WP-08608-001, 2017)."""
 _CACHE_GAIN = 2.0
 """Assumption: values that fit into the cache move twice as fast."""
 _FP8_SHARE = 0.88
@@ -52,7 +55,9 @@ class _Spec:
     tf32: float | None = None
     fp8: float = 0.0
     copy: float | None = None
-    """Measured share of the bandwidth."""
+    """Share of the bandwidth that copies reach."""
+    copy_from: str = "copies measured by device-benchmarks"
+    copy_source: Source = "fitted"
     attention: float = 0.0
     """Share of the half-precision peak; 0: half of what matmuls reach."""
     reference: str = "data sheet"
@@ -63,7 +68,9 @@ class _Spec:
 # reaches half as much again. B200: assumption.
 _SPECS = (
     _Spec(name="p100", memory_gb=16, bandwidth_gb_s=732, fp64=4.7, fp32=9.3, half=18.7, bf16=9.3,
-          processors=56, cache_mb=4, reference="PCIe data sheet, from memory; no tensor cores"),
+          processors=56, cache_mb=4, copy=_P100_COPY, copy_source="datasheet",
+          copy_from="two thirds of V100's copies: NVIDIA WP-08608-001 (2017), HBM2 section",
+          reference="PCIe data sheet, from memory; no tensor cores"),
     _Spec(name="v100-16", memory_gb=16, bandwidth_gb_s=900, fp64=7.8, fp32=15.7, half=125,
           bf16=15.7, processors=80, cache_mb=6, copy=0.85,
           reference="SXM2 data sheet; no bf16 tensor cores: 9.4-10.3 TFLOP/s measured"),
@@ -121,8 +128,8 @@ def _memory_curves(spec: _Spec) -> dict[OpClass, OpCurve]:
             cache_bytes=round(spec.cache_mb * _MIB / 2),
             floor_s=_KERNEL_S,
             band=0.15 if spec.copy and part == 1.0 else 0.3,
-            source="fitted" if spec.copy and part == 1.0 else "assumption",
-            reference="copies measured by device-benchmarks" if spec.copy else "",
+            source=spec.copy_source if spec.copy and part == 1.0 else "assumption",
+            reference=spec.copy_from if spec.copy else "",
         )
         for op_class, part in _OF_COPY.items()
     }
