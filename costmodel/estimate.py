@@ -1,6 +1,6 @@
 """What a plan is expected to cost: stage times, one simulated step, memory, and how sure that is.
 
-Loading data is not part of a step, nor is clipping gradients.
+Loading data is not part of a step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -68,10 +68,14 @@ def estimate_all(
     schedule = tables.schedule(plan.schedule)
     owners = by_stage(table_of(schedule).owners)
     tied = tied_between(tables, plan, costs)
-    endings = [_ending([models[i] for i in owners[r]], [tied.get(i, 0.0) for i in owners[r]], slow)
-               for r in range(len(owners))]  # fmt: skip
+    meeting_s = _meeting_s(tables, plan)
+    norm_s = None if plan.max_grad_norm is None else meeting_s
+    endings = [
+        _ending([models[i] for i in own], [tied.get(i, 0.0) for i in own], norm_s, slow)
+        for _, own in sorted(owners.items())
+    ]
     stepped = take_step(
-        schedule, times, endings, meeting_s=_loss_s(tables, plan), cores=step_cores(tables.cluster),
+        schedule, times, endings, meeting_s=meeting_s, cores=step_cores(tables.cluster),
         talking=_talking(models, slow), detail=detail,
     )  # fmt: skip
     prediction = _prediction(tables, plan, costs, models, times, stepped)
@@ -91,8 +95,11 @@ def _times(costs: StageCosts, model: StageModel) -> StageTimes:
     )
 
 
-def _ending(models: Sequence[StageModel], tied_s: Sequence[float], slow: float) -> Ending:
-    """Of a pipeline rank with these stages; all ranks are at it at once."""
+def _ending(
+    models: Sequence[StageModel], tied_s: Sequence[float], norm_s: float | None, slow: float
+) -> Ending:
+    """Of a pipeline rank with these stages; all ranks are at it at once. `norm_s`: summing the
+    norm of gradients over all ranks, if they are clipped."""
     finish = [step for model in models for step in model.finish]
     publish = [step for model in models for step in model.publish]
     return Ending(
@@ -101,6 +108,7 @@ def _ending(models: Sequence[StageModel], tied_s: Sequence[float], slow: float) 
         optimizer_s=sum(model.optimizer.seconds for model in models) * slow,
         publish=slowed(publish, slow),
         overlap=models[0].sync.overlap,
+        clip_s=0.0 if norm_s is None else norm_s + sum(m.clip_s for m in models) * slow,
     )
 
 
@@ -110,8 +118,8 @@ def _talking(models: Sequence[StageModel], slow: float) -> float:
     return TALKING if slow > 1.0 and not measured else 0.0
 
 
-def _loss_s(tables: CostTables, plan: Plan) -> float:
-    """The loss of a step is summed over all ranks."""
+def _meeting_s(tables: CostTables, plan: Plan) -> float:
+    """One number is summed over all ranks, such as the loss of a step."""
     everybody = sorted({rank for stage in plan.stages for rank in stage.devices})
     return collective_time(Primitive.ALL_REDUCE, 8, tables.levels(everybody))
 

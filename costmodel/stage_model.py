@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
+from meshwright.costmodel.clip import clip_time
 from meshwright.costmodel.comm import Levels
 from meshwright.costmodel.memory import training_state
 from meshwright.costmodel.offload import arriving_s, copy_s, leaving_s
@@ -31,6 +32,8 @@ class StageModel:
     finish: tuple[Step, ...]
     """Until gradients are complete."""
     optimizer: OptimizerTime
+    clip_s: float
+    """Clipping gradients, but for the sum of their norms over ranks."""
     publish: tuple[Step, ...]
     """From the optimizer's step to the next forward."""
     memory: StageMemory
@@ -56,6 +59,7 @@ def stage_model(tables: CostTables, plan: Plan, index: int, costs: StageCosts) -
 def _make(tables: CostTables, optimizer: str, stage: Stage, costs: StageCosts) -> StageModel:
     held = _held(tables, costs)
     sync = _sync(tables, stage, costs, held)
+    own = _trained(held, sync)
     programs = sync.programs()
     return StageModel(
         sync=sync,
@@ -63,7 +67,8 @@ def _make(tables: CostTables, optimizer: str, stage: Stage, costs: StageCosts) -
         forward_s=play(programs[F].steps, IDLE, sync.overlap)[0],
         backward_s=play(programs[B].steps, IDLE, sync.overlap)[0],
         finish=tuple(sync.finish(_summed(costs))),
-        optimizer=_optimizer(tables, optimizer, costs, held, sync),
+        optimizer=optimizer_time(costs.device, optimizer, *own, tables.profile),
+        clip_s=clip_time(costs.device, *own),
         publish=tuple(sync.publish()),
         memory=_memory(tables, optimizer, costs, held, sync),
         uncertain_s=costs.cost.uncertain_s + costs.passage.uncertain_s,
@@ -146,13 +151,10 @@ def _copy_waits(tables: CostTables, costs: StageCosts) -> tuple[list[float], lis
     return leaving_s([cost.forward_s for cost in blocks], copies), back[::-1]
 
 
-def _optimizer(
-    tables: CostTables, optimizer: str, costs: StageCosts, held: tuple[Held, ...], sync: Sync
-) -> OptimizerTime:
-    """Of what is left of the parameters after ZeRO's split."""
+def _trained(held: tuple[Held, ...], sync: Sync) -> tuple[int, int]:
+    """Tensors that the optimizer steps over, and their bytes: what ZeRO's split leaves."""
     trained = [h.nbytes for h in held if h.trained]
-    nbytes = ceil(sum(trained) / (sync.shard if sync.zero else 1))
-    return optimizer_time(costs.device, optimizer, len(trained), nbytes, tables.profile)
+    return len(trained), ceil(sum(trained) / (sync.shard if sync.zero else 1))
 
 
 def _memory(

@@ -27,6 +27,8 @@ class Ending:
     optimizer_s: float
     publish: tuple[Step, ...]
     overlap: Overlap
+    clip_s: float = 0.0
+    """Gradient clipping; all ranks meet for the norm before any of them goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class Ended:
     """How long it took, from the meeting on."""
 
     gradients_s: float
-    """Until they are complete, the waiting for tied ranks included."""
+    """Until they are complete and clipped, the waiting for other ranks included."""
     optimizer_s: float
     publish_s: float
 
@@ -81,7 +83,7 @@ def _alone(ending: Ending) -> float:
     """Seconds of an ending that finds the channel idle."""
     steps = (*ending.finish, *ending.publish)
     own = sum(step.seconds for step in steps if step.do <= Do.TALK)
-    return own + ending.tied_s + ending.optimizer_s
+    return own + ending.tied_s + ending.clip_s + ending.optimizer_s
 
 
 def _offsets(totals: Sequence[float]) -> tuple[float, ...]:
@@ -118,13 +120,25 @@ def _end(timeline: Timeline, endings: Sequence[Ending], meeting_s: float) -> tup
     for rank, ending in enumerate(endings):
         left = aged(timeline.ran.channels[rank], met_s - timeline.row_end_s[rank])
         ready.append(play(ending.finish, left, ending.overlap)[0])
-    tied_s = max((r for r, e in zip(ready, endings, strict=True) if e.tied_s), default=0.0)
-    found = []
-    for own_s, ending in zip(ready, endings, strict=True):
-        gradients = max(own_s, tied_s) + ending.tied_s if ending.tied_s else own_s
-        publish = play(ending.publish)[0]
-        found.append(Ended(gradients, ending.optimizer_s, publish))
-    return tuple(found)
+    return tuple(
+        Ended(gradients, ending.optimizer_s, play(ending.publish)[0])
+        for gradients, ending in zip(_clipped(_tied(ready, endings), endings), endings, strict=True)
+    )
+
+
+def _tied(ready: Sequence[float], endings: Sequence[Ending]) -> list[float]:
+    """When gradients are complete, those of parameters that several ranks hold included."""
+    met_s = max((r for r, e in zip(ready, endings, strict=True) if e.tied_s), default=0.0)
+    return [
+        max(own_s, met_s) + ending.tied_s if ending.tied_s else own_s
+        for own_s, ending in zip(ready, endings, strict=True)
+    ]
+
+
+def _clipped(ready: Sequence[float], endings: Sequence[Ending]) -> Sequence[float]:
+    if not any(ending.clip_s for ending in endings):
+        return ready
+    return [max(ready) + ending.clip_s for ending in endings]
 
 
 def slowed(steps: Sequence[Step], factor: float) -> tuple[Step, ...]:

@@ -318,6 +318,8 @@ class Plan:
     num_microbatches: int
     optimizer: str
     precision: Literal["fp64", "fp32", "bf16"]
+    max_grad_norm: float | None = None
+    """Gradients are scaled down to this global norm before the optimizer step."""
     objective: str = "throughput"
     constraints: tuple[str, ...] = ()
     stages: tuple[Stage, ...]

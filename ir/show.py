@@ -86,7 +86,7 @@ def _headline(plan: Plan) -> str:
         f"{plan.model.name}, {plan.model.num_parameters / 1e6:,.1f}M parameters",
         f"{plan.cluster.name}: {plan.world_size} of {plan.cluster.num_devices} devices",
         f"batch {plan.global_batch_size} = {plan.num_microbatches} x {plan.samples_per_microbatch}",
-        f"{plan.precision}, {plan.optimizer}",
+        f"{plan.precision}, {plan.optimizer}" + _clipping(plan),
     ]
     if plan.predicted:
         predicted = plan.predicted
@@ -160,6 +160,10 @@ def _times(predicted: Prediction) -> Table:
     return table
 
 
+def _clipping(plan: Plan) -> str:
+    return "" if plan.max_grad_norm is None else f", gradients clipped to {plan.max_grad_norm:g}"
+
+
 def _breakdown(predicted: Prediction) -> list[RenderableType]:
     """The step of the busiest rank in one line, without what is less than 0.5 % of it."""
     found = predicted.breakdown
@@ -168,8 +172,7 @@ def _breakdown(predicted: Prediction) -> list[RenderableType]:
     shares = {text: getattr(found, f"{name}_s") / predicted.step_s for name, text in SHARES.items()}
     shown = [f"{text} {share:.0%}" for text, share in shares.items() if share >= 0.005]
     whose = f" of pipeline rank {found.rank}" if len(predicted.stages) > 1 else ""
-    left_out = "loading data and clipping gradients are not part of it"
-    return [Text(f"the step{whose}: {', '.join(shown)}; {left_out}")]
+    return [Text(f"the step{whose}: {', '.join(shown)}; loading data is not part of it")]
 
 
 def _memory(predicted: Prediction) -> Table:

@@ -57,6 +57,9 @@ def search_command(
     global_batch_size: Annotated[int | None, typer.Option("--global-batch", "-b")] = None,
     optimizer: str = "adamw",
     precision: str = "bf16",
+    max_grad_norm: Annotated[
+        float | None, typer.Option(help="gradients are clipped to this global norm")
+    ] = None,
     searcher: str = "auto",
     constraint: Annotated[
         list[str] | None,
@@ -86,6 +89,7 @@ def search_command(
         loss_fn=found.loss_fn,
         optimizer=optimizer,
         precision=precision,
+        max_grad_norm=max_grad_norm,
         searcher=searcher,
         constraints=tuple(constraint or ()),
         objective=objective,

@@ -91,6 +91,7 @@ def build_plan(problem: Problem, choice: Choice, *, predict: bool = True) -> Pla
         num_microbatches=choice.num_microbatches,
         optimizer=problem.optimizer,
         precision=problem.precision,
+        max_grad_norm=problem.max_grad_norm,
         objective=problem.objective,
         constraints=tuple(map(str, problem.constraints)),
         stages=tuple(_stage(problem, choice, stage) for stage in choice.stages),

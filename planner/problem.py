@@ -40,6 +40,7 @@ class Problem:
     cluster: Cluster
     optimizer: str
     precision: Precision
+    max_grad_norm: float | None
     constraints: tuple[Constraint, ...]
     objective: str
     seed: int
@@ -124,6 +125,7 @@ def make_problem(
     *,
     optimizer: str = "adamw",
     precision: str = "bf16",
+    max_grad_norm: float | None = None,
     constraints: tuple[str | Constraint, ...] = (),
     objective: str = "throughput",
     seed: int = 0,
@@ -131,6 +133,8 @@ def make_problem(
 ) -> Problem:
     """The problem, after checking what was asked."""
     check_optimizer(optimizer)
+    if max_grad_norm is not None and not 0.0 < max_grad_norm < float("inf"):
+        raise PlanError(f"max_grad_norm is {max_grad_norm}; it must be positive, such as 1.0")
     if profile is not None:
         check_profile(profile, cluster)
     if not graph.blocks:
@@ -145,7 +149,7 @@ def make_problem(
     asked = parse_constraints((*constraints, *hint_constraints(graph)), graph, cluster)
     return Problem(
         graph=graph, cluster=cluster, optimizer=optimizer, precision=kind,
-        constraints=asked, objective=objective, seed=seed,
+        max_grad_norm=max_grad_norm, constraints=asked, objective=objective, seed=seed,
         tables=CostTables(graph, cluster, precision, profile=profile), solved={},
     )  # fmt: skip
 

@@ -48,6 +48,7 @@ def search(
     loss_fn: Callable[..., Any] | None = None,
     optimizer: str = "adamw",
     precision: str = "bf16",
+    max_grad_norm: float | None = None,
     searcher: str = "auto",
     constraints: Sequence[str | Constraint] = (),
     objective: str = "throughput",
@@ -65,9 +66,9 @@ def search(
     ranking = rank(
         model_or_graph, [cluster] if isinstance(cluster, Cluster) else cluster,
         global_batch_size=global_batch_size, example_inputs=example_inputs, loss_fn=loss_fn,
-        optimizer=optimizer, precision=precision, searcher=searcher, constraints=constraints,
-        objective=objective, time_limit_s=time_limit_s, seed=seed, progress=progress,
-        profile=profile,
+        optimizer=optimizer, precision=precision, max_grad_norm=max_grad_norm, searcher=searcher,
+        constraints=constraints, objective=objective, time_limit_s=time_limit_s, seed=seed,
+        progress=progress, profile=profile,
     )  # fmt: skip
     return ranking.best
 
@@ -81,6 +82,7 @@ def rank(
     loss_fn: Callable[..., Any] | None = None,
     optimizer: str = "adamw",
     precision: str = "bf16",
+    max_grad_norm: float | None = None,
     searcher: str = "auto",
     constraints: Sequence[str | Constraint] = (),
     objective: str = "throughput",
@@ -101,7 +103,8 @@ def rank(
     def problem(cluster: Cluster, batch: int | None) -> Problem:
         return make_problem(
             graph(batch), cluster, optimizer=optimizer, precision=precision,
-            constraints=tuple(constraints), objective=objective, seed=seed, profile=measured,
+            max_grad_norm=max_grad_norm, constraints=tuple(constraints), objective=objective,
+            seed=seed, profile=measured,
         )  # fmt: skip
 
     def solve(cluster: Cluster) -> Plan:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from meshwright.runtime.gradsync.base import Held, Lines
 from meshwright.runtime.record import What
@@ -35,16 +36,21 @@ def _sum_flat(
 
 
 def global_norm(held: Sequence[Held], device: torch.device, world_size: int) -> Tensor:
-    """2-norm over all elements of all gradients of the job, each once, in float64.
+    """2-norm over all elements of all gradients of the job, each once, summed up in float64.
 
     `held` are those of this rank that it stands for.
     """
-    squares = [h.tensor.grad.double().square().sum() for h in held if h.tensor.grad is not None]
-    total = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64)
-    total = total.to(device)
+    found = [_no_narrower(h.tensor.grad) for h in held if h.tensor.grad is not None]
+    total = get_total_norm(found).to(device, torch.float64).square()
     if world_size > 1:
         dist.all_reduce(total)
     return total.sqrt()
+
+
+def _no_narrower(gradient: Tensor) -> Tensor:
+    """Stands for the gradient in a norm: a half-precision norm would depend on how it is split."""
+    narrow = gradient.element_size() < 4
+    return torch.linalg.vector_norm(gradient, dtype=torch.float32) if narrow else gradient
 
 
 def scale(held: Sequence[Held], factor: Tensor | float) -> None:
@@ -62,5 +68,5 @@ def clip(
 ) -> Tensor:
     """Scales all gradients so that their global norm is at most `max_norm`; returns the norm."""
     norm = global_norm(counted, device, world_size)
-    scale(held, (max_norm / (norm + 1e-6)).clamp(max=1.0))  # as torch.nn.utils.clip_grad_norm_
+    clip_grads_with_norm_([h.tensor for h in held], max_norm, norm)
     return norm

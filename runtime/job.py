@@ -73,8 +73,9 @@ def compile(
     """Called by every rank, under torchrun; alone if the plan is for one.
 
     `optimizer` is a name (default: the plan's), a callable that makes one from parameters, or an
-    optimizer over `model.parameters()`. Ranks other than 0 may pass no plan. A job that makes no
-    progress for `hang_s` seconds is ended. `close` leaves in `run_dir` what the steps took.
+    optimizer over `model.parameters()`; `max_grad_norm` is the plan's too if not given. Ranks other
+    than 0 may pass no plan. A job that makes no progress for `hang_s` seconds is ended. `close`
+    leaves in `run_dir` what the steps took.
     """
     residence = Residence(resident_bytes())
     chosen = pick_device(device)
@@ -91,9 +92,8 @@ def compile(
     programs = lower(graph, plan, rank())
     parts = build_rank(plan, graph, programs, model_tensors(model), rank(), chosen, seed)
     made = make_optimizer(optimizer or plan.optimizer, parts.held, lr, model)
-    return Job(
-        plan, graph, parts, made, model, chosen, max_grad_norm, hang_s, joined, residence, run_dir
-    )
+    norm = plan.max_grad_norm if max_grad_norm is None else max_grad_norm
+    return Job(plan, graph, parts, made, model, chosen, norm, hang_s, joined, residence, run_dir)
 
 
 def _inputs_of(plan: Plan) -> Batch:

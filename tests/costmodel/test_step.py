@@ -17,11 +17,16 @@ COST = StageTimes(forward_s=1.0, backward_s=2.0)
 
 
 def ending(
-    finish_s: float = 0.0, optimizer_s: float = 0.0, tied_s: float = 0.0, publish_s: float = 0.0
+    finish_s: float = 0.0,
+    optimizer_s: float = 0.0,
+    tied_s: float = 0.0,
+    publish_s: float = 0.0,
+    clip_s: float = 0.0,
 ) -> Ending:
     return Ending(
         finish=(Step(Do.WAIT_ALL), talk(finish_s, "gradients")), tied_s=tied_s,
         optimizer_s=optimizer_s, publish=(talk(publish_s, "gather"),), overlap=NO_SLOWDOWN,
+        clip_s=clip_s,
     )  # fmt: skip
 
 
@@ -115,3 +120,10 @@ def test_collectives_are_not_slowed_by_shared_cores() -> None:
     cost = StageTimes(forward_s=0.0, backward_s=0.0, processes=4, programs={0: program})
     timeline = simulate(parse_schedule("x", ("0F0 0B0",)), [cost], cores=2)
     assert timeline.step_s == pytest.approx(2 * 2 + 3)
+
+
+def test_all_ranks_meet_to_clip_gradients() -> None:
+    """The second rank's gradients take 1 s longer; the norm needs both."""
+    endings = [ending(1.0, clip_s=0.5), ending(2.0, clip_s=0.5)]
+    found = take_step(TWO, [COST] * 2, endings, meeting_s=0.0)
+    assert [e.gradients_s for e in found.ended] == [2.5, 2.5]

@@ -85,6 +85,17 @@ def test_objective_memory_needs_less() -> None:
     assert small.predicted.step_s > fast.predicted.step_s
 
 
+def test_clipping_is_in_the_plan_and_in_its_step() -> None:
+    plain, clipped = (
+        search(mlp(), cluster(2), precision="fp32", progress=False, max_grad_norm=norm)
+        for norm in (None, 1.0)
+    )
+    assert plain.max_grad_norm is None and clipped.max_grad_norm == 1.0
+    assert "gradients clipped to 1" in str(clipped)
+    assert plain.predicted and clipped.predicted
+    assert clipped.predicted.step_s > plain.predicted.step_s
+
+
 def vector_net() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
 
@@ -110,6 +121,7 @@ def test_from_a_module() -> None:
     "changes,says",
     [
         ({"optimizer": "adamm"}, "optimizer 'adamm' has no known state"),
+        ({"max_grad_norm": 0.0}, "max_grad_norm is 0.0; it must be positive"),
         ({"precision": "fp8"}, "nearest is 'fp64'|nearest is"),
         ({"objective": "speed"}, "objective 'speed'"),
         ({"searcher": "exhaustiv"}, "nearest is 'exhaustive'"),
