@@ -5,6 +5,7 @@ Search makes it, a person may edit it, `ir.verify` checks it, codegen and runtim
 
 from collections.abc import Mapping
 from dataclasses import field
+from importlib import import_module
 from math import prod
 from typing import TYPE_CHECKING, Literal
 
@@ -361,6 +362,15 @@ class Plan:
         from meshwright.ir.plan_io import save
 
         save(self, path)
+
+    def report(self, path: "str | Path", run: "str | Path | None" = None) -> None:
+        """Write a page that shows all of it, and what a run left in the folder `run`."""
+        # The facade draws. It stands above this module and is found by name.
+        import_module("meshwright.report.page").write_report(self, path, run)
+
+    def trace(self, path: "str | Path") -> None:
+        """Write the predicted step as a Chrome trace, for Perfetto."""
+        import_module("meshwright.report.trace").write_trace(self, path)
 
     @classmethod
     def load(cls, path: "str | Path") -> "Plan":

@@ -101,7 +101,7 @@ def _mesh(stage: Stage) -> str:
     return "\n".join(f"{axis} {n}" for axis, n in stage.mesh.items() if n > 1) or "one device"
 
 
-def _ranges(ranks: tuple[int, ...]) -> str:
+def ranges(ranks: tuple[int, ...]) -> str:
     """`0-3, 8` for 0, 1, 2, 3, 8."""
     runs: list[list[int]] = []
     for rank in ranks:
@@ -132,7 +132,7 @@ def _stages(plan: Plan) -> Table:
         table.add_column(name, no_wrap=name in ("#", "mesh", "samples"))
     for i, stage in enumerate(plan.stages):
         again = ", ".join(key for key, how in stage.recompute.items() if how == "full") or "-"
-        table.add_row(str(i), _blocks(stage), _ranges(stage.devices), _mesh(stage), _shares(stage),
+        table.add_row(str(i), _blocks(stage), ranges(stage.devices), _mesh(stage), _shares(stage),
                       _zero(stage), again)  # fmt: skip
     return table
 
@@ -147,7 +147,7 @@ def _saved(plan: Plan) -> list[RenderableType]:
                 keys = ", ".join(key for key, said in policy.items() if said == how)
                 if keys:
                     stages.setdefault(f"{block}: {how} {keys}", []).append(i)
-    return [Text(f"saved, stage {_ranges(tuple(own))}, {line}") for line, own in stages.items()]
+    return [Text(f"saved, stage {ranges(tuple(own))}, {line}") for line, own in stages.items()]
 
 
 def _times(predicted: Prediction) -> Table:

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from meshwright.cli_compare import compare_command
 from meshwright.cli_profile import profile_command
+from meshwright.cli_report import report_command
 from meshwright.ir import plan_io
 from meshwright.ir.errors import Infeasible, MeshwrightError, MismatchError
 from meshwright.ir.plan import Plan
@@ -213,6 +214,7 @@ def run(
 
 app.command("compare")(compare_command)
 app.command("profile")(profile_command)
+app.command("report")(report_command)
 
 
 def _fail(error: Exception, code: int) -> NoReturn:

@@ -1,0 +1,38 @@
+"""`meshwright report`: a plan as one page, or its predicted step as a trace."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from meshwright.ir import plan_io
+from meshwright.report.page import write_report
+from meshwright.report.trace import write_trace
+
+
+def report_command(
+    plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="a plan file")],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="where the page goes; PLAN.html if not given"),
+    ] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option("--run", metavar="RUN_DIR", help="also show what `meshwright run` left"),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="write the predicted step as a Chrome trace, for Perfetto"),
+    ] = None,
+) -> None:
+    """Write a plan as a page that needs no network, or its predicted step as a trace."""
+    plan = plan_io.load(plan_file)
+    console = Console()
+    if trace is not None:
+        write_trace(plan, trace)
+        console.print(f"wrote {trace}: open it at ui.perfetto.dev", markup=False)
+    if output is not None or trace is None:
+        page = output or plan_file.with_suffix(".html")
+        write_report(plan, page, run)
+        console.print(f"wrote {page}", markup=False)

@@ -1,0 +1,75 @@
+// Which rows of the timeline are drawn, and where: pipeline ranks, predicted and measured.
+
+function lanes(stage, mode) {
+  const t = DATA.timeline;
+  const found = [];
+  t.ranks.forEach((rank, row) => {
+    if (stage >= 0 && !DATA.ranks[rank].stages.includes(stage)) return;
+    if (mode !== "measured") found.push({ rank, bars: t.predicted[row], measured: false });
+    if (mode !== "predicted" && t.measured[row] && t.measured[row].length) {
+      found.push({ rank, bars: t.measured[row], measured: true });
+    }
+  });
+  return found;
+}
+
+// The first bar that ends after a time; bars are in order of time.
+function firstAfter(bars, time) {
+  let low = 0;
+  let high = bars.length / 5;
+  while (low < high) {
+    const mid = (low + high) >> 1;
+    if (bars[5 * mid + 4] > time) high = mid;
+    else low = mid + 1;
+  }
+  return low;
+}
+
+function barAt(lane, time) {
+  const i = 5 * firstAfter(lane.bars, time);
+  return i < lane.bars.length && lane.bars[i + 3] <= time ? lane.bars.slice(i, i + 5) : null;
+}
+
+function tellBar(lane, bar) {
+  const t = DATA.timeline;
+  const rank = DATA.ranks[lane.rank];
+  const scale = t.span_s / t.ticks;
+  const [kind, stage, microbatch, start, end] = bar;
+  const lines = [`${lane.measured ? "measured: " : ""}${WORK_NAMES[kind]}`];
+  if (stage >= 0) lines[0] += `, stage ${stage}, micro-batch ${microbatch}`;
+  lines.push(`${seconds((end - start) * scale)}, from ${seconds(start * scale)} to ${seconds(end * scale)}`);
+  lines.push(`pipeline rank ${lane.rank}, devices ${rank.devices}`);
+  return lines.join("\n");
+}
+
+// Draws one lane between pixel columns `left` and `right`.
+function drawLane(pen, lane, look, box, palette) {
+  const perTick = (box.right - box.left) / (look.to - look.from);
+  const bars = lane.bars;
+  let drawn = -1;
+  for (let n = firstAfter(bars, look.from); 5 * n < bars.length; n += 1) {
+    const [kind, stage, microbatch, start, end] = bars.slice(5 * n, 5 * n + 5);
+    if (start > look.to) break;
+    const x0 = Math.max(box.left, box.left + (start - look.from) * perTick);
+    const x1 = Math.min(box.right, box.left + (end - look.from) * perTick);
+    if (x1 - drawn < 0.35) continue;
+    drawn = x1;
+    const faded = look.stage >= 0 && stage !== look.stage && stage >= 0;
+    const second = DATA.ranks[lane.rank].stages.indexOf(stage) % 2 === 1;
+    pen.globalAlpha = (faded ? 0.15 : 1) * (microbatch % 2 === 1 ? 0.78 : 1) * (second ? 0.82 : 1);
+    pen.fillStyle = palette[kind];
+    const gap = x1 - x0 > 3 && box.height > 3 ? 0.6 : 0;
+    pen.fillRect(x0, box.top, Math.max(0.6, x1 - x0 - gap), box.height);
+    if (!faded) label(pen, lane, [stage, microbatch], x0, x1, box, palette);
+  }
+  pen.globalAlpha = 1;
+}
+
+function label(pen, lane, [stage, microbatch], x0, x1, box, palette) {
+  if (stage < 0 || box.height < 12 || x1 - x0 < 15) return;
+  const text = DATA.ranks[lane.rank].stages.length > 1 && x1 - x0 > 34
+    ? `${stage}:${microbatch}` : `${microbatch}`;
+  pen.globalAlpha = 1;
+  pen.fillStyle = palette.text;
+  pen.fillText(text, (x0 + x1) / 2, box.top + box.height / 2 + 0.5, x1 - x0 - 2);
+}

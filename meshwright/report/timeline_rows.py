@@ -1,0 +1,84 @@
+"""The timeline in numbers: what each pipeline rank does when, as predicted and as measured."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from meshwright.costmodel.replay import Replay
+from meshwright.ir.measured import Measured
+from meshwright.ir.schedule import parse_action
+
+MOST = 250_000
+"""Actions that a page holds; of more rows only some are shown, evenly picked."""
+TICKS = 10_000_000
+"""A whole timeline in units of its numbers."""
+WORKS = "FBIW"
+_PHASES = ("gradients", "optimizer", "publish")
+
+Bar = tuple[int, int, int, float, float]
+"""Kind of work (index in WORKS, or 4 and on for what ends a step), stage, micro-batch, start, end
+in seconds."""
+
+
+def timeline(played: Replay, runs: Sequence[Measured]) -> dict[str, Any]:
+    """Rows of bars, flat: five numbers each, times in TICKS of `span_s`."""
+    table = played.timeline.table
+    shown = _picked(len(table.rows), len(table.items))
+    predicted = [_bars(played, rank) for rank in shown]
+    measured = [_measured(played, runs, rank) for rank in shown] if runs else []
+    span_s = max((bar[4] for row in (*predicted, *measured) for bar in row), default=1.0) or 1.0
+    return {
+        "span_s": span_s,
+        "step_s": played.predicted.step_s,
+        "met_s": played.met_s,
+        "ticks": TICKS,
+        "ranks": shown,
+        "left_out": len(table.rows) - len(shown),
+        "predicted": [_flat(row, span_s) for row in predicted],
+        "measured": [_flat(row, span_s) for row in measured],
+        "stages": len(played.plan.stages),
+        "bubble": played.timeline.bubble,
+    }
+
+
+def _picked(rows: int, actions: int) -> list[int]:
+    every = max(1, -(-actions // MOST))
+    return list(range(0, rows, every))
+
+
+def _bars(played: Replay, rank: int) -> list[Bar]:
+    bars: list[Bar] = [
+        (WORKS.index(action.work), action.stage, action.microbatch, start_s, end_s)
+        for action, start_s, end_s in played.timeline.entries[rank]
+    ]
+    ended, now = played.ending(rank), played.met_s
+    for kind, seconds in enumerate((ended.gradients_s, ended.optimizer_s, ended.publish_s), 4):
+        if seconds:
+            bars.append((kind, -1, -1, now, now + seconds))
+            now += seconds
+    return bars
+
+
+def _measured(played: Replay, runs: Sequence[Measured], rank: int) -> list[Bar]:
+    """Of the first device of the pipeline rank; empty if it left no timeline."""
+    stage = played.timeline.table.items[played.timeline.table.rows[rank][0]].stage
+    run = runs[played.plan.stages[stage].devices[0]]
+    if run.timeline is None:
+        return []
+    bars: list[Bar] = []
+    for timed in run.timeline.actions:
+        if timed.name in _PHASES:
+            bars.append((4 + _PHASES.index(timed.name), -1, -1, timed.start_s, timed.end_s))
+        elif timed.name[:1].isdigit():
+            action = parse_action(timed.name)
+            begun_s = min(timed.start_s + timed.waiting_s, timed.end_s)
+            bars.append((WORKS.index(action.work), action.stage, action.microbatch,
+                         begun_s, timed.end_s))  # fmt: skip
+    return bars
+
+
+def _flat(bars: Iterable[Bar], span_s: float) -> list[int]:
+    found: list[int] = []
+    for kind, stage, microbatch, start_s, end_s in bars:
+        found += (kind, stage, microbatch, round(start_s / span_s * TICKS),
+                  round(end_s / span_s * TICKS))  # fmt: skip
+    return found
