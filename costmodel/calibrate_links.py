@@ -13,7 +13,7 @@ from meshwright.costmodel.curves import curve
 from meshwright.ir.cluster import Cluster, Node
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.device import Curve, Link
-from meshwright.ir.profile import CollectiveRecord, Profile
+from meshwright.ir.profile import CollectiveRecord, GroupShape, Profile
 
 _LEAST_BAND = 0.05
 _LARGE_BYTES = 2**18
@@ -25,14 +25,29 @@ def fit_links(cluster: Cluster, profile: Profile) -> Cluster:
 
     A tier that no record is about stays as it is.
     """
-    inside = [r for r in profile.collectives if r.group.per_node == r.group.size]
-    across = [r for r in profile.collectives if r.group.per_node == 1 < r.group.size]
-    both = [r for r in profile.collectives if 1 < r.group.per_node < r.group.size]
+    known = _as_crowded(cluster, profile.collectives)
+    inside = [r for r in known if r.group.per_node == r.group.size]
+    across = [r for r in known if r.group.per_node == 1 < r.group.size]
+    both = [r for r in known if 1 < r.group.per_node < r.group.size]
     nodes = tuple(_node(node, inside, across) for node in cluster.nodes)
     between = cluster.between_nodes
     if between is not None and across:
         between = _widened(fit_link(between, across), nodes[0].link, both)
     return replace(cluster, nodes=nodes, between_nodes=between)
+
+
+def _as_crowded(cluster: Cluster, records: Sequence[CollectiveRecord]) -> list[CollectiveRecord]:
+    """Those that were measured while about as many groups were at it as the cluster has room for: a
+    profile may hold those of larger and of smaller clusters of the same machines."""
+    held: dict[tuple[GroupShape, str, bool], dict[int, list[CollectiveRecord]]] = {}
+    for r in records:
+        kinds = held.setdefault((r.group, r.operation, r.loaded), {})
+        kinds.setdefault(r.groups_at_once, []).append(r)
+    found = []
+    for (group, _, _), kinds in held.items():
+        room = max(1, cluster.num_devices // group.size)
+        found += kinds[min(kinds, key=lambda n: (abs(log(n / room)), n))]
+    return found
 
 
 def _node(

@@ -3,6 +3,8 @@
 Where processes outnumber cores, all that run at a time are slowed alike (processor sharing): a
 virtual clock runs at the speed that they proceed with, so that ends in it need not be changed.
 What a rank computes and what its channel carries slow each other down by the factors of the link.
+Collectives that a rank waits for take what they took with everybody at it, and where cores are
+shared they are work to others as computing is.
 """
 
 from heapq import heappop, heappush
@@ -157,7 +159,7 @@ class _Events:
                     yield
 
     def _talk(self, rank: RankState, seconds: float, what: str) -> Process:
-        demand = self.times.talking * rank.processes
+        demand = (self.times.talking or 1.0) * rank.processes
         self._log(rank.number, "compute", what, self.now, self.now + seconds)
         self._demand(demand)
         self._at(self.now + seconds, _WAKE, rank.number)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from math import ceil, isnan, nan
 from statistics import mean, median
 from threading import Thread
-from time import perf_counter, process_time
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -13,8 +13,8 @@ import torch.distributed as dist
 
 from meshwright.ir.cluster import Cluster
 
-Span = tuple[float, float, float]
-"""Start, end, and processor time of one rank in one collective, in seconds."""
+Span = tuple[float, float]
+"""Start and end of one rank in one collective, in seconds."""
 Lines = Sequence[Sequence[int]]
 """The groups of one kind: their global ranks."""
 
@@ -36,11 +36,17 @@ class Clock(ABC):
 
     @abstractmethod
     def of_group(self, spans: Sequence[Span]) -> float:
-        """Seconds of a collective from what its members saw."""
+        """Seconds of a collective from what its members saw; in one round less than none if the
+        computing before it happened to be quick."""
 
     @abstractmethod
     def synchronize(self) -> None:
         """All that was started on this rank is over."""
+
+    def slowed_s(self, seconds: float, usual_s: float) -> float:
+        """What counts of computing for so long before a collective, where that usually takes
+        `usual_s`."""
+        return 0.0
 
     def agree(self, value: float) -> float:
         """The least of all ranks' values."""
@@ -53,13 +59,13 @@ class Clock(ABC):
     ) -> tuple[list[float], float]:
         """(seconds of every round of every group, median of `slow`), the same on every rank."""
         mine = [x for span in spans for x in span] + [median(slow)] if spans else []
-        sent = torch.full((3 * rounds + 1,), nan, dtype=torch.float64, device=self.device)
+        sent = torch.full((2 * rounds + 1,), nan, dtype=torch.float64, device=self.device)
         sent[: len(mine)] = torch.tensor(mine, dtype=torch.float64)
         held = [torch.empty_like(sent) for _ in range(dist.get_world_size())]
         dist.all_gather(held, sent)
         every = [x.tolist() for x in held]
         seconds = [
-            self.of_group([_span(every[rank][3 * i : 3 * i + 3]) for rank in line])
+            self.of_group([_span(every[rank][2 * i : 2 * i + 2]) for rank in line])
             for line in lines
             for i in range(rounds)
         ]
@@ -67,17 +73,17 @@ class Clock(ABC):
 
 
 def _span(values: Sequence[float]) -> Span:
-    start, end, busy = values
-    return start, end, busy
+    start, end = values
+    return start, end
 
 
 class HostClock(Clock):
     """Processes of one host share a clock: from the last to come to the last to leave."""
 
     def timed(self, group: dist.ProcessGroup, run: Callable[[], None]) -> Span:
-        busy, start = process_time(), perf_counter()
+        start = perf_counter()
         run()
-        return start, perf_counter(), process_time() - busy
+        return start, perf_counter()
 
     def beside(
         self, group: dist.ProcessGroup, start: Callable[[], dist.Work], unit: Callable[[], None]
@@ -92,44 +98,33 @@ class HostClock(Clock):
             unit()
             units += 1
         watcher.join()
-        return (began, ended[0], 0.0), units
+        return (began, ended[0]), units
 
     def synchronize(self) -> None:
         pass
 
     def of_group(self, spans: Sequence[Span]) -> float:
-        return max(end for _, end, _ in spans) - max(start for start, _, _ in spans)
+        return max(end for _, end in spans) - max(start for start, _ in spans)
 
 
-class HeldUpClock(HostClock):
-    """Processes with a core each: how long a collective holds up its members, on average.
+class AddedClock(HostClock):
+    """What a collective adds to a step of its members, on average, where all ranks have the same
+    work: how long it holds them up, and by how much they compute more slowly around it.
 
-    Waiting for members that come later after as much work is part of what it costs them.
+    Waiting for members that come later after as much work is part of what it costs them. Where
+    there are more processes than cores, a wait is another's computation, which is then quicker.
     """
 
+    def slowed_s(self, seconds: float, usual_s: float) -> float:
+        return seconds - usual_s
+
     def of_group(self, spans: Sequence[Span]) -> float:
-        return mean(end - start for start, end, _ in spans)
+        return mean(end - start for start, end in spans)
 
 
 def _note_end(work: dist.Work, ended: list[float]) -> None:
     work.wait()
     ended.append(perf_counter())
-
-
-class CrowdedClock(HostClock):
-    """Part of the processes of a host that has fewer cores: what the collective adds to a step.
-
-    While some wait for each other the rest has their cores, so only processor time counts; it is
-    charged as computation is, by how many processes share a core. Beside computation, and where
-    all processes wait for each other, the time on the clock counts.
-    """
-
-    def __init__(self, per_core: float) -> None:
-        self._per_core = per_core
-
-    def of_group(self, spans: Sequence[Span]) -> float:
-        busy = mean(busy for _, _, busy in spans)
-        return busy * self._per_core if busy else super().of_group(spans)
 
 
 class ApartClock(HostClock):
@@ -140,7 +135,7 @@ class ApartClock(HostClock):
         return super().timed(group, run)
 
     def of_group(self, spans: Sequence[Span]) -> float:
-        return max(end - start for start, end, _ in spans)
+        return max(end - start for start, end in spans)
 
 
 class CudaClock(Clock):
@@ -162,7 +157,7 @@ class CudaClock(Clock):
         run()
         last.record()
         last.synchronize()
-        return 0.0, first.elapsed_time(last) / 1e3, 0.0
+        return 0.0, first.elapsed_time(last) / 1e3
 
     def beside(
         self, group: dist.ProcessGroup, start: Callable[[], dist.Work], unit: Callable[[], None]
@@ -182,10 +177,10 @@ class CudaClock(Clock):
         self.synchronize()
         seconds, all_s = first.elapsed_time(arrived) / 1e3, first.elapsed_time(computed) / 1e3
         self._units = min(4096, max(4, ceil(1.5 * units * seconds / all_s)))
-        return (0.0, seconds, 0.0), max(1, round(units * min(1.0, seconds / all_s)))
+        return (0.0, seconds), max(1, round(units * min(1.0, seconds / all_s)))
 
     def of_group(self, spans: Sequence[Span]) -> float:
-        return max(end - start for start, end, _ in spans)
+        return max(end - start for start, end in spans)
 
 
 def _events(count: int) -> list[torch.cuda.Event]:
@@ -193,20 +188,29 @@ def _events(count: int) -> list[torch.cuda.Event]:
     return [event(enable_timing=True) for _ in range(count)]
 
 
-def make_clock(device: torch.device, cluster: Cluster, size: int) -> Clock:
-    """The clock for groups of `size` ranks of the default process group."""
+def make_clock(device: torch.device, cluster: Cluster) -> Clock:
+    """The clock for collectives of the default process group's ranks that do nothing else."""
     if device.type == "cuda":
         return CudaClock(device)
-    if cluster.num_nodes > 1:
-        return ApartClock()
-    processes, cores = len(cluster.nodes[0].devices), cluster.nodes[0].cores or size
-    if cores >= processes:
-        return HeldUpClock()
-    return CrowdedClock(processes / cores) if size < processes else HostClock()
+    return ApartClock() if cluster.num_nodes > 1 else AddedClock()
 
 
 def message_clock(device: torch.device, cluster: Cluster) -> Clock:
     """The clock for messages: they are on their way while their receivers wait."""
     if device.type == "cpu" and cluster.num_nodes == 1:
         return HostClock()
-    return make_clock(device, cluster, 2)
+    return make_clock(device, cluster)
+
+
+def loaded_clock(device: torch.device, cluster: Cluster) -> Clock:
+    """The clock for collectives beside computing.
+
+    Where processes share cores members begin far apart, and the last to come counts.
+    """
+    crowded = is_crowded(cluster)
+    return message_clock(device, cluster) if crowded else make_clock(device, cluster)
+
+
+def is_crowded(cluster: Cluster) -> bool:
+    """Whether processes share cores."""
+    return any(0 < node.cores < len(node.devices) for node in cluster.nodes)

@@ -1,13 +1,13 @@
 """Times collectives and messages over every kind of group that a cluster's plans use.
 
-A time is that by which a collective holds up its members, as training sees it: they come out of
-computation, as much on each, and with buffers just written.
+A time is what a collective adds to computing, as training sees it: members come out of computation,
+as much on each, and with buffers just written.
 All groups of a kind work at the same time.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import chain, count
 from time import perf_counter
 
 import psutil
@@ -18,10 +18,17 @@ from meshwright.ir.cluster import Cluster
 from meshwright.ir.device import OPERATIONS
 from meshwright.ir.heap import keep_freed_memory
 from meshwright.ir.profile import CollectiveRecord, GroupShape
-from meshwright.runtime.profiling.clocks import Clock, Span, make_clock, message_clock
+from meshwright.runtime.profiling.clocks import (
+    Clock,
+    Span,
+    is_crowded,
+    loaded_clock,
+    make_clock,
+    message_clock,
+)
 from meshwright.runtime.profiling.exchange import Exchange
-from meshwright.runtime.profiling.load import Load, measured_unit_s
-from meshwright.runtime.profiling.timings import timing
+from meshwright.runtime.profiling.load import Load, crowded_unit_s, measured_unit_s
+from meshwright.runtime.profiling.timings import averaged
 
 SIZES = tuple(4**i for i in range(5, 16))
 """1 KiB to 1 GiB."""
@@ -83,7 +90,7 @@ def measure_collectives(
     device = device or torch.device("cpu")
     if device.type == "cpu":
         keep_freed_memory()  # as ranks do
-    world_clock = make_clock(device, cluster, world)
+    world_clock = make_clock(device, cluster)
     ends = perf_counter() + budget_s
     kinds = [s for s in (shapes or group_shapes(cluster)) if members(s, world)]
     tasks = _tasks(kinds)
@@ -93,13 +100,11 @@ def measure_collectives(
     limit = _memory_limit(device, world, cluster)
     for left, task in zip(count(len(tasks), -1), tasks, strict=False):
         exchange = Exchange(task.operation, groups[task.shape], device)
-        clock = (
-            message_clock(device, cluster)
-            if task.operation == "send"
-            else make_clock(device, cluster, task.shape.size)
-        )
+        clock = _clock(task)(device, cluster)
         share = clock.agree(max(0.0, ends - perf_counter()) / left)
         lines = members(task.shape, world)
+        if task.operation == "send" and is_crowded(cluster):
+            lines = lines[:1]
         runner = _Runner(clock, exchange, load, unit_s, task, lines)
         yield from runner.sizes([n for n in sizes if n <= limit], share)
 
@@ -108,6 +113,12 @@ def _tasks(kinds: Sequence[GroupShape]) -> list[_Task]:
     """All operations alone, then what overlaps with computation; messages go between two."""
     alone = [_Task(s, op, False) for s in kinds for op in OPERATIONS if op != "send" or s.size == 2]
     return alone + [_Task(s, op, True) for s in kinds for op in LOADED]
+
+
+def _clock(task: _Task) -> Callable[[torch.device, Cluster], Clock]:
+    if task.loaded:
+        return loaded_clock
+    return message_clock if task.operation == "send" else make_clock
 
 
 def _join(shape: GroupShape, rank: int, world: int) -> dist.ProcessGroup | None:
@@ -130,7 +141,11 @@ def _memory_limit(device: torch.device, world: int, cluster: Cluster) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Runner:
-    """Measures one task on one rank; ranks without a group join the clock's exchanges alone."""
+    """Measures one task on one rank; ranks without a group join the clock's exchanges alone.
+
+    Where cores are shared one pair at a time sends messages and the others compute, as stages of a
+    pipeline do: a process that waited gets a core back when the scheduler lets it.
+    """
 
     clock: Clock
     exchange: Exchange
@@ -161,8 +176,8 @@ class _Runner:
                 operation=self.task.operation,
                 nbytes=nbytes,
                 group=self.task.shape,
-                groups_at_once=len(self.lines),
-                time=timing(seconds),
+                groups_at_once=dist.get_world_size() // self.task.shape.size,
+                time=averaged(seconds),
                 loaded=self.task.loaded,
                 compute_slowdown=slowdown,
             )
@@ -174,19 +189,28 @@ class _Runner:
     def _rounds(self, nbytes: int, rounds: int) -> tuple[list[float], float]:
         """(seconds of each round, median slowdown of computation), the same on every rank."""
         spans, slow = [], []
-        if (group := self.exchange.group) is not None:
+        self.load.begin()
+        alone = rounds > 1 and not self.task.loaded and self.exchange.device.type == "cpu"
+        unit_s = crowded_unit_s(self.load) if alone else self.unit_s
+        group = self.exchange.group
+        if group is None or dist.get_rank() not in chain(*self.lines):
+            for _ in range(rounds if self.task.operation == "send" else 0):
+                self.load.some()
+        else:
             self.exchange.prepare(nbytes)
             for _ in range(rounds):
-                span, units = self._round(group)
+                span, units = self._round(group, unit_s)
                 spans.append(span)
                 slow.append((span[1] - span[0]) / (units * self.unit_s) if units else 1.0)
         return self.clock.together(self.lines, spans, slow, rounds)
 
-    def _round(self, group: dist.ProcessGroup) -> tuple[Span, int]:
+    def _round(self, group: dist.ProcessGroup, unit_s: float) -> tuple[Span, int]:
         """(its span, units computed meanwhile)."""
         self.exchange.fill()
-        if not self.exchange.waits:
-            self.load.some()
+        before = perf_counter()
+        units = 0 if self.exchange.waits else self.load.some()
+        slowed_s = self.clock.slowed_s(perf_counter() - before, units * unit_s)
         if self.task.loaded:
             return self.clock.beside(group, self.exchange.start, self.load.unit)
-        return self.clock.timed(group, self.exchange.run), 0
+        start, end = self.clock.timed(group, self.exchange.run)
+        return (start - slowed_s, end), 0

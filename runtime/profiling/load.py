@@ -7,9 +7,10 @@ from time import perf_counter
 import torch
 import torch.distributed as dist
 
-_SOME = {"cpu": (20, 60), "cuda": (1, 4)}
-"""Pieces: 2-6 ms on a CPU core, 0.1-0.4 ms on a GPU."""
+_SOME = {"cpu": (30, 90), "cuda": (1, 4)}
+"""Pieces: 3-9 ms on a CPU core, 0.1-0.4 ms on a GPU."""
 _CALLS = 200
+_WINDOW_S = 0.05
 
 
 class Load:
@@ -29,15 +30,21 @@ class Load:
         torch.matmul(self._a, self._a, out=self._b)
         self._long.add_(1.0)
 
-    def some(self) -> None:
+    def begin(self) -> None:
+        """From here on all ranks draw the same amounts, whatever each has drawn before."""
+        self._random = Random(0)
+
+    def some(self) -> int:
         """A few milliseconds of it, as much on every rank: members arrive as far apart as equal
-        work lets them.
+        work lets them. Returns how many pieces that was.
 
         On CPUs the scheduler lets a process wait that has just used up its turn: after less
         computation collectives look quicker than they are in training.
         """
-        for _ in range(self._random.randint(*self._some)):
+        count = self._random.randint(*self._some)
+        for _ in range(count):
             self.unit()
+        return count
 
 
 def measured_unit_s(load: Load, synchronize: Callable[[], None]) -> float:
@@ -51,3 +58,16 @@ def measured_unit_s(load: Load, synchronize: Callable[[], None]) -> float:
         load.unit()
     synchronize()
     return (perf_counter() - start) / _CALLS
+
+
+def crowded_unit_s(load: Load) -> float:
+    """The same on CPUs that ranks may share: all compute for a while, whoever is quicker does more.
+    It is the group's mean."""
+    dist.barrier()
+    start, units = perf_counter(), 0
+    while perf_counter() < start + _WINDOW_S:
+        load.unit()
+        units += 1
+    found = torch.tensor((perf_counter() - start) / units, dtype=torch.float64)
+    dist.all_reduce(found)
+    return float(found) / dist.get_world_size()

@@ -1,6 +1,7 @@
 """Repeated measurements as a median, a spread and a mean."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from meshwright.ir.profile import Timing
 
@@ -25,6 +26,12 @@ _LEAST_S = 1e-9
 def summarised(seconds: list[float]) -> Timing:
     """Median and spread; a clock's tick at least."""
     return timing([max(s, _LEAST_S) for s in seconds])
+
+
+def averaged(seconds: Sequence[float]) -> Timing:
+    """Of differences: single ones may be less than nothing, their mean counts."""
+    found = summarised(list(seconds))
+    return replace(found, mean_s=max(_LEAST_S, sum(seconds) / len(seconds)))
 
 
 def mean(timings: Sequence[Timing]) -> Timing:

@@ -102,6 +102,21 @@ def test_tiers_are_fitted_apart() -> None:
     assert wide.between_nodes.band > fitted.between_nodes.band
 
 
+def test_records_of_larger_and_smaller_clusters_do_not_mix() -> None:
+    """Pairs alone, and two pairs at once that take three times as long, in one profile."""
+    alone = straight(2)
+    crowded = [replace(r, groups_at_once=2) for r in straight(2, factor=3.0)]
+    times = {
+        world: collective_time(
+            Primitive.ALL_REDUCE, 2**22,
+            group_levels((0, 1), fit_links(Cluster.local(world), profile(*alone, *crowded))),
+        )
+        for world in (2, 4, 8)
+    }  # fmt: skip
+    assert times[4] == pytest.approx(3 * times[2])
+    assert times[8] == times[4]  # the nearest that there is
+
+
 def test_a_tier_without_records_stays() -> None:
     cluster = Cluster.preset("a100-80", num_nodes=2)
     assert fit_links(cluster, profile()) == cluster

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.device import OPERATIONS
 from meshwright.ir.profile import CollectiveRecord, GroupShape
-from meshwright.runtime.profiling.clocks import make_clock
+from meshwright.runtime.profiling.clocks import loaded_clock, make_clock, message_clock
 from meshwright.runtime.profiling.collectives import (
     LOADED,
     group_shapes,
@@ -18,9 +18,10 @@ from meshwright.runtime.profiling.collectives import (
     members,
 )
 from meshwright.runtime.profiling.copies import copies_exist, measure_copies
+from meshwright.runtime.profiling.timings import averaged
 from tests.spawn import run_ranks
 
-SIZES = (2**10, 2**14, 2**18)
+SIZES = (2**10, 2**18)
 
 
 def _measure(
@@ -82,19 +83,29 @@ def test_sister_groups_fill_the_cluster() -> None:
     assert members(GroupShape(size=4, per_node=4), 3) == ()
 
 
-def test_crowded_groups_are_charged_processor_time() -> None:
-    """With more processes than cores a wait is another's computation."""
+def test_a_collective_is_charged_what_it_adds_to_computing() -> None:
+    """Beside the time that it holds its members up, that by which they computed more slowly."""
     cpu = torch.device("cpu")
-    four = Cluster.local(4)
-    two_cores = replace(four, nodes=(replace(four.nodes[0], cores=2),))
-    pair = make_clock(cpu, two_cores, 2)
-    spans = [(0.0, 5.0, 0.01), (1.0, 6.0, 0.03)]
-    assert pair.of_group(spans) == pytest.approx(0.02 * 4 / 2)
-    # All processes wait for each other, or have a core each: the clock counts, from the last to
-    # come to the last to leave.
-    assert make_clock(cpu, two_cores, 4).of_group(spans) == pytest.approx(5.0)
-    four_cores = replace(four, nodes=(replace(four.nodes[0], cores=4),))
-    assert make_clock(cpu, four_cores, 2).of_group(spans) == pytest.approx(5.0)
+    clock = make_clock(cpu, Cluster.local(4))
+    assert clock.slowed_s(0.006, 0.005) == pytest.approx(0.001)
+    assert clock.of_group([(0.0, 5.0), (1.0, 6.0), (4.0, 6.0)]) == pytest.approx(4.0)
+    # A wait that others fill by computing faster costs nothing.
+    assert clock.of_group([(0.0, 1.0), (3.0, 2.0)]) == pytest.approx(0.0)
+    found = averaged([-1.0, 0.5, 2.0])
+    assert found.expected_s == pytest.approx(0.5) and found.median_s == 0.5
+    assert 0.0 < averaged([-2.0, 0.5]).expected_s < 1e-6
+    # Messages are on their way while their receivers wait: from the last to come on.
+    message = message_clock(cpu, Cluster.local(4))
+    assert message.slowed_s(0.006, 0.005) == 0.0
+    assert message.of_group([(0.0, 6.0), (4.0, 5.0)]) == pytest.approx(2.0)
+
+
+def test_collectives_beside_computing_on_shared_cores() -> None:
+    cpu, four = torch.device("cpu"), Cluster.local(4)
+    spans = [(0.0, 6.0), (4.0, 6.0)]
+    for cores, expected in ((2, 2.0), (4, 4.0)):
+        cluster = replace(four, nodes=(replace(four.nodes[0], cores=cores),))
+        assert loaded_clock(cpu, cluster).of_group(spans) == pytest.approx(expected)
 
 
 def test_cpus_have_no_copies() -> None:
