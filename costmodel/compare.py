@@ -7,7 +7,7 @@ from typing import Literal
 
 from meshwright.ir.errors import MismatchError, PlanError
 from meshwright.ir.measured import CollectiveMeasured, Measured, Phase
-from meshwright.ir.plan import Plan
+from meshwright.ir.plan import Plan, RankMemory
 from meshwright.ir.schedule import Work
 
 Group = Literal["step", "action", "waiting", "collective", "synchronisation", "optimizer", "memory"]
@@ -65,6 +65,8 @@ class Expected:
     """Per stage, bytes at the peak by category, and `all`."""
     processes: Mapping[int, int]
     """Per stage, all bytes of a process."""
+    moving: Mapping[int, int]
+    """Per stage, bytes of what comes and goes with micro-batches, at the peak."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +114,12 @@ def expected_of(plan: Plan) -> Expected:
         optimizer={i: s.optimizer_s for i, s in stages},
         tensors={i: _tensors(plan, i) for i, _ in stages},
         processes={i: s.memory.total_bytes for i, s in stages if s.memory.process_bytes},
+        moving={i: _moving(s.memory) for i, s in stages},
     )
+
+
+def _moving(memory: RankMemory) -> int:
+    return memory.activations_bytes + memory.communication_bytes + memory.workspace_bytes
 
 
 def _tensors(plan: Plan, stage: int) -> dict[str, int]:

@@ -15,13 +15,22 @@ class Fragmentation:
     gradients: float = 0.0
 
 
+def record_names(model: str) -> tuple[str, str]:
+    """Of the two ratios in a profile; `model` is the fingerprint of its graph."""
+    return f"fragmentation {model}", f"fragmentation_gradients {model}"
+
+
 def fragmentation_of(device: DeviceType, profile: Profile | None, model: str) -> Fragmentation:
-    """As measured with this model (the fingerprint of its graph), or with any; else assumed."""
-    known = profile.memory if profile and profile.machine.kind == device.kind else {}
-    own = known.get(f"fragmentation {model}")
+    return fragmentation_on(device.kind, profile, model)
+
+
+def fragmentation_on(kind: str, profile: Profile | None, model: str) -> Fragmentation:
+    """On devices of a kind (`cuda` or `cpu`): as measured with this model (the fingerprint of its
+    graph), or with any; else assumed."""
+    known = profile.memory if profile and profile.machine.kind == kind else {}
+    own, gradients = map(known.get, record_names(model))
     if own is not None:
-        gradients = known.get(f"fragmentation_gradients {model}")
         return Fragmentation(own.value, gradients.value if gradients else 0.0)
     if "fragmentation" in known:
         return Fragmentation(known["fragmentation"].value)
-    return Fragmentation(CPU_FRAGMENTATION if device.kind == "cpu" else 0.0)
+    return Fragmentation(CPU_FRAGMENTATION if kind == "cpu" else 0.0)

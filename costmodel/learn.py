@@ -2,7 +2,8 @@
 
 Of a stage's blocks only the sum is measured, so all its block records of one kind are scaled by
 measured over expected, and half of the change is added to their spread: they need not all be off
-alike. A stage whose actions stand in collectives for much of their time teaches nothing about its
+alike. Memory of a process beyond its tensors is put down to what comes and goes with micro-batches.
+A stage whose actions stand in collectives for much of their time teaches nothing about its
 blocks, and a collective that hid behind computation nothing about its duration.
 """
 
@@ -12,7 +13,8 @@ from dataclasses import dataclass, replace
 from math import exp, log
 from statistics import mean, median
 
-from meshwright.costmodel.compare import Expected
+from meshwright.costmodel.compare import Expected, process_bytes
+from meshwright.costmodel.fragmentation import fragmentation_on, record_names
 from meshwright.ir.inside import SHIFT
 from meshwright.ir.measured import ActionMeasured, CollectiveMeasured, Measured
 from meshwright.ir.plan import Plan
@@ -20,6 +22,7 @@ from meshwright.ir.profile import (
     BlockRecord,
     CollectiveRecord,
     GroupShape,
+    MemoryRecord,
     OptimizerRecord,
     Profile,
     Timing,
@@ -31,7 +34,7 @@ _BLOCKED = 0.2
 _EXPOSED = 0.8
 """Share of a collective that the rank must have stood in, so that its duration is known."""
 
-Learned = BlockRecord | CollectiveRecord | OptimizerRecord
+Learned = BlockRecord | CollectiveRecord | MemoryRecord | OptimizerRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,7 @@ def learn(
         *_blocks(profile, uses, expected, runs),
         *_collectives(runs, shape),
         *_optimizers(plan, runs),
+        *_memory(profile, plan, expected, runs),
     )
 
 
@@ -179,3 +183,24 @@ def _optimizers(plan: Plan, runs: Sequence[Measured]) -> Iterator[OptimizerRecor
             nbytes=nbytes,
             time=Timing(median_s=middle, spread=spread, count=len(seconds)),
         )
+
+
+def _memory(
+    profile: Profile, plan: Plan, expected: Expected, runs: Sequence[Measured]
+) -> Iterator[MemoryRecord]:
+    """The holes of the heap, by least squares over ranks; half a profile's record is no use."""
+    stages = {rank: i for i, stage in enumerate(plan.stages) for rank in stage.devices}
+    pairs = [
+        (expected.moving[stages[m.rank]], process_bytes(m) - expected.processes[stages[m.rank]])
+        for m in runs
+        if stages[m.rank] in expected.processes
+    ]
+    squares = sum(moving**2 for moving, _ in pairs)
+    if not squares:
+        return
+    model = plan.model.fingerprint
+    known = fragmentation_on(profile.machine.kind, profile, model)
+    more = sum(moving * missing for moving, missing in pairs) / squares
+    values = max(0.0, known.moving + more), known.gradients
+    for name, value in zip(record_names(model), values, strict=True):
+        yield MemoryRecord(name=name, value=value, unit="ratio")

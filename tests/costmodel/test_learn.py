@@ -6,12 +6,14 @@ import pytest
 
 from meshwright.costmodel.compare import Expected, expected_of
 from meshwright.costmodel.learn import BlockUse, Learned, learn
+from meshwright.costmodel.overheads import CPU_FRAGMENTATION
 from meshwright.ir.measured import Measured
 from meshwright.ir.plan import Plan
 from meshwright.ir.profile import (
     BlockRecord,
     CollectiveRecord,
     GroupShape,
+    MemoryRecord,
     OptimizerRecord,
     Profile,
     Timing,
@@ -144,3 +146,21 @@ def test_optimizer_steps_are_learned_by_size():
     (found,) = of_kind(learned_from(plan, only_stage_0(plan)), OptimizerRecord)
     assert (found.optimizer, found.num_tensors, found.nbytes) == ("adam", 4, 100)
     assert found.time.median_s == pytest.approx((0.02 + 0.025) / 2)
+
+
+def test_memory_beyond_the_tensors_is_learned():
+    """80 bytes come and go; ranks hold 1600 and 2200 where 1800 were expected."""
+    plan = predicted_plan()
+    moving, gradients = of_kind(learned_from(plan, only_stage_0(plan)), MemoryRecord)
+    assert moving.name == f"fragmentation {plan.model.fingerprint}"
+    assert gradients.name == f"fragmentation_gradients {plan.model.fingerprint}"
+    assert moving.value == pytest.approx(CPU_FRAGMENTATION + (1600 + 2200 - 2 * 1800) / 2 / 80)
+    assert gradients.value == 0.0
+    quiet = tuple(
+        replace(m, memory=replace(m.memory, resident_peak_bytes=1)) for m in run_of_all(plan)
+    )
+    assert [r.value for r in of_kind(learned_from(plan, quiet), MemoryRecord)] == [0.0, 0.0]
+
+
+def run_of_all(plan: Plan) -> tuple[Measured, ...]:
+    return tuple(run_of(plan, rank) for rank in range(3))
