@@ -56,7 +56,7 @@ def loads(text: str, *, check_hash: bool = True, where: str = "plan") -> Plan:
         raise PlanError(
             f"{where}: hash {plan.hash[:12]!r} is not that of the content, "
             f"{content_hash(plan)[:12]!r}: the plan was edited or damaged. If you edited it, run "
-            f"`meshwright verify {where} --rehash`"
+            f"`meshwright check {where} --rehash`"
         )
     return plan
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from meshwright.ir.graph import Graph as Graph
     from meshwright.ir.plan import Plan as Plan
     from meshwright.ir.trace import trace as trace
+    from meshwright.planner.complete import complete as complete
     from meshwright.planner.search import rank as rank
     from meshwright.planner.search import search as search
     from meshwright.profiling import profile as profile
@@ -42,6 +43,7 @@ _HOME = {
     "PlanError": "ir.errors",
     "TraceError": "ir.errors",
     "compile": "runtime.job",
+    "complete": "planner.complete",
     "measure_local": "costmodel.measure",
     "profile": "profiling",
     "rank": "planner.search",

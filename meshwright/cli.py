@@ -1,4 +1,4 @@
-"""The command line: `meshwright profile | search | show | verify | schema | run | compare`.
+"""The command line: `meshwright profile | search | check | show | export | schema | run | compare`.
 
 Exit codes: 0 done; 1 a failure while running; 2 wrong usage; 3 no plan meets the constraints;
 4 an input (plan, cluster, model) breaks a rule; 5 ranks or world do not match the plan.
@@ -12,14 +12,14 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
+from meshwright.cli_check import check_command
 from meshwright.cli_compare import compare_command
+from meshwright.cli_export import export_command
 from meshwright.cli_profile import profile_command
 from meshwright.cli_report import report_command
 from meshwright.ir import plan_io
 from meshwright.ir.errors import Infeasible, MeshwrightError, MismatchError
-from meshwright.ir.plan import Plan
 from meshwright.ir.show import render
-from meshwright.ir.verify import Finding, verify
 from meshwright.targets import load_cluster, load_target
 
 app = typer.Typer(
@@ -121,58 +121,6 @@ def show(plan_file: PlanArgument, as_json: Json = False) -> None:
         out.print(render(plan))
 
 
-@app.command("verify")
-def verify_command(
-    plan_file: PlanArgument,
-    target: Annotated[str | None, typer.Option("--model", help="also check against TARGET")] = None,
-    cluster: Annotated[str | None, typer.Option("--cluster", "-c")] = None,
-    rehash: Annotated[
-        bool, typer.Option(help="accept a plan edited by hand: check it, then renew its hash")
-    ] = False,
-    as_json: Json = False,
-) -> None:
-    """Check every rule; exit 4 if one is broken."""
-    plan = plan_io.load(plan_file, check_hash=not rehash)
-    findings = verify(
-        plan,
-        _graph_for(plan, target) if target else None,
-        load_cluster(cluster) if cluster else None,
-    )
-    broken = any(finding.severity == "error" for finding in findings)
-    if rehash and not broken:
-        plan = plan_io.rehash(plan)
-        plan_io.save(plan, plan_file)
-    _print_findings(plan, findings, as_json=as_json)
-    if broken:
-        raise typer.Exit(4)
-
-
-def _graph_for(plan: Plan, target: str) -> Any:
-    from meshwright.ir.trace import trace
-
-    found = load_target(target, meta=True)
-    return trace(
-        found.model,
-        found.example_inputs,
-        found.loss_fn,
-        global_batch_size=plan.global_batch_size,
-    )
-
-
-def _print_findings(plan: Plan, findings: tuple[Finding, ...], *, as_json: bool) -> None:
-    if as_json:
-        rows = [
-            {"rule": f.rule, "severity": f.severity, "message": f.message, "nearest": f.nearest}
-            for f in findings
-        ]
-        _print_json({"hash": plan.hash, "findings": rows})
-        return
-    for finding in findings:
-        out.print(f"{finding.severity}: {finding.rule}: {finding.message}", markup=False)
-    if not findings:
-        out.print(f"the plan is sound ({plan.hash[:12]})")
-
-
 @app.command()
 def schema() -> None:
     """Print the JSON Schema of plan files."""
@@ -212,7 +160,9 @@ def run(
     )
 
 
+app.command("check")(check_command)
 app.command("compare")(compare_command)
+app.command("export")(export_command)
 app.command("profile")(profile_command)
 app.command("report")(report_command)
 

@@ -76,7 +76,7 @@ def test_refuses(text: str, says: str) -> None:
 def test_edited_by_hand(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_text(edited(optimizer="sgd"))
-    with pytest.raises(PlanError, match=r"meshwright verify .*plan.json --rehash"):
+    with pytest.raises(PlanError, match=r"meshwright check .*plan.json --rehash"):
         plan_io.load(path)
     plan_io.save(plan_io.load(path, check_hash=False), path)
     assert plan_io.load(path).optimizer == "sgd"

@@ -1,0 +1,90 @@
+"""A plan in the words of other tools, and files that launch it; each target is its own file."""
+
+import difflib
+import importlib
+import pkgutil
+import shlex
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any
+
+from meshwright import exporters
+from meshwright.export_shape import Shape, shape_of
+from meshwright.ir.cluster import Cluster
+from meshwright.ir.errors import PlanError
+from meshwright.ir.plan import Plan
+
+TARGETS = tuple(module.name for module in pkgutil.iter_modules(exporters.__path__))
+"""Keys of the targets: the file names of `meshwright/exporters`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """The text of a file, and what of the plan it does not say."""
+
+    text: str
+    missing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What a target is given."""
+
+    plan: Plan
+    shape: Shape
+    cluster: Cluster
+    command: tuple[str, ...]
+    """What torchrun is to run."""
+    config: Any = field(default=None, repr=False)
+    """The model's configuration, where it has one that names its sizes."""
+
+    def setting(self, name: str) -> Any:
+        """A size of the model, such as `hidden_size`; None if it is not known."""
+        return getattr(self.config, name, None)
+
+
+def export(
+    plan: Plan,
+    target: str,
+    cluster: Cluster,
+    *,
+    command: tuple[str, ...] = ("train.py",),
+    config: Any = None,
+) -> Exported:
+    """The file of `target`; what it cannot say is named."""
+    if target not in TARGETS:
+        near = difflib.get_close_matches(target, TARGETS, 1, 0.0)[0]
+        raise PlanError(f"no target {target!r}; nearest is {near!r} of {', '.join(TARGETS)}")
+    if plan.cluster.fingerprint != cluster.fingerprint:
+        raise PlanError(
+            f"the plan is for cluster {plan.cluster.name!r}, given is {cluster.name!r}: give the "
+            "cluster that it was made for"
+        )
+    request = Request(
+        plan=plan, shape=shape_of(plan), cluster=cluster, command=command, config=config
+    )
+    module = importlib.import_module(f"{exporters.__name__}.{target}")
+    found: Exported = module.export(request)
+    return found
+
+
+def title(plan: Plan) -> str:
+    """One line that says of which plan a file was made."""
+    return (
+        f"{plan.model.name} on {plan.cluster.name}, {plan.world_size} ranks, "
+        f"global batch {plan.global_batch_size}; plan {plan.hash[:12]}"
+    )
+
+
+def shell(words: tuple[str, ...]) -> str:
+    """The words as a shell reads them."""
+    return " ".join(map(shlex.quote, words))
+
+
+def run_command(plan_file: PurePath, target: str | None, script: str | None) -> tuple[str, ...]:
+    """What torchrun runs: the user's script, or the plan itself if the model is known."""
+    if script is not None:
+        return tuple(shlex.split(script))
+    if target is not None:
+        return ("-m", "meshwright", "run", plan_file.name, target)
+    return ("train.py",)

@@ -1,0 +1,1 @@
+"""Targets of `meshwright export`, one per file: `export(request)` gives an `Exported`."""

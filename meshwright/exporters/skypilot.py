@@ -1,0 +1,64 @@
+"""A SkyPilot task: nodes of one accelerator, a torchrun on each."""
+
+from typing import Any
+
+import yaml
+
+from meshwright.export import Exported, Request, shell, title
+from meshwright.launch_shape import LaunchShape, launch_shape
+
+ACCELERATORS = {
+    "a100-40": "A100", "a100-80": "A100-80GB", "h100-sxm": "H100", "h200": "H200", "b200": "B200",
+    "v100-16": "V100", "v100-32": "V100-32GB", "l4": "L4", "l40s": "L40S", "a10": "A10",
+    "mi300x": "MI300X", "rtx-a6000": "RTXA6000", "rtx3090": "RTX3090", "rtx4090": "RTX4090",
+    "t4": "T4", "p100": "P100",
+}  # fmt: skip
+"""Names of SkyPilot's catalogue for our presets."""
+
+
+def export(request: Request) -> Exported:
+    shape = launch_shape(request.plan, request.cluster)
+    resources, missing = _resources(shape)
+    task = {
+        "name": request.plan.model.name.lower(),
+        "num_nodes": shape.num_nodes,
+        **({"resources": resources} if resources else {}),
+        "workdir": ".",
+        "run": _Block(_run(request, shape)),
+    }
+    text = yaml.dump(task, Dumper=_Dumper, sort_keys=False)
+    return Exported(f"# {title(request.plan)}\n{text}", (*shape.missing, *missing))
+
+
+def _resources(shape: LaunchShape) -> tuple[dict[str, str], tuple[str, ...]]:
+    if not shape.on_gpu:
+        return {"cpus": f"{shape.per_node}+"}, ()
+    if shape.device not in ACCELERATORS:
+        what = f"device type {shape.device!r}, for which no accelerator name is known"
+        return {}, (f"{what}: set resources.accelerators",)
+    return {"accelerators": f"{ACCELERATORS[shape.device]}:{shape.per_node}"}, ()
+
+
+def _run(request: Request, shape: LaunchShape) -> str:
+    return f"""\
+export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-1}}"
+MASTER_ADDR="$(echo "$SKYPILOT_NODE_IPS" | head -n 1)"
+torchrun --nnodes "$SKYPILOT_NUM_NODES" --nproc-per-node {shape.per_node} \\
+  --node-rank "$SKYPILOT_NODE_RANK" --master-addr "$MASTER_ADDR" --master-port 29500 \\
+  {shell(request.command)}
+"""
+
+
+class _Block(str):
+    """A text that is written as a block of lines."""
+
+
+class _Dumper(yaml.SafeDumper):
+    pass
+
+
+def _represent(dumper: _Dumper, text: _Block) -> Any:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", str(text), style="|")
+
+
+_Dumper.add_representer(_Block, _represent)

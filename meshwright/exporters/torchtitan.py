@@ -1,0 +1,121 @@
+"""A torchtitan configuration: a function that puts the plan into a recipe's `Trainer.Config`."""
+
+from collections.abc import Iterator
+
+from meshwright.export import Exported, Request, title
+from meshwright.export_tensor import tensor_splits
+from meshwright.ir.plan import Plan
+
+_SCHEDULES = {
+    "gpipe": "GPipe", "one_f_one_b": "1F1B", "interleaved": "Interleaved1F1B",
+    "zbv": "ZBVZeroBubble",
+}  # fmt: skip
+_REMAT = {"full": "FullActivationRematConfig()", "none": "None"}
+_LAYERS = (
+    "",
+    "",
+    "def _layers(start: int, stop: int) -> list[str]:",
+    '    return [f"layers.{i}" for i in range(start, stop)]',
+)
+_RESHARD = {1: "never", 2: "never", 3: "always"}
+
+
+def export(request: Request) -> Exported:
+    plan, shape = request.plan, request.shape
+    full = shape.recompute == "full"
+    imports = ["from torchtitan.config.parallelism import ParallelismConfig"]
+    if full:
+        activation = "torchtitan.distributed.activation_checkpoint"
+        imports.append(f"from {activation} import FullActivationRematConfig")
+    lines = [
+        f'"""{title(plan)}.',
+        "",
+        "Names are those of torchtitan's main branch in November 2026.",
+        '"""',
+        "",
+        *imports,
+        "from torchtitan.trainer import Trainer",
+        "",
+        "",
+        "def with_plan(config: Trainer.Config) -> Trainer.Config:",
+        '    """A recipe\'s configuration, laid out as the plan says."""',
+        "    config.parallelism = ParallelismConfig(",
+        *(f"        {name}={value}," for name, value in _parallelism(request)),
+        "    )",
+        *(f"    config.training.{name} = {value}" for name, value in _training(request)),
+        f"    config.activation_checkpoint = {_REMAT['full' if full else 'none']}",
+        "    return config",
+        *(_LAYERS if shape.pp > 1 and shape.layers else ()),
+    ]
+    return Exported("\n".join(lines) + "\n", (*shape.odd, *_missing(request)))
+
+
+def _parallelism(request: Request) -> Iterator[tuple[str, str]]:
+    shape = request.shape
+    sharded = shape.zero > 0
+    yield "data_parallel_replicate_degree", str(shape.dp_replicate if sharded else shape.dp)
+    yield "data_parallel_shard_degree", str(shape.dp_shard if sharded else 1)
+    if sharded:
+        yield "fsdp_reshard_after_forward", _quoted(_RESHARD[shape.zero])
+    yield "tensor_parallel_degree", str(shape.tp)
+    if shape.tp > 1:
+        yield "enable_sequence_parallel", str(shape.sequence_parallel)
+    yield "context_parallel_degree", str(shape.cp)
+    yield "expert_parallel_degree", str(shape.ep)
+    yield "pipeline_parallel_degree", str(shape.pp)
+    if shape.pp > 1:
+        schedule = _SCHEDULES.get(request.plan.schedule.name, "1F1B")
+        yield "pipeline_parallel_schedule", _quoted(schedule)
+        yield "num_pp_microbatches", str(request.plan.num_microbatches)
+        if shape.layers:
+            yield "pipeline_parallel_module_fqns_per_model_part", _parts(request)
+
+
+def _parts(request: Request) -> str:
+    """Names of modules, stage by stage, as torchtitan's decoders call them."""
+    parts = [[f"*_layers({start}, {stop})"] for start, stop in request.shape.layers]
+    parts[0].insert(0, _quoted("tok_embeddings"))
+    parts[-1] += [_quoted("norm"), _quoted("lm_head")]
+    lines = [f"            [{', '.join(part)}]," for part in parts]
+    return "\n".join(["[", *lines, "        ]"])
+
+
+def _training(request: Request) -> Iterator[tuple[str, str]]:
+    """Batches in tokens, as torchtitan counts them."""
+    plan = request.plan
+    length = _length(plan)
+    yield "max_context_length", str(length)
+    yield "num_tokens_per_microbatch_per_dp_rank", str(request.shape.samples * length)
+    yield "num_tokens_per_train_step", str(plan.global_batch_size * length)
+    yield "max_norm", repr(plan.max_grad_norm or 0.0)
+    if plan.precision == "fp32":
+        yield "mixed_precision_param", _quoted("float32")
+
+
+def _length(plan: Plan) -> int:
+    shape = plan.model.inputs[0].shape
+    return shape[1] if len(shape) > 1 else 1
+
+
+def _missing(request: Request) -> Iterator[str]:
+    plan, shape = request.plan, request.shape
+    if shape.zero in (1, 2):
+        yield (
+            f"ZeRO {shape.zero}: torchtitan shards parameters too; exported is FSDP that gathers "
+            "them once per step"
+        )
+    if shape.pp > 1 and plan.schedule.name not in _SCHEDULES:
+        yield f"the schedule {plan.schedule.name!r} by name: torchtitan reads such tables as CSV"
+    if shape.pp > 1 and not shape.layers:
+        yield "the split into stages: layers are not all alike"
+    if shape.recompute == "some":
+        yield "recomputation of some layers only: none is given"
+    if plan.precision == "fp64":
+        yield "precision fp64"
+    if plan.optimizer != "adamw":
+        yield f"optimizer {plan.optimizer!r}: set optim in your recipe"
+    yield from tensor_splits(plan)
+
+
+def _quoted(text: str) -> str:
+    return f'"{text}"'

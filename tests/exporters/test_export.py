@@ -1,0 +1,175 @@
+"""Each target's file for one plan against the file kept here; those of ours that parse, parse."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import yaml
+
+from meshwright.cli import app, main
+from meshwright.export import TARGETS, export
+from meshwright.export_shape import shape_of
+from meshwright.ir import plan_io
+from meshwright.ir.cluster import Cluster
+from meshwright.ir.errors import PlanError
+from tests.exporters.plans import CLUSTER, CONFIG, odd, replicas, uniform
+
+GOLDEN = Path(__file__).parent / "golden"
+LAUNCH = ("torchrun", "slurm", "kubeflow", "skypilot")
+
+
+def exported(target, plan=None, **more):
+    return export(plan or uniform(), target, CLUSTER, **{"config": CONFIG, **more})
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_file_is_the_one_kept(target):
+    """`python -m tests.exporters.test_export` writes them anew, to be read before they are kept."""
+    plan = replace(uniform(), hash="0" * 64)
+    assert exported(target, plan).text == (GOLDEN / f"{target}.txt").read_text()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_cannot_be_said_is_named(target):
+    names = " / ".join(exported(target, odd()).missing)
+    if target in LAUNCH:
+        assert "meshes of their own" not in names
+    else:
+        assert "meshes of their own: dp_replicate 12 / dp_replicate 4" in names
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_files_hold_nothing_of_this_machine(target):
+    for plan in (uniform(), replicas(), odd()):
+        text = exported(target, plan).text
+        assert str(Path.home()) not in text and str(Path.cwd()) not in text
+
+
+def test_a_megatron_plan_is_said_whole_in_megatrons_flags():
+    assert not [m for m in exported("megatron").missing if "on tp is" not in m]
+
+
+@pytest.mark.parametrize("target", ("torchrun", "slurm", "megatron"))
+def test_shell_scripts_parse(target):
+    for plan in (uniform(), replicas()):
+        text = exported(target, plan).text
+        done = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True)
+        assert done.returncode == 0, done.stderr
+
+
+def test_slurm_hands_the_command_on_as_it_is(tmp_path):
+    text = exported("slurm", command=("-m", "meshwright", "run", "p.json", 'hf:X{"a": 1}')).text
+    stubs = (
+        ("srun", 'shift; export SLURM_NNODES=2 SLURM_NODEID=1; exec "$@"'),
+        ("scontrol", "echo host0; echo host1"),
+        ("torchrun", 'printf "%s\\n" "$@"'),
+    )
+    for name, body in stubs:
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    done = subprocess.run(
+        ["bash"], input=text, text=True, capture_output=True,
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_NODELIST": "host[0-1]"},
+    )  # fmt: skip
+    words = done.stdout.splitlines()
+    assert words[:6] == ["--nnodes", "2", "--nproc-per-node", "8", "--node-rank", "1"], done.stderr
+    assert words[6:10] == ["--master-addr", "host0", "--master-port", "29500"]
+    assert words[10:] == ["-m", "meshwright", "run", "p.json", 'hf:X{"a": 1}']
+
+
+def test_launch_files_in_yaml_say_how_many():
+    job = yaml.safe_load(exported("kubeflow").text)["spec"]["trainer"]
+    assert (job["numNodes"], job["numProcPerNode"]) == (2, 8)
+    task = yaml.safe_load(exported("skypilot").text)
+    assert task["num_nodes"] == 2 and task["resources"]["accelerators"] == "A100-80GB:8"
+
+
+def test_a_job_that_fills_part_of_a_node_or_nodes_unequally():
+    whole = uniform()
+    wide = Cluster.preset("a100-80", num_nodes=1, devices_per_node=32)
+    narrow = Cluster.preset("a100-80", num_nodes=2, devices_per_node=12)
+
+    def on(cluster):
+        identity = replace(whole.cluster, name=cluster.name, fingerprint=cluster.fingerprint)
+        return export(replace(whole, cluster=identity), "torchrun", cluster)
+
+    assert "--nnodes 1 --nproc-per-node 16" in on(wide).text and "--standalone" in on(wide).text
+    assert "nodes of different size (12, 4 ranks)" in on(narrow).missing[0]
+
+
+def test_torchtitan_can_run_it(monkeypatch):
+    given = {}
+    modules = {
+        "torchtitan": {}, "torchtitan.config": {}, "torchtitan.distributed": {},
+        "torchtitan.config.parallelism": {"ParallelismConfig": given.update},
+        "torchtitan.distributed.activation_checkpoint": {"FullActivationRematConfig": dict},
+        "torchtitan.trainer": {"Trainer": SimpleNamespace(Config=object)},
+    }  # fmt: skip
+    for name, content in modules.items():
+        module = ModuleType(name)
+        vars(module).update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+    scope: dict[str, object] = {}
+    exec(compile(exported("torchtitan").text, "titan.py", "exec"), scope)
+    config = scope["with_plan"](SimpleNamespace(training=SimpleNamespace()))
+    assert given["pipeline_parallel_module_fqns_per_model_part"] == [
+        ["tok_embeddings", "layers.0", "layers.1"], ["layers.2", "layers.3", "norm", "lm_head"],
+    ]  # fmt: skip
+    assert config.training.num_tokens_per_train_step == 32 * 32
+
+
+def test_accelerate_reads_it(tmp_path):
+    config_args = pytest.importorskip("accelerate.commands.config.config_args")
+    path = tmp_path / "accelerate.yaml"
+    path.write_text(exported("accelerate", replicas()).text)
+    read = config_args.ClusterConfig.from_yaml_file(str(path))
+    assert read.num_processes == 16 and read.num_machines == 2
+    assert read.parallelism_config["parallelism_config_dp_shard_size"] == 4
+    assert read.fsdp_config["fsdp_reshard_after_forward"] is True
+
+
+def test_deepspeeds_batch_sizes_agree():
+    content = json.loads(exported("deepspeed", replicas()).text)
+    samples = content["train_micro_batch_size_per_gpu"] * content["gradient_accumulation_steps"]
+    assert content["train_batch_size"] == samples * 16
+    assert content["zero_optimization"]["zero_hpz_partition_size"] == 4
+
+
+def test_layers_are_counted_without_the_model():
+    assert shape_of(uniform()).layers == ((0, 2), (2, 4))
+    assert shape_of(uniform()).recompute == "full"
+    assert shape_of(odd()).recompute == "some"
+
+
+def test_unknown_targets_and_other_clusters_are_refused():
+    with pytest.raises(PlanError, match="nearest is 'megatron'"):
+        export(uniform(), "megatorn", CLUSTER)
+    with pytest.raises(PlanError, match="the cluster that it was made for"):
+        export(uniform(), "slurm", Cluster.preset("a100-80", devices_per_node=16))
+
+
+def invoke(*arguments):
+    with pytest.raises(SystemExit) as ended:
+        main(lambda: app(["export", *arguments]))
+    return ended.value.code or 0
+
+
+def test_the_command_writes_a_file_and_strict_refuses(tmp_path, capsys):
+    plan, out = tmp_path / "plan.json", tmp_path / "launch" / "job.sbatch"
+    plan_io.save(uniform(), plan)
+    asked = (str(plan), "--cluster", "a100-80:2x8", "-o", str(out))
+    assert invoke(*asked, "--to", "slurm", "--script", "train.py --lr 1e-4", "--strict") == 0
+    assert "torchrun train.py --lr 1e-4" in out.read_text()
+    out.unlink()
+    assert invoke(*asked, "--to", "deepspeed", "--strict") == 4
+    assert "deepspeed cannot say: a pipeline of 2 ranks" in capsys.readouterr().err
+    assert not out.exists()
+
+
+if __name__ == "__main__":
+    for name in TARGETS:
+        (GOLDEN / f"{name}.txt").write_text(exported(name, replace(uniform(), hash="0" * 64)).text)
