@@ -69,12 +69,15 @@ def _slowest(links: Sequence[Link]) -> Link:
 def _used_by(link: Link, users: int | None) -> Link:
     """The link as each of `users` devices of a node sees it, where its port is shared."""
     more = 1.0 if users is None else max(1.0, link.shared_by / users)
-    if more == 1.0:
-        return link
+    return link if more == 1.0 else sped(link, more)
+
+
+def sped(link: Link, factor: float) -> Link:
+    """The link with so many times the bandwidth, and its latencies as they are."""
     return replace(
         link,
-        bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * more,
-        curves=tuple(_sped(c, more) for c in link.curves),
+        bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * factor,
+        curves=tuple(_sped(c, factor) for c in link.curves),
     )
 
 

@@ -25,7 +25,7 @@ SCHEDULE_COLUMNS = 24
 """Actions shown per row of the schedule."""
 
 
-_STYLE: dict[str, Any] = {
+STYLE: dict[str, Any] = {
     "title_justify": "left", "box": SIMPLE_HEAD, "pad_edge": False, "padding": (0, 1, 0, 0),
 }  # fmt: skip
 
@@ -75,9 +75,14 @@ def render(plan: Plan) -> RenderableType:
 
 def to_text(plan: Plan, width: int = 110) -> str:
     """The same as plain text."""
+    return printed(render(plan), width)
+
+
+def printed(what: RenderableType, width: int = 110) -> str:
+    """Plain text without trailing blanks."""
     console = Console(file=StringIO(), width=width, color_system=None, legacy_windows=False)
     with console.capture() as capture:
-        console.print(render(plan))
+        console.print(what)
     return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
@@ -127,7 +132,7 @@ def _zero(stage: Stage) -> str:
 
 
 def _stages(plan: Plan) -> Table:
-    table = Table(title="Stages", **_STYLE)
+    table = Table(title="Stages", **STYLE)
     for name in ("#", "blocks", "ranks", "mesh", "samples", "zero", "recompute"):
         table.add_column(name, no_wrap=name in ("#", "mesh", "samples"))
     for i, stage in enumerate(plan.stages):
@@ -151,7 +156,7 @@ def _saved(plan: Plan) -> list[RenderableType]:
 
 
 def _times(predicted: Prediction) -> Table:
-    table = Table(title="Predicted time: of one micro-batch, of one step", **_STYLE)
+    table = Table(title="Predicted time: of one micro-batch, of one step", **STYLE)
     times = ("forward", "backward", "send", "sync", "optimizer")
     for name in ("#", *times):
         table.add_column(name, justify="left" if name == "#" else "right", no_wrap=True)
@@ -179,7 +184,7 @@ def _memory(predicted: Prediction) -> Table:
     memories = [stage.memory for stage in predicted.stages]
     unit, scale = _unit(max(m.total_bytes for m in memories))
     title = f"Predicted peak memory of the worst of the stage's ranks, in {unit}"
-    table = Table(title=title, **_STYLE)
+    table = Table(title=title, **STYLE)
     used = [n for n in MEMORY_CATEGORIES if any(getattr(m, f"{n}_bytes") for m in memories)]
     for name in ("#", *(MEMORY_CATEGORIES[n] for n in used), "total"):
         table.add_column(name, justify="left" if name == "#" else "right", no_wrap=True)
@@ -191,7 +196,7 @@ def _memory(predicted: Prediction) -> Table:
 
 
 def _schedule(plan: Plan) -> Table:
-    table = Table(title=f"Schedule: {plan.schedule.name}", **_STYLE)
+    table = Table(title=f"Schedule: {plan.schedule.name}", **STYLE)
     table.add_column("group", min_width=5)
     table.add_column("actions", no_wrap=True, overflow="ellipsis")
     for i, row in enumerate(plan.schedule.rows):
@@ -211,7 +216,7 @@ def _evidence(plan: Plan, evidence: Evidence) -> list[RenderableType]:
     )
     if not evidence.alternatives:
         return [found]
-    table = Table(title="Alternatives", **_STYLE)
+    table = Table(title="Alternatives", **STYLE)
     for name in ("plan", "step", "peak", "why not"):
         table.add_column(name, justify="right" if name in ("step", "peak") else "left")
     for other in evidence.alternatives:

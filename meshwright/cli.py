@@ -14,6 +14,8 @@ from rich.console import Console
 
 from meshwright.cli_check import check_command
 from meshwright.cli_compare import compare_command
+from meshwright.cli_diff import diff_command
+from meshwright.cli_explain import explain_command
 from meshwright.cli_export import export_command
 from meshwright.cli_profile import profile_command
 from meshwright.cli_report import report_command
@@ -162,6 +164,8 @@ def run(
 
 app.command("check")(check_command)
 app.command("compare")(compare_command)
+app.command("diff")(diff_command)
+app.command("explain")(explain_command)
 app.command("export")(export_command)
 app.command("profile")(profile_command)
 app.command("report")(report_command)

@@ -8,7 +8,6 @@ from meshwright.costmodel.expected import block_uses, expected_in_detail, group_
 from meshwright.costmodel.learn import learn
 from meshwright.costmodel.tables import CostTables
 from meshwright.ir.cluster import Cluster
-from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Graph
 from meshwright.ir.measured import Measured
 from meshwright.ir.plan import Plan
@@ -16,7 +15,7 @@ from meshwright.ir.profile import Profile
 from meshwright.ir.profile_store import load_profile, open_store
 from meshwright.ir.trace import trace
 from meshwright.ir.verify import check
-from meshwright.targets import load_cluster, load_target
+from meshwright.targets import cluster_of, load_target
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ class Details:
             global_batch_size=plan.global_batch_size,
         )
         check(plan, graph)
-        return cls(plan, graph, _cluster(plan, cluster), runs)
+        return cls(plan, graph, cluster_of(plan, cluster), runs)
 
     def compared(self, profile: Path | None) -> Comparison:
         """With a prediction by the profile, if one is given."""
@@ -73,14 +72,3 @@ class Details:
     def _compared(self, tables: CostTables) -> Comparison:
         expected, _ = expected_in_detail(self.plan, tables, self.runs)
         return compare(self.plan, expected, self.runs)
-
-
-def _cluster(plan: Plan, cluster: str | None) -> Cluster:
-    if cluster is not None:
-        return load_cluster(cluster)
-    try:
-        return load_cluster(plan.cluster.name)
-    except PlanError as error:
-        raise PlanError(
-            f"the plan is for cluster {plan.cluster.name!r}, which is no preset; give --cluster"
-        ) from error

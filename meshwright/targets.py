@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.errors import PlanError
+from meshwright.ir.plan import Plan
 
 if TYPE_CHECKING:
     from torch import nn
@@ -97,3 +98,15 @@ def load_cluster(text: str) -> Cluster:
     if second is None:
         return Cluster.preset(name, num_nodes=1, devices_per_node=first)
     return Cluster.preset(name, num_nodes=first, devices_per_node=int(second))
+
+
+def cluster_of(plan: Plan, text: str | None) -> Cluster:
+    """The cluster that `text` names, or the plan's own if that is a preset."""
+    if text is not None:
+        return load_cluster(text)
+    try:
+        return load_cluster(plan.cluster.name)
+    except PlanError as error:
+        raise PlanError(
+            f"the plan is for cluster {plan.cluster.name!r}, which is no preset; give --cluster"
+        ) from error

@@ -1,0 +1,27 @@
+"""`meshwright diff`: two plans side by side."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from meshwright.diff.show import as_data, difference, render
+from meshwright.ir import plan_io
+
+
+def diff_command(
+    first: Annotated[Path, typer.Argument(metavar="A", help="a plan file")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="another one")],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print one JSON object instead of tables")
+    ] = False,
+) -> None:
+    """Compare two plans: how they are built, what they take, and what they send."""
+    names = ("a", "b") if first.stem == second.stem else (first.stem, second.stem)
+    found = difference(plan_io.load(first), plan_io.load(second), names)
+    if as_json:
+        print(json.dumps(as_data(found), indent=2))
+    else:
+        Console().print(render(found), highlight=False)

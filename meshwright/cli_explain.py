@@ -1,0 +1,82 @@
+"""`meshwright explain`: where time and memory go, what binds, and what would change it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from meshwright.explain.answers import Answer
+from meshwright.explain.show import Explanation, as_data, render, render_answers
+from meshwright.ir import plan_io
+from meshwright.ir.plan import Plan
+from meshwright.ir.profile_store import load_profile
+from meshwright.ir.verify import check
+from meshwright.targets import cluster_of, load_target
+
+if TYPE_CHECKING:
+    from meshwright.explain.whatif import Asked
+    from meshwright.ir.graph import Graph
+
+
+def explain_command(
+    plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="a plan file")],
+    target: Annotated[
+        str | None,
+        typer.Option("--model", help="also price and search again: module:callable or hf:..."),
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option("--cluster", "-c", help="with --model: local:4 or cluster.yaml")
+    ] = None,
+    profile: Annotated[
+        Path | None, typer.Option(help="with --model: measurements to predict with")
+    ] = None,
+    time_limit_s: Annotated[
+        float, typer.Option("--time-limit", help="with --model: seconds of each search")
+    ] = 20.0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print one JSON object instead of tables")
+    ] = False,
+) -> None:
+    """Tell where time and memory go, what binds the plan, and what would change it."""
+    if target is None and (profile or cluster):
+        raise typer.BadParameter("--cluster and --profile need --model")
+    plan = plan_io.load(plan_file)
+    found, console = Explanation.of(plan), Console()
+    if not as_json:
+        console.print(render(found), highlight=False)
+    answers: list[Answer] = []
+    if target is not None:
+        asked = _asked(plan, target, cluster, profile, time_limit_s)
+        with Console(stderr=True).status("pricing and searching again ..."):
+            answers = list(asked.answers())
+        if not as_json:
+            console.print(render_answers(answers), highlight=False)
+    if as_json:
+        print(json.dumps(as_data(found, answers), indent=2))
+
+
+def _asked(
+    plan: Plan, target: str, cluster: str | None, profile: Path | None, time_limit_s: float
+) -> "Asked":
+    from meshwright.explain.whatif import Asked  # torch is loaded only where it is needed
+
+    machines = cluster_of(plan, cluster)
+    known = load_profile(profile) if profile else None
+    return Asked.of(plan, machines, _graphs(plan, target), known, time_limit_s)
+
+
+def _graphs(plan: Plan, target: str) -> "Callable[[int], Graph]":
+    from meshwright.ir.trace import trace
+
+    model = load_target(target, meta=True)
+
+    def traced(batch: int) -> "Graph":
+        graph = trace(model.model, model.example_inputs, model.loss_fn, global_batch_size=batch)
+        if batch == plan.global_batch_size:
+            check(plan, graph)
+        return graph
+
+    return traced

@@ -1,0 +1,1 @@
+"""Where a plan's time and memory go, what binds it, why it won, and what would change it."""
