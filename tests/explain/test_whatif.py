@@ -13,7 +13,7 @@ from meshwright.ir.trace import trace
 from meshwright.planner.search import search
 
 CLUSTER = Cluster.preset("a100-40", num_nodes=2, devices_per_node=2)
-PINS = ("pp=1", "recompute=none", "saved=none", "num_microbatches=1", "tp=1", "cp=1", "zero<=1")
+PINS = ("dp_replicate=4", "recompute=none", "saved=none", "num_microbatches=1")
 
 
 def graph(batch):
