@@ -1,10 +1,10 @@
 """The timeline in numbers: what each pipeline rank does when, as predicted and as measured."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from meshwright.costmodel.replay import Replay
-from meshwright.ir.measured import Measured
+from meshwright.ir.measured import Measured, TimedAction
 from meshwright.ir.schedule import parse_action
 
 MOST = 250_000
@@ -59,21 +59,25 @@ def _bars(played: Replay, rank: int) -> list[Bar]:
 
 
 def _measured(played: Replay, runs: Sequence[Measured], rank: int) -> list[Bar]:
-    """Of the first device of the pipeline rank; empty if it left no timeline."""
+    """Of the first device of the pipeline rank; empty if it left no timeline. Clocks of ranks are
+    laid over each other."""
     stage = played.timeline.table.items[played.timeline.table.rows[rank][0]].stage
-    run = runs[played.plan.stages[stage].devices[0]]
-    if run.timeline is None:
+    seen = runs[played.plan.stages[stage].devices[0]].timeline
+    if seen is None:
         return []
-    bars: list[Bar] = []
-    for timed in run.timeline.actions:
-        if timed.name in _PHASES:
-            bars.append((4 + _PHASES.index(timed.name), -1, -1, timed.start_s, timed.end_s))
-        elif timed.name[:1].isdigit():
-            action = parse_action(timed.name)
-            begun_s = min(timed.start_s + timed.waiting_s, timed.end_s)
-            bars.append((WORKS.index(action.work), action.stage, action.microbatch,
-                         begun_s, timed.end_s))  # fmt: skip
-    return bars
+    later_s = seen.started_s - min(run.timeline.started_s for run in runs if run.timeline)
+    return [bar for timed in seen.actions for bar in _timed(timed, later_s)]
+
+
+def _timed(timed: TimedAction, later_s: float) -> Iterator[Bar]:
+    """Without the waiting that an action begins with."""
+    begun_s = later_s + min(timed.start_s + timed.waiting_s, timed.end_s)
+    end_s = later_s + timed.end_s
+    if timed.name in _PHASES:
+        yield 4 + _PHASES.index(timed.name), -1, -1, begun_s, end_s
+    elif timed.name[:1].isdigit():
+        action = parse_action(timed.name)
+        yield WORKS.index(action.work), action.stage, action.microbatch, begun_s, end_s
 
 
 def _flat(bars: Iterable[Bar], span_s: float) -> list[int]:

@@ -48,6 +48,7 @@ class Browser:
             "Emulation.setDeviceMetricsOverride",
             width=width, height=height, deviceScaleFactor=1, mobile=width < 600,
         )  # fmt: skip
+        self.logged()  # what the page before said
         self.driver.get(page.as_uri())
         assert self.run("return document.body.dataset.ready") == "yes", self.logged()
 

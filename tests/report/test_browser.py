@@ -4,9 +4,11 @@ import re
 
 import pytest
 
-from meshwright.report.page import write_report
+from meshwright.report.page import html, write_report
+from tests.costmodel.test_compare import predicted_plan
 from tests.report.browser import browser
 from tests.report.plans import evil, many_ranks, piped
+from tests.report.test_measured import timed_runs
 
 PLANS = {"plain": lambda: piped(4, 2, 8, 6), "evil": evil, "many": many_ranks}
 COLOURS = """
@@ -75,6 +77,23 @@ def test_zoom_shows_a_part_and_all_of_it_again(chromium, pages):
     chromium.run("document.getElementById('zoom-all').click()")
     assert chromium.run(seen) == [0, 1]
     assert chromium.run(COLOURS) == whole
+
+
+def test_a_run_is_laid_over_the_prediction(chromium, tmp_path):
+    plan = predicted_plan()
+    page = tmp_path / "run.html"
+    page.write_text(html(plan, timed_runs(plan)))
+    chromium.open(page)
+    assert chromium.logged() == []
+    lanes = "return chart.lanes.map((lane) => [lane.rank, lane.measured])"
+    assert chromium.run(lanes) == [[0, False], [0, True], [1, False], [1, True]]
+    chromium.run(
+        "[...document.querySelectorAll('button')].find((b) => b.textContent === 'measured').click()"
+    )
+    assert chromium.run(lanes) == [[0, True], [1, True]]
+    assert "inside the stated 20%" in chromium.run(
+        "return document.querySelector('#measured').textContent"
+    )
 
 
 def drag(chromium, begin: float, end: float) -> None:
