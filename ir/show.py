@@ -1,5 +1,6 @@
 """A plan for people: tables of what runs where, how long it takes, what it needs, and why."""
 
+from collections.abc import Iterator, Sequence
 from io import StringIO
 from typing import Any
 
@@ -8,6 +9,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from meshwright.ir.detail import Traffic
 from meshwright.ir.plan import Evidence, Plan, Prediction, Stage
 
 MEMORY_CATEGORIES = {
@@ -23,6 +25,8 @@ SHARES = {
 }  # fmt: skip
 SCHEDULE_COLUMNS = 24
 """Actions shown per row of the schedule."""
+SCHEDULE_ROWS = 16
+"""Rows shown of a schedule, and the last."""
 
 
 STYLE: dict[str, Any] = {
@@ -59,7 +63,8 @@ def render(plan: Plan) -> RenderableType:
         *_saved(plan),
     ]
     if plan.predicted:
-        parts += [_times(plan.predicted), *_breakdown(plan.predicted), _memory(plan.predicted)]
+        parts += [_times(plan.predicted), *_breakdown(plan.predicted), *_traffic(plan.predicted)]
+        parts.append(_memory(plan))
     if len(plan.schedule.rows) > 1:
         parts.append(_schedule(plan))
     if plan.evidence:
@@ -160,9 +165,19 @@ def _times(predicted: Prediction) -> Table:
     times = ("forward", "backward", "send", "sync", "optimizer")
     for name in ("#", *times):
         table.add_column(name, justify="left" if name == "#" else "right", no_wrap=True)
-    for i, stage in enumerate(predicted.stages):
-        table.add_row(str(i), *(seconds(getattr(stage, f"{name}_s")) for name in times))
+    rows = [tuple(seconds(getattr(s, f"{name}_s")) for name in times) for s in predicted.stages]
+    for stages, row in _together(rows):
+        table.add_row(stages, *row)
     return table
+
+
+def _together(rows: Sequence[tuple[str, ...]]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """(stages, row) with stages that say the same in one row."""
+    found: dict[tuple[str, ...], list[int]] = {}
+    for stage, row in enumerate(rows):
+        found.setdefault(row, []).append(stage)
+    for row, stages in found.items():
+        yield ranges(tuple(stages)), row
 
 
 def _clipping(plan: Plan) -> str:
@@ -180,27 +195,64 @@ def _breakdown(predicted: Prediction) -> list[RenderableType]:
     return [Text(f"the step{whose}: {', '.join(shown)}; loading data is not part of it")]
 
 
-def _memory(predicted: Prediction) -> Table:
+_PURPOSES = {"tensors": "inside blocks", "gradients": "of gradients",
+             "parameters": "of parameters", "stages": "between stages"}  # fmt: skip
+
+
+def _traffic(predicted: Prediction) -> list[RenderableType]:
+    """What takes most seconds on each link, of the stage that sends most."""
+    detail = predicted.detail
+    most: dict[str, Traffic] = {}
+    for one in (one for kind in detail.kinds for one in kind.traffic) if detail else ():
+        if one.link not in most or one.seconds > most[one.link].seconds:
+            most[one.link] = one
+    told = [
+        f"{size(x.nbytes)} {_PURPOSES[x.purpose]} over {x.axis} on {x.link} ({seconds(x.seconds)})"
+        for x in sorted(most.values(), key=lambda x: -x.seconds)
+    ]
+    return [Text("a rank sends in a step, most on each link: " + ", ".join(told))] if told else []
+
+
+def _memory(plan: Plan) -> Table:
+    predicted = plan.predicted
+    assert predicted
     memories = [stage.memory for stage in predicted.stages]
     unit, scale = _unit(max(m.total_bytes for m in memories))
     title = f"Predicted peak memory of the worst of the stage's ranks, in {unit}"
     table = Table(title=title, **STYLE)
     used = [n for n in MEMORY_CATEGORIES if any(getattr(m, f"{n}_bytes") for m in memories)]
-    for name in ("#", *(MEMORY_CATEGORIES[n] for n in used), "total"):
+    limits = _limits(plan)
+    for name in ("#", *(MEMORY_CATEGORIES[n] for n in used), "total", *["of"] * bool(limits)):
         table.add_column(name, justify="left" if name == "#" else "right", no_wrap=True)
-    for i, stage in enumerate(predicted.stages):
-        parts = [getattr(stage.memory, f"{name}_bytes") for name in used]
-        parts.append(stage.memory.total_bytes)
-        table.add_row(str(i), *(f"{part / scale:.2f}" for part in parts))
+    figures = [
+        (*(getattr(m, f"{name}_bytes") for name in used), m.total_bytes, *limits[i : i + 1])
+        for i, m in enumerate(memories)
+    ]
+    rows = [tuple(f"{part / scale:.2f}" for part in parts) for parts in figures]
+    for stages, row in _together(rows):
+        table.add_row(stages, *row)
     return table
+
+
+def _limits(plan: Plan) -> list[int]:
+    """Per stage, what the tightest of its devices has, if the plan says."""
+    detail = plan.predicted.detail if plan.predicted else None
+    if detail is None:
+        return []
+    return [min(detail.device(d).memory_bytes for d in stage.devices) for stage in plan.stages]
 
 
 def _schedule(plan: Plan) -> Table:
     table = Table(title=f"Schedule: {plan.schedule.name}", **STYLE)
     table.add_column("group", min_width=5)
     table.add_column("actions", no_wrap=True, overflow="ellipsis")
-    for i, row in enumerate(plan.schedule.rows):
-        actions = row.split()
+    rows = plan.schedule.rows
+    for i in range(len(rows)):
+        if SCHEDULE_ROWS <= i < len(rows) - 1:
+            if i == SCHEDULE_ROWS:
+                table.add_row("..", f"{len(rows) - 1 - SCHEDULE_ROWS} more groups")
+            continue
+        actions = rows[i].split()
         more = f" .. {len(actions) - SCHEDULE_COLUMNS} more"
         shown = " ".join(actions[:SCHEDULE_COLUMNS])
         table.add_row(str(i), shown + more * (len(actions) > SCHEDULE_COLUMNS))

@@ -5,6 +5,7 @@ from dataclasses import replace
 from meshwright.ir.plan import Alternative, Breakdown, Evidence, ProfileId
 from meshwright.ir.show import seconds, size, to_text
 from tests.ir.plans import plan, prediction
+from tests.report.plans import many_ranks, piped
 
 EVIDENCE = Evidence(
     searcher="dp", seed=0, candidates=1234, infeasible=5, exhausted=True, bound_s=1.0, gap=0.25,
@@ -58,3 +59,25 @@ def test_units() -> None:
     assert [size(x) for x in (2e12, 3.21e9, 5e6, 7e3, 12)] == [
         "2 TB", "3.21 GB", "5 MB", "7 kB", "12 B",
     ]  # fmt: skip
+
+
+def test_stages_that_say_the_same_are_one_row() -> None:
+    text = str(piped(4, 2, 8, 6))
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert "0 10 ms 20 ms 100 us 1 ms 1 ms" in lines  # each stage has its times
+    stages = (plan().predicted or prediction(2)).stages
+    alike = str(plan(predicted=replace(prediction(2), stages=stages)))
+    assert any(" ".join(x.split()).startswith("0-1 100 ms 200 ms") for x in alike.splitlines())
+
+
+def test_limits_and_links_are_told_where_the_plan_knows_them() -> None:
+    text = str(piped(4, 2, 8, 6))
+    assert "4 GB of gradients over dp on nvlink (20 ms)" in " ".join(text.split())
+    row = next(line for line in text.splitlines() if line.split()[-1:] == ["80.00"])
+    assert row.split()[-2:] == ["66.60", "80.00"]
+
+
+def test_long_schedules_are_cut() -> None:
+    lines = str(many_ranks()).splitlines()
+    assert any("183 more groups" in line for line in lines)
+    assert sum("199F" in line for line in lines) == 1

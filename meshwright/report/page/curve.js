@@ -14,7 +14,7 @@ function curvePanel(group) {
 
 function curve(group) {
   const c = CURVE;
-  const top = Math.max(group.used, group.room || 0, ...group.curve.map(total(group))) * 1.04;
+  const top = scaleOf([group], Math.max(...group.curve.map(total(group)))) * 1.04;
   const x = (at) => c.left + at / DATA.timeline.ticks * (c.width - c.left - c.right);
   const y = (n) => c.height - c.bottom - n / top * (c.height - c.top - c.bottom);
   const layers = stack(group);
@@ -77,6 +77,10 @@ function grid(top, x, y) {
 function limitLine(group, x, y) {
   if (!group.room) return [];
   const c = CURVE;
+  if (y(group.room) < 0) {
+    return [svg("text", { x: c.width - c.right, y: c.top - 5, "text-anchor": "end", style: { fill: "var(--bad)" },
+      text: `limit ${bytes(group.room)}, far above` })];
+  }
   return [
     svg("line", { x1: c.left, x2: c.width - c.right, y1: y(group.room), y2: y(group.room),
       stroke: "var(--bad)", "stroke-width": 1.5, "stroke-dasharray": "5 4" }),

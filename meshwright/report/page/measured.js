@@ -6,7 +6,7 @@ function measuredSection() {
   const rows = m.rows.map((row) => el("tr", {}, el("td", { class: "muted", text: row.group }), el("td", { text: row.what }),
     el("td", { class: "num", text: row.predicted === null ? "" : quantity(row, row.predicted) }),
     el("td", { class: "num", text: quantity(row, row.measured) }),
-    el("td", { class: "num", text: row.error === null ? "" : `${row.error > 0 ? "+" : "−"}${percent(Math.abs(row.error), 1)}` }),
+    el("td", { class: "num", text: errorText(row.error) }),
     el("td", { class: "wide" }, errorBar(row.error))));
   const verdict = el("p", { text: m.verdict, style: { color: `var(--${m.inside ? "good" : "bad"})`, fontWeight: 600 } });
   const node = section("measured", "Predicted and measured", `A run on ${m.machine}: medians of its timed steps, the worst first.`,
@@ -14,6 +14,11 @@ function measuredSection() {
       head("", "what", "#predicted", "#measured", "#error", "~"), el("tbody", {}, rows))));
   node.classList.add("long");
   return node;
+}
+
+function errorText(error) {
+  if (error === null) return "";
+  return Math.abs(error) < 5e-4 ? "=" : `${error > 0 ? "+" : "−"}${percent(Math.abs(error), 1)}`;
 }
 
 function quantity(row, value) {

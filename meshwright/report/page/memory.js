@@ -8,7 +8,7 @@ const MEMORY_NAMES = { parameters: "parameters", optimizer: "optimizer state", g
   inputs: "batch", fragmentation: "fragmentation" };
 
 function memorySection() {
-  const most = Math.max(...DATA.memory.map((g) => Math.max(g.used, g.room || 0)));
+  const most = scaleOf(DATA.memory, 0);
   const list = el("div");
   const panel = el("div", { id: "memory-curve" });
   let chosen = DATA.memory[0];
@@ -32,6 +32,13 @@ function memorySection() {
     el("div", { class: "split" }, list, panel), legend(used.map((k) => [k, MEMORY_NAMES[k]])));
 }
 
+// What fills a picture: the limit, unless it is so far above that nothing else would be seen.
+function scaleOf(groups, least) {
+  const used = Math.max(least, ...groups.map((g) => g.used));
+  const room = Math.max(0, ...groups.map((g) => g.room || 0));
+  return room > 4 * used ? used * 1.15 : Math.max(used, room);
+}
+
 function holds(group, stage) {
   return stage < 0 || group.ranks.some((rank) => DATA.ranks[rank].stages.includes(stage));
 }
@@ -39,7 +46,7 @@ function holds(group, stage) {
 function pick(group, most, pressed, onclick) {
   const parts = KEPT.map((k) => [k, group.peak[k], `${MEMORY_NAMES[k]}: ${bytes(group.peak[k])}`]);
   const bar = stacked(parts, most * 1.02);
-  if (group.room) bar.append(el("span", { class: "limit", style: { left: `${100 * group.room / most / 1.02}%` } }));
+  if (group.room && group.room <= most * 1.02) bar.append(el("span", { class: "limit", style: { left: `${100 * group.room / most / 1.02}%` } }));
   const one = group.ranks.length === 1 ? DATA.ranks[group.ranks[0]] : null;
   const name = one ? `rank ${group.ranks[0]} · devices ${one.devices}` : which("rank", group.ranks);
   return el("button", { class: "pick", "aria-pressed": `${pressed}`, onclick },
