@@ -65,20 +65,20 @@ def name_of(plan: Plan) -> str:
 
 
 def parts_of(plan: Plan) -> dict[str, float]:
-    """Where the time of a step goes, in seconds."""
-    assert plan.predicted
-    stages = plan.predicted.stages
-    busy: dict[tuple[int, ...], float] = {}
-    for stage, predicted in zip(plan.stages, stages, strict=True):
-        spent = plan.num_microbatches * (predicted.forward_s + predicted.backward_s)
-        busy[stage.devices] = busy.get(stage.devices, 0.0) + spent
-    found = {
-        "computation": max(busy.values()),
-        "gradient synchronisation": max(stage.sync_s for stage in stages),
-        "optimizer": max(stage.optimizer_s for stage in stages),
+    """Where the time of a step goes on the rank that waits least, in seconds."""
+    assert plan.predicted and plan.predicted.breakdown
+    spent = plan.predicted.breakdown
+    return {
+        "computing": spent.forward_s + spent.backward_s,
+        "recomputing": spent.recompute_s,
+        "collectives in blocks": spent.tensor_s,
+        "waiting": spent.wait_s,
+        "gradients": spent.gradients_s,
+        "gathering parameters": spent.gather_s,
+        "optimizer": spent.optimizer_s,
+        "overhead": spent.overhead_s,
+        "copies to and from the host": spent.offload_s,
     }
-    found["waiting"] = max(0.0, plan.predicted.step_s - sum(found.values()))
-    return found
 
 
 def alternative(plan: Plan, best: Plan, excess_bytes: int) -> Alternative:
