@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from meshwright.costmodel.comm import group_levels
 from meshwright.costmodel.compute import OpTimer, worst_source
 from meshwright.costmodel.local_op import LocalOp
-from meshwright.costmodel.walk import GraphFacts, SavedKey, Site, Step, Walk, Where
+from meshwright.costmodel.walk import GraphFacts, Site, Step, Walk, Where
+from meshwright.costmodel.walk_script import SavedKey
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.device import Source
 from meshwright.ir.graph import Block, Graph, Kind, Op

@@ -65,6 +65,7 @@ class BlockCosts:
         self._kept: dict[tuple[_Id, Policy], BlockCost] = {}
         self._makers: dict[_Id, Makers] = {}
         self._keys: dict[_Id, str] = {}
+        self._walks: dict[tuple[str, str, ModelMesh, bool], Walk] = {}
         self._apart: set[_Kind] = set()
         """Blocks whose replicas have nothing to do with each other while they run."""
         self._layout_keys: dict[int, tuple[BlockLayout, str]] = {}
@@ -140,7 +141,15 @@ class BlockCosts:
 
     def walk(self, block: Block, layout: BlockLayout, spot: Spot) -> Walk:
         """All ops and conversions of the block, priced."""
-        return walk_block(self._facts, block, layout, self.site(spot), self._timer)
+        # What happens to which value depends on the axes there are, not on samples or replicas.
+        key = block.name, self.layout_key(layout), spot.model, spot.dp > 1
+        site = self.site(spot)
+        if key not in self._walks:
+            self._walks[key] = walk_block(self._facts, block, layout, site, self._timer)
+            return self._walks[key]
+        walk = self._walks[key].again(site, spot.samples)
+        walk.clock.settle(site.device)
+        return walk
 
     def _key(self, walk: Walk, spot: Spot) -> str:
         return block_key(walk.trail, self._facts.precision, spot.sizes)

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 
 from meshwright.costmodel.block import BlockCost, begin_walk
 from meshwright.costmodel.compute import OpTimer
-from meshwright.costmodel.walk import GraphFacts, SavedKey, Site, Walk, Where
+from meshwright.costmodel.walk import GraphFacts, Site, Walk, Where
+from meshwright.costmodel.walk_script import SavedKey
 from meshwright.ir.graph import Block, Kind, Op
 from meshwright.ir.keeping import Keeping, keeping_of, operands_key
 from meshwright.ir.layout import Placement, Strategy

@@ -92,6 +92,8 @@ class CostTables:
         self.last_borders: tuple[Plan, Any] | None = None
         self.passages: dict[object, Any] = {}
         """What `costmodel.borders` keeps."""
+        self.layout_times: dict[object, float] = {}
+        """What `planner.inside.cluster_prices` keeps."""
 
     @cached_property
     def block_index(self) -> dict[str, int]:

@@ -5,6 +5,7 @@ parallelism over all other ranks. What memory is worth is a question of the plan
 means that filling a device's memory is as bad as taking the computation's time once more.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -57,6 +58,24 @@ class OpTimes:
     tables: CostTables
     device: DeviceType
     known: dict[object, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, tables: CostTables) -> "OpTimes":
+        """On the first device; all meshes share what is known."""
+        return cls(tables, tables.cluster.device(0), tables.layout_times)
+
+    def whole_s(self, samples: int) -> float:
+        """All ops on one rank, for so many samples."""
+        key = "whole", samples
+        if key not in self.known:
+            graph = self.tables.graph
+            counts = Counter(block.pattern for block in graph.blocks)
+            first = [(counts[b.pattern], graph.block_ops(b)) for b in graph.distinct_blocks()]
+            self.known[key] = sum(
+                count * sum(_whole_s(self, op, samples) for op in ops)
+                for count, ops in [(1, graph.prelude_ops), *first]
+            )
+        return self.known[key]
 
     def __call__(
         self, op: Op, inputs: Sequence[Shape], outputs: Sequence[Shape], share: float
@@ -111,7 +130,7 @@ def cluster_regime(
     size = prod(n for _, n in model)
     dp = max(1, tables.cluster.num_devices // size)
     count = max(1, tables.graph.batch_size // (dp * samples))
-    computing_s = sum(_whole_s(timer, op, samples) for op in tables.graph.ops) / size
+    computing_s = timer.whole_s(samples) / size
     per_byte = memory * computing_s / site.device.usable_bytes
     state = 2 + OPTIMIZER_COPIES[optimizer]
     update_s = optimizer_traffic(10**9, optimizer, zero=0, dp_shard=1) / 1e9

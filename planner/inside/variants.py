@@ -119,7 +119,7 @@ class MeshVariants:
 
     @cached_property
     def _times(self) -> OpTimes:
-        return OpTimes(self.tables, self.tables.cluster.device(0))
+        return OpTimes.of(self.tables)
 
     def _most_samples(self) -> int:
         """On a rank when the whole batch is one micro-batch."""

@@ -1,0 +1,97 @@
+"""Values as one rank holds them, by number, so that their sizes for other samples are quick."""
+
+from dataclasses import dataclass, field, replace
+from math import prod
+
+from meshwright.costmodel.site import Site
+from meshwright.ir.graph import Graph
+from meshwright.ir.layout import Placement, local_shape
+
+Where = dict[str, Placement]
+Shape = tuple[int, ...]
+_Form = tuple[tuple[int, bool], ...]
+"""Per dim its size for one sample, and whether it grows with the samples."""
+
+
+@dataclass(slots=True)
+class Values:
+    """Values with their placements, by number."""
+
+    graph: Graph
+    numbers: dict[tuple[str, tuple[tuple[str, Placement], ...]], int] = field(default_factory=dict)
+    held: list[tuple[str, Where]] = field(default_factory=list)
+    forms: dict[int, _Form | None] = field(default_factory=dict)
+
+    def number(self, name: str, where: Where) -> int:
+        key = name, tuple(where.items())
+        found = self.numbers.get(key)
+        if found is None:
+            found = self.numbers[key] = len(self.held)
+            self.held.append((name, where))
+        return found
+
+    def shape(self, number: int, site: Site) -> Shape:
+        """On a rank."""
+        name, where = self.held[number]
+        return local_shape(self.graph.tensors[name].shape, where, site.axes, site.coordinates)
+
+    def shape_for(self, number: int, site: Site, samples: int) -> Shape:
+        """On a rank, for so many samples; quicker where a value is asked for at many numbers."""
+        if number not in self.forms:
+            self.forms[number] = self._form(number, site)
+        form = self.forms[number]
+        if form is None:
+            return self.shape(number, site)
+        return tuple([size * samples if grows else size for size, grows in form])
+
+    def _form(self, number: int, site: Site) -> _Form | None:
+        """None where parts are rounded. Sizes are whole parts of a multiple of the samples, so what
+        is exact for one and for the whole batch is exact between."""
+        batch = self.graph.batch_size
+        one, all_of_it = (self.shape(number, with_samples(site, n)) for n in (1, batch))
+        form = tuple((a, a != b) for a, b in zip(one, all_of_it, strict=True))
+        exact = all(
+            b == (a * batch if grows else a) for (a, grows), b in zip(form, all_of_it, strict=True)
+        )
+        return form if exact else None
+
+
+def with_samples(site: Site, samples: int) -> Site:
+    """The site when each replica has so many."""
+    data = site.axes["dp"]
+    return replace(
+        site, axes={**site.axes, "dp": replace(data, shares=(samples,) * len(data.shares))}
+    )
+
+
+@dataclass(slots=True)
+class LocalValues:
+    """Shapes of values on one rank."""
+
+    values: Values
+    site: Site
+    samples: int = 0
+    """Of a replica; 0: what the site says, and shapes are not asked for at other numbers."""
+    shapes: list[Shape] = field(default_factory=list)
+    elements: list[int] = field(default_factory=list)
+
+    def number(self, name: str, where: Where) -> int:
+        return self.values.number(name, where)
+
+    def shape(self, number: int) -> Shape:
+        if number >= len(self.shapes):
+            self._reach(number)
+        return self.shapes[number]
+
+    def nbytes(self, number: int, width: int) -> int:
+        """Of elements of so many bytes."""
+        if number >= len(self.shapes):
+            self._reach(number)
+        return self.elements[number] * width
+
+    def _reach(self, number: int) -> None:
+        values, site, samples = self.values, self.site, self.samples
+        for i in range(len(self.shapes), number + 1):
+            shape = values.shape_for(i, site, samples) if samples else values.shape(i, site)
+            self.shapes.append(shape)
+            self.elements.append(prod(shape))
