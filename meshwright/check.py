@@ -73,15 +73,15 @@ def check_plan(
 def price(plan: Plan, graph: Graph, cluster: Cluster, profile: Profile | None) -> Plan:
     """The plan with what the cost model of today expects of it."""
     from meshwright.planner.candidates import profile_id  # torch is loaded only where needed
-    from meshwright.planner.predict import predict_plan
+    from meshwright.planner.predict import in_detail, predict_plan
     from meshwright.planner.problem import make_problem
 
     problem = make_problem(
         graph, cluster, optimizer=plan.optimizer, precision=plan.precision,
         max_grad_norm=plan.max_grad_norm, profile=profile,
     )  # fmt: skip
-    predicted = predict_plan(problem, plan)
-    return plan_io.rehash(replace(plan, predicted=predicted, profile=profile_id(problem)))
+    priced = replace(plan, predicted=predict_plan(problem, plan), profile=profile_id(problem))
+    return plan_io.rehash(in_detail(problem, priced))
 
 
 def _memory(fresh: Plan, cluster: Cluster) -> Iterator[Finding]:

@@ -53,7 +53,7 @@ def test_a_plan_by_hand_is_completed_and_priced(plan_file, capsys):
     plan = plan_io.load(plan_file)
     assert len(plan.stages) == 2 and plan.num_microbatches == 2 and plan.precision == "fp32"
     assert all(s.mesh["dp_shard"] == 2 and s.zero == 1 for s in plan.stages)
-    assert plan.predicted and plan.predicted.step_s > 0
+    assert plan.predicted and plan.predicted.step_s > 0 and plan.predicted.detail
     assert "pp=2" in plan.constraints
     assert findings(capsys, str(plan_file), *ON) == {}
 

@@ -99,7 +99,7 @@ function paramBar(layout) {
   const bar = el("div", { class: "bar", style: { height: "12px", margin: "6px 0 2px" } });
   for (const param of layout.parameters) {
     const cell = el("i", { style: { background: paintOf(param), width: `${100 * param.nbytes / all}%`,
-      borderRight: "1px solid var(--card)" } });
+      borderRight: param.nbytes > all / 100 ? "1px solid var(--card)" : null } });
     bar.append(telling(cell, `${param.key}\n${bytes(param.nbytes)}\n${placedText(param)}`));
   }
   return bar;

@@ -18,8 +18,9 @@ function headline() {
 }
 
 function figure(value, text, more) {
+  const together = (said) => said && said.replace(/(\d) (\S+)$/, "$1\u00a0$2");
   return el("div", { class: "figure" }, el("b", { text: value }), el("span", { text }),
-    more && el("span", { text: more }));
+    more && el("span", { text: together(more) }));
 }
 
 function figures() {
