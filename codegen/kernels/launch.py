@@ -1,0 +1,84 @@
+"""What the kernels share: Triton where there is one, which way a call goes, sizes of blocks."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+# Triton asks to be told; products and sums of one expression may be one instruction.
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+try:
+    import triton as triton  # type: ignore[import-untyped]
+    import triton.language as tl  # type: ignore[import-untyped]
+except ImportError:  # an extra: without it all calls take torch
+    triton, tl = None, SimpleNamespace(constexpr=Any)
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""Triton runs kernels on the CPU, slowly, to test them."""
+ELEMENTS = 1024
+"""That one program takes where each stands for itself."""
+MOST_WIDTH = 65_536
+"""Elements of a row that one program holds."""
+
+
+def jit(function: Callable[..., Any]) -> Any:
+    """A Triton kernel; where there is no Triton nobody calls it."""
+    return function if triton is None else triton.jit(function)
+
+
+def way(x: Tensor, width: int = 1) -> Literal["triton", "torch"]:
+    """How a kernel on rows of `width` elements runs for this tensor."""
+    able = triton is not None and (x.is_cuda or (INTERPRETED and x.device.type == "cpu"))
+    return "triton" if able and 0 < width <= MOST_WIDTH and x.numel() else "torch"
+
+
+def block(width: int) -> int:
+    """Elements that a program takes: a power of two."""
+    return int(triton.next_power_of_2(width))
+
+
+def warps(width: int) -> int:
+    """Threads grow with the row: at most 16 elements each, up to 512 threads."""
+    return min(16, max(1, block(width) // 512))
+
+
+def grid(x: Tensor) -> tuple[int]:
+    """Programs where each element stands for itself."""
+    return (-(-x.numel() // ELEMENTS),)
+
+
+def programs(x: Tensor, rows: int) -> int:
+    """Programs that share all rows where each sums over its own: a few per processor."""
+    if not x.is_cuda:
+        return min(rows, 4)
+    count: int = torch.cuda.get_device_properties(x.device).multi_processor_count
+    return min(rows, 4 * count)
+
+
+def held_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What sums of such values are held in."""
+    return torch.float64 if dtype is torch.float64 else torch.float32
+
+
+def wide(dtype: torch.dtype) -> Any:
+    """The same, for a kernel."""
+    return tl.float64 if dtype is torch.float64 else tl.float32
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """A kernel to be compiled without a device: types of its parameters, values of constants."""
+
+    kernel: Any
+    signature: dict[str, str]
+    constants: dict[str, Any]
+
+
+__all__ = [
+    "ELEMENTS", "Build", "block", "grid", "held_dtype", "jit", "programs", "tl",
+    "triton", "warps", "way", "wide",
+]  # fmt: skip

@@ -1,0 +1,187 @@
+"""LayerNorm of a sum: a residual is added, the sum is kept and its norm scaled, in one pass."""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.library import custom_op
+
+from meshwright.codegen.kernels.launch import (
+    Build,
+    block,
+    held_dtype,
+    jit,
+    programs,
+    tl,
+    warps,
+    way,
+    wide,
+)
+
+
+def reference(
+    x: Tensor, residual: Tensor, gain: Tensor, bias: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """(x + residual, its norm times gain plus bias); [..., width], gain and bias are [width]."""
+    total = x + residual
+    held = total.to(held_dtype(total.dtype))
+    out = torch.nn.functional.layer_norm(
+        held, held.shape[-1:], gain.to(held.dtype), bias.to(held.dtype), eps
+    )
+    return total, out.to(x.dtype)
+
+
+@jit
+def forward_kernel(
+    x, residual, gain, bias, total, out,
+    mean, inverse, width, eps, BLOCK: tl.constexpr,
+    WIDE: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    inside = at < width
+    here = row * width + at
+    added = tl.load(x + here, inside, 0.0).to(WIDE) + tl.load(residual + here, inside, 0.0).to(WIDE)
+    rounded = added.to(total.dtype.element_ty)
+    tl.store(total + here, rounded, inside)
+    held = rounded.to(WIDE)
+    middle = tl.sum(held, 0) / width
+    apart = tl.where(inside, held - middle, 0.0)
+    scale = 1.0 / tl.sqrt(tl.sum(apart * apart, 0) / width + eps)
+    tl.store(mean + row, middle)
+    tl.store(inverse + row, scale)
+    strength = tl.load(gain + at, inside, 0.0).to(WIDE)
+    shift = tl.load(bias + at, inside, 0.0).to(WIDE)
+    tl.store(out + here, (apart * scale * strength + shift).to(out.dtype.element_ty), inside)
+
+
+@jit
+def backward_kernel(
+    grad_out, grad_total, total, gain, mean,
+    inverse, grad_x, grad_gain, grad_bias, rows,
+    width, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Each program sums gradients of gain and bias over its rows; the caller over programs."""
+    first = tl.program_id(0)
+    at = tl.arange(0, BLOCK)
+    inside = at < width
+    strength = tl.load(gain + at, inside, 0.0).to(WIDE)
+    to_gain = tl.zeros([BLOCK], dtype=WIDE)
+    to_bias = tl.zeros([BLOCK], dtype=WIDE)
+    for row in range(first, rows, tl.num_programs(0)):
+        here = tl.cast(row, tl.int64) * width + at
+        scale = tl.load(inverse + row)
+        held = tl.load(total + here, inside, 0.0).to(WIDE)
+        normed = tl.where(inside, (held - tl.load(mean + row)) * scale, 0.0)
+        grad = tl.load(grad_out + here, inside, 0.0).to(WIDE)
+        to_gain += grad * normed
+        to_bias += grad
+        scaled = grad * strength
+        along = tl.sum(scaled * normed, 0) / width
+        level = tl.sum(scaled, 0) / width
+        passed = tl.load(grad_total + here, inside, 0.0).to(WIDE)
+        back = scale * (scaled - normed * along - level) + passed
+        tl.store(grad_x + here, back.to(grad_x.dtype.element_ty), inside)
+    there = tl.cast(first, tl.int64) * width + at
+    tl.store(grad_gain + there, to_gain, inside)
+    tl.store(grad_bias + there, to_bias, inside)
+
+
+@custom_op("meshwright::layer_norm", mutates_args=())
+def layer_norm(
+    x: Tensor, residual: Tensor, gain: Tensor, bias: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(x + residual, its norm times gain plus bias, and per row the mean and 1 / the deviation)."""
+    x, residual, width = x.contiguous(), residual.contiguous(), x.shape[-1]
+    rows = x.numel() // width
+    if way(x, width) == "torch":
+        total, out = reference(x, residual, gain, bias, eps)
+        held = total.to(held_dtype(x.dtype)).reshape(rows, width)
+        apart = held - held.mean(1, keepdim=True)
+        return total, out, held.mean(1), torch.rsqrt(apart.square().mean(1) + eps)
+    total, out = torch.empty_like(x), torch.empty_like(x)
+    mean, inverse = (x.new_empty(rows, dtype=held_dtype(x.dtype)) for _ in range(2))
+    forward_kernel[(rows,)](
+        x, residual, gain, bias, total, out, mean, inverse, width, eps,
+        BLOCK=block(width), WIDE=wide(x.dtype), num_warps=warps(width),
+    )  # fmt: skip
+    return total, out, mean, inverse
+
+
+@layer_norm.register_fake
+def _shapes(
+    x: Tensor, residual: Tensor, gain: Tensor, bias: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    rows = x.numel() // x.shape[-1]
+    mean, inverse = (x.new_empty(rows, dtype=held_dtype(x.dtype)) for _ in range(2))
+    like = torch.empty_like(x, memory_format=torch.contiguous_format)
+    return like, torch.empty_like(like), mean, inverse
+
+
+@custom_op("meshwright::layer_norm_backward", mutates_args=())
+def layer_norm_backward(
+    grad_total: Tensor, grad_out: Tensor, total: Tensor, gain: Tensor, mean: Tensor, inverse: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x, which are the residual's too, of the gain, and of the bias."""
+    width = total.shape[-1]
+    rows = total.numel() // width
+    if way(total, width) == "torch":
+        return _backward_reference(grad_total, grad_out, total, gain, mean, inverse)
+    grad_total, grad_out = grad_total.contiguous(), grad_out.contiguous()
+    grad_x = torch.empty_like(total)
+    count = programs(total, rows)
+    to_gain, to_bias = inverse.new_empty(count, width), inverse.new_empty(count, width)
+    backward_kernel[(count,)](
+        grad_out, grad_total, total, gain, mean, inverse, grad_x, to_gain, to_bias, rows, width,
+        BLOCK=block(width), WIDE=wide(total.dtype), num_warps=warps(width),
+    )  # fmt: skip
+    return grad_x, to_gain.sum(0).to(gain.dtype), to_bias.sum(0).to(gain.dtype)
+
+
+def _backward_reference(
+    grad_total: Tensor, grad_out: Tensor, total: Tensor, gain: Tensor, mean: Tensor, inverse: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    shape = (*total.shape[:-1], 1)
+    scale = inverse.reshape(shape)
+    normed = (total.to(scale.dtype) - mean.reshape(shape)) * scale
+    grad = grad_out.to(scale.dtype)
+    scaled = grad * gain
+    along, level = (scaled * normed).mean(-1, keepdim=True), scaled.mean(-1, keepdim=True)
+    back = scale * (scaled - normed * along - level) + grad_total
+    over = tuple(range(total.ndim - 1))
+    to_gain, to_bias = (grad * normed).sum(over), grad.sum(over)
+    return back.to(total.dtype), to_gain.to(gain.dtype), to_bias.to(gain.dtype)
+
+
+@layer_norm_backward.register_fake
+def _backward_shapes(
+    grad_total: Tensor, grad_out: Tensor, total: Tensor, gain: Tensor, mean: Tensor, inverse: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(total), torch.empty_like(gain), torch.empty_like(gain)
+
+
+def _save(ctx, inputs, output) -> None:
+    ctx.save_for_backward(output[0], inputs[2], output[2], output[3])
+    ctx.mark_non_differentiable(output[2], output[3])
+
+
+def _differentiate(ctx, grad_total, grad_out, *_):
+    back, to_gain, to_bias = layer_norm_backward(grad_total, grad_out, *ctx.saved_tensors)
+    return back, back, to_gain, to_bias, None
+
+
+layer_norm.register_autograd(_differentiate, setup_context=_save)
+
+
+def builds(element: str, width: int) -> Iterator[Build]:
+    """For tensors of `element`, such as bf16."""
+    pointer, constants = f"*{element}", {"BLOCK": block(width), "WIDE": tl.float32}
+    tensors = dict.fromkeys(("x", "residual", "gain", "bias", "total", "out"), pointer)
+    rows = {"mean": "*fp32", "inverse": "*fp32"}
+    yield Build(forward_kernel, {**tensors, **rows, "width": "i32", "eps": "fp32"}, constants)
+    tensors = dict.fromkeys(("grad_out", "grad_total", "total", "gain"), pointer)
+    last = {"grad_x": pointer, "grad_gain": "*fp32", "grad_bias": "*fp32"}
+    sizes = {"rows": "i32", "width": "i32"}
+    yield Build(backward_kernel, {**tensors, **rows, **last, **sizes}, constants)

@@ -1,0 +1,117 @@
+"""Inputs of every kernel, odd and tiny shapes among them, and its check against its reference."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+FOLDER = Path(__file__).parents[3] / "codegen" / "kernels"
+KERNELS = sorted(p.stem for p in FOLDER.glob("*.py") if p.stem not in ("__init__", "launch"))
+DTYPES = {"float64": 1e-12, "float32": 2e-5, "bfloat16": 3e-2, "float16": 4e-3}
+"""Error against the reference in float64, relative to its largest value."""
+ROWS = ((1, 1), (3, 37), (2, 3, 64), (5, 130), (0, 8))
+
+
+def _normal(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64)
+
+
+def _angles(batch: int, positions: int, half: int) -> tuple[Tensor, Tensor]:
+    angle = torch.rand(batch, positions, half, dtype=torch.float64).repeat(1, 1, 2)
+    return angle.cos(), angle.sin()
+
+
+def _rows(make: Callable[[tuple[int, ...]], tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    return [make(shape) for shape in ROWS]
+
+
+def _strided(x: Tensor) -> Tensor:
+    """Of the same values, but not contiguous."""
+    return x.transpose(0, -1).contiguous().transpose(0, -1)
+
+
+CASES: dict[str, Callable[[], list[tuple[Any, ...]]]] = {
+    "rms_norm": lambda: _rows(lambda s: (_strided(_normal(*s)), _normal(*s), _normal(s[-1]), 1e-6)),
+    "layer_norm": lambda: _rows(
+        lambda s: (_normal(*s), _strided(_normal(*s)), _normal(s[-1]), _normal(s[-1]), 1e-5)
+    ),
+    "swiglu": lambda: _rows(lambda s: (_strided(_normal(*s)), _normal(*s) * 9)),
+    "bias_gelu": lambda: [
+        (_strided(_normal(*s) * 9), _normal(s[-1]), tanh) for tanh in (False, True) for s in ROWS
+    ],
+    "rotary": lambda: [
+        (_normal(b, h, t, 2 * e).transpose(1, 2).contiguous().transpose(1, 2), *_angles(a, t, e))
+        for b, h, t, e, a in ((1, 1, 1, 1, 1), (2, 3, 5, 4, 1), (2, 3, 5, 6, 2), (3, 2, 7, 33, 3))
+    ],
+}
+
+
+@dataclass(frozen=True)
+class Found:
+    """How far a kernel is from its reference."""
+
+    kernel: str
+    case: int
+    dtype: str
+    way: str
+    errors: list[float]
+    """Of each result, then of each gradient."""
+
+
+def check(kernel: str) -> Iterator[Found]:
+    """All cases in all dtypes, forward and backward."""
+    module = import_module(f"meshwright.codegen.kernels.{kernel}")
+    launch = import_module("meshwright.codegen.kernels.launch")
+    torch.manual_seed(0)
+    for index, case in enumerate(CASES[kernel]()):
+        for dtype in DTYPES:
+            given = [_as(value, getattr(torch, dtype)) for value in case]
+            exact = [_as(value, torch.float64) for value in given]
+            found = _run(getattr(module, kernel), given)
+            wanted = _run(module.reference, exact)
+            errors = [_error(x, y) for x, y in zip(found, wanted, strict=True)]
+            yield Found(kernel, index, dtype, launch.way(given[0]), errors)
+
+
+def _as(value: Any, dtype: torch.dtype) -> Any:
+    return value.detach().to(dtype) if isinstance(value, Tensor) else value
+
+
+def _run(function: Callable[..., Any], inputs: list[Any]) -> list[Tensor]:
+    """Results that have gradients, then gradients of inputs that are not angles."""
+    torch.manual_seed(1)
+    angles = 1 if len(inputs) == 3 and isinstance(inputs[2], Tensor) and inputs[2].ndim == 3 else 9
+    given = [
+        x.requires_grad_() if isinstance(x, Tensor) and i < angles else x
+        for i, x in enumerate(inputs)
+    ]
+    made = function(*given)
+    results = [y for y in (made if isinstance(made, tuple) else (made,)) if y.requires_grad]
+    total = sum((y.double() * _normal(*y.shape)).sum() for y in results)
+    wanted = [x for x in given if isinstance(x, Tensor) and x.requires_grad]
+    return [y.detach() for y in results] + list(torch.autograd.grad(total, wanted))
+
+
+def _error(found: Tensor, wanted: Tensor) -> float:
+    assert found.shape == wanted.shape
+    if not found.numel():
+        return 0.0
+    scale = max(1.0, wanted.abs().max().item())
+    worst = (found.double() - wanted).abs().max().item() / scale
+    return worst if worst == worst else float("inf")
+
+
+def main() -> None:
+    """Prints what the kernels named do under Triton's interpreter, as JSON."""
+    rows = [vars(found) for kernel in sys.argv[1:] for found in check(kernel)]
+    print(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    main()

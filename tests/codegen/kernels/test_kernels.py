@@ -1,0 +1,77 @@
+"""Every kernel equals its reference, by torch and by Triton, and compiles for GPUs without one."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+import pytest
+import torch
+from torch.library import opcheck
+
+from tests.codegen.kernels.cases import CASES, DTYPES, KERNELS, Found, check
+
+triton = pytest.importorskip("triton")
+TARGETS = (80, 90)
+
+
+def _ok(found: Sequence[Found], way: str) -> None:
+    assert len(found) > len(DTYPES)
+    for one in found:
+        assert max(one.errors) <= DTYPES[one.dtype], one
+    assert way in {one.way for one in found}
+
+
+def test_every_kernel_has_cases():
+    assert set(KERNELS) == set(CASES)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_by_torch(kernel):
+    _ok(list(check(kernel)), "torch")
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> list[Found]:
+    """One process for all: the interpreter is chosen when Triton is imported."""
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tests.codegen.kernels.cases", *KERNELS],
+        env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    return [Found(**row) for row in json.loads(ran.stdout)]
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_by_triton(interpreted, kernel):
+    _ok([one for one in interpreted if one.kernel == kernel], "triton")
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_torch_sees_through_it(kernel):
+    module = import_module(f"meshwright.codegen.kernels.{kernel}")
+    case = CASES[kernel]()[1]
+    given = tuple(
+        x.requires_grad_() if isinstance(x, torch.Tensor) and kernel != "rotary" else x
+        for x in case
+    )
+    opcheck(getattr(module, kernel), given)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_it_compiles_without_a_gpu(kernel, target):
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    module = import_module(f"meshwright.codegen.kernels.{kernel}")
+    for build in module.builds("bf16", 128):
+        source = ASTSource(
+            fn=build.kernel,
+            signature={**build.signature, **dict.fromkeys(build.constants, "constexpr")},
+            constexprs=build.constants,
+        )
+        made = triton.compile(source, target=GPUTarget("cuda", target, 32))
+        assert made.asm["cubin"] and f".target sm_{target}" in made.asm["ptx"]
