@@ -45,6 +45,10 @@ CASES: dict[str, Callable[[], list[tuple[Any, ...]]]] = {
     "bias_gelu": lambda: [
         (_strided(_normal(*s) * 9), _normal(s[-1]), tanh) for tanh in (False, True) for s in ROWS
     ],
+    "cross_entropy": lambda: [
+        (_strided(_normal(tokens, words) * 5), torch.randint(-1, words + 1, (tokens,)))
+        for tokens, words in ((1, 1), (5, 37), (3, 5000), (0, 8))
+    ],
     "rotary": lambda: [
         (_normal(b, h, t, 2 * e).transpose(1, 2).contiguous().transpose(1, 2), *_angles(a, t, e))
         for b, h, t, e, a in ((1, 1, 1, 1, 1), (2, 3, 5, 4, 1), (2, 3, 5, 6, 2), (3, 2, 7, 33, 3))
@@ -80,7 +84,8 @@ def check(kernel: str) -> Iterator[Found]:
 
 
 def _as(value: Any, dtype: torch.dtype) -> Any:
-    return value.detach().to(dtype) if isinstance(value, Tensor) else value
+    floating = isinstance(value, Tensor) and value.is_floating_point()
+    return value.detach().to(dtype) if floating else value
 
 
 def _run(function: Callable[..., Any], inputs: list[Any]) -> list[Tensor]:
@@ -88,7 +93,7 @@ def _run(function: Callable[..., Any], inputs: list[Any]) -> list[Tensor]:
     torch.manual_seed(1)
     angles = 1 if len(inputs) == 3 and isinstance(inputs[2], Tensor) and inputs[2].ndim == 3 else 9
     given = [
-        x.requires_grad_() if isinstance(x, Tensor) and i < angles else x
+        x.requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() and i < angles else x
         for i, x in enumerate(inputs)
     ]
     made = function(*given)
