@@ -1,10 +1,13 @@
 """Sets what a plan was expected to take beside what a run of it took."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import mean, median
 from typing import Literal
 
+from meshwright.costmodel.replay import replay
+from meshwright.costmodel.timeline import Timeline
 from meshwright.ir.errors import MismatchError, PlanError
 from meshwright.ir.measured import CollectiveMeasured, Measured, Phase
 from meshwright.ir.plan import Plan, RankMemory
@@ -96,7 +99,8 @@ class Comparison:
 
 
 def expected_of(plan: Plan) -> Expected:
-    """What the plan itself says. Its action times are those of a rank with a core of its own."""
+    """What the plan itself says. Without detail its action times are those of a rank with a core
+    of its own."""
     if plan.predicted is None:
         raise PlanError("the plan has no prediction; search writes one")
     stages = tuple(enumerate(plan.predicted.stages))
@@ -104,11 +108,15 @@ def expected_of(plan: Plan) -> Expected:
     times = {(i, Work.FORWARD): s.forward_s for i, s in stages}
     if Work.BACKWARD in works:
         times |= {(i, Work.BACKWARD): s.backward_s for i, s in stages}
+    waits: dict[int, float] = {}
+    if plan.predicted.detail:
+        timeline = replay(plan).timeline
+        times, waits = durations(timeline), waiting(timeline)
     return Expected(
         step_s=plan.predicted.step_s,
         error_band=plan.predicted.error_band,
         actions=times,
-        waiting={},
+        waiting=waits,
         collectives={},
         synchronisation={i: s.sync_s for i, s in stages},
         optimizer={i: s.optimizer_s for i, s in stages},
@@ -120,6 +128,25 @@ def expected_of(plan: Plan) -> Expected:
 
 def _moving(memory: RankMemory) -> int:
     return memory.activations_bytes + memory.communication_bytes + memory.workspace_bytes
+
+
+def durations(timeline: Timeline) -> dict[tuple[int, Work], float]:
+    found: dict[tuple[int, Work], list[float]] = defaultdict(list)
+    for row in timeline.entries:
+        for action, start_s, end_s in row:
+            found[action.stage, action.work].append(end_s - start_s)
+    return {key: mean(seconds) for key, seconds in found.items()}
+
+
+def waiting(timeline: Timeline) -> dict[int, float]:
+    """An action waits from the end of the one before it on its rank."""
+    found: dict[int, float] = defaultdict(float)
+    for row in timeline.entries:
+        before = 0.0
+        for action, start_s, end_s in row:
+            found[action.stage] += start_s - before
+            before = end_s
+    return dict(found)
 
 
 def _tensors(plan: Plan, stage: int) -> dict[str, int]:

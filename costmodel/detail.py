@@ -12,7 +12,7 @@ from meshwright.costmodel.stage_memory import Bytes, StageMemory
 from meshwright.costmodel.table import LAST, B, F, I, W
 from meshwright.costmodel.tables import CostTables
 from meshwright.costmodel.timeline import Timeline
-from meshwright.costmodel.volume import stage_traffic
+from meshwright.costmodel.volume import Walked, stage_traffic
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.detail import (
     BlockName,
@@ -22,6 +22,7 @@ from meshwright.ir.detail import (
     ParameterShape,
     RankDetail,
     StageDetail,
+    Traffic,
 )
 from meshwright.ir.graph import Graph, Kind
 from meshwright.ir.plan import Breakdown, Plan, param_key
@@ -38,7 +39,11 @@ def detail_of(tables: CostTables, plan: Plan, cap_bytes: int | None = None) -> D
     stepped = found.stepped
     assert found.prediction.breakdown
     overhead_s = found.prediction.step_s - stepped.step_s
-    stages = [_stage(tables, plan, i, found) for i in range(len(plan.stages))]
+    actions, walked = _actions(found.stepped.timeline), Walked()
+    stages = [
+        _stage(found, i, actions[i], stage_traffic(tables, plan, i, costs, model, walked))
+        for i, (costs, model) in enumerate(zip(found.costs, found.models, strict=True))
+    ]
     kinds = tuple({repr(stage): stage for stage in stages}.values())
     return Detail(
         blocks=tuple(BlockName(name=b.name, pattern=b.pattern) for b in tables.graph.blocks),
@@ -99,27 +104,29 @@ def _links(cluster: Cluster) -> dict[str, float]:
     return {link.name: _short(link.rate) for link in links}
 
 
-def _stage(tables: CostTables, plan: Plan, index: int, found: Estimate) -> StageDetail:
-    costs, model = found.costs[index], found.models[index]
-    held = model.memory
+def _stage(
+    found: Estimate, index: int, actions: dict[str, float], traffic: tuple[Traffic, ...]
+) -> StageDetail:
+    held = found.models[index].memory
     return StageDetail(
-        actions=_actions(found.stepped.timeline, index),
+        actions=actions,
         saved_bytes=held.saved,
         halved_bytes=held.halved,
         always=_moving(held.always),
         begun=_moving(held.begun),
         rises=_rises(held),
-        traffic=stage_traffic(tables, plan, index, costs, model),
+        traffic=traffic,
     )
 
 
-def _actions(timeline: Timeline, stage: int) -> dict[str, float]:
-    """Mean seconds by kind."""
-    found: dict[int, list[float]] = defaultdict(list)
-    for position, item in enumerate(timeline.table.items):
-        if item.stage == stage:
-            found[item.kind].append(timeline.ran.ends[position] - timeline.ran.starts[position])
-    return {KIND_NAMES[kind]: _short(mean(found[kind])) for kind in sorted(found)}
+def _actions(timeline: Timeline) -> list[dict[str, float]]:
+    """Per stage, mean seconds by kind."""
+    found: list[dict[int, list[float]]] = [defaultdict(list) for _ in timeline.table.owners]
+    for item, start_s, end_s in zip(
+        timeline.table.items, timeline.ran.starts, timeline.ran.ends, strict=True
+    ):
+        found[item.stage][item.kind].append(end_s - start_s)
+    return [{KIND_NAMES[kind]: _short(mean(own[kind])) for kind in sorted(own)} for own in found]
 
 
 def _rises(held: StageMemory) -> dict[str, Moving]:

@@ -1,12 +1,18 @@
 """What the cost model expects of a plan in the terms in which a run is measured."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from statistics import mean
 
 from meshwright.costmodel.comm import Levels, collective_time
-from meshwright.costmodel.compare import CollectiveKind, Expected, expected_of, kind_of
+from meshwright.costmodel.compare import (
+    CollectiveKind,
+    Expected,
+    durations,
+    expected_of,
+    kind_of,
+    waiting,
+)
 from meshwright.costmodel.estimate import estimate
 from meshwright.costmodel.learn import BlockUse
 from meshwright.costmodel.placement import axis_ranks, stage_costs
@@ -18,7 +24,6 @@ from meshwright.ir.inside import SHIFT
 from meshwright.ir.measured import Measured
 from meshwright.ir.plan import MESH_AXES, Plan, Stage
 from meshwright.ir.profile import GroupShape
-from meshwright.ir.schedule import Work
 
 
 def expected_in_detail(
@@ -31,31 +36,12 @@ def expected_in_detail(
     return (
         replace(
             known,
-            actions=_durations(timeline),
-            waiting=_waiting(timeline),
+            actions=durations(timeline),
+            waiting=waiting(timeline),
             collectives=_collectives(plan, tables, kinds),
         ),
         timeline,
     )
-
-
-def _durations(timeline: Timeline) -> dict[tuple[int, Work], float]:
-    found: dict[tuple[int, Work], list[float]] = defaultdict(list)
-    for row in timeline.entries:
-        for action, start_s, end_s in row:
-            found[action.stage, action.work].append(end_s - start_s)
-    return {key: mean(seconds) for key, seconds in found.items()}
-
-
-def _waiting(timeline: Timeline) -> dict[int, float]:
-    """An action waits from the end of the one before it on its rank."""
-    found: dict[int, float] = defaultdict(float)
-    for row in timeline.entries:
-        before = 0.0
-        for action, start_s, end_s in row:
-            found[action.stage] += start_s - before
-            before = end_s
-    return dict(found)
 
 
 def _collectives(

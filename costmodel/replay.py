@@ -5,6 +5,7 @@ Every action takes the mean of its kind. A plan without detail has the seconds o
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from meshwright.costmodel.memory_timeline import Point, held_stages, over_time
 from meshwright.costmodel.program import Program, run
@@ -48,10 +49,13 @@ class Replay:
 
     def memory(self, rank: int) -> tuple[Point, ...]:
         """What a pipeline rank holds beside parameters and optimizer state; empty if not known."""
-        if not self.detail:
-            return ()
-        stages = [_Kept(self.detail.stage(i)) for i in range(len(self.plan.stages))]
-        return over_time(self.timeline, rank, stages)
+        return over_time(self.timeline, rank, self._kept) if self._kept else ()
+
+    @cached_property
+    def _kept(self) -> tuple["_Kept", ...]:
+        """Per stage; nothing where it is not known."""
+        detail, stages = self.detail, range(len(self.plan.stages))
+        return tuple(_Kept(detail.stage(i)) for i in stages) if detail else ()
 
 
 def replay(plan: Plan, *, messages: bool = False) -> Replay:

@@ -1,7 +1,7 @@
 """What one rank of a stage sends in a step: by purpose, axis and link tier."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
 
@@ -31,27 +31,36 @@ class _Sent:
     seconds: float
 
 
+Walked = dict[tuple[object, ...], list[_Sent]]
+"""What blocks send, for all stages of a plan."""
+
+
 def stage_traffic(
-    tables: CostTables, plan: Plan, index: int, costs: StageCosts, model: StageModel
+    tables: CostTables, plan: Plan, index: int, costs: StageCosts, model: StageModel, walked: Walked
 ) -> tuple[Traffic, ...]:
     """Of stage `index`, the most bytes first."""
-    sums: dict[tuple[str, str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for sent in _all(tables, plan, index, costs, model):
-        found = sums[sent.purpose, sent.axis, sent.link]
-        found[0] += sent.nbytes
-        found[1] += sent.seconds
     rows = [
-        Traffic(purpose=purpose, axis=axis, link=link, nbytes=ceil(nbytes),
-                seconds=float(f"{seconds:.6g}"))
-        for (purpose, axis, link), (nbytes, seconds) in sums.items() if nbytes
+        Traffic(purpose=sent.purpose, axis=sent.axis, link=sent.link, nbytes=ceil(sent.nbytes),
+                seconds=float(f"{sent.seconds:.6g}"))
+        for sent in _together(_all(tables, plan, index, costs, model, walked)) if sent.nbytes
     ]  # fmt: skip
     return tuple(sorted(rows, key=lambda row: (-row.nbytes, row.purpose, row.axis)))
 
 
+def _together(found: Iterable[_Sent]) -> list[_Sent]:
+    """Those of one purpose, axis and link as one."""
+    sums: dict[tuple[str, str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for sent in found:
+        total = sums[sent.purpose, sent.axis, sent.link]
+        total[0] += sent.nbytes
+        total[1] += sent.seconds
+    return [_Sent(*key, *total) for key, total in sums.items()]
+
+
 def _all(
-    tables: CostTables, plan: Plan, index: int, costs: StageCosts, model: StageModel
+    tables: CostTables, plan: Plan, index: int, costs: StageCosts, model: StageModel, walked: Walked
 ) -> Iterator[_Sent]:
-    yield from _in_blocks(tables, plan, index, costs)
+    yield from _in_blocks(tables, plan, index, costs, walked)
     yield from _between_blocks(tables, plan, index, costs)
     yield from _between_stages(tables, plan, index, costs)
     yield from _data(model.sync, plan.num_microbatches)
@@ -87,17 +96,19 @@ def _collective(
     yield _Sent(purpose, axis, slowest.name, times * sent_bytes(primitive, nbytes, size), seconds)
 
 
-def _in_blocks(tables: CostTables, plan: Plan, index: int, costs: StageCosts) -> Iterator[_Sent]:
+def _in_blocks(
+    tables: CostTables, plan: Plan, index: int, costs: StageCosts, walked: Walked
+) -> Iterator[_Sent]:
     """Conversions and messages of the blocks' ops."""
-    named = {layout.name: layout for layout in plan.layouts}
-    layouts = plan.stages[index].layouts
-    found: dict[tuple[object, ...], list[_Sent]] = {}
+    names = plan.stages[index].layouts
     for block, mode in zip(costs.blocks, costs.modes, strict=True):
-        key = (block.pattern, _fed(tables, block), mode is True)
-        if key not in found:
-            walk = tables.blocks.walk(block, named[layouts[block.pattern]], costs.spot)
-            found[key] = list(_of_walk(tables, walk, plan.num_microbatches, again=mode is True))
-        yield from found[key]
+        layout, again = names[block.pattern], mode is True
+        key = (layout, _fed(tables, block), again, costs.spot)
+        if key not in walked:
+            walk = tables.blocks.walk(block, plan.layout(layout), costs.spot)
+            sent = _of_walk(tables, walk, plan.num_microbatches, again=again)
+            walked[key] = _together(sent)
+        yield from walked[key]
 
 
 def _fed(tables: CostTables, block: Block) -> tuple[bool, ...]:

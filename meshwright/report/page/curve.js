@@ -3,7 +3,7 @@
 const CURVE = { width: 640, height: 290, left: 58, right: 8, top: 18, bottom: 26 };
 
 function curvePanel(group) {
-  const name = `pipeline ${which("rank", group.ranks)}`;
+  const name = DATA.ranks.length === 1 ? "every rank" : `pipeline ${which("rank", group.ranks)}`;
   if (!group.curve.length) {
     return [el("p", { class: "muted", text: DATA.memory.some((g) => g.curve.length)
       ? `No curve is kept for ${name}: it is not among the fullest.`

@@ -48,7 +48,7 @@ function pick(group, most, pressed, onclick) {
   const bar = stacked(parts, most * 1.02);
   if (group.room && group.room <= most * 1.02) bar.append(el("span", { class: "limit", style: { left: `${100 * group.room / most / 1.02}%` } }));
   const one = group.ranks.length === 1 ? DATA.ranks[group.ranks[0]] : null;
-  const name = one ? `rank ${group.ranks[0]} · devices ${one.devices}` : which("rank", group.ranks);
+  const name = pipelineRanks(group.ranks) + (one ? ` · devices ${one.devices}` : "");
   return el("button", { class: "pick", "aria-pressed": `${pressed}`, onclick },
     el("span", { class: "name", text: name }),
     el("span", { class: "num", text: group.room ? `${bytes(group.used)}, ${percent(group.used / group.room)}`

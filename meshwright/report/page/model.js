@@ -31,7 +31,7 @@ function stripCell(run, i, runs) {
   const share = { flexGrow: `${run.count}`, background: `var(--${STAGE_HUES[run.stage % STAGE_HUES.length]})` };
   const blocks = runs.reduce((sum, r) => sum + r.count, 0);
   const named = run.count / blocks > 0.06;
-  const cell = el("button", { style: share, text: named ? `stage ${run.stage}` : "", "aria-label":
+  const cell = el("button", { style: share, text: named ? DATA.model.stages.length > 1 ? `stage ${run.stage}` : run.pattern : "", "aria-label":
     `${run.first} to ${run.last}, stage ${run.stage}`, onclick: () => chooseStage(run.stage) });
   if (filter.stage >= 0 && filter.stage !== run.stage) cell.classList.add("dim");
   if (i && runs.length < 80 && runs[i - 1].stage !== run.stage) cell.classList.add("edge");

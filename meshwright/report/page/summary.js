@@ -82,6 +82,6 @@ function timeRow(group, used) {
   }), 1);
   bar.classList.add("named");
   const devices = members.length === 1 ? `devices ${rank.devices}` : `${members.length} × ${plural(rank.count, "device")}`;
-  const names = which("rank", members);
+  const names = pipelineRanks(members);
   return [el("div", { class: "who" }, el("b", { text: names }), el("span", { class: "muted", text: ` ${devices}, ${rank.mesh}` })), bar];
 }

@@ -52,6 +52,11 @@ function which(one, numbers) {
     : `${numbers.length} ${one}s of ${Math.min(...numbers)}-${Math.max(...numbers)}`;
 }
 
+// Pipeline ranks; where there is one, it is all there is.
+function pipelineRanks(numbers) {
+  return DATA.ranks.length === 1 ? "every rank" : which("rank", numbers);
+}
+
 const SECONDS_OF = {
   forward: "forward", backward: "backward", recompute: "recompute",
   tensor: "collectives in blocks", wait: "waiting", gradients: "gradients",

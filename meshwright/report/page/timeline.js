@@ -38,10 +38,11 @@ function kindsOf(bars) {
 
 function timelineWords() {
   const t = DATA.timeline;
+  const keys = "Numbers are micro-batches. Drag to zoom, double-click for all; Ctrl + wheel, + and −, arrows.";
+  if (DATA.ranks.length === 1) return `One stage: all ranks do the same. ${keys}`;
   const rows = t.left_out ? `every ${t.ranks[1] - t.ranks[0]}th of ` : "";
   return `${rows}${plural(DATA.ranks.length, "pipeline rank")}, ${plural(t.stages, "stage")}; `
-    + `${percent(t.bubble, 1)} of the pipeline's rank-seconds are idle. Numbers are micro-batches. `
-    + "Drag to zoom, double-click for all; Ctrl + wheel, + and −, arrows.";
+    + `${percent(t.bubble, 1)} of the pipeline's rank-seconds are idle. ${keys}`;
 }
 
 function timelineTools() {
@@ -133,7 +134,7 @@ function rowName(pen, lane, n, place, box) {
   const rank = DATA.ranks[lane.rank];
   const wide = box.left > 100;
   const name = lane.measured ? "measured" : wide && rowHeight() >= 10
-    ? `${lane.rank} · devices ${rank.devices}` : `${lane.rank}`;
+    ? `${DATA.ranks.length > 1 ? `${lane.rank} · ` : ""}devices ${rank.devices}` : `${lane.rank}`;
   pen.fillText(name, box.left - 8, place.top + Math.max(place.height, 8) / 2, box.left - 10);
 }
 
