@@ -26,7 +26,7 @@ from meshwright.planner.notes import notes_of
 from meshwright.planner.pins.constraints import pinned
 from meshwright.planner.predict import predict_plan
 from meshwright.planner.problem import Problem
-from meshwright.planner.saved_modes import pinned_policy
+from meshwright.planner.saved_modes import pinned_policy, policy_of
 from meshwright.planner.schedule_tools import make_schedule, stages_per_rank
 
 
@@ -45,6 +45,8 @@ class StageChoice:
     zero: int = 0
     recompute: tuple[str, ...] = ()
     """Patterns or names of the blocks that are recomputed."""
+    saved: tuple[tuple[str, str], ...] = ()
+    """Patterns or names of other blocks, and how they keep values (`planner.saved_modes`)."""
     prefetch: int = 0
     """With zero 3: blocks whose parameters are gathered ahead."""
     shares: tuple[int, ...] = ()
@@ -158,24 +160,36 @@ def modes_of(problem: Problem, stage: StageChoice) -> tuple[Mode, ...]:
     """Per block, how it keeps what its backward needs."""
     blocks = problem.graph.blocks[stage.start : stage.stop]
     saved = _saved(problem, stage, blocks)
+    held = [saved.get(b.name, saved.get(b.pattern)) for b in blocks]
     return tuple(
-        tuple(sorted(saved[b.pattern].items())) if b.pattern in saved
-        else not {b.name, b.pattern}.isdisjoint(stage.recompute)
-        for b in blocks
-    )  # fmt: skip
+        not {b.name, b.pattern}.isdisjoint(stage.recompute)
+        if policy is None
+        else tuple(sorted(policy.items()))
+        for b, policy in zip(blocks, held, strict=True)
+    )
 
 
 def _saved(
     problem: Problem, stage: StageChoice, blocks: Sequence[Block]
 ) -> dict[str, dict[str, Keeping]]:
-    """Policies of layers that are asked for; none where some of the blocks are recomputed."""
-    again = {b.pattern for b in blocks if not {b.name, b.pattern}.isdisjoint(stage.recompute)}
+    """Policies that are chosen, or asked for of all layers; none where blocks are recomputed."""
     policies = {
+        name: dict(policy_of(problem, pattern, mode))
+        for name, mode in stage.saved
+        if (pattern := _pattern_of(name, blocks))
+    }
+    again = {b.pattern for b in blocks if not {b.name, b.pattern}.isdisjoint(stage.recompute)}
+    policies |= {
         pattern: dict(pinned_policy(problem, pattern))
         for pattern in recomputable(problem.graph, blocks)
-        if pattern not in again
+        if pattern not in again and pattern not in policies
     }
-    return {pattern: policy for pattern, policy in policies.items() if policy}
+    return {name: policy for name, policy in policies.items() if policy}
+
+
+def _pattern_of(name: str, blocks: Sequence[Block]) -> str:
+    """The pattern of a block or pattern among `blocks`; empty if there is none."""
+    return next((b.pattern for b in blocks if name in (b.name, b.pattern)), "")
 
 
 def _asked_prefetch(problem: Problem) -> int:

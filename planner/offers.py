@@ -11,8 +11,9 @@ from meshwright.ir.plan import Plan
 from meshwright.planner import searchers
 from meshwright.planner.problem import Problem
 
-TIE = 0.02
-"""Plans whose predicted steps differ by less are a tie: then the simplest is best."""
+TIE = 0.005
+"""Plans whose predicted steps differ by less are a tie: steps of one plan vary by as much from run
+to run. Then the simplest is best, and its notes say so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,3 +55,13 @@ def find_searcher(name: str) -> Searcher:
 def is_baseline(name: str) -> bool:
     """Whether a searcher stands for somebody else's: its plans stay as it makes them."""
     return hasattr(importlib.import_module(f"{searchers.__name__}.{name}"), "BASELINE")
+
+
+def check_logs(problem: Problem, name: str) -> None:
+    """PlanError where a log of the training is asked for and the searcher trains nothing."""
+    if problem.log_dir and not hasattr(importlib.import_module(f"{searchers.__name__}.{name}"),
+                                       "LOGS"):  # fmt: skip
+        raise PlanError(
+            f"searcher {name!r} trains nothing that could be logged to {problem.log_dir}; "
+            "searcher='dqn' does"
+        )

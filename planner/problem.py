@@ -3,6 +3,7 @@
 import difflib
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Literal
 
 from meshwright.costmodel.keeping import Policy
@@ -55,6 +56,9 @@ class Problem:
     kept: dict[object, object] = field(compare=False, repr=False, default_factory=dict)
     """What `planner.ways` keeps, by constraints."""
 
+    log_dir: Path | None = field(compare=False, default=None)
+    """Where a searcher that trains writes how that goes."""
+
     policies: dict[tuple[object, str], Policy] = field(
         compare=False, repr=False, default_factory=dict
     )
@@ -75,6 +79,12 @@ class Problem:
         if key not in self.solved:
             self.solved[key] = self._on(model).found(variant).layouts
         return self.solved[key]
+
+    def keep_layouts(
+        self, model: ModelMesh, variant: str, layouts: tuple[BlockLayout, ...]
+    ) -> None:
+        """Adds a variant that a searcher has made itself."""
+        self.solved[model, f"{variant}{self._placed}"] = layouts
 
     def _on(self, model: ModelMesh) -> MeshVariants:
         key = (model, self._placed)
@@ -130,6 +140,7 @@ def make_problem(
     objective: str = "throughput",
     seed: int = 0,
     profile: Profile | None = None,
+    log_dir: Path | None = None,
 ) -> Problem:
     """The problem, after checking what was asked."""
     check_optimizer(optimizer)
@@ -150,7 +161,7 @@ def make_problem(
     return Problem(
         graph=graph, cluster=cluster, optimizer=optimizer, precision=kind,
         max_grad_norm=max_grad_norm, constraints=asked, objective=objective, seed=seed,
-        tables=CostTables(graph, cluster, precision, profile=profile), solved={},
+        tables=CostTables(graph, cluster, precision, profile=profile), solved={}, log_dir=log_dir,
     )  # fmt: skip
 
 

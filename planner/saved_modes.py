@@ -34,13 +34,26 @@ def saved_modes(problem: Problem, pattern: str) -> tuple[SavedMode, ...]:
 def pinned_policy(problem: Problem, pattern: str) -> Policy:
     """What `saved=` asks of the blocks of a pattern; empty if nothing."""
     name = pinned(problem.constraints, "saved")
-    if name in (None, "none"):
-        return ()
+    return () if name in (None, "none") else policy_of(problem, pattern, str(name))
+
+
+def policy_of(problem: Problem, pattern: str, name: str) -> Policy:
+    """The policy of a mode by its name; empty if the pattern has no such mode."""
     key = (name, pattern)
     if key not in problem.policies:
-        found = (mode.policy for mode in saved_modes(problem, pattern) if mode.name == name)
-        problem.policies[key] = next(found, ())
+        for mode in saved_modes(problem, pattern):
+            problem.policies[mode.name, pattern] = mode.policy
+        problem.policies.setdefault(key, ())
     return problem.policies[key]
+
+
+def free_modes(problem: Problem) -> tuple[str, ...]:
+    """Names of the modes that a searcher may choose block by block: none where one is pinned, and
+    nothing is moved where host and device are one memory."""
+    if pinned(problem.constraints, "saved") is not None:
+        return ()
+    apart = any(device.kind != "cpu" for device in problem.tables.devices.values())
+    return ("offload", "selective") if apart else ("selective",)
 
 
 def _choice(problem: Problem, pattern: str) -> tuple[str, ...]:

@@ -14,6 +14,8 @@ F, B, I, W = Work.FORWARD, Work.BACKWARD, Work.BACKWARD_INPUT, Work.BACKWARD_WEI
 
 SCHEDULES = tuple(module.name for module in pkgutil.iter_modules(schedules.__path__))
 """Keys of the schedules: the file names."""
+MADE = "synthesised"
+"""Name of schedules that a solver makes for the stages of a plan."""
 
 
 def _module(name: str) -> object:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,18 +18,28 @@ from meshwright.ir.profile_store import load_profile
 from meshwright.ir.trace import trace
 from meshwright.ir.verify import check
 from meshwright.planner.across.bound import lower_bound
+from meshwright.planner.found import Found as Found
+from meshwright.planner.found import pipelines, with_reason
+from meshwright.planner.found import simplest as simplest
 from meshwright.planner.infeasible import explain
 from meshwright.planner.largest_batch import largest_batch
 from meshwright.planner.objectives import bounds_batch, rating
-from meshwright.planner.offers import TIE, Offer, find_searcher, is_baseline
-from meshwright.planner.pins.constraints import Constraint, broken, pinned
+from meshwright.planner.offers import Offer, check_logs, find_searcher, is_baseline
+from meshwright.planner.pins.constraints import (
+    Constraint,
+    Pin,
+    allowed,
+    broken,
+    freed,
+    pinned,
+)
 from meshwright.planner.predict import excess_bytes, in_detail
 from meshwright.planner.problem import Problem, make_problem
 from meshwright.planner.progress import Progress
 from meshwright.planner.ranking import Ranking, rank_clusters
+from meshwright.planner.schedule_tools import MADE, SCHEDULES
 from meshwright.planner.searchers.exhaustive import count
-from meshwright.planner.synthesis.choose import synthesised
-from meshwright.planner.synthesis.solve import NAME as SYNTHESISED
+from meshwright.planner.synthesis.choose import asked_for, synthesised
 from meshwright.planner.why import alternative, kind_of, name_of
 
 SMALL = 1000
@@ -56,19 +66,21 @@ def search(
     seed: int = 0,
     progress: bool = True,
     profile: Profile | Path | str | None = None,
+    tensorboard: Path | str | None = None,
 ) -> Plan:
     """The best plan found within the time limit for a module, or for a Graph from `trace`.
 
     Of several clusters, the plan on the best one (`rank` shows them all). `profile`: what was
     measured of the cluster's machines, or the file that holds it. Ctrl-C gives the best plan so
-    far. Within the limit, equal arguments give equal plans.
+    far. Within the limit, equal arguments give equal plans. `tensorboard`:
+    the folder where a searcher that trains (`dqn`) logs how that goes.
     """
     ranking = rank(
         model_or_graph, [cluster] if isinstance(cluster, Cluster) else cluster,
         global_batch_size=global_batch_size, example_inputs=example_inputs, loss_fn=loss_fn,
         optimizer=optimizer, precision=precision, max_grad_norm=max_grad_norm, searcher=searcher,
         constraints=constraints, objective=objective, time_limit_s=time_limit_s, seed=seed,
-        progress=progress, profile=profile,
+        progress=progress, profile=profile, tensorboard=tensorboard,
     )  # fmt: skip
     return ranking.best
 
@@ -90,6 +102,7 @@ def rank(
     seed: int = 0,
     progress: bool = True,
     profile: Profile | Path | str | None = None,
+    tensorboard: Path | str | None = None,
 ) -> Ranking:
     """The best plan on each cluster, best cluster first; the time limit is for each of them."""
     if time_limit_s <= 0:
@@ -105,6 +118,7 @@ def rank(
             graph(batch), cluster, optimizer=optimizer, precision=precision,
             max_grad_norm=max_grad_norm, constraints=tuple(constraints), objective=objective,
             seed=seed, profile=measured,
+            log_dir=_log_dir(tensorboard, cluster, several=len(clusters) > 1),
         )  # fmt: skip
 
     def solve(cluster: Cluster) -> Plan:
@@ -115,6 +129,13 @@ def rank(
         return search_problem(first, searcher, time_limit_s=time_limit_s, progress=progress)
 
     return rank_clusters(clusters, objective, solve)
+
+
+def _log_dir(given: Path | str | None, cluster: Cluster, *, several: bool) -> Path | None:
+    """A folder for each of several clusters."""
+    if given is None:
+        return None
+    return Path(given) / cluster.name if several else Path(given)
 
 
 def _check_traceable(given: Any) -> None:
@@ -165,10 +186,14 @@ def search_problem(
 ) -> Plan:
     """`search` on a problem that is already made."""
     name = _searcher(problem, searcher)
+    check_logs(problem, name)
     deadline = time.monotonic() + time_limit_s
     with Progress(name, time_limit_s, show=progress) as shown:
-        found = run(problem, find_searcher(name)(problem), deadline, shown)
-        if not is_baseline(name):
+        free = _with_any_schedule(problem)
+        found = run(free, find_searcher(name)(free), deadline, shown)
+        if free is not problem:
+            found = _all_made(problem, found, deadline)
+        elif not is_baseline(name):
             _make_schedules(problem, found, deadline)
     if found.best is None:
         if not found.exhausted:
@@ -176,7 +201,12 @@ def search_problem(
                 f"no plan that fits was found in {time_limit_s:g} s ({found.candidates} looked at);"
                 " raise time_limit_s or pin decisions, such as tp=1"
             )
-        raise explain(problem, found, lambda relaxed: run(relaxed, find_searcher(name)(relaxed)))
+        # What is left of the constraints may be too much for the searcher that fits all of them.
+        raise explain(
+            problem,
+            found,
+            lambda relaxed: run(relaxed, find_searcher(_searcher(relaxed, searcher))(relaxed)),
+        )
     return _finish(problem, found, name)
 
 
@@ -184,29 +214,6 @@ def _searcher(problem: Problem, name: str) -> str:
     if name != "auto":
         return name
     return "exhaustive" if count(problem, SMALL) <= SMALL else "ilp"
-
-
-@dataclass
-class Found:
-    """What a run has seen so far."""
-
-    best: Plan | None = None
-    value: tuple[float, ...] = ()
-    candidates: int = 0
-    infeasible: int = 0
-    exhausted: bool = False
-    pruned: dict[str, int] = field(default_factory=dict)
-    bound_s: float | None = None
-    """No choice at all takes less, as the searcher says."""
-    open_s: float | None = None
-    """Nothing that was neither judged nor pruned takes less, as the searcher says."""
-    least_s: float = float("inf")
-    """The shortest step of a plan that fits."""
-    least_excess: tuple[int, Plan] | None = None
-    """The plan that exceeds memory by the least."""
-    kinds: dict[str, tuple[tuple[float, ...], int, Plan]] = field(default_factory=dict)
-    """Best of each kind: value, excess memory, plan."""
-    improved: list[Improvement] = field(default_factory=list)
 
 
 def run(
@@ -280,13 +287,31 @@ def _improvement(plan: Plan, found: Found) -> Improvement:
     )  # fmt: skip
 
 
+def _with_any_schedule(problem: Problem) -> Problem:
+    """The problem; where schedules shall be made, that of finding pipelines to make them for."""
+    if allowed(problem.constraints, "schedule", SCHEDULES):
+        return problem
+    pipelines = freed(problem.constraints, "schedule", Pin("pp", 2, ">="))
+    return replace(problem, constraints=pipelines)
+
+
+def _all_made(problem: Problem, found: Found, deadline: float) -> Found:
+    """The best pipelines with schedules made for them, and nothing else."""
+    made = replace(found, best=None, value=(), exhausted=False, least_excess=None, kinds={})
+    made.least_s, made.open_s, made.improved = float("inf"), None, []
+    for plan in pipelines(found)[:PIPELINES]:
+        if made.best is None or time.monotonic() < deadline:
+            new = asked_for(problem, plan)
+            if new:
+                _take(problem, Offer(plan=new), made)
+    return made
+
+
 def _make_schedules(problem: Problem, found: Found, deadline: float) -> None:
     """Schedules made for the best pipelines, and for what fits under no schedule of a file."""
     if problem.objective == "memory":
         return
-    ranked = sorted(found.kinds.values(), key=lambda entry: (entry[1], entry[0]))
-    pipelines = [plan for _, _, plan in ranked if len(plan.schedule.rows) > 1]
-    for plan in pipelines[:PIPELINES]:
+    for plan in pipelines(found)[:PIPELINES]:
         if time.monotonic() < deadline:
             made = synthesised(problem, plan, below_s=found.least_s)
             if made:
@@ -297,29 +322,9 @@ def _value(problem: Problem, plan: Plan) -> tuple[float, ...]:
     return (*rating(problem.objective, problem.cluster, plan), float(len(plan.stages)))
 
 
-def simplest(problem: Problem, found: Found) -> Plan:
-    """Of the best plans of each kind that tie with the best, the one with the least machinery:
-    fewest stages, then the lowest ZeRO level, then the fastest."""
-    assert found.best and found.best.predicted
-    if problem.objective not in ("throughput", "batch"):
-        return found.best
-    limit_s = found.best.predicted.step_s * (1 + TIE)
-    tied = [(value, p) for value, excess, p in found.kinds.values() if not excess]
-    _, best = min(
-        (entry for entry in tied if entry[0][0] <= limit_s),
-        key=lambda entry: (_machinery(entry[1]), entry[0]),
-    )
-    check(best, problem.graph, problem.cluster)
-    return best
-
-
-def _machinery(plan: Plan) -> tuple[int, int]:
-    return len(plan.stages), max(stage.zero for stage in plan.stages)
-
-
 def _finish(problem: Problem, found: Found, searcher: str) -> Plan:
     """The best plan with its evidence, versions and hash."""
-    best = simplest(problem, found)
+    best = with_reason(simplest(problem, found), found)
     assert best.predicted
     bound = _bound_s(problem, found)
     others = [entry for entry in found.kinds.values() if kind_of(entry[2]) != kind_of(best)]
@@ -342,7 +347,7 @@ def _finish(problem: Problem, found: Found, searcher: str) -> Plan:
 def _bound_s(problem: Problem, found: Found) -> float:
     """What no plan can beat: by the relaxation, or because nothing better is left open."""
     bound_s = lower_bound(problem) if found.bound_s is None else found.bound_s
-    if found.best and found.best.schedule.name == SYNTHESISED:
+    if found.best and found.best.schedule.name == MADE:
         return float(f"{bound_s:.6g}")  # what was gone through are the schedules of files
     if found.open_s is not None and found.open_s > bound_s:
         bound_s = max(bound_s, min(found.open_s, found.least_s))

@@ -17,7 +17,7 @@ from meshwright.planner.problem import Problem
 from meshwright.planner.schedule_tools import SCHEDULES, stages_per_rank
 
 TWINS = frozenset({"dapple_pa"})
-"""Schedules whose tables equal another's; searched only where pinned."""
+"""Schedules whose tables equal those of 1F1B; searched only where that is ruled out."""
 FEW = 16
 """Replicas up to which every divisor is tried as the size of dp_shard."""
 
@@ -57,10 +57,9 @@ class Mesh:
 
 
 def microbatch_counts(problem: Problem) -> tuple[int, ...]:
-    """Legal numbers of micro-batches; 1 if more would change the result, unless pinned."""
-    if problem.coupling and pinned(problem.constraints, "num_microbatches") is None:
-        return (1,)
-    return allowed(problem.constraints, "num_microbatches", divisors(problem.batch))
+    """Legal numbers of micro-batches; 1 if more would change the result and pins leave it."""
+    found = allowed(problem.constraints, "num_microbatches", divisors(problem.batch))
+    return (1,) if problem.coupling and 1 in found else found
 
 
 def pipeline_sizes(problem: Problem) -> tuple[int, ...]:
@@ -76,7 +75,7 @@ def schedules(problem: Problem, num_ranks: int) -> Iterator[tuple[str, int]]:
     if num_ranks == 1 and pin is None and "one_f_one_b" in names:
         names = ("one_f_one_b",)
     for name in names:
-        if name in TWINS and pin is None:
+        if name in TWINS and "one_f_one_b" in names:
             continue
         for chunks in stages_per_rank(name):
             if num_ranks * chunks <= len(problem.graph.blocks):

@@ -1,14 +1,14 @@
 """Every choice of one frame, in a fixed order: what is enumerated where a space is small."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise, product
 from math import prod
 
 from meshwright.planner.across.places import Places, orders
-from meshwright.planner.across.recompute import RecomputeSets
 from meshwright.planner.across.relaxation import Frame, group_sizes
 from meshwright.planner.across.shares import balanced_shares
+from meshwright.planner.across.treatments import Treatment, Treatments
 from meshwright.planner.candidates import Choice, StageChoice
 from meshwright.planner.problem import Problem
 from meshwright.planner.schedule_tools import make_schedule
@@ -29,7 +29,10 @@ class Choices:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.places = [Places(problem, order) for order in orders(problem)]
-        self.sets = RecomputeSets(problem)
+        self.sets = Treatments(problem)
+        self.fits: set[Choice] = set()
+        """What those who ask for choices have found to fit: where they do, the same is not tried
+        with activations recomputed or moved that may as well be kept."""
         self._meshes: dict[tuple[int, int], tuple[Mesh, ...]] = {}
 
     def count(self, frame: Frame, most: int) -> int:
@@ -49,7 +52,7 @@ class Choices:
         return total
 
     def of(self, frame: Frame) -> Iterator[Choice]:
-        """Every choice."""
+        """Every choice, but those that save memory where `fits` says that there is enough."""
         seen: set[tuple[Group, ...]] = set()
         for places in self.places:
             for sizes in self._sizes(frame):
@@ -85,16 +88,35 @@ class Choices:
         held = [groups[table.rank_of(stage)] for stage in range(num_stages)]
         for bounds in cuts(self.problem, num_stages):
             ends = list(pairwise(bounds))
-            for again in product(*(self.sets.of(a, b) for a, b in ends)):
+            enough: set[tuple[int, ...]] = set()
+            known = [self.sets.of(a, b) for a, b in ends]
+            for steps in product(*(range(len(found)) for found in known)):
+                if any(less in enough for less in self._less(steps, known)):
+                    enough.add(steps)
+                    continue
                 stages = tuple(
-                    stage_on(group, a, b, names)
-                    for group, (a, b), names in zip(held, ends, again, strict=True)
+                    stage_on(group, a, b, found[step])
+                    for group, (a, b), found, step in zip(held, ends, known, steps, strict=True)
                 )
                 choice = Choice(
                     stages=stages, num_microbatches=frame.num_microbatches, schedule=schedule,
                     num_ranks=frame.num_ranks,
                 )  # fmt: skip
-                yield from with_shares(self.problem, choice)
+                each = list(with_shares(self.problem, choice))
+                yield from each
+                if self.fits.issuperset(each):
+                    enough.add(steps)
+
+    def _less(
+        self, steps: tuple[int, ...], known: Sequence[tuple[Treatment, ...]]
+    ) -> Iterator[tuple[int, ...]]:
+        """The same with one stage that is treated less, for less time."""
+        if self.problem.objective == "memory":
+            return
+        for stage, step in enumerate(steps):
+            before = self.sets.before(known[stage], step)
+            if step and before is not None:
+                yield (*steps[:stage], before, *steps[stage + 1 :])
 
 
 def _groups(places: Places, held: tuple[Mesh, ...]) -> tuple[Group, ...]:
@@ -105,13 +127,13 @@ def _groups(places: Places, held: tuple[Mesh, ...]) -> tuple[Group, ...]:
     )
 
 
-def stage_on(group: Group, start: int, stop: int, recompute: tuple[str, ...]) -> StageChoice:
+def stage_on(group: Group, start: int, stop: int, treatment: Treatment) -> StageChoice:
     """Blocks `start` to `stop` on a group."""
     mesh = group.mesh
     return StageChoice(
         start=start, stop=stop, devices=group.devices, dp_replicate=mesh.dp_replicate,
         dp_shard=mesh.dp_shard, model=mesh.model, variant=mesh.variant, zero=mesh.zero,
-        prefetch=mesh.prefetch, recompute=recompute,
+        prefetch=mesh.prefetch, recompute=treatment.recompute, saved=treatment.saved,
     )  # fmt: skip
 
 

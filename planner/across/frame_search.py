@@ -13,11 +13,12 @@ from meshwright.costmodel.placement import step_cores
 from meshwright.planner.across.choice_space import Group, stage_on, with_shares
 from meshwright.planner.across.partition import Part, Pipeline, load, memory, path_within, solve
 from meshwright.planner.across.places import Places
-from meshwright.planner.across.recompute import RecomputeSets
 from meshwright.planner.across.relaxation import Bound, Frame, group_sizes
 from meshwright.planner.across.run_costs import RunCosts
-from meshwright.planner.across.stage_tables import Fitted, StageTables
-from meshwright.planner.candidates import Choice, StageChoice, recomputable
+from meshwright.planner.across.stage_options import Fitted
+from meshwright.planner.across.stage_tables import StageTables
+from meshwright.planner.across.treatments import Treatments
+from meshwright.planner.candidates import Choice, StageChoice
 from meshwright.planner.pins.constraints import pinned
 from meshwright.planner.schedule_tools import stages_per_rank
 from meshwright.planner.space import Mesh, meshes, schedules
@@ -39,9 +40,9 @@ class Finalist:
 class FrameSearch:
     """Solves frames of one problem in one order of its devices."""
 
-    def __init__(self, runs: RunCosts, places: Places, sets: RecomputeSets) -> None:
+    def __init__(self, runs: RunCosts, places: Places, sets: Treatments) -> None:
         self.problem, self.runs, self.places, self.sets = runs.problem, runs, places, sets
-        self.tables = StageTables(runs, places)
+        self.tables = StageTables(runs, places, sets)
         self.left_out = 0
         """Meshes that were not looked at closer."""
         self._meshes: dict[tuple[Frame, int], tuple[Mesh, ...]] = {}
@@ -173,23 +174,5 @@ class FrameSearch:
 
     def _stage(self, part: Part) -> StageChoice:
         devices = self.places.ranks(part.first, part.mesh.size, part.mesh)
-        names = self._recomputed(part)
-        return stage_on(Group(devices, part.mesh), part.start, part.stop, names)
-
-    def _recomputed(self, part: Part) -> tuple[str, ...]:
-        """The set that saves as much as asked for, in the least time: a knapsack over sets."""
-        sets = self.sets.of(part.start, part.stop)
-        if part.recomputed <= 0:
-            return sets[0]
-        if part.recomputed >= 1:
-            return sets[-1]
-        blocks = self.problem.graph.blocks[part.start : part.stop]
-        again = set(recomputable(self.problem.graph, blocks))
-        size = {b.name: self.sets.saved_bytes(b) for b in blocks if b.pattern in again}
-        wanted = part.recomputed * sum(size.values()) * (1 - 1e-9)
-        chosen: list[tuple[float, int, tuple[str, ...]]] = []
-        for names in sets:
-            held = self.sets.blocks(part.start, part.stop, names)
-            if sum(size[b.name] for b in held) >= wanted:
-                chosen.append((sum(self.sets.again_s(b) for b in held), len(chosen), names))
-        return min(chosen)[2] if chosen else sets[-1]
+        treatment = self.sets.that_saves(part.start, part.stop, part.saved)
+        return stage_on(Group(devices, part.mesh), part.start, part.stop, treatment)

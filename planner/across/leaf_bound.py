@@ -6,7 +6,6 @@ from math import ceil
 from typing import NamedTuple
 
 from meshwright.costmodel.tables import Spot
-from meshwright.planner.across.recompute import RecomputeSets
 from meshwright.planner.across.relaxation import SPLIT
 from meshwright.planner.across.run_costs import At, RunCosts
 from meshwright.planner.candidates import Choice, StageChoice
@@ -16,8 +15,8 @@ from meshwright.planner.schedule_tools import SCHEDULES
 class LeafBound:
     """Bounds of one problem's choices; keeps what stages take."""
 
-    def __init__(self, runs: RunCosts, sets: RecomputeSets) -> None:
-        self.runs, self.problem, self.sets = runs, runs.problem, sets
+    def __init__(self, runs: RunCosts) -> None:
+        self.runs, self.problem = runs, runs.problem
         self._busy: dict[StageChoice, dict[int, _Busy]] = {}
 
     def seconds(self, choice: Choice) -> float:
@@ -61,12 +60,15 @@ class LeafBound:
         return max(self._at(stage, At(spot, stage.variant)) for spot in spots)
 
     def _at(self, stage: StageChoice, at: At) -> "_Busy":
-        costs = self.runs.block_costs(at)
+        costs, saved = self.runs.block_costs(at), dict(stage.saved)
         whole = forward = least = 0.0
         for number in range(stage.start, stage.stop):
             block, cost = self.runs.blocks[number], costs[number]
+            mode = saved.get(block.name, saved.get(block.pattern, ""))
             if block.name in stage.recompute or block.pattern in stage.recompute:
                 cost = cost.recomputed()
+            elif mode:
+                cost = self.runs.under(block, at, mode)
             whole += cost.forward_s + cost.backward_s - cost.accumulate_s
             forward += cost.forward_s
             least += cost.forward_s + cost.backward_input_s

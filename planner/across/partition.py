@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from meshwright.planner.across.run_classes import RunClasses
 from meshwright.planner.across.spans import Matrix
-from meshwright.planner.across.stage_tables import Fitted
+from meshwright.planner.across.stage_options import Fitted
 from meshwright.planner.space import Mesh
 
 
@@ -25,8 +25,8 @@ class Part:
     first: int
     """Place of its first device."""
     mesh: Mesh
-    recomputed: float
-    """Share of the blocks that can be."""
+    saved: float
+    """Of what recomputing all that can be would save, the share that must be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ def _trace_back(asked: Pipeline, rows: list[dict[int, _Row]], measure: Measure) 
         assert fitted
         again = float(fitted.share[mesh, asked.classes.index[start, stop]])
         if measure is memory or again > 1.0:
-            again = float(True in fitted.options.modes)
+            again = float(len(fitted.options.more()) > 0)
         parts.append(Part(start, stop, used, fitted.options.meshes[mesh], again))
         stop = start
     return tuple(reversed(parts))

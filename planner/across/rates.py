@@ -1,24 +1,29 @@
 """What each block needs at least of a device under a mesh: seconds and bytes, never too much."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
+from meshwright.costmodel.block import BlockCost
 from meshwright.costmodel.comm import Levels, collective_time
 from meshwright.costmodel.memory import OPTIMIZER_COPIES
+from meshwright.costmodel.offload import copy_s
 from meshwright.costmodel.optimizer import optimizer_time
 from meshwright.ir.conversions import Primitive
 from meshwright.planner.across.run_costs import At, RunCosts
 from meshwright.planner.across.spans import Matrix
 from meshwright.planner.across.stage_tables import Case
+from meshwright.planner.saved_modes import free_modes
 
 _LARGE = 10**10
 """Bytes from which on the time of a collective grows in proportion."""
 
 
 class Rates(NamedTuple):
-    """Per mesh and kind of block (and twice: all kept, all recomputed)."""
+    """Per mesh and kind of block, and per mode: all kept, all recomputed, then others there are."""
 
     busy_s: Matrix
     """[mesh, mode, kind]: one micro-batch forward and backward, with its collectives."""
@@ -30,6 +35,12 @@ class Rates(NamedTuple):
     """[mesh, kind]"""
     flight_bytes: Matrix
     """[mesh, mode, kind]: activations of one micro-batch."""
+    forward_s: Matrix
+    """[mesh, kind]: of `busy_s`."""
+    input_s: Matrix
+    """[mesh, mode, kind]: of `busy_s`, what is not the weight half of a backward."""
+    copy_s: Matrix
+    """[mesh, kind]: moving all activations inside to the host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +60,8 @@ class BlockRates:
         self.counts = np.array([kind.count for kind in self.kinds], dtype=float)
         self.kind_of = np.array(_numbers(runs, self.kinds))
         """Per block, the number of its kind."""
-        self.input_share = 1.0
-        """The least share of a block's work that is not the weight half of its backward."""
-        self.forward_share = 1.0
-        self._work: dict[At, tuple[Matrix, Matrix, Matrix]] = {}
+        self.free = free_modes(self.problem)
+        self._work: dict[At, tuple[Matrix, ...]] = {}
         self._held: dict[object, tuple[Matrix, Matrix]] = {}
         self._slopes: dict[tuple[Primitive, Levels], float] = {}
         self._once: dict[object, tuple[Matrix, Matrix]] = {}
@@ -63,14 +72,14 @@ class BlockRates:
         return Rates(*(np.array(column) for column in zip(*rows, strict=True)))
 
     def _of(self, case: Case, num_microbatches: int) -> tuple[Matrix, ...]:
-        busy, compute, flight = self._work_of(case.at)
+        busy, compute, flight, forward, inputs, copies = self._work_of(case.at)
         state, _ = self._state_of(case, num_microbatches)
         once, gather = self._once_of(case)
         hidden = num_microbatches * gather
         if case.mesh.zero == 3 and not case.mesh.prefetch:
-            busy, hidden = busy + gather, hidden * 0
+            busy, inputs, hidden = busy + gather, inputs + gather, hidden * 0
         once = self._exposed(once, case, busy, hidden, num_microbatches)
-        return busy, compute, once, state, flight
+        return busy, compute, once, state, flight, forward, inputs, copies
 
     def _exposed(
         self, once: Matrix, case: Case, busy: Matrix, hidden: Matrix, num_microbatches: int
@@ -128,34 +137,70 @@ class BlockRates:
         )
         return max(0.0, min((high - low) / _LARGE, low / _LARGE))
 
-    def _work_of(self, at: At) -> tuple[Matrix, Matrix, Matrix]:
+    def _work_of(self, at: At) -> tuple[Matrix, ...]:
         at = self.runs.canonical(at)
         if at not in self._work:
             costs = self.runs.block_costs(at)
-            for kind in self.kinds:
-                cost = costs[kind.block]
-                whole = cost.forward_s + cost.backward_s
-                if whole:
-                    part = 1 - cost.backward_weight_s / whole
-                    self.input_share = min(self.input_share, part)
-                    self.forward_share = min(self.forward_share, cost.forward_s / whole)
-            modes = [[costs[kind.block] for kind in self.kinds]]
-            modes.append(
-                [
-                    cost.recomputed() if self.runs.may_recompute(kind.block) else cost
-                    for cost, kind in zip(modes[0], self.kinds, strict=True)
-                ]
-            )
-            busy = [[c.forward_s + c.backward_s - c.accumulate_s for c in row] for row in modes]
-            talk = [[c.comm_forward_s + c.comm_backward_s for c in row] for row in modes]
+            kept = [costs[kind.block] for kind in self.kinds]
+            modes = [kept, [self._recomputed(kind, costs) for kind in self.kinds]]
+            # Whatever making again costs, it is not shorter than keeping; nor is moving.
+            timed = modes + [kept] * len(self.free)
+            modes += [self._saving(name, at, kept) for name in self.free]
+            busy = [[c.forward_s + c.backward_s - c.accumulate_s for c in row] for row in timed]
+            talk = [[c.comm_forward_s + c.comm_backward_s for c in row] for row in timed]
             flight = [
                 [self._kept(kind, c.saved_bytes, c.saved_inputs) for c, kind in
                  zip(row, self.kinds, strict=True)]
                 for row in modes
             ]  # fmt: skip
             found = np.array(busy)
-            self._work[at] = found, found - np.array(talk), np.array(flight)
+            forward = np.array(
+                [min(a.forward_s, b.forward_s) for a, b in zip(*timed[:2], strict=True)]
+            )
+            inputs = np.array([[c.forward_s + c.backward_input_s for c in row] for row in timed])
+            copies = np.array([self._copy_s(at, cost) for cost in kept])
+            compute = found - np.array(talk)
+            if "offload" in self.free:
+                found[2 + self.free.index("offload")] += self._waits_s(timed[1], copies)
+            self._work[at] = found, compute, np.array(flight), forward, inputs, copies
         return self._work[at]
+
+    def _recomputed(self, kind: Kind, costs: Sequence[BlockCost]) -> BlockCost:
+        cost = costs[kind.block]
+        return cost.recomputed() if self.runs.may_recompute(kind.block) else cost
+
+    def _saving(self, mode: str, at: At, kept: Sequence[BlockCost]) -> list[BlockCost]:
+        """What is held at least in a mode."""
+        if mode == "offload":
+            return [
+                replace(cost, saved_bytes=0) if self.runs.may_recompute(kind.block) else cost
+                for cost, kind in zip(kept, self.kinds, strict=True)
+            ]
+        costs = self.runs.in_mode(at, mode)
+        return [costs[kind.block] for kind in self.kinds]
+
+    def _waits_s(self, again: Sequence[BlockCost], copies: Matrix) -> Matrix:
+        """What is moved comes back while one other block has its backward, which takes no longer
+        than that of the longest of those that can be recomputed; but for a few others' sake."""
+        longest = max(c.backward_s for c, held in zip(again, self.treated, strict=True) if held)
+        found: Matrix = np.maximum(0.0, copies - longest) * self.treated
+        return found
+
+    @cached_property
+    def treated(self) -> Matrix:
+        """1 for the kinds of blocks that can be recomputed or moved, 0 for others."""
+        return np.array([float(self.runs.may_recompute(kind.block)) for kind in self.kinds])
+
+    @cached_property
+    def others(self) -> float:
+        """Blocks that are not."""
+        return float(self.counts @ (1 - self.treated))
+
+    def _copy_s(self, at: At, cost: BlockCost) -> float:
+        tables = self.problem.tables
+        if "offload" not in self.free:
+            return 0.0
+        return copy_s(tables.devices[at.spot.device], cost.saved_bytes, tables.profile)
 
     def workspace_bytes(self, at: At) -> float:
         """Of the block that needs most, whatever else is done to save memory."""

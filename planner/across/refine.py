@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from meshwright.planner.across.recompute import RecomputeSets
+from meshwright.planner.across.treatments import Treatment, Treatments
 from meshwright.planner.candidates import (
     Choice,
     StageChoice,
@@ -24,11 +24,14 @@ FEW_DEVICES = 16
 """Up to here every mesh of every single stage is a neighbour."""
 
 
-def neighbours(problem: Problem, choice: Choice) -> Iterator[Choice]:
-    """Other cuts, recompute, schedules, micro-batch counts, meshes; pins respected."""
+def neighbours(
+    problem: Problem, choice: Choice, sets: Treatments, *, tight: bool
+) -> Iterator[Choice]:
+    """Other cuts, treatments, schedules, micro-batch counts, meshes; pins respected. `tight`:
+    whether stages that keep all may want less memory."""
     yield from other_schedules(problem, choice)
     yield from _other_cuts(choice)
-    yield from _other_recompute(problem, choice)
+    yield from _other_treatments(choice, sets, tight=tight)
     yield from _other_counts(problem, choice)
     yield from _other_meshes(problem, choice)
 
@@ -57,9 +60,9 @@ def _recut(
     for i in range(num_stages):
         old = held[table.rank_of(i)]
         again = recomputable(graph, graph.blocks[cuts[i] : cuts[i + 1]])
-        stages.append(
-            replace(old, start=cuts[i], stop=cuts[i + 1], recompute=again if old.recompute else ())
-        )
+        now = Treatment.of(old)
+        new = Treatment() if now.is_plain else Treatment(again)
+        stages.append(replace(treated(old, new), start=cuts[i], stop=cuts[i + 1]))
     return replace(choice, stages=tuple(stages), schedule=name)
 
 
@@ -75,14 +78,21 @@ def _other_cuts(choice: Choice) -> Iterator[Choice]:
                 yield _with(choice, i, replace(left, stop=cut), replace(right, start=cut))
 
 
-def _other_recompute(problem: Problem, choice: Choice) -> Iterator[Choice]:
-    sets = RecomputeSets(problem)
+def _other_treatments(choice: Choice, sets: Treatments, *, tight: bool) -> Iterator[Choice]:
     for i, stage in enumerate(choice.stages):
+        now = Treatment.of(stage)
+        if now.is_plain and not tight:
+            continue
         known = sets.of(stage.start, stage.stop)
-        at = known.index(stage.recompute) if stage.recompute in known else 0
+        at = known.index(now) if now in known else 0
         near = {0, at - 1, at + 1, len(known) - 1} - {at}
         for index in sorted(n for n in near if 0 <= n < len(known)):
-            yield _with(choice, i, replace(stage, recompute=known[index]))
+            yield _with(choice, i, treated(stage, known[index]))
+
+
+def treated(stage: StageChoice, treatment: Treatment) -> StageChoice:
+    """The stage with that done to its activations."""
+    return replace(stage, recompute=treatment.recompute, saved=treatment.saved)
 
 
 def _other_counts(problem: Problem, choice: Choice) -> Iterator[Choice]:

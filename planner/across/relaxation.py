@@ -4,30 +4,33 @@ A frame fixes the pipeline ranks and the micro-batches; all else is free in each
 With ranks r = 1..P of equal size, blocks b, ways o (mesh, layouts, ZeRO, recomputed or not):
 
     step >= (M busy + once) of any rank,  sum over its blocks of bytes <= room
-    step >= M busy_r + f sum of busy_s over the ranks s before r
+    step >= M busy_r + sum of before_s over the ranks s before r
 
-where f is the share of a stage's work that must lie before or after that of the next one. With
-several stages per rank, at least r blocks lie before those of rank r. Memory is relaxed with a
+where `before` is the work of a stage that must lie before or after that of the next one: all of it,
+or its forward where backwards may be in halves. And a micro-batch goes through all blocks and back.
+With several stages per rank, at least r blocks lie before those of rank r. Memory is relaxed with a
 price: each byte costs mu seconds and each rank is given mu x room, so blocks choose alone; the
 bound holds for every mu, and the best of some is taken.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from math import prod
-from typing import NamedTuple
 
 import numpy as np
 
 from meshwright.costmodel.placement import step_cores
 from meshwright.costmodel.tables import Spot
+from meshwright.planner.across.block_ways import BlockWays, Totals, multipliers, weighed
 from meshwright.planner.across.places import Places
 from meshwright.planner.across.rates import BlockRates, Rates
 from meshwright.planner.across.run_costs import At, RunCosts
 from meshwright.planner.across.spans import Matrix
 from meshwright.planner.across.stage_tables import Case, StageTables
-from meshwright.planner.pins.constraints import pinned
+from meshwright.planner.pins.constraints import allowed
 from meshwright.planner.problem import Problem
+from meshwright.planner.schedule_tools import MADE
 from meshwright.planner.space import (
     Mesh,
     divisors,
@@ -95,19 +98,6 @@ def group_sizes(problem: Problem, ranks: int) -> tuple[int, ...]:
     return (devices // ranks,) if devices % ranks == 0 else ()
 
 
-class _Ways(NamedTuple):
-    """What blocks need: arrays over [mesh, mode, block]."""
-
-    busy_s: Matrix
-    load_s: Matrix
-    """With what comes once per step, shared out over the micro-batches."""
-    state_bytes: Matrix
-    flight_bytes: Matrix
-    room: float
-    prices: tuple[float, ...]
-    """Of memory, in seconds per byte."""
-
-
 class Relaxation:
     """Bounds of one problem's frames."""
 
@@ -161,7 +151,7 @@ class Relaxation:
         found, rates = self._meshes(frame, size, 0)
         if not found:
             return Bound(np.inf, ())
-        ways = self._ways(frame, rates, self.places[0].room_bytes(0, size))
+        ways = self._block_ways(frame, rates, self.places[0].room_bytes(0, size))
         if not np.isfinite(ways.busy_s.min(axis=(0, 1))).all():
             return Bound(np.inf, ())  # some block fits under no mesh
         together, alone = self._relaxed(frame, ways, np.ones(len(self.rates.kind_of)))
@@ -171,35 +161,74 @@ class Relaxation:
         ranked = tuple((float(alone[i]), found[i]) for i in order if np.isfinite(alone[i]))
         return Bound(max(0.0, together) if ranked else np.inf, ranked)
 
-    def _ways(self, frame: Frame, rates: Rates, room: float) -> "_Ways":
+    def _block_ways(self, frame: Frame, rates: Rates, room: float) -> BlockWays:
         """Of [mesh, mode, block]; infinite where a single block does not fit."""
-        modes = [index for index, mode in enumerate((False, True)) if mode in self.tables.modes]
-        both = modes if False in self.tables.modes else [0, 1]
+        # Where something must be recomputed, other blocks may keep all.
+        both = [0, 1] if True in self.tables.modes else [0]
+        free = [name for name in self.rates.free if self._may_pay(rates, name)]
+        both += [2 + self.rates.free.index(name) for name in free]
         memory = rates.state_bytes[:, None, :] + rates.flight_bytes
         busy = np.where(memory <= room, rates.busy_s, np.inf)[:, both]
         load = busy + rates.once_s[:, both] / frame.num_microbatches
         at = self.rates.kind_of
-        return _Ways(
+        return BlockWays(
             busy[:, :, at], load[:, :, at], rates.state_bytes[:, None, at],
             rates.flight_bytes[:, both][:, :, at], room, self._prices(rates),
+            rates.input_s[:, both][:, :, at], rates.forward_s[:, at], self._forward_share(rates),
+            rates.copy_s[:, at],
+            len(both) - len(free) + free.index("offload") if "offload" in free else -1,
+            self._spared_s(rates, "offload" in free),
         )  # fmt: skip
 
-    def _relaxed(self, frame: Frame, ways: "_Ways", flights: Matrix) -> tuple[float, Matrix]:
+    def _forward_share(self, rates: Rates) -> Matrix:
+        share: Matrix = (rates.forward_s / np.maximum(rates.busy_s[:, 0], 1e-12)).max(axis=1)
+        return np.clip(share, 1e-6, 1.0)
+
+    def _spared_s(self, rates: Rates, moves: bool) -> Matrix:
+        """Beside blocks that are longer than the others."""
+        if not moves:
+            return np.zeros(len(rates.busy_s))
+        at = 2 + self.rates.free.index("offload")
+        waits = rates.busy_s[:, at] - rates.busy_s[:, 0]
+        found: Matrix = self.rates.others * waits.max(axis=1)
+        return found
+
+    def _may_pay(self, rates: Rates, mode: str) -> bool:
+        """Whether some block takes less time in a mode than recomputed."""
+        at = 2 + self.rates.free.index(mode)
+        shorter = rates.busy_s[:, at] < rates.busy_s[:, 1]
+        return True not in self.tables.modes or bool((shorter & (self.rates.treated > 0)).any())
+
+    def _relaxed(self, frame: Frame, ways: BlockWays, flights: Matrix) -> tuple[float, Matrix]:
         """The bound, and that of each mesh alone; `flights`: micro-batches that blocks hold."""
         memory = ways.state_bytes + ways.flight_bytes * flights
-        ahead = self._ahead_s(frame, ways.busy_s)
+        ahead = self._ahead_s(frame, ways)
+        first = ways.forward_s.sum(axis=1), ways.forward_share
+        least = ways.forward_s.min(axis=0).sum(keepdims=True), ways.forward_share.max(keepdims=True)
         alone, together = np.full(len(memory), -np.inf), -np.inf
-        for price in ways.prices:
+        for price, weight in multipliers(ways, flights):
             paid = price * frame.num_ranks * ways.room
-            cost = [(held + price * memory).min(axis=1) for held in (ways.busy_s, ways.load_s)]
-            each = [way.sum(axis=1) - paid for way in cost]
-            alone = np.maximum(alone, self._step_s(frame, each[0], each[1], ahead))
-            free = [way.min(axis=0).sum() - paid for way in cost]
-            together = max(together, float(self._step_s(frame, free[0], free[1], ahead)))
+            rest = 2 * frame.num_ranks * weight * ways.copy_s.max(axis=1) + ways.spared_s
+            cost = [
+                weighed(ways, held + price * memory, weight).min(axis=1)
+                for held in (ways.busy_s, ways.load_s)
+            ]
+            cost.append((ways.input_s + price * memory).min(axis=1))
+            beside = rest, rest, 0.0 * rest
+            each = [way.sum(axis=1) - paid - r for way, r in zip(cost, beside, strict=True)]
+            busy, load, path = each
+            own = Totals(busy, load, path, *first)
+            alone = np.maximum(alone, self._step_s(frame, own, ahead))
+            free = [w.min(axis=0).sum() - paid - r.max() for w, r in zip(cost, beside, strict=True)]
+            busy, load, path = free
+            best = Totals(busy, load, path, *least)
+            together = max(together, float(self._step_s(frame, best, ahead).max()))
+        if frame.num_ranks == 1:
+            return float(alone.min()), alone
         return together, alone
 
     def _with_flights(
-        self, frame: Frame, ways: "_Ways", least: float, alone: Matrix
+        self, frame: Frame, ways: BlockWays, least: float, alone: Matrix
     ) -> tuple[float, Matrix]:
         """The bound where blocks hold what a step of that length makes them hold.
 
@@ -207,8 +236,8 @@ class Relaxation:
         seconds it holds M x that time / V micro-batches on average, and a rank's peak is at least
         its average. A V for which that gives a longer step is impossible.
         """
-        each = ways.busy_s.min(axis=(0, 1))
-        behind = np.cumsum(each[::-1])[::-1] * self.rates.input_share * frame.num_microbatches
+        each = ways.input_s.min(axis=(0, 1))
+        behind = np.cumsum(each[::-1])[::-1] * frame.num_microbatches
         low, high = least, max(least, self._relaxed(frame, ways, behind / least)[0])
         for _ in range(BISECTIONS):
             if high <= low * SAME:
@@ -229,36 +258,39 @@ class Relaxation:
         unit = float(np.median(seconds[used] / saved[used])) if used.any() else 0.0
         return tuple(price * unit for price in PRICES) if unit else (0.0,)
 
-    def _step_s(self, frame: Frame, busy: Matrix, load: Matrix, ahead_s: float) -> Matrix:
+    def _step_s(self, frame: Frame, work: Totals, ahead_s: tuple[float, float]) -> Matrix:
         """From the work of a micro-batch in the whole model on ranks of one size."""
         ranks, count = frame.num_ranks, frame.num_microbatches
-        even = count * busy / ranks
+        even = count * work.busy_s / ranks
         bounds = []
         for split, several in self._families(ranks):
-            path = self.rates.input_share if split else 1.0
+            path = work.input_s if split else work.busy_s
             # Weight halves may wait until the end: then only forwards lie before a rank's work.
-            before = self.rates.forward_share if split else 1.0
+            before, share = (work.forward_s, work.share) if split else (work.busy_s, 1.0)
             if several:
-                bounds.append(np.maximum(even + before * ahead_s, path * busy))
+                bounds.append(np.maximum(even + ahead_s[not split], path))
             else:
-                filled = before * busy / (1 - (1 - before / count) ** ranks)
-                bounds.append(np.maximum(filled, path * busy))
-        found: Matrix = np.maximum(np.minimum.reduce(bounds), count * load / ranks)
+                filled = before / (1 - (1 - share / count) ** ranks)
+                bounds.append(np.maximum(np.maximum(filled, even), path))
+        found: Matrix = np.maximum(reduce(np.minimum, bounds), count * work.load_s / ranks)
         return found
 
     def _families(self, ranks: int) -> set[tuple[bool, bool]]:
         """Which schedules there are: (backward in two halves, several stages per rank)."""
         names = list(schedules(self.problem, ranks))
         found = {(name in SPLIT, chunks > 1) for name, chunks in names}
-        if ranks > 1 and pinned(self.problem.constraints, "schedule") is None:
+        if ranks > 1 and allowed(self.problem.constraints, "schedule", (MADE,)):
             found.add((True, False))  # a schedule made for the stages may have halves
         return found
 
-    def _ahead_s(self, frame: Frame, busy: Matrix) -> float:
-        """What lies before the first block of a rank and after its last, on average over ranks."""
-        each = busy.min(axis=(0, 1))[: frame.num_ranks]
-        before = np.cumsum(each) - each
-        return float(before.mean())
+    def _ahead_s(self, frame: Frame, ways: BlockWays) -> tuple[float, float]:
+        """What lies before the first block of a rank, on average over ranks; and with what lies
+        after its last."""
+        found = []
+        for least in (ways.forward_s.min(axis=0), ways.busy_s.min(axis=(0, 1))):
+            each = least[: frame.num_ranks]
+            found.append(float((np.cumsum(each) - each).mean()))
+        return found[0], found[1]
 
     # Any groups, any devices ----------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwright.costmodel.block import BlockCost
+from meshwright.costmodel.borders import part_bytes
 from meshwright.costmodel.comm import Level, send_time
 from meshwright.costmodel.overheads import Overheads, overheads_of
 from meshwright.costmodel.placement import slowdown
@@ -15,6 +16,7 @@ from meshwright.costmodel.tables import Spot
 from meshwright.ir.device import Link
 from meshwright.ir.graph import Block
 from meshwright.ir.plan import BlockLayout, ModelMesh
+from meshwright.planner.across.mode_costs import ModeCosts
 from meshwright.planner.across.run_classes import kind_of_block, run_classes
 from meshwright.planner.across.spans import Matrix, highest, sums, sums_of_named
 from meshwright.planner.candidates import recomputable
@@ -65,8 +67,11 @@ class RunCosts:
         self._alone: dict[tuple[ModelMesh, str, str], bool] = {}
         self._costs: dict[At, tuple[BlockCost, ...]] = {}
         self._states: dict[tuple[ModelMesh, str], State] = {}
-        self._works: dict[tuple[At, bool], Work] = {}
-        self._sent: dict[tuple[int, Link | None], tuple[Matrix, Matrix]] = {}
+        self._works: dict[tuple[At, str], Work] = {}
+        self._modes = ModeCosts(problem)
+        self._sent: dict[object, tuple[Matrix, Matrix]] = {}
+        self._crossing: dict[tuple[ModelMesh, str], Matrix] = {}
+        self._summed: dict[tuple[ModelMesh, str], tuple[Matrix, ...]] = {}
 
     def of(self, matrix: Matrix) -> Matrix:
         """The entries of a matrix over [i, k] for each kind of run."""
@@ -140,17 +145,35 @@ class RunCosts:
         cost = self.problem.tables.block(block, layouts[pattern], spot)
         return cost.comm_forward_s, cost.comm_backward_s
 
-    def work(self, at: At, again: bool) -> Work:
-        at = self.canonical(at)
-        if (at, again) not in self._works:
-            self._works[at, again] = self._work(at, again)
-        return self._works[at, again]
+    def under(self, block: Block, at: At, mode: str) -> BlockCost:
+        """The cost of a block in one of `planner.saved_modes`."""
+        layout = self.layouts(at.spot.model, at.variant)[block.pattern]
+        return self._modes.exact(block, layout, at.spot, mode)
 
-    def _work(self, at: At, again: bool) -> Work:
-        made = [
-            cost.recomputed() if again and block.pattern in self._again else cost
-            for block, cost in zip(self.blocks, self.block_costs(at), strict=True)
-        ]
+    def in_mode(self, at: At, mode: str) -> list[BlockCost]:
+        """About the costs of all blocks: `keep`, `full` or a mode, where they can."""
+        layouts, known = self.layouts(at.spot.model, at.variant), {}
+        costs = self.block_costs(at)
+        for block, cost in zip(self.blocks, costs, strict=True):
+            key = block.pattern, id(cost)
+            if mode == "keep" or block.pattern not in self._again:
+                known[key] = cost
+            elif key not in known and mode == "full":
+                known[key] = cost.recomputed()
+            elif key not in known:
+                layout = layouts[block.pattern]
+                known[key] = self._modes.about(block, layout, at.spot, mode, cost)
+        pairs = zip(self.blocks, costs, strict=True)
+        return [known[block.pattern, id(cost)] for block, cost in pairs]
+
+    def work(self, at: At, mode: str) -> Work:
+        at = self.canonical(at)
+        if (at, mode) not in self._works:
+            self._works[at, mode] = self._work(at, mode)
+        return self._works[at, mode]
+
+    def _work(self, at: At, mode: str) -> Work:
+        made = self.in_mode(at, mode)
         spare = 1 - 1 / self.slow
         known = self.overheads(at)
         beside = [known.block_of(c.no_grad_s is not None) for c in made]
@@ -229,19 +252,40 @@ class RunCosts:
         ]  # fmt: skip
 
     def borders(self, at: At, link: Link | None) -> tuple[Matrix, Matrix]:
-        """Bytes and seconds of a micro-batch into block k, per rank; nothing at the two ends."""
-        key = (at.spot.samples, link)
-        if key in self._sent:
-            return self._sent[key]
-        size = len(self.blocks)
-        sent, seconds = np.zeros(size + 1), np.zeros(size + 1)
-        for block in range(1, size):
-            whole, fixed = self.problem.tables.border_bytes(block)
-            sent[block] = whole * at.spot.samples / self.problem.batch + fixed
-            if link is not None:
-                seconds[block] = send_time(float(sent[block]), link)
-        self._sent[key] = sent, seconds
-        return sent, seconds
+        """Bytes and seconds of a micro-batch into block k, per rank; nothing at the two ends. The
+        stage on the other side is taken to have the same layouts."""
+        key = (at.spot.model, at.variant, at.spot.samples, link)
+        if key not in self._sent:
+            parts = self._parts(at)
+            sent = parts[:, 0] * at.spot.samples / self.problem.batch + parts[:, 1]
+            known = {n: send_time(n, link) if link and n else 0.0 for n in set(sent.tolist())}
+            self._sent[key] = sent, np.array([known[n] for n in sent.tolist()])
+        return self._sent[key]
+
+    def _parts(self, at: At) -> Matrix:
+        """(bytes of a global batch, bytes that do not depend on it) into block k on one rank."""
+        key = (at.spot.model, at.variant)
+        if key not in self._crossing:
+            found = part_bytes(self.problem.tables, self.layouts(*key))
+            self._crossing[key] = np.array([(0, 0), *found[1:], (0, 0)], dtype=float)
+        return self._crossing[key]
+
+    def summed(self, at: At) -> tuple[Matrix, ...]:
+        """Per model axis, bytes of parameters whose gradients are summed over it."""
+        key = (at.spot.model, at.variant)
+        if key not in self._summed:
+            costs = self.block_costs(at)
+            self._summed[key] = tuple(
+                self.of(sums_of_named([_summed_over(b, c, axis) for b, c in zip(
+                    self.blocks, costs, strict=True)]))
+                for axis, _ in at.spot.model
+            )  # fmt: skip
+        return self._summed[key]
+
+
+def _summed_over(block: Block, cost: BlockCost, axis: str) -> dict[str, int]:
+    names = zip(block.params, cost.param_bytes, cost.summed_over, strict=True)
+    return {name: nbytes for name, nbytes, over in names if axis in over}
 
 
 def _first_users(blocks: Sequence[Block]) -> dict[str, int]:

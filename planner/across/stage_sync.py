@@ -89,6 +89,12 @@ class StageSync:
             found = found + count * gather_s + self.copies_s(whole * (2 + 3 / shard))
         return found
 
+    def summed_s(self, nbytes: Matrix, levels: Levels) -> Matrix:
+        """Gradients that are summands on a model axis, once per step."""
+        held = nbytes / (self.mesh.dp_shard if self.zero else 1)
+        moving: Matrix = self.collective(Primitive.ALL_REDUCE, held, levels) * (held > 0)
+        return moving + self.copies_s(4 * held)
+
     def _buckets(
         self, whole: Matrix, primitive: Primitive, levels: Levels
     ) -> tuple[Matrix, Matrix]:

@@ -5,7 +5,7 @@ rank choices, and `estimate` judges those that come out best.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import cache
 from math import ceil
 from typing import NamedTuple
 
@@ -22,84 +22,15 @@ from meshwright.ir.device import Link
 from meshwright.planner.across.places import Places
 from meshwright.planner.across.run_costs import At, RunCosts, State
 from meshwright.planner.across.spans import Collectives, Matrix, sums
+from meshwright.planner.across.stage_options import Figures, Options, steps
 from meshwright.planner.across.stage_sync import StageSync, Trained
-from meshwright.planner.space import Mesh, recompute_modes
+from meshwright.planner.across.treatments import Treatments
+from meshwright.planner.space import Mesh
 
 _FEW, _MANY = (10, 10**6), (100, 10**9)
 """Tensors and bytes between which the optimizer's time is sampled."""
 SLACK = 1.002
 """A mesh must be better by so much somewhere to be kept."""
-
-
-class Figures(NamedTuple):
-    """What stages need: arrays over [mesh, kind of run]."""
-
-    path_s: Matrix
-    """One micro-batch through the stage and back, with messages both ways."""
-    load_s: Matrix
-    """What the stage adds to a step per micro-batch but the first, and once per step."""
-    busy_s: Matrix
-    """Forward and backward of one micro-batch."""
-    static_bytes: Matrix
-    flight_bytes: Matrix
-    """Memory besides, per micro-batch in flight."""
-    workspace_bytes: Matrix
-    """Of the static bytes: what the largest block works with."""
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """All ways to run a stage on a group of devices."""
-
-    meshes: tuple[Mesh, ...]
-    keep: Figures
-    """Where all activations are kept."""
-    again: Figures
-    """Where all that can be is recomputed."""
-    layers: Matrix
-    """Blocks of each kind of run that can be recomputed."""
-    modes: tuple[bool, ...]
-    """Whether recomputing nothing, and something, is allowed: False, True or both."""
-
-    def share(self, in_flight: int, room: float) -> Matrix:
-        """The least share of the blocks that must be recomputed to fit; infinite if none fits."""
-        needs = self.keep.static_bytes + in_flight * self.keep.flight_bytes
-        beside = np.maximum(0.0, self.again.workspace_bytes - self.keep.workspace_bytes)
-        most = needs + beside
-        least = self.again.static_bytes + in_flight * self.again.flight_bytes
-        layers = np.maximum(1.0, self.layers)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            share = np.ceil((most - room) / (most - least) * layers - 1e-9) / layers
-        share = np.where(least <= room, np.clip(share, 1 / layers, 1.0), np.inf)
-        share = np.where(self.layers == 0, np.inf, share)
-        if True not in self.modes:
-            share = np.full_like(share, np.inf)
-        if False in self.modes:
-            return np.where(needs <= room, 0.0, share)
-        return np.where((self.layers == 0) & (needs <= room), 0.0, share)
-
-    def fitted(self, in_flight: int, room: float) -> "Fitted":
-        """The figures where as little as can be is recomputed; infinite where it does not fit."""
-        share = self.share(in_flight, room)
-        bad, part = np.isinf(share), np.where(np.isinf(share), 0.0, share)
-        pairs = zip(self.keep[:3], self.again[:3], strict=True)
-        path, load, busy = (np.where(bad, np.inf, k + part * (a - k)) for k, a in pairs)
-        held = self.again if True in self.modes else self.keep
-        least = held.static_bytes + in_flight * held.flight_bytes
-        return Fitted(self, share, path, load, busy, least)
-
-
-class Fitted(NamedTuple):
-    """Options within the memory of their devices: arrays over [mesh, kind of run]."""
-
-    options: Options
-    share: Matrix
-    """Of the blocks that can be: what is recomputed."""
-    path_s: Matrix
-    load_s: Matrix
-    busy_s: Matrix
-    least_bytes: Matrix
-    """Where all that can be is recomputed, or nothing if that is not allowed."""
 
 
 class Case(NamedTuple):
@@ -116,11 +47,12 @@ class Case(NamedTuple):
 class StageTables:
     """The arrays of one problem and one order of devices; keeps what it has computed."""
 
-    def __init__(self, runs: RunCosts, places: Places) -> None:
+    def __init__(self, runs: RunCosts, places: Places, sets: Treatments | None = None) -> None:
         self.problem, self.runs, self.places = runs.problem, runs, places
+        self.sets = sets or Treatments(runs.problem)
         self.blocks = self.problem.graph.blocks
         self.collective = Collectives()
-        self.modes = recompute_modes(self.problem)
+        self.modes = self.sets.modes
         self._made: dict[object, Options] = {}
         self._cases: dict[object, Case] = {}
         self._entries: dict[object, Figures] = {}
@@ -138,13 +70,18 @@ class StageTables:
         return self._made[key]
 
     def _options(self, cases: Sequence[Case], link: Link | None, num_microbatches: int) -> Options:
-        kept = [[self.entry(c, False, link, num_microbatches) for c in cases]]
-        if True in self.modes:
-            kept.append([self.entry(c, True, link, num_microbatches) for c in cases])
-        chosen = _undominated(kept[0])
-        keep, again = (_stack([entries[i] for i in chosen]) for entries in (kept[0], kept[-1]))
+        kept = [self.entry(c, "keep", link, num_microbatches) for c in cases]
+        chosen = _undominated(kept)
+        keep, held = _stack([kept[i] for i in chosen]), [cases[i] for i in chosen]
         layers = np.broadcast_to(self.runs.again, keep.path_s.shape)
-        return Options(tuple(cases[i].mesh for i in chosen), keep, again, layers, self.modes)
+
+        def in_mode(mode: str) -> Figures:
+            return _stack([self.entry(c, mode, link, num_microbatches) for c in held])
+
+        def more() -> tuple[Figures, ...]:
+            return steps(keep, layers, self.sets, in_mode)
+
+        return Options(tuple(c.mesh for c in held), keep, cache(more), layers, self.modes)
 
     def case(self, start: int, mesh: Mesh, num_microbatches: int) -> Case:
         """A mesh on the devices from place `start`."""
@@ -169,30 +106,32 @@ class StageTables:
         at = self.runs.canonical(At(spot, mesh.variant))
         return Case(mesh, spot, shard, replicate, at)
 
-    def entry(self, case: Case, again: bool, link: Link | None, num_microbatches: int) -> Figures:
+    def entry(self, case: Case, mode: str, link: Link | None, num_microbatches: int) -> Figures:
         """The figures of one case; `link` leads to the next stage."""
-        key = (case, again, link, num_microbatches)
+        key = (case, mode, link, num_microbatches)
         if key not in self._entries:
             self._entries[key] = self._entry(*key)
         return self._entries[key]
 
-    def _entry(self, case: Case, again: bool, link: Link | None, num_microbatches: int) -> Figures:
-        work, state = self.runs.work(case.at, again), self.runs.state(case.at)
+    def _entry(self, case: Case, mode: str, link: Link | None, num_microbatches: int) -> Figures:
+        work, state = self.runs.work(case.at, mode), self.runs.state(case.at)
         sync, trained = self._sync(case), self._trained(case, state)
         more = sync.per_microbatch_s(trained, work.busy_s, work.backward_s)
         busy = work.busy_s + more
         _, sends = self.runs.borders(case.at, link)
         once = sync.once_s(trained, work.backward_s) + self._optimizer_s(case, state)
+        axes = zip(self.runs.summed(case.at), case.spot.model_levels, strict=True)
+        once = once + sum(sync.summed_s(nbytes, levels) for nbytes, levels in axes)
         path = busy + 2 * sends[self.runs.classes.stop]
         load = (num_microbatches - 1) * busy + once
-        memory = self._memory(case, again, sync, trained, num_microbatches)
+        memory = self._memory(case, mode, sync, trained, num_microbatches)
         return Figures(path, load, busy, *memory)
 
     def _memory(
-        self, case: Case, again: bool, sync: StageSync, trained: Trained, num_microbatches: int
+        self, case: Case, mode: str, sync: StageSync, trained: Trained, num_microbatches: int
     ) -> tuple[Matrix, Matrix, Matrix]:
         """(always, per micro-batch in flight, workspace)."""
-        work, state = self.runs.work(case.at, again), self.runs.state(case.at)
+        work, state = self.runs.work(case.at, mode), self.runs.state(case.at)
         sent, _ = self.runs.borders(case.at, None)
         arrives, leaves = sent[self.runs.classes.start], sent[self.runs.classes.stop]
         device = self.problem.tables.devices[case.spot.device]

@@ -56,6 +56,14 @@ def _everywhere(constraints: Iterable[Constraint], name: str) -> list[Pin]:
     ]
 
 
+def freed(
+    constraints: Iterable[Constraint], name: str, *more: Constraint
+) -> tuple[Constraint, ...]:
+    """Without the pins of a decision, and with others."""
+    kept = (c for c in constraints if not (isinstance(c, Pin) and c.name == name))
+    return (*kept, *more)
+
+
 def of_stage(
     constraints: Iterable[Constraint], stage: int, blocks: Sequence[str]
 ) -> tuple[Constraint, ...]:

@@ -34,7 +34,7 @@ from meshwright.planner.pins.decisions import (
     StepCap,
     Value,
 )
-from meshwright.planner.schedule_tools import SCHEDULES
+from meshwright.planner.schedule_tools import MADE, SCHEDULES
 
 RECOMPUTE = ("none", "full")
 SAVED = ("none", "selective", "offload")
@@ -138,7 +138,7 @@ def _value(text: str, name: str, value: str) -> Value:
             legal = "0, 1, 2 or 3" if name == "zero" else f"a whole number from {least}"
             raise PlanError(f"constraint {text}: {name} must be {legal}")
         return int(value)
-    words = {"schedule": SCHEDULES, "recompute": RECOMPUTE, "saved": SAVED}.get(name, ())
+    words = {"schedule": (*SCHEDULES, MADE), "recompute": RECOMPUTE, "saved": SAVED}.get(name, ())
     if words and value not in words:
         raise PlanError(f"constraint {text}: nearest legal value is {near(value, words)!r}")
     return value

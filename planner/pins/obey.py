@@ -42,7 +42,7 @@ def _stage(problem: Problem, index: int, stage: StageChoice, samples: int) -> St
     names = _names(problem, stage)
     asked = of_stage(problem.constraints, index, names)
     stage = _on_mesh(replace(problem, constraints=asked), stage, samples)
-    stage = replace(stage, recompute=_recompute(problem, stage, asked))
+    stage = _without(problem, replace(stage, recompute=_recompute(problem, stage, asked)))
     for item in problem.constraints:
         if isinstance(item, StageShares) and item.stage == index:
             if (len(item.shares), sum(item.shares)) == (stage.dp, samples):
@@ -101,6 +101,20 @@ def _recompute(
                 if pin.admits("full"):
                     names[block.name] = None
     return tuple(b.name for b in blocks if b.name in names)
+
+
+def _without(problem: Problem, stage: StageChoice) -> StageChoice:
+    """The stage whose recomputed blocks are treated in no other way."""
+    blocks = problem.graph.blocks[stage.start : stage.stop]
+    again = [b for b in blocks if not {b.name, b.pattern}.isdisjoint(stage.recompute)]
+    if not stage.saved or not again:
+        return stage
+    taken = {b.name for b in again} | {b.pattern for b in again}
+    saved = [item for item in stage.saved if item[0] not in taken]
+    for pattern, mode in stage.saved:
+        left = [b for b in blocks if b.pattern == pattern and b not in again]
+        saved += [(b.name, mode) for b in left] if pattern in taken else []
+    return replace(stage, saved=tuple(saved))
 
 
 def _moves(problem: Problem, stages: Sequence[StageChoice]) -> dict[int, int]:

@@ -1,8 +1,9 @@
 """Every plan of a small instance: the oracle that other searchers are tested against.
 
 All contiguous partitions of the blocks, all ways to share out the devices among pipeline ranks
-(uneven ones too), all meshes and layouts, ZeRO levels, recomputed blocks, micro-batch counts,
-schedules.
+(uneven ones too), all meshes and layouts, ZeRO levels, blocks that are recomputed, keep part or
+move what they hold, micro-batch counts, schedules. What fits with less saved is not tried with
+more.
 """
 
 from collections.abc import Iterator
@@ -12,7 +13,9 @@ from meshwright.planner.across.choice_space import Choices
 from meshwright.planner.across.relaxation import frames
 from meshwright.planner.candidates import build_plan
 from meshwright.planner.offers import Offer
+from meshwright.planner.pins.constraints import broken
 from meshwright.planner.pins.obey import obey
+from meshwright.planner.predict import excess_bytes
 from meshwright.planner.problem import Problem
 
 MOST = 100_000
@@ -30,7 +33,12 @@ def search(problem: Problem) -> Iterator[Offer]:
     choices = Choices(problem)
     for frame in frames(problem):
         for choice in choices.of(frame):
-            yield Offer(plan=build_plan(problem, obey(problem, choice)))
+            plan = build_plan(problem, obey(problem, choice))
+            if not excess_bytes(problem, plan) and not broken(
+                problem.constraints, plan, problem.graph
+            ):
+                choices.fits.add(choice)
+            yield Offer(plan=plan)
     yield Offer(candidates=0, open_s=float("inf"))
 
 

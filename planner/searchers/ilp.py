@@ -19,13 +19,14 @@ from meshwright.planner.across.choice_space import Choices
 from meshwright.planner.across.frame_search import MESHES, Finalist, FrameSearch
 from meshwright.planner.across.leaf_bound import LeafBound
 from meshwright.planner.across.plain import plain_choices
-from meshwright.planner.across.refine import neighbours, other_schedules
+from meshwright.planner.across.refine import neighbours, other_schedules, treated
 from meshwright.planner.across.relaxation import Bound, Frame, Relaxation, frames
 from meshwright.planner.across.run_costs import RunCosts
+from meshwright.planner.across.treatments import Treatment
 from meshwright.planner.candidates import Choice, build_plan
 from meshwright.planner.objectives import rating
 from meshwright.planner.offers import TIE, Offer
-from meshwright.planner.pins.constraints import broken, pinned
+from meshwright.planner.pins.constraints import allowed, broken
 from meshwright.planner.pins.obey import obey
 from meshwright.planner.predict import excess_bytes
 from meshwright.planner.problem import Problem
@@ -76,7 +77,7 @@ class _Search:
         self.runs = RunCosts(problem)
         self.relaxation = Relaxation(self.runs, self.choices.places)
         self.solvers = [FrameSearch(self.runs, p, self.choices.sets) for p in self.choices.places]
-        self.leaf = LeafBound(self.runs, self.choices.sets)
+        self.leaf = LeafBound(self.runs)
         self.state = State()
         self.timed = problem.objective != "memory"
         self.bounds: list[tuple[Frame, Bound]] = []
@@ -220,20 +221,18 @@ class _Search:
             bad, good = (bad, change) if fits else (change, good)
 
     def _shifted(self, choice: Choice, change: int) -> Choice | None:
-        """With so many more sets of recomputed blocks in every stage; None if none changes."""
+        """With every stage treated so many steps further; None if none changes."""
         stages = []
         for stage in choice.stages:
-            sets = self.choices.sets.of(stage.start, stage.stop)
-            at = sets.index(stage.recompute) if stage.recompute in sets else 0
-            new = sets[min(len(sets) - 1, max(0, at + change))]
-            stages.append(replace(stage, recompute=new))
+            now = Treatment.of(stage)
+            new = self.choices.sets.near(stage.start, stage.stop, now, change)
+            stages.append(treated(stage, new))
         found = replace(choice, stages=tuple(stages))
         return None if found == choice else found
 
     def _starts(self, choice: Choice) -> Iterator[Choice]:
-        """The choice, or under the schedule that is pinned."""
-        pin = pinned(self.problem.constraints, "schedule")
-        if pin is None or pin == choice.schedule:
+        """The choice, or under the schedules that pins leave."""
+        if allowed(self.problem.constraints, "schedule", (choice.schedule,)):
             yield choice
         else:
             yield from other_schedules(self.problem, choice)
@@ -246,6 +245,7 @@ class _Search:
             value = self._value(plan)
             held.append((value, choice))
             if not value[0]:
+                self.choices.fits.add(choice)
                 self.state.best_s = min(self.state.best_s, plan.predicted.step_s)
         return Offer(plan=plan)
 
@@ -270,7 +270,8 @@ class _Search:
         current, better = start, True
         while better:
             held: list[tuple[Value, Choice]] = []
-            for choice in neighbours(self.problem, current):
+            tight = bool(value[0]) or not self.timed
+            for choice in neighbours(self.problem, current, self.choices.sets, tight=tight):
                 if choice in self.state.seen or self._hopeless(choice):
                     continue
                 if len(self.state.seen) >= most:

@@ -4,15 +4,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from meshwright.costmodel.estimate import Estimate, estimate_all
-from meshwright.costmodel.placement import slowdown
+from meshwright.costmodel.placement import step_cores
 from meshwright.ir.errors import Infeasible
 from meshwright.ir.plan import Plan, RankMemory, ScheduleTable
 from meshwright.ir.schedule import Schedule
 from meshwright.planner.notes import notes_of
-from meshwright.planner.pins.constraints import pinned
+from meshwright.planner.pins.constraints import allowed
 from meshwright.planner.predict import excess_bytes, predict_plan
 from meshwright.planner.problem import Problem
-from meshwright.planner.schedule_tools import SCHEDULES, make_schedule, stages_per_rank
+from meshwright.planner.schedule_tools import MADE, SCHEDULES, make_schedule, stages_per_rank
 from meshwright.planner.synthesis.bound import bound_s
 from meshwright.planner.synthesis.solve import synthesise
 from meshwright.planner.synthesis.task import Task, peaks_bytes
@@ -30,13 +30,12 @@ def synthesised(
 ) -> Plan | None:
     """The plan with a schedule made for it, if that takes less than `below_s` and than its own.
 
-    None if no schedule can be worth while, none was found, or one is pinned. Where processes share
-    cores the order of actions hardly matters: None.
+    None if no schedule can be worth while, none was found, or pins rule it out.
     """
     actions = 3 * len(plan.stages) * plan.num_microbatches
     if len(plan.schedule.rows) == 1 or plan.num_microbatches == 1 or actions > MOST:
         return None
-    if pinned(problem.constraints, "schedule") is not None or slowdown(problem.cluster) > 1.0:
+    if not allowed(problem.constraints, "schedule", (MADE,)):
         return None
     assert plan.predicted
     if not excess_bytes(problem, plan):
@@ -44,13 +43,28 @@ def synthesised(
     found = estimate_all(problem.graph, problem.cluster, plan, problem.tables)
     task = task_of(problem, plan, found)
     try:
-        gain_s = found.stepped.timeline.step_s - bound_s(task)
+        least_s = max(bound_s(task), _shared_s(problem, plan, found))
+        gain_s = found.stepped.timeline.step_s - least_s
     except Infeasible:
         return None
     if plan.predicted.step_s - gain_s > below_s * (1 - WORTH):
         return None
     made = _that_fits(problem, plan, task, effort)
     return made if made and made.predicted and made.predicted.step_s < below_s else None
+
+
+def asked_for(problem: Problem, plan: Plan, effort: float = 0.5) -> Plan | None:
+    """The plan with a schedule made for it, whether or not that is quicker; None if none fits."""
+    if len(plan.schedule.rows) == 1:
+        return None
+    found = estimate_all(problem.graph, problem.cluster, plan, problem.tables)
+    return _that_fits(problem, plan, task_of(problem, plan, found), effort)
+
+
+def _shared_s(problem: Problem, plan: Plan, found: Estimate) -> float:
+    """No order of actions is shorter than their work on the cores that processes share."""
+    work = sum((t.forward_s + t.backward_s) * t.processes for t in found.times)
+    return plan.num_microbatches * work / step_cores(problem.cluster)
 
 
 def _that_fits(problem: Problem, plan: Plan, task: Task, effort: float) -> Plan | None:
@@ -69,8 +83,9 @@ def _that_fits(problem: Problem, plan: Plan, task: Task, effort: float) -> Plan 
 
 def with_schedule(problem: Problem, plan: Plan, schedule: Schedule) -> Plan:
     """The plan under another schedule, predicted anew."""
-    table = ScheduleTable(name=schedule.name, rows=tuple(str(schedule).splitlines()))
-    plan = replace(plan, schedule=table)
+    table = ScheduleTable(name=MADE, rows=tuple(str(schedule).splitlines()))
+    asked = tuple(map(str, problem.constraints))
+    plan = replace(plan, schedule=table, constraints=asked)
     plan = replace(plan, notes=notes_of(problem, plan))
     return replace(plan, predicted=predict_plan(problem, plan))
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from meshwright.costmodel.simulate import simulate
 from meshwright.costmodel.table import B, I, W
 from meshwright.ir.schedule import Schedule, check_schedule
+from meshwright.planner.schedule_tools import MADE as NAME
 from meshwright.planner.synthesis.bound import bound_s
 from meshwright.planner.synthesis.greedy import RULES, Rules, list_schedule
 from meshwright.planner.synthesis.model import Answer, solve
@@ -26,7 +27,6 @@ from meshwright.planner.synthesis.task import (
     to_schedule,
 )
 
-NAME = "synthesised"
 WHOLE = 400
 """Actions up to which a task is solved as a whole."""
 ENDS = (120, 180, 240)

@@ -29,7 +29,7 @@ def test_equal_to_the_whole_space(instance: Tiny) -> None:
 def check_bounds(problem: Problem, every: int) -> int:
     """How many choices were compared with their bounds."""
     choices, runs = Choices(problem), RunCosts(problem)
-    relaxed, leaf = Relaxation(runs, choices.places), LeafBound(runs, choices.sets)
+    relaxed, leaf = Relaxation(runs, choices.places), LeafBound(runs)
     least, compared_with = lower_bound(problem), 0
     for frame in frames(problem):
         bound_s = relaxed.bound(frame).seconds

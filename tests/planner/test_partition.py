@@ -12,7 +12,8 @@ from meshwright.planner.across.places import Places
 from meshwright.planner.across.run_classes import RunClasses
 from meshwright.planner.across.run_costs import RunCosts
 from meshwright.planner.across.spans import highest, sums, sums_of_named
-from meshwright.planner.across.stage_tables import Figures, Options, StageTables
+from meshwright.planner.across.stage_options import Figures, Options
+from meshwright.planner.across.stage_tables import StageTables
 from meshwright.planner.candidates import build_plan, uniform_choice
 from meshwright.planner.space import Mesh
 from tests.planner.problems import cluster, mlp, problem, traced
@@ -37,7 +38,7 @@ def options_of(seed: int, size: int, modes: tuple[bool, ...] = (False, True)) ->
     again = Figures(path + 10, load + 10, load + 10, room, room / 4, 0 * room)
     layers = np.broadcast_to((CLASSES.stop - CLASSES.start).clip(0).astype(float), shape)
     names = (Mesh(size, 1, (), 0), Mesh(1, size, (), 1))
-    return Options(names, keep, again, layers, modes)
+    return Options(names, keep, lambda: (again,) if True in modes else (), layers, modes)
 
 
 def by_hand(asked: Pipeline, limit: float, room: float) -> float:
@@ -72,9 +73,10 @@ def stage_by_hand(
         return float("inf")
     best, layers, kind = float("inf"), stop - start, CLASSES.index[start, stop]
     for pick in range(2):
-        keep, again = (
-            [float(figure[pick, kind]) for figure in held] for held in (found.keep, found.again)
+        keep, *more = (
+            [float(figure[pick, kind]) for figure in held] for held in (found.keep, *found.more())
         )
+        again = more[-1] if more else keep
         for count in range(layers + 1):
             path, load, _, static, flight, _ = (
                 k + (a - k) * count / layers for k, a in zip(keep, again, strict=True)
@@ -142,7 +144,9 @@ def test_tables_say_what_the_cost_model_says(model: str, asked: dict[str, object
         kind = runs.classes.index[stage.start, stage.stop]
         path, _, busy, static, flight, _ = (
             values[kind]
-            for values in tables.entry(case, bool(stage.recompute), None, choice.num_microbatches)
+            for values in tables.entry(
+                case, "full" if stage.recompute else "keep", None, choice.num_microbatches
+            )
         )
         predicted = plan.predicted.stages[i]
         assert busy == pytest.approx(predicted.forward_s + predicted.backward_s, rel=0.02)

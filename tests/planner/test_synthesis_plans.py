@@ -14,10 +14,10 @@ from meshwright.ir.verify import check
 from meshwright.planner.candidates import build_plan, uniform_choice
 from meshwright.planner.predict import excess_bytes
 from meshwright.planner.problem import Problem, make_problem
-from meshwright.planner.schedule_tools import SCHEDULES, stages_per_rank
+from meshwright.planner.schedule_tools import MADE, SCHEDULES, stages_per_rank
 from meshwright.planner.search import search_problem
 from meshwright.planner.synthesis.choose import synthesised, with_schedule
-from meshwright.planner.synthesis.solve import NAME, synthesise
+from meshwright.planner.synthesis.solve import synthesise
 from meshwright.planner.synthesis.task import Task
 from tests.equality import check_equal
 from tests.models import CASES
@@ -39,7 +39,7 @@ def fitting(asked: Problem, cuts: tuple[int, int] = (1, 3)) -> list[Plan]:
 def test_quicker_on_uneven_stages() -> None:
     asked = problem(mlp(6), cluster(3))
     plan = synthesised(asked, piped(asked))
-    assert plan and plan.predicted and plan.schedule.name == NAME
+    assert plan and plan.predicted and plan.schedule.name == MADE
     check(plan, asked.graph, asked.cluster)
     assert plan.predicted.step_s < min(p.predicted.step_s for p in fitting(asked) if p.predicted)
     assert loads(dumps(plan)).schedule == plan.schedule
@@ -76,7 +76,7 @@ def test_search_offers_them() -> None:
     ]
     asked = problem(mlp(6), cluster(3), constraints=pins)
     plan = search_problem(asked)
-    assert plan.predicted and plan.evidence and plan.schedule.name == NAME
+    assert plan.predicted and plan.evidence and plan.schedule.name == MADE
     assert plan.predicted.step_s < min(p.predicted.step_s for p in by_file if p.predicted)
     # Nobody has gone through all synthesised schedules: the bound is that of the relaxation.
     assert plan.evidence.bound_s < plan.predicted.step_s
@@ -105,7 +105,7 @@ def test_runs_like_one_process(placement: tuple[int, ...]) -> None:
         )
     )  # fmt: skip
     works = {action.work for row in found.schedule.ranks for action in row}
-    assert found.schedule.name == NAME and Work.BACKWARD_WEIGHT in works
+    assert found.schedule.name == MADE and Work.BACKWARD_WEIGHT in works
     plan = with_schedule(asked, build_plan(asked, choice), found.schedule)
     check(plan, graph, asked.cluster)
     difference = check_equal(case, replace(plan, predicted=None), graph, steps=3)

@@ -15,7 +15,10 @@ from meshwright.planner.problem import Problem, make_problem
 from meshwright.planner.searchers.exhaustive import count
 
 WIDTH = 8
-PINS = ("recompute=none", "schedule=one_f_one_b", "num_microbatches=2", "zero<=1", "pp<=2", "dp<=2")
+PINS = (
+    "saved=none", "recompute=none", "schedule=one_f_one_b", "num_microbatches=2", "zero<=1",
+    "pp<=2", "dp<=2",
+)  # fmt: skip
 """What is pinned until an instance is small enough."""
 
 

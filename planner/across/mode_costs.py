@@ -1,0 +1,93 @@
+"""What blocks cost that make again what is cheap: between two numbers of samples, on the line.
+
+Bytes are on that line exactly, seconds about; plans are judged by the cost of each block itself.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.costmodel.block import BlockCost
+from meshwright.costmodel.tables import Spot
+from meshwright.ir.graph import Block
+from meshwright.ir.plan import BlockLayout
+from meshwright.planner.problem import Problem
+from meshwright.planner.saved_modes import policy_of
+
+_MANY = 8
+"""Samples at the other end of the line; one at this."""
+_More = NDArray[np.float64]
+"""What a mode changes: seconds, seconds of communication, bytes made again, bytes saved inside, of
+inputs, of outputs."""
+
+
+class ModeCosts:
+    """Of one problem; keeps what it has computed."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self._ends: dict[object, tuple[_More, _More]] = {}
+
+    def exact(self, block: Block, layout: BlockLayout, spot: Spot, mode: str) -> BlockCost:
+        """As plans are judged."""
+        policy = policy_of(self.problem, block.pattern, mode)
+        return self.problem.tables.block(block, layout, spot, policy or False)
+
+    def about(
+        self, block: Block, layout: BlockLayout, spot: Spot, mode: str, kept: BlockCost
+    ) -> BlockCost:
+        """The cost of a block that costs `kept` when it keeps all."""
+        if not policy_of(self.problem, block.pattern, mode):
+            return kept
+        one, many = self._line(block, layout, spot, mode)
+        most = min(_MANY, self.problem.batch)
+        more = one + (many - one) * ((spot.samples - 1) / max(1, most - 1))
+        again_s, talking_s = max(0.0, float(more[0])), max(0.0, float(more[1]))
+        sizes = [round(x) for x in more[2:].tolist()]
+        inputs = sizes[2 : 2 + len(kept.saved_inputs)]
+        outputs = sizes[2 + len(inputs) :]
+        return replace(
+            kept,
+            backward_input_s=kept.backward_input_s + again_s,
+            comm_backward_s=kept.comm_backward_s + talking_s,
+            saved_bytes=max(0, kept.saved_bytes + sizes[1]),
+            saved_inputs=tuple(map(sum, zip(kept.saved_inputs, inputs, strict=True))),
+            saved_outputs=tuple(map(sum, zip(kept.saved_outputs, outputs, strict=True))),
+            workspace_bytes=kept.workspace_bytes + max(0, sizes[0]),
+        )
+
+    def _line(
+        self, block: Block, layout: BlockLayout, spot: Spot, mode: str
+    ) -> tuple[_More, _More]:
+        tensors = self.problem.graph.tensors
+        trained = tuple(tensors[name].requires_grad for name in block.inputs)
+        key = (block.pattern, trained, self.problem.tables.blocks.layout_key(layout), spot.device)
+        if key not in self._ends:
+            ends = (1, min(_MANY, self.problem.batch))
+            one, many = (
+                self._more(block, layout, replace(spot, samples=n, dp=1, dp_levels=()), mode)
+                for n in ends
+            )
+            self._ends[key] = one, many
+        return self._ends[key]
+
+    def _more(self, block: Block, layout: BlockLayout, spot: Spot, mode: str) -> _More:
+        kept = self.problem.tables.block(block, layout, spot)
+        cost = self.exact(block, layout, spot, mode)
+        borders = [
+            now - before
+            for own, others in (
+                (kept.saved_inputs, cost.saved_inputs), (kept.saved_outputs, cost.saved_outputs)
+            )
+            for before, now in zip(own, others, strict=True)
+        ]  # fmt: skip
+        return np.array(
+            [
+                cost.backward_s - kept.backward_s,
+                cost.comm_backward_s - kept.comm_backward_s,
+                cost.remade_bytes,
+                cost.saved_bytes - kept.saved_bytes,
+                *borders,
+            ]
+        )

@@ -1,0 +1,72 @@
+"""What a run of a searcher has seen, and which of it is the best plan."""
+
+from dataclasses import dataclass, field, replace
+
+from meshwright.ir.plan import Improvement, Plan
+from meshwright.ir.verify import check
+from meshwright.planner.offers import TIE
+from meshwright.planner.problem import Problem
+from meshwright.planner.why import name_of
+
+
+@dataclass
+class Found:
+    """What a run has seen so far."""
+
+    best: Plan | None = None
+    value: tuple[float, ...] = ()
+    candidates: int = 0
+    infeasible: int = 0
+    exhausted: bool = False
+    pruned: dict[str, int] = field(default_factory=dict)
+    bound_s: float | None = None
+    """No choice at all takes less, as the searcher says."""
+    open_s: float | None = None
+    """Nothing that was neither judged nor pruned takes less, as the searcher says."""
+    least_s: float = float("inf")
+    """The shortest step of a plan that fits."""
+    least_excess: tuple[int, Plan] | None = None
+    """The plan that exceeds memory by the least."""
+    kinds: dict[str, tuple[tuple[float, ...], int, Plan]] = field(default_factory=dict)
+    """Best of each kind: value, excess memory, plan."""
+    improved: list[Improvement] = field(default_factory=list)
+
+
+def simplest(problem: Problem, found: Found) -> Plan:
+    """Of the best plans of each kind that tie with the best, the one with the least machinery:
+    fewest stages, then the lowest ZeRO level, then the fastest."""
+    assert found.best and found.best.predicted
+    if problem.objective not in ("throughput", "batch"):
+        return found.best
+    limit_s = found.best.predicted.step_s * (1 + TIE)
+    tied = [(value, p) for value, excess, p in found.kinds.values() if not excess]
+    _, best = min(
+        (entry for entry in tied if entry[0][0] <= limit_s),
+        key=lambda entry: (_machinery(entry[1]), entry[0]),
+    )
+    check(best, problem.graph, problem.cluster)
+    return best
+
+
+def with_reason(best: Plan, found: Found) -> Plan:
+    """The plan with a note if another one is faster."""
+    fastest = found.best
+    assert best.predicted and fastest and fastest.predicted
+    faster = best.predicted.step_s / fastest.predicted.step_s - 1
+    if fastest is best or faster <= 0:
+        return best
+    note = (
+        f"chosen because it is simpler: {name_of(fastest)} is {faster:.2%} faster by prediction, "
+        "which is less than steps vary"
+    )
+    return replace(best, notes=(*best.notes, note))
+
+
+def _machinery(plan: Plan) -> tuple[int, int]:
+    return len(plan.stages), max(stage.zero for stage in plan.stages)
+
+
+def pipelines(found: Found) -> list[Plan]:
+    """The best of each kind, best first."""
+    ranked = sorted(found.kinds.values(), key=lambda entry: (entry[1], entry[0]))
+    return [plan for _, _, plan in ranked if len(plan.schedule.rows) > 1]
