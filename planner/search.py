@@ -346,7 +346,8 @@ def _finish(problem: Problem, found: Found, searcher: str) -> Plan:
 
 def _bound_s(problem: Problem, found: Found) -> float:
     """What no plan can beat: by the relaxation, or because nothing better is left open."""
-    bound_s = lower_bound(problem) if found.bound_s is None else found.bound_s
+    free = _with_any_schedule(problem)
+    bound_s = lower_bound(free) if found.bound_s is None else found.bound_s
     if found.best and found.best.schedule.name == MADE:
         return float(f"{bound_s:.6g}")  # what was gone through are the schedules of files
     if found.open_s is not None and found.open_s > bound_s:

@@ -110,3 +110,20 @@ def test_runs_like_one_process(placement: tuple[int, ...]) -> None:
     check(plan, graph, asked.cluster)
     difference = check_equal(case, replace(plan, predicted=None), graph, steps=3)
     assert difference.worst_of_both <= 1e-9, str(difference)
+
+
+@pytest.mark.parametrize("searcher", ["ilp", "exhaustive"])
+def test_made_schedules_can_be_pinned(searcher: str) -> None:
+    pins = ("schedule=synthesised", "num_microbatches=4")
+    asked = problem(mlp(4), cluster(2), constraints=pins)
+    plan = search_problem(asked, searcher)
+    assert plan.schedule.name == MADE and set(plan.constraints) == set(pins)
+    check(plan, asked.graph, asked.cluster)
+    assert plan.predicted and plan.evidence
+    assert 0 < plan.evidence.bound_s <= plan.predicted.step_s * 1.001
+
+
+def test_a_list_of_schedules_is_not_narrowed() -> None:
+    pins = ("schedule in dapple_pa,gpipe", "pp=2", "num_microbatches=4")
+    plan = search_problem(problem(mlp(4), cluster(2), constraints=pins), "exhaustive")
+    assert plan.schedule.name == "dapple_pa"  # better than GPipe, and a twin of 1F1B
