@@ -8,7 +8,9 @@ from dataclasses import field
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
-_strict = ConfigDict(extra="forbid", allow_inf_nan=False)
+from meshwright.ir.errors import PlanError
+
+_strict = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 @dataclass(frozen=True, config=_strict, kw_only=True)
@@ -126,4 +128,10 @@ class Detail:
 
     def device(self, rank: int) -> DeviceRun:
         """That of a global rank."""
-        return next(run for run in self.devices if run.first <= rank < run.first + run.count)
+        for run in self.devices:
+            if run.first <= rank < run.first + run.count:
+                return run
+        raise PlanError(
+            f"rank {rank} is not among the {sum(run.count for run in self.devices)} devices that "
+            "the prediction is for; predict anew with `meshwright check --model ... -o`"
+        )

@@ -2,6 +2,9 @@
 
 from dataclasses import replace
 
+import pytest
+
+from meshwright.ir.errors import PlanError
 from meshwright.ir.plan import Alternative, Breakdown, Evidence, ProfileId
 from meshwright.ir.show import seconds, size, to_text
 from tests.ir.plans import plan, prediction
@@ -81,3 +84,10 @@ def test_long_schedules_are_cut() -> None:
     lines = str(many_ranks()).splitlines()
     assert any("183 more groups" in line for line in lines)
     assert sum("199F" in line for line in lines) == 1
+
+
+def test_devices_that_the_prediction_does_not_know_are_named() -> None:
+    made = piped(2, 2, 8, 4)
+    stages = (*made.stages[:1], replace(made.stages[1], devices=(2, 9)))
+    with pytest.raises(PlanError, match="rank 9 is not among the 4 devices"):
+        str(replace(made, stages=stages))
