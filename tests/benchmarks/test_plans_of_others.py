@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -106,6 +107,19 @@ def test_rows_that_are_left_out() -> None:
     assert experts.lacks(row(parallel=Parallel(dp=4, cp=2))) == "context parallel"
     assert experts.lacks(row(gbs=15)) == "an odd batch"
     assert [r.gbs for r in experts.sample([row(gbs=n) for n in range(10)], 4)] == [0, 3, 6, 9]
+
+
+def test_the_verdict_says_what_the_ratios_show() -> None:
+    def said(*found: tuple[float, int]) -> str:
+        rows = [SimpleNamespace(ratio=ratio, excess_bytes=excess) for ratio, excess in found]
+        return experts.verdict(rows)  # type: ignore[arg-type]
+
+    assert "never slower" in said((0.9, 0), (1.0, 0)) and "1.000 at most" in said((1.0, 0))
+    assert "slower in 1:" in said((0.9, 0), (1.01, 0))
+    assert "never slower" in said((0.9, 0), (1.5, 10**9)) and "1 do not fit" in said(
+        (1.5, 1), (1, 0)
+    )
+    assert "No published layout fits" in said((1.5, 1))
 
 
 @pytest.mark.parametrize("gated", [False, True])
