@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from meshwright.costmodel.comm import group_levels
 from meshwright.costmodel.compute import OpTimer, worst_source
@@ -15,7 +16,7 @@ from meshwright.ir.layout import RP, Axis, R, Shard, Strategy, parse_placement, 
 from meshwright.ir.plan import BlockLayout, param_key
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class BlockCost:
     """One micro-batch through one block on one rank. Times include communication."""
 
@@ -70,6 +71,10 @@ class BlockCost:
 
     def recomputed(self) -> "BlockCost":
         """The same block when it keeps only its inputs and runs its forward again."""
+        return self._recomputed
+
+    @cached_property
+    def _recomputed(self) -> "BlockCost":
         return replace(
             self,
             forward_s=self.forward_s if self.no_grad_s is None else self.no_grad_s,

@@ -2,14 +2,14 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from pydantic import RootModel
 
 from meshwright.costmodel.block import BlockCost, summary, walk_block
 from meshwright.costmodel.comm import Levels
-from meshwright.costmodel.compute import OpTimer
+from meshwright.costmodel.compute import KeptTimes, OpTimer
 from meshwright.costmodel.keeping import Makers, Policy, kept_cost, makers_of
 from meshwright.costmodel.keys import block_key
 from meshwright.costmodel.measured_blocks import beside, between, measured_cost
@@ -33,6 +33,15 @@ class Spot:
     dp_levels: Levels
     model_levels: tuple[Levels, ...]
     """Tiers of the rank's line on each of the model axes."""
+    _hash: int = field(init=False, repr=False, compare=False, default=0)
+
+    def __post_init__(self) -> None:
+        # Costs are looked up by spot very often, and tiers are long.
+        parts = self.samples, self.dp, self.model, self.device, self.dp_levels, self.model_levels
+        object.__setattr__(self, "_hash", hash(parts))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -59,7 +68,7 @@ class BlockCosts:
         timer: OpTimer | None = None,
         profile: Profile | None = None,
     ) -> None:
-        self._facts, self._devices, self._timer = facts, devices, timer
+        self._facts, self._devices, self._timer = facts, devices, KeptTimes(timer)
         self._profile = profile
         self._costs: dict[_Id, BlockCost] = {}
         self._kept: dict[tuple[_Id, Policy], BlockCost] = {}

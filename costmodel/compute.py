@@ -1,7 +1,7 @@
 """Time of one op on one device: measured if a timer knows it, otherwise by its class's curve."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol, get_args
 
 from meshwright.costmodel.formulas import (
@@ -67,6 +67,22 @@ def op_time(op: LocalOp, device: DeviceType, timer: OpTimer | None = None) -> Op
     if not any(i.cast_bytes for i in op.inputs):
         return time
     return _with_casts(op, device, time)
+
+
+@dataclass(slots=True)
+class KeptTimes:
+    """A timer that asks another one, or the formula, once for each op."""
+
+    timer: OpTimer | None
+    known: dict[tuple[LocalOp, str], OpTime] = field(default_factory=dict)
+
+    def __call__(self, op: LocalOp, device: DeviceType) -> OpTime:
+        key = op, device.name
+        found = self.known.get(key)
+        if found is None:
+            said = self.timer(op, device) if self.timer else None
+            found = self.known[key] = said or formula(op, device)
+        return found
 
 
 def formula(op: LocalOp, device: DeviceType) -> OpTime:

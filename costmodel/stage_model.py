@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
+from typing import NamedTuple
 
 from meshwright.costmodel.clip import clip_time
 from meshwright.costmodel.comm import Levels
@@ -41,6 +42,15 @@ class StageModel:
     """Of one micro-batch: seconds times relative error."""
 
 
+class _Actions(NamedTuple):
+    """The part that depends on how a stage synchronises."""
+
+    programs: Mapping[int, Program]
+    forward_s: float
+    backward_s: float
+    publish: tuple[Step, ...]
+
+
 def stage_model(tables: CostTables, plan: Plan, index: int, costs: StageCosts) -> StageModel:
     """The model of stage `index`; equal stages share one."""
     stage = plan.stages[index]
@@ -60,19 +70,39 @@ def _make(tables: CostTables, optimizer: str, stage: Stage, costs: StageCosts) -
     held = _held(tables, costs)
     sync = _sync(tables, stage, costs, held)
     own = _trained(held, sync)
-    programs = sync.programs()
+    actions = _actions(tables, sync, costs.device.name)
     return StageModel(
         sync=sync,
-        programs=programs,
-        forward_s=play(programs[F].steps, IDLE, sync.overlap)[0],
-        backward_s=play(programs[B].steps, IDLE, sync.overlap)[0],
+        programs=actions.programs,
+        forward_s=actions.forward_s,
+        backward_s=actions.backward_s,
         finish=tuple(sync.finish(_summed(costs))),
         optimizer=optimizer_time(costs.device, optimizer, *own, tables.profile),
         clip_s=clip_time(costs.device, *own),
-        publish=tuple(sync.publish()),
+        publish=actions.publish,
         memory=_memory(tables, optimizer, costs, held, sync),
         uncertain_s=costs.cost.uncertain_s + costs.passage.uncertain_s,
     )
+
+
+def _actions(tables: CostTables, sync: Sync, device: str) -> _Actions:
+    """What the stage does; that of other blocks with equal costs is the same."""
+    key = (
+        device, sync.zero, sync.prefetch, sync.shard, sync.blocks, sync.buckets, sync.prelude_s,
+        sync.dp, sync.shard_levels, sync.replicate_levels, sync.passage_forward_s,
+        sync.passage_backward_s, sync.tensor_overlapped,
+    )  # fmt: skip
+    found = tables.models.get(key)
+    if found is None:
+        programs = sync.programs()
+        found = tables.models[key] = _Actions(
+            programs,
+            play(programs[F].steps, IDLE, sync.overlap)[0],
+            play(programs[B].steps, IDLE, sync.overlap)[0],
+            tuple(sync.publish()),
+        )
+    assert isinstance(found, _Actions)
+    return found
 
 
 def _summed(costs: StageCosts) -> tuple[tuple[int, Levels], ...]:

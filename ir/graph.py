@@ -4,6 +4,7 @@ Shapes are global: the whole global batch, the whole model. Nothing here needs t
 also come from a file of layer profiles.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -177,6 +178,11 @@ class Graph:
     @property
     def prelude_ops(self) -> tuple[Op, ...]:
         return self.ops[: self.prelude]
+
+    @cached_property
+    def pattern_counts(self) -> Counter[str]:
+        """How many blocks each pattern has."""
+        return Counter(block.pattern for block in self.blocks)
 
     def distinct_blocks(self) -> Iterator[Block]:
         """The first block of each pattern."""

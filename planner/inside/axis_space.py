@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
 from math import lcm, prod
+from typing import TypeVar
 
 from meshwright.ir.graph import Graph, Kind, Op
 from meshwright.ir.layout import RP, P, Placement, R, Shard, Strategy
@@ -20,6 +21,7 @@ from meshwright.planner.inside.rules import Rule, name_of
 from meshwright.planner.inside.segments import PRELUDE, Segment, aliases
 from meshwright.planner.inside.spread import Shards, spread
 
+T = TypeVar("T")
 EXPERTS = "meshwright.experts"
 MANY = 3
 """Axes from which on combinations are so many that equivalent ones are left out."""
@@ -67,13 +69,23 @@ class Spreader:
     def rules(self) -> dict[str, Rule | None]:
         return {name: rule for s in self.segments for name, rule in s.rules.items()}
 
+    def _once(self, key: object, make: Callable[[], T]) -> T:
+        """What meshes have in common is made for the first that asks."""
+        if key not in self.data.kept:
+            self.data.kept[key] = make()
+        found: T = self.data.kept[key]
+        return found
+
     @cached_property
     def alias(self) -> Callable[[str], str]:
-        return aliases(self.graph)
+        return self._once("alias", lambda: aliases(self.graph))
 
     @cached_property
     def taken(self) -> Taken:
         """Dims that dp splits, and the parts inside of which other axes split them."""
+        return self._once("taken", self._taken)
+
+    def _taken(self) -> Taken:
         found: dict[str, dict[int, int]] = {}
         for segment, laid in zip(self.data.segments, self.data.laid, strict=True):
             for name, dims in taken_dims(segment, laid, self.graph.batch_size).items():
@@ -93,6 +105,10 @@ class Spreader:
         return len(self.mesh) < 2 or not self.heavy or op.name in self.heavy
 
     def spread(self, kind: AxisKind) -> tuple[dict[str, tuple[Split, ...]], Shards]:
+        key = "spread", kind, len(self.mesh) < 2
+        return self._once(key, lambda: self._spread(kind))
+
+    def _spread(self, kind: AxisKind) -> tuple[dict[str, tuple[Split, ...]], Shards]:
         return spread(
             self.ops, self.rules, kind, taken=self.taken, seeds={}, natural=self.starts,
             alias=self.alias,
@@ -100,9 +116,15 @@ class Spreader:
         )  # fmt: skip
 
     def axis(self, at: int) -> AxisSpace:
-        """What may be done on one axis, beside whatever the others do."""
+        """What may be done on one axis, beside whatever the others do; the same on all axes of one
+        size that are for the same."""
         axis, size = self.mesh[at]
         kind = AxisKind(size, outers=self._outers(at))
+        family = "tp" if axis.startswith("tp") else axis
+        key = "axis", kind, family, min(len(self.mesh), MANY)
+        return self._once(key, lambda: self._axis(kind, axis))
+
+    def _axis(self, kind: AxisKind, axis: str) -> AxisSpace:
         splits, shards = self.spread(kind)
         divides = _divides(self.graph, axis)
         every = {

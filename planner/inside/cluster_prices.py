@@ -5,7 +5,6 @@ parallelism over all other ranks. What memory is worth is a question of the plan
 means that filling a device's memory is as bad as taking the computation's time once more.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -69,8 +68,10 @@ class OpTimes:
         key = "whole", samples
         if key not in self.known:
             graph = self.tables.graph
-            counts = Counter(block.pattern for block in graph.blocks)
-            first = [(counts[b.pattern], graph.block_ops(b)) for b in graph.distinct_blocks()]
+            first = [
+                (graph.pattern_counts[b.pattern], graph.block_ops(b))
+                for b in graph.distinct_blocks()
+            ]
             self.known[key] = sum(
                 count * sum(_whole_s(self, op, samples) for op in ops)
                 for count, ops in [(1, graph.prelude_ops), *first]

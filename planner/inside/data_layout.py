@@ -1,8 +1,9 @@
 """The dp axis: the batch dim wherever it goes; independent of how many ranks share it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import lcm
+from typing import Any
 
 from meshwright.ir.graph import Block, Graph, Kind
 from meshwright.ir.layout import RP, P, Placement, R, Shard
@@ -27,6 +28,8 @@ class DataLayout:
     splits: dict[str, tuple[Split, ...]]
     """Per op name."""
     label: Labels
+    kept: dict[object, Any] = field(default_factory=dict, compare=False, repr=False)
+    """What `planner.inside.axis_space` keeps: meshes share it."""
 
 
 def solve_data(graph: Graph) -> DataLayout:
