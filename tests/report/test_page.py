@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from meshwright.ir.errors import PlanError
+from meshwright.report import timeline_rows
 from meshwright.report.contents import contents
 from meshwright.report.page import html
 from meshwright.report.timeline_rows import TICKS
@@ -84,3 +85,13 @@ def test_a_plan_without_detail_still_has_a_page():
 def test_a_plan_without_a_prediction_is_refused():
     with pytest.raises(PlanError, match="no prediction"):
         html(replace(piped(2, 2, 8, 4), predicted=None))
+
+
+def test_of_too_many_actions_some_rows_are_shown(monkeypatch):
+    plan = piped(8, 1, 8, 6)
+    monkeypatch.setattr(timeline_rows, "MOST", 40)
+    found = contents(plan)["timeline"]
+    assert found["ranks"] == [0, 3, 6] and found["left_out"] == 5
+    assert len(found["predicted"]) == 3
+    monkeypatch.undo()
+    assert contents(plan)["timeline"]["ranks"] == list(range(8))

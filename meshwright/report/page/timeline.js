@@ -40,7 +40,7 @@ function timelineWords() {
   const t = DATA.timeline;
   const keys = "Numbers are micro-batches. Drag to zoom, double-click for all; Ctrl + wheel, + and −, arrows.";
   if (DATA.ranks.length === 1) return `One stage: all ranks do the same. ${keys}`;
-  const rows = t.left_out ? `every ${t.ranks[1] - t.ranks[0]}th of ` : "";
+  const rows = t.left_out ? `${whole(t.ranks.length)} of ` : "";
   return `${rows}${plural(DATA.ranks.length, "pipeline rank")}, ${plural(t.stages, "stage")}; `
     + `${percent(t.bubble, 1)} of the pipeline's rank-seconds are idle. ${keys}`;
 }
