@@ -83,17 +83,46 @@ def parts_of(plan: Plan) -> dict[str, float]:
 
 def alternative(plan: Plan, best: Plan, excess_bytes: int) -> Alternative:
     """The entry of a plan that lost against `best`."""
-    assert plan.predicted and best.predicted
-    peak = plan.predicted.peak_bytes
+    assert plan.predicted
     if excess_bytes:
         why = f"does not fit: {size(excess_bytes)} too much on a rank"
     else:
-        mine, theirs = parts_of(plan), parts_of(best)
-        worst = max(mine, key=lambda name: mine[name] - theirs[name])
-        slower = plan.predicted.step_s / best.predicted.step_s - 1
-        why = f"{slower:.1%} slower"
-        if mine[worst] > theirs[worst]:
-            why += f": {worst} {seconds(mine[worst])} against {seconds(theirs[worst])}"
-        if slower <= 0:
-            why = f"needs more memory: {size(peak)} against {size(best.predicted.peak_bytes)}"
-    return Alternative(name=name_of(plan), step_s=plan.predicted.step_s, peak_bytes=peak, why=why)
+        why = _slower(plan, best) or _tied(plan, best)
+    return Alternative(
+        name=name_of(plan), step_s=plan.predicted.step_s,
+        peak_bytes=plan.predicted.peak_bytes, why=why,
+    )  # fmt: skip
+
+
+def _slower(plan: Plan, best: Plan) -> str:
+    """By how much, and where most of it goes; nothing for a plan that is not slower."""
+    assert plan.predicted and best.predicted
+    slower = plan.predicted.step_s / best.predicted.step_s - 1
+    if slower <= 0:
+        return ""
+    mine, theirs = parts_of(plan), parts_of(best)
+    worst = max(mine, key=lambda name: mine[name] - theirs[name])
+    more = mine[worst] > theirs[worst]
+    reason = f": {worst} {seconds(mine[worst])} against {seconds(theirs[worst])}" * more
+    return f"{slower:.1%} slower{reason}"
+
+
+def _tied(plan: Plan, best: Plan) -> str:
+    """Why a plan that is as fast or faster lost: where speed is asked for, ties go to what is
+    simpler."""
+    assert plan.predicted and best.predicted
+    faster = 1 - plan.predicted.step_s / best.predicted.step_s
+    if best.objective in ("throughput", "batch"):
+        said = f"{faster:.1%} faster, within the tie" if faster >= 5e-4 else "as fast"
+        for what, own, other in (
+            ("stages", len(plan.stages), len(best.stages)),
+            ("zero", _zero(plan), _zero(best)),
+        ):
+            if own > other:
+                return f"{said}, but less simple: {what} {own} against {other}"
+    needs = f"{size(plan.predicted.peak_bytes)} against {size(best.predicted.peak_bytes)}"
+    return f"needs more memory: {needs}"
+
+
+def _zero(plan: Plan) -> int:
+    return max(stage.zero for stage in plan.stages)

@@ -36,3 +36,15 @@ def test_what_does_not_fit_or_is_no_slower_says_so():
     best = taking(1.0)
     assert alternative(taking(0.9), best, 3 * 10**9).why == "does not fit: 3 GB too much on a rank"
     assert alternative(taking(1.0), best, 0).why.startswith("needs more memory")
+
+
+def test_ties_go_to_what_is_simpler():
+    best = taking(1.0)
+    one = replace(best, stages=best.stages[:1])
+    assert alternative(taking(0.99), one, 0).why == (
+        "1.0% faster, within the tie, but less simple: stages 2 against 1"
+    )
+    sharded = replace(best, stages=tuple(replace(stage, zero=3) for stage in best.stages))
+    assert alternative(sharded, best, 0).why == "as fast, but less simple: zero 3 against 0"
+    least = replace(one, objective="memory")
+    assert alternative(taking(0.99), least, 0).why.startswith("needs more memory")
