@@ -58,8 +58,10 @@ def profile(options: argparse.Namespace) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(str(base_bytes(SUBJECTS[name], size)))
     for size in SIZES:
-        cluster = measure_local(size)
-        cluster.save(options.output / f"cluster-{size}.yaml")
+        path = options.output / f"cluster-{size}.yaml"
+        if not path.exists():  # of other models
+            measure_local(size).save(path)
+        cluster = Cluster.load(path)
         for name, graph in traced.items():
             start = time.perf_counter()
             problem = make_problem(graph, cluster, precision=PRECISION, optimizer=OPTIMIZER)

@@ -21,6 +21,7 @@ from torch import nn
 
 from benchmarks.accuracy_data import KINDS, Measured
 from benchmarks.accuracy_models import Subject
+from benchmarks.disturbance import mark, others_share
 from meshwright.ir.graph import Graph
 from meshwright.ir.plan import Plan
 from meshwright.ir.schedule import Action, Work
@@ -31,6 +32,8 @@ from tests.spawn import run_ranks
 
 LEARNING_RATE = 1e-4
 TIMEOUT_S = 300.0
+ALONE, TRIES = 0.12, 2
+"""A run during which others used more than this share of the cores is made again, so often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,23 @@ class Effort:
 
 
 def run_plan(
+    subject: Subject, name: str, graph: Graph, plan: Plan, folder: Path, turn: int, effort: Effort
+) -> Measured:
+    """The run that others disturbed least, of as few as it takes for one that they left alone."""
+    least = float("inf")
+    for _ in range(TRIES):
+        before = mark()
+        found = _run(subject, name, graph, plan, folder, turn, effort)
+        others = others_share(before, mark())
+        if others < least:
+            least, best = others, found
+        if others <= ALONE:
+            break
+        print(f"others used {others:.0%} of the cores", flush=True)
+    return best
+
+
+def _run(
     subject: Subject, name: str, graph: Graph, plan: Plan, folder: Path, turn: int, effort: Effort
 ) -> Measured:
     """Trains on one process per rank of the plan, which leave their records in `folder`."""

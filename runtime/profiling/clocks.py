@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from math import ceil, isnan, nan
 from statistics import mean, median
 from threading import Thread
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import torch
@@ -13,8 +13,8 @@ import torch.distributed as dist
 
 from meshwright.ir.cluster import Cluster
 
-Span = tuple[float, float]
-"""Start and end of one rank in one collective, in seconds."""
+Span = tuple[float, float, float]
+"""Start, end, and processor time of one rank in one collective, in seconds."""
 Lines = Sequence[Sequence[int]]
 """The groups of one kind: their global ranks."""
 
@@ -43,10 +43,9 @@ class Clock(ABC):
     def synchronize(self) -> None:
         """All that was started on this rank is over."""
 
-    def slowed_s(self, seconds: float, usual_s: float) -> float:
-        """What counts of computing for so long before a collective, where that usually takes
-        `usual_s`."""
-        return 0.0
+    def with_slowed(self, span: Span, slowed_s: float) -> Span:
+        """The span if computing around the collective took so much more processor time."""
+        return span
 
     def agree(self, value: float) -> float:
         """The least of all ranks' values."""
@@ -59,13 +58,13 @@ class Clock(ABC):
     ) -> tuple[list[float], float]:
         """(seconds of every round of every group, median of `slow`), the same on every rank."""
         mine = [x for span in spans for x in span] + [median(slow)] if spans else []
-        sent = torch.full((2 * rounds + 1,), nan, dtype=torch.float64, device=self.device)
+        sent = torch.full((3 * rounds + 1,), nan, dtype=torch.float64, device=self.device)
         sent[: len(mine)] = torch.tensor(mine, dtype=torch.float64)
         held = [torch.empty_like(sent) for _ in range(dist.get_world_size())]
         dist.all_gather(held, sent)
         every = [x.tolist() for x in held]
         seconds = [
-            self.of_group([_span(every[rank][2 * i : 2 * i + 2]) for rank in line])
+            self.of_group([_span(every[rank][3 * i : 3 * i + 3]) for rank in line])
             for line in lines
             for i in range(rounds)
         ]
@@ -73,17 +72,17 @@ class Clock(ABC):
 
 
 def _span(values: Sequence[float]) -> Span:
-    start, end = values
-    return start, end
+    start, end, busy = values
+    return start, end, busy
 
 
 class HostClock(Clock):
     """Processes of one host share a clock: from the last to come to the last to leave."""
 
     def timed(self, group: dist.ProcessGroup, run: Callable[[], None]) -> Span:
-        start = perf_counter()
+        busy, start = process_time(), perf_counter()
         run()
-        return start, perf_counter()
+        return start, perf_counter(), process_time() - busy
 
     def beside(
         self, group: dist.ProcessGroup, start: Callable[[], dist.Work], unit: Callable[[], None]
@@ -98,28 +97,47 @@ class HostClock(Clock):
             unit()
             units += 1
         watcher.join()
-        return (began, ended[0]), units
+        return (began, ended[0], 0.0), units
 
     def synchronize(self) -> None:
         pass
 
     def of_group(self, spans: Sequence[Span]) -> float:
-        return max(end for _, end in spans) - max(start for start, _ in spans)
+        return max(end for _, end, _ in spans) - max(start for start, _, _ in spans)
 
 
-class AddedClock(HostClock):
-    """What a collective adds to a step of its members, on average, where all ranks have the same
-    work: how long it holds them up, and by how much they compute more slowly around it.
+class SharedClock(HostClock):
+    """Processes of one host whose computing a collective slows down: its caches are filled by
+    others meanwhile, and the scheduler moves it. All wait for each other on cores that they share.
 
-    Waiting for members that come later after as much work is part of what it costs them. Where
-    there are more processes than cores, a wait is another's computation, which is then quicker.
+    `per_core`: processes per core. What takes longer is processor time, which those that only wait
+    do not disturb.
     """
 
-    def slowed_s(self, seconds: float, usual_s: float) -> float:
-        return seconds - usual_s
+    def __init__(self, per_core: float) -> None:
+        self.per_core = per_core
+
+    def with_slowed(self, span: Span, slowed_s: float) -> Span:
+        start, end, busy = span
+        return start - slowed_s * self.per_core, end, busy + slowed_s
+
+
+class HeldUpClock(SharedClock):
+    """Processes with a core each: how long a collective holds up its members, on average.
+
+    Waiting for members that come later after as much work is part of what it costs them.
+    """
 
     def of_group(self, spans: Sequence[Span]) -> float:
-        return mean(end - start for start, end in spans)
+        return mean(end - start for start, end, _ in spans)
+
+
+class CrowdedClock(SharedClock):
+    """Part of the processes of a host that has fewer cores: while some wait for each other the rest
+    has their cores, so only processor time counts; it is charged as computation is."""
+
+    def of_group(self, spans: Sequence[Span]) -> float:
+        return mean(busy for _, _, busy in spans) * self.per_core
 
 
 def _note_end(work: dist.Work, ended: list[float]) -> None:
@@ -135,7 +153,7 @@ class ApartClock(HostClock):
         return super().timed(group, run)
 
     def of_group(self, spans: Sequence[Span]) -> float:
-        return max(end - start for start, end in spans)
+        return max(end - start for start, end, _ in spans)
 
 
 class CudaClock(Clock):
@@ -157,7 +175,7 @@ class CudaClock(Clock):
         run()
         last.record()
         last.synchronize()
-        return 0.0, first.elapsed_time(last) / 1e3
+        return 0.0, first.elapsed_time(last) / 1e3, 0.0
 
     def beside(
         self, group: dist.ProcessGroup, start: Callable[[], dist.Work], unit: Callable[[], None]
@@ -177,10 +195,10 @@ class CudaClock(Clock):
         self.synchronize()
         seconds, all_s = first.elapsed_time(arrived) / 1e3, first.elapsed_time(computed) / 1e3
         self._units = min(4096, max(4, ceil(1.5 * units * seconds / all_s)))
-        return (0.0, seconds), max(1, round(units * min(1.0, seconds / all_s)))
+        return (0.0, seconds, 0.0), max(1, round(units * min(1.0, seconds / all_s)))
 
     def of_group(self, spans: Sequence[Span]) -> float:
-        return max(end - start for start, end in spans)
+        return max(end - start for start, end, _ in spans)
 
 
 def _events(count: int) -> list[torch.cuda.Event]:
@@ -188,27 +206,32 @@ def _events(count: int) -> list[torch.cuda.Event]:
     return [event(enable_timing=True) for _ in range(count)]
 
 
-def make_clock(device: torch.device, cluster: Cluster) -> Clock:
-    """The clock for collectives of the default process group's ranks that do nothing else."""
+def make_clock(device: torch.device, cluster: Cluster, size: int) -> Clock:
+    """The clock for groups of `size` ranks of the default process group that do nothing else."""
     if device.type == "cuda":
         return CudaClock(device)
-    return ApartClock() if cluster.num_nodes > 1 else AddedClock()
+    if cluster.num_nodes > 1:
+        return ApartClock()
+    processes, cores = len(cluster.nodes[0].devices), cluster.nodes[0].cores or size
+    if cores >= processes:
+        return HeldUpClock(1.0)
+    return (CrowdedClock if size < processes else SharedClock)(processes / cores)
 
 
 def message_clock(device: torch.device, cluster: Cluster) -> Clock:
     """The clock for messages: they are on their way while their receivers wait."""
     if device.type == "cpu" and cluster.num_nodes == 1:
         return HostClock()
-    return make_clock(device, cluster)
+    return make_clock(device, cluster, 2)
 
 
-def loaded_clock(device: torch.device, cluster: Cluster) -> Clock:
+def loaded_clock(device: torch.device, cluster: Cluster, size: int) -> Clock:
     """The clock for collectives beside computing.
 
     Where processes share cores members begin far apart, and the last to come counts.
     """
     crowded = is_crowded(cluster)
-    return message_clock(device, cluster) if crowded else make_clock(device, cluster)
+    return message_clock(device, cluster) if crowded else make_clock(device, cluster, size)
 
 
 def is_crowded(cluster: Cluster) -> bool:

@@ -5,10 +5,11 @@ as much on each, and with buffers just written.
 All groups of a kind work at the same time.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, count
-from time import perf_counter
+from math import isnan, nan
+from time import perf_counter, process_time
 
 import psutil
 import torch
@@ -27,7 +28,7 @@ from meshwright.runtime.profiling.clocks import (
     message_clock,
 )
 from meshwright.runtime.profiling.exchange import Exchange
-from meshwright.runtime.profiling.load import Load, crowded_unit_s, measured_unit_s
+from meshwright.runtime.profiling.load import Load, measured_unit_s, undisturbed_unit_s
 from meshwright.runtime.profiling.timings import averaged
 
 SIZES = tuple(4**i for i in range(5, 16))
@@ -90,7 +91,7 @@ def measure_collectives(
     device = device or torch.device("cpu")
     if device.type == "cpu":
         keep_freed_memory()  # as ranks do
-    world_clock = make_clock(device, cluster)
+    world_clock = make_clock(device, cluster, world)
     ends = perf_counter() + budget_s
     kinds = [s for s in (shapes or group_shapes(cluster)) if members(s, world)]
     tasks = _tasks(kinds)
@@ -100,7 +101,7 @@ def measure_collectives(
     limit = _memory_limit(device, world, cluster)
     for left, task in zip(count(len(tasks), -1), tasks, strict=False):
         exchange = Exchange(task.operation, groups[task.shape], device)
-        clock = _clock(task)(device, cluster)
+        clock = _clock(task, device, cluster)
         share = clock.agree(max(0.0, ends - perf_counter()) / left)
         lines = members(task.shape, world)
         if task.operation == "send" and is_crowded(cluster):
@@ -115,10 +116,10 @@ def _tasks(kinds: Sequence[GroupShape]) -> list[_Task]:
     return alone + [_Task(s, op, True) for s in kinds for op in LOADED]
 
 
-def _clock(task: _Task) -> Callable[[torch.device, Cluster], Clock]:
-    if task.loaded:
-        return loaded_clock
-    return message_clock if task.operation == "send" else make_clock
+def _clock(task: _Task, device: torch.device, cluster: Cluster) -> Clock:
+    if task.operation == "send":
+        return message_clock(device, cluster)
+    return (loaded_clock if task.loaded else make_clock)(device, cluster, task.shape.size)
 
 
 def _join(shape: GroupShape, rank: int, world: int) -> dist.ProcessGroup | None:
@@ -191,7 +192,7 @@ class _Runner:
         spans, slow = [], []
         self.load.begin()
         alone = rounds > 1 and not self.task.loaded and self.exchange.device.type == "cpu"
-        unit_s = crowded_unit_s(self.load) if alone else self.unit_s
+        busy_s = undisturbed_unit_s(self.load) if alone else nan
         group = self.exchange.group
         if group is None or dist.get_rank() not in chain(*self.lines):
             for _ in range(rounds if self.task.operation == "send" else 0):
@@ -199,18 +200,18 @@ class _Runner:
         else:
             self.exchange.prepare(nbytes)
             for _ in range(rounds):
-                span, units = self._round(group, unit_s)
+                span, units = self._round(group, busy_s)
                 spans.append(span)
                 slow.append((span[1] - span[0]) / (units * self.unit_s) if units else 1.0)
         return self.clock.together(self.lines, spans, slow, rounds)
 
-    def _round(self, group: dist.ProcessGroup, unit_s: float) -> tuple[Span, int]:
-        """(its span, units computed meanwhile)."""
+    def _round(self, group: dist.ProcessGroup, busy_s: float) -> tuple[Span, int]:
+        """(its span, units computed meanwhile). `busy_s`: processor time of a unit, or NaN."""
         self.exchange.fill()
-        before = perf_counter()
+        before = process_time()
         units = 0 if self.exchange.waits else self.load.some()
-        slowed_s = self.clock.slowed_s(perf_counter() - before, units * unit_s)
+        slowed_s = process_time() - before - units * busy_s
         if self.task.loaded:
             return self.clock.beside(group, self.exchange.start, self.load.unit)
-        start, end = self.clock.timed(group, self.exchange.run)
-        return (start - slowed_s, end), 0
+        span = self.clock.timed(group, self.exchange.run)
+        return span if isnan(slowed_s) else self.clock.with_slowed(span, slowed_s), 0

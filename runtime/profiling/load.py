@@ -1,34 +1,53 @@
-"""Computation to go beside communication, or before it: small pieces of what training does."""
+"""Computation to go beside communication, or before it: small pieces of what training does.
+
+On CPUs it has to read as much memory as training does: a process that gives its core up for a
+moment comes back to caches that others have filled.
+"""
 
 from collections.abc import Callable
 from random import Random
-from time import perf_counter
+from time import perf_counter, process_time
 
 import torch
 import torch.distributed as dist
+from torch.nn import functional
 
-_SOME = {"cpu": (30, 90), "cuda": (1, 4)}
+_SOME = {"cpu": (6, 18), "cuda": (1, 4)}
 """Pieces: 3-9 ms on a CPU core, 0.1-0.4 ms on a GPU."""
-_CALLS = 200
-_WINDOW_S = 0.05
+_CALLS = {"cpu": 60, "cuda": 200}
+_WINDOW_S = 0.08
+_ROWS, _WIDTH, _WEIGHTS = 48, 384, 16
+"""Of layers on a CPU: their weights fill more than the caches of a core."""
 
 
 class Load:
-    """Pieces of about 0.1 ms on a CPU core, of about 0.1 ms on a GPU."""
+    """Pieces of about 0.5 ms on a CPU core, of about 0.1 ms on a GPU."""
 
     def __init__(self, device: torch.device) -> None:
-        side, dtype = (160, torch.float32) if device.type == "cpu" else (3072, torch.bfloat16)
-        self._a = torch.ones(side, side, device=device, dtype=dtype) / side
-        self._b = torch.empty_like(self._a)
-        # Streams through more than the innermost caches hold, as training does.
-        self._long = torch.ones(2**16 if device.type == "cpu" else 2**24, device=device)
+        self.device, self._turn = device, 0
         self._some = _SOME[device.type]
         self._random = Random(0)
+        if device.type == "cpu":
+            shapes = [(_WIDTH, 2 * _WIDTH)] * _WEIGHTS
+            self._x = torch.ones(_ROWS, _WIDTH)
+        else:
+            shapes = [(3072, 3072)]
+            self._x = torch.ones(shapes[0], device=device, dtype=torch.bfloat16)
+            self._long = torch.ones(2**24, device=device)
+        self._weights = [
+            torch.ones(shape, device=device, dtype=self._x.dtype) / shape[0] for shape in shapes
+        ]
 
     def unit(self) -> None:
-        """One piece."""
-        torch.matmul(self._a, self._a, out=self._b)
-        self._long.add_(1.0)
+        """One piece: a layer, after whose like others come before its turn is again; on a GPU a
+        product, and a stream through more than the innermost caches hold."""
+        if self.device.type != "cpu":
+            torch.matmul(self._x, self._weights[0])
+            self._long.add_(1.0)
+            return
+        weight = self._weights[self._turn % _WEIGHTS]
+        self._turn += 1
+        torch.matmul(functional.gelu(torch.matmul(self._x, weight)), weight.t())
 
     def begin(self) -> None:
         """From here on all ranks draw the same amounts, whatever each has drawn before."""
@@ -49,25 +68,25 @@ class Load:
 
 def measured_unit_s(load: Load, synchronize: Callable[[], None]) -> float:
     """Seconds of one piece while every rank computes."""
-    for _ in range(_CALLS // 10):
+    calls = _CALLS[load.device.type]
+    for _ in range(calls // 10):
         load.unit()
     dist.barrier()
     synchronize()
     start = perf_counter()
-    for _ in range(_CALLS):
+    for _ in range(calls):
         load.unit()
     synchronize()
-    return (perf_counter() - start) / _CALLS
+    return (perf_counter() - start) / calls
 
 
-def crowded_unit_s(load: Load) -> float:
-    """The same on CPUs that ranks may share: all compute for a while, whoever is quicker does more.
-    It is the group's mean."""
+def undisturbed_unit_s(load: Load) -> float:
+    """Processor seconds of one piece on a CPU while every rank computes: the mean of all ranks."""
     dist.barrier()
-    start, units = perf_counter(), 0
-    while perf_counter() < start + _WINDOW_S:
+    ends, start, units = perf_counter() + _WINDOW_S, process_time(), 0
+    while perf_counter() < ends or not units:
         load.unit()
         units += 1
-    found = torch.tensor((perf_counter() - start) / units, dtype=torch.float64)
+    found = torch.tensor((process_time() - start) / units, dtype=torch.float64)
     dist.all_reduce(found)
     return float(found) / dist.get_world_size()

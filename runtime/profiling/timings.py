@@ -29,9 +29,13 @@ def summarised(seconds: list[float]) -> Timing:
 
 
 def averaged(seconds: Sequence[float]) -> Timing:
-    """Of differences: single ones may be less than nothing, their mean counts."""
-    found = summarised(list(seconds))
-    return replace(found, mean_s=max(_LEAST_S, sum(seconds) / len(seconds)))
+    """Of differences: single ones may be less than nothing. The mean is that of the middle half:
+    what disturbed a few must not count."""
+    ordered = sorted(seconds)
+    out = len(ordered) // 4
+    middle = ordered[out : len(ordered) - out]
+    found = summarised(ordered)
+    return replace(found, mean_s=max(_LEAST_S, sum(middle) / len(middle)))
 
 
 def mean(timings: Sequence[Timing]) -> Timing:

@@ -83,29 +83,45 @@ def test_sister_groups_fill_the_cluster() -> None:
     assert members(GroupShape(size=4, per_node=4), 3) == ()
 
 
-def test_a_collective_is_charged_what_it_adds_to_computing() -> None:
-    """Beside the time that it holds its members up, that by which they computed more slowly."""
-    cpu = torch.device("cpu")
-    clock = make_clock(cpu, Cluster.local(4))
-    assert clock.slowed_s(0.006, 0.005) == pytest.approx(0.001)
-    assert clock.of_group([(0.0, 5.0), (1.0, 6.0), (4.0, 6.0)]) == pytest.approx(4.0)
-    # A wait that others fill by computing faster costs nothing.
-    assert clock.of_group([(0.0, 1.0), (3.0, 2.0)]) == pytest.approx(0.0)
-    found = averaged([-1.0, 0.5, 2.0])
-    assert found.expected_s == pytest.approx(0.5) and found.median_s == 0.5
+CPU, FOUR = torch.device("cpu"), Cluster.local(4)
+
+
+def on_cores(count: int) -> Cluster:
+    return replace(FOUR, nodes=(replace(FOUR.nodes[0], cores=count),))
+
+
+def test_crowded_groups_are_charged_processor_time() -> None:
+    """With more processes than cores a wait is another's computation."""
+    pair = make_clock(CPU, on_cores(2), 2)
+    spans = [(0.0, 5.0, 0.01), (1.0, 6.0, 0.03)]
+    assert pair.of_group(spans) == pytest.approx(0.02 * 4 / 2)
+    # All processes wait for each other: from the last to come to the last to leave.
+    assert make_clock(CPU, on_cores(2), 4).of_group(spans) == pytest.approx(5.0)
+    # A core each: what holds a member up, on average, its waiting included.
+    spans = [(0.0, 6.0, 0.01), (4.0, 6.0, 0.03)]
+    assert make_clock(CPU, on_cores(4), 2).of_group(spans) == pytest.approx(4.0)
+    # Beside computing the last to come counts where cores are shared; as with messages.
+    assert loaded_clock(CPU, on_cores(2), 2).of_group(spans) == pytest.approx(2.0)
+    assert loaded_clock(CPU, on_cores(4), 2).of_group(spans) == pytest.approx(4.0)
+    assert message_clock(CPU, on_cores(4)).of_group(spans) == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(("cores", "size", "expected"), [(4, 2, 0.5), (2, 2, 1.0), (2, 4, 1.0)])
+def test_a_collective_is_charged_the_computing_that_it_slows(
+    cores: int, size: int, expected: float
+) -> None:
+    """Half a second of processor time more on each; where two share a core both take longer."""
+    clock = make_clock(CPU, on_cores(cores), size)
+    spans = [(0.0, 5.0, 0.01)] * size
+    slowed = [clock.with_slowed(span, 0.5) for span in spans]
+    assert clock.of_group(slowed) - clock.of_group(spans) == pytest.approx(expected)
+    message = message_clock(CPU, on_cores(cores))
+    assert message.with_slowed(spans[0], 0.5) == spans[0]
+
+
+def test_means_of_differences() -> None:
+    assert averaged([-1.0, 0.25, 2.0, 90.0]).expected_s == pytest.approx(1.125)
     assert 0.0 < averaged([-2.0, 0.5]).expected_s < 1e-6
-    # Messages are on their way while their receivers wait: from the last to come on.
-    message = message_clock(cpu, Cluster.local(4))
-    assert message.slowed_s(0.006, 0.005) == 0.0
-    assert message.of_group([(0.0, 6.0), (4.0, 5.0)]) == pytest.approx(2.0)
-
-
-def test_collectives_beside_computing_on_shared_cores() -> None:
-    cpu, four = torch.device("cpu"), Cluster.local(4)
-    spans = [(0.0, 6.0), (4.0, 6.0)]
-    for cores, expected in ((2, 2.0), (4, 4.0)):
-        cluster = replace(four, nodes=(replace(four.nodes[0], cores=cores),))
-        assert loaded_clock(cpu, cluster).of_group(spans) == pytest.approx(expected)
 
 
 def test_cpus_have_no_copies() -> None:

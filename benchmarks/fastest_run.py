@@ -1,0 +1,90 @@
+"""Runs the plans of a contest: all of them once, then those in front again and again, in turns."""
+
+import json
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+from benchmarks.accuracy_measure import Effort, run_plan
+from benchmarks.accuracy_models import Subject
+from benchmarks.fastest_plans import Entrant
+from meshwright.ir.graph import Graph
+
+HEAT, FINAL = Effort(warmup=1, steps=2), Effort(warmup=1, steps=5)
+"""Of the first run of every plan, and of those that follow."""
+CLOSE = 1.1
+"""In front is who is within this factor of the best of the heat."""
+TURNS = 2
+ORDER_SEED = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """One run of the plan with this number."""
+
+    number: int
+    turn: int
+    steps_s: tuple[float, ...]
+    """Of the slowest rank in each step."""
+
+
+def run_contest(
+    subject: Subject, graph: Graph, entrants: Sequence[Entrant], folder: Path
+) -> list[Ran]:
+    """Goes on where a run before has stopped."""
+    path = folder / "runs.json"
+    found = read(path)
+    for turn in range(1 + TURNS):
+        numbers = list(range(len(entrants))) if turn == 0 else in_front(found)
+        random.Random(ORDER_SEED + turn).shuffle(numbers)
+        for number in numbers:
+            if any((ran.number, ran.turn) == (number, turn) for ran in found):
+                continue
+            plan = entrants[number].plan
+            effort = FINAL if turn else HEAT
+            ran = run_plan(subject, "", graph, plan, folder / "run", turn, effort)
+            steps = tuple(max(each) for each in zip(*ran.steps_s, strict=True))
+            found.append(Ran(number, turn, steps))
+            path.write_text(json.dumps([asdict(ran) for ran in found]))
+            _tell(turn, entrants[number], median(steps))
+    return found
+
+
+def _tell(turn: int, entrant: Entrant, seconds: float) -> None:
+    print(
+        f"  {turn} {entrant.origin:6} {entrant.predicted_s:7.3f} {seconds:7.3f} s  {entrant.name}",
+        flush=True,
+    )
+
+
+def read(path: Path) -> list[Ran]:
+    """What has been run so far."""
+    if not path.exists():
+        return []
+    return [Ran(r["number"], r["turn"], tuple(r["steps_s"])) for r in json.loads(path.read_text())]
+
+
+def in_front(found: Iterable[Ran]) -> list[int]:
+    """The chosen plan, and those close to the best of the heat."""
+    heat = {ran.number: median(ran.steps_s) for ran in found if ran.turn == 0}
+    limit_s = CLOSE * min(heat.values())
+    return sorted({0, *(number for number, seconds in heat.items() if seconds <= limit_s)})
+
+
+def measured_s(found: Sequence[Ran], number: int) -> float:
+    """The median of the final runs' steps; of the heat for a plan that was left behind."""
+    own = [ran for ran in found if ran.number == number]
+    final = [s for ran in own if ran.turn for s in ran.steps_s]
+    return median(final or [s for ran in own for s in ran.steps_s])
+
+
+def noise(found: Sequence[Ran]) -> float:
+    """By how much the medians of final runs of one plan differ, relative to the lower: the median
+    over plans."""
+    medians: dict[int, list[float]] = {}
+    for ran in found:
+        if ran.turn:
+            medians.setdefault(ran.number, []).append(median(ran.steps_s))
+    return median(max(runs) / min(runs) - 1 for runs in medians.values())

@@ -1,0 +1,85 @@
+"""The contest of plans: who gets to the final, what is reported of runs that were made."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from benchmarks.disturbance import Mark, mark, others_share
+from benchmarks.fastest_plans import Entrant, entrants, read, write
+from benchmarks.fastest_report import Contest, report
+from benchmarks.fastest_run import Ran, in_front, measured_s, noise
+from benchmarks.fastest_run import read as read_runs
+from meshwright.ir.cluster import Cluster
+from meshwright.ir.trace import trace
+from meshwright.ir.verify import verify
+from meshwright.planner.problem import Problem, make_problem
+from tests.models import CASES
+
+RUNS = [
+    Ran(0, 0, (1.05, 1.05)), Ran(1, 0, (1.0, 1.02)), Ran(2, 0, (1.5, 1.5)),
+    Ran(0, 1, (1.0, 1.0)), Ran(1, 1, (1.1, 1.1)), Ran(0, 2, (1.02, 1.02)), Ran(1, 2, (1.1, 1.1)),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def problem() -> Problem:
+    case = CASES["gpt2"]
+    graph = trace(case.model(), case.example(16), case.loss_fn)
+    return make_problem(graph, Cluster.local(4), precision="fp32", optimizer="adamw")
+
+
+@pytest.fixture(scope="module")
+def found(problem: Problem) -> list[Entrant]:
+    return entrants(problem)
+
+
+def test_entrants_are_legal_and_distinct(problem: Problem, found: list[Entrant]) -> None:
+    assert [e.origin for e in found].count("chosen") == 1 and found[0].origin == "chosen"
+    assert {e.origin for e in found} == {"chosen", "rival", "fixed"}
+    assert len({e.name for e in found}) == len(found)
+    for entrant in found:
+        assert verify(entrant.plan, problem.graph, problem.cluster) == ()
+        assert entrant.predicted_s > 0
+
+
+def test_entrants_come_back_from_files(found: list[Entrant], tmp_path: Path) -> None:
+    write(tmp_path, found)
+    assert [(e.origin, e.plan.hash) for e in read(tmp_path)] == [
+        (e.origin, e.plan.hash) for e in found
+    ]
+
+
+def test_who_is_in_front(tmp_path: Path) -> None:
+    assert in_front(RUNS) == [0, 1]
+    # The chosen plan is run again even if it was far behind.
+    assert in_front([Ran(0, 0, (9.0,)), *RUNS[1:]]) == [0, 1]
+    # What counts are final runs; of a plan that was left behind the heat.
+    assert [measured_s(RUNS, n) for n in range(3)] == pytest.approx([1.01, 1.1, 1.5])
+    assert noise(RUNS) == pytest.approx(0.01)
+    path = tmp_path / "runs.json"
+    assert read_runs(path) == []
+    path.write_text(json.dumps([asdict(ran) for ran in RUNS]))
+    assert read_runs(path) == RUNS
+
+
+def test_the_report_tells_who_won(found: list[Entrant]) -> None:
+    won = Contest("gpt2", 4, tuple(found), tuple(RUNS))
+    assert won.ratio == 1.0 and won.numbers == [0, 1, 2]
+    swapped = [Ran((1, 0, 2)[ran.number], ran.turn, ran.steps_s) for ran in RUNS]
+    lost = Contest("vit", 4, tuple(found), tuple(swapped))
+    assert lost.ratio == pytest.approx(1.1 / 1.01)
+    unfinished = Contest("t5", 8, tuple(found), tuple(RUNS[:2]))
+    text = report([won, lost, unfinished], "a command")
+    assert "Within 5% of the fastest: 1 of 2." in text
+    assert "## vit on 4" in text and "## t5" not in text
+
+
+def test_what_others_use_is_told_from_our_own() -> None:
+    before = mark()
+    sum(range(10**6))
+    after = mark()
+    assert after.own_s > before.own_s and 0.0 <= others_share(before, after) <= 1.0
+    assert others_share(Mark(0, 0, 0), Mark(10, 9, 9)) == 0.0
+    assert others_share(Mark(0, 0, 0), Mark(10, 9, 4)) > 0.0
