@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from meshwright.ir.verify import Finding
 
 SCHEMA = "meshwright.plan/2.0"
-_strict = ConfigDict(extra="forbid", allow_inf_nan=False)
+_strict = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 MODEL_AXES = ("cp", "ep", "tp_depth", "tp_row", "tp_col", "tp")
 """Axes that split the samples and tensors of one replica. On all of them any op may be split; on
 `cp` parameters are stored whole, on `ep` only those of experts are split."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from meshwright.ir.graph import Graph as Graph
     from meshwright.ir.plan import Plan as Plan
     from meshwright.ir.trace import trace as trace
+    from meshwright.logs import MetricLog as MetricLog
     from meshwright.planner.complete import complete as complete
     from meshwright.planner.search import rank as rank
     from meshwright.planner.search import search as search
@@ -38,6 +39,7 @@ _HOME = {
     "Infeasible": "ir.errors",
     "Job": "runtime.job",
     "MeshwrightError": "ir.errors",
+    "MetricLog": "logs",
     "MismatchError": "ir.errors",
     "Plan": "ir.plan",
     "PlanError": "ir.errors",

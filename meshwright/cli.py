@@ -145,6 +145,9 @@ def run(
     trace: Annotated[
         bool, typer.Option(help="leave a profiler's trace of one step per rank")
     ] = True,
+    log: Annotated[
+        str, typer.Option(help="metrics of each step, into the run directory: jsonl,tensorboard")
+    ] = "",
     as_json: Json = False,
 ) -> None:
     """Train. Under torchrun, this process is one rank; otherwise torchrun is started here."""
@@ -159,6 +162,7 @@ def run(
         output=output,
         trace=trace,
         as_json=as_json,
+        log=log,
     )
 
 

@@ -1,6 +1,7 @@
 """`meshwright check`: is this plan sound, does it fit, is its estimate current, does it run."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -46,6 +47,9 @@ def check_command(
     rehash: Annotated[
         bool, typer.Option(help="accept a plan edited by hand: check it, then renew its hash")
     ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="also step every rank of it on fake tensors")
+    ] = False,
     strict: Annotated[bool, typer.Option(help="warnings count as errors")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="print one JSON object instead of text")
@@ -53,6 +57,8 @@ def check_command(
 ) -> None:
     """Check a plan by every rule, or complete and price one by hand; exit 4 if a rule is broken."""
     _need(target, cluster, output=output, profile=profile)
+    if dry_run and target is None:
+        raise typer.BadParameter("--dry-run needs --model")
     if is_minimal(parse_json(read_text(plan_file), str(plan_file))):
         if rehash:
             raise typer.BadParameter("--rehash is for whole plans; this one has no hash yet")
@@ -63,6 +69,8 @@ def check_command(
         if global_batch_size is not None:
             raise typer.BadParameter("--global-batch is for plans by hand; this one has its own")
         checked = _checked(plan_file, target, cluster, profile, rehash=rehash)
+    if dry_run and target and not checked.is_broken:
+        checked = _stepped(checked, target, quiet=as_json)
     written = _write(checked, plan_file, output, rehash=rehash)
     _print(checked, written, as_json=as_json)
     doubtful = any(f.severity == "warning" for f in checked.findings)
@@ -124,6 +132,19 @@ def _checked(
 
         measured = load_profile(profile)
     return check_plan(read, graph, machines, measured)
+
+
+def _stepped(checked: Checked, target: str, *, quiet: bool) -> Checked:
+    """With what a dry run finds."""
+    from meshwright.dry.run import dry_run
+    from meshwright.dry.show import show
+
+    plan = checked.fresh or checked.plan
+    assert plan is not None
+    done = dry_run(plan, _graph(plan, target))
+    if not quiet:
+        show(done, Console())
+    return replace(checked, findings=(*checked.findings, *done.findings))
 
 
 def _graph(plan: Plan, target: str) -> Any:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
@@ -12,12 +13,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.display import recording
+from meshwright.display import Recorder, recording
 from meshwright.ir import plan_io
 from meshwright.ir.errors import PlanError
 from meshwright.ir.measured import StepKind
 from meshwright.ir.plan import Plan
 from meshwright.ir.step import Batch
+from meshwright.logs import MetricLog, parse_kinds
+from meshwright.metrics import tokens_per_sample
 from meshwright.runtime import run_dir
 from meshwright.runtime.job import Job
 from meshwright.runtime.job import compile as compile_job
@@ -48,12 +51,14 @@ def train(
     output: Path | None,
     trace: bool,
     as_json: bool,
+    log: str = "",
 ) -> None:
     """Takes `steps` optimizer steps of TARGET under the plan, or starts the ranks that do.
 
     `output` is the run directory: the plan, and per rank steps, measurements and a trace.
     """
     plan = plan_io.load(plan_file)
+    kinds = parse_kinds(log)
     output = output or Path("runs") / plan.hash[:12]
     if "RANK" not in os.environ:
         run_dir.prepare(output, plan, 0)
@@ -65,17 +70,39 @@ def train(
         lr=learning_rate, run_dir=output,
     )  # fmt: skip
     rank = int(os.environ.get("RANK", "0"))
-    tokens = plan.global_batch_size * samples_length(plan)
-    with recording(
-        f"training ({where(job.device)})", steps, tokens, show=rank == 0 and not as_json
-    ) as recorder:
-        for kind, batch in zip(step_kinds(steps, trace=trace), batches(plan, data), strict=False):
-            recorder.start()
-            recorder.stop(float(take(job, kind, batch, output)), kind)
+    tokens = plan.global_batch_size * tokens_per_sample(plan)
+    with (
+        MetricLog(job, output, kinds) as metrics,
+        recording(
+            f"training ({where(job.device)})", steps, tokens, show=rank == 0 and not as_json
+        ) as recorder,
+    ):
+        _steps(job, step_kinds(steps, trace=trace), batches(plan, data), output, recorder, metrics)
     recorder.write(run_dir.steps_path(output, rank))
     job.close()
     if rank == 0:
         report(output, steps, trace=trace, as_json=as_json)
+
+
+def _steps(
+    job: Job,
+    kinds: list[StepKind],
+    source: Iterator[Any],
+    output: Path,
+    recorder: Recorder,
+    metrics: MetricLog,
+) -> None:
+    """Steps of the given kinds, or as many as there are batches."""
+    for kind in kinds:
+        waited = time.perf_counter()
+        batch = next(source, None)
+        if batch is None:
+            return
+        recorder.start()
+        data_s = time.perf_counter() - waited
+        loss = float(take(job, kind, batch, output))
+        recorder.stop(loss, kind)
+        metrics.step(loss, step_s=time.perf_counter() - waited, data_s=data_s)
 
 
 def step_kinds(steps: int, *, trace: bool) -> list[StepKind]:
@@ -109,12 +136,6 @@ def report(output: Path, steps: int, *, trace: bool, as_json: bool) -> None:
     print(f"wrote {output}: compare it with `meshwright compare {output}/plan.json {output}`")
     if trace and steps < 4:
         print(f"no trace: it takes a step of its own after 3 others, --steps is {steps}")
-
-
-def samples_length(plan: Plan) -> int:
-    """Tokens per sample: the second dim of an integer input, else 1 (then rates are samples)."""
-    shape = plan.model.inputs[0].shape
-    return shape[1] if plan.model.inputs[0].dtype.startswith("int") and len(shape) > 1 else 1
 
 
 def batches(plan: Plan, data: str | None) -> Iterator[Any]:

@@ -65,8 +65,11 @@ def build_rank(
     rank: int,
     device: torch.device,
     seed: int,
+    *,
+    shared: bool = True,
 ) -> RankParts:
-    """Every rank calls this at the same time: it makes process groups."""
+    """Every rank calls this at the same time: it makes process groups, and ranks tell each other
+    which tensors they have. In a dry run nobody else is there (`shared` is False)."""
     ties = find_ties(graph, plan)
     recorder = Recorder(device)
     groups = make_groups(plan, rank, tuple(line for tie in ties for line in tie.groups))
@@ -87,7 +90,8 @@ def build_rank(
         stages[index] = StageModule(
             program, comm, tensors[index], sync, AUTOCAST[plan.precision], stage.prefetch
         )
-    owners = _owners({name for found in tensors.values() for name in found})
+    names = {name for found in tensors.values() for name in found}
+    owners = _owners(names) if shared else dict.fromkeys(names, rank)
     return RankParts(
         rank, programs, groups, recorder, stages, lines, tensors, missing, ties, owners
     )

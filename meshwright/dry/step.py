@@ -1,0 +1,107 @@
+"""One step of one rank on fake tensors: the runtime's own loop, with no peer and no memory."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import prod
+
+import torch
+from torch import Tensor
+
+from meshwright.dry.classes import RankClass
+from meshwright.ir.graph import Graph, Kind
+from meshwright.ir.measured import TensorMemory
+from meshwright.ir.plan import Plan
+from meshwright.ir.torch_fake import fake_world
+from meshwright.ir.torch_private import fake_mode
+from meshwright.runtime.batch import BatchCutter
+from meshwright.runtime.build import RankParts, build_rank
+from meshwright.runtime.executor import Executor, Progress
+from meshwright.runtime.gradients import clip, sum_over_model
+from meshwright.runtime.mailbox import Mailbox
+from meshwright.runtime.messages import plan_messages
+from meshwright.runtime.optimizer import make_optimizer
+from meshwright.runtime.tied import sum_ties
+from meshwright.runtime.tracking import tracking
+
+CPU = torch.device("cpu")
+
+
+def step_rank(plan: Plan, short: Plan, graph: Graph, group: RankClass) -> TensorMemory:
+    """The most that the rank's tensors hold in a step. `short` has fewer micro-batches."""
+    with fake_world(plan.world_size, group.rank), fake_mode():
+        parts = build_rank(
+            plan, graph, group.programs, _weights(graph), group.rank, CPU, 0, shared=False
+        )
+        optimizer = make_optimizer(plan.optimizer, parts.held, None, torch.nn.Module())
+        batch = _batch(plan, short)
+        with tracking(parts, optimizer, batch.values()) as found:
+            _schedule(short, graph, parts, batch)
+            _apply(plan, parts, optimizer)
+        memory = found[0]
+    left_out = sum(_nbytes(x) for x in _batch_specs(plan)) - sum(x.nbytes for x in batch.values())
+    return replace(
+        memory,
+        peak_bytes=memory.peak_bytes + left_out,
+        inputs_bytes=memory.inputs_bytes + left_out,
+    )
+
+
+def _weights(graph: Graph) -> dict[str, Tensor]:
+    """The user's model, by module path, without memory."""
+    return {
+        tensor.fqn: torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device="meta")
+        for tensor in graph.tensors.values()
+        if tensor.kind in (Kind.PARAMETER, Kind.BUFFER)
+    }
+
+
+def _batch_specs(plan: Plan) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    return [(i.shape, getattr(torch, i.dtype)) for i in plan.model.inputs]
+
+
+def _nbytes(spec: tuple[tuple[int, ...], torch.dtype]) -> int:
+    return prod(spec[0]) * spec[1].itemsize
+
+
+def _batch(plan: Plan, short: Plan) -> dict[str, Tensor]:
+    """A batch of the fewer micro-batches; what is not per sample stays as it is."""
+    found = {}
+    for spec, (shape, dtype) in zip(plan.model.inputs, _batch_specs(plan), strict=True):
+        if shape and shape[0] % plan.global_batch_size == 0:
+            per_sample = shape[0] // plan.global_batch_size
+            shape = (per_sample * short.global_batch_size, *shape[1:])
+        found[spec.name] = torch.empty(shape, dtype=dtype)
+    return found
+
+
+def _schedule(short: Plan, graph: Graph, parts: RankParts, batch: Mapping[str, Tensor]) -> None:
+    programs, schedule = parts.programs, short.schedule.parse()
+    cutter = BatchCutter(graph, short, programs, parts.rank, CPU)
+    mailbox = Mailbox(
+        parts.rank, plan_messages(short, schedule, programs, parts.rank), programs,
+        cutter.samples, parts.groups, CPU, parts.recorder,
+    )  # fmt: skip
+    executor = Executor(
+        schedule.ranks[schedule.rank_of(programs[0].index)], parts.stages, mailbox,
+        cutter.offsets, short.samples_per_microbatch, Progress(), parts.recorder,
+    )  # fmt: skip
+    for stage in parts.stages.values():
+        stage.sync.begin()
+    cut = cutter.cut(dict(batch), sharded=False)
+    totals = {
+        index: stage.totals(cut[index, 0]) if stage.program.totals else {}
+        for index, stage in parts.stages.items()
+    }
+    executor.run(lambda stage, microbatch: cut[stage, microbatch] | totals[stage])
+
+
+def _apply(plan: Plan, parts: RankParts, optimizer: torch.optim.Optimizer) -> None:
+    for index, stage in parts.stages.items():
+        stage.sync.finish()
+        sum_over_model(stage.sync.held, parts.lines[index])
+    sum_ties(parts.ties, parts.held, parts.groups, parts.rank)
+    if plan.max_grad_norm is not None:
+        clip(parts.held, parts.counted, plan.max_grad_norm, CPU, plan.world_size)
+    optimizer.step()
+    for stage in parts.stages.values():
+        stage.sync.publish()

@@ -1,0 +1,34 @@
+"""Generated pages are current, and what pages link to exists."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from docs.generate import DOCS, cli_page, pages, schema_page
+from meshwright.cli import app
+from meshwright.ir.plan_io import json_schema
+
+LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
+
+
+def test_generated_pages_are_current():
+    old = [name for name, text in pages().items() if (DOCS / name).read_text() != text]
+    assert not old, "run `python docs/generate.py`"
+
+
+def test_every_command_and_key_has_its_place():
+    text = cli_page()
+    names = [command.name or command.callback.__name__ for command in app.registered_commands]
+    assert len(names) > 8 and all(f"## `meshwright {name}`" in text for name in names)
+    schema = json_schema()
+    page = schema_page(schema)
+    parts = (schema, *schema["$defs"].values())
+    keys = [key for part in parts for key in part.get("properties", ())]
+    assert len(keys) > 80 and all(f"| `{key}` |" in page for key in keys)
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda path: path.name)
+def test_links_lead_somewhere(page: Path):
+    for link in LINK.findall(page.read_text()):
+        assert (page.parent / link).exists(), f"{page.name} links to {link}"
