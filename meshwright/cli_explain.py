@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from meshwright.explain.answers import Answer
-from meshwright.explain.show import Explanation, as_data, render, render_answers
+from meshwright.explain.show import Explanation, as_data, heading, point, render
 from meshwright.ir import plan_io
 from meshwright.ir.plan import Plan
 from meshwright.ir.profile_store import load_profile
@@ -50,10 +50,12 @@ def explain_command(
     answers: list[Answer] = []
     if target is not None:
         asked = _asked(plan, target, cluster, profile, time_limit_s)
+        shown = Console(quiet=as_json)
+        shown.print(heading("What would change it, priced and searched again"))
         with Console(stderr=True).status("pricing and searching again ..."):
-            answers = list(asked.answers())
-        if not as_json:
-            console.print(render_answers(answers), highlight=False)
+            for answer in asked.answers():
+                answers.append(answer)
+                shown.print(point(answer.text), highlight=False)
     if as_json:
         print(json.dumps(as_data(found, answers), indent=2))
 

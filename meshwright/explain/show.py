@@ -34,19 +34,21 @@ def render(found: Explanation) -> RenderableType:
     title = f"{plan.model.name} on {plan.cluster.name}, {seconds(found.facts.step_s)} per step"
     parts: list[RenderableType] = [Text(title, style="bold"), _time(found.facts)]
     parts.append(_memory(found.facts))
-    parts += [_heading("What binds"), *(_point(s.text) for s in found.binding)]
+    parts += [heading("What binds"), *(point(s.text) for s in found.binding)]
     parts += _others(plan)
     if found.levers:
-        parts += [_heading("What would change it, by the plan's own figures")]
-        parts += [_point(text) for text in found.levers]
+        parts += [heading("What would change it, by the plan's own figures")]
+        parts += [point(text) for text in found.levers]
     return Group(*parts)
 
 
-def _heading(text: str) -> Text:
+def heading(text: str) -> Text:
+    """Of what follows."""
     return Text(f"\n{text}", style="italic")
 
 
-def _point(text: str) -> Text:
+def point(text: str) -> Text:
+    """One of several things to know."""
     return Text(f"- {text}")
 
 
@@ -106,20 +108,12 @@ def _others(plan: Plan) -> list[RenderableType]:
     others = plan.evidence.alternatives if plan.evidence else ()
     if not others:
         return []
-    return [_heading("Why not another kind"), *(_point(_lost(other)) for other in others)]
+    return [heading("Why not another kind"), *(point(_lost(other)) for other in others)]
 
 
 def _lost(other: Alternative) -> str:
     took = f"{seconds(other.step_s)}, {size(other.peak_bytes)}"
     return f"{other.name} ({took}): {other.why}"
-
-
-def render_answers(answers: list[Answer]) -> RenderableType:
-    """What pricing and searching again have told."""
-    return Group(
-        _heading("What would change it, priced and searched again"),
-        *(_point(answer.text) for answer in answers),
-    )
 
 
 def as_data(found: Explanation, answers: list[Answer]) -> dict[str, Any]:
