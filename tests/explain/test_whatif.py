@@ -1,12 +1,16 @@
 """Questions are answered by pricing the plan again and by searching again."""
 
+import json
+
 import pytest
 import torch
 from torch import nn
 
+from meshwright.cli import app, main
 from meshwright.costmodel.comm import collective_time, group_levels
 from meshwright.explain.vary import with_links, with_memory
 from meshwright.explain.whatif import Asked
+from meshwright.ir import plan_io
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.trace import trace
@@ -16,12 +20,15 @@ CLUSTER = Cluster.preset("a100-40", num_nodes=2, devices_per_node=2)
 PINS = ("dp_replicate=4", "recompute=none", "saved=none", "num_microbatches=1")
 
 
-def graph(batch):
-    torch.manual_seed(0)
+def target(batch=64):
+    """A model with its inputs and loss, as `--model` names it."""
     layers = [m for _ in range(2) for m in (nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 512))]
     inputs = {"input": torch.empty(batch, 512, device="meta")}
-    model = nn.Sequential(*layers).to("meta")
-    return trace(model, inputs, lambda y, batch: y.square().mean())
+    return nn.Sequential(*layers).to("meta"), inputs, lambda y, batch: y.square().mean()
+
+
+def graph(batch):
+    return trace(*target(batch))
 
 
 @pytest.fixture(scope="module")
@@ -64,3 +71,14 @@ def test_every_question_has_its_answer(asked):
     assert double.samples == 128 and double.same_s is None
     rate = double.samples / double.best_s
     assert double.change == pytest.approx(rate / (64 / step_s) - 1)
+
+
+def test_the_command_asks_the_same(asked, tmp_path, capsys):
+    plan_io.save(asked.plan, tmp_path / "plan.json")
+    arguments = ["explain", str(tmp_path / "plan.json"), "--model", f"{__name__}:target"]
+    with pytest.raises(SystemExit) as ended:
+        main(lambda: app([*arguments, "--time-limit", "2", "--json"]))
+    assert not ended.value.code
+    rows = json.loads(capsys.readouterr().out)["answers"]
+    assert len(rows) == 5
+    assert rows[0]["same_s"] == pytest.approx(asked.plan.predicted.step_s, rel=1e-5)
