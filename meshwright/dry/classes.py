@@ -7,6 +7,7 @@ from meshwright.codegen.lower import lower
 from meshwright.codegen.program import StageProgram
 from meshwright.ir.graph import Graph
 from meshwright.ir.plan import Plan
+from meshwright.runtime.pieces import chunk_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,12 +51,13 @@ def _places(plan: Plan, rank: int) -> Iterator[tuple[object, ...]]:
 
 
 def _shards(plan: Plan, rank: int, programs: tuple[StageProgram, ...]) -> Iterator[int]:
-    """Which shard the rank has, stage by stage, where shards are not all of one size."""
+    """Rows of each parameter in the rank's shard: the last shards may have fewer, or none."""
     for program in programs:
         stage = plan.stages[program.index]
-        size = stage.mesh.get("dp_shard", 1)
-        uneven = any(p.local_shape and p.local_shape[0] % size for p in program.params)
-        yield stage.coordinates(rank)["dp_shard"] if stage.zero and uneven else 0
+        size, at = stage.mesh.get("dp_shard", 1), stage.coordinates(rank)["dp_shard"]
+        for param in program.params if stage.zero else ():
+            start, stop = chunk_rows(param.local_shape[0] if param.local_shape else 1, size, at)
+            yield stop - start
 
 
 def _shapes(program: StageProgram) -> object:

@@ -1,0 +1,75 @@
+"""A Lightning Trainer with a job's strategy does what the plain loop does."""
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from tests.integrations.as_torchrun import as_torchrun
+from tests.integrations.setting import BATCH, LR, STEPS, Tokens, model, plain_loop, plan, weights_of
+from tests.spawn import run_ranks
+
+lightning = pytest.importorskip("lightning")
+
+
+def module():
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model = model()
+            self.seen = []
+
+        def training_step(self, batch, index):
+            raise AssertionError("the job takes the step")
+
+        validation_step = training_step
+
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.model.parameters(), lr=LR)
+            schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / 8)
+            return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+        def on_train_batch_end(self, outputs, batch, index):
+            self.seen.append(float(outputs["loss"]))
+
+    return Module()
+
+
+def trainer(folder, strategy, accumulate=1, steps=STEPS, **more):
+    return lightning.Trainer(
+        accelerator="cpu", devices=1, strategy=strategy, max_steps=steps, logger=False,
+        accumulate_grad_batches=accumulate, enable_progress_bar=False, default_root_dir=folder,
+        enable_checkpointing=False, enable_model_summary=False, **more,
+    )  # fmt: skip
+
+
+def loader(count):
+    return DataLoader(Tokens(count), BATCH)
+
+
+def _train(folder, accumulate, max_grad_norm):
+    as_torchrun()
+    from meshwright.integrations.lightning import JobStrategy
+
+    strategy, net = JobStrategy(plan()), module()
+    made = trainer(folder, strategy, accumulate, gradient_clip_val=max_grad_norm)
+    made.fit(net, loader(BATCH * STEPS * accumulate), loader(BATCH))
+    found = {
+        "losses": net.seen, "weights": weights_of(strategy.job),
+        "logged": {name: float(value) for name, value in made.callback_metrics.items()},
+    }  # fmt: skip
+    strategy.job.close()
+    return found
+
+
+@pytest.mark.parametrize(("accumulate", "max_grad_norm"), [(1, 0.1), (2, None)])
+def test_a_strategy_equals_the_plain_loop(tmp_path, accumulate, max_grad_norm):
+    plan()  # before the fork: made once
+    plain = run_ranks(2, plain_loop, accumulate, max_grad_norm)
+    found = run_ranks(2, _train, str(tmp_path), accumulate, max_grad_norm)
+    for ours, theirs in zip(plain, found, strict=True):
+        assert [x * accumulate for x in theirs["losses"]] == pytest.approx(ours["losses"]) or (
+            theirs["losses"] == pytest.approx(ours["losses"])
+        )
+        for name, values in ours["weights"].items():
+            assert theirs["weights"][name] == pytest.approx(values, rel=1e-12), name
+        assert {"train_loss", "val_loss"} <= theirs["logged"].keys()
