@@ -44,29 +44,37 @@ class Entrant:
         return name_of(self.plan)
 
     @property
+    def executed(self) -> object:
+        """What is run: with one micro-batch some schedules are the same under several names."""
+        plan = self.plan
+        return repr(plan.stages), plan.num_microbatches, plan.schedule.rows
+
+    @property
     def predicted_s(self) -> float:
         assert self.plan.predicted
         return self.plan.predicted.step_s
 
 
 def entrants(problem: Problem) -> list[Entrant]:
-    """The chosen plan first; each name once."""
+    """The chosen plan first; each name once, and each plan that is run."""
     chosen = Entrant("chosen", search_problem(problem, time_limit_s=TIME_LIMIT_S))
-    found = {chosen.name: chosen}
-    for entrant in (*_rivals(problem, chosen.name), *_fixed(problem)):
-        found.setdefault(entrant.name, entrant)
-    return list(found.values())
+    return list(_distinct((chosen, *_rivals(problem, chosen), *_fixed(problem))))
 
 
-def _rivals(problem: Problem, chosen: str) -> Iterator[Entrant]:
+def _distinct(entrants: Iterable[Entrant]) -> Iterator[Entrant]:
+    seen: set[object] = set()
+    for entrant in entrants:
+        if seen.isdisjoint((entrant.name, entrant.executed)):
+            yield entrant
+        seen |= {entrant.name, entrant.executed}
+
+
+def _rivals(problem: Problem, chosen: Entrant) -> Iterator[Entrant]:
     """What else the search looks at: the best by prediction, then the best of each kind."""
     ranked = sorted(_offered(problem), key=lambda entrant: entrant.predicted_s)
-    names: dict[str, Entrant] = {}
-    for entrant in ranked:
-        names.setdefault(entrant.name, entrant)
-    names.pop(chosen, None)
-    best = list(names.values())[:BEST]
-    kinds = {kind_of(entrant.plan): entrant for entrant in reversed(list(names.values()))}
+    _, *distinct = _distinct((chosen, *ranked))
+    best = distinct[:BEST]
+    kinds = {kind_of(entrant.plan): entrant for entrant in reversed(distinct)}
     others = sorted(kinds.values(), key=lambda entrant: entrant.predicted_s)
     yield from best
     yield from [e for e in others if e not in best][:OF_KIND]

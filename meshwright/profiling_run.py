@@ -151,8 +151,9 @@ class Run:
 
     def collectives_s(self) -> float:
         """The time for them; none if the store has those of all kinds of groups."""
-        known = {record.group for record in self.store.load(self.machine).collectives}
-        if known.issuperset(group_shapes(self.cluster)):
+        known = {(r.group, r.groups_at_once) for r in self.store.load(self.machine).collectives}
+        world = self.cluster.num_devices
+        if known.issuperset((s, world // s.size) for s in group_shapes(self.cluster)):
             return 0.0
         left = self.deadline("collectives") - monotonic()
         if left < _LEAST_S:

@@ -38,7 +38,7 @@ def found(problem: Problem) -> list[Entrant]:
 def test_entrants_are_legal_and_distinct(problem: Problem, found: list[Entrant]) -> None:
     assert [e.origin for e in found].count("chosen") == 1 and found[0].origin == "chosen"
     assert {e.origin for e in found} == {"chosen", "rival", "fixed"}
-    assert len({e.name for e in found}) == len(found)
+    assert len({e.name for e in found}) == len({e.executed for e in found}) == len(found)
     for entrant in found:
         assert verify(entrant.plan, problem.graph, problem.cluster) == ()
         assert entrant.predicted_s > 0
