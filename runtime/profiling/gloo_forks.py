@@ -17,6 +17,8 @@ from meshwright.runtime.profiling.clocks import is_crowded
 from meshwright.runtime.profiling.collectives import SIZES, measure_collectives
 
 _SETUP_S = 120.0
+_PER_RANK_S = 8.0
+"""That measuring every second size takes."""
 
 
 def forked_collectives(cluster: Cluster, budget_s: float) -> Iterator[CollectiveRecord]:
@@ -62,8 +64,7 @@ def _rank(rank: int, cluster: Cluster, budget_s: float, store: str, writer: Conn
     keep_freed_memory()
     world = cluster.num_devices
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
-    # On shared cores a round takes long and says little: rather more rounds of fewer sizes.
-    sizes = [n for n in SIZES[:: 2 if is_crowded(cluster) else 1] if n <= _largest(budget_s)]
+    sizes = [n for n in SIZES[:: _stride(cluster, budget_s)] if n <= _largest(budget_s)]
     for record in measure_collectives(
         cluster, budget_s=budget_s, rank=rank, world=world, sizes=sizes
     ):
@@ -74,6 +75,14 @@ def _rank(rank: int, cluster: Cluster, budget_s: float, store: str, writer: Conn
         writer.send(None)
         writer.close()
     dist.barrier()
+
+
+def _stride(cluster: Cluster, budget_s: float) -> int:
+    """On shared cores a round takes long and says little: rather more rounds of fewer sizes, and in
+    a short budget few bytes and many, as small sizes alone say nothing about bandwidth."""
+    if not is_crowded(cluster):
+        return 1
+    return 2 if budget_s >= _PER_RANK_S * cluster.num_devices else 6
 
 
 def _largest(budget_s: float) -> int:
