@@ -1,12 +1,15 @@
 """`meshwright check`: what it finds, what it completes, what it writes."""
 
+import io
 import json
+from contextlib import redirect_stdout
 from dataclasses import replace
 
 import pytest
 
 from meshwright.cli import app, main
 from meshwright.ir import plan_io
+from tests.spawn import run_ranks
 
 GPT2 = (
     'hf:GPT2Config{"n_embd": 32, "n_layer": 4, "n_head": 2, "vocab_size": 64, "n_positions": 32, '
@@ -144,3 +147,16 @@ def test_json_has_the_plan_and_where_it_went(plan_file, capsys):
     assert invoke(str(plan_file), *ON, "--json") == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["plan"]["global_batch_size"] == 8 and printed["written"] == ""
+
+
+def _dry_run(rank: int, store: str, path: str) -> tuple[int, str]:
+    with redirect_stdout(io.StringIO()) as printed:
+        code = invoke(path, "--model", GPT2, "--dry-run")
+    return code, printed.getvalue()
+
+
+def test_a_dry_run_steps_all_ranks(plan_file, capsys):
+    ((code, printed),) = run_ranks(1, _dry_run, str(plan_file), init=False)
+    assert code == 0 and "4 ranks of" in printed
+    assert invoke(str(plan_file), "--dry-run") == 2
+    assert "--model" in capsys.readouterr().err

@@ -65,6 +65,28 @@ def test_a_trainer_equals_the_plain_loop(tmp_path, accumulate, max_grad_norm):
     assert found[0]["eval"] == pytest.approx(loss, rel=1e-6)
 
 
+def _resume(folder):
+    as_torchrun()
+    first = trainer(folder, steps=2, max_grad_norm=0.0)
+    first.args.save_strategy = "steps"
+    first.train()
+    first._save_checkpoint(first.model, None)
+    first.job.close()
+    second = trainer(folder, max_grad_norm=0.0)
+    second.train(resume_from_checkpoint=f"{folder}/checkpoint-2")
+    weights = weights_of(second.job)
+    second.job.close()
+    return weights
+
+
+def test_a_trainer_goes_on_from_its_checkpoint(tmp_path):
+    plan()  # before the fork: made once
+    plain = run_ranks(2, plain_loop)
+    for ours, theirs in zip(plain, run_ranks(2, _resume, str(tmp_path)), strict=True):
+        for name, values in ours["weights"].items():
+            assert theirs[name] == pytest.approx(values, rel=1e-12), name
+
+
 def _refused(folder):
     as_torchrun()
     with pytest.raises(PlanError, match="the plan decides"):

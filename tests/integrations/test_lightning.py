@@ -73,3 +73,28 @@ def test_a_strategy_equals_the_plain_loop(tmp_path, accumulate, max_grad_norm):
         for name, values in ours["weights"].items():
             assert theirs["weights"][name] == pytest.approx(values, rel=1e-12), name
         assert {"train_loss", "val_loss"} <= theirs["logged"].keys()
+
+
+def _resume(folder):
+    as_torchrun()
+    from meshwright.integrations.lightning import JobStrategy
+
+    first = JobStrategy(plan())
+    made = trainer(folder, first, steps=2)
+    made.fit(module(), loader(BATCH))
+    made.save_checkpoint(f"{folder}/step2")
+    first.job.close()
+    second = JobStrategy(plan())
+    trainer(folder, second).fit(module(), loader(BATCH), ckpt_path=f"{folder}/step2")
+    weights = weights_of(second.job)
+    second.job.close()
+    return weights
+
+
+def test_a_strategy_goes_on_from_its_checkpoint(tmp_path):
+    """An epoch is one batch: Lightning begins the epoch again in which it was stopped."""
+    plan()  # before the fork: made once
+    plain = run_ranks(2, plain_loop, 1, None, True)
+    for ours, theirs in zip(plain, run_ranks(2, _resume, str(tmp_path)), strict=True):
+        for name, values in ours["weights"].items():
+            assert theirs[name] == pytest.approx(values, rel=1e-12), name
