@@ -7,12 +7,14 @@ import torch
 import torch.distributed as dist
 
 import meshwright as mw
+from meshwright.dry import run
 from meshwright.dry.classes import rank_classes
 from meshwright.dry.run import dry_run
 from meshwright.dry.shorten import shortened
 from meshwright.dry.transfers import check_transfers
 from meshwright.ir.errors import MismatchError
 from meshwright.ir.torch_fake import fake_world
+from meshwright.ir.torch_private import fake_mode
 from meshwright.planner.candidates import build_plan, uniform_choice
 from meshwright.planner.problem import make_problem
 from tests.integrations.setting import model
@@ -38,6 +40,16 @@ def stepped(plan, graph):
 
 def _dry_run(rank, store, plan, graph):
     return dry_run(plan, graph)
+
+
+def test_256_ranks_in_one_process():
+    graph = gpt2(128)
+    plan = plan_on(graph, 256, pp=2, dp_replicate=4, dp_shard=16, tp=2, zero=1, num_microbatches=2)
+    done = stepped(plan, graph)
+    assert done.world_size == 256 and not [f for f in done.findings if f.severity == "error"]
+    assert len(done.ranks) <= 8, "equal ranks are stepped once"
+    assert done.seconds < 60
+    assert all(rank.memory.peak_bytes > rank.memory.parameters_bytes > 0 for rank in done.ranks)
 
 
 @pytest.mark.parametrize(
@@ -92,12 +104,22 @@ def test_a_transfer_that_does_not_fit_is_found():
     assert finding.rule == "transfer" and "elements of float64 against" in finding.message
 
 
-def test_what_depends_on_values_is_named():
+def test_experts_are_stepped_too():
     graph = traced("mixtral")
-    plan = plan_on(graph, 2, pp=2)
-    done = stepped(plan, graph)
-    found = [finding for finding in done.findings if finding.rule == "dry run"]
-    assert not found or "the values of tensors decide" in found[0].message
+    done = stepped(plan_on(graph, 2, pp=2), graph)
+    assert done.world_size == 2 and not [f for f in done.findings if f.rule == "dry run"]
+
+
+def _reads_a_value(*args):
+    with fake_mode():
+        return bool(torch.ones(2).sum() > 0)
+
+
+def test_what_depends_on_values_is_named(monkeypatch):
+    monkeypatch.setattr(run, "step_rank", _reads_a_value)
+    graph = gpt2(8)
+    (finding,) = dry_run(plan_on(graph, 2, pp=2), graph).findings
+    assert finding.severity == "warning" and "_local_scalar_dense" in finding.message
 
 
 def _inside_a_job():
