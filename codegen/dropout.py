@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from meshwright.codegen.comm import Comm
-from meshwright.codegen.operators import operator
+from meshwright.ir.operators import operator
 
 
 def seed_of(comm: Comm, key: str, sample: int, axes: tuple[str, ...]) -> int:

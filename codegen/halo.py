@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from meshwright.codegen.comm import Comm
-from meshwright.codegen.operators import operator
+from meshwright.ir.operators import operator
 from meshwright.ir.windows import Span, common, spans
 
 

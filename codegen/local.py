@@ -15,10 +15,10 @@ from torch import Tensor
 
 from meshwright.codegen import inside_forms, mesh_forms, shape_forms
 from meshwright.codegen.comm import Comm
-from meshwright.codegen.operators import arguments, operator
 from meshwright.codegen.sharded import FUNCTIONS
 from meshwright.codegen.site import Device, Dtype, Form, In, Site, Value
 from meshwright.ir.graph import Kind
+from meshwright.ir.operators import arguments, operator
 
 
 def form_of(site: Site) -> Form:

@@ -9,7 +9,7 @@ from meshwright.ir.layout import Shard
 from meshwright.ir.nesting import dim_runs, splits_of
 
 
-def _sharded(form: Form, target: str, **extra: Value) -> Form:
+def _sharded(form: Form, target: str, /, **extra: Value) -> Form:
     return replace(form.having(**extra), target=f"sharded.{target}")
 
 
@@ -171,7 +171,8 @@ RULES: dict[str, Rule] = {
         ("aten.lstm", "aten.gru", "aten.bernoulli", "aten.rand", "aten.randn", "aten.randint",
          "aten.randperm", "aten.rand_like", "aten.randn_like", "aten.native_dropout",
          "aten.feature_dropout", "aten.alpha_dropout", "aten.feature_alpha_dropout",
-         "aten.multinomial"),
+         "aten.multinomial", "aten.exponential", "aten.uniform", "aten.normal_functional",
+         "aten.cauchy", "aten.geometric", "aten.log_normal"),
         _random,
     ),
 }  # fmt: skip

@@ -5,10 +5,10 @@ from dataclasses import replace
 from itertools import zip_longest
 from math import prod
 
-from meshwright.codegen.operators import arguments, operator
 from meshwright.codegen.site import Device, Form, In, Site, Value
 from meshwright.ir.errors import PlanError
 from meshwright.ir.layout import Shard
+from meshwright.ir.operators import arguments, operator
 
 Rule = Callable[[Site, Form], Form]
 

@@ -14,7 +14,10 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
+from meshwright.ir.buffers import assigned_buffers
 from meshwright.ir.errors import TraceError
+from meshwright.ir.functions import own_functions
+from meshwright.ir.known import Known
 from meshwright.ir.step import LossFn, TrainingStep
 
 
@@ -64,6 +67,9 @@ def _export(step: TrainingStep, inputs: tuple[torch.Tensor, ...]) -> ExportedPro
 
             hf.prepare(step.model)
             stack.enter_context(hf.tracing(step.names))
+        stack.enter_context(Known())
+        stack.enter_context(own_functions())
+        stack.enter_context(assigned_buffers())
         return torch.export.export(step, inputs, strict=False)
 
 

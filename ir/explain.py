@@ -51,8 +51,9 @@ def user_line(traceback: TracebackType | None) -> tuple[str, str]:
     """`file:line` and text of the innermost frame outside of torch and this package."""
     where, text = "the model", ""
     while traceback is not None:
-        file, number = traceback.tb_frame.f_code.co_filename, traceback.tb_lineno
-        if Path(file).exists() and not file.startswith(_OURS):
+        code, number = traceback.tb_frame.f_code, traceback.tb_lineno
+        file, between = code.co_filename, code.co_name == "__torch_function__"
+        if Path(file).exists() and not (file.startswith(_OURS) or between):
             where, text = f"{file}:{number}", linecache.getline(file, number).strip()
         traceback = traceback.tb_next
     return where, text

@@ -13,7 +13,12 @@ from meshwright.ir.errors import TraceError
 from meshwright.ir.graph import Arg, Kind, Ref
 from meshwright.ir.raw import Raw, RawOp, dtype_name, make_op, substitute
 from meshwright.ir.saved import call
-from meshwright.ir.torch_private import makes_view, storage_key, written_arguments
+from meshwright.ir.torch_private import (
+    makes_view,
+    schema_arguments,
+    storage_key,
+    written_arguments,
+)
 
 aten = torch.ops.aten
 
@@ -158,11 +163,14 @@ def _functional(state: _State, op: RawOp, written: Ref) -> str:
         given: dict[str, Arg] = {"self": written, "fill_value": op.args["value"]}
         return state.emit(aten.full_like.default, given, op, stem)
     namespace, name, overload = op.name.split(".")
-    packet = getattr(getattr(torch.ops, namespace), name.rstrip("_"), None)
-    target = getattr(packet, overload, None)
+    space = getattr(torch.ops, namespace)
+    packets = (getattr(space, name.rstrip("_") + end, None) for end in ("", "_functional"))
+    target = next(filter(None, (getattr(p, overload, None) for p in packets)), None)
     if not name.endswith("_") or target is None or stem in ("t", "transpose", "resize"):
         raise _cannot(op, "it has no form that returns a new tensor")
-    return state.emit(target, op.args, op, stem)
+    # By position: dropout_ calls `self` what dropout calls `input`.
+    names = (argument.name for argument in schema_arguments(target))
+    return state.emit(target, dict(zip(names, op.args.values(), strict=False)), op, stem)
 
 
 def _assign(state: _State, name: str, value: str, op: RawOp) -> None:

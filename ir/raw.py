@@ -180,7 +180,7 @@ def _read_nodes(raw: Raw, module: GraphModule, env: dict[Node, Any], grad: bool)
             return _resolve(node.args[0], env)
         elif node.op == "call_function":
             if node.target is operator.getitem:
-                env[node] = env[node.args[0]][node.args[1]]
+                env[node] = _item(env[node.args[0]], node.args[1])
             elif region_of(node):
                 env[node] = _region(raw, node, env, grad)
             elif not str(node.target).startswith(_NOISE):
@@ -200,9 +200,23 @@ def _region(raw: Raw, node: Node, env: dict[Node, Any], grad: bool) -> Any:
     return _read_nodes(raw, body, inner, grad and enabled)
 
 
+def _item(many: Any, index: Any) -> Any:
+    return many if isinstance(many, _Unknown) else many[index]
+
+
+@dataclass(frozen=True, slots=True)
+class _Unknown:
+    """A result that depends on values: no harm as long as only assertions read it."""
+
+    message: str
+
+
 def _resolve(value: Any, env: dict[Node, Any]) -> Any:
     if isinstance(value, Node):
-        return env[value]
+        found = env[value]
+        if isinstance(found, _Unknown):
+            raise TraceError(found.message)
+        return found
     if isinstance(value, list | tuple):
         return tuple(_resolve(item, env) for item in value)
     if isinstance(value, torch.dtype):
@@ -215,7 +229,7 @@ def _resolve(value: Any, env: dict[Node, Any]) -> Any:
 def _call(raw: Raw, node: Node, env: dict[Node, Any], grad: bool) -> Any:
     target: Any = node.target
     if not hasattr(target, "_schema"):
-        raise TraceError(
+        return _Unknown(
             f"{source_of(node)}: {target} is not a tensor operation that can be planned; it comes "
             "from control flow or sizes that depend on data: compute them from shapes instead"
         )
@@ -231,8 +245,7 @@ def _call(raw: Raw, node: Node, env: dict[Node, Any], grad: bool) -> Any:
         args[argument.name] = None if argument.name in _PLACES else _resolve(value, env)
     value = node.meta.get("val")
     if not _is_static(value):
-        where, line = line_of(node)
-        raise TraceError(needs_values(where, line, str(target)))
+        return _Unknown(needs_values(*line_of(node), str(target)))
     many = isinstance(value, list | tuple)
     values: list[Any] = [*value] if isinstance(value, list | tuple) else [value]
     outputs = [_output(raw, node.name, v, i if many else None) for i, v in enumerate(values)]

@@ -9,7 +9,7 @@ from meshwright.ir.functional import functionalise
 from meshwright.ir.graph import Arg, Kind, Ref
 from meshwright.ir.ops import COUNT_VALID, CROSS_ENTROPY_SUM
 from meshwright.ir.raw import Raw, RawOp, dtype_name, make_op, refs, substitute
-from meshwright.ir.torch_private import schema_arguments, written_arguments
+from meshwright.ir.torch_private import makes_view, schema_arguments, written_arguments
 
 aten = torch.ops.aten
 
@@ -75,6 +75,11 @@ def _canonical_op(raw: Raw, op: RawOp) -> RawOp:
             raw.fakes[output] = torch.empty_like(raw.fakes[state.name])
     if op.name == "aten.slice.Tensor":
         return _bounded_slice(raw, op)
+    if not op.inputs and op.args.get("dtype", "") is None:
+        # Made under another default dtype than the ranks have.
+        kind = raw.fakes[op.outputs[0]].dtype
+        if kind.is_floating_point and kind != torch.float32:
+            return replace(op, args=op.args | {"dtype": dtype_name(kind)})
     return op
 
 
@@ -167,7 +172,20 @@ def _drop(raw: Raw, unneeded: Callable[[RawOp], bool]) -> Raw:
 
 
 def _drop_identities(raw: Raw) -> Raw:
-    return _drop(raw, lambda op: _is_identity(raw, op))
+    state = _state_views(raw)
+    kept = lambda op: op.name == "aten.clone.default" and op.inputs[0] in state  # noqa: E731
+    return _drop(raw, lambda op: _is_identity(raw, op) and not kept(op))
+
+
+def _state_views(raw: Raw) -> set[str]:
+    """Buffers and views of them, if any is written to: a copy of what it was is not the same."""
+    if not any(written_arguments(op.target) for op in raw.ops):
+        return set()
+    found = {name for name, tensor in raw.tensors.items() if tensor.kind is Kind.BUFFER}
+    for op in raw.ops:
+        if makes_view(op.target) and op.inputs and op.inputs[0] in found:
+            found.update(op.outputs)
+    return found
 
 
 # Gradients ----------------------------------------------------------------------------------------

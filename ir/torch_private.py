@@ -26,8 +26,8 @@ from torch.distributed.distributed_c10d import _get_default_store
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.multiprocessing.reductions import StorageWeakRef as StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 CHECKED_ON = ("2.11", "2.13", "2.15")
 ANY_REGION = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
@@ -58,6 +58,11 @@ def fake_mode() -> AbstractContextManager[Any]:
 def real_mode() -> AbstractContextManager[Any]:
     """Inside a fake mode: tensors are real again."""
     return unset_fake_temporarily()
+
+
+def no_modes() -> AbstractContextManager[Any]:
+    """Inside a trace: tensors are real again, and what is done with them is not recorded."""
+    return _disable_current_modes()
 
 
 def operator_library(namespace: str) -> Any:
@@ -188,3 +193,8 @@ def on_gradient(parameters: Iterable[Tensor], made: Callable[[Tensor], None]) ->
 def leaves(tree: Any) -> list[Any]:
     """What nested dicts, lists and tuples hold."""
     return list(tree_leaves(tree))
+
+
+def map_tensors(change: Callable[[Tensor], Tensor], tree: Any) -> Any:
+    """Nested dicts, lists and tuples with each tensor changed."""
+    return tree_map_only(Tensor, change, tree)

@@ -1,6 +1,12 @@
 """Settings that every test needs."""
 
+import os
+import tempfile
+
 import torch
 
 # Tests fork ranks; a parent that has used several OpenMP threads makes forked children hang.
 torch.set_num_threads(1)
+
+# What is found out about operators is kept for the run of the tests, not among the user's files.
+os.environ["MESHWRIGHT_CACHE"] = tempfile.mkdtemp(prefix="meshwright-tests-")

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from meshwright.codegen.operators import operator
 from meshwright.ir.graph import Graph, Kind, Op, Tensor
+from meshwright.ir.operators import operator
 from meshwright.ir.saved import call_target
 from meshwright.ir.step import flatten_batch
 

@@ -1,18 +1,50 @@
 """Op strategies: one file per op family, each with `rule(op, graph) -> Rule | None`.
 
-A new file is found by itself. An op that no file knows is computed whole.
+A new file is found by itself. The rule of an op that no file knows is found by trying it
+(`planner.discovery`); if nothing is found, it is computed whole.
 """
 
 import importlib
 import pkgutil
 
 from meshwright.ir.graph import Graph, Op
+from meshwright.ir.operators import operator
+from meshwright.ir.torch_private import makes_view
+from meshwright.planner.discovery.rule import discovered
 from meshwright.planner.inside.rules import Rule
 
 FAMILIES = tuple(sorted(module.name for module in pkgutil.iter_modules(__path__)))
 
 
 def find_rule(op: Op, graph: Graph) -> Rule | None:
+    """The rule of the first family that knows the op, else what trying it finds."""
+    return None if writes_state(op, graph) else known_rule(op, graph) or discovered(op, graph)
+
+
+def writes_state(op: Op, graph: Graph) -> bool:
+    """Whether the op changes a buffer in place, or takes a view through which another op does.
+
+    Ranks hold buffers whole, and what is written to a part that was cut off would be lost.
+    """
+    if _in_place(op):
+        return True
+    return _is_view(op) and any(
+        user.inputs[0] == out and writes_state(user, graph)
+        for out in op.outputs
+        for user in graph.users.get(out, ())
+    )
+
+
+def _in_place(op: Op) -> bool:
+    name = op.target.split(".")[1]
+    return bool(op.inputs) and name.endswith("_") and not name.endswith("__")
+
+
+def _is_view(op: Op) -> bool:
+    return op.target.startswith("aten.") and makes_view(operator(op.target))
+
+
+def known_rule(op: Op, graph: Graph) -> Rule | None:
     """The rule of the first family that knows the op."""
     for family in FAMILIES:
         module = importlib.import_module(f"{__name__}.{family}")
@@ -20,3 +52,10 @@ def find_rule(op: Op, graph: Graph) -> Rule | None:
         if found is not None:
             return found
     return None
+
+
+def found_by_trying(graph: Graph) -> tuple[str, ...]:
+    """Operators of the graph that no family knows and that may be split all the same."""
+    ops = (op for block in graph.distinct_blocks() for op in graph.block_ops(block))
+    unknown = [op for op in (*graph.prelude_ops, *ops) if known_rule(op, graph) is None]
+    return tuple(sorted({op.target for op in unknown if discovered(op, graph) is not None}))

@@ -42,6 +42,12 @@ def _elementwise(op: Op, graph: Graph) -> Rule:
 
 
 def _cross_entropy(op: Op, graph: Graph) -> Rule:
-    """logits[t, v] labels[t] (weight[v]) -> the sum. Split classes need the label's owner only."""
-    inputs = [(("t",), ("v",)), (("t",),), (("w",),)][: len(op.inputs)]
-    return make_rule(op, graph, inputs, [()], whole="w", joined="v", plain="v")
+    """logits[t, v, ...] labels[t, ...] (weight[v]) -> the sum. Split classes need the label's owner
+    only; with dims behind the classes they stay whole."""
+    rank = len(input_shapes(op, graph)[0])
+    samples = letters("t", min(rank - 1, 1))
+    behind = letters("x", rank - 2)
+    inputs = [(*samples, ("v",), *behind), (*samples, *behind), (("w",),)][: len(op.inputs)]
+    if rank == 2:
+        return make_rule(op, graph, inputs, [()], whole="w", joined="v", plain="v")
+    return make_rule(op, graph, inputs, [()], whole="wv")

@@ -33,7 +33,8 @@ OTHERS = frozenset(
     "masked_fill maximum minimum mish nan_to_num ne pow prelu reciprocal relu relu6 remainder "
     "round rsqrt selu sgn sigmoid sign silu sin sinh softplus softshrink softsign sqrt square tan "
     "tanh threshold trunc where xlogy not_equal greater less greater_equal less_equal "
-    "ones_like zeros_like full_like empty_like rand_like randn_like".split()
+    "ones_like zeros_like full_like empty_like rand_like randn_like exponential uniform "
+    "normal_functional cauchy geometric log_normal".split()
 )
 
 

@@ -8,13 +8,13 @@ from torch import Tensor
 
 from meshwright.codegen.comm import Comm, Traffic
 from meshwright.codegen.local import evaluate, form_of
-from meshwright.codegen.operators import operator
 from meshwright.codegen.simulated import coordinates_of, simulate
 from meshwright.codegen.site import Site
 from meshwright.codegen.whole import part as part_on
 from meshwright.ir.graph import Arg, Kind, Op, Ref
 from meshwright.ir.graph import Tensor as Value
 from meshwright.ir.layout import RP, Axis, P, Placement, Strategy, parse_strategy
+from meshwright.ir.operators import operator
 
 Where = Mapping[str, int]
 

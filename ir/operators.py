@@ -1,4 +1,4 @@
-"""The operators that generated code may call, and their arguments."""
+"""Operators by name, as a graph names them, and their arguments."""
 
 from typing import NamedTuple
 
@@ -6,13 +6,9 @@ import torch
 
 from meshwright.ir import experts
 from meshwright.ir.errors import PlanError
-from meshwright.ir.ops import LIBRARY
 from meshwright.ir.torch_private import OpOverload, schema_arguments
 
 assert experts.ACTIVATIONS  # importing it makes its operators known
-
-NAMESPACES = frozenset({"aten", "prims", LIBRARY.ns})
-"""Where an op target may come from; a graph is data and must not name arbitrary code."""
 
 
 class Argument(NamedTuple):
@@ -25,15 +21,23 @@ class Argument(NamedTuple):
 
 
 def operator(target: str) -> OpOverload:
-    """The operator called `aten.linear.default`."""
+    """The operator called `aten.linear.default`.
+
+    Those of a user's own library are found once the code that registers them has been imported; a
+    name can stand for nothing else, so a graph stays data.
+    """
     namespace, _, rest = target.partition(".")
     name, _, overload = rest.partition(".")
-    if namespace in NAMESPACES and name.isidentifier() and (overload or "default").isidentifier():
+    parts = (namespace, name, overload or "default")
+    if all(part.isidentifier() and not part.startswith("__") for part in parts):
         packet = getattr(getattr(torch.ops, namespace), name, None)
         found = getattr(packet, overload or "default", None)
         if isinstance(found, OpOverload):
             return found
-    raise PlanError(f"{target!r} is not an operator of {', '.join(sorted(NAMESPACES))}")
+    raise PlanError(
+        f"{target!r} is not an operator that torch knows in this process: import the module that "
+        "registers it first"
+    )
 
 
 def arguments(op: OpOverload) -> tuple[Argument, ...]:

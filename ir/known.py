@@ -1,0 +1,141 @@
+"""Values that the model's code reads while it is traced, where they depend on no data.
+
+A mask made of shapes alone has known values although its tensor is fake. When the code asks for one
+(`if mask.all()`, `.item()`), the calls that made it are done again on real tensors. An `assert` on
+other values is taken to hold.
+"""
+
+import ast
+import linecache
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from meshwright.ir.torch_private import leaves, map_tensors, no_modes, storage_key
+
+Tensor = torch.Tensor
+LARGEST = 1 << 24
+"""Elements of a tensor that is made again."""
+_READS = frozenset(
+    [
+        Tensor.__bool__,
+        Tensor.item,
+        Tensor.tolist,
+        Tensor.__int__,
+        Tensor.__float__,
+        Tensor.__index__,
+    ]
+)
+_FACTORIES = frozenset(
+    "arange full zeros ones eye linspace tensor scalar_tensor tril_indices triu_indices zeros_like "
+    "ones_like full_like new_zeros new_ones new_full new_tensor".split()
+)
+_RANDOM = ("rand", "bernoulli", "dropout", "normal", "multinomial", "uniform", "empty")
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """The call that made a tensor."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    index: int | None
+    """Which of several results."""
+
+
+class Known(TorchFunctionMode):
+    """Within it, reads of values that depend on no data succeed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made = WeakTensorKeyDictionary()
+        self._lost: set[int] = set()
+        """Memory that was written to."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _READS and args[0] in self._made and self._is_known(args[0]):
+            with no_modes():
+                return func(self._real(args[0]), *args[1:])
+        if func in (Tensor.__bool__, Tensor.item) and args[0].dtype == torch.bool:
+            holds = asserted(sys._getframe(1))
+            if holds is not None:
+                return holds
+        result = func(*args, **kwargs)
+        self._note(func, args, kwargs, result)
+        return result
+
+    def _note(self, func: Any, args: tuple[Any, ...], kwargs: Any, result: Any) -> None:
+        name = getattr(func, "__name__", "")
+        given = [x for x in leaves((args, kwargs)) if isinstance(x, Tensor)]
+        if name == "__setitem__" or (name.endswith("_") and not name.endswith("__")):
+            self._lost.update(storage_key(x) for x in given[:1])
+            return
+        if any(word in name for word in _RANDOM):
+            return
+        if name not in _FACTORIES and (not given or not all(x in self._made for x in given)):
+            return
+        if isinstance(result, Tensor):
+            self._made[result] = _Made(func, args, kwargs, None)
+        elif isinstance(result, tuple):
+            for index, part in enumerate(result):
+                if isinstance(part, Tensor):
+                    self._made[part] = _Made(func, args, kwargs, index)
+
+    def _is_known(self, tensor: Tensor) -> bool:
+        made: _Made = self._made[tensor]
+        if storage_key(tensor) in self._lost or tensor.numel() > LARGEST:
+            return False
+        given = (x for x in leaves((made.args, made.kwargs)) if isinstance(x, Tensor))
+        return all(self._is_known(x) for x in given if x in self._made)
+
+    def _real(self, tensor: Tensor) -> Tensor:
+        made: _Made = self._made[tensor]
+        # `zeros_like` and the like read only the shape of a tensor that is not known.
+        real = lambda x: self._real(x) if x in self._made else torch.empty_like(x, device="cpu")  # noqa: E731
+        args, kwargs = map_tensors(real, (made.args, dict(made.kwargs)))
+        result = made.function(*args, **kwargs)
+        found: Tensor = result if made.index is None else result[made.index]
+        return found
+
+
+def asserted(frame: FrameType | None) -> bool | None:
+    """What the condition must be for the `assert` to hold that the user's code is in, if any."""
+    while frame is not None and _is_between(frame):
+        frame = frame.f_back
+    if frame is None:
+        return None
+    for first, last, holds in _assertions(frame.f_code.co_filename):
+        if first <= frame.f_lineno <= last:
+            return holds
+    return None
+
+
+def _is_between(frame: FrameType) -> bool:
+    code = frame.f_code
+    return "/torch/" in code.co_filename or code.co_name == "__torch_function__"
+
+
+@cache
+def _assertions(file: str) -> tuple[tuple[int, int, bool], ...]:
+    """First and last lines of the assertions of a file, and the value that they ask for."""
+    tree = ast.parse("".join(linecache.getlines(file)))
+    return tuple(
+        (node.lineno, node.test.end_lineno or node.lineno, not _negates(node.test))
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assert)
+    )
+
+
+def _negates(test: ast.expr) -> bool:
+    return isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)

@@ -1,0 +1,108 @@
+"""Rules that trying an op finds: those of known ops agree with ours, those of others are right."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from meshwright.ir.graph import Graph, Op
+from meshwright.ir.layout import Axis, parse_strategy
+from meshwright.ir.step import flatten_batch
+from meshwright.ir.trace import trace
+from meshwright.planner.discovery import rule as discovery
+from meshwright.planner.discovery.rule import discovered
+from meshwright.planner.inside.factors import AxisKind, natural_splits, split_strategy
+from meshwright.planner.inside.rules import Rule
+from meshwright.planner.strategies import find_rule, known_rule
+from tests.models import CASES
+from tests.planner.simulated_ops import check_strategy, run_whole, whole_of
+from tests.zoo.custom import OWN
+
+MODELS = ("gpt2", "bert_mlm", "dlrm", "vgg19", "mixtral")
+TWO = AxisKind(2)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch, tmp_path) -> Path:
+    monkeypatch.setenv("MESHWRIGHT_CACHE", str(tmp_path))
+    monkeypatch.setattr(discovery, "_SEEN", {})
+    return tmp_path
+
+
+def splits(op: Op, rule: Rule | None, graph: Graph, axis: AxisKind = TWO) -> set[str]:
+    """The strategies of the rule's splits."""
+    if rule is None:
+        return set()
+    found = natural_splits(op, rule, axis, {})
+    return {str(split_strategy(op, rule, graph, split, axis)) for split in found}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_of_known_ops_known_splits_are_found_or_other_right_ones(name: str) -> None:
+    case = CASES[name]
+    model, batch = case.model(), case.example()
+    graph = trace(model, batch, case.loss_fn)
+    values = run_whole(graph, model, flatten_batch(batch))
+    count, seen = 0, set()
+    for op in graph.ops:
+        known = known_rule(op, graph)
+        kind = str(discovery._key(op, graph)) if op.inputs else ""
+        if known is None or kind in seen:
+            continue
+        seen.add(kind)
+        found = splits(op, discovered(op, graph), graph)
+        ours = splits(op, known, graph) | splits(op, known, graph, AxisKind(1, graph.batch_size))
+        for extra in sorted(found - ours):
+            whole = whole_of(op, graph, values)
+            check_strategy(op, graph, whole, parse_strategy(extra), "tp", Axis(2))
+        count += len(found & ours)
+    assert count > 5
+
+
+def own_op() -> tuple[Graph, Op]:
+    graph = trace(OWN.model(), OWN.batch(0), OWN.loss_fn)
+    return graph, next(op for op in graph.ops if op.target.startswith("zootest."))
+
+
+def test_samples_and_channels_of_an_own_operator_are_found(own_cache: Path) -> None:
+    graph, op = own_op()
+    rule = find_rule(op, graph)
+    assert splits(op, rule, graph) == {"S(0) R|P -> S(0)", "S(2) S(0) -> S(2)"}
+    assert rule and rule.linear == (frozenset({0}),)
+    (file,) = (own_cache / "rules").iterdir()
+    assert json.loads(file.read_text())["key"]["target"] == "zootest.spread.default"
+
+
+def test_what_is_kept_is_confirmed_before_it_is_used(own_cache: Path) -> None:
+    graph, op = own_op()
+    find_rule(op, graph)
+    (file,) = (own_cache / "rules").iterdir()
+    held = json.loads(file.read_text())
+    # As if it had been tried before its author let it look along s.
+    held["cuts"].append({"inputs": [1, None], "outputs": [1]})
+    file.write_text(json.dumps(held))
+    discovery._SEEN.clear()
+    assert splits(op, find_rule(op, graph), graph) == {"S(0) R|P -> S(0)", "S(2) S(0) -> S(2)"}
+
+
+class Crashing(nn.Module):
+    """Its kernel reads beyond its operands where they do not fit each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.v, self.g = nn.Parameter(torch.randn(32, 16, 16)), nn.Parameter(torch.randn(1, 1, 16))
+        self.head = nn.Linear(32, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = torch._weight_norm(self.v, self.g, 2)
+        return self.head(x + weight.sum((1, 2)))  # type: ignore[no-any-return]
+
+
+def test_a_kernel_that_crashes_is_tried_apart() -> None:
+    batch = torch.randn(4, 32), torch.zeros(4, dtype=torch.int64)
+    graph = trace(Crashing(), batch, F.cross_entropy)
+    op = next(op for op in graph.ops if "_weight_norm" in op.target)
+    assert splits(op, find_rule(op, graph), graph) == {"S(2) S(2) -> S(2)"}
