@@ -1,0 +1,1 @@
+"""Plans by reinforcement learning: decisions, environments around them, and their agent."""

@@ -1,0 +1,250 @@
+"""The search of the `dqn` searcher: agents first, small steps after them, then what is left."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from meshwright.ir.plan import ModelMesh
+from meshwright.planner.across.choice_space import Choices
+from meshwright.planner.across.refine import neighbours
+from meshwright.planner.across.relaxation import Frame, Relaxation, frames
+from meshwright.planner.across.run_costs import RunCosts
+from meshwright.planner.across.ways import Way, ways
+from meshwright.planner.candidates import Choice
+from meshwright.planner.dqn.decisions import Pruning
+from meshwright.planner.dqn.envs import DecisionEnv
+from meshwright.planner.dqn.fit import fitted
+from meshwright.planner.dqn.flips import best_of, flipped
+from meshwright.planner.dqn.judge import Judge, Verdict
+from meshwright.planner.dqn.operators import Operators
+from meshwright.planner.dqn.pipelines import Pipelines
+from meshwright.planner.dqn.training import Settings, Trainer
+from meshwright.planner.dqn.weights import card_of, load_agent
+from meshwright.planner.offers import TIE, Offer
+from meshwright.planner.pins.obey import obey
+from meshwright.planner.problem import Problem
+from meshwright.planner.searchers.exhaustive import count
+
+SMALL = 10_000
+"""Choices up to which all are gone through in the end, or proven to be no better."""
+STEPS, FEWEST = 3000, 128
+"""Decisions of the pipeline agent, and in small spaces."""
+CHUNK = 64
+"""Decisions between two looks at the clock."""
+WORK = 150_000
+"""What simulations of the agent may take: about the blocks, devices and actions in all of them."""
+SURE = 1.002
+"""Bounds must exceed the best step by so much: simulated steps are rounded, and exact to 0.1 %."""
+GROUP_STEPS, MESHES = 24, 2
+"""Decisions of the operator agent per group, and meshes that it is set on."""
+FLIPS = 40
+"""Partitions that are tried around what the operator agent has found."""
+HOPEFUL = 1.25
+"""Meshes of plans that take so many times the best are worth an operator agent."""
+POLISHED, IMPROVING, MOST = 4, 40_000, 500
+"""Plans that are improved, the work and the number of simulations spent on that."""
+SHIPPED = Path(__file__).parent / "agents" / "pipelines"
+
+
+def _frame(choice: Choice) -> tuple[int, int]:
+    return choice.num_ranks, choice.num_microbatches
+
+
+def warm(settings: Settings) -> Settings:
+    """For an agent that has learnt elsewhere: it acts at once, and explores less."""
+    return replace(settings, explore=0.3, starts=1)
+
+
+class Explorer:
+    """Of one problem."""
+
+    def __init__(self, problem: Problem, *, shipped: bool = True, steps: int = STEPS) -> None:
+        self.problem, self.judge = problem, Judge(problem)
+        self.space = count(problem, SMALL)
+        self.shipped = shipped and SHIPPED.with_suffix(".json").exists()
+        self.steps = steps if self.space > SMALL else min(steps, max(FEWEST, self.space // 4))
+        self.timed = problem.objective != "memory"
+        self.bound_s, self.bounds = 0.0, dict[Frame, float]()
+        self.decisions: Pipelines | None = None
+
+    def run(self) -> Iterator[Offer]:
+        yield self._bound()
+        yield from self._pipelines()
+        if self.space > SMALL:
+            yield from self._operators()
+        yield from self._polish()
+        if self.space <= SMALL:
+            yield from self._rest()
+            yield Offer(candidates=0, open_s=float("inf"))
+        else:
+            yield Offer(candidates=0, open_s=self.bound_s)
+
+    def _bound(self) -> Offer:
+        choices = Choices(self.problem)
+        relaxed = Relaxation(RunCosts(self.problem), choices.places)
+        self.bounds = {frame: relaxed.bound(frame).seconds for frame in frames(self.problem)}
+        least = min(self.bounds.values(), default=np.inf)
+        self.bound_s = float(least) if np.isfinite(least) else 0.0
+        return Offer(candidates=0, bound_s=self.bound_s)
+
+    def _fresh(self) -> Iterator[Offer]:
+        for plan in self.judge.drained():
+            yield Offer(plan=plan)
+
+    # Agents ---------------------------------------------------------------------------------------
+
+    def _pipelines(self) -> Iterator[Offer]:
+        """Learns until steps or work are spent."""
+        usual = self.problem.objective in ("throughput", "batch") and self.bound_s
+        reference = self.bound_s if usual else self._first_value()
+        self.decisions = Pipelines(self.problem, self.judge, Pruning(), reference)
+        yield from self._fresh()
+        trainer = self._trainer(self.decisions)
+        try:
+            while trainer.done < self.steps and self._spent() < WORK:
+                trainer.learn(CHUNK)
+                yield from self._fresh()
+        finally:
+            trainer.close()
+
+    def _trainer(self, decisions: Pipelines) -> Trainer:
+        settings = Settings(self.steps)
+        if self.shipped:
+            settings = warm(settings)
+        trainer = Trainer(DecisionEnv(decisions), settings, self.problem.seed, self.problem.log_dir)
+        if self.shipped:
+            load_agent(trainer.agent, card_of(decisions, trainer.agent), SHIPPED)
+        return trainer
+
+    def _first_value(self) -> float:
+        """What the first choice of all has."""
+        choices = Choices(self.problem)
+        for frame in frames(self.problem):
+            for choice in choices.of(frame):
+                return max(self.judge(choice).value, 1e-12)
+        return 1.0
+
+    def _spent(self) -> float:
+        return sum(map(self._work, self.judge.seen))
+
+    def _work(self, choice: Choice) -> float:
+        blocks, devices = len(self.problem.graph.blocks), self.problem.cluster.num_devices
+        return blocks * (1 + devices / 16) + 2 * choice.num_ranks * choice.num_microbatches
+
+    def _operators(self) -> Iterator[Offer]:
+        """Layouts of the meshes of good plans that are better than those there were."""
+        added = False
+        for model in self._models():
+            agent = Operators(self.problem, model, self.judge, Pruning(), self._base(model))
+            steps = GROUP_STEPS * len(agent.linkage.groups)
+            trainer = Trainer(DecisionEnv(agent), Settings(steps, starts=16), self.problem.seed)
+            while trainer.done < steps:
+                trainer.learn(min(CHUNK, steps))
+                yield from self._fresh()
+            for _ in flipped(agent, len(agent.found) + FLIPS):
+                yield from self._fresh()
+            best = best_of(agent)
+            if best.verdict < agent.known(ways(self.problem)):
+                added = True
+                self._add(Way(model, best.variant))
+                yield from self._with(Way(model, best.variant))
+        if added:
+            yield self._bound()
+
+    def _models(self) -> list[ModelMesh]:
+        """Model meshes of the best plans."""
+        ranked = sorted(self.judge.seen.items(), key=lambda item: item[1])
+        hopeful = [c for c, v in ranked if v.fits and v.value <= HOPEFUL * ranked[0][1].value]
+        models = dict.fromkeys(stage.model for c in hopeful for stage in c.stages if stage.model)
+        return list(models)[:MESHES]
+
+    def _base(self, model: ModelMesh) -> Choice:
+        """The best plan with that mesh."""
+        ranked = sorted(self.judge.seen.items(), key=lambda item: item[1])
+        return next(c for c, _ in ranked if any(s.model == model for s in c.stages))
+
+    def _add(self, way: Way) -> None:
+        """To what all searches of this problem look at."""
+        kept = self.problem.kept
+        kept["ways", self.problem.constraints] = (*ways(self.problem), way)
+        for key in [key for key in kept if isinstance(key, tuple) and key[0] == "meshes"]:
+            del kept[key]
+
+    def _with(self, way: Way) -> Iterator[Offer]:
+        """The best plans on that mesh, with its new layouts."""
+        ranked = sorted(self.judge.seen.items(), key=lambda item: item[1])
+        held = [c for c, _ in ranked if any(s.model == way.model for s in c.stages)]
+        for choice in held[:POLISHED]:
+            self.judge(replace(choice, stages=tuple(
+                replace(s, variant=way.variant) if s.model == way.model else s
+                for s in choice.stages
+            )))  # fmt: skip
+        yield from self._fresh()
+
+    # Around what they found -----------------------------------------------------------------------
+
+    def _polish(self) -> Iterator[Offer]:
+        """Moves from the best choices of several numbers of ranks to better neighbours."""
+        ranked = sorted(self.judge.seen.items(), key=lambda item: item[1])
+        firsts = {choice.num_ranks: choice for choice, _ in reversed(ranked)}
+        starts = [item for item in ranked if item[0] in firsts.values()][:POLISHED]
+        work = max((self._work(choice) for choice in firsts.values()), default=1.0)
+        most = len(self.judge.seen) + min(MOST, int(IMPROVING / work))
+        for choice, verdict in starts:
+            yield from self._climb(*self._fitted(choice, verdict), most)
+
+    def _fitted(self, choice: Choice, verdict: Verdict) -> tuple[Choice, Verdict]:
+        assert self.decisions
+        fitted(self.judge, self.decisions.sketches, choice)
+        near = {c: v for c, v in self.judge.seen.items() if _frame(c) == _frame(choice)}
+        best = min(near.items(), key=lambda item: item[1])
+        return best if best[1] < verdict else (choice, verdict)
+
+    def _climb(self, choice: Choice, verdict: Verdict, most: int) -> Iterator[Offer]:
+        assert self.decisions
+        sketches, better = self.decisions.sketches, True
+        while better:
+            found: list[tuple[Verdict, int, Choice]] = []
+            tight = self._is_tight(verdict)
+            for near in neighbours(self.problem, choice, sketches.sets, tight=tight):
+                if near in self.judge.seen or self._is_hopeless(near):
+                    continue
+                if len(self.judge.seen) >= most:
+                    return
+                found.append((self.judge(near), len(found), near))
+                yield from self._fresh()
+            better = bool(found) and min(found)[0] < verdict
+            if better:
+                verdict, _, choice = min(found)
+
+    def _is_tight(self, verdict: Verdict) -> bool:
+        return not self.timed or not verdict.fits
+
+    def _is_hopeless(self, choice: Choice) -> bool:
+        assert self.decisions
+        return self._is_slower(self.decisions.sketches.leaf.seconds(obey(self.problem, choice)))
+
+    def _is_slower(self, bound_s: float) -> bool:
+        """Whether what takes at least so long is slower than the best, and no tie."""
+        best = self.judge.best()
+        usual = self.problem.objective in ("throughput", "batch")
+        return bool(usual and best and best[0].fits and bound_s > best[0].value * (1 + TIE) * SURE)
+
+    def _rest(self) -> Iterator[Offer]:
+        """All choices of a small space that may be better."""
+        choices, pruned = Choices(self.problem), 0
+        for frame, bound_s in self.bounds.items():
+            if self._is_slower(bound_s):
+                pruned += 1
+                continue
+            for choice in choices.of(frame):
+                if choice in self.judge.seen:
+                    continue
+                if self._is_hopeless(choice):
+                    pruned += 1
+                    continue
+                self.judge(choice)
+                yield from self._fresh()
+        yield Offer(candidates=0, pruned={"bound": pruned})

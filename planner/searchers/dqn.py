@@ -1,0 +1,30 @@
+"""Reinforcement learning over the plan space of the ILP searcher, in the manner of Auto-MAP.
+
+A masked DQN agent decides micro-batches, cuts, meshes, recompute and schedule of a pipeline, and is
+paid by the simulator (`planner.dqn.pipelines`). A second one decides which dims of parameters the
+model axes of the best plans split, and adds layouts that the simulator likes better than those the
+ILP has priced (`planner.dqn.operators`). What they find is improved by small steps. Small spaces
+are gone through to the end, so that nothing is left open.
+"""
+
+from collections.abc import Iterator
+
+from meshwright.ir.errors import PlanError
+from meshwright.planner.offers import Offer
+from meshwright.planner.problem import Problem
+
+LOGS = "how the agents learn, where `Problem.log_dir` says so"
+
+
+def search(problem: Problem) -> Iterator[Offer]:
+    """Offers every plan that is simulated."""
+    try:
+        from meshwright.planner.dqn.explore import Explorer
+    except ModuleNotFoundError as error:
+        if error.name not in ("gymnasium", "stable_baselines3"):
+            raise
+        raise PlanError(
+            f"searcher 'dqn' needs the package {error.name}: pip install 'meshwright[rl]'; "
+            "nearest without it is 'ilp'"
+        ) from error
+    yield from Explorer(problem).run()

@@ -1,0 +1,158 @@
+"""The environments: gymnasium's own check, and masks that offer only what is legal."""
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from meshwright.ir.layout import Shard
+from meshwright.ir.verify import verify
+from meshwright.planner.dqn.batch_dims import BatchDims
+from meshwright.planner.dqn.decisions import WORST, Pruning
+from meshwright.planner.dqn.envs import IDS, DecisionEnv, OperatorPartitionEnv, PipelinePartitionEnv
+from meshwright.planner.dqn.operators import Operators
+from meshwright.planner.dqn.pipelines import Pipelines
+from meshwright.planner.problem import Problem
+from tests.planner.problems import TINY, cluster, mlp, problem, traced
+
+
+def sequential() -> Problem:
+    return problem(traced("sequential"), cluster(4))
+
+
+MADE = {
+    "meshwright/OperatorPartition-v0": lambda: {"problem": sequential(), "model": (("tp", 2),)},
+    "meshwright/DataParallel-v0": lambda: {"graph": traced("sequential")},
+    "meshwright/PipelinePartition-v0": lambda: {"problem": sequential()},
+}
+
+
+def episode(env: DecisionEnv, rng: np.random.Generator) -> float:
+    """One of legal options only, each as likely."""
+    env.reset()
+    over, total = False, 0.0
+    while not over:
+        action = rng.choice(np.flatnonzero(env.action_masks()))
+        _, reward, over, _, info = env.step(action)
+        assert info["legal"]
+        total += float(reward)
+    return total
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_gymnasium_accepts_them(name: str) -> None:
+    env = gymnasium.make(name, **MADE[name]())
+    check_env(env.unwrapped, skip_render_check=True)
+    first, _ = env.reset(seed=0)
+    again, _ = env.reset(seed=1)
+    assert all(np.array_equal(first[key], again[key]) for key in first)
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_what_is_masked_ends_the_episode(name: str) -> None:
+    env = gymnasium.make(name, **MADE[name]()).unwrapped
+    env.reset()
+    rng, refused = np.random.default_rng(0), 0
+    for _ in range(40):
+        masks = env.action_masks()
+        bad = np.flatnonzero(~masks)
+        if len(bad) and rng.random() < 0.3:
+            _, reward, over, _, info = env.step(bad[0])
+            assert over and reward == WORST and not info["legal"]
+            refused += 1
+        else:
+            _, _, over, _, _ = env.step(rng.choice(np.flatnonzero(masks)))
+        if over:
+            env.reset()
+    assert refused or name != "meshwright/PipelinePartition-v0"
+
+
+@pytest.mark.parametrize("name", ["pipeline", "placed", "zero bubble", "tight", "sharded"])
+def test_masks_offer_no_plan_that_verify_refuses(name: str) -> None:
+    asked = TINY[name]()
+    env, rng = PipelinePartitionEnv(asked), np.random.default_rng(1)
+    for _ in range(12):
+        episode(env, rng)
+    decisions = env.decisions
+    assert isinstance(decisions, Pipelines) and len(decisions.judge.seen) > 5
+    for plan in decisions.judge.drained():
+        assert verify(plan, asked.graph, asked.cluster) == ()
+
+
+@pytest.mark.parametrize("model", [(("tp", 2),), (("tp_row", 2), ("tp_col", 2))])
+def test_linked_decisions_never_break_a_rule(model: tuple[tuple[str, int], ...]) -> None:
+    env, rng = OperatorPartitionEnv(sequential(), model), np.random.default_rng(2)
+    found = [episode(env, rng) for _ in range(12)]
+    assert min(found) > WORST
+
+
+def test_without_linkage_rules_can_be_broken() -> None:
+    asked = sequential()
+    env = OperatorPartitionEnv(asked, (("tp", 2),), Pruning(linkage=False))
+    assert isinstance(env.decisions, Operators)
+    linked = OperatorPartitionEnv(asked, (("tp", 2),))
+    assert isinstance(linked.decisions, Operators)
+    assert len(env.decisions.linkage.groups) > len(linked.decisions.linkage.groups)
+    env.reset()
+    over, reward = False, 0.0
+    while not over:
+        _, reward, over, _, _ = env.step(np.int64(1))  # split every dim of every parameter
+    assert reward == WORST
+
+
+def test_decisions_hold_in_the_layout() -> None:
+    """What is split is stored split along one of the group's dims, what is not is whole there."""
+    agent = OperatorPartitionEnv(sequential(), (("tp", 2),)).decisions
+    assert isinstance(agent, Operators)
+    groups = agent.linkage.groups
+    for number, group in enumerate(groups):
+        bits = tuple(int(i == number) for i in range(len(groups)))
+        left = agent.linkage.after(agent.linkage.everything(), number, True)
+        for i, name in enumerate(agent.linkage.params):
+            for place, keep in zip(agent.complete.space.params[name], left[i], strict=True):
+                split = isinstance(place[0], Shard) and (name, place[0].dim) in group.dims
+                assert keep == (split or i not in agent.linkage.touches[number])
+        assert agent.judged(bits).verdict.value > 0
+
+
+@pytest.mark.parametrize("name", ["gpt2", "sequential"])
+def test_batch_dims_are_those_of_the_trace(name: str) -> None:
+    """Of all ways to declare batch dims, the one that was traced shares most."""
+    graph = traced(name)
+    found = BatchDims(graph, Pruning())
+    found.restart()
+    for dim in found.dims:
+        reward, _ = found.take(int(dim.dim == 0))
+    assert {dim.name for dim in found.taken} == set(graph.batch_inputs)
+    ways = _ways(found)
+    assert reward == max(total for _, total in ways) > -0.1
+    assert len({total for _, total in ways}) > 2
+
+
+def _ways(found: BatchDims) -> list[tuple[tuple[int, ...], float]]:
+    rows: list[tuple[tuple[int, ...], float]] = []
+    for number in range(2 ** len(found.dims)):
+        bits = tuple(number >> i & 1 for i in range(len(found.dims)))
+        found.restart()
+        reward, legal = 0.0, True
+        for bit in bits:
+            legal = legal and bool(found.offered().legal[bit])
+            if not legal:
+                break
+            reward, _ = found.take(bit)
+        if legal:
+            rows.append((bits, reward))
+    return rows
+
+
+def test_radius_bounds_the_cuts() -> None:
+    asked = problem(mlp(8), cluster(4), constraints=("num_microbatches=2",))
+    near = PipelinePartitionEnv(asked, Pruning(radius=1)).decisions
+    far = PipelinePartitionEnv(asked, Pruning(radius=None)).decisions
+    assert isinstance(near, Pipelines) and isinstance(far, Pipelines)
+    for decisions in (near, far):
+        decisions.restart()
+        decisions.take(0)
+        decisions.take(0)
+    cuts = [[o.draft.ends for o in d.options if o.kind == "cut"] for d in (near, far)]
+    assert set(cuts[0]) < set(cuts[1])
