@@ -173,8 +173,12 @@ def _drop(raw: Raw, unneeded: Callable[[RawOp], bool]) -> Raw:
 
 def _drop_identities(raw: Raw) -> Raw:
     state = _state_views(raw)
-    kept = lambda op: op.name == "aten.clone.default" and op.inputs[0] in state  # noqa: E731
-    return _drop(raw, lambda op: _is_identity(raw, op) and not kept(op))
+
+    def unneeded(op: RawOp) -> bool:
+        copied = op.name == "aten.clone.default" and op.inputs[0] in state
+        return not copied and _is_identity(raw, op)
+
+    return _drop(raw, unneeded)
 
 
 def _state_views(raw: Raw) -> set[str]:
