@@ -63,7 +63,8 @@ def train(
     if "RANK" not in os.environ:
         run_dir.prepare(output, plan, 0)
         if plan.world_size > 1:
-            raise SystemExit(torchrun(plan.world_size, "meshwright", *sys.argv[1:]))
+            # After `--` torchrun does not take --log for an abbreviation of an option of its own.
+            raise SystemExit(torchrun(plan.world_size, "meshwright", "--", *sys.argv[1:]))
     found = load_target(target)
     job = compile_job(
         found.model, plan, loss_fn=found.loss_fn, example_inputs=found.example_inputs,
