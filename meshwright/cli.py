@@ -78,6 +78,9 @@ def search_command(
     profile: Annotated[
         Path | None, typer.Option(help="what `meshwright profile` measured of the machines")
     ] = None,
+    tensorboard: Annotated[
+        Path | None, typer.Option(help="where `--searcher dqn` logs its training")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Search a plan and write it."""
@@ -100,6 +103,7 @@ def search_command(
         seed=seed,
         progress=not as_json,
         profile=profile,
+        tensorboard=tensorboard,
     )
     plan = ranking.best
     plan_io.save(plan, output)
