@@ -225,7 +225,8 @@ def _partly(axis: Axis) -> bool:
 
 
 def _identifier(name: str) -> str:
-    return re.sub(r"\W", "_", name)
+    found = re.sub(r"\W", "_", name)
+    return f"_{found}" if found[:1].isdigit() else found
 
 
 def _suffix(conversion: Conversion) -> str:
