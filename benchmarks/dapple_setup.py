@@ -20,7 +20,9 @@ from meshwright.ir.layer_profile import LayerProfile, read_layer_profile
 from meshwright.ir.plan import Plan
 from meshwright.ir.profiled_graph import profiled_graph
 from meshwright.planner.candidates import build_plan, uniform_choice
+from meshwright.planner.predict import excess_bytes
 from meshwright.planner.problem import Problem, make_problem
+from meshwright.planner.space import microbatch_counts
 
 GB = 1e9
 DEVICE = "v100-16"
@@ -161,11 +163,12 @@ def fastest(
 ) -> Plan:
     """The plan with these stages whose number of micro-batches and schedule are the best.
 
-    The paper names neither. Every replica gets at least one sample of each micro-batch.
+    The paper names neither. Every replica gets at least one sample of each micro-batch. Plans that
+    fit come first.
     """
     plans = []
-    for count in range(1, given.batch + 1):
-        if given.batch % count or given.batch // count < max(replicas):
+    for count in microbatch_counts(given):
+        if given.batch // count < max(replicas):
             continue
         for schedule in schedules if len(replicas) > 1 else schedules[:1]:
             choice = uniform_choice(
@@ -173,7 +176,7 @@ def fastest(
                 num_microbatches=count,
             )  # fmt: skip
             plans.append(build_plan(given, choice))
-    return min(plans, key=step_s)
+    return min(plans, key=lambda plan: (excess_bytes(given, plan), step_s(plan)))
 
 
 def step_s(plan: Plan) -> float:

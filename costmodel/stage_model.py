@@ -14,7 +14,7 @@ from meshwright.costmodel.overheads import overheads_of
 from meshwright.costmodel.placement import StageCosts
 from meshwright.costmodel.program import IDLE, Program, Step, play
 from meshwright.costmodel.stage_memory import BlockMemory, StageMemory
-from meshwright.costmodel.sync import BUCKET_BYTES, BlockTimes, Held, Sync, buckets, gathered_bytes
+from meshwright.costmodel.sync import BlockTimes, Held, Sync, buckets, gathered_bytes
 from meshwright.costmodel.table import B, F
 from meshwright.costmodel.tables import CostTables
 from meshwright.ir.graph import Kind
@@ -134,7 +134,7 @@ def _held(tables: CostTables, costs: StageCosts) -> tuple[Held, ...]:
 def _sync(tables: CostTables, stage: Stage, costs: StageCosts, held: tuple[Held, ...]) -> Sync:
     shard = stage.mesh.get("dp_shard", 1)
     zero = stage.zero if shard > 1 else 0
-    reduced = () if stage.dp == 1 else buckets(held, BUCKET_BYTES if zero < 3 else 0)
+    reduced = () if stage.dp == 1 else buckets(held, tables.bucket_bytes if zero < 3 else 0)
     return Sync(
         zero=zero, prefetch=stage.prefetch, shard=shard,
         blocks=_block_times(tables, costs, held), buckets=reduced,

@@ -15,6 +15,7 @@ from meshwright.costmodel.compute import OpTimer, worst_source
 from meshwright.costmodel.keeping import Policy
 from meshwright.costmodel.layer_profile import layer_timer
 from meshwright.costmodel.profile_timer import profile_timer
+from meshwright.costmodel.sync import BUCKET_BYTES
 from meshwright.costmodel.walk import GraphFacts
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.device import DeviceType, Link, Source
@@ -70,11 +71,14 @@ class CostTables:
         precision: str,
         timer: OpTimer | None = None,
         profile: Profile | None = None,
+        bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
         self.graph = graph
         self.cluster = calibrated(cluster, profile) if profile else cluster
         self.precision = precision
         self.profile = profile
+        self.bucket_bytes = bucket_bytes
+        """Gradients that are reduced together."""
         self.facts = GraphFacts.of(graph, precision)
         timer = timer or layer_timer(graph) or profile_timer(self.cluster, profile)
         devices = {device.name: device for device in self.cluster.device_types}

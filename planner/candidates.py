@@ -201,9 +201,7 @@ def recomputable(graph: Graph, blocks: Sequence[Block]) -> tuple[str, ...]:
 
     The head and the loss are left out where there are layers: they are live at their backward.
     """
-    count: dict[str, int] = {}
-    for block in graph.blocks:
-        count[block.pattern] = count.get(block.pattern, 0) + 1
+    count = graph.pattern_counts
     repeated = any(n > 1 for n in count.values())
     return tuple(dict.fromkeys(b.pattern for b in blocks if count[b.pattern] > 1 or not repeated))
 

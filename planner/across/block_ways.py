@@ -56,6 +56,16 @@ def multipliers(ways: BlockWays, flights: Matrix) -> Iterator[tuple[float, float
                 yield price, min(1.0, price * gain)
 
 
+def both_waits(ways: BlockWays) -> tuple[BlockWays, ...]:
+    """The ways as they are; and with no wait for what was moved, of which then none is spared."""
+    if ways.offload < 0:
+        return (ways,)
+    busy, load = ways.busy_s.copy(), ways.load_s.copy()
+    busy[:, ways.offload], load[:, ways.offload] = busy[:, 0], load[:, 0]
+    spared = np.zeros_like(ways.spared_s)
+    return ways, ways._replace(busy_s=busy, load_s=load, spared_s=spared)
+
+
 def weighed(ways: BlockWays, cost: Matrix, weight: float) -> Matrix:
     """The forward of a stage is as long as its computing and as its copies but for the last two:
     so it is as long as any mean of both."""

@@ -62,12 +62,22 @@ class FrameSearch:
             answer = solve(asked, path_within(least[0] * factor), join=np.add)
             if answer:
                 answers[answer[1]] = None
+        for parts in self._splits(asked, limit_s):
+            answers[parts] = None
         found = [
             Finalist(self._step_s(asked, parts, frame), choice)
             for parts in answers
             for choice in self._choices(parts, frame)
         ]
         return sorted(found, key=lambda item: item.value)
+
+    def _splits(self, asked: Pipeline, limit_s: float) -> Iterator[tuple[Part, ...]]:
+        """Of two stages, the best of every way to share out the devices: what tables say of them
+        is close, and wrong by more than that where replicas differ."""
+        for size in asked.sizes if asked.num_stages == 2 and len(asked.sizes) > 1 else ():
+            answer = solve(asked.beginning_with(size), load, join=np.maximum)
+            if answer and answer[0] <= limit_s:
+                yield answer[1]
 
     def of_meshes(self, frame: Frame, found: Sequence[Mesh]) -> list[Finalist]:
         """The choice of least estimated load with these meshes alone."""

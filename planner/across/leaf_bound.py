@@ -52,10 +52,18 @@ class LeafBound:
         levels = self.problem.tables.model_levels(stage.devices[:size], stage.model)
         dp_levels = self.problem.tables.levels(stage.devices[::size])
         shares = stage.shares or (ceil(samples / stage.dp),)
+        alike = len(self.problem.tables.devices) == 1
         spots = {
-            Spot(share, stage.dp, stage.model, names[rank], dp_levels, levels)
-            for number, share in enumerate(shares)
-            for rank in stage.devices[number * size : (number + 1) * size]
+            Spot(share, stage.dp, stage.model, name, dp_levels, levels)
+            for share, name in (
+                {(share, names[0]) for share in shares}
+                if alike
+                else {
+                    (share, names[rank])
+                    for number, share in enumerate(shares)
+                    for rank in stage.devices[number * size : (number + 1) * size]
+                }
+            )
         }
         return max(self._at(stage, At(spot, stage.variant)) for spot in spots)
 

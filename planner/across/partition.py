@@ -5,7 +5,7 @@ busiest stage (PipeDream, DAPPLE). For a limit on the load, the shortest path is
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +43,14 @@ class Pipeline:
     """(stage, first place, size) -> what each way to run it takes."""
     pins: Mapping[int, int]
     """Block -> stage."""
+
+    def beginning_with(self, size: int) -> "Pipeline":
+        """The same with so many devices for the first stage."""
+
+        def fitted(stage: int, first: int, asked: int) -> Fitted | None:
+            return None if stage == 0 and asked != size else self.fitted(stage, first, asked)
+
+        return replace(self, fitted=fitted)
 
 
 Measure = Callable[[Fitted], Matrix]
@@ -123,19 +131,20 @@ def _extend(
         return
     values = measure(fitted)
     best, pick = values.min(axis=0), values.argmin(axis=0)
-    total = join(row.value[:, None], asked.classes.spread(best))
+    at = asked.classes.places  # all borders if blocks are pinned
+    total = join(row.value[at, None], asked.classes.spread(best))
     for block, wanted in asked.pins.items():
         inside = np.zeros_like(total, dtype=bool)
         inside[: block + 1, block + 1 :] = True
         total[inside if stage != wanted else ~inside] = np.inf
-    start, value = total.argmin(axis=0), total.min(axis=0)
+    start, value = at[total.argmin(axis=0)], total.min(axis=0)
     target = found.setdefault(used + size, _Row.empty(asked.num_blocks))
-    better = value < target.value
-    target.value[better] = value[better]
-    target.start[better] = start[better]
-    target.size[better] = size
-    kind = asked.classes.index[start, np.arange(len(start))]
-    target.mesh[better] = pick[kind][better]
+    better = value < target.value[at]
+    reached = at[better]
+    target.value[reached] = value[better]
+    target.start[reached] = start[better]
+    target.size[reached] = size
+    target.mesh[reached] = pick[asked.classes.index[start, at]][better]
 
 
 def _trace_back(asked: Pipeline, rows: list[dict[int, _Row]], measure: Measure) -> tuple[Part, ...]:

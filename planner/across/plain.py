@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from math import ceil
 
 from meshwright.costmodel.tables import Spot
-from meshwright.ir.plan import ModelMesh
 from meshwright.planner.across.relaxation import Frame
 from meshwright.planner.across.run_costs import At, RunCosts
 from meshwright.planner.candidates import Choice, StageChoice, even_cuts, recomputable
@@ -40,7 +39,7 @@ def _is_plain(mesh: Mesh) -> bool:
 def _choice(runs: RunCosts, frame: Frame, mesh: Mesh, again: bool) -> Choice:
     problem, blocks = runs.problem, runs.blocks
     samples = ceil(problem.batch / frame.num_microbatches / mesh.dp)
-    times = _times(runs, samples, mesh.model, mesh.dp)
+    times = _times(runs, samples, mesh)
     starts = (0, *even_cuts(times, frame.num_ranks), len(blocks))
     return Choice(
         stages=tuple(
@@ -65,8 +64,10 @@ def _stage(
     )  # fmt: skip
 
 
-def _times(runs: RunCosts, samples: int, model: ModelMesh, dp: int) -> list[float]:
-    """Seconds of each block on the first device."""
-    tables = runs.problem.tables
-    spot = Spot(samples, dp, model, tables.device_names[0], (), ((),) * len(model))
+def _times(runs: RunCosts, samples: int, mesh: Mesh) -> list[float]:
+    """Seconds of each block on the first devices."""
+    tables, width = runs.problem.tables, mesh.model_size
+    levels = tables.model_levels(tuple(range(width)), mesh.model)
+    replicas = tables.levels(tuple(range(0, mesh.size, width)))
+    spot = Spot(samples, mesh.dp, mesh.model, tables.device_names[0], replicas, levels)
     return [cost.forward_s + cost.backward_s for cost in runs.block_costs(At(spot, ""))]

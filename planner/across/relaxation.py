@@ -22,7 +22,7 @@ import numpy as np
 
 from meshwright.costmodel.placement import step_cores
 from meshwright.costmodel.tables import Spot
-from meshwright.planner.across.block_ways import BlockWays, Totals, multipliers, weighed
+from meshwright.planner.across.block_ways import BlockWays, Totals, both_waits, multipliers, weighed
 from meshwright.planner.across.places import Places
 from meshwright.planner.across.rates import BlockRates, Rates
 from meshwright.planner.across.run_costs import At, RunCosts
@@ -201,6 +201,11 @@ class Relaxation:
 
     def _relaxed(self, frame: Frame, ways: BlockWays, flights: Matrix) -> tuple[float, Matrix]:
         """The bound, and that of each mesh alone; `flights`: micro-batches that blocks hold."""
+        found = [self._priced(frame, waits, flights) for waits in both_waits(ways)]
+        return max(one[0] for one in found), reduce(np.maximum, (one[1] for one in found))
+
+    def _priced(self, frame: Frame, ways: BlockWays, flights: Matrix) -> tuple[float, Matrix]:
+        """The best over prices of memory."""
         memory = ways.state_bytes + ways.flight_bytes * flights
         ahead = self._ahead_s(frame, ways)
         first = ways.forward_s.sum(axis=1), ways.forward_share

@@ -2,22 +2,29 @@
 
 Blocks i to k-1 are equal to blocks j to l-1 if they have the same patterns in the same order, are
 wired alike among themselves, and receive and send as much. A model of n equal layers has about 4n
-kinds of runs, not n^2 / 2.
+kinds of runs, not n^2 / 2. Where the layers of a model are too many and all differ, only runs
+between some of its blocks count: those where little is sent, evenly spaced in time.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.costmodel.tables import Spot
 from meshwright.ir.graph import Block
 from meshwright.planner.problem import Problem
 
+KINDS, CUTS = 2500, 64
+"""Kinds of runs at most; beyond that, at most so many places to cut."""
 _Link = tuple[tuple[int, int], ...]
 """How far back each name of a block is used by an earlier one, with its place: (place, blocks)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RunClasses:
     """The kinds of runs; `index[i, k]` is that of blocks i to k-1, -1 where there are none."""
 
@@ -26,14 +33,57 @@ class RunClasses:
     stop: NDArray[np.int64]
     index: NDArray[np.int64]
 
+    @cached_property
+    def places(self) -> NDArray[np.int64]:
+        """Where runs begin and stop."""
+        known = self.index >= 0
+        return np.flatnonzero(known.any(axis=0) | known.any(axis=1))
+
+    @cached_property
+    def _between(self) -> NDArray[np.int64]:
+        return self.index[np.ix_(self.places, self.places)]
+
     def spread(self, values: NDArray[np.float64], empty: float = np.inf) -> NDArray[np.float64]:
-        """Values per kind as a matrix over [i, k]."""
-        found: NDArray[np.float64] = np.append(values, empty)[self.index]
+        """Values per kind as a matrix over the places."""
+        found: NDArray[np.float64] = np.append(values, empty)[self._between]
         return found
 
 
 def run_classes(problem: Problem) -> RunClasses:
     """The kinds of runs of a problem's blocks."""
+    everywhere = range(len(problem.graph.blocks) + 1)
+    found = _classes(problem, everywhere)
+    if len(found.start) <= KINDS or problem.stage_of_block:
+        return found
+    return _classes(problem, cuts(problem))
+
+
+def cuts(problem: Problem) -> tuple[int, ...]:
+    """Of each of as many equal parts of the model's time, the border that sends least; and the two
+    ends."""
+    count = len(problem.graph.blocks)
+    ends = [0.0, *accumulate(_seconds(problem))]
+    sent = [problem.tables.border_bytes(i)[0] for i in range(count)]
+    best: dict[int, int] = {}
+    for border in range(1, count):
+        part = int(CUTS * ends[border] / ends[-1])
+        if part not in best or sent[border] < sent[best[part]]:
+            best[part] = border
+    return (0, *best.values(), count)
+
+
+def _seconds(problem: Problem) -> list[float]:
+    """Of each block for one sample, all its parameters whole."""
+    tables = problem.tables
+    layouts = {layout.pattern: layout for layout in problem.layouts(())}
+    spot = Spot(1, 1, (), tables.device_names[0], (), ())
+    costs = [tables.block(b, layouts[b.pattern], spot) for b in problem.graph.blocks]
+    return [cost.forward_s + cost.backward_s for cost in costs]
+
+
+def _classes(problem: Problem, places: Sequence[int]) -> RunClasses:
+    """Of runs from one of these places to another."""
+    may_stop = frozenset(places)
     blocks = problem.graph.blocks
     kinds = [kind_of_block(problem, block) for block in blocks]
     links = _links(problem, blocks)
@@ -43,11 +93,13 @@ def run_classes(problem: Problem) -> RunClasses:
     classes: dict[object, int] = {}
     index = np.full((len(blocks) + 1, len(blocks) + 1), -1, dtype=np.int64)
     examples: list[tuple[int, int]] = []
-    for start in range(len(blocks)):
+    for start in places[:-1]:
         run = -1
         for stop in range(start + 1, len(blocks) + 1):
             within = tuple(link for link in links[stop - 1] if link[1] < stop - start)
             run = known.setdefault((run, kinds[stop - 1], within), len(known))
+            if stop not in may_stop:
+                continue
             ends = start == 0, stop == len(blocks), borders[start], borders[stop]
             index[start, stop] = classes.setdefault((run, ends), len(classes))
             if len(classes) > len(examples):

@@ -60,11 +60,15 @@ class RunCosts:
         self.classes = run_classes(problem)
         self.slow = slowdown(problem.cluster)
         self.kinds = tuple(kind_of_block(problem, block) for block in self.blocks)
+        known = {kind: number for number, kind in enumerate(dict.fromkeys(self.kinds))}
+        self._kind_numbers = tuple(known[kind] for kind in self.kinds)
+        self._first_of_kind = tuple(self.blocks[self.kinds.index(kind)] for kind in known)
         self.first_user = _first_users(self.blocks)
         """Parameter -> the first block that reads it."""
         self._again = frozenset(recomputable(problem.graph, self.blocks))
         self._layouts: dict[tuple[ModelMesh, str], dict[str, BlockLayout]] = {}
         self._alone: dict[tuple[ModelMesh, str, str], bool] = {}
+        self._canonical: dict[At, At] = {}
         self._costs: dict[At, tuple[BlockCost, ...]] = {}
         self._states: dict[tuple[ModelMesh, str], State] = {}
         self._works: dict[tuple[At, str], Work] = {}
@@ -100,9 +104,8 @@ class RunCosts:
         at = self.canonical(at)
         if at not in self._costs:
             layouts = self.layouts(at.spot.model, at.variant)
-            self._costs[at] = tuple(
-                self._block_cost(block, layouts[block.pattern], at.spot) for block in self.blocks
-            )
+            each = [self._block_cost(b, layouts[b.pattern], at.spot) for b in self._first_of_kind]
+            self._costs[at] = tuple([each[kind] for kind in self._kind_numbers])
         return self._costs[at]
 
     def _block_cost(self, block: Block, layout: BlockLayout, spot: Spot) -> BlockCost:
@@ -116,8 +119,20 @@ class RunCosts:
         """Whether `saved=` is for it."""
         return block.pattern in self._again
 
+    def exactly(self, block: int, at: At, mode: str) -> BlockCost:
+        """Of one block, as plans are judged."""
+        at, found = self.canonical(at), self.blocks[block]
+        layout = self.layouts(at.spot.model, at.variant)[found.pattern]
+        return self._modes.exact(found, layout, at.spot, mode)
+
     def canonical(self, at: At) -> At:
         """The same without replicas, where blocks do not communicate with them."""
+        found = self._canonical.get(at)
+        if found is None:
+            found = self._canonical[at] = self._simplest(at)
+        return found
+
+    def _simplest(self, at: At) -> At:
         spot = at.spot
         if spot.dp == 1 or self.problem.tables.profile is not None:
             return at  # a profile knows blocks by the ranks that they were measured on

@@ -10,7 +10,6 @@ import numpy as np
 
 from meshwright.costmodel.comm import Levels
 from meshwright.costmodel.overheads import Overheads
-from meshwright.costmodel.sync import BUCKET_BYTES
 from meshwright.ir.conversions import Primitive
 from meshwright.planner.across.spans import Collectives, Matrix
 from meshwright.planner.space import Mesh
@@ -41,6 +40,7 @@ class StageSync:
     replicate: Levels
     overheads: Overheads
     collective: Collectives
+    bucket_bytes: int
 
     @property
     def zero(self) -> int:
@@ -99,7 +99,7 @@ class StageSync:
         self, whole: Matrix, primitive: Primitive, levels: Levels
     ) -> tuple[Matrix, Matrix]:
         """(how many, seconds of one)."""
-        count: Matrix = np.maximum(1.0, np.ceil(whole / BUCKET_BYTES))
+        count: Matrix = np.maximum(1.0, np.ceil(whole / self.bucket_bytes))
         return count, self.collective(primitive, whole / count, levels)
 
     def _exposed(
@@ -119,7 +119,7 @@ class StageSync:
         """
         whole, none = trained.whole, np.zeros_like(trained.whole)
         part = whole / self.mesh.dp_shard
-        bucket = np.minimum(whole, BUCKET_BYTES + trained.largest)
+        bucket = np.minimum(whole, self.bucket_bytes + trained.largest)
         flat = self.overheads.device.kind != "cpu"  # it lives until it has been reduced
         flight = flight * flat
         match self.zero:
@@ -142,6 +142,6 @@ class StageSync:
             case 1:
                 return trained.whole
             case 2:
-                return 2 * np.minimum(trained.whole, BUCKET_BYTES + trained.largest)
+                return 2 * np.minimum(trained.whole, self.bucket_bytes + trained.largest)
             case _:
                 return 2 * trained.largest

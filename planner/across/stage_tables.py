@@ -44,6 +44,9 @@ class Case(NamedTuple):
     """What its blocks cost depends on."""
 
 
+_Tiers = tuple[str, Levels, tuple[Levels, ...], Levels, Levels]
+
+
 class StageTables:
     """The arrays of one problem and one order of devices; keeps what it has computed."""
 
@@ -55,6 +58,7 @@ class StageTables:
         self.modes = self.sets.modes
         self._made: dict[object, Options] = {}
         self._cases: dict[object, Case] = {}
+        self._sites: dict[object, _Tiers] = {}
         self._entries: dict[object, Figures] = {}
         self._gathers: dict[object, tuple[Matrix, Matrix]] = {}
 
@@ -93,18 +97,26 @@ class StageTables:
         return self._cases[key]
 
     def _case(self, start: int, mesh: Mesh, samples: int) -> Case:
-        tables, width = self.problem.tables, mesh.model_size
-        ranks = self.places.ranks(start, mesh.size, mesh)
-        names = self.places.types(start, mesh.size)
-        slowest = min(names, key=lambda name: tables.devices[name].peak("bfloat16"))
-        spot = Spot(
-            ceil(samples / mesh.dp), mesh.dp, mesh.model, slowest,
-            tables.levels(ranks[::width]), tables.model_levels(ranks[:width], mesh.model),
-        )  # fmt: skip
-        shard = tables.levels(ranks[: mesh.dp_shard * width : width])
-        replicate = tables.levels(ranks[:: mesh.dp_shard * width])
+        slowest, replicas, model, shard, replicate = self._tiers(start, mesh)
+        spot = Spot(ceil(samples / mesh.dp), mesh.dp, mesh.model, slowest, replicas, model)
         at = self.runs.canonical(At(spot, mesh.variant))
         return Case(mesh, spot, shard, replicate, at)
+
+    def _tiers(self, start: int, mesh: Mesh) -> _Tiers:
+        """The slowest device type; tiers of replicas, model axes, dp_shard and dp_replicate."""
+        key = start, mesh.dp_replicate, mesh.dp_shard, mesh.model, mesh.dp_inside
+        if key not in self._sites:
+            tables, width = self.problem.tables, mesh.model_size
+            ranks = self.places.ranks(start, mesh.size, mesh)
+            names = self.places.types(start, mesh.size)
+            slowest = min(names, key=lambda name: tables.devices[name].peak("bfloat16"))
+            self._sites[key] = (
+                slowest, tables.levels(ranks[::width]),
+                tables.model_levels(ranks[:width], mesh.model),
+                tables.levels(ranks[: mesh.dp_shard * width : width]),
+                tables.levels(ranks[:: mesh.dp_shard * width]),
+            )  # fmt: skip
+        return self._sites[key]
 
     def entry(self, case: Case, mode: str, link: Link | None, num_microbatches: int) -> Figures:
         """The figures of one case; `link` leads to the next stage."""
@@ -167,7 +179,7 @@ class StageTables:
     def _sync(self, case: Case) -> StageSync:
         return StageSync(
             case.mesh, case.spot.dp_levels, case.shard, case.replicate,
-            self.runs.overheads(case.at), self.collective,
+            self.runs.overheads(case.at), self.collective, self.problem.tables.bucket_bytes,
         )  # fmt: skip
 
     def _trained(self, case: Case, state: State) -> Trained:
