@@ -148,16 +148,26 @@ def _stages(plan: Plan) -> Table:
 
 
 def _saved(plan: Plan) -> list[RenderableType]:
-    """What single ops make and the backward needs, where it is not simply kept; by line, stages
-    that say the same together."""
+    """What single ops make and the backward needs, where it is not simply kept; by line, blocks
+    and stages that say the same together."""
     stages: dict[str, list[int]] = {}
     for i, stage in enumerate(plan.stages):
+        blocks: dict[str, list[str]] = {}
         for block, policy in stage.saved.items():
             for how in ("recompute", "offload", "keep"):
                 keys = ", ".join(key for key, said in policy.items() if said == how)
                 if keys:
-                    stages.setdefault(f"{block}: {how} {keys}", []).append(i)
+                    blocks.setdefault(f"{how} {keys}", []).append(block)
+        for said, names in blocks.items():
+            stages.setdefault(f"{_names(names)}: {said}", []).append(i)
     return [Text(f"saved, stage {ranges(tuple(own))}, {line}") for line, own in stages.items()]
+
+
+def _names(blocks: Sequence[str]) -> str:
+    """A few by name, more by their number."""
+    if len(blocks) <= 2:
+        return ", ".join(blocks)
+    return f"{len(blocks)} blocks, {blocks[0]} .. {blocks[-1]}"
 
 
 def _times(predicted: Prediction) -> Table:

@@ -57,6 +57,15 @@ def test_what_is_not_kept_is_told_once_for_all_stages() -> None:
     assert "saved, stage 0-1, h.*: recompute act/*\nsaved, stage 0-1, h.*: offload attn/*" in text
 
 
+def test_blocks_that_keep_the_same_are_told_once() -> None:
+    names = [f"h.{i}" for i in range(4)]
+    same = {name: {"act/*": "recompute"} for name in names} | {"h.9": {"act/*": "offload"}}
+    stages = tuple(replace(stage, saved=same) for stage in plan().stages)
+    text = str(plan(stages=stages))
+    assert "saved, stage 0-1, 4 blocks, h.0 .. h.3: recompute act/*\n" in text
+    assert "saved, stage 0-1, h.9: offload act/*" in text
+
+
 def test_units() -> None:
     assert [seconds(x) for x in (2.5, 0.0123, 4e-6, 0.0)] == ["2.5 s", "12.3 ms", "4 us", "0 us"]
     assert [size(x) for x in (2e12, 3.21e9, 5e6, 7e3, 12)] == [
