@@ -5,6 +5,7 @@ from dataclasses import replace
 from meshwright.ir.graph import Kind
 from meshwright.ir.raw import Raw, RawOp, substitute
 from meshwright.ir.simplify import changes_state
+from meshwright.ir.torch_private import makes_view
 
 _RANDOM = ("rand", "bernoulli", "dropout", "multinomial", "normal", "uniform", "empty")
 
@@ -32,7 +33,8 @@ def prelude_first(raw: Raw) -> tuple[Raw, int]:
 
 
 def _divided(raw: Raw) -> tuple[list[RawOp], list[RawOp]]:
-    changed = {n for op in raw.ops if changes_state(raw, op) for n in op.inputs}
+    memory = _memory(raw)
+    changed = {memory.get(n, n) for op in raw.ops if changes_state(raw, op) for n in op.inputs}
     bound = {
         n for n, t in raw.tensors.items()
         if t.kind is Kind.PARAMETER or (t.kind is Kind.BUFFER and n in changed)
@@ -46,6 +48,15 @@ def _divided(raw: Raw) -> tuple[list[RawOp], list[RawOp]]:
         else:
             early.append(op)
     return early, late
+
+
+def _memory(raw: Raw) -> dict[str, str]:
+    """View -> the value whose memory it is."""
+    found: dict[str, str] = {}
+    for op in raw.ops:
+        if op.inputs and makes_view(op.target):
+            found.update(dict.fromkeys(op.outputs, found.get(op.inputs[0], op.inputs[0])))
+    return found
 
 
 def _renamed(op: RawOp, names: dict[str, str]) -> RawOp:

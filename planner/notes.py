@@ -2,19 +2,17 @@
 
 from collections.abc import Iterator
 
-from meshwright.ir.graph import Graph
 from meshwright.ir.plan import Plan
 from meshwright.planner.inside.explain import batch_norms
 from meshwright.planner.problem import Problem
 from meshwright.planner.profiles import profile_notes
-from meshwright.planner.strategies import found_by_trying
 
 
 def notes_of(problem: Problem, plan: Plan) -> tuple[str, ...]:
     """Sentences, most important first."""
     measured = profile_notes(problem.tables.profile, problem.cluster)
     return (
-        *_batch(problem, plan), *_whole(problem, plan), *_idle(plan), *_found(problem.graph),
+        *_batch(problem, plan), *_whole(problem, plan), *_idle(plan), *_found(problem),
         *measured,
     )  # fmt: skip
 
@@ -43,7 +41,7 @@ def _idle(plan: Plan) -> Iterator[str]:
         yield f"{idle} of {plan.cluster.num_devices} devices are not used"
 
 
-def _found(graph: Graph) -> Iterator[str]:
+def _found(problem: Problem) -> Iterator[str]:
     """Ops whose rules nobody wrote."""
-    if targets := found_by_trying(graph):
+    if targets := problem.tried:
         yield f"how {', '.join(targets)} may be split was found by trying, whole and in parts"

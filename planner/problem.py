@@ -28,6 +28,7 @@ from meshwright.planner.pins.constraints import (
 )
 from meshwright.planner.pins.hints import hint_constraints
 from meshwright.planner.profiles import check_profile
+from meshwright.planner.strategies import found_by_trying
 
 Precision = Literal["fp64", "fp32", "bf16"]
 PRECISIONS: tuple[Precision, ...] = ("fp64", "fp32", "bf16")
@@ -123,6 +124,11 @@ class Problem:
         usable = min(self.cluster.device(rank).usable_bytes for rank in devices)
         cap = memory_cap(self.constraints)
         return usable if cap is None else min(cap, usable)
+
+    @cached_property
+    def tried(self) -> tuple[str, ...]:
+        """Operators whose rules were found by trying."""
+        return found_by_trying(self.graph)
 
     @property
     def stage_of_block(self) -> dict[int, int]:

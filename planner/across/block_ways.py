@@ -57,13 +57,14 @@ def multipliers(ways: BlockWays, flights: Matrix) -> Iterator[tuple[float, float
 
 
 def both_waits(ways: BlockWays) -> tuple[BlockWays, ...]:
-    """The ways as they are; and with no wait for what was moved, of which then none is spared."""
+    """The ways as they are; and with no wait for what was moved, of which then none is spared:
+    the better bound where memory costs nothing."""
     if ways.offload < 0:
         return (ways,)
     busy, load = ways.busy_s.copy(), ways.load_s.copy()
     busy[:, ways.offload], load[:, ways.offload] = busy[:, 0], load[:, 0]
     spared = np.zeros_like(ways.spared_s)
-    return ways, ways._replace(busy_s=busy, load_s=load, spared_s=spared)
+    return ways, ways._replace(busy_s=busy, load_s=load, spared_s=spared, prices=(0.0,))
 
 
 def weighed(ways: BlockWays, cost: Matrix, weight: float) -> Matrix:

@@ -143,7 +143,8 @@ class BlockRates:
             costs = self.runs.block_costs(at)
             kept = [costs[kind.block] for kind in self.kinds]
             modes = [kept, [self._recomputed(kind, costs) for kind in self.kinds]]
-            timed = modes + [self._timed(name, at, kept) for name in self.free]
+            # Whatever making again costs, it is not shorter than keeping; nor is moving.
+            timed = modes + [kept] * len(self.free)
             modes += [self._saving(name, at, kept) for name in self.free]
             busy = [[c.forward_s + c.backward_s - c.accumulate_s for c in row] for row in timed]
             talk = [[c.comm_forward_s + c.comm_backward_s for c in row] for row in timed]
@@ -167,15 +168,6 @@ class BlockRates:
     def _recomputed(self, kind: Kind, costs: Sequence[BlockCost]) -> BlockCost:
         cost = costs[kind.block]
         return cost.recomputed() if self.runs.may_recompute(kind.block) else cost
-
-    def _timed(self, mode: str, at: At, kept: Sequence[BlockCost]) -> list[BlockCost]:
-        """What takes no longer than a mode: of layers its own cost, else that of keeping all."""
-        if mode == "offload":
-            return list(kept)
-        return [
-            self.runs.exactly(kind.block, at, mode) if kind.count > 1 and may else cost
-            for cost, kind, may in zip(kept, self.kinds, self.treated, strict=True)
-        ]
 
     def _saving(self, mode: str, at: At, kept: Sequence[BlockCost]) -> list[BlockCost]:
         """What is held at least in a mode."""

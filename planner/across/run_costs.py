@@ -119,12 +119,6 @@ class RunCosts:
         """Whether `saved=` is for it."""
         return block.pattern in self._again
 
-    def exactly(self, block: int, at: At, mode: str) -> BlockCost:
-        """Of one block, as plans are judged."""
-        at, found = self.canonical(at), self.blocks[block]
-        layout = self.layouts(at.spot.model, at.variant)[found.pattern]
-        return self._modes.exact(found, layout, at.spot, mode)
-
     def canonical(self, at: At) -> At:
         """The same without replicas, where blocks do not communicate with them."""
         found = self._canonical.get(at)

@@ -7,7 +7,7 @@ from benchmarks.zoo.entry import Entry
 from benchmarks.zoo.run import attempt
 from tests.zoo.custom import OWN
 
-SLICE = ("straight_through", "assigned_buffer", "graph_one", "unet")
+SLICE = ("straight_through", "assigned_buffer", "queue", "graph_one", "unet")
 PINS = ("pp=1", "tp=2")
 
 
