@@ -8,6 +8,7 @@ is split over tp draws per tp coordinate: its masks differ from those of another
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -58,11 +59,16 @@ def dropout(
     return input * torch.stack(masks, dim + 1).view(shape) / (1 - p)
 
 
+_DEFAULT = Lock()
+"""Threads have one default generator together: simulated ranks take turns with it."""
+
+
 @contextmanager
 def _seeded(device: torch.device, seed: int) -> Iterator[None]:
     """The default generators start from `seed` inside, and are as before afterwards."""
     devices = [device] if device.type != "cpu" else []
-    with torch.random.fork_rng(devices, device_type=device.type if devices else "cuda"):
+    kind = device.type if devices else "cuda"
+    with _DEFAULT, torch.random.fork_rng(devices, device_type=kind):
         torch.manual_seed(seed)
         yield
 

@@ -37,7 +37,6 @@ def test_ranks_that_hold_the_same_draw_the_same(name: str) -> None:
     inputs = [torch.full((2, 4), 0.5) for _ in op.inputs]
 
     def body(comm: Comm) -> Tensor:
-        torch.manual_seed(comm.coordinates["tp"])
         site = Site(op, graph.tensors, {}, {"tp": Axis(2)}, comm.coordinates)
         return evaluate(form_of(site), comm, inputs)[0]
 
