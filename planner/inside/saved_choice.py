@@ -1,4 +1,5 @@
-"""Which values of a block are made again: the least seconds for so many bytes, solved exactly.
+"""Which values of a block are made again: the least seconds for so many bytes, where that is proven
+within a fixed number of dead ends; else the best way found by then.
 
 What a maker makes is kept, or it runs again. Then it needs what it reads: of makers that run again
 too, or held for it. So the bytes are those of what is kept and of what is held only for others; the
