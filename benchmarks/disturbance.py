@@ -30,4 +30,6 @@ def others_share(before: Mark, after: Mark) -> float:
     """Share of the machine that others used in between; children must have ended."""
     cores = psutil.cpu_count() or 1
     others_s = (after.busy_s - before.busy_s) - (after.own_s - before.own_s)
-    return max(0.0, others_s) / (cores * max(after.at_s - before.at_s, 1e-9))
+    share = others_s / (cores * max(after.at_s - before.at_s, 1e-9))
+    # The kernel counts in ticks of 10 ms, so a short time can seem more than full.
+    return min(1.0, max(0.0, share))

@@ -78,8 +78,8 @@ def test_the_report_tells_who_won(found: list[Entrant]) -> None:
 
 def test_what_others_use_is_told_from_our_own() -> None:
     before = mark()
-    sum(range(10**6))
-    after = mark()
-    assert after.own_s > before.own_s and 0.0 <= others_share(before, after) <= 1.0
+    while (after := mark()).own_s < before.own_s + 0.2:
+        sum(range(10**6))
+    assert 0.0 <= others_share(before, after) <= 1.0
     assert others_share(Mark(0, 0, 0), Mark(10, 9, 9)) == 0.0
     assert others_share(Mark(0, 0, 0), Mark(10, 9, 4)) > 0.0

@@ -75,6 +75,11 @@ def test_the_bytes_are_those_of_a_run(asked):
 
 
 def _tracked(plan):
+    # A thread of Gloo may let go of a tensor late, which only adds.
+    return min(_peak(plan) for _ in range(3))
+
+
+def _peak(plan):
     tokens = torch.zeros(8, 8, dtype=torch.int64)
     job = mw.compile(model(), plan, device="cpu")
     job.track_memory({"input_ids": tokens, "labels": tokens})
