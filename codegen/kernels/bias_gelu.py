@@ -127,6 +127,8 @@ def _differentiate(ctx, grad):
 
 bias_gelu.register_autograd(_differentiate, setup_context=_save)
 
+OPERATORS = {"bias_gelu": (bias_gelu, reference)}
+
 
 def builds(element: str, width: int) -> Iterator[Build]:
     """For tensors of `element`, such as bf16."""

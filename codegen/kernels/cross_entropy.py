@@ -168,6 +168,8 @@ def _differentiate(ctx, grad, *_):
 
 cross_entropy.register_autograd(_differentiate, setup_context=_save)
 
+OPERATORS = {"cross_entropy": (cross_entropy, reference)}
+
 
 def builds(element: str, width: int) -> Iterator[Build]:
     """For logits of `element`, such as bf16."""

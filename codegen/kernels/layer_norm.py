@@ -30,7 +30,7 @@ def reference(
     out = torch.nn.functional.layer_norm(
         held, held.shape[-1:], gain.to(held.dtype), bias.to(held.dtype), eps
     )
-    return total, out.to(x.dtype)
+    return total, out.to(torch.promote_types(total.dtype, gain.dtype))
 
 
 @jit
@@ -89,35 +89,34 @@ def backward_kernel(
     tl.store(grad_bias + there, to_bias, inside)
 
 
-@custom_op("meshwright::layer_norm", mutates_args=())
-def layer_norm(
+@custom_op("meshwright::add_layer_norm", mutates_args=())
+def add_layer_norm(
     x: Tensor, residual: Tensor, gain: Tensor, bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(x + residual, its norm times gain plus bias, and per row the mean and 1 / the deviation)."""
     x, residual, width = x.contiguous(), residual.contiguous(), x.shape[-1]
-    rows = x.numel() // width
     if way(x, width) == "torch":
         total, out = reference(x, residual, gain, bias, eps)
-        held = total.to(held_dtype(x.dtype)).reshape(rows, width)
-        apart = held - held.mean(1, keepdim=True)
-        return total, out, held.mean(1), torch.rsqrt(apart.square().mean(1) + eps)
-    total, out = torch.empty_like(x), torch.empty_like(x)
-    mean, inverse = (x.new_empty(rows, dtype=held_dtype(x.dtype)) for _ in range(2))
-    forward_kernel[(rows,)](
+        held = total.to(held_dtype(total.dtype))
+        apart = held - held.mean(-1, keepdim=True)
+        return total, out, held.mean(-1), torch.rsqrt(apart.square().mean(-1) + eps)
+    total, out, mean, inverse = _shapes(x, residual, gain, bias, eps)
+    forward_kernel[(x.numel() // width,)](
         x, residual, gain, bias, total, out, mean, inverse, width, eps,
-        BLOCK=block(width), WIDE=wide(x.dtype), num_warps=warps(width),
+        BLOCK=block(width), WIDE=wide(total.dtype), num_warps=warps(width),
     )  # fmt: skip
     return total, out, mean, inverse
 
 
-@layer_norm.register_fake
+@add_layer_norm.register_fake
 def _shapes(
     x: Tensor, residual: Tensor, gain: Tensor, bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    rows = x.numel() // x.shape[-1]
-    mean, inverse = (x.new_empty(rows, dtype=held_dtype(x.dtype)) for _ in range(2))
-    like = torch.empty_like(x, memory_format=torch.contiguous_format)
-    return like, torch.empty_like(like), mean, inverse
+    summed = torch.promote_types(x.dtype, residual.dtype)
+    total = x.new_empty(x.shape, dtype=summed)
+    out = x.new_empty(x.shape, dtype=torch.promote_types(summed, gain.dtype))
+    mean, inverse = (x.new_empty(x.shape[:-1], dtype=held_dtype(summed)) for _ in range(2))
+    return total, out, mean, inverse
 
 
 @custom_op("meshwright::layer_norm_backward", mutates_args=())
@@ -126,7 +125,7 @@ def layer_norm_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, which are the residual's too, of the gain, and of the bias."""
     width = total.shape[-1]
-    rows = total.numel() // width
+    rows = total.numel() // width if width else 0
     if way(total, width) == "torch":
         return _backward_reference(grad_total, grad_out, total, gain, mean, inverse)
     grad_total, grad_out = grad_total.contiguous(), grad_out.contiguous()
@@ -143,9 +142,8 @@ def layer_norm_backward(
 def _backward_reference(
     grad_total: Tensor, grad_out: Tensor, total: Tensor, gain: Tensor, mean: Tensor, inverse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    shape = (*total.shape[:-1], 1)
-    scale = inverse.reshape(shape)
-    normed = (total.to(scale.dtype) - mean.reshape(shape)) * scale
+    scale = inverse.unsqueeze(-1)
+    normed = (total.to(scale.dtype) - mean.unsqueeze(-1)) * scale
     grad = grad_out.to(scale.dtype)
     scaled = grad * gain
     along, level = (scaled * normed).mean(-1, keepdim=True), scaled.mean(-1, keepdim=True)
@@ -172,7 +170,9 @@ def _differentiate(ctx, grad_total, grad_out, *_):
     return back, back, to_gain, to_bias, None
 
 
-layer_norm.register_autograd(_differentiate, setup_context=_save)
+add_layer_norm.register_autograd(_differentiate, setup_context=_save)
+
+OPERATORS = {"add_layer_norm": (add_layer_norm, reference)}
 
 
 def builds(element: str, width: int) -> Iterator[Build]:

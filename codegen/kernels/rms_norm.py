@@ -1,4 +1,4 @@
-"""RMSNorm of a sum: a residual is added, the sum is kept and its norm scaled, in one pass."""
+"""RMSNorm, alone or of a sum: a residual is added, the sum kept and normalised, in one pass."""
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
@@ -21,27 +21,34 @@ from meshwright.codegen.kernels.launch import (
 )
 
 
-def reference(x: Tensor, residual: Tensor, gain: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """(x + residual, its norm times the gain); [..., width] each, the gain is [width]."""
-    total = x + residual
-    held = total.to(held_dtype(total.dtype))
+def reference(x: Tensor, gain: Tensor, eps: float) -> Tensor:
+    """The norm of x times the gain; x is [..., width], the gain [width]."""
+    held = x.to(held_dtype(x.dtype))
     inverse = torch.rsqrt(held.square().mean(-1, keepdim=True) + eps)
-    return total, (held * inverse * gain).to(x.dtype)
+    return (held * inverse * gain).to(torch.promote_types(x.dtype, gain.dtype))
+
+
+def added_reference(x: Tensor, residual: Tensor, gain: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x + residual, and its norm."""
+    total = x + residual
+    return total, reference(total, gain, eps)
 
 
 @jit
 def forward_kernel(
     x, residual, gain, total, out, inverse,
-    width, eps, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    width, eps, BLOCK: tl.constexpr, WIDE: tl.constexpr, ADDED: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < width
     here = row * width + at
-    added = tl.load(x + here, inside, 0.0).to(WIDE) + tl.load(residual + here, inside, 0.0).to(WIDE)
-    rounded = added.to(total.dtype.element_ty)
-    tl.store(total + here, rounded, inside)
-    held = rounded.to(WIDE)
+    held = tl.load(x + here, inside, 0.0).to(WIDE)
+    if ADDED:
+        held += tl.load(residual + here, inside, 0.0).to(WIDE)
+        rounded = held.to(total.dtype.element_ty)
+        tl.store(total + here, rounded, inside)
+        held = rounded.to(WIDE)
     scale = 1.0 / tl.sqrt(tl.sum(held * held, 0) / width + eps)
     tl.store(inverse + row, scale)
     strength = tl.load(gain + at, inside, 0.0).to(WIDE)
@@ -52,7 +59,7 @@ def forward_kernel(
 def backward_kernel(
     grad_out, grad_total, total, gain, inverse,
     grad_x, grad_gain, rows, width, BLOCK: tl.constexpr,
-    WIDE: tl.constexpr,
+    WIDE: tl.constexpr, ADDED: tl.constexpr,
 ):  # fmt: skip
     """Each program sums the gain's gradient over its rows; the caller sums over programs."""
     first = tl.program_id(0)
@@ -68,99 +75,140 @@ def backward_kernel(
         summed += grad * normed
         scaled = grad * strength
         along = tl.sum(scaled * normed, 0) / width
-        passed = tl.load(grad_total + here, inside, 0.0).to(WIDE)
-        back = scale * (scaled - normed * along) + passed
+        back = scale * (scaled - normed * along)
+        if ADDED:
+            back += tl.load(grad_total + here, inside, 0.0).to(WIDE)
         tl.store(grad_x + here, back.to(grad_x.dtype.element_ty), inside)
     tl.store(grad_gain + tl.cast(first, tl.int64) * width + at, summed, inside)
 
 
-@custom_op("meshwright::rms_norm", mutates_args=())
-def rms_norm(
-    x: Tensor, residual: Tensor, gain: Tensor, eps: float
+def _forward(
+    x: Tensor, residual: Tensor | None, gain: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(x + residual, its norm times the gain, 1 / its root mean square for the backward)."""
-    x, residual, width = x.contiguous(), residual.contiguous(), x.shape[-1]
-    rows = x.numel() // width
-    held = held_dtype(x.dtype)
+    """The sum, or x itself; its norm; 1 / its root mean square."""
+    x, width = x.contiguous(), x.shape[-1]
+    other = x if residual is None else residual.contiguous()
     if way(x, width) == "torch":
-        total, out = reference(x, residual, gain, eps)
-        mean = total.to(held).square().mean(-1)
-        return total, out, torch.rsqrt(mean + eps).reshape(rows)
-    total, out = torch.empty_like(x), torch.empty_like(x)
-    inverse = x.new_empty(rows, dtype=held)
-    forward_kernel[(rows,)](
-        x, residual, gain, total, out, inverse, width, eps,
-        BLOCK=block(width), WIDE=wide(x.dtype), num_warps=warps(width),
+        total = x if residual is None else x + other
+        mean = total.to(held_dtype(total.dtype)).square().mean(-1)
+        return total, reference(total, gain, eps), torch.rsqrt(mean + eps)
+    total = x if residual is None else torch.empty_like(x, dtype=_sum_dtype(x, residual))
+    out = torch.empty_like(x, dtype=_sum_dtype(total, gain))
+    inverse = x.new_empty(x.shape[:-1], dtype=held_dtype(total.dtype))
+    forward_kernel[(x.numel() // width,)](
+        x, other, gain, total, out, inverse, width, eps, BLOCK=block(width),
+        WIDE=wide(total.dtype), ADDED=residual is not None, num_warps=warps(width),
     )  # fmt: skip
     return total, out, inverse
 
 
+def _sum_dtype(x: Tensor, other: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, other.dtype)
+
+
+@custom_op("meshwright::rms_norm", mutates_args=())
+def rms_norm(x: Tensor, gain: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Its norm times the gain, and 1 / its root mean square for the backward."""
+    return _forward(x, None, gain, eps)[1:]
+
+
+@custom_op("meshwright::add_rms_norm", mutates_args=())
+def add_rms_norm(
+    x: Tensor, residual: Tensor, gain: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(x + residual, its norm times the gain, 1 / its root mean square for the backward)."""
+    return _forward(x, residual, gain, eps)
+
+
 @rms_norm.register_fake
-def _shapes(x: Tensor, residual: Tensor, gain: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    rows = x.numel() // x.shape[-1]
-    like = torch.empty_like(x, memory_format=torch.contiguous_format)
-    return like, torch.empty_like(like), x.new_empty(rows, dtype=held_dtype(x.dtype))
+def _shapes(x: Tensor, gain: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    out = x.new_empty(x.shape, dtype=_sum_dtype(x, gain))
+    return out, x.new_empty(x.shape[:-1], dtype=held_dtype(x.dtype))
+
+
+@add_rms_norm.register_fake
+def _added_shapes(
+    x: Tensor, residual: Tensor, gain: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    total = x.new_empty(x.shape, dtype=_sum_dtype(x, residual))
+    return total, *_shapes(total, gain, eps)
 
 
 @custom_op("meshwright::rms_norm_backward", mutates_args=())
 def rms_norm_backward(
-    grad_total: Tensor, grad_out: Tensor, total: Tensor, gain: Tensor, inverse: Tensor
+    grad_total: Tensor | None, grad_out: Tensor, total: Tensor, gain: Tensor, inverse: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of x, which are the residual's too, and of the gain."""
+    """Gradients of what was normalised, the sum's own included, and of the gain."""
     width = total.shape[-1]
-    rows = total.numel() // width
+    rows = total.numel() // width if width else 0
     if way(total, width) == "torch":
         return _backward_reference(grad_total, grad_out, total, gain, inverse)
-    grad_total, grad_out = grad_total.contiguous(), grad_out.contiguous()
+    total, grad_out = total.contiguous(), grad_out.contiguous()
+    passed = grad_out if grad_total is None else grad_total.contiguous()
     grad_x = torch.empty_like(total)
     count = programs(total, rows)
     partial = inverse.new_empty(count, width)
     backward_kernel[(count,)](
-        grad_out, grad_total, total, gain, inverse, grad_x, partial, rows, width,
-        BLOCK=block(width), WIDE=wide(total.dtype), num_warps=warps(width),
+        grad_out, passed, total, gain, inverse, grad_x, partial, rows, width, BLOCK=block(width),
+        WIDE=wide(total.dtype), ADDED=grad_total is not None, num_warps=warps(width),
     )  # fmt: skip
     return grad_x, partial.sum(0).to(gain.dtype)
 
 
 def _backward_reference(
-    grad_total: Tensor, grad_out: Tensor, total: Tensor, gain: Tensor, inverse: Tensor
+    grad_total: Tensor | None, grad_out: Tensor, total: Tensor, gain: Tensor, inverse: Tensor
 ) -> tuple[Tensor, Tensor]:
-    scale = inverse.reshape(*total.shape[:-1], 1)
+    scale = inverse.unsqueeze(-1)
     normed, grad = total.to(scale.dtype) * scale, grad_out.to(scale.dtype)
     scaled = grad * gain
-    back = scale * (scaled - normed * (scaled * normed).mean(-1, keepdim=True)) + grad_total
+    back = scale * (scaled - normed * (scaled * normed).mean(-1, keepdim=True))
+    if grad_total is not None:
+        back = back + grad_total
     over = tuple(range(total.ndim - 1))
     return back.to(total.dtype), (grad * normed).sum(over).to(gain.dtype)
 
 
 @rms_norm_backward.register_fake
 def _backward_shapes(
-    grad_total: Tensor, grad_out: Tensor, total: Tensor, gain: Tensor, inverse: Tensor
+    grad_total: Tensor | None, grad_out: Tensor, total: Tensor, gain: Tensor, inverse: Tensor
 ) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(total), torch.empty_like(gain)
+    return total.new_empty(total.shape), torch.empty_like(gain)
 
 
 def _save(ctx, inputs, output) -> None:
+    ctx.save_for_backward(inputs[0], inputs[1], output[1])
+    ctx.mark_non_differentiable(output[1])
+
+
+def _differentiate(ctx, grad_out, _):
+    return *rms_norm_backward(None, grad_out, *ctx.saved_tensors), None
+
+
+def _save_added(ctx, inputs, output) -> None:
     ctx.save_for_backward(output[0], inputs[2], output[2])
     ctx.mark_non_differentiable(output[2])
 
 
-def _differentiate(ctx, grad_total, grad_out, _):
-    total, gain, inverse = ctx.saved_tensors
-    back, to_gain = rms_norm_backward(grad_total, grad_out, total, gain, inverse)
+def _differentiate_added(ctx, grad_total, grad_out, _):
+    back, to_gain = rms_norm_backward(grad_total, grad_out, *ctx.saved_tensors)
     return back, back, to_gain, None
 
 
 rms_norm.register_autograd(_differentiate, setup_context=_save)
+add_rms_norm.register_autograd(_differentiate_added, setup_context=_save_added)
+
+OPERATORS = {"rms_norm": (rms_norm, reference), "add_rms_norm": (add_rms_norm, added_reference)}
 
 
 def builds(element: str, width: int) -> Iterator[Build]:
     """For tensors of `element`, such as bf16."""
-    pointer, constants = f"*{element}", {"BLOCK": block(width), "WIDE": tl.float32}
-    tensors = dict.fromkeys(("x", "residual", "gain", "total", "out"), pointer)
-    yield Build(
-        forward_kernel, {**tensors, "inverse": "*fp32", "width": "i32", "eps": "fp32"}, constants
-    )
-    tensors = dict.fromkeys(("grad_out", "grad_total", "total", "gain"), pointer)
-    last = {"inverse": "*fp32", "grad_x": pointer, "grad_gain": "*fp32"}
-    yield Build(backward_kernel, {**tensors, **last, "rows": "i32", "width": "i32"}, constants)
+    pointer = f"*{element}"
+    sizes = {"width": "i32", "eps": "fp32"}
+    for added in (False, True):
+        constants = {"BLOCK": block(width), "WIDE": tl.float32, "ADDED": added}
+        tensors = dict.fromkeys(("x", "residual", "gain", "total", "out"), pointer)
+        yield Build(forward_kernel, {**tensors, "inverse": "*fp32", **sizes}, constants)
+        tensors = dict.fromkeys(("grad_out", "grad_total", "total", "gain"), pointer)
+        last = {"inverse": "*fp32", "grad_x": pointer, "grad_gain": "*fp32"}
+        whole = {**tensors, **last, "rows": "i32", "width": "i32"}
+        yield Build(backward_kernel, whole, constants)

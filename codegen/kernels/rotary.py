@@ -83,6 +83,8 @@ def _differentiate(ctx, grad):
 
 rotary.register_autograd(_differentiate, setup_context=_save)
 
+OPERATORS = {"rotary": (rotary, reference)}
+
 
 def builds(element: str, width: int) -> Iterator[Build]:
     """For tensors of `element`, such as bf16, and heads of `width`."""

@@ -90,6 +90,8 @@ def _differentiate(ctx, grad):
 
 swiglu.register_autograd(_differentiate, setup_context=_save)
 
+OPERATORS = {"swiglu": (swiglu, reference)}
+
 
 def builds(element: str, width: int) -> Iterator[Build]:
     """For tensors of `element`, such as bf16."""

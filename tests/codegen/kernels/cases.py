@@ -4,15 +4,16 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-FOLDER = Path(__file__).parents[3] / "codegen" / "kernels"
-KERNELS = sorted(p.stem for p in FOLDER.glob("*.py") if p.stem not in ("__init__", "launch"))
+from meshwright.codegen.kernels import launch, load
+
+OPERATORS: dict[str, tuple[Any, Callable[..., Any]]] = {}
+for module in load():
+    OPERATORS |= module.OPERATORS
 DTYPES = {"float64": 1e-12, "float32": 2e-5, "bfloat16": 3e-2, "float16": 4e-3}
 """Error against the reference in float64, relative to its largest value."""
 ROWS = ((1, 1), (3, 37), (2, 3, 64), (5, 130), (0, 8))
@@ -37,8 +38,11 @@ def _strided(x: Tensor) -> Tensor:
 
 
 CASES: dict[str, Callable[[], list[tuple[Any, ...]]]] = {
-    "rms_norm": lambda: _rows(lambda s: (_strided(_normal(*s)), _normal(*s), _normal(s[-1]), 1e-6)),
-    "layer_norm": lambda: _rows(
+    "rms_norm": lambda: _rows(lambda s: (_strided(_normal(*s)), _normal(s[-1]), 1e-6)),
+    "add_rms_norm": lambda: _rows(
+        lambda s: (_strided(_normal(*s)), _normal(*s), _normal(s[-1]), 1e-6)
+    ),
+    "add_layer_norm": lambda: _rows(
         lambda s: (_normal(*s), _strided(_normal(*s)), _normal(s[-1]), _normal(s[-1]), 1e-5)
     ),
     "swiglu": lambda: _rows(lambda s: (_strided(_normal(*s)), _normal(*s) * 9)),
@@ -70,15 +74,14 @@ class Found:
 
 def check(kernel: str) -> Iterator[Found]:
     """All cases in all dtypes, forward and backward."""
-    module = import_module(f"meshwright.codegen.kernels.{kernel}")
-    launch = import_module("meshwright.codegen.kernels.launch")
+    operator, reference = OPERATORS[kernel]
     torch.manual_seed(0)
     for index, case in enumerate(CASES[kernel]()):
         for dtype in DTYPES:
             given = [_as(value, getattr(torch, dtype)) for value in case]
             exact = [_as(value, torch.float64) for value in given]
-            found = _run(getattr(module, kernel), given)
-            wanted = _run(module.reference, exact)
+            found = _run(operator, given)
+            wanted = _run(reference, exact)
             errors = [_error(x, y) for x, y in zip(found, wanted, strict=True)]
             yield Found(kernel, index, dtype, launch.way(given[0]), errors)
 
