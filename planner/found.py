@@ -29,19 +29,26 @@ class Found:
     """The plan that exceeds memory by the least."""
     kinds: dict[str, tuple[tuple[float, ...], int, Plan]] = field(default_factory=dict)
     """Best of each kind: value, excess memory, plan."""
+    lean: dict[tuple[int, int], tuple[tuple[float, ...], Plan]] = field(default_factory=dict)
+    """Of the plans that fit, the best with each amount of machinery."""
     improved: list[Improvement] = field(default_factory=list)
+
+    def keep(self, value: tuple[float, ...], plan: Plan) -> None:
+        """Notes a plan that fits."""
+        held = self.lean.get(_machinery(plan))
+        if held is None or value < held[0]:
+            self.lean[_machinery(plan)] = value, plan
 
 
 def simplest(problem: Problem, found: Found) -> Plan:
-    """Of the best plans of each kind that tie with the best, the one with the least machinery:
-    fewest stages, then the lowest ZeRO level, then the fastest."""
+    """Of the plans that tie with the best, the one with the least machinery: fewest stages, then
+    the lowest ZeRO level, then the fastest."""
     assert found.best and found.best.predicted
     if problem.objective not in ("throughput", "batch"):
         return found.best
     limit_s = found.best.predicted.step_s * (1 + TIE)
-    tied = [(value, p) for value, excess, p in found.kinds.values() if not excess]
     _, best = min(
-        (entry for entry in tied if entry[0][0] <= limit_s),
+        (entry for entry in found.lean.values() if entry[0][0] <= limit_s),
         key=lambda entry: (_machinery(entry[1]), entry[0]),
     )
     check(best, problem.graph, problem.cluster)
