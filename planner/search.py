@@ -18,6 +18,7 @@ from meshwright.ir.profile_store import load_profile
 from meshwright.ir.trace import trace
 from meshwright.ir.verify import check
 from meshwright.planner.across.bound import lower_bound
+from meshwright.planner.collecting import rare_collections
 from meshwright.planner.found import Found as Found
 from meshwright.planner.found import pipelines, with_reason
 from meshwright.planner.found import simplest as simplest
@@ -181,6 +182,7 @@ def _graph(
     return given
 
 
+@rare_collections()
 def search_problem(
     problem: Problem, searcher: str = "auto", *, time_limit_s: float = 60, progress: bool = False
 ) -> Plan:
@@ -273,7 +275,6 @@ def _take(problem: Problem, offer: Offer, found: Found) -> None:
         return
     assert plan.predicted
     found.least_s = min(found.least_s, plan.predicted.step_s)
-    found.keep(value, plan)
     if found.best is None or value < found.value:
         check(plan, problem.graph, problem.cluster)
         found.best, found.value = plan, value
@@ -298,9 +299,8 @@ def _with_any_schedule(problem: Problem) -> Problem:
 
 def _all_made(problem: Problem, found: Found, deadline: float) -> Found:
     """The best pipelines with schedules made for them, and nothing else."""
-    made = replace(found, best=None, value=(), exhausted=False, least_excess=None)
-    made.kinds, made.lean, made.improved = {}, {}, []
-    made.least_s, made.open_s = float("inf"), None
+    made = replace(found, best=None, value=(), exhausted=False, least_excess=None, kinds={})
+    made.least_s, made.open_s, made.improved = float("inf"), None, []
     for plan in pipelines(found)[:PIPELINES]:
         if made.best is None or time.monotonic() < deadline:
             new = asked_for(problem, plan)

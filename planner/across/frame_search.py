@@ -11,7 +11,15 @@ import numpy as np
 
 from meshwright.costmodel.placement import step_cores
 from meshwright.planner.across.choice_space import Group, stage_on, with_shares
-from meshwright.planner.across.partition import Part, Pipeline, load, memory, path_within, solve
+from meshwright.planner.across.partition import (
+    Part,
+    Pipeline,
+    load,
+    memory,
+    path_within,
+    solve,
+    step,
+)
 from meshwright.planner.across.places import Places
 from meshwright.planner.across.relaxation import Bound, Frame, group_sizes
 from meshwright.planner.across.run_costs import RunCosts
@@ -54,7 +62,7 @@ class FrameSearch:
         asked = self._pipeline(frame, bound, spare_bytes)
         if asked is None:
             return []
-        least = solve(asked, load, join=np.maximum)
+        least = self._least(asked, frame)
         if least is None or least[0] > limit_s:
             return []
         answers = {least[1]: None}
@@ -71,6 +79,10 @@ class FrameSearch:
         ]
         return sorted(found, key=lambda item: item.value)
 
+    def _least(self, asked: Pipeline, frame: Frame) -> tuple[float, tuple[Part, ...]] | None:
+        """Stages of least load; of a single one, what it takes in all."""
+        return solve(asked, load if frame.num_ranks > 1 else step, join=np.maximum)
+
     def _splits(self, asked: Pipeline, limit_s: float) -> Iterator[tuple[Part, ...]]:
         """Of two stages, the best of every way to share out the devices: what tables say of them
         is close, and wrong by more than that where replicas differ."""
@@ -82,7 +94,7 @@ class FrameSearch:
     def of_meshes(self, frame: Frame, found: Sequence[Mesh]) -> list[Finalist]:
         """The choice of least estimated load with these meshes alone."""
         asked = self._pipeline(frame, Bound(0.0, tuple((0.0, mesh) for mesh in found)))
-        least = solve(asked, load, join=np.maximum) if asked else None
+        least = self._least(asked, frame) if asked else None
         if asked is None or least is None:
             return []
         value = self._step_s(asked, least[1], frame)

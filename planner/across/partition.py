@@ -62,6 +62,11 @@ def load(fitted: Fitted) -> Matrix:
     return fitted.load_s
 
 
+def step(fitted: Fitted) -> Matrix:
+    """Seconds of a step of a stage that is all alone."""
+    return fitted.path_s + fitted.load_s
+
+
 def path_within(limit_s: float) -> Measure:
     """Seconds of path of stages that fit and have at most that load."""
 

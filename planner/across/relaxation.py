@@ -22,7 +22,14 @@ import numpy as np
 
 from meshwright.costmodel.placement import step_cores
 from meshwright.costmodel.tables import Spot
-from meshwright.planner.across.block_ways import BlockWays, Totals, both_waits, multipliers, weighed
+from meshwright.planner.across.block_ways import (
+    BlockWays,
+    Totals,
+    both_waits,
+    knots,
+    weighed,
+    weights,
+)
 from meshwright.planner.across.places import Places
 from meshwright.planner.across.rates import BlockRates, Rates
 from meshwright.planner.across.run_costs import At, RunCosts
@@ -109,13 +116,14 @@ class Relaxation:
         self._most: dict[object, int] = {}
         self._sums: dict[object, tuple[tuple[Mesh, ...], Rates]] = {}
 
-    def bound(self, frame: Frame) -> Bound:
-        """Of one frame; infinite where it has no plan at all."""
+    def bound(self, frame: Frame, *, quick: bool = False) -> Bound:
+        """Of one frame; infinite where it has no plan at all. `quick`: a lower one, with each block
+        holding a single micro-batch."""
         sizes = group_sizes(self.problem, frame.num_ranks)
         if not sizes:
             return Bound(np.inf, ())
         if len(sizes) == 1 and self.places[0].period:
-            return self._even(frame, sizes[0])
+            return self._even(frame, sizes[0], quick=quick)
         return Bound(self._uneven(frame, sizes), ())
 
     def _meshes(self, frame: Frame, size: int, start: int) -> tuple[tuple[Mesh, ...], Rates]:
@@ -147,22 +155,23 @@ class Relaxation:
 
     # Equal groups of equal devices ----------------------------------------------------------------
 
-    def _even(self, frame: Frame, size: int) -> Bound:
+    def _even(self, frame: Frame, size: int, *, quick: bool) -> Bound:
         found, rates = self._meshes(frame, size, 0)
         if not found:
             return Bound(np.inf, ())
         ways = self._block_ways(frame, rates, self.places[0].room_bytes(0, size))
         if not np.isfinite(ways.busy_s.min(axis=(0, 1))).all():
             return Bound(np.inf, ())  # some block fits under no mesh
-        together, alone = self._relaxed(frame, ways, np.ones(len(self.rates.kind_of)))
-        if frame.num_ranks > 1:
-            together, alone = self._with_flights(frame, ways, together, alone)
+        ahead = self._ahead_s(frame, ways)
+        together, alone = self._relaxed(frame, ways, np.ones(len(ways.blocks)), ahead)
+        if frame.num_ranks > 1 and not quick:
+            together, alone = self._with_flights(frame, ways, together, alone, ahead)
         order = np.argsort(alone, kind="stable")
         ranked = tuple((float(alone[i]), found[i]) for i in order if np.isfinite(alone[i]))
         return Bound(max(0.0, together) if ranked else np.inf, ranked)
 
     def _block_ways(self, frame: Frame, rates: Rates, room: float) -> BlockWays:
-        """Of [mesh, mode, block]; infinite where a single block does not fit."""
+        """Of [mesh, mode, kind of block]; infinite where a single block does not fit."""
         # Where something must be recomputed, other blocks may keep all.
         both = [0, 1] if True in self.tables.modes else [0]
         free = [name for name in self.rates.free if self._may_pay(rates, name)]
@@ -170,12 +179,10 @@ class Relaxation:
         memory = rates.state_bytes[:, None, :] + rates.flight_bytes
         busy = np.where(memory <= room, rates.busy_s, np.inf)[:, both]
         load = busy + rates.once_s[:, both] / frame.num_microbatches
-        at = self.rates.kind_of
         return BlockWays(
-            busy[:, :, at], load[:, :, at], rates.state_bytes[:, None, at],
-            rates.flight_bytes[:, both][:, :, at], room, self._prices(rates),
-            rates.input_s[:, both][:, :, at], rates.forward_s[:, at], self._forward_share(rates),
-            rates.copy_s[:, at],
+            self.rates.counts, busy, load, rates.state_bytes[:, None], rates.flight_bytes[:, both],
+            room, self._prices(rates), rates.input_s[:, both], rates.forward_s,
+            self._forward_share(rates), rates.copy_s,
             len(both) - len(free) + free.index("offload") if "offload" in free else -1,
             self._spared_s(rates, "offload" in free),
         )  # fmt: skip
@@ -199,56 +206,62 @@ class Relaxation:
         shorter = rates.busy_s[:, at] < rates.busy_s[:, 1]
         return True not in self.tables.modes or bool((shorter & (self.rates.treated > 0)).any())
 
-    def _relaxed(self, frame: Frame, ways: BlockWays, flights: Matrix) -> tuple[float, Matrix]:
+    def _relaxed(
+        self, frame: Frame, ways: BlockWays, flights: Matrix, ahead: tuple[float, float]
+    ) -> tuple[float, Matrix]:
         """The bound, and that of each mesh alone; `flights`: micro-batches that blocks hold."""
-        found = [self._priced(frame, waits, flights) for waits in both_waits(ways)]
+        found = [self._priced(frame, waits, flights, ahead) for waits in both_waits(ways)]
         return max(one[0] for one in found), reduce(np.maximum, (one[1] for one in found))
 
-    def _priced(self, frame: Frame, ways: BlockWays, flights: Matrix) -> tuple[float, Matrix]:
+    def _priced(
+        self, frame: Frame, ways: BlockWays, flights: Matrix, ahead: tuple[float, float]
+    ) -> tuple[float, Matrix]:
         """The best over prices of memory."""
-        memory = ways.state_bytes + ways.flight_bytes * flights
-        ahead = self._ahead_s(frame, ways)
-        first = ways.forward_s.sum(axis=1), ways.forward_share
-        least = ways.forward_s.min(axis=0).sum(keepdims=True), ways.forward_share.max(keepdims=True)
-        alone, together = np.full(len(memory), -np.inf), -np.inf
-        for price, weight in multipliers(ways, flights):
-            paid = price * frame.num_ranks * ways.room
-            rest = 2 * frame.num_ranks * weight * ways.copy_s.max(axis=1) + ways.spared_s
-            cost = [
-                weighed(ways, held + price * memory, weight).min(axis=1)
-                for held in (ways.busy_s, ways.load_s)
-            ]
-            cost.append((ways.input_s + price * memory).min(axis=1))
-            beside = rest, rest, 0.0 * rest
-            each = [way.sum(axis=1) - paid - r for way, r in zip(cost, beside, strict=True)]
-            busy, load, path = each
-            own = Totals(busy, load, path, *first)
-            alone = np.maximum(alone, self._step_s(frame, own, ahead))
-            free = [w.min(axis=0).sum() - paid - r.max() for w, r in zip(cost, beside, strict=True)]
-            busy, load, path = free
-            best = Totals(busy, load, path, *least)
-            together = max(together, float(self._step_s(frame, best, ahead).max()))
+        memory, tried = ways.state_bytes + ways.flight_bytes * flights, weights(ways, flights)
+        copies = tried.copies[:, None] * ways.copy_s.max(axis=1)
+        rest = 2 * frame.num_ranks * copies + ways.spared_s
+        beside = tried.prices[:, None] * frame.num_ranks * ways.room
+        plain = tried._replace(copies=0.0 * tried.copies)
+        costs = (
+            (weighed(ways, ways.busy_s, memory, tried), rest),
+            (weighed(ways, ways.load_s, memory, tried), rest),
+            (weighed(ways, ways.input_s, memory, plain), 0.0 * rest),
+        )
+        busy, load, path = (cost @ ways.blocks - beside - spared for cost, spared in costs)
+        first = ways.forward_s @ ways.blocks, ways.forward_share
+        own = Totals(busy, load, path, *first)
+        busy, load, path = (
+            (cost.min(axis=1) @ ways.blocks)[:, None] - beside - spared.max(axis=1)[:, None]
+            for cost, spared in costs
+        )
+        least = ways.forward_s.min(axis=0)[None] @ ways.blocks
+        best = Totals(busy, load, path, least, ways.forward_share.max(keepdims=True))
+        alone = self._step_s(frame, own, ahead).max(axis=0)
         if frame.num_ranks == 1:
             return float(alone.min()), alone
-        return together, alone
+        return float(self._step_s(frame, best, ahead).max()), alone
 
     def _with_flights(
-        self, frame: Frame, ways: BlockWays, least: float, alone: Matrix
-    ) -> tuple[float, Matrix]:
+        self, frame: Frame, ways: BlockWays, least: float, alone: Matrix,
+        ahead: tuple[float, float],
+    ) -> tuple[float, Matrix]:  # fmt: skip
         """The bound where blocks hold what a step of that length makes them hold.
 
         Activations of a block wait for all blocks behind it, forward and back. In a step of V
         seconds it holds M x that time / V micro-batches on average, and a rank's peak is at least
         its average. A V for which that gives a longer step is impossible.
         """
-        each = ways.input_s.min(axis=(0, 1))
-        behind = np.cumsum(each[::-1])[::-1] * frame.num_microbatches
-        low, high = least, max(least, self._relaxed(frame, ways, behind / least)[0])
+        each = ways.input_s.min(axis=(0, 1))[self.rates.kind_of]
+        kinds, behind, blocks = knots(
+            self.rates.kind_of, np.cumsum(each[::-1])[::-1] * frame.num_microbatches
+        )
+        ways = ways.of(kinds, blocks)
+        low, high = least, max(least, self._relaxed(frame, ways, behind / least, ahead)[0])
         for _ in range(BISECTIONS):
             if high <= low * SAME:
                 break
             middle = (low + high) / 2
-            longer, each_alone = self._relaxed(frame, ways, behind / middle)
+            longer, each_alone = self._relaxed(frame, ways, behind / middle, ahead)
             if longer > middle:
                 low, alone = middle, np.maximum(alone, each_alone)
             else:
@@ -291,9 +304,9 @@ class Relaxation:
     def _ahead_s(self, frame: Frame, ways: BlockWays) -> tuple[float, float]:
         """What lies before the first block of a rank, on average over ranks; and with what lies
         after its last."""
-        found = []
+        found, first = [], self.rates.kind_of[: frame.num_ranks]
         for least in (ways.forward_s.min(axis=0), ways.busy_s.min(axis=(0, 1))):
-            each = least[: frame.num_ranks]
+            each = least[first]
             found.append(float((np.cumsum(each) - each).mean()))
         return found[0], found[1]
 
