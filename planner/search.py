@@ -275,6 +275,7 @@ def _take(problem: Problem, offer: Offer, found: Found) -> None:
         return
     assert plan.predicted
     found.least_s = min(found.least_s, plan.predicted.step_s)
+    found.keep(value, plan)
     if found.best is None or value < found.value:
         check(plan, problem.graph, problem.cluster)
         found.best, found.value = plan, value
@@ -299,8 +300,9 @@ def _with_any_schedule(problem: Problem) -> Problem:
 
 def _all_made(problem: Problem, found: Found, deadline: float) -> Found:
     """The best pipelines with schedules made for them, and nothing else."""
-    made = replace(found, best=None, value=(), exhausted=False, least_excess=None, kinds={})
-    made.least_s, made.open_s, made.improved = float("inf"), None, []
+    made = replace(found, best=None, value=(), exhausted=False, least_excess=None)
+    made.kinds, made.lean, made.improved = {}, {}, []
+    made.least_s, made.open_s = float("inf"), None
     for plan in pipelines(found)[:PIPELINES]:
         if made.best is None or time.monotonic() < deadline:
             new = asked_for(problem, plan)
