@@ -14,6 +14,7 @@ from meshwright.ir.device import DeviceType, Link
 from meshwright.ir.graph import Graph
 from meshwright.ir.plan import ModelMesh
 from meshwright.ir.trace import trace
+from meshwright.planner.across.ways import ways
 from meshwright.planner.dqn.decisions import Pruning
 from meshwright.planner.dqn.envs import DecisionEnv
 from meshwright.planner.dqn.flips import best_of, flipped
@@ -58,6 +59,12 @@ class Instance:
     rate: float
     tp: int
     dp: int
+    memory_bytes: int = 10**9
+
+    def with_memory(self, share: float) -> "Instance":
+        """With so much of the memory that all parameters with gradients and AdamW's state take."""
+        stored = 4 * sum(a * b + b for a, b in pairwise(self.widths))
+        return replace(self, memory_bytes=int(share * 4 * stored))
 
     @property
     def model(self) -> ModelMesh:
@@ -73,15 +80,18 @@ class Instance:
 
     @cached_property
     def problem(self) -> Problem:
+        return make_problem(self.graph, self.cluster, precision="fp32")
+
+    @property
+    def cluster(self) -> Cluster:
         device = DeviceType(
-            name="toy", kind="cpu", memory_bytes=10**9,
+            name="toy", kind="cpu", memory_bytes=self.memory_bytes,
             memory_bandwidth_bytes_per_s=1e9, peak_flops={"float32": 1e10},
         )  # fmt: skip
         link = Link(name="wire", bandwidth_bytes_per_s=self.rate, latency_s=1e-6, step_s=1e-6)
         base = Cluster.preset("a100-40", devices_per_node=self.tp * self.dp)
         node = replace(base.nodes[0], devices=("toy",) * (self.tp * self.dp), link=link)
-        machine = replace(base, name="toy", device_types=(device,), nodes=(node,))
-        return make_problem(self.graph, machine, precision="fp32")
+        return replace(base, name="toy", device_types=(device,), nodes=(node,))
 
 
 def instance(seed: int, most_groups: int = 12) -> Instance:
@@ -116,13 +126,39 @@ class Learned:
     states: int
     """Different decisions, whole or in part, that it was in."""
     simulated: int
+    too_large: int
     cpu_s: float
 
 
-def learned(asked: Instance, pruning: Pruning, seed: int) -> Learned:
-    """A new agent on an instance, and the small steps after it."""
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What brute force comes to."""
+
+    value: float
+    groups: int
+    partitions: int
+    priced: float
+    """Of the layouts that the ILP has priced, the best."""
+    cpu_s: float
+
+
+def reference(agent: Operators) -> Reference:
+    """The best of all partitions."""
     start = time.process_time()
-    agent = Operators(asked.problem, asked.model, Judge(asked.problem), pruning)
+    value, partitions = brute_force(agent)
+    took_s = time.process_time() - start
+    priced = agent.known(ways(agent.problem)).value
+    return Reference(value, len(agent.linkage.groups), partitions, priced, took_s)
+
+
+def operators(asked: Instance, pruning: Pruning) -> Operators:
+    """The decisions of an instance."""
+    return Operators(asked.problem, asked.model, Judge(asked.problem), pruning)
+
+
+def learned(agent: Operators, seed: int) -> Learned:
+    """A new agent of the network, and the small steps after it."""
+    start = time.process_time()
     groups = len(agent.linkage.groups)
     steps = STEPS_PER_GROUP * groups
     trainer = Trainer(DecisionEnv(agent), Settings(steps, starts=16), seed)
@@ -130,5 +166,6 @@ def learned(asked: Instance, pruning: Pruning, seed: int) -> Learned:
     list(flipped(agent, len(agent.found) + 12 * groups))
     return Learned(
         best_of(agent).verdict.value, groups, len(agent.states), len(agent.found),
+        sum(not found.verdict.fits for found in agent.found.values()),
         time.process_time() - start,
     )  # fmt: skip

@@ -1,5 +1,6 @@
 """Full-size models as graphs, traced without memory, and small ones that agents learn on."""
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,10 +10,14 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from meshwright.ir.cluster import Cluster
 from meshwright.ir.graph import Graph
 from meshwright.ir.layer_profile import read_layer_profile
 from meshwright.ir.profiled_graph import profiled_graph
 from meshwright.ir.trace import trace
+from meshwright.planner.problem import make_problem
+from meshwright.planner.search import search_problem
+from meshwright.planner.why import name_of
 from tests.networks import ResNet50, vgg19
 
 
@@ -97,6 +102,25 @@ def _resnet() -> nn.Module:
 
 def _vgg() -> nn.Module:
     return vgg19(width=64, classes=1000)
+
+
+LIMIT_S = 3600.0
+"""By the clock: machines that do other things too shall not cut a search short."""
+
+
+def searched(
+    graph: Callable[[], Graph], cluster: Cluster, searcher: str, **settings: Any
+) -> dict[str, Any]:
+    """What a search comes to, and the processor time that it takes."""
+    problem = make_problem(graph(), cluster, **settings)
+    start = time.process_time()
+    plan = search_problem(problem, searcher, time_limit_s=LIMIT_S)
+    assert plan.predicted and plan.evidence
+    return {
+        "step_s": plan.predicted.step_s, "bound_s": plan.evidence.bound_s,
+        "cpu_s": time.process_time() - start, "plans": plan.evidence.candidates,
+        "name": name_of(plan),
+    }  # fmt: skip
 
 
 def full_size(profiles: Path | None) -> dict[str, Callable[[], Graph]]:

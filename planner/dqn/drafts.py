@@ -257,6 +257,16 @@ class Sketches:
         )
         return replace(choice, stages=stages)
 
+    def refitted(self, choice: Choice) -> Choice:
+        """With as little recomputed or moved in each stage as fits, by the estimate."""
+        count, ranks = choice.num_microbatches, choice.num_ranks
+        draft = Draft(count, recompute=FIT)
+        stages = tuple(
+            self._recomputed(stage, draft, min(count, max(1, ranks - i)))
+            for i, stage in enumerate(choice.stages)
+        )
+        return replace(choice, stages=stages)
+
 
 def _axis(size: int) -> float:
     return log2(max(1, size)) / 6

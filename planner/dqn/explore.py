@@ -8,16 +8,16 @@ import numpy as np
 
 from meshwright.ir.plan import ModelMesh
 from meshwright.planner.across.choice_space import Choices
-from meshwright.planner.across.refine import neighbours
 from meshwright.planner.across.relaxation import Frame, Relaxation, frames
 from meshwright.planner.across.run_costs import RunCosts
 from meshwright.planner.across.ways import Way, ways
 from meshwright.planner.candidates import Choice
 from meshwright.planner.dqn.decisions import Pruning
 from meshwright.planner.dqn.envs import DecisionEnv
-from meshwright.planner.dqn.fit import fitted
+from meshwright.planner.dqn.fit import tried
 from meshwright.planner.dqn.flips import best_of, flipped
-from meshwright.planner.dqn.judge import Judge, Verdict
+from meshwright.planner.dqn.improve import Improver, starts
+from meshwright.planner.dqn.judge import Judge
 from meshwright.planner.dqn.operators import Operators
 from meshwright.planner.dqn.pipelines import Pipelines
 from meshwright.planner.dqn.training import Settings, Trainer
@@ -39,22 +39,19 @@ SURE = 1.002
 """Bounds must exceed the best step by so much: simulated steps are rounded, and exact to 0.1 %."""
 GROUP_STEPS, MESHES = 24, 2
 """Decisions of the operator agent per group, and meshes that it is set on."""
-FLIPS = 40
-"""Partitions that are tried around what the operator agent has found."""
+FLIPS = 80
+"""Partitions that are tried around what the operator agent has found: by groups of linked dims, and
+then by single dims, as layouts may also change between ops."""
 HOPEFUL = 1.25
 """Meshes of plans that take so many times the best are worth an operator agent."""
-POLISHED, IMPROVING, MOST = 4, 40_000, 500
-"""Plans that are improved, the work and the number of simulations spent on that."""
+POLISHED, IMPROVING = 8, 200_000
+"""Plans that are improved, and the work spent on that."""
 SHIPPED = Path(__file__).parent / "agents" / "pipelines"
 
 
-def _frame(choice: Choice) -> tuple[int, int]:
-    return choice.num_ranks, choice.num_microbatches
-
-
 def warm(settings: Settings) -> Settings:
-    """For an agent that has learnt elsewhere: it acts at once, and explores less."""
-    return replace(settings, explore=0.3, starts=1)
+    """For an agent that has learnt elsewhere: it acts at once, explores little, learns slowly."""
+    return replace(settings, explore=0.2, starts=1, learning_rate=3e-4)
 
 
 class Explorer:
@@ -72,9 +69,9 @@ class Explorer:
     def run(self) -> Iterator[Offer]:
         yield self._bound()
         yield from self._pipelines()
+        yield from self._polish(IMPROVING)
         if self.space > SMALL:
             yield from self._operators()
-        yield from self._polish()
         if self.space <= SMALL:
             yield from self._rest()
             yield Offer(candidates=0, open_s=float("inf"))
@@ -103,7 +100,7 @@ class Explorer:
         yield from self._fresh()
         trainer = self._trainer(self.decisions)
         try:
-            while trainer.done < self.steps and self._spent() < WORK:
+            while trainer.done < self.steps and self.judge.work < WORK:
                 trainer.learn(CHUNK)
                 yield from self._fresh()
         finally:
@@ -126,13 +123,6 @@ class Explorer:
                 return max(self.judge(choice).value, 1e-12)
         return 1.0
 
-    def _spent(self) -> float:
-        return sum(map(self._work, self.judge.seen))
-
-    def _work(self, choice: Choice) -> float:
-        blocks, devices = len(self.problem.graph.blocks), self.problem.cluster.num_devices
-        return blocks * (1 + devices / 16) + 2 * choice.num_ranks * choice.num_microbatches
-
     def _operators(self) -> Iterator[Offer]:
         """Layouts of the meshes of good plans that are better than those there were."""
         added = False
@@ -145,12 +135,16 @@ class Explorer:
                 yield from self._fresh()
             for _ in flipped(agent, len(agent.found) + FLIPS):
                 yield from self._fresh()
-            best = best_of(agent)
+            single = agent.unlinked()
+            for _ in flipped(single, FLIPS):
+                yield from self._fresh()
+            best = min(best_of(agent), best_of(single), key=lambda found: found.verdict)
             if best.verdict < agent.known(ways(self.problem)):
                 added = True
                 self._add(Way(model, best.variant))
                 yield from self._with(Way(model, best.variant))
         if added:
+            yield from self._polish(IMPROVING / 2)
             yield self._bound()
 
     def _models(self) -> list[ModelMesh]:
@@ -185,42 +179,20 @@ class Explorer:
 
     # Around what they found -----------------------------------------------------------------------
 
-    def _polish(self) -> Iterator[Offer]:
-        """Moves from the best choices of several numbers of ranks to better neighbours."""
-        ranked = sorted(self.judge.seen.items(), key=lambda item: item[1])
-        firsts = {choice.num_ranks: choice for choice, _ in reversed(ranked)}
-        starts = [item for item in ranked if item[0] in firsts.values()][:POLISHED]
-        work = max((self._work(choice) for choice in firsts.values()), default=1.0)
-        most = len(self.judge.seen) + min(MOST, int(IMPROVING / work))
-        for choice, verdict in starts:
-            yield from self._climb(*self._fitted(choice, verdict), most)
-
-    def _fitted(self, choice: Choice, verdict: Verdict) -> tuple[Choice, Verdict]:
+    def _polish(self, work: float) -> Iterator[Offer]:
+        """Moves from the best choices of several families to better neighbours."""
         assert self.decisions
-        fitted(self.judge, self.decisions.sketches, choice)
-        near = {c: v for c, v in self.judge.seen.items() if _frame(c) == _frame(choice)}
-        best = min(near.items(), key=lambda item: item[1])
-        return best if best[1] < verdict else (choice, verdict)
-
-    def _climb(self, choice: Choice, verdict: Verdict, most: int) -> Iterator[Offer]:
-        assert self.decisions
-        sketches, better = self.decisions.sketches, True
-        while better:
-            found: list[tuple[Verdict, int, Choice]] = []
-            tight = self._is_tight(verdict)
-            for near in neighbours(self.problem, choice, sketches.sets, tight=tight):
-                if near in self.judge.seen or self._is_hopeless(near):
-                    continue
-                if len(self.judge.seen) >= most:
-                    return
-                found.append((self.judge(near), len(found), near))
+        improver = Improver(self.judge, self.decisions.sketches, self._is_hopeless, self.timed)
+        firsts, left = starts(self.judge, POLISHED), work
+        for number, (choice, _) in enumerate(firsts):
+            before, share = self.judge.work, left / (len(firsts) - number)
+            fitting = list(tried(self.judge, self.decisions.sketches, choice))
+            best = min(fitting, key=self.judge)
+            for _ in improver.climb(best, self.judge(best)):
                 yield from self._fresh()
-            better = bool(found) and min(found)[0] < verdict
-            if better:
-                verdict, _, choice = min(found)
-
-    def _is_tight(self, verdict: Verdict) -> bool:
-        return not self.timed or not verdict.fits
+                if self.judge.work - before > share:
+                    break
+            left -= self.judge.work - before
 
     def _is_hopeless(self, choice: Choice) -> bool:
         assert self.decisions
@@ -228,7 +200,7 @@ class Explorer:
 
     def _is_slower(self, bound_s: float) -> bool:
         """Whether what takes at least so long is slower than the best, and no tie."""
-        best = self.judge.best()
+        best = self.judge.best
         usual = self.problem.objective in ("throughput", "batch")
         return bool(usual and best and best[0].fits and bound_s > best[0].value * (1 + TIE) * SURE)
 

@@ -9,10 +9,11 @@ from meshwright.planner.dqn.judge import Judge, Verdict
 
 def fitted(judge: Judge, sketches: Sketches, choice: Choice) -> list[Verdict]:
     """Of the choice and of what was tried: more of it until it fits, or less while it does."""
-    return [judge(each) for each in _tried(judge, sketches, choice)]
+    return [judge(each) for each in tried(judge, sketches, choice)]
 
 
-def _tried(judge: Judge, sketches: Sketches, choice: Choice) -> Iterator[Choice]:
+def tried(judge: Judge, sketches: Sketches, choice: Choice) -> Iterator[Choice]:
+    """The choice, then what bisection simulates."""
     fits = judge(choice).fits
     yield choice
     good, bad, step = (0, None, -1) if fits else (None, 0, 1)

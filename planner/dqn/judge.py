@@ -34,14 +34,22 @@ class Judge:
     seen: dict[Choice, Verdict] = field(default_factory=dict)
     fresh: list[Plan] = field(default_factory=list)
     """Plans since the last `drained`."""
+    best: tuple[Verdict, Choice] | None = None
+    """The first of the best."""
+    work: float = 0.0
+    """Of all simulations: about the blocks, devices and actions in them."""
 
     def __call__(self, choice: Choice) -> Verdict:
         if choice not in self.seen:
-            self.seen[choice] = self._verdict(choice)
+            verdict = self.seen[choice] = self._verdict(choice)
+            if self.best is None or verdict < self.best[0]:
+                self.best = verdict, choice
         return self.seen[choice]
 
     def _verdict(self, choice: Choice) -> Verdict:
         problem = self.problem
+        self.work += len(problem.graph.blocks) * (1 + problem.cluster.num_devices / 16)
+        self.work += 2 * choice.num_ranks * choice.num_microbatches
         plan = build_plan(problem, obey(problem, choice))
         self.fresh.append(plan)
         value = rating(problem.objective, problem.cluster, plan)[0]
@@ -54,11 +62,6 @@ class Judge:
         """What is new since it was last asked for."""
         found, self.fresh = self.fresh, []
         return found
-
-    def best(self) -> tuple[Verdict, Choice] | None:
-        """The first of the best."""
-        held = min(self.seen.items(), key=lambda item: item[1], default=None)
-        return (held[1], held[0]) if held else None
 
 
 def reward(verdict: Verdict, reference: float) -> float:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.ir.layout import Placement
 from meshwright.ir.plan import BlockLayout, ModelMesh
 from meshwright.planner.inside.choices import Choices, Chosen, Link, Reader
 from meshwright.planner.inside.choose import Effort, choose
@@ -54,6 +55,13 @@ class Completer:
         for node, keep in nodes.items():
             states[node] = int(np.flatnonzero(keep)[states[node]])
         return replace(found, states=tuple(states))
+
+    def places(self, left: Mapping[str, Bools]) -> dict[str, Sequence[Placement]]:
+        """Where the cheapest has these parameters."""
+        states = self.chosen(left).states
+        nodes = self.mesh.nodes
+        return {name: self.space.params[name][states[nodes[NodeKey("param", name)]]]
+                for name in left}  # fmt: skip
 
     def layouts(self, chosen: Chosen, variant: str) -> tuple[BlockLayout, ...]:
         solved = Solved(self.mesh, chosen)

@@ -9,12 +9,14 @@ are taken by themselves.
 """
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from math import log2, prod
 
 import numpy as np
 
 from meshwright.ir.errors import PlanError
+from meshwright.ir.layout import Shard
 from meshwright.ir.plan import BlockLayout, ModelMesh
 from meshwright.planner.across.ways import Way
 from meshwright.planner.candidates import Choice, StageChoice
@@ -76,6 +78,8 @@ class Operators:
             name: problem.graph.tensors[name].nbytes * self._copies(name) for name in names
         }
         self.found: dict[tuple[int, ...], Partition] = {}
+        self._solved: dict[tuple[int, ...], Partition] = {}
+        """Of this and all that are made from it."""
         self._prices: dict[tuple[int, int], float] = {}
         self.states: set[tuple[int, ...]] = set()
         """All that was ever decided, whole or in part."""
@@ -180,11 +184,40 @@ class Operators:
 
     def judged(self, bits: tuple[int, ...]) -> Partition:
         """The simulated step of decisions; each once."""
-        if bits not in self.found:
+        if bits not in self._solved:
             variant = "split " + "".join(map(str, bits))
             self.problem.keep_layouts(self.model, variant, self.layouts(bits, variant))
-            self.found[bits] = Partition(bits, variant, self.judge(self.on(variant)))
-        return self.found[bits]
+            self._solved[bits] = Partition(bits, variant, self.judge(self.on(variant)))
+        return self.found.setdefault(bits, self._solved[bits])
+
+    def afresh(self) -> "Operators":
+        """The same decisions, as if nothing had been tried; what is known is not solved again."""
+        other = copy(self)
+        other.found, other.states = {}, set()
+        other.judged((0,) * len(self.linkage.groups))
+        other.restart()
+        return other
+
+    def unlinked(self) -> "Operators":
+        """A decision for each dim of each parameter. Tried at first: what the best linked decisions
+        split, and what the linear price splits if nothing is decided."""
+        other = copy(self)
+        other.pruning = replace(self.pruning, linkage=False)
+        other.linkage = Linkage.of(self.complete.space, self.linkage.params, linked=False)
+        other.found, other._solved, other._prices, other.states = {}, {}, {}, set()
+        best = min(self.found.values(), key=lambda found: (found.verdict, found.bits))
+        for left in (self._left(best.bits), self.linkage.everything()):
+            other.judged(other.decided(left))
+        other.restart()
+        return other
+
+    def decided(self, left: Sequence[Bools]) -> tuple[int, ...]:
+        """Per group: whether the cheapest layout of what is left splits it."""
+        places = self.complete.places(dict(zip(self.linkage.params, left, strict=True)))
+        return tuple(
+            int(any(places[name][group.axis] == Shard(dim) for name, dim in group.dims))
+            for group in self.linkage.groups
+        )
 
     def on(self, variant: str) -> Choice:
         """The plan in which layouts are tried, with one of them."""
@@ -198,10 +231,15 @@ class Operators:
         found = [self.judge(self.on(way.variant)) for way in ways if way.model == self.model]
         return min(found, default=Verdict(float("inf"), float("inf")))
 
-    def layouts(self, bits: tuple[int, ...], variant: str) -> tuple[BlockLayout, ...]:
+    def _left(self, bits: Sequence[int]) -> tuple[Bools, ...]:
+        """Places of parameters that decisions leave."""
         left = self.linkage.everything()
         for group, bit in enumerate(bits):
             left = self.linkage.after(left, group, bool(bit))
+        return left
+
+    def layouts(self, bits: tuple[int, ...], variant: str) -> tuple[BlockLayout, ...]:
+        left = self._left(bits)
         kept = dict(zip(self.linkage.params, left, strict=True))
         return self.complete.layouts(self.complete.chosen(kept), variant)
 

@@ -1,10 +1,11 @@
 """Reinforcement learning over the plan space of the ILP searcher, in the manner of Auto-MAP.
 
 A masked DQN agent decides micro-batches, cuts, meshes, recompute and schedule of a pipeline, and is
-paid by the simulator (`planner.dqn.pipelines`). A second one decides which dims of parameters the
-model axes of the best plans split, and adds layouts that the simulator likes better than those the
-ILP has priced (`planner.dqn.operators`). What they find is improved by small steps. Small spaces
-are gone through to the end, so that nothing is left open.
+paid by the simulator (`planner.dqn.pipelines`). It begins with what the agent that ships with the
+package has learnt on small models (`planner/dqn/agents`). What it finds is improved by small steps.
+Another agent decides which dims of parameters the model axes of the best plans split, and adds
+layouts that the simulator likes better than those the ILP has priced (`planner.dqn.operators`).
+Small spaces are gone through to the end, so that nothing is left open.
 """
 
 from collections.abc import Iterator
