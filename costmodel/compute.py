@@ -12,6 +12,7 @@ from meshwright.costmodel.formulas import (
     memory_s,
 )
 from meshwright.costmodel.local_op import LocalOp
+from meshwright.costmodel.op_classes import op_name
 from meshwright.costmodel.works import (
     accumulate_bytes,
     forward_work,
@@ -24,6 +25,11 @@ from meshwright.ir.device import DeviceType, OpClass, Source
 
 _VIEW_OVERHEAD = 0.4
 """Share of an op's dispatch that an op without a kernel costs; assumption."""
+_BY_TORCH = {
+    "rms_norm": 3.5, "add_rms_norm": 2.5, "add_layer_norm": 1.3, "swiglu": 1.7, "rotary": 5.0,
+}  # fmt: skip
+"""What a CPU moves in place of a fused kernel, over what the kernel moves: counted in the torch
+ways of `codegen.kernels`, which run there one operator after the other."""
 _SOURCES: tuple[Source, ...] = get_args(Source)
 
 
@@ -97,9 +103,10 @@ def formula(op: LocalOp, device: DeviceType) -> OpTime:
     if weights:
         adding = curve_of(OpClass.ELEMENTWISE, device)
         weight_s += adding.floor_s * weights + memory_s(accumulate_bytes(op), adding, device)
+    passes = _BY_TORCH.get(op_name(op.target), 1.0) if device.kind == "cpu" else 1.0
     time = OpTime(
-        kernel_s(forward_work(op), device),
-        curve.backward * _seconds(input_work(op), device),
+        passes * kernel_s(forward_work(op), device),
+        passes * curve.backward * _seconds(input_work(op), device),
         weight_s,
         curve.source,
         curve.band,

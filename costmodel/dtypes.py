@@ -11,6 +11,12 @@ _AUTOCAST_FLOAT32 = frozenset(
 )
 NORMS_AS_GIVEN = frozenset("batch_norm cudnn_batch_norm native_batch_norm instance_norm".split())
 """Norms that autocast leaves alone: values stay as they come, weights and statistics float32."""
+_AS_FIRST = NORMS_AS_GIVEN | {"rotary"}
+FUSED = frozenset(
+    f"meshwright.{name}.default" for name in
+    "rms_norm add_rms_norm add_layer_norm swiglu rotary".split()
+)  # fmt: skip
+"""Operators of our kernels, which take what they are given: autocast does not know them."""
 _STRIDED = frozenset(
     "transpose permute t expand swapaxes movedim mT expand_as broadcast_to select slice split "
     "chunk unbind unfold diagonal".split()
@@ -49,7 +55,7 @@ def _autocast(op: Op, dtypes: dict[str, str], traced: str) -> str:
     op_class = classify(op.target)
     if op_class in COMPUTE:
         return "bfloat16"
-    if op_name(op.target) in NORMS_AS_GIVEN:
+    if op_name(op.target) in _AS_FIRST:
         return dtypes[op.inputs[0]]
     if op_class is OpClass.NORMALIZATION or op_name(op.target) in _AUTOCAST_FLOAT32:
         return "float32"

@@ -11,7 +11,8 @@ _NAMES = {
     "conv_transpose2d conv_transpose3d",
     OpClass.RECURRENT: "lstm gru rnn_tanh rnn_relu lstm_cell gru_cell",
     OpClass.NORMALIZATION: "layer_norm native_layer_norm batch_norm _native_batch_norm_legit "
-    "native_batch_norm cudnn_batch_norm group_norm instance_norm rms_norm softmax _softmax "
+    "native_batch_norm cudnn_batch_norm group_norm instance_norm rms_norm add_rms_norm "
+    "add_layer_norm softmax _softmax "
     "log_softmax _log_softmax _safe_softmax cross_entropy_loss cross_entropy_sum nll_loss "
     "nll_loss_nd",
     OpClass.REDUCTION: "sum mean amax amin max min argmax argmin cumsum cumprod norm linalg_vector_"
@@ -22,7 +23,7 @@ _NAMES = {
     OpClass.GATHER: "embedding embedding_bag _embedding_bag gather index index_select scatter "
     "scatter_add index_put index_put_ index_add index_copy take take_along_dim one_hot",
     OpClass.TRANSCENDENTAL: "gelu silu tanh sigmoid exp log erf sin cos pow mish softplus elu "
-    "dropout native_dropout bernoulli rand rand_like logsigmoid gelu_ silu_",
+    "dropout native_dropout bernoulli rand rand_like logsigmoid gelu_ silu_ swiglu",
     OpClass.COPY: "clone contiguous cat concat stack copy copy_ repeat repeat_interleave roll pad "
     "constant_pad_nd _to_copy to flip tril triu im2col",
     OpClass.VIEW: "view reshape _unsafe_view view_as reshape_as expand expand_as detach detach_ "

@@ -30,9 +30,10 @@ class Site:
         return collective_time(primitive, whole_bytes, self.levels[axis]) + local
 
     def inner_s(self, message: Inner, axis: str) -> float:
-        """The messages that an op sends by itself."""
+        """The messages that an op sends by itself; no time where no tiers are given."""
         if message.kind == SHIFT:
-            one = max(send_time(message.nbytes, level.link) for level in self.levels[axis])
+            sent = (send_time(message.nbytes, level.link) for level in self.levels[axis])
+            one = max(sent, default=0.0)
             return message.times * (one + self._copied_s(message.nbytes))
         return message.times * self.primitive_s(Primitive(message.kind), message.nbytes, axis)
 

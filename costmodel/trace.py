@@ -5,7 +5,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from meshwright.costmodel.compute import OpTimer
-from meshwright.costmodel.dtypes import NORMS_AS_GIVEN, is_float, runtime_dtypes, storage_roots
+from meshwright.costmodel.dtypes import (
+    FUSED,
+    NORMS_AS_GIVEN,
+    is_float,
+    runtime_dtypes,
+    storage_roots,
+)
 from meshwright.costmodel.local_values import LocalValues, Values, Where
 from meshwright.costmodel.op_classes import COMPUTE, classify, op_name
 from meshwright.costmodel.site import Site
@@ -194,7 +200,7 @@ class Trace(ABC):
         """Whether autocast may hand the op this operand in another dtype."""
         op_class = classify(op.target)
         norm = op_class is OpClass.NORMALIZATION and op_name(op.target) not in NORMS_AS_GIVEN
-        cast = op_class in COMPUTE or norm
+        cast = op_class in COMPUTE or (norm and op.target not in FUSED)
         return cast and self.facts.precision == "bf16" and is_float(self.facts.dtypes[name])
 
     def _operand(self, name: str, where: Where, dtype: str) -> Operand:

@@ -125,6 +125,25 @@ class Block:
     """
 
 
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """Places that looked right for a kernel and were not."""
+
+    where: str
+    why: str
+    places: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fusion:
+    """A kernel that stands for runs of operators."""
+
+    kernel: str
+    places: int
+    """In the model; 0 if its pattern is nowhere."""
+    missed: tuple[Missed, ...] = ()
+
+
 @dataclass(frozen=True)
 class Graph:
     """A training-mode forward with its loss.
@@ -149,6 +168,8 @@ class Graph:
     """Groups of module paths that name the same parameter; the first is `Tensor.fqn`."""
     fingerprint: str = ""
     """Hash of structure, parameter names, shapes and dtypes."""
+    fusions: tuple[Fusion, ...] = ()
+    """Kernels that were put in, one for each that was asked for."""
     hints: tuple[Hint, ...] = ()
     """What annotations in the model's code ask for; not part of the fingerprint."""
     meta: dict[str, str] = field(default_factory=dict)

@@ -13,7 +13,7 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
 from meshwright.ir.detail import Detail
-from meshwright.ir.graph import Block, Graph
+from meshwright.ir.graph import Block, Fusion, Graph
 from meshwright.ir.keeping import Keeping
 from meshwright.ir.layout import Axis
 from meshwright.ir.schedule import Schedule, parse_schedule
@@ -321,6 +321,8 @@ class Plan:
     precision: Literal["fp64", "fp32", "bf16"]
     max_grad_norm: float | None = None
     """Gradients are scaled down to this global norm before the optimizer step."""
+    kernels: tuple[Fusion, ...] = ()
+    """Fused kernels that the model is traced with."""
     objective: str = "throughput"
     constraints: tuple[str, ...] = ()
     stages: tuple[Stage, ...]
@@ -340,6 +342,11 @@ class Plan:
     @property
     def samples_per_microbatch(self) -> int:
         return self.global_batch_size // self.num_microbatches
+
+    @property
+    def kernel_names(self) -> tuple[str, ...]:
+        """What to trace the model with, for the graph that the plan is for."""
+        return tuple(fusion.kernel for fusion in self.kernels)
 
     def layout(self, name: str) -> BlockLayout:
         return next(layout for layout in self.layouts if layout.name == name)

@@ -74,6 +74,7 @@ def render(plan: Plan) -> RenderableType:
         parts.append(Text(f"profile: {machine} ({plan.profile.fingerprint[:8]})"))
     if plan.constraints:
         parts.append(Text("constraints: " + ", ".join(plan.constraints)))
+    parts += [Text(line) for line in _kernels(plan)]
     parts += [Text(f"note: {note}") for note in plan.notes]
     return Group(*parts)
 
@@ -188,6 +189,15 @@ def _together(rows: Sequence[tuple[str, ...]]) -> Iterator[tuple[str, tuple[str,
         found.setdefault(row, []).append(stage)
     for row, stages in found.items():
         yield ranges(tuple(stages)), row
+
+
+def _kernels(plan: Plan) -> Iterator[str]:
+    """Where fused kernels were put in, and where one that was expected was not."""
+    if plan.kernels:
+        yield "fused kernels: " + ", ".join(f"{f.kernel} x{f.places}" for f in plan.kernels)
+    for fusion in plan.kernels:
+        for miss in fusion.missed:
+            yield f"no {fusion.kernel} at {miss.where} ({miss.places} places): {miss.why}"
 
 
 def _clipping(plan: Plan) -> str:

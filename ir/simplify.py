@@ -17,7 +17,7 @@ aten = torch.ops.aten
 def simplify(raw: Raw) -> Raw:
     """The passes, in order; each takes and returns the whole step."""
     for rewrite in (functionalise, _canonical, _split_mean_cross_entropy, _drop_identities,
-                    _mark_gradients, _drop_detach, _drop_dead):  # fmt: skip
+                    _mark_gradients, _drop_detach, drop_dead):  # fmt: skip
         raw = rewrite(raw)
     return raw
 
@@ -238,7 +238,7 @@ def _drop_detach(raw: Raw) -> Raw:
     return _drop(raw, lambda op: op.name in names and not raw.fakes[op.inputs[0]].requires_grad)
 
 
-def _drop_dead(raw: Raw) -> Raw:
+def drop_dead(raw: Raw) -> Raw:
     """Keep what the loss needs and what changes a buffer."""
     needed = {raw.loss}
     ops: list[RawOp] = []

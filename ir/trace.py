@@ -10,16 +10,16 @@ from torch import nn
 from meshwright.ir.annotate import marks_of, tracing
 from meshwright.ir.blocks import find_blocks
 from meshwright.ir.capture import Capture, capture, is_hf
+from meshwright.ir.costed import costed
 from meshwright.ir.digest import digest
 from meshwright.ir.errors import TraceError
 from meshwright.ir.explain import explained
-from meshwright.ir.flops import flops
+from meshwright.ir.fuse import Wins, fuse
 from meshwright.ir.graph import Graph, Kind, Op, Tensor
 from meshwright.ir.hf_inputs import example_inputs as example_inputs_of
 from meshwright.ir.hints import hints_of
 from meshwright.ir.prelude import prelude_first
 from meshwright.ir.raw import Raw, dtype_name, read
-from meshwright.ir.saved import Memory
 from meshwright.ir.simplify import simplify
 from meshwright.ir.step import Batch, LossFn, flatten_batch
 from meshwright.ir.torch_private import fake_mode
@@ -31,8 +31,14 @@ def trace(
     loss_fn: LossFn | None = None,
     *,
     global_batch_size: int | None = None,
+    kernels: Sequence[str] = (),
+    wins: Wins | None = None,
 ) -> Graph:
-    """The training step of `model` as data, at the global batch size (default: the example's)."""
+    """The training step of `model` as data, at the global batch size (default: the example's).
+
+    `kernels`: the fused ones to put in where their patterns hold (`ir.fusions.KERNELS`) and, if
+    `wins` is asked, where they are worth it.
+    """
     started = time.perf_counter()
     name = type(model).__name__
     if example_inputs is None:
@@ -40,12 +46,12 @@ def trace(
     batch = flatten_batch(example_inputs)
     with explained(), fake_mode(), tracing() as calls:
         captured = capture(model, batch, loss_fn, global_batch_size)
-        raw = simplify(read(captured))
+        raw, fusions = fuse(simplify(read(captured)), kernels, wins)
         graph = _graph(raw, captured, model)
         hints = hints_of(marks_of(captured.step.model, calls))
     seconds = f"{time.perf_counter() - started:.1f}"
     graph.meta.update(model=name, torch=torch.__version__, trace_s=seconds)
-    return replace(graph, hints=hints)
+    return replace(graph, hints=hints, fusions=fusions)
 
 
 def _own_inputs(model: nn.Module) -> Batch:
@@ -62,7 +68,7 @@ def _graph(raw: Raw, captured: Capture, model: nn.Module) -> Graph:
         raise TraceError("the loss does not depend on any parameter that requires grad")
     raw, prelude = prelude_first(raw)
     tensors = raw.tensors | _activations(raw)
-    ops, blocks = find_blocks(_costed(raw), prelude, tensors, raw.loss)
+    ops, blocks = find_blocks(costed(raw), prelude, tensors, raw.loss)
     by_key = dict(zip(captured.names, raw.inputs, strict=True))
     return Graph(
         tensors=tensors,
@@ -86,34 +92,6 @@ def _activations(raw: Raw) -> dict[str, Tensor]:
         for op in raw.ops for name in op.outputs if name
         for fake in (raw.fakes[name],)
     }  # fmt: skip
-
-
-def _costed(raw: Raw) -> list[Op]:
-    """The final ops, with flops and what autograd keeps; views count as what they are views of."""
-    memory = Memory()
-    owner: dict[str, str] = {}
-    done: list[Op] = []
-    for op in raw.ops:
-        kept = memory.of(op, raw.fakes)
-        inputs = op.inputs
-        for output, shared in zip(op.outputs, kept.shares, strict=True):
-            if output and shared is not None:
-                owner[output] = owner.get(inputs[shared], inputs[shared])
-        names = [inputs[i] for i in kept.inputs] + [op.outputs[i] for i in kept.outputs]
-        done.append(Op(
-            name=next(filter(None, op.outputs), "") or f"{op.name.split('.')[1]}_{len(done)}",
-            key="",
-            target=op.name,
-            args=tuple(op.args.items()),
-            inputs=inputs,
-            outputs=tuple(op.outputs),
-            module_path=op.path,
-            flops=flops(op.name, op.args, raw.fakes, op.outputs),
-            saved=tuple(dict.fromkeys(owner.get(n, n) for n in names)),
-            saved_extra_bytes=kept.extra_bytes,
-            source=op.source,
-        ))  # fmt: skip
-    return done
 
 
 def _tied(model: nn.Module) -> tuple[tuple[str, ...], ...]:

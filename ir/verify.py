@@ -9,6 +9,7 @@ from typing import Literal
 from meshwright.ir.check_layout import layout_problems, tied_problems
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.errors import PlanError
+from meshwright.ir.fusions import KERNELS
 from meshwright.ir.graph import Block, Graph
 from meshwright.ir.keeping import makers, torn, unknown
 from meshwright.ir.layout import balanced
@@ -69,6 +70,12 @@ def _parsed(plan: Plan) -> Schedule | None:
     return schedule if schedule.num_stages == len(plan.stages) else None
 
 
+def _kernels(plan: Plan) -> Iterator[Finding]:
+    for name in plan.kernel_names:
+        if name not in KERNELS:
+            yield Finding("kernels", f"kernel {name!r} is not known", _near(name, KERNELS))
+
+
 def _batch(plan: Plan) -> Iterator[Finding]:
     batch, count = plan.global_batch_size, plan.num_microbatches
     if batch < 1 or count < 1:
@@ -112,7 +119,15 @@ def _meshes(plan: Plan) -> Iterator[Finding]:
             yield Finding("mesh", f"{message}over {', '.join(ordered)}", "that order")
         if mesh_size(stage.mesh) != len(stage.devices):
             message = f"stage {i}: mesh {stage.mesh} needs {mesh_size(stage.mesh)} devices, given "
-            yield Finding("mesh", f"{message}{len(stage.devices)}")
+            yield Finding("mesh", f"{message}{len(stage.devices)}", _nearest_mesh(stage))
+
+
+def _nearest_mesh(stage: Stage) -> str:
+    """One axis that may be changed so that the mesh has as many places as the stage has devices."""
+    places, given = mesh_size(stage.mesh), len(stage.devices)
+    widest_first = sorted(stage.mesh.items(), key=lambda item: -item[1])
+    fits = [(a, given * n // places) for a, n in widest_first if n and given * n % places == 0]
+    return f"{fits[0][0]} {fits[0][1]}" if fits and fits[0][1] else f"a mesh of {given}"
 
 
 def _shares(plan: Plan) -> Iterator[Finding]:
@@ -341,7 +356,8 @@ def _memory(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
 
 
 PLAN_RULES: tuple[Callable[[Plan], Iterator[Finding]], ...] = (
-    _batch, _schedule, _meshes, _devices, _shares, _zero, _prefetch, _layout_names, _predicted,
+    _kernels, _batch, _schedule, _meshes, _devices, _shares, _zero, _prefetch, _layout_names,
+    _predicted,
 )  # fmt: skip
 CLUSTER_RULES: tuple[Callable[[Plan, Cluster], Iterator[Finding]], ...] = (_cluster, _memory)
 GRAPH_RULES: tuple[Callable[[Plan, Graph], Iterator[Finding]], ...] = (

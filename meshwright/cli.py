@@ -63,6 +63,9 @@ def search_command(
     max_grad_norm: Annotated[
         float | None, typer.Option(help="gradients are clipped to this global norm")
     ] = None,
+    kernels: Annotated[
+        str, typer.Option(help="fused kernels to put in: none, all, auto (if they pay) or names")
+    ] = "none",
     searcher: str = "auto",
     constraint: Annotated[
         list[str] | None,
@@ -96,6 +99,7 @@ def search_command(
         optimizer=optimizer,
         precision=precision,
         max_grad_norm=max_grad_norm,
+        kernels=kernels,
         searcher=searcher,
         constraints=tuple(constraint or ()),
         objective=objective,

@@ -152,8 +152,9 @@ def _graph(plan: Plan, target: str) -> Any:
 
     found = load_target(target, meta=True)
     return trace(
-        found.model, found.example_inputs, found.loss_fn, global_batch_size=plan.global_batch_size
-    )
+        found.model, found.example_inputs, found.loss_fn,
+        global_batch_size=plan.global_batch_size, kernels=plan.kernel_names,
+    )  # fmt: skip
 
 
 def _write(checked: Checked, path: Path, output: Path | None, *, rehash: bool) -> str:

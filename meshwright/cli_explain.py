@@ -76,7 +76,10 @@ def _graphs(plan: Plan, target: str) -> "Callable[[int], Graph]":
     model = load_target(target, meta=True)
 
     def traced(batch: int) -> "Graph":
-        graph = trace(model.model, model.example_inputs, model.loss_fn, global_batch_size=batch)
+        graph = trace(
+            model.model, model.example_inputs, model.loss_fn, global_batch_size=batch,
+            kernels=plan.kernel_names,
+        )  # fmt: skip
         if batch == plan.global_batch_size:
             check(plan, graph)
         return graph

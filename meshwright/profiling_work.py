@@ -166,6 +166,7 @@ def _plan_around(
         num_microbatches=max(1, graph.batch_size // (local.samples * local.dp)),
         optimizer=problem.optimizer,
         precision=problem.precision,
+        kernels=graph.fusions,
         stages=stages,
         schedule=ScheduleTable(name="one_f_one_b", rows=()),
         layouts=tuple(layouts.values()),

@@ -94,6 +94,7 @@ def build_plan(problem: Problem, choice: Choice, *, predict: bool = True) -> Pla
         optimizer=problem.optimizer,
         precision=problem.precision,
         max_grad_norm=problem.max_grad_norm,
+        kernels=problem.graph.fusions,
         objective=problem.objective,
         constraints=tuple(map(str, problem.constraints)),
         stages=tuple(_stage(problem, choice, stage) for stage in choice.stages),

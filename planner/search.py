@@ -23,6 +23,7 @@ from meshwright.planner.found import Found as Found
 from meshwright.planner.found import pipelines, with_reason
 from meshwright.planner.found import simplest as simplest
 from meshwright.planner.infeasible import explain
+from meshwright.planner.kernels import AUTO, asked_kernels, worth
 from meshwright.planner.largest_batch import largest_batch
 from meshwright.planner.objectives import bounds_batch, rating
 from meshwright.planner.offers import Offer, check_logs, find_searcher, is_baseline
@@ -60,6 +61,7 @@ def search(
     optimizer: str = "adamw",
     precision: str = "bf16",
     max_grad_norm: float | None = None,
+    kernels: str | Sequence[str] = "none",
     searcher: str = "auto",
     constraints: Sequence[str | Constraint] = (),
     objective: str = "throughput",
@@ -71,7 +73,9 @@ def search(
 ) -> Plan:
     """The best plan found within the time limit for a module, or for a Graph from `trace`.
 
-    Of several clusters, the plan on the best one (`rank` shows them all). `profile`: what was
+    Of several clusters, the plan on the best one (`rank` shows them all). `kernels`: fused ones to
+    put in where their patterns hold: `all`, names, or `auto`, those that the cost model says are
+    worth it. `profile`: what was
     measured of the cluster's machines, or the file that holds it. Ctrl-C gives the best plan so
     far. Within the limit, equal arguments give equal plans. `tensorboard`:
     the folder where a searcher that trains (`dqn`) logs how that goes.
@@ -79,9 +83,10 @@ def search(
     ranking = rank(
         model_or_graph, [cluster] if isinstance(cluster, Cluster) else cluster,
         global_batch_size=global_batch_size, example_inputs=example_inputs, loss_fn=loss_fn,
-        optimizer=optimizer, precision=precision, max_grad_norm=max_grad_norm, searcher=searcher,
-        constraints=constraints, objective=objective, time_limit_s=time_limit_s, seed=seed,
-        progress=progress, profile=profile, tensorboard=tensorboard,
+        optimizer=optimizer, precision=precision, max_grad_norm=max_grad_norm, kernels=kernels,
+        searcher=searcher, constraints=constraints, objective=objective,
+        time_limit_s=time_limit_s, seed=seed, progress=progress, profile=profile,
+        tensorboard=tensorboard,
     )  # fmt: skip
     return ranking.best
 
@@ -96,6 +101,7 @@ def rank(
     optimizer: str = "adamw",
     precision: str = "bf16",
     max_grad_norm: float | None = None,
+    kernels: str | Sequence[str] = "none",
     searcher: str = "auto",
     constraints: Sequence[str | Constraint] = (),
     objective: str = "throughput",
@@ -109,10 +115,18 @@ def rank(
     if time_limit_s <= 0:
         raise PlanError(f"time_limit_s is {time_limit_s}; it must be positive, such as 60")
     measured = load_profile(profile) if isinstance(profile, str | Path) else profile
+    names = asked_kernels(kernels)
+    wins = worth(clusters) if kernels == AUTO else None
 
     @cache
     def graph(batch: int | None) -> Graph:
-        return _graph(model_or_graph, example_inputs, loss_fn, batch)
+        if not isinstance(model_or_graph, Graph):
+            return trace(
+                model_or_graph, example_inputs, loss_fn, global_batch_size=batch, kernels=names,
+                wins=wins,
+            )  # fmt: skip
+        _check_graph(model_or_graph, batch, names)
+        return model_or_graph
 
     def problem(cluster: Cluster, batch: int | None) -> Problem:
         return make_problem(
@@ -169,17 +183,17 @@ def _largest(
     return best or search_problem(problem(unit), searcher, time_limit_s=time_limit_s)
 
 
-def _graph(
-    given: Any, example_inputs: Any, loss_fn: Callable[..., Any] | None, batch: int | None
-) -> Graph:
-    if not isinstance(given, Graph):
-        return trace(given, example_inputs, loss_fn, global_batch_size=batch)
-    if batch is not None and batch != given.batch_size:
+def _check_graph(graph: Graph, batch: int | None, kernels: tuple[str, ...]) -> None:
+    if batch is not None and batch != graph.batch_size:
         raise PlanError(
-            f"global_batch_size {batch}, but the graph was traced at {given.batch_size}: trace the "
+            f"global_batch_size {batch}, but the graph was traced at {graph.batch_size}: trace the "
             "model again at the batch size wanted"
         )
-    return given
+    if kernels:
+        raise PlanError(
+            f"kernels {', '.join(kernels)} are put in while a model is traced: give the module, or "
+            "give them to `trace`"
+        )
 
 
 @rare_collections()
@@ -187,11 +201,11 @@ def search_problem(
     problem: Problem, searcher: str = "auto", *, time_limit_s: float = 60, progress: bool = False
 ) -> Plan:
     """`search` on a problem that is already made."""
-    name = _searcher(problem, searcher)
+    free = _with_any_schedule(problem)
+    name = _searcher(free, searcher)
     check_logs(problem, name)
     deadline = time.monotonic() + time_limit_s
     with Progress(name, time_limit_s, show=progress) as shown:
-        free = _with_any_schedule(problem)
         found = run(free, find_searcher(name)(free), deadline, shown)
         if free is not problem:
             found = _all_made(problem, found, deadline)

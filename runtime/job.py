@@ -86,7 +86,10 @@ def compile(
         begin(Path(run_dir), plan, rank())
     if graph is None:
         inputs = example_inputs if example_inputs is not None else _inputs_of(plan)
-        graph = trace(model, inputs, loss_fn, global_batch_size=plan.global_batch_size)
+        graph = trace(
+            model, inputs, loss_fn, global_batch_size=plan.global_batch_size,
+            kernels=plan.kernel_names,
+        )  # fmt: skip
     check_model(plan, graph)
     check_identity(identity(plan, graph))
     programs = lower(graph, plan, rank())

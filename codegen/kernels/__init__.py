@@ -1,8 +1,8 @@
 """Fused kernels, one file each: Triton forward and backward, and the torch reference beside them.
 
 A file has `OPERATORS`: by name an operator of torch, which traces, compiles and differentiates, and
-its reference in plain torch; and `builds`, what to compile ahead of time. Operators take Triton on a
-GPU and torch elsewhere; `launch.way` says which. `load` makes all of them known to torch.
+its reference in plain torch; and `builds`, what to compile ahead of time. Operators take Triton on
+a GPU and torch elsewhere; `launch.way` says which. `load` makes all of them known to torch.
 """
 
 import importlib

@@ -25,12 +25,20 @@ def reference(
     x: Tensor, residual: Tensor, gain: Tensor, bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
     """(x + residual, its norm times gain plus bias); [..., width], gain and bias are [width]."""
+    total, out, _, _ = _by_torch(x, residual, gain, bias, eps)
+    return total, out
+
+
+def _by_torch(
+    x: Tensor, residual: Tensor, gain: Tensor, bias: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Also the mean and 1 / the deviation per row."""
     total = x + residual
     held = total.to(held_dtype(total.dtype))
-    out = torch.nn.functional.layer_norm(
-        held, held.shape[-1:], gain.to(held.dtype), bias.to(held.dtype), eps
-    )
-    return total, out.to(torch.promote_types(total.dtype, gain.dtype))
+    strength, shift = gain.to(held.dtype), bias.to(held.dtype)
+    out, mean, inverse = torch.native_layer_norm(held, held.shape[-1:], strength, shift, eps)
+    dtype = torch.promote_types(total.dtype, gain.dtype)
+    return total, out.to(dtype), mean.squeeze(-1), inverse.squeeze(-1)
 
 
 @jit
@@ -96,10 +104,7 @@ def add_layer_norm(
     """(x + residual, its norm times gain plus bias, and per row the mean and 1 / the deviation)."""
     x, residual, width = x.contiguous(), residual.contiguous(), x.shape[-1]
     if way(x, width) == "torch":
-        total, out = reference(x, residual, gain, bias, eps)
-        held = total.to(held_dtype(total.dtype))
-        apart = held - held.mean(-1, keepdim=True)
-        return total, out, held.mean(-1), torch.rsqrt(apart.square().mean(-1) + eps)
+        return _by_torch(x, residual, gain, bias, eps)
     total, out, mean, inverse = _shapes(x, residual, gain, bias, eps)
     forward_kernel[(x.numel() // width,)](
         x, residual, gain, bias, total, out, mean, inverse, width, eps,

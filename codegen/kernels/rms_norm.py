@@ -23,9 +23,18 @@ from meshwright.codegen.kernels.launch import (
 
 def reference(x: Tensor, gain: Tensor, eps: float) -> Tensor:
     """The norm of x times the gain; x is [..., width], the gain [width]."""
+    return _scaled(x, gain, eps)[0]
+
+
+def _scaled(x: Tensor, gain: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The norm times the gain, and 1 / the root mean square."""
     held = x.to(held_dtype(x.dtype))
     inverse = torch.rsqrt(held.square().mean(-1, keepdim=True) + eps)
-    return (held * inverse * gain).to(torch.promote_types(x.dtype, gain.dtype))
+    return (held * inverse * gain).to(_sum_dtype(x, gain)), inverse.squeeze(-1)
+
+
+def _sum_dtype(x: Tensor, other: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, other.dtype)
 
 
 def added_reference(x: Tensor, residual: Tensor, gain: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -90,8 +99,7 @@ def _forward(
     other = x if residual is None else residual.contiguous()
     if way(x, width) == "torch":
         total = x if residual is None else x + other
-        mean = total.to(held_dtype(total.dtype)).square().mean(-1)
-        return total, reference(total, gain, eps), torch.rsqrt(mean + eps)
+        return total, *_scaled(total, gain, eps)
     total = x if residual is None else torch.empty_like(x, dtype=_sum_dtype(x, residual))
     out = torch.empty_like(x, dtype=_sum_dtype(total, gain))
     inverse = x.new_empty(x.shape[:-1], dtype=held_dtype(total.dtype))
@@ -100,10 +108,6 @@ def _forward(
         WIDE=wide(total.dtype), ADDED=residual is not None, num_warps=warps(width),
     )  # fmt: skip
     return total, out, inverse
-
-
-def _sum_dtype(x: Tensor, other: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, other.dtype)
 
 
 @custom_op("meshwright::rms_norm", mutates_args=())

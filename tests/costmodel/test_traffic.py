@@ -1,14 +1,19 @@
 """The communication that the cost model counts is what generated code sends."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
 
 from meshwright.codegen.comm import Traffic
 from meshwright.costmodel.block import summary
+from meshwright.costmodel.comm import group_levels
+from meshwright.costmodel.site import Site
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.conversions import Primitive
+from meshwright.ir.inside import SHIFT, Inner
+from meshwright.ir.layout import Axis
 from meshwright.ir.plan import ModelMesh
 from meshwright.ir.trace import trace
 from meshwright.planner.problem import make_problem
@@ -122,3 +127,12 @@ def test_tokens_go_to_their_experts_as_is_priced() -> None:
     assert sum(t.nbytes for t in routed[0]) == pytest.approx(
         sum(t.nbytes for t in routed[1]), rel=0.1
     )
+
+
+def test_messages_cost_no_transfer_where_no_tiers_are_given():
+    """A block's key is made without knowing where it runs."""
+    device = Cluster.local(2).device_types[0]
+    site = Site(axes={"tp": Axis(2)}, coordinates={"tp": 0}, device=device, levels={"tp": ()})
+    message = Inner(SHIFT, 4096, 3, backward=False)
+    here = replace(site, levels={"tp": group_levels((0, 1), Cluster.local(2))})
+    assert 0 < site.inner_s(message, "tp") < here.inner_s(message, "tp")

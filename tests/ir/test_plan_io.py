@@ -8,6 +8,7 @@ import pytest
 
 from meshwright.ir import plan_io
 from meshwright.ir.errors import PlanError
+from meshwright.ir.graph import Fusion, Missed
 from meshwright.ir.plan import Plan
 from tests.ir.plans import plan
 
@@ -93,4 +94,7 @@ def test_unreadable_files(tmp_path: Path) -> None:
 def test_schema_names_every_field_and_forbids_others() -> None:
     schema = plan_io.json_schema()
     assert schema["additionalProperties"] is False
-    assert set(json.loads(plan_io.dumps(plan()))) == set(schema["properties"])
+    fusion = Fusion("swiglu", 2, (Missed("h.*.mlp", "its silu is read elsewhere too", 1),))
+    whole = replace(plan(), kernels=(fusion,))
+    assert set(json.loads(plan_io.dumps(whole))) == set(schema["properties"])
+    assert plan_io.loads(plan_io.dumps(whole)).kernels == (fusion,)

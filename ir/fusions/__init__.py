@@ -1,0 +1,24 @@
+"""Runs of operators that one fused kernel stands for: one file per pattern, found by itself.
+
+A file has `ANCHORS`, the operators at which to look, and `find(flow, op)`: a Match, a Miss that
+says why not, or None where there is nothing to fuse. Its name is the kernel's in plans.
+"""
+
+import difflib
+import pkgutil
+from collections.abc import Sequence
+
+from meshwright.ir.errors import PlanError
+
+KERNELS = tuple(sorted({module.name for module in pkgutil.iter_modules(__path__)} - {"flow"}))
+"""Names that plans and searches know."""
+
+
+def check_kernels(names: Sequence[str]) -> tuple[str, ...]:
+    """The names, each once, in order; PlanError for one that is none."""
+    for name in names:
+        if name not in KERNELS:
+            near = difflib.get_close_matches(name, KERNELS, 1, 0.0)[0]
+            known = ", ".join(KERNELS)
+            raise PlanError(f"kernel {name!r} is not known: there are {known}; nearest: {near}")
+    return tuple(name for name in KERNELS if name in names)

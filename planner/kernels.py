@@ -1,0 +1,59 @@
+"""Which fused kernels a search puts in: those that the cost model says are worth it."""
+
+from collections.abc import Mapping, Sequence
+
+from meshwright.costmodel.compute import KeptTimes
+from meshwright.costmodel.local_op import LocalInput, LocalOp
+from meshwright.costmodel.op_classes import classify
+from meshwright.ir.cluster import Cluster
+from meshwright.ir.device import DeviceType
+from meshwright.ir.fuse import Wins
+from meshwright.ir.fusions import KERNELS, check_kernels
+from meshwright.ir.graph import Kind, Op, Tensor
+
+NONE, ALL, AUTO = "none", "all", "auto"
+
+
+def asked_kernels(given: str | Sequence[str]) -> tuple[str, ...]:
+    """Names of kernels from `none`, `all`, `auto` or a list; PlanError for an unknown one."""
+    if isinstance(given, str):
+        given = {NONE: (), ALL: KERNELS, AUTO: KERNELS}.get(given, tuple(given.split(",")))
+    return check_kernels(tuple(name.strip() for name in given))
+
+
+def worth(clusters: Sequence[Cluster]) -> Wins:
+    """Compares the times of a fused op and of what it replaces on the clusters' devices, for the
+    whole batch on one of them: both shrink alike where work is shared."""
+    devices = tuple({d.name: d for c in clusters for d in c.device_types}.values())
+
+    timer = KeptTimes(None)
+
+    def seconds(op: LocalOp, device: DeviceType) -> float:
+        time = timer(op, device)
+        return time.total_s + time.forward_dispatch_s + time.input_dispatch_s
+
+    def wins(before: Sequence[Op], after: Op, tensors: Mapping[str, Tensor]) -> str:
+        for device in devices:
+            old = sum(seconds(_local(op, tensors), device) for op in before)
+            new = seconds(_local(after, tensors), device)
+            if new >= old:
+                return f"it would take {new / old:.2f} times as long on {device.name}"
+        return ""
+
+    return wins
+
+
+def _local(op: Op, tensors: Mapping[str, Tensor]) -> LocalOp:
+    """The whole op as one rank would have it, in the dtypes of the trace."""
+    inputs = [tensors[name] for name in op.inputs]
+    outputs = [tensors[name] for name in op.outputs if name]
+    saved = sum(tensors[name].nbytes for name in op.saved) + op.saved_extra_bytes
+    return LocalOp(
+        op.target, classify(op.target), outputs[0].dtype, op.flops,
+        tuple(
+            LocalInput(t.shape, t.nbytes, t.requires_grad, t.kind is Kind.PARAMETER)
+            for t in inputs
+        ),
+        tuple(t.shape for t in outputs), sum(t.nbytes for t in outputs),
+        any(t.requires_grad for t in inputs), saved,
+    )  # fmt: skip

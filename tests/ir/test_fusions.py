@@ -1,0 +1,121 @@
+"""Fused kernels are found in models as their authors write them, and only there."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from meshwright.ir.errors import PlanError
+from meshwright.ir.fusions import KERNELS
+from meshwright.ir.graph import Graph
+from meshwright.ir.trace import trace
+from tests.models import CASES
+
+
+def fused(name: str) -> Graph:
+    case = CASES[name]
+    return trace(case.model(), case.example(), case.loss_fn, kernels=KERNELS)
+
+
+def places(graph: Graph) -> dict[str, int]:
+    return {f.kernel: f.places for f in graph.fusions if f.places}
+
+
+def targets(graph: Graph) -> list[str]:
+    return [op.target.split(".")[1] for op in graph.ops]
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("llama", {"rms_norm": 9, "rotary": 8, "swiglu": 4}),
+        ("gpt2", {"gelu": 4, "layer_norm": 4}),
+        ("bert_mlm", {"layer_norm": 8}),
+    ],
+)
+def test_models_of_transformers(name, wanted):
+    graph = fused(name)
+    assert places(graph) == wanted
+    assert not [miss for fusion in graph.fusions for miss in fusion.missed]
+
+
+def test_what_a_kernel_stands_for_is_gone():
+    graph, plain = fused("llama"), trace(CASES["llama"].model(), CASES["llama"].example())
+    assert not {"pow", "rsqrt", "silu", "neg"} & set(targets(graph))
+    assert len(graph.ops) < 0.6 * len(plain.ops)
+    assert graph.fingerprint != plain.fingerprint
+    assert {b.pattern for b in graph.blocks} == {b.pattern for b in plain.blocks}
+    # What autograd keeps is asked of the kernels, and is less.
+    kept = [sum(g.tensors[n].nbytes for op in g.ops for n in op.saved) for g in (graph, plain)]
+    assert kept[0] < kept[1]
+
+
+class Gated(nn.Module):
+    """Two ways in which a gated product is not SwiGLU's."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.gate, self.up = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.way = way
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate = torch.nn.functional.silu(self.gate(x))
+        if self.way == "read twice":
+            return gate * self.up(x) + gate
+        return gate * self.up(x)[:, :1]
+
+
+@pytest.mark.parametrize(
+    ("way", "why"), [("read twice", "aten.silu.default is read elsewhere too"),
+                     ("narrow", "the other factor is broadcast")],
+)  # fmt: skip
+def test_why_a_kernel_was_not_put_in_is_said(way, why):
+    x = torch.randn(4, 6)
+    graph = trace(Gated(way), (x, x), nn.functional.mse_loss, kernels=("swiglu",))
+    (fusion,) = graph.fusions
+    assert fusion.places == 0 and [m.why for m in fusion.missed] == [why]
+    assert "silu" in targets(graph)
+
+
+class Turned(nn.Module):
+    """Rotary embedding whose angles may differ between the halves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(8, 8)
+        self.register_buffer("cos", torch.rand(1, 5, 8))
+        self.register_buffer("sin", torch.rand(1, 5, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q = self.project(x)
+        swapped = torch.cat((-q[..., 4:], q[..., :4]), -1)
+        return q * self.cos.unsqueeze(1) + swapped * self.sin.unsqueeze(1)
+
+
+def test_angles_of_which_nothing_is_known_are_left_alone():
+    x = torch.randn(2, 3, 5, 8)
+    graph = trace(Turned(), (x, x), nn.functional.mse_loss, kernels=("rotary",))
+    assert [m.why for m in graph.fusions[0].missed] == ["the halves of its angles may differ"]
+
+
+def test_a_kernel_that_does_not_pay_is_left_out():
+    case = CASES["gpt2"]
+    asked = []
+
+    def wins(before, after, tensors):
+        asked.append((len(before), after.target))
+        assert all(n in tensors for op in (*before, after) for n in (*op.inputs, *op.outputs))
+        return "it is slow"
+
+    graph = trace(case.model(), case.example(), kernels=("gelu",), wins=wins)
+    assert asked == [(8, "aten.gelu.default")] * 4
+    assert graph.fusions[0].missed[0].why == "it is slow" and graph.fusions[0].places == 0
+    plain = trace(case.model(), case.example())
+    assert replace(graph, fusions=()).fingerprint == plain.fingerprint
+
+
+def test_an_unknown_kernel_is_refused():
+    case = CASES["gpt2"]
+    with pytest.raises(PlanError, match=r"'swigloo' is not known: .*nearest: swiglu"):
+        trace(case.model(), case.example(), kernels=("swigloo",))

@@ -1,0 +1,81 @@
+"""Plans with fused kernels, run: equal to the model as it is written, whatever is split."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+import meshwright as mw
+from meshwright.ir.errors import PlanError
+from meshwright.ir.fusions import KERNELS
+from meshwright.ir.graph import Graph
+from meshwright.planner.candidates import build_plan, uniform_choice
+from meshwright.planner.problem import make_problem
+from tests.equality import check_equal
+from tests.models import CASES
+
+BATCH = 12
+PLANS = [
+    ("llama", {"tp": 2, "num_microbatches": 2}),
+    ("llama", {"dp_shard": 3, "zero": 3, "recompute": "full", "num_microbatches": 1}),
+    ("llama", {"pp": 2, "tp": 2, "num_microbatches": 3}),
+    ("gpt2", {"tp": 2, "dp_replicate": 2, "num_microbatches": 2}),
+    ("bert_mlm", {"pp": 2, "num_microbatches": 2}),
+]
+
+
+@cache
+def graph_of(name: str) -> Graph:
+    case = CASES[name]
+    return mw.trace(
+        case.model(), case.example(), case.loss_fn, global_batch_size=BATCH, kernels=KERNELS
+    )
+
+
+@pytest.mark.parametrize(("name", "asked"), PLANS, ids=lambda value: str(value))
+def test_equal_to_the_model_as_written(name, asked):
+    graph = graph_of(name)
+    devices = 1
+    for axis in ("pp", "tp", "dp_replicate", "dp_shard"):
+        devices *= asked.get(axis, 1)
+    problem = make_problem(graph, mw.Cluster.local(devices), precision="fp64")
+    plan = build_plan(problem, uniform_choice(problem, **asked))
+    assert any(f.places for f in plan.kernels)
+    found = check_equal(CASES[name], plan, graph, steps=3)
+    assert found.worst_of_both <= 1e-9, found
+
+
+def test_the_plan_says_what_to_trace(tmp_path):
+    case = CASES["llama"]
+    cluster = mw.Cluster.preset("a100-40", devices_per_node=2)
+    plan = mw.search(
+        case.model(), cluster, example_inputs=case.example(), kernels="auto", precision="fp32",
+        progress=False,
+    )  # fmt: skip
+    assert {f.kernel for f in plan.kernels if f.places} == {"rms_norm", "rotary", "swiglu"}
+    assert "fused kernels: gelu x0" in str(plan) and "rms_norm x9" in str(plan)
+    plan.save(tmp_path / "plan.json")
+    again = mw.Plan.load(tmp_path / "plan.json")
+    assert again == plan
+    # Alone, the plan's graph is traced again with its kernels.
+    assert plan.world_size == 2 and not plan.verify()
+
+
+def test_only_what_pays_on_a_device():
+    case = CASES["bert_mlm"]
+    cluster = mw.Cluster.local(2)
+    (device,) = cluster.device_types
+    # Where dispatch costs nothing and memory is quick, a CPU gains nothing by a kernel it lacks.
+    free = replace(cluster, device_types=(replace(device, overhead_s=0.0),))
+    plan = mw.search(
+        case.model(), free, example_inputs=case.example(), kernels="auto", precision="fp64",
+        progress=False,
+    )  # fmt: skip
+    norms = next(f for f in plan.kernels if f.kernel == "layer_norm")
+    assert norms.places == 0 and sum(m.places for m in norms.missed) == 8
+    assert all(f"times as long on {device.name}" in miss.why for miss in norms.missed)
+
+
+def test_a_graph_keeps_the_kernels_that_it_has():
+    with pytest.raises(PlanError, match="put in while a model is traced"):
+        mw.search(graph_of("llama"), mw.Cluster.local(2), kernels="all", progress=False)
