@@ -10,9 +10,7 @@ With -o FILE each result is kept as it comes, and a run that was cut off goes on
 """
 
 import argparse
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -20,16 +18,10 @@ from statistics import median
 import torch
 
 from benchmarks.auto_map_beats import beaten
-from benchmarks.auto_map_exact import (
-    SEEDS,
-    Instance,
-    Learned,
-    instance,
-    learned,
-    operators,
-    reference,
-)
+from benchmarks.auto_map_exact import SEEDS, instance, learned, operators, reference
 from benchmarks.auto_map_models import full_size, searched
+from benchmarks.auto_map_prunings import HEADS as PRUNED
+from benchmarks.auto_map_prunings import prunings
 from benchmarks.auto_map_rows import Row, Rows, table
 from benchmarks.auto_map_warm import CASES, steps_to, target_of
 from meshwright.ir.cluster import Cluster
@@ -37,13 +29,6 @@ from meshwright.planner.dqn.decisions import Pruning
 
 EQUAL = 1e-9
 COUNTED = ("states", "simulated", "cpu_s")
-PRUNINGS = {
-    "all": Pruning(),
-    "no linkage": Pruning(linkage=False),
-    "no memory limit": Pruning(memory=False),
-}
-TIGHT = 0.6
-"""Of what whole parameters with their state take: the memory where its limit is tried."""
 
 
 def exact(rows: Rows, instances: Sequence[int], seeds: int) -> Iterator[Sequence[object]]:
@@ -67,36 +52,6 @@ def exact(rows: Rows, instances: Sequence[int], seeds: int) -> Iterator[Sequence
             *(f"{median(one[key] for one in found):.3g}" for key in COUNTED),
         )  # fmt: skip
     yield "all", "", "", "", "", f"{hits} of {tried}", "", "", ""
-
-
-def prunings(rows: Rows, instances: Sequence[int]) -> Iterator[Sequence[object]]:
-    """The same agent with parts of the pruning turned off."""
-    for number in instances:
-        for memory in ("ample", "tight"):
-            asked = instance(number)
-            asked = asked.with_memory(TIGHT) if memory == "tight" else asked
-            yield from _pruned(rows, number, memory, asked)
-
-
-def _pruned(rows: Rows, number: int, memory: str, asked: Instance) -> Iterator[Sequence[object]]:
-    found = {
-        name: rows.once(("prunings", number, memory, name), _timed, asked, pruning)
-        for name, pruning in PRUNINGS.items()
-        if memory == "tight" or pruning.memory
-    }
-    least = min(one["value"] for one in found.values())
-    for name, one in found.items():
-        yield (
-            number, memory, name, one["groups"], one["states"], one["simulated"], one["too_large"],
-            f"{one['cpu_s']:.1f}", f"{one['value'] / least - 1:.2%}",
-        )  # fmt: skip
-
-
-def _timed(asked: Instance, pruning: Pruning) -> Learned:
-    """With the time that linkage and prices take."""
-    start = time.process_time()
-    found = learned(operators(asked, pruning), 0)
-    return replace(found, cpu_s=time.process_time() - start)
 
 
 def models(
@@ -159,8 +114,7 @@ HEADS = {
     "exact": ("instance", "groups", "partitions", "all of them, CPU s", "ILP's layouts",
               "found", "states",
               "simulated", "CPU s"),
-    "prunings": ("instance", "memory", "pruning", "decisions", "states", "simulated",
-                 "of these too large", "CPU s", "step above the best"),
+    "prunings": PRUNED,
     "models": ("model", "machine", "ILP step s", "CPU s", "plans", "DQN step s", "CPU s", "plans",
                "DQN over ILP", "plans"),
     "layouts": ("instance", "ILP's layouts, ms", "all layouts, ms", "agent's, ms", "gain",

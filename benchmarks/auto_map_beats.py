@@ -24,7 +24,7 @@ def beaten(asked: Instance) -> dict[str, Any]:
     all and the agent's; and of the plans of both searchers where that mesh is asked for."""
     agent = operators(asked, Pruning())
     best_s, _ = brute_force(agent)
-    pins = (f"tp={asked.tp}", f"dp={asked.dp}", "num_microbatches=1")
+    pins = (*asked.pins, f"tp={asked.tp}", f"dp={asked.dp}", "num_microbatches=1")
     ilp, dqn = (
         searched(lambda: asked.graph, asked.cluster, one, precision="fp32", constraints=pins)
         for one in ("ilp", "dqn")

@@ -60,6 +60,7 @@ class Instance:
     tp: int
     dp: int
     memory_bytes: int = 10**9
+    """That a plan may use of each device."""
 
     def with_memory(self, share: float) -> "Instance":
         """With so much of the memory that all parameters with gradients and AdamW's state take."""
@@ -80,12 +81,16 @@ class Instance:
 
     @cached_property
     def problem(self) -> Problem:
-        return make_problem(self.graph, self.cluster, precision="fp32")
+        return make_problem(self.graph, self.cluster, precision="fp32", constraints=self.pins)
+
+    @property
+    def pins(self) -> tuple[str, ...]:
+        return (f"memory<={self.memory_bytes}B",)
 
     @property
     def cluster(self) -> Cluster:
         device = DeviceType(
-            name="toy", kind="cpu", memory_bytes=self.memory_bytes,
+            name="toy", kind="cpu", memory_bytes=10**9,
             memory_bandwidth_bytes_per_s=1e9, peak_flops={"float32": 1e10},
         )  # fmt: skip
         link = Link(name="wire", bandwidth_bytes_per_s=self.rate, latency_s=1e-6, step_s=1e-6)

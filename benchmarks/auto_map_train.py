@@ -21,22 +21,19 @@ from meshwright.planner.dqn.weights import card_of, save_agent
 from meshwright.planner.problem import make_problem
 
 MACHINES = (("a100-40", 1, 4), ("v100-16", 2, 2))
-ROOM = {"small GPT-2": "0.6GB", "middle GPT-2": "3GB", "small BERT": "0.4GB"}
-"""With which models do not fit as they are: so an agent also learns what to do then."""
 CHUNK = 500
 
 
 def decisions() -> tuple[tuple[str, ...], Several]:
-    """All small models on all machines, with ample memory and with little."""
+    """All small models on all machines."""
     names, held = [], []
     for name, graph in small().items():
         traced = graph()
         for machine, nodes, devices in MACHINES:
-            for pins in ((), (f"memory<={ROOM[name]}",)):
-                cluster = Cluster.preset(machine, num_nodes=nodes, devices_per_node=devices)
-                problem = make_problem(traced, cluster, constraints=pins)
-                held.append(Pipelines(problem, Judge(problem), Pruning(), lower_bound(problem)))
-                names.append(" ".join([f"{name} on {cluster.name}", *pins]))
+            cluster = Cluster.preset(machine, num_nodes=nodes, devices_per_node=devices)
+            problem = make_problem(traced, cluster)
+            held.append(Pipelines(problem, Judge(problem), Pruning(), lower_bound(problem)))
+            names.append(f"{name} on {cluster.name}")
     return tuple(names), Several(held)
 
 

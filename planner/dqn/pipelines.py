@@ -62,6 +62,11 @@ class Pipelines:
         self._whole = self._whole_features()
         self.restart()
 
+    @property
+    def states(self) -> int:
+        """Different drafts that an agent was in."""
+        return len(self._known)
+
     def restart(self) -> None:
         self._go(Draft())
 

@@ -13,12 +13,17 @@ from benchmarks.auto_map_exact import SEEDS, brute_force, instance, learned, ope
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan_io import dumps
 from meshwright.planner.dqn.agent import NEVER, any_legal
-from meshwright.planner.dqn.decisions import Pruning
+from meshwright.planner.dqn.decisions import Decisions, Pruning
 from meshwright.planner.dqn.envs import DecisionEnv, PipelinePartitionEnv
+from meshwright.planner.dqn.explore import SHIPPED
 from meshwright.planner.dqn.training import Settings, Trainer
 from meshwright.planner.dqn.weights import card_of, load_agent, read_card, save_agent
 from meshwright.planner.search import search_problem
 from tests.planner.problems import TINY
+
+
+def decisions() -> Decisions:
+    return PipelinePartitionEnv(TINY["pipeline"]()).decisions
 
 
 def trainer(seed: int = 0) -> Trainer:
@@ -72,19 +77,17 @@ def test_weights_survive_a_file(tmp_path: Path) -> None:
     first, second = trainer(), trainer(1)
     first.learn(80)
     assert first.agent.get_env()
-    decisions = PipelinePartitionEnv(TINY["pipeline"]()).decisions
-    card = card_of(decisions, first.agent, trained_on=("pipeline",), steps=80)
+    card = card_of(decisions(), first.agent, trained_on=("pipeline",), steps=80)
     save_agent(first.agent, card, tmp_path / "agent")
     assert read_card(tmp_path / "agent") == card
-    load_agent(second.agent, card_of(decisions, second.agent), tmp_path / "agent")
+    load_agent(second.agent, card_of(decisions(), second.agent), tmp_path / "agent")
     for key, value in first.agent.q_net.state_dict().items():
         assert torch.equal(second.agent.q_net.state_dict()[key], value)
 
 
 def test_weights_of_another_form_are_refused(tmp_path: Path) -> None:
     agent = trainer().agent
-    decisions = PipelinePartitionEnv(TINY["pipeline"]()).decisions
-    card = card_of(decisions, agent)
+    card = card_of(decisions(), agent)
     save_agent(agent, replace(card, option_size=3), tmp_path / "agent")
     with pytest.raises(PlanError, match="option_size is 3, needed is"):
         load_agent(agent, card, tmp_path / "agent")
@@ -124,3 +127,13 @@ def test_agent_finds_the_best_of_all_partitions(seed: int) -> None:
 
 def test_environment_of_the_agent_is_the_registered_one() -> None:
     assert isinstance(trainer().agent.get_env().envs[0].unwrapped, DecisionEnv)  # type: ignore[union-attr]
+
+
+def test_the_shipped_agent_fits_the_decisions() -> None:
+    """Else every search would fail, or begin cold: who changes what is observed trains it anew."""
+    learner = trainer()
+    before = {key: value.clone() for key, value in learner.agent.q_net.state_dict().items()}
+    load_agent(learner.agent, card_of(decisions(), learner.agent), SHIPPED)
+    after = learner.agent.q_net.state_dict()
+    assert not any(torch.equal(before[key], after[key]) for key in before)
+    assert read_card(SHIPPED).steps > 0 and read_card(SHIPPED).trained_on
