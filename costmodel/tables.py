@@ -84,6 +84,7 @@ class CostTables:
         devices = {device.name: device for device in self.cluster.device_types}
         self.blocks = BlockCosts(self.facts, devices, timer, profile)
         self._stages: dict[tuple[object, ...], StageCost] = {}
+        self._preludes: dict[object, tuple[float, int]] = {}
         self._levels: dict[tuple[int, ...], Levels] = {}
         self._borders: dict[int, tuple[int, int]] = {}
         self._links: dict[tuple[tuple[int, ...], int, tuple[int, ...], int], frozenset[Link]] = {}
@@ -241,7 +242,11 @@ class CostTables:
         needed = self.facts.prelude_values & used
         if layout is None or not needed:
             return 0.0, 0
-        return price_prelude(self.facts, layout, needed, self.blocks.site(spot))
+        key = self.blocks.layout_key(layout), needed, spot
+        if key not in self._preludes:
+            site = self.blocks.site(spot)
+            self._preludes[key] = price_prelude(self.facts, layout, needed, site)
+        return self._preludes[key]
 
     def border_bytes(self, block: int) -> tuple[int, int]:
         """What crosses into block number `block`: bytes of one global batch, and bytes that do not

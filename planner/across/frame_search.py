@@ -6,6 +6,7 @@ pivot, the stage that is busiest. For several limits of the load the shortest pa
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import ceil
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from meshwright.planner.across.partition import (
 from meshwright.planner.across.places import Places
 from meshwright.planner.across.relaxation import Bound, Frame, group_sizes
 from meshwright.planner.across.run_costs import RunCosts
-from meshwright.planner.across.stage_options import Fitted
+from meshwright.planner.across.stage_options import Fitted, Runs
 from meshwright.planner.across.stage_tables import StageTables
 from meshwright.planner.across.treatments import Treatments
 from meshwright.planner.candidates import Choice, StageChoice
@@ -33,6 +34,8 @@ from meshwright.planner.space import Mesh, meshes, schedules
 
 LIMITS = (1.0, 1.05, 1.2, 1.6)
 """Loads tried, as multiples of the least possible one."""
+LONG = 3
+"""Stages on equal groups have at most so many times as many blocks as the mean."""
 MESHES, NEAR = 16, 1.5
 """Meshes of even groups that are looked at closer: so many, whose bound is within this factor."""
 
@@ -139,7 +142,18 @@ class FrameSearch:
         if not found:
             return None
         options = self.tables.options(first, found[0].size, frame.num_microbatches, found)
-        return options.fitted(in_flight, room)
+        return options.fitted(in_flight, room, self._runs(frame))
+
+    def _runs(self, frame: Frame) -> Runs | None:
+        """Kinds of runs of blocks that a stage may have; None for all. Where all groups are equal,
+        none of them gets several times as many blocks as others."""
+        if len(group_sizes(self.problem, frame.num_ranks)) > 1:
+            return None
+        classes, blocks = self.runs.classes, len(self.problem.graph.blocks)
+        most = LONG * ceil(blocks / frame.num_ranks) + 2
+        if self.problem.stage_of_block or most >= blocks:
+            return None
+        return np.flatnonzero(classes.stop - classes.start <= most)
 
     def _closer(self, bound: Bound) -> tuple[Mesh, ...]:
         """Meshes that may be best, of those that a bound is known for."""

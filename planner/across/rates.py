@@ -69,29 +69,23 @@ class BlockRates:
     def of(self, cases: list[Case], num_microbatches: int) -> Rates:
         """Of some meshes, one array each."""
         rows = [self._of(case, num_microbatches) for case in cases]
-        return Rates(*(np.array(column) for column in zip(*rows, strict=True)))
+        columns = (np.array(column) for column in zip(*rows, strict=True))
+        busy, compute, flight, forward, inputs, copies, state, once, gather, reduced = columns
+        once, gather, reduced = once[:, None], gather[:, None], reduced[:, None]
+        ahead = np.array([bool(case.mesh.prefetch) for case in cases])[:, None, None]
+        busy, inputs = (held + np.where(ahead, 0.0, gather) for held in (busy, inputs))
+        # Of what runs beside the computing, only that counts for which it is too short.
+        beside = num_microbatches * (np.where(ahead, gather, 0.0) - busy)
+        once = once + self._if_more(beside) + self._if_more(reduced - busy)
+        return Rates(busy, compute, once, state, flight, forward, inputs, copies)
 
     def _of(self, case: Case, num_microbatches: int) -> tuple[Matrix, ...]:
-        busy, compute, flight, forward, inputs, copies = self._work_of(case.at)
         state, _ = self._state_of(case, num_microbatches)
-        once, gather = self._once_of(case)
-        hidden = num_microbatches * gather
-        if case.mesh.zero == 3 and not case.mesh.prefetch:
-            busy, inputs, hidden = busy + gather, inputs + gather, hidden * 0
-        once = self._exposed(once, case, busy, hidden, num_microbatches)
-        return busy, compute, once, state, flight, forward, inputs, copies
-
-    def _exposed(
-        self, once: Matrix, case: Case, busy: Matrix, hidden: Matrix, num_microbatches: int
-    ) -> Matrix:
-        """Of what runs beside the computing, only that counts for which it is too short."""
-        beside = hidden - num_microbatches * busy  # level 3 with gathers ahead
-        after = self._reduced_s(case) - busy
-        return once + self._if_more(beside) + self._if_more(after)
+        return *self._work_of(case.at), state, *self._once_of(case), self._reduced_s(case)
 
     def _if_more(self, seconds: Matrix) -> Matrix:
         """Where the whole model has none left over, blocks have none either."""
-        found: Matrix = np.where((seconds @ self.counts > 0)[:, None], seconds, 0.0)
+        found: Matrix = np.where((seconds @ self.counts > 0)[..., None], seconds, 0.0)
         return found
 
     def _reduced_s(self, case: Case) -> Matrix:

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -56,6 +57,11 @@ UNITS = 16
 """At most so many units of devices are shared out unevenly."""
 
 
+Families = frozenset[tuple[bool, bool]]
+"""Kinds of schedules: (backward in two halves, several stages per rank)."""
+PLAIN: Families = frozenset({(False, False)})
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Frame:
     """What is fixed first."""
@@ -71,6 +77,16 @@ class Bound:
     seconds: float
     meshes: tuple[tuple[float, Mesh], ...]
     """Best first; empty where groups differ."""
+    plain_s: float = 0.0
+    """Where ranks have one stage each, and backwards are not in halves; zero if not known."""
+
+
+class _Least(NamedTuple):
+    """Bounds with blocks' memory at prices: of a frame, of each mesh alone, of plain schedules."""
+
+    together_s: float
+    alone_s: Matrix
+    plain_s: float
 
 
 def frames(problem: Problem) -> tuple[Frame, ...]:
@@ -116,14 +132,13 @@ class Relaxation:
         self._most: dict[object, int] = {}
         self._sums: dict[object, tuple[tuple[Mesh, ...], Rates]] = {}
 
-    def bound(self, frame: Frame, *, quick: bool = False) -> Bound:
-        """Of one frame; infinite where it has no plan at all. `quick`: a lower one, with each block
-        holding a single micro-batch."""
+    def bound(self, frame: Frame) -> Bound:
+        """Of one frame; infinite where it has no plan at all."""
         sizes = group_sizes(self.problem, frame.num_ranks)
         if not sizes:
             return Bound(np.inf, ())
         if len(sizes) == 1 and self.places[0].period:
-            return self._even(frame, sizes[0], quick=quick)
+            return self._even(frame, sizes[0])
         return Bound(self._uneven(frame, sizes), ())
 
     def _meshes(self, frame: Frame, size: int, start: int) -> tuple[tuple[Mesh, ...], Rates]:
@@ -155,7 +170,7 @@ class Relaxation:
 
     # Equal groups of equal devices ----------------------------------------------------------------
 
-    def _even(self, frame: Frame, size: int, *, quick: bool) -> Bound:
+    def _even(self, frame: Frame, size: int) -> Bound:
         found, rates = self._meshes(frame, size, 0)
         if not found:
             return Bound(np.inf, ())
@@ -163,12 +178,13 @@ class Relaxation:
         if not np.isfinite(ways.busy_s.min(axis=(0, 1))).all():
             return Bound(np.inf, ())  # some block fits under no mesh
         ahead = self._ahead_s(frame, ways)
-        together, alone = self._relaxed(frame, ways, np.ones(len(ways.blocks)), ahead)
-        if frame.num_ranks > 1 and not quick:
-            together, alone = self._with_flights(frame, ways, together, alone, ahead)
+        least = self._relaxed(frame, ways, np.ones(len(ways.blocks)), ahead)
+        together, alone = least.together_s, least.alone_s
+        if frame.num_ranks > 1:
+            together, alone = self._with_flights(frame, ways, least, ahead)
         order = np.argsort(alone, kind="stable")
         ranked = tuple((float(alone[i]), found[i]) for i in order if np.isfinite(alone[i]))
-        return Bound(max(0.0, together) if ranked else np.inf, ranked)
+        return Bound(max(0.0, together) if ranked else np.inf, ranked, least.plain_s)
 
     def _block_ways(self, frame: Frame, rates: Rates, room: float) -> BlockWays:
         """Of [mesh, mode, kind of block]; infinite where a single block does not fit."""
@@ -208,24 +224,27 @@ class Relaxation:
 
     def _relaxed(
         self, frame: Frame, ways: BlockWays, flights: Matrix, ahead: tuple[float, float]
-    ) -> tuple[float, Matrix]:
+    ) -> _Least:
         """The bound, and that of each mesh alone; `flights`: micro-batches that blocks hold."""
-        found = [self._priced(frame, waits, flights, ahead) for waits in both_waits(ways)]
-        return max(one[0] for one in found), reduce(np.maximum, (one[1] for one in found))
+        together, alone, plain = zip(
+            *(self._priced(frame, waits, flights, ahead) for waits in both_waits(ways)),
+            strict=True,
+        )
+        return _Least(max(together), reduce(np.maximum, alone), max(plain))
 
     def _priced(
         self, frame: Frame, ways: BlockWays, flights: Matrix, ahead: tuple[float, float]
-    ) -> tuple[float, Matrix]:
+    ) -> _Least:
         """The best over prices of memory."""
         memory, tried = ways.state_bytes + ways.flight_bytes * flights, weights(ways, flights)
         copies = tried.copies[:, None] * ways.copy_s.max(axis=1)
         rest = 2 * frame.num_ranks * copies + ways.spared_s
         beside = tried.prices[:, None] * frame.num_ranks * ways.room
-        plain = tried._replace(copies=0.0 * tried.copies)
+        unmoved = tried._replace(copies=0.0 * tried.copies)
         costs = (
             (weighed(ways, ways.busy_s, memory, tried), rest),
             (weighed(ways, ways.load_s, memory, tried), rest),
-            (weighed(ways, ways.input_s, memory, plain), 0.0 * rest),
+            (weighed(ways, ways.input_s, memory, unmoved), 0.0 * rest),
         )
         busy, load, path = (cost @ ways.blocks - beside - spared for cost, spared in costs)
         first = ways.forward_s @ ways.blocks, ways.forward_share
@@ -236,15 +255,18 @@ class Relaxation:
         )
         least = ways.forward_s.min(axis=0)[None] @ ways.blocks
         best = Totals(busy, load, path, least, ways.forward_share.max(keepdims=True))
-        alone = self._step_s(frame, own, ahead).max(axis=0)
+        families = self._families(frame.num_ranks)
+        alone = self._step_s(frame, own, ahead, families).max(axis=0)
         if frame.num_ranks == 1:
-            return float(alone.min()), alone
-        return float(self._step_s(frame, best, ahead).max()), alone
+            return _Least(float(alone.min()), alone, float(alone.min()))
+        together, plain = (
+            float(self._step_s(frame, best, ahead, given).max()) for given in (families, PLAIN)
+        )
+        return _Least(together, alone, plain)
 
     def _with_flights(
-        self, frame: Frame, ways: BlockWays, least: float, alone: Matrix,
-        ahead: tuple[float, float],
-    ) -> tuple[float, Matrix]:  # fmt: skip
+        self, frame: Frame, ways: BlockWays, least: _Least, ahead: tuple[float, float]
+    ) -> tuple[float, Matrix]:
         """The bound where blocks hold what a step of that length makes them hold.
 
         Activations of a block wait for all blocks behind it, forward and back. In a step of V
@@ -256,14 +278,15 @@ class Relaxation:
             self.rates.kind_of, np.cumsum(each[::-1])[::-1] * frame.num_microbatches
         )
         ways = ways.of(kinds, blocks)
-        low, high = least, max(least, self._relaxed(frame, ways, behind / least, ahead)[0])
+        low, alone = least.together_s, least.alone_s
+        high = max(low, self._relaxed(frame, ways, behind / low, ahead).together_s)
         for _ in range(BISECTIONS):
             if high <= low * SAME:
                 break
             middle = (low + high) / 2
-            longer, each_alone = self._relaxed(frame, ways, behind / middle, ahead)
-            if longer > middle:
-                low, alone = middle, np.maximum(alone, each_alone)
+            longer = self._relaxed(frame, ways, behind / middle, ahead)
+            if longer.together_s > middle:
+                low, alone = middle, np.maximum(alone, longer.alone_s)
             else:
                 high = middle
         return low, alone
@@ -276,12 +299,14 @@ class Relaxation:
         unit = float(np.median(seconds[used] / saved[used])) if used.any() else 0.0
         return tuple(price * unit for price in PRICES) if unit else (0.0,)
 
-    def _step_s(self, frame: Frame, work: Totals, ahead_s: tuple[float, float]) -> Matrix:
+    def _step_s(
+        self, frame: Frame, work: Totals, ahead_s: tuple[float, float], families: Families
+    ) -> Matrix:
         """From the work of a micro-batch in the whole model on ranks of one size."""
         ranks, count = frame.num_ranks, frame.num_microbatches
         even = count * work.busy_s / ranks
         bounds = []
-        for split, several in self._families(ranks):
+        for split, several in families:
             path = work.input_s if split else work.busy_s
             # Weight halves may wait until the end: then only forwards lie before a rank's work.
             before, share = (work.forward_s, work.share) if split else (work.busy_s, 1.0)
@@ -293,13 +318,13 @@ class Relaxation:
         found: Matrix = np.maximum(reduce(np.minimum, bounds), count * work.load_s / ranks)
         return found
 
-    def _families(self, ranks: int) -> set[tuple[bool, bool]]:
-        """Which schedules there are: (backward in two halves, several stages per rank)."""
+    def _families(self, ranks: int) -> Families:
+        """Which schedules there are."""
         names = list(schedules(self.problem, ranks))
         found = {(name in SPLIT, chunks > 1) for name, chunks in names}
         if ranks > 1 and allowed(self.problem.constraints, "schedule", (MADE,)):
             found.add((True, False))  # a schedule made for the stages may have halves
-        return found
+        return frozenset(found)
 
     def _ahead_s(self, frame: Frame, ways: BlockWays) -> tuple[float, float]:
         """What lies before the first block of a rank, on average over ranks; and with what lies

@@ -6,10 +6,14 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from meshwright.planner.across.spans import Matrix
 from meshwright.planner.across.treatments import Treatments
 from meshwright.planner.space import Mesh
+
+Runs = NDArray[np.int64]
+"""Numbers of kinds of runs."""
 
 
 class Figures(NamedTuple):
@@ -31,6 +35,10 @@ class Figures(NamedTuple):
         found: Matrix = self.static_bytes + in_flight * self.flight_bytes
         return found
 
+    def of(self, runs: Runs) -> "Figures":
+        """Of some kinds of runs."""
+        return Figures(*(figure[:, runs] for figure in self))
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -46,8 +54,25 @@ class Options:
     modes: tuple[bool, ...]
     """Whether recomputing nothing, and something, is allowed: False, True or both."""
 
-    def fitted(self, in_flight: int, room: float) -> "Fitted":
-        """The figures where as little as can be is saved; infinite where it does not fit."""
+    def fitted(self, in_flight: int, room: float, runs: Runs | None = None) -> "Fitted":
+        """The figures where as little as can be is saved; infinite where it does not fit, and for
+        other runs than those asked for."""
+        if runs is None:
+            return self._fitted(in_flight, room)
+        few = Options(
+            self.meshes, self.keep.of(runs), lambda: tuple(each.of(runs) for each in self.more()),
+            self.layers[:, runs], self.modes,
+        )  # fmt: skip
+        found = few._fitted(in_flight, room)
+        spread = []
+        for part in found[1:5]:
+            whole = np.full(self.layers.shape, np.inf)
+            whole[:, runs] = part
+            spread.append(whole)
+        share, path, load, busy = spread
+        return Fitted(self, share, path, load, busy, in_flight)
+
+    def _fitted(self, in_flight: int, room: float) -> "Fitted":
         needs, none = self.keep.held(in_flight), self.layers == 0
         fits = (needs <= room) & (none | (False in self.modes))
         share = np.where(fits, 0.0, np.inf)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from math import comb, floor, prod
+from typing import NamedTuple
 
 from meshwright.costmodel.block import BlockCost
 from meshwright.costmodel.offload import copy_s
@@ -48,8 +49,7 @@ class Treatment:
 PLAIN = Treatment()
 
 
-@dataclass(frozen=True, slots=True)
-class Saving:
+class Saving(NamedTuple):
     """Of one block in one mode, about: bytes of activations that are not held, seconds more."""
 
     nbytes: float
@@ -65,6 +65,8 @@ class Treatments:
         self._held: dict[tuple[int, int], tuple[Treatment, ...]] = {}
         self._savings: dict[str, Mapping[str, Saving]] = {}
         self._copies: dict[str, float] = {}
+        self._totals: dict[tuple[str, ...], tuple[Saving, ...]] = {}
+        """Of all treatments of blocks of these patterns."""
 
     def of(self, start: int, stop: int) -> tuple[Treatment, ...]:
         """Of the blocks `start` to `stop`: nothing first, what holds least last."""
@@ -94,14 +96,21 @@ class Treatments:
         known = self.of(start, stop)
         if share >= 1:
             return known[-1]
-        blocks = self.problem.graph.blocks[start:stop]
-        wanted = share * self._total(blocks, known[-1]).nbytes * _NEAR
-        found = []
-        for number, treatment in enumerate(known):
-            saved = self._total(blocks, treatment)
-            if saved.nbytes >= wanted:
-                found.append((saved.seconds, number))
+        totals = self._of_all(start, stop)
+        wanted = share * totals[-1].nbytes * _NEAR
+        found = [
+            (saved.seconds, number) for number, saved in enumerate(totals) if saved.nbytes >= wanted
+        ]
         return known[min(found)[1]] if found else known[-1]
+
+    def _of_all(self, start: int, stop: int) -> tuple[Saving, ...]:
+        """What each treatment saves; the same for all stages of equal blocks."""
+        blocks = self.problem.graph.blocks[start:stop]
+        patterns = tuple(block.pattern for block in blocks)
+        if patterns not in self._totals:
+            known = self.of(start, stop)
+            self._totals[patterns] = tuple(self._total(blocks, treatment) for treatment in known)
+        return self._totals[patterns]
 
     def saving(self, block: Block, mode: str) -> Saving:
         """Of one block."""
@@ -182,9 +191,10 @@ class Treatments:
         found: Counter[str] = Counter()
         saved = dict(treatment.saved)
         seconds = nbytes = 0.0
+        again = frozenset(treatment.recompute)
         for block in blocks:
-            again = not {block.name, block.pattern}.isdisjoint(treatment.recompute)
-            mode = "full" if again else saved.get(block.name, saved.get(block.pattern, ""))
+            whole = block.name in again or block.pattern in again
+            mode = "full" if whole else saved.get(block.name, saved.get(block.pattern, ""))
             own = self.saving(block, mode)
             seconds, nbytes = seconds + own.seconds, nbytes + own.nbytes
             if mode == "offload":

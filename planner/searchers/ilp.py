@@ -152,10 +152,11 @@ class _Search:
         return sorted(found, key=lambda item: item.value)[:1]
 
     def _finalists(self) -> list[Finalist]:
-        """Of all frames that may be best by their bound and by what tables say of the others."""
+        """Of all frames that may be best by what tables say of the others; tables are of plain
+        schedules."""
         least, found = np.inf, []
-        for frame, bound in self.bounds:
-            if bound.seconds > CLOSE * least:
+        for frame, bound in sorted(self.bounds, key=lambda item: (_plain_s(item[1]), item[0])):
+            if _plain_s(bound) > CLOSE * least:
                 break
             for solver in self.solvers:
                 own = solver.fastest(frame, bound, WORSE * least)
@@ -171,7 +172,7 @@ class _Search:
             for value, mesh in bound.meshes:
                 family = frame.num_ranks > 1, forms_of(mesh.model), mesh.zero
                 if (family, frame) not in meshes_of:
-                    frames_of.setdefault(family, []).append((value, frame))
+                    frames_of.setdefault(family, []).append((max(value, bound.plain_s), frame))
                 meshes_of.setdefault((family, frame), []).append(mesh)
         for family in sorted(frames_of, key=lambda kind: (min(frames_of[kind]), kind))[:KINDS]:
             found = [
@@ -201,7 +202,7 @@ class _Search:
     def _fit(self, choice: Choice) -> Iterator[Offer]:
         """As few recomputed blocks as fit by the simulator: tables only estimate memory."""
         held = self.state.judged[-1:]
-        if not held or held[0][1] != choice:
+        if not held or held[0][1] != choice or self._is_far(held[0][0]):
             return
         bad, good = (0, None) if held[0][0][0] else (None, 0)
         step = 1 if bad == 0 else -1
@@ -219,6 +220,11 @@ class _Search:
             yield self._judge(other, self.state.judged)
             fits = len(self.state.judged) > before and not self.state.judged[-1][0][0]
             bad, good = (bad, change) if fits else (change, good)
+
+    def _is_far(self, value: Value) -> bool:
+        """Whether what fits is so slow that saving less memory would not make it the best."""
+        usual = self.problem.objective in ("throughput", "batch")
+        return usual and not value[0] and value[1] > CLOSE * self.state.best_s
 
     def _shifted(self, choice: Choice, change: int) -> Choice | None:
         """With every stage treated so many steps further; None if none changes."""
@@ -324,6 +330,10 @@ class _Search:
                 break
             yield self._judge(choice, self.state.judged)
         yield Offer(candidates=0, pruned={"bound": pruned})
+
+
+def _plain_s(bound: Bound) -> float:
+    return max(bound.seconds, bound.plain_s)
 
 
 def search(problem: Problem) -> Iterator[Offer]:
