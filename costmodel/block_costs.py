@@ -12,7 +12,7 @@ from meshwright.costmodel.comm import Levels
 from meshwright.costmodel.compute import KeptTimes, OpTimer
 from meshwright.costmodel.keeping import Makers, Policy, kept_cost, makers_of
 from meshwright.costmodel.keys import block_key
-from meshwright.costmodel.measured_blocks import beside, between, measured_cost
+from meshwright.costmodel.measured_blocks import as_alone, beside, between, measured_cost
 from meshwright.costmodel.walk import GraphFacts, Site, Walk
 from meshwright.ir.device import DeviceType
 from meshwright.ir.graph import Block
@@ -56,6 +56,22 @@ class Spot:
 
 _Kind = tuple[str, tuple[bool, ...], str]
 _Id = tuple[_Kind, Spot]
+
+
+def on_data_alone(layout: BlockLayout) -> BlockLayout:
+    """The layout where there are no model axes."""
+
+    def rows(found: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
+        return {key: _data(placed) for key, placed in found.items()}
+
+    return replace(
+        layout, mesh={}, parameters=rows(layout.parameters), ops=rows(layout.ops),
+        inputs=tuple(map(_data, layout.inputs)), outputs=tuple(map(_data, layout.outputs)),
+    )  # fmt: skip
+
+
+def _data(placed: Mapping[str, str]) -> dict[str, str]:
+    return {axis: text for axis, text in placed.items() if axis == "dp"}
 
 
 class BlockCosts:
@@ -174,7 +190,7 @@ class BlockCosts:
         low, high = self._neighbours(block, layout, spot)
         near = low or high
         if near is None:
-            return cost
+            return self._as_alone(block, layout, spot, cost) if spot.model else cost
         if low and high:
             found, band = between(low, high, spot.samples)
         else:
@@ -182,6 +198,17 @@ class BlockCosts:
             theirs = summary(self.walk(block, layout, there), block, layout)
             found, band = beside((near, theirs), cost, spot.samples)
         return measured_cost(cost, walk, found, "interpolated", band)
+
+    def _as_alone(
+        self, block: Block, layout: BlockLayout, spot: Spot, cost: BlockCost
+    ) -> BlockCost:
+        """The cost corrected by what was measured of the block on no model axes. Otherwise blocks
+        that nobody measured would look faster than those that somebody did."""
+        whole = on_data_alone(layout)
+        samples = max(1, round(spot.samples / spot.model_size))
+        alone = replace(spot, samples=samples, model=(), model_levels=())
+        modelled = summary(self.walk(block, whole, alone), block, whole)
+        return as_alone(cost, self.cost(block, whole, alone), modelled)
 
     def _neighbours(
         self, block: Block, layout: BlockLayout, spot: Spot

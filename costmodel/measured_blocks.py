@@ -19,6 +19,10 @@ of four plans that benchmarks/accuracy.py ran were within it; assumption on GPUs
 _BETWEEN_BAND = 0.03
 _BEYOND_BAND = 0.08
 """Per doubling of the distance from the samples that were measured. Assumptions."""
+_ALONE_BAND = 0.15
+"""Of a block split on model axes that is known by the whole one only; assumption."""
+_MOST_OFF = 3.0
+"""More than that is no error of the model but another kind of work."""
 
 Known = tuple[BlockRecord, BlockCost]
 """A measurement, and what the model says of the same block."""
@@ -125,6 +129,32 @@ def beside(known: Known, cost: BlockCost, samples: int) -> tuple[BlockRecord, fl
         workspace_bytes=round(record.workspace_bytes * saved),
     )
     return found, _BEYOND_BAND * abs(log2(samples / record.samples))
+
+
+def as_alone(cost: BlockCost, measured: BlockCost, modelled: BlockCost) -> BlockCost:
+    """The cost of a block of which nothing was measured, corrected as the model errs on the same
+    block where nothing is split: `measured` and `modelled`, with about as much work per rank."""
+
+    def ratio(real: float, said: float) -> float:
+        return min(_MOST_OFF, max(1 / _MOST_OFF, real / said)) if said > 0.0 and real > 0.0 else 1.0
+
+    forward = ratio(
+        measured.forward_s - measured.comm_forward_s, modelled.forward_s - modelled.comm_forward_s
+    )
+    backward = ratio(
+        measured.backward_s - measured.comm_backward_s,
+        modelled.backward_s - modelled.comm_backward_s,
+    )
+    alone = cost.forward_s - cost.comm_forward_s
+    inputs = cost.backward_input_s - cost.comm_backward_s
+    seconds = forward * alone + backward * (inputs + cost.backward_weight_s)
+    return replace(
+        cost,
+        forward_s=forward * alone + cost.comm_forward_s,
+        backward_input_s=backward * inputs + cost.comm_backward_s,
+        backward_weight_s=backward * cost.backward_weight_s,
+        uncertain_s=max(cost.uncertain_s, seconds * _ALONE_BAND),
+    )
 
 
 def _kept(cost: BlockCost) -> float:

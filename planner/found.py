@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 from meshwright.ir.plan import Improvement, Plan
 from meshwright.ir.verify import check
-from meshwright.planner.offers import TIE
+from meshwright.planner.offers import tie
 from meshwright.planner.problem import Problem
 from meshwright.planner.why import name_of
 
@@ -29,7 +29,7 @@ class Found:
     """The plan that exceeds memory by the least."""
     kinds: dict[str, tuple[tuple[float, ...], int, Plan]] = field(default_factory=dict)
     """Best of each kind: value, excess memory, plan."""
-    lean: dict[tuple[int, int], tuple[tuple[float, ...], Plan]] = field(default_factory=dict)
+    lean: dict["_Machinery", tuple[tuple[float, ...], Plan]] = field(default_factory=dict)
     """Of the plans that fit, the best with each amount of machinery."""
     improved: list[Improvement] = field(default_factory=list)
 
@@ -41,12 +41,12 @@ class Found:
 
 
 def simplest(problem: Problem, found: Found) -> Plan:
-    """Of the plans that tie with the best, the one with the least machinery: fewest stages, then
-    the lowest ZeRO level, then the fastest."""
+    """Of the plans that tie with the best, the one with the least machinery: the lowest ZeRO level,
+    then fewest kinds of meshes, then fewest stages, then fewest model axes, then the fastest."""
     assert found.best and found.best.predicted
     if problem.objective not in ("throughput", "batch"):
         return found.best
-    limit_s = found.best.predicted.step_s * (1 + TIE)
+    limit_s = found.best.predicted.step_s * (1 + tie(problem))
     _, best = min(
         (entry for entry in found.lean.values() if entry[0][0] <= limit_s),
         key=lambda entry: (_machinery(entry[1]), entry[0]),
@@ -69,8 +69,13 @@ def with_reason(best: Plan, found: Found) -> Plan:
     return replace(best, notes=(*best.notes, note))
 
 
-def _machinery(plan: Plan) -> tuple[int, int]:
-    return len(plan.stages), max(stage.zero for stage in plan.stages)
+_Machinery = tuple[int, int, int, int]
+
+
+def _machinery(plan: Plan) -> _Machinery:
+    meshes = {tuple(stage.mesh.items()) for stage in plan.stages}
+    axes = {axis for stage in plan.stages for axis, size in stage.model if size > 1}
+    return max(stage.zero for stage in plan.stages), len(meshes), len(plan.stages), len(axes)
 
 
 def pipelines(found: Found) -> list[Plan]:

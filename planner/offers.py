@@ -14,6 +14,14 @@ from meshwright.planner.problem import Problem
 TIE = 0.005
 """Plans whose predicted steps differ by less are a tie: steps of one plan vary by as much from run
 to run. Then the simplest is best, and its notes say so."""
+MEASURED_TIE = 0.01
+"""The same where costs were measured: two runs of one plan differed by 1 to 10 % on the machine of
+docs/results/fastest.md, so that less cannot be told apart."""
+
+
+def tie(problem: Problem) -> float:
+    """By how much the predicted steps of plans that tie may differ, relative to the shortest."""
+    return TIE if problem.tables.profile is None else MEASURED_TIE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,6 +37,8 @@ SURE = 1.002
 """Bounds must exceed the best step by so much: simulated steps are rounded, and exact to 0.1 %."""
 PLAIN, PLAYED = 64, 40_000
 """Plain choices that are simulated, and the work of that."""
+QUICK, FIRST = 12, 4
+"""Frames with the least to simulate, and those of them whose best plain choices come first."""
 JUDGED, CLOSE, WORSE = 32, 1.1, 1.2
 """Finalists that are simulated: so many, and those within this factor of the best step. Pipelines
 whose busiest stage alone takes longer than the other factor are not put together."""
@@ -93,6 +95,7 @@ class _Search:
             )
             self.bounds = finite
         if self.timed:
+            yield from self._first()
             yield from self._fastest()
             yield from self._other_kinds()
             yield from self._plain()
@@ -102,6 +105,17 @@ class _Search:
         yield from self._close()
 
     # Finalists ------------------------------------------------------------------------------------
+
+    def _first(self) -> Iterator[Offer]:
+        """The most promising plain choice of some frames that are quickly simulated: something good
+        to hold from the start, whatever happens, and to measure others by."""
+        quick = sorted(self.bounds, key=lambda item: (self._work(item[0]), item[1].seconds))
+        for frame, _ in sorted(quick[:QUICK], key=lambda item: item[1].seconds)[:FIRST]:
+            found = [(self.leaf.seconds(choice), number, choice)
+                     for number, choice in enumerate(plain_choices(self.runs, frame))]  # fmt: skip
+            for _, _, choice in sorted(found, key=lambda item: item[:2])[:1]:
+                for each in self._starts(choice):
+                    yield self._judge(each, self.state.judged)
 
     def _fastest(self) -> Iterator[Offer]:
         """Simulates what tables say is best, best first; then what else may be close."""
