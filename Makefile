@@ -6,7 +6,7 @@ READY := .venv/.ready
 export TOKENIZERS_PARALLELISM := false
 export HF_HUB_OFFLINE := 1
 
-.PHONY: setup demo test lint clean
+.PHONY: setup demo notebooks test lint clean
 
 setup: $(READY)
 
@@ -19,6 +19,10 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY)
 	$(BIN)/python -m meshwright.demo
+
+# Executes the notebooks anew and keeps their outputs.
+notebooks: $(READY)
+	$(BIN)/python notebooks/run.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -56,8 +56,15 @@ def read_text(path: str | Path) -> str:
 def check_schema(data: Any, schema: str, where: str) -> None:
     """PlanError unless parsed `data` says that it is of `schema`."""
     given = data.get("schema") if isinstance(data, dict) else None
-    if given != schema:
+    if given == schema:
+        return
+    kind = schema.partition("/")[0]
+    if not isinstance(given, str) or given.partition("/")[0] != kind:
         raise PlanError(f"{where}: schema is {given!r}; this version reads {schema!r}")
+    raise PlanError(
+        f"{where}: schema is {given!r}; this version reads {schema!r}. Older and newer files are "
+        f"not converted: make it again with this version, or read it with the one that wrote it"
+    )
 
 
 def parse_json(text: str, where: str) -> Any:

@@ -25,6 +25,7 @@ from typing import Any
 import yaml
 
 from meshwright.ir import presets
+from meshwright.ir.canonical import read_text
 from meshwright.ir.cluster import Cluster, from_data, to_data
 from meshwright.ir.errors import PlanError
 
@@ -46,8 +47,9 @@ _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping
 
 def load(path: Path) -> Cluster:
     """The cluster described in the file; PlanError names the file and the field."""
+    text = read_text(path)
     try:
-        data = yaml.load(path.read_text(), Loader=_Loader)  # a SafeLoader
+        data = yaml.load(text, Loader=_Loader)  # a SafeLoader
     except (yaml.YAMLError, PlanError) as error:
         raise PlanError(f"{path}: {error}") from error
     if not isinstance(data, dict):

@@ -45,6 +45,11 @@ def dumps(plan: Plan) -> str:
 def loads(text: str, *, check_hash: bool = True, where: str = "plan") -> Plan:
     """The plan that `dumps` writes as `text`."""
     data = parse_json(text, where)
+    if isinstance(data, dict) and "schema" not in data:
+        raise PlanError(
+            f"{where}: has no key 'schema' ({SCHEMA!r}). A plan by hand is made whole by "
+            f"`meshwright check {where} --model TARGET --cluster CLUSTER -o plan.json`"
+        )
     check_schema(data, SCHEMA, where)
     try:
         plan = _ADAPTER.validate_json(text, strict=True)

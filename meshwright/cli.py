@@ -1,4 +1,4 @@
-"""The command line: `meshwright profile | search | check | show | export | schema | run | compare`.
+"""The command line: `meshwright search`, `run`, `check`, `explain` and the like.
 
 Exit codes: 0 done; 1 a failure while running; 2 wrong usage; 3 no plan meets the constraints;
 4 an input (plan, cluster, model) breaks a rule; 5 ranks or world do not match the plan.
@@ -15,6 +15,7 @@ from rich.console import Console
 from meshwright.cli_check import check_command
 from meshwright.cli_compare import compare_command
 from meshwright.cli_diff import diff_command
+from meshwright.cli_examples import example
 from meshwright.cli_explain import explain_command
 from meshwright.cli_export import export_command
 from meshwright.cli_profile import profile_command
@@ -43,7 +44,7 @@ def _print_json(content: dict[str, Any]) -> None:
     out.print_json(json.dumps(content))
 
 
-@app.command("search")
+@app.command("search", epilog=example("search"))
 def search_command(
     target: TargetArgument,
     cluster: Annotated[
@@ -121,7 +122,7 @@ def search_command(
         out.print(f"wrote {output} ({plan.hash[:12]})")
 
 
-@app.command()
+@app.command(epilog=example("show"))
 def show(plan_file: PlanArgument, as_json: Json = False) -> None:
     """Print a plan as tables."""
     plan = plan_io.load(plan_file)
@@ -131,13 +132,13 @@ def show(plan_file: PlanArgument, as_json: Json = False) -> None:
         out.print(render(plan))
 
 
-@app.command()
+@app.command(epilog=example("schema"))
 def schema() -> None:
     """Print the JSON Schema of plan files."""
     _print_json(plan_io.json_schema())
 
 
-@app.command()
+@app.command(epilog=example("run"))
 def run(
     plan_file: PlanArgument,
     target: TargetArgument,
@@ -174,13 +175,13 @@ def run(
     )
 
 
-app.command("check")(check_command)
-app.command("compare")(compare_command)
-app.command("diff")(diff_command)
-app.command("explain")(explain_command)
-app.command("export")(export_command)
-app.command("profile")(profile_command)
-app.command("report")(report_command)
+app.command("check", epilog=example("check"))(check_command)
+app.command("compare", epilog=example("compare"))(compare_command)
+app.command("diff", epilog=example("diff"))(diff_command)
+app.command("explain", epilog=example("explain"))(explain_command)
+app.command("export", epilog=example("export"))(export_command)
+app.command("profile", epilog=example("profile"))(profile_command)
+app.command("report", epilog=example("report"))(report_command)
 
 
 def _fail(error: Exception, code: int) -> NoReturn:

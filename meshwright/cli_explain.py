@@ -15,6 +15,7 @@ from meshwright.ir.plan import Plan
 from meshwright.ir.profile_store import load_profile
 from meshwright.ir.verify import check
 from meshwright.targets import cluster_of, load_target
+from meshwright.utilisation import Utilisation, step_flops
 
 if TYPE_CHECKING:
     from meshwright.explain.whatif import Asked
@@ -48,16 +49,22 @@ def explain_command(
     if not as_json:
         console.print(render(found), highlight=False)
     answers: list[Answer] = []
+    use: Utilisation | None = None
     if target is not None:
         asked = _asked(plan, target, cluster, profile, time_limit_s)
         shown = Console(quiet=as_json)
+        graph = asked.graph(plan.global_batch_size)
+        use = Utilisation(plan, cluster_of(plan, cluster), step_flops(graph))
+        shown.print(heading("How much of the devices is used"))
+        shown.print(point(use.sentence()), highlight=False)
         shown.print(heading("What would change it, priced and searched again"))
         with Console(stderr=True).status("pricing and searching again ..."):
             for answer in asked.answers():
                 answers.append(answer)
                 shown.print(point(answer.text), highlight=False)
     if as_json:
-        print(json.dumps(as_data(found, answers), indent=2))
+        used = {"mfu": use.mfu(found.facts.step_s)} if use else {}
+        print(json.dumps(as_data(found, answers) | used, indent=2))
 
 
 def _asked(

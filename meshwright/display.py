@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +14,12 @@ from meshwright.ir.measured import StepKind
 from meshwright.runtime.resident import resident_bytes
 
 MIB = 1024**2
+_KINDS: Mapping[StepKind, str] = {
+    "timed": "", "warm-up": "  (warming up)",
+    "tracked": "  (counts tensors: slower)", "traced": "  (writes a trace: slower)",
+}  # fmt: skip
+_SHOWN = 6
+"""Lines about usual steps where there is no terminal."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +34,14 @@ class StepRecord:
     """Resident memory of the process after the step."""
     kind: StepKind = "timed"
     """Tracked and traced steps are slower."""
+
+    @property
+    def figures(self) -> str:
+        """For people; of a step that is no usual one, what it is."""
+        return (
+            f"loss {self.loss:.4f}  {self.tokens_per_s:,.0f} tokens/s  "
+            f"{self.memory_bytes / MIB:,.0f} MiB{_KINDS[self.kind]}"
+        )
 
 
 class Recorder:
@@ -57,11 +71,7 @@ class Recorder:
         )
         self.records.append(record)
         if self._progress and self._task is not None:
-            figures = (
-                f"loss {loss:.4f}  {record.tokens_per_s:,.0f} tokens/s  "
-                f"{record.memory_bytes / MIB:,.0f} MiB"
-            )
-            self._progress.update(self._task, advance=1, figures=figures)
+            self._progress.update(self._task, advance=1, figures=record.figures)
 
     def write(self, path: Path) -> None:
         """One JSON object per step."""
@@ -84,15 +94,18 @@ def recording(title: str, steps: int, tokens_per_step: int, *, show: bool) -> It
         recorder = Recorder(None, title, steps, tokens_per_step)
         yield recorder
         if show and recorder.records:
-            for record in recorder.records[:: max(1, steps // 5)]:
-                console.print(
-                    f"{title}: step {record.step:3d}  loss {record.loss:.4f}  "
-                    f"{record.tokens_per_s:,.0f} tokens/s  {record.memory_bytes / MIB:,.0f} MiB",
-                    highlight=False,
-                )
+            for record in _some(recorder.records):
+                line = f"{title}: step {record.step:3d}  {record.figures}"
+                console.print(line, highlight=False, soft_wrap=True)
         return
     with Progress(*columns, console=console) as progress:
         yield Recorder(progress, title, steps, tokens_per_step)
+
+
+def _some(records: Sequence[StepRecord]) -> Iterator[StepRecord]:
+    """Steps at even distances, and all that are no usual ones."""
+    every = -(-len(records) // _SHOWN)
+    return (r for r in records if r.kind != "timed" or r.step % every == 0)
 
 
 def read_records(path: Path) -> list[StepRecord]:

@@ -31,8 +31,9 @@ def torchrun(world_size: int, *arguments: str) -> int:
     """Starts `python -m ARGUMENTS` on `world_size` local ranks; the exit code of the job."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(world_size), "-m", *arguments]
-    threads = {"OMP_NUM_THREADS": "1"}  # ranks share the cores; torchrun would choose it too
-    return subprocess.run(command, check=False, env=threads | os.environ).returncode
+    # Ranks share the cores; torchrun would choose it too. The profiler of the traced step talks.
+    settings = {"OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "99"}
+    return subprocess.run(command, check=False, env=settings | os.environ).returncode
 
 
 def where(device: torch.device) -> str:

@@ -4,9 +4,12 @@ from dataclasses import dataclass
 
 import torch
 
+from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Graph
 from meshwright.ir.plan import Plan
 from meshwright.runtime.resident import resident_bytes
+from meshwright.targets import cluster_of
+from meshwright.utilisation import Utilisation, step_flops
 
 GIB = 2**30
 
@@ -30,6 +33,7 @@ class MetricNames:
         self._world, self._device = plan.world_size, device
         self._tokens = plan.global_batch_size * tokens_per_sample(plan)
         self._flops = step_flops(graph)
+        self._use = _utilisation(plan, self._flops) if device.type == "cuda" else None
         self._seen = 0
 
     def of(self, figures: StepFigures) -> dict[str, float]:
@@ -47,18 +51,23 @@ class MetricNames:
             "time_metrics/data_loading(%)": 100 * figures.data_s / figures.step_s,
             **memory(self._device),
         }
+        if self._use:
+            found["mfu(%)"] = 100 * self._use.mfu(figures.step_s)
         return found if figures.grad_norm is None else found | {"grad_norm": figures.grad_norm}
+
+
+def _utilisation(plan: Plan, flops: float) -> Utilisation | None:
+    """Where the plan's cluster is a preset, so that the devices' peak is known."""
+    try:
+        return Utilisation(plan, cluster_of(plan, None), flops)
+    except PlanError:
+        return None
 
 
 def tokens_per_sample(plan: Plan) -> int:
     """The second dim of an integer input; else 1, and rates are in samples."""
     first = plan.model.inputs[0]
     return first.shape[1] if first.dtype.startswith("int") and len(first.shape) > 1 else 1
-
-
-def step_flops(graph: Graph) -> float:
-    """Of the whole global batch: a backward is twice a forward, what is made again counts not."""
-    return 3.0 * sum(op.flops for op in graph.ops)
 
 
 def memory(device: torch.device) -> dict[str, float]:

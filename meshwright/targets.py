@@ -57,6 +57,8 @@ def _huggingface(name: str, settings: str, *, meta: bool) -> "nn.Module":
     import torch
     import transformers
 
+    logging: Any = transformers.logging
+    logging.set_verbosity_error()  # the model is built here, so the user cannot mend its warnings
     config_class = getattr(transformers, name, None)
     if not name.endswith("Config") or config_class is None:
         raise PlanError(f"transformers has no configuration class {name!r}, such as GPT2Config")

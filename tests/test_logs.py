@@ -10,6 +10,7 @@ import meshwright as mw
 from meshwright.ir.errors import PlanError
 from meshwright.logs import JSONL, TENSORBOARD, parse_kinds
 from meshwright.metrics import MetricNames, StepFigures
+from meshwright.utilisation import Utilisation, step_flops
 from tests.integrations.setting import LR, batches, model, plan
 from tests.spawn import run_ranks
 
@@ -31,6 +32,15 @@ def test_rates_are_per_device():
     assert found["tflops"] == pytest.approx(3 * sum(op.flops for op in graph.ops) / 1e12)
     assert found["time_metrics/data_loading(%)"] == pytest.approx(20)
     assert names.of(figures)["n_tokens_seen"] == 2 * found["n_tokens_seen"] == 64
+
+
+def test_mfu_is_the_share_of_the_peak():
+    tokens = torch.zeros(4, 8, dtype=torch.int64)
+    graph = mw.trace(model(), {"input_ids": tokens, "labels": tokens})
+    use = Utilisation(plan(), mw.Cluster.preset("a100-40", devices_per_node=2), 3e12)
+    assert use.mfu(0.5) == pytest.approx(6e12 / (2 * use.cluster.device(0).peak("float64")))
+    assert step_flops(graph) == 3 * sum(op.flops for op in graph.ops)
+    assert f"{use.mfu(use.plan.predicted.step_s):.1%}" in use.sentence()
 
 
 def _train(folder: str, kinds: str) -> list[float]:

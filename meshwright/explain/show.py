@@ -87,8 +87,8 @@ def _memory(facts: Facts) -> Table:
         if name != "process"
         and max(getattr(memory, f"{name}_bytes") for memory, _, _ in groups) >= TINY * most
     ]
-    title = f"Where memory goes at the peak, in {_GB[0]}; micro-batches in flight"
-    scale = _GB[1]
+    unit, scale = _GB if most >= _GB[1] else _MB
+    title = f"Where memory goes at the peak, in {unit}; micro-batches in flight"
     table = Table(title=title, **STYLE)
     table.add_column("ranks", no_wrap=True)
     for name in (*(MEMORY_CATEGORIES[n] for n in used), "used", "of", "m.b."):
@@ -101,7 +101,7 @@ def _memory(facts: Facts) -> Table:
     return table
 
 
-_GB = ("GB", 1e9)
+_GB, _MB = ("GB", 1e9), ("MB", 1e6)
 
 
 def _others(plan: Plan) -> list[RenderableType]:

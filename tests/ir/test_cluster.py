@@ -210,3 +210,8 @@ def test_detect_on_ranks() -> None:
 def _fingerprint() -> tuple[int, str]:
     cluster = Cluster.detect()
     return cluster.num_devices, cluster.fingerprint
+
+
+def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=r"lab.yaml: cannot be read: No such file"):
+        Cluster.load(tmp_path / "lab.yaml")

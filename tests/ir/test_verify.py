@@ -32,7 +32,7 @@ def test_a_sound_plan_breaks_no_rule() -> None:
         (plan(schedule=ScheduleTable(name="x", rows=("0B0 0F0",))), "schedule", "deadlocks"),
         (plan(schedule=ScheduleTable(name="x", rows=("0F0 0B0",))), "schedule", "runs 1 stages"),
         (with_stage(0, mesh={"dp": 3}), "mesh", "no mesh axis 'dp'; nearest: dp_"),
-        (with_stage(0, mesh={"dp_replicate": 2}), "mesh", "needs 2 devices, given 3"),
+        (with_stage(0, mesh={"dp_replicate": 2}), "mesh", "given 3; nearest: dp_replicate 3"),
         (with_stage(0, mesh={"pp": 3}), "mesh", "axis pp is 3"),
         (with_stage(0, mesh={"tp": 1, "dp_shard": 3}), "mesh", "row-major over dp_shard, tp"),
         (with_stage(0, mesh={"tp_row": 3}), "layouts", "has tp_row 3, its layout 'h.* tp1'"),
