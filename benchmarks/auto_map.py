@@ -3,7 +3,7 @@
 python -m benchmarks.auto_map exact [--instances 0 1 2 ...] [--seeds 20]
 python -m benchmarks.auto_map prunings [--instances 0 1 2 ...]
 python -m benchmarks.auto_map models [--profiles FOLDER] [--only GPT-2 ...] [--nodes 1 2 4 8]
-python -m benchmarks.auto_map layouts [--instances 0 1 2 ...]
+python -m benchmarks.auto_map layouts [--instances 0 1 2 ...] [--memory BYTES]
 python -m benchmarks.auto_map warm [--seeds 5]
 
 With -o FILE each result is kept as it comes, and a run that was cut off goes on where it was.
@@ -11,6 +11,7 @@ With -o FILE each result is kept as it comes, and a run that was cut off goes on
 
 import argparse
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -82,16 +83,19 @@ def _figures(row: Row) -> tuple[str, ...]:
     return f"{row['step_s']:.5g}", f"{row['cpu_s']:.0f}", str(row["plans"])
 
 
-def layouts(rows: Rows, instances: Sequence[int]) -> Iterator[Sequence[object]]:
+def layouts(rows: Rows, instances: Sequence[int], memory: int) -> Iterator[Sequence[object]]:
     """Layouts that the simulator likes better than those that the ILP has priced."""
     for number in instances:
-        row = rows.once(("layouts", number), beaten, instance(number))
+        asked = replace(instance(number), memory_bytes=memory)
+        row = rows.once(("layouts", number, memory), beaten, asked)
         yield (
-            number, *(f"{1e3 * row[key]:.5g}" for key in ("priced_s", "best_s", "agent_s")),
-            f"{row['best_s'] / row['priced_s'] - 1:+.2%}",
-            *(f"{1e3 * row[key]:.5g}" for key in ("ilp_s", "dqn_s")),
-            f"{row['dqn_s'] / row['ilp_s'] - 1:+.2%}",
+            number, memory, *(_ms(row[key]) for key in ("priced_s", "agent_s", "ilp_s", "dqn_s")),
+            f"{row['dqn_s'] / row['ilp_s'] - 1:+.2%}", f"{row['ilp']}; {row['dqn']}",
         )  # fmt: skip
+
+
+def _ms(seconds: float | None) -> str:
+    return "none fits" if seconds is None else f"{1e3 * seconds:.5g}"
 
 
 def warm(rows: Rows, seeds: int) -> Iterator[Sequence[object]]:
@@ -117,8 +121,8 @@ HEADS = {
     "prunings": PRUNED,
     "models": ("model", "machine", "ILP step s", "CPU s", "plans", "DQN step s", "CPU s", "plans",
                "DQN over ILP", "plans"),
-    "layouts": ("instance", "ILP's layouts, ms", "all layouts, ms", "agent's, ms", "gain",
-                "ILP plan, ms", "DQN plan, ms", "DQN over ILP"),
+    "layouts": ("instance", "memory, bytes", "ILP's layouts, ms", "agent's, ms", "ILP plan, ms",
+                "DQN plan, ms", "DQN over ILP", "plans"),
     "warm": ("case", "best known, s", "steps cold", "steps warm", "cold over warm"),
 }  # fmt: skip
 
@@ -133,6 +137,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*")
     parser.add_argument("--nodes", nargs="*", type=int, default=[1, 2, 4, 8])
     parser.add_argument("--machine", default="v100-16")
+    parser.add_argument("--memory", type=int, default=10**9)
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows = Rows(options.output)
@@ -142,7 +147,7 @@ def main() -> None:
         "models": lambda: models(
             rows, options.profiles, options.only, options.nodes, options.machine
         ),
-        "layouts": lambda: layouts(rows, options.instances),
+        "layouts": lambda: layouts(rows, options.instances, options.memory),
         "warm": lambda: warm(rows, options.seeds),
     }
     table(HEADS[options.part], asked[options.part]())
