@@ -63,7 +63,8 @@ def check_plan(
     findings = [*read.findings, *verify(plan, graph, cluster)]
     legal = not any(f.severity == "error" and f.rule not in ("hash", "memory") for f in findings)
     if graph is None or cluster is None or not legal:
-        return Checked(plan, (*findings, *_versions(plan), *_other_profile(plan, profile)))
+        doubts = (*_unpriced(plan), *_versions(plan), *_other_profile(plan, profile))
+        return Checked(plan, (*findings, *doubts))
     fresh = price(plan, graph, cluster, profile)
     doubts = (*_versions(plan), *_other_profile(plan, profile), *_drift(plan, fresh))
     findings = [f for f in findings if f.rule != "memory"]
@@ -88,11 +89,14 @@ def _memory(fresh: Plan, cluster: Cluster) -> Iterator[Finding]:
     yield from (f for f in verify(fresh, None, cluster) if f.rule == "memory")
 
 
-def _versions(plan: Plan) -> Iterator[Finding]:
+def _unpriced(plan: Plan) -> Iterator[Finding]:
     if plan.predicted is None:
         yield Finding(
             "stale", "the plan has no prediction", "check it with --model and --cluster", "warning"
         )
+
+
+def _versions(plan: Plan) -> Iterator[Finding]:
     for name, then in plan.versions.items():
         now = _installed(name)
         if now and now != then:

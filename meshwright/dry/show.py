@@ -35,7 +35,7 @@ def show(done: DryRun, console: Console) -> None:
 def _row(rank: DryRank) -> tuple[str, ...]:
     held = rank.memory
     predicted = "-" if rank.predicted_bytes is None else size(rank.predicted_bytes)
-    more = f" and {len(rank.ranks) - 1} like it" if len(rank.ranks) > 1 else ""
+    more = f" (+{len(rank.ranks) - 1} alike)" if len(rank.ranks) > 1 else ""
     return (
         f"{rank.ranks[0]}{more}", ", ".join(map(str, rank.stages)),
         *(size(n) for n in (held.parameters_bytes, held.gradients_bytes, held.optimizer_bytes,
