@@ -60,6 +60,13 @@ def _cross_entropy_sum(site: Site, form: Form) -> Form:
     return _sharded(form, "cross_entropy_sum", **own, classes=site.input(0).shape[1])
 
 
+def _cross_entropy_total(site: Site, form: Form) -> Form:
+    own = _own(site, 0, 1)
+    if not own:
+        return form
+    return _sharded(form, "cross_entropy_total", **own, classes=site.input(0).shape[1])
+
+
 def _experts(site: Site, form: Form) -> Form:
     own = _own(site, _index_of(form, "gate_up"), 0)
     return _sharded(form, "experts", start=own["start"]) if own else form
@@ -161,6 +168,7 @@ RULES: dict[str, Rule] = {
     "aten.embedding": _embedding,
     "aten.embedding_bag": _embedding_bag,
     "meshwright.cross_entropy_sum": _cross_entropy_sum,
+    "meshwright.cross_entropy_total": _cross_entropy_total,
     "meshwright.experts": _experts,
     "aten.index": _index,
     "aten.batch_norm": _batch_norm,

@@ -11,6 +11,7 @@ from meshwright.codegen.halo import windowed
 from meshwright.codegen.ring import ring_attention
 from meshwright.codegen.routing import routed_experts
 from meshwright.codegen.statistics import batch_norm
+from meshwright.codegen.vocabulary import cross_entropy_total
 
 
 def owned(index: Tensor, start: int, size: int) -> tuple[Tensor, Tensor]:
@@ -163,6 +164,7 @@ FUNCTIONS: dict[str, Callable[..., object]] = {
     "sharded.embedding": embedding,
     "sharded.embedding_bag": embedding_bag,
     "sharded.cross_entropy_sum": cross_entropy_sum,
+    "sharded.cross_entropy_total": cross_entropy_total,
     "sharded.batch_norm": batch_norm,
     "sharded.index": index,
     "sharded.experts": experts,

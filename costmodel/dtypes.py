@@ -14,7 +14,7 @@ NORMS_AS_GIVEN = frozenset("batch_norm cudnn_batch_norm native_batch_norm instan
 _AS_FIRST = NORMS_AS_GIVEN | {"rotary"}
 FUSED = frozenset(
     f"meshwright.{name}.default" for name in
-    "rms_norm add_rms_norm add_layer_norm swiglu rotary".split()
+    "rms_norm add_rms_norm add_layer_norm swiglu rotary cross_entropy_total".split()
 )  # fmt: skip
 """Operators of our kernels, which take what they are given: autocast does not know them."""
 _STRIDED = frozenset(

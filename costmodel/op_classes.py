@@ -13,7 +13,8 @@ _NAMES = {
     OpClass.NORMALIZATION: "layer_norm native_layer_norm batch_norm _native_batch_norm_legit "
     "native_batch_norm cudnn_batch_norm group_norm instance_norm rms_norm add_rms_norm "
     "add_layer_norm softmax _softmax "
-    "log_softmax _log_softmax _safe_softmax cross_entropy_loss cross_entropy_sum nll_loss "
+    "log_softmax _log_softmax _safe_softmax cross_entropy_loss cross_entropy_sum "
+    "cross_entropy_total nll_loss "
     "nll_loss_nd",
     OpClass.REDUCTION: "sum mean amax amin max min argmax argmin cumsum cumprod norm linalg_vector_"
     "norm var var_mean std std_mean prod any all count_valid topk sort argsort logsumexp histc "

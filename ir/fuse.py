@@ -113,6 +113,7 @@ def _substitute(raw: Raw, places: Sequence[Match], inside: dict[int, Match]) -> 
 def _merged(raw: Raw, at: dict[int, Match], inside: dict[int, Match]) -> Iterator[RawOp]:
     for op in raw.ops:
         if match := at.get(id(op)):
+            yield from match.before
             yield _added(raw, match)
         elif id(op) not in inside:
             yield op

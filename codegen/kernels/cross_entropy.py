@@ -168,7 +168,59 @@ def _differentiate(ctx, grad, *_):
 
 cross_entropy.register_autograd(_differentiate, setup_context=_save)
 
-OPERATORS = {"cross_entropy": (cross_entropy, reference)}
+
+def total_reference(logits: Tensor, target: Tensor, ignore_index: int) -> Tensor:
+    """The sum of the losses of tokens that are not ignored; no number if a target is no class."""
+    legal = (target >= 0) & (target < logits.shape[-1]) | (target == ignore_index)
+    return reference(logits, target).where(legal, float("nan")).sum()
+
+
+def total_of(
+    found: tuple[Tensor, Tensor, Tensor], target: Tensor, classes: int, ignore_index: int
+) -> Tensor:
+    """The same from the parts of all columns."""
+    largest, total, picked = found
+    ignored = target == ignore_index
+    legal = (target >= 0) & (target < classes) | ignored
+    loss = (total.log() + largest - picked).masked_fill(ignored, 0.0)
+    return loss.where(legal, float("nan")).sum()
+
+
+@custom_op("meshwright::cross_entropy_total", mutates_args=())
+def cross_entropy_total(
+    logits: Tensor, target: Tensor, ignore_index: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The sum of the losses of tokens that are not ignored, and what its backward needs."""
+    found = parts(logits, target, 0)
+    return total_of(found, target, logits.shape[1], ignore_index), found[0], found[1]
+
+
+@cross_entropy_total.register_fake
+def _total_shapes(
+    logits: Tensor, target: Tensor, ignore_index: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    one, largest, total = _shapes(logits, target)
+    return one.new_empty(()), largest, total
+
+
+def _save_total(ctx, inputs, output):
+    ctx.save_for_backward(*inputs[:2], *output[1:])
+    ctx.ignore_index = inputs[2]
+    ctx.mark_non_differentiable(*output[1:])
+
+
+def _differentiate_total(ctx, grad, *_):
+    logits, target, largest, total = ctx.saved_tensors
+    weight = grad.expand(target.shape).masked_fill(target == ctx.ignore_index, 0.0)
+    return gradient(logits, target, 0, largest, total, weight.contiguous()), None, None
+
+
+cross_entropy_total.register_autograd(_differentiate_total, setup_context=_save_total)
+
+OPERATORS = {
+    "cross_entropy": (cross_entropy, reference),
+    "cross_entropy_total": (cross_entropy_total, total_reference),
+}
 
 
 def builds(element: str, width: int) -> Iterator[Build]:

@@ -1,13 +1,14 @@
 """What a pattern looks at, and what it answers."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from meshwright.ir.graph import Arg, Ref
 from meshwright.ir.operators import operator
 from meshwright.ir.raw import Raw, RawOp, make_op
+from meshwright.ir.saved import call
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -19,6 +20,8 @@ class Match:
     """Outputs have the names of those that they replace, "" where nothing had them."""
     at: RawOp
     """Of those replaced, the one in whose place it comes."""
+    before: tuple[RawOp, ...] = ()
+    """Calls that bring its operands into form, each with results of new names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,22 @@ class Flow:
             casts.append(op)
             value = op.args["self"]
         return value, tuple(casts)
+
+    def is_widened(self, casts: tuple[RawOp, ...]) -> bool:
+        """Whether there is one cast, and it does not round."""
+        if len(casts) != 1:
+            return False
+        old, new = (self.raw.fakes[n] for n in (casts[0].inputs[0], casts[0].outputs[0]))
+        floating = old.is_floating_point() and new.is_floating_point()
+        return floating and new.element_size() >= old.element_size()
+
+    def with_example(self, op: RawOp) -> RawOp:
+        """A new call with one result, which has a name and an example now."""
+        (value,) = call(op, self.raw.fakes)
+        name = self.raw.fresh(op.name.split(".")[1])
+        wanted = any(self.raw.fakes[n].requires_grad for n in op.inputs)
+        self.raw.fakes[name] = value.detach().requires_grad_(wanted)
+        return replace(op, outputs=[name])
 
     def has_gradient(self, value: Arg) -> bool:
         return isinstance(value, Ref) and self.raw.fakes[value.name].requires_grad

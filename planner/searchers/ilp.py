@@ -281,9 +281,12 @@ class _Search:
         firsts = {choice.num_ranks: choice for _, choice in reversed(ranked)}
         work = max((self._work(Frame(c.num_ranks, c.num_microbatches)) for c in firsts.values()),
                    default=1.0)  # fmt: skip
+        starts = [item for item in ranked if item[1] in firsts.values()][:POLISHED]
         most = len(self.state.seen) + min(STEPS, int(IMPROVING / work))
-        for value, start in [item for item in ranked if item[1] in firsts.values()][:POLISHED]:
-            yield from self._polish(value, start, most)
+        for left, (value, start) in zip(range(len(starts), 0, -1), starts, strict=True):
+            # None takes what the others need: the best start need not have the best end.
+            share = (most - len(self.state.seen)) // left
+            yield from self._polish(value, start, len(self.state.seen) + share)
 
     def _polish(self, value: Value, start: Choice, most: int) -> Iterator[Offer]:
         """Moves to the best neighbour while that is better."""

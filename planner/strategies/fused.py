@@ -15,6 +15,8 @@ def rule(op: Op, graph: Graph) -> Rule | None:
             return make_rule(op, graph, [dims, dims], [dims], linear=[{1}])
         case "meshwright.rotary":
             return _rotary(op, graph)
+        case "meshwright.cross_entropy_total":
+            return _cross_entropy(op, graph)
     return None
 
 
@@ -32,3 +34,11 @@ def _rotary(op: Op, graph: Graph) -> Rule:
     x = (("b",), ("h",), ("t",), ("e",))
     angles = (("b",), ("t",), ("e",))
     return make_rule(op, graph, [x, angles, angles], [x], whole="e", linear=[{0}])
+
+
+def _cross_entropy(op: Op, graph: Graph) -> Rule:
+    """logits[t, v] and labels[t] -> the sum, and per token what its backward needs. Ranks that split
+    classes exchange that."""
+    rows = (("t",),)
+    inputs, outputs = [(*rows, ("v",)), rows], [(), rows, rows]
+    return make_rule(op, graph, inputs, outputs, joined="v", plain="v")

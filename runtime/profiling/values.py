@@ -22,6 +22,7 @@ _TABLES = {
     "aten.nll_loss": ("target", "self", 1),
     "aten.nll_loss_nd": ("target", "self", 1),
     "meshwright.cross_entropy_sum": ("target", "logits", 1),
+    "meshwright.cross_entropy_total": ("target", "logits", 1),
     "meshwright.experts": ("top_k_index", "gate_up", 0),
 }
 """Op -> its argument that names rows, the tensor they are of, its dim; -1: what `dim` says."""

@@ -29,9 +29,9 @@ def targets(graph: Graph) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "wanted"),
     [
-        ("llama", {"rms_norm": 9, "rotary": 8, "swiglu": 4}),
-        ("gpt2", {"gelu": 4, "layer_norm": 4}),
-        ("bert_mlm", {"layer_norm": 8}),
+        ("llama", {"cross_entropy": 1, "rms_norm": 9, "rotary": 8, "swiglu": 4}),
+        ("gpt2", {"cross_entropy": 1, "gelu": 4, "layer_norm": 4}),
+        ("bert_mlm", {"cross_entropy": 1, "layer_norm": 8}),
     ],
 )
 def test_models_of_transformers(name, wanted):

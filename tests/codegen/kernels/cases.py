@@ -28,6 +28,12 @@ def _angles(batch: int, positions: int, half: int) -> tuple[Tensor, Tensor]:
     return angle.cos(), angle.sin()
 
 
+def _labels(tokens: int, words: int) -> Tensor:
+    """Classes, every third ignored."""
+    labels = torch.randint(0, words, (tokens,))
+    return labels.masked_fill(torch.arange(tokens) % 3 == 2, -100)
+
+
 def _rows(make: Callable[[tuple[int, ...]], tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     return [make(shape) for shape in ROWS]
 
@@ -51,6 +57,10 @@ CASES: dict[str, Callable[[], list[tuple[Any, ...]]]] = {
     ],
     "cross_entropy": lambda: [
         (_strided(_normal(tokens, words) * 5), torch.randint(-1, words + 1, (tokens,)))
+        for tokens, words in ((1, 1), (5, 37), (3, 5000), (0, 8))
+    ],
+    "cross_entropy_total": lambda: [
+        (_strided(_normal(tokens, words) * 5), _labels(tokens, words), -100)
         for tokens, words in ((1, 1), (5, 37), (3, 5000), (0, 8))
     ],
     "rotary": lambda: [
