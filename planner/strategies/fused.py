@@ -37,8 +37,8 @@ def _rotary(op: Op, graph: Graph) -> Rule:
 
 
 def _cross_entropy(op: Op, graph: Graph) -> Rule:
-    """logits[t, v] and labels[t] -> the sum, and per token what its backward needs. Ranks that split
-    classes exchange that."""
+    """logits[t, v] and labels[t] -> the sum, and per token what its backward needs, exchanged by
+    ranks that split classes."""
     rows = (("t",),)
     inputs, outputs = [(*rows, ("v",)), rows], [(), rows, rows]
     return make_rule(op, graph, inputs, outputs, joined="v", plain="v")
