@@ -41,14 +41,15 @@ from meshwright.planner.progress import Progress
 from meshwright.planner.ranking import Ranking, rank_clusters
 from meshwright.planner.schedule_tools import MADE, SCHEDULES
 from meshwright.planner.searchers.exhaustive import count
-from meshwright.planner.synthesis.choose import asked_for, synthesised
+from meshwright.planner.synthesis.choose import asked_for, possible_s, synthesised
 from meshwright.planner.why import alternative, kind_of, name_of
 
 SMALL = 1000
 """Choices up to which `auto` tries them all."""
 ALTERNATIVES = 6
-PIPELINES = 3
-"""Plans, the best of their kind, for which schedules are made."""
+PROMISING, PIPELINES = 16, 3
+"""Plans, the best of their kind, that are looked at for how much a schedule made for them could
+gain, and the most promising of them, for which one is made."""
 
 
 def search(
@@ -329,7 +330,9 @@ def _make_schedules(problem: Problem, found: Found, deadline: float) -> None:
     """Schedules made for the best pipelines, and for what fits under no schedule of a file."""
     if problem.objective == "memory":
         return
-    for plan in pipelines(found)[:PIPELINES]:
+    ranked = [(possible_s(problem, plan), n) for n, plan in enumerate(pipelines(found)[:PROMISING])]
+    plans = [pipelines(found)[n] for _, n in sorted(ranked)[:PIPELINES]]
+    for plan in plans:
         if time.monotonic() < deadline:
             made = synthesised(problem, plan, below_s=found.least_s)
             if made:

@@ -99,6 +99,7 @@ class _Search:
             yield from self._fastest()
             yield from self._other_kinds()
             yield from self._plain()
+            yield from self._rescheduled()
         if np.isinf(self.state.best_s) or not self.timed:
             yield from self._smallest()
         yield from self._polish_best()
@@ -196,6 +197,18 @@ class _Search:
             ]
             if found:
                 yield from self._offer(min(found, key=lambda item: item.value).choice)
+
+    def _rescheduled(self) -> Iterator[Offer]:
+        """The best pipelines, of several numbers of ranks, under other schedules: tables are of
+        plain ones."""
+        ranked = sorted(self.state.judged, key=lambda item: item[0])
+        firsts = {choice.num_ranks: choice for _, choice in reversed(ranked)}
+        found = [c for _, c in ranked if c.num_ranks > 1 and c is firsts[c.num_ranks]]
+        for best in found[:POLISHED]:
+            for choice in other_schedules(self.problem, best):
+                if choice not in self.state.seen and not self._hopeless(choice):
+                    yield self._judge(choice, self.state.judged)
+                    yield from self._fit(choice)
 
     def _smallest(self) -> Iterator[Offer]:
         found = [

@@ -25,6 +25,23 @@ TRIES = 3
 """Memory of a task is linear in what is in flight, that of a plan nearly: tries until it fits."""
 
 
+def possible_s(problem: Problem, plan: Plan) -> float:
+    """What the plan's step might come down to with a schedule made for it; infinite if none can be
+    made, or pins rule it out."""
+    actions = 3 * len(plan.stages) * plan.num_microbatches
+    if len(plan.schedule.rows) == 1 or plan.num_microbatches == 1 or actions > MOST:
+        return float("inf")
+    if not allowed(problem.constraints, "schedule", (MADE,)):
+        return float("inf")
+    assert plan.predicted
+    found = estimate_all(problem.graph, problem.cluster, plan, problem.tables)
+    try:
+        least_s = max(bound_s(task_of(problem, plan, found)), _shared_s(problem, plan, found))
+    except Infeasible:
+        return float("inf")
+    return plan.predicted.step_s - (found.stepped.timeline.step_s - least_s)
+
+
 def synthesised(
     problem: Problem, plan: Plan, *, below_s: float = float("inf"), effort: float = 0.5
 ) -> Plan | None:
@@ -32,24 +49,14 @@ def synthesised(
 
     None if no schedule can be worth while, none was found, or pins rule it out.
     """
-    actions = 3 * len(plan.stages) * plan.num_microbatches
-    if len(plan.schedule.rows) == 1 or plan.num_microbatches == 1 or actions > MOST:
-        return None
-    if not allowed(problem.constraints, "schedule", (MADE,)):
-        return None
     assert plan.predicted
     if not excess_bytes(problem, plan):
         below_s = min(below_s, plan.predicted.step_s)
+    possible = possible_s(problem, plan)
+    if possible == float("inf") or possible > below_s * (1 - WORTH):
+        return None
     found = estimate_all(problem.graph, problem.cluster, plan, problem.tables)
-    task = task_of(problem, plan, found)
-    try:
-        least_s = max(bound_s(task), _shared_s(problem, plan, found))
-        gain_s = found.stepped.timeline.step_s - least_s
-    except Infeasible:
-        return None
-    if plan.predicted.step_s - gain_s > below_s * (1 - WORTH):
-        return None
-    made = _that_fits(problem, plan, task, effort)
+    made = _that_fits(problem, plan, task_of(problem, plan, found), effort)
     return made if made and made.predicted and made.predicted.step_s < below_s else None
 
 
