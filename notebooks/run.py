@@ -68,6 +68,9 @@ def _joined(outputs: list[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]
 
 
 def main(names: list[str]) -> None:
+    known = {path.stem for path in NOTEBOOKS}
+    if unknown := set(names) - known:
+        sys.exit(f"no notebook {sorted(unknown)}; there are {', '.join(sorted(known))}")
     for path in NOTEBOOKS:
         if not names or path.stem in names:
             nbformat.write(executed(path), path)
