@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from math import prod
 
+from meshwright.costmodel.dtypes import FUSED
 from meshwright.costmodel.formulas import Gemm, Work
 from meshwright.costmodel.local_op import LocalInput, LocalOp
 from meshwright.costmodel.op_classes import COMPUTE, op_name
@@ -16,6 +17,7 @@ _SKIPPED_BY_CAUSAL = 0.5
 _LEFT_OPERAND = {"addmm": 1, "baddbmm": 1, "addbmm": 1}
 _PASS_ON = frozenset("add add_ clone contiguous cat concat stack sum lift_fresh_copy".split())
 """Their backward hands the gradient on, or views of it, without a kernel."""
+_ADDING = frozenset({"meshwright.add_rms_norm.default", "meshwright.add_layer_norm.default"})
 
 
 def forward_gemms(target: str, shapes: Sequence[Shape], flops: float) -> tuple[Gemm, ...]:
@@ -82,7 +84,8 @@ def input_work(op: LocalOp) -> Work | None:
     wanted = _wanted(op, params=False)
     if not wanted or _passes_on(op, wanted):
         return None
-    grads = sum(i.nbytes for i in wanted)
+    # What is added has one gradient, which both get.
+    grads = (max if op.target in _ADDING else sum)(i.nbytes for i in wanted)
     if op.op_class is OpClass.GATHER:
         return _work(op, 0.0, 2 * op.output_bytes + grads)
     flops = _flops(op)
@@ -102,6 +105,8 @@ def weight_work(op: LocalOp) -> Work | None:
     if not wanted:
         return None
     read = op.output_bytes + sum(i.nbytes for i in op.inputs if not i.is_param)
+    if op.target in FUSED:
+        read = 0  # in the same pass as the gradients of the activations
     products = bool(_matrices(wanted)) and op.op_class in COMPUTE
     gemms = _weight_gemms(op) if products else ()
     flops = op.flops if products else 0.0
@@ -119,6 +124,8 @@ def accumulate_bytes(op: LocalOp) -> int:
 def wanted_inputs(op: LocalOp) -> int:
     """How many activations get a gradient from a kernel."""
     wanted = _wanted(op, params=False)
+    if op.target in FUSED:
+        return min(1, len(wanted))
     return 0 if _passes_on(op, wanted) else len(wanted)
 
 

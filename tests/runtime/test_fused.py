@@ -67,11 +67,17 @@ def test_only_what_pays_on_a_device():
     (device,) = cluster.device_types
     # Where dispatch costs nothing and memory is quick, a CPU gains nothing by a kernel it lacks.
     free = replace(cluster, device_types=(replace(device, overhead_s=0.0),))
-    plan = mw.search(
-        case.model(), free, example_inputs=case.example(), kernels="auto", precision="fp64",
-        progress=False,
+    norms, gpu = (
+        next(f for f in plan.kernels if f.kernel == "layer_norm")
+        for plan in (
+            mw.search(
+                case.model(), where, example_inputs=case.example(), kernels="auto",
+                precision="fp64", progress=False,
+            )
+            for where in (free, mw.Cluster.preset("a100-40", devices_per_node=2))
+        )
     )  # fmt: skip
-    norms = next(f for f in plan.kernels if f.kernel == "layer_norm")
+    assert gpu.places == 8 and not gpu.missed
     assert norms.places == 0 and sum(m.places for m in norms.missed) == 8
     assert all(f"times as long on {device.name}" in miss.why for miss in norms.missed)
 
