@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from meshwright.codegen.comm import Comm
-from meshwright.codegen.kernels.cross_entropy import gradient, parts, total_of
+from meshwright.codegen.kernels.cross_entropy import parts, total_gradient, total_of
 
 
 class _Total(torch.autograd.Function):
@@ -31,9 +31,7 @@ class _Total(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad, *_):
-        logits, target, largest, total = ctx.saved_tensors
-        weight = grad.expand(target.shape).masked_fill(target == ctx.ignore_index, 0.0)
-        back = gradient(logits, target, ctx.start, largest, total, weight.contiguous())
+        back = total_gradient(grad, *ctx.saved_tensors, ctx.start, ctx.ignore_index)
         return back, None, None, None, None, None, None
 
 

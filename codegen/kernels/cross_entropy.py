@@ -186,6 +186,15 @@ def total_of(
     return loss.where(legal, float("nan")).sum()
 
 
+def total_gradient(
+    grad: Tensor, logits: Tensor, target: Tensor, largest: Tensor, total: Tensor, start: int,
+    ignore_index: int,
+) -> Tensor:  # fmt: skip
+    """Of a rank's logits, columns from `start` on, given that of the sum."""
+    weight = grad.expand(target.shape).masked_fill(target == ignore_index, 0.0)
+    return gradient(logits, target, start, largest, total, weight.contiguous())
+
+
 @custom_op("meshwright::cross_entropy_total", mutates_args=())
 def cross_entropy_total(
     logits: Tensor, target: Tensor, ignore_index: int
@@ -210,9 +219,7 @@ def _save_total(ctx, inputs, output):
 
 
 def _differentiate_total(ctx, grad, *_):
-    logits, target, largest, total = ctx.saved_tensors
-    weight = grad.expand(target.shape).masked_fill(target == ctx.ignore_index, 0.0)
-    return gradient(logits, target, 0, largest, total, weight.contiguous()), None, None
+    return total_gradient(grad, *ctx.saved_tensors, 0, ctx.ignore_index), None, None
 
 
 cross_entropy_total.register_autograd(_differentiate_total, setup_context=_save_total)
