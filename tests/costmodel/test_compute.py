@@ -12,7 +12,7 @@ from meshwright.costmodel.compute import OpTime, formula, op_time
 from meshwright.costmodel.formulas import Gemm, Work, curve_of, kernel_s, memory_s
 from meshwright.costmodel.local_op import LocalInput, LocalOp
 from meshwright.costmodel.op_classes import classify
-from meshwright.costmodel.works import forward_gemms
+from meshwright.costmodel.works import forward_gemms, input_work
 from meshwright.ir.device import DeviceType, OpClass, OpCurve
 from meshwright.ir.presets import DEVICES, MACHINES, cpu_process
 
@@ -260,3 +260,18 @@ def test_presets_are_complete(name: str) -> None:
 def test_large_products_reach_what_is_measured(name: str, low: float, high: float) -> None:
     op = linear(8192, 8192, 8192, "float16")
     assert low < op.flops / formula(op, DEVICES[name]).forward_s / 1e12 < high
+
+
+def test_what_a_kernel_adds_gets_one_gradient() -> None:
+    """It is written once for both, as for one input that is as large."""
+    x = LocalInput((64, 32), 8192, True, False)
+    outs = ((64, 32), (64, 32), (64,))
+
+    def moved(*inputs: LocalInput) -> float:
+        target = "meshwright.add_rms_norm.default"
+        op = LocalOp(target, OpClass.NORMALIZATION, "float32", 1.0, inputs, outs, 16640, True, 8192)
+        work = input_work(op)
+        assert work
+        return work.nbytes
+
+    assert moved(x, x) == moved(x) == 16640 + 8192 + 8192

@@ -81,22 +81,32 @@ def test_why_a_kernel_was_not_put_in_is_said(way, why):
 class Turned(nn.Module):
     """Rotary embedding whose angles may differ between the halves."""
 
-    def __init__(self) -> None:
+    def __init__(self, halves: float) -> None:
         super().__init__()
         self.project = nn.Linear(8, 8)
         self.register_buffer("cos", torch.rand(1, 5, 8))
         self.register_buffer("sin", torch.rand(1, 5, 8))
+        self.register_buffer("angle", torch.rand(1, 5, 4))
+        self.halves = halves
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q = self.project(x)
         swapped = torch.cat((-q[..., 4:], q[..., :4]), -1)
-        return q * self.cos.unsqueeze(1) + swapped * self.sin.unsqueeze(1)
+        if not self.halves:
+            return q * self.cos.unsqueeze(1) + swapped * self.sin.unsqueeze(1)
+        other = self.angle if self.halves == 1.0 else self.angle * self.halves
+        angle = torch.cat((self.angle, other), -1)
+        return q * angle.cos().unsqueeze(1) + swapped * angle.sin().unsqueeze(1)
 
 
-def test_angles_of_which_nothing_is_known_are_left_alone():
+@pytest.mark.parametrize(("halves", "places"), [(0.0, 0), (2.0, 0), (1.0, 1)])
+def test_angles_whose_halves_may_differ_are_left_alone(halves, places):
     x = torch.randn(2, 3, 5, 8)
-    graph = trace(Turned(), (x, x), nn.functional.mse_loss, kernels=("rotary",))
-    assert [m.why for m in graph.fusions[0].missed] == ["the halves of its angles may differ"]
+    graph = trace(Turned(halves), (x, x), nn.functional.mse_loss, kernels=("rotary",))
+    (fusion,) = graph.fusions
+    assert fusion.places == places
+    whys = ["the halves of its angles may differ"] * (1 - places)
+    assert [m.why for m in fusion.missed] == whys
 
 
 def test_a_kernel_that_does_not_pay_is_left_out():
