@@ -31,7 +31,7 @@ class _Total(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad, *_):
-        back = total_gradient(grad, *ctx.saved_tensors, ctx.start, ctx.ignore_index)
+        back = total_gradient(grad, ctx.saved_tensors, ctx.start, ctx.ignore_index)
         return back, None, None, None, None, None, None
 
 

@@ -187,12 +187,14 @@ def total_of(
 
 
 def total_gradient(
-    grad: Tensor, logits: Tensor, target: Tensor, largest: Tensor, total: Tensor, start: int,
-    ignore_index: int,
-) -> Tensor:  # fmt: skip
-    """Of a rank's logits, columns from `start` on, given that of the sum."""
-    weight = grad.expand(target.shape).masked_fill(target == ignore_index, 0.0)
-    return gradient(logits, target, start, largest, total, weight.contiguous())
+    grad: Tensor, saved: tuple[Tensor, Tensor, Tensor, Tensor], start: int, ignore_index: int
+) -> Tensor:
+    """Of a rank's logits, columns from `start` on, given that of the sum; `saved` are the logits,
+    the targets, and per token the largest logit and the sum relative to it."""
+    logits, target, largest, total = saved
+    weight = grad.expand(target.shape).masked_fill(target == ignore_index, 0.0).contiguous()
+    back: Tensor = gradient(logits, target, start, largest, total, weight)
+    return back
 
 
 @custom_op("meshwright::cross_entropy_total", mutates_args=())
@@ -219,7 +221,7 @@ def _save_total(ctx, inputs, output):
 
 
 def _differentiate_total(ctx, grad, *_):
-    return total_gradient(grad, *ctx.saved_tensors, 0, ctx.ignore_index), None, None
+    return total_gradient(grad, ctx.saved_tensors, 0, ctx.ignore_index), None, None
 
 
 cross_entropy_total.register_autograd(_differentiate_total, setup_context=_save_total)
