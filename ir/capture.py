@@ -19,6 +19,7 @@ from meshwright.ir.errors import TraceError
 from meshwright.ir.functions import own_functions
 from meshwright.ir.known import Known
 from meshwright.ir.step import LossFn, TrainingStep
+from meshwright.ir.unmoved import parameters_stay
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,7 @@ def _export(step: TrainingStep, inputs: tuple[torch.Tensor, ...]) -> ExportedPro
         stack.enter_context(Known())
         stack.enter_context(own_functions())
         stack.enter_context(assigned_buffers())
+        stack.enter_context(parameters_stay())
         return torch.export.export(step, inputs, strict=False)
 
 

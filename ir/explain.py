@@ -1,10 +1,11 @@
 """Turns what torch raises while tracing into errors that say which line and what to do."""
 
 import linecache
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 
 import torch
 
@@ -51,12 +52,29 @@ def user_line(traceback: TracebackType | None) -> tuple[str, str]:
     """`file:line` and text of the innermost frame outside of torch and this package."""
     where, text = "the model", ""
     while traceback is not None:
-        code, number = traceback.tb_frame.f_code, traceback.tb_lineno
-        file, between = code.co_filename, code.co_name == "__torch_function__"
-        if Path(file).exists() and not (file.startswith(_OURS) or between):
+        frame, number = traceback.tb_frame, traceback.tb_lineno
+        if _theirs(frame):
+            file = frame.f_code.co_filename
             where, text = f"{file}:{number}", linecache.getline(file, number).strip()
         traceback = traceback.tb_next
     return where, text
+
+
+def user_line_here() -> tuple[str, str]:
+    """The same of the call that is under way."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not _theirs(frame):
+        frame = frame.f_back
+    if frame is None:
+        return "the model", ""
+    file, number = frame.f_code.co_filename, frame.f_lineno
+    return f"{file}:{number}", linecache.getline(file, number).strip()
+
+
+def _theirs(frame: FrameType) -> bool:
+    """Whether it is code of the model: neither torch's nor ours."""
+    file, between = frame.f_code.co_filename, frame.f_code.co_name == "__torch_function__"
+    return Path(file).exists() and not (file.startswith(_OURS) or between)
 
 
 def _first_line(error: BaseException) -> str:

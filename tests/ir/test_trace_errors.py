@@ -159,3 +159,30 @@ def test_large_constants() -> None:
 def test_errors_of_the_model_itself_come_through() -> None:
     with pytest.raises(RuntimeError, match="reduction dim"):
         trace(_Step(torch.sum), (torch.ones(2, 5),))
+
+
+class _Cast(nn.Module):
+    """Puts its layer into `dtype` while it runs, as routers of experts do."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.linear, self.dtype = nn.Linear(4, 4), dtype
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear.to(self.dtype)(x.to(self.dtype)).sum()
+
+
+def test_a_cast_of_parameters_that_changes_nothing_is_none() -> None:
+    targets = [op.target for op in trace(_Cast(torch.float32), EXAMPLE).ops]
+    assert [t for t in targets if not t.startswith("aten.to.")] == [
+        "aten.linear.default",
+        "aten.sum.default",
+    ]
+
+
+def test_a_cast_of_parameters_in_the_forward_is_refused() -> None:
+    with pytest.raises(
+        TraceError, match=r"changes weight of Linear from .*float32 .*bfloat16"
+    ) as e:
+        trace(_Cast(torch.bfloat16), EXAMPLE)
+    assert "test_trace_errors.py:" in str(e.value)
