@@ -21,7 +21,10 @@ ENTRIES = {
     )
 }  # fmt: skip
 
-COMMAND = "python -m benchmarks.model_zoo --pin pp=1 --pin tp=2 -o FILE --page PAGE"
+COMMAND = (
+    "`python -m benchmarks.model_zoo -o FREE`, the same with `--pin pp=1 --pin tp=2 -o PINNED`, "
+    "then `python -m benchmarks.model_zoo --only -o FREE --beside PINNED --page PAGE`"
+)
 
 
 def _read(file: Path) -> list[Tried]:
@@ -35,7 +38,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=list(ENTRIES), metavar="NAME")
     parser.add_argument("-o", "--out", type=Path, help="one line of JSON per model")
     parser.add_argument("--pin", action="append", default=[], help="a constraint of the search")
-    parser.add_argument("--page", type=Path, help="then write the page from all lines of --out")
+    parser.add_argument("--beside", type=Path, help="the lines of the run that was pinned")
+    parser.add_argument("--page", type=Path, help="write the page from --out and --beside")
     args = parser.parse_args()
     torch.set_num_threads(1)
     for name in args.only:
@@ -44,8 +48,8 @@ def main() -> None:
         if args.out:
             with args.out.open("a") as file:
                 file.write(json.dumps(asdict(tried)) + "\n")
-    if args.page and args.out:
-        args.page.write_text(page(_read(args.out), COMMAND, len(ENTRIES)))
+    if args.page and args.out and args.beside:
+        args.page.write_text(page(_read(args.out), _read(args.beside), COMMAND, len(ENTRIES)))
 
 
 if __name__ == "__main__":
