@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import date
 from functools import lru_cache
 from pathlib import Path
 from statistics import median
@@ -165,7 +166,7 @@ _HEAD = ("table", "row", "batch", "expert's plan", "predicted, s", "our plan", "
 _TEXT = """\
 # Layouts that experts published
 
-2026-11-21, `python -m benchmarks.experts REPORT_DIR`, 2-core CPU machine. Predictions but for the
+{day}, `python -m benchmarks.experts REPORT_DIR`, 2-core CPU machine. Predictions but for the
 column `measured`. {count} rows. {verdict}
 
 The measured step is that of the stack that the row ran on: its kernels and precision, not our
@@ -209,7 +210,9 @@ def main() -> None:
         lines.append(line(found))
         print(lines[-1], flush=True)
     if options.output and done:
-        text = _TEXT.format(count=len(done), verdict=fill(verdict(done), 100))
+        text = _TEXT.format(
+            day=date.today().isoformat(), count=len(done), verdict=fill(verdict(done), 100)
+        )
         options.output.write_text(text + "\n".join(lines) + "\n")
 
 

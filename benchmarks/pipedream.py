@@ -10,6 +10,7 @@ github.com/msr-fiddle/pipedream) and DAPPLE (profiling_results of github.com/Ali
 import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from statistics import median
 
@@ -105,7 +106,7 @@ _HEAD = ("profile", "config", "batch", "PipeDream's plan", "ms", "our plan", "ms
 _TEXT = """\
 # PipeDream's planner
 
-2026-11-21, `python -m benchmarks.pipedream PROFILES_DIR`, 2-core CPU machine. Predictions: no GPU
+{day}, `python -m benchmarks.pipedream PROFILES_DIR`, 2-core CPU machine. Predictions: no GPU
 was measured. {count} profiles and clusters; step time of PipeDream's plan over that of ours, in the
 same simulator: {least:.2f} at least, {middle:.2f} at the median, {most:.2f} at most. Published:
 DAPPLE's plans are up to {published} times as fast as those of PipeDream's planner.
@@ -136,8 +137,8 @@ def main() -> None:
         if row.ratio:
             ratios.append(row.ratio)
     text = _TEXT.format(
-        count=len(lines) - 2, least=min(ratios), middle=median(ratios), most=max(ratios),
-        published=PUBLISHED,
+        day=date.today().isoformat(), count=len(lines) - 2, least=min(ratios),
+        middle=median(ratios), most=max(ratios), published=PUBLISHED,
     )  # fmt: skip
     print(text)
     if options.output:
