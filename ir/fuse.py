@@ -3,7 +3,7 @@
 import importlib
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import ModuleType
 from typing import Protocol
@@ -18,19 +18,45 @@ from meshwright.ir.simplify import drop_dead
 
 
 class Wins(Protocol):
-    """Whether a fused op is worth what it replaces: "" if so, else why not."""
+    """Whether a fused op, with what it needs before it, is worth what it replaces: "" if so, else
+    why not."""
 
-    def __call__(self, before: Sequence[Op], after: Op, tensors: Mapping[str, Tensor]) -> str: ...
+    def __call__(
+        self, before: Sequence[Op], after: Sequence[Op], tensors: Mapping[str, Tensor]
+    ) -> str: ...
+
+
+Decide = Callable[[str, str, Match], str]
+"""Of a kernel, a place and what was found there: "" if it is put in, else why not."""
 
 
 def fuse(
-    raw: Raw, names: Sequence[str], wins: Wins | None = None
+    raw: Raw, kernels: Sequence[str | Fusion], wins: Wins | None = None
 ) -> tuple[Raw, tuple[Fusion, ...]]:
     """The step with the kernels named wherever their patterns hold, and what came of each.
 
-    Kernels are tried in turn: a call belongs to the first that takes it.
+    Kernels are tried in turn: a call belongs to the first that takes it. Those of a plan are put
+    in as they were when it was made, whatever their price is now.
     """
-    return raw, tuple(_fuse_one(raw, _pattern(name), name, wins) for name in check_kernels(names))
+    names = check_kernels([k.kernel if isinstance(k, Fusion) else k for k in kernels])
+    patterns = {name: _pattern(name) for name in names}
+    decide = _decide(raw, [k for k in kernels if isinstance(k, Fusion)], wins)
+    found = {
+        name: _fuse_one(raw, patterns[name], name, decide)
+        for name in sorted(names, key=lambda name: len(getattr(patterns[name], "AFTER", ())))
+    }
+    return raw, tuple(found[name] for name in names)
+
+
+def _decide(raw: Raw, made: Sequence[Fusion], wins: Wins | None) -> Decide:
+    declined = {(f.kernel, m.where): m.why for f in made for m in f.missed if m.declined}
+
+    def decide(name: str, place: str, match: Match) -> str:
+        if made or wins is None:
+            return declined.get((name, place), "")
+        return wins(*_as_ops(raw, match))
+
+    return decide
 
 
 def _pattern(name: str) -> ModuleType:
@@ -39,23 +65,29 @@ def _pattern(name: str) -> ModuleType:
     return importlib.import_module(f"meshwright.ir.fusions.{name}")
 
 
-def _fuse_one(raw: Raw, pattern: ModuleType, name: str, wins: Wins | None) -> Fusion:
+def _fuse_one(raw: Raw, pattern: ModuleType, name: str, decide: Decide) -> Fusion:
     flow = Flow.of(raw)
-    missed: Counter[tuple[str, str]] = Counter()
+    missed: Counter[Missed] = Counter()
     found: dict[int, Match] = {}
+    at: dict[str, list[Match]] = {}
     for op in raw.ops:
         match = pattern.find(flow, op) if op.name in pattern.ANCHORS else None
         if isinstance(match, Match):
-            match = _admitted(flow, match, found, wins)
+            match = _admitted(flow, match, found)
         if isinstance(match, Miss):
-            missed[_place(op), match.why] += 1
+            missed[Missed(_place(op), match.why, 0)] += 1
         elif match:
             found |= {id(inner): match for inner in match.replaced}
+            at.setdefault(_place(op), []).append(match)
+    for place, matches in at.items():
+        # All alike: a plan names places without the numbers of layers.
+        if why := next(filter(None, (decide(name, place, match) for match in matches)), ""):
+            missed[Missed(place, why, 0, declined=True)] = len(matches)
+            found = {key: match for key, match in found.items() if match not in matches}
     places = list({id(match): match for match in found.values()}.values())
     _substitute(raw, places, found)
-    return Fusion(
-        name, len(places), tuple(Missed(*key, count) for key, count in sorted(missed.items()))
-    )
+    whys = sorted(missed, key=lambda m: (m.where, m.why))
+    return Fusion(name, len(places), tuple(replace(m, places=missed[m]) for m in whys))
 
 
 def _place(op: RawOp) -> str:
@@ -63,8 +95,8 @@ def _place(op: RawOp) -> str:
     return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", op.path) or "the step"
 
 
-def _admitted(flow: Flow, match: Match, taken: dict[int, Match], wins: Wins | None) -> Match | Miss:
-    """The match, unless something else needs what would no longer be made, or it does not pay."""
+def _admitted(flow: Flow, match: Match, taken: dict[int, Match]) -> Match | Miss:
+    """The match, unless something else needs what would no longer be made."""
     if any(id(op) in taken for op in match.replaced):
         return Miss("an operator belongs to another place")
     inside = {id(op) for op in match.replaced}
@@ -72,8 +104,7 @@ def _admitted(flow: Flow, match: Match, taken: dict[int, Match], wins: Wins | No
         for name in set(op.outputs) - set(match.op.outputs):
             if name == flow.raw.loss or any(id(u) not in inside for u in flow.readers[name]):
                 return Miss(f"{op.name} is read elsewhere too")
-    changed = _changed_type(flow, match)
-    why = changed or (wins(*_as_ops(flow.raw, match)) if wins else "")
+    why = _changed_type(flow, match)
     return Miss(why) if why else match
 
 
@@ -86,12 +117,12 @@ def _changed_type(flow: Flow, match: Match) -> str:
     return ""
 
 
-def _as_ops(raw: Raw, match: Match) -> tuple[list[Op], Op, dict[str, Tensor]]:
-    """What is replaced, the fused op, and all tensors of both."""
+def _as_ops(raw: Raw, match: Match) -> tuple[list[Op], list[Op], dict[str, Tensor]]:
+    """What is replaced, what comes instead, the fused op last, and all tensors of both."""
     names = [name or f"statistics_{i}" for i, name in enumerate(match.op.outputs)]
-    after = replace(match.op, outputs=names)
-    fakes = raw.fakes | dict(zip(names, call(after, raw.fakes), strict=True))
-    ops = costed(Raw([*match.replaced, after], raw.tensors, fakes))
+    after = [*match.before, replace(match.op, outputs=names)]
+    fakes = raw.fakes | dict(zip(names, call(after[-1], raw.fakes), strict=True))
+    ops = costed(Raw([*match.replaced, *after], raw.tensors, fakes))
     tensors = {
         name: raw.tensors.get(name) or Tensor(
             name, tuple(fakes[name].shape), dtype_name(fakes[name].dtype), Kind.ACTIVATION,
@@ -99,7 +130,7 @@ def _as_ops(raw: Raw, match: Match) -> tuple[list[Op], Op, dict[str, Tensor]]:
         )
         for op in ops for name in (*op.inputs, *op.outputs) if name
     }  # fmt: skip
-    return ops[:-1], ops[-1], tensors
+    return ops[: -len(after)], ops[-len(after) :], tensors
 
 
 def _substitute(raw: Raw, places: Sequence[Match], inside: dict[int, Match]) -> None:

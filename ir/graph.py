@@ -132,6 +132,8 @@ class Missed:
     where: str
     why: str
     places: int
+    declined: bool = False
+    """Nothing stood against the kernel but its price: it was left out at all places of this name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -322,7 +322,7 @@ class Plan:
     max_grad_norm: float | None = None
     """Gradients are scaled down to this global norm before the optimizer step."""
     kernels: tuple[Fusion, ...] = ()
-    """Fused kernels that the model is traced with."""
+    """Fused kernels that the model is traced with, for the graph that the plan is for."""
     objective: str = "throughput"
     constraints: tuple[str, ...] = ()
     stages: tuple[Stage, ...]
@@ -342,11 +342,6 @@ class Plan:
     @property
     def samples_per_microbatch(self) -> int:
         return self.global_batch_size // self.num_microbatches
-
-    @property
-    def kernel_names(self) -> tuple[str, ...]:
-        """What to trace the model with, for the graph that the plan is for."""
-        return tuple(fusion.kernel for fusion in self.kernels)
 
     def layout(self, name: str) -> BlockLayout:
         return next(layout for layout in self.layouts if layout.name == name)

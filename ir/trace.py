@@ -15,7 +15,7 @@ from meshwright.ir.digest import digest
 from meshwright.ir.errors import TraceError
 from meshwright.ir.explain import explained
 from meshwright.ir.fuse import Wins, fuse
-from meshwright.ir.graph import Graph, Kind, Op, Tensor
+from meshwright.ir.graph import Fusion, Graph, Kind, Op, Tensor
 from meshwright.ir.hf_inputs import example_inputs as example_inputs_of
 from meshwright.ir.hints import hints_of
 from meshwright.ir.prelude import prelude_first
@@ -31,13 +31,13 @@ def trace(
     loss_fn: LossFn | None = None,
     *,
     global_batch_size: int | None = None,
-    kernels: Sequence[str] = (),
+    kernels: Sequence[str | Fusion] = (),
     wins: Wins | None = None,
 ) -> Graph:
     """The training step of `model` as data, at the global batch size (default: the example's).
 
     `kernels`: the fused ones to put in where their patterns hold (`ir.fusions.KERNELS`) and, if
-    `wins` is asked, where they are worth it.
+    `wins` is asked, where they are worth it; or a plan's, for the graph that it was made for.
     """
     started = time.perf_counter()
     name = type(model).__name__

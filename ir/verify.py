@@ -71,7 +71,7 @@ def _parsed(plan: Plan) -> Schedule | None:
 
 
 def _kernels(plan: Plan) -> Iterator[Finding]:
-    for name in plan.kernel_names:
+    for name in (fusion.kernel for fusion in plan.kernels):
         if name not in KERNELS:
             yield Finding("kernels", f"kernel {name!r} is not known", _near(name, KERNELS))
 

@@ -85,7 +85,7 @@ def _graphs(plan: Plan, target: str) -> "Callable[[int], Graph]":
     def traced(batch: int) -> "Graph":
         graph = trace(
             model.model, model.example_inputs, model.loss_fn, global_batch_size=batch,
-            kernels=plan.kernel_names,
+            kernels=plan.kernels,
         )  # fmt: skip
         if batch == plan.global_batch_size:
             check(plan, graph)

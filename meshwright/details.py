@@ -38,7 +38,7 @@ class Details:
             found.example_inputs,
             found.loss_fn,
             global_batch_size=plan.global_batch_size,
-            kernels=plan.kernel_names,
+            kernels=plan.kernels,
         )
         check(plan, graph)
         return cls(plan, graph, cluster_of(plan, cluster), runs)

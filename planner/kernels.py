@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 
 from meshwright.costmodel.compute import KeptTimes
+from meshwright.costmodel.formulas import Work, kernel_s
 from meshwright.costmodel.local_op import LocalInput, LocalOp
-from meshwright.costmodel.op_classes import classify
+from meshwright.costmodel.op_classes import COMPUTE, classify
 from meshwright.ir.cluster import Cluster
-from meshwright.ir.device import DeviceType
+from meshwright.ir.device import DeviceType, OpClass
 from meshwright.ir.fuse import Wins
 from meshwright.ir.fusions import KERNELS, check_kernels
 from meshwright.ir.graph import Kind, Op, Tensor
@@ -32,15 +33,29 @@ def worth(clusters: Sequence[Cluster]) -> Wins:
         time = timer(op, device)
         return time.total_s + time.forward_dispatch_s + time.input_dispatch_s
 
-    def wins(before: Sequence[Op], after: Op, tensors: Mapping[str, Tensor]) -> str:
+    def wins(before: Sequence[Op], after: Sequence[Op], tensors: Mapping[str, Tensor]) -> str:
         for device in devices:
-            old = sum(seconds(_local(op, tensors), device) for op in before)
-            new = seconds(_local(after, tensors), device)
+            old, new = (
+                sum(
+                    seconds(local, device) + _bias_s(local, device)
+                    for local in (_local(op, tensors) for op in ops)
+                )
+                for ops in (before, after)
+            )
             if new >= old:
                 return f"it would take {new / old:.2f} times as long on {device.name}"
         return ""
 
     return wins
+
+
+def _bias_s(op: LocalOp, device: DeviceType) -> float:
+    """The pass over a product's gradient that sums its bias's: the price of products has it in what
+    their backward was fitted to, so it does not show there that one lacks it."""
+    biases = [i for i in op.inputs if i.is_param and i.requires_grad and len(i.shape) == 1]
+    if op.op_class not in COMPUTE or not biases:
+        return 0.0
+    return kernel_s(Work(OpClass.REDUCTION, op.dtype, 0.0, op.output_bytes), device)
 
 
 def _local(op: Op, tensors: Mapping[str, Tensor]) -> LocalOp:

@@ -22,8 +22,14 @@ from meshwright.codegen.kernels.launch import (
 
 
 def reference(x: Tensor, bias: Tensor, tanh: bool) -> Tensor:
-    """x: [..., width], bias: [width]."""
-    return torch.nn.functional.gelu(x + bias, approximate="tanh" if tanh else "none")
+    """x: [..., width], bias: [width]; the sum is not rounded, the result has x's dtype."""
+    held = held_dtype(x.dtype)
+    made = torch.nn.functional.gelu(x.to(held) + bias.to(held), approximate=_kind(tanh))
+    return made.to(x.dtype)
+
+
+def _kind(tanh: bool) -> str:
+    return "tanh" if tanh else "none"
 
 
 @jit
@@ -99,9 +105,10 @@ def bias_gelu_backward(grad: Tensor, x: Tensor, bias: Tensor, tanh: bool) -> tup
     grad, x, width = grad.contiguous(), x.contiguous(), x.shape[-1]
     rows = x.numel() // width
     if way(x, width) == "torch":
-        kind = "tanh" if tanh else "none"
-        to_x = torch.ops.aten.gelu_backward(grad, x + bias, approximate=kind)
-        return to_x, to_x.to(held_dtype(x.dtype)).reshape(rows, width).sum(0).to(bias.dtype)
+        held = held_dtype(x.dtype)
+        total = x.to(held) + bias.to(held)
+        back = torch.ops.aten.gelu_backward(grad.to(held), total, approximate=_kind(tanh))
+        return back.to(x.dtype), back.reshape(rows, width).sum(0).to(bias.dtype)
     to_x, count = torch.empty_like(x), programs(x, rows)
     partial = x.new_empty(count, width, dtype=held_dtype(x.dtype))
     backward_kernel[(count,)](

@@ -12,7 +12,17 @@ ANCHORS = ("aten.mul.Tensor",)
 
 
 def find(flow: Flow, op: RawOp) -> Match | Miss | None:
-    """0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), the half first."""
+    if (found := tanh_gelu(flow, op)) is None:
+        return None
+    target = torch.ops.aten.gelu.default
+    fused = make_op(target, {"self": found[0], "approximate": "tanh"}, op, op.outputs)
+    return Match(found[1], fused, op)
+
+
+def tanh_gelu(flow: Flow, op: RawOp) -> tuple[Arg, tuple[RawOp, ...]] | None:
+    """x and the calls of 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), the half first."""
+    if op.name != "aten.mul.Tensor":
+        return None
     for half, share in either_way(op):
         halved, one = flow.maker(half, "aten.mul.Tensor"), flow.maker(share, "aten.add.Tensor")
         tanh = flow.maker(one.args["self"], "aten.tanh.default") if one else None
@@ -21,9 +31,7 @@ def find(flow: Flow, op: RawOp) -> Match | Miss | None:
         x, inner = halved.args["self"], _inner(flow, tanh.args["self"])
         if inner is None or inner[0] != x:
             continue
-        target = torch.ops.aten.gelu.default
-        fused = make_op(target, {"self": x, "approximate": "tanh"}, op, op.outputs)
-        return Match((halved, *inner[1], tanh, one, op), fused, op)
+        return x, (halved, *inner[1], tanh, one, op)
     return None
 
 

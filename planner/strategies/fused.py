@@ -13,6 +13,9 @@ def rule(op: Op, graph: Graph) -> Rule | None:
         case "meshwright.swiglu":
             dims = letters("d", len(input_shapes(op, graph)[0]))
             return make_rule(op, graph, [dims, dims], [dims], linear=[{1}])
+        case "meshwright.bias_gelu":
+            dims = letters("d", len(input_shapes(op, graph)[0]))
+            return make_rule(op, graph, [dims, dims[-1:]], [dims])
         case "meshwright.rotary":
             return _rotary(op, graph)
         case "meshwright.cross_entropy_total":

@@ -8,7 +8,7 @@ from torch import nn
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.fusions import KERNELS
-from meshwright.ir.graph import Graph
+from meshwright.ir.graph import Fusion, Graph, Missed
 from meshwright.ir.trace import trace
 from tests.models import CASES
 
@@ -30,8 +30,8 @@ def targets(graph: Graph) -> list[str]:
     ("name", "wanted"),
     [
         ("llama", {"cross_entropy": 1, "rms_norm": 9, "rotary": 8, "swiglu": 4}),
-        ("gpt2", {"cross_entropy": 1, "gelu": 4, "layer_norm": 4}),
-        ("bert_mlm", {"cross_entropy": 1, "layer_norm": 8}),
+        ("gpt2", {"bias_gelu": 4, "cross_entropy": 1, "gelu": 4, "layer_norm": 4}),
+        ("bert_mlm", {"bias_gelu": 5, "cross_entropy": 1, "layer_norm": 8}),
     ],
 )
 def test_models_of_transformers(name, wanted):
@@ -114,15 +114,76 @@ def test_a_kernel_that_does_not_pay_is_left_out():
     asked = []
 
     def wins(before, after, tensors):
-        asked.append((len(before), after.target))
-        assert all(n in tensors for op in (*before, after) for n in (*op.inputs, *op.outputs))
+        asked.append((len(before), [op.target for op in after]))
+        assert all(n in tensors for op in (*before, *after) for n in (*op.inputs, *op.outputs))
         return "it is slow"
 
     graph = trace(case.model(), case.example(), kernels=("gelu",), wins=wins)
-    assert asked == [(8, "aten.gelu.default")] * 4
-    assert graph.fusions[0].missed[0].why == "it is slow" and graph.fusions[0].places == 0
+    # Its four layers are one place.
+    assert asked[0] == (8, ["aten.gelu.default"])
+    assert graph.fusions == (
+        Fusion("gelu", 0, (Missed("transformer.h.*.mlp.act", "it is slow", 4, declined=True),)),
+    )
     plain = trace(case.model(), case.example())
     assert replace(graph, fusions=()).fingerprint == plain.fingerprint
+
+
+def test_a_plans_kernels_are_put_in_as_they_were():
+    """What was declined stays out, though nobody is asked again."""
+    case = CASES["gpt2"]
+
+    def wins(before, after, tensors):
+        return "it is slow" if "norm" in after[-1].target else ""
+
+    first = trace(case.model(), case.example(), kernels=KERNELS, wins=wins)
+    assert places(first) == {"bias_gelu": 4, "cross_entropy": 1, "gelu": 4}
+    again = trace(case.model(), case.example(), kernels=first.fusions)
+    assert (again.fingerprint, again.fusions) == (first.fingerprint, first.fusions)
+    assert again.fingerprint != fused("gpt2").fingerprint
+
+
+class Activated(nn.Module):
+    """GELU of a product with a bias, and what looks like it."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.product = nn.Linear(6, 8, bias=way != "no bias")
+        self.way = way
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight, bias = self.product.weight, self.product.bias
+        match self.way:
+            case "weighted":
+                made = torch.addmm(bias, x, weight.T, beta=2.0)
+            case "cut anew":
+                made = self.product(x).view(-1, 4)
+            case "column":
+                made = torch.addmm(bias.view(-1, 1)[:4], x, weight.T)
+            case _:
+                made = self.product(x)
+        active = nn.functional.gelu(made).reshape(4, 8)
+        return active + made if self.way == "read twice" else active
+
+
+@pytest.mark.parametrize(
+    ("way", "places", "whys"),
+    [
+        ("linear", 1, []),
+        ("no bias", 0, []),
+        ("weighted", 0, ["its product or bias is weighted"]),
+        ("cut anew", 0, ["its bias is no row of what it is of"]),
+        ("column", 0, ["its bias is no row of what it is of"]),
+        ("read twice", 0, ["aten.linear.default is read elsewhere too"]),
+    ],
+)
+def test_a_bias_that_gelu_adds(way, places, whys):
+    given = torch.randn(4, 6), torch.randn(4, 8)
+    kernels = ("bias_gelu",)
+    graph = trace(Activated(way), given, nn.functional.mse_loss, kernels=kernels)
+    (fusion,) = graph.fusions
+    assert fusion.places == places and [m.why for m in fusion.missed] == whys
+    biased = [op for op in graph.ops if op.target == "aten.linear.default" and len(op.inputs) == 3]
+    assert len(biased) == (way in ("cut anew", "read twice"))
 
 
 def test_an_unknown_kernel_is_refused():

@@ -53,7 +53,7 @@ def test_the_plan_says_what_to_trace(tmp_path):
         progress=False,
     )  # fmt: skip
     assert {f.kernel for f in plan.kernels if f.places} >= {"rms_norm", "rotary", "swiglu"}
-    assert "fused kernels: cross_entropy x" in str(plan) and "rms_norm x9" in str(plan)
+    assert "fused kernels: bias_gelu x0, cross_entropy x" in str(plan) and "rms_norm x9" in str(plan)
     plan.save(tmp_path / "plan.json")
     again = mw.Plan.load(tmp_path / "plan.json")
     assert again == plan
@@ -80,6 +80,19 @@ def test_only_what_pays_on_a_device():
     assert gpu.places == 8 and not gpu.missed
     assert norms.places == 0 and sum(m.places for m in norms.missed) == 8
     assert all(f"times as long on {device.name}" in miss.why for miss in norms.missed)
+
+
+def test_a_plan_that_declined_kernels_is_obeyed():
+    """The model is traced again with those that were put in, and those only."""
+    case = CASES["bert_mlm"]
+    plan = mw.search(
+        case.model(), mw.Cluster.local(1), example_inputs=case.example(), kernels="auto",
+        precision="fp32", progress=False,
+    )  # fmt: skip
+    assert any(miss.declined for fusion in plan.kernels for miss in fusion.missed)
+    job = mw.compile(case.model(), plan)
+    assert job.graph.fusions == plan.kernels
+    job.close()
 
 
 def test_a_graph_keeps_the_kernels_that_it_has():

@@ -89,3 +89,21 @@ def test_a_vocabulary_that_is_split_over_ranks():
         for a, b in pieces
     ]
     torch.testing.assert_close(torch.cat(back, 1), logits.grad)
+
+
+def test_gelu_has_the_dtype_of_the_product_whose_bias_it_adds():
+    """Under autocast the product is bfloat16 and the bias float32."""
+    torch.manual_seed(0)
+    x, bias = torch.randn(5, 8, dtype=torch.bfloat16), torch.randn(8)
+    given = [x.requires_grad_(), bias.requires_grad_()]
+    operator, reference = OPERATORS["bias_gelu"]
+    made = operator(*given, True)
+    exact = [value.detach().double().requires_grad_() for value in given]
+    wanted = reference(*exact, True)
+    assert made.dtype == torch.bfloat16
+    torch.testing.assert_close(made.double(), wanted, rtol=5e-3, atol=5e-3)
+    for value, other in zip(given, exact, strict=True):
+        back = torch.autograd.grad(made.sum(), value, retain_graph=True)[0]
+        assert back.dtype == value.dtype
+        by = torch.autograd.grad(wanted.sum(), other, retain_graph=True)[0]
+        torch.testing.assert_close(back.double(), by, rtol=1e-2, atol=1e-2)
