@@ -80,7 +80,9 @@ def models(
 
 
 def _figures(row: Row) -> tuple[str, ...]:
-    return f"{row['step_s']:.5g}", f"{row['cpu_s']:.0f}", str(row["plans"])
+    return (
+        f"{row['step_s']:.5g}", f"{row['cpu_s']:.0f}", f"{row['wall_s']:.0f}", str(row["plans"])
+    )  # fmt: skip
 
 
 def layouts(rows: Rows, instances: Sequence[int], memory: int) -> Iterator[Sequence[object]]:
@@ -119,8 +121,8 @@ HEADS = {
               "found", "states",
               "simulated", "CPU s"),
     "prunings": PRUNED,
-    "models": ("model", "machine", "ILP step s", "CPU s", "plans", "DQN step s", "CPU s", "plans",
-               "DQN over ILP", "plans"),
+    "models": ("model", "machine", "ILP step s", "CPU s", "wall s", "plans", "DQN step s", "CPU s",
+               "wall s", "plans", "DQN over ILP", "plans"),
     "layouts": ("instance", "memory, bytes", "ILP's layouts, ms", "agent's, ms", "ILP plan, ms",
                 "DQN plan, ms", "DQN over ILP", "plans"),
     "warm": ("case", "best known, s", "steps cold", "steps warm", "cold over warm"),

@@ -1,18 +1,15 @@
 """A pipeline in the making, and the whole choice that it would be if nothing more were decided."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import accumulate, pairwise
-from math import ceil, log2
-from typing import NamedTuple
+from math import log2
 
 import numpy as np
 
-from meshwright.costmodel.block import BlockCost
-from meshwright.costmodel.memory import training_state
 from meshwright.costmodel.tables import Spot
-from meshwright.ir.graph import Block
+from meshwright.ir.plan import ModelMesh
 from meshwright.planner.across.leaf_bound import LeafBound
 from meshwright.planner.across.places import Places, orders
 from meshwright.planner.across.refine import treated
@@ -20,6 +17,7 @@ from meshwright.planner.across.run_costs import At, RunCosts
 from meshwright.planner.across.treatments import Treatment, Treatments
 from meshwright.planner.candidates import Choice, StageChoice
 from meshwright.planner.dqn.decisions import Floats
+from meshwright.planner.dqn.loads import Load, Loads
 from meshwright.planner.problem import Problem
 from meshwright.planner.space import Mesh, meshes
 
@@ -46,22 +44,6 @@ class Draft:
     """`FIT`, or which part of the blocks."""
 
 
-class Load(NamedTuple):
-    """A stage by estimate."""
-
-    busy_s: float
-    """All micro-batches."""
-    sync_s: float
-    state: float
-    """Parameters, gradients and optimizer, of the room."""
-    memory: float
-    """All that is kept, of the room."""
-
-    @property
-    def cost_s(self) -> float:
-        return (self.busy_s + self.sync_s) * (1 + 4 * max(0.0, self.memory - 1))
-
-
 class Sketches:
     """Drafts of one problem as choices, with what is estimated of them; kept once made."""
 
@@ -69,11 +51,12 @@ class Sketches:
         self.problem = problem
         self.runs, self.sets = RunCosts(problem), Treatments(problem)
         self.leaf = LeafBound(self.runs)
+        self.loaded = Loads(self.runs)
+        self.load = self.loaded.of
         self.places = [Places(problem, order) for order in orders(problem)]
-        self.under = cache(self._under)
         self.short = cache(self._short)
+        self.smallest = cache(self._smallest)
         self.stage = cache(self._stage)
-        self.load = cache(self._load)
         self.choice = cache(self._choice)
         self.summary = cache(self._summary)
 
@@ -134,55 +117,6 @@ class Sketches:
                 low = middle + 1
         return treated(stage, known[min(low, len(known) - 1)])
 
-    def _load(self, stage: StageChoice, count: int, in_flight: int) -> Load:
-        alone = Choice(stages=(stage,), num_microbatches=count, schedule="one_f_one_b", num_ranks=1)
-        samples = ceil(self.problem.batch / count / stage.dp)
-        tables, size = self.problem.tables, len(stage.devices) // stage.dp
-        levels = tables.model_levels(stage.devices[:size], stage.model)
-        spot = Spot(
-            samples, stage.dp, stage.model, tables.device_names[stage.devices[0]],
-            tables.levels(stage.devices[::size]), levels,
-        )  # fmt: skip
-        saved, params = 0.0, dict[str, int]()
-        for block, cost in self._costs(stage, At(spot, stage.variant)):
-            saved += cost.saved_bytes + sum(cost.saved_inputs) + sum(cost.saved_outputs)
-            params |= {
-                n: b for n, b in zip(block.params, cost.param_bytes, strict=True)
-                if n in tables.trained
-            }  # fmt: skip
-        stored = sum(params.values())
-        state = training_state(
-            stored, stored, optimizer=self.problem.optimizer, zero=stage.zero,
-            dp_shard=stage.dp_shard,
-        )  # fmt: skip
-        held = state.parameters_bytes + state.gradients_bytes + state.optimizer_bytes
-        room = self.problem.room_bytes(stage.devices)
-        rate = self.problem.cluster.tier(stage.devices[::size]).rate if stage.dp > 1 else np.inf
-        sync_s = 2 * (stage.dp - 1) / stage.dp * stored / rate
-        if stage.zero == 3:
-            sync_s *= 1 + count / 2
-        busy_s = self.leaf.seconds(alone)
-        return Load(
-            busy_s, float(sync_s), held / max(room, 1), (held + saved * in_flight) / max(room, 1)
-        )
-
-    def _costs(self, stage: StageChoice, at: At) -> Iterator[tuple[Block, BlockCost]]:
-        """Of the blocks as they are treated."""
-        again, modes = set(stage.recompute), dict(stage.saved)
-        costs = self.runs.block_costs(at)
-        for number in range(stage.start, stage.stop):
-            block, cost = self.runs.blocks[number], costs[number]
-            mode = modes.get(block.name, modes.get(block.pattern, ""))
-            if again & {block.name, block.pattern}:
-                cost = cost.recomputed()
-            elif mode:
-                cost = self.under(block.pattern, at, mode)
-            yield block, cost
-
-    def _under(self, pattern: str, at: At, mode: str) -> BlockCost:
-        block = next(b for b in self.runs.blocks if b.pattern == pattern)
-        return self.runs.under(block, at, mode)
-
     def _choice(self, draft: Draft) -> Choice | None:
         """The whole choice; None if a stage has no mesh."""
         devices = self.problem.cluster.num_devices
@@ -208,9 +142,18 @@ class Sketches:
         first = sum(size for _, size in draft.ends[:-1])
         size, places = draft.ends[-1][1], self.places[draft.order or 0]
         return min(
-            self.load(_on(mesh, start, stop, places.ranks(first, size, mesh)), draft.count, 1).state
-            for mesh in meshes(self.problem, size, self.problem.batch // draft.count)
+            self.loaded.state(_on(mesh, start, stop, places.ranks(first, size, mesh)))
+            for mesh in self.smallest(size, draft.count)
         )
+
+    def _smallest(self, size: int, count: int) -> tuple[Mesh, ...]:
+        """Of each model mesh with its layouts, the one that shards state most."""
+        found: dict[tuple[ModelMesh, str], Mesh] = {}
+        for mesh in meshes(self.problem, size, self.problem.batch // count):
+            held = found.setdefault((mesh.model, mesh.variant), mesh)
+            if (mesh.zero, mesh.dp_shard) > (held.zero, held.dp_shard):
+                found[mesh.model, mesh.variant] = mesh
+        return tuple(found.values())
 
     def loads(self, choice: Choice) -> list[Load]:
         """Per stage."""
