@@ -133,7 +133,7 @@ class Missed:
     why: str
     places: int
     declined: bool = False
-    """Nothing stood against the kernel but its price: it was left out at all places of this name."""
+    """Only its price stood against the kernel: it was left out at all places of this name."""
 
 
 @dataclass(frozen=True, slots=True)

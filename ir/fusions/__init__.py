@@ -1,8 +1,8 @@
 """Runs of operators that one fused kernel stands for: one file per pattern, found by itself.
 
 A file has `ANCHORS`, the operators at which to look, and `find(flow, op)`: a Match, a Miss that
-says why not, or None where there is nothing to fuse. Its name is the kernel's in plans. With `AFTER`
-it comes after the patterns of those names, and is compared with what they leave.
+says why not, or None where there is nothing to fuse. Its name is the kernel's in plans. With
+`AFTER` it comes after the patterns of those names, and is compared with what they leave.
 """
 
 import difflib
