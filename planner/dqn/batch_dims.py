@@ -30,9 +30,15 @@ class InputDim:
 class BatchDims:
     """Of one graph; see the module."""
 
-    context_size = 4
-    option_size = 5
-    most_options = 2
+    context_names: tuple[str, ...] = (
+        "dims decided, share", "batch dims, share", "work that replicas share so far",
+        "log2 batch / 12",
+    )  # fmt: skip
+    option_names: tuple[str, ...] = (
+        "is a batch dim", "number of the dim / 4", "dims of the input / 4",
+        "work that replicas share if it alone is one", "log2 of its length over the batch, / 8",
+    )  # fmt: skip
+    context_size, option_size, most_options = len(context_names), len(option_names), 2
 
     def __init__(self, graph: Graph, pruning: Pruning) -> None:
         self.graph, self.pruning = graph, pruning

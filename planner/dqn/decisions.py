@@ -38,6 +38,9 @@ class Pruning:
 class Decisions(Protocol):
     """A sequence of decisions, each among a few options."""
 
+    context_names: tuple[str, ...]
+    option_names: tuple[str, ...]
+    """What the numbers are, in their order."""
     context_size: int
     option_size: int
     most_options: int

@@ -23,6 +23,17 @@ from meshwright.planner.space import Mesh, meshes
 
 SHORT = 6
 """Meshes of a number of devices that a stage tries when nothing is decided."""
+SUMMARY = (
+    "log of the least step over the reference", "the same with the exchange of gradients",
+    "exchange over the least step", "memory of the fullest stage, of its room, at most 3",
+    "is too large", "longest stage over the mean, - 1", "share of the bubble", "ranks / 16",
+    "log2 micro-batches / 10", "log2 replicas / 6", "log2 ranks of a replica / 6", "ZeRO / 3",
+    "gathers ahead", "other layouts", "several model axes", "log2 replicas of the last stage / 6",
+    "devices of the last stage, share", "blocks of the last stage, share",
+    "how much is recomputed or moved", "several stages per rank",
+    "log2 samples of a replica and micro-batch / 6",
+)  # fmt: skip
+"""What is told of a choice; where no stage is named, of the first."""
 FIT = "fit"
 """Recompute as little as lets a stage fit, by the estimate."""
 
@@ -184,8 +195,6 @@ class Sketches:
             np.mean([_part_again(self, stage) for stage in choice.stages]),
             float(len(choice.stages) > ranks), _axis(self.problem.batch // count // first.dp),
         ], np.float32)  # fmt: skip
-
-    SUMMARY = 21
 
     @cached_property
     def reference_s(self) -> float:

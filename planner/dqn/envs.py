@@ -3,7 +3,8 @@
 All three share one form. An observation is a dict: `context` (numbers of the whole), `options` (a
 row of numbers per option) and `mask` (1 where an option is legal). An action is the number of an
 option. Taking one that is not legal ends the episode with `WORST`. `action_masks()` gives the mask
-as booleans, as maskable agents of other libraries ask for it.
+as booleans, as maskable agents of other libraries ask for it. `decisions.context_names` and
+`decisions.option_names` say what the numbers are.
 
 Importing `meshwright.planner.dqn.envs` registers them; each is made from a problem:
 

@@ -15,6 +15,7 @@ from math import log2, prod
 
 import numpy as np
 
+from meshwright.costmodel.memory import training_state
 from meshwright.ir.errors import PlanError
 from meshwright.ir.layout import Shard
 from meshwright.ir.plan import BlockLayout, ModelMesh
@@ -27,10 +28,6 @@ from meshwright.planner.dqn.linkage import Bools, Linkage, trained
 from meshwright.planner.inside.mesh_problem import NodeKey
 from meshwright.planner.problem import Problem
 from meshwright.planner.space import microbatch_counts
-
-STATE = 3.0
-"""Parameters, gradients and optimizer state are at least so many times the parameters, where no
-replica shards them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +49,16 @@ class _Episode:
 class Operators:
     """Of one mesh; see the module."""
 
-    context_size = 10
-    option_size = 5
-    most_options = 2
+    context_names: tuple[str, ...] = (
+        "log2 ranks of the axis / 4", "axis / 2", "axes / 3", "groups decided, share",
+        "groups split, share", "groups / 16, at most 4", "bytes of parameters split, share",
+        "log2 replicas / 6", "dims of the group / 16", "least state, of the room, at most 2",
+    )  # fmt: skip
+    option_names: tuple[str, ...] = (
+        "split", "bytes of the group, share, if split", "dims of the group / 16, if split",
+        "log of how much the linear price rises", "legal",
+    )  # fmt: skip
+    context_size, option_size, most_options = len(context_names), len(option_names), 2
 
     def __init__(
         self,
@@ -67,7 +71,7 @@ class Operators:
         self.problem, self.model, self.judge, self.pruning = problem, model, judge, pruning
         self.base = base or self._usual()
         stage = next(stage for stage in self.base.stages if stage.model == model)
-        self.replicas = stage.dp
+        self.replicas, self.stage = stage.dp, stage
         samples = max(1, problem.batch // self.base.num_microbatches // stage.dp)
         self.complete = Completer.of(problem, model, samples)
         kinds = {name: tensor.kind for name, tensor in problem.graph.tensors.items()}
@@ -113,7 +117,7 @@ class Operators:
         at = len(self._episode.bits)
         if at == len(self.linkage.groups):
             return nothing(self)
-        legal = np.array([self._is_legal(option) for option in range(2)], np.bool_)
+        legal = np.isin(range(2), self._legal())
         options = np.stack([self._features(at, option) for option in range(2)])
         return Offered(self._context(at), options, legal)
 
@@ -138,25 +142,43 @@ class Operators:
         if not self.pruning.linkage:
             return
         while len(self._episode.bits) < len(self.linkage.groups):
-            legal = [option for option in range(2) if self._is_legal(option)]
+            legal = self._legal()
             if len(legal) != 1:
                 return
             self._decide(legal[0])
 
-    def _is_legal(self, option: int) -> bool:
-        at = len(self._episode.bits)
-        left = self.linkage.after(self._episode.left, at, bool(option))
-        if self.pruning.linkage and not self.linkage.is_possible(left, at):
-            return False
-        return not self.pruning.memory or option == 1 or self._least_bytes(left) <= self.room
+    def _legal(self) -> list[int]:
+        """Options that break no rule and may fit; if none may, those that break no rule."""
+        possible = [option for option in range(2) if self._is_possible(option)]
+        return [option for option in possible if self._may_fit(option)] or possible
+
+    def _is_possible(self, option: int) -> bool:
+        left = self._after(option)
+        return not self.pruning.linkage or self.linkage.is_possible(left, len(self._episode.bits))
+
+    def _may_fit(self, option: int) -> bool:
+        if not self.pruning.memory or option == 1:
+            return True
+        return self._least_bytes(self._after(option)) <= self.room
+
+    def _after(self, option: int) -> tuple[Bools, ...]:
+        episode = self._episode
+        return self.linkage.after(episode.left, len(episode.bits), bool(option))
 
     def _least_bytes(self, left: tuple[Bools, ...]) -> float:
-        """Of parameters with their state, whatever is still decided: replicas may share it."""
+        """Of parameters with their state on the fullest rank, whatever is still decided."""
+        if any(stage.model != self.model for stage in self.base.stages):
+            return 0.0
         total = 0.0
         for name, keep in zip(self.linkage.params, left, strict=True):
             parts = self._parts(name)[keep]
             total += self.bytes[name] * float(parts.min()) if len(parts) else 0.0
-        return total * STATE / self.replicas / len(self.base.stages)
+        stored = int(total / len(self.base.stages))
+        state = training_state(
+            stored, stored, optimizer=self.problem.optimizer, zero=self.stage.zero,
+            dp_shard=self.stage.dp_shard,
+        )  # fmt: skip
+        return state.parameters_bytes + state.gradients_bytes + state.optimizer_bytes
 
     def _copies(self, name: str) -> int:
         """Parameters like this one."""
@@ -251,7 +273,7 @@ class Operators:
         own = sum(self.problem.graph.tensors[n].nbytes for n in {n for n, _ in group.dims})
         return np.array([
             float(option), own / total * option, len(group.dims) / 16 * option,
-            self._regret(at, option), float(self._is_legal(option)),
+            self._regret(at, option), float(option in self._legal()),
         ], np.float32)  # fmt: skip
 
     def _context(self, at: int) -> Floats:

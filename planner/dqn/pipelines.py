@@ -19,7 +19,7 @@ from meshwright.planner.across.choice_space import with_shares
 from meshwright.planner.across.refine import other_schedules
 from meshwright.planner.candidates import Choice
 from meshwright.planner.dqn.decisions import WORST, Floats, Offered, Pruning, nothing
-from meshwright.planner.dqn.drafts import FIT, Draft, Sketches
+from meshwright.planner.dqn.drafts import FIT, SUMMARY, Draft, Sketches
 from meshwright.planner.dqn.fit import fitted
 from meshwright.planner.dqn.judge import Judge, Verdict, reward
 from meshwright.planner.problem import Problem
@@ -46,8 +46,19 @@ class Option(NamedTuple):
 class Pipelines:
     """Of one problem; see the module."""
 
-    context_size = 11
-    option_size = len(KINDS) + 1 + Sketches.SUMMARY
+    context_names: tuple[str, ...] = (
+        "log2 devices / 10", "log2 nodes / 6", "log2 batch / 12", "log2 blocks / 8",
+        "4 x parameters, of all room, at most 4", "log of 1 + their exchange over the reference",
+        "longest block, of the whole", "log2 micro-batches / 10", "stages cut off / 16",
+        "devices taken, share", "work cut off, share",
+    )  # fmt: skip
+    option_names: tuple[str, ...] = (
+        *(f"decides {kind}" for kind in KINDS),
+        "is a whole plan",
+        *SUMMARY,
+    )
+    """After the kinds: of the plan that it would be if nothing more were decided."""
+    context_size, option_size = len(context_names), len(option_names)
 
     def __init__(
         self, problem: Problem, judge: Judge, pruning: Pruning, reference: float | None = None
@@ -217,7 +228,7 @@ class Pipelines:
         known = (
             self.sketches.summary(option.choice)
             if option.choice
-            else np.zeros(Sketches.SUMMARY, np.float32)
+            else np.zeros(len(SUMMARY), np.float32)
         )
         return np.concatenate([kind, [np.float32(whole)], known])
 

@@ -14,6 +14,7 @@ class Several:
         if len(shapes) != 1:
             raise PlanError(f"an agent learns on decisions of one form, given are {len(shapes)}")
         ((self.context_size, self.option_size, self.most_options),) = shapes
+        self.context_names, self.option_names = held[0].context_names, held[0].option_names
         self.held, self.at = tuple(held), -1
 
     def restart(self) -> None:

@@ -1,10 +1,13 @@
 """The environments: gymnasium's own check, and masks that offer only what is legal."""
 
+from itertools import product
+
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
+from benchmarks.auto_map_exact import instance, operators
 from meshwright.ir.layout import Shard
 from meshwright.ir.verify import verify
 from meshwright.planner.dqn.batch_dims import BatchDims
@@ -98,6 +101,29 @@ def test_without_linkage_rules_can_be_broken() -> None:
     while not over:
         _, reward, over, _, _ = env.step(np.int64(1))  # split every dim of every parameter
     assert reward == WORST
+
+
+def test_memory_rules_out_only_what_does_not_fit() -> None:
+    asked = instance(3, most_groups=6).with_memory(0.6)
+    pruned, free = (operators(asked, Pruning(memory=memory)) for memory in (True, False))
+    every = list(product((0, 1), repeat=len(free.linkage.groups)))
+    legal = [bits for bits in every if free.is_legal(bits)]
+    left_out = [bits for bits in legal if not pruned.is_legal(bits)]
+    assert 0 < len(left_out) < len(legal)
+    assert not any(free.judged(bits).verdict.fits for bits in left_out)
+    env, rng = DecisionEnv(pruned), np.random.default_rng(3)
+    for _ in range(20):
+        episode(env, rng)
+    assert not set(pruned.found) & set(left_out[1:])  # the first, all whole, is the reference
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_every_number_has_a_name(name: str) -> None:
+    env = gymnasium.make(name, **MADE[name]()).unwrapped
+    assert isinstance(env, DecisionEnv)
+    observed, _ = env.reset()
+    assert observed["context"].shape == (len(env.decisions.context_names),)
+    assert observed["options"].shape[1] == len(env.decisions.option_names)
 
 
 def test_decisions_hold_in_the_layout() -> None:
