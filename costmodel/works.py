@@ -17,6 +17,8 @@ _SKIPPED_BY_CAUSAL = 0.5
 _LEFT_OPERAND = {"addmm": 1, "baddbmm": 1, "addbmm": 1}
 _PASS_ON = frozenset("add add_ clone contiguous cat concat stack sum lift_fresh_copy".split())
 """Their backward hands the gradient on, or views of it, without a kernel."""
+_BY_LOGARITHMS = frozenset({"cross_entropy_sum", "cross_entropy_loss"})
+"""They write the logarithms of all probabilities, and a gradient of those before the logits'."""
 _ADDING = frozenset({"meshwright.add_rms_norm.default", "meshwright.add_layer_norm.default"})
 
 
@@ -76,7 +78,7 @@ def forward_work(op: LocalOp) -> Work:
     if op.op_class is OpClass.GATHER:
         # Only the rows that are asked for are read.
         read = op.output_bytes + sum(i.nbytes for i in op.inputs if not i.is_param)
-    return _work(op, _flops(op), read + op.output_bytes, _gemms(op))
+    return _work(op, _flops(op), read + op.output_bytes + _logarithms(op), _gemms(op))
 
 
 def input_work(op: LocalOp) -> Work | None:
@@ -96,7 +98,8 @@ def input_work(op: LocalOp) -> Work | None:
     gemms = tuple(Gemm(g.batch, g.m, g.k, g.n) for g in _gemms(op))
     if op.op_class is OpClass.MATMUL and len(_matrices(wanted)) > 1:
         gemms += _weight_gemms(op)
-    return _work(op, flops, op.output_bytes + _saved(op) + grads, gemms)
+    passed = 2 * _logarithms(op)  # their gradient, written and read
+    return _work(op, flops, op.output_bytes + _saved(op) + grads + passed, gemms)
 
 
 def weight_work(op: LocalOp) -> Work | None:
@@ -150,6 +153,11 @@ def _passes_on(op: LocalOp, wanted: Sequence[LocalInput]) -> bool:
 
 def _matrices(inputs: Sequence[LocalInput]) -> list[LocalInput]:
     return [i for i in inputs if len(i.shape) > 1]
+
+
+def _logarithms(op: LocalOp) -> int:
+    """Bytes of a loss's table of logarithms, as large as its logits."""
+    return op.inputs[0].nbytes if op_name(op.target) in _BY_LOGARITHMS else 0
 
 
 def _saved(op: LocalOp) -> int:

@@ -12,7 +12,7 @@ from meshwright.costmodel.compute import OpTime, formula, op_time
 from meshwright.costmodel.formulas import Gemm, Work, curve_of, kernel_s, memory_s
 from meshwright.costmodel.local_op import LocalInput, LocalOp
 from meshwright.costmodel.op_classes import classify
-from meshwright.costmodel.works import forward_gemms, input_work
+from meshwright.costmodel.works import forward_gemms, forward_work, input_work
 from meshwright.ir.device import DeviceType, OpClass, OpCurve
 from meshwright.ir.presets import DEVICES, MACHINES, cpu_process
 
@@ -275,3 +275,23 @@ def test_what_a_kernel_adds_gets_one_gradient() -> None:
         return work.nbytes
 
     assert moved(x, x) == moved(x) == 16640 + 8192 + 8192
+
+
+def test_cross_entropy_that_keeps_no_probabilities_moves_half_as_much() -> None:
+    """Torch's writes their logarithms, and before the logits' gradient that of the logarithms."""
+    logits = LocalInput((64, 1000), 256_000, True, False)
+    target = LocalInput((64,), 512, False, False)
+
+    def moved(name: str, outputs: int, saved: int) -> list[float]:
+        op = LocalOp(
+            f"meshwright.{name}.default", OpClass.NORMALIZATION, "float32", 1.0, (logits, target),
+            ((),), outputs, True, saved,
+        )  # fmt: skip
+        back = input_work(op)
+        assert back
+        return [forward_work(op).nbytes, back.nbytes]
+
+    plain = moved("cross_entropy_sum", 4, 256_512)
+    fused = moved("cross_entropy_total", 4 + 2 * 256, 256_512 + 2 * 256)
+    assert plain == [2 * 256_000 + 512 + 4, 4 * 256_000 + 512 + 4]
+    assert fused == [256_000 + 512 + 516, 2 * 256_000 + 1024 + 516]
