@@ -57,6 +57,8 @@ class Comm:
         self.meter: Meter | None = None
         self.stage = 0
         """For the meter."""
+        self.kernels: frozenset[str] = frozenset()
+        """Fused ones that the plan has places for."""
         self._lines = {axis: _line(axis, size, groups.get(axis)) for axis, size in sizes.items()}
 
     def line(self, axis: str) -> Line:

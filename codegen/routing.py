@@ -13,7 +13,18 @@ import torch
 from torch import Tensor
 
 from meshwright.codegen.comm import Comm
+from meshwright.codegen.kernels.route import (
+    home_reference,
+    out_reference,
+    places_of,
+    route_home,
+    route_out,
+)
 from meshwright.ir.windows import spans
+
+_Rows = Callable[[Tensor, Tensor, Tensor], Tensor]
+_references: tuple[_Rows, _Rows] = (out_reference, home_reference)
+_kernels: tuple[_Rows, _Rows] = (route_out, route_home)
 
 
 @dataclass(frozen=True)
@@ -82,13 +93,14 @@ def routed_experts(
     """`meshwright.experts` of this rank's tokens, where the ranks have so many `experts` each."""
     held = spans(experts)
     owned = _owned(top_k_index, held)
-    ranks, tokens = owned.nonzero().unbind(1)
+    ranks = owned.nonzero()[:, 0]
+    tokens, places = places_of(owned)
+    go, home = _kernels if "route" in comm.kernels else _references
     route = _route(comm, axis, owned.sum(1))
     first = top_k_index.new_tensor([start for start, _ in held])
     # As the rank that gets them counts: what lies outside its experts adds nothing there.
     index = route.move(top_k_index[tokens] - first[ranks].unsqueeze(1))
-    here = _moved(hidden.index_select(0, tokens), route)
-    weights = _moved(top_k_weights.index_select(0, tokens), route)
+    here = _moved(go(hidden, tokens, places), route)
+    weights = _moved(go(top_k_weights, tokens, places), route)
     made = torch.ops.meshwright.experts(here, index, weights, gate_up, down, act)
-    home = _moved(made, route.back())
-    return torch.zeros_like(hidden).index_add(0, tokens, home.to(hidden.dtype))
+    return home(_moved(made, route.back()).to(hidden.dtype), tokens, places)

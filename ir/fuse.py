@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Protocol
 
 from meshwright.ir.costed import costed
-from meshwright.ir.fusions import check_kernels
+from meshwright.ir.fusions import TRACED, check_kernels
 from meshwright.ir.fusions.flow import Flow, Match, Miss
 from meshwright.ir.graph import Fusion, Kind, Missed, Op, Tensor
 from meshwright.ir.raw import Raw, RawOp, dtype_name
@@ -39,13 +39,14 @@ def fuse(
     in as they were when it was made, whatever their price is now.
     """
     names = check_kernels([k.kernel if isinstance(k, Fusion) else k for k in kernels])
-    patterns = {name: _pattern(name) for name in names}
+    patterns = {name: _pattern(name) for name in names if name in TRACED}
     decide = _decide(raw, [k for k in kernels if isinstance(k, Fusion)], wins)
     found = {
         name: _fuse_one(raw, patterns[name], name, decide)
-        for name in sorted(names, key=lambda name: len(getattr(patterns[name], "AFTER", ())))
+        for name in sorted(patterns, key=lambda name: len(getattr(patterns[name], "AFTER", ())))
     }
-    return raw, tuple(found[name] for name in names)
+    # The places of the others are known once there is a plan.
+    return raw, tuple(found.get(name, Fusion(name, 0)) for name in names)
 
 
 def _decide(raw: Raw, made: Sequence[Fusion], wins: Wins | None) -> Decide:

@@ -10,6 +10,7 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Block, Graph
 from meshwright.ir.keeping import Keeping
 from meshwright.ir.layout import balanced
+from meshwright.ir.placed import placed
 from meshwright.ir.plan import (
     ClusterId,
     InputSpec,
@@ -102,7 +103,7 @@ def build_plan(problem: Problem, choice: Choice, *, predict: bool = True) -> Pla
         layouts=tuple(layout for kind in kinds for layout in problem.layouts(*kind)),
         profile=profile_id(problem),
     )
-    plan = replace(plan, notes=notes_of(problem, plan))
+    plan = replace(plan, notes=notes_of(problem, plan), kernels=placed(plan, problem.graph))
     return replace(plan, predicted=predict_plan(problem, plan)) if predict else plan
 
 

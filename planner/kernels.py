@@ -9,16 +9,18 @@ from meshwright.costmodel.op_classes import COMPUTE, classify
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.device import DeviceType, OpClass
 from meshwright.ir.fuse import Wins
-from meshwright.ir.fusions import KERNELS, check_kernels
+from meshwright.ir.fusions import KERNELS, TRACED, check_kernels
 from meshwright.ir.graph import Kind, Op, Tensor
 
 NONE, ALL, AUTO = "none", "all", "auto"
 
 
 def asked_kernels(given: str | Sequence[str]) -> tuple[str, ...]:
-    """Names of kernels from `none`, `all`, `auto` or a list; PlanError for an unknown one."""
+    """Names of kernels from `none`, `all`, `auto` or a list; PlanError for an unknown one.
+
+    `auto` has those only that have a price."""
     if isinstance(given, str):
-        given = {NONE: (), ALL: KERNELS, AUTO: KERNELS}.get(given, tuple(given.split(",")))
+        given = {NONE: (), ALL: KERNELS, AUTO: TRACED}.get(given, tuple(given.split(",")))
     return check_kernels(tuple(name.strip() for name in given))
 
 

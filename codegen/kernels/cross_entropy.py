@@ -74,7 +74,7 @@ def parts(logits: Tensor, target: Tensor, start: int) -> tuple[Tensor, Tensor, T
     to it, and the target's logit, 0 if it is not among them."""
     logits, (tokens, width) = logits.contiguous(), logits.shape
     held = held_dtype(logits.dtype)
-    if way(logits) == "torch" or width == 0:
+    if way("cross_entropy", logits) == "torch" or width == 0:
         return _parts_reference(logits.to(held), target - start)
     found = [logits.new_empty(tokens, dtype=held) for _ in range(3)]
     parts_kernel[(tokens,)](
@@ -121,7 +121,7 @@ def gradient(
     """Of a rank's logits, given the combined parts; `weight` is the gradient of each token's loss,
     0 where a token does not count."""
     logits, (tokens, width) = logits.contiguous(), logits.shape
-    if way(logits) == "torch":
+    if way("cross_entropy", logits) == "torch":
         share = (logits.to(total.dtype) - largest.unsqueeze(1)).exp() / total.unsqueeze(1)
         hit = torch.arange(width, device=logits.device) == (target - start).unsqueeze(1)
         return ((share - hit.to(share.dtype)) * weight.unsqueeze(1)).to(logits.dtype)

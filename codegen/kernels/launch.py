@@ -1,6 +1,7 @@
 """What the kernels share: Triton where there is one, which way a call goes, sizes of blocks."""
 
 import os
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -19,6 +20,8 @@ except ImportError:  # an extra: without it all calls take torch
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Triton runs kernels on the CPU, slowly, to test them."""
+TAKEN: Counter[tuple[str, str]] = Counter()
+"""(kernel, way) -> calls in this process."""
 ELEMENTS = 1024
 """That one program takes where each stands for itself."""
 MOST_WIDTH = 65_536
@@ -30,10 +33,14 @@ def jit(function: Callable[..., Any]) -> Any:
     return function if triton is None else triton.jit(function)
 
 
-def way(x: Tensor, width: int = 1) -> Literal["triton", "torch"]:
-    """How a kernel on rows of `width` elements runs for this tensor."""
+def way(kernel: str, x: Tensor, width: int = 1) -> Literal["triton", "torch"]:
+    """How a kernel on rows of `width` elements runs for this tensor; `TAKEN` counts it."""
     able = triton is not None and (x.is_cuda or (INTERPRETED and x.device.type == "cpu"))
-    return "triton" if able and 0 < width <= MOST_WIDTH and x.numel() else "torch"
+    chosen: Literal["triton", "torch"] = (
+        "triton" if able and 0 < width <= MOST_WIDTH and x.numel() else "torch"
+    )
+    TAKEN[kernel, chosen] += 1
+    return chosen
 
 
 def block(width: int) -> int:
@@ -79,6 +86,6 @@ class Build:
 
 
 __all__ = [
-    "ELEMENTS", "Build", "block", "grid", "held_dtype", "jit", "programs", "tl",
+    "ELEMENTS", "TAKEN", "Build", "block", "grid", "held_dtype", "jit", "programs", "tl",
     "triton", "warps", "way", "wide",
 ]  # fmt: skip

@@ -103,7 +103,7 @@ def add_layer_norm(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(x + residual, its norm times gain plus bias, and per row the mean and 1 / the deviation)."""
     x, residual, width = x.contiguous(), residual.contiguous(), x.shape[-1]
-    if way(x, width) == "torch":
+    if way("layer_norm", x, width) == "torch":
         return _by_torch(x, residual, gain, bias, eps)
     total, out, mean, inverse = _shapes(x, residual, gain, bias, eps)
     forward_kernel[(x.numel() // width,)](
@@ -131,7 +131,7 @@ def layer_norm_backward(
     """Gradients of x, which are the residual's too, of the gain, and of the bias."""
     width = total.shape[-1]
     rows = total.numel() // width if width else 0
-    if way(total, width) == "torch":
+    if way("layer_norm", total, width) == "torch":
         return _backward_reference(grad_total, grad_out, total, gain, mean, inverse)
     grad_total, grad_out = grad_total.contiguous(), grad_out.contiguous()
     grad_x = torch.empty_like(total)

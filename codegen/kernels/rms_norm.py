@@ -97,7 +97,7 @@ def _forward(
     """The sum, or x itself; its norm; 1 / its root mean square."""
     x, width = x.contiguous(), x.shape[-1]
     other = x if residual is None else residual.contiguous()
-    if way(x, width) == "torch":
+    if way("rms_norm", x, width) == "torch":
         total = x if residual is None else x + other
         return total, *_scaled(total, gain, eps)
     total = x if residual is None else torch.empty_like(x, dtype=_sum_dtype(x, residual))
@@ -145,7 +145,7 @@ def rms_norm_backward(
     """Gradients of what was normalised, the sum's own included, and of the gain."""
     width = total.shape[-1]
     rows = total.numel() // width if width else 0
-    if way(total, width) == "torch":
+    if way("rms_norm", total, width) == "torch":
         return _backward_reference(grad_total, grad_out, total, gain, inverse)
     total, grad_out = total.contiguous(), grad_out.contiguous()
     passed = grad_out if grad_total is None else grad_total.contiguous()

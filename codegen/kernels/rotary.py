@@ -43,7 +43,7 @@ def turn_kernel(
 
 def _turned(x: Tensor, cosine: Tensor, sine: Tensor, sign: float) -> Tensor:
     x, cosine, sine = x.contiguous(), cosine.contiguous(), sine.contiguous()
-    if way(x, x.shape[-1]) == "torch":
+    if way("rotary", x, x.shape[-1]) == "torch":
         return reference(x, cosine, sine * sign)
     batch, heads, positions, size = x.shape
     out = torch.empty_like(x)

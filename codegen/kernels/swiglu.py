@@ -46,7 +46,7 @@ def backward_kernel(
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) * up, of tensors of one shape."""
     gate, up = gate.contiguous(), up.contiguous()
-    if way(gate) == "torch":
+    if way("swiglu", gate) == "torch":
         return reference(gate, up)
     out = torch.empty_like(gate)
     forward_kernel[grid(gate)](gate, up, out, gate.numel(), BLOCK=ELEMENTS, WIDE=wide(gate.dtype))
@@ -62,7 +62,7 @@ def _shapes(gate: Tensor, up: Tensor) -> Tensor:
 def swiglu_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of gate and up."""
     grad, gate, up = grad.contiguous(), gate.contiguous(), up.contiguous()
-    if way(gate) == "torch":
+    if way("swiglu", gate) == "torch":
         share = torch.sigmoid(gate)
         return grad * up * share * (1 + gate * (1 - share)), grad * gate * share
     to_gate, to_up = torch.empty_like(gate), torch.empty_like(up)

@@ -8,10 +8,16 @@ says why not, or None where there is nothing to fuse. Its name is the kernel's i
 import difflib
 import pkgutil
 from collections.abc import Sequence
+from pathlib import Path
 
 from meshwright.ir.errors import PlanError
 
-KERNELS = tuple(sorted({module.name for module in pkgutil.iter_modules(__path__)} - {"flow"}))
+_FOLDER = Path(__file__).parents[1] / "placed"
+TRACED = tuple(sorted({module.name for module in pkgutil.iter_modules(__path__)} - {"flow"}))
+"""Kernels that are put in while a model is traced."""
+PLACED = tuple(sorted({m.name for m in pkgutil.iter_modules([str(_FOLDER)])} - {"found"}))
+"""Those whose places a plan's layout decides (`ir.placed`)."""
+KERNELS = tuple(sorted({*TRACED, *PLACED}))
 """Names that plans and searches know."""
 
 

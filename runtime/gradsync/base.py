@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from meshwright.codegen.kernels import bucket
 from meshwright.codegen.program import Param
 from meshwright.ir.measured import Purpose
 from meshwright.ir.torch_private import reduce_scatter, start_all_gather
@@ -65,6 +66,8 @@ class Lines:
     """On all axes of the stage."""
     shard_size: int
     recorder: Recorder
+    kernels: frozenset[str] = frozenset()
+    """Fused ones that the plan has places for."""
 
     def is_primary(self, param: Param, *, sharded: bool) -> bool:
         """Whether this rank stands for all that hold the same elements."""
@@ -146,34 +149,46 @@ class ShardedBucket:
         ]
         self.size = sum(self._chunk)
         """Elements of one rank's flat shard."""
+        self._tables = self._make_tables() if "bucket" in lines.kernels else None
+
+    def _make_tables(self) -> tuple[Tensor, Tensor]:
+        """What a kernel moves of whole tensors, and of this rank's rows of them."""
+        device = self.slots[0].whole.device
+        whole = [slot.whole.numel() for slot in self.slots]
+        own = [
+            (stop - start) * row
+            for (start, stop), row in zip(map(self.rows, self.slots), self._row, strict=True)
+        ]
+        found = bucket.table(whole, self._chunk, self.lines.shard_size)
+        return found.to(device), bucket.table(own, self._chunk, 1).to(device)
 
     def rows(self, slot: Slot) -> tuple[int, int]:
         return chunk_rows(slot.rows, self.lines.shard_size, self.lines.shard_coordinate)
 
-    def flat(self, parts: int = 1) -> Tensor:
+    def flat(self, parts: int) -> Tensor:
         """Room for the flat shards of `parts` ranks."""
         first = self.slots[0].whole
         return torch.zeros((parts, self.size), dtype=first.dtype, device=first.device)
 
     def pack(self, tensors: Sequence[Tensor | None]) -> Tensor:
         """Whole tensors, one per slot, as all ranks' flat shards; None is zero."""
-        flat = self.flat(self.lines.shard_size)
-        for part, chunk, x in zip(
-            torch.split(flat, self._chunk, 1), self._chunk, tensors, strict=True
-        ):
-            if x is not None and x.numel():
-                for rank, piece in enumerate(torch.split(x.reshape(-1), chunk)):
-                    part[rank, : piece.numel()].copy_(piece)
-        return flat
+        return self._packed(tensors, 0, self.lines.shard_size)
+
+    def _packed(self, tensors: Sequence[Tensor | None], table: int, parts: int) -> Tensor:
+        if self._tables is None:
+            return bucket.packed(tensors, self.flat(parts), self._chunk)
+        dtype = self.slots[0].whole.dtype
+        found: Tensor = bucket.pack(
+            list(tensors), self._tables[table], self._chunk, parts, 1.0, dtype
+        )
+        return found
 
     def unpack(self, flat: Tensor, tensors: Sequence[Tensor]) -> None:
         """Writes all ranks' flat shards to whole tensors, one per slot."""
-        for part, chunk, x in zip(
-            torch.split(flat, self._chunk, 1), self._chunk, tensors, strict=True
-        ):
-            if x.numel():
-                for rank, piece in enumerate(torch.split(x.view(-1), chunk)):
-                    piece.copy_(part[rank, : piece.numel()])
+        if self._tables is None:
+            bucket.unpacked(flat, tensors, self._chunk)
+        else:
+            bucket.unpack(flat, list(tensors), self._tables[0], self._chunk)
 
     def views(self, flat_shard: Tensor) -> list[Tensor]:
         """This rank's rows of each slot, in its flat shard."""
@@ -186,10 +201,8 @@ class ShardedBucket:
         return found
 
     def pack_shards(self, shards: Sequence[Tensor]) -> Tensor:
-        flat = self.flat()
-        for view, shard in zip(self.views(flat), shards, strict=True):
-            view.copy_(shard)
-        return flat
+        """This rank's rows, one tensor per slot, as its flat shard."""
+        return self._packed(shards, 1, 1)
 
     def gather(self, flat_shard: Tensor) -> tuple[Tensor, Pending]:
         """Starts to fetch all ranks' flat shards."""

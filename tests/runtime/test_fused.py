@@ -8,9 +8,12 @@ import pytest
 import meshwright as mw
 from meshwright.ir.errors import PlanError
 from meshwright.ir.fusions import KERNELS
-from meshwright.ir.graph import Graph
+from meshwright.ir.graph import Fusion, Graph, Missed
 from meshwright.planner.candidates import build_plan, uniform_choice
+from meshwright.planner.inside.layouts import solve_layouts
+from meshwright.planner.inside.regime import usual
 from meshwright.planner.problem import make_problem
+from tests.codegen.test_inside_models import QUICK
 from tests.equality import check_equal
 from tests.models import CASES
 
@@ -43,6 +46,35 @@ def test_equal_to_the_model_as_written(name, asked):
     assert any(f.places for f in plan.kernels)
     found = check_equal(CASES[name], plan, graph, steps=3)
     assert found.worst_of_both <= 1e-9, found
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_buckets_of_a_kernel_are_those_without(zero):
+    """Rows that ranks share unevenly, two replicas of the shards, several buckets."""
+    graph = graph_of("bert_mlm")
+    problem = make_problem(graph, mw.Cluster.local(4), precision="fp64")
+    choice = uniform_choice(problem, dp_replicate=2, dp_shard=2, zero=zero, num_microbatches=2)
+    plan = build_plan(problem, choice)
+    assert Fusion("bucket", 1) in plan.kernels
+    found = check_equal(CASES["bert_mlm"], plan, graph, steps=3)
+    assert found.worst_of_both <= 1e-9, found
+
+
+def test_places_that_follow_from_the_layout():
+    """What travels, and what is packed: said by the plan, with what is not and why."""
+    graph = graph_of("mixtral")
+    problem = make_problem(graph, mw.Cluster.local(2), precision="fp64")
+    axes = (("ep", 2),)
+    problem.solved[axes, ""] = solve_layouts(graph, axes, usual(axes, QUICK))
+    plan = build_plan(problem, uniform_choice(problem, model=axes, num_microbatches=2))
+    experts = sum(op.target == "meshwright.experts.default" for op in graph.ops)
+    assert Fusion("route", experts) in plan.kernels and Fusion("bucket", 0) in plan.kernels
+    found = check_equal(CASES["mixtral"], plan, graph, steps=3)
+    assert found.worst_of_both <= 1e-9, found
+    spread = build_plan(problem, uniform_choice(problem, dp_replicate=2))
+    why = "its gradients lie in their bucket already: nothing is packed"
+    assert Fusion("bucket", 0, (Missed("stage 0", why, 1),)) in spread.kernels
+    assert Fusion("route", 0) in spread.kernels
 
 
 def test_the_plan_says_what_to_trace(tmp_path):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshwright.codegen.kernels import launch, load
+from meshwright.codegen.kernels import launch, load, route
 
 OPERATORS: dict[str, tuple[Any, Callable[..., Any]]] = {}
 for module in load():
@@ -70,6 +70,24 @@ CASES: dict[str, Callable[[], list[tuple[Any, ...]]]] = {
 }
 
 
+def _routes(home: bool) -> list[tuple[Any, ...]]:
+    """Tokens that go to some of the ranks, to all, to none; rows of two dims and of one."""
+    found = []
+    for ranks, count, shape in ((1, 1, (1,)), (3, 5, (37,)), (4, 7, (2, 3)), (2, 3, (1500,))):
+        owned = torch.arange(ranks * count).view(ranks, count) % 4 != 1
+        owned[:, 0] = True
+        owned[:, count // 2] &= count == 1
+        tokens, places = route.places_of(owned)
+        rows = _normal(len(tokens) if home else count, *shape)
+        found.append((_strided(rows), tokens, places))
+    nothing = torch.zeros(2, 3, dtype=torch.bool)
+    found.append((_normal(0 if home else 3, 4), *route.places_of(nothing)))
+    return found
+
+
+CASES |= {"route_out": lambda: _routes(home=False), "route_home": lambda: _routes(home=True)}
+
+
 @dataclass(frozen=True)
 class Found:
     """How far a kernel is from its reference."""
@@ -93,7 +111,7 @@ def check(kernel: str) -> Iterator[Found]:
             found = _run(operator, given)
             wanted = _run(reference, exact)
             errors = [_error(x, y) for x, y in zip(found, wanted, strict=True)]
-            yield Found(kernel, index, dtype, launch.way(given[0]), errors)
+            yield Found(kernel, index, dtype, launch.way("test", given[0]), errors)
 
 
 def _as(value: Any, dtype: torch.dtype) -> Any:

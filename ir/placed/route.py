@@ -1,0 +1,37 @@
+"""Tokens on their way to the ranks of their experts and home: gathered, and summed, in one pass."""
+
+from collections.abc import Iterator
+
+from meshwright.ir.experts import EXPERTS
+from meshwright.ir.graph import Graph, Op
+from meshwright.ir.layout import Shard, Strategy, parse_strategy
+from meshwright.ir.placed.found import Found
+from meshwright.ir.plan import BlockLayout, Plan, Stage
+
+
+def find(plan: Plan, graph: Graph) -> Iterator[Found]:
+    for index, stage in enumerate(plan.stages):
+        for block in plan.stage_blocks(graph, index):
+            for op in graph.block_ops(block):
+                name = stage.layouts.get(block.pattern)
+                if op.target == str(EXPERTS) and name is not None:
+                    yield from _found(stage, plan.layout(name), op)
+
+
+def _found(stage: Stage, layout: BlockLayout, op: Op) -> Iterator[Found]:
+    where = f"{layout.pattern}.{op.key}"
+    sizes = {"dp": stage.dp} | dict(stage.model)
+    found = {
+        axis: parse_strategy(text)
+        for axis, text in layout.ops.get(op.key, {}).items()
+        if sizes.get(axis, 1) > 1
+    }
+    if any(travels(strategy) for strategy in found.values()):
+        yield Found(where)
+    elif any(isinstance(strategy.inputs[3], Shard) for strategy in found.values()):
+        yield Found(where, "every rank has all tokens: none travels")
+
+
+def travels(strategy: Strategy) -> bool:
+    """Whether an axis splits both tokens and experts."""
+    return isinstance(strategy.inputs[0], Shard) and isinstance(strategy.inputs[3], Shard)
