@@ -24,7 +24,7 @@ from benchmarks.accuracy_models import Subject
 from benchmarks.disturbance import mark, others_share
 from meshwright.ir.graph import Graph
 from meshwright.ir.plan import Plan
-from meshwright.ir.schedule import Action, Work
+from meshwright.ir.schedule import FORWARDS, Action
 from meshwright.runtime.job import compile as compile_job
 from meshwright.runtime.record import Collected, StepRecord
 from meshwright.runtime.resident import resident_bytes
@@ -176,5 +176,5 @@ def _kind(name: Action | str) -> str:
     Summing the loss takes no time to speak of, but waits for the slowest rank.
     """
     if isinstance(name, Action):
-        return "forward" if name.work is Work.FORWARD else "backward"
+        return "forward" if name.work in FORWARDS else "backward"
     return {"optimizer": "optimizer", "loss": "wait"}.get(name, "")

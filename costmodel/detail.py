@@ -9,7 +9,7 @@ from statistics import mean
 from meshwright.costmodel.breakdown import breakdown_of
 from meshwright.costmodel.estimate import Estimate, estimate_all
 from meshwright.costmodel.stage_memory import Bytes, StageMemory
-from meshwright.costmodel.table import LAST, B, F, I, W
+from meshwright.costmodel.table import HELD, LAST, B, F, I, K, R, W
 from meshwright.costmodel.tables import CostTables
 from meshwright.costmodel.timeline import Timeline
 from meshwright.costmodel.volume import Walked, stage_traffic
@@ -27,7 +27,9 @@ from meshwright.ir.detail import (
 from meshwright.ir.graph import Graph, Kind
 from meshwright.ir.plan import Breakdown, Plan, param_key
 
-KIND_NAMES = {F: "F", B: "B", I: "I", W: "W", B + LAST: "B last", W + LAST: "W last"}
+KIND_NAMES = {F: "F", B: "B", I: "I", W: "W", B + LAST: "B last", W + LAST: "W last",
+              K: "K", R: "R", B + HELD: "B held", I + HELD: "I held",
+              B + HELD + LAST: "B held last"}  # fmt: skip
 RISES = {"B": (False, False), "B first": (True, False), "B last": (False, True),
          "B first last": (True, True)}  # fmt: skip
 """Name -> whether it is the first and the last backward of its stage in a step."""
@@ -111,6 +113,7 @@ def _stage(
     return StageDetail(
         actions=actions,
         saved_bytes=held.saved,
+        kept_bytes=held.kept_saved,
         halved_bytes=held.halved,
         always=_moving(held.always),
         begun=_moving(held.begun),
@@ -131,10 +134,12 @@ def _actions(timeline: Timeline) -> list[dict[str, float]]:
 
 def _rises(held: StageMemory) -> dict[str, Moving]:
     named = {name: held.backward(first=f, last=last) for name, (f, last) in RISES.items()}
-    return {
-        name: _moving(rise)
-        for name, rise in {"F": held.forward, "I": held.halving, **named}.items()
-    }
+    named |= {"F": held.forward, "I": held.halving}
+    if held.kept:
+        named |= {"K": held.keeping, "R": held.remaking, "I held": held.kept_halving}
+        named |= {f"{name} held": held.backward(first=f, last=last, held=True)
+                  for name, (f, last) in RISES.items()}  # fmt: skip
+    return {name: _moving(rise) for name, rise in named.items()}
 
 
 def _moving(held: Bytes) -> Moving:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from meshwright.costmodel.breakdown import Bands, breakdown, error_band
 from meshwright.costmodel.comm import Levels, collective_band, collective_time
 from meshwright.costmodel.compute import worst_source
+from meshwright.costmodel.early import early_models
 from meshwright.costmodel.overheads import TALKING
 from meshwright.costmodel.placement import (
     StageCosts,
@@ -64,8 +65,10 @@ def estimate_all(
     costs = tuple(stage_costs(tables, plan, i) for i in indices)
     models = tuple(stage_model(tables, plan, i, costs[i]) for i in indices)
     slow = slowdown(tables.cluster)
-    times = tuple(_times(c, m) for c, m in zip(costs, models, strict=True))
     schedule = tables.schedule(plan.schedule)
+    if table_of(schedule).early:
+        models = early_models(tables, plan, models)
+    times = tuple(_times(c, m) for c, m in zip(costs, models, strict=True))
     owners = by_stage(table_of(schedule).owners)
     tied = tied_between(tables, plan, costs)
     meeting_s = _meeting_s(tables, plan)

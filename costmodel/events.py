@@ -127,7 +127,7 @@ class _Events:
         if (receiver := self.table.receivers[position]) >= 0:
             self._request(receiver)
         copy_s = self.times.offload_s[item.stage]
-        if item.kind == F and copy_s:
+        if item.kind == F and copy_s:  # what K makes stays
             begin = max(self.now, self.to_host[item.rank])
             gone = self.to_host[item.rank] = begin + copy_s
             self.copies[item.stage, item.microbatch] = self.ran.gone[position] = gone

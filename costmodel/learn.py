@@ -27,7 +27,7 @@ from meshwright.ir.profile import (
     Profile,
     Timing,
 )
-from meshwright.ir.schedule import Work
+from meshwright.ir.schedule import EARLY, Work
 
 _BLOCKED = 0.2
 """Share of an action in collectives beyond which it tells little about its blocks."""
@@ -79,15 +79,23 @@ _FIELDS = {
     Work.BACKWARD: ("backward",),
     Work.BACKWARD_INPUT: ("backward_input",),
     Work.BACKWARD_WEIGHT: ("backward_weight",),
+    Work.FORWARD_KEEPING: ("forward",),
+    Work.RECOMPUTE: ("forward",),
 }
 
 
-def _fields(work: Work, use: BlockUse) -> tuple[str, ...]:
-    """The timings of a block's record that an action of the kind consists of."""
-    if not use.recomputed or work is Work.BACKWARD_WEIGHT:
+_ALONE = frozenset({Work.BACKWARD_WEIGHT, Work.FORWARD_KEEPING, Work.RECOMPUTE})
+
+
+def _fields(work: Work, use: BlockUse, early: bool) -> tuple[str, ...]:
+    """The timings of a block's record that an action of the kind consists of. `early`: backwards
+    of the stage find all that they need."""
+    if not use.recomputed or work in _ALONE:
         return _FIELDS[work]
     if work is Work.FORWARD:
         return ("no_grad_forward",)
+    if early:
+        return _FIELDS[work]
     return ("forward", *_FIELDS[work])
 
 
@@ -98,13 +106,15 @@ def _blocks(
     runs: Sequence[Measured],
 ) -> Iterator[BlockRecord]:
     changes: dict[tuple[str, str], list[_Change]] = defaultdict(list)
-    for (stage, work), measured in _by_action(runs).items():
+    by_action = _by_action(runs)
+    early = {stage for stage, work in by_action if work in EARLY}
+    for (stage, work), measured in by_action.items():
         change = _change(measured, expected.actions.get((stage, work)))
         known = [use for use in uses.get(stage, ()) if use.key in profile.blocks]
         if change is None or len(known) < len(uses.get(stage, ())):
             continue
         for use in set(known):
-            for field in _fields(work, use):
+            for field in _fields(work, use, stage in early):
                 changes[use.key, field].append(change)
     for key, record in profile.blocks.items():
         found = {field: changes[key, field] for k, field in changes if k == key}

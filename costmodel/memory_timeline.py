@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from meshwright.costmodel.stage_memory import NOTHING, Bytes, Holding, StageMemory
-from meshwright.costmodel.table import LAST, B, F, I, Table, W
+from meshwright.costmodel.table import HELD, LAST, B, F, I, K, R, Table, W
 from meshwright.costmodel.timeline import Timeline
 
 
@@ -16,7 +16,8 @@ class Moment(NamedTuple):
     """What a pipeline rank holds while it runs an action; several actions may be alike."""
 
     in_flight: tuple[int, ...]
-    """Micro-batches of each of the rank's stages, that of the action included."""
+    """Micro-batches of each of the rank's stages, that of the action included. If the schedule says
+    where all is kept or made again: then, stage by stage, those of which all is there."""
     halved: tuple[int, ...]
     """Of these, between the halves of their backward: that of the action is."""
     begun: tuple[bool, ...]
@@ -26,6 +27,8 @@ class Moment(NamedTuple):
     kind: int
     first: bool
     """No backward of the stage has ended."""
+    whole: bool
+    """Of its micro-batch all was kept, or has been made again."""
 
 
 class Point(NamedTuple):
@@ -52,9 +55,9 @@ def moments(table: Table) -> tuple[tuple[Moment, ...], ...]:
 
 def _undominated(walked: Iterator[Moment]) -> tuple[Moment, ...]:
     """Those that no other of the same action holds as much as, of everything."""
-    groups: dict[tuple[int, int, bool], list[Moment]] = {}
+    groups: dict[tuple[int, int, bool, bool], list[Moment]] = {}
     for moment in dict.fromkeys(walked):
-        kept = groups.setdefault((moment.stage, moment.kind, moment.first), [])
+        kept = groups.setdefault((moment.stage, moment.kind, moment.first, moment.whole), [])
         if not any(_covers(other, moment) for other in kept):
             kept[:] = [other for other in kept if not _covers(moment, other)] + [moment]
     return tuple(moment for kept in groups.values() for moment in kept)
@@ -76,16 +79,23 @@ def held_stages(table: Table, rank: int) -> tuple[int, ...]:
 def _walk(table: Table, rank: int) -> Iterator[Moment]:
     """The moment of each action in order."""
     place = {stage: i for i, stage in enumerate(held_stages(table, rank))}
-    in_flight, halved, begun = [0] * len(place), [0] * len(place), [False] * len(place)
+    count, size = len(place), len(place) * (1 + table.early)
+    in_flight, halved, begun = [0] * size, [0] * size, [False] * size
+    whole: set[tuple[int, int]] = set()
     for position in table.rows[rank]:
-        _, stage, kind, *_ = table.items[position]
+        _, stage, kind, microbatch, *_ = table.items[position]
         at, plain = place[stage], kind & (LAST - 1)
+        if plain in (K, R):
+            in_flight[at] -= plain == R
+            in_flight[at + count] += 1
+            whole.add((stage, microbatch))
         in_flight[at] += plain == F
-        halved[at] += plain == I
-        yield Moment(tuple(in_flight), tuple(halved), tuple(begun), at, kind, not begun[at])
+        halved[at] += plain & 3 == I
+        there = (stage, microbatch) in whole
+        yield Moment(tuple(in_flight), tuple(halved), tuple(begun), at, kind, not begun[at], there)
         halved[at] -= plain == W
-        if plain in (B, W):
-            in_flight[at] -= 1
+        if plain in (B, B + HELD, W):
+            in_flight[at + count * there] -= 1
             begun[at] = True
 
 
@@ -106,11 +116,14 @@ def _held(table: Table, rank: int, stages: Sequence[StageMemory]) -> Iterator[By
     always = _sum(s.always for s in own)
     begun = [s.begun.gradients for s in own]
     saved, halved = [s.saved for s in own], [s.halved for s in own]
-    rises: dict[tuple[int, int, bool], Bytes] = {}
-    for in_flight, between, on, stage, kind, first in moments(table)[rank]:
-        key = stage, kind, first
+    if table.early:
+        saved += [s.kept_saved for s in own]
+        begun, halved = begun + [0] * len(own), halved + [0] * len(own)
+    rises: dict[tuple[int, int, bool, bool], Bytes] = {}
+    for in_flight, between, on, stage, kind, first, whole in moments(table)[rank]:
+        key = stage, kind, first, whole
         if key not in rises:
-            rises[key] = rise(own[stage], kind, first).plus(always)
+            rises[key] = rise(own[stage], kind, first, whole).plus(always)
         gradients, activations, communication, workspace = rises[key]
         for place, count in enumerate(in_flight):
             activations += count * saved[place] + between[place] * halved[place]
@@ -126,15 +139,20 @@ def end(own: Sequence[StageMemory]) -> Bytes:
     return Bytes(gradients, 0, busiest.communication, busiest.workspace)
 
 
-def rise(stage: Holding, kind: int, first: bool) -> Bytes:
-    """Most within an action, beside what is in flight with its own micro-batch and gradients."""
+def rise(stage: Holding, kind: int, first: bool, whole: bool) -> Bytes:
+    """Most within an action, beside what is in flight with its own micro-batch and gradients.
+    `whole`: of its micro-batch all was kept, or has been made again."""
     plain = kind & (LAST - 1)
+    # In a forward its own micro-batch counts as in flight, but is not all there yet.
     if plain == F:
-        # Its own micro-batch counts as in flight, but is not all there yet.
         return stage.forward.plus(Bytes(activations=-stage.saved))
-    if plain == I:
-        return stage.halving
-    return stage.backward(first=first, last=kind >= LAST)
+    if plain == K:
+        return stage.keeping.plus(Bytes(activations=-stage.kept_saved))
+    if plain == R:
+        return stage.remaking.plus(Bytes(activations=-stage.kept_saved))
+    if plain & 3 == I:
+        return stage.kept_halving if whole else stage.halving
+    return stage.backward(first=first, last=kind >= LAST, held=whole)
 
 
 def over_time(timeline: Timeline, rank: int, stages: Sequence[Holding]) -> tuple[Point, ...]:
@@ -146,11 +164,12 @@ def over_time(timeline: Timeline, rank: int, stages: Sequence[Holding]) -> tuple
     for position, moment in zip(table.rows[rank], _walk(table, rank), strict=True):
         stage, plain = own[moment.stage], moment.kind & (LAST - 1)
         held = _between(own, moment)
-        inside = held.plus(rise(stage, moment.kind, moment.first))
+        inside = held.plus(rise(stage, moment.kind, moment.first, moment.whole))
         points.append(Point(ran.starts[position], inside))
-        if plain in (B, W):
+        if plain in (B, B + HELD, W):
             halved = stage.halved if plain == W else 0
-            held = held.plus(Bytes(activations=-stage.saved - halved))
+            freed = stage.kept_saved if moment.whole else stage.saved
+            held = held.plus(Bytes(activations=-freed - halved))
             if moment.first:
                 held = held.plus(stage.begun)
         points.append(Point(ran.ends[position], held))
@@ -159,9 +178,12 @@ def over_time(timeline: Timeline, rank: int, stages: Sequence[Holding]) -> tuple
 
 def _between(own: Sequence[Holding], moment: Moment) -> Bytes:
     held = _sum(s.always for s in own)
-    held = held.plus(_sum(s.begun for s, on in zip(own, moment.begun, strict=True) if on))
-    counts = zip(moment.in_flight, moment.halved, own, strict=True)
+    count = len(own)
+    held = held.plus(_sum(s.begun for s, on in zip(own, moment.begun[:count], strict=True) if on))
+    counts = zip(moment.in_flight[:count], moment.halved[:count], own, strict=True)
     kept = sum(n * s.saved + half * s.halved for n, half, s in counts)
+    whole = moment.in_flight[count:]
+    kept += sum(n * s.kept_saved for n, s in zip(whole, own, strict=False))
     return held.plus(Bytes(activations=kept))
 
 

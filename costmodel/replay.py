@@ -7,17 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from meshwright.costmodel.detail import KIND_NAMES
 from meshwright.costmodel.memory_timeline import Point, held_stages, over_time
 from meshwright.costmodel.program import Program, run
-from meshwright.costmodel.simulate import StageTimes, simulate
+from meshwright.costmodel.simulate import NAMES, StageTimes, simulate
 from meshwright.costmodel.stage_memory import Bytes
-from meshwright.costmodel.table import LAST, B, F, I, W
+from meshwright.costmodel.table import LAST
 from meshwright.costmodel.timeline import Timeline
 from meshwright.ir.detail import Detail, Moving, RankDetail, StageDetail
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan import Plan, Prediction, StagePrediction
 
-_CODES = {"F": F, "B": B, "I": I, "W": W, "B last": B + LAST, "W last": W + LAST}
+_CODES = {name: kind for kind, name in KIND_NAMES.items()}
 
 
 @dataclass(frozen=True)
@@ -87,14 +88,13 @@ def _from_stage(predicted: StagePrediction) -> StageTimes:
 
 
 def _times(actions: Mapping[str, float], predicted: StagePrediction, saved: int) -> StageTimes:
-    names = {F: "forward", B: "backward", I: "backward", W: "backward"}
     return StageTimes(
-        forward_s=actions["F"],
+        forward_s=actions.get("F", 0.0),
         backward_s=actions.get("B", 0.0),
         send_s=predicted.send_s,
         saved_bytes=saved,
         programs={
-            _CODES[name]: Program((run(seconds, names[_CODES[name] & (LAST - 1)]),))
+            _CODES[name]: Program((run(seconds, NAMES[_CODES[name] & (LAST - 1)]),))
             for name, seconds in actions.items()
         },
     )
@@ -107,11 +107,24 @@ class _Kept:
         self.always, self.begun = _bytes(kept.always), _bytes(kept.begun)
         self.saved, self.halved = kept.saved_bytes, kept.halved_bytes
         self.forward, self.halving = _bytes(kept.rises["F"]), _bytes(kept.rises["I"])
+        self.kept_saved = kept.kept_bytes
         self._rises = kept.rises
 
-    def backward(self, *, first: bool, last: bool) -> Bytes:
-        name = " ".join(["B", *["first"] * first, *["last"] * last])
-        return _bytes(self._rises[name])
+    @property
+    def keeping(self) -> Bytes:
+        return _bytes(self._rises["K"])
+
+    @property
+    def remaking(self) -> Bytes:
+        return _bytes(self._rises["R"])
+
+    @property
+    def kept_halving(self) -> Bytes:
+        return _bytes(self._rises["I held"])
+
+    def backward(self, *, first: bool, last: bool, held: bool = False) -> Bytes:
+        words = ["B", *["first"] * first, *["last"] * last, *["held"] * held]
+        return _bytes(self._rises[" ".join(words)])
 
 
 def _bytes(moving: Moving) -> Bytes:

@@ -9,7 +9,7 @@ from heapq import heappop, heappush
 
 from meshwright.costmodel.ports import moments_per_s
 from meshwright.costmodel.program import IDLE, ChannelState, aged, play
-from meshwright.costmodel.table import Table
+from meshwright.costmodel.table import NUM_KINDS, Table
 from meshwright.costmodel.timeline import Ran, Times
 
 
@@ -99,7 +99,7 @@ class _Ahead:
         """(seconds of an action beside a channel at work, what it leaves)."""
         found = self.played.get((code, state))
         if found is None:
-            stage, kind = divmod(code, 8)
+            stage, kind = divmod(code, NUM_KINDS)
             program, overlap = self.times.programs[stage][kind], self.times.overlaps[stage]
             seconds, left = play(program.steps, state, overlap)
             found = self.played[code, state] = seconds, left if left[0] > 0.0 else IDLE

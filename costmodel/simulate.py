@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from meshwright.costmodel.events import run_events
 from meshwright.costmodel.program import NO_SLOWDOWN, Overlap, Program, run
 from meshwright.costmodel.run_ahead import run_ahead
-from meshwright.costmodel.table import LAST, NUM_KINDS, WORKS, Table, table_of
+from meshwright.costmodel.table import HELD, LAST, NUM_KINDS, WORK_OF, B, I, Table, table_of
 from meshwright.costmodel.timeline import Timeline, Times
 from meshwright.ir.errors import PlanError
 from meshwright.ir.schedule import Schedule, Work
@@ -27,6 +27,8 @@ class StageTimes:
     backward_s: float
     backward_input_s: float = 0.0
     backward_weight_s: float = 0.0
+    again_s: float = 0.0
+    """Of `backward_s` and `backward_input_s`: making again what the forward did not keep."""
     send_s: float = 0.0
     """Its outputs to the next stage, and as long for their gradients back."""
     saved_bytes: int = 0
@@ -43,7 +45,7 @@ class StageTimes:
 
     def of(self, work: Work) -> float:
         match work:
-            case Work.FORWARD:
+            case Work.FORWARD | Work.FORWARD_KEEPING:
                 return self.forward_s
             case Work.BACKWARD:
                 return self.backward_s
@@ -51,16 +53,22 @@ class StageTimes:
                 return self.backward_input_s
             case Work.BACKWARD_WEIGHT:
                 return self.backward_weight_s
+            case Work.RECOMPUTE:
+                return self.again_s
 
     def program(self, kind: int) -> Program:
         """What an action of a kind does."""
         found = self.programs.get(kind) or self.programs.get(kind & (LAST - 1))
         if found is None:
-            found = Program((run(self.of(WORKS[kind & (LAST - 1)]), _NAMES[kind & (LAST - 1)]),))
+            plain = kind & (LAST - 1)
+            there_s = self.again_s if plain in (B + HELD, I + HELD) else 0.0
+            found = Program((run(self.of(WORK_OF[plain]) - there_s, NAMES[plain]),))
         return found
 
 
-_NAMES = ("forward", "backward", "backward", "backward")
+_FOUR = ("forward", "backward", "backward", "backward")
+NAMES = (*_FOUR, *_FOUR[:3], "recompute")
+"""Category of the seconds of a plain action, by kind."""
 
 
 def simulate(

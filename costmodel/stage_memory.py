@@ -53,7 +53,15 @@ class Holding(Protocol):
     def forward(self) -> Bytes: ...
     @property
     def halving(self) -> Bytes: ...
-    def backward(self, *, first: bool, last: bool) -> Bytes: ...
+    @property
+    def kept_saved(self) -> int: ...
+    @property
+    def keeping(self) -> Bytes: ...
+    @property
+    def remaking(self) -> Bytes: ...
+    @property
+    def kept_halving(self) -> Bytes: ...
+    def backward(self, *, first: bool, last: bool, held: bool = False) -> Bytes: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +112,8 @@ class StageMemory:
     entry: int
     blocks: tuple[BlockMemory, ...]
     buckets: tuple[Bucket, ...]
+    kept: "StageMemory | None" = None
+    """The same stage where it keeps all; None if it always does, or nothing asks for that."""
     _backwards: dict[tuple[bool, bool], Bytes] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
@@ -149,8 +159,30 @@ class StageMemory:
         """Most within the first half of a backward, beside the same."""
         return Bytes(workspace=max((b.workspace for b in self.blocks), default=0))
 
-    def backward(self, *, first: bool, last: bool) -> Bytes:
-        """Most within a backward, beside what is in flight (itself included) and `begun`."""
+    @property
+    def kept_saved(self) -> int:
+        """Per micro-batch in flight of which all is there."""
+        return (self.kept or self).saved
+
+    @property
+    def keeping(self) -> Bytes:
+        """Most within a forward that keeps all, beside what is in flight before it."""
+        return (self.kept or self).forward
+
+    @cached_property
+    def remaking(self) -> Bytes:
+        """Most while what a forward did not keep is made again, beside other micro-batches."""
+        return max(self._remaking(), key=lambda b: b.total, default=NOTHING)
+
+    @property
+    def kept_halving(self) -> Bytes:
+        return (self.kept or self).halving
+
+    def backward(self, *, first: bool, last: bool, held: bool = False) -> Bytes:
+        """Most within a backward, beside what is in flight (itself included) and `begun`. `held`:
+        all that it needs is there."""
+        if held and self.kept is not None:
+            return self.kept.backward(first=first, last=last)
         found = self._backwards.get((first, last))
         if found is None:
             rises = self._backward(first, last)
@@ -188,6 +220,14 @@ class StageMemory:
             workspace = block.forward - block.saved
             saved += block.saved
             yield Bytes(0, saved, self._whole(index), workspace)
+
+    def _remaking(self) -> Iterator[Bytes]:
+        made = self.saved
+        for index, (own, kept) in enumerate(
+            zip(self.blocks, (self.kept or self).blocks, strict=True)
+        ):
+            made += max(0, kept.saved - own.saved)
+            yield Bytes(0, made, self._whole(index), kept.forward - kept.saved)
 
     def _whole(self, index: int, step: int = 1) -> int:
         """Parameters that level 3 has gathered while a block runs: its own, and those ahead."""

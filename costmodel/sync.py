@@ -133,7 +133,7 @@ class Sync:
         for last in (0, LAST):
             found[B + last] = tuple(self._backward(inputs=True, weights=True, last=bool(last)))
             found[W + last] = tuple(self._backward(inputs=False, weights=True, last=bool(last)))
-        return {kind: Program(_merged(steps)) for kind, steps in found.items()}
+        return {kind: Program(merged(steps)) for kind, steps in found.items()}
 
     def _forward(self) -> Iterator[Step]:
         yield run(self.overheads.action_s, "overhead")
@@ -189,15 +189,16 @@ class Sync:
             return
         own = order[place]
         if place == 0 or not self.prefetch:
-            yield self._gathering(own)
+            yield self.gathering(own)
         yield Step(Do.WAIT, 0.0, own, "gather")
         yield run(self.overheads.copy_s(2 * self.blocks[own].gathered_bytes), "gather")
         farthest = min(place + self.prefetch, len(order) - 1)
         for ahead in range(place + 1 if place == 0 else place + self.prefetch, farthest + 1):
             if ahead > place:
-                yield self._gathering(order[ahead])
+                yield self.gathering(order[ahead])
 
-    def _gathering(self, index: int) -> Step:
+    def gathering(self, index: int) -> Step:
+        """Begins to make a block's parameters whole."""
         nbytes = self.blocks[index].gathered_bytes
         seconds = collective_time(Primitive.ALL_GATHER, nbytes, self.shard_levels)
         return Step(Do.START, seconds if nbytes else 0.0, index, "gather")
@@ -261,7 +262,7 @@ class Sync:
                 yield run(self.overheads.copy_s(n), "gradients")  # zeros to add to
 
 
-def _merged(steps: Sequence[Step]) -> tuple[Step, ...]:
+def merged(steps: Sequence[Step]) -> tuple[Step, ...]:
     """The same with steps of one kind put together, and empty ones left out.
 
     Beside a channel only neighbours are; without one the order makes no difference.

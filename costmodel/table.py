@@ -9,10 +9,16 @@ from meshwright.ir.schedule import Action, Schedule, Work
 
 WORKS = (Work.FORWARD, Work.BACKWARD, Work.BACKWARD_INPUT, Work.BACKWARD_WEIGHT)
 F, B, I, W = range(4)  # noqa: E741
-LAST = 4
+HELD = 4
+"""Added to F where it keeps all, and to B or I where all that they need is there."""
+K, R = F + HELD, W + HELD
+LAST = 8
 """Added to B or W where no later action of the stage adds to its gradients."""
-NUM_KINDS = 8
+NUM_KINDS = 16
+WORK_OF = (*WORKS, Work.FORWARD_KEEPING, *WORKS[1:3], Work.RECOMPUTE)
+"""By kind without LAST."""
 _CODE = {work: code for code, work in enumerate(WORKS)}
+_CODE |= {Work.FORWARD_KEEPING: K, Work.RECOMPUTE: R}
 
 
 class Item(NamedTuple):
@@ -22,7 +28,7 @@ class Item(NamedTuple):
     """Pipeline rank."""
     stage: int
     kind: int
-    """F, B, I, W; B and W with LAST."""
+    """F, B, I, W, K, R; B and W with LAST, B and I with HELD."""
     microbatch: int
     source: int
     """Position of the action of another rank whose message it needs; -1 if there is none."""
@@ -73,9 +79,14 @@ class Table:
             ))  # fmt: skip
         return tuple(found)
 
+    @cached_property
+    def early(self) -> bool:
+        """Whether the schedule says where all is kept, or made again ahead of the backward."""
+        return any(item.kind & HELD for item in self.items)
+
     def action(self, position: int) -> Action:
         item = self.items[position]
-        return Action(item.stage, WORKS[item.kind & 3], item.microbatch)
+        return Action(item.stage, WORK_OF[item.kind & (LAST - 1)], item.microbatch)
 
 
 _KEPT: dict[int, Table] = {}
@@ -106,11 +117,18 @@ def _compile(schedule: Schedule) -> Table:
 
 
 def _marked(row: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """The row with the last action that adds to each stage's gradients marked."""
+    """The row with the last action that adds to each stage's gradients marked, and the backwards
+    that find all that they need."""
+    there = {(stage, m) for stage, kind, m in row if kind in (K, R)}
+    if there:
+        row = [
+            (stage, kind + HELD if kind in (B, I) and (stage, m) in there else kind, m)
+            for stage, kind, m in row
+        ]
     seen: set[int] = set()
     for index in range(len(row) - 1, -1, -1):
         stage, kind, microbatch = row[index]
-        if kind in (B, W) and stage not in seen:
+        if kind in (B, W, B + HELD) and stage not in seen:
             seen.add(stage)
             row[index] = (stage, kind + LAST, microbatch)
     return row
@@ -141,7 +159,7 @@ class _Compiler:
         while ready:
             self._advance(ready.pop(), ready)
         stuck = [
-            f"rank {rank} at {Action(row[h][0], WORKS[row[h][1] & 3], row[h][2])}"
+            f"rank {rank} at {Action(row[h][0], WORK_OF[row[h][1] & (LAST - 1)], row[h][2])}"
             for rank, (row, h) in enumerate(zip(self.rows, self.heads, strict=True))
             if h < len(row)
         ]
@@ -164,7 +182,8 @@ class _Compiler:
             source, border, pair = -1, -1, -1
             # The order of its own row covers the rest (`check_schedule`).
             backward = kind & 3 in (B, I)
-            if (kind == F and stage) or (backward and stage < self.last):
+            forward = kind in (F, K)
+            if (forward and stage) or (backward and stage < self.last):
                 need = 2 * (stage * self.count + microbatch) + backward
                 found = made.get(need, -1)
                 if found < 0:
@@ -175,8 +194,8 @@ class _Compiler:
                 if sender != rank:
                     source = found
                     pair = self.pairs.setdefault((sender, rank), len(self.pairs))
-            if kind == F or backward:
-                target = stage + 1 if kind == F else stage - 1
+            if forward or backward:
+                target = stage + 1 if forward else stage - 1
                 met = 2 * (target * self.count + microbatch) + backward
                 made[met] = len(items)
                 if met in self.waiting:

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from meshwright.costmodel.program import ChannelState, Overlap, Program
-from meshwright.costmodel.table import F, I, Table
+from meshwright.costmodel.table import LAST, B, F, K, R, Table, W
 from meshwright.ir.schedule import Action
 
 
@@ -152,10 +152,10 @@ def held_over_time(
     items, ran = timeline.table.items, timeline.ran
     for position in positions:
         item = items[position]
-        if item.kind == F:
+        if item.kind in (F, K):
             held += saved[item.stage]
             points.append((ran.starts[position], held))
-        elif item.kind != I:
+        elif item.kind & 3 in (B, W) and item.kind & (LAST - 1) != R:
             held -= saved[item.stage]
             points.append((ran.ends[position], held))
     return tuple(points)

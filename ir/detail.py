@@ -75,7 +75,8 @@ class StageDetail:
     """What the actions of a stage take and hold."""
 
     actions: dict[str, float]
-    """F, B, I, W, and `B last`, `W last` that end the stage's backwards: mean seconds."""
+    """F, B, I, W, K, R, and `B last`, `W last` that end the stage's backwards; `held`, those that
+    find all that they need: mean seconds."""
     saved_bytes: int
     """Per micro-batch in flight."""
     halved_bytes: int
@@ -84,8 +85,11 @@ class StageDetail:
     begun: Moving
     """From the end of the first backward of a step to that of the last."""
     rises: dict[str, Moving]
-    """Most within an action: `F`, `I`, and backwards: `B`, `B first`, `B last`, `B first last`."""
+    """Most within an action: `F`, `I`, and backwards: `B`, `B first`, `B last`, `B first last`;
+    `K`, `R` and the same with `held` where the schedule has such actions."""
     traffic: tuple[Traffic, ...]
+    kept_bytes: int = 0
+    """Per micro-batch in flight of which all was kept, or has been made again."""
 
 
 @dataclass(frozen=True, config=_strict, kw_only=True)

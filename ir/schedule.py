@@ -1,7 +1,9 @@
 """A pipeline schedule as data: for each pipeline rank, the actions it takes in order.
 
 The text form is that of torch's pipelining runtime: `0F1` is the forward of micro-batch 1 on stage
-0; `B` is a full backward, `I` its input half and `W` its weight half.
+0; `B` is a full backward, `I` its input half and `W` its weight half. Two more are of stages that
+recompute: `K` is a forward that keeps all that the backward needs, `R` makes it again, so that the
+backward after it need not. Without them each block is made again within the backward.
 """
 
 import re
@@ -18,9 +20,16 @@ class Work(StrEnum):
     BACKWARD = "B"
     BACKWARD_INPUT = "I"
     BACKWARD_WEIGHT = "W"
+    FORWARD_KEEPING = "K"
+    RECOMPUTE = "R"
 
 
-_ACTION = re.compile(r"(\d+)([FBIW])(\d+)")
+FORWARDS = frozenset({Work.FORWARD, Work.FORWARD_KEEPING})
+EARLY = frozenset({Work.FORWARD_KEEPING, Work.RECOMPUTE})
+"""After these a backward finds all that it needs."""
+
+
+_ACTION = re.compile(r"(\d+)([FBIWKR])(\d+)")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -39,7 +48,7 @@ def parse_action(text: str) -> Action:
     """The action that `str` prints as `text`."""
     match = _ACTION.fullmatch(text)
     if not match:
-        raise PlanError(f"action {text!r} is not <stage><F|B|I|W><micro-batch>, such as 0F1")
+        raise PlanError(f"action {text!r} is not <stage><F|B|I|W|K|R><micro-batch>, such as 0F1")
     return Action(int(match[1]), Work(match[2]), int(match[3]))
 
 
@@ -75,7 +84,7 @@ def dependencies(action: Action, last_stage: int) -> tuple[Action, ...]:
     """The actions that must be over before `action` starts, besides the order of its own rank."""
     stage, microbatch = action.stage, action.microbatch
     match action.work:
-        case Work.FORWARD:
+        case Work.FORWARD | Work.FORWARD_KEEPING:
             return (Action(stage - 1, Work.FORWARD, microbatch),) if stage else ()
         case Work.BACKWARD | Work.BACKWARD_INPUT:
             own = Action(stage, Work.FORWARD, microbatch)
@@ -85,10 +94,17 @@ def dependencies(action: Action, last_stage: int) -> tuple[Action, ...]:
             return (own, Action(stage + 1, Work.BACKWARD_INPUT, microbatch))
         case Work.BACKWARD_WEIGHT:
             return (Action(stage, Work.BACKWARD_INPUT, microbatch),)
+        case Work.RECOMPUTE:
+            return (Action(stage, Work.FORWARD, microbatch),)
 
 
-_WHOLE = {Work.FORWARD, Work.BACKWARD}
-_SPLIT = {Work.FORWARD, Work.BACKWARD_INPUT, Work.BACKWARD_WEIGHT}
+_WHOLE = frozenset({Work.BACKWARD})
+_SPLIT = frozenset({Work.BACKWARD_INPUT, Work.BACKWARD_WEIGHT})
+_LEGAL = frozenset(
+    frozenset(begun | ended)
+    for begun in ({Work.FORWARD}, {Work.FORWARD_KEEPING}, {Work.FORWARD, Work.RECOMPUTE})
+    for ended in (_WHOLE, _SPLIT)
+)
 
 
 def check_schedule(schedule: Schedule) -> None:
@@ -101,6 +117,8 @@ def check_schedule(schedule: Schedule) -> None:
         for action in row:
             if action in seen:
                 raise PlanError(f"{where}: {action} appears twice")
+            if action.work is Work.RECOMPUTE and not seen.keys().isdisjoint(_backwards(action)):
+                raise PlanError(f"{where}: {action} comes after the backward that it is for")
             seen[action] = rank
     microbatches = range(schedule.num_microbatches)
     for stage in range(schedule.num_stages):
@@ -109,12 +127,21 @@ def check_schedule(schedule: Schedule) -> None:
             raise PlanError(f"{where}: stage {stage} runs on ranks {sorted(owners)}, not one")
         for microbatch in microbatches:
             kinds = {work for work in Work if Action(stage, work, microbatch) in seen}
-            if kinds not in (_WHOLE, _SPLIT):
+            if kinds not in _LEGAL:
                 raise PlanError(
                     f"{where}: stage {stage} micro-batch {microbatch} has {sorted(kinds)}; "
-                    "it needs F and B, or F, I and W"
+                    "it needs F and B, or F, I and W; K may stand for F, or R follow it"
                 )
     order_of(schedule)
+
+
+def _backwards(action: Action) -> set[Action]:
+    works = (Work.BACKWARD, Work.BACKWARD_INPUT)
+    return {Action(action.stage, work, action.microbatch) for work in works}
+
+
+_STANDS_FOR = {Work.BACKWARD: Work.BACKWARD_INPUT, Work.FORWARD_KEEPING: Work.FORWARD}
+"""What others wait for is done by these too: a whole backward includes its input half."""
 
 
 def order_of(schedule: Schedule) -> tuple[Action, ...]:
@@ -129,8 +156,8 @@ def order_of(schedule: Schedule) -> tuple[Action, ...]:
             while heads[rank] < len(row) and done.issuperset(dependencies(row[heads[rank]], last)):
                 action = row[heads[rank]]
                 done.add(action)
-                if action.work is Work.BACKWARD:  # a whole backward includes its input half
-                    done.add(Action(action.stage, Work.BACKWARD_INPUT, action.microbatch))
+                if action.work in _STANDS_FOR:
+                    done.add(Action(action.stage, _STANDS_FOR[action.work], action.microbatch))
                 order.append(action)
                 heads[rank] += 1
         if len(order) == before:

@@ -14,7 +14,7 @@ from meshwright.ir.graph import Block, Graph
 from meshwright.ir.keeping import makers, torn, unknown
 from meshwright.ir.layout import balanced
 from meshwright.ir.plan import MESH_AXES, MODEL_AXES, ModelMesh, Plan, Stage, mesh_size
-from meshwright.ir.schedule import Schedule, check_schedule
+from meshwright.ir.schedule import EARLY, Schedule, check_schedule
 
 STAGE_AXES = ("dp_replicate", "dp_shard", *MODEL_AXES)
 """The mesh axes that a stage can have, outermost first."""
@@ -102,6 +102,17 @@ def _schedule(plan: Plan) -> Iterator[Finding]:
             f"the plan has {plan.num_microbatches}"
         )
         yield Finding("schedule", message, f"num_microbatches {schedule.num_microbatches}")
+
+
+def _early(plan: Plan) -> Iterator[Finding]:
+    schedule = _parsed(plan)
+    rows = schedule.ranks if schedule else ()
+    for stage in sorted({a.stage for row in rows for a in row if a.work in EARLY}):
+        policies = plan.stages[stage].saved.values()
+        if any(what == "offload" for policy in policies for what in policy.values()):
+            message = f"stage {stage}: the schedule keeps or makes again what is to be offloaded"
+            near = "a schedule without K and R, or saved without offload"
+            yield Finding("schedule", message, near)
 
 
 def _meshes(plan: Plan) -> Iterator[Finding]:
@@ -356,8 +367,8 @@ def _memory(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
 
 
 PLAN_RULES: tuple[Callable[[Plan], Iterator[Finding]], ...] = (
-    _kernels, _batch, _schedule, _meshes, _devices, _shares, _zero, _prefetch, _layout_names,
-    _predicted,
+    _kernels, _batch, _schedule, _early, _meshes, _devices, _shares, _zero, _prefetch,
+    _layout_names, _predicted,
 )  # fmt: skip
 CLUSTER_RULES: tuple[Callable[[Plan, Cluster], Iterator[Finding]], ...] = (_cluster, _memory)
 GRAPH_RULES: tuple[Callable[[Plan, Graph], Iterator[Finding]], ...] = (

@@ -16,6 +16,7 @@ SCHEDULES = tuple(module.name for module in pkgutil.iter_modules(schedules.__pat
 """Keys of the schedules: the file names."""
 MADE = "synthesised"
 """Name of schedules that a solver makes for the stages of a plan."""
+K, R = Work.FORWARD_KEEPING, Work.RECOMPUTE
 
 
 def _module(name: str) -> object:
@@ -29,6 +30,12 @@ def stages_per_rank(name: str) -> tuple[int, ...]:
     """How many stages a pipeline rank may hold under the schedule, the usual one first."""
     found: tuple[int, ...] = _module(name).STAGES_PER_RANK  # type: ignore[attr-defined]
     return found
+
+
+@cache
+def recomputes_early(name: str) -> bool:
+    """Whether the schedule says when stages recompute: equal to another where none does."""
+    return bool(getattr(_module(name), "RECOMPUTES_EARLY", False))
 
 
 @cache
@@ -67,6 +74,30 @@ def _early_row(stage: int, num_microbatches: int, warm_up: int) -> Iterator[Acti
         yield Action(stage, B, done)
         if warm_up + done < num_microbatches:
             yield Action(stage, F, warm_up + done)
+
+
+def recomputing_early(
+    name: str, num_stages: int, num_microbatches: int, kept: tuple[int, ...] = ()
+) -> Schedule:
+    """1F1B in which a stage recomputes before it waits for the gradient; stages of `kept` do not
+    recompute at all."""
+    rows = []
+    for stage in range(num_stages):
+        row = _early_row(stage, num_microbatches, min(num_stages - stage, num_microbatches))
+        rows.append(tuple(_kept(row) if stage in kept else _made_before(row)))
+    return Schedule(name, tuple(rows))
+
+
+def _kept(row: Iterator[Action]) -> Iterator[Action]:
+    for action in row:
+        yield Action(action.stage, K, action.microbatch) if action.work is F else action
+
+
+def _made_before(row: Iterator[Action]) -> Iterator[Action]:
+    for action in row:
+        if action.work is B:
+            yield Action(action.stage, R, action.microbatch)
+        yield action
 
 
 def greedy(

@@ -19,6 +19,7 @@ from meshwright.ir.trace import trace
 from meshwright.ir.verify import check
 from meshwright.planner.across.bound import lower_bound
 from meshwright.planner.collecting import rare_collections
+from meshwright.planner.finish import BEST, CLOSE, finished
 from meshwright.planner.found import Found as Found
 from meshwright.planner.found import pipelines, with_reason
 from meshwright.planner.found import simplest as simplest
@@ -39,7 +40,7 @@ from meshwright.planner.predict import excess_bytes, in_detail
 from meshwright.planner.problem import Problem, make_problem
 from meshwright.planner.progress import Progress
 from meshwright.planner.ranking import Ranking, rank_clusters
-from meshwright.planner.schedule_tools import MADE, SCHEDULES
+from meshwright.planner.schedule_tools import MADE, SCHEDULES, recomputes_early
 from meshwright.planner.searchers.exhaustive import count
 from meshwright.planner.synthesis.choose import asked_for, possible_s, synthesised
 from meshwright.planner.why import alternative, kind_of, name_of
@@ -212,6 +213,7 @@ def search_problem(
             found = _all_made(problem, found, deadline)
         elif not is_baseline(name):
             _make_schedules(problem, found, deadline)
+            _finish_best(problem, found, deadline)
     if found.best is None:
         if not found.exhausted:
             raise Infeasible(
@@ -339,6 +341,20 @@ def _make_schedules(problem: Problem, found: Found, deadline: float) -> None:
                 _take(problem, Offer(plan=made), found)
 
 
+def _finish_best(problem: Problem, found: Found, deadline: float) -> None:
+    """The best plan of each kind with what is tried on good plans only."""
+    ranked = sorted(found.kinds.values(), key=lambda entry: (entry[1], entry[0]))
+    for _, excess, plan in ranked[:BEST]:
+        assert plan.predicted
+        far = not excess and plan.predicted.step_s > CLOSE * found.least_s
+        if far or problem.objective == "memory":
+            continue
+        for variant in finished(problem, plan):
+            _take(problem, Offer(plan=variant), found)
+            if time.monotonic() > deadline:
+                return
+
+
 def _value(problem: Problem, plan: Plan) -> tuple[float, ...]:
     return (*rating(problem.objective, problem.cluster, plan), float(len(plan.stages)))
 
@@ -371,6 +387,10 @@ def _bound_s(problem: Problem, found: Found) -> float:
     bound_s = lower_bound(free) if found.bound_s is None else found.bound_s
     if found.best and found.best.schedule.name == MADE:
         return float(f"{bound_s:.6g}")  # what was gone through are the schedules of files
+    if found.best and found.best.schedule.name in SCHEDULES:
+        if recomputes_early(found.best.schedule.name):
+            # It keeps one micro-batch of a stage that may recompute all others.
+            return float(f"{bound_s * (1 - 1 / found.best.num_microbatches):.6g}")
     if found.open_s is not None and found.open_s > bound_s:
         bound_s = max(bound_s, min(found.open_s, found.least_s))
     return float(f"{bound_s:.6g}")

@@ -14,7 +14,7 @@ from meshwright.planner.across.ways import variants as variants
 from meshwright.planner.across.ways import ways as ways
 from meshwright.planner.pins.constraints import allowed, pinned
 from meshwright.planner.problem import Problem
-from meshwright.planner.schedule_tools import SCHEDULES, stages_per_rank
+from meshwright.planner.schedule_tools import SCHEDULES, recomputes_early, stages_per_rank
 
 TWINS = frozenset({"dapple_pa"})
 """Schedules whose tables equal those of 1F1B; searched only where that is ruled out."""
@@ -74,6 +74,8 @@ def schedules(problem: Problem, num_ranks: int) -> Iterator[tuple[str, int]]:
     names = allowed(problem.constraints, "schedule", SCHEDULES)
     if num_ranks == 1 and pin is None and "one_f_one_b" in names:
         names = ("one_f_one_b",)
+    # Those that say when to recompute are for finished plans (`planner.finish`), unless asked for.
+    names = tuple(name for name in names if not recomputes_early(name)) or names
     for name in names:
         if name in TWINS and "one_f_one_b" in names:
             continue

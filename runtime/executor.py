@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from meshwright.ir.schedule import Action, Work
+from meshwright.ir.schedule import FORWARDS, Action, Work
 from meshwright.runtime.mailbox import Mailbox
 from meshwright.runtime.record import Recorder
 from meshwright.runtime.stage import StageModule
@@ -45,7 +45,7 @@ class Executor:
         self._row, self._stages, self._mailbox = row, stages, mailbox
         self._offsets, self._per_microbatch = offsets, samples_per_microbatch
         self._progress, self._recorder = progress, recorder
-        self._training = any(action.work is not Work.FORWARD for action in row)
+        self._training = any(action.work not in FORWARDS for action in row)
         self._last = _last_backwards(row)
 
     def run(self, inputs: Inputs) -> Tensor | None:
@@ -64,8 +64,11 @@ class Executor:
     def _take(self, action: Action, inputs: Inputs) -> Tensor | None:
         self._place(action.stage, action.microbatch)
         match action.work:
-            case Work.FORWARD:
+            case Work.FORWARD | Work.FORWARD_KEEPING:
                 return self._forward(action, inputs)
+            case Work.RECOMPUTE:
+                self._at(action, "running")
+                self._stages[action.stage].recompute(action.microbatch)
             case Work.BACKWARD | Work.BACKWARD_INPUT:
                 self._backward(action)
             case Work.BACKWARD_WEIGHT:
@@ -97,7 +100,9 @@ class Executor:
             assert received is not None
             values[value.name] = received
         self._at(action, "running")
-        made: Mapping[str, Tensor] = stage(microbatch, values, keep=self._training)
+        made: Mapping[str, Tensor] = stage(
+            microbatch, values, keep=self._training, whole=action.work is Work.FORWARD_KEEPING
+        )
         for value in stage.program.sends:
             self._mailbox.send(action.stage, value.name, False, microbatch, made[value.name])
         return made.get(stage.program.loss)

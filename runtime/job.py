@@ -16,7 +16,7 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Graph
 from meshwright.ir.measured import Measured, StepKind, TensorMemory
 from meshwright.ir.plan import Plan
-from meshwright.ir.schedule import Work
+from meshwright.ir.schedule import FORWARDS
 from meshwright.ir.step import Batch, LossFn, flatten_batch
 from meshwright.ir.trace import trace
 from meshwright.runtime import checkpoint
@@ -284,7 +284,7 @@ class Job:
         )
         row = schedule.ranks[schedule.rank_of(programs[0].index)]
         return Executor(
-            row if training else tuple(a for a in row if a.work is Work.FORWARD),
+            row if training else tuple(a for a in row if a.work in FORWARDS),
             self.parts.stages,
             mailbox,
             self._cutter.offsets,

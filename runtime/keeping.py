@@ -194,6 +194,11 @@ class Keeper:
 
     # Backward.
 
+    @property
+    def runs_again(self) -> bool:
+        """Whether something is to be made again before the backward."""
+        return self._rerun is not None
+
     def fetch(self) -> None:
         """Starts to bring back what was moved away."""
         if self._host is not None:

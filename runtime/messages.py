@@ -7,7 +7,7 @@ from itertools import groupby
 from meshwright.codegen.program import StageProgram, Value
 from meshwright.ir.border import Side, Transfer, forward_transfers, gradient_transfers
 from meshwright.ir.plan import Plan
-from meshwright.ir.schedule import Action, Schedule, Work
+from meshwright.ir.schedule import FORWARDS, Action, Schedule, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def plan_messages(
 
     With `backward` False only forwards run, as in evaluation.
     """
-    works = set(Work) if backward else {Work.FORWARD}
+    works = set(Work) if backward else FORWARDS
     rows = [[action for action in row if action.work in works] for row in schedule.ranks]
     at = {action: index for row in rows for index, action in enumerate(row)}
     found = []
@@ -75,7 +75,8 @@ def plan_messages(
 def _action(at: dict[Action, int], stage: int, gradient: bool, microbatch: int) -> Action:
     """The action of `stage` that makes or needs a message."""
     if not gradient:
-        return Action(stage, Work.FORWARD, microbatch)
+        plain = Action(stage, Work.FORWARD, microbatch)
+        return plain if plain in at else Action(stage, Work.FORWARD_KEEPING, microbatch)
     whole = Action(stage, Work.BACKWARD, microbatch)
     return whole if whole in at else Action(stage, Work.BACKWARD_INPUT, microbatch)
 

@@ -67,6 +67,8 @@ class _Tape:
     weights: list[tuple[int, WeightWork | None]] = field(default_factory=list)
     keepers: dict[int, Keeper] = field(default_factory=dict)
     """Of the calls of whose ops the plan says what becomes of what they make."""
+    whole: bool = False
+    """All is there for the backward, whatever the plan says of the calls."""
 
 
 class StageModule(nn.Module):
@@ -104,14 +106,18 @@ class StageModule(nn.Module):
         return self._plain(self.program.totals, values)
 
     def forward(
-        self, microbatch: int, values: Mapping[str, Tensor], keep: bool = True
+        self,
+        microbatch: int,
+        values: Mapping[str, Tensor],
+        keep: bool = True,
+        whole: bool = False,
     ) -> dict[str, Tensor]:
         """The stage's sends and its loss, from what it received, its inputs and the totals.
 
-        With `keep`, what the backward of this micro-batch needs is kept.
+        With `keep`, what the backward of this micro-batch needs is kept; with `whole`, all of it.
         """
         env = dict(values)
-        tape = _Tape()
+        tape = _Tape(whole=whole)
         for value in self.program.receives:
             if keep and value.requires_grad:
                 env[value.name] = tape.leaves[value.name] = (
@@ -145,9 +151,10 @@ class StageModule(nn.Module):
         keep: bool,
         ahead: Sequence[int],
     ) -> None:
-        graph = keep and not call.recompute
+        again = call.recompute and not tape.whole
+        graph = keep and not again
         inputs = [env[name] for name in call.inputs]
-        if keep and index in self._scripts:
+        if keep and index in self._scripts and not tape.whole:
             tape.keepers[index] = Keeper(call, self._scripts[index], self._host)
         with self._open(index, ahead), torch.set_grad_enabled(graph), self._casts():
             outputs = self.blocks[index](self.comm, *inputs, keeper=tape.keepers.get(index))
@@ -162,7 +169,7 @@ class StageModule(nn.Module):
                 if graph:
                     found.append(_Output(name, get_gradient_edge(output), output.dtype))
         tape.outputs.append(found)
-        if keep and call.recompute:
+        if keep and again:
             tape.values |= {n: env[n] for n in call.inputs if n not in tape.leaves}
         for name in call.drop:
             if name not in self._sent:
@@ -172,6 +179,19 @@ class StageModule(nn.Module):
         """Whether an output that was made without a graph will have a gradient."""
         parameters = self.blocks[index].parameters()
         return output.is_floating_point() and any(x.requires_grad for x in (*inputs, *parameters))
+
+    def recompute(self, microbatch: int) -> None:
+        """Makes again what the forward did not keep, in its order; the backward need not."""
+        tape = self._tapes[microbatch]
+        for index, call in enumerate(self.program.calls):
+            keeper = tape.keepers.get(index)
+            if call.recompute:
+                with self._open(index, ()):
+                    tape.outputs[index] = self._recompute(index, tape)
+            elif keeper is not None and keeper.runs_again:
+                with self._open(index, ()):
+                    keeper.prepare(self.comm, self._casts)
+        tape.whole = True
 
     def backward(
         self, microbatch: int, gradients: Mapping[str, Tensor], last: bool
@@ -231,7 +251,8 @@ class StageModule(nn.Module):
     ) -> tuple[list[GradientEdge], list[Tensor]]:
         """Where the block's backward starts, with the gradients that arrive there."""
         call = self.program.calls[index]
-        outputs = self._recompute(index, tape) if call.recompute else tape.outputs[index]
+        again = call.recompute and not tape.whole
+        outputs = self._recompute(index, tape) if again else tape.outputs[index]
         edges, arriving = [], []
         for output in outputs:
             if output.name == self.program.loss:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from meshwright.ir.plan import Plan, ScheduleTable
-from meshwright.ir.schedule import Action, Schedule, Work
+from meshwright.ir.schedule import FORWARDS, Action, Schedule, Work
 
 _ENDS = {Work.BACKWARD, Work.BACKWARD_WEIGHT}
 
@@ -39,7 +39,7 @@ def _most_held(schedule: Schedule) -> tuple[int, ...]:
 def _most_of_row(row: tuple[Action, ...]) -> int:
     held = most = 0
     for action in row:
-        held += (action.work is Work.FORWARD) - (action.work in _ENDS)
+        held += (action.work in FORWARDS) - (action.work in _ENDS)
         most = max(most, held)
     return most
 

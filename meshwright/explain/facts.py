@@ -7,7 +7,7 @@ from functools import cached_property
 from meshwright.costmodel.memory_timeline import held_stages
 from meshwright.costmodel.replay import Replay, replay
 from meshwright.ir.plan import Plan, RankMemory
-from meshwright.ir.schedule import Work
+from meshwright.ir.schedule import FORWARDS, Work
 from meshwright.report.ranks import rank_rows
 
 SAME = 0.005
@@ -78,7 +78,7 @@ class Facts:
         """The most micro-batches of its stages that a pipeline rank holds at once."""
         held = most = 0
         for action in self.played.timeline.table.schedule.ranks[rank]:
-            held += action.work is Work.FORWARD
+            held += action.work in FORWARDS
             most = max(most, held)
             held -= action.work in (Work.BACKWARD, Work.BACKWARD_WEIGHT)
         return most

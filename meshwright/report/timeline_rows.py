@@ -11,11 +11,12 @@ MOST = 250_000
 """Actions that a page holds; of more rows only some are shown, evenly picked."""
 TICKS = 10_000_000
 """A whole timeline in units of its numbers."""
-WORKS = "FBIW"
+_KINDS = {"F": 0, "B": 1, "I": 2, "W": 3, "K": 0, "R": 0}
+"""A forward that keeps all, and what is made again, are drawn as forwards."""
 _PHASES = ("gradients", "optimizer", "publish")
 
 Bar = tuple[int, int, int, float, float]
-"""Kind of work (index in WORKS, or 4 and on for what ends a step), stage, micro-batch, start, end
+"""Kind of work (F, B, I, W, or 4 and on for what ends a step), stage, micro-batch, start, end
 in seconds."""
 
 
@@ -47,7 +48,7 @@ def _picked(rows: int, actions: int) -> list[int]:
 
 def _bars(played: Replay, rank: int) -> list[Bar]:
     bars: list[Bar] = [
-        (WORKS.index(action.work), action.stage, action.microbatch, start_s, end_s)
+        (_KINDS[action.work], action.stage, action.microbatch, start_s, end_s)
         for action, start_s, end_s in played.timeline.entries[rank]
     ]
     ended, now = played.ending(rank), played.met_s
@@ -77,7 +78,7 @@ def _timed(timed: TimedAction, later_s: float) -> Iterator[Bar]:
         yield 4 + _PHASES.index(timed.name), -1, -1, begun_s, end_s
     elif timed.name[:1].isdigit():
         action = parse_action(timed.name)
-        yield WORKS.index(action.work), action.stage, action.microbatch, begun_s, end_s
+        yield _KINDS[action.work], action.stage, action.microbatch, begun_s, end_s
 
 
 def _flat(bars: Iterable[Bar], span_s: float) -> list[int]:

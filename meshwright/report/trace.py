@@ -12,10 +12,13 @@ from meshwright.ir.schedule import Work
 from meshwright.ir.show import ranges
 
 _NAMES = {Work.FORWARD: "forward", Work.BACKWARD: "backward", Work.BACKWARD_INPUT: "backward",
-          Work.BACKWARD_WEIGHT: "backward weights"}  # fmt: skip
+          Work.BACKWARD_WEIGHT: "backward weights", Work.FORWARD_KEEPING: "forward",
+          Work.RECOMPUTE: "recompute"}  # fmt: skip
 _COLOURS = {Work.FORWARD: "thread_state_running", Work.BACKWARD: "thread_state_iowait",
             Work.BACKWARD_INPUT: "thread_state_iowait",
-            Work.BACKWARD_WEIGHT: "thread_state_runnable"}  # fmt: skip
+            Work.BACKWARD_WEIGHT: "thread_state_runnable",
+            Work.FORWARD_KEEPING: "thread_state_running",
+            Work.RECOMPUTE: "thread_state_runnable"}  # fmt: skip
 _COMPUTE, _MESSAGES = 0, 1
 Event = dict[str, Any]
 

@@ -1,6 +1,7 @@
 """A step time that a complete choice cannot beat, without simulating it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 from math import ceil
 from typing import NamedTuple
@@ -9,7 +10,7 @@ from meshwright.costmodel.tables import Spot
 from meshwright.planner.across.relaxation import SPLIT
 from meshwright.planner.across.run_costs import At, RunCosts
 from meshwright.planner.candidates import Choice, StageChoice
-from meshwright.planner.schedule_tools import SCHEDULES
+from meshwright.planner.schedule_tools import SCHEDULES, recomputes_early
 
 
 class LeafBound:
@@ -22,6 +23,10 @@ class LeafBound:
     def seconds(self, choice: Choice) -> float:
         """Each rank works off all micro-batches, the first ranks beginning and ending before the
         last ones; and the first micro-batch goes all the way."""
+        if choice.schedule in SCHEDULES and recomputes_early(choice.schedule):
+            # It may keep what the choice would make again.
+            kept = tuple(replace(stage, recompute=(), saved=()) for stage in choice.stages)
+            choice = replace(choice, stages=kept)
         stages = [self._stage_s(stage, choice.num_microbatches) for stage in choice.stages]
         whole = [busy.whole_s for busy in stages]
         split = choice.schedule in SPLIT or choice.schedule not in SCHEDULES

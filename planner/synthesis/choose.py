@@ -12,7 +12,13 @@ from meshwright.planner.notes import notes_of
 from meshwright.planner.pins.constraints import allowed
 from meshwright.planner.predict import excess_bytes, predict_plan
 from meshwright.planner.problem import Problem
-from meshwright.planner.schedule_tools import MADE, SCHEDULES, make_schedule, stages_per_rank
+from meshwright.planner.schedule_tools import (
+    MADE,
+    SCHEDULES,
+    make_schedule,
+    recomputes_early,
+    stages_per_rank,
+)
 from meshwright.planner.synthesis.bound import bound_s
 from meshwright.planner.synthesis.solve import synthesise
 from meshwright.planner.synthesis.task import Task, peaks_bytes
@@ -30,6 +36,8 @@ def possible_s(problem: Problem, plan: Plan) -> float:
     made, or pins rule it out."""
     actions = 3 * len(plan.stages) * plan.num_microbatches
     if len(plan.schedule.rows) == 1 or plan.num_microbatches == 1 or actions > MOST:
+        return float("inf")
+    if plan.schedule.name in SCHEDULES and recomputes_early(plan.schedule.name):
         return float("inf")
     if not allowed(problem.constraints, "schedule", (MADE,)):
         return float("inf")
@@ -103,6 +111,8 @@ def files(task: Task) -> Iterator[Schedule]:
     chunks = num_stages // task.num_ranks
     for name in SCHEDULES:
         if num_stages % task.num_ranks or chunks not in stages_per_rank(name):
+            continue
+        if recomputes_early(name):
             continue
         schedule = make_schedule(name, num_stages, task.num_microbatches, task.num_ranks)
         if all(schedule.rank_of(s) == rank for s, rank in enumerate(task.placement)):

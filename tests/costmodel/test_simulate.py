@@ -25,7 +25,7 @@ from meshwright.costmodel.program import (
     talk,
 )
 from meshwright.costmodel.simulate import StageTimes, simulate
-from meshwright.costmodel.table import F, table_of
+from meshwright.costmodel.table import LAST, B, F, I, W, table_of
 from meshwright.ir.errors import PlanError
 from meshwright.ir.schedule import Action, Schedule, Work, check_schedule, parse_schedule
 from meshwright.planner.schedule_tools import make_schedule
@@ -79,7 +79,7 @@ class Reference:
         s, m = action.stage, action.microbatch
         if action.work is FORWARD:
             return Action(s - 1, FORWARD, m) if s else None
-        if action.work is Work.BACKWARD_WEIGHT or s == self.last:
+        if action.work in (Work.BACKWARD_WEIGHT, Work.RECOMPUTE) or s == self.last:
             return None
         whole = Action(s + 1, BACKWARD, m)
         return whole if whole in self.rank else Action(s + 1, Work.BACKWARD_INPUT, m)
@@ -119,9 +119,15 @@ class Reference:
             for row in self.rows:
                 head = next((a for a in row if a not in self.ends), None)
                 if head is not None and head not in self.left and self.is_ready(head):
-                    self.left[head] = self.stages[head.stage].of(head.work)
+                    self.left[head] = self.seconds(head)
             self.advance()
         return self.ends
+
+    def seconds(self, action: Action) -> float:
+        cost = self.stages[action.stage]
+        early = Action(action.stage, Work.RECOMPUTE, action.microbatch) in self.rank
+        there = early and action.work in (BACKWARD, Work.BACKWARD_INPUT)
+        return cost.of(action.work) - (cost.again_s if there else 0.0)
 
     def advance(self) -> None:
         running = [a for a in self.left if a not in self.ends]
@@ -152,6 +158,27 @@ def test_closed_form(make: object, stages: int, count: int) -> None:
     assert timeline.stage_peak_bytes == timeline.peak_bytes
 
 
+MERAK = ("one_f_one_b", "pre_recompute_1f1b", "last_no_recompute_1f1b", "full_critical_path_1f1b")
+
+
+@pytest.mark.parametrize("again", [0.0, 1.0, 0.5])
+@pytest.mark.parametrize("stages,count", [(2, 3), (4, 8), (8, 16), (5, 7)])
+def test_merak_saves_what_its_closed_forms_say(stages: int, count: int, again: float) -> None:
+    """(S-1)R by early recompute, F+R by a last stage that keeps all, R by the shift."""
+    cost = StageTimes(forward_s=1.0, backward_s=2.0 + again, again_s=again)
+    steps = [
+        simulate(make_schedule(name, stages, count, stages), [cost] * stages).step_s
+        for name in MERAK
+    ]
+    whole = (count + stages - 1) * (3.0 + again)
+    early = whole - (stages - 1) * again
+    assert steps[:2] == [whole, early]
+    if again == 1.0:
+        assert steps[2:] == [early - 2.0, early - 3.0]
+    if again == 0.0:  # nothing to be gained, nor lost
+        assert steps[2] == whole
+
+
 def test_sends_delay_the_pipeline() -> None:
     cost = StageTimes(forward_s=1.0, backward_s=2.0, send_s=0.5)
     assert simulate(gpipe(3, 1), [cost] * 3).step_s == pytest.approx(9 + 4 * 0.5)
@@ -173,6 +200,7 @@ TIMES = st.builds(
     backward_s=st.integers(1, 5).map(float),
     backward_input_s=st.integers(1, 3).map(float),
     backward_weight_s=st.integers(1, 3).map(float),
+    again_s=st.just(0.25),
     send_s=st.sampled_from([0.0, 0.5, 3.0]),
     saved_bytes=st.integers(0, 9),
     processes=st.integers(1, 2),
@@ -199,6 +227,7 @@ MADE = {
     "split": lambda stages, count: one_f_one_b(stages, count, split=True),
     "interleaved": lambda stages, count: make_schedule("interleaved", 2 * stages, count, stages),
     "zero_bubble": lambda stages, count: make_schedule("zero_bubble", stages, count, stages),
+    "merak": lambda stages, count: make_schedule("pre_recompute_1f1b", stages, count, stages),
 }
 
 
@@ -247,7 +276,8 @@ def test_running_ahead_and_events_agree(
     costs = []
     drawn = [data.draw(TIMES) for _ in range(schedule.num_stages)]
     for cost in apart(drawn) if data.draw(st.booleans()) else drawn:
-        programs = {k: data.draw(STEPS) for k in range(8) if data.draw(st.booleans())}
+        kinds = (F, B, I, W, B + LAST, W + LAST)
+        programs = {k: data.draw(STEPS) for k in kinds if data.draw(st.booleans())}
         costs.append(replace(cost, programs=programs, overlap=Overlap(compute, channel)))
     offsets = data.draw(st.lists(st.sampled_from([0.0, 1.7]), min_size=stages, max_size=stages))
     fast = simulate(schedule, costs, offsets=offsets)

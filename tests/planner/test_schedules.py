@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from torch.distributed.pipelining.schedules import _Action, _validate_schedule
 
 from meshwright.ir.errors import PlanError
-from meshwright.ir.schedule import Schedule, Work, check_schedule, parse_schedule
+from meshwright.ir.schedule import (
+    FORWARDS,
+    Action,
+    Schedule,
+    Work,
+    check_schedule,
+    parse_schedule,
+)
 from meshwright.planner.schedule_tools import SCHEDULES, make_schedule, stages_per_rank
 
 GOLDEN = {
@@ -31,6 +38,15 @@ GOLDEN = {
     "zero_bubble": """
         0F0 0F1 0I0 0W0 0F2 0I1 0W1 0I2 0W2
         1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1W2""",
+    "pre_recompute_1f1b": """
+        0F0 0F1 0R0 0B0 0F2 0R1 0B1 0R2 0B2
+        1F0 1R0 1B0 1F1 1R1 1B1 1F2 1R2 1B2""",
+    "last_no_recompute_1f1b": """
+        0F0 0F1 0R0 0B0 0F2 0R1 0B1 0R2 0B2
+        1K0 1B0 1K1 1B1 1K2 1B2""",
+    "full_critical_path_1f1b": """
+        0K0 0F1 0F2 0B0 0R1 0B1 0R2 0B2
+        1K0 1B0 1K1 1B1 1K2 1B2""",
     "zbv": """
         0F0 0F1 3F0 3I0 3F1 3I1 0I0 3W0 0I1 3W1 0W0 0F2 0W1 3F2 3I2 3W2 0I2 0W2
         1F0 2F0 1F1 2F1 2I0 1I0 2I1 1I1 2W0 2W1 1W0 1W1 1F2 2F2 2I2 1I2 2W2 1W2""",
@@ -89,8 +105,9 @@ def test_golden(name: str) -> None:
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("ranks,microbatches", [(1, 1), (2, 3), (4, 8), (3, 7)])
 def test_torch_accepts_the_rows(name: str, ranks: int, microbatches: int, tmp_path: Path) -> None:
-    """torch's pipelining runtime reads the rows and finds them valid (checked with torch 2.13)."""
-    schedule = built(name, ranks, microbatches, 0)
+    """torch's pipelining runtime reads the rows and finds them valid (checked with torch 2.13),
+    but for what they say of recompute."""
+    schedule = _of_torch(built(name, ranks, microbatches, 0))
     path = tmp_path / "schedule.csv"
     with path.open("w", newline="") as file:
         csv.writer(file).writerows([[str(a) for a in row] for row in schedule.ranks])
@@ -98,6 +115,32 @@ def test_torch_accepts_the_rows(name: str, ranks: int, microbatches: int, tmp_pa
         rows = {i: [_Action.from_str(s) for s in row] for i, row in enumerate(csv.reader(file))}
     owners = _validate_schedule(rows, ranks, schedule.num_stages, microbatches)
     assert owners == {s: schedule.rank_of(s) for s in range(schedule.num_stages)}
+
+
+def _of_torch(schedule: Schedule) -> Schedule:
+    rows = (
+        tuple(
+            Action(a.stage, Work.FORWARD, a.microbatch) if a.work in FORWARDS else a
+            for a in row
+            if a.work is not Work.RECOMPUTE
+        )
+        for row in schedule.ranks
+    )
+    return Schedule(schedule.name, tuple(rows))
+
+
+@pytest.mark.parametrize(
+    "row,broken",
+    [
+        ("0F0 0B0 0R0", "after the backward"),
+        ("0K0 0R0 0B0", "K may stand for F"),
+        ("0R0 0F0 0B0", "deadlocks"),
+        ("0F0 0K0 0B0", "K may stand for F"),
+    ],
+)
+def test_recompute_has_its_place(row: str, broken: str) -> None:
+    with pytest.raises(PlanError, match=broken):
+        check_schedule(parse_schedule("x", (row,)))
 
 
 def test_refusals_name_the_nearest() -> None:

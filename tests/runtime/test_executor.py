@@ -52,7 +52,7 @@ def stage(first, last, devices, *, mesh=None, shares=(), zero=0, recompute="none
     )  # fmt: skip
 
 
-F, B, BI, BW = Work
+F, B, BI, BW, *_ = Work
 
 
 def gpipe(stages, microbatches):

@@ -1,0 +1,28 @@
+"""Merak's schedules (`planner.schedules`), for pipelines that recompute under 1F1B."""
+
+from collections.abc import Iterator
+
+from meshwright.ir.plan import Plan, ScheduleTable
+from meshwright.planner.finish import changed
+from meshwright.planner.pins.constraints import allowed
+from meshwright.planner.problem import Problem
+from meshwright.planner.schedule_tools import SCHEDULES, make_schedule, recomputes_early
+
+
+def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
+    """The plan under each schedule that says when stages recompute."""
+    ranks = len(plan.schedule.rows)
+    if ranks == 1 or ranks < len(plan.stages) or not recomputes(plan):
+        return
+    names = [name for name in SCHEDULES if recomputes_early(name) and name != plan.schedule.name]
+    for name in allowed(problem.constraints, "schedule", names):
+        made = make_schedule(name, ranks, plan.num_microbatches, ranks)
+        table = ScheduleTable(name=name, rows=tuple(str(made).splitlines()))
+        yield changed(problem, plan, schedule=table)
+
+
+def recomputes(plan: Plan) -> bool:
+    """Whether stages make something again, and nothing comes from the host."""
+    again = any("full" in stage.recompute.values() for stage in plan.stages)
+    said = {what for stage in plan.stages for p in stage.saved.values() for what in p.values()}
+    return (again or "recompute" in said) and "offload" not in said
