@@ -9,6 +9,7 @@ from typing import cast
 from torch import fx, nn
 from torch.fx.node import Argument
 
+from meshwright.codegen import joint
 from meshwright.codegen.local import bind, form_of
 from meshwright.codegen.sharded import update
 from meshwright.codegen.site import Device, Form, In, Site
@@ -29,6 +30,7 @@ from meshwright.ir.layout import (
 )
 from meshwright.ir.nesting import local_split
 from meshwright.ir.paths import path
+from meshwright.ir.placed.spots import Spot
 
 Placed = tuple[Placement, ...]
 """One placement per axis, in the order of the builder's axes."""
@@ -65,15 +67,16 @@ class Builder:
 
     def add_placeholder(self, name: str, layout: Layout, called: str = "") -> None:
         """A param or an input of the block."""
-        self._made(name, self.fx.placeholder(_identifier(called or name)), layout)
+        self.made_as(name, self.fx.placeholder(_identifier(called or name)), layout)
 
-    def _made(self, name: str, node: fx.Node, layout: Layout) -> None:
+    def made_as(self, name: str, node: fx.Node, layout: Layout) -> None:
+        """The value comes from the node, placed so."""
         self.made[name] = self.placed(layout)
         self.nodes[name, self.made[name]] = node
 
     def enter(self, name: str, layout: Layout) -> None:
         """An input as the block's layout declares it, if it comes otherwise."""
-        self._made(name, self.need(name, layout), layout)
+        self.made_as(name, self.need(name, layout), layout)
 
     def need(self, name: str, layout: Layout) -> fx.Node:
         """The value in the placement wanted, converted on one axis after the other."""
@@ -171,24 +174,32 @@ class Builder:
             self._forget(op.inputs[0], self.placed(site.input_layout(0)))
         if len(op.outputs) == 1:
             self._output(site, 0, node, form)
-            return
-        for i, name in enumerate(op.outputs):
+        else:
+            self.outputs(site, node, form)
+
+    def outputs(self, site: Site, node: fx.Node, form: Form | None = None) -> None:
+        """What others read of a call's several results."""
+        for i, name in enumerate(site.op.outputs):
             if name in self.graph.users or name == self.graph.loss:
                 self._output(site, i, self.fx.call_function(getitem, (node, i)), form)
+
+    def call(self, site: Site, inputs: Sequence[fx.Node], name: str) -> fx.Node:
+        """An op in its local form, of these values in place of its operands."""
+        return self._call(form_of(site), inputs, name)
 
     def _forget(self, name: str, kept: Placed) -> None:
         """After a change in place, conversions of the old value are stale."""
         for key in [key for key in self.nodes if key[0] == name and key[1] != kept]:
             del self.nodes[key]
 
-    def _output(self, site: Site, index: int, node: fx.Node, form: Form) -> None:
+    def _output(self, site: Site, index: int, node: fx.Node, form: Form | None) -> None:
         layout = site.output_layout(index)
-        if form.divisor != 1:
+        if form and form.divisor != 1:
             node = self.fx.call_function(truediv, (node, form.divisor))
-        if form.whole:
+        if form and form.whole:
             # Made whole: placed R now, sliced when someone needs it split.
             layout = {axis: R if isinstance(p, Shard) else p for axis, p in layout.items()}
-        self._made(site.op.outputs[index], node, layout)
+        self.made_as(site.op.outputs[index], node, layout)
 
     def _call(self, form: Form, inputs: Sequence[fx.Node], name: str) -> fx.Node:
         def resolve(arg: In | Device) -> fx.Node:
@@ -206,6 +217,18 @@ class Builder:
                 "call_function", getattr, (self.comm, "device"), name="device"
             )
         return self.device
+
+    def named(self, name: str) -> str:
+        """A tensor's name as a node can have it."""
+        return _identifier(name)
+
+    def add_joint(
+        self, kernel: str, spot: Spot, strategies: Callable[[Op], Mapping[str, Strategy]]
+    ) -> None:
+        """A call of a kernel that takes over an op with the collective beside it."""
+        before = len(self.fx.nodes)
+        joint.add(self, kernel, spot, strategies)
+        self._mark(before, spot.op.key)
 
     def finish(self, outputs: Sequence[tuple[str, Layout]]) -> fx.GraphModule:
         """The module that returns these values in these placements."""

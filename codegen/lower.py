@@ -2,9 +2,11 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 
 from meshwright.codegen.builder import Builder
 from meshwright.codegen.emit import stage_source
+from meshwright.codegen.joint import skipped, spots_of
 from meshwright.codegen.prelude import lower_prelude
 from meshwright.codegen.program import BlockCode, Call, Param, StageProgram, Value
 from meshwright.codegen.stored import param_of, stored_layouts
@@ -79,6 +81,7 @@ def _calls(
             block.pattern, outputs, [known[name] for name in block.inputs],
             [stored[name] for name in block.params],
             [at.graph.tensors[name].requires_grad for name in block.inputs],
+            sorted(spots_of(at, block)),
         ))  # fmt: skip
         if key not in codes:
             codes[key] = _code(at, block, known, stored, outputs)
@@ -123,8 +126,13 @@ def _code(
     for i, name in enumerate(block.inputs if layout else ()):
         assert layout is not None
         builder.enter(name, parsed(layout.inputs[i]))
+    found = spots_of(at, block)
+    others = skipped(found)
     for op in at.graph.block_ops(block):
-        builder.add_op(op, strategies(layout, op))
+        if op.key in found:
+            builder.add_joint(*found[op.key], partial(strategies, layout))
+        elif op.key not in others:
+            builder.add_op(op, strategies(layout, op))
     return BlockCode(block.pattern, builder.finish(tuple(zip(block.outputs, outputs, strict=True))))
 
 

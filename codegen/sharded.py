@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from meshwright.codegen import together
 from meshwright.codegen.comm import Comm
 from meshwright.codegen.dropout import attention, dropout, seeded
 from meshwright.codegen.halo import windowed
@@ -175,5 +176,6 @@ FUNCTIONS: dict[str, Callable[..., object]] = {
     "sharded.attention": attention,
     "sharded.seeded": seeded,
     "sharded.update": update,
+    **together.FUNCTIONS,
 }
 """Form target -> function."""

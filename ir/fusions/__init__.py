@@ -15,7 +15,7 @@ from meshwright.ir.errors import PlanError
 _FOLDER = Path(__file__).parents[1] / "placed"
 TRACED = tuple(sorted({module.name for module in pkgutil.iter_modules(__path__)} - {"flow"}))
 """Kernels that are put in while a model is traced."""
-PLACED = tuple(sorted({m.name for m in pkgutil.iter_modules([str(_FOLDER)])} - {"found"}))
+PLACED = tuple(sorted({m.name for m in pkgutil.iter_modules([str(_FOLDER)])} - {"found", "spots"}))
 """Those whose places a plan's layout decides (`ir.placed`)."""
 KERNELS = tuple(sorted({*TRACED, *PLACED}))
 """Names that plans and searches know."""

@@ -14,6 +14,9 @@ from meshwright.ir.graph import Fusion, Graph, Missed
 from meshwright.ir.placed.found import Found
 from meshwright.ir.plan import Plan
 
+JOINT = frozenset({"gather_linear", "linear_scatter", "reduce_norm"})
+"""Those that take over an op with the collective beside it: emitted code has one call for both."""
+
 
 def placed(plan: Plan, graph: Graph) -> tuple[Fusion, ...]:
     """The plan's kernels with the places of those that follow from its layout."""

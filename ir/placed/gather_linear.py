@@ -1,0 +1,72 @@
+"""Products of what is gathered first: each starts with the part that is there and goes on as the
+others come."""
+
+from collections.abc import Iterator
+
+from meshwright.ir.conversions import Primitive
+from meshwright.ir.graph import Graph
+from meshwright.ir.layout import Shard
+from meshwright.ir.placed.found import Found
+from meshwright.ir.placed.spots import Laid, Read, Spot, everywhere
+from meshwright.ir.plan import Plan
+
+LINEAR = "aten.linear.default"
+
+
+def find(plan: Plan, graph: Graph) -> Iterator[Found]:
+    return everywhere(plan, graph, look)
+
+
+def look(laid: Laid) -> Iterator[Spot]:
+    """Linears, those that read the same value together."""
+    reads = laid.reads()
+    done: set[str] = set()
+    for read in reads:
+        if read.op.target != LINEAR or read.index != 0 or read.name in done:
+            continue
+        if not any(c.forward is Primitive.ALL_GATHER for _, c in read.moves):
+            continue
+        done.add(read.name)
+        why = _why_not(laid, read) or _others(laid, reads, read)
+        if why:
+            yield Spot(read.op, why=why)
+        else:
+            # Others that read it do so as it lies.
+            others = tuple(
+                r.op for r in reads
+                if (r.name, r.moves) == (read.name, read.moves) and r.op is not read.op
+            )  # fmt: skip
+            assert read.only
+            yield Spot(read.op, *read.only, others=others)
+
+
+def _why_not(laid: Laid, read: Read) -> str:
+    if read.only is None:
+        return "what it reads is converted on several axes"
+    axis, conversion = read.only
+    source = conversion.source
+    assert isinstance(source, Shard)
+    if laid.axes[axis].shares:
+        return "it gathers samples"
+    if source.dim == len(laid.graph.tensors[read.name].shape) - 1:
+        return "it gathers what it sums over"
+    if source.outer > 1:
+        return "a rank has several sections of what is gathered"
+    if conversion.backward is not Primitive.REDUCE_SCATTER:
+        return "its gradient is not scattered"
+    return ""
+
+
+def _others(laid: Laid, reads: list[Read], read: Read) -> str:
+    """Everything that reads the value gathered has to be part of the call."""
+    for other in reads:
+        if other.name != read.name or other.op is read.op:
+            continue
+        if other.op.target != LINEAR or other.index != 0:
+            if other.moves == read.moves:
+                return f"what it gathers is read by {other.op.target} too"
+        elif other.moves != read.moves:
+            return "another product wants what it reads otherwise"
+        elif not set(other.op.inputs[1:]) <= set(laid.block.params):
+            return "another product of what it reads has a weight that is made later"
+    return ""

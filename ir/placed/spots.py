@@ -1,0 +1,132 @@
+"""Where the blocks of a plan convert what their ops read: what kernels that communicate look at."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from meshwright.ir.conversions import Conversion, Primitive
+from meshwright.ir.graph import Block, Graph, Op
+from meshwright.ir.layout import Axis, Layout, R, Strategy, parse_placement, parse_strategy
+from meshwright.ir.paths import path
+from meshwright.ir.placed.found import Found
+from meshwright.ir.plan import BlockLayout, Plan, param_key
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """An operand of an op, and what it goes through to be as the op wants it."""
+
+    op: Op
+    index: int
+    """Of the op's tensor inputs."""
+    name: str
+    moves: tuple[tuple[str, Conversion], ...]
+    """Axis and conversion, those left out that do nothing."""
+
+    @property
+    def only(self) -> tuple[str, Conversion] | None:
+        """The move, if there is one and no more."""
+        return self.moves[0] if len(self.moves) == 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """An op that a kernel takes over with the collective beside it."""
+
+    op: Op
+    axis: str = ""
+    conversion: Conversion | None = None
+    index: int = 0
+    """Of the input that is converted."""
+    others: tuple[Op, ...] = ()
+    """Ops that read the same converted value, and are part of the same call."""
+    via: Op | None = None
+    """A view, between the conversion and the op, of what only the op reads."""
+    why: str = ""
+    """Why it is not taken after all."""
+
+
+@dataclass(frozen=True)
+class Laid:
+    """A block as a stage has it: what its ops read, and how."""
+
+    graph: Graph
+    block: Block
+    layout: BlockLayout
+    axes: Mapping[str, Axis]
+
+    @property
+    def ops(self) -> tuple[Op, ...]:
+        return self.graph.block_ops(self.block)
+
+    def strategies(self, op: Op) -> dict[str, Strategy]:
+        found = self.layout.ops.get(op.key, {})
+        return {axis: parse_strategy(text) for axis, text in found.items() if axis in self.axes}
+
+    def reads(self) -> list[Read]:
+        """All operands of all ops, in order."""
+        known = self._known()
+        found = []
+        for op in self.ops:
+            strategies = self.strategies(op)
+            for i, name in enumerate(op.inputs):
+                wanted = {axis: s.inputs[i] for axis, s in strategies.items()}
+                found.append(Read(op, i, name, self._moves(name, known[name], wanted)))
+            for i, name in enumerate(name for name in op.outputs if name):
+                known[name] = {
+                    axis: s.outputs[i] for axis, s in strategies.items() if i < len(s.outputs)
+                }
+        return found
+
+    def leaves(self) -> frozenset[str]:
+        """Values that other blocks read."""
+        return frozenset(self.block.outputs)
+
+    def _known(self) -> dict[str, Layout]:
+        graph, block, layout = self.graph, self.block, self.layout
+        known = {
+            name: _parsed(placed) for name, placed in zip(block.inputs, layout.inputs, strict=True)
+        }
+        for name in block.params:
+            fqn = graph.tensors[name].fqn
+            stored = layout.parameters.get(param_key(block, fqn), {}) if fqn else {}
+            known[name] = _parsed(stored)
+        return known
+
+    def _moves(self, name: str, now: Layout, wanted: Layout) -> tuple[tuple[str, Conversion], ...]:
+        state, found = dict(now), []
+        for axis, target in path(self.graph.tensors[name].shape, now, wanted, self.axes):
+            conversion = Conversion(state.get(axis, R), target)
+            state[axis] = target
+            moves = {conversion.forward, conversion.backward}
+            if self.axes[axis].size > 1 and moves != {Primitive.IDENTITY}:
+                found.append((axis, conversion))
+        return tuple(found)
+
+
+def _parsed(placements: Mapping[str, str]) -> Layout:
+    return {axis: parse_placement(text) for axis, text in placements.items()}
+
+
+Look = Callable[[Laid], Iterator[Spot]]
+
+
+def spots(plan: Plan, graph: Graph, stage: int, block: Block, look: Look) -> list[Spot]:
+    """What a look at a block of a stage finds, and what stands against it there."""
+    at = plan.stages[stage]
+    name = at.layouts.get(block.pattern)
+    if name is None:
+        return []
+    axes = at.axes(plan.global_batch_size)
+    found = list(look(Laid(graph, block, plan.layout(name), axes)))
+    if at.keeping(block):
+        why = "the plan says op by op what the block keeps"
+        found = [Spot(spot.op, why=spot.why or why) for spot in found]
+    return found
+
+
+def everywhere(plan: Plan, graph: Graph, look: Look) -> Iterator[Found]:
+    """The same of all blocks of all stages."""
+    for stage in range(len(plan.stages)):
+        for block in plan.stage_blocks(graph, stage):
+            for spot in spots(plan, graph, stage, block, look):
+                yield Found(f"{block.pattern}.{spot.op.key}", spot.why)
