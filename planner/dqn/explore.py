@@ -180,19 +180,27 @@ class Explorer:
     # Around what they found -----------------------------------------------------------------------
 
     def _polish(self, work: float) -> Iterator[Offer]:
-        """Moves from the best choices of several families to better neighbours."""
+        """Moves from the best choices of several families to better neighbours, in rounds as long
+        as some family was cut short by its share of the work."""
+        left, is_cut = work, True
+        while is_cut and left > 0:
+            is_cut, firsts = False, starts(self.judge, POLISHED)
+            for number, (choice, _) in enumerate(firsts):
+                before, share = self.judge.work, left / (len(firsts) - number)
+                for _ in self._climb(choice):
+                    yield from self._fresh()
+                    if self.judge.work - before > share:
+                        is_cut = True
+                        break
+                left -= self.judge.work - before
+        yield from self._fresh()
+
+    def _climb(self, choice: Choice) -> Iterator[Choice]:
         assert self.decisions
-        improver = Improver(self.judge, self.decisions.sketches, self._is_hopeless, self.timed)
-        firsts, left = starts(self.judge, POLISHED), work
-        for number, (choice, _) in enumerate(firsts):
-            before, share = self.judge.work, left / (len(firsts) - number)
-            fitting = list(tried(self.judge, self.decisions.sketches, choice))
-            best = min(fitting, key=self.judge)
-            for _ in improver.climb(best, self.judge(best)):
-                yield from self._fresh()
-                if self.judge.work - before > share:
-                    break
-            left -= self.judge.work - before
+        sketches = self.decisions.sketches
+        best = min(tried(self.judge, sketches, choice), key=self.judge)
+        improver = Improver(self.judge, sketches, self._is_hopeless, self.timed)
+        yield from improver.climb(best, self.judge(best))
 
     def _is_hopeless(self, choice: Choice) -> bool:
         assert self.decisions

@@ -43,15 +43,19 @@ class Improver:
     """Whether the objective is a time: else less memory is always of use."""
 
     def climb(self, choice: Choice, verdict: Verdict) -> Iterator[Choice]:
-        """Moves to the best neighbour while that is better; yields after each simulation."""
+        """Moves to the best neighbour while that is better, and where none is, to the best that is
+        two steps away; yields after each simulation."""
         while True:
-            found: list[tuple[Verdict, int, Choice]] = []
-            for near in self._near(choice, tight=not self.timed or not verdict.fits):
-                found.append((self.judge(near), len(found), near))
-                yield near
-            if not found or min(found)[0] >= verdict:
+            for reach in (self._near, self._far):
+                found: list[tuple[Verdict, int, Choice]] = []
+                for near in reach(choice, tight=not self.timed or not verdict.fits):
+                    found.append((self.judge(near), len(found), near))
+                    yield near
+                if found and min(found)[0] < verdict:
+                    verdict, _, choice = min(found)
+                    break
+            else:
                 return
-            verdict, _, choice = min(found)
 
     def _near(self, choice: Choice, *, tight: bool) -> Iterator[Choice]:
         problem, sets = self.judge.problem, self.sketches.sets
@@ -60,6 +64,16 @@ class Improver:
                 yield from self._refitted(near)
             if self._is_open(near):
                 yield near
+
+    def _far(self, choice: Choice, *, tight: bool) -> Iterator[Choice]:
+        """Other numbers of micro-batches on other meshes."""
+        problem, sets = self.judge.problem, self.sketches.sets
+        for other in neighbours(problem, choice, sets, tight=tight):
+            if other.num_microbatches == choice.num_microbatches:
+                continue
+            for far in neighbours(problem, other, sets, tight=tight):
+                if far.num_microbatches == other.num_microbatches and _is_moved(other, far):
+                    yield from self._refitted(far)
 
     def _refitted(self, near: Choice) -> Iterator[Choice]:
         again = self.sketches.refitted(near)

@@ -1,11 +1,16 @@
 """Small steps of the DQN searcher, and results that outlive a run that was cut off."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from benchmarks.auto_map_rows import Rows
+from meshwright.planner.candidates import Choice
 from meshwright.planner.dqn.drafts import Draft, Sketches
+from meshwright.planner.dqn.explore import Explorer
 from meshwright.planner.dqn.improve import Improver, family, starts
 from meshwright.planner.dqn.judge import Judge
 from meshwright.planner.problem import Problem
@@ -61,6 +66,34 @@ def test_starts_are_the_best_of_different_families() -> None:
     found = starts(judge, 3)
     assert len({family(choice) for choice, _ in found}) == len(found) > 1
     assert judge.best and found[0] == (judge.best[1], judge.best[0])
+
+
+def test_two_steps_lead_out_of_where_one_leads_nowhere() -> None:
+    judge, improver, _ = stepped(plain(), 4)
+    assert judge.best
+    least, start = judge.best
+    fresh = replace(improver, judge=Judge(judge.problem))
+    far = list(fresh._far(start, tight=False))
+    assert far and all(choice.num_microbatches != start.num_microbatches for choice in far)
+    assert any(choice.stages[0].dp != start.stages[0].dp for choice in far)
+    assert min(map(judge, far)) >= least
+
+
+def test_work_that_some_starts_leave_goes_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    explorer = Explorer(plain(), steps=64)
+    list(explorer._pipelines())
+    first = starts(explorer.judge, 8)[0][0]
+    assert len(starts(explorer.judge, 8)) > 1
+
+    def climb(self: Explorer, choice: Choice) -> Iterator[Choice]:
+        while choice == first:  # all others are at their best at once
+            self.judge.work += 1
+            yield choice
+
+    monkeypatch.setattr(Explorer, "_climb", climb)
+    before = explorer.judge.work
+    list(explorer._polish(100.0))
+    assert 100 <= explorer.judge.work - before <= 110
 
 
 def test_rows_are_made_once(tmp_path: Path) -> None:
