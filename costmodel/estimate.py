@@ -18,6 +18,7 @@ from meshwright.costmodel.placement import (
     step_cores,
     tied_between,
 )
+from meshwright.costmodel.program import Overlap
 from meshwright.costmodel.rank_memory import rank_memories
 from meshwright.costmodel.simulate import StageTimes
 from meshwright.costmodel.stage_model import StageModel, stage_model
@@ -68,7 +69,7 @@ def estimate_all(
     schedule = tables.schedule(plan.schedule)
     if table_of(schedule).early:
         models = early_models(tables, plan, models)
-    times = tuple(_times(c, m) for c, m in zip(costs, models, strict=True))
+    times = tuple(_times(c, m, slow) for c, m in zip(costs, models, strict=True))
     owners = by_stage(table_of(schedule).owners)
     tied = tied_between(tables, plan, costs)
     meeting_s = _meeting_s(tables, plan)
@@ -85,8 +86,9 @@ def estimate_all(
     return Estimate(prediction, stepped, costs, models, times)
 
 
-def _times(costs: StageCosts, model: StageModel) -> StageTimes:
-    """Times with cores to itself: the simulator slows what shares them."""
+def _times(costs: StageCosts, model: StageModel, slow: float) -> StageTimes:
+    """Times with cores to itself: the simulator slows what shares them, by communication too."""
+    overlap = model.sync.overlap
     return StageTimes(
         forward_s=model.forward_s,
         backward_s=model.backward_s,
@@ -94,7 +96,7 @@ def _times(costs: StageCosts, model: StageModel) -> StageTimes:
         saved_bytes=costs.cost.saved_bytes + costs.border_bytes,
         processes=costs.processes,
         programs=model.programs,
-        overlap=model.sync.overlap,
+        overlap=Overlap(channel=overlap.channel) if slow > 1.0 else overlap,
     )
 
 
@@ -116,9 +118,15 @@ def _ending(
 
 
 def _talking(models: Sequence[StageModel], slow: float) -> float:
-    """Share of a core that communicating needs, where nobody has measured what it costs."""
-    measured = any(model.sync.overlap.compute > 1.0 for model in models)
-    return TALKING if slow > 1.0 and not measured else 0.0
+    """Share of a core that a process needs to communicate, where cores are shared.
+
+    It was measured with all of them computing and communicating: what computing lost by that is
+    what communicating took of the cores.
+    """
+    if slow <= 1.0:
+        return 0.0
+    measured = max(model.sync.overlap.compute for model in models)
+    return measured - 1.0 if measured > 1.0 else TALKING
 
 
 def _meeting_s(tables: CostTables, plan: Plan) -> float:

@@ -103,8 +103,12 @@ class _Events:
     def _process(self, rank: RankState) -> Process:
         row = self.table.rows[rank.number]
         if offset := self.times.offsets[rank.number]:
+            # It is still at the end of the step before, on the cores that others begin on.
+            busy = self.times.processes[self.table.items[row[0]].stage]
+            self._demand(busy)
             self._at(offset, _WAKE, rank.number)
             yield
+            self._demand(-busy)
         self._ask(row[0])
         for index, position in enumerate(row):
             if index + 1 < len(row):
@@ -159,7 +163,7 @@ class _Events:
                     yield
 
     def _talk(self, rank: RankState, seconds: float, what: str) -> Process:
-        demand = (self.times.talking or 1.0) * rank.processes
+        demand = rank.processes  # as computing is
         self._log(rank.number, "compute", what, self.now, self.now + seconds)
         self._demand(demand)
         self._at(self.now + seconds, _WAKE, rank.number)

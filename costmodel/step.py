@@ -73,7 +73,9 @@ def take_step(
     ended = _end(timeline, endings, meeting_s)
     better = _offsets([e.total_s for e in ended])
     if any(abs(a - b) > _CLOSE * timeline.step_s for a, b in zip(offsets, better, strict=True)):
-        moved = None if detail else _moved(timeline, offsets, better)
+        # Where cores are shared a rank's end of a step slows those that have begun the next.
+        alone = cores == float("inf") and not detail
+        moved = _moved(timeline, offsets, better) if alone else None
         timeline = moved or simulate(schedule, stages, offsets=better, **known)  # type: ignore[arg-type]
         ended = ended if moved else _end(timeline, endings, meeting_s)
     return Stepped(timeline.step_s + meeting_s + min(e.total_s for e in ended), timeline, ended)

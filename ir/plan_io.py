@@ -43,7 +43,7 @@ def dumps(plan: Plan) -> str:
 
 
 def loads(text: str, *, check_hash: bool = True, where: str = "plan") -> Plan:
-    """The plan that `dumps` writes as `text`."""
+    """The plan that `dumps` writes as `text`; keys that an older one lacked have their defaults."""
     data = parse_json(text, where)
     if isinstance(data, dict) and "schema" not in data:
         raise PlanError(
@@ -57,18 +57,24 @@ def loads(text: str, *, check_hash: bool = True, where: str = "plan") -> Plan:
         lines = "; ".join(map(_reason, error.errors()[:5]))
         more = f"; and {error.error_count() - 5} more" * (error.error_count() > 5)
         raise PlanError(f"{where}: {lines}{more}") from error
-    if check_hash and plan.hash != content_hash(plan):
+    if not check_hash or plan.hash == content_hash(plan):
+        return plan
+    if plan.hash != _hash(data):
         raise PlanError(
             f"{where}: hash {plan.hash[:12]!r} is not that of the content, "
             f"{content_hash(plan)[:12]!r}: the plan was edited or damaged. If you edited it, run "
             f"`meshwright check {where} --rehash`"
         )
-    return plan
+    return rehash(plan)
 
 
 def content_hash(plan: Plan) -> str:
     """SHA-256 of the canonical JSON of everything but the hash itself."""
-    return sha256(format_json(_data(replace(plan, hash=""))).encode()).hexdigest()
+    return _hash(_data(plan))
+
+
+def _hash(data: Any) -> str:
+    return sha256(format_json({**data, "hash": ""}).encode()).hexdigest()
 
 
 def rehash(plan: Plan) -> Plan:

@@ -2,11 +2,13 @@
 
 import json
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
 from meshwright.ir import plan_io
+from meshwright.ir.canonical import format_json
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Fusion, Missed
 from meshwright.ir.plan import Plan
@@ -101,3 +103,14 @@ def test_schema_names_every_field_and_forbids_others() -> None:
     whole = replace(plan(), kernels=(fusion,))
     assert set(json.loads(plan_io.dumps(whole))) == set(schema["properties"])
     assert plan_io.loads(plan_io.dumps(whole)).kernels == (fusion,)
+
+
+def test_a_plan_of_an_older_version_has_the_defaults_of_keys_that_it_lacks() -> None:
+    now = plan_io.rehash(plan())
+    data = {**json.loads(plan_io.dumps(now)), "hash": ""}
+    del data["max_grad_norm"]
+    data["hash"] = sha256(format_json(data).encode()).hexdigest()
+    assert data["hash"] != now.hash
+    assert plan_io.loads(format_json(data)) == now
+    with pytest.raises(PlanError, match="edited or damaged"):
+        plan_io.loads(format_json({**data, "num_microbatches": data["num_microbatches"] + 1}))
