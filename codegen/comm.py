@@ -13,7 +13,7 @@ from torch import Tensor
 
 from meshwright.codegen.line import Alone, GroupLine, Line
 from meshwright.codegen.meter import Meter
-from meshwright.codegen.primitives import Part, run
+from meshwright.codegen.primitives import Part, begin, run
 from meshwright.ir.conversions import COMMUNICATES, Primitive
 from meshwright.ir.inside import SHIFT
 
@@ -26,6 +26,17 @@ class Traffic(NamedTuple):
     """A communicating primitive, or SHIFT of `ir.inside`."""
     nbytes: int
     """Of the local tensor that went in."""
+
+
+class Move(NamedTuple):
+    """One conversion: what moves a value on an axis, and what moves its gradient back."""
+
+    axis: str
+    forward: Primitive
+    backward: Primitive
+    source: Part | None
+    target: Part | None
+    keeps: bool
 
 
 class Comm:
@@ -206,10 +217,58 @@ class Comm:
         source: Part | None = None,
         target: Part | None = None,
     ) -> Tensor:
+        apply: Callable[..., Tensor] = _Convert.apply
+        return apply(x, self, self._move(axis, forward, backward, source, target))
+
+    def _move(
+        self, axis: str, forward: Primitive, backward: str, source: Part | None, target: Part | None
+    ) -> Move:
         keeps = self.coordinates.get(axis, 0) == 0 and (axis != "dp" or self.microbatch == 0)
         gradient = Primitive.IDENTITY if backward == "none" else Primitive(backward)
-        apply: Callable[..., Tensor] = _Convert.apply
-        return apply(x, self, axis, forward, gradient, source, target, keeps)
+        return Move(axis, forward, gradient, source, target, keeps)
+
+    def move(
+        self, forward: str, axis: str, *where: Any, backward: str = "none", **more: int
+    ) -> Move:
+        """The conversion that the method of that name stands for."""
+        primitive = Primitive(forward)
+        source = target = None
+        if primitive is Primitive.ALL_TO_ALL:
+            dim, sizes, to_dim, to_sizes = where
+            source = self._part(dim, sizes, more.get("outer", 1))
+            target = self._part(to_dim, to_sizes, more.get("to_outer", 1))
+        elif where:
+            dim, sizes = where
+            part = self._part(dim, sizes, **more)
+            gives_whole = primitive in (Primitive.ALL_GATHER, Primitive.PAD)
+            source, target = (part, None) if gives_whole else (None, part)
+        return self._move(axis, primitive, backward, source, target)
+
+    def begin_forward(self, move: Move, x: Tensor) -> Callable[[], Tensor]:
+        """Starts to move a value, without autograd; what it returns waits for that."""
+        return self._begin(move.forward, x, move, move.source, move.target)
+
+    def begin_backward(self, move: Move, gradient: Tensor) -> Callable[[], Tensor]:
+        """Starts to move its gradient back."""
+        return self._begin(move.backward, gradient, move, move.target, move.source)
+
+    def _begin(
+        self, primitive: Primitive, x: Tensor, move: Move, source: Part | None, target: Part | None
+    ) -> Callable[[], Tensor]:
+        line = self._logged(primitive, move.axis, x)
+        start = None if self.meter is None else self.meter.mark()
+        arrive = begin(primitive, x, line, source, target, move.keeps)
+        if self.meter is None or primitive not in COMMUNICATES:
+            return arrive
+
+        def wait() -> Tensor:
+            assert self.meter is not None
+            blocked = self.meter.mark()
+            result = arrive()
+            self._metered(primitive, move.axis, line, x, result, start, blocked)
+            return result
+
+        return wait
 
     def _logged(self, primitive: Primitive, axis: str, x: Tensor) -> Line:
         line = self.line(axis)
@@ -221,9 +280,11 @@ class Comm:
         if self.log is not None and line.size > 1:
             self.log.append(Traffic(axis, kind, nbytes))
 
-    def _met(self, kind: str, axis: str, line: Line, nbytes: int, start: Any) -> None:
+    def _met(
+        self, kind: str, axis: str, line: Line, nbytes: int, start: Any, blocked: Any = None
+    ) -> None:
         if self.meter is not None and line.size > 1:
-            self.meter.block_collective(self.stage, axis, kind, nbytes, line.size, start)
+            self.meter.block_collective(self.stage, axis, kind, nbytes, line.size, start, blocked)
 
     def run(
         self,
@@ -244,12 +305,19 @@ class Comm:
         return result
 
     def _metered(
-        self, primitive: Primitive, axis: str, line: Line, x: Tensor, result: Tensor, start: Any
+        self,
+        primitive: Primitive,
+        axis: str,
+        line: Line,
+        x: Tensor,
+        result: Tensor,
+        start: Any,
+        blocked: Any = None,
     ) -> None:
         whole = result.nbytes if primitive is Primitive.ALL_GATHER else x.nbytes
         if primitive is Primitive.ALL_TO_ALL:
             whole *= line.size
-        self._met(primitive, axis, line, whole, start)
+        self._met(primitive, axis, line, whole, start, blocked)
 
 
 def _line(axis: str, size: int, group: "dist.ProcessGroup | Line | None") -> Line:
@@ -271,19 +339,16 @@ class _Convert(torch.autograd.Function):
         ctx: Any,
         x: Tensor,
         comm: Comm,
-        axis: str,
-        primitive: Primitive,
-        backward: Primitive,
-        source: Part | None,
-        target: Part | None,
-        keeps: bool,
+        move: Move,
     ) -> Tensor:
-        ctx.plan = (comm, axis, backward, source, target, keeps)
-        result = comm.run(primitive, x, axis, source, target, keeps)
+        ctx.comm, ctx.move = comm, move
+        result = comm.run(move.forward, x, move.axis, move.source, move.target, move.keeps)
         return result.view_as(result) if result is x else result
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        comm, axis, primitive, source, target, keeps = ctx.plan
-        gradient = comm.run(primitive, gradients[0], axis, target, source, keeps)
-        return (gradient, *[None] * 7)
+        move: Move = ctx.move
+        gradient = ctx.comm.run(
+            move.backward, gradients[0], move.axis, move.target, move.source, move.keeps
+        )
+        return gradient, None, None

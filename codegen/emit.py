@@ -10,7 +10,9 @@ from textwrap import wrap
 
 from torch import fx
 
+from meshwright.codegen.halves import Halves
 from meshwright.codegen.program import BlockCode, Call, StageProgram
+from meshwright.codegen.segments import Cut
 from meshwright.codegen.sharded import FUNCTIONS
 from meshwright.codegen.where import Where
 from meshwright.ir.torch_private import OpOverload
@@ -70,19 +72,60 @@ def _function_names(calls: Sequence[Call]) -> dict[int, str]:
 
 
 def _function(code: BlockCode, name: str) -> str:
-    lines = []
-    parameters = []
-    for node in code.module.graph.nodes:
-        if node.op == "placeholder":
-            parameters.append(node.name)
-        elif node.op == "output":
-            lines.append(_wrapped(f"    return {_text(tuple(node.args[0]))}"))
-        else:
+    if code.halves:
+        return _in_halves(code, code.halves, name)
+    nodes = list(code.module.graph.nodes)
+    parameters = [node.name for node in nodes if node.op == "placeholder"]
+    return _defined(name, parameters, code.pattern, [
+        *_lines(nodes), f"return {_text(tuple(nodes[-1].args[0]))}"
+    ])  # fmt: skip
+
+
+def _defined(name: str, parameters: Sequence[str], says: str, lines: Sequence[str]) -> str:
+    head = [_wrapped(f"def {name}({', '.join(parameters)}):"), f'    """{says}"""']
+    return "\n".join([*head, *(_wrapped(f"    {line}") for line in lines), ""])
+
+
+def _lines(nodes: Sequence[fx.Node]) -> Iterator[str]:
+    for node in nodes:
+        if node.op not in ("placeholder", "output"):
             if comment := node.meta.get("comment"):
-                lines.append(f"    # {comment}")
-            lines.append(_wrapped(f"    {node.name} = {_expression(node)}"))
-    head = [_wrapped(f"def {name}({', '.join(parameters)}):"), f'    """{code.pattern}"""']
-    return "\n".join([*head, *lines, ""])
+                yield f"# {comment}"
+            yield f"{node.name} = {_expression(node)}"
+
+
+def _in_halves(code: BlockCode, halves: Halves, name: str) -> str:
+    """A generator for each half, and the function that lets them take turns."""
+    params = halves.cuts[0].arguments[: halves.num_params]
+    inputs = halves.cuts[0].arguments[halves.num_params :]
+    ahead = halves.cuts[0].phases[0]
+    texts, calls = [], []
+    for number, (cut, samples) in enumerate(zip(halves.cuts, halves.samples, strict=True), 1):
+        given = ["comm", *params, *ahead.made, *inputs]
+        says = f"{code.pattern}, {samples} samples"
+        texts.append(_defined(f"{name}_half{number}", given, says, list(_half_lines(cut))))
+        parts = [f"{x}[{number - 1}]" if d is not None else x
+                 for x, d in zip(inputs, halves.splits, strict=True)]  # fmt: skip
+        calls.append(f"{name}_half{number}({', '.join([*given[: -len(inputs)], *parts])})")
+    split = [x for x, dim in zip(inputs, halves.splits, strict=True) if dim is not None]
+    body = [*_lines(list(ahead.code.graph.nodes))]
+    body += [f"{x} = halves({x}, {halves.samples})" for x in split]
+    body.append("# `codegen.halves`: one half computes while a collective of the other runs.")
+    body += ["return take_turns(", *(f"    {call}," for call in calls), ")"]
+    texts.append(_defined(name, ["comm", *params, *inputs], f"{code.pattern}, in halves", body))
+    return "\n\n".join(texts)
+
+
+def _half_lines(cut: Cut) -> Iterator[str]:
+    for phase in cut.phases[1:]:
+        yield from _lines(list(phase.code.graph.nodes))
+        for moved in phase.moves:
+            where = "".join(f", {_text(arg)}" for arg in (moved.axis, *moved.where))
+            where += "".join(f", {key}={_text(value)}" for key, value in moved.more.items())
+            yield f"{moved.made} = comm.{moved.method}({moved.source}{where})"
+        if any(moved.sends_forward for moved in phase.moves):
+            yield "yield"
+    yield f"return ({', '.join(cut.results)},)"
 
 
 def _expression(node: fx.Node) -> str:

@@ -37,8 +37,32 @@ class Line(Protocol):
         what the rank before sends, which has this shape."""
         ...
 
+    def begin_all_reduce(self, x: Tensor) -> Callable[[], Tensor]:
+        """Starts to sum over the ranks; what it returns waits for the sum. Likewise those below.
+        Nobody may change x meanwhile."""
+        ...
 
-class Alone:
+    def begin_all_gather(self, x: Tensor) -> Callable[[], Tensor]: ...
+    def begin_reduce_scatter(self, x: Tensor) -> Callable[[], Tensor]: ...
+
+
+class AtOnce:
+    """Begins nothing that is not over at once."""
+
+    def begin_all_reduce(self: Line, x: Tensor) -> Callable[[], Tensor]:
+        result = self.all_reduce(x)
+        return lambda: result
+
+    def begin_all_gather(self: Line, x: Tensor) -> Callable[[], Tensor]:
+        result = self.all_gather(x)
+        return lambda: result
+
+    def begin_reduce_scatter(self: Line, x: Tensor) -> Callable[[], Tensor]:
+        result = self.reduce_scatter(x)
+        return lambda: result
+
+
+class Alone(AtOnce):
     """The line of an axis of size 1."""
 
     size = 1
@@ -109,3 +133,26 @@ class GroupLine:
             return received
 
         return wait
+
+    def begin_all_reduce(self, x: Tensor) -> Callable[[], Tensor]:
+        result = x.clone(memory_format=torch.contiguous_format)
+        return _result(result, dist.all_reduce(result, group=self.group, async_op=True))
+
+    def begin_all_gather(self, x: Tensor) -> Callable[[], Tensor]:
+        result = x.new_empty((self.size, *x.shape))
+        part = x.contiguous().view(-1)
+        return _result(result, torch_private.start_all_gather(result.view(-1), part, self.group))
+
+    def begin_reduce_scatter(self, x: Tensor) -> Callable[[], Tensor]:
+        result = x.new_empty(x.shape[1:])
+        whole = x.contiguous().view(-1)
+        return _result(result, torch_private.reduce_scatter(result.view(-1), whole, self.group))
+
+
+def _result(result: Tensor, work: dist.Work | None) -> Callable[[], Tensor]:
+    def wait() -> Tensor:
+        assert work is not None
+        work.wait()
+        return result
+
+    return wait

@@ -7,6 +7,8 @@ from functools import partial
 from meshwright.codegen.builder import Builder
 from meshwright.codegen.emit import stage_source
 from meshwright.codegen.joint import skipped, spots_of
+from meshwright.codegen.overlap import overlap_gradients, split_rows
+from meshwright.codegen.piped import in_halves
 from meshwright.codegen.prelude import lower_prelude
 from meshwright.codegen.program import BlockCode, Call, Param, StageProgram, Value
 from meshwright.codegen.stored import param_of, stored_layouts
@@ -75,6 +77,7 @@ def _calls(
     """The blocks in order; those that would give the same code share it."""
     codes: dict[str, BlockCode] = {}
     calls = []
+    stage = at.plan.stages[at.stage]
     for block in at.blocks:
         outputs = _outputs(at, block, sent)
         key = repr((
@@ -82,11 +85,14 @@ def _calls(
             [stored[name] for name in block.params],
             [at.graph.tensors[name].requires_grad for name in block.inputs],
             sorted(spots_of(at, block)),
+            bool(stage.keeping(block)) and stage.overlap,
         ))  # fmt: skip
         if key not in codes:
-            codes[key] = _code(at, block, known, stored, outputs)
+            code = _code(at, block, known, stored, outputs)
+            codes[key] = code if stage.keeping(block) else _overlapped(
+                at, block, known, stored, outputs, code
+            )  # fmt: skip
         known |= dict(zip(block.outputs, outputs, strict=True))
-        stage = at.plan.stages[at.stage]
         calls.append(
             Call(
                 block.name, codes[key], block.params, block.inputs, block.outputs,
@@ -134,6 +140,30 @@ def _code(
         elif op.key not in others:
             builder.add_op(op, strategies(layout, op))
     return BlockCode(block.pattern, builder.finish(tuple(zip(block.outputs, outputs, strict=True))))
+
+
+def _overlapped(
+    at: Where,
+    block: Block,
+    known: dict[str, Layout],
+    stored: dict[str, Layout],
+    outputs: list[Layout],
+    code: BlockCode,
+) -> BlockCode:
+    """The code with what the stage's `overlap` asks for, where the block allows it."""
+    level = at.plan.stages[at.stage].overlap
+    if level == "none":
+        return code
+    if level == "block":
+        halves = in_halves(at, block, known, outputs, lambda there: _code(
+            there, block, known, stored, outputs
+        ).module)  # fmt: skip
+        if halves:
+            return replace(code, halves=halves)
+    if level != "gradients":
+        split_rows(code.module)
+    overlap_gradients(code.module)
+    return code
 
 
 def _with_drops(calls: list[Call], kept: set[str], received: Iterable[str]) -> list[Call]:

@@ -11,7 +11,15 @@ class Meter(Protocol):
         ...
 
     def block_collective(
-        self, stage: int, axis: str, primitive: str, nbytes: int, size: int, start: Any
+        self,
+        stage: int,
+        axis: str,
+        primitive: str,
+        nbytes: int,
+        size: int,
+        start: Any,
+        blocked: Any = None,
     ) -> None:
-        """A collective of a block that began at `start` is over; `nbytes` is the whole value."""
+        """A collective of a block that began at `start` is over; `nbytes` is the whole value. If it
+        went on beside other work, the rank has waited for it since `blocked`."""
         ...

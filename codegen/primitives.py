@@ -1,5 +1,6 @@
 """The primitives of `ir.conversions` on tensors, without autograd."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -62,6 +63,30 @@ def run(
             return _all_to_all(x, line, _given(source), _given(target))
 
 
+def begin(
+    primitive: Primitive,
+    x: Tensor,
+    line: Line,
+    source: Part | None = None,
+    target: Part | None = None,
+    keeps: bool = True,
+) -> Callable[[], Tensor]:
+    """Starts what `run` does; what it returns waits for that. All-to-all is over at once."""
+    if line.size > 1:
+        match primitive:
+            case Primitive.ALL_REDUCE:
+                return line.begin_all_reduce(x)
+            case Primitive.ALL_GATHER:
+                gathered = line.begin_all_gather(_gathered_part(x, _given(source)))
+                return lambda: _joined(gathered(), _given(source))
+            case Primitive.REDUCE_SCATTER:
+                part = _given(target)
+                summed = line.begin_reduce_scatter(_scattered_parts(x, part))
+                return lambda: _own_part(summed(), part, line.rank)
+    result = run(primitive, x, line, source, target, keeps)
+    return lambda: result
+
+
 def _given(part: Part | None) -> Part:
     assert part is not None
     return part
@@ -98,8 +123,15 @@ def _padded(x: Tensor, dim: int, size: int) -> Tensor:
 def _gather(x: Tensor, line: Line, part: Part) -> Tensor:
     if line.size == 1:
         return x
-    mine, dim = sections(x, part), part.dim + 1
-    everyone = line.all_gather(_padded(mine, dim, max(part.sizes)))
+    return _joined(line.all_gather(_gathered_part(x, part)), part)
+
+
+def _gathered_part(x: Tensor, part: Part) -> Tensor:
+    return _padded(sections(x, part), part.dim + 1, max(part.sizes))
+
+
+def _joined(everyone: Tensor, part: Part) -> Tensor:
+    dim = part.dim + 1
     parts = [theirs.narrow(dim, 0, size) for theirs, size in zip(everyone, part.sizes, strict=True)]
     return torch.cat(parts, dim).flatten(part.dim, dim)
 
@@ -107,13 +139,18 @@ def _gather(x: Tensor, line: Line, part: Part) -> Tensor:
 def _reduce_scatter(x: Tensor, line: Line, part: Part) -> Tensor:
     if line.size == 1:
         return x
+    return _own_part(line.reduce_scatter(_scattered_parts(x, part)), part, line.rank)
+
+
+def _scattered_parts(x: Tensor, part: Part) -> Tensor:
     dim, longest = part.dim + 1, max(part.sizes)
-    parts = [
-        _padded(one, dim, longest)
-        for one in torch.split_with_sizes(sections(x, part), part.sizes, dim)
-    ]
-    mine = line.reduce_scatter(torch.stack(parts)).narrow(dim, 0, part.sizes[line.rank])
-    return mine.flatten(part.dim, dim).contiguous()
+    split = torch.split_with_sizes(sections(x, part), part.sizes, dim)
+    return torch.stack([_padded(one, dim, longest) for one in split])
+
+
+def _own_part(summed: Tensor, part: Part, rank: int) -> Tensor:
+    mine = summed.narrow(part.dim + 1, 0, part.sizes[rank])
+    return mine.flatten(part.dim, part.dim + 1).contiguous()
 
 
 def _all_to_all(x: Tensor, line: Line, source: Part, target: Part) -> Tensor:

@@ -13,6 +13,7 @@ from meshwright.ir.nesting import Runs
 
 if TYPE_CHECKING:
     from meshwright.codegen.comm import Comm
+    from meshwright.codegen.halves import Halves
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,8 @@ class BlockCode:
     pattern: str
     module: fx.GraphModule
     """`module(comm, *params, *inputs)` gives a tuple of the outputs."""
+    halves: "Halves | None" = None
+    """Runs in its place: the same on the micro-batch in two halves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,7 @@ class Call:
         """Runs the block on its params and inputs. Checkpoint this, not the module: it says which
         block it is, on which the dropout masks depend."""
         comm.block = self.block
-        outputs: tuple[Tensor, ...] = self.code.module(comm, *tensors)
+        outputs: tuple[Tensor, ...] = (self.code.halves or self.code.module)(comm, *tensors)
         return outputs
 
 

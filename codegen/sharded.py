@@ -9,6 +9,7 @@ from meshwright.codegen import together
 from meshwright.codegen.comm import Comm
 from meshwright.codegen.dropout import attention, dropout, seeded
 from meshwright.codegen.halo import windowed
+from meshwright.codegen.products import columns, rows
 from meshwright.codegen.ring import ring_attention
 from meshwright.codegen.routing import routed_experts
 from meshwright.codegen.statistics import batch_norm
@@ -176,6 +177,8 @@ FUNCTIONS: dict[str, Callable[..., object]] = {
     "sharded.attention": attention,
     "sharded.seeded": seeded,
     "sharded.update": update,
+    "sharded.columns": columns,
+    "sharded.rows": rows,
     **together.FUNCTIONS,
 }
 """Form target -> function."""

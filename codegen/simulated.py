@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from meshwright.codegen.comm import Comm
-from meshwright.codegen.line import Line
+from meshwright.codegen.line import AtOnce, Line
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ class _Room:
         self.slots: list[list[Tensor]] = [[] for _ in range(size)]
 
 
-class ThreadLine:
+class ThreadLine(AtOnce):
     """A line whose ranks are threads."""
 
     def __init__(self, room: _Room, rank: int) -> None:

@@ -32,6 +32,10 @@ MODEL_AXES = ("cp", "ep", "tp_depth", "tp_row", "tp_col", "tp")
 MESH_AXES = ("pp", "dp_replicate", "dp_shard", *MODEL_AXES)
 """Names a mesh axis may have, outermost first; those of torchtitan, and `tp` in factors."""
 
+Overlap = Literal["none", "gradients", "linear", "block"]
+OVERLAPS: tuple[Overlap, ...] = ("none", "gradients", "linear", "block")
+"""In the order of how much goes on beside collectives."""
+
 ModelMesh = tuple[tuple[str, int], ...]
 """Model axes of more than one rank with their sizes, outermost first."""
 
@@ -122,6 +126,11 @@ class Stage:
     saved: dict[str, dict[str, Keeping]] = field(default_factory=dict)
     """Block name or pattern -> `Op.key` or pattern of keys -> what becomes of the values that these
     ops make and the backward needs, where they are not simply kept (`ir.keeping`)."""
+    overlap: Overlap = "none"
+    """What goes on beside the collectives of model axes. `gradients`: weight gradients of
+    column-parallel products, beside the sum of their input's gradient; `linear`: also the second
+    half of a row-parallel product; `block`: the second half of the micro-batch, phase by phase.
+    Blocks of which `saved` says something run as they are."""
     layouts: dict[str, str] = field(default_factory=dict)
     """Block pattern (and `(prelude)`) -> name of a BlockLayout."""
 

@@ -14,7 +14,7 @@ from meshwright.ir.graph import Block, Graph
 from meshwright.ir.keeping import makers, torn, unknown
 from meshwright.ir.layout import balanced
 from meshwright.ir.plan import MESH_AXES, MODEL_AXES, ModelMesh, Plan, Stage, mesh_size
-from meshwright.ir.schedule import EARLY, Schedule, check_schedule
+from meshwright.ir.schedule import EARLY, Schedule, Work, check_schedule
 
 STAGE_AXES = ("dp_replicate", "dp_shard", *MODEL_AXES)
 """The mesh axes that a stage can have, outermost first."""
@@ -195,6 +195,21 @@ def _prefetch(plan: Plan) -> Iterator[Finding]:
             yield Finding("prefetch", message, "prefetch 0, or zero 3", "warning")
 
 
+def _overlap(plan: Plan) -> Iterator[Finding]:
+    schedule = _parsed(plan)
+    rows = schedule.ranks if schedule else ()
+    split = {a.stage for row in rows for a in row if a.work is Work.BACKWARD_INPUT}
+    for i, stage in enumerate(plan.stages):
+        if stage.overlap == "none":
+            continue
+        if i in split:
+            message = f"stage {i}: overlap {stage.overlap} needs whole backwards, and the schedule "
+            yield Finding("overlap", f"{message}has halves of them", "overlap none")
+        elif stage.model_size == 1:
+            message = f"stage {i}: overlap {stage.overlap} has no effect without model axes"
+            yield Finding("overlap", message, "overlap none", "warning")
+
+
 def _layout_names(plan: Plan) -> Iterator[Finding]:
     by_name = {layout.name: layout for layout in plan.layouts}
     if len(by_name) != len(plan.layouts):
@@ -368,7 +383,7 @@ def _memory(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
 
 PLAN_RULES: tuple[Callable[[Plan], Iterator[Finding]], ...] = (
     _kernels, _batch, _schedule, _early, _meshes, _devices, _shares, _zero, _prefetch,
-    _layout_names, _predicted,
+    _overlap, _layout_names, _predicted,
 )  # fmt: skip
 CLUSTER_RULES: tuple[Callable[[Plan, Cluster], Iterator[Finding]], ...] = (_cluster, _memory)
 GRAPH_RULES: tuple[Callable[[Plan, Graph], Iterator[Finding]], ...] = (

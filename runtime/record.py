@@ -160,10 +160,18 @@ class Recorder:
             record.raw_collectives.append((place, what, start, blocked, self._now()))
 
     def block_collective(
-        self, stage: int, axis: str, primitive: str, nbytes: int, size: int, start: Mark
+        self,
+        stage: int,
+        axis: str,
+        primitive: str,
+        nbytes: int,
+        size: int,
+        start: Mark,
+        blocked: Mark | None = None,
     ) -> None:
         """The meter that generated code reports to."""
-        self.collected(What("blocks", stage, axis, primitive, nbytes, size), start, start)
+        what = What("blocks", stage, axis, primitive, nbytes, size)
+        self.collected(what, start, start if blocked is None else blocked)
 
     @contextmanager
     def collective(self, what: What) -> Iterator[None]:

@@ -4,8 +4,10 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from meshwright.codegen.line import AtOnce
 
-class FreeLine:
+
+class FreeLine(AtOnce):
     """A rank alone that acts as one of `size`: what others would send is a view of its own."""
 
     def __init__(self, size: int, rank: int) -> None:

@@ -1,0 +1,94 @@
+"""Blocks whose collectives go on beside other work equal one process: float64, uneven halves."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from meshwright.codegen.lower import lower
+from meshwright.codegen.products import columns, rows
+from meshwright.ir.cluster import Cluster
+from meshwright.ir.graph import Graph
+from meshwright.ir.plan import OVERLAPS, Plan, model_mesh
+from meshwright.ir.trace import trace
+from meshwright.ir.verify import check
+from meshwright.planner.candidates import build_plan, uniform_choice
+from meshwright.planner.problem import make_problem
+from tests.codegen.test_models import split_all
+from tests.equality import check_equal
+from tests.models import CASES
+
+LEVELS = OVERLAPS[1:]
+
+
+def planned(model: str, batch: int, overlap: str, **choice: Any) -> tuple[Graph, Plan]:
+    """Everything that can be split is split, however small."""
+    case = CASES[model]
+    graph = trace(case.model(), case.example(batch), case.loss_fn)
+    world = choice.get("tp", 1) * choice.get("pp", 1) * choice.get("dp_shard", 1)
+    problem = make_problem(graph, Cluster.local(world), precision="fp64", optimizer="adam")
+    tp = choice["tp"]
+    problem.solved[model_mesh({"tp": tp}), ""] = split_all(graph, tp)
+    plan = build_plan(problem, uniform_choice(problem, **choice), predict=False)
+    stages = tuple(replace(stage, overlap=overlap) for stage in plan.stages)  # type: ignore[arg-type]
+    plan = replace(plan, stages=stages)
+    check(plan, graph, problem.cluster)
+    return graph, plan
+
+
+@pytest.mark.parametrize("model", ["gpt2", "llama", "t5"])
+@pytest.mark.parametrize("level", LEVELS)
+def test_levels_equal_one_process(model: str, level: str) -> None:
+    """Micro-batches of three samples: halves of two and one, which differ."""
+    graph, plan = planned(model, 6, level, tp=2, num_microbatches=2)
+    difference = check_equal(CASES[model], plan, graph, steps=3)
+    assert difference.worst_of_both <= 1e-9, str(difference)
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"tp": 3, "num_microbatches": 1},
+        {"tp": 2, "pp": 2, "num_microbatches": 2, "recompute": "full"},
+        {"tp": 2, "dp_shard": 2, "zero": 3, "num_microbatches": 2},
+    ],
+    ids=["uneven", "recompute", "zero3"],
+)
+def test_halves_equal_one_process_beside_all_else(choice: dict[str, Any]) -> None:
+    graph, plan = planned("gpt2", 10, "block", **choice)
+    difference = check_equal(CASES["gpt2"], plan, graph, steps=3)
+    assert difference.worst_of_both <= 1e-9, str(difference)
+
+
+def test_what_each_level_changes() -> None:
+    """Of a layer of GPT-2: two products of each kind."""
+    made = {}
+    for level in LEVELS:
+        graph, plan = planned("gpt2", 6, level, tp=2, num_microbatches=2)
+        (program,) = lower(graph, plan, 0)
+        made[level] = code = program.calls[1].code
+        assert "columns(" in program.source and ("rows(" in program.source) == (level == "linear")
+        assert "one half computes" in program.source or level != "block"
+        targets = [node.target for node in code.module.graph.nodes]
+        assert targets.count(columns) == (0 if level == "block" else 2)
+        assert targets.count(rows) == (2 if level == "linear" else 0)
+    assert made["gradients"].halves is None and made["linear"].halves is None
+    halves = made["block"].halves
+    assert halves and halves.samples == (2, 1)
+    sends = [[m.sends_forward for m in phase.moves] for phase in halves.cuts[0].phases]
+    assert sends == [[], [False], [True], [False], [True], []]
+
+
+def test_single_samples_run_as_they_are() -> None:
+    graph, plan = planned("gpt2", 2, "block", tp=2, num_microbatches=2)
+    assert all(call.code.halves is None for call in lower(graph, plan, 0)[0].calls)
+
+
+def test_rules() -> None:
+    graph, plan = planned("gpt2", 4, "block", tp=2, num_microbatches=2)
+    alone = replace(plan.stages[0], mesh={"tp": 1}, devices=(0,), layouts={})
+    found = replace(plan, stages=(alone,)).verify()
+    assert [(f.rule, f.severity) for f in found if f.rule == "overlap"] == [("overlap", "warning")]
+    split = replace(plan.schedule, rows=("0F0 0I0 0W0 0F1 0I1 0W1",))
+    found = replace(plan, schedule=split).verify(graph)
+    assert [(f.rule, f.severity) for f in found] == [("overlap", "error")]
