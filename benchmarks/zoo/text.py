@@ -177,7 +177,7 @@ STATE_SPACE = _of(
                        linear_num_key_heads=2, linear_num_value_heads=4,
                        shared_expert_intermediate_size=32,
                        layer_types=["linear_attention", "full_attention"]),
-    xlstm=_causal("xLSTM", num_blocks=2, num_heads=4, qk_dim_factor=0.5, v_dim_factor=1.0, use_cache=False,
-                  chunk_size=8),
+    xlstm=_causal("xLSTM", num_blocks=2, num_heads=4, qk_dim_factor=0.5, v_dim_factor=1.0,
+                  use_cache=False, chunk_size=8),
     lfm2=_causal("Lfm2", layer_types=["conv", "full_attention"], block_ff_dim=64),
 )  # fmt: skip
