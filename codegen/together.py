@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from meshwright.codegen import peer_calls
 from meshwright.codegen.comm import Comm
+from meshwright.codegen.kernels.launch import TAKEN
 from meshwright.codegen.kernels.layer_norm import add_layer_norm, layer_norm_backward
 from meshwright.codegen.kernels.rms_norm import add_rms_norm, rms_norm_backward
 from meshwright.codegen.primitives import Part
@@ -26,11 +28,12 @@ class _ReduceNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, comm, axis, summand, residual, gain, bias, eps):
-        summed = comm.run(Primitive.ALL_REDUCE, summand, axis, None, None, True)
-        if bias is None:
-            total, out, *rows = add_rms_norm(summed, residual, gain, eps)
-        else:
-            total, out, *rows = add_layer_norm(summed, residual, gain, bias, eps)
+        made = peer_calls.reduce_norm(comm, axis, summand, residual, gain, bias, eps)
+        TAKEN["reduce_norm", "torch" if made is None else "triton"] += 1
+        if made is None:
+            summed = comm.run(Primitive.ALL_REDUCE, summand, axis, None, None, True)
+            made = _norm(summed, residual, gain, bias, eps)
+        total, out, *rows = made
         ctx.save_for_backward(total, gain, *rows)
         ctx.centred = bias is not None
         ctx.dtypes = summand.dtype, residual.dtype
@@ -47,6 +50,17 @@ class _ReduceNorm(torch.autograd.Function):
             others = [to_gain, None]
         to_summand, to_residual = (back.to(dtype) for dtype in ctx.dtypes)
         return None, None, to_summand, to_residual, *others, None
+
+
+def _norm(
+    summed: Tensor, residual: Tensor, gain: Tensor, bias: Tensor | None, eps: float
+) -> tuple[Tensor, ...]:
+    found: tuple[Tensor, ...] = (
+        add_rms_norm(summed, residual, gain, eps)
+        if bias is None
+        else add_layer_norm(summed, residual, gain, bias, eps)
+    )
+    return found
 
 
 def reduce_norm(
@@ -67,9 +81,14 @@ class _GatherLinear(torch.autograd.Function):
         dtype = _computed_in(x)
         given, biases = operands[:count], operands[count:]
         ctx.given = [x.dtype, *(None if o is None else o.dtype for o in operands)]
-        whole = comm.run(Primitive.ALL_GATHER, x.to(dtype), axis, part, None, True)
-        weights = [w.to(dtype) for w in given]
-        made = [linear(whole, w, _cast(b, dtype)) for w, b in zip(weights, biases, strict=True)]
+        x, weights = x.to(dtype), [w.to(dtype) for w in given]
+        added = [_cast(bias, dtype) for bias in biases]
+        found = peer_calls.gather_linear(comm, axis, part, x, weights, added)
+        TAKEN["gather_linear", "torch" if found is None else "triton"] += 1
+        if found is None:
+            whole = comm.run(Primitive.ALL_GATHER, x, axis, part, None, True)
+            found = whole, list(map(linear, [whole] * count, weights, added))
+        whole, made = found
         ctx.comm, ctx.axis, ctx.part = comm, axis, part
         ctx.save_for_backward(whole, *weights)
         return tuple(made)
@@ -106,10 +125,15 @@ class _LinearScatter(torch.autograd.Function):
         dtype = _computed_in(x)
         ctx.given = [x.dtype, weight.dtype, None if bias is None else bias.dtype]
         x, weight = x.to(dtype), weight.to(dtype)
-        made = linear(x, weight, _cast(bias, dtype))
+        bias = _cast(bias, dtype)
         ctx.comm, ctx.axis, ctx.part = comm, axis, part
         ctx.save_for_backward(x, weight)
-        return comm.run(Primitive.REDUCE_SCATTER, made, axis, None, part, True)
+        made = peer_calls.linear_scatter(comm, axis, part, x, weight, bias)
+        TAKEN["linear_scatter", "torch" if made is None else "triton"] += 1
+        if made is None:
+            summands = linear(x, weight, bias)
+            made = comm.run(Primitive.REDUCE_SCATTER, summands, axis, None, part, True)
+        return made
 
     @staticmethod
     def backward(ctx, grad):

@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed._symmetric_memory as symmetric_memory
 from torch import Tensor
+from torch._C._distributed_c10d import _SymmetricMemory
 from torch._dynamo.exc import UserError
 from torch._ops import OpOverload as OpOverload
 from torch._subclasses.fake_tensor import (
@@ -127,6 +129,17 @@ def reduce_scatter(result: Tensor, whole: Tensor, group: dist.ProcessGroup | Non
     work = _reduce_scatter(result, whole, group=group, async_op=True)
     assert isinstance(work, dist.Work)
     return work
+
+
+def symmetric(nbytes: int, device: torch.device, group: dist.ProcessGroup) -> tuple[Tensor, Any]:
+    """Bytes that all ranks of the group allocate alike and see, and the handle to the peers'."""
+    found = symmetric_memory.empty(nbytes, dtype=torch.uint8, device=device)
+    return found, symmetric_memory.rendezvous(found, group)
+
+
+def write_signal(signals: Tensor, index: int) -> None:
+    """On the stream, once what comes before is done and seen by all: the signal (uint32) is 1."""
+    _SymmetricMemory.stream_write_value32(signals, index, 1)
 
 
 def flash_on_cpu(

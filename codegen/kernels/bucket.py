@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from meshwright.codegen.kernels.launch import ELEMENTS, Build, jit, tl, way, wide
+from meshwright.codegen.kernels.launch import ELEMENTS, Build, element, jit, tl, way, wide
 
 COLUMNS = 5
 """Of the table: tensor, its first element, how many, their place in the flat tensor, room there."""
@@ -92,7 +92,7 @@ def pack(
         return packed(given, flat, chunks, scale)
     flat = torch.empty(shape, dtype=dtype, device=rows.device)
     pack_kernel[(len(rows),)](
-        _addresses(given, rows), rows, flat, scale, SOURCE=_element(source.dtype), BLOCK=ELEMENTS,
+        _addresses(given, rows), rows, flat, scale, SOURCE=element(source.dtype), BLOCK=ELEMENTS,
         WIDE=wide(source.dtype),
     )  # fmt: skip
     return flat
@@ -106,7 +106,7 @@ def unpack(flat: Tensor, tensors: Sequence[Tensor], rows: Tensor, chunks: Sequen
         return
     assert all(x.is_contiguous() for x in tensors)
     unpack_kernel[(len(rows),)](
-        _addresses(tensors, rows), rows, flat.contiguous(), TARGET=_element(tensors[0].dtype),
+        _addresses(tensors, rows), rows, flat.contiguous(), TARGET=element(tensors[0].dtype),
         BLOCK=ELEMENTS,
     )  # fmt: skip
 
@@ -132,17 +132,13 @@ def _addresses(tensors: Sequence[Tensor | None], like: Tensor) -> Tensor:
     return torch.tensor(found, dtype=torch.int64).to(like.device, non_blocking=True)
 
 
-def _element(dtype: torch.dtype):
-    return getattr(tl, str(dtype).removeprefix("torch."))
-
-
 OPERATORS: dict[str, object] = {}
 """None with a gradient: they work on gradients and on parameters outside autograd."""
 
 
-def builds(element: str, width: int) -> Iterator[Build]:
-    """For tensors of `element`, such as bf16, which go into float32 and come from it."""
-    source = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}[element]
+def builds(name: str, width: int) -> Iterator[Build]:
+    """For tensors of `name`, such as bf16, which go into float32 and come from it."""
+    source = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}[name]
     given = {"addresses": "*i64", "rows": "*i64", "flat": "*fp32"}
     constants = {"SOURCE": source, "BLOCK": ELEMENTS, "WIDE": tl.float32}
     yield Build(pack_kernel, {**given, "scale": "fp32"}, constants)

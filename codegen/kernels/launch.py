@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -28,9 +28,10 @@ MOST_WIDTH = 65_536
 """Elements of a row that one program holds."""
 
 
-def jit(function: Callable[..., Any]) -> Any:
-    """A Triton kernel; where there is no Triton nobody calls it."""
-    return function if triton is None else triton.jit(function)
+def jit(function: Callable[..., Any], varying: Sequence[str] = ()) -> Any:
+    """A Triton kernel, not compiled anew for values of its `varying` parameters; where there is no
+    Triton nobody calls it."""
+    return function if triton is None else triton.jit(function, do_not_specialize=list(varying))
 
 
 def way(kernel: str, x: Tensor, width: int = 1) -> Literal["triton", "torch"]:
@@ -76,6 +77,11 @@ def wide(dtype: torch.dtype) -> Any:
     return tl.float64 if dtype is torch.float64 else tl.float32
 
 
+def element(dtype: torch.dtype) -> Any:
+    """What a pointer to such values points to, for a kernel."""
+    return getattr(tl, str(dtype).removeprefix("torch."))
+
+
 @dataclass(frozen=True, slots=True)
 class Build:
     """A kernel to be compiled without a device: types of its parameters, values of constants."""
@@ -86,6 +92,6 @@ class Build:
 
 
 __all__ = [
-    "ELEMENTS", "TAKEN", "Build", "block", "grid", "held_dtype", "jit", "programs", "tl",
+    "ELEMENTS", "TAKEN", "Build", "block", "element", "grid", "held_dtype", "jit", "programs", "tl",
     "triton", "warps", "way", "wide",
 ]  # fmt: skip

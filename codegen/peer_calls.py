@@ -1,0 +1,109 @@
+"""The ways of `codegen.together` by kernels that work on the peers' memory; None where there is
+none, or where shapes or types do not fit."""
+
+import torch
+from torch import Tensor
+
+from meshwright.codegen.comm import Comm, Traffic
+from meshwright.codegen.kernels import gather_linear as gathering
+from meshwright.codegen.kernels import linear_scatter as scattering
+from meshwright.codegen.kernels import reduce_norm as summing
+from meshwright.codegen.kernels.launch import MOST_WIDTH
+from meshwright.codegen.primitives import Part
+from meshwright.codegen.symmetric import Turn, Workspace, workspace
+from meshwright.ir.conversions import Primitive
+
+ONE_SHOT_BYTES = 256 * 1024
+"""Up to so many bytes each rank reads the summands of all; an assumption, not measured."""
+
+
+def reduce_norm(
+    comm: Comm, axis: str, summand: Tensor, residual: Tensor, gain: Tensor, bias: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, ...] | None:  # fmt: skip
+    width = summand.shape[-1]
+    if width > MOST_WIDTH or not summand.numel():
+        return None
+    found = _turn(comm, axis, summand, summand.nbytes, Primitive.ALL_REDUCE)
+    if found is None:
+        return None
+    _, turn = found
+    own = turn.view((summand.numel() // width, width), summand.dtype)
+    own.copy_(summand.reshape(own.shape))
+    turn.barrier()
+    one_shot = summand.nbytes <= ONE_SHOT_BYTES
+    if not one_shot:
+        summing.sum_rows(turn.peers, own, comm.line(axis).rank)
+        turn.barrier()
+    return summing.norm_rows(
+        turn.peers, summand.dtype, residual, gain, bias, eps, one_shot=one_shot
+    )
+
+
+def gather_linear(
+    comm: Comm, axis: str, part: Part, x: Tensor, weights: list[Tensor],
+    biases: list[Tensor | None],
+) -> tuple[Tensor, list[Tensor]] | None:  # fmt: skip
+    """The whole of x, for the backward, and the products."""
+    if not _fits(part, x):
+        return None
+    found = _turn(comm, axis, x, x.nbytes, Primitive.ALL_GATHER)
+    if found is None:
+        return None
+    space, turn = found
+    rank, inner = comm.line(axis).rank, _inner(x.shape, part.dim)
+    parts, signals = space.bring(turn, x.reshape(-1, x.shape[-1]), rank)
+    shape = list(x.shape[:-1])
+    shape[part.dim] *= len(parts)
+    made = [
+        gathering.product(parts, signals, 1, weight, bias, inner, rank).view(*shape, -1)
+        for weight, bias in zip(weights, biases, strict=True)
+    ]
+    space.brought()
+    return gathering.in_order(parts, inner).view(*shape, x.shape[-1]), made
+
+
+def linear_scatter(
+    comm: Comm, axis: str, part: Part, x: Tensor, weight: Tensor, bias: Tensor | None
+) -> Tensor | None:
+    """This rank's part of the sum of all ranks' products."""
+    ranks = comm.line(axis).size
+    if not _fits(part, x):
+        return None
+    shape = list(x.shape[:-1])
+    shape[part.dim] //= ranks
+    rows, n = torch.Size(shape).numel(), len(weight)
+    nbytes = ranks * rows * n * x.dtype.itemsize
+    found = _turn(comm, axis, x, nbytes, Primitive.REDUCE_SCATTER)
+    if found is None:
+        return None
+    _, turn = found
+    flat = x.reshape(-1, x.shape[-1]).contiguous()
+    inner, rank = _inner((*shape, n), part.dim), comm.line(axis).rank
+    scattering.product(flat, weight, bias, turn.peers, turn.peer_signals, turn.epoch, inner, rank)
+    slot = turn.view((ranks, rows, n), x.dtype)
+    return scattering.sum_parts(slot, turn.signals, turn.epoch).view(*shape, n)
+
+
+def _fits(part: Part, x: Tensor) -> bool:
+    return (
+        len(set(part.sizes)) == 1 and part.outer == 1 and part.start < 0
+        and x.dtype in gathering.DTYPES and x.numel() > 0
+    )  # fmt: skip
+
+
+def _inner(shape: tuple[int, ...], dim: int) -> int:
+    """Rows of a rank's part that lie in one run of the whole value."""
+    return torch.Size(shape[dim:-1]).numel()
+
+
+def _turn(
+    comm: Comm, axis: str, x: Tensor, nbytes: int, primitive: Primitive
+) -> tuple[Workspace, Turn] | None:
+    space = workspace(comm.line(axis), x)
+    if space is None:
+        return None
+    if comm.log is not None:
+        moved = nbytes if primitive is Primitive.REDUCE_SCATTER else x.nbytes
+        comm.log.append(Traffic(axis, primitive, moved))
+    return space, space.turn(nbytes)
