@@ -4,7 +4,7 @@ python -m benchmarks.auto_map exact [--instances 0 1 2 ...] [--seeds 20]
 python -m benchmarks.auto_map prunings [--instances 0 1 2 ...]
 python -m benchmarks.auto_map models [--profiles FOLDER] [--only GPT-2 ...] [--nodes 1 2 4 8]
 python -m benchmarks.auto_map layouts [--instances 0 1 2 ...] [--memory BYTES]
-python -m benchmarks.auto_map warm [--seeds 5]
+python -m benchmarks.auto_map warm [--seeds 3] [--only GPT-2 ...]
 
 With -o FILE each result is kept as it comes, and a run that was cut off goes on where it was.
 """
@@ -100,17 +100,19 @@ def _ms(seconds: float | None) -> str:
     return "none fits" if seconds is None else f"{1e3 * seconds:.5g}"
 
 
-def warm(rows: Rows, seeds: int) -> Iterator[Sequence[object]]:
+def warm(rows: Rows, seeds: int, only: Sequence[str] | None) -> Iterator[Sequence[object]]:
     """Decisions until a plan within 2 % of the best known was simulated, cold and warm."""
     ratios = []
     for name, case in CASES.items():
+        if only and not name.startswith(tuple(only)):
+            continue
         best = rows.once(("warm", name, "target"), target_of, case)
         found = [
             [rows.once(("warm", name, seed, w), steps_to, case, best["step_s"], seed, w)
              for seed in range(seeds)]
-            for w in ("cold", "warm")
+            for w in ("warm", "cold")
         ]  # fmt: skip
-        cold, warmed = ([row["steps"] for row in side] for side in found)
+        warmed, cold = ([row["steps"] for row in side] for side in found)
         ratios.append(median(cold) / median(warmed))
         yield name, f"{best['step_s']:.4g}", cold, warmed, f"{ratios[-1]:.1f}x"
     yield "median", "", "", "", f"{median(ratios):.1f}x"
@@ -150,7 +152,7 @@ def main() -> None:
             rows, options.profiles, options.only, options.nodes, options.machine
         ),
         "layouts": lambda: layouts(rows, options.instances, options.memory),
-        "warm": lambda: warm(rows, options.seeds),
+        "warm": lambda: warm(rows, options.seeds, options.only),
     }
     table(HEADS[options.part], asked[options.part]())
 

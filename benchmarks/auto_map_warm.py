@@ -1,10 +1,12 @@
 """How many decisions an agent needs, cold and warm, on models larger than it was trained on."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks.auto_map_models import BERT_LARGE, GPT2, Text, searched
+from benchmarks.auto_map_models import BERT_LARGE, GPT2, T5_LARGE, VGG19, searched
 from meshwright.ir.cluster import Cluster
+from meshwright.ir.graph import Graph
 from meshwright.planner.across.bound import lower_bound
 from meshwright.planner.dqn.decisions import Pruning
 from meshwright.planner.dqn.envs import DecisionEnv
@@ -23,26 +25,32 @@ STEPS, CHUNK = 3000, 8
 class Case:
     """A model and a machine."""
 
-    model: Text
+    graph: Callable[[], Graph]
     cluster: Cluster
 
     def problem(self) -> Problem:
-        return make_problem(self.model.graph(), self.cluster)
+        return make_problem(self.graph(), self.cluster)
 
 
 CASES = {
     "GPT-2, batch 64, on v100-16:2x4": Case(
-        replace(GPT2, batch=64), Cluster.preset("v100-16", num_nodes=2, devices_per_node=4)
+        replace(GPT2, batch=64).graph, Cluster.preset("v100-16", num_nodes=2, devices_per_node=4)
     ),
     "BERT-large, batch 256, on a100-40:1x8": Case(
-        BERT_LARGE, Cluster.preset("a100-40", num_nodes=1, devices_per_node=8)
+        BERT_LARGE.graph, Cluster.preset("a100-40", num_nodes=1, devices_per_node=8)
+    ),
+    "T5-large, batch 128, on v100-16:2x8": Case(
+        T5_LARGE.graph, Cluster.preset("v100-16", num_nodes=2, devices_per_node=8)
+    ),
+    "VGG-19, batch 1024, on v100-16:4x8": Case(
+        VGG19.graph, Cluster.preset("v100-16", num_nodes=4, devices_per_node=8)
     ),
 }
 
 
 def target_of(case: Case) -> dict[str, Any]:
     """The best plan of either searcher."""
-    found = [searched(case.model.graph, case.cluster, one) for one in ("ilp", "dqn")]
+    found = [searched(case.graph, case.cluster, one) for one in ("ilp", "dqn")]
     return min(found, key=lambda row: float(row["step_s"]))
 
 

@@ -6,6 +6,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
+from stable_baselines3 import PPO
 
 from benchmarks.auto_map_exact import instance, operators
 from meshwright.ir.layout import Shard
@@ -182,3 +183,11 @@ def test_radius_bounds_the_cuts() -> None:
         decisions.take(0)
     cuts = [[o.draft.ends for o in d.options if o.kind == "cut"] for d in (near, far)]
     assert set(cuts[0]) < set(cuts[1])
+
+
+def test_agents_of_other_kinds_learn_on_them() -> None:
+    """One that knows of no masks: what it may not do ends its episodes."""
+    env = gymnasium.make("meshwright/DataParallel-v0", **MADE["meshwright/DataParallel-v0"]())
+    agent = PPO("MultiInputPolicy", env, n_steps=32, batch_size=16, n_epochs=1, device="cpu")
+    agent.learn(64)
+    assert agent.num_timesteps == 64 and agent.ep_info_buffer
