@@ -17,7 +17,7 @@ import ortools
 
 from meshwright.costmodel.simulate import StageTimes
 from meshwright.ir.schedule import check_schedule
-from meshwright.planner.schedule_tools import SCHEDULES, stages_per_rank
+from meshwright.planner.schedule_tools import SCHEDULES, recomputes_early, stages_per_rank
 from meshwright.planner.space import TWINS
 from meshwright.planner.synthesis.choose import files
 from meshwright.planner.synthesis.solve import Synthesis, synthesise
@@ -92,7 +92,11 @@ def tasks() -> Iterator[tuple[str, str, Task]]:
                     yield title, cap, replace(task, capacity_bytes=rooms)
 
 
-NAMES = tuple(n for n in SCHEDULES if n not in TWINS and set(stages_per_rank(n)) & {1, 2})
+NAMES = tuple(
+    n
+    for n in SCHEDULES
+    if n not in TWINS and not recomputes_early(n) and set(stages_per_rank(n)) & {1, 2}
+)
 
 
 def row(title: str, cap: str, task: Task) -> tuple[str, float, Synthesis]:

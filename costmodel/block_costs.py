@@ -13,11 +13,13 @@ from meshwright.costmodel.compute import KeptTimes, OpTimer
 from meshwright.costmodel.keeping import Makers, Policy, kept_cost, makers_of
 from meshwright.costmodel.keys import block_key
 from meshwright.costmodel.measured_blocks import as_alone, beside, between, measured_cost
+from meshwright.costmodel.overlap import Hidden, beside_weights, can_halve, in_halves
 from meshwright.costmodel.walk import GraphFacts, Site, Walk
 from meshwright.ir.device import DeviceType
 from meshwright.ir.graph import Block
 from meshwright.ir.layout import Axis
 from meshwright.ir.plan import BlockLayout, ModelMesh
+from meshwright.ir.plan import Overlap as OverlapLevel
 from meshwright.ir.profile import BlockRecord, Profile
 
 
@@ -90,6 +92,7 @@ class BlockCosts:
         self._kept: dict[tuple[_Id, Policy], BlockCost] = {}
         self._makers: dict[_Id, Makers] = {}
         self._keys: dict[_Id, str] = {}
+        self._hidden: dict[tuple[_Kind, Spot, OverlapLevel], Hidden] = {}
         self._walks: dict[tuple[str, str, ModelMesh, bool], Walk] = {}
         self._apart: set[_Kind] = set()
         """Blocks whose replicas have nothing to do with each other while they run."""
@@ -127,6 +130,26 @@ class BlockCosts:
         if at not in self._makers:
             self._makers[at] = makers_of(self._facts, block, layout, self.site(spot), self._timer)
         return self._makers[at]
+
+    def hidden(
+        self, block: Block, layout: BlockLayout, spot: Spot, overlap: OverlapLevel
+    ) -> Hidden:
+        """What goes on beside other work if the stage asks for it."""
+        at = (*self._id(block, layout, spot), overlap)
+        if at not in self._hidden:
+            self._hidden[at] = self._overlapped(block, layout, spot, overlap)
+        return self._hidden[at]
+
+    def _overlapped(
+        self, block: Block, layout: BlockLayout, spot: Spot, overlap: OverlapLevel
+    ) -> Hidden:
+        walk = self.walk(block, layout, spot)
+        if overlap == "block" and can_halve(self._facts.graph, block, layout, spot.samples):
+            less = spot.samples // 2
+            sizes = spot.samples - less, less
+            halves = [self.walk(block, layout, replace(spot, samples=n)) for n in sizes]
+            return in_halves(walk, halves)
+        return beside_weights(walk, rows=overlap != "gradients")
 
     def key(self, block: Block, layout: BlockLayout, spot: Spot) -> str:
         """Under which a profile has the block."""

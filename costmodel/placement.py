@@ -6,6 +6,7 @@ from math import prod
 
 from meshwright.costmodel.borders import Passage, border, borders, passage
 from meshwright.costmodel.comm import Levels, collective_time
+from meshwright.costmodel.overlap import NOTHING, Hidden
 from meshwright.costmodel.tables import CostTables, Mode, Spot, StageCost
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.conversions import Primitive
@@ -32,6 +33,8 @@ class StageCosts:
     """Sent to the next stage by one rank for one micro-batch."""
     entry_bytes: int
     processes: int
+    hidden: tuple[Hidden, ...] = ()
+    """Per block, what goes on beside other work; empty if nothing does."""
 
 
 def slowdown(cluster: Cluster) -> float:
@@ -100,7 +103,28 @@ def stage_costs(tables: CostTables, plan: Plan, index: int) -> StageCosts:
         border_bytes=sent,
         entry_bytes=entered,
         processes=len(stage.devices),
+        hidden=_hidden(tables, stage, blocks, layouts, spot),
     )
+
+
+def _hidden(
+    tables: CostTables,
+    stage: Stage,
+    blocks: Sequence[Block],
+    layouts: Mapping[str, BlockLayout],
+    spot: Spot,
+) -> tuple[Hidden, ...]:
+    if stage.overlap == "none" or stage.model_size == 1:
+        return ()
+    found = tuple(
+        NOTHING
+        if stage.keeping(block)
+        else tables.blocks.hidden(block, layouts[block.pattern], spot, stage.overlap)
+        for block in blocks
+    )
+    # Where processes share cores, a collective takes them from other work that it runs beside.
+    shared = slowdown(tables.cluster) > 1.0
+    return tuple(one.unhidden() for one in found) if shared else found
 
 
 def mode_of(stage: Stage, block: Block) -> Mode:

@@ -11,6 +11,7 @@ from meshwright.costmodel.memory import training_state
 from meshwright.costmodel.offload import arriving_s, copy_s, leaving_s
 from meshwright.costmodel.optimizer import OptimizerTime, optimizer_time, temporary_bytes
 from meshwright.costmodel.overheads import overheads_of
+from meshwright.costmodel.overlap import NOTHING
 from meshwright.costmodel.placement import StageCosts
 from meshwright.costmodel.program import IDLE, Program, Step, play
 from meshwright.costmodel.stage_memory import BlockMemory, StageMemory
@@ -57,7 +58,7 @@ def stage_model(tables: CostTables, plan: Plan, index: int, costs: StageCosts) -
     key = (
         id(costs.cost), stage.zero, stage.prefetch, stage.dp, stage.mesh.get("dp_shard", 1),
         plan.optimizer, costs.spot, costs.shard_levels, costs.replicate_levels,
-        costs.border_bytes, costs.entry_bytes, costs.passage,
+        costs.border_bytes, costs.entry_bytes, costs.passage, costs.hidden,
     )  # fmt: skip
     found = tables.models.get(key)
     if found is None:
@@ -151,16 +152,23 @@ def _block_times(
     gathered = gathered_bytes(held, len(costs.blocks))
     overheads = overheads_of(costs.device)
     leaves_s, returns_s = _copy_waits(tables, costs)
+    hidden = costs.hidden or (NOTHING,) * len(costs.blocks)
+    again = [mode is True for mode in costs.modes]
     return tuple(
         BlockTimes(
-            forward_s=cost.forward_s - cost.comm_forward_s,
-            tensor_forward_s=cost.comm_forward_s,
-            again_s=cost.again_s,
-            input_s=cost.backward_input_s - cost.comm_backward_s - cost.again_s,
+            forward_s=cost.forward_s - cost.comm_forward_s + hidden[i].more_forward_s,
+            tensor_forward_s=cost.comm_forward_s - hidden[i].forward_s,
+            again_s=cost.again_s + again[i] * hidden[i].more_forward_s,
+            input_s=cost.backward_input_s
+            - cost.comm_backward_s
+            - cost.again_s
+            + hidden[i].more_backward_s,
             weight_s=cost.backward_weight_s,
             accumulate_s=cost.accumulate_s,
             split_s=cost.split_s,
-            tensor_backward_s=cost.comm_backward_s,
+            tensor_backward_s=cost.comm_backward_s
+            - hidden[i].backward_s
+            - again[i] * hidden[i].forward_s,
             gathered_bytes=gathered[i],
             overhead_s=overheads.block_of(cost.no_grad_s is not None),
             leaves_s=leaves_s[i],

@@ -80,6 +80,11 @@ def parse_schedule(name: str, rows: tuple[str, ...]) -> Schedule:
     return Schedule(name, tuple(tuple(map(parse_action, row.split())) for row in rows))
 
 
+def halves_backwards(schedule: Schedule) -> bool:
+    """Whether some backward is taken in two halves."""
+    return any(a.work is Work.BACKWARD_INPUT for row in schedule.ranks for a in row)
+
+
 def dependencies(action: Action, last_stage: int) -> tuple[Action, ...]:
     """The actions that must be over before `action` starts, besides the order of its own rank."""
     stage, microbatch = action.stage, action.microbatch

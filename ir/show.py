@@ -61,6 +61,7 @@ def render(plan: Plan) -> RenderableType:
         Text(_headline(plan), style="bold"),
         _stages(plan),
         *_saved(plan),
+        *_overlaps(plan),
     ]
     if plan.predicted:
         parts += [_times(plan.predicted), *_breakdown(plan.predicted), *_traffic(plan.predicted)]
@@ -146,6 +147,15 @@ def _stages(plan: Plan) -> Table:
         table.add_row(str(i), _blocks(stage), ranges(stage.devices), _mesh(stage), _shares(stage),
                       _zero(stage), again)  # fmt: skip
     return table
+
+
+def _overlaps(plan: Plan) -> list[RenderableType]:
+    """What goes on beside collectives of model axes, stages that say the same together."""
+    stages: dict[str, list[int]] = {}
+    for i, stage in enumerate(plan.stages):
+        if stage.overlap != "none":
+            stages.setdefault(stage.overlap, []).append(i)
+    return [Text(f"overlap, stage {ranges(tuple(own))}: {how}") for how, own in stages.items()]
 
 
 def _saved(plan: Plan) -> list[RenderableType]:

@@ -12,17 +12,19 @@ from meshwright.ir.keeping import Keeping
 from meshwright.ir.layout import balanced
 from meshwright.ir.placed import placed
 from meshwright.ir.plan import (
+    OVERLAPS,
     ClusterId,
     InputSpec,
     ModelId,
     ModelMesh,
+    Overlap,
     Plan,
     ProfileId,
     ScheduleTable,
     Stage,
     model_mesh,
 )
-from meshwright.ir.schedule import Schedule
+from meshwright.ir.schedule import Schedule, halves_backwards
 from meshwright.planner.notes import notes_of
 from meshwright.planner.pins.constraints import pinned
 from meshwright.planner.predict import predict_plan
@@ -150,6 +152,7 @@ def _stage(problem: Problem, choice: Choice, stage: StageChoice) -> Stage:
         prefetch=(stage.prefetch or _asked_prefetch(problem)) if stage.zero == 3 else 0,
         recompute=dict.fromkeys(stage.recompute, "full"),
         saved=_saved(problem, stage, blocks),
+        overlap=_asked_overlap(problem, choice, stage),
         layouts={
             layout.pattern: layout.name
             for layout in problem.layouts(stage.model, stage.variant)
@@ -196,6 +199,14 @@ def _pattern_of(name: str, blocks: Sequence[Block]) -> str:
 
 def _asked_prefetch(problem: Problem) -> int:
     return int(pinned(problem.constraints, "prefetch") or 0)
+
+
+def _asked_overlap(problem: Problem, choice: Choice, stage: StageChoice) -> Overlap:
+    """What a pin asks for, where it has an effect; else it is tried on good plans only."""
+    asked = pinned(problem.constraints, "overlap")
+    if asked is None or not stage.model or halves_backwards(choice.table()):
+        return "none"
+    return next(level for level in OVERLAPS if level == asked)
 
 
 def recomputable(graph: Graph, blocks: Sequence[Block]) -> tuple[str, ...]:

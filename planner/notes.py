@@ -12,9 +12,14 @@ def notes_of(problem: Problem, plan: Plan) -> tuple[str, ...]:
     """Sentences, most important first."""
     measured = profile_notes(problem.tables.profile, problem.cluster)
     return (
-        *_batch(problem, plan), *_whole(problem, plan), *_idle(plan), *_found(problem),
-        *measured,
+        *_overlap(plan), *_batch(problem, plan), *_whole(problem, plan), *_idle(plan),
+        *_found(problem), *measured,
     )  # fmt: skip
+
+
+def _overlap(plan: Plan) -> Iterator[str]:
+    if any(stage.overlap != "none" for stage in plan.stages):
+        yield "other work goes on beside collectives of blocks; the bound is of plans without that"
 
 
 def _batch(problem: Problem, plan: Plan) -> Iterator[str]:

@@ -20,6 +20,7 @@ from meshwright.ir.verify import check
 from meshwright.planner.across.bound import lower_bound
 from meshwright.planner.collecting import rare_collections
 from meshwright.planner.finish import BEST, CLOSE, finished
+from meshwright.planner.finishing.overlap import overlaps
 from meshwright.planner.found import Found as Found
 from meshwright.planner.found import pipelines, with_reason
 from meshwright.planner.found import simplest as simplest
@@ -76,8 +77,8 @@ def search(
     """The best plan found within the time limit for a module, or for a Graph from `trace`.
 
     Of several clusters, the plan on the best one (`rank` shows them all). `kernels`: fused ones to
-    put in where their patterns hold: `all`, names, or `auto`, those that the cost model says are
-    worth it. `profile`: what was
+    put in where their patterns hold: `all`, names, `torch`, those that are its own operators, or
+    `auto`, those that the cost model says are worth it. `profile`: what was
     measured of the cluster's machines, or the file that holds it. Ctrl-C gives the best plan so
     far. Within the limit, equal arguments give equal plans. `tensorboard`:
     the folder where a searcher that trains (`dqn`) logs how that goes.
@@ -391,6 +392,8 @@ def _bound_s(problem: Problem, found: Found) -> float:
         if recomputes_early(found.best.schedule.name):
             # It keeps one micro-batch of a stage that may recompute all others.
             return float(f"{bound_s * (1 - 1 / found.best.num_microbatches):.6g}")
+    if found.best and found.best.predicted and overlaps(found.best):
+        return float(f"{min(bound_s, found.best.predicted.step_s):.6g}")
     if found.open_s is not None and found.open_s > bound_s:
         bound_s = max(bound_s, min(found.open_s, found.least_s))
     return float(f"{bound_s:.6g}")

@@ -1,5 +1,6 @@
 """Dropout masks belong to the sample, not to the layout: the same training under every plan."""
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -34,9 +35,10 @@ def graph():
     return trace(build(), batch(0))
 
 
-def plan_for(world: int, **choice):
+def plan_for(world: int, overlap="none", **choice):
     problem = make_problem(graph(), Cluster.local(world), precision="fp64", optimizer="sgd")
-    return build_plan(problem, uniform_choice(problem, **choice), predict=False)
+    plan = build_plan(problem, uniform_choice(problem, **choice), predict=False)
+    return replace(plan, stages=tuple(replace(s, overlap=overlap) for s in plan.stages))
 
 
 def losses(plan, seed: int) -> list[float]:
@@ -59,6 +61,7 @@ def alone(seed: int = 0) -> list[float]:
         (3, {"dp_replicate": 3}),
         (2, {"dp_shard": 2, "zero": 3, "num_microbatches": 2}),
         (2, {"tp": 2}),
+        (2, {"tp": 2, "overlap": "block"}),
         (2, {"pp": 2, "num_microbatches": 4, "schedule": "zero_bubble"}),
         (4, {"pp": 2, "stage_dp": (3, 1), "num_microbatches": 2, "recompute": "full"}),
     ],

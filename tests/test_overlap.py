@@ -4,19 +4,26 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from meshwright.codegen.lower import lower
 from meshwright.codegen.products import columns, rows
+from meshwright.costmodel.overlap import _Phases, _turns
+from meshwright.costmodel.program import play
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.graph import Graph
 from meshwright.ir.plan import OVERLAPS, Plan, model_mesh
 from meshwright.ir.trace import trace
 from meshwright.ir.verify import check
 from meshwright.planner.candidates import build_plan, uniform_choice
-from meshwright.planner.problem import make_problem
+from meshwright.planner.finish import variants
+from meshwright.planner.problem import Problem, make_problem
+from meshwright.planner.search import search_problem
 from tests.codegen.test_models import split_all
 from tests.equality import check_equal
 from tests.models import CASES
+from tests.planner.problems import cluster, problem
 
 LEVELS = OVERLAPS[1:]
 
@@ -92,3 +99,74 @@ def test_rules() -> None:
     split = replace(plan.schedule, rows=("0F0 0I0 0W0 0F1 0I1 0W1",))
     found = replace(plan, schedule=split).verify(graph)
     assert [(f.rule, f.severity) for f in found] == [("overlap", "error")]
+
+
+def priced(*pins: str, devices: int = 4) -> Problem:
+    """A GPT-2 on devices whose links are slow."""
+    graph = planned("gpt2", 8, "none", tp=2)[0]
+    return problem(graph, machine(devices), constraints=("pp=1", *pins))
+
+
+def machine(devices: int) -> Cluster:
+    found = cluster(devices, slow=True)
+    return replace(found, device_types=(replace(found.device_types[0], kind="cuda"),))
+
+
+def test_each_level_hides_more() -> None:
+    asked = priced("tp=4", "num_microbatches=1")
+    plain = build_plan(asked, uniform_choice(asked, tp=4))
+    found = [plain, *variants("overlap", asked, plain)]
+    assert [plan.stages[0].overlap for plan in found] == list(OVERLAPS)
+    exposed = [
+        p.predicted.breakdown.tensor_s for p in found if p.predicted and p.predicted.breakdown
+    ]
+    assert exposed == sorted(exposed, reverse=True) and exposed[0] > exposed[1] > exposed[3]
+
+
+def test_search_takes_what_pays_and_pins_are_kept() -> None:
+    best = search_problem(priced("tp=4", "num_microbatches=1"), "ilp")
+    plain = search_problem(priced("tp=4", "num_microbatches=1", "overlap=none"), "ilp")
+    assert best.predicted and plain.predicted and plain.evidence and best.evidence
+    assert best.stages[0].overlap != "none" and plain.stages[0].overlap == "none"
+    assert best.predicted.step_s < plain.predicted.step_s
+    assert best.evidence.bound_s <= best.predicted.step_s
+    asked = search_problem(priced("tp=4", "num_microbatches=1", "overlap=linear"), "ilp")
+    assert asked.stages[0].overlap == "linear"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    forward=st.lists(st.integers(1, 9), min_size=2, max_size=6),
+    sent=st.lists(st.integers(0, 9), min_size=5, max_size=5),
+)
+def test_turns_hide_at_most_what_computes_beside(forward: list[int], sent: list[int]) -> None:
+    """No turn is shorter than the computing, than what is sent, and none longer than all in a row;
+    the price is that of the runtime's turns, taken here by hand."""
+    times = [float(f) for f in forward], [float(s) for s in sent[: len(forward) - 1]]
+    parts = [_Phases(times[0], times[0], [*times[1]], [*times[1]]) for _ in range(2)]
+    for back in (False, True):
+        took = play(tuple(_turns(parts, back=back)))[0]
+        assert took == by_hand(*times, back)
+        whole, moved = 2 * sum(times[0]), 2 * sum(times[1])
+        assert max(whole, moved) <= took <= whole + moved
+
+
+def by_hand(computed: list[float], sent: list[float], back: bool) -> float:
+    """Two halves by the clock: a half runs up to a collective, then it is the other's turn."""
+    if back:
+        computed, sent = computed[::-1], sent[::-1]
+    now = link = 0.0
+    place, arrives = [0, 0], [0.0, 0.0]
+    turn = 0
+    while any(n < len(computed) for n in place):
+        if place[turn] < len(computed):
+            now = max(now, arrives[turn])
+            while place[turn] < len(computed):
+                now += computed[place[turn]]
+                place[turn] += 1
+                after = sent[place[turn] - 1] if place[turn] <= len(sent) else 0.0
+                if after:
+                    link = arrives[turn] = max(link, now) + after
+                    break
+        turn = 1 - turn
+    return now

@@ -74,6 +74,7 @@ def _described(plan: Plan, index: int) -> dict[str, str]:
         "zero": f"{stage.zero}, {stage.prefetch} ahead" if stage.prefetch else str(stage.zero),
         "recompute": _keys(stage.recompute) or "-",
         "saved": _saved(stage) or "-",
+        "overlap": "-" if stage.overlap == "none" else stage.overlap,
     }
 
 

@@ -1,7 +1,7 @@
 """The text form of constraints: `[stage K | block GLOB] NAME RELATION VALUE`, and a few phrases.
 
 tp=2   tp<=4   pp in 1,2,4   num_microbatches>=8   stage 0 zero=3   block h.* recompute=full
-block h.3 on stage 1   block h.3 starts stage 1   block h.* layout=h.* tp2
+overlap=block   block h.3 on stage 1   block h.3 starts stage 1   block h.* layout=h.* tp2
 stage 0 devices 0-3,8   stage 0 mesh dp_shard=2,tp=2   stage 0 shares 3,1
 stage 0 device_type=v100-32   place h.*.attn tp=R   place *.c_fc.weight tp=S(1)
 memory<=60GB   step<=1.2s
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from meshwright.ir.device import parse_quantity
 from meshwright.ir.errors import PlanError
 from meshwright.ir.layout import Shard, parse_placement
-from meshwright.ir.plan import MODEL_AXES
+from meshwright.ir.plan import MODEL_AXES, OVERLAPS
 from meshwright.planner.pins.decisions import (
     EVERYWHERE,
     NUMBERS,
@@ -138,7 +138,8 @@ def _value(text: str, name: str, value: str) -> Value:
             legal = "0, 1, 2 or 3" if name == "zero" else f"a whole number from {least}"
             raise PlanError(f"constraint {text}: {name} must be {legal}")
         return int(value)
-    words = {"schedule": (*SCHEDULES, MADE), "recompute": RECOMPUTE, "saved": SAVED}.get(name, ())
+    words = {"schedule": (*SCHEDULES, MADE), "recompute": RECOMPUTE, "saved": SAVED,
+             "overlap": OVERLAPS}.get(name, ())  # fmt: skip
     if words and value not in words:
         raise PlanError(f"constraint {text}: nearest legal value is {near(value, words)!r}")
     return value

@@ -12,8 +12,8 @@ STAGE_SIZES = ("dp", "dp_replicate", "dp_shard", "model", *MODEL_AXES)
 """Sizes of a stage; `dp` is replicas in all, `model` the ranks of one replica."""
 NUMBERS = ("pp", "num_microbatches", *STAGE_SIZES, "zero", "prefetch")
 """`prefetch` of 1 or more asks for zero 3 everywhere: elsewhere there is nothing to fetch."""
-WORDS = ("schedule", "recompute", "saved", "layout", "device_type")
-OF_ALL = ("pp", "num_microbatches", "schedule", "saved")
+WORDS = ("schedule", "recompute", "saved", "overlap", "layout", "device_type")
+OF_ALL = ("pp", "num_microbatches", "schedule", "saved", "overlap")
 """Decisions of the whole plan; all others may be pinned for one stage or for some blocks."""
 OF_BLOCKS = ("layout",)
 """Decisions that only blocks have."""

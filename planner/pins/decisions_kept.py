@@ -101,6 +101,8 @@ def _admits(pin: Pin, stage: Stage, blocks: tuple[Block, ...]) -> bool:
             return pin.admits("full" if "full" in stage.recompute.values() else "none")
         case "layout":
             return all(pin.admits(stage.layouts.get(block.pattern, "")) for block in named)
+        case "overlap":
+            return stage.model_size == 1 or pin.admits(stage.overlap)
         case "prefetch":
             asked = pin.value not in (0, (0,)) and pin.relation in ("=", ">=", "in")
             return pin.admits(stage.prefetch) and (stage.zero == 3 or not asked)

@@ -7,7 +7,7 @@ from meshwright.costmodel.estimate import Estimate, estimate_all
 from meshwright.costmodel.placement import step_cores
 from meshwright.ir.errors import Infeasible
 from meshwright.ir.plan import Plan, RankMemory, ScheduleTable
-from meshwright.ir.schedule import Schedule
+from meshwright.ir.schedule import Schedule, halves_backwards
 from meshwright.planner.notes import notes_of
 from meshwright.planner.pins.constraints import allowed
 from meshwright.planner.predict import excess_bytes, predict_plan
@@ -101,6 +101,9 @@ def with_schedule(problem: Problem, plan: Plan, schedule: Schedule) -> Plan:
     table = ScheduleTable(name=MADE, rows=tuple(str(schedule).splitlines()))
     asked = tuple(map(str, problem.constraints))
     plan = replace(plan, schedule=table, constraints=asked)
+    if halves_backwards(schedule):  # then nothing of a backward can be beside another
+        stages = tuple(replace(stage, overlap="none") for stage in plan.stages)
+        plan = replace(plan, stages=stages)
     plan = replace(plan, notes=notes_of(problem, plan))
     return replace(plan, predicted=predict_plan(problem, plan))
 

@@ -1,0 +1,271 @@
+"""What `Stage.overlap` hides of a block's collectives, and what working in halves costs.
+
+It follows `codegen.products` and `codegen.halves`: the same patterns, phases and turns, played with
+the collectives of model axes on a channel of their own.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+
+from meshwright.costmodel.compute import OpTime, op_time
+from meshwright.costmodel.op_classes import op_name
+from meshwright.costmodel.program import IDLE, NO_SLOWDOWN, Do, Overlap, Step, play, run
+from meshwright.costmodel.walk import Move, Walk
+from meshwright.costmodel.walk import Step as Priced
+from meshwright.ir.conversions import COMMUNICATES, Primitive
+from meshwright.ir.graph import Block, Graph, Kind
+from meshwright.ir.layout import Shard, parse_placement
+from meshwright.ir.plan import BlockLayout
+
+_PRODUCTS = frozenset({"linear", "addmm", "mm"})
+_INPUT = {"addmm": 1}
+"""Where a product's input stands among its tensors, if not first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """Of one block and micro-batch."""
+
+    forward_s: float = 0.0
+    """Of its collectives."""
+    backward_s: float = 0.0
+    more_forward_s: float = 0.0
+    """Computing that is only there because of the halves."""
+    more_backward_s: float = 0.0
+
+    def unhidden(self) -> "Hidden":
+        """The same where nothing hides."""
+        return replace(
+            self, forward_s=min(0.0, self.forward_s), backward_s=min(0.0, self.backward_s)
+        )
+
+
+NOTHING = Hidden()
+
+
+def beside_weights(walk: Walk, rows: bool) -> Hidden:
+    """Sums of gradients beside those of weights; with `rows`, halves of row-parallel products."""
+    forward_s = backward_s = 0.0
+    for index, move in enumerate(walk.trail):
+        if not isinstance(move, Move) or move.size == 1:
+            continue
+        if users := _columns(walk, index, move):
+            weights_s = sum(_time(walk, step).backward_weight_s for step in users)
+            sent_s = walk.site.primitive_s(move.conversion.backward, move.nbytes, move.axis)
+            steps = [_start(0, sent_s), run(weights_s, ""), _wait(0)]
+            backward_s += sent_s + weights_s - play(steps, IDLE, _slowing(walk, move))[0]
+        elif rows and (maker := _row(walk, index, move)):
+            half_s = _time(walk, maker).forward_s / 2
+            sent_s = walk.site.primitive_s(Primitive.ALL_REDUCE, move.nbytes // 2, move.axis)
+            steps = [run(half_s, ""), _start(0, sent_s), run(half_s, ""), _start(1, sent_s),
+                     _wait(1)]  # fmt: skip
+            whole_s = walk.site.primitive_s(Primitive.ALL_REDUCE, move.nbytes, move.axis)
+            forward_s += 2 * half_s + whole_s - play(steps, IDLE, _slowing(walk, move))[0]
+    return Hidden(max(0.0, forward_s), max(0.0, backward_s))
+
+
+def _columns(walk: Walk, index: int, move: Move) -> list[Priced]:
+    """The products that read a moved value, if nothing else does, and its gradient is sent."""
+    if move.conversion.backward not in COMMUNICATES or not _trained(walk, move.name):
+        return []
+    users = [step for step in walk.trail[index + 1 :] if _reads(step, move)]
+    found = [step for step in users if isinstance(step, Priced) and _is_product(step, move.name)]
+    return found if len(found) == len(users) else []
+
+
+def _row(walk: Walk, index: int, move: Move) -> Priced | None:
+    """The product whose result is summed, if its gradient is not."""
+    conversion = move.conversion
+    if conversion.forward is not Primitive.ALL_REDUCE:
+        return None
+    if conversion.backward is not Primitive.IDENTITY:
+        return None
+    makers = [s for s in walk.trail[:index] if isinstance(s, Priced) and move.name in s.op.outputs]
+    return makers[0] if makers and op_name(makers[0].op.target) in _PRODUCTS else None
+
+
+def _reads(step: Priced | Move, move: Move) -> bool:
+    if isinstance(step, Move):
+        return step.name == move.name and step.conversion.source == move.conversion.target != (
+            move.conversion.source
+        )
+    strategy = step.strategies.get(move.axis)
+    if strategy is None:
+        return False
+    wanted = zip(step.op.inputs, strategy.inputs, strict=False)
+    return any(n == move.name and p == move.conversion.target for n, p in wanted)
+
+
+def _is_product(step: Priced, name: str) -> bool:
+    kind = op_name(step.op.target)
+    return kind in _PRODUCTS and step.op.inputs[_INPUT.get(kind, 0)] == name
+
+
+def _time(walk: Walk, step: Priced) -> OpTime:
+    return op_time(step.local, walk.site.device, walk.timer)
+
+
+def _trained(walk: Walk, name: str) -> bool:
+    return walk.facts.graph.tensors[name].requires_grad
+
+
+def _start(job: int, seconds: float) -> Step:
+    return Step(Do.START, seconds, job, "tensor")
+
+
+def _wait(job: int) -> Step:
+    return Step(Do.WAIT, 0.0, job, "tensor")
+
+
+def _slowing(walk: Walk, *moves: Move) -> Overlap:
+    """By how much computing and the links of the moves' axes slow each other down."""
+    links = [level.link for move in moves for level in walk.site.levels[move.axis]]
+    if not links:
+        return NO_SLOWDOWN
+    return Overlap(
+        max(link.overlap_compute_slowdown for link in links),
+        max(link.overlap_comm_slowdown for link in links),
+    )
+
+
+# Halves.
+
+
+@dataclass(slots=True)
+class _Phases:
+    """Seconds of each phase of a half, and of the collectives after it."""
+
+    forward: list[float]
+    backward: list[float]
+    sent: list[float]
+    sent_back: list[float]
+    dispatch_s: float = 0.0
+    dispatch_back_s: float = 0.0
+
+
+def can_halve(graph: Graph, block: Block, layout: BlockLayout, samples: int) -> bool:
+    """As `codegen.piped` decides."""
+    names = [op.target.split(".")[1] for op in graph.block_ops(block)]
+    mixes = any(
+        "batch_norm" in name or (name.endswith("_") and not name.endswith("__")) for name in names
+    )
+    apart = all(_samples_apart(placed, needed=True) for placed in layout.outputs)
+    apart = apart and all(_samples_apart(placed, needed=False) for placed in layout.inputs)
+    return samples > 1 and apart and not mixes
+
+
+def _samples_apart(placed: dict[str, str], *, needed: bool) -> bool:
+    found = {axis: parse_placement(text) for axis, text in placed.items()}
+    data = found.pop("dp", None)
+    if not isinstance(data, Shard):
+        return not needed
+    dims = [p.dim for p in found.values() if isinstance(p, Shard)]
+    return data.outer == 1 and data.dim not in dims
+
+
+def in_halves(walk: Walk, halves: Sequence[Walk]) -> Hidden:
+    """The block on two halves of its samples, against the whole."""
+    whole, parts = _phases(walk), [_phases(half) for half in halves]
+    moves = [move for move in walk.trail if isinstance(move, Move) and not _of_params(walk, move)]
+    slowing = _slowing(walk, *moves)
+    forward_s = play(tuple(_turns(parts, back=False)), IDLE, slowing)[0]
+    backward_s = play(tuple(_turns(parts[::-1], back=True)), IDLE, slowing)[0]
+    computing = [sum(sum(p.forward) for p in parts), sum(sum(p.backward) for p in parts)]
+    dispatch = [sum(p.dispatch_s for p in parts), sum(p.dispatch_back_s for p in parts)]
+    before = [max(sum(whole.forward), whole.dispatch_s),
+              max(sum(whole.backward), whole.dispatch_back_s)]  # fmt: skip
+    return Hidden(
+        sum(whole.sent) - (forward_s - computing[0]),
+        sum(whole.sent_back) - (backward_s - computing[1]),
+        max(computing[0], dispatch[0]) - before[0],
+        max(computing[1], dispatch[1]) - before[1],
+    )
+
+
+def _of_params(walk: Walk, move: Move) -> bool:
+    return walk.facts.graph.tensors[move.name].kind in (Kind.PARAMETER, Kind.BUFFER)
+
+
+def _phases(walk: Walk) -> _Phases:
+    found = _Phases([], [], [], [])
+    base: dict[str, int] = {}
+    moved: dict[tuple[str, str, object], int] = {}
+    for entry in walk.trail:
+        if isinstance(entry, Move):
+            _place_move(walk, entry, base, moved, found)
+        else:
+            _place_op(walk, entry, base, moved, found)
+    return found
+
+
+def _place_move(
+    walk: Walk,
+    move: Move,
+    base: dict[str, int],
+    moved: dict[tuple[str, str, object], int],
+    found: _Phases,
+) -> None:
+    sends = not COMMUNICATES.isdisjoint((move.conversion.forward, move.conversion.backward))
+    if not sends or _of_params(walk, move):
+        return
+    source = max([base.get(move.name, 0), *(n for key, n in moved.items() if key[0] == move.name
+                                            and key[1] != move.axis)])  # fmt: skip
+    moved[move.name, move.axis, move.conversion.target] = source + 1
+    price = walk.site.primitive_s
+    _at(found.sent, source, price(move.conversion.forward, move.nbytes, move.axis))
+    if _trained(walk, move.name):
+        _at(found.sent_back, source, price(move.conversion.backward, move.nbytes, move.axis))
+
+
+def _place_op(
+    walk: Walk,
+    step: Priced,
+    base: dict[str, int],
+    moved: dict[tuple[str, str, object], int],
+    found: _Phases,
+) -> None:
+    phase = 0
+    for index, name in enumerate(step.op.inputs):
+        phase = max(phase, base.get(name, 0))
+        for axis, strategy in step.strategies.items():
+            if index < len(strategy.inputs):
+                phase = max(phase, moved.get((name, axis, strategy.inputs[index]), 0))
+    base.update(dict.fromkeys(step.op.outputs, phase))
+    time = _time(walk, step)
+    _at(found.forward, phase, time.forward_s)
+    _at(found.backward, phase, time.backward_input_s + time.backward_weight_s)
+    found.dispatch_s += time.forward_dispatch_s
+    found.dispatch_back_s += time.input_dispatch_s + time.weight_dispatch_s
+
+
+def _at(seconds: list[float], phase: int, more_s: float) -> None:
+    seconds.extend([0.0] * (phase + 1 - len(seconds)))
+    seconds[phase] += more_s
+
+
+def _turns(parts: Sequence[_Phases], *, back: bool) -> Iterator[Step]:
+    """Both halves, each as far as its next collective, in turn."""
+    left = [_half(part, 1000 * n, back) for n, part in enumerate(parts)]
+    while left:
+        for half in list(left):
+            turn = next(half, None)
+            if turn is None:
+                left.remove(half)
+            else:
+                yield from turn
+
+
+def _half(part: _Phases, job: int, back: bool) -> Iterator[list[Step]]:
+    computed, sent = (part.backward, part.sent_back) if back else (part.forward, part.sent)
+    phases = list(zip_longest(computed, sent, fillvalue=0.0))
+    steps: list[Step] = []
+    for number, (seconds, sent_s) in enumerate(phases[::-1] if back else phases, job):
+        if not back:
+            steps.append(run(seconds, ""))
+        if sent_s:
+            yield [*steps, _start(number, sent_s)]
+            steps = [_wait(number)]
+        if back:
+            steps.append(run(seconds, ""))
+    yield steps
