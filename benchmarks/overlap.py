@@ -36,7 +36,7 @@ from meshwright.runtime.job import compile as compile_job
 from tests.codegen.test_models import split_all
 from tests.spawn import run_ranks
 
-BATCH, SEQUENCE, MICROBATCHES, RANKS = 8, 32, 1, 2
+BATCH, SEQUENCE, MICROBATCHES, RANKS = 8, 128, 1, 2
 
 
 class SlowLine:
@@ -91,7 +91,7 @@ class SlowLine:
 def build() -> nn.Module:
     torch.manual_seed(0)
     return GPT2LMHeadModel(GPT2Config(
-        vocab_size=512, n_positions=SEQUENCE, n_embd=2048, n_layer=2, n_head=16, resid_pdrop=0.0,
+        vocab_size=512, n_positions=SEQUENCE, n_embd=1280, n_layer=2, n_head=10, resid_pdrop=0.0,
         embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0, use_cache=False,
     )).train()  # fmt: skip
 
