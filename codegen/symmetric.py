@@ -67,12 +67,9 @@ class Workspace:
         if nbytes > self.half:
             self._make(nbytes)
         self.epoch += 1
-        size, start = self.group.size(), self.epoch % 2 * self.half
-        own = self.buffer[start : start + self.half]
-        signals = self.buffer[2 * self.half :].view(torch.int32)[:size]
-        return Turn(
-            self.handle, own, self.bases + start, signals, self.bases + 2 * self.half, self.epoch
-        )
+        half = self.epoch % 2
+        own = self.buffer[half * self.half : (half + 1) * self.half]
+        return Turn(self.handle, own, self.halves[half], self.signals, self.halves[2], self.epoch)
 
     def bring(self, turn: Turn, x: Tensor, rank: int) -> tuple[Tensor, Tensor]:
         """All ranks' x, which comes while others compute, and a signal for each that has come."""
@@ -104,7 +101,10 @@ class Workspace:
         size = 2 * self.half + _SIGNALS
         self.buffer, self.handle = torch_private.symmetric(size, self.device, self.group)
         self.buffer.zero_()
-        self.bases = torch.tensor(self.handle.buffer_ptrs, dtype=torch.int64, device=self.device)
+        self.signals = self.buffer[2 * self.half :].view(torch.int32)[: self.group.size()]
+        bases = torch.tensor(self.handle.buffer_ptrs, dtype=torch.int64, device=self.device)
+        self.halves = [bases + at * self.half for at in range(3)]
+        """Where on each rank the halves and the signals begin."""
         self.handle.barrier()
 
 

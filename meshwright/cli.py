@@ -65,7 +65,10 @@ def search_command(
         float | None, typer.Option(help="gradients are clipped to this global norm")
     ] = None,
     kernels: Annotated[
-        str, typer.Option(help="fused kernels to put in: none, all, auto (if they pay) or names")
+        str,
+        typer.Option(
+            help="fused kernels to put in: none, torch (its own), auto (if they pay), all or names"
+        ),
     ] = "none",
     searcher: str = "auto",
     constraint: Annotated[

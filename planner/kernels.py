@@ -12,15 +12,19 @@ from meshwright.ir.fuse import Wins
 from meshwright.ir.fusions import KERNELS, TRACED, check_kernels
 from meshwright.ir.graph import Kind, Op, Tensor
 
-NONE, ALL, AUTO = "none", "all", "auto"
+NONE, TORCH, ALL, AUTO = "none", "torch", "all", "auto"
+TORCHS_OWN = ("gelu",)
+"""What they put in is an operator of torch itself, which every device has a kernel for."""
 
 
 def asked_kernels(given: str | Sequence[str]) -> tuple[str, ...]:
-    """Names of kernels from `none`, `all`, `auto` or a list; PlanError for an unknown one.
+    """Names of kernels from `none`, `torch`, `all`, `auto` or a list; PlanError for an unknown one.
 
-    `auto` has those only that have a price."""
+    `torch` has those that are torch's own operators, `auto` those that have a price."""
     if isinstance(given, str):
-        given = {NONE: (), ALL: KERNELS, AUTO: TRACED}.get(given, tuple(given.split(",")))
+        given = {NONE: (), TORCH: TORCHS_OWN, ALL: KERNELS, AUTO: TRACED}.get(
+            given, tuple(given.split(","))
+        )
     return check_kernels(tuple(name.strip() for name in given))
 
 

@@ -7,11 +7,12 @@ import pytest
 
 import meshwright as mw
 from meshwright.ir.errors import PlanError
-from meshwright.ir.fusions import KERNELS
+from meshwright.ir.fusions import KERNELS, PLACED
 from meshwright.ir.graph import Fusion, Graph, Missed
 from meshwright.planner.candidates import build_plan, uniform_choice
 from meshwright.planner.inside.layouts import solve_layouts
 from meshwright.planner.inside.regime import usual
+from meshwright.planner.kernels import asked_kernels
 from meshwright.planner.problem import make_problem
 from tests.codegen.test_inside_models import QUICK
 from tests.equality import check_equal
@@ -113,6 +114,14 @@ def test_only_what_pays_on_a_device():
     assert gpu.places == 8 and not gpu.missed
     assert norms.places == 0 and sum(m.places for m in norms.missed) == 8
     assert all(f"times as long on {device.name}" in miss.why for miss in norms.missed)
+
+
+def test_names_of_several_kernels():
+    """Those that only a plan's layout decides have no price: `auto` leaves them out."""
+    asked = {name: asked_kernels(name) for name in ("none", "torch", "auto", "all", "swiglu, gelu")}
+    assert asked["none"] == () and asked["torch"] == ("gelu",)
+    assert asked["all"] == KERNELS and set(KERNELS) - set(asked["auto"]) == set(PLACED)
+    assert asked["swiglu, gelu"] == ("gelu", "swiglu")
 
 
 def test_a_plan_that_declined_kernels_is_obeyed():

@@ -163,7 +163,7 @@ def test_by_triton_as_by_torch() -> None:
     pytest.importorskip("triton")
     ran = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "tests.codegen.kernels.test_joint_calls"],
-        env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True,
+        env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=900,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr[-3000:]
     found = json.loads(ran.stdout)

@@ -113,7 +113,7 @@ def interpreted() -> dict[str, list[float]]:
     pytest.importorskip("triton")
     ran = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "tests.codegen.kernels.test_peers"],
-        env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True,
+        env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=900,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr[-3000:]
     found: dict[str, list[float]] = json.loads(ran.stdout)
