@@ -123,6 +123,19 @@ def test_each_level_hides_more() -> None:
     assert exposed == sorted(exposed, reverse=True) and exposed[0] > exposed[1] > exposed[3]
 
 
+def test_halves_of_backwards_give_way() -> None:
+    """Under zero bubble nothing can be beside a whole backward: 1F1B stands in."""
+    graph = planned("gpt2", 8, "none", tp=2)[0]
+    asked = problem(graph, machine(4))
+    choice = uniform_choice(asked, pp=2, tp=2, num_microbatches=4, schedule="zero_bubble")
+    found = list(variants("overlap", asked, build_plan(asked, choice)))
+    assert [(p.schedule.name, p.stages[0].overlap) for p in found] == [
+        ("one_f_one_b", level) for level in LEVELS
+    ]
+    for plan in found:
+        check(plan, asked.graph, asked.cluster)
+
+
 def test_search_takes_what_pays_and_pins_are_kept() -> None:
     best = search_problem(priced("tp=4", "num_microbatches=1"), "ilp")
     plain = search_problem(priced("tp=4", "num_microbatches=1", "overlap=none"), "ilp")
