@@ -6,8 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.auto_map_exact import Instance, Learned, instance, learned, operators
+from benchmarks.auto_map_models import MIXTRAL
 from benchmarks.auto_map_rows import Rows
 from benchmarks.auto_map_warm import CASES, Case
+from meshwright.ir.cluster import Cluster
 from meshwright.planner.across.bound import lower_bound
 from meshwright.planner.dqn.decisions import Pruning
 from meshwright.planner.dqn.envs import DecisionEnv
@@ -29,7 +31,12 @@ TIGHT = 0.6
 """Of what whole parameters with their state take: the memory where its limit is tried."""
 DECISIONS = 500
 """Of each pipeline agent."""
-PIPELINE_CASES = ("GPT-2", "BERT-large")
+MIXTRAL_ON_H200 = Case(MIXTRAL.graph, Cluster.preset("h200", num_nodes=2, devices_per_node=8))
+CHOSEN = {
+    **{name: case for name, case in CASES.items() if name.startswith(("GPT-2", "BERT-large"))},
+    "Mixtral, batch 128, on h200:2x8": MIXTRAL_ON_H200,
+}
+"""The last has more parameters than most groups of its devices hold."""
 HEADS = ("case", "pruning", "decisions", "states", "simulated", "of these too large", "CPU s",
          "step above the best")  # fmt: skip
 
@@ -46,9 +53,7 @@ def prunings(rows: Rows, instances: Sequence[int]) -> Iterator[Sequence[object]]
                 if memory == "little" or pruning.memory
             }
             yield from _compared(f"{number}, {memory} memory", found)
-    for name, case in CASES.items():
-        if not name.startswith(PIPELINE_CASES):
-            continue
+    for name, case in CHOSEN.items():
         yield from _compared(name, {
             off: rows.once(("prunings", name, off), _pipelines, case, pruning)
             for off, pruning in PIPELINES.items()
