@@ -1,12 +1,13 @@
 """What a run of a searcher has seen, and which of it is the best plan."""
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from meshwright.ir.plan import Improvement, Plan
 from meshwright.ir.verify import check
 from meshwright.planner.offers import tie
 from meshwright.planner.problem import Problem
-from meshwright.planner.why import name_of
+from meshwright.planner.why import kind_of, name_of
 
 
 @dataclass
@@ -29,6 +30,10 @@ class Found:
     """The plan that exceeds memory by the least."""
     kinds: dict[str, tuple[tuple[float, ...], int, Plan]] = field(default_factory=dict)
     """Best of each kind: value, excess memory, plan."""
+    pipelines: dict[tuple[str, int, bool], tuple[tuple[float, ...], int, Plan]] = field(
+        default_factory=dict
+    )
+    """The same of pipelines, for each order of stages: schedules are made for given orders."""
     lean: dict["_Machinery", tuple[tuple[float, ...], Plan]] = field(default_factory=dict)
     """Of the plans that fit, the best with each amount of machinery."""
     improved: list[Improvement] = field(default_factory=list)
@@ -38,6 +43,14 @@ class Found:
         held = self.lean.get(_machinery(plan))
         if held is None or value < held[0]:
             self.lean[_machinery(plan)] = value, plan
+
+    def note(self, value: tuple[float, ...], excess_bytes: int, plan: Plan) -> None:
+        """Notes a plan, whether it fits or not."""
+        entry = value, excess_bytes, plan
+        kind = kind_of(plan)
+        _keep_better(self.kinds, kind, entry)
+        if len(plan.schedule.rows) > 1:
+            _keep_better(self.pipelines, (kind, *_order(plan)), entry)
 
 
 def simplest(problem: Problem, found: Found) -> Plan:
@@ -79,6 +92,21 @@ def _machinery(plan: Plan) -> _Machinery:
 
 
 def pipelines(found: Found) -> list[Plan]:
-    """The best of each kind, best first."""
-    ranked = sorted(found.kinds.values(), key=lambda entry: (entry[1], entry[0]))
-    return [plan for _, _, plan in ranked if len(plan.schedule.rows) > 1]
+    """The best of each kind and order of stages, best first."""
+    ranked = sorted(found.pipelines.values(), key=lambda entry: (entry[1], entry[0]))
+    return [plan for _, _, plan in ranked]
+
+
+def _order(plan: Plan) -> tuple[int, bool]:
+    """Stages on a pipeline rank, and whether the last stage is on the first one's devices (a V)."""
+    return len(plan.stages) // len(plan.schedule.rows), (
+        plan.stages[0].devices == plan.stages[-1].devices
+    )
+
+
+_Entry = tuple[tuple[float, ...], int, Plan]
+
+
+def _keep_better(held: dict[Any, _Entry], key: Any, entry: _Entry) -> None:
+    if key not in held or (entry[1], *entry[0]) < (held[key][1], *held[key][0]):
+        held[key] = entry

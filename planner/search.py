@@ -282,10 +282,7 @@ def _take(problem: Problem, offer: Offer, found: Found) -> None:
         return
     excess = excess_bytes(problem, plan)
     value = _value(problem, plan)
-    kind = kind_of(plan)
-    held = found.kinds.get(kind)
-    if held is None or (excess, *value) < (held[1], *held[0]):
-        found.kinds[kind] = (value, excess, plan)
+    found.note(value, excess, plan)
     if excess:
         found.infeasible += 1
         if found.least_excess is None or excess < found.least_excess[0]:
@@ -319,7 +316,7 @@ def _with_any_schedule(problem: Problem) -> Problem:
 def _all_made(problem: Problem, found: Found, deadline: float) -> Found:
     """The best pipelines with schedules made for them, and nothing else."""
     made = replace(found, best=None, value=(), exhausted=False, least_excess=None)
-    made.kinds, made.lean, made.improved = {}, {}, []
+    made.kinds, made.pipelines, made.lean, made.improved = {}, {}, {}, []
     made.least_s, made.open_s = float("inf"), None
     for plan in pipelines(found)[:PIPELINES]:
         if made.best is None or time.monotonic() < deadline:

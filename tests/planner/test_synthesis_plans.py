@@ -12,6 +12,7 @@ from meshwright.ir.schedule import Work
 from meshwright.ir.trace import trace
 from meshwright.ir.verify import check
 from meshwright.planner.candidates import build_plan, uniform_choice
+from meshwright.planner.found import Found, pipelines
 from meshwright.planner.predict import excess_bytes
 from meshwright.planner.problem import Problem, make_problem
 from meshwright.planner.schedule_tools import MADE, SCHEDULES, stages_per_rank
@@ -19,6 +20,7 @@ from meshwright.planner.search import search_problem
 from meshwright.planner.synthesis.choose import synthesised, with_schedule
 from meshwright.planner.synthesis.solve import synthesise
 from meshwright.planner.synthesis.task import Task
+from meshwright.planner.why import kind_of
 from tests.equality import check_equal
 from tests.models import CASES
 from tests.planner.problems import cluster, mlp, problem
@@ -127,3 +129,19 @@ def test_a_list_of_schedules_is_not_narrowed() -> None:
     pins = ("schedule in dapple_pa,gpipe", "pp=2", "num_microbatches=4")
     plan = search_problem(problem(mlp(4), cluster(2), constraints=pins), "exhaustive")
     assert plan.schedule.name == "dapple_pa"  # better than GPipe, and a twin of 1F1B
+
+
+def test_pipelines_of_every_order_of_stages_are_kept_for_the_solver() -> None:
+    """The slower V of the same kind may be the better one once a schedule is made for it."""
+    asked = problem(mlp(8), cluster(2))
+    made = [
+        build_plan(asked, uniform_choice(asked, pp=2, cuts=cuts, num_microbatches=4, schedule=name))
+        for cuts, name in (((2, 4, 6), "zbv"), ((2, 4, 6), "interleaved"), ((4,), "one_f_one_b"))
+    ]
+    found = Found()
+    for number, plan in enumerate(made):
+        found.note((float(number),), 0, plan)
+        found.note((float(number + 10),), 0, plan)  # a worse one changes nothing
+    assert [plan.schedule.name for plan in pipelines(found)] == [p.schedule.name for p in made]
+    assert len(found.kinds) == 1
+    assert found.pipelines[kind_of(made[0]), 2, True][0] == (0.0,)
