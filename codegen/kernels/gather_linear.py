@@ -46,6 +46,24 @@ def whole_row(row, rank, ranks, inner):
 
 
 @jit
+def product_tile(
+    left, row, weight, bias, column, rows, n, k,
+    BIASED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """The sums of products of rows that `left` points to with rows of the weight [n, k]."""
+    right = weight + tl.cast(column[None, :], tl.int64) * k
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for start in range(0, k, DEPTH):
+        deep = start + tl.arange(0, DEPTH)
+        a = tl.load(left + deep[None, :], (row[:, None] < rows) & (deep[None, :] < k), 0.0)
+        b = tl.load(right + deep[:, None], (column[None, :] < n) & (deep[:, None] < k), 0.0)
+        total = tl.dot(a, b, total, input_precision="ieee")
+    if BIASED:
+        total += tl.load(bias + column, column < n, 0.0).to(tl.float32)[None, :]
+    return total
+
+
+@jit
 def product_kernel(
     parts, signals, epoch, weight, bias, out, rows, inner, ranks, first, n, k,
     BIASED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
@@ -58,15 +76,9 @@ def product_kernel(
         row = (at // tl.cdiv(n, COLUMNS)) * ROWS + tl.arange(0, ROWS)
         column = (at % tl.cdiv(n, COLUMNS)) * COLUMNS + tl.arange(0, COLUMNS)
         left = parts + (tl.cast(rank, tl.int64) * rows + row[:, None]) * k
-        right = weight + tl.cast(column[None, :], tl.int64) * k
-        total = tl.zeros([ROWS, COLUMNS], tl.float32)
-        for start in range(0, k, DEPTH):
-            deep = start + tl.arange(0, DEPTH)
-            a = tl.load(left + deep[None, :], (row[:, None] < rows) & (deep[None, :] < k), 0.0)
-            b = tl.load(right + deep[:, None], (column[None, :] < n) & (deep[:, None] < k), 0.0)
-            total = tl.dot(a, b, total, input_precision="ieee")
-        if BIASED:
-            total += tl.load(bias + column, column < n, 0.0).to(tl.float32)[None, :]
+        total = product_tile(
+            left, row, weight, bias, column, rows, n, k, BIASED, ROWS, COLUMNS, DEPTH
+        )
         to = tl.cast(whole_row(row, rank, ranks, inner), tl.int64)[:, None] * n + column[None, :]
         inside = (row[:, None] < rows) & (column[None, :] < n)
         tl.store(out + to, total.to(out.dtype.element_ty), inside)

@@ -16,6 +16,7 @@ from torch import Tensor
 from meshwright.codegen.kernels.gather_linear import (
     EDGE,
     processors,
+    product_tile,
     tile,
     wait,
     whole_row,
@@ -46,15 +47,9 @@ def product_kernel(
         row = (at // tl.cdiv(n, COLUMNS)) * ROWS + tl.arange(0, ROWS)
         column = (at % tl.cdiv(n, COLUMNS)) * COLUMNS + tl.arange(0, COLUMNS)
         left = x + tl.cast(whole_row(row, rank, ranks, inner), tl.int64)[:, None] * k
-        right = weight + tl.cast(column[None, :], tl.int64) * k
-        total = tl.zeros([ROWS, COLUMNS], tl.float32)
-        for start in range(0, k, DEPTH):
-            deep = start + tl.arange(0, DEPTH)
-            a = tl.load(left + deep[None, :], (row[:, None] < rows) & (deep[None, :] < k), 0.0)
-            b = tl.load(right + deep[:, None], (column[None, :] < n) & (deep[:, None] < k), 0.0)
-            total = tl.dot(a, b, total, input_precision="ieee")
-        if BIASED:
-            total += tl.load(bias + column, column < n, 0.0).to(tl.float32)[None, :]
+        total = product_tile(
+            left, row, weight, bias, column, rows, n, k, BIASED, ROWS, COLUMNS, DEPTH
+        )
         slot = tl.load(slots + rank).to(tl.pointer_type(ELEMENT))
         to = (tl.cast(own, tl.int64) * rows + row[:, None]) * n + column[None, :]
         inside = (row[:, None] < rows) & (column[None, :] < n)
