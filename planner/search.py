@@ -218,8 +218,8 @@ def search_problem(
     if found.best is None:
         if not found.exhausted:
             raise Infeasible(
-                f"no plan that fits was found in {time_limit_s:g} s ({found.candidates} looked at);"
-                " raise time_limit_s or pin decisions, such as tp=1"
+                f"no plan that fits and meets the pins was found ({found.candidates} looked at, "
+                f"time limit {time_limit_s:g} s); raise time_limit_s or pin decisions, such as tp=1"
             )
         # What is left of the constraints may be too much for the searcher that fits all of them.
         raise explain(

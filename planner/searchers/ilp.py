@@ -18,6 +18,7 @@ from meshwright.ir.plan import Plan
 from meshwright.planner.across.choice_space import Choices
 from meshwright.planner.across.frame_search import MESHES, Finalist, FrameSearch
 from meshwright.planner.across.leaf_bound import LeafBound
+from meshwright.planner.across.pinned_meshes import pinned_choices
 from meshwright.planner.across.plain import plain_choices
 from meshwright.planner.across.refine import neighbours, other_schedules, treated
 from meshwright.planner.across.relaxation import Bound, Frame, Relaxation, frames
@@ -94,6 +95,7 @@ class _Search:
                 candidates=0, pruned={"memory": len(self.bounds) - len(finite)}, bound_s=least
             )
             self.bounds = finite
+        yield from self._pinned()
         if self.timed:
             yield from self._first()
             yield from self._fastest()
@@ -106,6 +108,11 @@ class _Search:
         yield from self._close()
 
     # Finalists ------------------------------------------------------------------------------------
+
+    def _pinned(self) -> Iterator[Offer]:
+        """Stages on the meshes that pins say: small steps from there change the rest."""
+        for choice in pinned_choices(self.problem):
+            yield from self._offer(choice)
 
     def _first(self) -> Iterator[Offer]:
         """The most promising plain choice of some frames that are quickly simulated: something good
