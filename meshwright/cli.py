@@ -7,7 +7,7 @@ Exit codes: 0 done; 1 a failure while running; 2 wrong usage; 3 no plan meets th
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -24,6 +24,9 @@ from meshwright.ir import plan_io
 from meshwright.ir.errors import Infeasible, MeshwrightError, MismatchError
 from meshwright.ir.show import render
 from meshwright.targets import load_cluster, load_target
+
+if TYPE_CHECKING:
+    from meshwright.planner.ranking import Ranking
 
 app = typer.Typer(
     help="Find the fastest way to train a PyTorch model on a cluster, look at it, run it.",
@@ -44,50 +47,51 @@ def _print_json(content: dict[str, Any]) -> None:
     out.print_json(json.dumps(content))
 
 
+PLAN_FILE = Path("plan.json")
+Clusters = Annotated[
+    list[str],
+    typer.Option(
+        "--cluster", "-c",
+        help="local:4, h100-sxm:8x8 or cluster.yaml; repeatable: then the best is chosen",
+    ),
+]  # fmt: skip
+Clip = Annotated[float | None, typer.Option(help="gradients are clipped to this global norm")]
+Kernels = Annotated[
+    str,
+    typer.Option(
+        help="fused kernels to put in: none, torch (its own), auto (if they pay), all or names"
+    ),
+]
+Pins = Annotated[
+    list[str] | None,
+    typer.Option("--pin", help="such as tp=2, 'stage 0 devices 0-3' or 'step<=1.2s'; repeatable"),
+]
+Objective = Annotated[
+    str, typer.Option(help="throughput, memory, cheapest (needs prices) or batch")
+]
+Measured = Annotated[
+    Path | None, typer.Option(help="what `meshwright profile` measured of the machines")
+]
+Logs = Annotated[Path | None, typer.Option(help="where `--searcher dqn` logs its training")]
+
+
 @app.command("search", epilog=example("search"))
 def search_command(
     target: TargetArgument,
-    cluster: Annotated[
-        list[str],
-        typer.Option(
-            "--cluster",
-            "-c",
-            help="local:4, h100-sxm:8x8 or cluster.yaml; repeatable: then the best is chosen",
-        ),
-    ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="where the plan goes")] = Path(
-        "plan.json"
-    ),
+    cluster: Clusters,
+    output: Annotated[Path, typer.Option("--output", "-o", help="where the plan goes")] = PLAN_FILE,
     global_batch_size: Annotated[int | None, typer.Option("--global-batch", "-b")] = None,
     optimizer: str = "adamw",
     precision: str = "bf16",
-    max_grad_norm: Annotated[
-        float | None, typer.Option(help="gradients are clipped to this global norm")
-    ] = None,
-    kernels: Annotated[
-        str,
-        typer.Option(
-            help="fused kernels to put in: none, torch (its own), auto (if they pay), all or names"
-        ),
-    ] = "none",
+    max_grad_norm: Clip = None,
+    kernels: Kernels = "none",
     searcher: str = "auto",
-    constraint: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--pin", help="such as tp=2, 'stage 0 devices 0-3' or 'step<=1.2s'; repeatable"
-        ),
-    ] = None,
-    objective: Annotated[
-        str, typer.Option(help="throughput, memory, cheapest (needs prices) or batch")
-    ] = "throughput",
+    constraint: Pins = None,
+    objective: Objective = "throughput",
     time_limit_s: Annotated[float, typer.Option("--time-limit")] = 60.0,
     seed: int = 0,
-    profile: Annotated[
-        Path | None, typer.Option(help="what `meshwright profile` measured of the machines")
-    ] = None,
-    tensorboard: Annotated[
-        Path | None, typer.Option(help="where `--searcher dqn` logs its training")
-    ] = None,
+    profile: Measured = None,
+    tensorboard: Logs = None,
     as_json: Json = False,
 ) -> None:
     """Search a plan and write it."""
@@ -113,16 +117,20 @@ def search_command(
         profile=profile,
         tensorboard=tensorboard,
     )
+    plan_io.save(ranking.best, output)
+    _print_found(ranking, output, several=len(cluster) > 1, as_json=as_json)
+
+
+def _print_found(ranking: "Ranking", output: Path, *, several: bool, as_json: bool) -> None:
     plan = ranking.best
-    plan_io.save(plan, output)
     if as_json:
-        clusters = {"clusters": ranking.rows()} if len(cluster) > 1 else {}
+        clusters = {"clusters": ranking.rows()} if several else {}
         _print_json(json.loads(plan_io.dumps(plan)) | clusters)
-    else:
-        if len(cluster) > 1:
-            out.print(ranking.table())
-        out.print(render(plan))
-        out.print(f"wrote {output} ({plan.hash[:12]})")
+        return
+    if several:
+        out.print(ranking.table())
+    out.print(render(plan))
+    out.print(f"wrote {output} ({plan.hash[:12]})")
 
 
 @app.command(epilog=example("show"))

@@ -95,13 +95,14 @@ class _Search:
                 candidates=0, pruned={"memory": len(self.bounds) - len(finite)}, bound_s=least
             )
             self.bounds = finite
-        yield from self._pinned()
         if self.timed:
             yield from self._first()
             yield from self._fastest()
             yield from self._other_kinds()
             yield from self._plain()
             yield from self._rescheduled()
+        if np.isinf(self.state.best_s):
+            yield from self._pinned()
         if np.isinf(self.state.best_s) or not self.timed:
             yield from self._smallest()
         yield from self._polish_best()
@@ -110,8 +111,11 @@ class _Search:
     # Finalists ------------------------------------------------------------------------------------
 
     def _pinned(self) -> Iterator[Offer]:
-        """Stages on the meshes that pins say: small steps from there change the rest."""
-        for choice in pinned_choices(self.problem):
+        """Where nothing has met the pins: stages on the meshes that these say, the most promising
+        first. Small steps from there change the rest."""
+        found = [(self.leaf.seconds(choice), number, choice)
+                 for number, choice in enumerate(pinned_choices(self.problem))]  # fmt: skip
+        for _, _, choice in sorted(found, key=lambda item: item[:2])[:PLAIN]:
             yield from self._offer(choice)
 
     def _first(self) -> Iterator[Offer]:

@@ -46,6 +46,17 @@ def test_lopsided_meshes_are_found(pins: tuple[str, ...]) -> None:
         assert (second.mesh["tp"], second.mesh["dp_shard"]) == (2, 3) and len(first.devices) == 2
 
 
+def test_meshes_that_no_other_way_of_the_search_leads_to() -> None:
+    pins = (
+        "pp=4",
+        "stage 0 mesh dp_replicate=4",
+        "stage 3 mesh dp_replicate=2",
+        "stage 1 mesh tp=1",
+    )
+    plan = search_problem(problem(mlp(12), cluster(8), constraints=pins))
+    assert [stage.dp for stage in plan.stages] == [4, 1, 1, 2]
+
+
 def test_nothing_is_offered_without_such_pins_or_without_devices() -> None:
     assert not list(pinned_choices(problem(mlp(6), cluster(8))))
     pins = ("pp=2", "stage 0 mesh dp_replicate=6", "stage 1 mesh dp_replicate=6")
