@@ -1,7 +1,6 @@
 """Builds the calls of kernels that take over an op with the collective beside it."""
 
 from collections.abc import Callable, Iterator, Mapping
-from importlib import import_module
 from operator import getitem
 from typing import TYPE_CHECKING, cast
 
@@ -14,8 +13,8 @@ from meshwright.ir.conversions import Primitive
 from meshwright.ir.graph import Block, Op
 from meshwright.ir.layout import Layout, Shard, Strategy
 from meshwright.ir.nesting import local_split
-from meshwright.ir.placed import JOINT, used
-from meshwright.ir.placed.spots import Spot, spots
+from meshwright.ir.placed import joint_spots
+from meshwright.ir.placed.spots import Spot
 
 if TYPE_CHECKING:
     from meshwright.codegen.builder import Builder
@@ -26,13 +25,7 @@ Strategies = Callable[[Op], Mapping[str, Strategy]]
 
 def spots_of(at: "Where", block: Block) -> dict[str, tuple[str, Spot]]:
     """`Op.key` -> kernel and spot, of what the plan's kernels take over in a block."""
-    found: dict[str, tuple[str, Spot]] = {}
-    for kernel in sorted(used(at.plan) & JOINT):
-        look = import_module(f"meshwright.ir.placed.{kernel}").look
-        for spot in spots(at.plan, at.graph, at.stage, block, look):
-            if not spot.why:
-                found[spot.op.key] = kernel, spot
-    return found
+    return joint_spots(at.plan, at.graph, at.stage, block)
 
 
 def skipped(found: Mapping[str, tuple[str, Spot]]) -> frozenset[str]:

@@ -8,13 +8,10 @@ from meshwright.codegen.comm import Comm, Traffic
 from meshwright.codegen.kernels import gather_linear as gathering
 from meshwright.codegen.kernels import linear_scatter as scattering
 from meshwright.codegen.kernels import reduce_norm as summing
-from meshwright.codegen.kernels.launch import MOST_WIDTH
 from meshwright.codegen.primitives import Part
 from meshwright.codegen.symmetric import Turn, Workspace, workspace
 from meshwright.ir.conversions import Primitive
-
-ONE_SHOT_BYTES = 256 * 1024
-"""Up to so many bytes each rank reads the summands of all; an assumption, not measured."""
+from meshwright.ir.placed import peers
 
 
 def reduce_norm(
@@ -22,7 +19,7 @@ def reduce_norm(
     eps: float,
 ) -> tuple[Tensor, ...] | None:  # fmt: skip
     width = summand.shape[-1]
-    if width > MOST_WIDTH or not summand.numel():
+    if width > peers.MOST_WIDTH or not summand.numel():
         return None
     found = _turn(comm, axis, summand, summand.nbytes, Primitive.ALL_REDUCE)
     if found is None:
@@ -31,7 +28,7 @@ def reduce_norm(
     own = turn.view((summand.numel() // width, width), summand.dtype)
     own.copy_(summand.reshape(own.shape))
     turn.barrier()
-    one_shot = summand.nbytes <= ONE_SHOT_BYTES
+    one_shot = summand.nbytes <= peers.ONE_SHOT_BYTES
     if not one_shot:
         summing.sum_rows(turn.peers, own, comm.line(axis).rank)
         turn.barrier()

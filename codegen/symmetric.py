@@ -17,8 +17,8 @@ from torch import Tensor
 from meshwright.codegen.kernels.launch import triton
 from meshwright.codegen.line import GroupLine, Line
 from meshwright.ir import torch_private
+from meshwright.ir.placed.peers import MOST_RANKS
 
-MOST_RANKS = 8
 _ALIGNED = 256
 _SIGNALS = 4 * MOST_RANKS
 

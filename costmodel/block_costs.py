@@ -10,6 +10,7 @@ from pydantic import RootModel
 from meshwright.costmodel.block import BlockCost, summary, walk_block
 from meshwright.costmodel.comm import Levels
 from meshwright.costmodel.compute import KeptTimes, OpTimer
+from meshwright.costmodel.joint import Price, prices
 from meshwright.costmodel.keeping import Makers, Policy, kept_cost, makers_of
 from meshwright.costmodel.keys import block_key
 from meshwright.costmodel.measured_blocks import as_alone, beside, between, measured_cost
@@ -18,6 +19,7 @@ from meshwright.costmodel.walk import GraphFacts, Site, Walk
 from meshwright.ir.device import DeviceType
 from meshwright.ir.graph import Block
 from meshwright.ir.layout import Axis
+from meshwright.ir.placed.spots import Laid
 from meshwright.ir.plan import BlockLayout, ModelMesh
 from meshwright.ir.plan import Overlap as OverlapLevel
 from meshwright.ir.profile import BlockRecord, Profile
@@ -96,6 +98,7 @@ class BlockCosts:
         self._walks: dict[tuple[str, str, ModelMesh, bool], Walk] = {}
         self._apart: set[_Kind] = set()
         """Blocks whose replicas have nothing to do with each other while they run."""
+        self._joint: dict[_Id, dict[tuple[str, str], Price]] = {}
         self._layout_keys: dict[int, tuple[BlockLayout, str]] = {}
         blocks = profile.blocks.values() if profile else ()
         self._samples = sorted({(record.tp, record.samples) for record in blocks})
@@ -152,6 +155,16 @@ class BlockCosts:
         return beside_weights(walk, rows=overlap != "gradients")
 
     def key(self, block: Block, layout: BlockLayout, spot: Spot) -> str:
+    def joint(
+        self, block: Block, layout: BlockLayout, spot: Spot
+    ) -> Mapping[tuple[str, str], Price]:
+        """(kernel, `Op.key`) -> price of a call that takes over an op with its collective."""
+        at = self._id(block, layout, spot)
+        if at not in self._joint:
+            laid = Laid(self._facts.graph, block, layout, self.site(spot).axes)
+            self._joint[at] = prices(self.walk(block, layout, spot), laid)
+        return self._joint[at]
+
         """Under which a profile has the block."""
         at = self._id(block, layout, spot)
         if at not in self._keys:

@@ -31,8 +31,10 @@ class Hidden:
     """Of its collectives."""
     backward_s: float = 0.0
     more_forward_s: float = 0.0
-    """Computing that is only there because of the halves."""
+    """Computing that is only there because of the halves; below 0 what kernels save of it."""
     more_backward_s: float = 0.0
+    uncertain_s: float = 0.0
+    """Seconds times relative error, of what kernels save."""
 
     def unhidden(self) -> "Hidden":
         """The same where nothing hides."""
@@ -54,14 +56,14 @@ def beside_weights(walk: Walk, rows: bool) -> Hidden:
             weights_s = sum(_time(walk, step).backward_weight_s for step in users)
             sent_s = walk.site.primitive_s(move.conversion.backward, move.nbytes, move.axis)
             steps = [_start(0, sent_s), run(weights_s, ""), _wait(0)]
-            backward_s += sent_s + weights_s - play(steps, IDLE, _slowing(walk, move))[0]
+            backward_s += sent_s + weights_s - play(steps, IDLE, slowing(walk, move))[0]
         elif rows and (maker := _row(walk, index, move)):
             half_s = _time(walk, maker).forward_s / 2
             sent_s = walk.site.primitive_s(Primitive.ALL_REDUCE, move.nbytes // 2, move.axis)
             steps = [run(half_s, ""), _start(0, sent_s), run(half_s, ""), _start(1, sent_s),
                      _wait(1)]  # fmt: skip
             whole_s = walk.site.primitive_s(Primitive.ALL_REDUCE, move.nbytes, move.axis)
-            forward_s += 2 * half_s + whole_s - play(steps, IDLE, _slowing(walk, move))[0]
+            forward_s += 2 * half_s + whole_s - play(steps, IDLE, slowing(walk, move))[0]
     return Hidden(max(0.0, forward_s), max(0.0, backward_s))
 
 
@@ -118,7 +120,7 @@ def _wait(job: int) -> Step:
     return Step(Do.WAIT, 0.0, job, "tensor")
 
 
-def _slowing(walk: Walk, *moves: Move) -> Overlap:
+def slowing(walk: Walk, *moves: Move) -> Overlap:
     """By how much computing and the links of the moves' axes slow each other down."""
     links = [level.link for move in moves for level in walk.site.levels[move.axis]]
     if not links:
@@ -168,9 +170,9 @@ def in_halves(walk: Walk, halves: Sequence[Walk]) -> Hidden:
     """The block on two halves of its samples, against the whole."""
     whole, parts = _phases(walk), [_phases(half) for half in halves]
     moves = [move for move in walk.trail if isinstance(move, Move) and not _of_params(walk, move)]
-    slowing = _slowing(walk, *moves)
-    forward_s = play(tuple(_turns(parts, back=False)), IDLE, slowing)[0]
-    backward_s = play(tuple(_turns(parts[::-1], back=True)), IDLE, slowing)[0]
+    slow = slowing(walk, *moves)
+    forward_s = play(tuple(_turns(parts, back=False)), IDLE, slow)[0]
+    backward_s = play(tuple(_turns(parts[::-1], back=True)), IDLE, slow)[0]
     computing = [sum(sum(p.forward) for p in parts), sum(sum(p.backward) for p in parts)]
     dispatch = [sum(p.dispatch_s for p in parts), sum(p.dispatch_back_s for p in parts)]
     before = [max(sum(whole.forward), whole.dispatch_s),

@@ -6,6 +6,7 @@ from math import prod
 
 from meshwright.costmodel.borders import Passage, border, borders, passage
 from meshwright.costmodel.comm import Levels, collective_time
+from meshwright.costmodel.fused import packs_at_once, saved_by_kernels
 from meshwright.costmodel.overlap import NOTHING, Hidden
 from meshwright.costmodel.tables import CostTables, Mode, Spot, StageCost
 from meshwright.ir.cluster import Cluster
@@ -34,7 +35,9 @@ class StageCosts:
     entry_bytes: int
     processes: int
     hidden: tuple[Hidden, ...] = ()
-    """Per block, what goes on beside other work; empty if nothing does."""
+    """Per block, what goes on beside other work, or kernels save; empty if nothing does."""
+    packs: bool = False
+    """Whether a kernel packs buckets."""
 
 
 def slowdown(cluster: Cluster) -> float:
@@ -81,7 +84,7 @@ def stage_costs(tables: CostTables, plan: Plan, index: int) -> StageCosts:
     stage = plan.stages[index]
     first, last = tables.block_index[stage.first], tables.block_index[stage.last]
     blocks = tables.graph.blocks[first : last + 1]
-    layouts = _layouts(plan, stage)
+    layouts = layouts_of(plan, stage)
     modes = tuple(mode_of(stage, block) for block in blocks)
     candidates = [(tables.stage(blocks, layouts, modes, s), s) for s in spots(tables, stage)]
     cost, spot = max(candidates, key=lambda c: c[0].forward_s + c[0].backward_s)
@@ -103,7 +106,9 @@ def stage_costs(tables: CostTables, plan: Plan, index: int) -> StageCosts:
         border_bytes=sent,
         entry_bytes=entered,
         processes=len(stage.devices),
-        hidden=_hidden(tables, stage, blocks, layouts, spot),
+        hidden=_hidden(tables, stage, blocks, layouts, spot)
+        or saved_by_kernels(tables, plan, index, blocks, layouts, spot),
+        packs=packs_at_once(tables, plan, index),
     )
 
 
@@ -133,7 +138,7 @@ def mode_of(stage: Stage, block: Block) -> Mode:
     return tuple(sorted(policy.items())) if policy else stage.recomputes(block)
 
 
-def _layouts(plan: Plan, stage: Stage) -> Mapping[str, BlockLayout]:
+def layouts_of(plan: Plan, stage: Stage) -> Mapping[str, BlockLayout]:
     named = {layout.name: layout for layout in plan.layouts}
     return {pattern: named[name] for pattern, name in stage.layouts.items()}
 

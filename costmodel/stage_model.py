@@ -59,6 +59,7 @@ def stage_model(tables: CostTables, plan: Plan, index: int, costs: StageCosts) -
         id(costs.cost), stage.zero, stage.prefetch, stage.dp, stage.mesh.get("dp_shard", 1),
         plan.optimizer, costs.spot, costs.shard_levels, costs.replicate_levels,
         costs.border_bytes, costs.entry_bytes, costs.passage, costs.hidden,
+        costs.packs,
     )  # fmt: skip
     found = tables.models.get(key)
     if found is None:
@@ -82,7 +83,9 @@ def _make(tables: CostTables, optimizer: str, stage: Stage, costs: StageCosts) -
         clip_s=clip_time(costs.device, *own),
         publish=actions.publish,
         memory=_memory(tables, optimizer, costs, held, sync),
-        uncertain_s=costs.cost.uncertain_s + costs.passage.uncertain_s,
+        uncertain_s=costs.cost.uncertain_s
+        + costs.passage.uncertain_s
+        + sum(one.uncertain_s for one in costs.hidden),
     )
 
 
@@ -91,7 +94,7 @@ def _actions(tables: CostTables, sync: Sync, device: str) -> _Actions:
     key = (
         device, sync.zero, sync.prefetch, sync.shard, sync.blocks, sync.buckets, sync.prelude_s,
         sync.dp, sync.shard_levels, sync.replicate_levels, sync.passage_forward_s,
-        sync.passage_backward_s, sync.tensor_overlapped,
+        sync.passage_backward_s, sync.tensor_overlapped, sync.packs,
     )  # fmt: skip
     found = tables.models.get(key)
     if found is None:
@@ -143,6 +146,7 @@ def _sync(tables: CostTables, stage: Stage, costs: StageCosts, held: tuple[Held,
         dp=costs.spot.dp_levels, shard_levels=costs.shard_levels,
         replicate_levels=costs.replicate_levels, overheads=overheads_of(costs.device),
         passage_forward_s=costs.passage.forward_s, passage_backward_s=costs.passage.backward_s,
+        packs=costs.packs,
     )  # fmt: skip
 
 

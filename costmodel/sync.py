@@ -113,6 +113,8 @@ class Sync:
     passage_backward_s: float = 0.0
     tensor_overlapped: bool = False
     """Collectives of tensor parallelism beside the computing of their block."""
+    packs: bool = False
+    """A kernel packs buckets: nobody clears them before."""
 
     @cached_property
     def trained_bytes(self) -> int:
@@ -227,8 +229,12 @@ class Sync:
         if self.zero >= 2:  # add up what has come of the bucket before the last
             yield Step(Do.WAIT_SCATTER, 0.0, SCATTER, "gradients")
             yield run(overheads.copy_s(3 * n / self.shard), "gradients")
-        yield run(overheads.copy_s(3 * n), "gradients")  # zeros, then every shard in its place
+        yield run(overheads.copy_s(self._packed(n)), "gradients")
         yield Step(Do.START, seconds, SCATTER, "gradients")
+
+    def _packed(self, nbytes: float) -> float:
+        """Bytes that move for it: zeros, unless a kernel packs, then every shard in its place."""
+        return (2 if self.packs else 3) * nbytes
 
     def finish(self, summed: Sequence[tuple[int, Levels]]) -> Iterator[Step]:
         """From the end of the schedule to complete gradients; tied parameters left out.
@@ -254,7 +260,7 @@ class Sync:
         for bucket in self.buckets:
             n = bucket.nbytes
             if self.zero in (1, 2):
-                yield run(self.overheads.copy_s(3 * n / self.shard), "gather")
+                yield run(self.overheads.copy_s(self._packed(n / self.shard)), "gather")
                 seconds = collective_time(Primitive.ALL_GATHER, n, self.shard_levels)
                 yield talk(seconds, "gather")
                 yield run(self.overheads.copy_s(2 * n), "gather")

@@ -39,6 +39,8 @@ def fuse(
     in as they were when it was made, whatever their price is now.
     """
     names = check_kernels([k.kernel if isinstance(k, Fusion) else k for k in kernels])
+    priced = {k.kernel for k in kernels if isinstance(k, Fusion) and k.priced}
+    priced |= set(names) if wins else set()
     patterns = {name: _pattern(name) for name in names if name in TRACED}
     decide = _decide(raw, [k for k in kernels if isinstance(k, Fusion)], wins)
     found = {
@@ -46,7 +48,8 @@ def fuse(
         for name in sorted(patterns, key=lambda name: len(getattr(patterns[name], "AFTER", ())))
     }
     # The places of the others are known once there is a plan.
-    return raw, tuple(found.get(name, Fusion(name, 0)) for name in names)
+    made = (found.get(name, Fusion(name, 0)) for name in names)
+    return raw, tuple(replace(fusion, priced=fusion.kernel in priced) for fusion in made)
 
 
 def _decide(raw: Raw, made: Sequence[Fusion], wins: Wins | None) -> Decide:

@@ -144,6 +144,8 @@ class Fusion:
     places: int
     """In the model; 0 if its pattern is nowhere."""
     missed: tuple[Missed, ...] = ()
+    priced: bool = False
+    """Whether it is only put in where the cost model says that it is worth it."""
 
 
 @dataclass(frozen=True)

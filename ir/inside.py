@@ -74,7 +74,7 @@ def kept_apart(
         return {}
     name = op.target.rpartition(".")[0]
     if name == "meshwright.experts":
-        copies = _copies(ranks, inputs[1].shape[-1])
+        copies = copies_of(ranks, inputs[1].shape[-1])
         return {i: ceil(inputs[i].nbytes * copies / ranks) for i in range(3)}
     placed = strategy.inputs[0]
     if _INSIDE[name] is not _windowed or not isinstance(placed, Shard):
@@ -128,7 +128,7 @@ def _experts(
         return ()
     if strategy.inputs[0].dim != 0 or strategy.inputs[3].dim != 0:
         return ()
-    copies = _copies(ranks, index.shape[-1])
+    copies = copies_of(ranks, index.shape[-1])
     tokens, scales, indices = (ceil(o.nbytes * copies) for o in (hidden, weights, index))
     move = Primitive.ALL_TO_ALL
     return (
@@ -141,7 +141,7 @@ def _experts(
     )
 
 
-def _copies(ranks: int, picked: int) -> float:
+def copies_of(ranks: int, picked: int) -> float:
     """To how many ranks a token goes that picks so many experts, on average."""
     return ranks * (1 - (1 - 1 / ranks) ** picked)
 

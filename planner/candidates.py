@@ -10,7 +10,6 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Block, Graph
 from meshwright.ir.keeping import Keeping
 from meshwright.ir.layout import balanced
-from meshwright.ir.placed import placed
 from meshwright.ir.plan import (
     OVERLAPS,
     ClusterId,
@@ -27,6 +26,7 @@ from meshwright.ir.plan import (
 from meshwright.ir.schedule import Schedule, halves_backwards
 from meshwright.planner.notes import notes_of
 from meshwright.planner.pins.constraints import pinned
+from meshwright.planner.placed_kernels import put_in
 from meshwright.planner.predict import predict_plan
 from meshwright.planner.problem import Problem
 from meshwright.planner.saved_modes import pinned_policy, policy_of
@@ -105,7 +105,7 @@ def build_plan(problem: Problem, choice: Choice, *, predict: bool = True) -> Pla
         layouts=tuple(layout for kind in kinds for layout in problem.layouts(*kind)),
         profile=profile_id(problem),
     )
-    plan = replace(plan, notes=notes_of(problem, plan), kernels=placed(plan, problem.graph))
+    plan = replace(plan, notes=notes_of(problem, plan), kernels=put_in(problem, plan))
     return replace(plan, predicted=predict_plan(problem, plan)) if predict else plan
 
 

@@ -9,7 +9,7 @@ from meshwright.costmodel.op_classes import COMPUTE, classify
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.device import DeviceType, OpClass
 from meshwright.ir.fuse import Wins
-from meshwright.ir.fusions import KERNELS, TRACED, check_kernels
+from meshwright.ir.fusions import KERNELS, check_kernels
 from meshwright.ir.graph import Kind, Op, Tensor
 
 NONE, TORCH, ALL, AUTO = "none", "torch", "all", "auto"
@@ -20,9 +20,9 @@ TORCHS_OWN = ("gelu",)
 def asked_kernels(given: str | Sequence[str]) -> tuple[str, ...]:
     """Names of kernels from `none`, `torch`, `all`, `auto` or a list; PlanError for an unknown one.
 
-    `torch` has those that are torch's own operators, `auto` those that have a price."""
+    `torch` has those that are torch's own operators, `auto` all: their price decides."""
     if isinstance(given, str):
-        given = {NONE: (), TORCH: TORCHS_OWN, ALL: KERNELS, AUTO: TRACED}.get(
+        given = {NONE: (), TORCH: TORCHS_OWN, ALL: KERNELS, AUTO: KERNELS}.get(
             given, tuple(given.split(","))
         )
     return check_kernels(tuple(name.strip() for name in given))

@@ -10,7 +10,9 @@ from typing import Any
 
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.errors import Infeasible, PlanError
+from meshwright.ir.fusions import PLACED
 from meshwright.ir.graph import Graph
+from meshwright.ir.placed import used
 from meshwright.ir.plan import Evidence, Improvement, Plan
 from meshwright.ir.plan_io import rehash
 from meshwright.ir.profile import Profile
@@ -389,7 +391,8 @@ def _bound_s(problem: Problem, found: Found) -> float:
         if recomputes_early(found.best.schedule.name):
             # It keeps one micro-batch of a stage that may recompute all others.
             return float(f"{bound_s * (1 - 1 / found.best.num_microbatches):.6g}")
-    if found.best and found.best.predicted and overlaps(found.best):
+    beside = found.best and (overlaps(found.best) or used(found.best) & set(PLACED))
+    if found.best and found.best.predicted and beside:
         return float(f"{min(bound_s, found.best.predicted.step_s):.6g}")
     if found.open_s is not None and found.open_s > bound_s:
         bound_s = max(bound_s, min(found.open_s, found.least_s))

@@ -11,7 +11,7 @@ from torch import Tensor
 from meshwright.codegen.comm import Comm
 from meshwright.codegen.program import StageProgram
 from meshwright.ir.graph import Graph
-from meshwright.ir.placed import used
+from meshwright.ir.placed import used_at
 from meshwright.ir.plan import Plan
 from meshwright.runtime.gradsync.base import GradientSync, Held, Lines
 from meshwright.runtime.groups import Groups, make_groups
@@ -86,7 +86,7 @@ def build_rank(
         coordinates = {axis: lines[index].coordinates[axis] for axis in sizes}
         axes = {"dp": lines[index].dp, **lines[index].model}
         comm = Comm(axes, sizes, coordinates, seed, device)
-        comm.meter, comm.stage, comm.kernels = recorder, index, used(plan)
+        comm.meter, comm.stage, comm.kernels = recorder, index, used_at(plan, index)
         sync = _sync(plan, program, tensors[index], lines[index])
         stages[index] = StageModule(
             program, comm, tensors[index], sync, AUTOCAST[plan.precision], stage.prefetch
@@ -119,7 +119,8 @@ def _lines(plan: Plan, index: int, rank: int, groups: Groups, recorder: Recorder
     )
     return Lines(
         index, dp, shard, replicate, dict(zip(dict(stage.model), model, strict=True)),
-        stage.coordinates(rank), stage.mesh.get("dp_shard", 1), recorder, used(plan),
+        stage.coordinates(rank), stage.mesh.get("dp_shard", 1), recorder,
+        used_at(plan, index),
     )  # fmt: skip
 
 

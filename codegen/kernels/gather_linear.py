@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from meshwright.codegen.kernels.launch import Build, held_dtype, jit, tl, triton
+from meshwright.ir.placed import peers
 
 EDGE = 128
 """Rows and columns that a program makes at a time."""
 DEEP_BYTES = 128
 """Of each operand's rows, that it holds at a time: three such steps fit into shared memory."""
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+DTYPES = tuple(getattr(torch, name) for name in peers.DTYPES)
 
 
 def reference(parts: Tensor, weight: Tensor, bias: Tensor | None, inner: int) -> Tensor:

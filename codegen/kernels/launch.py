@@ -10,6 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from meshwright.ir.placed.peers import MOST_WIDTH
+
 # Triton asks to be told; products and sums of one expression may be one instruction.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 try:
@@ -24,8 +26,6 @@ TAKEN: Counter[tuple[str, str]] = Counter()
 """(kernel, way) -> calls in this process."""
 ELEMENTS = 1024
 """That one program takes where each stands for itself."""
-MOST_WIDTH = 65_536
-"""Elements of a row that one program holds."""
 
 
 def jit(function: Callable[..., Any], varying: Sequence[str] = ()) -> Any:

@@ -15,7 +15,8 @@ from meshwright.ir.errors import PlanError
 _FOLDER = Path(__file__).parents[1] / "placed"
 TRACED = tuple(sorted({module.name for module in pkgutil.iter_modules(__path__)} - {"flow"}))
 """Kernels that are put in while a model is traced."""
-PLACED = tuple(sorted({m.name for m in pkgutil.iter_modules([str(_FOLDER)])} - {"found", "spots"}))
+_SHARED = {"found", "peers", "spots"}
+PLACED = tuple(sorted({m.name for m in pkgutil.iter_modules([str(_FOLDER)])} - _SHARED))
 """Those whose places a plan's layout decides (`ir.placed`)."""
 KERNELS = tuple(sorted({*TRACED, *PLACED}))
 """Names that plans and searches know."""

@@ -10,34 +10,68 @@ from collections import Counter
 from dataclasses import replace
 
 from meshwright.ir.fusions import PLACED
-from meshwright.ir.graph import Fusion, Graph, Missed
-from meshwright.ir.placed.found import Found
+from meshwright.ir.graph import Block, Fusion, Graph, Missed
+from meshwright.ir.placed.found import Found, Worth
+from meshwright.ir.placed.spots import Spot, spots
 from meshwright.ir.plan import Plan
 
 JOINT = frozenset({"gather_linear", "linear_scatter", "reduce_norm"})
 """Those that take over an op with the collective beside it: emitted code has one call for both."""
 
 
-def placed(plan: Plan, graph: Graph) -> tuple[Fusion, ...]:
-    """The plan's kernels with the places of those that follow from its layout."""
+def placed(plan: Plan, graph: Graph, worth: Worth | None = None) -> tuple[Fusion, ...]:
+    """The plan's kernels with the places of those that follow from its layout; with `worth`, only
+    the places that are."""
     return tuple(
-        _placed(fusion, plan, graph) if fusion.kernel in PLACED else fusion
+        _placed(fusion, plan, graph, worth) if fusion.kernel in PLACED else fusion
         for fusion in plan.kernels
     )
 
 
-def _placed(fusion: Fusion, plan: Plan, graph: Graph) -> Fusion:
+def _placed(fusion: Fusion, plan: Plan, graph: Graph, worth: Worth | None) -> Fusion:
     module = importlib.import_module(f"meshwright.ir.placed.{fusion.kernel}")
     found: Counter[Found] = Counter(module.find(plan, graph))
-    missed = tuple(
-        Missed(f.where, f.why, count)
-        for f, count in sorted(found.items(), key=lambda item: (item[0].where, item[0].why))
-        if f.why
+    left: dict[str, str] = {}
+    # What does not pay in one stage is left out in all: a place has no stage in its name.
+    for at in found if worth else ():
+        if worth and not at.why and (why := worth(fusion.kernel, at)):
+            left.setdefault(at.where, why)
+    missed: Counter[tuple[str, str, bool]] = Counter()
+    places = 0
+    for at, count in found.items():
+        if why := at.why or left.get(at.where, ""):
+            missed[at.where, why, not at.why] += count
+        else:
+            places += count
+    rows = tuple(
+        Missed(where, why, count, is_declined)
+        for (where, why, is_declined), count in sorted(missed.items())
     )
-    places = sum(count for f, count in found.items() if not f.why)
-    return replace(fusion, places=places, missed=missed)
+    return replace(fusion, places=places, missed=rows)
 
 
 def used(plan: Plan) -> frozenset[str]:
     """Kernels that have places in the plan."""
     return frozenset(fusion.kernel for fusion in plan.kernels if fusion.places)
+
+
+def used_at(plan: Plan, stage: int) -> frozenset[str]:
+    """Those that a stage has, as far as that depends on the stage."""
+    return used(plan) - {kernel for kernel, where in declined(plan) if where == f"stage {stage}"}
+
+
+def declined(plan: Plan) -> frozenset[tuple[str, str]]:
+    """(kernel, place) that are left out for their price."""
+    return frozenset((f.kernel, m.where) for f in plan.kernels for m in f.missed if m.declined)
+
+
+def joint_spots(plan: Plan, graph: Graph, stage: int, block: Block) -> dict[str, tuple[str, Spot]]:
+    """`Op.key` -> kernel and spot, of what the plan's kernels take over in a block."""
+    found: dict[str, tuple[str, Spot]] = {}
+    without = declined(plan)
+    for kernel in sorted(used(plan) & JOINT):
+        look = importlib.import_module(f"meshwright.ir.placed.{kernel}").look
+        for spot in spots(plan, graph, stage, block, look):
+            if not spot.why and (kernel, f"{block.pattern}.{spot.op.key}") not in without:
+                found[spot.op.key] = kernel, spot
+    return found

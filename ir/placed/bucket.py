@@ -14,4 +14,4 @@ def find(plan: Plan, graph: Graph) -> Iterator[Found]:
             continue
         sharded = stage.zero >= 1 and stage.mesh.get("dp_shard", 1) > 1
         why = "" if sharded else "its gradients lie in their bucket already: nothing is packed"
-        yield Found(f"stage {index}", why)
+        yield Found(f"stage {index}", why, index)

@@ -1,6 +1,7 @@
 """Tokens on their way to the ranks of their experts and home: gathered, and summed, in one pass."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from meshwright.ir.experts import EXPERTS
 from meshwright.ir.graph import Graph, Op
@@ -11,15 +12,18 @@ from meshwright.ir.plan import BlockLayout, Plan, Stage
 
 def find(plan: Plan, graph: Graph) -> Iterator[Found]:
     for index, stage in enumerate(plan.stages):
+        first: dict[str, str] = {}
         for block in plan.stage_blocks(graph, index):
             for op in graph.block_ops(block):
                 name = stage.layouts.get(block.pattern)
                 if op.target == str(EXPERTS) and name is not None:
-                    yield from _found(stage, plan.layout(name), op)
+                    alike = first.setdefault(block.pattern, block.name)
+                    where = f"{block.pattern}.{op.key}"
+                    found = Found(where, stage=index, block=alike, op=op.key)
+                    yield from _found(stage, plan.layout(name), op, found)
 
 
-def _found(stage: Stage, layout: BlockLayout, op: Op) -> Iterator[Found]:
-    where = f"{layout.pattern}.{op.key}"
+def _found(stage: Stage, layout: BlockLayout, op: Op, here: Found) -> Iterator[Found]:
     sizes = {"dp": stage.dp} | dict(stage.model)
     found = {
         axis: parse_strategy(text)
@@ -27,9 +31,9 @@ def _found(stage: Stage, layout: BlockLayout, op: Op) -> Iterator[Found]:
         if sizes.get(axis, 1) > 1
     }
     if any(travels(strategy) for strategy in found.values()):
-        yield Found(where)
+        yield here
     elif any(isinstance(strategy.inputs[3], Shard) for strategy in found.values()):
-        yield Found(where, "every rank has all tokens: none travels")
+        yield replace(here, why="every rank has all tokens: none travels")
 
 
 def travels(strategy: Strategy) -> bool:

@@ -8,7 +8,7 @@ from meshwright.ir.graph import Block, Graph, Op
 from meshwright.ir.layout import Axis, Layout, R, Strategy, parse_placement, parse_strategy
 from meshwright.ir.paths import path
 from meshwright.ir.placed.found import Found
-from meshwright.ir.plan import BlockLayout, Plan, param_key
+from meshwright.ir.plan import BlockLayout, Plan, Stage, param_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,16 +117,29 @@ def spots(plan: Plan, graph: Graph, stage: int, block: Block, look: Look) -> lis
     if name is None:
         return []
     axes = at.axes(plan.global_batch_size)
-    found = list(look(Laid(graph, block, plan.layout(name), axes)))
-    if at.keeping(block):
-        why = "the plan says op by op what the block keeps"
-        found = [Spot(spot.op, why=spot.why or why) for spot in found]
-    return found
+    return _kept(list(look(Laid(graph, block, plan.layout(name), axes))), at, block)
+
+
+def _kept(found: list[Spot], stage: Stage, block: Block) -> list[Spot]:
+    if not stage.keeping(block):
+        return found
+    why = "the plan says op by op what the block keeps"
+    return [Spot(spot.op, why=spot.why or why) for spot in found]
 
 
 def everywhere(plan: Plan, graph: Graph, look: Look) -> Iterator[Found]:
-    """The same of all blocks of all stages."""
-    for stage in range(len(plan.stages)):
-        for block in plan.stage_blocks(graph, stage):
-            for spot in spots(plan, graph, stage, block, look):
-                yield Found(f"{block.pattern}.{spot.op.key}", spot.why)
+    """The same of all blocks of all stages; equal blocks of a stage are looked at once."""
+    for index, stage in enumerate(plan.stages):
+        axes = stage.axes(plan.global_batch_size)
+        seen: dict[str, tuple[Block, list[Spot]]] = {}
+        for block in plan.stage_blocks(graph, index):
+            name = stage.layouts.get(block.pattern)
+            if name is None:
+                continue
+            if block.pattern not in seen:
+                found = list(look(Laid(graph, block, plan.layout(name), axes)))
+                seen[block.pattern] = block, found
+            first, found = seen[block.pattern]
+            for spot in _kept(found, stage, block):
+                where = f"{block.pattern}.{spot.op.key}"
+                yield Found(where, spot.why, index, first.name, spot.op.key)

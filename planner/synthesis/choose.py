@@ -10,6 +10,7 @@ from meshwright.ir.plan import Plan, RankMemory, ScheduleTable
 from meshwright.ir.schedule import Schedule, halves_backwards
 from meshwright.planner.notes import notes_of
 from meshwright.planner.pins.constraints import allowed
+from meshwright.planner.placed_kernels import put_in
 from meshwright.planner.predict import excess_bytes, predict_plan
 from meshwright.planner.problem import Problem
 from meshwright.planner.schedule_tools import (
@@ -104,7 +105,7 @@ def with_schedule(problem: Problem, plan: Plan, schedule: Schedule) -> Plan:
     if halves_backwards(schedule):  # then nothing of a backward can be beside another
         stages = tuple(replace(stage, overlap="none") for stage in plan.stages)
         plan = replace(plan, stages=stages)
-    plan = replace(plan, notes=notes_of(problem, plan))
+    plan = replace(plan, notes=notes_of(problem, plan), kernels=put_in(problem, plan))
     return replace(plan, predicted=predict_plan(problem, plan))
 
 

@@ -121,9 +121,8 @@ def test_a_kernel_that_does_not_pay_is_left_out():
     graph = trace(case.model(), case.example(), kernels=("gelu",), wins=wins)
     # Its four layers are one place.
     assert asked[0] == (8, ["aten.gelu.default"])
-    assert graph.fusions == (
-        Fusion("gelu", 0, (Missed("transformer.h.*.mlp.act", "it is slow", 4, declined=True),)),
-    )
+    miss = Missed("transformer.h.*.mlp.act", "it is slow", 4, declined=True)
+    assert graph.fusions == (Fusion("gelu", 0, (miss,), priced=True),)
     plain = trace(case.model(), case.example())
     assert replace(graph, fusions=()).fingerprint == plain.fingerprint
 

@@ -18,6 +18,7 @@ from meshwright.codegen.comm import Comm
 from meshwright.codegen.kernels import gather_linear, launch, linear_scatter, reduce_norm
 from meshwright.codegen.simulated import simulate
 from meshwright.codegen.symmetric import Turn
+from meshwright.ir.placed import peers
 
 RANKS = 2
 NBYTES = 1 << 16
@@ -154,7 +155,7 @@ def everything(space: Callable[[Comm], Space | None]) -> dict[str, list[list[Ten
 
     peer_calls.workspace = lambda line, x: line.space
     for shots, limit in (("one shot", 1 << 20), ("two shots", 0)):
-        peer_calls.ONE_SHOT_BYTES = limit
+        peers.ONE_SHOT_BYTES = limit
         found[shots] = simulate({"tp": RANKS}, body)
     return found
 

@@ -1,0 +1,108 @@
+"""What the kernels that a plan's layout decides save its stages, where its devices can run them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from typing import TYPE_CHECKING
+
+from meshwright.costmodel.joint import Price, Way
+from meshwright.costmodel.overlap import NOTHING, Hidden
+from meshwright.ir.cluster import Cluster
+from meshwright.ir.graph import Block
+from meshwright.ir.placed import JOINT, declined, peers, used, used_at
+from meshwright.ir.plan import BlockLayout, Plan, Stage
+
+if TYPE_CHECKING:
+    from meshwright.costmodel.block_costs import Spot
+    from meshwright.costmodel.tables import CostTables
+
+ON_CPU = "on {0} it would be torch's operators, one after the other"
+
+
+def why_no_kernel(cluster: Cluster, stage: Stage) -> str:
+    """Why a stage's devices run no kernel of ours; "" if they do."""
+    names = sorted({d.name for d in map(cluster.device, stage.devices) if d.kind != "cuda"})
+    return ON_CPU.format(names[0]) if names else ""
+
+
+def why_no_peers(tables: "CostTables", stage: Stage, axis: str) -> str:
+    """Why kernels cannot work on the memory of the other ranks of an axis."""
+    key = why_no_peers, stage.devices, stage.model, axis
+    if key not in tables.models:
+        tables.models[key] = _why_no_peers(tables.cluster, stage, axis)
+    return str(tables.models[key])
+
+
+def _why_no_peers(cluster: Cluster, stage: Stage, axis: str) -> str:
+    if why := why_no_kernel(cluster, stage):
+        return why
+    lines = tuple(_lines(stage, axis))
+    nodes = max(len({cluster.node_of(rank) for rank in line}) for line in lines)
+    if nodes > 1:
+        return f"the ranks of {axis} are on {nodes} nodes: they do not see each other's memory"
+    if len(lines[0]) > peers.MOST_RANKS:
+        return f"{axis} has {len(lines[0])} ranks, a workspace is for {peers.MOST_RANKS} at most"
+    return ""
+
+
+def _lines(stage: Stage, axis: str) -> Iterator[tuple[int, ...]]:
+    """The ranks of all lines along a model axis."""
+    names = [name for name, _ in stage.model]
+    stride = prod(size for _, size in stage.model[names.index(axis) + 1 :])
+    reach = stride * dict(stage.model)[axis]
+    for start in range(0, len(stage.devices), reach):
+        for first in range(start, start + stride):
+            yield stage.devices[first : start + reach : stride]
+
+
+def saved_by_kernels(
+    tables: "CostTables",
+    plan: Plan,
+    index: int,
+    blocks: Sequence[Block],
+    layouts: Mapping[str, BlockLayout],
+    spot: "Spot",
+) -> tuple[Hidden, ...]:
+    """Per block; nothing where collectives already go on beside other work."""
+    stage, kernels = plan.stages[index], used(plan) & JOINT
+    if not kernels or stage.overlap != "none" or stage.model_size == 1:
+        return ()
+    without = declined(plan)
+    able = {axis for axis, _ in stage.model if not why_no_peers(tables, stage, axis)}
+    return tuple(
+        _sum(
+            price
+            for (kernel, op), price in tables.blocks.joint(
+                block, layouts[block.pattern], spot
+            ).items()
+            if kernel in kernels and (kernel, f"{block.pattern}.{op}") not in without
+            and price.axis in able and not price.why
+        )
+        if able and not stage.keeping(block) else NOTHING
+        for block in blocks
+    )  # fmt: skip
+
+
+def _sum(prices: Iterator[Price]) -> Hidden:
+    hidden = NOTHING
+    for price in prices:
+        forward, backward = price.forward, price.backward
+        hidden = Hidden(
+            hidden.forward_s + _of_collective(forward),
+            hidden.backward_s + _of_collective(backward),
+            hidden.more_forward_s + _of_collective(forward) - forward.saved_s,
+            hidden.more_backward_s + _of_collective(backward) - backward.saved_s,
+            hidden.uncertain_s + price.band * (abs(forward.saved_s) + abs(backward.saved_s)),
+        )
+    return hidden
+
+
+def _of_collective(way: Way) -> float:
+    """What is saved of the collective; the rest is of the ops beside it."""
+    return min(way.saved_s, way.sent_s)
+
+
+def packs_at_once(tables: "CostTables", plan: Plan, index: int) -> bool:
+    """Whether a kernel packs the stage's buckets."""
+    return "bucket" in used_at(plan, index) and not why_no_kernel(
+        tables.cluster, plan.stages[index]
+    )

@@ -1,0 +1,164 @@
+"""Kernels that a plan's layout decides: their prices, and where `auto` puts them in."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+from torch import nn
+
+import meshwright as mw
+from meshwright.codegen.lower import lower
+from meshwright.costmodel.estimate import estimate
+from meshwright.costmodel.joint import Price
+from meshwright.costmodel.placement import layouts_of, spots
+from meshwright.costmodel.tables import CostTables
+from meshwright.ir.cluster import Cluster
+from meshwright.ir.fusions import PLACED
+from meshwright.ir.graph import Fusion, Graph
+from meshwright.ir.placed import placed
+from meshwright.ir.plan import Plan
+from meshwright.planner.candidates import build_plan, uniform_choice
+from meshwright.planner.inside.layouts import solve_layouts
+from meshwright.planner.inside.regime import usual
+from meshwright.planner.placed_kernels import put_in
+from meshwright.planner.problem import Problem, make_problem
+from tests import forms
+from tests.codegen.test_inside_models import QUICK
+from tests.runtime.test_fused import graph_of
+from tests.runtime.test_joint import MIDDLE, joint, sequence_plan
+from tests.test_model_axes import SEQUENCE, Part, plan_of, traced
+
+RANKS = forms.forms()[SEQUENCE].mesh["tp"]
+
+
+@cache
+def large(width: int = 1024, tokens: int = 4096) -> Graph:
+    """Two layers that nobody has values of."""
+    shape = (4, tokens, width)
+    with torch.device("meta"):
+        model = forms.MLP(width, 2, bias=True, flat=False)
+        given = torch.empty(shape), torch.empty(shape)
+    return mw.trace(model, given)
+
+
+def cluster(nodes: int = 1, device: str = "a100-80") -> Cluster:
+    return Cluster.preset(device, num_nodes=nodes, devices_per_node=RANKS // nodes)
+
+
+def asked(graph: Graph, where: Cluster, precision: str = "bf16") -> tuple[Problem, Plan]:
+    """The layers of sequence parallelism, with all kernels to be put in where they pay."""
+    plan = plan_of(graph, (Part(SEQUENCE, len(graph.blocks), (4,)),))
+    kernels = tuple(Fusion(name, 0, priced=True) for name in PLACED)
+    problem = make_problem(graph, where, precision=precision)
+    return problem, replace(plan, kernels=kernels, precision=problem.precision)
+
+
+def chosen(plan: Plan, problem: Problem) -> tuple[dict[str, int], set[str]]:
+    """Places of kernels, and why others were declined."""
+    found = put_in(problem, plan)
+    whys = {m.why for f in found for m in f.missed if m.declined}
+    return {f.kernel: f.places for f in found if f.places}, whys
+
+
+def test_where_it_pays():
+    """What our products are slower by costs more than there is to hide, where rows are wide."""
+    problem, plan = asked(large(), cluster())
+    assert chosen(plan, problem) == ({"gather_linear": 1, "linear_scatter": 2}, set())
+    problem, plan = asked(large(8192), cluster())
+    places, whys = chosen(plan, problem)
+    assert "linear_scatter" not in places
+    assert "it would take 1.04 times as long on a100-80 (assumption, within 50%)" in whys
+
+
+def test_why_not():
+    nodes = asked(large(), cluster(nodes=RANKS))
+    on_cpu = asked(traced(forms.case()), Cluster.local(RANKS), "fp32")
+    doubles = asked(large(), cluster(), "fp64")
+    for (problem, plan), reason in (
+        (nodes, "they do not see each other's memory"),
+        (on_cpu, "it would be torch's operators"),
+        (doubles, "no kernel multiplies float64"),
+    ):
+        places, whys = chosen(plan, problem)
+        assert not places and whys and all(reason in why for why in whys), whys
+
+
+def test_a_plan_with_them_is_predicted_with_them():
+    problem, plan = asked(large(), cluster())
+    tables = problem.tables
+    with_kernels = replace(plan, kernels=put_in(problem, plan))
+    before, after = (
+        estimate(problem.graph, problem.cluster, p, tables)[0] for p in (plan, with_kernels)
+    )
+    (stage,) = plan.stages
+    (spot,) = spots(tables, stage)
+    saved = 0.0
+    for block in problem.graph.blocks:
+        found = tables.blocks.joint(block, layouts_of(plan, stage)[block.pattern], spot)
+        for price in found.values():
+            _check(price)
+            saved += price.forward.saved_s
+    assert 0.0 < saved == pytest.approx(before.stages[0].forward_s - after.stages[0].forward_s)
+    assert after.step_s < before.step_s
+
+
+def _check(price: Price) -> None:
+    """No less than the longer of both, and no more than one after the other."""
+    way = price.forward
+    product_s = way.separate_s - way.sent_s
+    assert max(way.sent_s, product_s) < way.joint_s < way.separate_s
+    assert price.source == "assumption" and price.band == 0.5
+
+
+def test_what_is_declined_is_not_emitted():
+    """The plan says where no call is to be made; the emitted module has separate ones there."""
+    graph = graph_of("llama")
+    plan = sequence_plan(graph, MIDDLE)
+    source = lower(graph, plan, 0)[0].source
+    without = placed(plan, graph, lambda kernel, at: "slow" * (kernel == "linear_scatter"))
+    kept = lower(graph, replace(plan, kernels=without), 0)[0].source
+    for name, calls in (("sharded.gather_linear(", 1), ("sharded.linear_scatter(", 2)):
+        assert source.count(name) == calls
+        assert kept.count(name) == (1 if "gather" in name else 0)
+    assert joint(plan, graph) == plan
+
+
+def test_experts_and_buckets():
+    graph = replace(graph_of("mixtral"), fusions=tuple(Fusion(n, 0, priced=True) for n in PLACED))
+    axes = (("ep", 2),)
+    for where, taken in ((Cluster.preset("a100-80", devices_per_node=4), True),
+                         (Cluster.local(4), False)):  # fmt: skip
+        problem = make_problem(graph, where, precision="fp32")
+        problem.solved[axes, ""] = solve_layouts(graph, axes, usual(axes, QUICK))
+        choice = uniform_choice(problem, model=axes, dp_shard=2, zero=2)
+        plan = build_plan(problem, choice)
+        places = {f.kernel for f in plan.kernels if f.places}
+        assert places == ({"bucket", "route"} if taken else set())
+        without = replace(plan, kernels=())
+        (before, _), (after, _) = (
+            estimate(graph, where, p, problem.tables) for p in (without, plan)
+        )
+        assert (after.step_s < before.step_s) is taken
+
+
+def test_a_search_says_what_it_put_in(tmp_path):
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    given = torch.randn(8, 8), torch.randn(8, 8)
+    plan = mw.search(
+        model, Cluster.local(2), example_inputs=given, loss_fn=nn.functional.mse_loss,
+        kernels="auto", precision="fp32", constraints=["zero=2", "dp=2"], progress=False,
+    )  # fmt: skip
+    assert "no bucket at stage 0 (1 places): on" in str(plan)
+    plan.save(tmp_path / "plan.json")
+    assert mw.Plan.load(tmp_path / "plan.json") == plan
+
+
+def test_prices_are_kept():
+    problem, plan = asked(large(), cluster())
+    tables = CostTables(problem.graph, problem.cluster, "bf16")
+    (stage,) = plan.stages
+    block = problem.graph.blocks[0]
+    layout = layouts_of(plan, stage)[block.pattern]
+    first, again = (tables.blocks.joint(block, layout, spots(tables, stage)[0]) for _ in "12")
+    assert first and first is again
