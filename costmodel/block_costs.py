@@ -95,10 +95,10 @@ class BlockCosts:
         self._makers: dict[_Id, Makers] = {}
         self._keys: dict[_Id, str] = {}
         self._hidden: dict[tuple[_Kind, Spot, OverlapLevel], Hidden] = {}
+        self._joint: dict[_Id, dict[tuple[str, str], Price]] = {}
         self._walks: dict[tuple[str, str, ModelMesh, bool], Walk] = {}
         self._apart: set[_Kind] = set()
         """Blocks whose replicas have nothing to do with each other while they run."""
-        self._joint: dict[_Id, dict[tuple[str, str], Price]] = {}
         self._layout_keys: dict[int, tuple[BlockLayout, str]] = {}
         blocks = profile.blocks.values() if profile else ()
         self._samples = sorted({(record.tp, record.samples) for record in blocks})
@@ -143,6 +143,16 @@ class BlockCosts:
             self._hidden[at] = self._overlapped(block, layout, spot, overlap)
         return self._hidden[at]
 
+    def joint(
+        self, block: Block, layout: BlockLayout, spot: Spot
+    ) -> Mapping[tuple[str, str], Price]:
+        """(kernel, `Op.key`) -> price of a call that takes over an op with its collective."""
+        at = self._id(block, layout, spot)
+        if at not in self._joint:
+            laid = Laid(self._facts.graph, block, layout, self.site(spot).axes)
+            self._joint[at] = prices(self.walk(block, layout, spot), laid)
+        return self._joint[at]
+
     def _overlapped(
         self, block: Block, layout: BlockLayout, spot: Spot, overlap: OverlapLevel
     ) -> Hidden:
@@ -155,16 +165,6 @@ class BlockCosts:
         return beside_weights(walk, rows=overlap != "gradients")
 
     def key(self, block: Block, layout: BlockLayout, spot: Spot) -> str:
-    def joint(
-        self, block: Block, layout: BlockLayout, spot: Spot
-    ) -> Mapping[tuple[str, str], Price]:
-        """(kernel, `Op.key`) -> price of a call that takes over an op with its collective."""
-        at = self._id(block, layout, spot)
-        if at not in self._joint:
-            laid = Laid(self._facts.graph, block, layout, self.site(spot).axes)
-            self._joint[at] = prices(self.walk(block, layout, spot), laid)
-        return self._joint[at]
-
         """Under which a profile has the block."""
         at = self._id(block, layout, spot)
         if at not in self._keys:
