@@ -101,8 +101,6 @@ def _of_collective(way: Way) -> float:
     return min(way.saved_s, way.sent_s)
 
 
-def packs_at_once(tables: "CostTables", plan: Plan, index: int) -> bool:
-    """Whether a kernel packs the stage's buckets."""
-    return "bucket" in used_at(plan, index) and not why_no_kernel(
-        tables.cluster, plan.stages[index]
-    )
+def runs(tables: "CostTables", plan: Plan, index: int, kernel: str) -> bool:
+    """Whether a stage has a kernel, and devices for it."""
+    return kernel in used_at(plan, index) and not why_no_kernel(tables.cluster, plan.stages[index])

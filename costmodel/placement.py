@@ -6,7 +6,7 @@ from math import prod
 
 from meshwright.costmodel.borders import Passage, border, borders, passage
 from meshwright.costmodel.comm import Levels, collective_time
-from meshwright.costmodel.fused import packs_at_once, saved_by_kernels
+from meshwright.costmodel.fused import runs, saved_by_kernels
 from meshwright.costmodel.overlap import NOTHING, Hidden
 from meshwright.costmodel.tables import CostTables, Mode, Spot, StageCost
 from meshwright.ir.cluster import Cluster
@@ -38,6 +38,8 @@ class StageCosts:
     """Per block, what goes on beside other work, or kernels save; empty if nothing does."""
     packs: bool = False
     """Whether a kernel packs buckets."""
+    updates: bool = False
+    """Whether one steps the optimizer, and scales gradients as it reads them."""
 
 
 def slowdown(cluster: Cluster) -> float:
@@ -108,7 +110,8 @@ def stage_costs(tables: CostTables, plan: Plan, index: int) -> StageCosts:
         processes=len(stage.devices),
         hidden=_hidden(tables, stage, blocks, layouts, spot)
         or saved_by_kernels(tables, plan, index, blocks, layouts, spot),
-        packs=packs_at_once(tables, plan, index),
+        packs=runs(tables, plan, index, "bucket"),
+        updates=runs(tables, plan, index, "bucket_update"),
     )
 
 

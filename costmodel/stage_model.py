@@ -59,7 +59,7 @@ def stage_model(tables: CostTables, plan: Plan, index: int, costs: StageCosts) -
         id(costs.cost), stage.zero, stage.prefetch, stage.dp, stage.mesh.get("dp_shard", 1),
         plan.optimizer, costs.spot, costs.shard_levels, costs.replicate_levels,
         costs.border_bytes, costs.entry_bytes, costs.passage, costs.hidden,
-        costs.packs,
+        costs.packs, costs.updates,
     )  # fmt: skip
     found = tables.models.get(key)
     if found is None:
@@ -80,7 +80,7 @@ def _make(tables: CostTables, optimizer: str, stage: Stage, costs: StageCosts) -
         backward_s=actions.backward_s,
         finish=tuple(sync.finish(_summed(costs))),
         optimizer=optimizer_time(costs.device, optimizer, *own, tables.profile),
-        clip_s=clip_time(costs.device, *own),
+        clip_s=clip_time(costs.device, *own, scales=not costs.updates),
         publish=actions.publish,
         memory=_memory(tables, optimizer, costs, held, sync),
         uncertain_s=costs.cost.uncertain_s

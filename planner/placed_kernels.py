@@ -17,6 +17,8 @@ from meshwright.ir.placed.route import travels
 from meshwright.ir.plan import BlockLayout, Plan, Stage
 from meshwright.planner.problem import Problem
 
+TORCHS_STEP = "torch's fused step is one pass already, and nothing is clipped"
+
 
 def put_in(problem: Problem, plan: Plan) -> tuple[Fusion, ...]:
     """The plan's kernels with their places: all, or those whose price is lower."""
@@ -38,6 +40,8 @@ class _Worth:
         # A packing kernel moves two thirds of the bytes, in one launch: cheaper on any curve.
         if kernel == "bucket":
             return ""
+        if kernel == "bucket_update":
+            return "" if self.plan.max_grad_norm else TORCHS_STEP
         find = self._joint if kernel in JOINT else self._route
         whys = (find(kernel, at, spot) for spot in spots(self.problem.tables, self._stage(at)))
         return next(filter(None, whys), "")

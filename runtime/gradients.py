@@ -10,6 +10,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from meshwright.runtime.gradsync.base import Held, Lines
 from meshwright.runtime.record import What
 from meshwright.runtime.tied import gradient
+from meshwright.runtime.updates import Stepped
 
 
 def sum_over_model(held: Sequence[Held], lines: Lines) -> None:
@@ -57,6 +58,25 @@ def scale(held: Sequence[Held], factor: Tensor | float) -> None:
     for h in held:
         if h.tensor.grad is not None:
             h.tensor.grad.mul_(factor)
+
+
+def scaled(
+    optimizer: torch.optim.Optimizer, held: Sequence[Held], counted: Sequence[Held],
+    gradient_scale: float, max_norm: float | None, device: torch.device, world_size: int,
+) -> Tensor | None:  # fmt: skip
+    """Scales all gradients, and limits their global norm, which comes back if there is a limit. An
+    optimizer that scales what it reads is told the factor instead."""
+    if isinstance(optimizer, Stepped):
+        optimizer.factor = torch.full((), gradient_scale, dtype=torch.float64, device=device)
+        if max_norm is None:
+            return None
+        norm = global_norm(counted, device, world_size) * gradient_scale
+        # As torch limits it.
+        optimizer.factor *= torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+        return norm
+    if gradient_scale != 1.0:
+        scale(held, gradient_scale)
+    return None if max_norm is None else clip(held, counted, max_norm, device, world_size)
 
 
 def clip(

@@ -15,6 +15,7 @@ from meshwright.codegen.lower import lower
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Graph
 from meshwright.ir.measured import Measured, StepKind, TensorMemory
+from meshwright.ir.placed import used
 from meshwright.ir.plan import Plan
 from meshwright.ir.schedule import FORWARDS
 from meshwright.ir.step import Batch, LossFn, flatten_batch
@@ -25,7 +26,7 @@ from meshwright.runtime.build import RankParts, build_rank
 from meshwright.runtime.executor import Executor, Progress
 from meshwright.runtime.export import export
 from meshwright.runtime.failure import Failures
-from meshwright.runtime.gradients import clip, scale, sum_over_model
+from meshwright.runtime.gradients import scaled, sum_over_model
 from meshwright.runtime.handshake import (
     check_identity,
     check_model,
@@ -94,7 +95,9 @@ def compile(
     check_identity(identity(plan, graph))
     programs = lower(graph, plan, rank())
     parts = build_rank(plan, graph, programs, model_tensors(model), rank(), chosen, seed)
-    made = make_optimizer(optimizer or plan.optimizer, parts.held, lr, model)
+    made = make_optimizer(
+        optimizer or plan.optimizer, parts.held, lr, model, by_kernel="bucket_update" in used(plan)
+    )
     norm = plan.max_grad_norm if max_grad_norm is None else max_grad_norm
     return Job(plan, graph, parts, made, model, chosen, norm, hang_s, joined, residence, run_dir)
 
@@ -370,12 +373,10 @@ class Job:
                     stage.sync.finish()
                     sum_over_model(stage.sync.held, parts.lines[index])
                 sum_ties(parts.ties, parts.held, parts.groups, parts.rank)
-                if gradient_scale != 1.0:
-                    scale(parts.held, gradient_scale)
-                if self.max_grad_norm is not None:
-                    self.grad_norm = clip(
-                        parts.held, parts.counted, self.max_grad_norm, self.device, world
-                    )
+                self.grad_norm = scaled(
+                    self.optimizer, parts.held, parts.counted, gradient_scale, self.max_grad_norm,
+                    self.device, world,
+                )  # fmt: skip
             with self.recorder.section("optimizer"):
                 self.optimizer.step()
             with self.recorder.section("publish"):

@@ -9,6 +9,7 @@ from torch import nn
 
 from meshwright.ir.errors import PlanError
 from meshwright.runtime.gradsync.base import Held
+from meshwright.runtime.updates import stepped_by_kernel
 
 OptimizerChoice = str | torch.optim.Optimizer | Callable[..., torch.optim.Optimizer]
 _BY_NAME: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
@@ -22,9 +23,23 @@ _BY_NAME: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
 
 
 def make_optimizer(
+    choice: OptimizerChoice,
+    held: Sequence[Held],
+    lr: float | None,
+    model: nn.Module,
+    *,
+    by_kernel: bool = False,
+) -> torch.optim.Optimizer:
+    """An optimizer over the held tensors, which are whole parameters or rows of them; `by_kernel`:
+    one whose step is our kernel."""
+    made = _made(choice, held, lr, model)
+    return stepped_by_kernel(made) if by_kernel else made
+
+
+def _made(
     choice: OptimizerChoice, held: Sequence[Held], lr: float | None, model: nn.Module
 ) -> torch.optim.Optimizer:
-    """An optimizer over the held tensors, which are whole parameters or rows of them.
+    """As torch has it.
 
     An instance over `model.parameters()` is rebuilt with its class, groups and settings; a callable
     gets the list of tensors. Elementwise optimizers are exact on rows.

@@ -92,7 +92,7 @@ def pack(
         return packed(given, flat, chunks, scale)
     flat = torch.empty(shape, dtype=dtype, device=rows.device)
     pack_kernel[(len(rows),)](
-        _addresses(given, rows), rows, flat, scale, SOURCE=element(source.dtype), BLOCK=ELEMENTS,
+        addresses_of(given, rows), rows, flat, scale, SOURCE=element(source.dtype), BLOCK=ELEMENTS,
         WIDE=wide(source.dtype),
     )  # fmt: skip
     return flat
@@ -106,7 +106,7 @@ def unpack(flat: Tensor, tensors: Sequence[Tensor], rows: Tensor, chunks: Sequen
         return
     assert all(x.is_contiguous() for x in tensors)
     unpack_kernel[(len(rows),)](
-        _addresses(tensors, rows), rows, flat.contiguous(), TARGET=element(tensors[0].dtype),
+        addresses_of(tensors, rows), rows, flat.contiguous(), TARGET=element(tensors[0].dtype),
         BLOCK=ELEMENTS,
     )  # fmt: skip
 
@@ -126,7 +126,7 @@ def _unpack_shape(
     return None
 
 
-def _addresses(tensors: Sequence[Tensor | None], like: Tensor) -> Tensor:
+def addresses_of(tensors: Sequence[Tensor | None], like: Tensor) -> Tensor:
     """Where the tensors lie; 0 for one that is not there or has no elements."""
     found = [0 if x is None else x.data_ptr() for x in tensors]
     return torch.tensor(found, dtype=torch.int64).to(like.device, non_blocking=True)

@@ -16,7 +16,7 @@ from meshwright.costmodel.tables import CostTables
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.fusions import PLACED
 from meshwright.ir.graph import Fusion, Graph
-from meshwright.ir.placed import placed
+from meshwright.ir.placed import JOINT, placed
 from meshwright.ir.plan import Plan
 from meshwright.planner.candidates import build_plan, uniform_choice
 from meshwright.planner.inside.layouts import solve_layouts
@@ -49,7 +49,7 @@ def cluster(nodes: int = 1, device: str = "a100-80") -> Cluster:
 def asked(graph: Graph, where: Cluster, precision: str = "bf16") -> tuple[Problem, Plan]:
     """The layers of sequence parallelism, with all kernels to be put in where they pay."""
     plan = plan_of(graph, (Part(SEQUENCE, len(graph.blocks), (4,)),))
-    kernels = tuple(Fusion(name, 0, priced=True) for name in PLACED)
+    kernels = tuple(Fusion(name, 0, priced=True) for name in sorted(JOINT))
     problem = make_problem(graph, where, precision=precision)
     return problem, replace(plan, kernels=kernels, precision=problem.precision)
 
@@ -134,6 +134,7 @@ def test_experts_and_buckets():
         choice = uniform_choice(problem, model=axes, dp_shard=2, zero=2)
         plan = build_plan(problem, choice)
         places = {f.kernel for f in plan.kernels if f.places}
+        assert not places & JOINT
         assert places == ({"bucket", "route"} if taken else set())
         without = replace(plan, kernels=())
         (before, _), (after, _) = (
@@ -152,6 +153,26 @@ def test_a_search_says_what_it_put_in(tmp_path):
     assert "no bucket at stage 0 (1 places): on" in str(plan)
     plan.save(tmp_path / "plan.json")
     assert mw.Plan.load(tmp_path / "plan.json") == plan
+
+
+def test_a_step_that_scales_what_it_reads_pays_where_gradients_are_clipped():
+    graph = replace(graph_of("llama"), fusions=(Fusion("bucket_update", 0, priced=True),))
+    where = Cluster.preset("a100-80", devices_per_node=2)
+    found = {}
+    for norm, optimizer in ((1.0, "adamw"), (None, "adamw"), (1.0, "rmsprop")):
+        problem = make_problem(graph, where, optimizer=optimizer, max_grad_norm=norm)
+        plan = build_plan(problem, uniform_choice(problem, dp_replicate=2))
+        (fusion,) = plan.kernels
+        found[norm, optimizer] = fusion.places, *(m.why for m in fusion.missed)
+        plain = replace(plan, kernels=())
+        (ours, _), (torchs, _) = (estimate(graph, where, p, problem.tables) for p in (plan, plain))
+        assert (ours.step_s < torchs.step_s) is bool(fusion.places)
+    assert found[1.0, "adamw"] == (1,)
+    assert found[None, "adamw"] == (
+        0,
+        "torch's fused step is one pass already, and nothing is clipped",
+    )
+    assert "no kernel steps rmsprop" in found[1.0, "rmsprop"][1]
 
 
 def test_prices_are_kept():

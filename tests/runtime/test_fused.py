@@ -4,19 +4,23 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+import torch
 
 import meshwright as mw
 from meshwright.ir.errors import PlanError
-from meshwright.ir.fusions import KERNELS
+from meshwright.ir.fusions import KERNELS, TRACED
 from meshwright.ir.graph import Fusion, Graph, Missed
 from meshwright.planner.candidates import build_plan, uniform_choice
 from meshwright.planner.inside.layouts import solve_layouts
 from meshwright.planner.inside.regime import usual
 from meshwright.planner.kernels import asked_kernels
 from meshwright.planner.problem import make_problem
+from meshwright.runtime.export import full_state
+from meshwright.runtime.updates import Stepped
 from tests.codegen.test_inside_models import QUICK
 from tests.equality import check_equal
 from tests.models import CASES
+from tests.spawn import run_ranks
 
 BATCH = 12
 PLANS = [
@@ -61,6 +65,49 @@ def test_buckets_of_a_kernel_are_those_without(zero):
     assert found.worst_of_both <= 1e-9, found
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "asked"),
+    [
+        ("adamw", {"dp_shard": 2, "zero": 2}),
+        ("sgd_momentum", {"dp_replicate": 2}),
+        ("adam", {"dp_shard": 2, "zero": 3}),
+    ],
+)
+def test_steps_of_a_kernel_are_those_without(optimizer, asked):
+    """With gradients that are clipped, and batches that are accumulated and scaled."""
+    graph = graph_of("bert_mlm")
+    problem = make_problem(
+        graph, mw.Cluster.local(2), precision="fp64", optimizer=optimizer, max_grad_norm=0.05
+    )
+    plan = build_plan(problem, uniform_choice(problem, num_microbatches=2, **asked))
+    assert Fusion("bucket_update", 1) in plan.kernels
+    others = tuple(f for f in plan.kernels if f.kernel != "bucket_update")
+    plain = replace(plan, kernels=others)
+    (ours, norms, kinds), (theirs, wanted, plain_kinds) = (
+        run_ranks(2, stepped, p, graph)[0] for p in (plan, plain)
+    )
+    assert kinds and not plain_kinds and min(wanted) > 0.05
+    assert norms == pytest.approx(wanted, rel=1e-9)
+    for name, value in theirs.items():
+        torch.testing.assert_close(ours[name], value, rtol=1e-9, atol=1e-12)
+
+
+def stepped(plan: mw.Plan, graph: Graph) -> tuple[dict[str, torch.Tensor], list[float], bool]:
+    """Parameters and gradients' norms after some steps, and whether our kernel took them."""
+    case = CASES["bert_mlm"]
+    job = mw.compile(case.model(), plan, lr=1e-2, loss_fn=case.loss_fn, graph=graph, device="cpu")
+    norms = []
+    for seed in range(3):
+        batch = case.batch(BATCH, torch.Generator().manual_seed(seed))
+        job.accumulate(batch)
+        job.accumulate(batch)
+        job.apply(0.5)
+        norms.append(float(job.grad_norm))
+    state, ours = full_state(job), isinstance(job.optimizer, Stepped)
+    job.close()
+    return state, norms, ours
+
+
 def test_places_that_follow_from_the_layout():
     """What travels, and what is packed: said by the plan, with what is not and why."""
     graph = graph_of("mixtral")
@@ -86,7 +133,7 @@ def test_the_plan_says_what_to_trace(tmp_path):
         progress=False,
     )  # fmt: skip
     assert {f.kernel for f in plan.kernels if f.places} >= {"rms_norm", "rotary", "swiglu"}
-    assert "fused kernels: bias_gelu x0, bucket x0, cross_entropy x" in str(plan)
+    assert "fused kernels: bias_gelu x0, bucket x0, bucket_update x0, cross_entropy x" in str(plan)
     assert "rms_norm x9" in str(plan)
     plan.save(tmp_path / "plan.json")
     again = mw.Plan.load(tmp_path / "plan.json")
@@ -132,7 +179,8 @@ def test_a_plan_that_declined_kernels_is_obeyed():
     )  # fmt: skip
     assert any(miss.declined for fusion in plan.kernels for miss in fusion.missed)
     job = mw.compile(case.model(), plan)
-    assert job.graph.fusions == plan.kernels
+    traced = [[f for f in fs if f.kernel in TRACED] for fs in (job.graph.fusions, plan.kernels)]
+    assert traced[0] == traced[1]
     job.close()
 
 
