@@ -10,6 +10,7 @@ from textwrap import wrap
 
 from torch import fx
 
+from meshwright.codegen.compiled import Region
 from meshwright.codegen.halves import Halves
 from meshwright.codegen.program import BlockCode, Call, StageProgram
 from meshwright.codegen.segments import Cut
@@ -17,6 +18,7 @@ from meshwright.codegen.sharded import FUNCTIONS
 from meshwright.codegen.where import Where
 from meshwright.ir.torch_private import OpOverload
 
+_COMPILED = "@torch.compile(fullgraph=True, dynamic=False)\n"
 _HEADER = '''\
 """Stage {index} of {stages}: blocks {first} to {last}.
 
@@ -76,9 +78,20 @@ def _function(code: BlockCode, name: str) -> str:
         return _in_halves(code, code.halves, name)
     nodes = list(code.module.graph.nodes)
     parameters = [node.name for node in nodes if node.op == "placeholder"]
-    return _defined(name, parameters, code.pattern, [
-        *_lines(nodes), f"return {_text(tuple(nodes[-1].args[0]))}"
+    whole = _defined(name, parameters, code.pattern, [
+        *_lines(nodes, name), f"return {_text(tuple(nodes[-1].args[0]))}"
     ])  # fmt: skip
+    return "\n\n".join([*_regions(code.module, name, code.pattern), whole])
+
+
+def _regions(module: fx.GraphModule, name: str, pattern: str) -> Iterator[str]:
+    """What torch.compile makes kernels of: the submodules of a block, or of a phase."""
+    for target, region in module.named_children():
+        assert isinstance(region, Region)
+        nodes = list(region.code.graph.nodes)
+        parameters = [node.name for node in nodes if node.op == "placeholder"]
+        body = [*_lines(nodes, name), f"return {_text(nodes[-1].args[0])}"]
+        yield _COMPILED + _defined(f"{name}_{target}", parameters, f"{pattern}, compiled", body)
 
 
 def _defined(name: str, parameters: Sequence[str], says: str, lines: Sequence[str]) -> str:
@@ -86,12 +99,12 @@ def _defined(name: str, parameters: Sequence[str], says: str, lines: Sequence[st
     return "\n".join([*head, *(_wrapped(f"    {line}") for line in lines), ""])
 
 
-def _lines(nodes: Sequence[fx.Node]) -> Iterator[str]:
+def _lines(nodes: Sequence[fx.Node], name: str) -> Iterator[str]:
     for node in nodes:
         if node.op not in ("placeholder", "output"):
             if comment := node.meta.get("comment"):
                 yield f"# {comment}"
-            yield f"{node.name} = {_expression(node)}"
+            yield f"{node.name} = {_expression(node, name)}"
 
 
 def _in_halves(code: BlockCode, halves: Halves, name: str) -> str:
@@ -99,26 +112,28 @@ def _in_halves(code: BlockCode, halves: Halves, name: str) -> str:
     params = halves.cuts[0].arguments[: halves.num_params]
     inputs = halves.cuts[0].arguments[halves.num_params :]
     ahead = halves.cuts[0].phases[0]
-    texts, calls = [], []
+    texts, calls, parted = [], [], list[str]()
     for number, (cut, samples) in enumerate(zip(halves.cuts, halves.samples, strict=True), 1):
         given = ["comm", *params, *ahead.made, *inputs]
         says = f"{code.pattern}, {samples} samples"
-        texts.append(_defined(f"{name}_half{number}", given, says, list(_half_lines(cut))))
+        texts.append(_defined(f"{name}_half{number}", given, says, list(_half_lines(cut, name))))
+        for phase in cut.phases[number - 1 :]:
+            parted += _regions(phase.code, name, code.pattern)
         parts = [f"{x}[{number - 1}]" if d is not None else x
                  for x, d in zip(inputs, halves.splits, strict=True)]  # fmt: skip
         calls.append(f"{name}_half{number}({', '.join([*given[: -len(inputs)], *parts])})")
     split = [x for x, dim in zip(inputs, halves.splits, strict=True) if dim is not None]
-    body = [*_lines(list(ahead.code.graph.nodes))]
+    body = [*_lines(list(ahead.code.graph.nodes), name)]
     body += [f"{x} = halves({x}, {halves.samples})" for x in split]
     body.append("# `codegen.halves`: one half computes while a collective of the other runs.")
     body += ["return take_turns(", *(f"    {call}," for call in calls), ")"]
     texts.append(_defined(name, ["comm", *params, *inputs], f"{code.pattern}, in halves", body))
-    return "\n\n".join(texts)
+    return "\n\n".join([*parted, *texts])
 
 
-def _half_lines(cut: Cut) -> Iterator[str]:
+def _half_lines(cut: Cut, name: str) -> Iterator[str]:
     for phase in cut.phases[1:]:
-        yield from _lines(list(phase.code.graph.nodes))
+        yield from _lines(list(phase.code.graph.nodes), name)
         for moved in phase.moves:
             where = "".join(f", {_text(arg)}" for arg in (moved.axis, *moved.where))
             where += "".join(f", {key}={_text(value)}" for key, value in moved.more.items())
@@ -128,11 +143,14 @@ def _half_lines(cut: Cut) -> Iterator[str]:
     yield f"return ({', '.join(cut.results)},)"
 
 
-def _expression(node: fx.Node) -> str:
+def _expression(node: fx.Node, name: str) -> str:
+    """`name`: of the block's function."""
     arguments = [_text(arg) for arg in node.args]
     arguments += [f"{name}={_text(arg)}" for name, arg in node.kwargs.items()]
     if node.op == "call_method":
         return f"{arguments[0]}.{node.target}({', '.join(arguments[1:])})"
+    if node.op == "call_module":
+        return f"{name}_{node.target}({', '.join(arguments)})"
     if node.target is getitem:
         return f"{arguments[0]}[{arguments[1]}]"
     if node.target is truediv:

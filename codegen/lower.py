@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 from meshwright.codegen.builder import Builder
+from meshwright.codegen.compiled import compiled
 from meshwright.codegen.emit import stage_source
 from meshwright.codegen.joint import skipped, spots_of
 from meshwright.codegen.overlap import overlap_gradients, split_rows
@@ -89,9 +90,9 @@ def _calls(
         ))  # fmt: skip
         if key not in codes:
             code = _code(at, block, known, stored, outputs)
-            codes[key] = code if stage.keeping(block) else _overlapped(
-                at, block, known, stored, outputs, code
-            )  # fmt: skip
+            if not stage.keeping(block):
+                code = _overlapped(at, block, known, stored, outputs, code)
+            codes[key] = compiled(code) if stage.compile else code
         known |= dict(zip(block.outputs, outputs, strict=True))
         calls.append(
             Call(

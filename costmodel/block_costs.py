@@ -41,9 +41,12 @@ class Spot:
 
     def __post_init__(self) -> None:
         # Costs are looked up by spot very often, and tiers are long.
-        parts = self.samples, self.dp, self.model, self.device, self.dp_levels, self.model_levels
+        parts = (self.samples, self.dp, self.model, self.device, self.dp_levels,
+                 self.model_levels, self.compiled)  # fmt: skip
         object.__setattr__(self, "_hash", hash(parts))
 
+    compiled: bool = False
+    """By torch.compile."""
     def __hash__(self) -> int:
         return self._hash
 
@@ -113,6 +116,8 @@ class BlockCosts:
                 at = self._id(block, layout, spot)
             cost = summary(walk, block, layout)
             if self._profile and self._devices[spot.device].kind == self._profile.machine.kind:
+        if spot.compiled and not self.is_measured(block, layout, spot):
+            spot = replace(spot, compiled=False)
                 self._keys[at] = self._key(walk, spot)
                 cost = self._measured(block, layout, spot, walk, cost)
             self._costs[at] = cost
@@ -126,6 +131,13 @@ class BlockCosts:
             makers = self.makers(block, layout, spot)
             self._kept[at, policy] = kept_cost(cost, block, makers, policy)
         return self._kept[at, policy]
+    def is_measured(self, block: Block, layout: BlockLayout, spot: Spot) -> bool:
+        """Whether the profile has the block, of this or other numbers of samples."""
+        if not self._profile or self._devices[spot.device].kind != self._profile.machine.kind:
+            return False
+        known = self.key(block, layout, spot) in self._profile.blocks
+        return known or any(self._neighbours(block, layout, spot))
+
 
     def makers(self, block: Block, layout: BlockLayout, spot: Spot) -> Makers:
         """Who makes what of a block."""
@@ -213,7 +225,8 @@ class BlockCosts:
         return walk
 
     def _key(self, walk: Walk, spot: Spot) -> str:
-        return block_key(walk.trail, self._facts.precision, spot.sizes)
+        precision = self._facts.precision
+        return block_key(walk.trail, precision, spot.sizes, compiled=spot.compiled)
 
     def _measured(
         self, block: Block, layout: BlockLayout, spot: Spot, walk: Walk, cost: BlockCost

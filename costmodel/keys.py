@@ -14,6 +14,7 @@ from meshwright.costmodel.walk import Move, Step
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.device import OpClass
 from meshwright.ir.graph import Arg, Op, Ref
+from meshwright.ir.profile import COMPILED
 
 _SIZES = frozenset({
     "size", "shape", "sizes", "split_size", "split_sizes", "sizes_or_sections", "end", "length",
@@ -33,7 +34,13 @@ def op_key(op: LocalOp) -> str:
     return _digest(_op_facts(op))
 
 
-def block_key(trail: Iterable[Step | Move], precision: str, sizes: Mapping[str, int]) -> str:
+def block_key(
+    trail: Iterable[Step | Move],
+    precision: str,
+    sizes: Mapping[str, int],
+    *,
+    compiled: bool = False,
+) -> str:
     """Of the ops and conversions of a block, as a walk over it has found them.
 
     `sizes`: ranks of each axis.
@@ -46,7 +53,7 @@ def block_key(trail: Iterable[Step | Move], precision: str, sizes: Mapping[str, 
         elif not _is_nothing(entry):
             value = numbers.setdefault(entry.name, len(numbers))
             facts.append((value, entry.axis, str(entry.conversion), entry.size, entry.nbytes))
-    return _digest(facts)
+    return _digest(facts) + COMPILED * compiled
 
 
 def _is_nothing(move: Move) -> bool:

@@ -66,7 +66,7 @@ def axis_ranks(stage: Stage, axis: str) -> tuple[int, ...]:
 def spots(tables: CostTables, stage: Stage) -> tuple[Spot, ...]:
     """The distinct situations of the stage's replicas."""
     dp, model = stage.dp, stage.model
-    key = stage.devices, stage.batch_shares, model
+    key = stage.devices, stage.batch_shares, model, stage.compile
     if key not in tables.spots:
         size, names = stage.model_size, tables.device_names
         dp_levels = tables.levels(stage.devices[::size])
@@ -76,7 +76,8 @@ def spots(tables: CostTables, stage: Stage) -> tuple[Spot, ...]:
             levels = tables.model_levels(replica, model)
             for name in sorted({names[rank] for rank in replica}):
                 share = stage.batch_shares[coordinate]
-                found[Spot(share, dp, model, name, dp_levels, levels)] = None
+                spot = Spot(share, dp, model, name, dp_levels, levels, stage.compile)
+                found[spot] = None
         tables.spots[key] = tuple(found)
     return tables.spots[key]
 

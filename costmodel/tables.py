@@ -91,7 +91,7 @@ class CostTables:
         self._schedules: dict[tuple[str, ...], Schedule] = {}
         self.models: dict[object, object] = {}
         """What `costmodel.stage_model` keeps."""
-        self.spots: dict[tuple[tuple[int, ...], tuple[int, ...], ModelMesh], tuple[Spot, ...]] = {}
+        self.spots: dict[object, tuple[Spot, ...]] = {}
         """What `costmodel.placement` keeps."""
         self.borders: dict[object, Any] = {}
         self.last_borders: tuple[Plan, Any] | None = None

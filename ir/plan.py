@@ -32,8 +32,8 @@ MODEL_AXES = ("cp", "ep", "tp_depth", "tp_row", "tp_col", "tp")
 MESH_AXES = ("pp", "dp_replicate", "dp_shard", *MODEL_AXES)
 """Names a mesh axis may have, outermost first; those of torchtitan, and `tp` in factors."""
 
-Overlap = Literal["none", "gradients", "linear", "block"]
-OVERLAPS: tuple[Overlap, ...] = ("none", "gradients", "linear", "block")
+Overlap = Literal["none", "gradients", "linear", "block", "blocks"]
+OVERLAPS: tuple[Overlap, ...] = ("none", "gradients", "linear", "block", "blocks")
 """In the order of how much goes on beside collectives."""
 
 ModelMesh = tuple[tuple[str, int], ...]
@@ -129,8 +129,11 @@ class Stage:
     overlap: Overlap = "none"
     """What goes on beside the collectives of model axes. `gradients`: weight gradients of
     column-parallel products, beside the sum of their input's gradient; `linear`: also the second
-    half of a row-parallel product; `block`: the second half of the micro-batch, phase by phase.
-    Blocks of which `saved` says something run as they are."""
+    half of a row-parallel product; `block`: the second half of the micro-batch, phase by phase;
+    `blocks`: the same on from one block to the next. Blocks of which `saved` says something run as they are."""
+    compile: bool = False
+    """Whether `torch.compile` makes kernels of what blocks do between collectives; equal blocks
+    share them."""
     layouts: dict[str, str] = field(default_factory=dict)
     """Block pattern (and `(prelude)`) -> name of a BlockLayout."""
 

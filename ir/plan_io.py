@@ -17,7 +17,7 @@ from meshwright.ir.plan import MESH_AXES, SCHEMA, Plan
 _ADAPTER = TypeAdapter(Plan)
 _SORTED = frozenset({"recompute", "saved", "layouts", "parameters", "ops", "versions"})
 """Dicts whose order means nothing; sorted, so that equal plans have equal bytes."""
-_UNSAID = frozenset({"detail", "improved", "kernels"})
+_UNSAID = frozenset({"compile", "detail", "improved", "kernels"})
 """What many plans do not have; left out where there is none."""
 _FIELDS = tuple(
     field.name

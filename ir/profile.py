@@ -12,6 +12,10 @@ from json import dumps
 from typing import Literal
 
 
+COMPILED = "+compiled"
+"""How keys of blocks end that torch.compile has made."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
     """Where and with what a profile was measured; figures of another machine do not mix with it."""
@@ -81,7 +85,8 @@ class BlockRecord:
     """One emitted block with the shapes of one rank and micro-batch; collectives left out."""
 
     key: str
-    """`costmodel.keys.block_key`: the local ops and conversions of the block, and the precision."""
+    """`costmodel.keys.block_key`: the local ops and conversions of the block, the precision, and
+    whether it is compiled."""
     pattern: str
     """For people."""
     samples: int

@@ -62,6 +62,7 @@ def render(plan: Plan) -> RenderableType:
         _stages(plan),
         *_saved(plan),
         *_overlaps(plan),
+        *_compiled(plan),
     ]
     if plan.predicted:
         parts += [_times(plan.predicted), *_breakdown(plan.predicted), *_traffic(plan.predicted)]
@@ -156,6 +157,11 @@ def _overlaps(plan: Plan) -> list[RenderableType]:
         if stage.overlap != "none":
             stages.setdefault(stage.overlap, []).append(i)
     return [Text(f"overlap, stage {ranges(tuple(own))}: {how}") for how, own in stages.items()]
+
+
+def _compiled(plan: Plan) -> list[RenderableType]:
+    own = tuple(i for i, stage in enumerate(plan.stages) if stage.compile)
+    return [Text(f"torch.compile, stage {ranges(own)}")] if own else []
 
 
 def _saved(plan: Plan) -> list[RenderableType]:

@@ -210,6 +210,22 @@ def _overlap(plan: Plan) -> Iterator[Finding]:
             yield Finding("overlap", message, "overlap none", "warning")
 
 
+def _compile(plan: Plan) -> Iterator[Finding]:
+    schedule = _parsed(plan)
+    rows = schedule.ranks if schedule else ()
+    split = {a.stage for row in rows for a in row if a.work is Work.BACKWARD_INPUT}
+    for i, stage in enumerate(plan.stages):
+        if not stage.compile:
+            continue
+        if i in split:
+            message = f"stage {i}: compiled blocks have whole backwards, and the schedule has "
+            yield Finding("compile", f"{message}halves of them", "compile false, or one_f_one_b")
+        if any(stage.saved.values()):
+            message = f"stage {i}: what single ops of compiled blocks keep is torch.compile's to "
+            near = "saved of nothing, with recompute full where memory is short, or compile false"
+            yield Finding("compile", f"{message}say, and saved says it too", near)
+
+
 def _layout_names(plan: Plan) -> Iterator[Finding]:
     by_name = {layout.name: layout for layout in plan.layouts}
     if len(by_name) != len(plan.layouts):
@@ -383,7 +399,7 @@ def _memory(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
 
 PLAN_RULES: tuple[Callable[[Plan], Iterator[Finding]], ...] = (
     _kernels, _batch, _schedule, _early, _meshes, _devices, _shares, _zero, _prefetch,
-    _overlap, _layout_names, _predicted,
+    _overlap, _compile, _layout_names, _predicted,
 )  # fmt: skip
 CLUSTER_RULES: tuple[Callable[[Plan, Cluster], Iterator[Finding]], ...] = (_cluster, _memory)
 GRAPH_RULES: tuple[Callable[[Plan, Graph], Iterator[Finding]], ...] = (

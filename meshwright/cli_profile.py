@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from meshwright.ir.profile import Profile, Timing
+from meshwright.ir.profile import COMPILED, Profile, Timing
 from meshwright.targets import load_cluster, load_target
 
 MIB = 1024**2
@@ -36,6 +36,9 @@ def profile_command(
     constraint: Annotated[
         list[str] | None, typer.Option("--pin", help="measure only for plans with tp=2, say")
     ] = None,
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="blocks as torch.compile makes them too")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="print one JSON object instead of a table")
     ] = False,
@@ -58,6 +61,7 @@ def profile_command(
         path=output,
         minutes=minutes,
         constraints=tuple(constraint or ()),
+        compiled=compiled,
         progress=not as_json,
     )
     if as_json:
@@ -98,7 +102,7 @@ def _blocks(profile: Profile) -> Table:
     order = sorted(profile.blocks.values(), key=lambda r: (r.pattern, r.tp, r.samples))
     for record in order[:_ROWS]:
         table.add_row(
-            record.pattern,
+            record.pattern + " (compiled)" * record.key.endswith(COMPILED),
             str(record.samples),
             str(record.tp),
             _time(record.forward),

@@ -15,7 +15,7 @@ from meshwright.ir.plan import Plan
 from meshwright.ir.profile import Profile
 from meshwright.ir.profile_store import open_store
 from meshwright.ir.trace import trace
-from meshwright.planner.pins.constraints import Constraint
+from meshwright.planner.pins.constraints import Constraint, pinned
 from meshwright.planner.problem import Problem, make_problem
 from meshwright.profiling_progress import ProfilingProgress
 from meshwright.profiling_ranks import RankRun
@@ -41,12 +41,14 @@ def profile(
     minutes: float | None = None,
     constraints: Sequence[str | Constraint] = (),
     plans: Sequence[Plan] | None = None,
+    compiled: bool = False,
     progress: bool = True,
 ) -> Profile:
     """Measures this machine: the blocks that plans of the model need, collectives, the optimizer.
 
     Without a model (None), what all models share. With `plans`, only the blocks that these need and
-    no ops. With `path`, what is done is kept there and not measured again. `minutes` is the most
+    no ops. `compiled`: blocks as torch.compile makes them too, so that plans may ask for it; so
+    does the constraint `compile=true`. With `path`, what is done is kept there and not measured again. `minutes` is the most
     that it takes; what most plans need comes first.
 
     Under torchrun every rank calls it: one per device of the cluster. Else it forks on a CPU, so it
@@ -72,7 +74,7 @@ def profile(
         run = kind(cluster, store, this_machine(device), device, shown, minutes)
         run.check()
         store.add(run.machine)
-        run.tasks("blocks", graph, _blocks(problem, plans))
+        run.tasks("blocks", graph, _blocks(problem, plans, compiled))
         run.tasks("optimizer", None, optimizer_tasks(optimizer, run.free_bytes))
         run.collectives()
         run.copies()
@@ -99,10 +101,15 @@ def _problem(
     )
 
 
-def _blocks(problem: Problem | None, plans: Sequence[Plan] | None) -> Sequence[Task]:
+def _blocks(
+    problem: Problem | None, plans: Sequence[Plan] | None, compiled: bool
+) -> Sequence[Task]:
     if problem is None:
         return ()
-    return block_tasks(problem) if plans is None else tasks_of_plans(problem, plans)
+    if plans is not None:
+        return tasks_of_plans(problem, plans)
+    asked = pinned(problem.constraints, "compile") == "true"
+    return block_tasks(problem, compiled=compiled or asked)
 
 
 def _device(cluster: Cluster) -> torch.device:

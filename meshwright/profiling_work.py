@@ -1,7 +1,7 @@
 """What there is to measure for a model on a cluster: the blocks that plans of it can need."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from meshwright.costmodel.tables import PRELUDE, Spot
@@ -29,6 +29,7 @@ class Local:
     samples: int
     dp: int
     model: ModelMesh
+    compiled: bool = False
 
     @property
     def model_size(self) -> int:
@@ -36,18 +37,20 @@ class Local:
 
     def spot(self, device: str) -> Spot:
         """Its costs without those of links."""
-        return Spot(self.samples, self.dp, self.model, device, (), ((),) * len(self.model))
+        levels = ((),) * len(self.model)
+        return Spot(self.samples, self.dp, self.model, device, (), levels, self.compiled)
 
 
-def block_tasks(problem: Problem) -> list[BlockTask]:
+def block_tasks(problem: Problem, *, compiled: bool = False) -> list[BlockTask]:
     """Every distinct block at every number of samples and tensor-parallel size that even meshes
-    need; those that most plans need come first."""
+    need; those that most plans need come first. `compiled`: as torch.compile makes them too."""
     blocks = distinct_blocks(problem.graph)
     work = _Work(problem)
     for local, uses in locals_of(problem).items():
         layouts = {x.pattern: x for x in problem.layouts(local.model)}
         for block, repeats in blocks:
-            work.add(block, local, layouts, uses * repeats)
+            for one in (local, replace(local, compiled=True))[: 1 + compiled]:
+                work.add(block, one, layouts, uses * repeats)
     return work.ranked()
 
 
@@ -61,7 +64,8 @@ def tasks_of_plans(problem: Problem, plans: Iterable[Plan]) -> list[BlockTask]:
             layouts |= {pattern: plan.layout(name) for pattern, name in stage.layouts.items()}
             for samples in set(stage.batch_shares) - {0}:
                 for block in plan.stage_blocks(problem.graph, index):
-                    work.add(block, Local(samples, stage.dp, stage.model), layouts, 1)
+                    local = Local(samples, stage.dp, stage.model, stage.compile)
+                    work.add(block, local, layouts, 1)
     return work.ranked()
 
 
@@ -151,6 +155,7 @@ def _plan_around(
             mesh={"dp_replicate": local.dp, "dp_shard": 1, **dict(local.model)},
             devices=tuple(range(number * size, (number + 1) * size)),
             batch_shares=(local.samples,) * local.dp,
+            compile=local.compiled,
             layouts={p: layouts[p].name for p in {*(b.pattern for b in run), PRELUDE}},
         )
         for number, run in enumerate([run for run in runs if run])

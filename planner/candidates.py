@@ -25,12 +25,14 @@ from meshwright.ir.plan import (
 )
 from meshwright.ir.schedule import Schedule, halves_backwards
 from meshwright.planner.notes import notes_of
-from meshwright.planner.pins.constraints import pinned
+from meshwright.planner.pins.constraints import STAGE_AWARE, pinned
 from meshwright.planner.placed_kernels import put_in
 from meshwright.planner.predict import predict_plan
 from meshwright.planner.problem import Problem
 from meshwright.planner.saved_modes import pinned_policy, policy_of
 from meshwright.planner.schedule_tools import make_schedule, stages_per_rank
+from meshwright.planner.stage_aware import recomputable as recomputable
+from meshwright.planner.stage_aware import stage_aware
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +107,8 @@ def build_plan(problem: Problem, choice: Choice, *, predict: bool = True) -> Pla
         layouts=tuple(layout for kind in kinds for layout in problem.layouts(*kind)),
         profile=profile_id(problem),
     )
+    if pinned(problem.constraints, "recompute") == STAGE_AWARE:
+        plan = replace(plan, stages=stage_aware(plan, problem.graph, 1.0))
     plan = replace(plan, notes=notes_of(problem, plan), kernels=put_in(problem, plan))
     return replace(plan, predicted=predict_plan(problem, plan)) if predict else plan
 
@@ -153,6 +157,7 @@ def _stage(problem: Problem, choice: Choice, stage: StageChoice) -> Stage:
         recompute=dict.fromkeys(stage.recompute, "full"),
         saved=_saved(problem, stage, blocks),
         overlap=_asked_overlap(problem, choice, stage),
+        compile=_asks_compile(problem, choice),
         layouts={
             layout.pattern: layout.name
             for layout in problem.layouts(stage.model, stage.variant)
@@ -209,14 +214,10 @@ def _asked_overlap(problem: Problem, choice: Choice, stage: StageChoice) -> Over
     return next(level for level in OVERLAPS if level == asked)
 
 
-def recomputable(graph: Graph, blocks: Sequence[Block]) -> tuple[str, ...]:
-    """Patterns among `blocks` that full recompute is for: those that repeat in the model, or all.
-
-    The head and the loss are left out where there are layers: they are live at their backward.
-    """
-    count = graph.pattern_counts
-    repeated = any(n > 1 for n in count.values())
-    return tuple(dict.fromkeys(b.pattern for b in blocks if count[b.pattern] > 1 or not repeated))
+def _asks_compile(problem: Problem, choice: Choice) -> bool:
+    """Whether a pin asks for it, where backwards are whole; else it is tried on good plans only."""
+    asked = pinned(problem.constraints, "compile") == "true"
+    return asked and not halves_backwards(choice.table())
 
 
 def even_cuts(work: Sequence[float], num_stages: int) -> tuple[int, ...]:

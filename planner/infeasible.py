@@ -97,6 +97,7 @@ def _value_of(problem: Problem, item: Constraint, plan: Plan) -> str:
         "schedule": plan.schedule.name,
         "recompute": "full" if any(s.recompute for s in plan.stages) else "none",
         "saved": saved_name(plan),
+        "compile": "true" if any(s.compile for s in plan.stages) else "false",
     }
     if item.name in values:
         return f"{item.name}={values[item.name]}"

@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 
 from meshwright.ir.plan import Plan
+from meshwright.planner.compiled import measured_compiled
 from meshwright.planner.inside.explain import batch_norms
+from meshwright.planner.pins.constraints import pinned
 from meshwright.planner.problem import Problem
 from meshwright.planner.profiles import profile_notes
 
@@ -12,14 +14,25 @@ def notes_of(problem: Problem, plan: Plan) -> tuple[str, ...]:
     """Sentences, most important first."""
     measured = profile_notes(problem.tables.profile, problem.cluster)
     return (
-        *_overlap(plan), *_batch(problem, plan), *_whole(problem, plan), *_idle(plan),
-        *_found(problem), *measured,
+        *_overlap(plan), *_compile(problem, plan), *_batch(problem, plan), *_whole(problem, plan),
+        *_idle(plan), *_found(problem), *measured,
     )  # fmt: skip
 
 
 def _overlap(plan: Plan) -> Iterator[str]:
     if any(stage.overlap != "none" for stage in plan.stages):
         yield "other work goes on beside collectives of blocks; the bound is of plans without that"
+
+
+def _compile(problem: Problem, plan: Plan) -> Iterator[str]:
+    """Why blocks are not compiled, or what is not known of those that are."""
+    known = measured_compiled(problem, plan)
+    said = "`meshwright profile --compile` measures them"
+    if any(stage.compile for stage in plan.stages) and not known:
+        yield f"compiled blocks are predicted as others are: nobody has measured them; {said}"
+    elif problem.tables.profile and problem.tables.profile.blocks and not known:
+        if pinned(problem.constraints, "compile") is None:
+            yield f"torch.compile is not tried: the profile has no compiled blocks; {said}"
 
 
 def _batch(problem: Problem, plan: Plan) -> Iterator[str]:

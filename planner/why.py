@@ -62,6 +62,8 @@ def name_of(plan: Plan) -> str:
     if (saved := saved_name(plan)) != "none":
         parts.append(saved)
     parts += sorted({f"overlap {s.overlap}" for s in plan.stages if s.overlap != "none"})
+    if any(stage.compile for stage in plan.stages):
+        parts.append("compile")
     return " ".join(parts)
 
 

@@ -23,6 +23,7 @@ from meshwright.ir.trace import trace
 from meshwright.runtime import checkpoint
 from meshwright.runtime.batch import BatchCutter, as_batch
 from meshwright.runtime.build import RankParts, build_rank
+from meshwright.runtime.compiling import check_compiler
 from meshwright.runtime.executor import Executor, Progress
 from meshwright.runtime.export import export
 from meshwright.runtime.failure import Failures
@@ -93,6 +94,7 @@ def compile(
         )  # fmt: skip
     check_model(plan, graph)
     check_identity(identity(plan, graph))
+    check_compiler(plan, chosen.type)
     programs = lower(graph, plan, rank())
     parts = build_rank(plan, graph, programs, model_tensors(model), rank(), chosen, seed)
     made = make_optimizer(

@@ -6,18 +6,19 @@ import pytest
 
 from meshwright.costmodel.simulate import StageTimes, simulate
 from meshwright.ir.cluster import Cluster
+from meshwright.ir.errors import PlanError
 from meshwright.ir.plan import Plan
 from meshwright.ir.schedule import EARLY
 from meshwright.ir.trace import trace
 from meshwright.ir.verify import check
 from meshwright.planner.candidates import build_plan, uniform_choice
 from meshwright.planner.finish import variants
-from meshwright.planner.finishing.stage_aware import ratios, stage_aware
 from meshwright.planner.pins.constraints import MemoryCap
 from meshwright.planner.predict import excess_bytes
 from meshwright.planner.problem import Problem, make_problem
 from meshwright.planner.schedule_tools import SCHEDULES, make_schedule, recomputes_early
 from meshwright.planner.search import search_problem
+from meshwright.planner.stage_aware import is_stage_aware, ratios, stage_aware
 from tests.equality import check_equal
 from tests.models import CASES
 from tests.planner.problems import cluster, mlp, problem
@@ -51,7 +52,8 @@ def test_stage_aware_zero3_with_values_made_again_equals_one_process() -> None:
     choice = uniform_choice(
         asked, pp=2, dp_shard=2, zero=3, num_microbatches=4, schedule=NAMES[0], recompute="full"
     )
-    plan = stage_aware(asked, build_plan(asked, choice), 0.5)
+    plan = build_plan(asked, choice)
+    plan = replace(plan, stages=stage_aware(plan, asked.graph, 0.5))
     assert [len(stage.recompute) for stage in plan.stages] == [1, 0]
     layer = next(b for b in plan.stage_blocks(asked.graph, 1) if "h" in b.name)
     stages = (plan.stages[0], replace(plan.stages[1], saved={layer.name: {"*act*": "recompute"}}))
@@ -133,6 +135,25 @@ def test_search_recomputes_less_in_later_stages_where_memory_is_short() -> None:
     assert tried[-1].predicted.step_s < plain.predicted.step_s
     counts = [len(stage.recompute) for stage in tried[-1].stages]
     assert counts == sorted(counts, reverse=True) and counts[-1] == 0 < counts[0]
+
+
+def test_stage_aware_can_be_pinned() -> None:
+    pins = ("pp=4", "num_microbatches=8", "tp=1", "schedule=one_f_one_b")
+
+    def found(*more: str) -> Plan:
+        return search_problem(problem(mlp(16), machine(), constraints=(*pins, *more)), "ilp")
+
+    full, kept = found("recompute=full"), found("recompute=none")
+    assert full.predicted and kept.predicted
+    room = (full.predicted.peak_bytes + kept.predicted.peak_bytes) // 2
+    plan = found("recompute=stage_aware", f"memory<={room}B")
+    counts = [len(stage.recompute) for stage in plan.stages]
+    assert counts == sorted(counts, reverse=True) and counts[-1] == 0 < counts[0]
+    assert is_stage_aware(plan, mlp(16)) and not is_stage_aware(full, mlp(16))
+    assert plan.predicted and plan.predicted.peak_bytes <= room
+    assert kept.predicted.step_s < plan.predicted.step_s < full.predicted.step_s
+    with pytest.raises(PlanError, match="write recompute=stage_aware"):
+        problem(mlp(16), machine(), constraints=("stage 0 recompute=stage_aware",))
 
 
 def test_what_is_offloaded_is_not_kept_too() -> None:

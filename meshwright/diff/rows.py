@@ -75,6 +75,7 @@ def _described(plan: Plan, index: int) -> dict[str, str]:
         "recompute": _keys(stage.recompute) or "-",
         "saved": _saved(stage) or "-",
         "overlap": "-" if stage.overlap == "none" else stage.overlap,
+        "compile": "yes" if stage.compile else "-",
     }
 
 

@@ -49,5 +49,6 @@ def overlapped(problem: Problem, plan: Plan, level: Overlap) -> Plan:
 
 
 def overlaps(plan: Plan) -> bool:
-    """Whether something goes on beside collectives: bounds take these as they come."""
-    return any(stage.overlap != "none" for stage in plan.stages)
+    """Whether something goes on beside collectives, or blocks are compiled: bounds take collectives
+    and blocks as they come."""
+    return any(stage.overlap != "none" or stage.compile for stage in plan.stages)

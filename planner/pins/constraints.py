@@ -12,6 +12,7 @@ from meshwright.ir.plan import MODEL_AXES, ModelMesh, model_mesh
 from meshwright.planner.pins.decision_model import parse_constraints as parse_constraints
 from meshwright.planner.pins.decision_text import parse_constraint as parse_constraint
 from meshwright.planner.pins.decisions import EVERYWHERE as EVERYWHERE
+from meshwright.planner.pins.decisions import STAGE_AWARE as STAGE_AWARE
 from meshwright.planner.pins.decisions import Constraint as Constraint
 from meshwright.planner.pins.decisions import MemoryCap as MemoryCap
 from meshwright.planner.pins.decisions import OnStage as OnStage

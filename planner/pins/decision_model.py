@@ -1,6 +1,6 @@
 """Constraints checked against the model and the cluster that they are for."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
@@ -24,8 +24,22 @@ def parse_constraints(
 ) -> tuple[Constraint, ...]:
     """All constraints in a canonical order, checked against block and parameter names."""
     found = {_checked(parse_constraint(item), graph, cluster): None for item in given}
+    if Pin("compile", "true") in found:
+        found |= _of_compiled(found)
     placement_rules(found, graph)  # refuses what cannot hold together
     return tuple(sorted(found, key=lambda item: (type(item).__name__, str(item))))
+
+
+def _of_compiled(found: Iterable[Constraint]) -> dict[Constraint, None]:
+    """What follows for compiled blocks: what their ops keep is torch.compile's to say."""
+    kept = Pin("saved", "none")
+    for item in found:
+        if isinstance(item, Pin) and item.name == "saved" and item != kept:
+            raise PlanError(
+                f"constraints compile=true and {item}: what single ops of compiled blocks keep is "
+                "torch.compile's to say; nearest is recompute=full"
+            )
+    return {kept: None}
 
 
 def _checked(item: Constraint, graph: Graph, cluster: Cluster | None) -> Constraint:

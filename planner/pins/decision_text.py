@@ -1,7 +1,8 @@
 """The text form of constraints: `[stage K | block GLOB] NAME RELATION VALUE`, and a few phrases.
 
 tp=2   tp<=4   pp in 1,2,4   num_microbatches>=8   stage 0 zero=3   block h.* recompute=full
-overlap=block   block h.3 on stage 1   block h.3 starts stage 1   block h.* layout=h.* tp2
+overlap=block   compile=true   recompute=stage_aware   block h.* layout=h.* tp2
+block h.3 on stage 1   block h.3 starts stage 1
 stage 0 devices 0-3,8   stage 0 mesh dp_shard=2,tp=2   stage 0 shares 3,1
 stage 0 device_type=v100-32   place h.*.attn tp=R   place *.c_fc.weight tp=S(1)
 memory<=60GB   step<=1.2s
@@ -20,6 +21,7 @@ from meshwright.planner.pins.decisions import (
     NUMBERS,
     OF_ALL,
     OF_BLOCKS,
+    STAGE_AWARE,
     WORDS,
     Constraint,
     MemoryCap,
@@ -36,7 +38,8 @@ from meshwright.planner.pins.decisions import (
 )
 from meshwright.planner.schedule_tools import MADE, SCHEDULES
 
-RECOMPUTE = ("none", "full")
+RECOMPUTE = ("none", "full", STAGE_AWARE)
+COMPILE = ("false", "true")
 SAVED = ("none", "selective", "offload")
 """What becomes of the values of layers that the backward needs (`planner.saved_modes`)."""
 EXAMPLES = (
@@ -122,6 +125,11 @@ def _pin(text: str, scope: Scope, name: str, relation: str, value: str) -> Pin:
     if name == "saved" and relation == "in":
         nearest = near(value.split(",")[0].strip(), SAVED)
         raise PlanError(f"constraint {text}: saved is pinned to one word; write saved={nearest}")
+    if STAGE_AWARE in value and (relation == "in" or scope != EVERYWHERE):
+        raise PlanError(
+            f"constraint {text}: {STAGE_AWARE} says how much each of all stages recomputes; write "
+            f"recompute={STAGE_AWARE}"
+        )
     parts = value.split(",") if relation == "in" else [value]
     values = tuple(_value(text, name, part.strip()) for part in parts)
     if relation == "in":
@@ -139,7 +147,7 @@ def _value(text: str, name: str, value: str) -> Value:
             raise PlanError(f"constraint {text}: {name} must be {legal}")
         return int(value)
     words = {"schedule": (*SCHEDULES, MADE), "recompute": RECOMPUTE, "saved": SAVED,
-             "overlap": OVERLAPS}.get(name, ())  # fmt: skip
+             "overlap": OVERLAPS, "compile": COMPILE}.get(name, ())  # fmt: skip
     if words and value not in words:
         raise PlanError(f"constraint {text}: nearest legal value is {near(value, words)!r}")
     return value

@@ -7,6 +7,7 @@ from meshwright.ir.graph import Block, Graph
 from meshwright.ir.layout import R, parse_placement
 from meshwright.ir.plan import MODEL_AXES, Plan, Stage, param_key
 from meshwright.planner.pins.decisions import (
+    STAGE_AWARE,
     Constraint,
     MemoryCap,
     OnStage,
@@ -22,6 +23,7 @@ from meshwright.planner.pins.decisions import (
 )
 from meshwright.planner.pins.placement_rules import lies, parameter_names
 from meshwright.planner.saved_names import saved_name
+from meshwright.planner.stage_aware import is_stage_aware
 
 
 def broken(constraints: Iterable[Constraint], plan: Plan, graph: Graph) -> tuple[Constraint, ...]:
@@ -87,6 +89,8 @@ def _pin_holds(pin: Pin, plan: Plan, graph: Graph) -> bool:
             return pin.admits(plan.schedule.name)
         case "saved":
             return pin.admits(saved_name(plan))
+        case "recompute" if pin.value == STAGE_AWARE:
+            return is_stage_aware(plan, graph)
     found = _covered(pin.scope, plan, graph)
     return bool(found) and all(_admits(pin, stage, blocks) for stage, blocks in found)
 
@@ -103,6 +107,8 @@ def _admits(pin: Pin, stage: Stage, blocks: tuple[Block, ...]) -> bool:
             return all(pin.admits(stage.layouts.get(block.pattern, "")) for block in named)
         case "overlap":
             return stage.model_size == 1 or pin.admits(stage.overlap)
+        case "compile":
+            return pin.admits("true" if stage.compile else "false")
         case "prefetch":
             asked = pin.value not in (0, (0,)) and pin.relation in ("=", ">=", "in")
             return pin.admits(stage.prefetch) and (stage.zero == 3 or not asked)

@@ -60,7 +60,7 @@ def measure_block(
     while agree(rounds < _ROUNDS[0] or (rounds < _ROUNDS[1] and perf_counter() < ends)):
         _passes(made, watch, seen, agree)
         if rounds % _RARELY == 0:
-            _halves(made, watch, seen)
+            _halves(made, watch, seen, split=not task.compiled)
         rounds += 1
     return _record(task, seen, saved, workspace, processes)
 
@@ -83,12 +83,13 @@ def _passes(made: Sequence[Layer], watch: Stopwatch, seen: _Seen, agree: Agree) 
             backward.append(watch.time(layer.backward)[1])
 
 
-def _halves(made: Sequence[Layer], watch: Stopwatch, seen: _Seen) -> None:
-    _forward(made, watch, seen.forward)
-    for layer in reversed(made):
-        seen.inputs.append(watch.time(layer.backward_input)[1])
-    for layer in reversed(made):
-        seen.weights.append(watch.time(layer.backward_weight)[1])
+def _halves(made: Sequence[Layer], watch: Stopwatch, seen: _Seen, *, split: bool) -> None:
+    if split:
+        _forward(made, watch, seen.forward)
+        for layer in reversed(made):
+            seen.inputs.append(watch.time(layer.backward_input)[1])
+        for layer in reversed(made):
+            seen.weights.append(watch.time(layer.backward_weight)[1])
     for layer in made:
         seen.no_grad.append(watch.time(partial(layer.forward, keep=False))[1])
 
@@ -112,8 +113,8 @@ def _record(
         processes=processes,
         forward=summarised(seen.forward),
         backward=summarised(seen.backward),
-        backward_input=summarised(seen.inputs),
-        backward_weight=summarised(seen.weights),
+        backward_input=summarised(seen.inputs) if seen.inputs else None,
+        backward_weight=summarised(seen.weights) if seen.weights else None,
         no_grad_forward=summarised(seen.no_grad),
         accumulate=_more(seen.accumulating, seen.backward),
         saved_bytes=saved,
@@ -176,6 +177,9 @@ def merged(records: Sequence[BlockRecord]) -> BlockRecord:
     def together(name: str) -> Timing:
         return mean([getattr(record, name) for record in records])
 
+    def half(name: str) -> Timing | None:
+        return None if getattr(first, name) is None else together(name)
+
     return BlockRecord(
         key=first.key,
         pattern=first.pattern,
@@ -184,8 +188,8 @@ def merged(records: Sequence[BlockRecord]) -> BlockRecord:
         processes=first.processes,
         forward=together("forward"),
         backward=together("backward"),
-        backward_input=together("backward_input"),
-        backward_weight=together("backward_weight"),
+        backward_input=half("backward_input"),
+        backward_weight=half("backward_weight"),
         no_grad_forward=together("no_grad_forward"),
         accumulate=together("accumulate"),
         saved_bytes=max(record.saved_bytes for record in records),

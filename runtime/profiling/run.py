@@ -160,7 +160,8 @@ def describe(task: Task) -> str:
     """For people."""
     if isinstance(task, BlockTask):
         mesh = "".join(f", {axis} {size}" for axis, size in task.model)
-        return f"{task.pattern}, {task.samples} samples{mesh}"
+        made = ", compiled" if task.compiled else ""
+        return f"{task.pattern}, {task.samples} samples{mesh}{made}"
     if isinstance(task, OpTask):
         shapes = " ".join("x".join(map(str, o.shape)) for o in task.operands)
         return f"{task.target} {shapes} {task.dtype}"

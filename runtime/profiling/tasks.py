@@ -23,6 +23,10 @@ class BlockTask:
         return self.plan.stages[self.stage].batch_shares[0]
 
     @property
+    def compiled(self) -> bool:
+        return self.plan.stages[self.stage].compile
+
+    @property
     def model(self) -> ModelMesh:
         return self.plan.stages[self.stage].model
 
