@@ -1,17 +1,19 @@
 """How much of slow collectives `Stage.overlap` hides on real ranks, against what is predicted.
 
-python -m benchmarks.overlap [--shares 0.25 0.5 0.75] [--steps 7]
+python -m benchmarks.overlap [--shares 0.25 0.5 0.75] [--steps 7] [--width 1280] [--layers 2]
+    [--tokens 128]
 
 Two Gloo processes train a GPT-2 under tensor parallelism of 2. Every collective of the model axis
 is made to last as long as the cost model says of a link: it goes at once, and whoever waits for it
 waits until that time is over, one after the other as on a wire. The link's bandwidth is such that
-all collectives take the given share of the computing. Levels take turns, step by step.
+all collectives take the given share of the computing. Levels take turns, step by step. What halves
+cost by themselves is seen where the wire takes no time.
 """
 
 import argparse
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import median
 
 import torch
@@ -36,7 +38,17 @@ from meshwright.runtime.job import compile as compile_job
 from tests.codegen.test_models import split_all
 from tests.spawn import run_ranks
 
-BATCH, SEQUENCE, MICROBATCHES, RANKS = 8, 128, 1, 2
+BATCH, MICROBATCHES, RANKS = 8, 1, 2
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of a GPT-2."""
+
+    width: int
+    layers: int
+    tokens: int
+    """Of a sequence."""
 
 
 class SlowLine:
@@ -88,16 +100,17 @@ class SlowLine:
         return wait
 
 
-def build() -> nn.Module:
+def build(size: Size) -> nn.Module:
     torch.manual_seed(0)
     return GPT2LMHeadModel(GPT2Config(
-        vocab_size=512, n_positions=SEQUENCE, n_embd=1280, n_layer=2, n_head=10, resid_pdrop=0.0,
-        embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0, use_cache=False,
+        vocab_size=512, n_positions=size.tokens, n_embd=size.width, n_layer=size.layers,
+        n_head=size.width // 128, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0,
+        eos_token_id=0, use_cache=False,
     )).train()  # fmt: skip
 
 
-def batch() -> dict[str, Tensor]:
-    ids = torch.randint(2, 512, (BATCH, SEQUENCE), generator=torch.Generator().manual_seed(1))
+def batch(size: Size) -> dict[str, Tensor]:
+    ids = torch.randint(2, 512, (BATCH, size.tokens), generator=torch.Generator().manual_seed(1))
     return {"input_ids": ids, "labels": ids}
 
 
@@ -135,13 +148,14 @@ def at_share(graph: Graph, cluster: Cluster, share: float) -> tuple[Problem, dic
 
 
 def train(
-    graph: Graph, plans: dict[Overlap, Plan], levels: Levels, steps: int
+    size: Size, graph: Graph, plans: dict[Overlap, Plan], levels: Levels, steps: int
 ) -> dict[str, list[float]]:
-    """Seconds of steps of each level, and of no overlap on a wire that takes no time."""
+    """Seconds of steps of each level, and of whole micro-batches and halves on a wire that takes no
+    time."""
     torch.set_num_threads(1)
-    jobs = {level: _job(graph, plan, levels) for level, plan in plans.items()}
-    free = {"free": _job(graph, plans["none"], ())}
-    data = batch()
+    jobs = {level: _job(size, graph, plan, levels) for level, plan in plans.items()}
+    free = {f"free {n}": _job(size, graph, plans[n], ()) for n in ("none", "block")}
+    data = batch(size)
     found: dict[str, list[float]] = {name: [] for name in (*free, *jobs)}
     for _ in range(steps + 1):
         for name, job in {**free, **jobs}.items():
@@ -151,8 +165,8 @@ def train(
     return {name: seconds[1:] for name, seconds in found.items()}
 
 
-def _job(graph: Graph, plan: Plan, levels: Levels) -> Job:
-    job = compile_job(build(), plan, optimizer="sgd", lr=1e-4, device="cpu", graph=graph)
+def _job(size: Size, graph: Graph, plan: Plan, levels: Levels) -> Job:
+    job = compile_job(build(size), plan, optimizer="sgd", lr=1e-4, device="cpu", graph=graph)
     for stage in job.parts.stages.values():
         lines = stage.comm._lines
         lines["tp"] = SlowLine(lines["tp"], lambda p, n: collective_time(p, n, levels))
@@ -167,31 +181,51 @@ def row(share: float, plans: dict[Overlap, Plan], seconds: dict[str, list[float]
         can_s = step_s(plans["none"]) - step_s(plans[level])
         did_s = took["none"] - took[level]
         lines.append(
-            f"| {share:g} | {took['free'] * 1e3:.0f} | {took['none'] * 1e3:.0f} | {level} | "
+            f"| {share:g} | {took['free none'] * 1e3:.0f} | {took['none'] * 1e3:.0f} | {level} | "
             f"{took[level] * 1e3:.0f} | {did_s * 1e3:.0f} | {can_s * 1e3:.0f} | "
             f"{did_s / can_s:.0%} |"
         )
     return lines
 
 
+def halves_cost(plan: Plan, plain: Plan) -> float:
+    """Seconds that working in halves adds to the computing, as predicted."""
+    assert plan.predicted and plain.predicted
+    one, other = plan.predicted.breakdown, plain.predicted.breakdown
+    assert one and other
+    return one.forward_s + one.backward_s - other.forward_s - other.backward_s
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shares", type=float, nargs="+", default=[0.25, 0.5, 0.75])
     parser.add_argument("--steps", type=int, default=7)
+    parser.add_argument("--width", type=int, default=1280)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=128)
     given = parser.parse_args()
+    size = Size(given.width, given.layers, given.tokens)
     machine = measure_local(RANKS)
-    graph = trace(build(), batch())
+    graph = trace(build(size), batch(size))
     print("| share | no wire, ms | no overlap, ms | level | ms | hidden | predicted | of it |")
     print("|---|---|---|---|---|---|---|---|")
     for share in given.shares:
         problem, plans = at_share(graph, machine, share)
         levels = CostTables(graph, problem.cluster, "fp32").levels(tuple(range(RANKS)))
-        found = run_ranks(RANKS, train, graph, plans, levels, given.steps, timeout_s=300.0)
+        found = run_ranks(RANKS, train, size, graph, plans, levels, given.steps, timeout_s=300.0)
         # The slower rank of each step.
         slowest = {n: [max(pair) for pair in zip(*(f[n] for f in found), strict=True)]
                    for n in found[0]}  # fmt: skip
         for line in row(share, plans, slowest):
             print(line, flush=True)
+        free = {n: median(slowest[f"free {n}"]) for n in ("none", "block")}
+        cost_s = halves_cost(plans["block"], plans["none"])
+        print(
+            f"halves alone: {(free['block'] - free['none']) * 1e3:.0f} ms, predicted "
+            f"{cost_s * 1e3:.0f}; a step without a wire {free['none'] * 1e3:.0f} ms, predicted "
+            f"{(step_s(plans['none']) - tensor_s(plans['none'])) * 1e3:.0f}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -212,6 +212,9 @@ def _driver(
         given = ", ".join(f"values[{_text(n)}]" for n in (*call.params, *call.inputs))
         made = ", ".join(f"values[{_text(n)}]" for n in call.outputs)
         lines += [f"    # {how} what {key} makes" for key, how in call.saved.items()]
+        lines += ["    # `runtime.chain`: a half goes on from the block before by itself."] * (
+            call.follows
+        )
         lines.append(f"    comm.block = {_text(call.block)}" + "  # recomputed" * call.recompute)
         target = f"    ({made},)"
         if len(target) > 80:

@@ -6,7 +6,7 @@ then is the first waited for. Phases have graphs of their own, so that backward 
 order of forward.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,61 +60,76 @@ class Halves:
 
     def forward(
         self, comm: Comm, tensors: Sequence[Tensor], *, graph: bool
-    ) -> tuple[tuple[Tensor, ...], "_Run"]:
-        run = _Run(self, comm, tensors, graph)
-        return run.forward(), run
+    ) -> tuple[tuple[Tensor, ...], "Run"]:
+        inputs = tensors[self.num_params :]
+        parts = [self.entering(x, i, graph=graph) for i, x in enumerate(inputs)]
+        run = Run(self, comm, tensors[: self.num_params], graph)
+        turns = {half: run.forward(half, [part[half] for part in parts]) for half in (0, 1)}
+        take_turns(comm, self.samples[0], turns)
+        joined = (torch.cat([run.results(half)[i].detach() for half in (0, 1)], dim)
+                  for i, dim in enumerate(self.joins))  # fmt: skip
+        return tuple(joined), run
 
+    def entering(self, x: Tensor, index: int, *, graph: bool) -> list[Tensor]:
+        """Input `index` as each half reads it: a leaf."""
+        parts = self.parts(x, self.splits[index])
+        return [part.detach().requires_grad_(graph and x.requires_grad) for part in parts]
 
-class _Run:
-    """One micro-batch."""
-
-    def __init__(self, halves: Halves, comm: Comm, tensors: Sequence[Tensor], graph: bool) -> None:
-        self.halves, self.comm, self.graph = halves, comm, graph
-        self.offset = comm.sample_offset
-        self.shared, self.tapes = _Tape(), (_Tape(), _Tape())
-        self.params = tensors[: halves.num_params]
-        self._enter(tensors[halves.num_params :])
-
-    def _enter(self, inputs: Sequence[Tensor]) -> None:
-        names = self.halves.cuts[0].arguments
-        self.shared.values |= dict(zip(names, self.params, strict=False))
-        for name, x, dim in zip(
-            names[self.halves.num_params :], inputs, self.halves.splits, strict=True
-        ):
-            for tape, part in zip(self.tapes, self._parts(x, dim), strict=True):
-                leaf = part.detach()
-                tape.values[name] = leaf.requires_grad_(self.graph and x.requires_grad)
-
-    def _parts(self, x: Tensor, dim: int | None) -> tuple[Tensor, ...]:
+    def parts(self, x: Tensor, dim: int | None) -> tuple[Tensor, ...]:
+        """A value of the micro-batch as the halves have it."""
         if dim is None:
             return x, x
-        per_sample = x.shape[dim] // sum(self.halves.samples)
-        return torch.split_with_sizes(x, [n * per_sample for n in self.halves.samples], dim)
+        per_sample = x.shape[dim] // sum(self.samples)
+        return torch.split_with_sizes(x, [n * per_sample for n in self.samples], dim)
 
-    def _take_turns(self, turns: Sequence[tuple[int, Turns]]) -> None:
-        """One half after the other, each as far as its next collective."""
-        left = list(turns)
-        while left:
-            for half in list(left):
-                self.comm.sample_offset = self.offset + half[0] * self.halves.samples[0]
-                if next(half[1], True):
-                    left.remove(half)
-        self.comm.sample_offset = self.offset
+
+def take_turns(comm: Comm, first: int, turns: Mapping[int, Turns]) -> None:
+    """One half after the other, each as far as its next collective. `first`: samples of half 0."""
+    offset, left = comm.sample_offset, dict(turns)
+    while left:
+        for half, turn in list(left.items()):
+            comm.sample_offset = offset + half * first
+            if next(turn, True):
+                del left[half]
+    comm.sample_offset = offset
+
+
+def gradient(leaves: Sequence[Tensor], dim: int | None) -> Tensor | None:
+    """That of a value of which the halves have read these leaves."""
+    if not leaves[0].requires_grad:
+        return None
+    found = [torch.zeros_like(x) if x.grad is None else x.grad for x in leaves]
+    return found[0] + found[1] if dim is None else torch.cat(found, dim)
+
+
+def add(leaf: Tensor, more: Tensor) -> None:
+    """Adds to the gradient of a leaf."""
+    if leaf.requires_grad:
+        leaf.grad = more if leaf.grad is None else leaf.grad + more
+
+
+class Run:
+    """A block on the halves of one micro-batch."""
+
+    def __init__(self, halves: Halves, comm: Comm, params: Sequence[Tensor], graph: bool) -> None:
+        self.halves, self.comm, self.graph = halves, comm, graph
+        self.shared, self.tapes = _Tape(), (_Tape(), _Tape())
+        self.params = params
+        self.shared.values |= dict(zip(halves.cuts[0].arguments, params, strict=False))
+
+    def results(self, half: int) -> list[Tensor]:
+        """Of a half that is through, as leaves."""
+        return [self.tapes[half].values[name] for name in self.halves.cuts[0].results]
 
     # Forward.
 
-    def forward(self) -> tuple[Tensor, ...]:
-        cuts = self.halves.cuts
-        self._compute(cuts[0].phases[0], 0, self.shared)
-        for tape in self.tapes:
-            tape.values = self.shared.values | tape.values
-        self._take_turns([(i, self._forward(cuts[i], self.tapes[i])) for i in (0, 1)])
-        return tuple(
-            torch.cat([tape.values[name].detach() for tape in self.tapes], dim)
-            for name, dim in zip(cuts[0].results, self.halves.joins, strict=True)
-        )
-
-    def _forward(self, cut: Cut, tape: _Tape) -> Turns:
+    def forward(self, half: int, inputs: Sequence[Tensor]) -> Turns:
+        """Computes a half from its inputs, which are leaves."""
+        cut, tape = self.halves.cuts[half], self.tapes[half]
+        names = self.halves.cuts[0].arguments[self.halves.num_params :]
+        if 0 not in self.shared.made:
+            self._compute(self.halves.cuts[0].phases[0], 0, self.shared)
+        tape.values = self.shared.values | dict(zip(names, inputs, strict=True))
         for number, phase in enumerate(cut.phases[1:], 1):
             self._compute(phase, number, tape)
             begun = []
@@ -141,20 +156,10 @@ class _Run:
 
     # Backward.
 
-    def backward(self, gradients: Sequence[Tensor]) -> list[Tensor | None]:
-        """The gradients of the inputs; those of parameters are added to theirs."""
-        cuts = self.halves.cuts
-        found = zip(cuts[0].results, gradients, self.halves.joins, strict=True)
-        for name, gradient, dim in found:
-            for tape, part in zip(self.tapes, self._parts(gradient, dim), strict=True):
-                _add(tape.values[name], part)
-        self._take_turns([(i, self._backward(cuts[i], self.tapes[i])) for i in (1, 0)])
-        _run_backward(self.shared.made.pop(0))
-        names = cuts[0].arguments[self.halves.num_params :]
-        splits = self.halves.splits
-        return [self._gradient(name, dim) for name, dim in zip(names, splits, strict=True)]
-
-    def _backward(self, cut: Cut, tape: _Tape) -> Turns:
+    def backward(self, half: int) -> Turns:
+        """From the gradients of a half's results to those of its inputs; those of parameters are
+        added to theirs."""
+        cut, tape = self.halves.cuts[half], self.tapes[half]
         for number in range(len(cut.phases) - 1, 0, -1):
             begun = []
             for moved in cut.phases[number].moves:
@@ -165,20 +170,12 @@ class _Run:
             if any(moved.sends_backward for moved, _ in begun):
                 yield
             for moved, arrive in begun:
-                _add(tape.values[moved.source], arrive())
+                add(tape.values[moved.source], arrive())
             _run_backward(tape.made.pop(number))
 
-    def _gradient(self, name: str, dim: int | None) -> Tensor | None:
-        leaves = [tape.values[name] for tape in self.tapes]
-        if not leaves[0].requires_grad:
-            return None
-        found = [torch.zeros_like(x) if x.grad is None else x.grad for x in leaves]
-        return found[0] + found[1] if dim is None else torch.cat(found, dim)
-
-
-def _add(leaf: Tensor, gradient: Tensor) -> None:
-    if leaf.requires_grad:
-        leaf.grad = gradient if leaf.grad is None else leaf.grad + gradient
+    def finish(self) -> None:
+        """The rest of the backward, when both halves are through."""
+        _run_backward(self.shared.made.pop(0))
 
 
 def _run_backward(made: Sequence[tuple[Tensor, Tensor]]) -> None:
@@ -195,7 +192,17 @@ class _Piped(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        run = ctx.run
+        run: Run = ctx.run
         ctx.run = None
-        found = run.backward(gradients)
+        halves, tapes = run.halves, run.tapes
+        for i, (whole, dim) in enumerate(zip(gradients, halves.joins, strict=True)):
+            for half, part in enumerate(halves.parts(whole, dim)):
+                add(run.results(half)[i], part)
+        take_turns(run.comm, halves.samples[0], {half: run.backward(half) for half in (1, 0)})
+        run.finish()
+        names = halves.cuts[0].arguments[halves.num_params :]
+        found = [
+            gradient([tape.values[name] for tape in tapes], dim)
+            for name, dim in zip(names, halves.splits, strict=True)
+        ]
         return (None, None, *[None] * len(run.params), *found)

@@ -77,8 +77,10 @@ def _calls(
 ) -> tuple[Call, ...]:
     """The blocks in order; those that would give the same code share it."""
     codes: dict[str, BlockCode] = {}
-    calls = []
+    calls: list[Call] = []
     stage = at.plan.stages[at.stage]
+    # Replicas exchange parameters and gradients block by block, in one order: all must go alike.
+    goes_on = stage.overlap == "blocks" and len(set(stage.batch_shares)) == 1
     for block in at.blocks:
         outputs = _outputs(at, block, sent)
         key = repr((
@@ -94,10 +96,12 @@ def _calls(
                 code = _overlapped(at, block, known, stored, outputs, code)
             codes[key] = compiled(code) if stage.compile else code
         known |= dict(zip(block.outputs, outputs, strict=True))
+        halved = codes[key].halves is not None and goes_on
+        follows = halved and bool(calls) and calls[-1].code.halves is not None
         calls.append(
             Call(
                 block.name, codes[key], block.params, block.inputs, block.outputs,
-                stage.recomputes(block), stage.keeping(block),
+                stage.recomputes(block), stage.keeping(block), follows=follows,
             )
         )  # fmt: skip
     return tuple(calls)
@@ -155,7 +159,7 @@ def _overlapped(
     level = at.plan.stages[at.stage].overlap
     if level == "none":
         return code
-    if level == "block":
+    if level in ("block", "blocks"):
         halves = in_halves(at, block, known, outputs, lambda there: _code(
             there, block, known, stored, outputs
         ).module)  # fmt: skip

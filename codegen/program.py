@@ -77,6 +77,8 @@ class Call:
     """What becomes of what its ops make for the backward; a node's key is `meta["key"]`."""
     drop: tuple[str, ...] = ()
     """Values that nothing in the stage reads after this call: forget them."""
+    follows: bool = False
+    """Its halves may begin when those of the call before it are through, one by one."""
 
     def run(self, comm: "Comm", *tensors: Tensor) -> tuple[Tensor, ...]:
         """Runs the block on its params and inputs. Checkpoint this, not the module: it says which

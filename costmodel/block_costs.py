@@ -1,7 +1,7 @@
 """Costs of blocks, each computed once: measured where a profile has them, else op by op."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -14,7 +14,14 @@ from meshwright.costmodel.joint import Price, prices
 from meshwright.costmodel.keeping import Makers, Policy, kept_cost, makers_of
 from meshwright.costmodel.keys import block_key
 from meshwright.costmodel.measured_blocks import as_alone, beside, between, measured_cost
-from meshwright.costmodel.overlap import Hidden, beside_weights, can_halve, in_halves
+from meshwright.costmodel.overlap import (
+    Hidden,
+    beside_weights,
+    can_halve,
+    chained,
+    in_halves,
+    is_worth,
+)
 from meshwright.costmodel.walk import GraphFacts, Site, Walk
 from meshwright.ir.device import DeviceType
 from meshwright.ir.graph import Block
@@ -37,6 +44,8 @@ class Spot:
     dp_levels: Levels
     model_levels: tuple[Levels, ...]
     """Tiers of the rank's line on each of the model axes."""
+    compiled: bool = False
+    """By torch.compile."""
     _hash: int = field(init=False, repr=False, compare=False, default=0)
 
     def __post_init__(self) -> None:
@@ -45,8 +54,6 @@ class Spot:
                  self.model_levels, self.compiled)  # fmt: skip
         object.__setattr__(self, "_hash", hash(parts))
 
-    compiled: bool = False
-    """By torch.compile."""
     def __hash__(self) -> int:
         return self._hash
 
@@ -99,6 +106,7 @@ class BlockCosts:
         self._keys: dict[_Id, str] = {}
         self._hidden: dict[tuple[_Kind, Spot, OverlapLevel], Hidden] = {}
         self._joint: dict[_Id, dict[tuple[str, str], Price]] = {}
+        self._chains: dict[tuple[_Id, ...], tuple[Hidden, ...]] = {}
         self._walks: dict[tuple[str, str, ModelMesh, bool], Walk] = {}
         self._apart: set[_Kind] = set()
         """Blocks whose replicas have nothing to do with each other while they run."""
@@ -108,6 +116,8 @@ class BlockCosts:
 
     def cost(self, block: Block, layout: BlockLayout, spot: Spot) -> BlockCost:
         """Of one micro-batch of the block; equal for all blocks of its pattern."""
+        if spot.compiled and not self.is_measured(block, layout, spot):
+            spot = replace(spot, compiled=False)
         at = self._id(block, layout, spot)
         if at not in self._costs:
             walk = self.walk(block, layout, spot)
@@ -116,12 +126,17 @@ class BlockCosts:
                 at = self._id(block, layout, spot)
             cost = summary(walk, block, layout)
             if self._profile and self._devices[spot.device].kind == self._profile.machine.kind:
-        if spot.compiled and not self.is_measured(block, layout, spot):
-            spot = replace(spot, compiled=False)
                 self._keys[at] = self._key(walk, spot)
                 cost = self._measured(block, layout, spot, walk, cost)
             self._costs[at] = cost
         return self._costs[at]
+
+    def is_measured(self, block: Block, layout: BlockLayout, spot: Spot) -> bool:
+        """Whether the profile has the block, of this or other numbers of samples."""
+        if not self._profile or self._devices[spot.device].kind != self._profile.machine.kind:
+            return False
+        known = self.key(block, layout, spot) in self._profile.blocks
+        return known or any(self._neighbours(block, layout, spot))
 
     def kept(self, block: Block, layout: BlockLayout, spot: Spot, policy: Policy) -> BlockCost:
         """The same under a policy on what its ops make (`ir.keeping`)."""
@@ -131,13 +146,6 @@ class BlockCosts:
             makers = self.makers(block, layout, spot)
             self._kept[at, policy] = kept_cost(cost, block, makers, policy)
         return self._kept[at, policy]
-    def is_measured(self, block: Block, layout: BlockLayout, spot: Spot) -> bool:
-        """Whether the profile has the block, of this or other numbers of samples."""
-        if not self._profile or self._devices[spot.device].kind != self._profile.machine.kind:
-            return False
-        known = self.key(block, layout, spot) in self._profile.blocks
-        return known or any(self._neighbours(block, layout, spot))
-
 
     def makers(self, block: Block, layout: BlockLayout, spot: Spot) -> Makers:
         """Who makes what of a block."""
@@ -165,15 +173,36 @@ class BlockCosts:
             self._joint[at] = prices(self.walk(block, layout, spot), laid)
         return self._joint[at]
 
+    def chained(
+        self, blocks: Sequence[Block], layouts: Mapping[str, BlockLayout], spot: Spot
+    ) -> tuple[Hidden, ...]:
+        """The same of a run of blocks whose halves go on from one to the next."""
+        at = tuple(self._id(block, layouts[block.pattern], spot) for block in blocks)
+        if at not in self._chains:
+            walks = {
+                key: [self.walk(block, layout, spot), *self._halved(block, layout, spot)]
+                for key, block in dict(zip(at, blocks, strict=True)).items()
+                for layout in [layouts[block.pattern]]
+            }
+            self._chains[at] = chained([walks[k][0] for k in at], [walks[k][1:] for k in at])
+        return self._chains[at]
+
+    def halves(self, block: Block, layout: BlockLayout, spot: Spot) -> bool:
+        """Whether the block runs on halves of its samples where that is asked for."""
+        found = can_halve(self._facts.graph, block, layout, spot.samples)
+        return found and is_worth(self.walk(block, layout, spot))
+
+    def _halved(self, block: Block, layout: BlockLayout, spot: Spot) -> list[Walk]:
+        less = spot.samples // 2
+        sizes = spot.samples - less, less
+        return [self.walk(block, layout, replace(spot, samples=n)) for n in sizes]
+
     def _overlapped(
         self, block: Block, layout: BlockLayout, spot: Spot, overlap: OverlapLevel
     ) -> Hidden:
         walk = self.walk(block, layout, spot)
-        if overlap == "block" and can_halve(self._facts.graph, block, layout, spot.samples):
-            less = spot.samples // 2
-            sizes = spot.samples - less, less
-            halves = [self.walk(block, layout, replace(spot, samples=n)) for n in sizes]
-            return in_halves(walk, halves)
+        if overlap in ("block", "blocks") and self.halves(block, layout, spot):
+            return in_halves(walk, self._halved(block, layout, spot))
         return beside_weights(walk, rows=overlap != "gradients")
 
     def key(self, block: Block, layout: BlockLayout, spot: Spot) -> str:

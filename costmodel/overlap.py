@@ -35,12 +35,21 @@ class Hidden:
     more_backward_s: float = 0.0
     uncertain_s: float = 0.0
     """Seconds times relative error, of what kernels save."""
+    again_s: float | None = None
+    """Of the collectives of a forward that is made again; None: as in the forward."""
 
     def unhidden(self) -> "Hidden":
         """The same where nothing hides."""
+        again_s = None if self.again_s is None else min(0.0, self.again_s)
         return replace(
-            self, forward_s=min(0.0, self.forward_s), backward_s=min(0.0, self.backward_s)
-        )
+            self, forward_s=min(0.0, self.forward_s), backward_s=min(0.0, self.backward_s),
+            again_s=again_s,
+        )  # fmt: skip
+
+    @property
+    def remade_s(self) -> float:
+        """Of the collectives of a forward that is made again."""
+        return self.forward_s if self.again_s is None else self.again_s
 
 
 NOTHING = Hidden()
@@ -145,6 +154,15 @@ class _Phases:
     dispatch_s: float = 0.0
     dispatch_back_s: float = 0.0
 
+    @property
+    def forward_s(self) -> float:
+        """Of computing."""
+        return max(sum(self.forward), self.dispatch_s)
+
+    @property
+    def backward_s(self) -> float:
+        return max(sum(self.backward), self.dispatch_back_s)
+
 
 def can_halve(graph: Graph, block: Block, layout: BlockLayout, samples: int) -> bool:
     """As `codegen.piped` decides."""
@@ -168,21 +186,66 @@ def _samples_apart(placed: dict[str, str], *, needed: bool) -> bool:
 
 def in_halves(walk: Walk, halves: Sequence[Walk]) -> Hidden:
     """The block on two halves of its samples, against the whole."""
-    whole, parts = _phases(walk), [_phases(half) for half in halves]
-    moves = [move for move in walk.trail if isinstance(move, Move) and not _of_params(walk, move)]
-    slow = slowing(walk, *moves)
-    forward_s = play(tuple(_turns(parts, back=False)), IDLE, slow)[0]
-    backward_s = play(tuple(_turns(parts[::-1], back=True)), IDLE, slow)[0]
-    computing = [sum(sum(p.forward) for p in parts), sum(sum(p.backward) for p in parts)]
-    dispatch = [sum(p.dispatch_s for p in parts), sum(p.dispatch_back_s for p in parts)]
-    before = [max(sum(whole.forward), whole.dispatch_s),
-              max(sum(whole.backward), whole.dispatch_back_s)]  # fmt: skip
-    return Hidden(
-        sum(whole.sent) - (forward_s - computing[0]),
-        sum(whole.sent_back) - (backward_s - computing[1]),
-        max(computing[0], dispatch[0]) - before[0],
-        max(computing[1], dispatch[1]) - before[1],
+    return chained([walk], [halves])[0]
+
+
+def chained(walks: Sequence[Walk], halves: Sequence[Sequence[Walk]]) -> tuple[Hidden, ...]:
+    """Per block of a run of them, on two halves that go on from one to the next."""
+    whole = [_phases(walk) for walk in walks]
+    parts = [[_phases(half) for half in pair] for pair in halves]
+    slow = slowing(walks[0], *(move for walk in walks for move in _moves(walk)))
+    lines = [_in_a_row([pair[half] for pair in parts]) for half in (0, 1)]
+    forward_s = _hidden_s(lines, slow, back=False, sent_s=sum(sum(w.sent) for w in whole))
+    backward_s = _hidden_s(lines, slow, back=True, sent_s=sum(sum(w.sent_back) for w in whole))
+    sent = [sum(sum(w.sent) for w in whole), sum(sum(w.sent_back) for w in whole)]
+    return tuple(
+        Hidden(
+            forward_s * _share(sum(one.sent), sent[0]),
+            backward_s * _share(sum(one.sent_back), sent[1]),
+            sum(p.forward_s for p in pair) - one.forward_s,
+            sum(p.backward_s for p in pair) - one.backward_s,
+        )
+        for one, pair in zip(whole, parts, strict=True)
     )
+
+
+def _moves(walk: Walk) -> list[Move]:
+    return [m for m in walk.trail if isinstance(m, Move) and not _of_params(walk, m)]
+
+
+def is_worth(walk: Walk) -> bool:
+    """Whether a block waits for collectives of model axes, and for none of `dp`: as `codegen.piped`
+    decides."""
+    sent = [
+        move
+        for move in _moves(walk)
+        if move.size > 1
+        and not COMMUNICATES.isdisjoint((move.conversion.forward, move.conversion.backward))
+    ]
+    return bool(sent) and all(move.axis != "dp" for move in sent)
+
+
+def _hidden_s(lines: Sequence[_Phases], slow: Overlap, *, back: bool, sent_s: float) -> float:
+    """Of collectives that take `sent_s` where nothing is beside them."""
+    took_s = play(tuple(_turns(lines[::-1] if back else lines, back=back)), IDLE, slow)[0]
+    return sent_s - (took_s - sum(sum(p.backward if back else p.forward) for p in lines))
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+def _in_a_row(parts: Sequence[_Phases]) -> _Phases:
+    """The phases of one block after those of another."""
+    found = _Phases([], [], [], [])
+    for part in parts:
+        lists = [part.forward, part.backward, part.sent, part.sent_back]
+        length = max(map(len, lists))
+        for own, more in zip(
+            (found.forward, found.backward, found.sent, found.sent_back), lists, strict=True
+        ):
+            own += [*more, *[0.0] * (length - len(more))]
+    return found
 
 
 def _of_params(walk: Walk, move: Move) -> bool:
@@ -248,7 +311,7 @@ def _at(seconds: list[float], phase: int, more_s: float) -> None:
 
 def _turns(parts: Sequence[_Phases], *, back: bool) -> Iterator[Step]:
     """Both halves, each as far as its next collective, in turn."""
-    left = [_half(part, 1000 * n, back) for n, part in enumerate(parts)]
+    left = [_half(part, 10**6 * n, back) for n, part in enumerate(parts)]
     while left:
         for half in list(left):
             turn = next(half, None)

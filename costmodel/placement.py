@@ -1,7 +1,8 @@
 """What a plan's devices make of its costs: slowest replica, borders, ZeRO, shared cores."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from math import prod
 
 from meshwright.costmodel.borders import Passage, border, borders, passage
@@ -131,9 +132,39 @@ def _hidden(
         else tables.blocks.hidden(block, layouts[block.pattern], spot, stage.overlap)
         for block in blocks
     )
+    if stage.overlap == "blocks" and len(set(stage.batch_shares)) == 1:
+        found = _over_borders(tables, stage, blocks, layouts, spot, found)
     # Where processes share cores, a collective takes them from other work that it runs beside.
     shared = slowdown(tables.cluster) > 1.0
     return tuple(one.unhidden() for one in found) if shared else found
+
+
+def _over_borders(
+    tables: CostTables,
+    stage: Stage,
+    blocks: Sequence[Block],
+    layouts: Mapping[str, BlockLayout],
+    spot: Spot,
+    found: tuple[Hidden, ...],
+) -> tuple[Hidden, ...]:
+    """What is hidden of each block, with halves that go on to the next; `found`: where they do not.
+    What is made again is made block by block."""
+    chained: list[Hidden] = []
+
+    def goes_on(index: int) -> bool:
+        block = blocks[index]
+        layout = layouts[block.pattern]
+        return not stage.keeping(block) and tables.blocks.halves(block, layout, spot)
+
+    for joins, run in groupby(range(len(blocks)), goes_on):
+        own = list(run)
+        if joins:
+            chained += tables.blocks.chained([blocks[i] for i in own], layouts, spot)
+        else:
+            chained += [found[i] for i in own]
+    return tuple(
+        replace(more, again_s=one.forward_s) for more, one in zip(chained, found, strict=True)
+    )
 
 
 def mode_of(stage: Stage, block: Block) -> Mode:

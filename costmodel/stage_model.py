@@ -172,7 +172,7 @@ def _block_times(
             split_s=cost.split_s,
             tensor_backward_s=cost.comm_backward_s
             - hidden[i].backward_s
-            - again[i] * hidden[i].forward_s,
+            - again[i] * hidden[i].remade_s,
             gathered_bytes=gathered[i],
             overhead_s=overheads.block_of(cost.no_grad_s is not None),
             leaves_s=leaves_s[i],

@@ -5,16 +5,19 @@ outputs of earlier blocks. So parameters can be gathered for one block at a time
 as soon as a block's are complete, and a block recomputed or its backward split, without hooks.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from meshwright.codegen.comm import Comm
+from meshwright.codegen.halves import add
 from meshwright.codegen.program import Call, StageProgram
+from meshwright.runtime.chain import Chain, Gate, Link, chains_of
 from meshwright.runtime.gradsync.base import GradientSync
 from meshwright.runtime.host import HostMemory
 from meshwright.runtime.keeping import Keeper, Script
@@ -40,9 +43,12 @@ class BlockModule(nn.Module):
     def forward(
         self, comm: Comm, *inputs: Tensor, keeper: Keeper | None = None
     ) -> tuple[Tensor, ...]:
-        tensors = [getattr(self, attribute) for attribute in self._attributes]
         run = self.call.run if keeper is None else keeper.run
-        return run(comm, *tensors, *inputs)
+        return run(comm, *self.tensors(), *inputs)
+
+    def tensors(self) -> list[Tensor]:
+        """Its parameters and buffers, in the order of the call."""
+        return [getattr(self, attribute) for attribute in self._attributes]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,6 +71,8 @@ class _Tape:
     outputs: list[list[_Output]] = field(default_factory=list)
     """Per call; empty for a recomputed one."""
     weights: list[tuple[int, WeightWork | None]] = field(default_factory=list)
+    chains: dict[int, Chain] = field(default_factory=dict)
+    """By the number of their first call."""
     keepers: dict[int, Keeper] = field(default_factory=dict)
     """Of the calls of whose ops the plan says what becomes of what they make."""
     whole: bool = False
@@ -89,6 +97,7 @@ class StageModule(nn.Module):
         self._tensors = dict(tensors)
         self._autocast, self._prefetch = autocast, prefetch
         self._tapes: dict[int, _Tape] = {}
+        self._chains = chains_of(program)
         self._scripts = {i: Script.of(call) for i, call in enumerate(program.calls) if call.saved}
         offloads = any("offload" in script.policy.values() for script in self._scripts.values())
         self._host = HostMemory(comm.device) if offloads else None
@@ -127,7 +136,10 @@ class StageModule(nn.Module):
         order = range(len(self.program.calls))
         for index, call in enumerate(self.program.calls):
             ahead = self._ahead(order, index)
-            self._forward_call(index, call, env, tape, keep, ahead)
+            if index in self._chains:
+                self._forward_chain(self._chains[index], env, tape, keep)
+            elif not call.follows:
+                self._forward_call(index, call, env, tape, keep, ahead)
         if keep:
             self._tapes[microbatch] = tape
         wanted = [value.name for value in self.program.sends]
@@ -175,6 +187,55 @@ class StageModule(nn.Module):
             if name not in self._sent:
                 env.pop(name, None)
 
+    def _forward_chain(
+        self, indices: range, env: dict[str, Tensor], tape: _Tape, keep: bool
+    ) -> None:
+        calls = [self.program.calls[index] for index in indices]
+        again = {i: c.recompute and not tape.whole for i, c in zip(indices, calls, strict=True)}
+        links = [
+            Link(i, call, cast(BlockModule, self.blocks[i]).tensors(), again[i])
+            for i, call in zip(indices, calls, strict=True)
+        ]
+        chain = Chain(links, self.comm, self._gate(indices), self._casts, keep=keep)
+        later = self.program.calls[indices.stop :]
+        wanted = {name for call in later for name in call.inputs} | self._sent
+        env |= chain.forward(env, wanted)
+        for name in (name for call in calls for name in call.outputs if name in env):
+            if keep and chain.differs(name):
+                env[name].requires_grad_(True)
+                if name in self._kept_names:
+                    tape.leaves[name] = env[name]
+        tape.outputs += [[] for _ in calls]
+        if keep:
+            tape.chains[indices.start] = chain
+        for name in (name for call in calls for name in call.drop if name not in self._sent):
+            env.pop(name, None)
+
+    def _backward_chain(
+        self, indices: range, tape: _Tape, gradients: Mapping[str, Tensor], last: bool
+    ) -> None:
+        chain = tape.chains.pop(indices.start)
+        arriving = {}
+        for name in (name for i in indices for name in self.program.calls[i].outputs):
+            found = tape.leaves[name].grad if name in tape.leaves else gradients.get(name)
+            if found is not None:
+                arriving[name] = found
+        order = range(indices.stop - 1, -1, -1)
+        gate = self._gate(order, lambda index: self.sync.after_backward(index, last))
+        for name, more in chain.backward(arriving, gate).items():
+            if name in tape.leaves:
+                add(tape.leaves[name], more)
+        for index in indices:
+            self._forget(index, tape)
+
+    def _gate(self, order: range, passed: Callable[[int], None] | None = None) -> Gate:
+        """Around calls that are entered in this order."""
+
+        def enter(index: int) -> None:
+            self.sync.open(index, self._ahead(order, order.index(index)))
+
+        return Gate(enter, self.sync.close, passed or (lambda index: None))
+
     def _differs(self, index: int, inputs: Sequence[Tensor], output: Tensor) -> bool:
         """Whether an output that was made without a graph will have a gradient."""
         parameters = self.blocks[index].parameters()
@@ -183,9 +244,12 @@ class StageModule(nn.Module):
     def recompute(self, microbatch: int) -> None:
         """Makes again what the forward did not keep, in its order; the backward need not."""
         tape = self._tapes[microbatch]
+        chained = {index for own in self._chains.values() for index in own}
         for index, call in enumerate(self.program.calls):
             keeper = tape.keepers.get(index)
-            if call.recompute:
+            if index in tape.chains:
+                tape.chains[index].recompute()
+            elif call.recompute and index not in chained:
                 with self._open(index, ()):
                     tape.outputs[index] = self._recompute(index, tape)
             elif keeper is not None and keeper.runs_again:
@@ -199,7 +263,12 @@ class StageModule(nn.Module):
         """Adds the parameters' gradients; returns those of what the stage received."""
         tape = self._begin_backward(microbatch, gradients)
         order = range(len(self.program.calls))[::-1]
+        ends = {own[-1]: own for own in self._chains.values()}
         for position, index in enumerate(order):
+            if index in ends:
+                self._backward_chain(ends[index], tape, gradients, last)
+            if any(index in own for own in ends.values()):
+                continue
             with self._open(index, self._ahead(order, position)):
                 self._prepare(tape, order[position : position + 2])
                 edges, arriving = self._starts(index, tape, gradients)

@@ -58,11 +58,13 @@ def test_levels_equal_one_process(model: str, level: str) -> None:
         {"tp": 3, "num_microbatches": 1},
         {"tp": 2, "pp": 2, "num_microbatches": 2, "recompute": "full"},
         {"tp": 2, "dp_shard": 2, "zero": 3, "num_microbatches": 2},
+        {"tp": 2, "pp": 2, "num_microbatches": 2, "recompute": "full",
+         "schedule": "pre_recompute_1f1b"},
     ],
-    ids=["uneven", "recompute", "zero3"],
-)
+    ids=["uneven", "recompute", "zero3", "early"],
+)  # fmt: skip
 def test_halves_equal_one_process_beside_all_else(choice: dict[str, Any]) -> None:
-    graph, plan = planned("gpt2", 10, "block", **choice)
+    graph, plan = planned("gpt2", 12 if "zero" in choice else 10, "blocks", **choice)
     difference = check_equal(CASES["gpt2"], plan, graph, steps=3)
     assert difference.worst_of_both <= 1e-9, str(difference)
 
@@ -75,11 +77,15 @@ def test_what_each_level_changes() -> None:
         (program,) = lower(graph, plan, 0)
         made[level] = code = program.calls[1].code
         assert "columns(" in program.source and ("rows(" in program.source) == (level == "linear")
-        assert "one half computes" in program.source or level != "block"
+        halved = level in ("block", "blocks")
+        assert ("one half computes" in program.source) == halved
         targets = [node.target for node in code.module.graph.nodes]
-        assert targets.count(columns) == (0 if level == "block" else 2)
+        assert targets.count(columns) == (0 if halved else 2)
         assert targets.count(rows) == (2 if level == "linear" else 0)
+        assert any(call.follows for call in program.calls) == (level == "blocks")
     assert made["gradients"].halves is None and made["linear"].halves is None
+    follows = [call.follows for call in program.calls]
+    assert follows == [False, *[True] * (len(follows) - 2), False]
     halves = made["block"].halves
     assert halves and halves.samples == (2, 1)
     sends = [[m.sends_forward for m in phase.moves] for phase in halves.cuts[0].phases]
@@ -120,7 +126,10 @@ def test_each_level_hides_more() -> None:
     exposed = [
         p.predicted.breakdown.tensor_s for p in found if p.predicted and p.predicted.breakdown
     ]
-    assert exposed == sorted(exposed, reverse=True) and exposed[0] > exposed[1] > exposed[3]
+    assert (
+        exposed == sorted(exposed, reverse=True)
+        and exposed[0] > exposed[1] > exposed[3] > exposed[4]
+    )
 
 
 def test_halves_of_backwards_give_way() -> None:
