@@ -66,6 +66,8 @@ class StageTimes:
         return found
 
 
+_NONE = Program(())
+"""Of kinds of actions that a schedule does not have."""
 _FOUR = ("forward", "backward", "backward", "backward")
 NAMES = (*_FOUR, *_FOUR[:3], "recompute")
 """Category of the seconds of a plain action, by kind."""
@@ -108,7 +110,10 @@ def _times(
     talking: float,
 ) -> Times:
     return Times(
-        programs=tuple(tuple(s.program(kind) for kind in range(NUM_KINDS)) for s in stages),
+        programs=tuple(
+            tuple(s.program(kind) if kind in used else _NONE for kind in range(NUM_KINDS))
+            for s, used in zip(stages, table.kinds, strict=True)
+        ),
         overlaps=tuple(s.overlap for s in stages),
         send_s=tuple(s.send_s for s in stages),
         offload_s=tuple(s.offload_s for s in stages),

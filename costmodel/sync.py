@@ -4,9 +4,9 @@ Levels 0 and 1 reduce buckets as blocks finish in the last backward of a step, l
 each backward; level 3 gathers a block's parameters before it runs, and `prefetch` blocks ahead.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 from meshwright.costmodel.comm import Levels, collective_time
 from meshwright.costmodel.overheads import Overheads
@@ -39,9 +39,10 @@ def gathered_bytes(held: Sequence[Held], num_blocks: int) -> tuple[int, ...]:
     kept = [0] * num_blocks
     owners: list[set[int]] = [set() for _ in range(num_blocks)]
     for h in held:
-        kept[h.owner] += h.nbytes
+        owner = h.owner
+        kept[owner] += h.nbytes
         for user in h.users:
-            owners[user].add(h.owner)
+            owners[user].add(owner)
     return tuple(sum(kept[owner] for owner in found) for found in owners)
 
 
@@ -129,13 +130,15 @@ class Sync:
             max((link.overlap_comm_slowdown for link in links), default=1.0),
         )
 
-    def programs(self) -> dict[int, Program]:
+    def programs(self) -> Mapping[int, Program]:
         """Kind of action -> what it does."""
-        found = {F: tuple(self._forward()), I: tuple(self._backward(inputs=True, weights=False))}
+        steps: dict[int, _Steps] = {
+            F: self._forward, I: partial(self._backward, inputs=True, weights=False)
+        }  # fmt: skip
         for last in (0, LAST):
-            found[B + last] = tuple(self._backward(inputs=True, weights=True, last=bool(last)))
-            found[W + last] = tuple(self._backward(inputs=False, weights=True, last=bool(last)))
-        return {kind: Program(merged(steps)) for kind, steps in found.items()}
+            steps[B + last] = partial(self._backward, inputs=True, weights=True, last=bool(last))
+            steps[W + last] = partial(self._backward, inputs=False, weights=True, last=bool(last))
+        return _Programs(steps)
 
     def _forward(self) -> Iterator[Step]:
         yield run(self.overheads.action_s, "overhead")
@@ -202,8 +205,19 @@ class Sync:
     def gathering(self, index: int) -> Step:
         """Begins to make a block's parameters whole."""
         nbytes = self.blocks[index].gathered_bytes
-        seconds = collective_time(Primitive.ALL_GATHER, nbytes, self.shard_levels)
+        seconds = self._collective_s(Primitive.ALL_GATHER, nbytes, self.shard_levels)
         return Step(Do.START, seconds if nbytes else 0.0, index, "gather")
+
+    def _collective_s(self, primitive: Primitive, nbytes: int, levels: Levels) -> float:
+        """Equal blocks send equal bytes: each time is looked up once."""
+        key = primitive, nbytes
+        if key not in self._known_s:
+            self._known_s[key] = collective_time(primitive, nbytes, levels)
+        return self._known_s[key]
+
+    @cached_property
+    def _known_s(self) -> dict[tuple[Primitive, int], float]:
+        return {}
 
     def _after(self, index: int, last: bool) -> Iterator[Step]:
         """What happens to gradients once a block's have been added."""
@@ -222,10 +236,10 @@ class Sync:
     def _reduce(self, bucket: Bucket) -> Iterator[Step]:
         n, overheads = bucket.nbytes, self.overheads
         if self.zero == 0:
-            seconds = collective_time(Primitive.ALL_REDUCE, n, self.dp)
+            seconds = self._collective_s(Primitive.ALL_REDUCE, n, self.dp)
             yield Step(Do.START, seconds, SCATTER, "gradients")
             return
-        seconds = collective_time(Primitive.REDUCE_SCATTER, n, self.shard_levels)
+        seconds = self._collective_s(Primitive.REDUCE_SCATTER, n, self.shard_levels)
         if self.zero >= 2:  # add up what has come of the bucket before the last
             yield Step(Do.WAIT_SCATTER, 0.0, SCATTER, "gradients")
             yield run(overheads.copy_s(3 * n / self.shard), "gradients")
@@ -261,11 +275,36 @@ class Sync:
             n = bucket.nbytes
             if self.zero in (1, 2):
                 yield run(self.overheads.copy_s(self._packed(n / self.shard)), "gather")
-                seconds = collective_time(Primitive.ALL_GATHER, n, self.shard_levels)
+                seconds = self._collective_s(Primitive.ALL_GATHER, n, self.shard_levels)
                 yield talk(seconds, "gather")
                 yield run(self.overheads.copy_s(2 * n), "gather")
             elif self.zero == 0 and self.dp:
                 yield run(self.overheads.copy_s(n), "gradients")  # zeros to add to
+
+
+_Steps = Callable[[], Iterator[Step]]
+
+
+class _Programs(Mapping[int, Program]):
+    """Each is worked out when it is first asked for: most schedules have few kinds of actions."""
+
+    def __init__(self, steps: Mapping[int, _Steps]) -> None:
+        self._steps = steps
+        self._made: dict[int, Program] = {}
+
+    def __getitem__(self, kind: int) -> Program:
+        if kind not in self._made:
+            self._made[kind] = Program(merged(tuple(self._steps[kind]())))
+        return self._made[kind]
+
+    def __contains__(self, kind: object) -> bool:
+        return kind in self._steps
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._steps)
+
+    def __len__(self) -> int:
+        return len(self._steps)
 
 
 def merged(steps: Sequence[Step]) -> tuple[Step, ...]:

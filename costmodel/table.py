@@ -80,6 +80,14 @@ class Table:
         return tuple(found)
 
     @cached_property
+    def kinds(self) -> tuple[frozenset[int], ...]:
+        """The kinds of actions of each stage."""
+        found: list[set[int]] = [set() for _ in self.owners]
+        for item in self.items:
+            found[item.stage].add(item.kind)
+        return tuple(map(frozenset, found))
+
+    @cached_property
     def early(self) -> bool:
         """Whether the schedule says where all is kept, or made again ahead of the backward."""
         return any(item.kind & HELD for item in self.items)

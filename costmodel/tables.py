@@ -191,8 +191,7 @@ class CostTables:
         modes: Sequence[Mode],
         spot: Spot,
     ) -> StageCost:
-        pairs = zip(blocks, modes, strict=True)
-        costs = [self.block(b, layouts[b.pattern], spot, mode) for b, mode in pairs]
+        costs = self._each(blocks, layouts, modes, spot)
         kept: dict[str, int] = {}
         first: dict[str, int] = {}
         params: dict[str, int] = {}
@@ -234,6 +233,25 @@ class CostTables:
             blocks=tuple(costs),
             block_saved=tuple(saved),
         )  # fmt: skip
+
+    def _each(
+        self,
+        blocks: Sequence[Block],
+        layouts: Mapping[str, BlockLayout],
+        modes: Sequence[Mode],
+        spot: Spot,
+    ) -> list[BlockCost]:
+        """Of each block; those of neighbours that are alike are looked up once."""
+        tensors = self.graph.tensors
+        found: list[BlockCost] = []
+        last: tuple[object, ...] = ()
+        for block, mode in zip(blocks, modes, strict=True):
+            key = block.pattern, [tensors[name].requires_grad for name in block.inputs], mode
+            if key != last:
+                cost = self.block(block, layouts[block.pattern], spot, mode)
+            found.append(cost)
+            last = key
+        return found
 
     def _prelude(
         self, blocks: Sequence[Block], layout: BlockLayout | None, spot: Spot

@@ -88,7 +88,7 @@ def build_plan(problem: Problem, choice: Choice, *, predict: bool = True) -> Pla
     kinds = sorted({(stage.model, stage.variant) for stage in choice.stages})
     schedule = choice.table()
     plan = Plan(
-        model=model_id(problem.graph),
+        model=_model_id(problem),
         cluster=ClusterId(
             name=problem.cluster.name,
             fingerprint=problem.cluster.fingerprint,
@@ -111,6 +111,15 @@ def build_plan(problem: Problem, choice: Choice, *, predict: bool = True) -> Pla
         plan = replace(plan, stages=stage_aware(plan, problem.graph, 1.0))
     plan = replace(plan, notes=notes_of(problem, plan), kernels=put_in(problem, plan))
     return replace(plan, predicted=predict_plan(problem, plan)) if predict else plan
+
+
+def _model_id(problem: Problem) -> ModelId:
+    """Made once: all plans of a problem have the same."""
+    found = problem.kept.get("model id")
+    if found is None:
+        found = problem.kept["model id"] = model_id(problem.graph)
+    assert isinstance(found, ModelId)
+    return found
 
 
 def profile_id(problem: Problem) -> ProfileId | None:

@@ -1,5 +1,6 @@
 """A step time that a complete choice cannot beat, without simulating it."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -11,6 +12,9 @@ from meshwright.planner.across.relaxation import SPLIT
 from meshwright.planner.across.run_costs import At, RunCosts
 from meshwright.planner.candidates import Choice, StageChoice
 from meshwright.planner.schedule_tools import SCHEDULES, recomputes_early
+
+AGAIN = "full"
+"""The mode of blocks that are recomputed whole."""
 
 
 class LeafBound:
@@ -73,19 +77,30 @@ class LeafBound:
         return max(self._at(stage, At(spot, stage.variant)) for spot in spots)
 
     def _at(self, stage: StageChoice, at: At) -> "_Busy":
-        costs, saved = self.runs.block_costs(at), dict(stage.saved)
+        costs = self.runs.block_costs(at)
         whole = forward = least = 0.0
-        for number in range(stage.start, stage.stop):
+        for (number, treated), count in self._treated(stage).items():
             block, cost = self.runs.blocks[number], costs[number]
-            mode = saved.get(block.name, saved.get(block.pattern, ""))
-            if block.name in stage.recompute or block.pattern in stage.recompute:
+            if treated == AGAIN:
                 cost = cost.recomputed()
-            elif mode:
-                cost = self.runs.under(block, at, mode)
-            whole += cost.forward_s + cost.backward_s - cost.accumulate_s
-            forward += cost.forward_s
-            least += cost.forward_s + cost.backward_input_s
+            elif treated:
+                cost = self.runs.under(block, at, treated)
+            whole += count * (cost.forward_s + cost.backward_s - cost.accumulate_s)
+            forward += count * cost.forward_s
+            least += count * (cost.forward_s + cost.backward_input_s)
         return _Busy(whole, forward, least)
+
+    def _treated(self, stage: StageChoice) -> Counter[tuple[int, str]]:
+        """How many blocks are like the first one of their kind, and in which mode."""
+        saved, again = dict(stage.saved), frozenset(stage.recompute)
+        found: Counter[tuple[int, str]] = Counter()
+        for number in range(stage.start, stage.stop):
+            block = self.runs.blocks[number]
+            mode = saved.get(block.name, saved.get(block.pattern, ""))
+            if block.name in again or block.pattern in again:
+                mode = AGAIN
+            found[self.runs.first_like(number), mode] += 1
+        return found
 
 
 class _Busy(NamedTuple):

@@ -62,7 +62,8 @@ class RunCosts:
         self.kinds = tuple(kind_of_block(problem, block) for block in self.blocks)
         known = {kind: number for number, kind in enumerate(dict.fromkeys(self.kinds))}
         self._kind_numbers = tuple(known[kind] for kind in self.kinds)
-        self._first_of_kind = tuple(self.blocks[self.kinds.index(kind)] for kind in known)
+        self._firsts = tuple(self.kinds.index(kind) for kind in known)
+        self._first_of_kind = tuple(self.blocks[number] for number in self._firsts)
         self.first_user = _first_users(self.blocks)
         """Parameter -> the first block that reads it."""
         self._again = frozenset(recomputable(problem.graph, self.blocks))
@@ -81,6 +82,10 @@ class RunCosts:
         """The entries of a matrix over [i, k] for each kind of run."""
         found: Matrix = matrix[self.classes.start, self.classes.stop]
         return found
+
+    def first_like(self, block: int) -> int:
+        """The first block that costs as much under every layout."""
+        return self._firsts[self._kind_numbers[block]]
 
     def may_recompute(self, block: int) -> bool:
         return self.blocks[block].pattern in self._again

@@ -188,21 +188,15 @@ class Treatments:
         return [block for block in blocks if block.pattern in patterns]
 
     def _total(self, blocks: Sequence[Block], treatment: Treatment) -> Saving:
-        found: Counter[str] = Counter()
-        saved = dict(treatment.saved)
+        firsts = {block.pattern: block for block in reversed(blocks)}
+        alike = Counter(block.pattern for block in blocks)
         seconds = nbytes = 0.0
-        again = frozenset(treatment.recompute)
-        for block in blocks:
-            whole = block.name in again or block.pattern in again
-            mode = "full" if whole else saved.get(block.name, saved.get(block.pattern, ""))
-            own = self.saving(block, mode)
-            seconds, nbytes = seconds + own.seconds, nbytes + own.nbytes
+        for (pattern, mode), count in Counter(_modes(blocks, treatment)).items():
+            own = self.saving(firsts[pattern], mode)
+            seconds, nbytes = seconds + count * own.seconds, nbytes + count * own.nbytes
             if mode == "offload":
-                found[block.pattern] += 1
-        for pattern, count in found.items():
-            alike = [b for b in blocks if b.pattern == pattern]
-            computing = len(alike) * self._cost(alike[0], "keep").forward_s
-            seconds += max(0.0, count * self._copies[pattern] - computing)
+                computing = alike[pattern] * self._cost(firsts[pattern], "keep").forward_s
+                seconds += max(0.0, count * self._copies[pattern] - computing)
         return Saving(nbytes, seconds)
 
     def _of(self, blocks: Sequence[Block]) -> tuple[Treatment, ...]:
@@ -263,6 +257,16 @@ class Treatments:
         """Bytes that recomputing saves, per second that it takes."""
         full = self.saving(block, "full")
         return full.nbytes / max(full.seconds, 1e-12)
+
+
+def _modes(blocks: Sequence[Block], treatment: Treatment) -> Iterator[tuple[str, str]]:
+    """(pattern, mode) of each block; the mode is empty where it keeps all."""
+    saved, again = dict(treatment.saved), frozenset(treatment.recompute)
+    for block in blocks:
+        if block.name in again or block.pattern in again:
+            yield block.pattern, "full"
+        else:
+            yield block.pattern, saved.get(block.name, saved.get(block.pattern, ""))
 
 
 def _held(cost: BlockCost) -> float:

@@ -21,6 +21,8 @@ _SIZES = {"replicate": "dp", "split": "model"}
 
 def hint_constraints(graph: Graph) -> tuple[Constraint, ...]:
     """What the hints of a traced model ask of a plan."""
+    if not graph.hints:
+        return ()
     return (*_placements(graph), *_sizes(graph), *_stages(graph))
 
 
