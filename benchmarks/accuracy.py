@@ -39,8 +39,6 @@ PHASES = ("profile", "predict", "measure", "report")
 SIZES = (2, 4)
 """Processes of the two clusters: one per core, and two."""
 ORDER_SEED = 0
-AGAIN = 3
-"""Later turns run one plan in so many."""
 PRECISION, OPTIMIZER = "fp32", "adamw"
 
 
@@ -110,20 +108,26 @@ def predict(options: argparse.Namespace) -> None:
 
 
 def measure(options: argparse.Namespace) -> None:
-    """Runs every predicted plan, then some of them again: how well does a measurement repeat?"""
+    """Runs every predicted plan, then one in so many again: how well does a measurement repeat?
+
+    Goes on where a run before has stopped.
+    """
     traced = graphs(options.models)
     effort = Effort(warmup=options.warmup, steps=options.steps)
     expected = [p for p in read_predicted(options.output / "predicted") if p.model in traced]
     for turn in range(options.turns):
         random.Random(ORDER_SEED + turn).shuffle(expected)
-        for one in expected if turn == 0 else expected[::AGAIN]:
+        for one in expected if turn == 0 else expected[:: options.again]:
             file = file_name(one.model, one.plan)
+            path = options.output / "measured" / f"{file}--{turn}.json"
+            if path.exists():
+                continue
             plan = plan_io.load(options.output / "plans" / f"{file}.json")
             folder = options.output / "runs" / f"{file}--{turn}"
             found = run_plan(
                 SUBJECTS[one.model], one.plan, traced[one.model], plan, folder, turn, effort
             )
-            write(options.output / "measured" / f"{file}--{turn}.json", found)
+            write(path, found)
             print(
                 f"{turn} {one.model:6} {one.plan:40} {one.step_s:7.3f} {found.step_s:7.3f} s "
                 f"{one.step_s / found.step_s - 1:+.0%}",
@@ -153,7 +157,7 @@ def command(options: argparse.Namespace) -> str:
 def given(options: argparse.Namespace) -> list[str]:
     """The options as they are typed."""
     chosen = ["-o", str(options.output), "--models", ",".join(options.models)]
-    for name in ("minutes", "plans", "steps", "warmup", "turns"):
+    for name in ("minutes", "plans", "steps", "warmup", "turns", "again"):
         chosen += [f"--{name}", str(getattr(options, name))]
     return chosen + (["--report", str(options.report)] if options.report else [])
 
@@ -178,6 +182,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5, help="timed steps")
     parser.add_argument("--warmup", type=int, default=3)
     parser.add_argument("--turns", type=int, default=2, help="first all plans, then some again")
+    parser.add_argument("--again", type=int, default=3, help="later turns run one plan in so many")
     parser.add_argument("--report", type=Path, help="default: accuracy.md in the folder")
     options = parser.parse_args()
     if unknown := set(options.models) - set(SUBJECTS):

@@ -20,7 +20,7 @@ class Row:
 
     @property
     def step_s(self) -> float:
-        return mean(run.step_s for run in self.runs)
+        return median(run.step_s for run in self.runs)
 
     @property
     def step_error(self) -> float:
@@ -30,7 +30,7 @@ class Row:
     @property
     def resident_bytes(self) -> float:
         """Of the worst rank."""
-        return mean(max(run.resident_bytes) for run in self.runs)
+        return median(max(run.resident_bytes) for run in self.runs)
 
     @property
     def resident_error(self) -> float:
@@ -39,7 +39,7 @@ class Row:
     @property
     def tensor_bytes(self) -> float:
         """Of the worst rank."""
-        return mean(max(run.tensor_bytes) for run in self.runs)
+        return median(max(run.tensor_bytes) for run in self.runs)
 
     @property
     def tensor_error(self) -> float:
@@ -47,7 +47,7 @@ class Row:
 
     @property
     def noise(self) -> float | None:
-        """Distance of the runs' step times, relative to their mean; None for a single run."""
+        """Distance of the runs' step times, relative to their median; None for a single run."""
         times = [run.step_s for run in self.runs]
         return (max(times) - min(times)) / self.step_s if len(times) > 1 else None
 
@@ -145,8 +145,8 @@ def _timestamps(rows: Sequence[Row], expected: int) -> list[str]:
 def _definitions() -> list[str]:
     return [
         "Errors are absolute and relative to the measurement. Step time: median of the timed steps "
-        "of the slowest rank, mean over the runs of the plan. Noise: distance between the runs of "
-        "one plan at different times of the session, relative to their mean. Resident: the "
+        "of the slowest rank, median over the runs of the plan. Noise: distance between the runs "
+        "of one plan at different times of the session, relative to that. Resident: the "
         "kernel's high-water mark of the worst rank's process, libraries and the user's own model "
         "included; their part is measured once per model by a process that trains nothing. "
         "Tensors: bytes of live tensors of the worst rank. Spearman over all rows is not within a "

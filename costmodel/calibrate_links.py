@@ -37,15 +37,17 @@ def fit_links(cluster: Cluster, profile: Profile) -> Cluster:
 
 
 def _as_crowded(cluster: Cluster, records: Sequence[CollectiveRecord]) -> list[CollectiveRecord]:
-    """Those that were measured while about as many groups were at it as the cluster has room for: a
+    """Those of groups that it has room for, measured while about as many were at it as fit: a
     profile may hold those of larger and of smaller clusters of the same machines."""
     held: dict[tuple[GroupShape, str, bool], dict[int, list[CollectiveRecord]]] = {}
     for r in records:
+        if r.group.size > cluster.num_devices:
+            continue
         kinds = held.setdefault((r.group, r.operation, r.loaded), {})
         kinds.setdefault(r.groups_at_once, []).append(r)
     found = []
     for (group, _, _), kinds in held.items():
-        room = max(1, cluster.num_devices // group.size)
+        room = cluster.num_devices // group.size
         found += kinds[min(kinds, key=lambda n: (abs(log(n / room)), n))]
     return found
 
@@ -148,15 +150,29 @@ def _latencies(sums: Sequence[Curve]) -> dict[str, Any]:
 
 
 def _overlap(link: Link, loaded: Sequence[CollectiveRecord]) -> dict[str, Any]:
-    """How much collectives and computation slow each other down."""
+    """How much collectives and computation slow each other down, by the bytes of messages; in the
+    largest groups that were measured, as plans overlap gradients among many ranks."""
     large = [r for r in loaded if r.nbytes >= _LARGE_BYTES]
-    if not large:
+    widest = max((r.group.size for r in large), default=0)
+    by_bytes: dict[int, list[CollectiveRecord]] = defaultdict(list)
+    for r in large:
+        if r.group.size == widest:
+            by_bytes[r.nbytes].append(r)
+    points = tuple(
+        (float(nbytes), *_slowdowns(link, records)) for nbytes, records in sorted(by_bytes.items())
+    )
+    if not points:
         return {}
-    ratios = [r.time.expected_s / curve(link, r.operation, r.group.size)(r.nbytes) for r in large]
+    _, compute, comm = points[-1]
     return {
-        "overlap_comm_slowdown": _slowdown(median(ratios)),
-        "overlap_compute_slowdown": _slowdown(median(r.compute_slowdown for r in large)),
-    }
+        "overlap_compute_slowdown": compute, "overlap_comm_slowdown": comm, "beside": points,
+    }  # fmt: skip
+
+
+def _slowdowns(link: Link, records: Sequence[CollectiveRecord]) -> tuple[float, float]:
+    """Of computing and of collectives, the middle of all operations."""
+    ratios = [r.time.expected_s / curve(link, r.operation, r.group.size)(r.nbytes) for r in records]
+    return _slowdown(median(r.compute_slowdown for r in records)), _slowdown(median(ratios))
 
 
 def _slowdown(ratio: float) -> float:

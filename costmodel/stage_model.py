@@ -146,7 +146,7 @@ def _sync(tables: CostTables, stage: Stage, costs: StageCosts, held: tuple[Held,
         dp=costs.spot.dp_levels, shard_levels=costs.shard_levels,
         replicate_levels=costs.replicate_levels, overheads=overheads_of(costs.device),
         passage_forward_s=costs.passage.forward_s, passage_backward_s=costs.passage.backward_s,
-        packs=costs.packs,
+        packs=costs.packs, side_by_side=costs.device.kind == "cpu",
     )  # fmt: skip
 
 

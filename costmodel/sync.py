@@ -116,6 +116,8 @@ class Sync:
     """Collectives of tensor parallelism beside the computing of their block."""
     packs: bool = False
     """A kernel packs buckets: nobody clears them before."""
+    side_by_side: bool = False
+    """Collectives of a group do not wait for each other, as Gloo's; NCCL's go in order."""
 
     @cached_property
     def trained_bytes(self) -> int:
@@ -124,11 +126,18 @@ class Sync:
     @cached_property
     def overlap(self) -> Overlap:
         """By how much gradients on their way and computing slow each other down."""
-        links = [level.link for level in (self.shard_levels if self.zero else self.dp)]
-        return Overlap(
-            max((link.overlap_compute_slowdown for link in links), default=1.0),
-            max((link.overlap_comm_slowdown for link in links), default=1.0),
-        )
+        levels = self.shard_levels if self.zero else self.dp
+        slowdowns = [level.link.slowdowns(self._message_bytes) for level in levels]
+        compute, channel = zip((1.0, 1.0), *slowdowns, strict=True)
+        return Overlap(max(compute), max(channel))
+
+    @property
+    def _message_bytes(self) -> float:
+        """That a byte on its way goes with, on average."""
+        sizes = [bucket.nbytes for bucket in self.buckets]
+        if self.zero >= 3:
+            sizes += [block.gathered_bytes for block in self.blocks]
+        return sum(n * n for n in sizes) / sum(sizes) if any(sizes) else 0.0
 
     def programs(self) -> Mapping[int, Program]:
         """Kind of action -> what it does."""
@@ -193,9 +202,12 @@ class Sync:
         if self.zero < 3:
             return
         own = order[place]
-        if place == 0 or not self.prefetch:
-            yield self.gathering(own)
-        yield Step(Do.WAIT, 0.0, own, "gather")
+        if self.side_by_side and not self.prefetch:
+            yield talk(self.gathering(own).seconds, "gather")
+        else:
+            if place == 0 or not self.prefetch:
+                yield self.gathering(own)
+            yield Step(Do.WAIT, 0.0, own, "gather")
         yield run(self.overheads.copy_s(2 * self.blocks[own].gathered_bytes), "gather")
         farthest = min(place + self.prefetch, len(order) - 1)
         for ahead in range(place + 1 if place == 0 else place + self.prefetch, farthest + 1):

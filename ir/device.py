@@ -1,11 +1,12 @@
 """What a cluster is made of: device types and links, and quantities with written-out units."""
 
 import re
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
-from math import isfinite
+from math import isfinite, log
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, ConfigDict
@@ -147,6 +148,9 @@ class Link:
     """How many times as long computation takes while the device communicates on this link."""
     overlap_comm_slowdown: float = 1.0
     """How many times as long a collective takes while its members compute."""
+    beside: tuple[tuple[float, float, float], ...] = ()
+    """(bytes, the two slowdowns) where they were measured, ascending: between these they follow the
+    logarithm of the bytes. Long messages slow computing down more than short ones."""
     fit_error: float | None = None
     """Relative error of the curves or constants where it is known."""
     source: Source = "assumption"
@@ -163,6 +167,12 @@ class Link:
         _check(what + "shared_by", self.shared_by, 1, 1024)
         for name in ("overlap_compute_slowdown", "overlap_comm_slowdown"):
             _check(what + name, getattr(self, name), 1.0, 100.0)
+        least = 1.0
+        for nbytes, *slowdowns in self.beside:
+            _check(what + "bytes in beside", nbytes, least, 1e18, ", in ascending order")
+            least = nbytes + 1.0
+            for value in slowdowns:
+                _check(what + "a slowdown in beside", value, 1.0, 100.0)
         if self.fit_error is not None:
             _check(what + "fit_error", self.fit_error, 0.0, 10.0)
 
@@ -174,6 +184,20 @@ class Link:
     def rate(self) -> float:
         """Bytes per second that large messages reach."""
         return self.bandwidth_bytes_per_s * self.efficiency
+
+    def slowdowns(self, nbytes: float) -> tuple[float, float]:
+        """Of computing, and of a collective of so many bytes beside it."""
+        if not self.beside:
+            return self.overlap_compute_slowdown, self.overlap_comm_slowdown
+        place = bisect_right(self.beside, nbytes, key=lambda point: point[0])
+        before, after = (
+            self.beside[min(max(at, 0), len(self.beside) - 1)] for at in (place - 1, place)
+        )
+        if before is after:
+            return before[1], before[2]
+        share = log(nbytes / before[0]) / log(after[0] / before[0])
+        compute, comm = (a + share * (b - a) for a, b in zip(before[1:], after[1:], strict=True))
+        return compute, comm
 
     @property
     def band(self) -> float:
@@ -203,6 +227,9 @@ class OpCurve:
     """Efficiency of tiles of half the size, relative to whole ones."""
     droop: float = 0.0
     """By how much ops of milliseconds take longer than short ones: the clock falls under power."""
+    packing: float = 0.0
+    """How often a product moves its operands and result beside its arithmetic, where neither hides
+    the other: libraries on CPUs pack what they multiply."""
     cache_bytes: Bytes = 0
     """Bytes an op may move before it is memory that limits it."""
     cache_share: float = 0.0
@@ -225,6 +252,7 @@ class OpCurve:
         for name in ("quantum", "small_tile", "droop"):
             _check(f"op curve: {name}", getattr(self, name), 0.0, 1.0)
         _check("op curve: cache_share", self.cache_share, 0.0, 1e3)
+        _check("op curve: packing", self.packing, 0.0, 10.0)
         _check("op curve: backward", self.backward, 1e-2, 1e2)
         _check("op curve: band", self.band, 0.0, 10.0)
 

@@ -88,7 +88,7 @@ class HostClock(Clock):
         self, group: dist.ProcessGroup, start: Callable[[], dist.Work], unit: Callable[[], None]
     ) -> tuple[Span, int]:
         ended: list[float] = []
-        began = perf_counter()
+        busy, began = process_time(), perf_counter()
         # Some works of Gloo complete only in `wait`, so another thread has to wait for them.
         watcher = Thread(target=_note_end, args=(start(), ended))
         watcher.start()
@@ -97,7 +97,7 @@ class HostClock(Clock):
             unit()
             units += 1
         watcher.join()
-        return (began, ended[0], 0.0), units
+        return (began, ended[0], process_time() - busy), units
 
     def synchronize(self) -> None:
         pass

@@ -8,7 +8,6 @@ All groups of a kind work at the same time.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, count
-from math import isnan, nan
 from time import perf_counter, process_time
 
 import psutil
@@ -28,7 +27,7 @@ from meshwright.runtime.profiling.clocks import (
     message_clock,
 )
 from meshwright.runtime.profiling.exchange import Exchange
-from meshwright.runtime.profiling.load import Load, measured_unit_s, undisturbed_unit_s
+from meshwright.runtime.profiling.load import WINDOW_S, Load, Pace, mean_pace, measured_pace
 from meshwright.runtime.profiling.timings import averaged
 
 SIZES = tuple(4**i for i in range(5, 16))
@@ -36,6 +35,8 @@ SIZES = tuple(4**i for i in range(5, 16))
 LOADED = ("all_reduce", "all_gather", "reduce_scatter")
 _LOADED_BYTES = 2**18
 _FEWEST, _MOST = 5, 25
+_LOOKS = 2
+_LOOKING_S = (_LOOKS + 1) * WINDOW_S
 _SHORTEST_S = 1e-4
 _MEMORY_SHARE = 0.0625
 
@@ -91,13 +92,11 @@ def measure_collectives(
     device = device or torch.device("cpu")
     if device.type == "cpu":
         keep_freed_memory()  # as ranks do
-    world_clock = make_clock(device, cluster, world)
     ends = perf_counter() + budget_s
     kinds = [s for s in (shapes or group_shapes(cluster)) if members(s, world)]
     tasks = _tasks(kinds)
     groups = {shape: _join(shape, rank, world) for shape in kinds}
     load = Load(device)
-    unit_s = measured_unit_s(load, world_clock.synchronize)
     limit = _memory_limit(device, world, cluster)
     for left, task in zip(count(len(tasks), -1), tasks, strict=False):
         exchange = Exchange(task.operation, groups[task.shape], device)
@@ -106,7 +105,7 @@ def measure_collectives(
         lines = members(task.shape, world)
         if task.operation == "send" and is_crowded(cluster):
             lines = lines[:1]
-        runner = _Runner(clock, exchange, load, unit_s, task, lines)
+        runner = _Runner(clock, exchange, load, task, lines, crowded=is_crowded(cluster))
         yield from runner.sizes([n for n in sizes if n <= limit], share)
 
 
@@ -141,6 +140,18 @@ def _memory_limit(device: torch.device, world: int, cluster: Cluster) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class _Seen:
+    """One round on one rank."""
+
+    span: Span
+    beside: int
+    """Pieces computed meanwhile."""
+    units: int
+    """Pieces computed before it, and their processor time."""
+    busy_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class _Runner:
     """Measures one task on one rank; ranks without a group join the clock's exchanges alone.
 
@@ -151,9 +162,9 @@ class _Runner:
     clock: Clock
     exchange: Exchange
     load: Load
-    unit_s: float
     task: _Task
     lines: tuple[tuple[int, ...], ...]
+    crowded: bool
 
     def sizes(self, sizes: Sequence[int], budget_s: float) -> Iterator[CollectiveRecord]:
         """Ascending sizes until the next would use up the budget; the smallest in any case."""
@@ -171,7 +182,7 @@ class _Runner:
             round_s = max(left - after, _SHORTEST_S)
             if index and after < _FEWEST * round_s:
                 return
-            share = after / (len(wanted) - index) / round_s
+            share = (after / (len(wanted) - index) - _LOOKING_S) / round_s
             seconds, slowdown = self._rounds(nbytes, round(min(_MOST, max(_FEWEST, share))))
             yield CollectiveRecord(
                 operation=self.task.operation,
@@ -189,29 +200,59 @@ class _Runner:
 
     def _rounds(self, nbytes: int, rounds: int) -> tuple[list[float], float]:
         """(seconds of each round, median slowdown of computation), the same on every rank."""
-        spans, slow = [], []
         self.load.begin()
-        alone = rounds > 1 and not self.task.loaded and self.exchange.device.type == "cpu"
-        busy_s = undisturbed_unit_s(self.load) if alone else nan
+        if rounds == 1:  # to warm up
+            seen = self._seen(nbytes, 1)
+            return self.clock.together(self.lines, [one.span for one in seen], [1.0], 1)
+        paces, seen = [self._pace()], []
+        for some in _parts(rounds):
+            seen += self._seen(nbytes, some)
+            paces.append(self._pace())
+        pace = mean_pace(paces)
+        spans = [self._charged(one, pace) for one in seen]
+        slow = [self._slowdown(one, pace) for one in seen]
+        return self.clock.together(self.lines, spans, slow, rounds)
+
+    def _pace(self) -> Pace:
+        return measured_pace(self.load, self.clock.synchronize)
+
+    def _seen(self, nbytes: int, rounds: int) -> list[_Seen]:
         group = self.exchange.group
         if group is None or dist.get_rank() not in chain(*self.lines):
             for _ in range(rounds if self.task.operation == "send" else 0):
                 self.load.some()
-        else:
-            self.exchange.prepare(nbytes)
-            for _ in range(rounds):
-                span, units = self._round(group, busy_s)
-                spans.append(span)
-                slow.append((span[1] - span[0]) / (units * self.unit_s) if units else 1.0)
-        return self.clock.together(self.lines, spans, slow, rounds)
+            return []
+        self.exchange.prepare(nbytes)
+        return [self._round(group) for _ in range(rounds)]
 
-    def _round(self, group: dist.ProcessGroup, busy_s: float) -> tuple[Span, int]:
-        """(its span, units computed meanwhile). `busy_s`: processor time of a unit, or NaN."""
+    def _round(self, group: dist.ProcessGroup) -> _Seen:
         self.exchange.fill()
         before = process_time()
         units = 0 if self.exchange.waits else self.load.some()
-        slowed_s = process_time() - before - units * busy_s
+        busy_s = process_time() - before
         if self.task.loaded:
-            return self.clock.beside(group, self.exchange.start, self.load.unit)
-        span = self.clock.timed(group, self.exchange.run)
-        return span if isnan(slowed_s) else self.clock.with_slowed(span, slowed_s), 0
+            span, beside = self.clock.beside(group, self.exchange.start, self.load.unit)
+            return _Seen(span, beside, units, busy_s)
+        return _Seen(self.clock.timed(group, self.exchange.run), 0, units, busy_s)
+
+    def _charged(self, one: _Seen, pace: Pace) -> Span:
+        """With what computing before it took more than alone: caches were filled by others."""
+        if self.task.loaded or self.exchange.device.type != "cpu":
+            return one.span
+        return self.clock.with_slowed(one.span, one.busy_s - one.units * pace.busy_s)
+
+    def _slowdown(self, one: _Seen, pace: Pace) -> float:
+        """Of the computing beside it. Where cores are shared, by the processor time that is not
+        computing's own: on the wall it depends on who else has a core just then."""
+        if not one.beside:
+            return 1.0
+        start, end, busy_s = one.span
+        if self.crowded:
+            return busy_s / (one.beside * pace.busy_s)
+        return (end - start) / (one.beside * pace.wall_s)
+
+
+def _parts(rounds: int) -> tuple[int, ...]:
+    """The rounds in a few parts: the machine's speed is looked at between them, as it changes."""
+    parts = min(_LOOKS, rounds)
+    return tuple((rounds + number) // parts for number in range(parts))

@@ -19,6 +19,7 @@ from meshwright.runtime.profiling.collectives import SIZES, measure_collectives
 _SETUP_S = 120.0
 _PER_RANK_S = 8.0
 """That measuring every second size takes."""
+_FEW = (2**10, 2**22, 2**24)
 
 
 def forked_collectives(cluster: Cluster, budget_s: float) -> Iterator[CollectiveRecord]:
@@ -64,9 +65,8 @@ def _rank(rank: int, cluster: Cluster, budget_s: float, store: str, writer: Conn
     keep_freed_memory()
     world = cluster.num_devices
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
-    sizes = [n for n in SIZES[:: _stride(cluster, budget_s)] if n <= _largest(budget_s)]
     for record in measure_collectives(
-        cluster, budget_s=budget_s, rank=rank, world=world, sizes=sizes
+        cluster, budget_s=budget_s, rank=rank, world=world, sizes=sizes_for(cluster, budget_s)
     ):
         if rank == 0:
             writer.send(record)
@@ -77,14 +77,16 @@ def _rank(rank: int, cluster: Cluster, budget_s: float, store: str, writer: Conn
     dist.barrier()
 
 
-def _stride(cluster: Cluster, budget_s: float) -> int:
-    """On shared cores a round takes long and says little: rather more rounds of fewer sizes, and in
-    a short budget few bytes and many, as small sizes alone say nothing about bandwidth."""
-    if not is_crowded(cluster):
-        return 1
-    return 2 if budget_s >= _PER_RANK_S * cluster.num_devices else 6
+def sizes_for(cluster: Cluster, budget_s: float) -> tuple[int, ...]:
+    """On shared cores a round takes long and says little: rather more rounds of fewer sizes. In a
+    short budget few bytes, what alone says nothing about bandwidth, and as many as buckets of
+    gradients have: what a byte more costs is not the same for long messages.
 
-
-def _largest(budget_s: float) -> int:
-    """Sizes beyond what a short budget allows are not begun: each would take its time anyway."""
-    return 2**20 if budget_s < 5 else 2**26 if budget_s < 60 else 2**30
+    Sizes beyond what the budget allows are not begun: each would take its time anyway.
+    """
+    largest = 2**20 if budget_s < 5 else 2**26 if budget_s < 60 else 2**30
+    found = SIZES
+    if is_crowded(cluster):
+        enough = budget_s >= _PER_RANK_S * cluster.num_devices
+        found = SIZES[::2] if enough else _FEW
+    return tuple(n for n in found if n <= largest)

@@ -4,8 +4,10 @@ On CPUs it has to read as much memory as training does: a process that gives its
 moment comes back to caches that others have filled.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from random import Random
+from statistics import mean
 from time import perf_counter, process_time
 
 import torch
@@ -14,8 +16,9 @@ from torch.nn import functional
 
 _SOME = {"cpu": (6, 18), "cuda": (1, 4)}
 """Pieces: 3-9 ms on a CPU core, 0.1-0.4 ms on a GPU."""
-_CALLS = {"cpu": 60, "cuda": 200}
-_WINDOW_S = 0.08
+_CALLS = {"cpu": 1, "cuda": 100}
+"""Pieces between two looks at the clock."""
+WINDOW_S = 0.04
 _ROWS, _WIDTH, _WEIGHTS = 48, 384, 16
 """Of layers on a CPU: their weights fill more than the caches of a core."""
 
@@ -66,27 +69,32 @@ class Load:
         return count
 
 
-def measured_unit_s(load: Load, synchronize: Callable[[], None]) -> float:
-    """Seconds of one piece while every rank computes."""
-    calls = _CALLS[load.device.type]
-    for _ in range(calls // 10):
-        load.unit()
-    dist.barrier()
-    synchronize()
-    start = perf_counter()
-    for _ in range(calls):
-        load.unit()
-    synchronize()
-    return (perf_counter() - start) / calls
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """What a piece takes while every rank computes and none communicates; the mean of all ranks."""
+
+    wall_s: float
+    busy_s: float
+    """Processor time."""
 
 
-def undisturbed_unit_s(load: Load) -> float:
-    """Processor seconds of one piece on a CPU while every rank computes: the mean of all ranks."""
+def mean_pace(paces: Sequence[Pace]) -> Pace:
+    """Of moments between which something was measured."""
+    return Pace(mean(p.wall_s for p in paces), mean(p.busy_s for p in paces))
+
+
+def measured_pace(load: Load, synchronize: Callable[[], None]) -> Pace:
+    """Measured again and again: a machine's speed changes with time."""
     dist.barrier()
-    ends, start, units = perf_counter() + _WINDOW_S, process_time(), 0
-    while perf_counter() < ends or not units:
-        load.unit()
-        units += 1
-    found = torch.tensor((process_time() - start) / units, dtype=torch.float64)
+    synchronize()
+    wall, busy, units = perf_counter(), process_time(), 0
+    while perf_counter() < wall + WINDOW_S or not units:
+        for _ in range(_CALLS[load.device.type]):
+            load.unit()
+            units += 1
+        synchronize()
+    taken = (perf_counter() - wall, process_time() - busy)
+    found = torch.tensor(taken, dtype=torch.float64, device=load.device) / units
     dist.all_reduce(found)
-    return float(found) / dist.get_world_size()
+    wall_s, busy_s = (found / dist.get_world_size()).tolist()
+    return Pace(wall_s, busy_s)

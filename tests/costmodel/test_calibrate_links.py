@@ -139,6 +139,16 @@ def test_overlap() -> None:
     assert (link.overlap_comm_slowdown, link.overlap_compute_slowdown) == (1.0, 1.0)
 
 
+def test_overlap_is_that_of_long_messages_among_many() -> None:
+    slowdowns = {(4, 2**20): 1.2, (4, 2**24): 1.7, (2, 2**20): 1.1, (2, 2**26): 1.3}
+    loaded = [
+        record("all_reduce", nbytes, 1.0, size=size, loaded=True, compute_slowdown=slow)
+        for (size, nbytes), slow in slowdowns.items()
+    ]
+    link = fit_link(Cluster.local(4).nodes[0].link, [*straight(2), *straight(4), *loaded])
+    assert link.overlap_compute_slowdown == pytest.approx(1.7)
+
+
 def test_calibrated_clusters_have_another_fingerprint() -> None:
     cluster = Cluster.local(2)
     once, again = (fit_links(cluster, profile(*straight(2, factor=f))) for f in (1.0, 1.1))

@@ -16,6 +16,7 @@ from meshwright.costmodel.sync import BUCKET_BYTES, BlockTimes, Bucket, Held, Sy
 from meshwright.costmodel.table import LAST, B, F, I, W
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.device import Link
+from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Kind
 from meshwright.ir.presets import device
 from meshwright.runtime.gradsync import base
@@ -126,6 +127,32 @@ def test_level_3_gathers_in_both_halves() -> None:
     # The second gather waits for the first scatter.
     scatter = collective_time(Primitive.REDUCE_SCATTER, 100_000, TWO)
     assert seconds(made, W) == pytest.approx(2 * (gather + 2) + scatter)
+
+
+def test_gathers_that_go_beside_scatters_do_not_wait_for_them() -> None:
+    made = replace(sync(2, zero=3, nbytes=100_000), side_by_side=True)
+    gather = collective_time(Primitive.ALL_GATHER, 100_000, TWO)
+    assert seconds(made, W) == pytest.approx(2 * (gather + 2))
+
+
+def test_long_messages_slow_computing_down_more() -> None:
+    """A bucket of 4 MB and one of 1 kB: nearly every byte goes with the long one."""
+    link = replace(LINK, beside=((1e3, 1.1, 1.0), (1e6, 1.4, 2.0)))
+    assert link.slowdowns(1e6) == link.slowdowns(1e9) == (1.4, 2.0)
+    assert link.slowdowns(1.0) == link.slowdowns(1e3) == (1.1, 1.0)
+    assert link.slowdowns(10**4.5) == pytest.approx((1.25, 1.5))
+    made = sync(1, dp=(Level(2, link),), nbytes=1_000)
+    assert (made.overlap.compute, made.overlap.channel) == (1.1, 1.0)
+    long = replace(made, buckets=(*made.buckets, replace(made.buckets[0], nbytes=4_000_000)))
+    assert (long.overlap.compute, long.overlap.channel) == (1.4, 2.0)
+
+
+@pytest.mark.parametrize("beside", [((1e6, 1.1, 1.0), (1e3, 1.4, 2.0)), ((1e3, 0.9, 1.0),)])
+def test_what_was_measured_beside_must_make_sense(
+    beside: tuple[tuple[float, float, float], ...],
+) -> None:
+    with pytest.raises(PlanError, match="beside"):
+        replace(LINK, beside=beside)
 
 
 def test_two_scatters_at_most_are_under_way() -> None:

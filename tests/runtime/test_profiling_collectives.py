@@ -18,6 +18,7 @@ from meshwright.runtime.profiling.collectives import (
     members,
 )
 from meshwright.runtime.profiling.copies import copies_exist, measure_copies
+from meshwright.runtime.profiling.gloo_forks import sizes_for
 from meshwright.runtime.profiling.timings import averaged
 from tests.spawn import run_ranks
 
@@ -63,6 +64,18 @@ def test_the_budget_is_kept() -> None:
     assert took_s < 12
     assert {r.operation for r in records if not r.loaded} == set(OPERATIONS)
     assert max(r.nbytes for r in records) < sizes[-1]
+
+
+def test_sizes_that_a_budget_allows() -> None:
+    """However short it is, where cores are shared messages as long as buckets are among them."""
+    crowded, roomy = (
+        replace(c, nodes=(replace(c.nodes[0], cores=cores),))
+        for c, cores in ((Cluster.local(4), 2), (Cluster.local(4), 4))
+    )
+    assert sizes_for(crowded, 20.0) == (2**10, 2**22, 2**24)
+    assert sizes_for(crowded, 2.0) == (2**10,)
+    assert 2**26 in sizes_for(crowded, 40.0)
+    assert len(sizes_for(roomy, 20.0)) > len(sizes_for(crowded, 40.0)) > 3
 
 
 def test_shapes_of_clusters() -> None:
