@@ -5,7 +5,9 @@ one table in `ir.conversions`. On an axis of size 1 nothing communicates and no 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import torch
 import torch.distributed as dist
@@ -71,6 +73,9 @@ class Comm:
         self.kernels: frozenset[str] = frozenset()
         """Fused ones that the plan has places for."""
         self._lines = {axis: _line(axis, size, groups.get(axis)) for axis, size in sizes.items()}
+        self.number = next(_NUMBERS)
+        """By which operators of torch, which take no objects, find it."""
+        _COMMS[self.number] = self
 
     def line(self, axis: str) -> Line:
         """The ranks along an axis; an axis that the mesh lacks has one rank."""
@@ -318,6 +323,15 @@ class Comm:
         if primitive is Primitive.ALL_TO_ALL:
             whole *= line.size
         self._met(primitive, axis, line, whole, start, blocked)
+
+
+_NUMBERS = count()
+_COMMS: WeakValueDictionary[int, Comm] = WeakValueDictionary()
+
+
+def comm_of(number: int) -> Comm:
+    """The one of this number in this process."""
+    return _COMMS[int(number)]
 
 
 def _line(axis: str, size: int, group: "dist.ProcessGroup | Line | None") -> Line:

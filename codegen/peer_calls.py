@@ -1,5 +1,7 @@
-"""The ways of `codegen.together` by kernels that work on the peers' memory; None where there is
-none, or where shapes or types do not fit."""
+"""The ways of `codegen.together` by kernels that work on the peers' memory; where there is none, or
+shapes or types do not fit, what comes back says why."""
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -17,13 +19,15 @@ from meshwright.ir.placed import peers
 def reduce_norm(
     comm: Comm, axis: str, summand: Tensor, residual: Tensor, gain: Tensor, bias: Tensor | None,
     eps: float,
-) -> tuple[Tensor, ...] | None:  # fmt: skip
+) -> tuple[Tensor, ...] | str:  # fmt: skip
     width = summand.shape[-1]
-    if width > peers.MOST_WIDTH or not summand.numel():
-        return None
+    if width > peers.MOST_WIDTH:
+        return f"rows have more than {peers.MOST_WIDTH} elements"
+    if not summand.numel():
+        return "there are no elements"
     found = _turn(comm, axis, summand, summand.nbytes, Primitive.ALL_REDUCE)
-    if found is None:
-        return None
+    if isinstance(found, str):
+        return found
     _, turn = found
     own = turn.view((summand.numel() // width, width), summand.dtype)
     own.copy_(summand.reshape(own.shape))
@@ -38,15 +42,15 @@ def reduce_norm(
 
 
 def gather_linear(
-    comm: Comm, axis: str, part: Part, x: Tensor, weights: list[Tensor],
-    biases: list[Tensor | None],
-) -> tuple[Tensor, list[Tensor]] | None:  # fmt: skip
+    comm: Comm, axis: str, part: Part, x: Tensor, weights: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+) -> tuple[Tensor, list[Tensor]] | str:  # fmt: skip
     """The whole of x, for the backward, and the products."""
-    if not _fits(part, x):
-        return None
+    if why := _why_not(part, x):
+        return why
     found = _turn(comm, axis, x, x.nbytes, Primitive.ALL_GATHER)
-    if found is None:
-        return None
+    if isinstance(found, str):
+        return found
     space, turn = found
     rank, inner = comm.line(axis).rank, _inner(x.shape, part.dim)
     parts, signals = space.bring(turn, x.reshape(-1, x.shape[-1]), rank)
@@ -62,18 +66,18 @@ def gather_linear(
 
 def linear_scatter(
     comm: Comm, axis: str, part: Part, x: Tensor, weight: Tensor, bias: Tensor | None
-) -> Tensor | None:
+) -> Tensor | str:
     """This rank's part of the sum of all ranks' products."""
     ranks = comm.line(axis).size
-    if not _fits(part, x):
-        return None
+    if why := _why_not(part, x):
+        return why
     shape = list(x.shape[:-1])
     shape[part.dim] //= ranks
     rows, n = torch.Size(shape).numel(), len(weight)
     nbytes = ranks * rows * n * x.dtype.itemsize
     found = _turn(comm, axis, x, nbytes, Primitive.REDUCE_SCATTER)
-    if found is None:
-        return None
+    if isinstance(found, str):
+        return found
     _, turn = found
     flat = x.reshape(-1, x.shape[-1]).contiguous()
     inner, rank = _inner((*shape, n), part.dim), comm.line(axis).rank
@@ -82,11 +86,12 @@ def linear_scatter(
     return scattering.sum_parts(slot, turn.signals, turn.epoch).view(*shape, n)
 
 
-def _fits(part: Part, x: Tensor) -> bool:
-    return (
-        len(set(part.sizes)) == 1 and part.outer == 1 and part.start < 0
-        and x.dtype in gathering.DTYPES and x.numel() > 0
-    )  # fmt: skip
+def _why_not(part: Part, x: Tensor) -> str:
+    if len(set(part.sizes)) > 1 or part.outer > 1 or part.start >= 0:
+        return "the ranks' parts are not equal"
+    if x.dtype not in gathering.DTYPES:
+        return f"no kernel multiplies {str(x.dtype).removeprefix('torch.')}"
+    return "" if x.numel() else "there are no elements"
 
 
 def _inner(shape: tuple[int, ...], dim: int) -> int:
@@ -96,10 +101,10 @@ def _inner(shape: tuple[int, ...], dim: int) -> int:
 
 def _turn(
     comm: Comm, axis: str, x: Tensor, nbytes: int, primitive: Primitive
-) -> tuple[Workspace, Turn] | None:
+) -> tuple[Workspace, Turn] | str:
     space = workspace(comm.line(axis), x)
-    if space is None:
-        return None
+    if isinstance(space, str):
+        return space
     if comm.log is not None:
         moved = nbytes if primitive is Primitive.REDUCE_SCATTER else x.nbytes
         comm.log.append(Traffic(axis, primitive, moved))

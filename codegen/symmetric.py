@@ -108,26 +108,32 @@ class Workspace:
         self.handle.barrier()
 
 
-_WORKSPACES: WeakKeyDictionary[dist.ProcessGroup, Workspace | None] = WeakKeyDictionary()
+_WORKSPACES: WeakKeyDictionary[dist.ProcessGroup, Workspace | str] = WeakKeyDictionary()
 
 
-def workspace(line: Line, x: Tensor) -> Workspace | None:
-    """What the line's ranks share, if kernels on x can use it; the same answer on all of them."""
-    if triton is None or not x.is_cuda or not isinstance(line, GroupLine):
-        return None
+def workspace(line: Line, x: Tensor) -> Workspace | str:
+    """What the line's ranks share, if kernels on x can use it, or why not; the same on all."""
+    if triton is None:
+        return "Triton is not installed"
+    if not x.is_cuda:
+        return f"tensors are on {x.device.type}"
+    if not isinstance(line, GroupLine):
+        return "the ranks are no process group"
     if not 1 < line.size <= MOST_RANKS:
-        return None
+        return f"{line.size} ranks share no memory: 2 to {MOST_RANKS} do"
     if line.group not in _WORKSPACES:
-        _WORKSPACES[line.group] = Workspace(line.group, x.device) if _near(line, x) else None
+        _WORKSPACES[line.group] = _far(line, x) or Workspace(line.group, x.device)
     return _WORKSPACES[line.group]
 
 
-def _near(line: GroupLine, x: Tensor) -> bool:
-    """Whether all ranks are on one host, and each device reads the others' memory."""
+def _far(line: GroupLine, x: Tensor) -> str:
+    """ "" if all ranks are on one host, and each device reads the others' memory; else why not."""
     everyone: list[Any] = [None] * line.size
     dist.all_gather_object(everyone, (socket.gethostname(), x.device.index), line.group)
     others = {index for _, index in everyone} - {x.device.index}
     able = all(torch.cuda.can_device_access_peer(x.device.index, index) for index in others)
     answers: list[Any] = [None] * line.size
     dist.all_gather_object(answers, able, line.group)
-    return len({host for host, _ in everyone}) == 1 and all(answers)
+    if len({host for host, _ in everyone}) > 1:
+        return "the ranks are on several hosts"
+    return "" if all(answers) else "a device does not see another's memory"

@@ -1,55 +1,47 @@
-"""Collectives and the products or norms beside them as one call, whose parts a kernel overlaps.
+"""Collectives and the products or norms beside them as one operator, whose parts a kernel overlaps.
 
 Each has two ways: kernels that read and write the peers' memory while they compute, where
-`codegen.symmetric` has such memory; otherwise the plain collective and torch's operators. What the
-backward keeps and sends is the same as of separate calls.
+`codegen.symmetric` has such memory; otherwise the plain collective and torch's operators. The
+gradient of gathering for a product is a product that scatters, and the other way round, so each is
+the backward of the other, by the same kernels. Torch traces, compiles and differentiates them: a
+mesh is a number to them.
 """
 
-# mypy: disallow-untyped-defs=False
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.library import custom_op
 from torch.nn.functional import linear
 
 from meshwright.codegen import peer_calls
-from meshwright.codegen.comm import Comm
-from meshwright.codegen.kernels.launch import TAKEN
+from meshwright.codegen.comm import Comm, comm_of
+from meshwright.codegen.kernels.launch import TAKEN, held_dtype
 from meshwright.codegen.kernels.layer_norm import add_layer_norm, layer_norm_backward
 from meshwright.codegen.kernels.rms_norm import add_rms_norm, rms_norm_backward
 from meshwright.codegen.primitives import Part
 from meshwright.ir.conversions import Primitive
 
 
-class _ReduceNorm(torch.autograd.Function):
-    """The sum of the ranks' summands, a residual added to it, and its norm."""
-
-    @staticmethod
-    def forward(ctx, comm, axis, summand, residual, gain, bias, eps):
-        made = peer_calls.reduce_norm(comm, axis, summand, residual, gain, bias, eps)
-        TAKEN["reduce_norm", "torch" if made is None else "triton"] += 1
-        if made is None:
-            summed = comm.run(Primitive.ALL_REDUCE, summand, axis, None, None, True)
-            made = _norm(summed, residual, gain, bias, eps)
-        total, out, *rows = made
-        ctx.save_for_backward(total, gain, *rows)
-        ctx.centred = bias is not None
-        ctx.dtypes = summand.dtype, residual.dtype
-        ctx.mark_non_differentiable(*rows)
-        return total, out, *rows
-
-    @staticmethod
-    def backward(ctx, grad_total, grad_out, *_):
-        total, gain, *rows = ctx.saved_tensors
-        if ctx.centred:
-            back, *others = layer_norm_backward(grad_total, grad_out, total, gain, *rows)
-        else:
-            back, to_gain = rms_norm_backward(grad_total, grad_out, total, gain, *rows)
-            others = [to_gain, None]
-        to_summand, to_residual = (back.to(dtype) for dtype in ctx.dtypes)
-        return None, None, to_summand, to_residual, *others, None
+@custom_op("meshwright::reduce_norm", mutates_args=())
+def _reduce_norm(
+    summand: Tensor, residual: Tensor, gain: Tensor, bias: Tensor | None, eps: float, comm: int,
+    axis: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The sum of the ranks' summands with a residual, its norm, and per row the mean, which RMSNorm
+    has none of, and the scale."""
+    mesh = comm_of(comm)
+    made = peer_calls.reduce_norm(mesh, axis, summand, residual, gain, bias, eps)
+    TAKEN["reduce_norm", made if isinstance(made, str) else ""] += 1
+    if isinstance(made, str):
+        summed = mesh.run(Primitive.ALL_REDUCE, summand, axis, None, None, True)
+        made = _norm(summed, residual, gain, bias, eps)
+    total, out, *rows = made
+    mean = rows[0] if len(rows) > 1 else total.new_empty(0)
+    return total, out, mean, rows[-1]
 
 
 def _norm(
@@ -63,95 +55,160 @@ def _norm(
     return found
 
 
+@_reduce_norm.register_fake
+def _norm_shapes(summand, residual, gain, bias, eps, comm, axis):
+    dtype = torch.promote_types(summand.dtype, residual.dtype)
+    total = residual.new_empty(residual.shape, dtype=dtype)
+    out = total.new_empty(total.shape, dtype=torch.promote_types(dtype, gain.dtype))
+    rows = total.new_empty(total.shape[:-1], dtype=held_dtype(dtype))
+    return total, out, total.new_empty(0) if bias is None else torch.empty_like(rows), rows
+
+
+def _save_norm(ctx, inputs, output) -> None:
+    summand, residual, gain, bias, *_ = inputs
+    total, _, mean, inverse = output
+    ctx.save_for_backward(total, gain, mean, inverse)
+    ctx.centred, ctx.dtypes = bias is not None, (summand.dtype, residual.dtype)
+    ctx.mark_non_differentiable(mean, inverse)
+
+
+def _differentiate_norm(ctx, grad_total, grad_out, *_):
+    total, gain, mean, inverse = ctx.saved_tensors
+    if ctx.centred:
+        back, *others = layer_norm_backward(grad_total, grad_out, total, gain, mean, inverse)
+    else:
+        back, to_gain = rms_norm_backward(grad_total, grad_out, total, gain, inverse)
+        others = [to_gain, None]
+    return *(back.to(dtype) for dtype in ctx.dtypes), *others, None, None, None
+
+
+_reduce_norm.register_autograd(_differentiate_norm, setup_context=_save_norm)
+
+
 def reduce_norm(
     comm: Comm, summand: Tensor, residual: Tensor, gain: Tensor, bias: Tensor | None, eps: float,
     axis: str,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """(sum over the axis + residual, its norm, and what `add_rms_norm`, or with a bias
     `add_layer_norm`, makes besides)."""
-    apply: Callable[..., tuple[Tensor, ...]] = _ReduceNorm.apply
-    return apply(comm, axis, summand, residual, gain, bias, eps)
+    total, out, mean, inverse = _reduce_norm(summand, residual, gain, bias, eps, comm.number, axis)
+    return (total, out, inverse) if bias is None else (total, out, mean, inverse)
 
 
-class _GatherLinear(torch.autograd.Function):
-    """Products of x as if whole on the axis; its gradient is summed and scattered."""
+@custom_op("meshwright::gather_linear", mutates_args=())
+def _gather_linear(
+    x: Tensor, weights: Sequence[Tensor], given: Sequence[Tensor], biased: Sequence[bool],
+    comm: int, axis: str, dim: int, sizes: Sequence[int],
+) -> list[Tensor]:  # fmt: skip
+    """x as if whole on the axis, and its products, some of which have one of the biases `given`."""
+    mesh, part = comm_of(comm), Part(dim, tuple(sizes))
+    left = iter(given)
+    biases = [next(left) if one else None for one in biased]
+    found = peer_calls.gather_linear(mesh, axis, part, x, weights, biases)
+    TAKEN["gather_linear", found if isinstance(found, str) else ""] += 1
+    if isinstance(found, str):
+        whole = mesh.run(Primitive.ALL_GATHER, x, axis, part, None, True)
+        if whole.data_ptr() == x.data_ptr():
+            whole = whole.clone()
+        found = whole, list(map(linear, [whole] * len(weights), weights, biases))
+    whole, made = found
+    return [whole, *made]
 
-    @staticmethod
-    def forward(ctx, comm, axis, part, count, x, *operands):
-        dtype = _computed_in(x)
-        given, biases = operands[:count], operands[count:]
-        ctx.given = [x.dtype, *(None if o is None else o.dtype for o in operands)]
-        x, weights = x.to(dtype), [w.to(dtype) for w in given]
-        added = [_cast(bias, dtype) for bias in biases]
-        found = peer_calls.gather_linear(comm, axis, part, x, weights, added)
-        TAKEN["gather_linear", "torch" if found is None else "triton"] += 1
-        if found is None:
-            whole = comm.run(Primitive.ALL_GATHER, x, axis, part, None, True)
-            found = whole, list(map(linear, [whole] * count, weights, added))
-        whole, made = found
-        ctx.comm, ctx.axis, ctx.part = comm, axis, part
-        ctx.save_for_backward(whole, *weights)
-        return tuple(made)
 
-    @staticmethod
-    def backward(ctx, *grads):
-        whole, *weights = ctx.saved_tensors
-        back = sum(grad @ weight for grad, weight in zip(grads, weights, strict=True))
-        to_x = ctx.comm.run(Primitive.REDUCE_SCATTER, back, ctx.axis, None, ctx.part, True)
-        to_weights = [_outer(grad, whole) for grad in grads]
-        to_biases = [
-            None if dtype is None else _rows(grad).sum(0)
-            for grad, dtype in zip(grads, ctx.given[1 + len(grads) :], strict=True)
-        ]
-        found = [_cast(x, d) for x, d in
-                 zip((to_x, *to_weights, *to_biases), ctx.given, strict=True)]  # fmt: skip
-        return None, None, None, None, *found
+@_gather_linear.register_fake
+def _gathered_shapes(x, weights, given, biased, comm, axis, dim, sizes):
+    shape = list(x.shape)
+    shape[dim] = sum(sizes)
+    made = [x.new_empty(*shape[:-1], len(weight)) for weight in weights]
+    return [x.new_empty(shape), *made]
+
+
+def _save_gathered(ctx, inputs, output) -> None:
+    _, weights, _, ctx.biased, *ctx.where = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(output[0], *weights)
+
+
+def _differentiate_gathered(ctx, grads):
+    """The products' gradients are multiplied as one and scattered; those of weights beside."""
+    whole, *weights = ctx.saved_tensors
+    _, *found = grads
+    back = [
+        whole.new_zeros(*whole.shape[:-1], len(weight)) if grad is None else grad
+        for grad, weight in zip(found, weights, strict=True)
+    ]
+    joined, weight = (back[0], weights[0]) if len(back) == 1 else (
+        torch.cat(back, -1), torch.cat(weights))  # fmt: skip
+    to_x = _linear_scatter(joined, weight.T, None, *ctx.where)
+    to_weights = [_outer(grad, whole) for grad in back]
+    to_biases = [_rows(grad).sum(0) for grad, one in zip(back, ctx.biased, strict=True) if one]
+    return to_x, to_weights, to_biases, None, None, None, None, None
+
+
+_gather_linear.register_autograd(_differentiate_gathered, setup_context=_save_gathered)
 
 
 def gather_linear(
     comm: Comm, x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], axis: str,
-    dim: int, sizes: tuple[int, ...],
+    dim: int, sizes: Sequence[int],
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Of each weight: x, of which each rank has so many `sizes` of a dim, all of it, times it."""
-    apply: Callable[..., tuple[Tensor, ...]] = _GatherLinear.apply
-    return apply(comm, axis, Part(dim, sizes), len(weights), x, *weights, *biases)
+    dtype = _computed_in(x)
+    used, biased = [w.to(dtype) for w in weights], [bias is not None for bias in biases]
+    added = [bias.to(dtype) for bias in biases if bias is not None]
+    given = x.to(dtype), used, added, biased
+    _, *made = _gather_linear(*given, comm.number, axis, dim, sizes)
+    return tuple(made)
 
 
-class _LinearScatter(torch.autograd.Function):
-    """This rank's part of the sum of all ranks' products; the gradient is gathered."""
+@custom_op("meshwright::linear_scatter", mutates_args=())
+def _linear_scatter(
+    x: Tensor, weight: Tensor, bias: Tensor | None, comm: int, axis: str, dim: int,
+    sizes: Sequence[int],
+) -> Tensor:  # fmt: skip
+    """This rank's part of the sum of all ranks' products."""
+    mesh, part = comm_of(comm), Part(dim, tuple(sizes))
+    made = peer_calls.linear_scatter(mesh, axis, part, x, weight, bias)
+    TAKEN["linear_scatter", made if isinstance(made, str) else ""] += 1
+    if isinstance(made, str):
+        summands = linear(x, weight, bias)
+        made = mesh.run(Primitive.REDUCE_SCATTER, summands, axis, None, part, True)
+    return made
 
-    @staticmethod
-    def forward(ctx, comm, axis, part, x, weight, bias):
-        dtype = _computed_in(x)
-        ctx.given = [x.dtype, weight.dtype, None if bias is None else bias.dtype]
-        x, weight = x.to(dtype), weight.to(dtype)
-        bias = _cast(bias, dtype)
-        ctx.comm, ctx.axis, ctx.part = comm, axis, part
-        ctx.save_for_backward(x, weight)
-        made = peer_calls.linear_scatter(comm, axis, part, x, weight, bias)
-        TAKEN["linear_scatter", "torch" if made is None else "triton"] += 1
-        if made is None:
-            summands = linear(x, weight, bias)
-            made = comm.run(Primitive.REDUCE_SCATTER, summands, axis, None, part, True)
-        return made
 
-    @staticmethod
-    def backward(ctx, grad):
-        x, weight = ctx.saved_tensors
-        whole = ctx.comm.run(Primitive.ALL_GATHER, grad, ctx.axis, ctx.part, None, True)
-        to_bias = None if ctx.given[2] is None else _rows(whole).sum(0)
-        made = (whole @ weight, _outer(whole, x), to_bias)
-        found = [_cast(x, d) for x, d in zip(made, ctx.given, strict=True)]
-        return None, None, None, *found
+@_linear_scatter.register_fake
+def _scattered_shape(x, weight, bias, comm, axis, dim, sizes):
+    shape = [*x.shape[:-1], len(weight)]
+    shape[dim] = sizes[comm_of(comm).line(axis).rank]
+    return x.new_empty(shape)
+
+
+def _save_scattered(ctx, inputs, output) -> None:
+    x, weight, bias, *ctx.where = inputs
+    ctx.biased = bias is not None
+    ctx.save_for_backward(x, weight)
+
+
+def _differentiate_scattered(ctx, grad):
+    """The gradient is gathered while it is multiplied; then that of the weight."""
+    x, weight = ctx.saved_tensors
+    whole, to_x = _gather_linear(grad, [weight.T], [], [False], *ctx.where)
+    to_bias = _rows(whole).sum(0) if ctx.biased else None
+    return to_x, _outer(whole, x), to_bias, None, None, None, None
+
+
+_linear_scatter.register_autograd(_differentiate_scattered, setup_context=_save_scattered)
 
 
 def linear_scatter(
     comm: Comm, x: Tensor, weight: Tensor, bias: Tensor | None, axis: str, dim: int,
-    sizes: tuple[int, ...],
+    sizes: Sequence[int],
 ) -> Tensor:  # fmt: skip
     """The product's summands, summed; each rank gets so many `sizes` of a dim."""
-    apply: Callable[..., Tensor] = _LinearScatter.apply
-    return apply(comm, axis, Part(dim, sizes), x, weight, bias)
+    dtype = _computed_in(x)
+    given = x.to(dtype), weight.to(dtype), _cast(bias, dtype)
+    made: Tensor = _linear_scatter(*given, comm.number, axis, dim, sizes)
+    return made
 
 
 def _computed_in(x: Tensor) -> torch.dtype:

@@ -2,14 +2,14 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean, median
 from typing import Literal
 
 from meshwright.costmodel.replay import replay
 from meshwright.costmodel.timeline import Timeline
 from meshwright.ir.errors import MismatchError, PlanError
-from meshwright.ir.measured import CollectiveMeasured, Measured, Phase
+from meshwright.ir.measured import CollectiveMeasured, KernelMeasured, Measured, Phase
 from meshwright.ir.plan import Plan, RankMemory
 from meshwright.ir.schedule import Work
 
@@ -80,6 +80,8 @@ class Comparison:
     error_band: float
     step: Row
     rows: tuple[Row, ...]
+    kernels: tuple[KernelMeasured, ...] = ()
+    """Which way calls of fused kernels went, on all ranks together."""
 
     @property
     def inside(self) -> bool:
@@ -198,7 +200,16 @@ def compare(plan: Plan, expected: Expected, runs: Sequence[Measured]) -> Compari
         error_band=expected.error_band,
         step=step,
         rows=tuple(sorted(rows, key=order)),
+        kernels=_kernels(runs),
     )
+
+
+def _kernels(runs: Sequence[Measured]) -> tuple[KernelMeasured, ...]:
+    found: dict[KernelMeasured, int] = {}
+    for one in (kernel for m in runs for kernel in m.kernels):
+        key = replace(one, calls=0)
+        found[key] = found.get(key, 0) + one.calls
+    return tuple(replace(key, calls=calls) for key, calls in found.items())
 
 
 def _actions(expected: Expected, runs: Sequence[Measured]) -> Iterator[Row]:

@@ -5,7 +5,7 @@ as the collective that moves the same bytes, less the latency that the kernel do
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 
 from meshwright.costmodel.comm import collective_band, collective_time
@@ -128,35 +128,37 @@ class _Place:
         return Price(self.move.axis, forward, backward, worst_source(sources), band, why)
 
 
-def _as_it_is(seconds: float = 0.0, sent_s: float = 0.0) -> Way:
-    """What a call does not change."""
-    return Way(seconds + sent_s, seconds + sent_s, sent_s)
-
-
 def _gather_linear(place: _Place) -> Price:
-    """Parts come while the products of those that are there are made."""
-    sent_s = place.sent_s(Primitive.ALL_GATHER)
-    product_s = sum(time.forward_s for time in place.times())
-    joint_s = _while_parts_come(place, sent_s, product_s / TILE_SHARE) + place.barrier_s
-    back_s = sum(time.backward_input_s for time in place.times())
-    return place.price(
-        Way(sent_s + product_s, joint_s, sent_s),
-        _as_it_is(back_s, place.sent_s(Primitive.REDUCE_SCATTER)),
-        assumed=True, why=_why_no_product(place),
-    )  # fmt: skip
+    """Parts come while the products of those that are there are made; the backward multiplies the
+    gradients, side by side if there are several, and scatters."""
+    times = place.times()
+    back = _scattering(place, sum(time.backward_input_s for time in times))
+    if len(times) > 1:
+        joined = sum(step.local.output_bytes for step in place.steps)
+        joined_s = place.memory_s(OpClass.COPY, 2.0 * joined)
+        back = replace(back, joint_s=back.joint_s + joined_s)
+    forward = _gathering(place, sum(time.forward_s for time in times))
+    return place.price(forward, back, assumed=True, why=_why_no_product(place))
 
 
 def _linear_scatter(place: _Place) -> Price:
-    """Parts leave as they are made; each rank adds up what has come."""
+    """Parts leave as they are made; the backward gathers while it multiplies."""
+    (time,) = place.times()
+    back = _gathering(place, time.backward_input_s)
+    forward = _scattering(place, time.forward_s)
+    return place.price(forward, back, assumed=True, why=_why_no_product(place))
+
+
+def _gathering(place: _Place, product_s: float) -> Way:
+    sent_s = place.sent_s(Primitive.ALL_GATHER)
+    joint_s = _while_parts_come(place, sent_s, product_s / TILE_SHARE) + place.barrier_s
+    return Way(sent_s + product_s, joint_s, sent_s)
+
+
+def _scattering(place: _Place, product_s: float) -> Way:
     sent_s = place.sent_s(Primitive.REDUCE_SCATTER)
-    product_s = place.times()[0].forward_s
     joint_s = _while_parts_leave(place, sent_s, product_s / TILE_SHARE)
-    back_s = place.times()[0].backward_input_s
-    return place.price(
-        Way(sent_s + product_s, joint_s, sent_s),
-        _as_it_is(back_s, place.sent_s(Primitive.ALL_GATHER)),
-        assumed=True, why=_why_no_product(place),
-    )  # fmt: skip
+    return Way(sent_s + product_s, joint_s, sent_s)
 
 
 def _while_parts_come(place: _Place, sent_s: float, product_s: float) -> float:
@@ -210,7 +212,8 @@ def _reduce_norm(place: _Place) -> Price:
     width = place.steps[0].local.outputs[0][-1]
     why = f"no program holds rows of {width}" if width > peers.MOST_WIDTH else ""
     forward = Way(sent_s + time.forward_s, joint_s, sent_s)
-    return place.price(forward, _as_it_is(time.backward_input_s), assumed=False, why=why)
+    back = Way(time.backward_input_s, time.backward_input_s, 0.0)
+    return place.price(forward, back, assumed=False, why=why)
 
 
 _MAKE: dict[str, Callable[[_Place], Price]] = {

@@ -83,6 +83,18 @@ class CollectiveMeasured:
 
 
 @dataclass(frozen=True, config=_strict, kw_only=True)
+class KernelMeasured:
+    """Equal calls of a fused kernel, over all steps, warm-up and evaluation too."""
+
+    kernel: str
+    way: Literal["triton", "torch"]
+    """`torch`: the operators that are its reference."""
+    why: str = ""
+    """Why not by Triton."""
+    calls: int
+
+
+@dataclass(frozen=True, config=_strict, kw_only=True)
 class TensorMemory:
     """Bytes of all live tensors of the rank when they are most."""
 
@@ -171,6 +183,8 @@ class Measured:
     updated_bytes: int
     memory: MemoryMeasured
     timeline: TimelineMeasured | None = None
+    kernels: tuple[KernelMeasured, ...] = ()
+    """Forward and backward are calls of their own."""
 
     @property
     def timed_steps(self) -> int:

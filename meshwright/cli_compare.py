@@ -74,6 +74,7 @@ def as_data(found: Comparison) -> dict[str, Any]:
         "inside": found.inside,
         "verdict": found.verdict,
         "rows": rows,
+        "kernels": [asdict(kernel) for kernel in found.kernels],
     }
 
 
@@ -87,7 +88,21 @@ def show(found: Comparison, console: Console) -> None:
         predicted = "" if row.predicted is None else _figure(row, row.predicted)
         table.add_row(row.group, row.what, predicted, _figure(row, row.measured), error)
     console.print(table)
+    _show_kernels(found, console)
+    if any(row.group == "collective" and row.predicted is None for row in found.rows):
+        console.print("What collectives should take is worked out with --model.", style="dim")
     console.print(found.verdict, style="green" if found.inside else "red", highlight=False)
+
+
+def _show_kernels(found: Comparison, console: Console) -> None:
+    """Which way calls of fused kernels went, if the plan has any."""
+    if not found.kernels:
+        return
+    table = Table("kernel", "way", "why", title="Calls of fused kernels")
+    table.add_column("calls", justify="right", no_wrap=True)
+    for kernel in found.kernels:
+        table.add_row(kernel.kernel, kernel.way, kernel.why, str(kernel.calls))
+    console.print(table)
 
 
 def _figure(row: Row, value: float) -> str:

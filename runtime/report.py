@@ -9,9 +9,11 @@ from typing import get_args
 
 import torch
 
+from meshwright.codegen.kernels.launch import TAKEN
 from meshwright.ir.measured import (
     ActionMeasured,
     CollectiveMeasured,
+    KernelMeasured,
     Measured,
     MemoryMeasured,
     Phase,
@@ -57,6 +59,15 @@ def report(
         updated_bytes=sum(x.nbytes for x in updated),
         memory=_memory(residence, tensors, device),
         timeline=_timeline(stats),
+        kernels=_kernels(stats),
+    )
+
+
+def _kernels(stats: Stats) -> tuple[KernelMeasured, ...]:
+    """Which way calls of kernels went, as far as they are this job's."""
+    return tuple(
+        KernelMeasured(kernel=kernel, way="torch" if why else "triton", why=why, calls=calls)
+        for (kernel, why), calls in sorted((TAKEN - stats.called).items())
     )
 
 

@@ -1,10 +1,12 @@
 """What steps took: the last ones in detail, of all others the duration and the loss."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 from statistics import median
 
 from torch import Tensor
 
+from meshwright.codegen.kernels.launch import TAKEN, Call
 from meshwright.ir.measured import StepKind
 from meshwright.ir.schedule import Action
 from meshwright.runtime.record import StepRecord
@@ -28,6 +30,8 @@ class Stats:
     taken: list[Taken] = field(default_factory=list)
     records: list[StepRecord] = field(default_factory=list)
     """The last timed steps, action by action."""
+    called: Counter[Call] = field(default_factory=lambda: Counter(TAKEN))
+    """Calls of kernels in the process before there was anything to take in."""
 
     def add(self, record: StepRecord) -> None:
         """Takes in a closed record."""

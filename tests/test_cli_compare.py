@@ -11,7 +11,7 @@ from meshwright.costmodel.expected import block_uses, expected_in_detail
 from meshwright.costmodel.tables import CostTables
 from meshwright.details import Details
 from meshwright.ir import measured, plan_io
-from meshwright.ir.measured import ActionMeasured, Measured, StepMeasured
+from meshwright.ir.measured import ActionMeasured, KernelMeasured, Measured, StepMeasured
 from meshwright.ir.plan import Plan
 from meshwright.ir.profile_store import load_profile, open_store
 from tests.costmodel.test_compare import MACHINE, flat, predicted_plan, run_of, runs_of
@@ -41,6 +41,24 @@ def test_json_is_one_object(run, capsys):
     found = json.loads(capsys.readouterr().out)
     assert found["inside"] is True and found["rows"][0]["what"] == "step"
     assert found["rows"][0]["error"] == pytest.approx(1 / 1.125 - 1)
+
+
+def test_it_says_which_way_kernels_went(run, capsys):
+    """Calls of all ranks together, those by torch with the reason."""
+    for path in run[1].glob("measured_rank*.json"):
+        calls = (
+            KernelMeasured(kernel="rms_norm", way="triton", calls=5),
+            KernelMeasured(kernel="route", way="torch", why="tensors are on cpu", calls=2),
+        )
+        measured.save(replace(measured.load(path), kernels=calls), path)
+    ranks = len(list(run[1].glob("measured_rank*.json")))
+    assert invoke("compare", *map(str, run)) == 0
+    lines = [line.split("│") for line in capsys.readouterr().out.splitlines()]
+    rows = [tuple(cell.strip() for cell in line[1:-1]) for line in lines if len(line) == 6]
+    assert ("rms_norm", "triton", "", str(5 * ranks)) in rows
+    assert ("route", "torch", "tensors are on cpu", str(2 * ranks)) in rows
+    assert invoke("compare", *map(str, run), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["kernels"][1]["calls"] == 2 * ranks
 
 
 def test_another_plan_exits_with_5(run, tmp_path, capsys):

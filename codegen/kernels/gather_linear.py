@@ -48,16 +48,18 @@ def whole_row(row, rank, ranks, inner):
 
 @jit
 def product_tile(
-    left, row, weight, bias, column, rows, n, k,
+    left, row, weight, bias, column, rows, n, k, along, down,
     BIASED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """The sums of products of rows that `left` points to with rows of the weight [n, k]."""
-    right = weight + tl.cast(column[None, :], tl.int64) * k
+    """The sums of products of rows that `left` points to with rows of the weight [n, k], which lie
+    so far apart, and their elements."""
+    right = weight + tl.cast(column[None, :], tl.int64) * along
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     for start in range(0, k, DEPTH):
         deep = start + tl.arange(0, DEPTH)
         a = tl.load(left + deep[None, :], (row[:, None] < rows) & (deep[None, :] < k), 0.0)
-        b = tl.load(right + deep[:, None], (column[None, :] < n) & (deep[:, None] < k), 0.0)
+        deeper = tl.cast(deep[:, None], tl.int64) * down
+        b = tl.load(right + deeper, (column[None, :] < n) & (deep[:, None] < k), 0.0)
         total = tl.dot(a, b, total, input_precision="ieee")
     if BIASED:
         total += tl.load(bias + column, column < n, 0.0).to(tl.float32)[None, :]
@@ -67,7 +69,8 @@ def product_tile(
 @jit
 def product_kernel(
     parts, signals, epoch, weight, bias, out, rows, inner, ranks, first, n, k,
-    BIASED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    along, down, BIASED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
 ):  # fmt: skip
     tiles = tl.cdiv(rows, ROWS) * tl.cdiv(n, COLUMNS)
     for turn in range(tl.program_id(0), tiles * ranks, tl.num_programs(0)):
@@ -78,7 +81,7 @@ def product_kernel(
         column = (at % tl.cdiv(n, COLUMNS)) * COLUMNS + tl.arange(0, COLUMNS)
         left = parts + (tl.cast(rank, tl.int64) * rows + row[:, None]) * k
         total = product_tile(
-            left, row, weight, bias, column, rows, n, k, BIASED, ROWS, COLUMNS, DEPTH
+            left, row, weight, bias, column, rows, n, k, along, down, BIASED, ROWS, COLUMNS, DEPTH
         )
         to = tl.cast(whole_row(row, rank, ranks, inner), tl.int64)[:, None] * n + column[None, :]
         inside = (row[:, None] < rows) & (column[None, :] < n)
@@ -95,8 +98,8 @@ def product(
     out = parts.new_empty(ranks * rows, n)
     tiles = ranks * triton.cdiv(rows, EDGE) * triton.cdiv(n, EDGE)
     product_kernel[(min(tiles, processors(parts)),)](
-        parts, signals, epoch, weight.contiguous(), weight if bias is None else bias, out, rows,
-        inner, ranks, rank, n, k, BIASED=bias is not None, **tile(parts.element_size()),
+        parts, signals, epoch, weight, weight if bias is None else bias, out, rows, inner, ranks,
+        rank, n, k, *weight.stride(), BIASED=bias is not None, **tile(parts.element_size()),
         num_warps=8, num_stages=3,
     )  # fmt: skip
     return out
@@ -125,5 +128,7 @@ def builds(name: str, width: int) -> Iterator[Build]:
     pointer = f"*{name}"
     given = {"parts": pointer, "signals": "*i32", "epoch": "i32"}
     given |= dict.fromkeys(("weight", "bias", "out"), pointer)
-    given |= dict.fromkeys(("rows", "inner", "ranks", "first", "n", "k"), "i32")
-    yield Build(product_kernel, given, {"BIASED": True, **tile(2)})
+    given |= dict.fromkeys(("rows", "inner", "ranks", "first", "n", "k", "along"), "i32")
+    yield Build(product_kernel, given, {"down": 1, "BIASED": True, **tile(2)})
+    turned = {key: kind for key, kind in given.items() if key != "along"} | {"down": "i32"}
+    yield Build(product_kernel, turned, {"along": 1, "BIASED": True, **tile(2)})

@@ -22,8 +22,10 @@ except ImportError:  # an extra: without it all calls take torch
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Triton runs kernels on the CPU, slowly, to test them."""
-TAKEN: Counter[tuple[str, str]] = Counter()
-"""(kernel, way) -> calls in this process."""
+Call = tuple[str, str]
+"""A kernel, and why it was not Triton's but torch's operators; "" if it was Triton's."""
+TAKEN: Counter[Call] = Counter()
+"""Calls in this process."""
 ELEMENTS = 1024
 """That one program takes where each stands for itself."""
 
@@ -36,12 +38,20 @@ def jit(function: Callable[..., Any], varying: Sequence[str] = ()) -> Any:
 
 def way(kernel: str, x: Tensor, width: int = 1) -> Literal["triton", "torch"]:
     """How a kernel on rows of `width` elements runs for this tensor; `TAKEN` counts it."""
-    able = triton is not None and (x.is_cuda or (INTERPRETED and x.device.type == "cpu"))
-    chosen: Literal["triton", "torch"] = (
-        "triton" if able and 0 < width <= MOST_WIDTH and x.numel() else "torch"
-    )
-    TAKEN[kernel, chosen] += 1
-    return chosen
+    why = why_torch(x, width)
+    TAKEN[kernel, why] += 1
+    return "torch" if why else "triton"
+
+
+def why_torch(x: Tensor, width: int = 1) -> str:
+    """Why Triton has no kernel for such rows; "" if it has."""
+    if triton is None:
+        return "Triton is not installed"
+    if not x.is_cuda and not (INTERPRETED and x.device.type == "cpu"):
+        return f"tensors are on {x.device.type}"
+    if not x.numel() or not width:
+        return "there are no elements"
+    return f"rows have more than {MOST_WIDTH} elements" if width > MOST_WIDTH else ""
 
 
 def block(width: int) -> int:
@@ -92,6 +102,6 @@ class Build:
 
 
 __all__ = [
-    "ELEMENTS", "TAKEN", "Build", "block", "element", "grid", "held_dtype", "jit", "programs", "tl",
-    "triton", "warps", "way", "wide",
+    "ELEMENTS", "TAKEN", "Build", "Call", "block", "element", "grid", "held_dtype", "jit",
+    "programs", "tl", "triton", "warps", "way", "why_torch", "wide",
 ]  # fmt: skip

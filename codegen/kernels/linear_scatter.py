@@ -36,8 +36,8 @@ def reference(xs: Sequence[Tensor], weights: Sequence[Tensor], bias: Tensor | No
 @partial(jit, varying=("epoch",))
 def product_kernel(
     x, weight, bias, slots, signals, done, epoch, rows, inner, ranks, own, n, k,
-    BIASED: tl.constexpr, ELEMENT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
+    along, down, BIASED: tl.constexpr, ELEMENT: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """`slots` and `signals`: addresses per rank; `done`: zeros, to count tiles of each part."""
     tiles = tl.cdiv(rows, ROWS) * tl.cdiv(n, COLUMNS)
@@ -48,7 +48,7 @@ def product_kernel(
         column = (at % tl.cdiv(n, COLUMNS)) * COLUMNS + tl.arange(0, COLUMNS)
         left = x + tl.cast(whole_row(row, rank, ranks, inner), tl.int64)[:, None] * k
         total = product_tile(
-            left, row, weight, bias, column, rows, n, k, BIASED, ROWS, COLUMNS, DEPTH
+            left, row, weight, bias, column, rows, n, k, along, down, BIASED, ROWS, COLUMNS, DEPTH
         )
         slot = tl.load(slots + rank).to(tl.pointer_type(ELEMENT))
         to = (tl.cast(own, tl.int64) * rows + row[:, None]) * n + column[None, :]
@@ -83,8 +83,8 @@ def product(
     rows, done = whole // ranks, torch.zeros(ranks, dtype=torch.int32, device=x.device)
     tiles = ranks * triton.cdiv(rows, EDGE) * triton.cdiv(n, EDGE)
     product_kernel[(min(tiles, processors(x)),)](
-        x, weight.contiguous(), weight if bias is None else bias, slots, signals, done, epoch, rows,
-        inner, ranks, rank, n, k, BIASED=bias is not None, ELEMENT=element(x.dtype),
+        x, weight, weight if bias is None else bias, slots, signals, done, epoch, rows, inner,
+        ranks, rank, n, k, *weight.stride(), BIASED=bias is not None, ELEMENT=element(x.dtype),
         **tile(x.element_size()), num_warps=8, num_stages=3,
     )  # fmt: skip
 
@@ -107,7 +107,9 @@ def builds(name: str, width: int) -> Iterator[Build]:
     pointer, kind = f"*{name}", {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}[name]
     given = dict.fromkeys(("x", "weight", "bias"), pointer)
     given |= {"slots": "*i64", "signals": "*i64", "done": "*i32", "epoch": "i32"}
-    given |= dict.fromkeys(("rows", "inner", "ranks", "own", "n", "k"), "i32")
-    yield Build(product_kernel, given, {"BIASED": True, "ELEMENT": kind, **tile(2)})
+    given |= dict.fromkeys(("rows", "inner", "ranks", "own", "n", "k", "along"), "i32")
+    yield Build(product_kernel, given, {"down": 1, "BIASED": True, "ELEMENT": kind, **tile(2)})
+    turned = {key: held for key, held in given.items() if key != "along"} | {"down": "i32"}
+    yield Build(product_kernel, turned, {"along": 1, "BIASED": False, "ELEMENT": kind, **tile(2)})
     last = {"slot": pointer, "signals": "*i32", "epoch": "i32", "out": pointer, "count": "i64"}
     yield Build(sum_kernel, last, {"RANKS": 4, "BLOCK": COLUMNS})
