@@ -71,6 +71,8 @@ def kernel_s(work: Work, device: DeviceType) -> float:
     moving = memory_s(work.nbytes, curve_of(OpClass.COPY, device), device)
     # Neither hides the other wholly where both take as long: a smooth maximum.
     busy = (arithmetic**4 + moving**4) ** 0.25
+    if work.gemms:
+        busy += curve.packing * moving
     seconds: float = curve.floor_s + busy * (1.0 + curve.droop * busy / (busy + _DROOP_S))
     return seconds
 

@@ -21,6 +21,8 @@ ELEMENTS = (2**14, 2**17, 2**20)
 it shares with others, and beyond."""
 EDGES = (64, 192, 512)
 """Of the square matrices of a product."""
+FLAT = (32, 1024)
+"""Rows, and edge of the square weight, of a product so flat that moving the weight shows."""
 _COPIES = 12
 
 
@@ -70,6 +72,13 @@ def matmul(dtype: torch.dtype, edge: int = EDGES[-1]) -> Kernel:
     weight = torch.randn(edge, edge).to(dtype)
     call = rotating(lambda rows: functional.linear(rows, weight), x)
     return call, 2.0 * edge**3
+
+
+def flat_product() -> Callable[[], Tensor]:
+    """A linear layer of few tokens, whose weight comes from memory."""
+    rows, edge = FLAT
+    x = torch.randn(rows, edge)
+    return rotating(lambda weight: functional.linear(x, weight), torch.randn(edge, edge))
 
 
 def compute_kernels() -> Iterator[tuple[OpClass, Kernel]]:

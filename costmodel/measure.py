@@ -17,7 +17,7 @@ import torch.distributed as dist
 from meshwright.costmodel import kernels
 from meshwright.costmodel.calibrate_links import fit_link
 from meshwright.costmodel.fit_compute import Sample, fit_curve
-from meshwright.costmodel.formulas import Gemm, Work
+from meshwright.costmodel.formulas import Gemm, Work, curve_of, kernel_s, memory_s
 from meshwright.costmodel.kernels import Kernel, seconds_per_call, typical_seconds
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.device import DeviceType, OpClass, OpCurve
@@ -30,6 +30,7 @@ _SMALL, _LARGE = 2**10, 2**22
 _LOADED_S = 0.6
 _DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 _TIMEOUT_S = 60.0
+_ROUNDS, _MOST_PACKING = 4, 8.0
 _Sizes = dict[OpClass, dict[float, float]]
 
 
@@ -44,6 +45,8 @@ class _Seen:
     """Bytes -> seconds, dispatch included."""
     matmul: dict[int, float]
     """Edge of a cube -> seconds in float32, dispatch included."""
+    flat_s: float
+    """Of `kernels.flat_product`, dispatch included."""
     overhead_s: float
     calls_s: dict[tuple[str, int, int], float]
     """(operation, group size, bytes) -> seconds."""
@@ -100,10 +103,12 @@ def _device(assumed: DeviceType, seen: list[_Seen], per_core: float) -> DeviceTy
         reference=f"{len(seen)} processes at once, torch {torch.__version__}, 1 thread each",
     )
     cubes = {n: _mean([s.matmul[n] for s in seen]) / per_core for n in seen[0].matmul}
-    return _with_curves(device, memory, cubes)
+    return _with_curves(device, memory, cubes, _mean([s.flat_s for s in seen]) / per_core)
 
 
-def _with_curves(device: DeviceType, memory: _Sizes, cubes: dict[int, float]) -> DeviceType:
+def _with_curves(
+    device: DeviceType, memory: _Sizes, cubes: dict[int, float], flat_s: float
+) -> DeviceType:
     """Small ops run in the cache, large ones do not: curves through the sizes that were measured.
 
     Memory first: a product leans on the curve of copies.
@@ -112,23 +117,39 @@ def _with_curves(device: DeviceType, memory: _Sizes, cubes: dict[int, float]) ->
         op_class: [_sample(device, Work(op_class, "float32", 0.0, n), s) for n, s in sizes.items()]
         for op_class, sizes in memory.items()
     }
-    measured[OpClass.MATMUL] = [_sample(device, _product(n), s) for n, s in cubes.items()]
     for op_class, samples in measured.items():
         middle = sorted(s.work.nbytes for s in samples)[len(samples) // 2]
         start = OpCurve(share=device.efficiency[op_class], cache_bytes=round(middle))
         reference = f"{len(samples)} sizes"
         curve = fit_curve(op_class, samples, device, start, reference=reference)
         device = replace(device, curves={**device.curves, op_class: curve})
-    return device
+    products = [_sample(device, _product(n, n, n), s) for n, s in cubes.items()]
+    return _with_products(device, products, flat_s)
+
+
+def _with_products(device: DeviceType, cubes: list[Sample], flat_s: float) -> DeviceType:
+    """A cube's arithmetic outweighs what it moves, a flat product's does not: each in turn tells
+    the one from the other."""
+    rows, edge = kernels.FLAT
+    flat = _product(rows, edge, edge)
+    moving_s = memory_s(flat.nbytes, curve_of(OpClass.COPY, device), device)
+    start = OpCurve(share=device.efficiency[OpClass.MATMUL])
+    for _ in range(_ROUNDS):
+        curve = fit_curve(OpClass.MATMUL, cubes, device, start, reference=f"{len(cubes) + 1} sizes")
+        device = replace(device, curves={**device.curves, OpClass.MATMUL: curve})
+        more_s = flat_s - device.overhead_s - kernel_s(flat, device)
+        packing = min(_MOST_PACKING, max(0.0, curve.packing + more_s / moving_s))
+        start = replace(curve, packing=packing)
+    return replace(device, curves={**device.curves, OpClass.MATMUL: start})
 
 
 def _sample(device: DeviceType, work: Work, seconds: float) -> Sample:
     return Sample(work, seconds, device.overhead_s)
 
 
-def _product(edge: int) -> Work:
-    gemm = Gemm(1, edge, edge, edge)
-    return Work(OpClass.MATMUL, "float32", 2.0 * edge**3, 12.0 * edge**2, (gemm,))
+def _product(m: int, n: int, k: int) -> Work:
+    nbytes = 4.0 * (m * k + k * n + m * n)
+    return Work(OpClass.MATMUL, "float32", 2.0 * m * n * k, nbytes, (Gemm(1, m, n, k),))
 
 
 def _records(seen: list[_Seen]) -> list[CollectiveRecord]:
@@ -212,10 +233,10 @@ def _speed(kernel: Kernel, budget_s: float) -> float:
 
 def _compute(
     budget_s: float,
-) -> tuple[dict[str, float], dict[OpClass, float], _Sizes, dict[int, float], float]:
+) -> tuple[dict[str, float], dict[OpClass, float], _Sizes, dict[int, float], float, float]:
     """Everything but communication."""
     sizes = len(kernels.ELEMENTS)
-    share = budget_s / (len(_DTYPES) + len(kernels.EDGES) - 1 + 3 + 6 * sizes + 1)
+    share = budget_s / (len(_DTYPES) + len(kernels.EDGES) + 3 + 6 * sizes + 1)
     memory: _Sizes = {}
     with torch.no_grad():
         flops = {name: _speed(kernels.matmul(t), share) for name, t in _DTYPES.items()}
@@ -229,9 +250,10 @@ def _compute(
             n: typical_seconds(kernels.matmul(torch.float32, n)[0], share)
             for n in kernels.EDGES[:-1]
         }
+        flat_s = typical_seconds(kernels.flat_product(), share)
     cubes[kernels.EDGES[-1]] = 2.0 * kernels.EDGES[-1] ** 3 / flops["float32"]
     chain, count = kernels.dispatch()
-    return flops, compute, memory, cubes, seconds_per_call(chain, share) / count
+    return flops, compute, memory, cubes, flat_s, seconds_per_call(chain, share) / count
 
 
 def _communicate(rank: int, count: int) -> dict[tuple[str, int, int], float]:

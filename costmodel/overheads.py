@@ -16,6 +16,10 @@ CPU_STEP_S = 0.1e-3
 """A step: cutting the batch, the loss, bookkeeping."""
 GPU_STEP_S = 1e-3
 """A step: until the queue is full again; assumption."""
+CPU_TURNS = 0.05
+"""Share by which computing in halves takes longer than its ops: ranks wait for each other at twice
+as many collectives, and gradients come in twice as many parts. Steps of benchmarks/overlap.py on a
+wire that takes no time took 3 to 6 % longer than with products' own cost, on the same machine."""
 TALKING = 0.5
 """Share of a core that Gloo needs while a process communicates; assumption. Only where processes
 outnumber cores, and the link has no measured slowdown of computing."""

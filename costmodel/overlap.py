@@ -7,12 +7,16 @@ the collectives of model axes on a channel of their own.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
+from math import ceil
 
 from meshwright.costmodel.compute import OpTime, op_time
+from meshwright.costmodel.formulas import kernel_s
 from meshwright.costmodel.op_classes import op_name
-from meshwright.costmodel.program import IDLE, NO_SLOWDOWN, Do, Overlap, Step, play, run
+from meshwright.costmodel.overheads import CPU_TURNS
+from meshwright.costmodel.program import IDLE, Do, Overlap, Step, play, run
 from meshwright.costmodel.walk import Move, Walk
 from meshwright.costmodel.walk import Step as Priced
+from meshwright.costmodel.works import forward_work
 from meshwright.ir.conversions import COMMUNICATES, Primitive
 from meshwright.ir.graph import Block, Graph, Kind
 from meshwright.ir.layout import Shard, parse_placement
@@ -57,7 +61,7 @@ NOTHING = Hidden()
 
 def beside_weights(walk: Walk, rows: bool) -> Hidden:
     """Sums of gradients beside those of weights; with `rows`, halves of row-parallel products."""
-    forward_s = backward_s = 0.0
+    forward_s = backward_s = more_s = 0.0
     for index, move in enumerate(walk.trail):
         if not isinstance(move, Move) or move.size == 1:
             continue
@@ -67,13 +71,26 @@ def beside_weights(walk: Walk, rows: bool) -> Hidden:
             steps = [_start(0, sent_s), run(weights_s, ""), _wait(0)]
             backward_s += sent_s + weights_s - play(steps, IDLE, slowing(walk, move))[0]
         elif rows and (maker := _row(walk, index, move)):
-            half_s = _time(walk, maker).forward_s / 2
+            halving_s = _halving_s(walk, maker)
+            half_s = (_time(walk, maker).forward_s + halving_s) / 2
             sent_s = walk.site.primitive_s(Primitive.ALL_REDUCE, move.nbytes // 2, move.axis)
             steps = [run(half_s, ""), _start(0, sent_s), run(half_s, ""), _start(1, sent_s),
                      _wait(1)]  # fmt: skip
             whole_s = walk.site.primitive_s(Primitive.ALL_REDUCE, move.nbytes, move.axis)
             forward_s += 2 * half_s + whole_s - play(steps, IDLE, slowing(walk, move))[0]
-    return Hidden(max(0.0, forward_s), max(0.0, backward_s))
+            more_s += halving_s
+    return Hidden(max(0.0, forward_s), max(0.0, backward_s), more_s)
+
+
+def _halving_s(walk: Walk, step: Priced) -> float:
+    """What a product takes more on two halves of its rows: its weight is read twice."""
+    work, device = forward_work(step.local), walk.site.device
+    weights = sum(operand.nbytes for operand in step.local.inputs if operand.is_param)
+    half = replace(
+        work, flops=work.flops / 2, nbytes=weights + (work.nbytes - weights) / 2,
+        gemms=tuple(replace(gemm, m=ceil(gemm.m / 2)) for gemm in work.gemms),
+    )  # fmt: skip
+    return max(0.0, 2 * kernel_s(half, device) - kernel_s(work, device))
 
 
 def _columns(walk: Walk, index: int, move: Move) -> list[Priced]:
@@ -131,13 +148,11 @@ def _wait(job: int) -> Step:
 
 def slowing(walk: Walk, *moves: Move) -> Overlap:
     """By how much computing and the links of the moves' axes slow each other down."""
-    links = [level.link for move in moves for level in walk.site.levels[move.axis]]
-    if not links:
-        return NO_SLOWDOWN
-    return Overlap(
-        max(link.overlap_compute_slowdown for link in links),
-        max(link.overlap_comm_slowdown for link in links),
-    )
+    slowdowns = [
+        level.link.slowdowns(move.nbytes) for move in moves for level in walk.site.levels[move.axis]
+    ]
+    compute, comm = zip((1.0, 1.0), *slowdowns, strict=True)
+    return Overlap(max(compute), max(comm))
 
 
 # Halves.
@@ -198,12 +213,13 @@ def chained(walks: Sequence[Walk], halves: Sequence[Sequence[Walk]]) -> tuple[Hi
     forward_s = _hidden_s(lines, slow, back=False, sent_s=sum(sum(w.sent) for w in whole))
     backward_s = _hidden_s(lines, slow, back=True, sent_s=sum(sum(w.sent_back) for w in whole))
     sent = [sum(sum(w.sent) for w in whole), sum(sum(w.sent_back) for w in whole)]
+    times = 1.0 + (CPU_TURNS if walks[0].site.device.kind == "cpu" else 0.0)
     return tuple(
         Hidden(
             forward_s * _share(sum(one.sent), sent[0]),
             backward_s * _share(sum(one.sent_back), sent[1]),
-            sum(p.forward_s for p in pair) - one.forward_s,
-            sum(p.backward_s for p in pair) - one.backward_s,
+            sum(p.forward_s for p in pair) * times - one.forward_s,
+            sum(p.backward_s for p in pair) * times - one.backward_s,
         )
         for one, pair in zip(whole, parts, strict=True)
     )

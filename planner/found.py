@@ -55,7 +55,8 @@ class Found:
 
 def simplest(problem: Problem, found: Found) -> Plan:
     """Of the plans that tie with the best, the one with the least machinery: the lowest ZeRO level,
-    then fewest kinds of meshes, then fewest stages, then fewest model axes, then the fastest."""
+    then fewest kinds of meshes, then fewest stages, then fewest model axes, then no halves of
+    micro-batches, then the fastest."""
     assert found.best and found.best.predicted
     if problem.objective not in ("throughput", "batch"):
         return found.best
@@ -82,13 +83,15 @@ def with_reason(best: Plan, found: Found) -> Plan:
     return replace(best, notes=(*best.notes, note))
 
 
-_Machinery = tuple[int, int, int, int]
+_Machinery = tuple[int, int, int, int, bool]
 
 
 def _machinery(plan: Plan) -> _Machinery:
     meshes = {tuple(stage.mesh.items()) for stage in plan.stages}
     axes = {axis for stage in plan.stages for axis, size in stage.model if size > 1}
-    return max(stage.zero for stage in plan.stages), len(meshes), len(plan.stages), len(axes)
+    halves = any(stage.overlap in ("block", "blocks") for stage in plan.stages)
+    zero = max(stage.zero for stage in plan.stages)
+    return zero, len(meshes), len(plan.stages), len(axes), halves
 
 
 def pipelines(found: Found) -> list[Plan]:

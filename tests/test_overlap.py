@@ -1,17 +1,22 @@
 """Blocks whose collectives go on beside other work equal one process: float64, uneven halves."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
+from meshwright.codegen.comm import Move
 from meshwright.codegen.lower import lower
 from meshwright.codegen.products import columns, rows
 from meshwright.costmodel.overlap import _Phases, _turns
 from meshwright.costmodel.program import play
 from meshwright.ir.cluster import Cluster
+from meshwright.ir.conversions import COMMUNICATES
+from meshwright.ir.device import OpClass, OpCurve
 from meshwright.ir.graph import Graph
 from meshwright.ir.plan import OVERLAPS, Plan, model_mesh
 from meshwright.ir.trace import trace
@@ -20,10 +25,12 @@ from meshwright.planner.candidates import build_plan, uniform_choice
 from meshwright.planner.finish import variants
 from meshwright.planner.problem import Problem, make_problem
 from meshwright.planner.search import search_problem
+from meshwright.runtime.job import compile as compile_job
 from tests.codegen.test_models import split_all
 from tests.equality import check_equal
 from tests.models import CASES
 from tests.planner.problems import cluster, problem
+from tests.spawn import run_ranks
 
 LEVELS = OVERLAPS[1:]
 
@@ -90,6 +97,64 @@ def test_what_each_level_changes() -> None:
     assert halves and halves.samples == (2, 1)
     sends = [[m.sends_forward for m in phase.moves] for phase in halves.cuts[0].phases]
     assert sends == [[], [False], [True], [False], [True], []]
+
+
+@pytest.mark.parametrize("level", ["block", "blocks"])
+def test_a_half_goes_on_while_the_other_waits(level: str) -> None:
+    """The first half is in the second layer before the other half's last sum of the first is there;
+    within single blocks both wait for each other."""
+    graph, plan = planned("gpt2", 4, level, tp=2, num_microbatches=1)
+    for events in run_ranks(2, order_of, graph, plan):
+        begins = events.index(("begins", "transformer.h.1", 0))
+        arrives = max(i for i, e in enumerate(events) if e == ("arrives", "transformer.h.0", 2))
+        assert (begins < arrives) == (level == "blocks")
+
+
+def order_of(graph: Graph, plan: Plan) -> list[tuple[str, str, int]]:
+    """What begins and arrives in a forward: of which block, and from which sample on."""
+    case = CASES["gpt2"]
+    job = compile_job(case.model(), plan, optimizer="sgd", lr=1e-3, device="cpu", graph=graph)
+    comm = job.parts.stages[0].comm
+    begin, events = comm.begin_forward, []
+
+    def watched(move: Move, x: Tensor) -> Callable[[], Tensor]:
+        block, sample = comm.block, comm.sample_offset
+        arrive = begin(move, x)
+        if move.forward not in COMMUNICATES:
+            return arrive
+        events.append(("begins", block, sample))
+        return lambda: events.append(("arrives", block, sample)) or arrive()
+
+    comm.begin_forward = watched  # type: ignore[method-assign]
+    job.step(case.example(4))
+    return events
+
+
+def test_uneven_replicas_exchange_block_by_block() -> None:
+    """All replicas must open and close blocks in one order, and one of them has a single sample."""
+    graph, plan = planned("gpt2", 3, "blocks", tp=2, dp_shard=2, zero=3, num_microbatches=1)
+    assert plan.stages[0].batch_shares == (2, 1)
+    assert not any(call.follows for call in lower(graph, plan, 0)[0].calls)
+
+
+def test_search_leaves_halves_that_cost_more_than_they_hide() -> None:
+    """Where products are flat, two halves move their weights twice."""
+    plain = cluster(4)
+    device = replace(plain.device_types[0], kind="cuda", source="measured")
+    asked = {}
+    for packing in (0.0, 8.0):
+        curve = OpCurve(share=1.0, packing=packing)
+        own = replace(device, curves={OpClass.MATMUL: curve})
+        graph = planned("gpt2", 8, "none", tp=2)[0]
+        asked[packing] = problem(graph, replace(plain, device_types=(own,)),
+                                 constraints=("pp=1", "tp=4", "num_microbatches=1"))  # fmt: skip
+    cost = {}
+    for packing, one in asked.items():
+        base = build_plan(one, uniform_choice(one, tp=4))
+        halved = next(p for p in variants("overlap", one, base) if p.stages[0].overlap == "block")
+        assert halved.predicted and base.predicted
+        cost[packing] = halved.predicted.step_s - base.predicted.step_s
+    assert cost[8.0] > cost[0.0]
 
 
 def test_single_samples_run_as_they_are() -> None:

@@ -1,12 +1,16 @@
 """Measuring this machine: complete, within its budget, and refused where forking would be wrong."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from meshwright.costmodel import kernels
-from meshwright.costmodel.measure import measure_local
-from meshwright.ir.device import OpClass
+from meshwright.costmodel.fit_compute import Sample
+from meshwright.costmodel.formulas import Work, kernel_s
+from meshwright.costmodel.measure import _product, _with_products, measure_local
+from meshwright.ir.cluster import Cluster
+from meshwright.ir.device import OpClass, OpCurve
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -22,6 +26,24 @@ def test_measured_cluster(count: int) -> None:
     if count > 1:
         assert link.source == "measured"
         assert 1e6 < link.rate < 1e12 and 0 < link.latency_s < 1
+
+
+def test_a_flat_product_tells_what_packing_costs() -> None:
+    copy = OpCurve(share=0.9, cache_share=3.0, cache_bytes=2**20)
+    plain = replace(Cluster.local(1).device(0), efficiency={OpClass.MATMUL: 1.0},
+                    curves={OpClass.COPY: copy})  # fmt: skip
+    truth = replace(plain, curves={**plain.curves, OpClass.MATMUL: OpCurve(share=0.8, packing=1.5)})
+
+    def took(work: Work) -> float:
+        return kernel_s(work, truth) + plain.overhead_s
+
+    cubes = [
+        Sample(w, took(w), plain.overhead_s) for n in kernels.EDGES for w in [_product(n, n, n)]
+    ]
+    rows, edge = kernels.FLAT
+    found = _with_products(plain, cubes, took(_product(rows, edge, edge))).curves[OpClass.MATMUL]
+    assert found.packing == pytest.approx(1.5, rel=0.1)
+    assert found.share == pytest.approx(0.8, rel=0.1)
 
 
 @pytest.mark.parametrize("timed", [kernels.seconds_per_call, kernels.typical_seconds])
