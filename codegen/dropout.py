@@ -15,6 +15,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from meshwright.codegen.comm import Comm
+from meshwright.codegen.kernels.bias_gelu import bias_gelu
+from meshwright.codegen.kernels.gelu_dropout import gelu_dropout as fused_dropout
+from meshwright.codegen.kernels.gelu_dropout import masks
 from meshwright.ir.operators import operator
 
 
@@ -41,22 +44,42 @@ def dropout(
         return input
     if p == 1:
         return input * 0
-    generator = torch.Generator(input.device)
-    shape = tuple(input.shape)
-
-    def mask(slab: tuple[int, ...], sample: int) -> Tensor:
-        generator.manual_seed(seed_of(comm, key, sample, axes))
-        kept = torch.empty(slab, dtype=torch.bool, device=input.device)
-        return kept.bernoulli_(1 - p, generator=generator)
-
-    if dim < 0:
-        return input * mask(shape, -1) / (1 - p)
-    count = shape[dim] // (outer * per_sample)
-    slab = (*shape[:dim], outer, per_sample, *shape[dim + 1 :])
-    masks = [mask(slab, comm.sample_offset + i) for i in range(count)]
-    if not masks:
+    seeds = _seeds(comm, input, key, dim, outer * per_sample, axes)
+    if not seeds:
         return input
-    return input * torch.stack(masks, dim + 1).view(shape) / (1 - p)
+    return input * masks(input, p, seeds, dim, outer, per_sample) / (1 - p)
+
+
+def _seeds(
+    comm: Comm, x: Tensor, key: str, dim: int, per_sample: int, axes: tuple[str, ...]
+) -> list[int]:
+    """One for each sample of x."""
+    if dim < 0:
+        return [seed_of(comm, key, -1, axes)]
+    samples = range(comm.sample_offset, comm.sample_offset + x.shape[dim] // per_sample)
+    return [seed_of(comm, key, sample, axes) for sample in samples]
+
+
+def gelu_dropout(
+    comm: Comm,
+    x: Tensor,
+    bias: Tensor,
+    tanh: bool,
+    p: float,
+    key: str,
+    dim: int = -1,
+    outer: int = 1,
+    per_sample: int = 1,
+    axes: tuple[str, ...] = (),
+) -> Tensor:
+    """Dropout of GELU of x with its bias, with the masks of `dropout`; see there."""
+    seeds = _seeds(comm, x, key, dim, outer * per_sample, axes) if comm.training else []
+    made: Tensor = (
+        fused_dropout(x, bias, tanh, p, seeds, dim, outer, per_sample)
+        if seeds
+        else bias_gelu(x, bias, tanh)
+    )
+    return made
 
 
 _DEFAULT = Lock()

@@ -147,6 +147,16 @@ def _dropout(site: Site, form: Form) -> Form:
     return _sharded(_without(form, "train"), "dropout", key=site.op.key, **_samples(site))
 
 
+def _gelu_dropout(site: Site, form: Form) -> Form:
+    """With the masks of the dropout that is part of it."""
+    key = site.op.key.replace("/bias_gelu_dropout", "/dropout")
+    plain = _without(_without(form, "seeds"), *_OF_SAMPLES)
+    return _sharded(plain, "gelu_dropout", key=key, **_samples(site))
+
+
+_OF_SAMPLES = ("dim", "outer", "per_sample")
+
+
 def _attention(site: Site, form: Form) -> Form:
     if not form.arg("dropout_p"):
         return form
@@ -173,6 +183,7 @@ RULES: dict[str, Rule] = {
     "aten.index": _index,
     "aten.batch_norm": _batch_norm,
     "aten.dropout": _dropout,
+    "meshwright.bias_gelu_dropout": _gelu_dropout,
     "aten.dropout_": _dropout,
     "aten.scaled_dot_product_attention": _attention,
     **dict.fromkeys(

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from meshwright.codegen import together
 from meshwright.codegen.comm import Comm
-from meshwright.codegen.dropout import attention, dropout, seeded
+from meshwright.codegen.dropout import attention, dropout, gelu_dropout, seeded
 from meshwright.codegen.halo import windowed
 from meshwright.codegen.products import columns, rows
 from meshwright.codegen.ring import ring_attention
@@ -174,6 +174,7 @@ FUNCTIONS: dict[str, Callable[..., object]] = {
     "sharded.ring_attention": ring_attention,
     "sharded.windowed": windowed,
     "sharded.dropout": dropout,
+    "sharded.gelu_dropout": gelu_dropout,
     "sharded.attention": attention,
     "sharded.seeded": seeded,
     "sharded.update": update,

@@ -27,7 +27,7 @@ _VIEW_OVERHEAD = 0.4
 """Share of an op's dispatch that an op without a kernel costs; assumption."""
 _BY_TORCH = {
     "rms_norm": 3.5, "add_rms_norm": 2.5, "add_layer_norm": 1.3, "swiglu": 1.7, "bias_gelu": 2.0,
-    "rotary": 5.0, "cross_entropy_total": 5.0,
+    "bias_gelu_dropout": 4.0, "rotary": 5.0, "cross_entropy_total": 5.0,
 }  # fmt: skip
 """What a CPU moves in place of a fused kernel, over what the kernel moves: counted in the torch
 ways of `codegen.kernels`, which run there one operator after the other."""

@@ -11,10 +11,11 @@ _AUTOCAST_FLOAT32 = frozenset(
 )
 NORMS_AS_GIVEN = frozenset("batch_norm cudnn_batch_norm native_batch_norm instance_norm".split())
 """Norms that autocast leaves alone: values stay as they come, weights and statistics float32."""
-_AS_FIRST = NORMS_AS_GIVEN | {"rotary", "bias_gelu"}
+_AS_FIRST = NORMS_AS_GIVEN | {"rotary", "bias_gelu", "bias_gelu_dropout"}
 FUSED = frozenset(
     f"meshwright.{name}.default" for name in
-    "rms_norm add_rms_norm add_layer_norm swiglu bias_gelu rotary cross_entropy_total".split()
+    "rms_norm add_rms_norm add_layer_norm swiglu bias_gelu bias_gelu_dropout rotary "
+    "cross_entropy_total".split()
 )  # fmt: skip
 """Operators of our kernels, which take what they are given: autocast does not know them."""
 _STRIDED = frozenset(

@@ -25,7 +25,7 @@ _NAMES = {
     "scatter_add index_put index_put_ index_add index_copy take take_along_dim one_hot",
     OpClass.TRANSCENDENTAL: "gelu silu tanh sigmoid exp log erf sin cos pow mish softplus elu "
     "dropout native_dropout bernoulli rand rand_like logsigmoid gelu_ silu_ swiglu "
-    "bias_gelu",
+    "bias_gelu bias_gelu_dropout",
     OpClass.COPY: "clone contiguous cat concat stack copy copy_ repeat repeat_interleave roll pad "
     "constant_pad_nd _to_copy to flip tril triu im2col",
     OpClass.VIEW: "view reshape _unsafe_view view_as reshape_as expand expand_as detach detach_ "

@@ -152,7 +152,12 @@ def _keys(ops: Sequence[Op], base: str) -> list[str]:
     for op in ops:
         path = op.module_path
         path = "" if path == base else path.removeprefix(base + ".")
-        key = f"{path}/{op.target.split('.')[1]}"
-        counts[key] = counts.get(key, 0) + 1
-        keys.append(key if counts[key] == 1 else f"{key}#{counts[key]}")
+        name = op.target.split(".")[1]
+        key, alike = f"{path}/{name}", f"{path}/{_COUNTED_AS.get(name, name)}"
+        counts[alike] = counts.get(alike, 0) + 1
+        keys.append(key if counts[alike] == 1 else f"{key}#{counts[alike]}")
     return keys
+
+
+_COUNTED_AS = {"bias_gelu_dropout": "dropout"}
+"""Its masks are those of the dropout that it has taken in."""

@@ -1,4 +1,5 @@
-"""GELU of a product with a bias: the bias is added, and its gradient summed, in GELU's pass."""
+"""GELU of a product with a bias: the bias is added, its gradient summed, and what comes after it
+dropped, in GELU's pass."""
 
 from meshwright.ir.fusions.flow import Flow, Match, Miss, kernel_call
 from meshwright.ir.fusions.gelu import tanh_gelu
@@ -24,8 +25,26 @@ def find(flow: Flow, op: RawOp) -> Match | Miss | None:
     _, tanh, calls = found
     before = _unbiased(flow, product, view)
     given: dict[str, Arg] = {"x": Ref(before[-1].outputs[0]), "bias": bias, "tanh": tanh}
-    fused = kernel_call("bias_gelu", given, op, list(op.outputs))
-    return Match((product, *([view] if view else []), *calls), fused, op, before)
+    calls = (product, *([view] if view else []), *calls)
+    if dropout := _dropout(flow, op):
+        given |= {"p": dropout.args["p"], **_ONE_SAMPLE}
+        fused = kernel_call("bias_gelu_dropout", given, dropout, list(dropout.outputs))
+        return Match((*calls, dropout), fused, dropout, before)
+    return Match(calls, kernel_call("bias_gelu", given, op, list(op.outputs)), op, before)
+
+
+_ONE_SAMPLE: dict[str, Arg] = {"seeds": (0,), "dim": -1, "outer": 1, "per_sample": 1}
+"""What lowering replaces by the seeds of samples."""
+
+
+def _dropout(flow: Flow, op: RawOp) -> RawOp | None:
+    """What drops some of GELU's result, if nothing else reads it."""
+    readers = flow.readers[op.outputs[0]]
+    found = readers[0] if len(readers) == 1 else None
+    if found is None or found.name != "aten.dropout.default" or op.outputs[0] == flow.raw.loss:
+        return None
+    p = found.args["p"]
+    return found if found.args["train"] is True and isinstance(p, float) and 0 < p < 1 else None
 
 
 def _gelu(flow: Flow, op: RawOp) -> tuple[Arg, bool, tuple[RawOp, ...]] | None:

@@ -13,7 +13,7 @@ def rule(op: Op, graph: Graph) -> Rule | None:
         case "meshwright.swiglu":
             dims = letters("d", len(input_shapes(op, graph)[0]))
             return make_rule(op, graph, [dims, dims], [dims], linear=[{1}])
-        case "meshwright.bias_gelu":
+        case "meshwright.bias_gelu" | "meshwright.bias_gelu_dropout":
             dims = letters("d", len(input_shapes(op, graph)[0]))
             return make_rule(op, graph, [dims, dims[-1:]], [dims])
         case "meshwright.rotary":
