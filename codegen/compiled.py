@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from meshwright.codegen.halves import Halves
 from meshwright.codegen.program import BlockCode
 from meshwright.codegen.segments import Cut
-from meshwright.ir.torch_private import OpOverload
+from meshwright.ir.torch_private import OpOverload, is_watched
 
 BACKEND = "inductor"
 _LEAST_OPS = 2
@@ -30,7 +30,8 @@ _UNKNOWN = frozenset({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_o
 
 class Region(nn.Module):
     """A part of a block, compiled when it first runs: once with a graph and once without, for the
-    shapes of a micro-batch. Torch raises where it would have to compile without end."""
+    shapes of a micro-batch. Torch raises where it would have to compile without end. Where tensors
+    are counted, or fake, operators run one by one."""
 
     def __init__(self, code: fx.GraphModule) -> None:
         super().__init__()
@@ -38,6 +39,9 @@ class Region(nn.Module):
         self._run: list[Callable[..., Any]] = []
 
     def forward(self, *tensors: Tensor) -> Tensor | tuple[Tensor, ...]:
+        if is_watched():
+            plain: Tensor | tuple[Tensor, ...] = self.code(*tensors)
+            return plain
         if not self._run:
             made = torch.compile(self.code, backend=BACKEND, fullgraph=True, dynamic=False)
             self._run.append(made)

@@ -106,6 +106,7 @@ class BlockCosts:
         self._keys: dict[_Id, str] = {}
         self._hidden: dict[tuple[_Kind, Spot, OverlapLevel], Hidden] = {}
         self._joint: dict[_Id, dict[tuple[str, str], Price]] = {}
+        self._halvable: dict[_Id, bool] = {}
         self._chains: dict[tuple[_Id, ...], tuple[Hidden, ...]] = {}
         self._walks: dict[tuple[str, str, ModelMesh, bool], Walk] = {}
         self._apart: set[_Kind] = set()
@@ -189,8 +190,11 @@ class BlockCosts:
 
     def halves(self, block: Block, layout: BlockLayout, spot: Spot) -> bool:
         """Whether the block runs on halves of its samples where that is asked for."""
-        found = can_halve(self._facts.graph, block, layout, spot.samples)
-        return found and is_worth(self.walk(block, layout, spot))
+        at = self._id(block, layout, spot)
+        if at not in self._halvable:
+            can = can_halve(self._facts.graph, block, layout, spot.samples)
+            self._halvable[at] = can and is_worth(self.walk(block, layout, spot))
+        return self._halvable[at]
 
     def _halved(self, block: Block, layout: BlockLayout, spot: Spot) -> list[Walk]:
         less = spot.samples // 2

@@ -206,9 +206,12 @@ def in_halves(walk: Walk, halves: Sequence[Walk]) -> Hidden:
 
 def chained(walks: Sequence[Walk], halves: Sequence[Sequence[Walk]]) -> tuple[Hidden, ...]:
     """Per block of a run of them, on two halves that go on from one to the next."""
-    whole = [_phases(walk) for walk in walks]
-    parts = [[_phases(half) for half in pair] for pair in halves]
-    slow = slowing(walks[0], *(move for walk in walks for move in _moves(walk)))
+    # Equal blocks share their walks.
+    single = {id(w): w for w in (*walks, *(half for pair in halves for half in pair))}
+    known = {key: _phases(walk) for key, walk in single.items()}
+    whole = [known[id(walk)] for walk in walks]
+    parts = [[known[id(half)] for half in pair] for pair in halves]
+    slow = slowing(walks[0], *(move for walk in single.values() for move in _moves(walk)))
     lines = [_in_a_row([pair[half] for pair in parts]) for half in (0, 1)]
     forward_s = _hidden_s(lines, slow, back=False, sent_s=sum(sum(w.sent) for w in whole))
     backward_s = _hidden_s(lines, slow, back=True, sent_s=sum(sum(w.sent_back) for w in whole))

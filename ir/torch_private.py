@@ -28,7 +28,11 @@ from torch.distributed.distributed_c10d import _get_default_store
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.multiprocessing.reductions import StorageWeakRef as StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    _get_current_dispatch_mode,
+)
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 CHECKED_ON = ("2.11", "2.13", "2.15")
@@ -195,6 +199,12 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def watching(seen: Callable[[list[Tensor]], None]) -> AbstractContextManager[Any]:
     """Inside, `seen` gets what every operator returns, in forward and backward."""
     return _Watch(seen)
+
+
+def is_watched() -> bool:
+    """Whether operators are seen one by one, by `watching` or as fake tensors: torch.compile does
+    nothing then."""
+    return _get_current_dispatch_mode() is not None
 
 
 def on_gradient(parameters: Iterable[Tensor], made: Callable[[Tensor], None]) -> list[Any]:
