@@ -242,7 +242,7 @@ def main() -> None:
         most = ", ".join(f"{name} {count}" for name, count in MAX_SAMPLES.items())
         slower = "" if least > 0.9995 else ": there ours is slower"
         text = _TEXT.format(
-            date="2026-11-21", agree=agree, all=len(done), least=least, slower=slower
+            date="2026-11-22", agree=agree, all=len(done), least=least, slower=slower
         )
         options.output.write_text(text + "\n".join(lines) + "\n" + _NOTES.format(most=most))
 

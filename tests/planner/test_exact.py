@@ -23,6 +23,7 @@ from tests.planner.tiny import Tiny, tiny
 def test_equal_to_the_whole_space(instance: Tiny) -> None:
     row = compared(instance, most=60)
     assert row.agrees, row.steps
+    assert row.bound_s <= 1.001 * row.steps[0]
     assert row.exhausted
 
 
