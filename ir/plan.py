@@ -130,7 +130,8 @@ class Stage:
     """What goes on beside the collectives of model axes. `gradients`: weight gradients of
     column-parallel products, beside the sum of their input's gradient; `linear`: also the second
     half of a row-parallel product; `block`: the second half of the micro-batch, phase by phase;
-    `blocks`: the same on from one block to the next. Blocks of which `saved` says something run as they are."""
+    `blocks`: the same on from one block to the next. Blocks of which `saved` says something run as
+    they are."""
     compile: bool = False
     """Whether `torch.compile` makes kernels of what blocks do between collectives; equal blocks
     share them."""

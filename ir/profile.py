@@ -11,7 +11,6 @@ from hashlib import sha256
 from json import dumps
 from typing import Literal
 
-
 COMPILED = "+compiled"
 """How keys of blocks end that torch.compile has made."""
 

@@ -48,8 +48,8 @@ def profile(
 
     Without a model (None), what all models share. With `plans`, only the blocks that these need and
     no ops. `compiled`: blocks as torch.compile makes them too, so that plans may ask for it; so
-    does the constraint `compile=true`. With `path`, what is done is kept there and not measured again. `minutes` is the most
-    that it takes; what most plans need comes first.
+    does the constraint `compile=true`. With `path`, what is done is kept there and not measured
+    again. `minutes` is the most that it takes; what most plans need comes first.
 
     Under torchrun every rank calls it: one per device of the cluster. Else it forks on a CPU, so it
     must run before this process joins a process group.
