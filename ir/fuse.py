@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Protocol
 
 from meshwright.ir.costed import costed
+from meshwright.ir.errors import PlanError
 from meshwright.ir.fusions import TRACED, check_kernels
 from meshwright.ir.fusions.flow import Flow, Match, Miss
 from meshwright.ir.graph import Fusion, Kind, Missed, Op, Tensor
@@ -26,6 +27,7 @@ class Wins(Protocol):
     ) -> str: ...
 
 
+CAST = "aten.to.dtype"
 Decide = Callable[[str, str, Match], str]
 """Of a kernel, a place and what was found there: "" if it is put in, else why not."""
 
@@ -38,6 +40,8 @@ def fuse(
     Kernels are tried in turn: a call belongs to the first that takes it. Those of a plan are put
     in as they were when it was made, whatever their price is now.
     """
+    if isinstance(kernels, str):
+        raise PlanError(f"kernels is {kernels!r}; write the names in a list, such as [{kernels!r}]")
     names = check_kernels([k.kernel if isinstance(k, Fusion) else k for k in kernels])
     priced = {k.kernel for k in kernels if isinstance(k, Fusion) and k.priced}
     priced |= set(names) if wins else set()
@@ -103,13 +107,23 @@ def _admitted(flow: Flow, match: Match, taken: dict[int, Match]) -> Match | Miss
     """The match, unless something else needs what would no longer be made."""
     if any(id(op) in taken for op in match.replaced):
         return Miss("an operator belongs to another place")
-    inside = {id(op) for op in match.replaced}
+    # A cast of what goes in may stay for others: the kernel reads what was cast.
+    stay = {id(op) for op in match.replaced if op.name == CAST and _read_elsewhere(flow, match, op)}
+    match = replace(match, replaced=tuple(op for op in match.replaced if id(op) not in stay))
     for op in match.replaced:
-        for name in set(op.outputs) - set(match.op.outputs):
-            if name == flow.raw.loss or any(id(u) not in inside for u in flow.readers[name]):
-                return Miss(f"{op.name} is read elsewhere too")
+        if _read_elsewhere(flow, match, op):
+            return Miss(f"{op.name} is read elsewhere too")
     why = _changed_type(flow, match)
     return Miss(why) if why else match
+
+
+def _read_elsewhere(flow: Flow, match: Match, op: RawOp) -> bool:
+    """Whether others need what the kernel would no longer make."""
+    inside = {id(inner) for inner in match.replaced}
+    return any(
+        name == flow.raw.loss or any(id(user) not in inside for user in flow.readers[name])
+        for name in set(op.outputs) - set(match.op.outputs)
+    )
 
 
 def _changed_type(flow: Flow, match: Match) -> str:

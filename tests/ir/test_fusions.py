@@ -185,6 +185,30 @@ def test_a_bias_that_gelu_adds(way, places, whys):
     assert len(biased) == (way in ("cut anew", "read twice"))
 
 
+class CastAndKept(nn.Module):
+    """RMSNorm of a value in a wider type, which the residual sum reads as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain, self.out = nn.Parameter(torch.ones(6)), nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = self.out(x).double()
+        normed = self.gain * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).float()
+        return (normed + wide.float()).sum()
+
+
+def test_a_cast_that_others_read_stays_for_them():
+    graph = trace(CastAndKept(), (torch.randn(4, 6),), kernels=("rms_norm",))
+    assert graph.fusions == (Fusion("rms_norm", 1),)
+    assert targets(graph).count("to") == 2 and "rsqrt" not in targets(graph)
+
+
+def test_names_of_kernels_are_a_list():
+    with pytest.raises(PlanError, match=r"in a list, such as \['rms_norm'\]"):
+        trace(CastAndKept(), (torch.randn(4, 6),), kernels="rms_norm")
+
+
 def test_an_unknown_kernel_is_refused():
     case = CASES["gpt2"]
     with pytest.raises(PlanError, match=r"'swigloo' is not known: .*nearest: swiglu"):
