@@ -238,7 +238,8 @@ class Relaxation:
         """The best over prices of memory."""
         memory, tried = ways.state_bytes + ways.flight_bytes * flights, weights(ways, flights)
         copies = tried.copies[:, None] * ways.copy_s.max(axis=1)
-        rest = 2 * frame.num_ranks * copies + ways.spared_s
+        stages = frame.num_ranks * self._most_stages(frame.num_ranks)
+        rest = 2 * stages * copies + ways.spared_s
         beside = tried.prices[:, None] * frame.num_ranks * ways.room
         unmoved = tried._replace(copies=0.0 * tried.copies)
         costs = (
@@ -317,6 +318,10 @@ class Relaxation:
                 bounds.append(np.maximum(np.maximum(filled, even), path))
         found: Matrix = np.maximum(reduce(np.minimum, bounds), count * work.load_s / ranks)
         return found
+
+    def _most_stages(self, ranks: int) -> int:
+        """On a rank: in the forward of each, the last two copies need not be waited for."""
+        return max((stages for _, stages in schedules(self.problem, ranks)), default=1)
 
     def _families(self, ranks: int) -> Families:
         """Which schedules there are."""

@@ -57,8 +57,10 @@ class StageSync:
             return np.zeros_like(whole)
         packing = self.copies_s(3 * whole * (1 + 1 / shard))
         if self.zero == 3:
-            # A gather waits for the scatter before it.
+            # A gather waits for the scatter before it, unless they go beside each other.
             moving = 2 * trained.gathered_s + trained.scattered_s
+            if self.overheads.device.kind == "cpu" and not self.mesh.prefetch:
+                moving -= np.minimum(trained.scattered_s, backward_s + trained.gathered_s)
             if self.mesh.prefetch:
                 # The first gather of each direction finds nothing to hide behind.
                 moving = np.maximum(moving - busy_s, 2 * trained.first_gather_s)
