@@ -70,6 +70,15 @@ def pipeline_sizes(problem: Problem) -> tuple[int, ...]:
 
 def schedules(problem: Problem, num_ranks: int) -> Iterator[tuple[str, int]]:
     """(schedule, stages per rank) for so many pipeline ranks; one rank needs only one schedule."""
+    key = ("schedules", num_ranks, problem.constraints)
+    if key not in problem.kept:
+        problem.kept[key] = tuple(_schedules(problem, num_ranks))
+    found = problem.kept[key]
+    assert isinstance(found, tuple)
+    return iter(found)
+
+
+def _schedules(problem: Problem, num_ranks: int) -> Iterator[tuple[str, int]]:
     pin = pinned(problem.constraints, "schedule")
     names = allowed(problem.constraints, "schedule", SCHEDULES)
     if num_ranks == 1 and pin is None and "one_f_one_b" in names:

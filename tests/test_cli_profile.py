@@ -23,7 +23,7 @@ def meshwright(*arguments: str) -> subprocess.CompletedProcess[str]:
 def profiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     path = tmp_path_factory.mktemp("cli") / "p.db"
     done = meshwright(
-        "profile", "-o", str(path), "--model", TARGET, "-c", "local:2", "-m", "0.5", "-b", "4",
+        "profile", "-o", str(path), "--model", TARGET, "-c", "local:2", "-m", "0.2", "-b", "4",
         "--precision", "fp32",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
