@@ -3,8 +3,10 @@
     python -m benchmarks.accuracy all -o DIR [--models gpt2,vit] [--plans 4] [--steps 3]
 
 `profile` measures the machine and the blocks that the plans are made of, `predict` writes a file
-per plan, `measure` runs every plan in shuffled order and some of them again, `report` compares.
-`all` does the four, each in a process of its own.
+for each of those plans whose predictions differ most, `measure` runs each of them in shuffled order
+and some of them again. `all` does the three for one model after the other, each in a process of its
+own, so that a machine that slowly changes its speed changes it for all plans of a model alike, and
+then the `report`, which compares. Goes on where it was stopped.
 """
 
 import argparse
@@ -18,10 +20,16 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.accuracy_data import file_name, read_measured, read_predicted, write
+from benchmarks.accuracy_data import (
+    Predicted,
+    file_name,
+    read_measured,
+    read_predicted,
+    write,
+)
 from benchmarks.accuracy_measure import Effort, base_bytes, run_plan
 from benchmarks.accuracy_models import SUBJECTS
-from benchmarks.accuracy_plans import Sketch, plan_of, sketches, thinned
+from benchmarks.accuracy_plans import ON_FOUR, ON_TWO, POOL, Sketch, apart, plan_of
 from benchmarks.accuracy_predict import predicted
 from benchmarks.accuracy_report import report
 from meshwright.costmodel.measure import measure_local
@@ -35,7 +43,7 @@ from meshwright.planner.problem import Problem, make_problem
 from meshwright.profiling import profile as measure_profile
 from meshwright.runtime.machine import machine
 
-PHASES = ("profile", "predict", "measure", "report")
+OF_A_MODEL = ("profile", "predict", "measure")
 SIZES = (2, 4)
 """Processes of the two clusters: one per core, and two."""
 ORDER_SEED = 0
@@ -49,32 +57,30 @@ def graphs(models: Sequence[str]) -> dict[str, Graph]:
 
 def profile(options: argparse.Namespace) -> None:
     """Measures the clusters, what plans are made of, and the resident base of the processes."""
-    traced = graphs(options.models)
-    for name in traced:
+    for name, graph in graphs(options.models).items():
+        if (done := path_of(options, name, "profiled", "txt")).exists():
+            continue
         for size in SIZES:
-            path = base_path(options, name, size)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(str(base_bytes(SUBJECTS[name], size)))
-    for size in SIZES:
-        path = options.output / f"cluster-{size}.yaml"
-        if not path.exists():  # of other models
-            measure_local(size).save(path)
-        cluster = Cluster.load(path)
-        for name, graph in traced.items():
+            bytes_there = base_bytes(SUBJECTS[name], size)
+            base_path(options, name, size).write_text(str(bytes_there))
+        for size in SIZES:
             start = time.perf_counter()
+            cluster = measure_local(size)
+            cluster.save(path_of(options, name, f"cluster-{size}", "yaml"))
             problem = make_problem(graph, cluster, precision=PRECISION, optimizer=OPTIMIZER)
             measure_profile(
                 graph, cluster, precision=PRECISION, optimizer=OPTIMIZER,
-                plans=[plan for _, plan in possible(problem, name, options.plans)],
-                path=options.output / "profile.db", progress=False,
-                minutes=options.minutes / len(SIZES) / len(traced),
+                plans=[plan for _, plan in possible(problem, name)],
+                path=path_of(options, name, "profile", "db"), progress=False,
+                minutes=options.minutes / len(SIZES),
             )  # fmt: skip
             print(f"{name:6} on {size}: {time.perf_counter() - start:4.0f} s", flush=True)
+        done.write_text(datetime.now(UTC).isoformat(timespec="seconds"))
 
 
-def possible(problem: Problem, model: str, count: int) -> Iterator[tuple[Sketch, Plan]]:
-    """The model's plans for the cluster of the problem; says which cannot be made."""
-    for sketch in thinned(sketches(model), count):
+def possible(problem: Problem, model: str) -> Iterator[tuple[Sketch, Plan]]:
+    """The plans of the pool for the cluster of the problem; says which cannot be made."""
+    for sketch in POOL:
         if sketch.num_ranks != problem.cluster.num_devices:
             continue
         try:
@@ -83,35 +89,45 @@ def possible(problem: Problem, model: str, count: int) -> Iterator[tuple[Sketch,
             print(f"{model} cannot run as {sketch.name}: {error}")
 
 
-def base_path(options: argparse.Namespace, model: str, size: int) -> Path:
-    path: Path = options.output / "base" / f"{model}-{size}.txt"
+def path_of(options: argparse.Namespace, model: str, what: str, kind: str) -> Path:
+    """A file about a model."""
+    path: Path = options.output / "known" / f"{model}-{what}.{kind}"
+    path.parent.mkdir(parents=True, exist_ok=True)
     return path
+
+
+def base_path(options: argparse.Namespace, model: str, size: int) -> Path:
+    return path_of(options, model, f"base-{size}", "txt")
 
 
 def predict(options: argparse.Namespace) -> None:
     """Writes the plans and what is expected of them."""
-    clusters = {size: Cluster.load(options.output / f"cluster-{size}.yaml") for size in SIZES}
-    known = load_profile(options.output / "profile.db")
     for name, graph in graphs(options.models).items():
-        for size, cluster in clusters.items():
+        if (done := path_of(options, name, "predicted", "txt")).exists():
+            continue
+        known = load_profile(path_of(options, name, "profile", "db"))
+        found: dict[Sketch, tuple[Predicted, Plan]] = {}
+        for size in SIZES:
+            cluster = Cluster.load(path_of(options, name, f"cluster-{size}", "yaml"))
             problem = make_problem(
                 graph, cluster, precision=PRECISION, optimizer=OPTIMIZER, profile=known
             )
             base = int(base_path(options, name, size).read_text())
-            for sketch, plan in possible(problem, name, options.plans):
-                found = predicted(name, sketch.name, problem, plan, base)
-                file = file_name(name, sketch.name)
-                (options.output / "plans").mkdir(exist_ok=True)
-                plan_io.save(plan, options.output / "plans" / f"{file}.json")
-                write(options.output / "predicted" / f"{file}.json", found)
-                print(f"{name:6} {sketch.name:40} {found.step_s:7.3f} s", flush=True)
+            for sketch, plan in possible(problem, name):
+                found[sketch] = predicted(name, sketch.name, problem, plan, base), plan
+        steps_s = {sketch: prediction.step_s for sketch, (prediction, _) in found.items()}
+        for sketch in apart(steps_s, options.plans):
+            prediction, plan = found[sketch]
+            file = file_name(name, sketch.name)
+            (options.output / "plans").mkdir(exist_ok=True)
+            plan_io.save(plan, options.output / "plans" / f"{file}.json")
+            write(options.output / "predicted" / f"{file}.json", prediction)
+            print(f"{name:6} {sketch.name:40} {prediction.step_s:7.3f} s", flush=True)
+        done.write_text(datetime.now(UTC).isoformat(timespec="seconds"))
 
 
 def measure(options: argparse.Namespace) -> None:
-    """Runs every predicted plan, then one in so many again: how well does a measurement repeat?
-
-    Goes on where a run before has stopped.
-    """
+    """Runs every predicted plan, then one in so many again: how well does a measurement repeat?"""
     traced = graphs(options.models)
     effort = Effort(warmup=options.warmup, steps=options.steps)
     expected = [p for p in read_predicted(options.output / "predicted") if p.model in traced]
@@ -164,25 +180,28 @@ def given(options: argparse.Namespace) -> list[str]:
 
 def every_phase(options: argparse.Namespace) -> None:
     """One process per phase: what one leaves in memory must not count in the next."""
-    for phase in PHASES:
-        start = time.perf_counter()
-        subprocess.run(
-            [sys.executable, "-m", "benchmarks.accuracy", phase, *given(options)], check=True
-        )
-        print(f"-- {phase}: {time.perf_counter() - start:.0f} s", flush=True)
+    for model in options.models:
+        for phase in OF_A_MODEL:
+            start = time.perf_counter()
+            own = argparse.Namespace(**{**vars(options), "models": [model]})
+            subprocess.run(
+                [sys.executable, "-m", "benchmarks.accuracy", phase, *given(own)], check=True
+            )
+            print(f"-- {model} {phase}: {time.perf_counter() - start:.0f} s", flush=True)
+    write_report(options)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("phase", choices=(*PHASES, "all"))
+    parser.add_argument("phase", choices=(*OF_A_MODEL, "report", "all"))
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--models", type=lambda text: text.split(","), default=list(SUBJECTS))
-    parser.add_argument("--minutes", type=float, default=12.0, help="most for the profile")
-    parser.add_argument("--plans", type=int, default=99, help="at most so many per model")
+    parser.add_argument("--minutes", type=float, default=4.0, help="most for a profile")
+    parser.add_argument("--plans", type=int, default=ON_TWO + ON_FOUR, help="of each model")
     parser.add_argument("--steps", type=int, default=5, help="timed steps")
     parser.add_argument("--warmup", type=int, default=3)
     parser.add_argument("--turns", type=int, default=2, help="first all plans, then some again")
-    parser.add_argument("--again", type=int, default=3, help="later turns run one plan in so many")
+    parser.add_argument("--again", type=int, default=1, help="later turns run one plan in so many")
     parser.add_argument("--report", type=Path, help="default: accuracy.md in the folder")
     options = parser.parse_args()
     if unknown := set(options.models) - set(SUBJECTS):

@@ -1,7 +1,8 @@
-"""Which plans are predicted and run: a pool of decisions, from which each model draws its own."""
+"""Which plans are predicted and run: of a pool of decisions, those predicted to differ most."""
 
-import random
+from collections.abc import Mapping
 from dataclasses import dataclass
+from math import log
 
 from meshwright.ir.plan import Plan
 from meshwright.ir.plan_io import rehash
@@ -69,28 +70,32 @@ FOUR = (
     Sketch(pp=4, num_microbatches=8),
     Sketch(pp=4, num_microbatches=4, schedule="zero_bubble"),
 )
-ALWAYS = (TWO[0], TWO[7], TWO[11], FOUR[0], FOUR[7])
-"""Plain data, tensor and pipeline parallelism belong to every model's draw."""
+POOL = (*TWO, *FOUR)
+ALWAYS = (TWO[0], FOUR[0], TWO[7], TWO[11], FOUR[7])
+"""Plain data, tensor and pipeline parallelism are run of every model."""
 
 
-def sketches(model: str) -> tuple[Sketch, ...]:
-    """The model's plans: the same in every session."""
-    draw = random.Random(model)
-    return (*_drawn(draw, TWO, ON_TWO), *_drawn(draw, FOUR, ON_FOUR))
+def apart(steps_s: Mapping[Sketch, float], count: int = ON_TWO + ON_FOUR) -> tuple[Sketch, ...]:
+    """`count` of the plans with these predicted steps, in their order: those of `ALWAYS`, then
+    whichever lies farthest from all that are chosen, as a ratio, until 2 and 4 processes have
+    their share. Plans as fast as each other have no order that a run could show."""
+    room = {2: count * ON_TWO // (ON_TWO + ON_FOUR), 4: count * ON_FOUR // (ON_TWO + ON_FOUR)}
+    chosen: list[Sketch] = []
 
+    def take(sketch: Sketch) -> None:
+        room[sketch.num_ranks] -= 1
+        chosen.append(sketch)
 
-def _drawn(draw: random.Random, pool: tuple[Sketch, ...], count: int) -> tuple[Sketch, ...]:
-    always = [sketch for sketch in pool if sketch in ALWAYS]
-    others = [sketch for sketch in pool if sketch not in ALWAYS]
-    chosen = {*always, *draw.sample(others, count - len(always))}
-    return tuple(sketch for sketch in pool if sketch in chosen)
+    def distance(sketch: Sketch) -> float:
+        here_s = steps_s[sketch]
+        return min((abs(log(here_s / steps_s[other])) for other in chosen), default=0.0)
 
-
-def thinned(found: tuple[Sketch, ...], count: int) -> tuple[Sketch, ...]:
-    """`count` of them, spread evenly; all if there are no more."""
-    if count >= len(found):
-        return found
-    return tuple(found[i * len(found) // count] for i in range(count))
+    for sketch in ALWAYS:
+        if sketch in steps_s and room[sketch.num_ranks]:
+            take(sketch)
+    while left := [s for s in steps_s if s not in chosen and room[s.num_ranks]]:
+        take(max(left, key=distance))
+    return tuple(sketch for sketch in steps_s if sketch in chosen)
 
 
 def plan_of(problem: Problem, sketch: Sketch) -> Plan:

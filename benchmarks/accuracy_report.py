@@ -132,13 +132,18 @@ def report(
 
 
 def _timestamps(rows: Sequence[Row], expected: int) -> list[str]:
-    made = [row.predicted.made_at for row in rows]
-    started = [run.started_at for row in rows for run in row.runs]
-    order = "all before" if max(made) <= min(started) else "NOT all before"
+    made: dict[str, list[str]] = {}
+    started: dict[str, list[str]] = {}
+    for row in rows:
+        model = row.predicted.model
+        made.setdefault(model, []).append(row.predicted.made_at)
+        started.setdefault(model, []).extend(run.started_at for run in row.runs)
+    late = [model for model in made if max(made[model]) > min(started[model])]
+    order = f"NOT before the first run of {', '.join(late)}" if late else "before its first run"
+    first, last = min(map(min, started.values())), max(map(max, started.values()))
     return [
-        f"{len(rows)} of {expected} predicted plans were run. Predictions were written from "
-        f"{min(made)} to {max(made)}, runs started from {min(started)} to {max(started)}: "
-        f"{order} the first run.",
+        f"{len(rows)} of {expected} predicted plans were run, from {first} to {last}. "
+        f"All predictions of a model were written {order}.",
     ]
 
 

@@ -20,10 +20,10 @@ from benchmarks.accuracy_plans import (
     FOUR,
     ON_FOUR,
     ON_TWO,
+    POOL,
     TWO,
+    apart,
     plan_of,
-    sketches,
-    thinned,
 )
 from benchmarks.accuracy_report import quantile, ranks, report, rows_of, spearman
 from meshwright.ir.cluster import Cluster
@@ -117,12 +117,12 @@ def test_the_page_has_medians_correlation_and_every_plan():
     )
     assert "1 May 2026; a machine. `the command`" in text
     assert all(f"\n| {name} | 2 |" in text for name in "abc")
-    assert "3 of 3 predicted plans were run" in text and ": all before the first run." in text
+    assert "3 of 3 predicted plans were run" in text and "written before its first run." in text
 
 
 def test_the_page_owns_up_to_predictions_made_after_a_run():
     late = expected("a", 1.0, made_at="2026-11-21T10:06:00+00:00")
-    assert "NOT all before the first run" in page([late], [run("a", 1.0)])
+    assert "NOT before the first run of small" in page([late], [run("a", 1.0)])
 
 
 def test_the_page_says_how_many_plans_were_not_run():
@@ -153,28 +153,29 @@ def test_seconds_of_a_step_are_told_apart():
     })  # fmt: skip
 
 
-@pytest.mark.parametrize("model", SUBJECTS)
-def test_every_model_draws_its_plans_the_same_way_every_time(model):
-    found = sketches(model)
-    assert found == sketches(model)
-    assert len({s.name for s in found}) == len(found) == ON_TWO + ON_FOUR
+def test_plans_of_both_sizes_are_chosen_and_the_plain_ones_always():
+    found = apart({sketch: 1.0 for sketch in POOL})
     assert [s.num_ranks for s in found] == [2] * ON_TWO + [4] * ON_FOUR
     assert set(ALWAYS) <= set(found)
+
+
+def test_chosen_plans_are_those_whose_predictions_differ_most():
+    others = [sketch for sketch in TWO if sketch not in ALWAYS]
+    steps_s = {sketch: 1.0 for sketch in POOL} | {others[3]: 2.0, others[5]: 2.01, others[7]: 1.5}
+    found = apart(steps_s, 6)  # 4 on two processes, of which three are plain
+    assert set(found) == {*ALWAYS, others[5]} and len(found) == 6
+    found = apart(steps_s, 8)
+    assert {others[5], others[7]} <= set(found) and others[3] not in found
 
 
 def test_names_tell_all_sketches_apart():
     assert len({sketch.name for sketch in (*TWO, *FOUR)}) == len(TWO) + len(FOUR)
 
 
-def test_thinning_keeps_both_numbers_of_processes():
-    assert {s.num_ranks for s in thinned(sketches("gpt2"), 4)} == {2, 4}
-    assert thinned(sketches("gpt2"), 99) == sketches("gpt2")
-
-
 def test_plans_are_what_their_sketches_say():
     subject = SUBJECTS["vgg"]
     graph = subject.graph()
-    for sketch in sketches("vgg"):
+    for sketch in POOL[::2]:
         cluster = Cluster.local(sketch.num_ranks)
         problem = make_problem(graph, cluster, precision="fp32", optimizer="adamw")
         plan = plan_of(problem, sketch)
