@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 
 import torch
 
@@ -32,6 +33,7 @@ from benchmarks.accuracy_models import SUBJECTS
 from benchmarks.accuracy_plans import ON_FOUR, ON_TWO, POOL, Sketch, apart, plan_of
 from benchmarks.accuracy_predict import predicted
 from benchmarks.accuracy_report import report
+from benchmarks.disturbance import pace_s
 from meshwright.costmodel.measure import measure_local
 from meshwright.ir import plan_io
 from meshwright.ir.cluster import Cluster
@@ -63,6 +65,7 @@ def profile(options: argparse.Namespace) -> None:
         for size in SIZES:
             bytes_there = base_bytes(SUBJECTS[name], size)
             base_path(options, name, size).write_text(str(bytes_there))
+        paces = [pace_s()]
         for size in SIZES:
             start = time.perf_counter()
             cluster = measure_local(size)
@@ -74,7 +77,10 @@ def profile(options: argparse.Namespace) -> None:
                 path=path_of(options, name, "profile", "db"), progress=False,
                 minutes=options.minutes / len(SIZES),
             )  # fmt: skip
+            paces.append(pace_s())
             print(f"{name:6} on {size}: {time.perf_counter() - start:4.0f} s", flush=True)
+        pace_path(options, name).write_text(str(median(paces)))
+        print(f"pace {', '.join(f'{1e3 * pace:.1f}' for pace in paces)} ms", flush=True)
         done.write_text(datetime.now(UTC).isoformat(timespec="seconds"))
 
 
@@ -98,6 +104,11 @@ def path_of(options: argparse.Namespace, model: str, what: str, kind: str) -> Pa
 
 def base_path(options: argparse.Namespace, model: str, size: int) -> Path:
     return path_of(options, model, f"base-{size}", "txt")
+
+
+def pace_path(options: argparse.Namespace, model: str) -> Path:
+    """Of the machine while it was profiled."""
+    return path_of(options, model, "pace", "txt")
 
 
 def predict(options: argparse.Namespace) -> None:
@@ -139,14 +150,22 @@ def measure(options: argparse.Namespace) -> None:
             if path.exists():
                 continue
             plan = plan_io.load(options.output / "plans" / f"{file}.json")
+            usual_s = float(pace_path(options, one.model).read_text())
             folder = options.output / "runs" / f"{file}--{turn}"
             found = run_plan(
-                SUBJECTS[one.model], one.plan, traced[one.model], plan, folder, turn, effort
+                SUBJECTS[one.model],
+                one.plan,
+                traced[one.model],
+                plan,
+                folder,
+                turn,
+                effort,
+                usual_s,
             )
             write(path, found)
             print(
                 f"{turn} {one.model:6} {one.plan:40} {one.step_s:7.3f} {found.step_s:7.3f} s "
-                f"{one.step_s / found.step_s - 1:+.0%}",
+                f"{one.step_s / found.step_s - 1:+.0%} pace {found.pace:.2f}",
                 flush=True,
             )
 

@@ -46,6 +46,9 @@ class Measured:
     turn: int
     """Which run of this plan."""
     started_at: str
+    pace: float
+    """Time that fixed work took before and after the run, relative to when the machine was
+    profiled: what others on the host did to it."""
     steps_s: tuple[tuple[float, ...], ...]
     """Per rank, the timed steps."""
     step_s: float

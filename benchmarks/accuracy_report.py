@@ -51,6 +51,10 @@ class Row:
         times = [run.step_s for run in self.runs]
         return (max(times) - min(times)) / self.step_s if len(times) > 1 else None
 
+    @property
+    def pace(self) -> float:
+        return median(run.pace for run in self.runs)
+
     def excess(self, kind: str) -> float:
         """Predicted minus measured seconds of a kind, relative to the measured step."""
         return (self.predicted.seconds[kind] - mean(r.seconds[kind] for r in self.runs)) / (
@@ -124,7 +128,7 @@ def report(
     for model, found in models.items():
         lines += ["", f"## Every plan: {model}", ""]
         lines += _table(
-            ["plan", "ranks", "predicted s", "measured s", "error", "band", "noise", *KINDS,
+            ["plan", "ranks", "predicted s", "measured s", "error", "band", "noise", "pace", *KINDS,
              "resident MiB", "measured", "error", "tensors MiB", "measured", "error"],
             map(_details, found),
         )  # fmt: skip
@@ -151,7 +155,9 @@ def _definitions() -> list[str]:
     return [
         "Errors are absolute and relative to the measurement. Step time: median of the timed steps "
         "of the slowest rank, median over the runs of the plan. Noise: distance between the runs "
-        "of one plan at different times of the session, relative to that. Resident: the "
+        "of one plan at different times of the session, relative to that. Pace: what fixed work "
+        "took before and after the runs, relative to when the machine was profiled; a run next to "
+        "which it is more than 7 % off is made again, up to three times. Resident: the "
         "kernel's high-water mark of the worst rank's process, libraries and the user's own model "
         "included; their part is measured once per model by a process that trains nothing. "
         "Tensors: bytes of live tensors of the worst rank. Spearman over all rows is not within a "
@@ -185,7 +191,7 @@ def _details(row: Row) -> list[str]:
     return [
         p.plan, str(p.ranks), f"{p.step_s:.3f}", f"{row.step_s:.3f}", _signed(row.step_error),
         f"±{p.error_band:.0%}", "-" if row.noise is None else _percent(row.noise),
-        *(_signed(row.excess(kind)) for kind in KINDS),
+        f"{row.pace:.2f}", *(_signed(row.excess(kind)) for kind in KINDS),
         f"{p.resident_bytes / MIB:,.0f}", f"{row.resident_bytes / MIB:,.0f}",
         _signed(row.resident_error), f"{p.tensor_bytes / MIB:,.0f}",
         f"{row.tensor_bytes / MIB:,.0f}", _signed(row.tensor_error),

@@ -1,10 +1,24 @@
-"""Whether others used the machine's cores while something was measured."""
+"""Whether others used the machine's cores while something was measured, or slowed it unseen.
+
+Who shares a host with a virtual machine shares caches, memory and often cores with it: the machine
+is then slower although no process on it says why.
+"""
 
 import resource
 from dataclasses import dataclass
+from statistics import median
 from time import perf_counter
 
 import psutil
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tests.spawn import run_ranks
+
+LOOK_S, WARM = 0.6, 3
+"""How long a look at the pace takes, after so many steps."""
+ROWS, WIDTH = 400, 384
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +30,34 @@ class Mark:
     """Of all cores, whoever used them."""
     own_s: float
     """Of this process and its children that have ended."""
+
+
+def pace_s() -> float:
+    """Seconds of a fixed step of a small network, now, while every core runs one."""
+    return max(run_ranks(psutil.cpu_count() or 1, _pace_s))
+
+
+def _pace_s() -> float:
+    """The median of those that fit into the look."""
+    network = nn.Sequential(
+        nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
+    )
+    batch = torch.ones(ROWS, WIDTH)
+    taken: list[float] = []
+
+    def step() -> None:
+        start = perf_counter()
+        network.zero_grad(set_to_none=True)
+        network(batch).square().mean().backward()
+        taken.append(perf_counter() - start)
+
+    for _ in range(WARM):
+        step()
+    dist.barrier()
+    end = perf_counter() + LOOK_S
+    while perf_counter() < end:
+        step()
+    return median(taken[WARM:])
 
 
 def mark() -> Mark:

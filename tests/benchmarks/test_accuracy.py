@@ -48,7 +48,8 @@ def expected(plan: str, step_s: float, **changes) -> Predicted:
 def run(plan: str, step_s: float, turn: int = 0, **changes) -> Measured:
     made = Measured(
         model="small", plan=plan, ranks=2, hash=plan, turn=turn,
-        started_at="2026-11-21T10:05:00+00:00", steps_s=((step_s,), (step_s,)), step_s=step_s,
+        started_at="2026-11-21T10:05:00+00:00", pace=1.0,
+        steps_s=((step_s,), (step_s,)), step_s=step_s,
         seconds=dict.fromkeys(KINDS, step_s / len(KINDS)), cpu_s=2 * step_s,
         base_bytes=(300 * MIB, 300 * MIB), resident_bytes=(400 * MIB, 500 * MIB),
         tensor_bytes=(80 * MIB, 90 * MIB),

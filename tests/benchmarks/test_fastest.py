@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.disturbance import Mark, mark, others_share
+from benchmarks.disturbance import Mark, mark, others_share, pace_s
 from benchmarks.fastest_plans import Entrant, entrants, read, write
 from benchmarks.fastest_report import Contest, report
 from benchmarks.fastest_run import Ran, in_front, measured_s, noise
@@ -83,3 +83,7 @@ def test_what_others_use_is_told_from_our_own() -> None:
     assert 0.0 <= others_share(before, after) <= 1.0
     assert others_share(Mark(0, 0, 0), Mark(10, 9, 9)) == 0.0
     assert others_share(Mark(0, 0, 0), Mark(10, 9, 4)) > 0.0
+
+
+def test_the_pace_of_the_machine_is_that_of_one_step():
+    assert 1e-4 < pace_s() < 1.0
