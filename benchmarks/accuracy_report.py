@@ -7,6 +7,7 @@ from math import sqrt
 from statistics import mean, median
 
 from benchmarks.accuracy_data import KINDS, Measured, Predicted
+from benchmarks.accuracy_measure import STEADY
 
 MIB = 2**20
 
@@ -157,7 +158,7 @@ def _definitions() -> list[str]:
         "of the slowest rank, median over the runs of the plan. Noise: distance between the runs "
         "of one plan at different times of the session, relative to that. Pace: what fixed work "
         "took before and after the runs, relative to when the machine was profiled; a run next to "
-        "which it is more than 7 % off is made again, up to three times. Resident: the "
+        f"which it is more than {STEADY:.0%} off is made again. Resident: the "
         "kernel's high-water mark of the worst rank's process, libraries and the user's own model "
         "included; their part is measured once per model by a process that trains nothing. "
         "Tensors: bytes of live tensors of the worst rank. Spearman over all rows is not within a "

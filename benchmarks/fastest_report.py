@@ -7,10 +7,10 @@ from statistics import median
 
 import torch
 
-from benchmarks.accuracy_measure import ALONE
+from benchmarks.accuracy_measure import ALONE, STEADY
 from benchmarks.accuracy_report import quantile, spearman
 from benchmarks.fastest_plans import Entrant
-from benchmarks.fastest_run import Ran, measured_s, noise
+from benchmarks.fastest_run import TURNS, Ran, measured_s, noise
 from meshwright.runtime.machine import machine
 
 WITHIN = 1.05
@@ -63,9 +63,11 @@ def report(contests: Sequence[Contest], command: str) -> str:
         f"{datetime.now(UTC):%d %B %Y}; {here}, Gloo, float32, batch 16. `{command}`", "",
         f"Within {WITHIN - 1:.0%} of the fastest: {held} of {len(over)}. All plans and their "
         "predictions were written before the first of them ran. Times are medians of the slowest "
-        "rank's steps; plans within 10 % of the best of a first round were run twice more, in "
-        "turns, and noise is by how much those two runs of one plan differ. A run during which "
-        f"other programs used more than {ALONE:.0%} of the cores was made again. {_errors(over)}",
+        "rank's steps; plans within 10 % of the best of a first round were run "
+        f"{TURNS} times more, in turns, and noise is by how much those runs of one plan differ. "
+        f"A run during which other programs used more than {ALONE:.0%} of the cores, or before or "
+        f"after which fixed work took {STEADY:.0%} longer than at the contest's start (others on "
+        f"the host), was made again. {_errors(over)}",
         "",
         *_table(("model", "processes", "plans run", "chosen", "predicted s", "step s", "fastest",
                  "predicted s", "step s", "ratio", "noise", "Spearman"), map(_row, over)),
