@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
 from time import monotonic
 from warnings import warn
 
@@ -28,7 +29,10 @@ from meshwright.runtime.profiling.tasks import Task
 from meshwright.runtime.profiling.team import Failed, Team, first_lines
 
 _SHARES = {"blocks": 0.55, "optimizer": 0.05, "collectives": 0.25, "copies": 0.02, "memory": 0.08}
-"""Of the time that is given; the rest, and what they leave, goes to ops."""
+"""Of the time that is given, in the order in which they come: what one leaves goes to those after
+it, and the rest to ops."""
+_UNTIL = dict(zip(_SHARES, accumulate(_SHARES.values()), strict=True))
+"""When each is over at the latest if all before took their time."""
 _USUAL_S = {"collectives": 40.0, "copies": 10.0, "ops": 60.0}
 """If no time is given. Ops serve where a block was not measured: not worth any time."""
 _LEAST_S = 1.0
@@ -93,7 +97,8 @@ class Run:
         if self.minutes is None:
             return monotonic() + _USUAL_S.get(phase, float("inf"))
         total = 60 * self.minutes
-        return min(self.started + total, monotonic() + _SHARES.get(phase, 1.0) * total)
+        own_s = monotonic() + _SHARES.get(phase, 1.0) * total
+        return min(self.started + total, max(own_s, self.started + _UNTIL.get(phase, 1.0) * total))
 
     def memory(self, problem: Problem | None) -> None:
         """What processes take by themselves, and the heap of this model's training."""

@@ -18,6 +18,8 @@ from meshwright.ir.profile_store import load_profile, open_store
 from meshwright.ir.trace import trace
 from meshwright.planner.candidates import build_plan, uniform_choice
 from meshwright.planner.problem import make_problem
+from meshwright.profiling_progress import ProfilingProgress
+from meshwright.profiling_run import Run
 from meshwright.profiling_work import block_tasks, tasks_of_plans
 from meshwright.runtime.profiling.run import measure_all, measurer, together
 from meshwright.runtime.profiling.tasks import OptimizerTask
@@ -91,6 +93,20 @@ def test_the_deadline_is_kept_and_shared_out(tmp_path: Path) -> None:
         soon = Counting()
         measure_all(SMALL, soon, store, HERE, deadline=monotonic() + 0.2)
         assert 0 < soon.budgets[0] <= 0.05
+
+
+def test_what_a_phase_leaves_of_its_time_goes_to_those_after_it(tmp_path: Path) -> None:
+    def left_s(phase: str, ago_s: float) -> float:
+        run = Run(Cluster.local(2), store, HERE, CPU, shown, 1.0, started=monotonic() - ago_s)
+        return run.deadline(phase) - monotonic()
+
+    with open_store(tmp_path / "p.db") as store, ProfilingProgress(show=False, minutes=1) as shown:
+        assert left_s("blocks", 0) == pytest.approx(33, abs=0.1)
+        assert left_s("collectives", 1) == pytest.approx(50, abs=0.1)  # 85 % of the minute is over
+        assert left_s("memory", 40) == pytest.approx(17, abs=0.1)
+        assert left_s("collectives", 45) == pytest.approx(15, abs=0.1)  # its own share at least
+        assert left_s("memory", 58) == pytest.approx(2, abs=0.1)  # and never more than there is
+        assert left_s("ops", 30) == pytest.approx(30, abs=0.1)
 
 
 def test_a_failure_does_not_end_the_run(tmp_path: Path) -> None:
