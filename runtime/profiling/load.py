@@ -7,7 +7,7 @@ moment comes back to caches that others have filled.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
-from statistics import mean
+from statistics import mean, median
 from time import perf_counter, process_time
 
 import torch
@@ -19,6 +19,7 @@ _SOME = {"cpu": (6, 18), "cuda": (1, 4)}
 _CALLS = {"cpu": 1, "cuda": 100}
 """Pieces between two looks at the clock."""
 WINDOW_S = 0.04
+_LOOKED_AT = 32
 _ROWS, _WIDTH, _WEIGHTS = 48, 384, 16
 """Of layers on a CPU: their weights fill more than the caches of a core."""
 
@@ -51,6 +52,15 @@ class Load:
         weight = self._weights[self._turn % _WEIGHTS]
         self._turn += 1
         torch.matmul(functional.gelu(torch.matmul(self._x, weight)), weight.t())
+
+    def unit_s(self) -> float:
+        """What a piece takes now, at the middle of some, on a CPU."""
+        taken = []
+        for _ in range(_LOOKED_AT):
+            start = perf_counter()
+            self.unit()
+            taken.append(perf_counter() - start)
+        return median(taken)
 
     def begin(self) -> None:
         """From here on all ranks draw the same amounts, whatever each has drawn before."""

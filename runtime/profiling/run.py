@@ -1,8 +1,10 @@
-"""Works through a list of tasks: skips what is known, keeps to a budget, stores what is done."""
+"""Works through a list of tasks: skips what is known, keeps to a budget, stores what is done, and
+does again what was done while the machine was slow."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from statistics import median
 from time import monotonic
 from typing import Any, Protocol, TypeVar
 
@@ -12,6 +14,7 @@ from meshwright.ir.graph import Graph
 from meshwright.ir.profile import BlockRecord, Machine, OpRecord, OptimizerRecord, Timing
 from meshwright.ir.profile_store import ProfileStore
 from meshwright.runtime.profiling.blocks import measure_block, merged
+from meshwright.runtime.profiling.load import Load
 from meshwright.runtime.profiling.ops import measure_op
 from meshwright.runtime.profiling.optimizers import measure_optimizer
 from meshwright.runtime.profiling.tasks import BlockTask, OpTask, Task
@@ -23,6 +26,12 @@ _SHARES = {BlockTask: 0.2, OpTask: 0.05}
 _SHARE = 0.2
 _LEAST_SHARE = 0.02
 """Of these seconds, however tight the budget."""
+
+_STEADY, _AGAIN = 1.05, 2
+"""What was measured at a pace slower than usual by this factor is measured again, so often at most.
+Virtual machines share their hosts with strangers, who slow them for seconds or minutes."""
+_PACE = -1
+"""In place of a task's number: how fast are you now?"""
 
 Record = BlockRecord | OpRecord | OptimizerRecord
 R = TypeVar("R")
@@ -43,6 +52,8 @@ class Outcome:
     """Skipped, since the file has them."""
     left: int = 0
     """The budget did not allow them."""
+    again: int = 0
+    """Measured once more, at a better pace of the machine."""
     failed: list[str] = field(default_factory=list)
 
 
@@ -50,6 +61,23 @@ class Measurer(Protocol):
     """Who measures a task."""
 
     def measure(self, task: int, budget_s: float) -> list[Any]: ...
+
+    def pace_s(self) -> float:
+        """What fixed work takes now; always the same where nobody else uses the device."""
+
+
+@dataclass(frozen=True, eq=False)
+class Together:
+    """Processes that have a core each."""
+
+    team: Team
+
+    def measure(self, task: int, budget_s: float) -> list[Any]:
+        return self.team.measure(task, budget_s)
+
+    def pace_s(self) -> float:
+        """Of the slowest."""
+        return float(max(self.team.measure(_PACE, 0.0)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,14 +92,21 @@ class Here:
         except FAILURES as error:
             raise Failed(f"{type(error).__name__}: {error}") from error
 
+    def pace_s(self) -> float:
+        return 1.0
 
+
+@contextmanager
 def measurer(
     graph: Graph | None, tasks: Sequence[Task], device: torch.device, processes: int
-) -> AbstractContextManager[Measurer]:
+) -> Iterator[Measurer]:
     """On a CPU, processes that measure each task together; on a GPU this process."""
-
     work = work_on(graph, tasks, device, processes)
-    return nullcontext(Here(work)) if device.type == "cuda" else Team(processes, work)
+    if device.type == "cuda":
+        yield Here(work)
+        return
+    with Team(processes, work) as team:
+        yield Together(team)
 
 
 def work_on(
@@ -79,7 +114,13 @@ def work_on(
 ) -> Work:
     """What a process does with the number of a task."""
 
-    def work(number: int, budget_s: float, agree: Callable[[bool], bool]) -> Record:
+    loads: list[Load] = []
+
+    def work(number: int, budget_s: float, agree: Callable[[bool], bool]) -> Record | float:
+        if number == _PACE:
+            loads.extend(() if loads else [Load(device)])
+            agree(True)
+            return loads[0].unit_s()
         return _measured(graph, tasks[number], device, budget_s, processes, agree)
 
     return work
@@ -121,39 +162,76 @@ def measure_all(
 ) -> Outcome:
     """Measures the tasks in order; `deadline` is of `time.monotonic`."""
     outcome = Outcome()
+    paces = Paces(by)
     for number, task in enumerate(tasks):
         if shown:
             shown.update(number, len(tasks), describe(task))
         if store.has(machine, *task.identity):
             outcome.known += 1
-        else:
-            _measure_one(number, task, by, store, machine, deadline, len(tasks), outcome)
+            continue
+        share_s = seconds_for(task, deadline, len(tasks) - number)
+        if share_s is None:
+            outcome.left += 1
+            continue
+        try:
+            records, pace = paces.measured(number, share_s)
+        except Failed as error:
+            outcome.failed.append(f"{describe(task)}: {error}")
+            continue
+        store.add(machine, together(records))
+        paces.of[number] = pace
+        outcome.measured += 1
+    for _ in range(_AGAIN):
+        _measure_slow_again(tasks, paces, store, machine, deadline, outcome)
     if shown:
         shown.update(len(tasks), len(tasks), "")
     return outcome
 
 
-def _measure_one(
-    number: int,
-    task: Task,
-    by: Measurer,
+def _measure_slow_again(
+    tasks: Sequence[Task],
+    paces: "Paces",
     store: ProfileStore,
     machine: Machine,
     deadline: float,
-    total: int,
     outcome: Outcome,
 ) -> None:
-    share_s = seconds_for(task, deadline, total - number)
-    if share_s is None:
-        outcome.left += 1
-        return
-    try:
-        records = by.measure(number, share_s)
-    except Failed as error:
-        outcome.failed.append(f"{describe(task)}: {error}")
-        return
-    store.add(machine, together(records))
-    outcome.measured += 1
+    slow = paces.slow()
+    for place, number in enumerate(slow):
+        share_s = seconds_for(tasks[number], deadline, len(slow) - place)
+        if share_s is None:
+            return
+        try:
+            records, pace = paces.measured(number, share_s)
+        except Failed:  # it has been measured once
+            continue
+        if pace < paces.of[number]:
+            store.add(machine, together(records))
+            paces.of[number] = pace
+            outcome.again += 1
+
+
+class Paces:
+    """Measures tasks, and what the machine's pace was meanwhile."""
+
+    def __init__(self, by: Measurer) -> None:
+        self._by = by
+        self._last: float | None = None
+        self.of: dict[int, float] = {}
+        """By number of task, of the measurement that is kept."""
+
+    def measured(self, number: int, budget_s: float) -> tuple[list[Any], float]:
+        """What is measured, and the slower of the paces before and after."""
+        before = self._last or self._by.pace_s()
+        self._last = None
+        records = self._by.measure(number, budget_s)
+        self._last = self._by.pace_s()
+        return records, max(before, self._last)
+
+    def slow(self) -> list[int]:
+        """Those that were measured at less than the usual pace."""
+        usual = median(self.of.values()) if self.of else 0.0
+        return [number for number, pace in self.of.items() if pace > _STEADY * usual]
 
 
 def describe(task: Task) -> str:

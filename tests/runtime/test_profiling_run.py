@@ -21,6 +21,7 @@ from meshwright.planner.problem import make_problem
 from meshwright.profiling_progress import ProfilingProgress
 from meshwright.profiling_run import Run
 from meshwright.profiling_work import block_tasks, tasks_of_plans
+from meshwright.runtime.profiling import run as profiling_run
 from meshwright.runtime.profiling.run import measure_all, measurer, together
 from meshwright.runtime.profiling.tasks import OptimizerTask
 from meshwright.runtime.profiling.team import Failed, Team
@@ -31,6 +32,8 @@ HERE = Machine(device="this", kind="cpu", driver="1", torch="2", backend="gloo",
 SMALL = [
     OptimizerTask(optimizer="adamw", num_tensors=count, nbytes=2**14) for count in (1, 2, 4, 8)
 ]
+
+MORE = [OptimizerTask(optimizer="adamw", num_tensors=count, nbytes=2**14) for count in (3, 5, 6, 7)]
 
 
 @pytest.fixture(scope="module")
@@ -48,13 +51,16 @@ class Counting:
     def measure(self, task: int, budget_s: float) -> list[OptimizerRecord]:
         self.budgets.append(budget_s)
         time = Timing(median_s=1.0, spread=0.0, count=1)
-        done = SMALL[task]
+        done = [*SMALL, *MORE][task]
         return [
             OptimizerRecord(
                 optimizer=done.optimizer, num_tensors=done.num_tensors, nbytes=done.nbytes,
                 time=time,
             )
         ]  # fmt: skip
+
+    def pace_s(self) -> float:
+        return 1.0
 
 
 class Failing(Counting):
@@ -71,6 +77,47 @@ def test_what_is_known_is_skipped(tmp_path: Path) -> None:
         outcome = measure_all(SMALL, second, store, HERE)
         assert (outcome.known, outcome.measured, len(second.budgets)) == (2, 2, 2)
         assert len(store.load().optimizers) == 4
+
+
+class Disturbed(Counting):
+    """Slow while the second task is measured for the first time, and while the fourth always is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[int] = []
+
+    def measure(self, task: int, budget_s: float) -> list[OptimizerRecord]:
+        self.asked.append(task)
+        (found,) = super().measure(task, budget_s)
+        return [replace(found, time=replace(found.time, median_s=float(len(self.asked))))]
+
+    def pace_s(self) -> float:
+        if not self.asked:
+            return 1.0
+        return {1: 1.2 if self.asked.count(1) == 1 else 1.01, 3: 1.5}.get(self.asked[-1], 1.0)
+
+
+def test_what_was_measured_while_the_machine_was_slow_is_measured_again(tmp_path: Path) -> None:
+    by = Disturbed()
+    with open_store(tmp_path / "p.db") as store:
+        outcome = measure_all([*SMALL, *MORE], by, store, HERE)
+        found = {r.num_tensors: r.time.median_s for r in store.load().optimizers}
+    # The third began at the pace at which the second ended.
+    assert by.asked[:8] == [0, 1, 2, 3, 4, 5, 6, 7] and set(by.asked[8:]) == {1, 2, 3, 4}
+    assert (outcome.measured, outcome.left) == (8, 0)
+    assert found[1] == 1 and found[5] == 6 and found[8] == 4, "a pace no better is no reason"
+    assert found[2] > 8 and found[4] > 8
+
+
+def test_nothing_is_measured_again_when_time_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by = Disturbed()
+    monkeypatch.setattr(profiling_run, "monotonic", lambda: float(len(by.asked)))
+    with open_store(tmp_path / "p.db") as store:
+        outcome = measure_all(SMALL, by, store, HERE, deadline=5.0)
+    assert by.asked[:4] == [0, 1, 2, 3] and len(by.asked) == 5
+    assert (outcome.measured, outcome.left) == (4, 0)
 
 
 def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
