@@ -34,6 +34,9 @@ SIZES = tuple(4**i for i in range(5, 16))
 """1 KiB to 1 GiB."""
 LOADED = ("all_reduce", "all_gather", "reduce_scatter")
 _LOADED_BYTES = 2**18
+_CROWDED_BYTES = (2**24, 2**22, 2**18)
+"""Beside computing where cores are shared: what buckets of gradients have comes first, since long
+messages slow computing by more than short ones do, and rounds take long there."""
 _FEWEST, _MOST = 5, 25
 _LOOKS = 2
 _LOOKING_S = (_LOOKS + 1) * WINDOW_S
@@ -167,14 +170,14 @@ class _Runner:
     crowded: bool
 
     def sizes(self, sizes: Sequence[int], budget_s: float) -> Iterator[CollectiveRecord]:
-        """Ascending sizes until the next would use up the budget; the smallest in any case."""
+        """One size after the other until the next would use up the budget; the first in any
+        case."""
         ends = perf_counter() + budget_s
-        least = _LOADED_BYTES if self.task.loaded else 0
-        wanted = [nbytes for nbytes in sizes if nbytes >= least]
+        wanted = self._wanted(sizes)
         round_s = 0.0
         for index, nbytes in enumerate(wanted):
             left = self._left(ends)
-            # A round of the next size takes at least as long.
+            # A round of the next size takes at least as long, if it is larger.
             if index and left < (_FEWEST + 1) * round_s:
                 return
             self._rounds(nbytes, 1)
@@ -193,6 +196,14 @@ class _Runner:
                 loaded=self.task.loaded,
                 compute_slowdown=slowdown,
             )
+
+    def _wanted(self, sizes: Sequence[int]) -> list[int]:
+        """Ascending; where cores are shared, beside computing, the few that matter."""
+        if not self.task.loaded:
+            return list(sizes)
+        if self.crowded:
+            return [n for n in _CROWDED_BYTES if n <= max(sizes)] or list(sizes)
+        return [n for n in sizes if n >= _LOADED_BYTES]
 
     def _left(self, ends: float) -> float:
         """Seconds of the budget, the same on every rank."""
