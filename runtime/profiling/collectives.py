@@ -202,7 +202,7 @@ class _Runner:
         if not self.task.loaded:
             return list(sizes)
         if self.crowded:
-            return [n for n in _CROWDED_BYTES if n <= max(sizes)] or list(sizes)
+            return [n for n in _CROWDED_BYTES if n <= max(sizes)]
         return [n for n in sizes if n >= _LOADED_BYTES]
 
     def _left(self, ends: float) -> float:

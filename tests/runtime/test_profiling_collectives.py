@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from time import perf_counter
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -15,6 +16,8 @@ from meshwright.runtime.profiling import collectives
 from meshwright.runtime.profiling.clocks import loaded_clock, make_clock, message_clock
 from meshwright.runtime.profiling.collectives import (
     LOADED,
+    _Runner,
+    _Task,
     group_shapes,
     measure_collectives,
     members,
@@ -82,6 +85,21 @@ def test_sizes_that_a_budget_allows() -> None:
     assert sizes_for(crowded, 2.0) == (2**10,)
     assert 2**26 in sizes_for(crowded, 40.0)
     assert len(sizes_for(roomy, 20.0)) > len(sizes_for(crowded, 40.0)) > 3
+
+
+def test_what_is_measured_beside_computing() -> None:
+    """On shared cores the longest first: a budget leaves out what comes last."""
+
+    def wanted(sizes: tuple[int, ...], *, crowded: bool) -> list[int]:
+        task = _Task(GroupShape(size=2, per_node=2), "all_reduce", loaded=True)
+        none: Any = None
+        return _Runner(none, none, none, task, (), crowded)._wanted(sizes)
+
+    sizes = tuple(4**i for i in range(5, 14))
+    assert wanted(sizes, crowded=True) == [2**24, 2**22, 2**18]
+    assert wanted((2**10, 2**22), crowded=True) == [2**22, 2**18]
+    assert wanted((2**10,), crowded=True) == wanted((2**10,), crowded=False) == []
+    assert wanted(sizes, crowded=False) == [2**18, 2**20, 2**22, 2**24, 2**26]
 
 
 def test_shapes_of_clusters() -> None:
