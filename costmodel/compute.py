@@ -96,7 +96,7 @@ def formula(op: LocalOp, device: DeviceType) -> OpTime:
     """Kernels by the class's curve and dispatch by the device's overhead."""
     if op.op_class is OpClass.VIEW:
         back = float(op.differentiable)
-        return _dispatched(OpTime(0.0, 0.0, 0.0, device.source, SOURCE_BAND[device.source]),
+        return dispatched(OpTime(0.0, 0.0, 0.0, device.source, SOURCE_BAND[device.source]),
                            device, _VIEW_OVERHEAD, _VIEW_OVERHEAD * back, 0.0)  # fmt: skip
     curve = curve_of(op.op_class, device)
     weights = wanted_weights(op)
@@ -112,28 +112,28 @@ def formula(op: LocalOp, device: DeviceType) -> OpTime:
         curve.source,
         curve.band,
     )
-    return _dispatched(time, device, 1.0, float(wanted_inputs(op)), 2.0 * weights)
+    return dispatched(time, device, 1.0, float(wanted_inputs(op)), 2.0 * weights)
 
 
 def with_dispatch(op: LocalOp, device: DeviceType, kernels: OpTime) -> OpTime:
     """Measured times of kernels on a GPU, with the CPU's part of the op beside them."""
     if device.kind == "cpu":
         return kernels
-    return _dispatched(kernels, device, 1.0, float(wanted_inputs(op)), 2.0 * wanted_weights(op))
+    return dispatched(kernels, device, 1.0, float(wanted_inputs(op)), 2.0 * wanted_weights(op))
 
 
 def gradient_sum(nbytes: int, device: DeviceType) -> OpTime:
     """Adding the gradient of one more reader of a value to that of the others."""
     curve = curve_of(OpClass.ELEMENTWISE, device)
     seconds = curve.floor_s + memory_s(3 * nbytes, curve, device)
-    return _dispatched(OpTime(0.0, seconds, 0.0, curve.source, curve.band), device, 0, 1.0, 0)
+    return dispatched(OpTime(0.0, seconds, 0.0, curve.source, curve.band), device, 0, 1.0, 0)
 
 
 def _seconds(work: Work | None, device: DeviceType) -> float:
     return kernel_s(work, device) if work else 0.0
 
 
-def _dispatched(
+def dispatched(
     time: OpTime, device: DeviceType, forward: float, inputs: float, weights: float
 ) -> OpTime:
     """Adds the dispatch of so many ops: to the times on a CPU, beside them on a GPU."""
@@ -171,4 +171,4 @@ def _with_casts(op: LocalOp, device: DeviceType, time: OpTime) -> OpTime:
         backward_input_s=time.backward_input_s + seconds[1],
         backward_weight_s=time.backward_weight_s + seconds[2],
     )
-    return _dispatched(cast, device, *counts)
+    return dispatched(cast, device, *counts)

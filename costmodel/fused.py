@@ -1,11 +1,14 @@
 """What the kernels that a plan's layout decides save its stages, where its devices can run them."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING
 
 from meshwright.costmodel.joint import Price, Way
 from meshwright.costmodel.overlap import NOTHING, Hidden
+from meshwright.costmodel.routing import routed
+from meshwright.costmodel.walk import Walk
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.graph import Block
 from meshwright.ir.placed import JOINT, declined, peers, used, used_at
@@ -80,6 +83,39 @@ def saved_by_kernels(
         if able and not stage.keeping(block) else NOTHING
         for block in blocks
     )  # fmt: skip
+
+
+def with_routing(
+    tables: "CostTables",
+    plan: Plan,
+    index: int,
+    blocks: Sequence[Block],
+    layouts: Mapping[str, BlockLayout],
+    spot: "Spot",
+    hidden: tuple[Hidden, ...],
+) -> tuple[Hidden, ...]:
+    """`hidden` per block, with what the kernel `route` saves where the stage has it."""
+    if not runs(tables, plan, index, "route"):
+        return hidden
+    walks = (tables.blocks.walk(block, layouts[block.pattern], spot) for block in blocks)
+    return tuple(
+        _with_routing(walk, one)
+        for walk, one in zip(walks, hidden or (NOTHING,) * len(blocks), strict=True)
+    )
+
+
+def _with_routing(walk: Walk, hidden: Hidden) -> Hidden:
+    for op, ranks in walk.routes:
+        ours, torchs = (routed(op, ranks, walk.site.device, by) for by in (True, False))
+        forward_s = torchs.forward_s - ours.forward_s
+        backward_s = torchs.backward_input_s - ours.backward_input_s
+        hidden = replace(
+            hidden,
+            more_forward_s=hidden.more_forward_s - forward_s,
+            more_backward_s=hidden.more_backward_s - backward_s,
+            uncertain_s=hidden.uncertain_s + ours.band * abs(forward_s + backward_s),
+        )
+    return hidden
 
 
 def _sum(prices: Iterator[Price]) -> Hidden:

@@ -7,7 +7,7 @@ from math import prod
 
 from meshwright.costmodel.borders import Passage, border, borders, passage
 from meshwright.costmodel.comm import Levels, collective_time
-from meshwright.costmodel.fused import runs, saved_by_kernels
+from meshwright.costmodel.fused import runs, saved_by_kernels, with_routing
 from meshwright.costmodel.overlap import NOTHING, Hidden
 from meshwright.costmodel.tables import CostTables, Mode, Spot, StageCost
 from meshwright.ir.cluster import Cluster
@@ -94,6 +94,9 @@ def stage_costs(tables: CostTables, plan: Plan, index: int) -> StageCosts:
     cost, spot = max(candidates, key=lambda c: c[0].forward_s + c[0].backward_s)
     shard = stage.mesh.get("dp_shard", 1)
     shard_levels = tables.levels(stage.devices[: shard * stage.model_size : stage.model_size])
+    hidden = _hidden(tables, stage, blocks, layouts, spot) or saved_by_kernels(
+        tables, plan, index, blocks, layouts, spot
+    )
     send_s, sent = border(tables, plan, index)
     between = borders(tables, plan)[index]
     entered = border(tables, plan, index - 1)[1] if index else 0
@@ -110,8 +113,7 @@ def stage_costs(tables: CostTables, plan: Plan, index: int) -> StageCosts:
         border_bytes=sent,
         entry_bytes=entered,
         processes=len(stage.devices),
-        hidden=_hidden(tables, stage, blocks, layouts, spot)
-        or saved_by_kernels(tables, plan, index, blocks, layouts, spot),
+        hidden=with_routing(tables, plan, index, blocks, layouts, spot, hidden),
         packs=runs(tables, plan, index, "bucket"),
         updates=runs(tables, plan, index, "bucket_update"),
     )

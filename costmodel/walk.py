@@ -10,6 +10,7 @@ from meshwright.costmodel.local_op import LocalInput, LocalOp
 from meshwright.costmodel.local_values import LocalValues, Shape
 from meshwright.costmodel.local_values import Where as Where
 from meshwright.costmodel.op_classes import classify
+from meshwright.costmodel.routing import is_routed, routed
 from meshwright.costmodel.site import Site as Site
 from meshwright.costmodel.trace import GraphFacts as GraphFacts
 from meshwright.costmodel.trace import Trace
@@ -58,6 +59,8 @@ class Walk(Trace):
     """All ops and conversions that were priced, in order."""
     sent: list[tuple[str, Inner]] = field(default_factory=list)
     """Axis, and messages of ops on it."""
+    routes: list[tuple[LocalOp, int]] = field(default_factory=list)
+    """Ops whose tokens travel, priced as torch's operators route them; and to how many ranks."""
 
     def communicates(self, axis: str) -> bool:
         """Whether anything has moved, or is cut or padded, on an axis."""
@@ -117,7 +120,7 @@ class Walk(Trace):
         time = op_time(local, self.site.device, self.timer)
         self.clock.add(time)
         if step.sends:
-            self._inside(step.op, step.strategies, step.places, time)
+            self._inside(step, local, time)
         for index in step.read_again:
             self.clock.add(gradient_sum(local.inputs[index].nbytes, self.site.device))
         self.flops += local.flops
@@ -128,16 +131,14 @@ class Walk(Trace):
             self.workspace = max(self.workspace, operands + local.output_bytes)
         self._save(step, share)
 
-    def _inside(
-        self,
-        op: Op,
-        strategies: Mapping[str, Strategy],
-        places: tuple[Sequence[Where], Sequence[Where]],
-        time: OpTime,
-    ) -> None:
+    def _inside(self, step: OpStep, local: LocalOp, time: OpTime) -> None:
         """Price what the op sends by itself. What it sends while it computes takes the longer."""
-        for axis, strategy in strategies.items():
+        op, places = step.op, step.places
+        for axis, strategy in step.strategies.items():
             ranks = self.site.axes[axis].size
+            if is_routed(op, strategy, ranks):
+                self.routes.append((local, ranks))
+                self.clock.add(routed(local, ranks, self.site.device, by_kernel=False))
             inputs = self._operands(op, op.inputs, places[0], axis)
             outputs = self._operands(op, op.outputs, places[1], axis)
             found = inner_traffic(op, strategy, ranks, inputs, outputs)

@@ -35,7 +35,7 @@ def out_reference(x: Tensor, tokens: Tensor, places: Tensor) -> Tensor:
 def home_reference(rows: Tensor, tokens: Tensor, places: Tensor) -> Tensor:
     """Per token the sum of its rows."""
     held = rows.to(held_dtype(rows.dtype))
-    summed = held.new_zeros(places.shape[1], *rows.shape[1:]).index_add(0, tokens, held)
+    summed = held.new_zeros(places.shape[1], *rows.shape[1:]).index_add_(0, tokens, held)
     return summed.to(rows.dtype)
 
 
