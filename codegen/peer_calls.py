@@ -1,7 +1,7 @@
 """The ways of `codegen.together` by kernels that work on the peers' memory; where there is none, or
 shapes or types do not fit, what comes back says why."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -64,10 +64,10 @@ def gather_linear(
     return gathering.in_order(parts, inner).view(*shape, x.shape[-1]), made
 
 
-def linear_scatter(
+def begin_linear_scatter(
     comm: Comm, axis: str, part: Part, x: Tensor, weight: Tensor, bias: Tensor | None
-) -> Tensor | str:
-    """This rank's part of the sum of all ranks' products."""
+) -> Callable[[], Tensor] | str:
+    """Starts this rank's part of the sum of all ranks' products; what it returns waits for them."""
     ranks = comm.line(axis).size
     if why := _why_not(part, x):
         return why
@@ -83,7 +83,7 @@ def linear_scatter(
     inner, rank = _inner((*shape, n), part.dim), comm.line(axis).rank
     scattering.product(flat, weight, bias, turn.peers, turn.peer_signals, turn.epoch, inner, rank)
     slot = turn.view((ranks, rows, n), x.dtype)
-    return scattering.sum_parts(slot, turn.signals, turn.epoch).view(*shape, n)
+    return lambda: scattering.sum_parts(slot, turn.signals, turn.epoch).view(*shape, n)
 
 
 def _why_not(part: Part, x: Tensor) -> str:

@@ -129,18 +129,34 @@ def _save_gathered(ctx, inputs, output) -> None:
     ctx.save_for_backward(output[0], *weights)
 
 
+@custom_op("meshwright::gather_linear_backward", mutates_args=())
+def _gather_linear_backward(
+    grads: Sequence[Tensor], whole: Tensor, weights: Sequence[Tensor], comm: int, axis: str,
+    dim: int, sizes: Sequence[int],
+) -> list[Tensor]:  # fmt: skip
+    """The gradient of x, whose summands are on their way while those of the weights are made; then
+    the weights'. The products' gradients are multiplied as one."""
+    joined, weight = (grads[0], weights[0]) if len(grads) == 1 else (
+        torch.cat(list(grads), -1), torch.cat(list(weights)))  # fmt: skip
+    arrive = _begin_linear_scatter(comm_of(comm), joined, weight.T, None, axis, dim, sizes)
+    to_weights = [_outer(grad, whole) for grad in grads]
+    return [arrive(), *to_weights]
+
+
+@_gather_linear_backward.register_fake
+def _gathered_gradients(grads, whole, weights, comm, axis, dim, sizes):
+    to_x = _part_of(whole, whole.shape[-1], comm, axis, dim, sizes)
+    return [to_x, *(weight.new_empty(weight.shape) for weight in weights)]
+
+
 def _differentiate_gathered(ctx, grads):
-    """The products' gradients are multiplied as one and scattered; those of weights beside."""
     whole, *weights = ctx.saved_tensors
     _, *found = grads
     back = [
         whole.new_zeros(*whole.shape[:-1], len(weight)) if grad is None else grad
         for grad, weight in zip(found, weights, strict=True)
     ]
-    joined, weight = (back[0], weights[0]) if len(back) == 1 else (
-        torch.cat(back, -1), torch.cat(weights))  # fmt: skip
-    to_x = _linear_scatter(joined, weight.T, None, *ctx.where)
-    to_weights = [_outer(grad, whole) for grad in back]
+    to_x, *to_weights = _gather_linear_backward(back, whole, weights, *ctx.where)
     to_biases = [_rows(grad).sum(0) for grad, one in zip(back, ctx.biased, strict=True) if one]
     return to_x, to_weights, to_biases, None, None, None, None, None
 
@@ -167,18 +183,34 @@ def _linear_scatter(
     sizes: Sequence[int],
 ) -> Tensor:  # fmt: skip
     """This rank's part of the sum of all ranks' products."""
-    mesh, part = comm_of(comm), Part(dim, tuple(sizes))
-    made = peer_calls.linear_scatter(mesh, axis, part, x, weight, bias)
-    TAKEN["linear_scatter", made if isinstance(made, str) else ""] += 1
-    if isinstance(made, str):
-        summands = linear(x, weight, bias)
-        made = mesh.run(Primitive.REDUCE_SCATTER, summands, axis, None, part, True)
+    made: Tensor = _begin_linear_scatter(comm_of(comm), x, weight, bias, axis, dim, sizes)()
     return made
+
+
+def _begin_linear_scatter(
+    mesh: Comm, x: Tensor, weight: Tensor, bias: Tensor | None, axis: str, dim: int,
+    sizes: Sequence[int],
+) -> Callable[[], Tensor]:  # fmt: skip
+    """Starts it; what comes back waits for the summands of the others."""
+    part = Part(dim, tuple(sizes))
+    begun = peer_calls.begin_linear_scatter(mesh, axis, part, x, weight, bias)
+    TAKEN["linear_scatter", begun if isinstance(begun, str) else ""] += 1
+    if not isinstance(begun, str):
+        return begun
+    move = mesh.move(Primitive.REDUCE_SCATTER, axis, dim, sizes)
+    return mesh.begin_forward(move, linear(x, weight, bias))
 
 
 @_linear_scatter.register_fake
 def _scattered_shape(x, weight, bias, comm, axis, dim, sizes):
-    shape = [*x.shape[:-1], len(weight)]
+    return _part_of(x, len(weight), comm, axis, dim, sizes)
+
+
+def _part_of(
+    x: Tensor, columns: int, comm: int, axis: str, dim: int, sizes: Sequence[int]
+) -> Tensor:
+    """Room for this rank's part of a dim of a product of x."""
+    shape = [*x.shape[:-1], columns]
     shape[dim] = sizes[comm_of(comm).line(axis).rank]
     return x.new_empty(shape)
 

@@ -130,9 +130,11 @@ class _Place:
 
 def _gather_linear(place: _Place) -> Price:
     """Parts come while the products of those that are there are made; the backward multiplies the
-    gradients, side by side if there are several, and scatters."""
+    gradients, side by side if there are several, and scatters, with the weights' products made
+    before it waits."""
     times = place.times()
-    back = _scattering(place, sum(time.backward_input_s for time in times))
+    weights_s = sum(time.backward_weight_s for time in times)
+    back = _scattering(place, sum(time.backward_input_s for time in times), weights_s)
     if len(times) > 1:
         joined = sum(step.local.output_bytes for step in place.steps)
         joined_s = place.memory_s(OpClass.COPY, 2.0 * joined)
@@ -155,10 +157,11 @@ def _gathering(place: _Place, product_s: float) -> Way:
     return Way(sent_s + product_s, joint_s, sent_s)
 
 
-def _scattering(place: _Place, product_s: float) -> Way:
+def _scattering(place: _Place, product_s: float, beside_s: float = 0.0) -> Way:
+    """`beside_s`: other work between the product and the sum."""
     sent_s = place.sent_s(Primitive.REDUCE_SCATTER)
-    joint_s = _while_parts_leave(place, sent_s, product_s / TILE_SHARE)
-    return Way(sent_s + product_s, joint_s, sent_s)
+    joint_s = _while_parts_leave(place, sent_s, product_s / TILE_SHARE, beside_s)
+    return Way(sent_s + product_s + beside_s, joint_s, sent_s)
 
 
 def _while_parts_come(place: _Place, sent_s: float, product_s: float) -> float:
@@ -171,13 +174,13 @@ def _while_parts_come(place: _Place, sent_s: float, product_s: float) -> float:
     return play(turns, IDLE, slowing(place.walk, place.move))[0]
 
 
-def _while_parts_leave(place: _Place, sent_s: float, product_s: float) -> float:
+def _while_parts_leave(place: _Place, sent_s: float, product_s: float, beside_s: float) -> float:
     """The rank's own part is the last; then a pass sums what all have sent."""
     ranks = place.move.size
     turns: list[Turn] = []
     for part in range(1, ranks):
         turns += [run(product_s / ranks, ""), Turn(Do.START, sent_s / (ranks - 1), part, "")]
-    turns += [run(product_s / ranks, ""), Turn(Do.WAIT, 0.0, ranks - 1, "")]
+    turns += [run(product_s / ranks + beside_s, ""), Turn(Do.WAIT, 0.0, ranks - 1, "")]
     summed_s = place.memory_s(OpClass.ELEMENTWISE, place.move.nbytes * (1 + 1 / ranks))
     return play(turns, IDLE, slowing(place.walk, place.move))[0] + summed_s
 

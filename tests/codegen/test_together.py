@@ -112,7 +112,7 @@ def test_traced_without_memory(name):
     asked = {"route": ["route_out", "route_home"]}.get(name, [name])
     assert all(any(f"meshwright.{one}." in target for target in targets) for one in asked)
     if name == "gather_linear":
-        assert targets.count("meshwright.linear_scatter.default") == 1
+        assert targets.count("meshwright.gather_linear_backward.default") == 1
 
 
 def test_opcheck():
