@@ -94,7 +94,7 @@ def _actions(tables: CostTables, sync: Sync, device: str) -> _Actions:
     key = (
         device, sync.zero, sync.prefetch, sync.shard, sync.blocks, sync.buckets, sync.prelude_s,
         sync.dp, sync.shard_levels, sync.replicate_levels, sync.passage_forward_s,
-        sync.passage_backward_s, sync.tensor_overlapped, sync.packs,
+        sync.passage_backward_s, sync.tensor_overlapped, sync.packs, sync.updates,
     )  # fmt: skip
     found = tables.models.get(key)
     if found is None:
@@ -146,7 +146,7 @@ def _sync(tables: CostTables, stage: Stage, costs: StageCosts, held: tuple[Held,
         dp=costs.spot.dp_levels, shard_levels=costs.shard_levels,
         replicate_levels=costs.replicate_levels, overheads=overheads_of(costs.device),
         passage_forward_s=costs.passage.forward_s, passage_backward_s=costs.passage.backward_s,
-        packs=costs.packs, side_by_side=costs.device.kind == "cpu",
+        packs=costs.packs, updates=costs.updates, side_by_side=costs.device.kind == "cpu",
     )  # fmt: skip
 
 

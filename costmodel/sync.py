@@ -116,6 +116,8 @@ class Sync:
     """Collectives of tensor parallelism beside the computing of their block."""
     packs: bool = False
     """A kernel packs buckets: nobody clears them before."""
+    updates: bool = False
+    """A kernel steps the optimizer, and writes what is gathered where it is gathered from."""
     side_by_side: bool = False
     """Collectives of a group do not wait for each other, as Gloo's; NCCL's go in order."""
 
@@ -286,7 +288,9 @@ class Sync:
         for bucket in self.buckets:
             n = bucket.nbytes
             if self.zero in (1, 2):
-                yield run(self.overheads.copy_s(self._packed(n / self.shard)), "gather")
+                own = n / self.shard
+                packed = own if self.updates else self._packed(own)
+                yield run(self.overheads.copy_s(packed), "gather")
                 seconds = self._collective_s(Primitive.ALL_GATHER, n, self.shard_levels)
                 yield talk(seconds, "gather")
                 yield run(self.overheads.copy_s(2 * n), "gather")

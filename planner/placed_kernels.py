@@ -3,21 +3,19 @@
 from dataclasses import dataclass
 from math import prod
 
-from meshwright.costmodel.formulas import Work, curve_of, kernel_s
 from meshwright.costmodel.fused import why_no_kernel, why_no_peers
 from meshwright.costmodel.placement import layouts_of, spots
+from meshwright.costmodel.routing import routed
 from meshwright.costmodel.tables import Spot
 from meshwright.costmodel.walk import Step
-from meshwright.ir.device import DeviceType, OpClass
-from meshwright.ir.graph import DTYPE_BYTES, Block, Fusion
-from meshwright.ir.inside import copies_of
+from meshwright.ir.graph import Block, Fusion
 from meshwright.ir.placed import JOINT, placed
 from meshwright.ir.placed.found import Found
 from meshwright.ir.placed.route import travels
 from meshwright.ir.plan import BlockLayout, Plan, Stage
 from meshwright.planner.problem import Problem
 
-TORCHS_STEP = "torch's fused step is one pass already, and nothing is clipped"
+TORCHS_STEP = "torch's fused step is one pass already, and nothing is clipped or packed"
 
 
 def put_in(problem: Problem, plan: Plan) -> tuple[Fusion, ...]:
@@ -41,7 +39,8 @@ class _Worth:
         if kernel == "bucket":
             return ""
         if kernel == "bucket_update":
-            return "" if self.plan.max_grad_norm else TORCHS_STEP
+            gathers = self._stage(at).zero in (1, 2) and self._stage(at).mesh.get("dp_shard", 1) > 1
+            return "" if self.plan.max_grad_norm or gathers else TORCHS_STEP
         find = self._joint if kernel in JOINT else self._route
         whys = (find(kernel, at, spot) for spot in spots(self.problem.tables, self._stage(at)))
         return next(filter(None, whys), "")
@@ -70,8 +69,10 @@ class _Worth:
         tables = self.problem.tables
         walk = tables.blocks.walk(*self._block(at), spot)
         step = next(s for s in walk.trail if isinstance(s, Step) and s.op.key == at.op)
-        ours, torchs = routed_s(step, _ranks(step, spot), tables.devices[spot.device])
-        return _slower(ours / torchs, spot, tables.devices[spot.device].source)
+        given = step.local, _ranks(step, spot), tables.devices[spot.device]
+        ours, torchs = (routed(*given, by_kernel) for by_kernel in (True, False))
+        known = f"{ours.source}, within {ours.band:.0%}"
+        return _slower(ours.total_s / torchs.total_s, spot, known)
 
 
 def _ranks(step: Step, spot: Spot) -> int:
@@ -83,23 +84,3 @@ def _ranks(step: Step, spot: Spot) -> int:
 def _slower(ratio: float, spot: Spot, known: str) -> str:
     longer = f"it would take {ratio:.2f} times as long on {spot.device} ({known})"
     return "" if ratio < 1.0 else longer
-
-
-def routed_s(step: Step, ranks: int, device: DeviceType) -> tuple[float, float]:
-    """Seconds of bringing rows home and of the gradient of sending them, by our kernel and by
-    torch's operators, which clear, cast and add to what is there. Sending is a gather both ways."""
-    hidden, (_, picked) = step.local.inputs[0], step.local.inputs[1].shape
-    width = DTYPE_BYTES[step.local.dtype]
-    elements = hidden.nbytes / width
-    rows = elements * copies_of(ranks, picked)
-    casts = (rows + elements) * (width + 4) if width < 4 else 0.0
-    held = max(width, 4)
-
-    def seconds(nbytes: float, launches: int) -> float:
-        work = Work(OpClass.GATHER, step.local.dtype, 0.0, nbytes)
-        floor_s = curve_of(OpClass.GATHER, device).floor_s
-        return kernel_s(work, device) + (launches - 1) * floor_s
-
-    home = casts + elements * held + 3 * rows * held
-    back = elements * width + 3 * rows * width
-    return seconds(2 * (rows + elements) * width, 2), seconds(home + back, 6 if casts else 4)

@@ -45,6 +45,7 @@ from meshwright.runtime.run_dir import begin, prepare, profiling, write
 from meshwright.runtime.stats import Stats
 from meshwright.runtime.tied import sum_ties
 from meshwright.runtime.tracking import tracking, tracking_cuda
+from meshwright.runtime.updates import Stepped
 from meshwright.runtime.weights import model_tensors
 from meshwright.runtime.world import join, pick_device, rank
 
@@ -100,6 +101,8 @@ def compile(
     made = make_optimizer(
         optimizer or plan.optimizer, parts.held, lr, model, by_kernel="bucket_update" in used(plan)
     )
+    if isinstance(made, Stepped):
+        made.write_over(stage.sync for stage in parts.stages.values())
     norm = plan.max_grad_norm if max_grad_norm is None else max_grad_norm
     return Job(plan, graph, parts, made, model, chosen, norm, hang_s, joined, residence, run_dir)
 

@@ -1,6 +1,6 @@
 """Torch's Adam, AdamW and SGD with a step that is one kernel, for all tensors of a dtype."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from meshwright.codegen.kernels import bucket_update as kernel
 from meshwright.ir.errors import PlanError
+from meshwright.runtime.gradsync.base import GradientSync
 
 Group = dict[str, Any]
 _Key = tuple[object, ...]
@@ -18,6 +19,13 @@ class Stepped:
 
     factor: Tensor | None = None
     """Gradients are scaled by it as they are read: what clipping left."""
+    over: frozenset[int] = frozenset()
+    """Parameters, by id, whose new values also go where their gradients lie."""
+
+    def write_over(self: Any, syncs: Iterable[GradientSync]) -> None:
+        """New values that ranks gather are to lie packed for that, where their gradients lay."""
+        stepped = {id(p) for group in self.param_groups for p in group["params"]}
+        self.over = frozenset(id(p) for sync in syncs for p in sync.over_gradients(stepped))
 
     def _tables(self, like: Sequence[Tensor]) -> Tensor:
         known: dict[_Key, Tensor] = self.__dict__.setdefault("_known_tables", {})
@@ -57,10 +65,12 @@ class _AdamStep(Stepped):
                         "exp_avg_sq": torch.zeros_like(p, memory_format=torch.contiguous_format),
                     }
             # Those that had no gradient in a step are behind the others.
-            for params in _together(group["params"], lambda p: float(self.state[p]["step"])):
-                self._step_together(params, group)
+            for params in _together(
+                group["params"], lambda p: (float(self.state[p]["step"]), id(p) in self.over)
+            ):
+                self._step_together(params, group, id(params[0]) in self.over)
 
-    def _step_together(self: Any, params: list[Tensor], group: Group) -> None:
+    def _step_together(self: Any, params: list[Tensor], group: Group, over: bool) -> None:
         states = [self.state[p] for p in params]
         for state in states:
             state["step"] += 1
@@ -71,7 +81,7 @@ class _AdamStep(Stepped):
         )  # fmt: skip
         means, squares = ([state[key] for state in states] for key in ("exp_avg", "exp_avg_sq"))
         rows, scale = self._tables(params), self._scale(params[0])
-        kernel.adam_update(params, _gradients(params), means, squares, rows, numbers, scale)
+        kernel.adam_update(params, _gradients(params), means, squares, rows, numbers, scale, over)
 
 
 class Adam(_AdamStep, torch.optim.Adam):  # type: ignore[misc]
@@ -88,13 +98,15 @@ class SGD(Stepped, torch.optim.SGD):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
-            for params in _together(group["params"], self._is_first):
-                self._step_together(params, group)
+            for params in _together(
+                group["params"], lambda p: (self._is_first(p), id(p) in self.over)
+            ):
+                self._step_together(params, group, id(params[0]) in self.over)
 
     def _is_first(self, p: Tensor) -> bool:
         return self.state[p].get("momentum_buffer") is None
 
-    def _step_together(self, params: list[Tensor], group: Group) -> None:
+    def _step_together(self, params: list[Tensor], group: Group, over: bool) -> None:
         first, buffers = self._is_first(params[0]), []
         if group["momentum"]:
             for p in params if first else ():
@@ -106,7 +118,7 @@ class SGD(Stepped, torch.optim.SGD):
             group["weight_decay"], group["nesterov"], -1.0 if group["maximize"] else 1.0,
         )  # fmt: skip
         rows, scale = self._tables(params), self._scale(params[0])
-        kernel.sgd_update(params, _gradients(params), buffers, rows, numbers, scale)
+        kernel.sgd_update(params, _gradients(params), buffers, rows, numbers, scale, over)
 
 
 OURS: dict[type[torch.optim.Optimizer], Callable[[Any], torch.optim.Optimizer]] = {

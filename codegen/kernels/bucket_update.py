@@ -2,7 +2,8 @@
 are read, cast and scaled on the way, and parameters and the optimizer's state updated in one pass.
 
 A table says which piece of which tensor each program updates. Numbers of a step lie on the device,
-in float64. All this is outside autograd.
+in float64. All this is outside autograd. With `over`, the new values also take the place of the
+gradients, which nobody reads again: they lie packed there for the ranks that gather them.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -55,7 +56,7 @@ def adam_numbers(
 
 def adam_reference(
     params: Sequence[Tensor], grads: Sequence[Tensor], means: Sequence[Tensor],
-    squares: Sequence[Tensor], numbers: Tensor, factor: Tensor,
+    squares: Sequence[Tensor], numbers: Tensor, factor: Tensor, over: bool = False,
 ) -> None:  # fmt: skip
     """The reference: parameters and both moments change in place."""
     sign, kept, added, first, second, eps, pace, root = numbers.tolist()
@@ -68,6 +69,8 @@ def adam_reference(
         p.copy_(kept * value - pace * m / (v.sqrt() / root + eps))
         mean.copy_(m)
         square.copy_(v)
+        if over:
+            g.copy_(p)
 
 
 def sgd_numbers(
@@ -82,7 +85,7 @@ def sgd_numbers(
 
 def sgd_reference(
     params: Sequence[Tensor], grads: Sequence[Tensor], buffers: Sequence[Tensor], numbers: Tensor,
-    factor: Tensor,
+    factor: Tensor, over: bool = False,
 ) -> None:  # fmt: skip
     """The reference; without momentum there are no buffers."""
     sign, decay, lr, momentum, share, nesterov = numbers.tolist()
@@ -95,6 +98,8 @@ def sgd_reference(
             buffers[index].copy_(summed)
             grad = grad + momentum * summed if nesterov else summed
         p.copy_(value - lr * grad)
+        if over:
+            g.copy_(p)
 
 
 @jit
@@ -106,16 +111,16 @@ def _piece(row, addresses, TYPE: tl.constexpr):
 @jit
 def adam_kernel(
     rows, params, grads, means, squares, numbers, factor, PARAM: tl.constexpr, GRAD: tl.constexpr,
-    BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK: tl.constexpr, WIDE: tl.constexpr, OVER: tl.constexpr,
 ):  # fmt: skip
     row = rows + tl.program_id(0).to(tl.int64) * 3
     at = tl.arange(0, BLOCK)
     inside = at < tl.load(row + 2)
     to_param, to_mean = _piece(row, params, PARAM) + at, _piece(row, means, PARAM) + at
-    to_square = _piece(row, squares, PARAM) + at
+    to_square, to_grad = _piece(row, squares, PARAM) + at, _piece(row, grads, GRAD) + at
     scale = tl.load(factor).to(WIDE) * tl.load(numbers).to(WIDE)
     value = tl.load(to_param, inside, 0.0).to(WIDE)
-    grad = tl.load(_piece(row, grads, GRAD) + at, inside, 0.0).to(WIDE) * scale
+    grad = tl.load(to_grad, inside, 0.0).to(WIDE) * scale
     grad += tl.load(numbers + 2).to(WIDE) * value
     first, second = tl.load(numbers + 3), tl.load(numbers + 4)
     mean = tl.load(to_mean, inside, 0.0).to(WIDE)
@@ -125,6 +130,8 @@ def adam_kernel(
     below = tl.sqrt(square) / tl.load(numbers + 7).to(WIDE) + tl.load(numbers + 5).to(WIDE)
     value = tl.load(numbers + 1).to(WIDE) * value - tl.load(numbers + 6).to(WIDE) * mean / below
     tl.store(to_param, value.to(PARAM), inside)
+    if OVER:
+        tl.store(to_grad, value.to(PARAM).to(GRAD), inside)
     tl.store(to_mean, mean.to(PARAM), inside)
     tl.store(to_square, square.to(PARAM), inside)
 
@@ -132,15 +139,15 @@ def adam_kernel(
 @jit
 def sgd_kernel(
     rows, params, grads, buffers, numbers, factor, PARAM: tl.constexpr, GRAD: tl.constexpr,
-    BLOCK: tl.constexpr, WIDE: tl.constexpr, HEAVY: tl.constexpr,
+    BLOCK: tl.constexpr, WIDE: tl.constexpr, HEAVY: tl.constexpr, OVER: tl.constexpr,
 ):  # fmt: skip
     row = rows + tl.program_id(0).to(tl.int64) * 3
     at = tl.arange(0, BLOCK)
     inside = at < tl.load(row + 2)
-    to_param = _piece(row, params, PARAM) + at
+    to_param, to_grad = _piece(row, params, PARAM) + at, _piece(row, grads, GRAD) + at
     scale = tl.load(factor).to(WIDE) * tl.load(numbers).to(WIDE)
     value = tl.load(to_param, inside, 0.0).to(WIDE)
-    grad = tl.load(_piece(row, grads, GRAD) + at, inside, 0.0).to(WIDE) * scale
+    grad = tl.load(to_grad, inside, 0.0).to(WIDE) * scale
     grad += tl.load(numbers + 1).to(WIDE) * value
     if HEAVY:
         momentum = tl.load(numbers + 3).to(WIDE)
@@ -151,46 +158,48 @@ def sgd_kernel(
         grad = tl.where(tl.load(numbers + 5) > 0.0, grad + momentum * summed, summed)
     value -= tl.load(numbers + 2).to(WIDE) * grad
     tl.store(to_param, value.to(PARAM), inside)
+    if OVER:
+        tl.store(to_grad, value.to(PARAM).to(GRAD), inside)
 
 
-@custom_op("meshwright::adam_update", mutates_args=("params", "means", "squares"))
+@custom_op("meshwright::adam_update", mutates_args=("params", "grads", "means", "squares"))
 def adam_update(
     params: Sequence[Tensor], grads: Sequence[Tensor], means: Sequence[Tensor],
-    squares: Sequence[Tensor], rows: Tensor, numbers: Tensor, factor: Tensor,
+    squares: Sequence[Tensor], rows: Tensor, numbers: Tensor, factor: Tensor, over: bool = False,
 ) -> None:  # fmt: skip
     """As `adam_reference`, of contiguous tensors of one dtype; `rows` are their `table`."""
     if not len(rows) or way("bucket_update", rows) == "torch":
-        adam_reference(params, grads, means, squares, numbers, factor)
+        adam_reference(params, grads, means, squares, numbers, factor, over)
         return
     where = [addresses_of(x, rows) for x in (params, grads, means, squares)]
     adam_kernel[(len(rows),)](
         rows, *where, numbers.to(rows.device, non_blocking=True), factor,
         PARAM=element(params[0].dtype), GRAD=element(grads[0].dtype), BLOCK=ELEMENTS,
-        WIDE=wide(params[0].dtype),
+        WIDE=wide(params[0].dtype), OVER=over,
     )  # fmt: skip
 
 
-@custom_op("meshwright::sgd_update", mutates_args=("params", "buffers"))
+@custom_op("meshwright::sgd_update", mutates_args=("params", "grads", "buffers"))
 def sgd_update(
     params: Sequence[Tensor], grads: Sequence[Tensor], buffers: Sequence[Tensor], rows: Tensor,
-    numbers: Tensor, factor: Tensor,
+    numbers: Tensor, factor: Tensor, over: bool = False,
 ) -> None:  # fmt: skip
     """As `sgd_reference`, likewise."""
     if not len(rows) or way("bucket_update", rows) == "torch":
-        sgd_reference(params, grads, buffers, numbers, factor)
+        sgd_reference(params, grads, buffers, numbers, factor, over)
         return
     where = [addresses_of(x, rows) for x in (params, grads, buffers or params)]
     sgd_kernel[(len(rows),)](
         rows, *where, numbers.to(rows.device, non_blocking=True), factor,
         PARAM=element(params[0].dtype), GRAD=element(grads[0].dtype), BLOCK=ELEMENTS,
-        WIDE=wide(params[0].dtype), HEAVY=bool(buffers),
+        WIDE=wide(params[0].dtype), HEAVY=bool(buffers), OVER=over,
     )  # fmt: skip
 
 
 @adam_update.register_fake
 def _adam_shapes(
     params: Sequence[Tensor], grads: Sequence[Tensor], means: Sequence[Tensor],
-    squares: Sequence[Tensor], rows: Tensor, numbers: Tensor, factor: Tensor,
+    squares: Sequence[Tensor], rows: Tensor, numbers: Tensor, factor: Tensor, over: bool = False,
 ) -> None:  # fmt: skip
     return None
 
@@ -198,7 +207,7 @@ def _adam_shapes(
 @sgd_update.register_fake
 def _sgd_shapes(
     params: Sequence[Tensor], grads: Sequence[Tensor], buffers: Sequence[Tensor], rows: Tensor,
-    numbers: Tensor, factor: Tensor,
+    numbers: Tensor, factor: Tensor, over: bool = False,
 ) -> None:  # fmt: skip
     return None
 
@@ -213,7 +222,9 @@ def builds(name: str, width: int) -> Iterator[Build]:
     tables = dict.fromkeys(("rows", "params", "grads"), "*i64")
     numbers = {"numbers": "*fp64", "factor": "*fp32"}
     constants = {"PARAM": kind, "GRAD": kind, "BLOCK": ELEMENTS, "WIDE": tl.float32}
-    yield Build(adam_kernel, {**tables, "means": "*i64", "squares": "*i64", **numbers}, constants)
-    for heavy in (False, True):
-        given = {**tables, "buffers": "*i64", **numbers}
-        yield Build(sgd_kernel, given, {**constants, "HEAVY": heavy})
+    for over in (False, True):
+        own = {**constants, "OVER": over}
+        yield Build(adam_kernel, {**tables, "means": "*i64", "squares": "*i64", **numbers}, own)
+        for heavy in (False, True):
+            given = {**tables, "buffers": "*i64", **numbers}
+            yield Build(sgd_kernel, given, {**own, "HEAVY": heavy})

@@ -1,6 +1,6 @@
 """What a way of synchronising gradients is given, and what it has to do."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -104,6 +104,10 @@ class GradientSync(Protocol):
 
     def finish(self) -> None:
         """All micro-batches are over."""
+
+    def over_gradients(self, stepped: Set[int]) -> list[Tensor]:
+        """Of the tensors that the optimizer steps, by id: those whose new values it is to write
+        over their gradients too, from where `publish` takes them."""
 
     def publish(self) -> None:
         """The optimizer has stepped."""

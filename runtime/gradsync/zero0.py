@@ -1,9 +1,10 @@
 """Plain data parallel: parameters and optimizer whole everywhere, gradients all-reduced."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from meshwright.runtime.gradsync.base import BUCKET_BYTES, GradientSync, Held, Lines, Slot, buckets
 from meshwright.runtime.record import Pending, What
@@ -78,6 +79,9 @@ class _Zero0:
         for work in self._works.values():
             work.wait()
         self._works.clear()
+
+    def over_gradients(self, stepped: Set[int]) -> list[Tensor]:
+        return []  # Nobody gathers parameters.
 
     def publish(self) -> None:
         pass

@@ -1,6 +1,6 @@
 """ZeRO-1: the optimizer is sharded over dp_shard; gradients are whole until the step ends."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from torch import Tensor, nn
 
@@ -31,6 +31,10 @@ class Zero1:
         self._buckets = [ShardedBucket(b, lines) for b in buckets(trainable, BUCKET_BYTES)]
         self._shards = [self._make_shards(bucket) for bucket in self._buckets]
         self._works: list[tuple[int, Tensor, Pending]] = []
+        self._over: set[int] = set()
+        """Buckets whose parameters the optimizer writes over their gradients."""
+        self._summed: dict[int, Tensor] = {}
+        """Their flat shards: gradients, and once the optimizer has stepped parameters."""
         self.held = (
             *(
                 Held(s.param, lines.stage, x, b.rows(s), lines.is_primary(s.param, sharded=True))
@@ -94,10 +98,25 @@ class Zero1:
         views = self._buckets[index].views(flat)
         for shard, view in zip(self._shards[index], views, strict=True):
             shard.grad = view
+        if index in self._over:
+            self._summed[index] = flat
+
+    def over_gradients(self, stepped: Set[int]) -> list[Tensor]:
+        """Of buckets all of whose tensors are stepped."""
+        self._over = {
+            index for index, shards in enumerate(self._shards)
+            if all(id(shard) in stepped for shard in shards if shard.numel())
+        }  # fmt: skip
+        return [shard for index in self._over for shard in self._shards[index]]
 
     def publish(self) -> None:
-        for bucket, shards in zip(self._buckets, self._shards, strict=True):
-            flat = bucket.pack_shards([shard.detach() for shard in shards])
+        for index, (bucket, shards) in enumerate(zip(self._buckets, self._shards, strict=True)):
+            if index in self._summed:
+                flat = self._summed.pop(index)
+                for shard in shards:
+                    shard.grad = None
+            else:
+                flat = bucket.pack_shards([shard.detach() for shard in shards])
             whole, pending = bucket.gather(flat)
             pending.wait()
             bucket.unpack(whole, [slot.whole.detach() for slot in bucket.slots])

@@ -4,7 +4,7 @@ The gathered tensors keep their identity and lose their storage between uses, so
 saved of them (views, transposes) is valid again once they are gathered for the backward.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from torch import Tensor, nn
 
@@ -146,6 +146,9 @@ class _Zero3:
             sum_over_replicas(unit.sum, self._lines)
             for shard, view in zip(unit.shards, unit.bucket.views(unit.sum), strict=True):
                 shard.grad = view
+
+    def over_gradients(self, stepped: Set[int]) -> list[Tensor]:
+        return []  # What is gathered is what the optimizer steps.
 
     def publish(self) -> None:
         pass

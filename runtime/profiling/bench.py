@@ -4,7 +4,7 @@ Between a layer's forward and its backward those of the others run, as in a stag
 comes from memory and not from a cache.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 import psutil
@@ -49,6 +49,9 @@ class _NoSync:
 
     def finish(self) -> None:
         pass
+
+    def over_gradients(self, stepped: Set[int]) -> list[Tensor]:
+        return []
 
     def publish(self) -> None:
         pass

@@ -1,5 +1,6 @@
 """Plans with fused kernels, run: equal to the model as it is written, whatever is split."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -16,6 +17,7 @@ from meshwright.planner.inside.regime import usual
 from meshwright.planner.kernels import asked_kernels
 from meshwright.planner.problem import make_problem
 from meshwright.runtime.export import full_state
+from meshwright.runtime.gradsync.base import ShardedBucket
 from tests.codegen.test_inside_models import QUICK
 from tests.equality import check_equal
 from tests.models import CASES
@@ -68,6 +70,7 @@ def test_buckets_of_a_kernel_are_those_without(zero):
     ("optimizer", "asked"),
     [
         ("adamw", {"dp_shard": 2, "zero": 2}),
+        ("sgd", {"dp_shard": 2, "zero": 1}),
         ("sgd_momentum", {"dp_replicate": 2}),
         ("adam", {"dp_shard": 2, "zero": 3}),
     ],
@@ -82,9 +85,11 @@ def test_steps_of_a_kernel_are_those_without(optimizer, asked):
     assert Fusion("bucket_update", 1) in plan.kernels
     others = tuple(f for f in plan.kernels if f.kernel != "bucket_update")
     plain = replace(plan, kernels=others)
-    (ours, norms, kinds), (theirs, wanted, plain_kinds) = (
+    (ours, norms, kinds, packed), (theirs, wanted, plain_kinds, plain_packed) = (
         run_ranks(2, stepped, p, graph)[0] for p in (plan, plain)
     )
+    # What the step has written is gathered from there.
+    assert packed == 0 and (plain_packed > 0) is (asked.get("zero") in (1, 2))
     # Gradients of one dtype are stepped at once.
     assert kinds == {("bucket_update", "torch", "tensors are on cpu"): 3} and not plain_kinds
     assert min(wanted) > 0.05
@@ -96,9 +101,16 @@ def test_steps_of_a_kernel_are_those_without(optimizer, asked):
 Calls = dict[tuple[str, str, str], int]
 
 
-def stepped(plan: mw.Plan, graph: Graph) -> tuple[dict[str, torch.Tensor], list[float], Calls]:
-    """Parameters and gradients' norms after some steps, and what the record of the run says of the
-    kernel that took them."""
+def stepped(plan: mw.Plan, graph: Graph) -> tuple[dict[str, torch.Tensor], list[float], Calls, int]:
+    """Parameters and gradients' norms after some steps, what the record of the run says of the
+    kernel that took them, and how often parameters were packed."""
+    packed, pack = [], ShardedBucket.pack_shards
+
+    def counted(bucket: ShardedBucket, shards: Sequence[torch.Tensor]) -> torch.Tensor:
+        packed.append(bucket)
+        return pack(bucket, shards)
+
+    ShardedBucket.pack_shards = counted  # type: ignore[method-assign]
     case = CASES["bert_mlm"]
     job = mw.compile(case.model(), plan, lr=1e-2, loss_fn=case.loss_fn, graph=graph, device="cpu")
     norms = []
@@ -112,7 +124,8 @@ def stepped(plan: mw.Plan, graph: Graph) -> tuple[dict[str, torch.Tensor], list[
     assert {"layer_norm", "bias_gelu"} <= {one.kernel for one in kernels}
     job.close()
     updates = [one for one in kernels if one.kernel == "bucket_update"]
-    return state, norms, {(one.kernel, one.way, one.why): one.calls for one in updates}
+    calls = {(one.kernel, one.way, one.why): one.calls for one in updates}
+    return state, norms, calls, len(packed)
 
 
 def test_places_that_follow_from_the_layout():

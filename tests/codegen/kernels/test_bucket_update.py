@@ -27,7 +27,8 @@ DTYPES = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 3e-2, "float16": 4e-3}
 
 
 def difference(index: int, dtype: torch.dtype, exact: torch.dtype = torch.float64) -> float:
-    """Of three steps, in which one tensor has no gradient at first, from torch's in float64."""
+    """Of three steps, in which one tensor has no gradient at first, from torch's in float64. Every
+    other tensor's new values are to lie where its gradient lay, as they are."""
     torch.manual_seed(index)
     kind, settings = OPTIMIZERS[index]
     start = [torch.randn(shape).to(dtype) for shape in SHAPES]
@@ -35,6 +36,7 @@ def difference(index: int, dtype: torch.dtype, exact: torch.dtype = torch.float6
     made = stepped_by_kernel(kind(ours, **settings))
     wanted = kind(theirs, **settings, foreach=False)
     assert isinstance(made, Stepped)
+    made.over = frozenset(id(p) for p in ours[::2])
     worst = 0.0
     for step in range(3):
         factor = (1.0, 0.25, 3.0)[step]
@@ -44,8 +46,13 @@ def difference(index: int, dtype: torch.dtype, exact: torch.dtype = torch.float6
             absent = number == 3 and step == 0
             p.grad = None if absent else gradient
             q.grad = None if absent else gradient.to(exact) * factor
+        before = [None if p.grad is None else p.grad.clone() for p in ours]
         made.step()
         wanted.step()
+        for p, gradient in zip(ours, before, strict=True):
+            if p.grad is not None and gradient is not None:
+                lies = p.detach() if id(p) in made.over else gradient
+                worst = max(worst, 0.0 if torch.equal(p.grad, lies) else float("inf"))
         for p, q in zip(ours, theirs, strict=True):
             worst = max(worst, _far(p.detach(), q.detach()))
             # What is rounded when it is kept is where the next step goes on from.
