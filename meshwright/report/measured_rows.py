@@ -11,7 +11,8 @@ ROWS = 40
 
 
 def measured_rows(plan: Plan, runs: Sequence[Measured]) -> dict[str, Any]:
-    """The comparison, the worst first, and each step's seconds on the slowest rank."""
+    """The comparison, the worst first, each step's seconds on the slowest rank, and which way calls
+    of fused kernels went."""
     found = compare(plan, expected_of(plan), runs)
     steps = [
         max(run.steps[i].step_s for run in runs if i < len(run.steps))
@@ -26,5 +27,9 @@ def measured_rows(plan: Plan, runs: Sequence[Measured]) -> dict[str, Any]:
             {"group": row.group, "what": row.what, "unit": row.unit, "predicted": row.predicted,
              "measured": row.measured, "error": row.error}
             for row in (found.step, *found.rows)[:ROWS]
+        ],
+        "kernels": [
+            {"kernel": one.kernel, "way": one.way, "why": one.why, "calls": one.calls}
+            for one in found.kernels
         ],
     }  # fmt: skip

@@ -8,7 +8,7 @@ from meshwright.report.page import html, write_report
 from tests.costmodel.test_compare import predicted_plan
 from tests.report.browser import browser
 from tests.report.plans import evil, many_ranks, piped
-from tests.report.test_measured import timed_runs
+from tests.report.test_measured import timed_runs, with_kernels
 
 PLANS = {"plain": lambda: piped(4, 2, 8, 6), "evil": evil, "many": many_ranks}
 COLOURS = """
@@ -94,6 +94,21 @@ def test_a_run_is_laid_over_the_prediction(chromium, tmp_path):
     assert "inside the stated 20%" in chromium.run(
         "return document.querySelector('#measured').textContent"
     )
+
+
+def test_which_way_kernels_went(chromium, tmp_path):
+    plan = predicted_plan()
+    page = tmp_path / "run.html"
+    page.write_text(html(plan, with_kernels(plan)))
+    chromium.open(page)
+    assert chromium.logged() == []
+    rows = chromium.run(
+        "return [...document.querySelectorAll('#kernels tbody tr')]"
+        ".map((row) => [...row.children].map((cell) => cell.textContent))"
+    )
+    assert rows == [
+        ["route", "torch", "tensors are on <b>cpu</b>", "6,000"], ["swiglu", "triton", "", "7"]
+    ]  # fmt: skip
 
 
 def drag(chromium, begin: float, end: float) -> None:

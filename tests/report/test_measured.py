@@ -6,7 +6,7 @@ import pytest
 
 from meshwright.ir import measured, plan_io
 from meshwright.ir.errors import MismatchError
-from meshwright.ir.measured import Measured, TimedAction, TimelineMeasured
+from meshwright.ir.measured import KernelMeasured, Measured, TimedAction, TimelineMeasured
 from meshwright.ir.plan import Plan
 from meshwright.report.contents import contents
 from meshwright.report.page import html, write_report
@@ -56,6 +56,28 @@ def test_the_comparison_is_that_of_compare():
     assert found["verdict"].startswith("step 1 s predicted, 1.125 s measured: -11.1%, inside")
     assert [kind for _, kind in found["steps"]] == ["warm-up", "timed", "timed", "tracked"]
     assert found["rows"][0]["what"] == "step" and len(found["rows"]) > 10
+
+
+def with_kernels(plan: Plan) -> tuple[Measured, ...]:
+    """Each rank has called one kernel, the first rank another one too."""
+    on_cpu = KernelMeasured(
+        kernel="route", way="torch", why="tensors are on <b>cpu</b>", calls=1500
+    )
+    ours = KernelMeasured(kernel="swiglu", way="triton", calls=7)
+    return tuple(
+        replace(run, kernels=(on_cpu, ours)[: 1 + (run.rank == 0)]) for run in timed_runs(plan)
+    )
+
+
+def test_which_way_kernels_went():
+    plan = predicted_plan()
+    runs = with_kernels(plan)
+    assert contents(plan, timed_runs(plan))["measured"]["kernels"] == []
+    assert contents(plan, runs)["measured"]["kernels"] == [
+        {"kernel": "route", "way": "torch", "why": "tensors are on <b>cpu</b>",
+         "calls": 1500 * len(runs)},
+        {"kernel": "swiglu", "way": "triton", "why": "", "calls": 7},
+    ]  # fmt: skip
 
 
 def test_a_run_directory_is_read(tmp_path):

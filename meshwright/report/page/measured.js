@@ -11,9 +11,18 @@ function measuredSection() {
   const verdict = el("p", { text: m.verdict, style: { color: `var(--${m.inside ? "good" : "bad"})`, fontWeight: 600 } });
   const node = section("measured", "Predicted and measured", `A run on ${m.machine}: medians of its timed steps, the worst first.`,
     verdict, stepBars(m.steps), el("div", { class: "scroll" }, el("table", {},
-      head("", "what", "#predicted", "#measured", "#error", "~"), el("tbody", {}, rows))));
+      head("", "what", "#predicted", "#measured", "#error", "~"), el("tbody", {}, rows))), kernelCalls(m.kernels));
   node.classList.add("long");
   return node;
+}
+
+// Which way calls of fused kernels went, and why not by Triton; nothing where a plan has none.
+function kernelCalls(kernels) {
+  if (!kernels.length) return null;
+  const rows = kernels.map((one) => el("tr", {}, el("td", { text: one.kernel }), el("td", { text: one.way }),
+    el("td", { class: "muted", text: one.why }), el("td", { class: "num", text: whole(one.calls) })));
+  return el("div", { class: "scroll", id: "kernels" }, el("h3", { text: "Calls of fused kernels" }),
+    el("table", {}, head("kernel", "way", "why", "#calls"), el("tbody", {}, rows)));
 }
 
 function errorText(error) {
