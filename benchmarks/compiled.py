@@ -3,12 +3,15 @@
 python -m benchmarks.compiled [--width 512] [--layers 4] [--tokens 128] [--batch 8] [--steps 7]
 
 One process trains a GPT-2 on sequences in float32, uncompiled and compiled, step by step in turns.
-Blocks were profiled both ways just before; the search is then free to compile or not.
+Blocks were profiled both ways just before; the search is then free to compile or not. What tensors
+hold at most, beyond what is there between steps, is counted by torch's profiler, which sees the
+buffers of compiled code too.
 """
 
 import argparse
 import time
 from dataclasses import dataclass
+from itertools import accumulate
 from statistics import median
 
 import torch
@@ -21,6 +24,7 @@ from meshwright.ir.plan import Plan
 from meshwright.ir.trace import trace
 from meshwright.planner.search import search
 from meshwright.profiling import profile
+from meshwright.runtime.job import Job
 from meshwright.runtime.job import compile as compile_job
 from tests.spawn import run_ranks
 
@@ -52,8 +56,23 @@ def batch(size: Size) -> dict[str, Tensor]:
     return {"input_ids": ids, "labels": ids}
 
 
-def train(size: Size, graph: Graph, plans: dict[str, Plan], steps: int) -> dict[str, list[float]]:
-    """Seconds of steps of each plan; the first of all compiles."""
+def peak_bytes(job: Job, data: dict[str, Tensor]) -> int:
+    """Of a step, above what is there before it."""
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as seen:
+        float(job.step(data))
+    assert seen.profiler
+    events = seen.profiler.kineto_results.events()
+    changes = [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"]
+    return max(accumulate(nbytes for _, nbytes in sorted(changes, key=lambda one: one[0])))
+
+
+Trained = tuple[dict[str, list[float]], dict[str, int]]
+
+
+def train(size: Size, graph: Graph, plans: dict[str, Plan], steps: int) -> Trained:
+    """Seconds of steps of each plan, the first of which compiles, and bytes of one."""
     torch.set_num_threads(1)
     data, found = batch(size), {name: list[float]() for name in plans}
     jobs = {
@@ -65,7 +84,14 @@ def train(size: Size, graph: Graph, plans: dict[str, Plan], steps: int) -> dict[
             begun = time.perf_counter()
             float(job.step(data))
             found[name].append(time.perf_counter() - begun)
-    return found
+    return found, {name: peak_bytes(job, data) for name, job in jobs.items()}
+
+
+def passing_bytes(plan: Plan) -> int:
+    """What is predicted of tensors that are gone between steps."""
+    assert plan.predicted
+    held = plan.predicted.stages[0].memory
+    return held.gradients_bytes + held.activations_bytes + held.workspace_bytes
 
 
 def main() -> None:
@@ -83,15 +109,16 @@ def main() -> None:
                       constraints=(*PINS, *pins), progress=False)  # fmt: skip
 
     plans = {asked: found(f"compile={asked}") for asked in ("false", "true")}
-    (seconds,) = run_ranks(1, train, size, graph, plans, given.steps, timeout_s=400.0)
-    print("| compile | predicted, ms | a step, ms | off | first step, s |")
-    print("|---|---|---|---|---|")
+    ((seconds, peaks),) = run_ranks(1, train, size, graph, plans, given.steps, timeout_s=400.0)
+    print("| compile | predicted, ms | a step, ms | off | first step, s | predicted, MiB | MiB |")
+    print("|---|---|---|---|---|---|---|")
     for name, plan in plans.items():
         assert plan.predicted
         said, took = plan.predicted.step_s, median(seconds[name][2:])
         print(
             f"| {name} | {said * 1e3:.1f} | {took * 1e3:.1f} | {said / took - 1:+.1%} | "
-            f"{seconds[name][0]:.1f} |"
+            f"{seconds[name][0]:.1f} | {passing_bytes(plan) / 2**20:.1f} | "
+            f"{peaks[name] / 2**20:.1f} |"
         )
     print(f"the search by itself: compile={str(found().stages[0].compile).lower()}")
 

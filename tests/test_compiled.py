@@ -67,8 +67,8 @@ def test_regions_equal_one_process(
 
 @pytest.mark.skipif(which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler")
 def test_kernels_of_torch_compile_equal_one_process() -> None:
-    graph, plan = of_plan("sequential", 4, tp=1, num_microbatches=2)
-    difference = check_equal(CASES["sequential"], plan, graph, steps=2)
+    graph, plan = of_plan("gpt2", 4, tp=1, pp=2, num_microbatches=2)
+    difference = check_equal(CASES["gpt2"], plan, graph, steps=2)
     assert difference.worst_of_both <= 1e-9, str(difference)
 
 
