@@ -14,7 +14,8 @@ import argparse
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from math import sqrt
+from statistics import median, quantiles
 
 import torch
 from torch import Tensor, nn
@@ -201,13 +202,20 @@ def row(share: float, plans: dict[Overlap, Plan], seconds: dict[str, list[float]
     for place, level in enumerate(OVERLAPS[1:], 1):
         can_s = step_s(plans["none"]) - step_s(plans[level])
         # Within a turn: the machine's speed drifts.
-        did_s = median(turn[0] - turn[place] for turn in turns)
+        saved = [turn[0] - turn[place] for turn in turns]
+        did_s, off_s = median(saved), error_of_median(saved)
         lines.append(
             f"| {share:g} | {took['free none'] * 1e3:.0f} | {took['none'] * 1e3:.0f} | {level} | "
-            f"{took[level] * 1e3:.0f} | {did_s * 1e3:.0f} | {can_s * 1e3:.0f} | "
-            f"{did_s / can_s:.0%} |"
+            f"{took[level] * 1e3:.0f} | {did_s * 1e3:.0f} ± {off_s * 1e3:.0f} | "
+            f"{can_s * 1e3:.0f} | {did_s / can_s:.0%} |"
         )
     return lines
+
+
+def error_of_median(values: Sequence[float]) -> float:
+    """Standard error, from the middle half of the values."""
+    low, _, high = quantiles(values, n=4)
+    return 1.25 * (high - low) / 1.35 / sqrt(len(values))
 
 
 def halves_cost(plan: Plan, plain: Plan) -> float:
@@ -229,7 +237,9 @@ def main() -> None:
     size = Size(given.width, given.layers, given.tokens)
     machine = measure_local(RANKS)
     graph = trace(build(size), batch(size))
-    print("| share | no wire, ms | no overlap, ms | level | ms | hidden | predicted | of it |")
+    print(
+        "| share | no wire, ms | no overlap, ms | level | ms | hidden, ms | predicted, ms | of it |"
+    )
     print("|---|---|---|---|---|---|---|---|")
     for share in given.shares:
         problem, plans = at_share(graph, machine, size, share)
