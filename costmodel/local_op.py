@@ -1,12 +1,11 @@
 """One op with the shapes of one rank: what a timer is asked about."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from meshwright.ir.device import OpClass
 
 
-@dataclass(frozen=True, slots=True)
-class LocalInput:
+class LocalInput(NamedTuple):
     """A tensor operand as one rank holds it, in the dtype the op computes in."""
 
     shape: tuple[int, ...]
@@ -17,8 +16,7 @@ class LocalInput:
     """Read and written to bring it into that dtype (autocast); 0 if it is there already."""
 
 
-@dataclass(frozen=True, slots=True)
-class LocalOp:
+class LocalOp(NamedTuple):
     """One op with the shapes of one rank and one micro-batch."""
 
     target: str

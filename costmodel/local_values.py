@@ -21,6 +21,8 @@ class Values:
     numbers: dict[tuple[str, tuple[tuple[str, Placement], ...]], int] = field(default_factory=dict)
     held: list[tuple[str, Where]] = field(default_factory=list)
     forms: dict[int, _Form | None] = field(default_factory=dict)
+    ends: tuple[Site, Site] | None = None
+    """The site with one sample per replica, and with the whole batch."""
 
     def number(self, name: str, where: Where) -> int:
         key = name, tuple(where.items())
@@ -35,20 +37,26 @@ class Values:
         name, where = self.held[number]
         return local_shape(self.graph.tensors[name].shape, where, site.axes, site.coordinates)
 
-    def shape_for(self, number: int, site: Site, samples: int) -> Shape:
-        """On a rank, for so many samples; quicker where a value is asked for at many numbers."""
-        if number not in self.forms:
-            self.forms[number] = self._form(number, site)
-        form = self.forms[number]
-        if form is None:
-            return self.shape(number, site)
-        return tuple([size * samples if grows else size for size, grows in form])
+    def shapes_for(self, numbers: range, site: Site, samples: int) -> list[Shape]:
+        """On a rank, for so many samples; quicker where values are asked for at many numbers."""
+        forms = self.forms
+        for number in numbers:
+            if number not in forms:
+                forms[number] = self._form(number, site)
+        return [
+            self.shape(number, site)
+            if (form := forms[number]) is None
+            else tuple([size * samples if grows else size for size, grows in form])
+            for number in numbers
+        ]
 
     def _form(self, number: int, site: Site) -> _Form | None:
         """None where parts are rounded. Sizes are whole parts of a multiple of the samples, so what
         is exact for one and for the whole batch is exact between."""
         batch = self.graph.batch_size
-        one, all_of_it = (self.shape(number, with_samples(site, n)) for n in (1, batch))
+        if self.ends is None:
+            self.ends = with_samples(site, 1), with_samples(site, batch)
+        one, all_of_it = (self.shape(number, end) for end in self.ends)
         form = tuple((a, a != b) for a, b in zip(one, all_of_it, strict=True))
         exact = all(
             b == (a * batch if grows else a) for (a, grows), b in zip(form, all_of_it, strict=True)
@@ -91,7 +99,9 @@ class LocalValues:
 
     def _reach(self, number: int) -> None:
         values, site, samples = self.values, self.site, self.samples
-        for i in range(len(self.shapes), number + 1):
-            shape = values.shape_for(i, site, samples) if samples else values.shape(i, site)
-            self.shapes.append(shape)
-            self.elements.append(prod(shape))
+        first = len(self.shapes)
+        if samples:  # all that is known will be asked for
+            self.shapes += values.shapes_for(range(first, len(values.held)), site, samples)
+        else:
+            self.shapes += [values.shape(i, site) for i in range(first, number + 1)]
+        self.elements += [prod(shape) for shape in self.shapes[first:]]

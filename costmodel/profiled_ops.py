@@ -144,8 +144,8 @@ class ProfileTimer:
             return says.backward_input_s * scale, says.backward_weight_s * scale
         whole = backward
         if op.op_class in COMPUTE:
-            every = tuple(replace(i, requires_grad=True) for i in op.inputs)
-            full = formula(replace(op, inputs=every), self.device)
+            every = tuple(i._replace(requires_grad=True) for i in op.inputs)
+            full = formula(op._replace(inputs=every), self.device)
             whole = full.backward_input_s + full.backward_weight_s
         seconds = median(ratios) * forward_s / whole
         return seconds * says.backward_input_s, seconds * says.backward_weight_s

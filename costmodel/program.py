@@ -4,6 +4,7 @@ The channel is what carries the rank's gradients and parameters: jobs one after 
 the computation. `play` takes the time of one action whose rank shares its cores with nobody.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -55,7 +56,7 @@ class Program:
     @cached_property
     def own_s(self) -> float:
         """Seconds of its rank, jobs of the channel left out."""
-        return sum(step.seconds for step in self.steps if step.do <= Do.TALK)
+        return sum([step.seconds for step in self.steps if step.do <= Do.TALK])
 
     @cached_property
     def own_by_what(self) -> dict[str, float]:
@@ -68,15 +69,15 @@ class Program:
         return self._by_what(Do.START)
 
     def _by_what(self, *kinds: Do) -> dict[str, float]:
-        found: dict[str, float] = {}
-        for step in self.steps:
-            if step.do in kinds:
-                found[step.what] = found.get(step.what, 0.0) + step.seconds
-        return found
+        found: defaultdict[str, float] = defaultdict(float)
+        for do, seconds, _, what in self.steps:
+            if do in kinds:
+                found[what] += seconds
+        return dict(found)
 
     @cached_property
     def uses_channel(self) -> bool:
-        return any(step.do >= Do.START for step in self.steps)
+        return any([step.do >= Do.START for step in self.steps])
 
 
 def run(seconds: float, what: str) -> Step:
@@ -106,7 +107,9 @@ def play(
     done = now = 0.0
     marks: dict[int, float] = {}
     for do, seconds, job, _ in steps:
-        if do == Do.RUN:
+        if do <= Do.TALK and done >= total:  # the channel is idle
+            now += seconds
+        elif do == Do.RUN:
             took, done = _beside(seconds, total, done, overlap)
             now += took
         elif do == Do.TALK:
@@ -118,8 +121,10 @@ def play(
             if job == SCATTER:
                 previous, newest = newest, total
         else:
-            mark = marks.get(job, 0.0) if do == Do.WAIT else total
-            if do == Do.WAIT_SCATTER:
+            mark = total
+            if do == Do.WAIT:
+                mark = marks[job] if job in marks else 0.0
+            elif do == Do.WAIT_SCATTER:
                 mark = previous
             if mark > done:
                 now += mark - done

@@ -5,7 +5,7 @@ begin with the first backward of a step unless they live in flat buckets, ZeRO p
 tensors that live until they are reduced, and level 3 has one block's parameters whole at a time.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil
@@ -36,6 +36,8 @@ class Bytes(NamedTuple):
 
 
 NOTHING = Bytes()
+_Rise = tuple[int, int, int, int]
+"""The same where there are many."""
 
 
 class Holding(Protocol):
@@ -87,7 +89,8 @@ class BlockMemory:
     def adding(self) -> int:
         """`workspace` where gradients are added to those that are there. The op that makes the
         largest gradient is taken to have half of the most that any op of the block has."""
-        return max(self.workspace, self.workspace // 2 + self.largest)
+        more = self.workspace // 2 + self.largest
+        return more if more > self.workspace else self.workspace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +121,7 @@ class StageMemory:
 
     @cached_property
     def trained(self) -> int:
-        return sum(bucket.nbytes for bucket in self.buckets)
+        return sum([bucket.nbytes for bucket in self.buckets])
 
     @property
     def part(self) -> int:
@@ -135,12 +138,12 @@ class StageMemory:
     @cached_property
     def saved(self) -> int:
         """Per micro-batch in flight. What is sent is kept until its gradient is back."""
-        return sum(block.saved for block in self.blocks) + self.border
+        return sum([block.saved for block in self.blocks]) + self.border
 
     @cached_property
     def halved(self) -> int:
         """Per micro-batch between the halves of its backward."""
-        return sum(block.halved for block in self.blocks)
+        return sum([block.halved for block in self.blocks])
 
     @cached_property
     def begun(self) -> Bytes:
@@ -152,12 +155,12 @@ class StageMemory:
     @cached_property
     def forward(self) -> Bytes:
         """Most within a forward, beside what is in flight before it."""
-        return max(self._forward(), key=lambda b: b.total, default=NOTHING)
+        return _most(self._forward())
 
     @cached_property
     def halving(self) -> Bytes:
         """Most within the first half of a backward, beside the same."""
-        return Bytes(workspace=max((b.workspace for b in self.blocks), default=0))
+        return Bytes(workspace=max([b.workspace for b in self.blocks], default=0))
 
     @property
     def kept_saved(self) -> int:
@@ -172,7 +175,7 @@ class StageMemory:
     @cached_property
     def remaking(self) -> Bytes:
         """Most while what a forward did not keep is made again, beside other micro-batches."""
-        return max(self._remaking(), key=lambda b: b.total, default=NOTHING)
+        return _most(self._remaking())
 
     @property
     def kept_halving(self) -> Bytes:
@@ -185,8 +188,7 @@ class StageMemory:
             return self.kept.backward(first=first, last=last)
         found = self._backwards.get((first, last))
         if found is None:
-            rises = self._backward(first, last)
-            found = max(rises, key=lambda b: b.total, default=NOTHING)
+            found = _most(self._scattered() if self.zero >= 2 else self._backward(first, last))
             self._backwards[first, last] = found
         return found
 
@@ -197,7 +199,7 @@ class StageMemory:
         if not self.zero:
             return Bytes(gradients=own, communication=self.summed,
                          workspace=max(0, self.temporary - self.summed))  # fmt: skip
-        largest = max((b.nbytes for b in self.buckets), default=0)
+        largest = max([b.nbytes for b in self.buckets], default=0)
         moving = 2 * largest if self.zero == 3 else largest + ceil(largest / self.shard)
         if self.zero == 1 and self.keeps_flat:  # until all have been reduced
             moving = max(moving, self.trained)
@@ -208,40 +210,41 @@ class StageMemory:
         """What Gloo allocates for itself: copies of the flat tensors on their way."""
         if not self.zero or self.keeps_flat:
             return 0
-        largest = max((b.nbytes for b in self.buckets), default=0)
+        largest = max([b.nbytes for b in self.buckets], default=0)
         return self.trained if self.zero == 1 else 2 * largest
 
-    def _forward(self) -> Iterator[Bytes]:
-        saved = 0
+    def _forward(self) -> list[_Rise]:
+        found, saved = [], 0
         for index, block in enumerate(self.blocks):
+            whole = 0
             if self.zero == 3:
                 # While it is unpacked, the flat tensor is there beside the parameters.
-                yield Bytes(activations=saved, communication=2 * block.parameters)
+                found.append((0, saved, 2 * block.parameters, 0))
+                whole = self._whole(index)
             workspace = block.forward - block.saved
             saved += block.saved
-            yield Bytes(0, saved, self._whole(index), workspace)
+            found.append((0, saved, whole, workspace))
+        return found
 
-    def _remaking(self) -> Iterator[Bytes]:
-        made = self.saved
-        for index, (own, kept) in enumerate(
-            zip(self.blocks, (self.kept or self).blocks, strict=True)
-        ):
-            made += max(0, kept.saved - own.saved)
-            yield Bytes(0, made, self._whole(index), kept.forward - kept.saved)
+    def _remaking(self) -> list[_Rise]:
+        found, made = [], self.saved
+        kept_blocks = (self.kept or self).blocks
+        for index, (own, kept) in enumerate(zip(self.blocks, kept_blocks, strict=True)):
+            if kept.saved > own.saved:
+                made += kept.saved - own.saved
+            whole = self._whole(index) if self.zero == 3 else 0
+            found.append((0, made, whole, kept.forward - kept.saved))
+        return found
 
     def _whole(self, index: int, step: int = 1) -> int:
         """Parameters that level 3 has gathered while a block runs: its own, and those ahead."""
-        if self.zero < 3:
-            return 0
-        ahead = [index + step * n for n in range(self.prefetch + 1)]
-        return sum(self.blocks[i].parameters for i in ahead if 0 <= i < len(self.blocks))
+        ahead = range(index, index + step * (self.prefetch + 1), step)
+        return sum([self.blocks[i].parameters for i in ahead if 0 <= i < len(self.blocks)])
 
-    def _backward(self, first: bool, last: bool) -> Iterator[Bytes]:
-        if self.zero >= 2:
-            yield from self._scattered()
-            return
+    def _backward(self, first: bool, last: bool) -> list[_Rise]:
+        found: list[_Rise] = []
         freed = made = packed = 0
-        sent: tuple[int, ...] = ()
+        flat = parts = 0  # of buckets that are being scattered: flat tensors, this rank's parts
         for index in range(len(self.blocks) - 1, -1, -1):
             block = self.blocks[index]
             if first and not (self.reduces and self.zero == 0):
@@ -249,13 +252,15 @@ class StageMemory:
                 workspace = block.workspace
             else:
                 workspace = block.adding
-            yield Bytes(made - packed, -freed, self._under_way(sent), workspace)
+            found.append((made - packed, -freed, flat + parts, workspace))
             freed += block.saved
             if last and self.zero == 1 and index in self._owned:
                 n = self._owned[index]
-                sent = (*sent, n)
-                yield Bytes(made - packed, -freed, self._under_way(sent), 0)
+                flat = flat + n if self.keeps_flat else n
+                parts += ceil(n / self.shard)
+                found.append((made - packed, -freed, flat + parts, 0))
                 packed += n
+        return found
 
     @cached_property
     def _owned(self) -> dict[int, int]:
@@ -265,26 +270,33 @@ class StageMemory:
             found[bucket.owner] = found.get(bucket.owner, 0) + bucket.nbytes
         return found
 
-    def _under_way(self, sent: Sequence[int]) -> int:
-        """Of buckets that are being scattered: this rank's parts, and flat tensors."""
-        flat = sum(sent) if self.keeps_flat else sum(sent[-1:])
-        return flat + sum(ceil(n / self.shard) for n in sent)
-
-    def _scattered(self) -> Iterator[Bytes]:
+    def _scattered(self) -> list[_Rise]:
         """Levels 2 and 3: whole gradients live until their bucket is packed, two buckets at most
         are on their way."""
-        freed = whole = 0
-        sent: tuple[int, ...] = ()
+        found: list[_Rise] = []
+        freed = whole = gathered = 0
+        newest = newest_part = before = before_part = 0
         for index in range(len(self.blocks) - 1, -1, -1):
             block = self.blocks[index]
             whole += block.gradients
-            gathered, moving = self._whole(index, -1), self._under_way(sent)
+            flat = newest + before if self.keeps_flat else newest
+            moving = flat + newest_part + before_part
             if self.zero == 3:
-                yield Bytes(0, -freed, 2 * block.parameters + moving, 0)
-            yield Bytes(whole, -freed, gathered + moving, block.workspace)
+                gathered = self._whole(index, -1)
+                found.append((0, -freed, 2 * block.parameters + moving, 0))
+            found.append((whole, -freed, gathered + moving, block.workspace))
             freed += block.saved
             if index in self._owned:
-                sent = (*sent[-1:], self._owned[index])
+                before, before_part = newest, newest_part
+                newest = self._owned[index]
+                newest_part = ceil(newest / self.shard)
                 # The one before may still be at work, whoever lets go of it later.
-                yield Bytes(whole, -freed, sum(n + ceil(n / self.shard) for n in sent), 0)
+                sent = newest + newest_part + before + before_part
+                found.append((whole, -freed, sent, 0))
                 whole = 0
+        return found
+
+
+def _most(rises: Sequence[_Rise]) -> Bytes:
+    """The first of the largest."""
+    return Bytes(*max(rises, key=sum)) if rises else NOTHING

@@ -15,7 +15,7 @@ from meshwright.costmodel.overlap import NOTHING
 from meshwright.costmodel.placement import StageCosts
 from meshwright.costmodel.program import IDLE, Program, Step, play
 from meshwright.costmodel.stage_memory import BlockMemory, StageMemory
-from meshwright.costmodel.sync import BlockTimes, Held, Sync, buckets, gathered_bytes
+from meshwright.costmodel.sync import BlockTimes, Held, Owned, Param, Sync, buckets
 from meshwright.costmodel.table import B, F
 from meshwright.costmodel.tables import CostTables
 from meshwright.ir.graph import Kind
@@ -119,30 +119,55 @@ def _summed(costs: StageCosts) -> tuple[tuple[int, Levels], ...]:
     )
 
 
-def _held(tables: CostTables, costs: StageCosts) -> tuple[Held, ...]:
+def _held(tables: CostTables, costs: StageCosts) -> Held:
     """The stage's parameters on one rank."""
-    users: dict[str, list[int]] = {}
-    sizes: dict[str, int] = {}
+    owners, sizes = _shared(tables, costs)
+    owned: list[Owned] = []
+    also: dict[int, frozenset[int]] = {}
     for index, (block, cost) in enumerate(zip(costs.blocks, costs.cost.blocks, strict=True)):
-        for name, nbytes in zip(block.params, cost.param_bytes, strict=True):
-            if tables.graph.tensors[name].kind is Kind.PARAMETER:
-                sizes[name] = nbytes
-                users.setdefault(name, []).append(index)
-    tensors = tables.graph.tensors
-    return tuple(
-        Held(tuple(dict.fromkeys(found)), sizes[n], tensors[n].dtype, tensors[n].requires_grad)
-        for n, found in users.items()
-    )
+        held = cost.param_bytes
+        kinds = tables.param_kinds[block.name]
+        if owners and not owners.keys().isdisjoint(block.params):
+            others = {owners.get(name, index) for name in block.params} - {index}
+            also |= {index: frozenset(others)} if others else {}
+            held = tuple(sizes.get(n, size) for n, size in zip(block.params, held, strict=True))
+            kinds = tuple(
+                kind if owners.get(name, index) == index else None
+                for name, kind in zip(block.params, kinds, strict=True)
+            )
+        key = kinds, held
+        if key not in tables.owned:
+            tables.owned[key] = Owned.of(
+                [Param(size, *kind) for size, kind in zip(held, kinds, strict=True) if kind]
+            )
+        owned.append(tables.owned[key])
+    return Held(tuple(owned), also)
 
 
-def _sync(tables: CostTables, stage: Stage, costs: StageCosts, held: tuple[Held, ...]) -> Sync:
+def _shared(tables: CostTables, costs: StageCosts) -> tuple[dict[str, int], dict[str, int]]:
+    """Of parameters that several blocks of the model read, and some of the stage: the first of
+    these, and the bytes."""
+    owners: dict[str, int] = {}
+    sizes: dict[str, int] = {}
+    for name in tables.shared:
+        if name in costs.cost.params and tables.graph.tensors[name].kind is Kind.PARAMETER:
+            users = [i for i, block in enumerate(costs.blocks) if name in block.params]
+            last = users[-1]
+            owners[name] = users[0]
+            at = costs.blocks[last].params.index(name)
+            sizes[name] = costs.cost.blocks[last].param_bytes[at]
+    return owners, sizes
+
+
+def _sync(tables: CostTables, stage: Stage, costs: StageCosts, held: Held) -> Sync:
     shard = stage.mesh.get("dp_shard", 1)
     zero = stage.zero if shard > 1 else 0
-    reduced = () if stage.dp == 1 else buckets(held, tables.bucket_bytes if zero < 3 else 0)
+    limit_bytes = tables.bucket_bytes if zero < 3 else 0
+    reduced = () if stage.dp == 1 else buckets(held.owned, limit_bytes)
     return Sync(
         zero=zero, prefetch=stage.prefetch, shard=shard,
         blocks=_block_times(tables, costs, held), buckets=reduced,
-        prelude_s=costs.cost.forward_s - sum(c.forward_s for c in costs.cost.blocks),
+        prelude_s=costs.cost.forward_s - sum([c.forward_s for c in costs.cost.blocks]),
         dp=costs.spot.dp_levels, shard_levels=costs.shard_levels,
         replicate_levels=costs.replicate_levels, overheads=overheads_of(costs.device),
         passage_forward_s=costs.passage.forward_s, passage_backward_s=costs.passage.backward_s,
@@ -150,59 +175,71 @@ def _sync(tables: CostTables, stage: Stage, costs: StageCosts, held: tuple[Held,
     )  # fmt: skip
 
 
-def _block_times(
-    tables: CostTables, costs: StageCosts, held: tuple[Held, ...]
-) -> tuple[BlockTimes, ...]:
-    gathered = gathered_bytes(held, len(costs.blocks))
+def _block_times(tables: CostTables, costs: StageCosts, held: Held) -> tuple[BlockTimes, ...]:
+    """Of each block; those that are alike share one object."""
     overheads = overheads_of(costs.device)
-    leaves_s, returns_s = _copy_waits(tables, costs)
-    hidden = costs.hidden or (NOTHING,) * len(costs.blocks)
-    again = [mode is True for mode in costs.modes]
-    return tuple(
-        BlockTimes(
-            forward_s=cost.forward_s - cost.comm_forward_s + hidden[i].more_forward_s,
-            tensor_forward_s=cost.comm_forward_s - hidden[i].forward_s,
-            again_s=cost.again_s + again[i] * hidden[i].more_forward_s,
-            input_s=cost.backward_input_s
-            - cost.comm_backward_s
-            - cost.again_s
-            + hidden[i].more_backward_s,
-            weight_s=cost.backward_weight_s,
-            accumulate_s=cost.accumulate_s,
-            split_s=cost.split_s,
-            tensor_backward_s=cost.comm_backward_s
-            - hidden[i].backward_s
-            - again[i] * hidden[i].remade_s,
-            gathered_bytes=gathered[i],
-            overhead_s=overheads.block_of(cost.no_grad_s is not None),
-            leaves_s=leaves_s[i],
-            returns_s=returns_s[i],
-        )
-        for i, cost in enumerate(costs.cost.blocks)
+    rows = zip(
+        costs.cost.blocks,
+        costs.hidden or (NOTHING,) * len(costs.blocks),
+        [mode is True for mode in costs.modes],
+        held.gathered,
+        *_copy_waits(tables, costs),
+        strict=True,
     )
+    known: dict[object, BlockTimes] = {}
+    found: list[BlockTimes] = []
+    for cost, hidden, again, gathered, leaves_s, returns_s in rows:
+        key = id(cost), id(hidden), again, gathered, leaves_s, returns_s
+        if key not in known:
+            known[key] = BlockTimes(
+                forward_s=cost.forward_s - cost.comm_forward_s + hidden.more_forward_s,
+                tensor_forward_s=cost.comm_forward_s - hidden.forward_s,
+                again_s=cost.again_s + again * hidden.more_forward_s,
+                input_s=cost.backward_input_s
+                - cost.comm_backward_s
+                - cost.again_s
+                + hidden.more_backward_s,
+                weight_s=cost.backward_weight_s,
+                accumulate_s=cost.accumulate_s,
+                split_s=cost.split_s,
+                tensor_backward_s=cost.comm_backward_s
+                - hidden.backward_s
+                - again * hidden.remade_s,
+                gathered_bytes=gathered,
+                overhead_s=overheads.block_of(cost.no_grad_s is not None),
+                leaves_s=leaves_s,
+                returns_s=returns_s,
+            )
+        found.append(known[key])
+    return tuple(found)
 
 
 def _copy_waits(tables: CostTables, costs: StageCosts) -> tuple[list[float], list[float]]:
     """Per block, what its offloaded values keep it waiting for after its forward and before its
     backward."""
     blocks = costs.cost.blocks
-    copies = [copy_s(costs.device, cost.moved_bytes, tables.profile) for cost in blocks]
+    known = {
+        nbytes: copy_s(costs.device, nbytes, tables.profile)
+        for nbytes in {cost.moved_bytes for cost in blocks}
+    }
+    copies = [known[cost.moved_bytes] for cost in blocks]
     if costs.device.kind == "cpu" or not any(copies):
         return copies, copies
     back = arriving_s([cost.backward_s for cost in reversed(blocks)], copies[::-1])
     return leaving_s([cost.forward_s for cost in blocks], copies), back[::-1]
 
 
-def _trained(held: tuple[Held, ...], sync: Sync) -> tuple[int, int]:
+def _trained(held: Held, sync: Sync) -> tuple[int, int]:
     """Tensors that the optimizer steps over, and their bytes: what ZeRO's split leaves."""
-    trained = [h.nbytes for h in held if h.trained]
-    return len(trained), ceil(sum(trained) / (sync.shard if sync.zero else 1))
+    nbytes = sum([own.trained_bytes for own in held.owned])
+    tensors = sum([own.tensors for own in held.owned])
+    return tensors, ceil(nbytes / (sync.shard if sync.zero else 1))
 
 
 def _memory(
-    tables: CostTables, optimizer: str, costs: StageCosts, held: tuple[Held, ...], sync: Sync
+    tables: CostTables, optimizer: str, costs: StageCosts, held: Held, sync: Sync
 ) -> StageMemory:
-    trained = sum(h.nbytes for h in held if h.trained)
+    trained = sum([own.trained_bytes for own in held.owned])
     parts = sync.shard if sync.zero else 1
     state = training_state(
         sum(costs.cost.params.values()), trained,
@@ -213,35 +250,37 @@ def _memory(
         keeps_flat=costs.device.kind != "cpu",
         parameters=state.parameters_bytes, optimizer=state.optimizer_bytes,
         temporary=temporary_bytes(
-            costs.device, optimizer, trained // parts, max((h.nbytes for h in held), default=0)
+            costs.device, optimizer, trained // parts, max([own.largest for own in held.owned])
         ),
         summed=max((nbytes // parts for nbytes, _ in _summed(costs)), default=0),
         border=costs.border_bytes, entry=costs.entry_bytes,
         blocks=_block_memories(costs, held),
-        buckets=sync.buckets or buckets(held, 0),
+        buckets=sync.buckets or buckets(held.owned, 0),
     )  # fmt: skip
 
 
-def _block_memories(costs: StageCosts, held: tuple[Held, ...]) -> tuple[BlockMemory, ...]:
-    gradients: list[list[int]] = [[0] for _ in costs.blocks]
-    for h in held:
-        if h.trained:
-            gradients[h.owner].append(h.nbytes)
-    gathered = gathered_bytes(held, len(costs.blocks))
-    blocks = costs.cost.blocks
+def _block_memories(costs: StageCosts, held: Held) -> tuple[BlockMemory, ...]:
+    """Of each block; those that are alike share one object."""
     on_device = costs.device.kind != "cpu"
-    moved = [0, *(cost.moved_bytes * on_device for cost in blocks)]
-    return tuple(
-        BlockMemory(
-            saved=saved,
-            # Part of an op's operands and results is what it saves. What is offloaded is there
-            # while its block runs, and while the next one does.
-            forward=max(saved + moved[i + 1], cost.workspace_bytes) + moved[i],
-            workspace=cost.workspace_bytes + cost.remade_bytes + moved[i + 1] + moved[i],
-            parameters=gathered[i],
-            gradients=sum(gradients[i]),
-            largest=max(gradients[i]),
-            halved=cost.halved_bytes,
-        )
-        for i, (cost, saved) in enumerate(zip(blocks, costs.cost.block_saved, strict=True))
-    )
+    rows = zip(costs.cost.blocks, costs.cost.block_saved, held.owned, held.gathered, strict=True)
+    known: dict[object, BlockMemory] = {}
+    found: list[BlockMemory] = []
+    before = 0
+    for cost, saved, own, gathered in rows:
+        key = id(cost), saved, id(own), gathered, before
+        moved = cost.moved_bytes * on_device
+        if key not in known:
+            known[key] = BlockMemory(
+                saved=saved,
+                # Part of an op's operands and results is what it saves. What is offloaded is there
+                # while its block runs, and while the next one does.
+                forward=max(saved + moved, cost.workspace_bytes) + before,
+                workspace=cost.workspace_bytes + cost.remade_bytes + moved + before,
+                parameters=gathered,
+                gradients=own.trained_bytes,
+                largest=own.largest_trained,
+                halved=cost.halved_bytes,
+            )
+        found.append(known[key])
+        before = moved
+    return tuple(found)

@@ -7,6 +7,8 @@ each backward; level 3 gathers a block's parameters before it runs, and `prefetc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import groupby
+from typing import NamedTuple
 
 from meshwright.costmodel.comm import Levels, collective_time
 from meshwright.costmodel.overheads import Overheads
@@ -18,32 +20,57 @@ BUCKET_BYTES = 25 * 2**20
 """Gradients that the runtime reduces together."""
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A trained or frozen parameter of a stage on one rank."""
+class Param(NamedTuple):
+    """A parameter on one rank."""
 
-    users: tuple[int, ...]
-    """Indices of the blocks that read it, ascending."""
     nbytes: int
     dtype: str
     trained: bool
 
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """Parameters that a block is the first of its stage to read: its backward is the last to add to
+    their gradients. Equal blocks share one of these."""
+
+    nbytes: int
+    trained_bytes: int
+    tensors: int
+    """Trained ones."""
+    largest: int
+    """Bytes of the largest, trained or not."""
+    largest_trained: int
+    runs: tuple[tuple[str, int, int], ...]
+    """Trained ones in order, those of one dtype together: (dtype, bytes, tensors)."""
+
+    @classmethod
+    def of(cls, params: Sequence[Param]) -> "Owned":
+        trained = [param for param in params if param.trained]
+        runs = [(dtype, [p.nbytes for p in own])
+                for dtype, own in groupby(trained, key=lambda p: p.dtype)]  # fmt: skip
+        return cls(
+            sum([p.nbytes for p in params]), sum([p.nbytes for p in trained]), len(trained),
+            max([p.nbytes for p in params], default=0),
+            max([p.nbytes for p in trained], default=0),
+            tuple((dtype, sum(sizes), len(sizes)) for dtype, sizes in runs),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The parameters of a stage on one rank, by the block that owns them."""
+
+    owned: tuple[Owned, ...]
+    also: Mapping[int, frozenset[int]]
+    """Block -> earlier ones of which it reads parameters too."""
+
     @property
-    def owner(self) -> int:
-        """The block whose backward is the last to add to its gradient."""
-        return self.users[0]
-
-
-def gathered_bytes(held: Sequence[Held], num_blocks: int) -> tuple[int, ...]:
-    """What level 3 gathers for each block: what it reads, and all that is kept with that."""
-    kept = [0] * num_blocks
-    owners: list[set[int]] = [set() for _ in range(num_blocks)]
-    for h in held:
-        owner = h.owner
-        kept[owner] += h.nbytes
-        for user in h.users:
-            owners[user].add(owner)
-    return tuple(sum(kept[owner] for owner in found) for found in owners)
+    def gathered(self) -> list[int]:
+        """Bytes that level 3 gathers for each block: what it reads, and all kept with that."""
+        found = [own.nbytes for own in self.owned]
+        for block, others in self.also.items():
+            found[block] += sum(self.owned[other].nbytes for other in others)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +82,21 @@ class Bucket:
     tensors: int
 
 
-def buckets(held: Sequence[Held], limit_bytes: int) -> tuple[Bucket, ...]:
+def buckets(owned: Sequence[Owned], limit_bytes: int) -> tuple[Bucket, ...]:
     """As `runtime.gradsync.base.buckets` makes them; `limit_bytes` 0: one for each owner."""
-    found: list[list[Held]] = []
-    for one in sorted((h for h in held if h.trained), key=lambda h: -h.owner):
-        last = found[-1] if found else []
-        joins = last and last[-1].dtype == one.dtype and (
-            last[-1].owner == one.owner or sum(h.nbytes for h in last) < limit_bytes
-        )  # fmt: skip
-        if joins:
-            last.append(one)
-        else:
-            found.append([one])
-    return tuple(Bucket(min(h.owner for h in b), sum(h.nbytes for h in b), len(b)) for b in found)
+    found: list[Bucket] = []
+    last = ""
+    nbytes = tensors = 0
+    for owner in range(len(owned) - 1, -1, -1):
+        for number, (dtype, more_bytes, more) in enumerate(owned[owner].runs):
+            # The rest of a run is of one dtype and one owner: it joins its first.
+            if number == 0 and dtype == last and nbytes < limit_bytes:
+                nbytes, tensors = nbytes + more_bytes, tensors + more
+                found[-1] = Bucket(owner, nbytes, tensors)
+            else:
+                last, nbytes, tensors = dtype, more_bytes, more
+                found.append(Bucket(owner, nbytes, tensors))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,34 +180,57 @@ class Sync:
             steps[W + last] = partial(self._backward, inputs=False, weights=True, last=bool(last))
         return _Programs(steps)
 
-    def _forward(self) -> Iterator[Step]:
-        yield run(self.overheads.action_s, "overhead")
-        yield run(self.prelude_s, "forward")
-        yield talk(self.passage_forward_s, "tensor")
-        order = range(len(self.blocks))
-        for place, index in enumerate(order):
-            yield from self._gather(order, place)
-            block = self.blocks[index]
-            yield run(block.overhead_s, "overhead")
-            yield from self._tensor(block.tensor_forward_s, block.forward_s, "forward")
-            yield run(block.leaves_s, "offload")
+    def _forward(self) -> list[Step]:
+        found = [
+            run(self.overheads.action_s, "overhead"), run(self.prelude_s, "forward"),
+            talk(self.passage_forward_s, "tensor"),
+        ]  # fmt: skip
+        last, own = None, list[Step]()
+        for index, block in enumerate(self.blocks):
+            if self.zero == 3:
+                found += self._gather(index, 1)
+            if block is not last:
+                last, own = block, self._block_forward(block)
+            found += own
+        return found
 
-    def _backward(self, *, inputs: bool, weights: bool, last: bool = False) -> Iterator[Step]:
-        yield run(self.overheads.action_s, "overhead")
-        yield talk(self.passage_backward_s if inputs else 0.0, "tensor")
-        order = range(len(self.blocks) - 1, -1, -1)
-        for place, index in enumerate(order):
-            yield from self._gather(order, place)
+    def _block_forward(self, block: BlockTimes) -> list[Step]:
+        return [
+            run(block.overhead_s, "overhead"),
+            *self._tensor(block.tensor_forward_s, block.forward_s, "forward"),
+            run(block.leaves_s, "offload"),
+        ]
+
+    def _backward(self, *, inputs: bool, weights: bool, last: bool = False) -> list[Step]:
+        found = [
+            run(self.overheads.action_s, "overhead"),
+            talk(self.passage_backward_s if inputs else 0.0, "tensor"),
+        ]
+        reduces = weights and (last or self.zero >= 2)
+        before, own = None, list[Step]()
+        for index in range(len(self.blocks) - 1, -1, -1):
+            if self.zero == 3:
+                found += self._gather(index, -1)
             block = self.blocks[index]
-            yield run(block.overhead_s, "overhead")
-            if inputs:
-                yield run(block.returns_s, "offload")
-                yield run(block.again_s, "recompute")
-                yield from self._tensor(block.tensor_backward_s, block.input_s, "backward")
-            if weights:
-                split_s = 0.0 if inputs else block.split_s
-                yield run(block.weight_s + split_s - self._unadded_s(block, last), "backward")
-                yield from self._after(index, last)
+            if block is not before:
+                before, own = block, self._block_backward(block, inputs, weights, last)
+            found += own
+            if reduces and index in self.owned:
+                for bucket in self.owned[index]:
+                    found += self._reduce(bucket.nbytes)
+        return found
+
+    def _block_backward(
+        self, block: BlockTimes, inputs: bool, weights: bool, last: bool
+    ) -> list[Step]:
+        found = [run(block.overhead_s, "overhead")]
+        if inputs:
+            found += [run(block.returns_s, "offload"), run(block.again_s, "recompute")]
+            found += self._tensor(block.tensor_backward_s, block.input_s, "backward")
+        if weights:
+            split_s = 0.0 if inputs else block.split_s
+            found.append(run(block.weight_s + split_s - self._unadded_s(block, last), "backward"))
+        return found
 
     def _unadded_s(self, block: BlockTimes, last: bool) -> float:
         """What is not added to a gradient that is there: at levels 2 and 3 there never is one, and
@@ -188,33 +240,33 @@ class Sync:
             return block.accumulate_s
         return block.accumulate_s if last and (self.zero or not self.buckets) else 0.0
 
-    def _tensor(self, tensor_s: float, compute_s: float, what: str) -> Iterator[Step]:
+    def _tensor(self, tensor_s: float, compute_s: float, what: str) -> list[Step]:
         """A block's computing and its collectives."""
         if self.tensor_overlapped and tensor_s:
             job = -2
-            yield Step(Do.START, tensor_s, job, "tensor")
-            yield run(compute_s, what)
-            yield Step(Do.WAIT, 0.0, job, "tensor")
-        else:
-            yield run(compute_s, what)
-            yield talk(tensor_s, "tensor")
+            return [
+                Step(Do.START, tensor_s, job, "tensor"), run(compute_s, what),
+                Step(Do.WAIT, 0.0, job, "tensor"),
+            ]  # fmt: skip
+        return [run(compute_s, what), talk(tensor_s, "tensor")]
 
-    def _gather(self, order: Sequence[int], place: int) -> Iterator[Step]:
-        """Make the parameters of a block whole, and then begin with those after it."""
-        if self.zero < 3:
-            return
-        own = order[place]
+    def _gather(self, own: int, step: int) -> list[Step]:
+        """Make the parameters of a block whole, and then begin with those after it; `step`: where
+        the next one is."""
+        found = []
+        first = own == (0 if step > 0 else len(self.blocks) - 1)
         if self.side_by_side and not self.prefetch:
-            yield talk(self.gathering(own).seconds, "gather")
+            found.append(talk(self.gathering(own).seconds, "gather"))
         else:
-            if place == 0 or not self.prefetch:
-                yield self.gathering(own)
-            yield Step(Do.WAIT, 0.0, own, "gather")
-        yield run(self.overheads.copy_s(2 * self.blocks[own].gathered_bytes), "gather")
-        farthest = min(place + self.prefetch, len(order) - 1)
-        for ahead in range(place + 1 if place == 0 else place + self.prefetch, farthest + 1):
-            if ahead > place:
-                yield self.gathering(order[ahead])
+            if first or not self.prefetch:
+                found.append(self.gathering(own))
+            found.append(Step(Do.WAIT, 0.0, own, "gather"))
+        found.append(run(self._copy_s(2 * self.blocks[own].gathered_bytes), "gather"))
+        if self.prefetch:
+            for ahead in range(1, self.prefetch + 1) if first else (self.prefetch,):
+                if 0 <= own + ahead * step < len(self.blocks):
+                    found.append(self.gathering(own + ahead * step))
+        return found
 
     def gathering(self, index: int) -> Step:
         """Begins to make a block's parameters whole."""
@@ -233,11 +285,15 @@ class Sync:
     def _known_s(self) -> dict[tuple[Primitive, int], float]:
         return {}
 
-    def _after(self, index: int, last: bool) -> Iterator[Step]:
-        """What happens to gradients once a block's have been added."""
-        if last or self.zero >= 2:
-            for bucket in self.owned.get(index, ()):
-                yield from self._reduce(bucket)
+    def _copy_s(self, nbytes: float) -> float:
+        """Equal blocks copy equal bytes, too."""
+        if nbytes not in self._copies_s:
+            self._copies_s[nbytes] = self.overheads.copy_s(nbytes)
+        return self._copies_s[nbytes]
+
+    @cached_property
+    def _copies_s(self) -> dict[float, float]:
+        return {}
 
     @cached_property
     def owned(self) -> dict[int, list[Bucket]]:
@@ -247,18 +303,19 @@ class Sync:
             found.setdefault(bucket.owner, []).append(bucket)
         return found
 
-    def _reduce(self, bucket: Bucket) -> Iterator[Step]:
-        n, overheads = bucket.nbytes, self.overheads
+    def _reduce(self, n: int) -> list[Step]:
+        """What happens to the gradients of a bucket of `n` bytes once all have been added."""
         if self.zero == 0:
-            seconds = self._collective_s(Primitive.ALL_REDUCE, n, self.dp)
-            yield Step(Do.START, seconds, SCATTER, "gradients")
-            return
-        seconds = self._collective_s(Primitive.REDUCE_SCATTER, n, self.shard_levels)
+            return [Step(Do.START, self._collective_s(Primitive.ALL_REDUCE, n, self.dp), SCATTER,
+                         "gradients")]  # fmt: skip
+        found = []
         if self.zero >= 2:  # add up what has come of the bucket before the last
-            yield Step(Do.WAIT_SCATTER, 0.0, SCATTER, "gradients")
-            yield run(overheads.copy_s(3 * n / self.shard), "gradients")
-        yield run(overheads.copy_s(self._packed(n)), "gradients")
-        yield Step(Do.START, seconds, SCATTER, "gradients")
+            found.append(Step(Do.WAIT_SCATTER, 0.0, SCATTER, "gradients"))
+            found.append(run(self._copy_s(3 * n / self.shard), "gradients"))
+        found.append(run(self._copy_s(self._packed(n)), "gradients"))
+        seconds = self._collective_s(Primitive.REDUCE_SCATTER, n, self.shard_levels)
+        found.append(Step(Do.START, seconds, SCATTER, "gradients"))
+        return found
 
     def _packed(self, nbytes: float) -> float:
         """Bytes that move for it: zeros, unless a kernel packs, then every shard in its place."""
@@ -290,15 +347,15 @@ class Sync:
             if self.zero in (1, 2):
                 own = n / self.shard
                 packed = own if self.updates else self._packed(own)
-                yield run(self.overheads.copy_s(packed), "gather")
+                yield run(self._copy_s(packed), "gather")
                 seconds = self._collective_s(Primitive.ALL_GATHER, n, self.shard_levels)
                 yield talk(seconds, "gather")
-                yield run(self.overheads.copy_s(2 * n), "gather")
+                yield run(self._copy_s(2 * n), "gather")
             elif self.zero == 0 and self.dp:
-                yield run(self.overheads.copy_s(n), "gradients")  # zeros to add to
+                yield run(self._copy_s(n), "gradients")  # zeros to add to
 
 
-_Steps = Callable[[], Iterator[Step]]
+_Steps = Callable[[], list[Step]]
 
 
 class _Programs(Mapping[int, Program]):
@@ -310,7 +367,7 @@ class _Programs(Mapping[int, Program]):
 
     def __getitem__(self, kind: int) -> Program:
         if kind not in self._made:
-            self._made[kind] = Program(merged(tuple(self._steps[kind]())))
+            self._made[kind] = Program(merged(self._steps[kind]()))
         return self._made[kind]
 
     def __contains__(self, kind: object) -> bool:
@@ -328,19 +385,28 @@ def merged(steps: Sequence[Step]) -> tuple[Step, ...]:
 
     Beside a channel only neighbours are; without one the order makes no difference.
     """
+    if any([step.do > Do.TALK for step in steps]):
+        return tuple(_with_neighbours(steps))
+    totals: dict[tuple[Do, str], float] = {}
+    for do, seconds, _, what in steps:
+        if seconds:
+            key = do, what
+            totals[key] = totals[key] + seconds if key in totals else seconds
+    return tuple([Step(do, seconds, 0, what) for (do, what), seconds in totals.items()])
+
+
+def _with_neighbours(steps: Sequence[Step]) -> list[Step]:
+    """With neighbours of one kind put together."""
     found: list[Step] = []
-    alone = all(step.do <= Do.TALK for step in steps)
+    last: tuple[Do, str] | None = None
     for step in steps:
-        if step.do > Do.TALK:
+        do, seconds, _, what = step
+        if do > Do.TALK:
             found.append(step)
-            continue
-        if not step.seconds:
-            continue
-        last = range(len(found)) if alone else range(len(found))[-1:]
-        for index in last:
-            if (found[index].do, found[index].what) == (step.do, step.what):
-                found[index] = found[index]._replace(seconds=found[index].seconds + step.seconds)
-                break
-        else:
+            last = None
+        elif seconds and last == (do, what):
+            found[-1] = Step(do, found[-1].seconds + seconds, 0, what)
+        elif seconds:
             found.append(step)
-    return tuple(found)
+            last = do, what
+    return found

@@ -15,7 +15,7 @@ from meshwright.costmodel.compute import OpTimer, worst_source
 from meshwright.costmodel.keeping import Policy
 from meshwright.costmodel.layer_profile import layer_timer
 from meshwright.costmodel.profile_timer import profile_timer
-from meshwright.costmodel.sync import BUCKET_BYTES
+from meshwright.costmodel.sync import BUCKET_BYTES, Owned
 from meshwright.costmodel.walk import GraphFacts
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.device import DeviceType, Link, Source
@@ -45,8 +45,6 @@ class StageCost:
     """Local bytes of each parameter and buffer, tied ones once."""
     summed_over: Mapping[str, frozenset[str]]
     """Parameter -> model axes that its gradient is summed over once per step, if any."""
-    block_params: tuple[int, ...]
-    """Trained bytes of each block: what ZeRO 3 gathers at a time."""
     workspace_bytes: int
     source: Source
     uncertain_s: float = 0.0
@@ -91,6 +89,8 @@ class CostTables:
         self._schedules: dict[tuple[str, ...], Schedule] = {}
         self.models: dict[object, object] = {}
         """What `costmodel.stage_model` keeps."""
+        self.owned: dict[object, Owned] = {}
+        """What `costmodel.stage_model` keeps of blocks."""
         self.spots: dict[object, tuple[Spot, ...]] = {}
         """What `costmodel.placement` keeps."""
         self.borders: dict[object, Any] = {}
@@ -105,10 +105,10 @@ class CostTables:
         """Block name -> position."""
         return {block.name: i for i, block in enumerate(self.graph.blocks)}
 
-    @cached_property
+    @property
     def device_names(self) -> tuple[str, ...]:
         """Device type name of each rank."""
-        return tuple(name for node in self.cluster.nodes for name in node.devices)
+        return self.cluster.device_names
 
     @cached_property
     def devices(self) -> dict[str, DeviceType]:
@@ -120,10 +120,28 @@ class CostTables:
         return frozenset(t.name for t in self.graph.parameters if t.requires_grad)
 
     @cached_property
+    def shared(self) -> Mapping[str, None]:
+        """Parameters and buffers that several blocks read, in order."""
+        seen = Counter(name for block in self.graph.blocks for name in dict.fromkeys(block.params))
+        return {name: None for name, count in seen.items() if count > 1}
+
+    @cached_property
     def tied(self) -> tuple[str, ...]:
         """Parameters with gradients that several blocks read."""
-        seen = Counter(name for block in self.graph.blocks for name in dict.fromkeys(block.params))
-        return tuple(name for name, count in seen.items() if count > 1 and name in self.trained)
+        return tuple(name for name in self.shared if name in self.trained)
+
+    @cached_property
+    def param_kinds(self) -> dict[str, tuple[tuple[str, bool] | None, ...]]:
+        """Block name -> (dtype, trained) of each of its parameters, None for what is none; equal
+        blocks share one object."""
+        known: dict[object, tuple[tuple[str, bool] | None, ...]] = {}
+        found = {}
+        for block in self.graph.blocks:
+            tensors = [self.graph.tensors[name] for name in block.params]
+            kinds = tuple([(t.dtype, t.requires_grad) if t.kind is Kind.PARAMETER else None
+                           for t in tensors])  # fmt: skip
+            found[block.name] = known.setdefault(kinds, kinds)
+        return found
 
     def levels(self, ranks: Sequence[int]) -> Levels:
         """Tiers of a group of ranks."""
@@ -195,16 +213,17 @@ class CostTables:
         kept: dict[str, int] = {}
         first: dict[str, int] = {}
         params: dict[str, int] = {}
+        roots = self.facts.roots
         for index, (block, cost) in enumerate(zip(blocks, costs, strict=True)):
-            borders = zip(
-                (*block.inputs, *block.outputs),
-                (*cost.saved_inputs, *cost.saved_outputs),
-                strict=True,
-            )
-            for name, nbytes in borders:
-                root = self.facts.roots[name]
-                kept[root] = max(nbytes, kept.get(root, 0))
-                first.setdefault(root, index)
+            for names, sizes in (
+                (block.inputs, cost.saved_inputs), (block.outputs, cost.saved_outputs)
+            ):  # fmt: skip
+                for name, nbytes in zip(names, sizes, strict=True):
+                    root = roots[name]
+                    if root not in kept:
+                        kept[root], first[root] = nbytes, index
+                    elif nbytes > kept[root]:
+                        kept[root] = nbytes
             params.update(zip(block.params, cost.param_bytes, strict=True))
         prelude_s, prelude_bytes = self._prelude(blocks, layouts.get(PRELUDE), spot)
         for name in self.facts.prelude_values & set(kept):
@@ -214,25 +233,20 @@ class CostTables:
         for root, nbytes in kept.items():
             saved[first[root]] += nbytes
         return StageCost(
-            forward_s=sum(c.forward_s for c in costs) + prelude_s,
-            backward_input_s=sum(c.backward_input_s for c in costs),
-            backward_weight_s=sum(c.backward_weight_s for c in costs),
-            comm_forward_s=sum(c.comm_forward_s for c in costs),
-            comm_backward_s=sum(c.comm_backward_s for c in costs),
+            forward_s=sum([c.forward_s for c in costs]) + prelude_s,
+            backward_input_s=sum([c.backward_input_s for c in costs]),
+            backward_weight_s=sum([c.backward_weight_s for c in costs]),
+            comm_forward_s=sum([c.comm_forward_s for c in costs]),
+            comm_backward_s=sum([c.comm_backward_s for c in costs]),
             saved_bytes=sum(saved),
             params={name: nbytes for name, nbytes in params.items() if nbytes},
             summed_over=_summed_over(blocks, costs),
-            block_params=tuple(
-                sum(n for name, n in zip(b.params, c.param_bytes, strict=True)
-                    if name in self.trained)
-                for b, c in zip(blocks, costs, strict=True)
-            ),
-            workspace_bytes=max(c.workspace_bytes for c in costs),
+            workspace_bytes=max([c.workspace_bytes for c in costs]),
             source=worst_source([c.source for c in costs]),
-            uncertain_s=sum(c.uncertain_s for c in costs),
+            uncertain_s=sum([c.uncertain_s for c in costs]),
             blocks=tuple(costs),
             block_saved=tuple(saved),
-        )  # fmt: skip
+        )
 
     def _each(
         self,

@@ -2,7 +2,7 @@
 
 import os
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
@@ -95,6 +95,16 @@ class Cluster:
                 f"rank {rank} is not in cluster {self.name!r}: ranks are 0 to {self._ends[-1] - 1}"
             )
         return bisect_right(self._ends, rank)
+
+    @cached_property
+    def device_names(self) -> tuple[str, ...]:
+        """Device type name of each rank."""
+        return tuple(name for node in self.nodes for name in node.devices)
+
+    def types_of(self, ranks: Iterable[int]) -> tuple[DeviceType, ...]:
+        """The distinct device types of some ranks."""
+        found = dict.fromkeys(map(self.device_names.__getitem__, ranks))
+        return tuple(self._types[name] for name in found)
 
     def device(self, rank: int) -> DeviceType:
         index = self.node_of(rank)

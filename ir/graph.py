@@ -205,6 +205,16 @@ class Graph:
         return self.ops[: self.prelude]
 
     @cached_property
+    def block_flops(self) -> tuple[float, ...]:
+        """Of the forward of each block."""
+        return tuple([sum([op.flops for op in self.block_ops(block)]) for block in self.blocks])
+
+    @cached_property
+    def flops(self) -> float:
+        """Of the whole forward."""
+        return sum([op.flops for op in self.ops])
+
+    @cached_property
     def pattern_counts(self) -> Counter[str]:
         """How many blocks each pattern has."""
         return Counter(block.pattern for block in self.blocks)

@@ -9,6 +9,7 @@ backward after it need not. Without them each block is made again within the bac
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 from meshwright.ir.errors import PlanError
 
@@ -52,7 +53,7 @@ def parse_action(text: str) -> Action:
     return Action(int(match[1]), Work(match[2]), int(match[3]))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Schedule:
     """Actions per pipeline rank: a group of devices that runs the same stages."""
 
@@ -72,7 +73,12 @@ class Schedule:
 
     def rank_of(self, stage: int) -> int:
         """The pipeline rank that runs `stage`."""
-        return next(i for i, row in enumerate(self.ranks) if any(a.stage == stage for a in row))
+        return self._ranks[stage]
+
+    @cached_property
+    def _ranks(self) -> dict[int, int]:
+        rows = reversed([*enumerate(self.ranks)])
+        return {stage: rank for rank, row in rows for stage in {a.stage for a in row}}
 
 
 def parse_schedule(name: str, rows: tuple[str, ...]) -> Schedule:

@@ -345,18 +345,25 @@ def _saved(plan: Plan, graph: Graph) -> Iterator[Finding]:
     named = {block.pattern: block for block in graph.distinct_blocks()}
     named |= {block.name: block for block in graph.blocks}
     for i, stage in enumerate(plan.stages):
+        known: set[object] = set()  # what is right for one block is for its equals
         for name, policy in stage.saved.items():
             if name not in named:
                 message = f"stage {i}: saved names {name!r}, which is no block or pattern"
                 yield Finding("saved", message, _near(name, sorted(named)))
                 continue
+            said = named[name].pattern, tuple(policy.items())
+            if said in known:
+                continue
             keys = makers(graph, named[name])
-            for key in unknown(policy, keys):
+            strange, split = unknown(policy, keys), torn(policy, keys)
+            for key in strange:
                 message = f"stage {i}: saved names {key!r}, which is no op of {name}"
                 yield Finding("saved", message, _near(key, keys))
-            if key := torn(policy, keys):
-                message = f"stage {i}: saved says different things of {key!r} of {name}"
-                yield Finding("saved", message, f"name {key!r} itself beside the patterns")
+            if split:
+                message = f"stage {i}: saved says different things of {split!r} of {name}"
+                yield Finding("saved", message, f"name {split!r} itself beside the patterns")
+            if not (strange or split):
+                known.add(said)
         yield from _saved_twice(i, stage, () if list(_blocks(plan, graph)) else
                                 plan.stage_blocks(graph, i))  # fmt: skip
 
@@ -388,7 +395,7 @@ def _memory(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
     for i, (stage, predicted) in enumerate(zip(plan.stages, plan.predicted.stages, strict=True)):
         inside = [rank for rank in stage.devices if 0 <= rank < cluster.num_devices]
         # The figure is of the rank with least to spare: which one, only a cost model knows.
-        room = max((cluster.device(rank).usable_bytes for rank in inside), default=0)
+        room = max((device.usable_bytes for device in cluster.types_of(inside)), default=0)
         if predicted.memory.used_bytes > room:
             message = (
                 f"stage {i} needs {predicted.memory.used_bytes / 1e9:.2f} GB per device, "

@@ -1,5 +1,6 @@
 """A choice of the big decisions, and the plan that it stands for."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -192,23 +193,21 @@ def _saved(
     problem: Problem, stage: StageChoice, blocks: Sequence[Block]
 ) -> dict[str, dict[str, Keeping]]:
     """Policies that are chosen, or asked for of all layers; none where blocks are recomputed."""
+    patterns = {b.name: b.pattern for b in blocks} if stage.saved else {}
+    patterns |= {pattern: pattern for pattern in patterns.values()}
     policies = {
-        name: dict(policy_of(problem, pattern, mode))
+        name: dict(policy_of(problem, patterns[name], mode))
         for name, mode in stage.saved
-        if (pattern := _pattern_of(name, blocks))
+        if name in patterns
     }
-    again = {b.pattern for b in blocks if not {b.name, b.pattern}.isdisjoint(stage.recompute)}
+    named = frozenset(stage.recompute)
+    again = {b.pattern for b in blocks if b.name in named or b.pattern in named} if named else ()
     policies |= {
         pattern: dict(pinned_policy(problem, pattern))
         for pattern in recomputable(problem.graph, blocks)
         if pattern not in again and pattern not in policies
     }
     return {name: policy for name, policy in policies.items() if policy}
-
-
-def _pattern_of(name: str, blocks: Sequence[Block]) -> str:
-    """The pattern of a block or pattern among `blocks`; empty if there is none."""
-    return next((b.pattern for b in blocks if name in (b.name, b.pattern)), "")
 
 
 def _asked_prefetch(problem: Problem) -> int:
@@ -241,13 +240,21 @@ def even_cuts(work: Sequence[float], num_stages: int) -> tuple[int, ...]:
     for stage in range(1, num_stages):
         goal = ends[-1] * stage / num_stages
         first, last = (cuts[-1] if cuts else 0) + 1, len(work) - num_stages + stage
-        cuts.append(min(range(first, last + 1), key=lambda i: abs(ends[i - 1] - goal)))
+        cuts.append(_nearest(ends, goal, first - 1, last) + 1)
     return tuple(cuts)
+
+
+def _nearest(ends: Sequence[float], goal: float, start: int, stop: int) -> int:
+    """The first of those places of ascending values whose value is nearest to the goal."""
+    above = bisect_left(ends, goal, start, stop)
+    if above == stop or (above > start and goal - ends[above - 1] <= ends[above] - goal):
+        above = bisect_left(ends, ends[above - 1], start, above)
+    return above
 
 
 def block_flops(graph: Graph) -> tuple[float, ...]:
     """Forward flops of each block, and a little more so that none is nothing."""
-    return tuple(sum(op.flops for op in graph.block_ops(b)) + 1.0 for b in graph.blocks)
+    return tuple([flops + 1.0 for flops in graph.block_flops])
 
 
 def uniform_choice(

@@ -121,7 +121,7 @@ class Problem:
 
     def room_bytes(self, devices: tuple[int, ...]) -> int:
         """Memory that a plan may use on each of `devices`."""
-        usable = min(self.cluster.device(rank).usable_bytes for rank in devices)
+        usable = min(device.usable_bytes for device in self.cluster.types_of(devices))
         cap = memory_cap(self.constraints)
         return usable if cap is None else min(cap, usable)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations, pairwise
 from math import prod
 
@@ -22,7 +23,7 @@ FEW = 16
 """Replicas up to which every divisor is tried as the size of dp_shard."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Mesh:
     """The mesh of a stage, and what is sharded over it."""
 
@@ -36,16 +37,16 @@ class Mesh:
     dp_inside: bool = False
     """Whether neighbouring devices are replicas, and a replica's devices lie apart."""
 
-    @property
+    @cached_property
     def dp(self) -> int:
         return self.dp_replicate * self.dp_shard
 
-    @property
+    @cached_property
     def model_size(self) -> int:
         """Ranks of one replica."""
-        return prod(size for _, size in self.model)
+        return prod([size for _, size in self.model])
 
-    @property
+    @cached_property
     def size(self) -> int:
         return self.dp * self.model_size
 

@@ -19,8 +19,9 @@ def recomputable(graph: Graph, blocks: Sequence[Block]) -> tuple[str, ...]:
     The head and the loss are left out where there are layers: they are live at their backward.
     """
     count = graph.pattern_counts
-    repeated = any(n > 1 for n in count.values())
-    return tuple(dict.fromkeys(b.pattern for b in blocks if count[b.pattern] > 1 or not repeated))
+    repeated = max(count.values(), default=0) > 1
+    patterns = dict.fromkeys([block.pattern for block in blocks])
+    return tuple([pattern for pattern in patterns if count[pattern] > 1 or not repeated])
 
 
 def layers(plan: Plan, graph: Graph, index: int) -> tuple[str, ...]:

@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise, product
 from math import prod
 
+from meshwright.planner.across.ladder import Ladder, Treatment
 from meshwright.planner.across.places import Places, orders
 from meshwright.planner.across.relaxation import Frame, group_sizes
 from meshwright.planner.across.shares import balanced_shares
-from meshwright.planner.across.treatments import Treatment, Treatments
+from meshwright.planner.across.treatments import Treatments
 from meshwright.planner.candidates import Choice, StageChoice
 from meshwright.planner.problem import Problem
 from meshwright.planner.schedule_tools import make_schedule
@@ -107,9 +108,7 @@ class Choices:
                 if self.fits.issuperset(each):
                     enough.add(steps)
 
-    def _less(
-        self, steps: tuple[int, ...], known: Sequence[tuple[Treatment, ...]]
-    ) -> Iterator[tuple[int, ...]]:
+    def _less(self, steps: tuple[int, ...], known: Sequence[Ladder]) -> Iterator[tuple[int, ...]]:
         """The same with one stage that is treated less, for less time."""
         if self.problem.objective == "memory":
             return

@@ -119,6 +119,7 @@ class FrameSearch:
             return None
         best = () if everything else self._closer(bound)
         held = tuple(self._in_flight(frame))
+        runs = self._runs(frame)
         known: dict[object, Fitted | None] = {}
 
         def fitted(stage: int, first: int, size: int) -> Fitted | None:
@@ -126,7 +127,7 @@ class FrameSearch:
             if key not in known:
                 found = best or self._all(frame, size)
                 room = self.places.room_bytes(first, size) - spare_bytes
-                known[key] = self._fitted(frame, found, first, held[stage], room)
+                known[key] = self._fitted(frame, found, first, held[stage], room, runs)
             return known[key]
 
         return Pipeline(
@@ -137,12 +138,18 @@ class FrameSearch:
         )  # fmt: skip
 
     def _fitted(
-        self, frame: Frame, found: Sequence[Mesh], first: int, in_flight: int, room: float
+        self,
+        frame: Frame,
+        found: Sequence[Mesh],
+        first: int,
+        in_flight: int,
+        room: float,
+        runs: Runs | None,
     ) -> Fitted | None:
         if not found:
             return None
         options = self.tables.options(first, found[0].size, frame.num_microbatches, found)
-        return options.fitted(in_flight, room, self._runs(frame))
+        return options.fitted(in_flight, room, runs)
 
     def _runs(self, frame: Frame) -> Runs | None:
         """Kinds of runs of blocks that a stage may have; None for all. Where all groups are equal,

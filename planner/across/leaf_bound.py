@@ -92,14 +92,21 @@ class LeafBound:
 
     def _treated(self, stage: StageChoice) -> Counter[tuple[int, str]]:
         """How many blocks are like the first one of their kind, and in which mode."""
-        saved, again = dict(stage.saved), frozenset(stage.recompute)
+        again = dict.fromkeys(stage.recompute, AGAIN)
+        said = dict(stage.saved) | again
+        counts = self.runs.firsts_between(stage.start, stage.stop)
+        blocks = self.runs.blocks
         found: Counter[tuple[int, str]] = Counter()
-        for number in range(stage.start, stage.stop):
-            block = self.runs.blocks[number]
-            mode = saved.get(block.name, saved.get(block.pattern, ""))
-            if block.name in again or block.pattern in again:
-                mode = AGAIN
-            found[self.runs.first_like(number), mode] += 1
+        if not said.keys().isdisjoint(self.runs.names):
+            for number in range(stage.start, stage.stop):
+                name, pattern = blocks[number].name, blocks[number].pattern
+                if name in said and pattern not in again:
+                    first = self.runs.first_like(number)
+                    found[first, said[name]] += 1
+                    counts[first] -= 1
+        for first, count in counts.items():
+            if count:
+                found[first, said.get(blocks[first].pattern, "")] += count
         return found
 
 

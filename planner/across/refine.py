@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from meshwright.planner.across.treatments import Treatment, Treatments
+from meshwright.planner.across.ladder import Treatment
+from meshwright.planner.across.treatments import Treatments
 from meshwright.planner.candidates import (
     Choice,
     StageChoice,
@@ -84,7 +85,7 @@ def _other_treatments(choice: Choice, sets: Treatments, *, tight: bool) -> Itera
         if now.is_plain and not tight:
             continue
         known = sets.of(stage.start, stage.stop)
-        at = known.index(now) if now in known else 0
+        at = known.place(now)
         near = {0, at - 1, at + 1, len(known) - 1} - {at}
         for index in sorted(n for n in near if 0 <= n < len(known)):
             yield _with(choice, i, treated(stage, known[index]))

@@ -101,12 +101,14 @@ def frames(problem: Problem) -> tuple[Frame, ...]:
 
 def unit(problem: Problem) -> int:
     """Devices that are shared out together where groups may differ; 0 if they may not."""
-    devices = problem.cluster.num_devices
-    if devices <= UNITS:
+    cluster = problem.cluster
+    if cluster.num_devices <= UNITS:
         return 1
-    sizes = {len(node.devices) for node in problem.cluster.nodes}
+    if cluster.num_nodes > UNITS:
+        return 0
+    sizes = {len(node.devices) for node in cluster.nodes}
     mixed = len(set(problem.tables.device_names)) > 1
-    if len(sizes) == 1 and problem.cluster.num_nodes <= UNITS and mixed:
+    if len(sizes) == 1 and mixed:
         return sizes.pop()
     return 0
 

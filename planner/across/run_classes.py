@@ -87,6 +87,7 @@ def _classes(problem: Problem, places: Sequence[int]) -> RunClasses:
     blocks = problem.graph.blocks
     kinds = [kind_of_block(problem, block) for block in blocks]
     links = _links(problem, blocks)
+    farthest = [max([back for _, back in own], default=0) for own in links]
     borders = [problem.tables.border_bytes(i) for i in range(len(blocks))] + [(0, 0)]
     borders[0] = (0, 0)
     known: dict[object, int] = {}
@@ -96,7 +97,9 @@ def _classes(problem: Problem, places: Sequence[int]) -> RunClasses:
     for start in places[:-1]:
         run = -1
         for stop in range(start + 1, len(blocks) + 1):
-            within = tuple(link for link in links[stop - 1] if link[1] < stop - start)
+            within = links[stop - 1]
+            if farthest[stop - 1] >= stop - start:
+                within = tuple([link for link in within if link[1] < stop - start])
             run = known.setdefault((run, kinds[stop - 1], within), len(known))
             if stop not in may_stop:
                 continue

@@ -1,5 +1,6 @@
 """Costs of every kind of run of blocks on one rank: computing, memory, parameters, borders."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
@@ -66,6 +67,8 @@ class RunCosts:
         self._first_of_kind = tuple(self.blocks[number] for number in self._firsts)
         self.first_user = _first_users(self.blocks)
         """Parameter -> the first block that reads it."""
+        self.names = frozenset(block.name for block in self.blocks)
+        self._first_like = tuple([self._firsts[kind] for kind in self._kind_numbers])
         self._again = frozenset(recomputable(problem.graph, self.blocks))
         self._layouts: dict[tuple[ModelMesh, str], dict[str, BlockLayout]] = {}
         self._alone: dict[tuple[ModelMesh, str, str], bool] = {}
@@ -85,7 +88,11 @@ class RunCosts:
 
     def first_like(self, block: int) -> int:
         """The first block that costs as much under every layout."""
-        return self._firsts[self._kind_numbers[block]]
+        return self._first_like[block]
+
+    def firsts_between(self, start: int, stop: int) -> Counter[int]:
+        """How many blocks of a run cost as much as which first ones."""
+        return Counter(self._first_like[start:stop])
 
     def may_recompute(self, block: int) -> bool:
         return self.blocks[block].pattern in self._again

@@ -5,9 +5,9 @@ rank choices, and `estimate` judges those that come out best.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from math import ceil
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +33,8 @@ SLACK = 1.002
 """A mesh must be better by so much somewhere to be kept."""
 
 
-class Case(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Case:
     """A mesh with all that its numbers depend on."""
 
     mesh: Mesh
@@ -42,6 +43,15 @@ class Case(NamedTuple):
     replicate: Levels
     at: At
     """What its blocks cost depends on."""
+    _hash: int = field(init=False, repr=False, compare=False, default=0)
+
+    def __post_init__(self) -> None:
+        # Figures are looked up by case very often, and tiers are long.
+        parts = self.mesh, self.spot, self.shard, self.replicate, self.at
+        object.__setattr__(self, "_hash", hash(parts))
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 _Tiers = tuple[str, Levels, tuple[Levels, ...], Levels, Levels]

@@ -8,7 +8,6 @@ again what is cheap; then they are recomputed whole.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from math import comb, floor, prod
@@ -18,7 +17,18 @@ from meshwright.costmodel.block import BlockCost
 from meshwright.costmodel.offload import copy_s
 from meshwright.costmodel.tables import Spot
 from meshwright.ir.graph import Block
-from meshwright.planner.candidates import StageChoice, recomputable
+from meshwright.planner.across.ladder import (
+    PLAIN,
+    Groups,
+    Ladder,
+    Modes,
+    Step,
+    Treatment,
+    evenly,
+    named,
+    spread_out,
+)
+from meshwright.planner.candidates import recomputable
 from meshwright.planner.problem import Problem
 from meshwright.planner.saved_modes import free_modes, policy_of
 from meshwright.planner.space import recompute_modes
@@ -26,27 +36,6 @@ from meshwright.planner.space import recompute_modes
 FEW = 9
 """Up to so many ways of a stage all are tried: so many blocks of each pattern in each mode."""
 _NEAR = 0.999
-
-
-@dataclass(frozen=True, slots=True)
-class Treatment:
-    """Patterns where all blocks of a stage are meant, else names of blocks."""
-
-    recompute: tuple[str, ...] = ()
-    saved: tuple[tuple[str, str], ...] = ()
-    """(pattern or name, mode)."""
-
-    @classmethod
-    def of(cls, stage: StageChoice) -> "Treatment":
-        return cls(stage.recompute, stage.saved)
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether all is kept."""
-        return not (self.recompute or self.saved)
-
-
-PLAIN = Treatment()
 
 
 class Saving(NamedTuple):
@@ -62,16 +51,18 @@ class Treatments:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.modes = recompute_modes(problem)
-        self._held: dict[tuple[int, int], tuple[Treatment, ...]] = {}
+        self._held: dict[tuple[int, int], Ladder] = {}
+        self._steps: dict[tuple[str, ...], tuple[Step, ...]] = {}
+        """Of the ladder of blocks of these patterns."""
         self._savings: dict[str, Mapping[str, Saving]] = {}
         self._copies: dict[str, float] = {}
         self._totals: dict[tuple[str, ...], tuple[Saving, ...]] = {}
         """Of all treatments of blocks of these patterns."""
 
-    def of(self, start: int, stop: int) -> tuple[Treatment, ...]:
+    def of(self, start: int, stop: int) -> Ladder:
         """Of the blocks `start` to `stop`: nothing first, what holds least last."""
         if (start, stop) not in self._held:
-            self._held[start, stop] = self._of(self.problem.graph.blocks[start:stop])
+            self._held[start, stop] = self._of(start, stop)
         return self._held[start, stop]
 
     def near(self, start: int, stop: int, now: Treatment, change: int) -> Treatment:
@@ -79,10 +70,9 @@ class Treatments:
         if now.is_plain and change <= 0:
             return now
         known = self.of(start, stop)
-        at = known.index(now) if now in known else 0
-        return known[min(len(known) - 1, max(0, at + change))]
+        return known[min(len(known) - 1, max(0, known.place(now) + change))]
 
-    def before(self, known: Sequence[Treatment], step: int) -> int | None:
+    def before(self, known: Ladder, step: int) -> int | None:
         """A step that takes no longer than this one: of a ladder the one below, else the first,
         which keeps all."""
         if len(known) > FEW:
@@ -105,12 +95,16 @@ class Treatments:
 
     def _of_all(self, start: int, stop: int) -> tuple[Saving, ...]:
         """What each treatment saves; the same for all stages of equal blocks."""
-        blocks = self.problem.graph.blocks[start:stop]
-        patterns = tuple(block.pattern for block in blocks)
+        patterns = self._patterns(start, stop)
         if patterns not in self._totals:
             known = self.of(start, stop)
-            self._totals[patterns] = tuple(self._total(blocks, treatment) for treatment in known)
+            self._totals[patterns] = tuple(
+                [self._total(known.groups, step) for step in known.steps]
+            )
         return self._totals[patterns]
+
+    def _patterns(self, start: int, stop: int) -> tuple[str, ...]:
+        return tuple([block.pattern for block in self.problem.graph.blocks[start:stop]])
 
     def saving(self, block: Block, mode: str) -> Saving:
         """Of one block."""
@@ -187,39 +181,46 @@ class Treatments:
         patterns = recomputable(self.problem.graph, blocks)
         return [block for block in blocks if block.pattern in patterns]
 
-    def _total(self, blocks: Sequence[Block], treatment: Treatment) -> Saving:
-        firsts = {block.pattern: block for block in reversed(blocks)}
-        alike = Counter(block.pattern for block in blocks)
+    def _total(self, groups: Groups, step: Step) -> Saving:
         seconds = nbytes = 0.0
-        for (pattern, mode), count in Counter(_modes(blocks, treatment)).items():
-            own = self.saving(firsts[pattern], mode)
-            seconds, nbytes = seconds + count * own.seconds, nbytes + count * own.nbytes
-            if mode == "offload":
-                computing = alike[pattern] * self._cost(firsts[pattern], "keep").forward_s
-                seconds += max(0.0, count * self._copies[pattern] - computing)
+        for group, modes in zip(groups, step, strict=True):
+            for mode, count in Counter(modes).items():
+                own = self.saving(group[0], mode)
+                seconds, nbytes = seconds + count * own.seconds, nbytes + count * own.nbytes
+                if mode == "offload":
+                    computing = len(group) * self._cost(group[0], "keep").forward_s
+                    copies = self._copies[group[0].pattern]
+                    seconds += max(0.0, count * copies - computing)
         return Saving(nbytes, seconds)
 
-    def _of(self, blocks: Sequence[Block]) -> tuple[Treatment, ...]:
-        treated = self._treated(blocks)
+    def _of(self, start: int, stop: int) -> Ladder:
+        treated = self._treated(self.problem.graph.blocks[start:stop])
         groups = [
             [b for b in treated if b.pattern == p]
             for p in dict.fromkeys(b.pattern for b in treated)
         ]
         ways = prod(comb(len(g) + len(self._offered(g[0])), len(g)) for g in groups)
         if ways <= FEW:
-            found = sorted(dict.fromkeys(self._all(groups)), key=lambda t: self._rank(blocks, t))
-        else:
-            found = list(dict.fromkeys(self._ladder(groups)))
-        allowed = [t for t in found if bool(t.recompute) in self.modes]
-        return tuple(allowed or found[:1])
+            found = dict.fromkeys(self._all(groups))
+            return self._allowed(groups, sorted(found, key=lambda step: self._rank(groups, step)))
+        patterns = self._patterns(start, stop)
+        if patterns not in self._steps:
+            steps = list(dict.fromkeys(self._ladder(groups)))
+            self._steps[patterns] = self._allowed(groups, steps).steps
+        return Ladder(groups, self._steps[patterns])
+
+    def _allowed(self, groups: Groups, steps: Sequence[Step]) -> Ladder:
+        """Those that recompute as pins leave it, or the first."""
+        left = [s for s in steps if any("full" in modes for modes in s) in self.modes]
+        return Ladder(groups, tuple(left or steps[:1]))
 
     def _offered(self, block: Block) -> tuple[str, ...]:
         """Modes of a block besides keeping all."""
         full = ("full",) if True in self.modes else ()
         return (*full, *(name for name in self._known(block) if name != "full"))
 
-    def _rank(self, blocks: Sequence[Block], treatment: Treatment) -> tuple[object, ...]:
-        saved = self._total(blocks, treatment)
+    def _rank(self, groups: Groups, step: Step) -> tuple[object, ...]:
+        saved, treatment = self._total(groups, step), named(groups, step)
         return (
             not treatment.is_plain,
             saved.nbytes,
@@ -228,30 +229,32 @@ class Treatments:
             treatment.saved,
         )
 
-    def _all(self, groups: Sequence[Sequence[Block]]) -> Iterator[Treatment]:
-        each = [list(_spread_out(group, self._offered(group[0]))) for group in groups]
-        for held in product(*each):
-            yield named(groups, {name: mode for modes in held for name, mode in modes.items()})
+    def _all(self, groups: Groups) -> Iterator[Step]:
+        yield from product(*(spread_out(len(g), self._offered(g[0])) for g in groups))
 
-    def _ladder(self, groups: Sequence[Sequence[Block]]) -> Iterator[Treatment]:
-        order = sorted(groups, key=lambda g: (-self._value(g[0]), g[0].name))
-        modes: dict[str, str] = {}
-        yield named(groups, modes)
-        for group in order:
-            for count in range(1, floor(self.hidden(group[0]) * len(group)) + 1):
-                modes = {n: m for n, m in modes.items() if n not in {b.name for b in group}}
-                modes |= {block.name: "offload" for block in _evenly(group, count)}
-                yield named(groups, modes)
+    def _ladder(self, groups: Groups) -> Iterator[Step]:
+        numbers = range(len(groups))
+        order = sorted(numbers, key=lambda n: (-self._value(groups[n][0]), groups[n][0].name))
+        now: list[Modes] = [("",) * len(group) for group in groups]
+        yield tuple(now)
+        for n in order:
+            size = len(groups[n])
+            for count in range(1, floor(self.hidden(groups[n][0]) * size) + 1):
+                now[n] = evenly(size, count, "offload")
+                yield tuple(now)
         for wanted in ("selective", "full"):
-            for block in (b for group in order for b in group if modes.get(b.name) != "offload"):
-                if wanted in self._offered(block):
-                    modes[block.name] = wanted
-                    yield named(groups, modes)
+            for n in order:
+                if wanted not in self._offered(groups[n][0]):
+                    continue
+                for at, mode in enumerate(now[n]):
+                    if mode != "offload":
+                        now[n] = (*now[n][:at], wanted, *now[n][at + 1 :])
+                        yield tuple(now)
         last = "full" if True in self.modes else "offload"
-        for group in order:
-            if last in self._offered(group[0]):
-                modes |= {block.name: last for block in group}
-        yield named(groups, modes)
+        for n in order:
+            if last in self._offered(groups[n][0]):
+                now[n] = (last,) * len(groups[n])
+        yield tuple(now)
 
     def _value(self, block: Block) -> float:
         """Bytes that recomputing saves, per second that it takes."""
@@ -259,46 +262,6 @@ class Treatments:
         return full.nbytes / max(full.seconds, 1e-12)
 
 
-def _modes(blocks: Sequence[Block], treatment: Treatment) -> Iterator[tuple[str, str]]:
-    """(pattern, mode) of each block; the mode is empty where it keeps all."""
-    saved, again = dict(treatment.saved), frozenset(treatment.recompute)
-    for block in blocks:
-        if block.name in again or block.pattern in again:
-            yield block.pattern, "full"
-        else:
-            yield block.pattern, saved.get(block.name, saved.get(block.pattern, ""))
-
-
 def _held(cost: BlockCost) -> float:
     """Activations of a block, what enters it apart."""
     return cost.saved_bytes + sum(cost.saved_outputs)
-
-
-def _evenly(group: Sequence[Block], count: int) -> list[Block]:
-    """So many of the blocks, as far from each other as can be."""
-    size = len(group)
-    return [b for i, b in enumerate(group) if (i + 1) * count // size > i * count // size]
-
-
-def _spread_out(group: Sequence[Block], modes: Sequence[str]) -> Iterator[dict[str, str]]:
-    """All numbers of blocks in each mode, in order of the modes."""
-    for counts in product(*(range(len(group) + 1) for _ in modes)):
-        if sum(counts) <= len(group):
-            said = [mode for mode, n in zip(modes, counts, strict=True) for _ in range(n)]
-            yield {block.name: mode for block, mode in zip(group, said, strict=False)}
-
-
-def named(groups: Sequence[Sequence[Block]], modes: Mapping[str, str]) -> Treatment:
-    """The treatment that gives blocks their modes; a pattern where all of its blocks have one."""
-    recompute: list[str] = []
-    saved: list[tuple[str, str]] = []
-    for group in groups:
-        said = [modes.get(block.name, "") for block in group]
-        alike = len(set(said)) == 1
-        for block, mode in [(group[0], said[0])] if alike else zip(group, said, strict=True):
-            name = block.pattern if alike else block.name
-            if mode == "full":
-                recompute.append(name)
-            elif mode:
-                saved.append((name, mode))
-    return Treatment(tuple(recompute), tuple(saved))

@@ -140,7 +140,7 @@ def _at(problem: Problem, way: Way, samples: int) -> Matrix:
     rows: list[float] = []
     for block in problem.graph.distinct_blocks():
         cost = tables.block(block, layouts[block.pattern], spot)
-        count = sum(b.pattern == block.pattern for b in problem.graph.blocks)
+        count = problem.graph.pattern_counts[block.pattern]
         total.append(count * (cost.forward_s + cost.backward_s))
         inner = cost.saved_bytes + sum(cost.saved_inputs) + sum(cost.saved_outputs)
         border = sum(cost.input_bytes)

@@ -10,11 +10,12 @@ import numpy as np
 
 from meshwright.costmodel.tables import Spot
 from meshwright.ir.plan import ModelMesh
+from meshwright.planner.across.ladder import Treatment
 from meshwright.planner.across.leaf_bound import LeafBound
 from meshwright.planner.across.places import Places, orders
 from meshwright.planner.across.refine import treated
 from meshwright.planner.across.run_costs import At, RunCosts
-from meshwright.planner.across.treatments import Treatment, Treatments
+from meshwright.planner.across.treatments import Treatments
 from meshwright.planner.candidates import Choice, StageChoice
 from meshwright.planner.dqn.decisions import Floats
 from meshwright.planner.dqn.loads import Load, Loads
@@ -227,7 +228,7 @@ def _axis(size: int) -> float:
 def _part_again(sketches: Sketches, stage: StageChoice) -> float:
     known = sketches.sets.of(stage.start, stage.stop)
     now = Treatment.of(stage)
-    at = known.index(now) if now in known else 0
+    at = known.place(now)
     return at / max(1, len(known) - 1)
 
 

@@ -158,7 +158,8 @@ class Spreader:
 
 def _divides(graph: Graph, axis: str) -> Callable[[str], bool]:
     """Which tensors an axis may split, of those that are parameters."""
-    experts = {name for op in graph.ops if name_of(op) == EXPERTS for name in op.inputs}
+    ops = graph.ops if axis == "ep" else ()
+    experts = {name for op in ops if name_of(op) == EXPERTS for name in op.inputs}
 
     def divides(name: str) -> bool:
         if graph.tensors[name].kind is not Kind.PARAMETER or axis.startswith("tp"):

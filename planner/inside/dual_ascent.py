@@ -34,14 +34,15 @@ class _Side:
     """Per row: what the edge gave to the node; negative, what it got."""
     order: Ints
     starts: Ints
-    used: Ints
-    """Rows that some state takes, for `smallest`."""
+    used: Ints | slice
+    """Rows that some state takes, for `smallest`; most often all."""
 
     @classmethod
     def of(cls, node: int, of_state: Ints, size: int) -> "_Side":
         order = np.argsort(of_state, kind="stable")
         used, starts = np.unique(of_state[order], return_index=True)
-        return cls(node, of_state, np.zeros(size), order, starts, used)
+        rows = slice(None) if len(used) == size else used
+        return cls(node, of_state, np.zeros(size), order, starts, rows)
 
     def smallest(self, values: Floats) -> Floats:
         """Per row that is used: the least of its states' values."""
@@ -50,15 +51,18 @@ class _Side:
 
 @dataclass(slots=True)
 class _Edge:
+    """All of its rows are used; those who share a link's price may use few of its columns."""
+
     rows: _Side
     columns: _Side
     cost: Floats
 
     def rest(self) -> Floats:
         """Entries that can occur, with what was given away taken off."""
-        a, b = self.rows, self.columns
-        cost = self.cost[np.ix_(a.used, b.used)]
-        return np.asarray(cost - a.message[a.used, None] - b.message[None, b.used])
+        columns = self.columns
+        left = self.cost[:, columns.used] - self.rows.message[:, None]
+        left -= columns.message[columns.used]
+        return left
 
     def sides(self, node: int) -> tuple[_Side, _Side]:
         """The node's own side first."""
@@ -148,8 +152,8 @@ class Ascent:
             for edge in group:
                 rest = edge.rest()
                 own = edge.cost.copy()
-                cells = np.ix_(edge.rows.used, edge.columns.used)
-                own[cells] = np.minimum(own[cells], rest - rest.min())
+                used = edge.columns.used
+                own[:, used] = np.minimum(own[:, used], rest - rest.min())
                 spare.append(own)
             wanted = np.zeros(group[0].cost.shape[1])
             for edge in group:

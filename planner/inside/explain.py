@@ -144,7 +144,7 @@ def why_whole(graph: Graph, layouts: Sequence[BlockLayout]) -> tuple[str, ...]:
 def _whole(graph: Graph, block: Block, layout: BlockLayout, axis: str, size: int) -> Iterator[str]:
     ops = graph.block_ops(block)
     splits = {op.name for op in ops if _is_split(strategy_of(op, layout, axis))}
-    heavy = max(sum(op.flops for op in ops) / 10, sum(op.flops for op in graph.ops) / 100)
+    heavy = max(sum(op.flops for op in ops) / 10, graph.flops / 100)
     reported: set[str] = set()
     for op in sorted(ops, key=lambda op: -op.flops):
         counts = not splits or op.flops > heavy

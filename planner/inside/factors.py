@@ -95,7 +95,9 @@ def shard_of(rule: Rule, dims: Dims, split: Split, axis: AxisKind) -> Shard | No
 def single_splits(rule: Rule, split: Split) -> tuple[Split, ...]:
     """What a split does to single factors: the first that it stands for is split as it says, those
     that are split together with it in as many sections, or none if they must not have any."""
-    lead, *others = rule.together.get(split.factor, (split.factor,))
+    if split.factor not in rule.together:
+        return (split,)
+    lead, *others = rule.together[split.factor]
     followers = (Split(f, 1 if f in rule.plain else split.outer) for f in others)
     return (replace(split, factor=lead), *followers)
 

@@ -202,5 +202,7 @@ class _Maker:
 
 def _distinct(places: Places) -> tuple[Places, Ints]:
     """The places without repeats, and which of them each is."""
-    found, which = np.unique(places, axis=0, return_inverse=True)
-    return found, which.reshape(-1)
+    base = int(places.max(initial=0)) + 1
+    keys = places @ (base ** np.arange(places.shape[1] - 1, -1, -1))
+    _, first, which = np.unique(keys, return_index=True, return_inverse=True)
+    return places[first], which.reshape(-1)

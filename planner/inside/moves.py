@@ -7,6 +7,7 @@ the other axes leave of the value at that time.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -196,6 +197,7 @@ def _pairs(found: Sequence[Placement], value: Callable[[Placement, Placement], i
 _PRIMITIVES = tuple(Primitive)
 
 
+@cache
 def _kind(source: Placement, target: Placement) -> int:
     conversion = Conversion(source, target)
     forward = _PRIMITIVES.index(conversion.forward)

@@ -17,13 +17,13 @@ import numpy as np
 from meshwright.ir.plan import Plan
 from meshwright.planner.across.choice_space import Choices
 from meshwright.planner.across.frame_search import MESHES, Finalist, FrameSearch
+from meshwright.planner.across.ladder import Treatment
 from meshwright.planner.across.leaf_bound import LeafBound
 from meshwright.planner.across.pinned_meshes import pinned_choices
 from meshwright.planner.across.plain import plain_choices
 from meshwright.planner.across.refine import neighbours, other_schedules, treated
 from meshwright.planner.across.relaxation import Bound, Frame, Relaxation, frames
 from meshwright.planner.across.run_costs import RunCosts
-from meshwright.planner.across.treatments import Treatment
 from meshwright.planner.candidates import Choice, build_plan
 from meshwright.planner.objectives import rating
 from meshwright.planner.offers import TIE, Offer

@@ -1,7 +1,5 @@
 """Keys of blocks and ops: equal for equal work wherever it stands, different for different work."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -97,15 +95,15 @@ def op() -> LocalOp:
 def test_op_keys() -> None:
     weight = op().inputs[1]
     others = [
-        replace(op(), target="aten.mm.default"),
-        replace(op(), dtype="bfloat16"),
-        replace(op(), causal=True),
-        replace(op(), differentiable=False),
-        replace(op(), outputs=((4, 32),)),
-        replace(op(), inputs=(replace(op().inputs[0], requires_grad=False), weight)),
-        replace(op(), inputs=(replace(op().inputs[0], shape=(8, 4)), weight)),
+        op()._replace(target="aten.mm.default"),
+        op()._replace(dtype="bfloat16"),
+        op()._replace(causal=True),
+        op()._replace(differentiable=False),
+        op()._replace(outputs=((4, 32),)),
+        op()._replace(inputs=(op().inputs[0]._replace(requires_grad=False), weight)),
+        op()._replace(inputs=(op().inputs[0]._replace(shape=(8, 4)), weight)),
     ]
     found = {op_key(x) for x in (op(), *others)}
     assert len(found) == 1 + len(others)
     # A share of a larger op's flops is a rounding error away from those of a small one.
-    assert op_key(replace(op(), flops=1024.0000001, saved_bytes=7)) == op_key(op())
+    assert op_key(op()._replace(flops=1024.0000001, saved_bytes=7)) == op_key(op())

@@ -12,7 +12,8 @@ from meshwright.codegen.program import Param
 from meshwright.costmodel.comm import Level, collective_time
 from meshwright.costmodel.overheads import Overheads
 from meshwright.costmodel.program import Do, play
-from meshwright.costmodel.sync import BUCKET_BYTES, BlockTimes, Bucket, Held, Sync, buckets
+from meshwright.costmodel.sync import BUCKET_BYTES, BlockTimes, Bucket, Owned, Sync, buckets
+from meshwright.costmodel.sync import Param as OnRank
 from meshwright.costmodel.table import LAST, B, F, I, W
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.device import Link
@@ -58,32 +59,38 @@ def seconds(made: Sync, kind: int) -> float:
 
 
 HELD = st.lists(
-    st.builds(
-        Held,
+    st.tuples(
         st.lists(st.integers(0, 5), min_size=1, max_size=2).map(lambda x: tuple(sorted(set(x)))),
-        st.integers(1, 12).map(lambda n: n * BUCKET_BYTES // 4),
-        st.sampled_from(["float32", "float32", "bfloat16"]),
-        st.just(True),
+        st.builds(
+            OnRank,
+            st.integers(1, 12).map(lambda n: n * BUCKET_BYTES // 4),
+            st.sampled_from(["float32", "float32", "bfloat16"]),
+            st.just(True),
+        ),
     ),
     max_size=12,
 )
+"""Blocks that read a parameter, and the parameter."""
 
 
 @settings(max_examples=60, deadline=None)
 @given(HELD, st.sampled_from([0, BUCKET_BYTES]))
-def test_buckets_are_those_of_the_runtime(held: list[Held], limit: int) -> None:
+def test_buckets_are_those_of_the_runtime(
+    held: list[tuple[tuple[int, ...], OnRank]], limit: int
+) -> None:
     param = Param("", "", Kind.PARAMETER, (), "float32", True, (), (), ())
     slots = []
-    for h in held:
-        dtype = getattr(torch, h.dtype)
-        numel = h.nbytes // dtype.itemsize
+    for users, on_rank in held:
+        dtype = getattr(torch, on_rank.dtype)
+        numel = on_rank.nbytes // dtype.itemsize
         whole = nn.Parameter(torch.empty(numel, dtype=dtype, device="meta"))
-        slots.append(base.Slot(param, whole, h.users))
+        slots.append(base.Slot(param, whole, users))
     expected = [
         (min(s.owner for s in found), sum(s.whole.nbytes for s in found), len(found))
         for found in base.buckets(slots, limit)
     ]
-    assert [(b.owner, b.nbytes, b.tensors) for b in buckets(held, limit)] == expected
+    owned = [Owned.of([p for users, p in held if users[0] == block]) for block in range(6)]
+    assert [(b.owner, b.nbytes, b.tensors) for b in buckets(owned, limit)] == expected
     assert base.BUCKET_BYTES == BUCKET_BYTES
 
 
