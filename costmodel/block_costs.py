@@ -104,6 +104,8 @@ class BlockCosts:
         self._kept: dict[tuple[_Id, Policy], BlockCost] = {}
         self._makers: dict[_Id, Makers] = {}
         self._keys: dict[_Id, str] = {}
+        self._inputs: dict[str, tuple[bool, ...]] = {}
+        """Block -> which of its inputs get gradients."""
         self._hidden: dict[tuple[_Kind, Spot, OverlapLevel], Hidden] = {}
         self._joint: dict[_Id, dict[tuple[str, str], Price]] = {}
         self._halvable: dict[_Id, bool] = {}
@@ -239,7 +241,11 @@ class BlockCosts:
 
     def _id(self, block: Block, layout: BlockLayout, spot: Spot) -> _Id:
         # The first block of a pattern may read the batch where the others read activations.
-        trained = tuple(self._facts.graph.tensors[name].requires_grad for name in block.inputs)
+        trained = self._inputs.get(block.name)
+        if trained is None:
+            tensors = self._facts.graph.tensors
+            trained = tuple([tensors[name].requires_grad for name in block.inputs])
+            self._inputs[block.name] = trained
         kind = block.pattern, trained, self.layout_key(layout)
         if spot.dp > 1 and kind in self._apart:
             spot = replace(spot, dp=2, dp_levels=())

@@ -51,24 +51,25 @@ def leaving_s(computing_s: Sequence[float], copies_s: Sequence[float]) -> list[f
     now, ends, found = 0.0, [0.0, 0.0], []
     for own_s, copy in zip(computing_s, copies_s, strict=True):
         now += own_s
-        wait = max(0.0, ends[-2] - now) if copy else 0.0
+        wait = ends[-2] - now if copy and ends[-2] > now else 0.0
         now += wait
         found.append(wait)
         if copy:
-            ends.append(max(now, ends[-1]) + copy)
+            ends.append((now if now > ends[-1] else ends[-1]) + copy)
     return found
 
 
 def arriving_s(computing_s: Sequence[float], copies_s: Sequence[float]) -> list[float]:
     """Per block in order of the backward, for how long it waits before it runs."""
     now, ready, found = 0.0, 0.0, []
+    last = len(copies_s) - 1
     for i, own_s in enumerate(computing_s):
         if i == 0:
             ready = copies_s[0]
-        wait = max(0.0, ready - now) if copies_s[i] else 0.0
+        wait = ready - now if copies_s[i] and ready > now else 0.0
         now += wait
         found.append(wait)
-        if i + 1 < len(copies_s):  # asked for as this block begins
-            ready = max(now, ready) + copies_s[i + 1]
+        if i < last:  # asked for as this block begins
+            ready = (now if now > ready else ready) + copies_s[i + 1]
         now += own_s
     return found

@@ -1,5 +1,7 @@
 """Which kind of work an op is."""
 
+from functools import cache
+
 from meshwright.ir.device import OpClass
 
 _NAMES = {
@@ -39,12 +41,14 @@ COMPUTE = frozenset({OpClass.MATMUL, OpClass.ATTENTION, OpClass.CONVOLUTION, OpC
 """Classes whose efficiency is a share of peak FLOP/s; that of the others is one of bandwidth."""
 
 
+@cache
 def op_name(target: str) -> str:
     """`linear` of `aten.linear.default`."""
     parts = target.split(".")
     return parts[1] if len(parts) > 1 else parts[0]
 
 
+@cache
 def classify(target: str) -> OpClass:
     """The class of an op; what is not listed is elementwise."""
     return _CLASS.get(op_name(target), OpClass.ELEMENTWISE)

@@ -89,7 +89,7 @@ def stage_costs(tables: CostTables, plan: Plan, index: int) -> StageCosts:
     first, last = tables.block_index[stage.first], tables.block_index[stage.last]
     blocks = tables.graph.blocks[first : last + 1]
     layouts = layouts_of(plan, stage)
-    modes = tuple(mode_of(stage, block) for block in blocks)
+    modes = _modes(stage, blocks)
     candidates = [(tables.stage(blocks, layouts, modes, s), s) for s in spots(tables, stage)]
     cost, spot = max(candidates, key=lambda c: c[0].forward_s + c[0].backward_s)
     shard = stage.mesh.get("dp_shard", 1)
@@ -167,6 +167,19 @@ def _over_borders(
     return tuple(
         replace(more, again_s=one.forward_s) for more, one in zip(chained, found, strict=True)
     )
+
+
+def _modes(stage: Stage, blocks: Sequence[Block]) -> tuple[Mode, ...]:
+    """Of each block; those that are not named themselves are as their patterns."""
+    named = stage.saved.keys() | stage.recompute.keys()
+    known: dict[str, Mode] = {}
+    found = []
+    for block in blocks:
+        key = block.name if block.name in named else block.pattern
+        if key not in known:
+            known[key] = mode_of(stage, block)
+        found.append(known[key])
+    return tuple(found)
 
 
 def mode_of(stage: Stage, block: Block) -> Mode:

@@ -114,7 +114,7 @@ def _summed(costs: StageCosts) -> tuple[tuple[int, Levels], ...]:
     params, over = costs.cost.params, costs.cost.summed_over
     lines = zip(costs.spot.model, costs.spot.model_levels, strict=True)
     return tuple(
-        (sum(params[name] for name, axes in over.items() if axis in axes), levels)
+        (sum([params[name] for name, axes in over.items() if axis in axes]), levels)
         for (axis, _), levels in lines
     )
 

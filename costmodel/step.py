@@ -84,7 +84,7 @@ def take_step(
 def _alone(ending: Ending) -> float:
     """Seconds of an ending that finds the channel idle."""
     steps = (*ending.finish, *ending.publish)
-    own = sum(step.seconds for step in steps if step.do <= Do.TALK)
+    own = sum([step.seconds for step in steps if step.do <= Do.TALK])
     return own + ending.tied_s + ending.clip_s + ending.optimizer_s
 
 

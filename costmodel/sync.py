@@ -152,7 +152,7 @@ class Sync:
 
     @cached_property
     def trained_bytes(self) -> int:
-        return sum(bucket.nbytes for bucket in self.buckets)
+        return sum([bucket.nbytes for bucket in self.buckets])
 
     @cached_property
     def overlap(self) -> Overlap:
@@ -207,6 +207,7 @@ class Sync:
             talk(self.passage_backward_s if inputs else 0.0, "tensor"),
         ]
         reduces = weights and (last or self.zero >= 2)
+        known: dict[int, list[Step]] = {}
         before, own = None, list[Step]()
         for index in range(len(self.blocks) - 1, -1, -1):
             if self.zero == 3:
@@ -217,7 +218,9 @@ class Sync:
             found += own
             if reduces and index in self.owned:
                 for bucket in self.owned[index]:
-                    found += self._reduce(bucket.nbytes)
+                    if bucket.nbytes not in known:
+                        known[bucket.nbytes] = self._reduce(bucket.nbytes)
+                    found += known[bucket.nbytes]
         return found
 
     def _block_backward(
@@ -253,20 +256,32 @@ class Sync:
     def _gather(self, own: int, step: int) -> list[Step]:
         """Make the parameters of a block whole, and then begin with those after it; `step`: where
         the next one is."""
+        if not self.prefetch:
+            if own not in self._gathers:
+                self._gathers[own] = self._gather_one(own)
+            return self._gathers[own]
         found = []
         first = own == (0 if step > 0 else len(self.blocks) - 1)
-        if self.side_by_side and not self.prefetch:
-            found.append(talk(self.gathering(own).seconds, "gather"))
-        else:
-            if first or not self.prefetch:
-                found.append(self.gathering(own))
-            found.append(Step(Do.WAIT, 0.0, own, "gather"))
+        if first:
+            found.append(self.gathering(own))
+        found.append(Step(Do.WAIT, 0.0, own, "gather"))
         found.append(run(self._copy_s(2 * self.blocks[own].gathered_bytes), "gather"))
-        if self.prefetch:
-            for ahead in range(1, self.prefetch + 1) if first else (self.prefetch,):
-                if 0 <= own + ahead * step < len(self.blocks):
-                    found.append(self.gathering(own + ahead * step))
+        for ahead in range(1, self.prefetch + 1) if first else (self.prefetch,):
+            if 0 <= own + ahead * step < len(self.blocks):
+                found.append(self.gathering(own + ahead * step))
         return found
+
+    def _gather_one(self, own: int) -> list[Step]:
+        """Where nothing is gathered ahead."""
+        begins = self.gathering(own)
+        copies = run(self._copy_s(2 * self.blocks[own].gathered_bytes), "gather")
+        if self.side_by_side:
+            return [talk(begins.seconds, "gather"), copies]
+        return [begins, Step(Do.WAIT, 0.0, own, "gather"), copies]
+
+    @cached_property
+    def _gathers(self) -> dict[int, list[Step]]:
+        return {}
 
     def gathering(self, index: int) -> Step:
         """Begins to make a block's parameters whole."""

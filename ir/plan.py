@@ -5,6 +5,7 @@ Search makes it, a person may edit it, `ir.verify` checks it, codegen and runtim
 
 from collections.abc import Mapping
 from dataclasses import field
+from functools import lru_cache
 from importlib import import_module
 from math import prod
 from typing import TYPE_CHECKING, Literal
@@ -410,7 +411,13 @@ def param_key(block: Block, fqn: str) -> str:
 
 def model_mesh(mesh: Mapping[str, int]) -> ModelMesh:
     """The model axes of more than one rank, in canonical order."""
-    return tuple((axis, mesh[axis]) for axis in MODEL_AXES if mesh.get(axis, 1) > 1)
+    return _model_mesh(tuple(mesh.items()))
+
+
+@lru_cache(maxsize=4096)
+def _model_mesh(axes: tuple[tuple[str, int], ...]) -> ModelMesh:
+    sizes = dict(axes)
+    return tuple((axis, sizes[axis]) for axis in MODEL_AXES if sizes.get(axis, 1) > 1)
 
 
 def mesh_size(mesh: dict[str, int]) -> int:

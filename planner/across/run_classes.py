@@ -85,7 +85,8 @@ def _classes(problem: Problem, places: Sequence[int]) -> RunClasses:
     """Of runs from one of these places to another."""
     may_stop = frozenset(places)
     blocks = problem.graph.blocks
-    kinds = [kind_of_block(problem, block) for block in blocks]
+    numbers: dict[object, int] = {}
+    kinds = [numbers.setdefault(kind_of_block(problem, b), len(numbers)) for b in blocks]
     links = _links(problem, blocks)
     farthest = [max([back for _, back in own], default=0) for own in links]
     borders = [problem.tables.border_bytes(i) for i in range(len(blocks))] + [(0, 0)]
@@ -94,19 +95,24 @@ def _classes(problem: Problem, places: Sequence[int]) -> RunClasses:
     classes: dict[object, int] = {}
     index = np.full((len(blocks) + 1, len(blocks) + 1), -1, dtype=np.int64)
     examples: list[tuple[int, int]] = []
+    count = len(blocks)
     for start in places[:-1]:
         run = -1
-        for stop in range(start + 1, len(blocks) + 1):
+        for stop in range(start + 1, count + 1):
             within = links[stop - 1]
             if farthest[stop - 1] >= stop - start:
                 within = tuple([link for link in within if link[1] < stop - start])
-            run = known.setdefault((run, kinds[stop - 1], within), len(known))
+            key = run, kinds[stop - 1], within
+            if key not in known:
+                known[key] = len(known)
+            run = known[key]
             if stop not in may_stop:
                 continue
-            ends = start == 0, stop == len(blocks), borders[start], borders[stop]
-            index[start, stop] = classes.setdefault((run, ends), len(classes))
-            if len(classes) > len(examples):
+            made = run, start == 0, stop == count, borders[start], borders[stop]
+            if made not in classes:
+                classes[made] = len(classes)
                 examples.append((start, stop))
+            index[start, stop] = classes[made]
     starts, stops = np.array(examples, dtype=np.int64).T
     return RunClasses(starts, stops, index)
 

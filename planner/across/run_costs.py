@@ -3,8 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -23,6 +22,8 @@ from meshwright.planner.across.spans import Matrix, highest, sums, sums_of_named
 from meshwright.planner.candidates import recomputable
 from meshwright.planner.problem import Problem
 from meshwright.planner.saved_modes import pinned_policy
+
+T = TypeVar("T")
 
 
 class At(NamedTuple):
@@ -73,7 +74,12 @@ class RunCosts:
         self._layouts: dict[tuple[ModelMesh, str], dict[str, BlockLayout]] = {}
         self._alone: dict[tuple[ModelMesh, str, str], bool] = {}
         self._canonical: dict[At, At] = {}
-        self._costs: dict[At, tuple[BlockCost, ...]] = {}
+        self._each: dict[At, tuple[BlockCost, ...]] = {}
+        """Of the first block of each kind."""
+        self._costs: dict[At, list[BlockCost]] = {}
+        """Of all blocks."""
+        self._roots: dict[str, tuple[tuple[int, str], ...]] = {}
+        self._trained: dict[tuple[ModelMesh, str], list[int]] = {}
         self._states: dict[tuple[ModelMesh, str], State] = {}
         self._works: dict[tuple[At, str], Work] = {}
         self._modes = ModeCosts(problem)
@@ -112,13 +118,25 @@ class RunCosts:
             self._layouts[model, variant] = found
         return self._layouts[model, variant]
 
-    def block_costs(self, at: At) -> tuple[BlockCost, ...]:
+    def block_costs(self, at: At) -> list[BlockCost]:
+        """Of all blocks."""
         at = self.canonical(at)
         if at not in self._costs:
-            layouts = self.layouts(at.spot.model, at.variant)
-            each = [self._block_cost(b, layouts[b.pattern], at.spot) for b in self._first_of_kind]
-            self._costs[at] = tuple([each[kind] for kind in self._kind_numbers])
+            self._costs[at] = self._for_all(self._kind_costs(at))
         return self._costs[at]
+
+    def _kind_costs(self, at: At) -> tuple[BlockCost, ...]:
+        """Of each kind of block; `at` is canonical."""
+        if at not in self._each:
+            layouts = self.layouts(at.spot.model, at.variant)
+            self._each[at] = tuple(
+                [self._block_cost(b, layouts[b.pattern], at.spot) for b in self._first_of_kind]
+            )
+        return self._each[at]
+
+    def _for_all(self, each: Sequence[T]) -> list[T]:
+        """What each kind of block has, for all blocks."""
+        return [each[kind] for kind in self._kind_numbers]
 
     def _block_cost(self, block: Block, layout: BlockLayout, spot: Spot) -> BlockCost:
         policy = pinned_policy(self.problem, block.pattern) if self._asks(block) else ()
@@ -173,19 +191,21 @@ class RunCosts:
 
     def in_mode(self, at: At, mode: str) -> list[BlockCost]:
         """About the costs of all blocks: `keep`, `full` or a mode, where they can."""
-        layouts, known = self.layouts(at.spot.model, at.variant), {}
-        costs = self.block_costs(at)
-        for block, cost in zip(self.blocks, costs, strict=True):
-            key = block.pattern, id(cost)
+        return self._for_all(self._in_mode(self.canonical(at), mode))
+
+    def _in_mode(self, at: At, mode: str) -> list[BlockCost]:
+        """Of each kind of block."""
+        layouts = self.layouts(at.spot.model, at.variant)
+        found = []
+        for block, cost in zip(self._first_of_kind, self._kind_costs(at), strict=True):
             if mode == "keep" or block.pattern not in self._again:
-                known[key] = cost
-            elif key not in known and mode == "full":
-                known[key] = cost.recomputed()
-            elif key not in known:
+                found.append(cost)
+            elif mode == "full":
+                found.append(cost.recomputed())
+            else:
                 layout = layouts[block.pattern]
-                known[key] = self._modes.about(block, layout, at.spot, mode, cost)
-        pairs = zip(self.blocks, costs, strict=True)
-        return [known[block.pattern, id(cost)] for block, cost in pairs]
+                found.append(self._modes.about(block, layout, at.spot, mode, cost))
+        return found
 
     def work(self, at: At, mode: str) -> Work:
         at = self.canonical(at)
@@ -194,7 +214,7 @@ class RunCosts:
         return self._works[at, mode]
 
     def _work(self, at: At, mode: str) -> Work:
-        made = self.in_mode(at, mode)
+        made = self._in_mode(at, mode)
         spare = 1 - 1 / self.slow
         known = self.overheads(at)
         beside = [known.block_of(c.no_grad_s is not None) for c in made]
@@ -204,18 +224,19 @@ class RunCosts:
         forward = [
             c.forward_s - spare * c.comm_forward_s + o for c, o in zip(made, beside, strict=True)
         ]
-        inside = sums([c.saved_bytes for c in made]) + sums_of_named(
-            self._at_borders(made, self.blocks)
+        every = self._for_all(made)
+        inside = sums([c.saved_bytes for c in every]) + sums_of_named(
+            self._at_borders(every, self.blocks)
         )
         prelude_s, prelude_bytes = self._prelude(at)
-        forward_s = self.of(sums(forward)) + prelude_s + known.action_s
-        backward_s = self.of(sums(backward))
+        forward_s = self.of(sums(self._for_all(forward))) + prelude_s + known.action_s
+        backward_s = self.of(sums(self._for_all(backward)))
         return Work(
             forward_s + backward_s + known.action_s,
             forward_s,
             backward_s,
             self.of(inside) + prelude_bytes,
-            self.of(highest([c.workspace_bytes for c in made])),
+            self.of(highest([c.workspace_bytes for c in every])),
         )
 
     def _prelude(self, at: At) -> tuple[float, float]:
@@ -235,17 +256,24 @@ class RunCosts:
         self, costs: Sequence[BlockCost], blocks: Sequence[Block]
     ) -> list[dict[str, float]]:
         """Per block, what is kept of values that enter or leave it."""
-        facts = self.problem.tables.facts
         found = []
         for block, cost in zip(blocks, costs, strict=True):
-            names = chain(block.inputs, block.outputs)
+            if block.name not in self._roots:
+                self._roots[block.name] = self._roots_of(block)
+            sizes = cost.saved_inputs + cost.saved_outputs
             held: dict[str, float] = {}
-            for name, nbytes in zip(names, cost.saved_inputs + cost.saved_outputs, strict=True):
-                root = facts.roots[name]
-                if root not in facts.prelude_values:
-                    held[root] = max(nbytes, held.get(root, 0))
+            for place, root in self._roots[block.name]:
+                if root not in held or sizes[place] > held[root]:
+                    held[root] = sizes[place]
             found.append(held)
         return found
+
+    def _roots_of(self, block: Block) -> tuple[tuple[int, str], ...]:
+        """Places of the block's inputs and outputs that are no part of the prelude, with whose
+        memory they are."""
+        facts = self.problem.tables.facts
+        roots = [facts.roots[name] for name in (*block.inputs, *block.outputs)]
+        return tuple([(i, r) for i, r in enumerate(roots) if r not in facts.prelude_values])
 
     def state(self, at: At) -> State:
         key = (at.spot.model, at.variant)
@@ -265,12 +293,15 @@ class RunCosts:
         return self._states[key]
 
     def trained_per_block(self, at: At) -> list[int]:
-        trained = self.problem.tables.trained
-        return [
-            sum(n for name, n in zip(block.params, cost.param_bytes, strict=True)
-                if name in trained)
-            for block, cost in zip(self.blocks, self.block_costs(at), strict=True)
-        ]  # fmt: skip
+        key = (at.spot.model, at.variant)
+        if key not in self._trained:
+            trained = self.problem.tables.trained
+            self._trained[key] = [
+                sum([n for name, n in zip(block.params, cost.param_bytes, strict=True)
+                     if name in trained])
+                for block, cost in zip(self.blocks, self.block_costs(at), strict=True)
+            ]  # fmt: skip
+        return self._trained[key]
 
     def borders(self, at: At, link: Link | None) -> tuple[Matrix, Matrix]:
         """Bytes and seconds of a micro-batch into block k, per rank; nothing at the two ends. The

@@ -27,6 +27,8 @@ def balanced_shares(
     micro-batches whose activations the stage holds at once. Where memory holds no shares at all,
     those that are fastest, for the driver to refuse.
     """
+    if len(problem.tables.devices) == 1:
+        return ()
     replicas = _replicas(problem, stage)
     if len(set(replicas)) == 1:
         return ()

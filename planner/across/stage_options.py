@@ -37,7 +37,7 @@ class Figures(NamedTuple):
 
     def of(self, runs: Runs) -> "Figures":
         """Of some kinds of runs."""
-        return Figures(*(figure[:, runs] for figure in self))
+        return Figures(*[figure[:, runs] for figure in self])
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,8 @@ class StageTables:
         self._sites: dict[object, _Tiers] = {}
         self._entries: dict[object, Figures] = {}
         self._gathers: dict[object, tuple[Matrix, Matrix]] = {}
+        self._steps: dict[str, tuple[float, float]] = {}
+        """Of the optimizer on each type of device."""
 
     def options(
         self, start: int, size: int, num_microbatches: int, meshes: Sequence[Mesh]
@@ -222,18 +224,24 @@ class StageTables:
         return found - np.array([*seconds, 0.0])[:, None] if but_first else found
 
     def _optimizer_s(self, case: Case, state: State) -> Matrix:
-        """On the line through two points: it is about linear in bytes and tensors."""
-        device, mesh = self.problem.tables.devices[case.spot.device], case.mesh
-        name, profile = self.problem.optimizer, self.problem.tables.profile
+        mesh, device = case.mesh, case.spot.device
         kept = state.trained / (mesh.dp_shard if mesh.zero else 1)
-        few, many = _FEW, _MANY
-        low = optimizer_time(device, name, *few, profile).seconds
-        high = optimizer_time(device, name, *many, profile).seconds
-        more = optimizer_time(device, name, many[0], few[1], profile).seconds
-        per_byte = (high - more) / (many[1] - few[1])
-        per_tensor = (more - low) / (many[0] - few[0])
+        if device not in self._steps:
+            self._steps[device] = self._optimizer_line(device)
+        per_byte, per_tensor = self._steps[device]
         found: Matrix = (kept * per_byte + state.tensors * per_tensor) * self.runs.slow
         return found
+
+    def _optimizer_line(self, device: str) -> tuple[float, float]:
+        """Seconds per byte and per tensor: on the line through two points, as it is about linear
+        in both."""
+        tables, name = self.problem.tables, self.problem.optimizer
+        few, many = _FEW, _MANY
+        low, high, more = (
+            optimizer_time(tables.devices[device], name, *size, tables.profile).seconds
+            for size in (few, many, (many[0], few[1]))
+        )
+        return (high - more) / (many[1] - few[1]), (more - low) / (many[0] - few[0])
 
 
 def _undominated(entries: Sequence[Figures]) -> list[int]:

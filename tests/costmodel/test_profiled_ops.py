@@ -1,6 +1,5 @@
 """Op times from a profile: exact, interpolated, fitted; bands widen in that order."""
 
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -140,7 +139,7 @@ def test_what_the_profile_does_not_know_is_left_to_formulas() -> None:
     data = profile()
     device = calibrated_device(CPU, data)
     timer = ProfileTimer(data, device, key)
-    assert timer(replace(linear(64), target="aten.bmm.default"), device) is None
-    assert timer(replace(linear(64), dtype="float64"), device) is None
+    assert timer(linear(64)._replace(target="aten.bmm.default"), device) is None
+    assert timer(linear(64)._replace(dtype="float64"), device) is None
     assert timer(linear(128), DEVICES["l4"]) is None
-    assert timer(replace(linear(128), op_class=OpClass.VIEW), device) is None
+    assert timer(linear(128)._replace(op_class=OpClass.VIEW), device) is None
