@@ -11,17 +11,17 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 
-SEARCH_S = 3
-"""The column of a row with the seconds of the search."""
+CPU_S = 4
+"""The column of a row with the seconds that the process of the search had a core."""
 COLOUR = "#2b6cb0"
 GOALS = {"layers": 1.3, "devices": 2.0}
 """Times as long for four times as many."""
 
 
 def draw(rows: Mapping[str, str], path: Path) -> None:
-    """`rows`: of cases named "80 layers on 512", as a table has them."""
+    """CPU time; `rows`: of cases named "80 layers on 512", as a table has them."""
     points = [
-        (*map(int, re.findall(r"\d+", name)), float(line.split("|")[SEARCH_S]))
+        (*map(int, re.findall(r"\d+", name)), float(line.split("|")[CPU_S]))
         for name, line in rows.items()
     ]
     depth = sorted((layers, took) for layers, devices, took in points if devices == 512)
@@ -29,7 +29,7 @@ def draw(rows: Mapping[str, str], path: Path) -> None:
     figure, panels = pyplot.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
     _panel(panels[0], "layers", depth, "Llama-3-70B's layers on 512 devices")
     _panel(panels[1], "devices", width, "80 layers on more devices")
-    panels[0].set_ylabel("search, seconds")
+    panels[0].set_ylabel("search, CPU seconds")
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
 

@@ -4,7 +4,9 @@ python -m benchmarks.search_time [-o docs/results/search_time.md]
 """
 
 import argparse
+import cProfile
 import os
+import pstats
 import resource
 import subprocess
 import sys
@@ -17,7 +19,7 @@ from typing import Any
 import torch
 import transformers
 
-from benchmarks.search_growth import SEARCH_S, draw
+from benchmarks.search_growth import CPU_S, draw
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.trace import trace
 from meshwright.planner.search import search
@@ -92,23 +94,41 @@ class Taken:
     """Candidates, step, gap and plan as columns."""
 
 
-def run(case: Case, searcher: str) -> Taken:
-    """One case in this process."""
+def model_of(case: Case) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
+    """The model and a batch, on no device."""
     config = getattr(transformers, case.config)(**case.settings, use_cache=False)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
         ids = torch.zeros(case.batch, case.sequence, dtype=torch.long)
+    return model, {"input_ids": ids, "labels": ids}
+
+
+def cluster_of(case: Case) -> Cluster:
+    return Cluster.preset("h100-sxm", num_nodes=case.nodes, devices_per_node=8)
+
+
+def run(case: Case, searcher: str) -> Taken:
+    """One case in this process."""
+    model, batch = model_of(case)
     start = time.perf_counter()
-    graph = trace(model, {"input_ids": ids, "labels": ids})
+    graph = trace(model, batch)
     traced, cpu = time.perf_counter(), time.process_time()
-    cluster = Cluster.preset("h100-sxm", num_nodes=case.nodes, devices_per_node=8)
-    plan = search(graph, cluster, searcher=searcher, progress=False, time_limit_s=600)
+    plan = search(graph, cluster_of(case), searcher=searcher, progress=False, time_limit_s=600)
     end, cpu_s = time.perf_counter(), time.process_time() - cpu
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
     assert plan.predicted and plan.evidence
     found = plan.evidence
     rest = f"{found.candidates} | {plan.predicted.step_s:.2f} | {found.gap:.0%} | {name_of(plan)}"
     return Taken(traced - start, end - traced, cpu_s, peak, rest)
+
+
+def calls(case: Case, searcher: str) -> int:
+    """Function calls of the search, which do not depend on how fast the machine is."""
+    graph, profile = trace(*model_of(case)), cProfile.Profile()
+    profile.runcall(
+        search, graph, cluster_of(case), searcher=searcher, progress=False, time_limit_s=600
+    )
+    return int(pstats.Stats(profile).total_calls)  # type: ignore[attr-defined]
 
 
 HEAD = (
@@ -136,16 +156,31 @@ def rows(cases: dict[str, Case], searcher: str, turns: int = 1) -> dict[str, str
             done = subprocess.run(command, check=True, capture_output=True, text=True)
             lines.append(done.stdout.strip().splitlines()[-1])
             print(lines[-1], flush=True)
-    return {name: sorted(lines, key=search_s)[turns // 2] for name, lines in found.items()}
+    return {name: sorted(lines, key=cpu_s)[turns // 2] for name, lines in found.items()}
 
 
-def search_s(line: str) -> float:
-    return float(line.split("|")[SEARCH_S])
+def cpu_s(line: str) -> float:
+    return float(line.split("|")[CPU_S])
+
+
+def counted(searcher: str) -> str:
+    """Function calls of a shallow and a deep model's search, each in its process."""
+    found = []
+    for name in ("20 layers on 512", "80 layers on 512"):
+        command = [sys.executable, "-m", "benchmarks.search_time", "--searcher", searcher,
+                   "--calls", "--case", name]  # fmt: skip
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        found.append(int(done.stdout.split()[-1]))
+    few, many = found
+    return (
+        f"Function calls, which do not vary: {few / 1e6:.2f} million with 20 layers, "
+        f"{many / 1e6:.2f} million with 80: x{many / few:.2f}."
+    )
 
 
 def growth(found: dict[str, str]) -> str:
-    """By how much the time of a search grows."""
-    took = {name: search_s(line) for name, line in found.items()}
+    """By how much the CPU time of a search grows."""
+    took = {name: cpu_s(line) for name, line in found.items()}
     factors = [
         f"{what}: x{took[large] / took[small]:.2f}"
         for what, small, large in (
@@ -154,17 +189,21 @@ def growth(found: dict[str, str]) -> str:
             ("512 to 2,048 devices", "80 layers on 512", "80 layers on 2048"),
         )
     ]
-    return f"Time of the search, {', '.join(factors)}. The goals are x1.3 and x2."
+    return f"CPU time of the search, {', '.join(factors)}. The goals are x1.3 and x2."
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--case", choices=[*CASES, *GROWTH])
     parser.add_argument("--searcher", default="ilp")
+    parser.add_argument("--calls", action="store_true", help="count the case's function calls")
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
     if options.case:
         case = (CASES | GROWTH)[options.case]
+        if options.calls:
+            print(calls(case, options.searcher))
+            return
         print(row(options.case, case, run(case, options.searcher)))
         return
     text = [
@@ -176,7 +215,8 @@ def main() -> None:
         "", *HEAD, *rows(CASES, options.searcher).values(), "",
         "How the search of Llama-3-70B's layers grows with their number and with devices, the "
         f"middle of {TURNS} turns:", "",
-        *HEAD, *(grown := rows(GROWTH, options.searcher, TURNS)).values(), "", growth(grown),
+        *HEAD, *(grown := rows(GROWTH, options.searcher, TURNS)).values(), "", growth(grown), "",
+        counted(options.searcher),
     ]  # fmt: skip
     if options.output:
         picture = options.output.with_suffix(".png")

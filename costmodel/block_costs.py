@@ -113,6 +113,8 @@ class BlockCosts:
         self._walks: dict[tuple[str, str, ModelMesh, bool], Walk] = {}
         self._apart: set[_Kind] = set()
         """Blocks whose replicas have nothing to do with each other while they run."""
+        self._alike: dict[Spot, Spot] = {}
+        """Spots of such blocks -> one that stands for all numbers of replicas."""
         self._layout_keys: dict[int, tuple[BlockLayout, str]] = {}
         blocks = profile.blocks.values() if profile else ()
         self._samples = sorted({(record.tp, record.samples) for record in blocks})
@@ -248,7 +250,10 @@ class BlockCosts:
             self._inputs[block.name] = trained
         kind = block.pattern, trained, self.layout_key(layout)
         if spot.dp > 1 and kind in self._apart:
-            spot = replace(spot, dp=2, dp_levels=())
+            alike = self._alike.get(spot)
+            if alike is None:
+                alike = self._alike[spot] = replace(spot, dp=2, dp_levels=())
+            spot = alike
         return kind, spot
 
     def walk(self, block: Block, layout: BlockLayout, spot: Spot) -> Walk:

@@ -142,6 +142,8 @@ def _changes(
 
 
 def _change(name: str, source: Where, target: Where) -> Iterator[_Change]:
+    if source == target:
+        return
     if any(source.get(a, R) != target.get(a, R) for a in source.keys() | target.keys()):
         yield name, tuple(source.items()), tuple(target.items())
 

@@ -84,24 +84,24 @@ class LocalValues:
     elements: list[int] = field(default_factory=list)
 
     def number(self, name: str, where: Where) -> int:
-        return self.values.number(name, where)
+        """Shapes and elements of a value are there once it has a number here."""
+        found = self.values.number(name, where)
+        if found >= len(self.shapes):
+            self._reach(found + 1)
+        return found
 
-    def shape(self, number: int) -> Shape:
-        if number >= len(self.shapes):
-            self._reach(number)
-        return self.shapes[number]
+    @classmethod
+    def of(cls, values: Values, site: Site, samples: int) -> "LocalValues":
+        """All values that have a number, for so many samples."""
+        found = cls(values, site, samples)
+        found._reach(len(values.held))
+        return found
 
-    def nbytes(self, number: int, width: int) -> int:
-        """Of elements of so many bytes."""
-        if number >= len(self.shapes):
-            self._reach(number)
-        return self.elements[number] * width
-
-    def _reach(self, number: int) -> None:
-        values, site, samples = self.values, self.site, self.samples
-        first = len(self.shapes)
-        if samples:  # all that is known will be asked for
-            self.shapes += values.shapes_for(range(first, len(values.held)), site, samples)
+    def _reach(self, count: int) -> None:
+        numbers = range(len(self.shapes), count)
+        if self.samples:
+            made = self.values.shapes_for(numbers, self.site, self.samples)
         else:
-            self.shapes += [values.shape(i, site) for i in range(first, number + 1)]
-        self.elements += [prod(shape) for shape in self.shapes[first:]]
+            made = [self.values.shape(i, self.site) for i in numbers]
+        self.shapes += made
+        self.elements += [prod(shape) for shape in made]

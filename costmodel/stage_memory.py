@@ -220,7 +220,7 @@ class StageMemory:
             if self.zero == 3:
                 # While it is unpacked, the flat tensor is there beside the parameters.
                 found.append((0, saved, 2 * block.parameters, 0))
-                whole = self._whole(index)
+                whole = self._whole(index) if self.prefetch else block.parameters
             workspace = block.forward - block.saved
             saved += block.saved
             found.append((0, saved, whole, workspace))
@@ -282,7 +282,7 @@ class StageMemory:
             flat = newest + before if self.keeps_flat else newest
             moving = flat + newest_part + before_part
             if self.zero == 3:
-                gathered = self._whole(index, -1)
+                gathered = self._whole(index, -1) if self.prefetch else block.parameters
                 found.append((0, -freed, 2 * block.parameters + moving, 0))
             found.append((whole, -freed, gathered + moving, block.workspace))
             freed += block.saved

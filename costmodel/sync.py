@@ -73,8 +73,7 @@ class Held:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class Bucket:
+class Bucket(NamedTuple):
     """Gradients that move together."""
 
     owner: int
@@ -185,13 +184,14 @@ class Sync:
             run(self.overheads.action_s, "overhead"), run(self.prelude_s, "forward"),
             talk(self.passage_forward_s, "tensor"),
         ]  # fmt: skip
-        last, own = None, list[Step]()
+        made: dict[int, list[Step]] = {}
+        gathers = self._gathers(1)
         for index, block in enumerate(self.blocks):
-            if self.zero == 3:
-                found += self._gather(index, 1)
-            if block is not last:
-                last, own = block, self._block_forward(block)
-            found += own
+            if gathers:
+                found += gathers[index]
+            if id(block) not in made:
+                made[id(block)] = self._block_forward(block)
+            found += made[id(block)]
         return found
 
     def _block_forward(self, block: BlockTimes) -> list[Step]:
@@ -207,20 +207,21 @@ class Sync:
             talk(self.passage_backward_s if inputs else 0.0, "tensor"),
         ]
         reduces = weights and (last or self.zero >= 2)
-        known: dict[int, list[Step]] = {}
-        before, own = None, list[Step]()
+        made: dict[int, list[Step]] = {}
+        reduced: dict[int, list[Step]] = {}
+        gathers = self._gathers(-1)
         for index in range(len(self.blocks) - 1, -1, -1):
-            if self.zero == 3:
-                found += self._gather(index, -1)
+            if gathers:
+                found += gathers[index]
             block = self.blocks[index]
-            if block is not before:
-                before, own = block, self._block_backward(block, inputs, weights, last)
-            found += own
+            if id(block) not in made:
+                made[id(block)] = self._block_backward(block, inputs, weights, last)
+            found += made[id(block)]
             if reduces and index in self.owned:
                 for bucket in self.owned[index]:
-                    if bucket.nbytes not in known:
-                        known[bucket.nbytes] = self._reduce(bucket.nbytes)
-                    found += known[bucket.nbytes]
+                    if bucket.nbytes not in reduced:
+                        reduced[bucket.nbytes] = self._reduce(bucket.nbytes)
+                    found += reduced[bucket.nbytes]
         return found
 
     def _block_backward(
@@ -253,13 +254,32 @@ class Sync:
             ]  # fmt: skip
         return [run(compute_s, what), talk(tensor_s, "tensor")]
 
+    def _gathers(self, step: int) -> list[list[Step]]:
+        """Level 3: what makes the parameters of each block whole; `step`: where the next one is.
+        None at other levels."""
+        if self.zero < 3:
+            return []
+        if self.prefetch:
+            return [self._gather(own, step) for own in range(len(self.blocks))]
+        return self._gathers_alone
+
+    @cached_property
+    def _gathers_alone(self) -> list[list[Step]]:
+        """Where nothing is gathered ahead."""
+        found, copies = [], dict[int, Step]()
+        for own, block in enumerate(self.blocks):
+            n = block.gathered_bytes
+            if n not in copies:
+                copies[n] = run(self.overheads.copy_s(2 * n), "gather")
+            begins = self.gathering(own)
+            if self.side_by_side:
+                found.append([talk(begins.seconds, "gather"), copies[n]])
+            else:
+                found.append([begins, Step(Do.WAIT, 0.0, own, "gather"), copies[n]])
+        return found
+
     def _gather(self, own: int, step: int) -> list[Step]:
-        """Make the parameters of a block whole, and then begin with those after it; `step`: where
-        the next one is."""
-        if not self.prefetch:
-            if own not in self._gathers:
-                self._gathers[own] = self._gather_one(own)
-            return self._gathers[own]
+        """Make the parameters of a block whole, and then begin with those after it."""
         found = []
         first = own == (0 if step > 0 else len(self.blocks) - 1)
         if first:
@@ -270,18 +290,6 @@ class Sync:
             if 0 <= own + ahead * step < len(self.blocks):
                 found.append(self.gathering(own + ahead * step))
         return found
-
-    def _gather_one(self, own: int) -> list[Step]:
-        """Where nothing is gathered ahead."""
-        begins = self.gathering(own)
-        copies = run(self._copy_s(2 * self.blocks[own].gathered_bytes), "gather")
-        if self.side_by_side:
-            return [talk(begins.seconds, "gather"), copies]
-        return [begins, Step(Do.WAIT, 0.0, own, "gather"), copies]
-
-    @cached_property
-    def _gathers(self) -> dict[int, list[Step]]:
-        return {}
 
     def gathering(self, index: int) -> Step:
         """Begins to make a block's parameters whole."""
@@ -342,32 +350,37 @@ class Sync:
         `summed`: bytes of gradients that are summands on a model axis, and its links.
         """
         yield Step(Do.WAIT_ALL, 0.0, 0, "gradients")
-        for bucket in self.buckets if self.zero else ():
+        for bucket in self.buckets if self.zero and self.replicate_levels else ():
             part = bucket.nbytes / self.shard
-            yield talk(self._replicas_s(part), "gradients")
+            seconds = collective_time(Primitive.ALL_REDUCE, part, self.replicate_levels)
+            yield talk(seconds, "gradients")
         for nbytes, levels in summed:
             held = nbytes / (self.shard if self.zero else 1)
             if held:
                 yield talk(collective_time(Primitive.ALL_REDUCE, held, levels), "gradients")
                 yield run(self.overheads.copy_s(4 * held), "gradients")
 
-    def _replicas_s(self, nbytes: float) -> float:
-        levels = self.replicate_levels
-        return collective_time(Primitive.ALL_REDUCE, nbytes, levels) if levels else 0.0
-
     def publish(self) -> Iterator[Step]:
         """From the optimizer's step to the next forward."""
+        known: dict[int, list[Step]] = {}
         for bucket in self.buckets:
-            n = bucket.nbytes
-            if self.zero in (1, 2):
-                own = n / self.shard
-                packed = own if self.updates else self._packed(own)
-                yield run(self._copy_s(packed), "gather")
-                seconds = self._collective_s(Primitive.ALL_GATHER, n, self.shard_levels)
-                yield talk(seconds, "gather")
-                yield run(self._copy_s(2 * n), "gather")
-            elif self.zero == 0 and self.dp:
-                yield run(self._copy_s(n), "gradients")  # zeros to add to
+            if bucket.nbytes not in known:
+                known[bucket.nbytes] = self._published(bucket.nbytes)
+            yield from known[bucket.nbytes]
+
+    def _published(self, n: int) -> list[Step]:
+        """Of a bucket of `n` bytes."""
+        if self.zero in (1, 2):
+            own = n / self.shard
+            packed = own if self.updates else self._packed(own)
+            seconds = self._collective_s(Primitive.ALL_GATHER, n, self.shard_levels)
+            return [
+                run(self._copy_s(packed), "gather"),
+                talk(seconds, "gather"), run(self._copy_s(2 * n), "gather"),
+            ]  # fmt: skip
+        if self.zero == 0 and self.dp:
+            return [run(self._copy_s(n), "gradients")]  # zeros to add to
+        return []
 
 
 _Steps = Callable[[], list[Step]]

@@ -160,15 +160,15 @@ class CostTables:
 
     def links(self, source: Stage, target: Stage) -> frozenset[Link]:
         """Links between the ranks of two stages that talk to each other, taking shares as even."""
-        ours, theirs = source.model_size, target.model_size
+        ours, theirs, dp, others = source.model_size, target.model_size, source.dp, target.dp
         key = (source.devices, ours, target.devices, theirs)
         if key not in self._links:
             self._links[key] = frozenset(
                 self.cluster.link(
-                    source.devices[dp * source.dp // target.dp * ours + i % ours],
-                    target.devices[dp * theirs + i],
+                    source.devices[to * dp // others * ours + i % ours],
+                    target.devices[to * theirs + i],
                 )
-                for dp in range(target.dp)
+                for to in range(others)
                 for i in range(theirs)
             )
         return self._links[key]

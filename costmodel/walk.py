@@ -77,7 +77,7 @@ class Walk(Trace):
             self.facts, site, self.timer, self.placed, self.converted, self.storage, self.used,
             self.script,
         )  # fmt: skip
-        new.local = LocalValues(self.local.values, site, samples)
+        new.local = LocalValues.of(self.local.values, site, samples)
         for step in self.script:
             if isinstance(step, MoveStep):
                 new._pay(step)
@@ -86,16 +86,16 @@ class Walk(Trace):
         return new
 
     def shape(self, name: str, where: Where) -> Shape:
-        return self.local.shape(self.local.number(name, where))
+        return self.local.shapes[self.local.number(name, where)]
 
     def nbytes(self, name: str, where: Where, dtype: str = "") -> int:
         width = DTYPE_BYTES[dtype or self.facts.dtypes[name]]
-        return self.local.nbytes(self.local.number(name, where), width)
+        return self.local.elements[self.local.number(name, where)] * width
 
     def _pay(self, step: MoveStep) -> None:
         """The price of a conversion, for one micro-batch."""
         axis, conversion, line = step.axis, step.conversion, self.site.axes[step.axis]
-        whole = self.local.nbytes(step.whole, DTYPE_BYTES[self.facts.dtypes[step.name]])
+        whole = self.local.elements[step.whole] * DTYPE_BYTES[self.facts.dtypes[step.name]]
         if line.shares and step.splits:
             whole = whole * sum(line.shares) // line.whole
         self.trail.append(Move(step.name, axis, conversion, line.size, whole))
@@ -112,9 +112,9 @@ class Walk(Trace):
             self.clock.sources.update(level.link.source for level in levels)
 
     def _price(self, step: OpStep) -> None:
-        share = 1.0
+        share, elements = 1.0, self.local.elements
         for value, dim, size in step.parts:
-            share *= self.local.shape(value)[dim] / size
+            share *= self.local.shapes[value][dim] / size
         local = self._local(step, share)
         self.trail.append(Step(step.op, local, step.strategies))
         time = op_time(local, self.site.device, self.timer)
@@ -127,7 +127,7 @@ class Walk(Trace):
         if step.op_class is not OpClass.VIEW:
             operands = sum([i.nbytes for i in local.inputs if not i.is_param])
             # In backward the gradients of gathered parameters take the same room.
-            operands += sum([self.local.nbytes(*value) for value in step.gathered])
+            operands += sum([elements[value] * width for value, width in step.gathered])
             self.workspace = max(self.workspace, operands + local.output_bytes)
         self._save(step, share)
 
@@ -173,7 +173,8 @@ class Walk(Trace):
 
     def _local(self, step: OpStep, share: float) -> LocalOp:
         op, sections = step.op, step.sections
-        backward = sum([self.local.nbytes(*value) for value in step.backward])
+        shapes, elements = self.local.shapes, self.local.elements
+        backward = sum([elements[value] * width for value, width in step.backward])
         return LocalOp(
             op.target,
             step.op_class,
@@ -181,15 +182,15 @@ class Walk(Trace):
             # Of queries in n sections the last rank sees so much of the keys.
             op.flops * share * ((sections + 1) / (2 * sections) if sections else 1.0),
             tuple([self._local_input(operand) for operand in step.inputs]),
-            tuple([self.local.shape(value) for value, _ in step.outputs]),
-            sum([self.local.nbytes(*value) for value in step.outputs]),
+            tuple([shapes[value] for value, _ in step.outputs]),
+            sum([elements[value] * width for value, width in step.outputs]),
             step.has_gradient,
             backward + round(op.saved_extra_bytes * share),
             step.is_causal and not sections,
         )
 
     def _local_input(self, operand: Operand) -> LocalInput:
-        shape, elements = self.local.shape(operand.value), self.local.elements[operand.value]
+        shape, elements = self.local.shapes[operand.value], self.local.elements[operand.value]
         nbytes = elements * operand.width
         return LocalInput(
             shape, nbytes, operand.requires_grad, operand.is_param,
@@ -203,6 +204,6 @@ class Walk(Trace):
             if nbytes := self.apart.get((op.name, self.facts.roots[kept.name])):
                 self.saved[op.name, kept.name, ()] = nbytes
             elif kept.key:
-                self.saved[kept.key] = self.local.nbytes(kept.value, kept.width)
+                self.saved[kept.key] = self.local.elements[kept.value] * kept.width
         if op.saved_extra_bytes and step.has_gradient:
             self.saved[op.name, "extra", ()] = round(op.saved_extra_bytes * share)

@@ -1,5 +1,6 @@
 """Whether a block layout can be true of its block: texts parse, arities match, splits fit."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 
@@ -205,9 +206,10 @@ def tied_problems(graph: Graph, layouts: Sequence[tuple[Block, BlockLayout]]) ->
     """Parameters that several blocks of one stage store differently."""
     stored: dict[tuple[str, str], tuple[str, str]] = {}
     found: list[str] = []
+    readers = Counter([name for block, _ in layouts for name in block.params])
     for block, layout in layouts:
         for name in block.params:
-            if graph.tensors[name].kind is not Kind.PARAMETER:
+            if readers[name] == 1 or graph.tensors[name].kind is not Kind.PARAMETER:
                 continue
             axes = layout.parameters.get(param_key(block, graph.tensors[name].fqn), {})
             for axis, _ in layout.model:

@@ -2,7 +2,7 @@
 
 import os
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
@@ -101,8 +101,10 @@ class Cluster:
         """Device type name of each rank."""
         return tuple(name for node in self.nodes for name in node.devices)
 
-    def types_of(self, ranks: Iterable[int]) -> tuple[DeviceType, ...]:
+    def types_of(self, ranks: Sequence[int]) -> tuple[DeviceType, ...]:
         """The distinct device types of some ranks."""
+        if len(self.device_types) == 1 and ranks:
+            return self.device_types
         found = dict.fromkeys(map(self.device_names.__getitem__, ranks))
         return tuple(self._types[name] for name in found)
 

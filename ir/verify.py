@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import combinations
 from typing import Literal
 
@@ -13,7 +14,15 @@ from meshwright.ir.fusions import KERNELS
 from meshwright.ir.graph import Block, Graph
 from meshwright.ir.keeping import makers, torn, unknown
 from meshwright.ir.layout import balanced
-from meshwright.ir.plan import MESH_AXES, MODEL_AXES, ModelMesh, Plan, Stage, mesh_size
+from meshwright.ir.plan import (
+    MESH_AXES,
+    MODEL_AXES,
+    ModelMesh,
+    Plan,
+    ScheduleTable,
+    Stage,
+    mesh_size,
+)
 from meshwright.ir.schedule import EARLY, Schedule, Work, check_schedule
 
 STAGE_AXES = ("dp_replicate", "dp_shard", *MODEL_AXES)
@@ -62,12 +71,18 @@ def _near(name: str, known: Iterable[str]) -> str:
 
 def _parsed(plan: Plan) -> Schedule | None:
     """The schedule, if it is legal and of the plan's stages."""
+    schedule = _legal(plan.schedule)
+    return schedule if schedule and schedule.num_stages == len(plan.stages) else None
+
+
+@lru_cache(maxsize=64)
+def _legal(table: ScheduleTable) -> Schedule | None:
     try:
-        schedule = plan.schedule.parse()
+        schedule = table.parse()
         check_schedule(schedule)
     except PlanError:
         return None
-    return schedule if schedule.num_stages == len(plan.stages) else None
+    return schedule
 
 
 def _kernels(plan: Plan) -> Iterator[Finding]:
@@ -168,12 +183,13 @@ def _devices(plan: Plan) -> Iterator[Finding]:
         yield Finding("devices", message, f"ranks 0 to {len(used) - 1}")
     schedule = _parsed(plan)
     owners = [schedule.rank_of(s) if schedule else s for s in range(len(plan.stages))]
-    for (i, a), (j, b) in combinations(enumerate(plan.stages), 2):
-        if owners[i] == owners[j] and set(a.devices) != set(b.devices):
+    groups = [frozenset(stage.devices) for stage in plan.stages]
+    for (i, a), (j, b) in combinations(enumerate(groups), 2):
+        if owners[i] == owners[j] and a != b:
             message = f"stages {i} and {j} are on one pipeline rank but on different devices"
             yield Finding("devices", message)
-        if owners[i] != owners[j] and set(a.devices) & set(b.devices):
-            shared = sorted(set(a.devices) & set(b.devices))[:4]
+        if owners[i] != owners[j] and not a.isdisjoint(b):
+            shared = sorted(a & b)[:4]
             message = f"stages {i} and {j} are on two pipeline ranks but share devices {shared}"
             yield Finding("devices", message)
 
@@ -392,8 +408,9 @@ def _cluster(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
 def _memory(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
     if plan.predicted is None or len(plan.predicted.stages) != len(plan.stages):
         return
+    count = cluster.num_devices
     for i, (stage, predicted) in enumerate(zip(plan.stages, plan.predicted.stages, strict=True)):
-        inside = [rank for rank in stage.devices if 0 <= rank < cluster.num_devices]
+        inside = [rank for rank in stage.devices if 0 <= rank < count]
         # The figure is of the rank with least to spare: which one, only a cost model knows.
         room = max((device.usable_bytes for device in cluster.types_of(inside)), default=0)
         if predicted.memory.used_bytes > room:

@@ -14,8 +14,7 @@ from meshwright.planner.problem import Problem
 
 def is_mixed(problem: Problem, stage: Stage) -> bool:
     """Whether the stage is on devices of several types."""
-    names = problem.tables.device_names
-    return len({names[rank] for rank in stage.devices}) > 1
+    return len(problem.tables.cluster.types_of(stage.devices)) > 1
 
 
 def tightest(problem: Problem, plan: Plan) -> tuple[tuple[RankMemory, int], ...]:

@@ -36,6 +36,8 @@ class Places:
     def __init__(self, problem: Problem, order: Order) -> None:
         self.problem, self.order = problem, order
         self._ways: dict[Link, int] = {}
+        self._links: dict[int, Link | None] = {}
+        """From the group before a place."""
         self.natural = order == tuple(range(len(order)))
 
     @cached_property
@@ -66,9 +68,11 @@ class Places:
     def link(self, start: int, size: int) -> Link | None:
         """To the group behind."""
         end = start + size
-        if end >= len(self.order):
-            return None
-        return self.problem.cluster.link(self.order[end - 1], self.order[end])
+        if end not in self._links:
+            inside = end < len(self.order)
+            ranks = self.order[end - 1 : end + 1]
+            self._links[end] = self.problem.cluster.link(*ranks) if inside else None
+        return self._links[end]
 
     def way(self, start: int, size: int) -> int:
         """A number of the tier that leads to the group behind; 0 at the end."""

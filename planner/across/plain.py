@@ -70,4 +70,4 @@ def _times(runs: RunCosts, samples: int, mesh: Mesh) -> list[float]:
     levels = tables.model_levels(tuple(range(width)), mesh.model)
     replicas = tables.levels(tuple(range(0, mesh.size, width)))
     spot = Spot(samples, mesh.dp, mesh.model, tables.device_names[0], replicas, levels)
-    return [cost.forward_s + cost.backward_s for cost in runs.block_costs(At(spot, ""))]
+    return runs.block_s(At(spot, ""))

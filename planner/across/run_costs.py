@@ -134,6 +134,11 @@ class RunCosts:
             )
         return self._each[at]
 
+    def block_s(self, at: At) -> list[float]:
+        """Seconds of a micro-batch in each block, forward and back."""
+        each = self._kind_costs(self.canonical(at))
+        return self._for_all([cost.forward_s + cost.backward_s for cost in each])
+
     def _for_all(self, each: Sequence[T]) -> list[T]:
         """What each kind of block has, for all blocks."""
         return [each[kind] for kind in self._kind_numbers]

@@ -185,6 +185,8 @@ class Treatments:
         seconds = nbytes = 0.0
         for group, modes in zip(groups, step, strict=True):
             for mode, count in Counter(modes).items():
+                if not mode:
+                    continue
                 own = self.saving(group[0], mode)
                 seconds, nbytes = seconds + count * own.seconds, nbytes + count * own.nbytes
                 if mode == "offload":

@@ -64,23 +64,29 @@ class _Greedy:
         self.period_s = self.base_s * rules.period
         forward, backward = way_s(task)
         put_off = min(rules.delay, _LATEST) * self.base_s
-        self.due = {
-            F: forward,
-            I: backward,
-            W: tuple(b + s[I] + put_off for b, s in zip(backward, task.seconds, strict=True)),
-        }
+        self.due_forward, self.due_input = forward, backward
+        self.due_weight = tuple(
+            b + s[I] + put_off for b, s in zip(backward, task.seconds, strict=True)
+        )
         moves = max(sum(task.seconds[s][F] + task.seconds[s][I] for s in own) for own in task.held)
         self.most_ahead = [
             count if rules.lead is None else ceil((b + s[I] - f) / moves - 1e-9) + rules.lead
             for f, b, s in zip(forward, backward, task.seconds, strict=True)
         ]
         """Per stage, forwards ahead of backwards."""
-        self.count = {kind: [0] * num_stages for kind in (F, I, W)}
+        self.forwards, self.inputs, self.weights = ([0] * num_stages for _ in range(3))
+        """Per stage, how many have been taken; weight halves that are part of whole backwards are
+        counted when the next one is looked for."""
         self.split = [[False] * count for _ in range(num_stages)]
         """Of each backward that has begun, whether it is in halves."""
-        self.made = {kind: [[_NEVER] * count for _ in range(num_stages)] for kind in (F, I)}
+        self.from_before, self.from_next = (0.0, *task.sends_s[:-1]), task.sends_s
+        """Per stage, seconds of a message of a forward and of a backward to it."""
+        self.made_forward, self.made_input = (
+            [[_NEVER] * count for _ in range(num_stages)] for _ in range(2)
+        )
         """When what a forward or backward needs of its neighbour is there to be sent."""
-        self.made[F][0] = [0.0] * count
+        self.made_forward[0] = [0.0] * count
+        self.saved = [stage.saved_bytes for stage in task.stages]
         self.free = list(task.release)
         self.asked = list(task.release)
         """A rank asks for a message when it starts the action before."""
@@ -98,91 +104,100 @@ class _Greedy:
 
     def _decide(self, now: float, rank: int) -> None:
         """Take an action, or wait for what is known to come."""
-        own = self.task.held[rank]
-        weights = [(stage, self._next_weight(stage)) for stage in own]
+        weights = [
+            (number * self.period_s + self.due_weight[stage], W, stage, number)
+            for stage in self.task.held[rank]
+            if (number := self._next_weight(stage)) < self.inputs[stage]
+        ]
         ready, soonest = self._moves(now, rank)
         patient = not ready
-        ready += [
-            (number * self.period_s + self.due[W][stage], W, stage, number)
-            for stage, number in weights
-            if number is not None
-        ]
+        ready += weights
         if ready:
             _, kind, stage, number = min(ready)
-            late = now + self.task.seconds[stage][W] * (1 - self.rules.late) > soonest
-            if not (patient and late):
+            if not patient or not self._is_late(now, stage, soonest):
                 self._take(now, rank, kind, stage, number)
                 return
         if soonest < _NEVER:
             heappush(self.heap, (soonest, rank))
 
+    def _is_late(self, now: float, stage: int, soonest: float) -> bool:
+        """Whether a weight half would keep waiting what is known to come."""
+        return now + self.task.seconds[stage][W] * (1 - self.rules.late) > soonest
+
     def _moves(self, now: float, rank: int) -> tuple[list[tuple[float, int, int, int]], float]:
-        """Forwards and backwards that can start now, by due date, and when the next one can."""
+        """Forwards and backwards that can start now, by due date, and when the next one can. It is
+        called for each action, and calls little."""
         ready, soonest = [], _NEVER
+        count, period_s, asked = self.task.num_microbatches, self.period_s, self.asked[rank]
         for stage in self.task.held[rank]:
-            for kind in (I, F):
-                number = self.count[kind][stage]
-                if number == self.task.num_microbatches or (kind == F and not self._fits(stage)):
-                    continue
-                at = self._arrival(rank, kind, stage, number)
+            number = self.inputs[stage]
+            if number < count:
+                at, send_s = self.made_input[stage][number], self.from_next[stage]
+                if send_s:
+                    at = (at if at > asked else asked) + send_s
                 if at <= now:
-                    due = number * self.period_s + self.due[kind][stage]
-                    ready.append((due, kind, stage, number))
+                    ready.append((number * period_s + self.due_input[stage], I, stage, number))
+                elif at < soonest:
+                    soonest = at
+            number = self.forwards[stage]
+            if number < count and self._fits(rank, stage):
+                at, send_s = self.made_forward[stage][number], self.from_before[stage]
+                if send_s:
+                    at = (at if at > asked else asked) + send_s
+                if at <= now:
+                    ready.append((number * period_s + self.due_forward[stage], F, stage, number))
                 elif at < soonest:
                     soonest = at
         return ready, soonest
 
-    def _arrival(self, rank: int, kind: int, stage: int, number: int) -> float:
-        made = self.made[kind][stage][number]
-        sender = stage - 1 if kind == F else stage + 1
-        if not 0 <= sender < len(self.task.stages):
-            return made
-        send_s = self.task.sends_s[min(stage, sender)]
-        return max(made, self.asked[rank]) + send_s if send_s else made
-
-    def _fits(self, stage: int) -> bool:
+    def _fits(self, rank: int, stage: int) -> bool:
         """Whether a forward finds memory."""
-        if self.count[F][stage] - self.count[I][stage] >= self.most_ahead[stage]:
+        begun = self.forwards[stage]
+        if begun - self.inputs[stage] >= self.most_ahead[stage]:
             return False
-        rank = self.task.placement[stage]
-        saved = self.task.stages[stage].saved_bytes
-        left = self._owed(rank, stage if self._oldest(rank) == self.count[F][stage] else -1)
-        room = self.task.capacity[rank] - self.held[rank] - saved - left
-        return room >= 0 and self._lets_on(rank, stage)
+        capacity = self.task.capacity[rank]
+        room = capacity - self.held[rank] - self.saved[stage]
+        if room < 0:
+            return False
+        own = self.task.held[rank]
+        if len(own) == 1:  # it owes nothing else
+            return begun + 1 == self.task.num_microbatches or self.saved[stage] <= capacity
+        oldest = min([self.weights[s] for s in own])
+        owed = self._owed(rank, oldest, stage if oldest == begun else -1)
+        return room >= owed and self._lets_on(rank, stage)
 
     def _lets_on(self, rank: int, stage: int) -> bool:
         """Whether after a forward of the stage the first micro-batch that the rank has not taken
         through all its stages finds memory, once those before it are gone."""
-        begun = {s: self.count[F][s] + (s == stage) for s in self.task.held[rank]}
-        first = min(begun.values())
+        own = self.task.held[rank]
+        begun = [self.forwards[s] + (s == stage) for s in own]
+        first = min(begun)
         if first == self.task.num_microbatches:
             return True
-        held = sum(
-            self.task.stages[s].saved_bytes * max(1, count - first) for s, count in begun.items()
-        )
+        held = 0.0
+        for s, count in zip(own, begun, strict=True):
+            held += self.saved[s] * (count - first if count > first else 1)
         return held <= self.task.capacity[rank]
 
-    def _oldest(self, rank: int) -> int:
-        """The first micro-batch that the rank is not done with."""
-        return min(self.count[W][stage] for stage in self.task.held[rank])
+    def _owed(self, rank: int, oldest: int, but: int = -1) -> float:
+        """Bytes that the oldest micro-batch, the first that the rank is not done with, will still
+        take, stage `but` left out. They are kept for it: so it always comes to its end, and no rank
+        waits for ever."""
+        owed = 0.0
+        for stage in self.task.held[rank]:
+            if stage != but and self.forwards[stage] <= oldest:
+                owed += self.saved[stage]
+        return owed
 
-    def _owed(self, rank: int, but: int = -1) -> int:
-        """Bytes that the oldest micro-batch will still take, stage `but` left out. They are kept
-        for it: so it always comes to its end, and no rank waits for ever."""
-        oldest = self._oldest(rank)
-        return sum(
-            self.task.stages[stage].saved_bytes
-            for stage in self.task.held[rank]
-            if stage != but and self.count[F][stage] <= oldest
-        )
-
-    def _next_weight(self, stage: int) -> int | None:
-        """The micro-batch whose weight half is next, if its input half is over."""
-        number, split = self.count[W][stage], self.split[stage]
-        while number < self.count[I][stage] and not split[number]:
-            number += 1
-        self.count[W][stage] = number
-        return number if number < self.count[I][stage] else None
+    def _next_weight(self, stage: int) -> int:
+        """The micro-batch whose weight half is next; if its input half is not over, it has none."""
+        number, over = self.weights[stage], self.inputs[stage]
+        if number < over:
+            split = self.split[stage]
+            while number < over and not split[number]:
+                number += 1
+            self.weights[stage] = number
+        return number
 
     def _take(self, now: float, rank: int, kind: int, stage: int, number: int) -> None:
         if kind == I and not self._halves(rank, stage):
@@ -190,34 +205,42 @@ class _Greedy:
         end = now + self.task.seconds[stage][kind]
         self.asked[rank], self.free[rank] = now, end
         self.rows[rank].append((stage, kind))
-        self.left -= kind != W
         if kind == F:
-            self.held[rank] += self.task.stages[stage].saved_bytes
-            self._pass_on(end, F, stage + 1, number)
-        elif kind in (B, I):
-            self._pass_on(end, I, stage - 1, number)
-        self.count[I if kind == B else kind][stage] += 1
-        if kind == I:
-            self.split[stage][number] = True
-            self.held[rank] += self.task.halved[stage]
-            self.left += 1
-        if kind in (B, W):
-            self.held[rank] -= self.task.stages[stage].saved_bytes
-        if kind == W:
             self.left -= 1
-            self.held[rank] -= self.task.halved[stage]
+            self.held[rank] += self.saved[stage]
+            self.forwards[stage] += 1
+            if stage + 1 < len(self.saved):
+                self._pass_on(end, F, stage + 1, number)
+            else:  # the last stage's own backward is next
+                self._pass_on(end, I, stage, number)
+        elif kind == W:
+            self.left -= 1
+            self.weights[stage] += 1
+            self.held[rank] -= self.saved[stage] + self.task.halved[stage]
+        else:
+            self.inputs[stage] += 1
+            if kind == I:
+                self.split[stage][number] = True
+                self.held[rank] += self.task.halved[stage]
+            else:
+                self.left -= 1
+                self.held[rank] -= self.saved[stage]
+            if stage:
+                self._pass_on(end, I, stage - 1, number)
         heappush(self.heap, (end, rank))
 
     def _halves(self, rank: int, stage: int) -> bool:
-        held = self.held[rank] + self.task.halved[stage] + self._owed(rank)
-        return self.rules.split and held <= self.task.capacity[rank]
+        if not self.rules.split:
+            return False
+        oldest = min([self.weights[s] for s in self.task.held[rank]])
+        held = self.held[rank] + self.task.halved[stage] + self._owed(rank, oldest)
+        return held <= self.task.capacity[rank]
 
     def _pass_on(self, end: float, kind: int, stage: int, number: int) -> None:
         """What an action has made, to the stage that needs it."""
-        if stage == len(self.task.stages):  # the last stage's own backward is next
-            kind, stage = I, stage - 1
-        if stage >= 0:
-            self.made[kind][stage][number] = end
-            rank = self.task.placement[stage]
-            at = self._arrival(rank, kind, stage, number)
-            heappush(self.heap, (max(at, self.free[rank]), rank))
+        forward = kind == F
+        (self.made_forward if forward else self.made_input)[stage][number] = end
+        send_s = (self.from_before if forward else self.from_next)[stage]
+        rank = self.task.placement[stage]
+        at = max(end, self.asked[rank]) + send_s if send_s else end
+        heappush(self.heap, (max(at, self.free[rank]), rank))

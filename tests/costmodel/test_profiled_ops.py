@@ -1,6 +1,5 @@
 """Op times from a profile: exact, interpolated, fitted; bands widen in that order."""
 
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -150,7 +150,7 @@ def test_long_messages_slow_computing_down_more() -> None:
     assert link.slowdowns(10**4.5) == pytest.approx((1.25, 1.5))
     made = sync(1, dp=(Level(2, link),), nbytes=1_000)
     assert (made.overlap.compute, made.overlap.channel) == (1.1, 1.0)
-    long = replace(made, buckets=(*made.buckets, replace(made.buckets[0], nbytes=4_000_000)))
+    long = replace(made, buckets=(*made.buckets, made.buckets[0]._replace(nbytes=4_000_000)))
     assert (long.overlap.compute, long.overlap.channel) == (1.4, 2.0)
 
 
