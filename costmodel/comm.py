@@ -7,7 +7,7 @@ slowest tier sets the pace. An outer tier carries 1/inner of the bytes per devic
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import prod
 
@@ -23,6 +23,14 @@ class Level:
 
     size: int
     link: Link
+    _hash: int = field(init=False, repr=False, compare=False, default=0)
+
+    def __post_init__(self) -> None:
+        # Costs are looked up by tiers very often.
+        object.__setattr__(self, "_hash", hash((self.size, self.link)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 Levels = tuple[Level, ...]

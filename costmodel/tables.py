@@ -163,14 +163,16 @@ class CostTables:
         ours, theirs, dp, others = source.model_size, target.model_size, source.dp, target.dp
         key = (source.devices, ours, target.devices, theirs)
         if key not in self._links:
-            self._links[key] = frozenset(
-                self.cluster.link(
-                    source.devices[to * dp // others * ours + i % ours],
-                    target.devices[to * theirs + i],
+            nodes = self.cluster.node_numbers
+            pairs = {
+                (
+                    nodes[source.devices[to * dp // others * ours + i % ours]],
+                    nodes[target.devices[to * theirs + i]],
                 )
                 for to in range(others)
                 for i in range(theirs)
-            )
+            }
+            self._links[key] = frozenset(self.cluster.link_of_nodes(*pair) for pair in pairs)
         return self._links[key]
 
     def schedule(self, table: ScheduleTable) -> Schedule:

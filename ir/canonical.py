@@ -35,7 +35,8 @@ def _format(value: Any, indent: int, used: int) -> str:
         ]
         left, right = "{", "}"
     else:
-        parts = [_format(item, indent + 2, 1) for item in value]
+        whole = set(map(type, value)) == {int}
+        parts = flat[1:-1].split(", ") if whole else [_format(x, indent + 2, 1) for x in value]
         left, right = "[", "]"
     return f"{left}\n" + ",\n".join(pad + part for part in parts) + f"\n{' ' * indent}{right}"
 

@@ -88,6 +88,11 @@ class Cluster:
     def num_nodes(self) -> int:
         return len(self.nodes)
 
+    @cached_property
+    def node_numbers(self) -> tuple[int, ...]:
+        """Index of the node of each rank."""
+        return tuple(number for number, node in enumerate(self.nodes) for _ in node.devices)
+
     def node_of(self, rank: int) -> int:
         """Index of the node that holds global `rank`."""
         if not 0 <= rank < self._ends[-1]:

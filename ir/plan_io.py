@@ -17,6 +17,7 @@ from meshwright.ir.plan import MESH_AXES, SCHEMA, Plan
 _ADAPTER = TypeAdapter(Plan)
 _SORTED = frozenset({"recompute", "saved", "layouts", "parameters", "ops", "versions"})
 """Dicts whose order means nothing; sorted, so that equal plans have equal bytes."""
+_PLAIN = frozenset({int, float, str})
 _UNSAID = frozenset({"compile", "detail", "improved", "kernels"})
 """What many plans do not have; left out where there is none."""
 _FIELDS = tuple(
@@ -93,7 +94,7 @@ def _data(plan: Plan) -> Any:
 
 def _canonical(value: Any, key: str) -> Any:
     if isinstance(value, list):
-        return [_canonical(item, "") for item in value]
+        return value if set(map(type, value)) <= _PLAIN else [_canonical(x, "") for x in value]
     if not isinstance(value, dict):
         return value
     items = list(value.items())

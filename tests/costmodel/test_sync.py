@@ -94,6 +94,24 @@ def test_buckets_are_those_of_the_runtime(
     assert base.BUCKET_BYTES == BUCKET_BYTES
 
 
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_blocks_that_are_one_object_do_the_same(zero: int, prefetch: int) -> None:
+    """Equal blocks of a stage share an object: what it does is worked out once."""
+    block = replace(BLOCK, gathered_bytes=1000, tensor_forward_s=0.5, overhead_s=0.1)
+    other = replace(block, again_s=2.0)
+    shared = (block, other, block, block, other)
+    apart = tuple(replace(b) for b in shared)
+    one, many = (
+        sync(zero=zero, prefetch=prefetch, nbytes=1000, blocks_of=blocks).programs()
+        for blocks in (shared, apart)
+    )
+    for kind in one:
+        assert one[kind].steps == many[kind].steps
+    waits = [s.job for s in one[F].steps if s.do is Do.WAIT]
+    assert waits == (list(range(5)) if zero == 3 else [])
+
+
 def test_only_the_last_backward_reduces_below_level_2() -> None:
     for zero in (0, 1):
         programs = sync(zero=zero, nbytes=8).programs()

@@ -1,8 +1,11 @@
 """Any plan in one line, legal; sizes that cannot be are refused with the nearest that can."""
 
+from itertools import accumulate
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.verify import verify
@@ -59,6 +62,17 @@ def test_microbatches_must_divide_the_batch() -> None:
     asked = problem(mlp(), cluster(1))
     with pytest.raises(PlanError, match=r"batch 8 does not split into 3 .* nearest is 2"):
         build_plan(asked, uniform_choice(asked, num_microbatches=3))
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=12), st.integers(1, 12))
+def test_cuts_are_the_first_of_the_nearest(work: list[int], num_stages: int) -> None:
+    num_stages = min(num_stages, len(work))
+    ends, found = list(accumulate(work)), [0]
+    for stage in range(1, num_stages):
+        goal = ends[-1] * stage / num_stages
+        free = range(found[-1] + 1, len(work) - num_stages + stage + 1)
+        found.append(min(free, key=lambda i: abs(ends[i - 1] - goal)))
+    assert even_cuts(work, num_stages) == tuple(found[1:])
 
 
 def test_even_cuts() -> None:

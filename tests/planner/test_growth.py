@@ -1,4 +1,4 @@
-"""The search of a deep model does little more than that of a shallow one: blocks are of few kinds."""
+"""The search of a deep model does little more than that of a shallow one: few kinds of blocks."""
 
 import cProfile
 import pstats
