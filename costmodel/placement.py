@@ -94,7 +94,7 @@ def stage_costs(tables: CostTables, plan: Plan, index: int) -> StageCosts:
     cost, spot = max(candidates, key=lambda c: c[0].forward_s + c[0].backward_s)
     shard = stage.mesh.get("dp_shard", 1)
     shard_levels = tables.levels(stage.devices[: shard * stage.model_size : stage.model_size])
-    hidden = _hidden(tables, stage, blocks, layouts, spot) or saved_by_kernels(
+    hidden = _hidden(tables, stage, blocks, modes, layouts, spot) or saved_by_kernels(
         tables, plan, index, blocks, layouts, spot
     )
     send_s, sent = border(tables, plan, index)
@@ -123,6 +123,7 @@ def _hidden(
     tables: CostTables,
     stage: Stage,
     blocks: Sequence[Block],
+    modes: Sequence[Mode],
     layouts: Mapping[str, BlockLayout],
     spot: Spot,
 ) -> tuple[Hidden, ...]:
@@ -130,12 +131,12 @@ def _hidden(
         return ()
     found = tuple(
         NOTHING
-        if stage.keeping(block)
+        if isinstance(mode, tuple)  # `saved` says something of it
         else tables.blocks.hidden(block, layouts[block.pattern], spot, stage.overlap)
-        for block in blocks
+        for block, mode in zip(blocks, modes, strict=True)
     )
     if stage.overlap == "blocks" and len(set(stage.batch_shares)) == 1:
-        found = _over_borders(tables, stage, blocks, layouts, spot, found)
+        found = _over_borders(tables, blocks, modes, layouts, spot, found)
     # Where processes share cores, a collective takes them from other work that it runs beside.
     shared = slowdown(tables.cluster) > 1.0
     return tuple(one.unhidden() for one in found) if shared else found
@@ -143,8 +144,8 @@ def _hidden(
 
 def _over_borders(
     tables: CostTables,
-    stage: Stage,
     blocks: Sequence[Block],
+    modes: Sequence[Mode],
     layouts: Mapping[str, BlockLayout],
     spot: Spot,
     found: tuple[Hidden, ...],
@@ -156,7 +157,8 @@ def _over_borders(
     def goes_on(index: int) -> bool:
         block = blocks[index]
         layout = layouts[block.pattern]
-        return not stage.keeping(block) and tables.blocks.halves(block, layout, spot)
+        whole = isinstance(modes[index], tuple)
+        return not whole and tables.blocks.halves(block, layout, spot)
 
     for joins, run in groupby(range(len(blocks)), goes_on):
         own = list(run)

@@ -8,7 +8,7 @@ tensors that live until they are reduced, and level 3 has one block's parameters
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import ceil
+from math import ceil, inf
 from typing import NamedTuple, Protocol
 
 from meshwright.costmodel.sync import Bucket
@@ -238,8 +238,13 @@ class StageMemory:
 
     def _whole(self, index: int, step: int = 1) -> int:
         """Parameters that level 3 has gathered while a block runs: its own, and those ahead."""
-        ahead = range(index, index + step * (self.prefetch + 1), step)
-        return sum([self.blocks[i].parameters for i in ahead if 0 <= i < len(self.blocks)])
+        if step > 0:
+            return sum(self._parameters[index : index + self.prefetch + 1])
+        return sum(self._parameters[max(0, index - self.prefetch) : index + 1])
+
+    @cached_property
+    def _parameters(self) -> list[int]:
+        return [block.parameters for block in self.blocks]
 
     def _backward(self, first: bool, last: bool) -> list[_Rise]:
         found: list[_Rise] = []
@@ -273,7 +278,7 @@ class StageMemory:
     def _scattered(self) -> list[_Rise]:
         """Levels 2 and 3: whole gradients live until their bucket is packed, two buckets at most
         are on their way."""
-        found: list[_Rise] = []
+        found, largest = (0, 0, 0, 0), -inf
         freed = whole = gathered = 0
         newest = newest_part = before = before_part = 0
         for index in range(len(self.blocks) - 1, -1, -1):
@@ -283,8 +288,12 @@ class StageMemory:
             moving = flat + newest_part + before_part
             if self.zero == 3:
                 gathered = self._whole(index, -1) if self.prefetch else block.parameters
-                found.append((0, -freed, 2 * block.parameters + moving, 0))
-            found.append((whole, -freed, gathered + moving, block.workspace))
+                unpacked = 2 * block.parameters + moving
+                if unpacked - freed > largest:
+                    largest, found = unpacked - freed, (0, -freed, unpacked, 0)
+            total = whole - freed + gathered + moving + block.workspace
+            if total > largest:
+                largest, found = total, (whole, -freed, gathered + moving, block.workspace)
             freed += block.saved
             if index in self._owned:
                 before, before_part = newest, newest_part
@@ -292,9 +301,10 @@ class StageMemory:
                 newest_part = ceil(newest / self.shard)
                 # The one before may still be at work, whoever lets go of it later.
                 sent = newest + newest_part + before + before_part
-                found.append((whole, -freed, sent, 0))
+                if whole - freed + sent > largest:
+                    largest, found = whole - freed + sent, (whole, -freed, sent, 0)
                 whole = 0
-        return found
+        return [found]
 
 
 def _most(rises: Sequence[_Rise]) -> Bytes:

@@ -7,7 +7,7 @@ each backward; level 3 gathers a block's parameters before it runs, and `prefetc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from meshwright.costmodel.comm import Levels, collective_time
@@ -190,7 +190,7 @@ class Sync:
             if gathers:
                 found += gathers[index]
             if id(block) not in made:
-                made[id(block)] = self._block_forward(block)
+                made[id(block)] = _with_neighbours(self._block_forward(block))
             found += made[id(block)]
         return found
 
@@ -215,12 +215,14 @@ class Sync:
                 found += gathers[index]
             block = self.blocks[index]
             if id(block) not in made:
-                made[id(block)] = self._block_backward(block, inputs, weights, last)
+                made[id(block)] = _with_neighbours(
+                    self._block_backward(block, inputs, weights, last)
+                )
             found += made[id(block)]
             if reduces and index in self.owned:
                 for bucket in self.owned[index]:
                     if bucket.nbytes not in reduced:
-                        reduced[bucket.nbytes] = self._reduce(bucket.nbytes)
+                        reduced[bucket.nbytes] = _with_neighbours(self._reduce(bucket.nbytes))
                     found += reduced[bucket.nbytes]
         return found
 
@@ -266,29 +268,35 @@ class Sync:
     @cached_property
     def _gathers_alone(self) -> list[list[Step]]:
         """Where nothing is gathered ahead."""
-        found, copies = [], dict[int, Step]()
-        for own, block in enumerate(self.blocks):
-            n = block.gathered_bytes
-            if n not in copies:
-                copies[n] = run(self.overheads.copy_s(2 * n), "gather")
-            begins = self.gathering(own)
-            if self.side_by_side:
-                found.append([talk(begins.seconds, "gather"), copies[n]])
-            else:
-                found.append([begins, Step(Do.WAIT, 0.0, own, "gather"), copies[n]])
-        return found
+        if self.side_by_side:
+            talks = [talk(begins.seconds, "gather") for begins in self._begins]
+            return [[own, copies] for own, (_, copies) in zip(talks, self._waits, strict=True)]
+        return [[begins, *waits] for begins, waits in zip(self._begins, self._waits, strict=True)]
+
+    @cached_property
+    def _begins(self) -> list[Step]:
+        return [self.gathering(own) for own in range(len(self.blocks))]
+
+    @cached_property
+    def _waits(self) -> list[tuple[Step, Step]]:
+        """Per block: waiting for its parameters, and unpacking them."""
+        copies = {
+            n: run(self.overheads.copy_s(2 * n), "gather")
+            for n in {block.gathered_bytes for block in self.blocks}
+        }
+        return [
+            (Step(Do.WAIT, 0.0, own, "gather"), copies[block.gathered_bytes])
+            for own, block in enumerate(self.blocks)
+        ]
 
     def _gather(self, own: int, step: int) -> list[Step]:
         """Make the parameters of a block whole, and then begin with those after it."""
-        found = []
-        first = own == (0 if step > 0 else len(self.blocks) - 1)
-        if first:
-            found.append(self.gathering(own))
-        found.append(Step(Do.WAIT, 0.0, own, "gather"))
-        found.append(run(self._copy_s(2 * self.blocks[own].gathered_bytes), "gather"))
+        count = len(self.blocks)
+        first = own == (0 if step > 0 else count - 1)
+        found = [self._begins[own], *self._waits[own]] if first else [*self._waits[own]]
         for ahead in range(1, self.prefetch + 1) if first else (self.prefetch,):
-            if 0 <= own + ahead * step < len(self.blocks):
-                found.append(self.gathering(own + ahead * step))
+            if 0 <= own + ahead * step < count:
+                found.append(self._begins[own + ahead * step])
         return found
 
     def gathering(self, index: int) -> Step:
@@ -414,7 +422,9 @@ def merged(steps: Sequence[Step]) -> tuple[Step, ...]:
     Beside a channel only neighbours are; without one the order makes no difference.
     """
     if any([step.do > Do.TALK for step in steps]):
-        return tuple(_with_neighbours(steps))
+        whole = [step for step in steps if step.seconds or step.do > Do.TALK]
+        joints = [1 for a, b in pairwise(whole) if a.do == b.do <= Do.TALK and a.what == b.what]
+        return tuple(_with_neighbours(whole) if joints else whole)
     totals: dict[tuple[Do, str], float] = {}
     for do, seconds, _, what in steps:
         if seconds:

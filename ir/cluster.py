@@ -89,6 +89,11 @@ class Cluster:
         return len(self.nodes)
 
     @cached_property
+    def widest_node(self) -> int:
+        """Devices of the node that has most."""
+        return max(len(node.devices) for node in self.nodes)
+
+    @cached_property
     def node_numbers(self) -> tuple[int, ...]:
         """Index of the node of each rank."""
         return tuple(number for number, node in enumerate(self.nodes) for _ in node.devices)

@@ -385,6 +385,8 @@ def _saved(plan: Plan, graph: Graph) -> Iterator[Finding]:
 
 
 def _saved_twice(index: int, stage: Stage, blocks: Iterable[Block]) -> Iterator[Finding]:
+    if not (stage.saved and stage.recompute):
+        return
     for block in blocks:
         if stage.recomputes(block) and stage.keeping(block):
             message = (

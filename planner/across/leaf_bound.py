@@ -98,10 +98,11 @@ class LeafBound:
         blocks = self.runs.blocks
         found: Counter[tuple[int, str]] = Counter()
         if not said.keys().isdisjoint(self.runs.names):
+            likes = self.runs.first_like
             for number in range(stage.start, stage.stop):
                 name, pattern = blocks[number].name, blocks[number].pattern
                 if name in said and pattern not in again:
-                    first = self.runs.first_like(number)
+                    first = likes[number]
                     found[first, said[name]] += 1
                     counts[first] -= 1
         for first, count in counts.items():

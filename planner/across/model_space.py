@@ -20,7 +20,7 @@ def divisors(number: int) -> tuple[int, ...]:
 
 
 def widest_node(problem: Problem) -> int:
-    return max(len(node.devices) for node in problem.cluster.nodes)
+    return problem.cluster.widest_node
 
 
 def tensor_sizes(problem: Problem) -> tuple[int, ...]:

@@ -92,9 +92,10 @@ class RunCosts:
         found: Matrix = matrix[self.classes.start, self.classes.stop]
         return found
 
-    def first_like(self, block: int) -> int:
-        """The first block that costs as much under every layout."""
-        return self._first_like[block]
+    @property
+    def first_like(self) -> tuple[int, ...]:
+        """Per block, the first one that costs as much under every layout."""
+        return self._first_like
 
     def firsts_between(self, start: int, stop: int) -> Counter[int]:
         """How many blocks of a run cost as much as which first ones."""
@@ -156,6 +157,8 @@ class RunCosts:
 
     def canonical(self, at: At) -> At:
         """The same without replicas, where blocks do not communicate with them."""
+        if at.spot.dp == 1:
+            return at
         found = self._canonical.get(at)
         if found is None:
             found = self._canonical[at] = self._simplest(at)
