@@ -194,7 +194,7 @@ def _stored(
 
 
 def _summed_over(stored: Where) -> tuple[str, ...]:
-    return tuple(axis for axis, placement in stored.items() if placement == RP and axis != "dp")
+    return tuple([axis for axis, placement in stored.items() if placement == RP and axis != "dp"])
 
 
 def summary(walk: Walk, block: Block, layout: BlockLayout) -> BlockCost:
@@ -216,27 +216,34 @@ def summary(walk: Walk, block: Block, layout: BlockLayout) -> BlockCost:
         saved_inputs=tuple(entering),
         saved_outputs=tuple(leaving),
         input_bytes=tuple(
-            walk.nbytes(n, where) * (tensors[n].kind is Kind.ACTIVATION)
-            for n, where in zip(block.inputs, entries, strict=True)
+            [
+                walk.nbytes(n, where) * (tensors[n].kind is Kind.ACTIVATION)
+                for n, where in zip(block.inputs, entries, strict=True)
+            ]
         ),
-        output_bytes=tuple(walk.nbytes(n, w) for n, w in zip(block.outputs, exits, strict=True)),
+        output_bytes=tuple([walk.nbytes(n, w) for n, w in zip(block.outputs, exits, strict=True)]),
         param_bytes=tuple(
-            walk.nbytes(n, walk.placed[n]) * (tensors[n].kind in (Kind.PARAMETER, Kind.BUFFER))
-            for n in block.params
+            [
+                walk.nbytes(n, walk.placed[n]) * (tensors[n].kind in (Kind.PARAMETER, Kind.BUFFER))
+                for n in block.params
+            ]
         ),
-        summed_over=tuple(_summed_over(walk.placed[name]) for name in block.params),
+        summed_over=tuple([_summed_over(walk.placed[name]) for name in block.params]),
         workspace_bytes=walk.workspace,
         flops=walk.flops,
         source=worst_source([walk.site.device.source, *walk.clock.sources]),
         uncertain_s=walk.clock.uncertain_s,
-        halved_bytes=sum(_for_weights(step.local) for step in walk.trail if isinstance(step, Step)),
+        halved_bytes=sum([_for_weights(s.local) for s in walk.trail if isinstance(s, Step)]),
     )
 
 
 def _for_weights(op: LocalOp) -> int:
     """The gradient that a parameter's waits for: that of the result of the op that reads it."""
-    wanted = any(i.is_param and i.requires_grad for i in op.inputs)
-    return op.output_bytes if wanted and op.differentiable else 0
+    if op.differentiable:
+        for operand in op.inputs:
+            if operand.is_param and operand.requires_grad:
+                return op.output_bytes
+    return 0
 
 
 def _pop_saved(walk: Walk, saved: dict[SavedKey, int], name: str, where: Where) -> int:

@@ -102,12 +102,13 @@ def part_bytes(
     blocks = tables.graph.blocks
     made: dict[str, tuple[int, Where]] = {}
     read: dict[str, list[tuple[int, Where]]] = {}
+    wheres = {pattern: _ends(layout) for pattern, layout in layouts.items()}
     for index, block in enumerate(blocks):
-        layout = layouts[block.pattern]
-        for name, text in zip(block.inputs, layout.inputs, strict=True):
-            read.setdefault(name, []).append((index, placements(text)))
-        for name, text in zip(block.outputs, layout.outputs, strict=True):
-            made[name] = index, placements(text)
+        entries, exits = wheres[block.pattern]
+        for name, where in zip(block.inputs, entries, strict=True):
+            read.setdefault(name, []).append((index, where))
+        for name, where in zip(block.outputs, exits, strict=True):
+            made[name] = index, where
     found = [(0, 0)] * len(blocks)
     for name, (home, where) in made.items():
         readers = read.get(name, [])
@@ -129,21 +130,24 @@ def _changes(
     stage = plan.stages[index]
     known = {name: c.layout for name, c in crossing.items() if c.enters(index)}
     sent = {name: c.layout for name, c in crossing.items() if c.leaves(index)}
+    wheres = {pattern: _ends(named[name]) for pattern, name in stage.layouts.items()}
     for block in plan.stage_blocks(tables.graph, index):
-        layout = named[stage.layouts[block.pattern]]
-        for name, text in zip(block.inputs, layout.inputs, strict=True):
-            if name in known:
-                yield from _change(name, known[name], placements(text))
-        for name, text in zip(block.outputs, layout.outputs, strict=True):
-            made = placements(text)
-            known[name] = sent.get(name, made)
-            if name != tables.graph.loss:
+        entries, exits = wheres[block.pattern]
+        for name, where in zip(block.inputs, entries, strict=True):
+            if name in known and known[name] != where:
+                yield from _change(name, known[name], where)
+        for name, made in zip(block.outputs, exits, strict=True):
+            known[name] = sent[name] if name in sent else made
+            if name != tables.graph.loss and known[name] != made:
                 yield from _change(name, made, known[name])
 
 
+def _ends(layout: BlockLayout) -> tuple[list[Where], list[Where]]:
+    """How a block takes and hands on its values."""
+    return [placements(text) for text in layout.inputs], [placements(t) for t in layout.outputs]
+
+
 def _change(name: str, source: Where, target: Where) -> Iterator[_Change]:
-    if source == target:
-        return
     if any(source.get(a, R) != target.get(a, R) for a in source.keys() | target.keys()):
         yield name, tuple(source.items()), tuple(target.items())
 

@@ -257,16 +257,16 @@ class CostTables:
         modes: Sequence[Mode],
         spot: Spot,
     ) -> list[BlockCost]:
-        """Of each block; those of neighbours that are alike are looked up once."""
+        """Of each block; those that are alike are looked up once."""
         tensors = self.graph.tensors
+        known: dict[object, BlockCost] = {}
         found: list[BlockCost] = []
-        last: tuple[object, ...] = ()
         for block, mode in zip(blocks, modes, strict=True):
-            key = block.pattern, [tensors[name].requires_grad for name in block.inputs], mode
-            if key != last:
-                cost = self.block(block, layouts[block.pattern], spot, mode)
-            found.append(cost)
-            last = key
+            trained = tuple([tensors[name].requires_grad for name in block.inputs])
+            key = block.pattern, trained, mode
+            if key not in known:
+                known[key] = self.block(block, layouts[block.pattern], spot, mode)
+            found.append(known[key])
         return found
 
     def _prelude(

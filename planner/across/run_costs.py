@@ -80,6 +80,7 @@ class RunCosts:
         """Of all blocks."""
         self._roots: dict[str, tuple[tuple[int, str], ...]] = {}
         self._trained: dict[tuple[ModelMesh, str], list[int]] = {}
+        self._under: dict[object, BlockCost] = {}
         self._states: dict[tuple[ModelMesh, str], State] = {}
         self._works: dict[tuple[At, str], Work] = {}
         self._modes = ModeCosts(problem)
@@ -194,8 +195,11 @@ class RunCosts:
 
     def under(self, block: Block, at: At, mode: str) -> BlockCost:
         """The cost of a block in one of `planner.saved_modes`."""
-        layout = self.layouts(at.spot.model, at.variant)[block.pattern]
-        return self._modes.exact(block, layout, at.spot, mode)
+        key = self.kinds[self.problem.tables.block_index[block.name]], at, mode
+        if key not in self._under:
+            layout = self.layouts(at.spot.model, at.variant)[block.pattern]
+            self._under[key] = self._modes.exact(block, layout, at.spot, mode)
+        return self._under[key]
 
     def in_mode(self, at: At, mode: str) -> list[BlockCost]:
         """About the costs of all blocks: `keep`, `full` or a mode, where they can."""

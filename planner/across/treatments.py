@@ -56,6 +56,7 @@ class Treatments:
         """Of the ladder of blocks of these patterns."""
         self._savings: dict[str, Mapping[str, Saving]] = {}
         self._copies: dict[str, float] = {}
+        self._costs: dict[tuple[str, str], BlockCost] = {}
         self._totals: dict[tuple[str, ...], tuple[Saving, ...]] = {}
         """Of all treatments of blocks of these patterns."""
 
@@ -163,6 +164,12 @@ class Treatments:
         return saving.seconds * again.nbytes < again.seconds * saving.nbytes
 
     def _cost(self, block: Block, mode: str) -> BlockCost:
+        key = block.pattern, mode
+        if key not in self._costs:
+            self._costs[key] = self._priced(block, mode)
+        return self._costs[key]
+
+    def _priced(self, block: Block, mode: str) -> BlockCost:
         layout = next(x for x in self.problem.layouts(()) if x.pattern == block.pattern)
         policy = policy_of(self.problem, block.pattern, mode) if mode != "keep" else ()
         return self.problem.tables.block(block, layout, self.spot, policy or False)
