@@ -71,7 +71,7 @@ def worst_source(sources: Sequence[Source]) -> Source:
 def op_time(op: LocalOp, device: DeviceType, timer: OpTimer | None = None) -> OpTime:
     """The timer's answer, otherwise the formula's; and the casts that autocast puts before it."""
     time = (timer(op, device) if timer else None) or formula(op, device)
-    if not any(i.cast_bytes for i in op.inputs):
+    if not any([operand.cast_bytes for operand in op.inputs]):
         return time
     return _with_casts(op, device, time)
 

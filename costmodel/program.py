@@ -110,11 +110,17 @@ def play(
         if do <= Do.TALK and done >= total:  # the channel is idle
             now += seconds
         elif do == Do.RUN:
-            took, done = _beside(seconds, total, done, overlap)
-            now += took
+            # Until either is over, each slows the other down.
+            until, needed = (total - done) * overlap.channel, seconds * overlap.compute
+            if until < needed:
+                now += until + seconds - until / overlap.compute
+                done = total
+            else:
+                now += needed
+                done += needed / overlap.channel
         elif do == Do.TALK:
             now += seconds
-            done = min(total, done + seconds)
+            done = done + seconds if done + seconds < total else total
         elif do == Do.START:
             total += seconds
             marks[job] = total
@@ -130,17 +136,6 @@ def play(
                 now += mark - done
                 done = mark
     return now, (total - done, max(newest - done, 0.0), max(previous - done, 0.0))
-
-
-def _beside(seconds: float, total: float, done: float, overlap: Overlap) -> tuple[float, float]:
-    """(seconds it takes, work of the channel done by then) of computing."""
-    left = total - done
-    if left <= 0.0:
-        return seconds, done
-    until, needed = left * overlap.channel, seconds * overlap.compute
-    if until < needed:
-        return until + seconds - until / overlap.compute, total
-    return needed, done + needed / overlap.channel
 
 
 def aged(state: ChannelState, seconds: float) -> ChannelState:

@@ -214,37 +214,39 @@ class StageMemory:
         return self.trained if self.zero == 1 else 2 * largest
 
     def _forward(self) -> list[_Rise]:
-        found, saved = [], 0
+        found, saved, ahead = [], 0, self._gathered(1)
         for index, block in enumerate(self.blocks):
             whole = 0
             if self.zero == 3:
                 # While it is unpacked, the flat tensor is there beside the parameters.
                 found.append((0, saved, 2 * block.parameters, 0))
-                whole = self._whole(index) if self.prefetch else block.parameters
+                whole = ahead[index]
             workspace = block.forward - block.saved
             saved += block.saved
             found.append((0, saved, whole, workspace))
         return found
 
     def _remaking(self) -> list[_Rise]:
-        found, made = [], self.saved
+        found, made, ahead = [], self.saved, self._gathered(1)
         kept_blocks = (self.kept or self).blocks
         for index, (own, kept) in enumerate(zip(self.blocks, kept_blocks, strict=True)):
             if kept.saved > own.saved:
                 made += kept.saved - own.saved
-            whole = self._whole(index) if self.zero == 3 else 0
+            whole = ahead[index] if self.zero == 3 else 0
             found.append((0, made, whole, kept.forward - kept.saved))
         return found
 
-    def _whole(self, index: int, step: int = 1) -> int:
-        """Parameters that level 3 has gathered while a block runs: its own, and those ahead."""
+    def _gathered(self, step: int) -> list[int]:
+        """Parameters that level 3 has gathered while each block runs: its own, and those ahead, the
+        next of which is a `step` away. None at other levels."""
+        if self.zero < 3:
+            return []
+        own, more = [block.parameters for block in self.blocks], self.prefetch
+        if not more:
+            return own
         if step > 0:
-            return sum(self._parameters[index : index + self.prefetch + 1])
-        return sum(self._parameters[max(0, index - self.prefetch) : index + 1])
-
-    @cached_property
-    def _parameters(self) -> list[int]:
-        return [block.parameters for block in self.blocks]
+            return [sum(own[i : i + more + 1]) for i in range(len(own))]
+        return [sum(own[i - more if i > more else 0 : i + 1]) for i in range(len(own))]
 
     def _backward(self, first: bool, last: bool) -> list[_Rise]:
         found: list[_Rise] = []
@@ -280,6 +282,7 @@ class StageMemory:
         are on their way."""
         found, largest = (0, 0, 0, 0), -inf
         freed = whole = gathered = 0
+        ahead = self._gathered(-1)
         newest = newest_part = before = before_part = 0
         for index in range(len(self.blocks) - 1, -1, -1):
             block = self.blocks[index]
@@ -287,7 +290,7 @@ class StageMemory:
             flat = newest + before if self.keeps_flat else newest
             moving = flat + newest_part + before_part
             if self.zero == 3:
-                gathered = self._whole(index, -1) if self.prefetch else block.parameters
+                gathered = ahead[index]
                 unpacked = 2 * block.parameters + moving
                 if unpacked - freed > largest:
                     largest, found = unpacked - freed, (0, -freed, unpacked, 0)

@@ -167,7 +167,7 @@ class Sync:
         sizes = [bucket.nbytes for bucket in self.buckets]
         if self.zero >= 3:
             sizes += [block.gathered_bytes for block in self.blocks]
-        return sum(n * n for n in sizes) / sum(sizes) if any(sizes) else 0.0
+        return sum([n * n for n in sizes]) / sum(sizes) if any(sizes) else 0.0
 
     def programs(self) -> Mapping[int, Program]:
         """Kind of action -> what it does."""

@@ -184,6 +184,11 @@ class Graph:
         return tuple(t for t in self.tensors.values() if t.kind is Kind.PARAMETER)
 
     @cached_property
+    def parameter_bytes(self) -> int:
+        """Of all parameters."""
+        return sum([tensor.nbytes for tensor in self.parameters])
+
+    @cached_property
     def producer(self) -> dict[str, Op]:
         """The op that makes each activation."""
         return {out: op for op in self.ops for out in op.outputs if out}

@@ -185,6 +185,6 @@ def _sync_s(tables: CostTables, model: ModelMesh, computing_s: float) -> float:
     ranks = tuple(range(0, tables.cluster.num_devices, size))
     if len(ranks) < 2:
         return 0.0
-    nbytes = sum(t.nbytes for t in tables.graph.parameters) / size
+    nbytes = tables.graph.parameter_bytes / size
     whole_s = collective_time(Primitive.ALL_REDUCE, nbytes, tables.levels(ranks))
     return whole_s / nbytes * min(1.0, whole_s / (2 / 3 * computing_s))
