@@ -6,7 +6,7 @@ READY := .venv/.ready
 export TOKENIZERS_PARALLELISM := false
 export HF_HUB_OFFLINE := 1
 
-.PHONY: setup demo notebooks test lint clean
+.PHONY: setup demo notebooks test tests lint clean
 
 setup: $(READY)
 
@@ -29,7 +29,11 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: lint
+# Types are checked, on one core, while the tests run.
+test: $(READY)
+	$(MAKE) --no-print-directory -j2 lint tests
+
+tests: $(READY)
 	$(BIN)/pytest -q -n 2 --dist worksteal --durations 20
 
 clean:
