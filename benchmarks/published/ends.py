@@ -23,8 +23,7 @@ def head(site: Site, vocab: int) -> tuple[Piece, ...]:
     project = linear("head", site.tokens, h, width, site.half)
     entries = site.tokens * width
     saved = site.system.saved_logits_bytes * entries
-    # Eager: cast (2+4 bytes), maximum (4), subtract (8), exponential (8), sum (4), divide (8);
-    # backward in place (8) and cast (6). Compilers and fused losses pass twice each way.
-    fused = site.system.pointwise == "compiled"
-    loss = pointwise("loss", entries, *((12, 8) if fused else (38, 14)), saved_bytes=saved)
+    # Compilers pass over the logits twice each way.
+    moved = (12, 8) if site.system.pointwise == "compiled" else site.system.loss_bytes
+    loss = pointwise("loss", entries, *moved, saved_bytes=saved)
     return (norm(site, "last norm"), entering(site, input_kept_once(site, project)), loss)

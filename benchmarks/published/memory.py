@@ -68,7 +68,10 @@ def _rank(
     # Half-precision gradients of a whole backward, in blocks that activations left are too few for.
     halves = 2 * parameters if system.half_gradients and not _wrapped(row, recipe) else 0
     activations = float(in_flight + halves)
-    if (step := _step_bytes(row, recipe, parameters)) > activations + transient:
+    step = _step_bytes(row, recipe, parameters)
+    if system.step_apart:
+        transient += step
+    elif step > activations + transient:
         # The optimizer's own peak, when no activations are left.
         activations, transient = 0.0, step
     return Memory(
@@ -97,7 +100,8 @@ def _states(row: Row, recipe: Recipe, parameters: int) -> float:
 def _step_bytes(row: Row, recipe: Recipe, parameters: int) -> float:
     """While the optimizer runs and what it updated is gathered."""
     system, p = recipe.system, row.parallel
-    step = system.step_bytes * parameters / (p.shard if p.zero else 1)
+    each = system.step_bytes + (system.flat_bytes if p.zero < 3 else 0)
+    step = each * parameters / (p.shard if p.zero else 1)
     if system.gather_copies and p.zero in (1, 2) and p.shard > 1:
         step += parameters * (4 + 2 / p.shard)
     return step

@@ -92,7 +92,10 @@ def read_shape(
     if hidden % heads:
         raise error(f"hidden {hidden} is not divisible by {heads} heads")
     moe = model.get("moe") or {}
-    ffn = int(model.get("ffn") or 4 * hidden)
+    ffn = int(model.get("ffn") or (8 * hidden // 3 if gated else 4 * hidden))
+    if gated and ("mlp_ratio" in model or not model.get("ffn")):
+        # A ratio is rounded up (InternEvo, modules/mlp.py, and Llama's own code: multiple_of=256).
+        ffn = -(-ffn // 256) * 256
     return Shape(
         layers=int(model["layers"]),
         hidden=hidden,

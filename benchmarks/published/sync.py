@@ -1,7 +1,7 @@
 """What a step adds to the passes: gradient reduction, parameter gathering and the optimizer."""
 
 from dataclasses import dataclass
-from math import prod
+from math import ceil, prod
 
 from benchmarks.published.recipes import Recipe
 from benchmarks.published.rows import Row
@@ -69,9 +69,9 @@ def _exposed_reduction(row: Row, recipe: Recipe, ground: Ground, part: Part) -> 
     """Beside the last backward where buckets overlap it; the embedding's bucket comes last."""
     system, zero = recipe.system, row.parallel.zero
     nbytes = float(system.sync_bytes * part.parameters)
-    # nanotron all-reduces the whole buffer under ZeRO-1, without DDP.
-    plain = zero == 0 or system.name == "nanotron"
+    plain = zero == 0 or system.reduces_all
     seconds = _reduction_s(row, nbytes, ground, split=not plain)
+    # nanotron all-reduces the whole buffer under ZeRO-1, without DDP.
     overlaps = system.gradient_sync == "ddp" and not (system.name == "nanotron" and zero)
     if not overlaps:
         return seconds
@@ -99,9 +99,11 @@ def _buckets(row: Row, part: Part) -> int:
 def _update_s(row: Row, recipe: Recipe, ground: Ground, part: Part) -> float:
     """Clipping, Adam in fp32, the copy to half precision and clearing of gradients."""
     system, p, device = recipe.system, row.parallel, ground.device
-    traffic = optimizer_traffic(4 * part.parameters, "adamw", zero=p.zero, dp_shard=p.shard)
-    shard = p.shard if p.zero else 1
-    own = part.parameters / shard
+    own = part.parameters / (p.shard if p.zero else 1)
+    if system.whole_parameters and p.zero in (1, 2) and part.first:
+        own = max(own, row.shape.vocab * row.shape.hidden / p.tp)
+    traffic = optimizer_traffic(ceil(4 * own), "adamw", zero=0, dp_shard=1)
+    traffic += system.update_bytes * own + system.bucket_copy_bytes * part.parameters
     traffic += system.clip_bytes * (own if p.zero == 3 else part.parameters)
     traffic += (4 + system.parameter_bytes) * own
     traffic += system.gradient_bytes * (own if p.zero >= 2 else part.parameters)

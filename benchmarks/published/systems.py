@@ -52,6 +52,11 @@ class System:
     """Of its flash attention over the preset's, which is version 2."""
     step_bytes: int = 0
     """Per updated parameter while the optimizer runs."""
+    flat_bytes: int = 0
+    """The same where ZeRO 0-2 flattens gradients into one tensor for the optimizer."""
+    step_apart: bool = False
+    """Its tensors are larger than the blocks that activations leave, which the allocator cannot
+    join: both stay reserved."""
     gather_copies: bool = False
     """Gathering the updated parameters flattens input and output and copies once more inside
     all_gather, and these 4 + 2/shard bytes per parameter stay."""
@@ -75,6 +80,17 @@ class System:
     al. 2021, section 4.1; Alpa (OSDI 2022), section 6, local all-gather."""
     broadcasts: bool = False
     """It does so by one broadcast per rank of the group."""
+    reduces_all: bool = False
+    """Under ZeRO 1-2 as well gradients are all-reduced over all replicas."""
+    bucket_copy_bytes: int = 0
+    """Moved per parameter and step to flatten gradients into buckets and to copy them back."""
+    update_bytes: int = 0
+    """Moved per updated parameter beyond what a fused Adam moves."""
+    whole_parameters: bool = False
+    """ZeRO 1-2 deals whole parameters to ranks: one of them updates all of the embedding."""
+    loss_bytes: tuple[int, int] = (38, 14)
+    """Moved per logit forward and backward. Eager: cast (2+4 bytes), maximum (4), subtract (8),
+    exponential (8), sum (4), divide (8); backward in place (8) and cast (6)."""
     one_hot_experts: int = 0
     """Tokens per group that the experts' one-hot dispatch is made for; 0: tokens are moved."""
     separate_qkv: bool = False
@@ -136,7 +152,7 @@ NANOTRON = System(
     sequence_parallel=True, tp_overlap="nanotron", logits_bytes=8, saved_logits_bytes=4,
     cost_partition=True, first_stage_memory=True, bucket_bytes=2, half_gradients=True,
     clip_bytes=12, gather_copies=True, layer_dispatch_s=(1.0e-3, 1.1e-3),
-    tp_dispatch_s=(0.38e-3, 0.44e-3), tp_hidden=0.0,
+    tp_dispatch_s=(0.38e-3, 0.44e-3), tp_hidden=0.0, reduces_all=True,
 )  # fmt: skip
 
 # torchtitan with FSDP2: fp32 sharded parameters, gradients and moments; bf16 all-gather, fp32
@@ -166,14 +182,25 @@ ALPA = System(
 # InternEvo, configs/7B_sft.py: bf16 parameters and gradients, hybrid ZeRO-1 with reduction of
 # gradient buckets beside the backward (hybrid_zero_optimizer overlap_sync_grad=True) and broadcast
 # of updated parameters (overlap_sync_param=False there). Flash attention 1.0.5 (doc/install.md):
-# version 2 is about twice as fast (Dao 2023, abstract). Its step flattens gradients and updated
-# parameters in half precision (2 + 2), casts gradients to fp32 (4), and torch's foreach Adam keeps
-# a temporary (4). Each rank broadcasts the parameters it updated (hybrid_zero_optim.py).
+# version 2 is about twice as fast (Dao 2023, abstract). The ZeRO optimizer (hybrid_zero_optim.py):
+# hooks reduce with reduce_rank None, an all-reduce over all replicas whatever the ZeRO group is;
+# buckets are flattened and copied back (4 + 4 bytes); whole parameters are dealt to ranks, and each
+# rank broadcasts those it updated. Its step flattens gradients in half precision (2; FSDP's
+# adapter, fsdp_optimizer.py, does not) and casts them to fp32 (4); torch's Adam of that time makes
+# two temporaries, the root and the denominator (4 + 4; one operator after the other in 1.13, all
+# parameters at once in 2.0). ZeRO's are single tensors of several GB. That Adam moves 88 bytes per
+# parameter (8 decay, 8 + 12 and 8 + 12 moments, 8 + 8 + 8 denominator, 16 update) where a fused one
+# moves 28. Logits are cast to fp32 (6) and flash-attn's loss reads them once (4); every
+# micro-batch's logits pass the metric as well (model/metrics.py, AccPerplex): the loss again (4), a
+# clone (8), maximum twice and its place (12), subtract (8), exponential (8) and sum (4). Logits,
+# clone, difference and exponential in fp32 are there at the same time (4 x 4).
 INTERNEVO = System(
     name="InternEvo", parameter_bytes=2, gradient_bytes=2, optimizer_bytes=12, sync_bytes=2,
     gradient_sync="ddp", accumulate_bytes=0, attention="flash", pointwise="fused", dropout=False,
-    sequence_parallel=False, tp_overlap="backward", logits_bytes=10, saved_logits_bytes=4,
-    attention_slowdown=2.0, step_bytes=12, broadcasts=True,
+    sequence_parallel=False, tp_overlap="backward", logits_bytes=16, saved_logits_bytes=4,
+    attention_slowdown=2.0, step_bytes=12, flat_bytes=2, step_apart=True, broadcasts=True,
+    reduces_all=True, bucket_copy_bytes=8, update_bytes=60, whole_parameters=True,
+    loss_bytes=(54, 14),
 )  # fmt: skip
 
 # DeepSpeed and Megatron-DeepSpeed: as Megatron, gradients in half precision on the wire.

@@ -35,6 +35,14 @@ not of kernels, so it stays out of the presets, whose times are compared with si
 
 _LIMITED = (OpClass.MATMUL, OpClass.ATTENTION)
 
+_ODD_FLOPS = dict.fromkeys(("h100-sxm", "h100-hbm2e", "h200"), 1.15e14)
+"""Products with an odd number of two-byte values in a row, FLOP/s: rows then begin at any even
+address, cuBLAS falls back to kernels that load value by value (`align1`), and Hopper's tensor
+memory accelerator, which wants 16 bytes, is not used. torch on an H100 reached 0.71 to 1.15e14
+there, the latter in the largest product (meta-pytorch/float8_experimental, pull request 145; its
+first shape is padded by the compiler). Such kernels leave tensor cores idle, so that the factor of
+whole runs is not put on top. Devices without a measurement are left as they are."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cost:
@@ -88,8 +96,9 @@ def cost(pieces: Iterable[Piece], ground: Ground) -> Cost:
 def _piece(piece: Piece, ground: Ground) -> Cost:
     time = _cut(piece, timed(piece.op, ground.device.name), ground)
     slower = _slower(piece, ground.device.name) * piece.slowdown
-    forward = time.forward_s * slower
-    backward = (time.backward_input_s + time.backward_weight_s) * slower
+    least = _odd_s(piece, ground.device.name)
+    forward = max(time.forward_s * slower, least)
+    backward = max((time.backward_input_s + time.backward_weight_s) * slower, 2 * least)
     calls = {"forward": 0, "backward": 0}
     checks = {"forward": 0.0, "backward": 0.0}
     for message in piece.messages:
@@ -151,6 +160,14 @@ def _parts(piece: Piece, size: int, device: str) -> list[OpTime]:
 def _slower(piece: Piece, device: str) -> float:
     limited = _LIMITED[:1] if device in _AMPERE_MATMUL else _LIMITED
     return _SUSTAINED.get(device, 1.0) if piece.op.op_class in limited else 1.0
+
+
+def _odd_s(piece: Piece, device: str) -> float:
+    """The least that a product with an odd row takes; 0 for any other."""
+    if piece.op.target != "aten.linear.default" or device not in _ODD_FLOPS:
+        return 0.0
+    width, inner = piece.op.inputs[1].shape
+    return piece.op.flops / _ODD_FLOPS[device] if width % 2 or inner % 2 else 0.0
 
 
 def _transient(piece: Piece) -> int:

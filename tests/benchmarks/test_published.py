@@ -1,10 +1,12 @@
 """Published tables: parameter counts, closed forms, rows that are refused, and the report."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from benchmarks.published.ends import head
 from benchmarks.published.layers import layer
 from benchmarks.published.measured import RowError
 from benchmarks.published.predict import predict, stage_send_s
@@ -14,8 +16,12 @@ from benchmarks.published.rows import Context, read_row, read_table
 from benchmarks.published.site import Site
 from benchmarks.published.sites import ground_of
 from benchmarks.published.stages import stages_of
+from benchmarks.published.sync import extra_of
 from benchmarks.published.systems import ALPA, DEEPSPEED, MEGATRON_2022, system_of
 from benchmarks.published.times import cost, recomputed
+from meshwright.costmodel.comm import collective_time
+from meshwright.ir.conversions import Primitive
+from meshwright.ir.device import OpClass
 from meshwright.ir.errors import PlanError
 
 LLAMA_8B = {"name": "Llama3.1 8B", "layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8,
@@ -238,13 +244,94 @@ def test_chunks_hide_all_but_one_and_scales_by_row_cost_more():
 
 
 def test_broadcasts_take_longer_the_more_ranks_share():
-    def step(group):
-        changed = {"parallel": {"dp": 512, "zero": 1, "zero1_group": group},
-                   "hardware": {"gpu": "A100-SXM4-80GB", "gpus": 512},
-                   "model": LLAMA_8B, "batch": {"gbs": 512, "mbs": 1, "seq": 2048}}  # fmt: skip
-        return predict(row("internevo", **changed)).step_s
+    rows = [internevo(512, group) for group in (8, 64, 512)]
+    took = [after_s(one) - after_s(one, gather_parameters=False) for one in rows]
+    assert 0 < took[0] < took[1] < took[2]
 
-    assert step(8) < step(64) < step(512)
+
+def test_products_with_odd_rows_are_slow_where_that_was_measured():
+    def head_s(gpu, vocab):
+        changed = {"hardware": {"gpu": gpu, "gpus": 8}, "model": {**LLAMA_8B, "vocab": vocab}}
+        one = row("torchtitan", parallel={"dp": 8, "zero": 3}, **changed)
+        site = Site(shape=one.shape, system=system_of(one), mbs=1, seq=4096)
+        product = next(p for p in head(site, vocab) if p.name == "head")
+        return product.op.flops, cost([product], ground_of(one))
+
+    flops, odd = head_s("H100-SXM5-80GB", 50257)
+    assert (odd.forward_s, odd.backward_s) == (flops / 1.15e14, 2 * flops / 1.15e14)
+    _, even = head_s("H100-SXM5-80GB", 50256)
+    assert odd.forward_s > 3 * even.forward_s
+    (_, one), (_, other) = (head_s("A100-SXM4-80GB", vocab) for vocab in (50257, 50256))
+    assert one.forward_s == pytest.approx(other.forward_s, rel=0.05)
+
+
+def test_a_width_given_as_a_ratio_is_rounded_up():
+    ratio = {**LLAMA_8B, "ffn": 10922, "mlp_ratio": "8/3 (gated)"}
+    assert llama(model=ratio).shape.ffn == 11008
+    assert llama(model={**LLAMA_8B, "ffn": 10922}).shape.ffn == 10922
+    missing = {key: value for key, value in LLAMA_8B.items() if key != "ffn"}
+    assert llama(model=missing).shape.ffn == 11008
+    assert row(model={**GPT3, "ffn": None}).shape.ffn == 4 * 12288
+
+
+def internevo(gpus, group):
+    changed = {"parallel": {"dp": gpus, "zero": 1, "zero1_group": group},
+               "hardware": {"gpu": "A100-SXM4-80GB", "gpus": gpus},
+               "model": LLAMA_8B, "batch": {"gbs": gpus, "mbs": 1, "seq": 2048}}  # fmt: skip
+    return row("internevo", **changed)
+
+
+def after_s(one, **changes):
+    """Seconds after the last backward."""
+    recipe = recipe_of(one, replace(system_of(one), **changes))
+    ground = ground_of(one)
+    (part,) = stages_of(one, recipe, ground)
+    return extra_of(one, recipe, ground, part).after_s
+
+
+def test_all_reduces_under_zero_move_twice_as_much():
+    one = internevo(64, 64)
+    whole, scattered = (
+        after_s(one, gradient_sync="end", broadcasts=False, reduces_all=all_of_them)
+        for all_of_them in (True, False)
+    )
+    nbytes = 2 * one.shape.parameters
+    levels = ground_of(one).dp
+    saved = collective_time(Primitive.ALL_REDUCE, nbytes, levels)
+    saved -= collective_time(Primitive.REDUCE_SCATTER, nbytes, levels)
+    assert whole - scattered == pytest.approx(saved) and saved > 0.05
+
+
+def test_a_rank_that_holds_the_embedding_updates_longest():
+    few, many = internevo(8, 8), internevo(512, 512)
+    assert after_s(few) == after_s(few, whole_parameters=False)
+    table = many.shape.vocab * many.shape.hidden
+    device = ground_of(many).device
+    rate = device.memory_bandwidth_bytes_per_s * device.efficiency[OpClass.ELEMENTWISE]
+    # Adam and the copy to half precision, of what the rank has more than its share.
+    more = (7 * 4 + 60 + 4 + 2) * (table - many.shape.parameters / 512) / rate
+    assert after_s(many) - after_s(many, whole_parameters=False) == pytest.approx(more)
+
+
+def test_an_optimizer_with_flat_tensors_needs_memory_of_its_own():
+    one = internevo(8, 8)
+    memory = predict(one).memory
+    kept = memory.allocated_bytes - memory.states_bytes
+    # Gradients in half and full precision and two temporaries, and what the passes need.
+    step = 14 * one.shape.parameters / 8
+    assert memory.activations_bytes > 0 and kept > step + memory.activations_bytes
+    fsdp = predict(row("internevo", model=LLAMA_8B, parallel={"dp": 64, "zero": 3})).memory
+    assert fsdp.transient_bytes > 12 * one.shape.parameters / 64
+
+
+def test_metrics_read_the_logits_too():
+    one = internevo(8, 8)
+    forward = []
+    for moved in ((38, 14), system_of(one).loss_bytes):
+        site = Site(shape=one.shape, system=replace(system_of(one), loss_bytes=moved), mbs=1,
+                    seq=2048)  # fmt: skip
+        forward.append(cost(head(site, one.shape.vocab), ground_of(one)).forward_s)
+    assert forward[1] > forward[0]
 
 
 def test_one_hot_experts_are_products():
