@@ -70,8 +70,8 @@ Alpa 7.5 % (6.3 %), Korthikanti 4.8 %, SC21 4.7 %:
 Third round; before it the old bench 23.6 % (memory 6.6 %), InternEvo 10.8 % (14 %), the others as
 now:
 
-17. The old bench's vocabulary of 50257 is odd, also divided by tp (make_vocab_size_divisible_by is 1
-    there). Products with odd rows reach 1.15e14 FLOP/s on an H100, a figure of another source,
+17. The old bench's vocabulary of 50257 is odd, also divided by tp (make_vocab_size_divisible_by is
+    1 there). Products with odd rows reach 1.15e14 FLOP/s on an H100, a figure of another source,
     looked up once the cause was suspected. 23.6 to 13.4 %; the three rows on one node -15, -14 and
     -13 to -7, 0 and -1 %.
 18. InternEvo's time, from its source: gradients are all-reduced over all replicas under ZeRO too,
@@ -97,9 +97,9 @@ Known to be off:
 - The old bench over several nodes is still 12 to 36 % too fast, the one of its 64-GPU runs whose
   CPU is predicted to be the limit most; nothing tells how its network was set up.
 - InternEvo is 4 to 9 % too fast at tp 1 and 9 to 13 % at tp 2 where ZeRO's group is one node: no
-  calibration run on A100. Groups of 128 to 1024 ranks (-10 to -20 %) and short steps on 512 and 1024
-  GPUs (-14 to -36 %) lack something that is not in proportion to work; its network is taken to be as
-  fast between 128 nodes as between two.
+  calibration run on A100. Groups of 128 to 1024 ranks (-10 to -20 %) and short steps on 512 and
+  1024 GPUs (-14 to -36 %) lack something that is not in proportion to work; its network is taken to
+  be as fast between 128 nodes as between two.
 - Alpa's experts are 24 to 65 % too fast: how XLA runs and shards GShard's gating is not modelled;
   memory of ZeRO-2 at dp 4 and 8 is a fifth too small.
 - ResNet, BERT, Transformer-XL, SSD and BART: see `benchmarks.published_ddp`.
