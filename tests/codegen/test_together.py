@@ -1,7 +1,9 @@
 """Collectives and what is beside them as operators of torch: what they compute, and that torch sees
 through them."""
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from threading import get_ident
 from typing import Any
 
 import pytest
@@ -156,6 +158,41 @@ def test_gradients_of_products_that_gather(sizes, batch, inner, columns):
         parts = wanted.split(sizes, 1)[rank], *of_weights[2 * rank : 2 * rank + 2]
         for one, other in zip(found, parts, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_weights_are_multiplied_while_the_gradient_is_on_its_way(monkeypatch):
+    """Two products' gradients leave as one; each rank is a thread."""
+    orders: dict[int, list[str]] = defaultdict(list)
+    outer = together._outer
+
+    def multiplied(grad: Tensor, x: Tensor) -> Tensor:
+        orders[get_ident()].append("weight")
+        return outer(grad, x)
+
+    def body(comm: Comm) -> list[str]:
+        line, order = comm.line("tp"), orders[get_ident()]
+        begin = line.begin_reduce_scatter
+
+        def begun(x: Tensor) -> Callable[[], Tensor]:
+            order.append("begin")
+            arrive = begin(x)
+
+            def waited() -> Tensor:
+                order.append("wait")
+                return arrive()
+
+            return waited
+
+        line.begin_reduce_scatter = begun  # type: ignore[method-assign]
+        draw = drawn()
+        given = [value.requires_grad_() for value in (draw(2, 3, 5), draw(4, 5), draw(2, 5))]
+        made = together.gather_linear(comm, given[0], given[1:], (None, None), "tp", 1, (3, 3))
+        (made[0].sum() + made[1].sum()).backward()
+        return order
+
+    monkeypatch.setattr(together, "_outer", multiplied)
+    for order in simulate({"tp": 2}, body):
+        assert order == ["begin", "weight", "weight", "wait"]
 
 
 @pytest.mark.parametrize("sizes", SIZES)
