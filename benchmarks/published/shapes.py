@@ -92,7 +92,7 @@ def read_shape(
     if hidden % heads:
         raise error(f"hidden {hidden} is not divisible by {heads} heads")
     moe = model.get("moe") or {}
-    ffn = int(model.get("ffn") or (8 * hidden // 3 if gated else 4 * hidden))
+    ffn = int(model.get("ffn") or _usual_width(hidden, gated, bool(moe)))
     if gated and ("mlp_ratio" in model or not model.get("ffn")):
         # A ratio is rounded up (InternEvo, modules/mlp.py, and Llama's own code: multiple_of=256).
         ffn = -(-ffn // 256) * 256
@@ -111,6 +111,14 @@ def read_shape(
         top_k=int(moe.get("topk") or moe.get("top_k") or 2),
         expert_ffn=int(moe.get("ffn") or moe.get("moe_ffn") or model.get("moe_ffn") or ffn),
     )
+
+
+def _usual_width(hidden: int, gated: bool, experts: bool) -> int:
+    """GPT's; Llama's; GShard's, whose every layer is twice as wide (Lepikhin et al. 2020, table 1;
+    Alpa's benchmark of it)."""
+    if gated:
+        return 8 * hidden // 3
+    return (8 if experts else 4) * hidden
 
 
 def _gated(model: Mapping[str, Any], hidden: int) -> bool:

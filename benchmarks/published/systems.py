@@ -169,15 +169,18 @@ TORCHTITAN = System(
 
 # Alpa: XLA on V100, fp16 with fp32 master weights; unfused attention, pointwise work fused by the
 # compiler; gradients reduced after the last micro-batch in fp16 (gradient accumulation in the
-# compiled program); stages of equal numbers of layers. Experts as in GShard (alpa/model/moe.py),
-# with tokens in groups of 2048 (benchmark/alpa/suite_manual_moe.py) and room for twice the mean.
+# compiled program); stages of equal numbers of layers.
 ALPA = System(
     name="Alpa", parameter_bytes=2, gradient_bytes=2, optimizer_bytes=12, sync_bytes=2,
     gradient_sync="end", accumulate_bytes=0, attention="unfused", pointwise="compiled",
     dropout=False, sequence_parallel=False, tp_overlap="none", logits_bytes=10,
-    saved_logits_bytes=4, one_hot_experts=2048,
-    sends_parts=True,
+    saved_logits_bytes=4, sends_parts=True,
 )  # fmt: skip
+# Its models with experts (alpa/model/moe.py, as in GShard, with room for twice the mean) train with
+# Adafactor (benchmark/alpa/benchmark_2d_one_case_moe.py): of two moments only sums of rows and
+# columns, so that master weights remain. Tokens are in groups of 1024 (exp_intra_ablation.py; 2048
+# in its suites, whose rows give no shape).
+ALPA_EXPERTS = replace(ALPA, name="Alpa, experts", optimizer_bytes=4, one_hot_experts=1024)
 
 # InternEvo, configs/7B_sft.py: bf16 parameters and gradients, hybrid ZeRO-1 with reduction of
 # gradient buckets beside the backward (hybrid_zero_optimizer overlap_sync_grad=True) and broadcast
@@ -245,9 +248,12 @@ _DEBUG_CHECK_S = 0.3e-3
 
 
 def _of_time(system: System, row: Row) -> System:
-    """nanotron since the sweep's rerun: inputs gathered again, collectives checked over nodes."""
+    """As the row's model and date have it. nanotron since the sweep's rerun: inputs gathered again,
+    collectives checked over nodes."""
     if system is TORCHTITAN:
         return replace(system, logits_bytes=_titan_logits(row))
+    if system is ALPA and row.shape.experts:
+        return ALPA_EXPERTS
     if system is not NANOTRON:
         return system
     if not row.revised:

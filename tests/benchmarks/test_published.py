@@ -340,8 +340,20 @@ def test_one_hot_experts_are_products():
     one = row("alpa", model=moe, parallel={"dp": 64})
     site = Site(shape=one.shape, system=system_of(one), mbs=8, seq=1024)
     flops = {p.name: p.op.flops for p in layer(site, experts=True)}
-    # Two places per token in groups of 2048 tokens.
-    assert flops["dispatch"] == flops["combine"] == 2 * 8 * 1024 * 2 * 2048 * 1024
+    # Two places per token in groups of 1024 tokens.
+    assert flops["dispatch"] == flops["combine"] == 2 * 8 * 1024 * 2 * 1024 * 1024
+
+
+def test_alpas_model_with_experts_is_the_one_it_counts():
+    moe = {"hidden": 1024, "layers": 8, "heads": 32, "vocab": 51200,
+           "moe": {"experts": 8, "every": 2}}  # fmt: skip
+    one = row("alpa", model=moe, parallel={"dp": 64})
+    # Its benchmark counts 0.690395 billion parameters, without positions.
+    assert one.shape.parameters == pytest.approx(0.690395e9, rel=5e-3)
+    # Adafactor: half-precision weights and gradients, and master weights.
+    assert predict(one).memory.states_bytes == pytest.approx(8 * one.shape.parameters)
+    dense = row("alpa", model={**GPT3, "layers": 2}, parallel={"dp": 64})
+    assert predict(dense).memory.states_bytes == pytest.approx(16 * dense.shape.parameters)
 
 
 def test_stages_send_parts_over_slow_networks():
