@@ -103,7 +103,7 @@ Known to be off:
   calibration run on A100. Groups of 128 to 1024 ranks (-10 to -20 %) and short steps on 512 and
   1024 GPUs (-14 to -36 %) lack something that is not in proportion to work; its network is taken to
   be as fast between 128 nodes as between two.
-- Alpa's experts are up to 41 % too fast, most under ZeRO-3: how XLA runs and shards GShard's gating is not modelled.
-  Memory of its ZeRO-2 at dp 4 and 8 is a fifth too small.
+- Alpa's experts are up to 41 % too fast, most under ZeRO-3: how XLA runs and shards GShard's gating
+  is not modelled. Memory of its ZeRO-2 at dp 4 and 8 is a fifth to a quarter too small.
 - ResNet, BERT, Transformer-XL, SSD and BART: see `benchmarks.published_ddp`.
 """
