@@ -94,7 +94,7 @@ def test_level_3_has_one_block_whole() -> None:
     # The second block runs while the third one's are gathered; or the third one is unpacked.
     assert totals(("0F0 0B0",), ahead)[0] == max(10 + 12 + 200, 20 + 200)
     # Nothing is ahead of the first block; before it the second one runs with the first ahead.
-    assert ahead._whole(1, -1) == 200 and ahead._whole(0, -1) == 100
+    assert ahead._gathered(-1) == [100, 200, 200]
 
 
 def test_halves_hand_gradients_over() -> None:
