@@ -303,7 +303,9 @@ class CostTables:
 def _summed_over(blocks: Sequence[Block], costs: Sequence[BlockCost]) -> dict[str, frozenset[str]]:
     found: dict[str, frozenset[str]] = {}
     for block, cost in zip(blocks, costs, strict=True):
+        if not any(cost.summed_over):
+            continue
         for name, axes in zip(block.params, cost.summed_over, strict=True):
             if axes:
-                found[name] = found.get(name, frozenset()).union(axes)
+                found[name] = found[name].union(axes) if name in found else frozenset(axes)
     return found

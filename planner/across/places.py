@@ -62,8 +62,13 @@ class Places:
 
     def room_bytes(self, start: int, size: int) -> float:
         if self.period:
-            size = 1
+            return self._room_bytes
         return float(self.problem.room_bytes(self.order[start : start + size]))
+
+    @cached_property
+    def _room_bytes(self) -> float:
+        """Of all devices alike."""
+        return float(self.problem.room_bytes(self.order[:1]))
 
     def link(self, start: int, size: int) -> Link | None:
         """To the group behind."""

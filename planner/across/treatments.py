@@ -191,10 +191,11 @@ class Treatments:
     def _total(self, groups: Groups, step: Step) -> Saving:
         seconds = nbytes = 0.0
         for group, modes in zip(groups, step, strict=True):
+            known = self._known(group[0])
             for mode, count in Counter(modes).items():
-                if not mode:
+                if mode not in known:
                     continue
-                own = self.saving(group[0], mode)
+                own = known[mode]
                 seconds, nbytes = seconds + count * own.seconds, nbytes + count * own.nbytes
                 if mode == "offload":
                     computing = len(group) * self._cost(group[0], "keep").forward_s
