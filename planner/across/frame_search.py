@@ -24,7 +24,7 @@ from meshwright.planner.across.partition import (
 from meshwright.planner.across.places import Places
 from meshwright.planner.across.relaxation import Bound, Frame, group_sizes
 from meshwright.planner.across.run_costs import RunCosts
-from meshwright.planner.across.stage_options import Fitted, Runs
+from meshwright.planner.across.stage_options import Fitted, Options, Runs
 from meshwright.planner.across.stage_tables import StageTables
 from meshwright.planner.across.treatments import Treatments
 from meshwright.planner.candidates import Choice, StageChoice
@@ -121,13 +121,14 @@ class FrameSearch:
         held = tuple(self._in_flight(frame))
         runs = self._runs(frame)
         known: dict[object, Fitted | None] = {}
+        narrow: dict[int, Options] = {}
 
         def fitted(stage: int, first: int, size: int) -> Fitted | None:
             key = (held[stage], self.places.like(first, size), size, self.places.way(first, size))
             if key not in known:
                 found = best or self._all(frame, size)
                 room = self.places.room_bytes(first, size) - spare_bytes
-                known[key] = self._fitted(frame, found, first, held[stage], room, runs)
+                known[key] = self._fitted(frame, found, first, held[stage], room, runs, narrow)
             return known[key]
 
         return Pipeline(
@@ -145,11 +146,17 @@ class FrameSearch:
         in_flight: int,
         room: float,
         runs: Runs | None,
+        narrow: dict[int, Options],
     ) -> Fitted | None:
+        """`narrow`: options of those runs alone, by the identity of those that tables keep."""
         if not found:
             return None
         options = self.tables.options(first, found[0].size, frame.num_microbatches, found)
-        return options.fitted(in_flight, room, runs)
+        if runs is None:
+            return options.fitted(in_flight, room)
+        if id(options) not in narrow:
+            narrow[id(options)] = options.of(runs)
+        return options.fitted_among(narrow[id(options)], runs, in_flight, room)
 
     def _runs(self, frame: Frame) -> Runs | None:
         """Kinds of runs of blocks that a stage may have; None for all. Where all groups are equal,

@@ -186,7 +186,15 @@ class Relaxation:
             together, alone = self._with_flights(frame, ways, least, ahead)
         order = np.argsort(alone, kind="stable")
         ranked = tuple((float(alone[i]), found[i]) for i in order if np.isfinite(alone[i]))
-        return Bound(max(0.0, together) if ranked else np.inf, ranked, least.plain_s)
+        busiest = self._busiest_s(frame, rates)
+        seconds = max(0.0, together, busiest) if ranked else np.inf
+        return Bound(seconds, ranked, max(least.plain_s, busiest))
+
+    def _busiest_s(self, frame: Frame, rates: Rates) -> float:
+        """Blocks are not divided: of each kind some rank has its share, rounded up."""
+        each = rates.busy_s + rates.once_s / frame.num_microbatches
+        most = np.ceil(self.rates.counts / frame.num_ranks)
+        return frame.num_microbatches * float((each.min(axis=(0, 1)) * most).max())
 
     def _block_ways(self, frame: Frame, rates: Rates, room: float) -> BlockWays:
         """Of [mesh, mode, kind of block]; infinite where a single block does not fit."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -40,7 +40,18 @@ class Figures(NamedTuple):
         return Figures(*[figure[:, runs] for figure in self])
 
 
-@dataclass(frozen=True, slots=True)
+class _Ladder(NamedTuple):
+    """Steps on which less and less is kept: arrays over [step, mesh and kind of run]."""
+
+    static_bytes: Matrix
+    flight_bytes: Matrix
+    beside_bytes: Matrix
+    """That the workspace of the next step takes more, while only some blocks are on it."""
+    seconds: Matrix
+    """Path, load and busy: [step, mesh and kind of run, 3]."""
+
+
+@dataclass(frozen=True)
 class Options:
     """All ways to run a stage on a group of devices."""
 
@@ -54,59 +65,75 @@ class Options:
     modes: tuple[bool, ...]
     """Whether recomputing nothing, and something, is allowed: False, True or both."""
 
-    def fitted(self, in_flight: int, room: float, runs: Runs | None = None) -> "Fitted":
-        """The figures where as little as can be is saved; infinite where it does not fit, and for
-        other runs than those asked for."""
-        if runs is None:
-            return self._fitted(in_flight, room)
-        few = Options(
+    def of(self, runs: Runs) -> "Options":
+        """Of some kinds of runs."""
+        return Options(
             self.meshes, self.keep.of(runs), lambda: tuple(each.of(runs) for each in self.more()),
             self.layers[:, runs], self.modes,
         )  # fmt: skip
-        found = few._fitted(in_flight, room)
-        spread = []
-        for part in found[1:5]:
-            whole = np.full(self.layers.shape, np.inf)
-            whole[:, runs] = part
-            spread.append(whole)
-        share, path, load, busy = spread
+
+    def fitted(self, in_flight: int, room: float) -> "Fitted":
+        """The figures where as little as can be is saved; infinite where it does not fit."""
+        share, path, load, busy = self._fitted(in_flight, room).reshape(4, *self.layers.shape)
         return Fitted(self, share, path, load, busy, in_flight)
 
-    def _fitted(self, in_flight: int, room: float) -> "Fitted":
-        needs, none = self.keep.held(in_flight), self.layers == 0
-        fits = (needs <= room) & (none | (False in self.modes))
-        share = np.where(fits, 0.0, np.inf)
-        seconds = [np.where(fits, figure, np.inf) for figure in self.keep[:3]]
-        steps = () if fits.all() else (self.keep, *self.more())
-        if False not in self.modes and steps:
-            steps = (steps[0], steps[-1])
-        whole = needs - steps[-1].held(in_flight) if steps else needs
-        for less, more in pairwise(steps):
-            part = np.where(
-                np.isinf(share) & ~none, self._part(less, more, in_flight, room), np.inf
-            )
-            good = np.isfinite(part)
-            part = np.where(good, part, 0.0)
-            seconds = [
-                np.where(good, a + part * (b - a), s)
-                for s, a, b in zip(seconds, less[:3], more[:3], strict=True)
-            ]
-            a, b = less.held(in_flight), more.held(in_flight)
-            with np.errstate(divide="ignore", invalid="ignore"):
-                saved = (needs - a - part * (b - a)) / whole
-            share = np.where(good, np.clip(np.nan_to_num(saved, nan=1.0), 1e-9, 1.0), share)
-        path, load, busy = seconds
+    def fitted_among(self, few: "Options", runs: Runs, in_flight: int, room: float) -> "Fitted":
+        """As `fitted`; infinite for other runs than those of `few`, which are `of(runs)`."""
+        found = np.full((4, *self.layers.shape), np.inf)
+        found[:, :, runs] = few._fitted(in_flight, room).reshape(4, *few.layers.shape)
+        share, path, load, busy = found
         return Fitted(self, share, path, load, busy, in_flight)
 
-    def _part(self, less: Figures, more: Figures, in_flight: int, room: float) -> Matrix:
-        """The least share of the blocks between two steps; infinite where even all do not do."""
-        beside = np.maximum(0.0, more.workspace_bytes - less.workspace_bytes)
-        most, least = less.held(in_flight) + beside, more.held(in_flight)
-        layers = np.maximum(1.0, self.layers)
+    def _fitted(self, in_flight: int, room: float) -> Matrix:
+        """[4, mesh and kind of run]: the share of what can be saved that is; path, load, busy."""
+        ladder, layers = self._ladder, self.layers.ravel()
+        held = ladder.static_bytes + in_flight * ladder.flight_bytes
+        none = layers == 0
+        fits = (held[0] <= room) & (none | (False in self.modes))
+        found: Matrix = np.concatenate([np.zeros((1, len(layers))), ladder.seconds[0].T])
+        if fits.all():
+            return found
+        part = _parts(held, ladder.beside_bytes, layers, room)
+        # The first step on which there is room for as few blocks as it takes.
+        good = np.isfinite(part) & ~none
+        first, every = good.argmax(axis=0), np.arange(len(layers))
+        climbs = good.any(axis=0) & ~fits
+        found[:, ~fits & ~climbs] = np.inf
+        first, every = first[climbs], every[climbs]
+        part = part[first, every]
+        less, more = ladder.seconds[first, every], ladder.seconds[first + 1, every]
+        found[1:, climbs] = (less + part[:, np.newaxis] * (more - less)).T
+        less, more = held[first, every], held[first + 1, every]
         with np.errstate(divide="ignore", invalid="ignore"):
-            part = np.ceil((most - room) / (most - least) * layers - 1e-9) / layers
-        found: Matrix = np.where(least <= room, np.clip(part, 1 / layers, 1.0), np.inf)
+            saved = (held[0, every] - less - part * (more - less)) / (held[0] - held[-1])[every]
+        found[0, climbs] = np.clip(np.where(np.isnan(saved), 1.0, saved), 1e-9, 1.0)
         return found
+
+    @cached_property
+    def _ladder(self) -> _Ladder:
+        steps = (self.keep, *self.more())
+        if False not in self.modes:
+            steps = (steps[0], steps[-1])
+        if len(steps) == 1:  # nothing can be saved, as by a step that saves nothing
+            steps = (self.keep, self.keep)
+
+        def flat(number: int) -> Matrix:
+            return np.stack([step[number].ravel() for step in steps])
+
+        workspace = flat(5)
+        beside = np.maximum(0.0, workspace[1:] - workspace[:-1])
+        return _Ladder(flat(3), flat(4), beside, np.stack([flat(i) for i in range(3)], axis=-1))
+
+
+def _parts(held: Matrix, beside_bytes: Matrix, layers: Matrix, room: float) -> Matrix:
+    """The least share of the blocks that has to go from each step to the next; infinite where even
+    all do not do."""
+    most, least = held[:-1] + beside_bytes, held[1:]
+    layers = np.maximum(1.0, layers)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        part = np.ceil((most - room) / (most - least) * layers - 1e-9) / layers
+    found: Matrix = np.where(least <= room, np.clip(part, 1 / layers, 1.0), np.inf)
+    return found
 
 
 class Fitted(NamedTuple):

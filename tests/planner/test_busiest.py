@@ -1,0 +1,48 @@
+"""Bounds of pipelines whose blocks cannot be shared out evenly: none of them is divided."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from meshwright.planner.across.places import Places, orders
+from meshwright.planner.across.relaxation import Frame, Relaxation
+from meshwright.planner.across.run_costs import RunCosts
+from meshwright.planner.search import search_problem
+from tests.planner.problems import cluster, mlp, problem
+
+COUNT = 4
+
+
+def relaxation(layers: int, ranks: int) -> Relaxation:
+    pins = (f"pp={ranks}", f"num_microbatches={COUNT}")
+    asked = problem(mlp(layers), cluster(ranks), constraints=pins)
+    return Relaxation(RunCosts(asked), [Places(asked, order) for order in orders(asked)])
+
+
+def test_some_rank_has_a_kind_s_share_rounded_up() -> None:
+    found = relaxation(6, 2)
+    assert found.rates.counts.max() == 5
+    kinds = len(found.rates.counts)
+    # Of two meshes, two modes: each kind is taken where it is fastest.
+    busy = np.array([[[4.0] * kinds, [6.0] * kinds], [[3.0] * kinds, [5.0] * kinds]])
+    rates: Any = SimpleNamespace(busy_s=busy, once_s=np.full_like(busy, 8.0))
+    assert found._busiest_s(Frame(2, COUNT), rates) == pytest.approx(
+        COUNT * 3 * (3.0 + 8.0 / COUNT)
+    )
+    assert found._busiest_s(Frame(1, COUNT), rates) == pytest.approx(
+        COUNT * 5 * (3.0 + 8.0 / COUNT)
+    )
+
+
+def test_the_bound_knows_and_no_plan_beats_it() -> None:
+    found = relaxation(6, 4)
+    frame = Frame(4, COUNT)
+    bound = found.bound(frame)
+    size = len(found.problem.graph.blocks)
+    _, rates = found._meshes(frame, 1, 0)
+    even_s = COUNT * (rates.busy_s[:, 0].min(axis=0) @ found.rates.counts) / 4
+    plan = search_problem(found.problem)
+    assert plan.predicted and size >= 6
+    assert 1.2 * even_s < bound.seconds <= plan.predicted.step_s
