@@ -86,13 +86,14 @@ class Options:
 
     def _fitted(self, in_flight: int, room: float) -> Matrix:
         """[4, mesh and kind of run]: the share of what can be saved that is; path, load, busy."""
-        ladder, layers = self._ladder, self.layers.ravel()
-        held = ladder.static_bytes + in_flight * ladder.flight_bytes
+        needs, layers = self.keep.held(in_flight).ravel(), self.layers.ravel()
         none = layers == 0
-        fits = (held[0] <= room) & (none | (False in self.modes))
-        found: Matrix = np.concatenate([np.zeros((1, len(layers))), ladder.seconds[0].T])
+        fits = (needs <= room) & (none | (False in self.modes))
+        found: Matrix = np.stack([np.zeros_like(needs), *(f.ravel() for f in self.keep[:3])])
         if fits.all():
             return found
+        ladder = self._ladder
+        held = ladder.static_bytes + in_flight * ladder.flight_bytes
         part = _parts(held, ladder.beside_bytes, layers, room)
         # The first step on which there is room for as few blocks as it takes.
         good = np.isfinite(part) & ~none
@@ -105,7 +106,7 @@ class Options:
         found[1:, climbs] = (less + part[:, np.newaxis] * (more - less)).T
         less, more = held[first, every], held[first + 1, every]
         with np.errstate(divide="ignore", invalid="ignore"):
-            saved = (held[0, every] - less - part * (more - less)) / (held[0] - held[-1])[every]
+            saved = (needs[every] - less - part * (more - less)) / (needs - held[-1])[every]
         found[0, climbs] = np.clip(np.where(np.isnan(saved), 1.0, saved), 1e-9, 1.0)
         return found
 
