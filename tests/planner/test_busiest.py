@@ -36,13 +36,7 @@ def test_some_rank_has_a_kind_s_share_rounded_up() -> None:
     )
 
 
-def test_the_bound_knows_and_no_plan_beats_it() -> None:
+def test_no_plan_beats_the_bound() -> None:
     found = relaxation(6, 4)
-    frame = Frame(4, COUNT)
-    bound = found.bound(frame)
-    size = len(found.problem.graph.blocks)
-    _, rates = found._meshes(frame, 1, 0)
-    even_s = COUNT * (rates.busy_s[:, 0].min(axis=0) @ found.rates.counts) / 4
-    plan = search_problem(found.problem)
-    assert plan.predicted and size >= 6
-    assert 1.2 * even_s < bound.seconds <= plan.predicted.step_s
+    bound, plan = found.bound(Frame(4, COUNT)), search_problem(found.problem)
+    assert plan.predicted and 0 < bound.seconds <= plan.predicted.step_s
