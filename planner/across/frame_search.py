@@ -4,11 +4,12 @@ The quick estimate is DAPPLE's: the path of a micro-batch through all stages, an
 pivot, the stage that is busiest. For several limits of the load the shortest path is found.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from math import ceil
 
 import numpy as np
+from numpy.typing import NDArray
 
 from meshwright.costmodel.placement import step_cores
 from meshwright.planner.across.choice_space import Group, stage_on, with_shares
@@ -24,7 +25,7 @@ from meshwright.planner.across.partition import (
 from meshwright.planner.across.places import Places
 from meshwright.planner.across.relaxation import Bound, Frame, group_sizes
 from meshwright.planner.across.run_costs import RunCosts
-from meshwright.planner.across.stage_options import Fitted, Options, Runs
+from meshwright.planner.across.stage_options import Few, Fitted, Options
 from meshwright.planner.across.stage_tables import StageTables
 from meshwright.planner.across.treatments import Treatments
 from meshwright.planner.candidates import Choice, StageChoice
@@ -62,8 +63,8 @@ class FrameSearch:
         self, frame: Frame, bound: Bound, limit_s: float, spare_bytes: float = 0.0
     ) -> list[Finalist]:
         """Choices of least estimated time, best first; some memory may be left alone."""
-        asked = self._pipeline(frame, bound, spare_bytes)
-        if asked is None:
+        asked = self._pipeline(frame, bound, spare_bytes, limit_s)
+        if asked is None or self._is_long(asked, frame, limit_s):
             return []
         least = self._least(asked, frame)
         if least is None or least[0] > limit_s:
@@ -81,6 +82,16 @@ class FrameSearch:
             for choice in self._choices(parts, frame)
         ]
         return sorted(found, key=lambda item: item.value)
+
+    def _is_long(self, asked: Pipeline, frame: Frame, limit_s: float) -> bool:
+        """Whether pipelines take longer even if all activations are kept and fit: what that takes
+        is quickly known."""
+        if frame.num_ranks == 1 or limit_s == np.inf:
+            return False
+        light = replace(asked, fitted=asked.keeping)
+        busiest = solve(light, load, join=np.maximum)
+        path = solve(light, path_within(limit_s), join=np.add)
+        return busiest is None or path is None or busiest[0] + path[0] > limit_s
 
     def _least(self, asked: Pipeline, frame: Frame) -> tuple[float, tuple[Part, ...]] | None:
         """Stages of least load; of a single one, what it takes in all."""
@@ -112,62 +123,78 @@ class FrameSearch:
         return [Finalist(answer[0], choice) for choice in self._choices(answer[1], frame)]
 
     def _pipeline(
-        self, frame: Frame, bound: Bound, spare_bytes: float = 0.0, *, everything: bool = False
+        self,
+        frame: Frame,
+        bound: Bound,
+        spare_bytes: float = 0.0,
+        limit_s: float = np.inf,
+        *,
+        everything: bool = False,
     ) -> Pipeline | None:
+        """`limit_s`: of the load of stages; some that are longer may be left out."""
         sizes = group_sizes(self.problem, frame.num_ranks)
         if not sizes:
             return None
         best = () if everything else self._closer(bound)
         held = tuple(self._in_flight(frame))
-        runs = self._runs(frame)
+        few = self._few(frame, limit_s)
         known: dict[object, Fitted | None] = {}
-        narrow: dict[int, Options] = {}
+
+        def options(first: int, size: int) -> Options | None:
+            found = best or self._all(frame, size)
+            if not found:
+                return None
+            return self.tables.options(first, size, frame.num_microbatches, found)
+
+        def keeping(_: int, first: int, size: int) -> Fitted | None:
+            key = self.places.like(first, size), size, self.places.way(first, size)
+            if key not in known:
+                found = options(first, size)
+                known[key] = found.kept() if found else None
+            return known[key]
 
         def fitted(stage: int, first: int, size: int) -> Fitted | None:
             key = (held[stage], self.places.like(first, size), size, self.places.way(first, size))
             if key not in known:
-                found = best or self._all(frame, size)
+                found = options(first, size)
                 room = self.places.room_bytes(first, size) - spare_bytes
-                known[key] = self._fitted(frame, found, first, held[stage], room, runs, narrow)
+                known[key] = few(found).fitted(held[stage], room) if found else None
             return known[key]
 
         return Pipeline(
             classes=self.runs.classes, num_blocks=len(self.problem.graph.blocks),
             num_devices=self.problem.cluster.num_devices, num_stages=frame.num_ranks,
-            sizes=sizes, fitted=fitted,
+            sizes=sizes, fitted=fitted, keeping=keeping,
             pins=self.problem.stage_of_block if self._one_stage() else {},
         )  # fmt: skip
 
-    def _fitted(
-        self,
-        frame: Frame,
-        found: Sequence[Mesh],
-        first: int,
-        in_flight: int,
-        room: float,
-        runs: Runs | None,
-        narrow: dict[int, Options],
-    ) -> Fitted | None:
-        """`narrow`: options of those runs alone, by the identity of those that tables keep."""
-        if not found:
-            return None
-        options = self.tables.options(first, found[0].size, frame.num_microbatches, found)
-        if runs is None:
-            return options.fitted(in_flight, room)
-        if id(options) not in narrow:
-            narrow[id(options)] = options.of(runs)
-        return options.fitted_among(narrow[id(options)], runs, in_flight, room)
+    def _few(self, frame: Frame, limit_s: float) -> Callable[[Options], Options | Few]:
+        """Of options, those of runs that stages may have: not too long, nor too much work even
+        where all activations are kept."""
+        known: dict[int, Options | Few] = {}
+        short = self._runs(frame)
 
-    def _runs(self, frame: Frame) -> Runs | None:
-        """Kinds of runs of blocks that a stage may have; None for all. Where all groups are equal,
-        none of them gets several times as many blocks as others."""
+        def few(options: Options) -> Options | Few:
+            if id(options) not in known:  # tables keep them
+                light = options.keep.load_s.min(axis=0) <= limit_s
+                if short is not None:
+                    light &= short
+                known[id(options)] = options if light.all() else options.few(np.flatnonzero(light))
+            return known[id(options)]
+
+        return few
+
+    def _runs(self, frame: Frame) -> NDArray[np.bool_] | None:
+        """Whether a stage may have runs of blocks of a kind; None for all. Where all groups are
+        equal, none of them gets several times as many blocks as others."""
         if len(group_sizes(self.problem, frame.num_ranks)) > 1:
             return None
         classes, blocks = self.runs.classes, len(self.problem.graph.blocks)
         most = LONG * ceil(blocks / frame.num_ranks) + 2
         if self.problem.stage_of_block or most >= blocks:
             return None
-        return np.flatnonzero(classes.stop - classes.start <= most)
+        found: NDArray[np.bool_] = classes.stop - classes.start <= most
+        return found
 
     def _closer(self, bound: Bound) -> tuple[Mesh, ...]:
         """Meshes that may be best, of those that a bound is known for."""

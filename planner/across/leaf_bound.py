@@ -22,16 +22,23 @@ class LeafBound:
 
     def __init__(self, runs: RunCosts) -> None:
         self.runs, self.problem = runs, runs.problem
-        self._busy: dict[StageChoice, dict[int, _Busy]] = {}
+        self._busy: dict[tuple[StageChoice, bool], dict[int, _Busy]] = {}
 
-    def seconds(self, choice: Choice) -> float:
+    def exceeds(self, choice: Choice, limit_s: float) -> bool:
+        """Whether the bound is above a limit; mostly that is seen without pricing blocks that make
+        again what is cheap, or move it: they take no less than those that keep it."""
+        return self.seconds(choice, rough=True) > limit_s or self.seconds(choice) > limit_s
+
+    def seconds(self, choice: Choice, *, rough: bool = False) -> float:
         """Each rank works off all micro-batches, the first ranks beginning and ending before the
-        last ones; and the first micro-batch goes all the way."""
+        last ones; and the first micro-batch goes all the way. `rough`: a lower bound that is
+        quicker to get."""
         if choice.schedule in SCHEDULES and recomputes_early(choice.schedule):
             # It may keep what the choice would make again.
             kept = tuple(replace(stage, recompute=(), saved=()) for stage in choice.stages)
             choice = replace(choice, stages=kept)
-        stages = [self._stage_s(stage, choice.num_microbatches) for stage in choice.stages]
+        count = choice.num_microbatches
+        stages = [self._stage_s(stage, count, rough) for stage in choice.stages]
         whole = [busy.whole_s for busy in stages]
         split = choice.schedule in SPLIT or choice.schedule not in SCHEDULES
         path = sum(busy.input_s if split else busy.whole_s for busy in stages)
@@ -40,7 +47,6 @@ class LeafBound:
         # Weight halves may wait until the end: then only forwards lie before a rank's work.
         parts = [busy.forward_s if split else busy.whole_s for busy in stages]
         before = [0.0, *accumulate(parts)]
-        count = choice.num_microbatches
         return max(path, *(count * own + b for own, b in zip(whole, before, strict=False)))
 
     def _ranks_s(self, choice: Choice, busy: Sequence[float]) -> float:
@@ -49,14 +55,15 @@ class LeafBound:
             spent[stage.devices] = spent.get(stage.devices, 0.0) + seconds
         return choice.num_microbatches * max(spent.values())
 
-    def _stage_s(self, stage: StageChoice, count: int) -> "_Busy":
+    def _stage_s(self, stage: StageChoice, count: int, rough: bool) -> "_Busy":
         """Of one micro-batch."""
-        held = self._busy.setdefault(stage, {})
+        rough = rough and bool(stage.saved)
+        held = self._busy.setdefault((stage, rough), {})
         if count not in held:
-            held[count] = self._stage(stage, self.problem.batch // count)
+            held[count] = self._stage(stage, self.problem.batch // count, rough)
         return held[count]
 
-    def _stage(self, stage: StageChoice, samples: int) -> "_Busy":
+    def _stage(self, stage: StageChoice, samples: int, rough: bool) -> "_Busy":
         names, size = self.problem.tables.device_names, len(stage.devices) // stage.dp
         levels = self.problem.tables.model_levels(stage.devices[:size], stage.model)
         dp_levels = self.problem.tables.levels(stage.devices[::size])
@@ -74,16 +81,16 @@ class LeafBound:
                 }
             )
         }
-        return max(self._at(stage, At(spot, stage.variant)) for spot in spots)
+        return max(self._at(stage, At(spot, stage.variant), rough) for spot in spots)
 
-    def _at(self, stage: StageChoice, at: At) -> "_Busy":
+    def _at(self, stage: StageChoice, at: At, rough: bool) -> "_Busy":
         costs = self.runs.block_costs(at)
         whole = forward = least = 0.0
         for (number, treated), count in self._treated(stage).items():
             block, cost = self.runs.blocks[number], costs[number]
             if treated == AGAIN:
                 cost = cost.recomputed()
-            elif treated:
+            elif treated and not rough:
                 cost = self.runs.under(block, at, treated)
             whole += count * (cost.forward_s + cost.backward_s - cost.accumulate_s)
             forward += count * cost.forward_s

@@ -41,6 +41,8 @@ class Pipeline:
     """Numbers of devices that a stage may have."""
     fitted: Callable[[int, int, int], Fitted | None]
     """(stage, first place, size) -> what each way to run it takes."""
+    keeping: Callable[[int, int, int], Fitted | None]
+    """The same if all activations were kept, whether they fit or not."""
     pins: Mapping[int, int]
     """Block -> stage."""
 

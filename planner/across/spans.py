@@ -23,9 +23,10 @@ def sums(values: Sequence[float]) -> Matrix:
 def highest(values: Sequence[float]) -> Matrix:
     """Maxima over runs."""
     size = len(values)
+    # Row i has what begins with block i: zeros before it, then the highest so far.
+    each = np.triu(np.broadcast_to(np.asarray(values, dtype=float), (size, size)))
     found = np.zeros((size + 1, size + 1))
-    for i in range(size):
-        found[i, i + 1 :] = np.maximum.accumulate(values[i:])
+    np.maximum.accumulate(each, axis=1, out=found[:size, 1:])
     return found
 
 
@@ -34,7 +35,8 @@ def sums_of_named(values: Sequence[Mapping[str, float]]) -> Matrix:
 
     `values`: per block. Exact where a name has the same value in all blocks.
     """
-    found = sums([sum(held.values()) for held in values])
+    twice = np.zeros((len(values) + 1, len(values) + 1))
+    """At [i, k]: what runs that begin at i or before, and end at k or behind, have twice."""
     seen: dict[str, int] = {}
     for block, held in enumerate(values):
         for name, value in held.items():
@@ -42,8 +44,10 @@ def sums_of_named(values: Sequence[Mapping[str, float]]) -> Matrix:
                 continue
             if name in seen:
                 earlier = seen[name]
-                found[: earlier + 1, block + 1 :] -= min(value, values[earlier][name])
+                twice[earlier, block + 1] += min(value, values[earlier][name])
             seen[name] = block
+    found = sums([sum(held.values()) for held in values])
+    found -= np.cumsum(np.cumsum(twice[::-1], axis=0)[::-1], axis=1)
     return found
 
 

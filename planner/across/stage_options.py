@@ -65,27 +65,30 @@ class Options:
     modes: tuple[bool, ...]
     """Whether recomputing nothing, and something, is allowed: False, True or both."""
 
-    def of(self, runs: Runs) -> "Options":
+    def few(self, runs: Runs) -> "Few":
         """Of some kinds of runs."""
-        return Options(
+        some = Options(
             self.meshes, self.keep.of(runs), lambda: tuple(each.of(runs) for each in self.more()),
             self.layers[:, runs], self.modes,
         )  # fmt: skip
+        return Few(self, some, runs)
 
     def fitted(self, in_flight: int, room: float) -> "Fitted":
         """The figures where as little as can be is saved; infinite where it does not fit."""
-        share, path, load, busy = self._fitted(in_flight, room).reshape(4, *self.layers.shape)
+        share, path, load, busy = self.figures(in_flight, room)
         return Fitted(self, share, path, load, busy, in_flight)
 
-    def fitted_among(self, few: "Options", runs: Runs, in_flight: int, room: float) -> "Fitted":
-        """As `fitted`; infinite for other runs than those of `few`, which are `of(runs)`."""
-        found = np.full((4, *self.layers.shape), np.inf)
-        found[:, :, runs] = few._fitted(in_flight, room).reshape(4, *few.layers.shape)
-        share, path, load, busy = found
-        return Fitted(self, share, path, load, busy, in_flight)
+    def figures(self, in_flight: int, room: float) -> Matrix:
+        """[4, mesh, kind of run]: the share of what can be saved that is; path, load, busy."""
+        return self._fitted(in_flight, room).reshape(4, *self.layers.shape)
+
+    def kept(self) -> "Fitted":
+        """The figures where all is kept, in whatever memory that takes."""
+        path, load, busy = self.keep[:3]
+        return Fitted(self, np.zeros_like(path), path, load, busy, 0)
 
     def _fitted(self, in_flight: int, room: float) -> Matrix:
-        """[4, mesh and kind of run]: the share of what can be saved that is; path, load, busy."""
+        """`figures` with meshes and kinds of runs on one axis."""
         needs, layers = self.keep.held(in_flight).ravel(), self.layers.ravel()
         none = layers == 0
         fits = (needs <= room) & (none | (False in self.modes))
@@ -124,6 +127,22 @@ class Options:
         workspace = flat(5)
         beside = np.maximum(0.0, workspace[1:] - workspace[:-1])
         return _Ladder(flat(3), flat(4), beside, np.stack([flat(i) for i in range(3)], axis=-1))
+
+
+@dataclass(frozen=True)
+class Few:
+    """Options of some kinds of runs alone."""
+
+    every: Options
+    some: Options
+    runs: Runs
+
+    def fitted(self, in_flight: int, room: float) -> "Fitted":
+        """As of `every`; infinite for other runs."""
+        found = np.full((4, *self.every.layers.shape), np.inf)
+        found[:, :, self.runs] = self.some.figures(in_flight, room)
+        share, path, load, busy = found
+        return Fitted(self.every, share, path, load, busy, in_flight)
 
 
 def _parts(held: Matrix, beside_bytes: Matrix, layers: Matrix, room: float) -> Matrix:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from math import ceil
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,7 @@ from meshwright.costmodel.tables import Spot
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.device import Link
 from meshwright.planner.across.places import Places
-from meshwright.planner.across.run_costs import At, RunCosts, State
+from meshwright.planner.across.run_costs import At, RunCosts, State, Work
 from meshwright.planner.across.spans import Collectives, Matrix, sums
 from meshwright.planner.across.stage_options import Figures, Options, steps
 from meshwright.planner.across.stage_sync import StageSync, Trained
@@ -54,6 +55,17 @@ class Case:
         return self._hash
 
 
+class _Fixed(NamedTuple):
+    """What does not depend on what is done with the activations of a case."""
+
+    sync: StageSync
+    trained: Trained
+    once_s: Matrix
+    """Optimizer, and gradients that are summed over model axes."""
+    held_bytes: Matrix
+    """Parameters, optimizer and what is not seen."""
+
+
 _Tiers = tuple[str, Levels, tuple[Levels, ...], Levels, Levels]
 
 
@@ -70,6 +82,7 @@ class StageTables:
         self._cases: dict[object, Case] = {}
         self._sites: dict[object, _Tiers] = {}
         self._entries: dict[object, Figures] = {}
+        self._fixed: dict[Case, _Fixed] = {}
         self._gathers: dict[object, tuple[Matrix, Matrix]] = {}
         self._steps: dict[str, tuple[float, float]] = {}
         """Of the optimizer on each type of device."""
@@ -138,24 +151,33 @@ class StageTables:
         return self._entries[key]
 
     def _entry(self, case: Case, mode: str, link: Link | None, num_microbatches: int) -> Figures:
-        work, state = self.runs.work(case.at, mode), self.runs.state(case.at)
-        sync, trained = self._sync(case), self._trained(case, state)
+        work = self.runs.work(case.at, mode)
+        sync, trained, fixed_s, _ = self._fixed_of(case)
         more = sync.per_microbatch_s(trained, work.busy_s, work.backward_s)
         busy = work.busy_s + more
         _, sends = self.runs.borders(case.at, link)
-        once = sync.once_s(trained, work.backward_s) + self._optimizer_s(case, state)
-        axes = zip(self.runs.summed(case.at), case.spot.model_levels, strict=True)
-        once = once + sum(sync.summed_s(nbytes, levels) for nbytes, levels in axes)
         path = busy + 2 * sends[self.runs.classes.stop]
-        load = (num_microbatches - 1) * busy + once
-        memory = self._memory(case, mode, sync, trained, num_microbatches)
+        load = (num_microbatches - 1) * busy + (sync.once_s(trained, work.backward_s) + fixed_s)
+        memory = self._memory(case, work, num_microbatches)
         return Figures(path, load, busy, *memory)
 
+    def _fixed_of(self, case: Case) -> _Fixed:
+        if case not in self._fixed:
+            state = self.runs.state(case.at)
+            sync, trained = self._sync(case), self._trained(case, state)
+            axes = zip(self.runs.summed(case.at), case.spot.model_levels, strict=True)
+            summed = sum(sync.summed_s(nbytes, levels) for nbytes, levels in axes)
+            self._fixed[case] = _Fixed(
+                sync, trained, self._optimizer_s(case, state) + summed,
+                self._state_bytes(case, state) + sync.unseen_bytes(trained),
+            )  # fmt: skip
+        return self._fixed[case]
+
     def _memory(
-        self, case: Case, mode: str, sync: StageSync, trained: Trained, num_microbatches: int
+        self, case: Case, work: Work, num_microbatches: int
     ) -> tuple[Matrix, Matrix, Matrix]:
         """(always, per micro-batch in flight, workspace)."""
-        work, state = self.runs.work(case.at, mode), self.runs.state(case.at)
+        sync, trained, _, held = self._fixed_of(case)
         sent, _ = self.runs.borders(case.at, None)
         arrives, leaves = sent[self.runs.classes.start], sent[self.runs.classes.stop]
         device = self.problem.tables.devices[case.spot.device]
@@ -167,7 +189,7 @@ class StageTables:
         always, begun, beside = sync.gradient_bytes(trained, flight)
         workspace = work.workspace_bytes * beyond
         begun = begun * (1.0 + holes.gradients)
-        static = self._state_bytes(case, state) + always + sync.unseen_bytes(trained)
+        static = held + always
         apart = sync.zero == 3 or device.kind == "cpu"
         static = static + (workspace + beside if apart else np.maximum(workspace, beside))
         static = static + 2 * (arrives + leaves) * beyond

@@ -207,7 +207,8 @@ class _Search:
                 for finalist in self.solvers[0].of_meshes(frame, meshes_of[family, frame][:MESHES])
             ]
             if found:
-                yield from self._offer(min(found, key=lambda item: item.value).choice)
+                best = min(found, key=lambda item: item.value).choice
+                yield from self._offer(best, even_far=True)
 
     def _rescheduled(self) -> Iterator[Offer]:
         """The best pipelines, of several numbers of ranks, under other schedules: tables are of
@@ -231,16 +232,20 @@ class _Search:
         for finalist in sorted(found, key=lambda item: item.value)[:48]:
             yield from self._offer(finalist.choice)
 
-    def _offer(self, choice: Choice) -> Iterator[Offer]:
+    def _offer(self, choice: Choice, *, even_far: bool = False) -> Iterator[Offer]:
         for each in self._starts(choice):
             if each not in self.state.seen:
                 yield self._judge(each, self.state.judged)
-                yield from self._fit(each)
+                yield from self._fit(each, even_far=even_far)
 
-    def _fit(self, choice: Choice) -> Iterator[Offer]:
-        """As few recomputed blocks as fit by the simulator: tables only estimate memory."""
+    def _fit(self, choice: Choice, *, even_far: bool = False) -> Iterator[Offer]:
+        """As few recomputed blocks as fit by the simulator: tables only estimate memory.
+        `even_far`: saves memory too where that cannot make it the best."""
         held = self.state.judged[-1:]
-        if not held or held[0][1] != choice or self._is_far(held[0][0]):
+        if not held or held[0][1] != choice:
+            return
+        value = held[0][0]
+        if self._is_far(value) and not (even_far and value[0]):
             return
         bad, good = (0, None) if held[0][0][0] else (None, 0)
         step = 1 if bad == 0 else -1
@@ -260,9 +265,9 @@ class _Search:
             bad, good = (bad, change) if fits else (change, good)
 
     def _is_far(self, value: Value) -> bool:
-        """Whether what fits is so slow that saving less memory would not make it the best."""
+        """Whether it is so slow that saving less memory would not make it the best, nor more."""
         usual = self.problem.objective in ("throughput", "batch")
-        return usual and not value[0] and value[1] > CLOSE * self.state.best_s
+        return usual and value[1] > CLOSE * self.state.best_s
 
     def _shifted(self, choice: Choice, change: int) -> Choice | None:
         """With every stage treated so many steps further; None if none changes."""
@@ -330,7 +335,7 @@ class _Search:
 
     def _hopeless(self, choice: Choice) -> bool:
         limit_s = self.state.limit()
-        return self.timed and self.leaf.seconds(obey(self.problem, choice)) > limit_s
+        return self.timed and self.leaf.exceeds(obey(self.problem, choice), limit_s)
 
     # What is still open ---------------------------------------------------------------------------
 

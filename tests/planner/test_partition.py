@@ -1,5 +1,6 @@
 """The dynamic programme against all partitions, and its tables against the cost model."""
 
+from dataclasses import replace
 from itertools import combinations, product
 
 import numpy as np
@@ -102,11 +103,14 @@ def test_partition_is_optimal(
         fitted=lambda stage, first, size: options_of(seed + first, size, modes).fitted(
             stages - stage, room
         ),
+        keeping=lambda _, first, size: options_of(seed + first, size, modes).kept(),
         pins={2: 0} if pin else {},
     )  # fmt: skip
     answer = solve(asked, path_within(limit), join=np.add)
     expected = by_hand(asked, limit, room)
     assert (answer[0] if answer else np.inf) == pytest.approx(expected)
+    kept = solve(replace(asked, fitted=asked.keeping), path_within(limit), join=np.add)
+    assert answer is None or (kept is not None and kept[0] <= answer[0])
     if answer:
         assert [p.start for p in answer[1][1:]] == [p.stop for p in answer[1][:-1]]
         assert sum(p.mesh.size for p in answer[1]) == 4
