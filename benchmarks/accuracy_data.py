@@ -47,8 +47,8 @@ class Measured:
     """Which run of this plan."""
     started_at: str
     pace: float
-    """Time that fixed work took before and after the run, relative to when the machine was
-    profiled: what others on the host did to it."""
+    """Time that fixed work took between the steps, relative to when the machine was profiled: what
+    others on the host did to it. It is taken off all seconds but `cpu_s`."""
     steps_s: tuple[tuple[float, ...], ...]
     """Per rank, the timed steps."""
     step_s: float

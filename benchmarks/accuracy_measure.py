@@ -4,6 +4,11 @@ A rank is a process forked from one that has imported torch and traced the model
 Its base is what is resident once it has the user's model, its process group and has taken a tiny
 training step; its resident peak is the kernel's high-water mark (VmHWM) since the job was made.
 Both count pages that it shares with its parent, so their difference is what the job adds.
+
+Strangers on the host slow a machine by a tenth or a half, now and then for seconds. So fixed work
+is timed before and after each step, and the step is told in seconds of the machine at its usual
+pace: by how much it was slower than usual then is taken off. What a plan
+takes plays no part.
 """
 
 import gc
@@ -11,8 +16,10 @@ import shutil
 import statistics
 import time
 from collections import Counter
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -21,7 +28,7 @@ from torch import nn
 
 from benchmarks.accuracy_data import KINDS, Measured
 from benchmarks.accuracy_models import Subject
-from benchmarks.disturbance import mark, others_share, pace_s
+from benchmarks.disturbance import FixedWork, mark, others_share
 from meshwright.ir.graph import Graph
 from meshwright.ir.plan import Plan
 from meshwright.ir.schedule import FORWARDS, Action
@@ -32,9 +39,9 @@ from tests.spawn import run_ranks
 
 LEARNING_RATE = 1e-4
 TIMEOUT_S = 300.0
-ALONE, STEADY, TRIES = 0.12, 0.07, 4
-"""A run during which others used more than this share of the cores, or before or after which the
-machine's pace was off by more than that, is made again; so many times in all."""
+ALONE, STEADY, TRIES = 0.12, 0.25, 3
+"""A run during which others used more than this share of the cores, or the machine's pace was off
+by more than that, is made again; so many times in all."""
 PAUSE_S = 5.0
 """Before it is made again."""
 
@@ -44,6 +51,8 @@ class RankRun:
     """One rank's side of a run."""
 
     steps_s: tuple[float, ...]
+    paces_s: tuple[float, ...]
+    """Of the fixed work before the first step and after each."""
     seconds: dict[str, float]
     cpu_s: float
     base_bytes: int
@@ -96,31 +105,34 @@ def run_plan(
 ) -> Measured:
     """The run that was disturbed least, of as few as it takes for one that was left alone.
 
-    `usual_s`: the machine's pace when it was profiled. What a plan takes plays no part in this.
+    `usual_s`: the machine's pace when it was profiled; seconds are told at that pace.
     """
-    best: Measured | None = None
-    least, pace = float("inf"), pace_s() / usual_s
+    best, least = None, float("inf")
     for trial in range(TRIES):
         if trial:
             time.sleep(PAUSE_S)
-            pace = pace_s() / usual_s
         before = mark()
-        found = _run(subject, name, graph, plan, folder, turn, effort)
+        found = _run(subject, name, graph, plan, folder, turn, effort, usual_s)
         others = others_share(before, mark())
-        paces = pace, pace_s() / usual_s
-        off = max(abs(each - 1.0) for each in paces)
-        disturbance = max(others / ALONE, off / STEADY)
+        disturbance = max(others / ALONE, abs(found.pace - 1.0) / STEADY)
         if disturbance < least:
-            least, best = disturbance, replace(found, pace=statistics.mean(paces))
+            least, best = disturbance, found
         if disturbance <= 1.0:
             break
-        print(f"others used {others:.0%} of the cores, pace {off:.0%} off", flush=True)
+        print(f"others used {others:.0%} of the cores, pace {found.pace:.2f}", flush=True)
     assert best
     return best
 
 
 def _run(
-    subject: Subject, name: str, graph: Graph, plan: Plan, folder: Path, turn: int, effort: Effort
+    subject: Subject,
+    name: str,
+    graph: Graph,
+    plan: Plan,
+    folder: Path,
+    turn: int,
+    effort: Effort,
+    usual_s: float,
 ) -> Measured:
     """Trains on one process per rank of the plan, which leave their records in `folder`."""
     started = datetime.now(UTC).isoformat(timespec="seconds")
@@ -129,6 +141,13 @@ def _run(
     found: list[RankRun] = run_ranks(
         ranks, _train, subject, graph, plan, folder, effort, timeout_s=TIMEOUT_S
     )
+    paces = paces_of_steps(found[0].paces_s, usual_s)
+    steps_s = [
+        tuple(seconds / pace for seconds, pace in zip(rank.steps_s, paces, strict=True))
+        for rank in found
+    ]
+    pace = statistics.median(paces)
+    waited_least = min((rank.seconds for rank in found), key=lambda s: s["wait"])
     return Measured(
         model=subject.name,
         plan=name,
@@ -136,10 +155,10 @@ def _run(
         hash=plan.hash,
         turn=turn,
         started_at=started,
-        pace=1.0,
-        steps_s=tuple(rank.steps_s for rank in found),
-        step_s=max(statistics.median(rank.steps_s) for rank in found),
-        seconds=min((rank.seconds for rank in found), key=lambda s: s["wait"]),
+        pace=pace,
+        steps_s=tuple(steps_s),
+        step_s=max(statistics.median(rank) for rank in steps_s),
+        seconds={kind: seconds / pace for kind, seconds in waited_least.items()},
         cpu_s=sum(rank.cpu_s for rank in found),
         base_bytes=tuple(rank.base_bytes for rank in found),
         resident_bytes=tuple(rank.resident_bytes for rank in found),
@@ -147,17 +166,24 @@ def _run(
     )
 
 
+def paces_of_steps(paces_s: Sequence[float], usual_s: float) -> list[float]:
+    """How much slower than usual the machine was in each step: the mean of before and after."""
+    return [(before + after) / 2 / usual_s for before, after in pairwise(paces_s)]
+
+
 def _train(subject: Subject, graph: Graph, plan: Plan, folder: Path, effort: Effort) -> RankRun:
     model, batch = subject.model(), subject.batch()
     _touch()
+    work = FixedWork()
     job = compile_job(model, plan, graph=graph, loss_fn=subject.loss_fn, lr=LEARNING_RATE)
     for _ in range(effort.warmup):
         job.step(batch)
-    dist.barrier()
-    processor_s = time.process_time()
+    paces_s, processor_s = [work.glance_s()], 0.0
     for _ in range(effort.steps):
+        started_s = time.process_time()
         job.step(batch)
-    processor_s = time.process_time() - processor_s
+        processor_s += time.process_time() - started_s
+        paces_s.append(work.glance_s())
     records = job.stats.records[-effort.steps :]
     job.track_memory(batch)
     job.write_run(folder)
@@ -167,6 +193,7 @@ def _train(subject: Subject, graph: Graph, plan: Plan, folder: Path, effort: Eff
     per_step = [by_kind(record) for record in records]
     return RankRun(
         steps_s=tuple(record.step_s for record in records),
+        paces_s=tuple(paces_s),
         seconds={kind: statistics.median(step[kind] for step in per_step) for kind in KINDS},
         cpu_s=processor_s / effort.steps,
         base_bytes=memory.resident_before_bytes,

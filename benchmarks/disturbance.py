@@ -18,6 +18,8 @@ from tests.spawn import run_ranks
 
 LOOK_S, WARM = 0.6, 3
 """How long a look at the pace takes, after so many steps."""
+GLANCE = 3
+"""Steps of a short look, between two steps of training."""
 ROWS, WIDTH = 400, 384
 
 
@@ -32,32 +34,46 @@ class Mark:
     """Of this process and its children that have ended."""
 
 
+class FixedWork:
+    """A step of a small network, always the same: what it takes says how fast the machine is."""
+
+    def __init__(self) -> None:
+        self._network = nn.Sequential(
+            nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
+        )
+        self._batch = torch.ones(ROWS, WIDTH)
+        for _ in range(WARM):
+            self.step_s()
+
+    def step_s(self) -> float:
+        start = perf_counter()
+        self._network.zero_grad(set_to_none=True)
+        self._network(self._batch).square().mean().backward()
+        return perf_counter() - start
+
+    def glance_s(self) -> float:
+        """The pace now; every rank of the process group has to ask. As many of them as there are
+        cores work, the others wait."""
+        dist.barrier()
+        works = dist.get_rank() < (psutil.cpu_count() or 1)
+        taken = torch.tensor(median(self.step_s() for _ in range(GLANCE)) if works else 0.0)
+        dist.all_reduce(taken, dist.ReduceOp.MAX)
+        return float(taken)
+
+
 def pace_s() -> float:
-    """Seconds of a fixed step of a small network, now, while every core runs one."""
+    """Seconds of the fixed work, now, while every core has some."""
     return max(run_ranks(psutil.cpu_count() or 1, _pace_s))
 
 
 def _pace_s() -> float:
     """The median of those that fit into the look."""
-    network = nn.Sequential(
-        nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
-    )
-    batch = torch.ones(ROWS, WIDTH)
-    taken: list[float] = []
-
-    def step() -> None:
-        start = perf_counter()
-        network.zero_grad(set_to_none=True)
-        network(batch).square().mean().backward()
-        taken.append(perf_counter() - start)
-
-    for _ in range(WARM):
-        step()
+    work, taken = FixedWork(), list[float]()
     dist.barrier()
     end = perf_counter() + LOOK_S
     while perf_counter() < end:
-        step()
-    return median(taken[WARM:])
+        taken.append(work.step_s())
+    return median(taken)
 
 
 def mark() -> Mark:

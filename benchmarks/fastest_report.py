@@ -65,9 +65,10 @@ def report(contests: Sequence[Contest], command: str) -> str:
         "predictions were written before the first of them ran. Times are medians of the slowest "
         "rank's steps; plans within 10 % of the best of a first round were run "
         f"{TURNS} times more, in turns, and noise is by how much those runs of one plan differ. "
-        f"A run during which other programs used more than {ALONE:.0%} of the cores, or before or "
-        f"after which fixed work took {STEADY:.0%} longer than at the contest's start (others on "
-        f"the host), was made again. {_errors(over)}",
+        "Fixed work was timed before and after each step, and what it took longer than at the "
+        "contest's start (others on the host) is taken off. A run during which other programs used "
+        f"more than {ALONE:.0%} of the cores, or that work took {STEADY:.0%} longer, was made "
+        f"again. {_errors(over)}",
         "",
         *_table(("model", "processes", "plans run", "chosen", "predicted s", "step s", "fastest",
                  "predicted s", "step s", "ratio", "noise", "Spearman"), map(_row, over)),

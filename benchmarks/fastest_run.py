@@ -13,7 +13,7 @@ from benchmarks.disturbance import pace_s
 from benchmarks.fastest_plans import Entrant
 from meshwright.ir.graph import Graph
 
-HEAT, FINAL = Effort(warmup=1, steps=2), Effort(warmup=1, steps=5)
+HEAT, FINAL = Effort(warmup=2, steps=2), Effort(warmup=2, steps=5)
 """Of the first run of every plan, and of those that follow."""
 CLOSE = 1.1
 """In front is who is within this factor of the best of the heat."""

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.disturbance import Mark, mark, others_share, pace_s
+from benchmarks.accuracy_measure import paces_of_steps
+from benchmarks.disturbance import FixedWork, Mark, mark, others_share, pace_s
 from benchmarks.fastest_plans import Entrant, entrants, read, write
 from benchmarks.fastest_report import Contest, report
 from benchmarks.fastest_run import Ran, in_front, measured_s, noise
@@ -16,6 +17,7 @@ from meshwright.ir.trace import trace
 from meshwright.ir.verify import verify
 from meshwright.planner.problem import Problem, make_problem
 from tests.models import CASES
+from tests.spawn import run_ranks
 
 RUNS = [
     Ran(0, 0, (1.05, 1.05)), Ran(1, 0, (1.0, 1.02)), Ran(2, 0, (1.5, 1.5)),
@@ -87,3 +89,18 @@ def test_what_others_use_is_told_from_our_own() -> None:
 
 def test_the_pace_of_the_machine_is_that_of_one_step():
     assert 1e-4 < pace_s() < 1.0
+
+
+def test_steps_are_told_at_the_usual_pace() -> None:
+    assert paces_of_steps([0.04, 0.06, 0.04, 0.04], 0.04) == pytest.approx([1.25, 1.25, 1.0])
+
+
+def _glances() -> tuple[float, float]:
+    work = FixedWork()
+    return work.glance_s(), work.glance_s()
+
+
+def test_all_ranks_see_one_pace() -> None:
+    found = run_ranks(3, _glances)
+    assert found[0] == found[1] == found[2]
+    assert all(0 < seconds < 30 for seconds in found[0])
