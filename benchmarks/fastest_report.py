@@ -10,7 +10,7 @@ import torch
 from benchmarks.accuracy_measure import ALONE, STEADY
 from benchmarks.accuracy_report import quantile, spearman
 from benchmarks.fastest_plans import Entrant
-from benchmarks.fastest_run import TURNS, Ran, measured_s, noise
+from benchmarks.fastest_run import MOST, SURE, TURNS, Ran, measured_s, noise
 from meshwright.runtime.machine import machine
 
 WITHIN = 1.05
@@ -64,7 +64,8 @@ def report(contests: Sequence[Contest], command: str) -> str:
         f"Within {WITHIN - 1:.0%} of the fastest: {held} of {len(over)}. All plans and their "
         "predictions were written before the first of them ran. Times are medians of the slowest "
         "rank's steps; plans within 10 % of the best of a first round were run "
-        f"{TURNS} times more, in turns, and noise is by how much those runs of one plan differ. "
+        f"{TURNS} to {MOST} times more, in turns, until the standard error of the chosen plan's "
+        f"and the fastest's was below {SURE:.1%}; noise is by how much runs of a plan differ. "
         "Fixed work was timed before and after each step, and what it took longer than at the "
         "contest's start (others on the host) is taken off. A run during which other programs used "
         f"more than {ALONE:.0%} of the cores, or that work took {STEADY:.0%} longer, was made "

@@ -5,7 +5,7 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
+from statistics import mean, median, stdev
 
 from benchmarks.accuracy_measure import Effort, run_plan
 from benchmarks.accuracy_models import Subject
@@ -17,7 +17,10 @@ HEAT, FINAL = Effort(warmup=2, steps=2), Effort(warmup=2, steps=5)
 """Of the first run of every plan, and of those that follow."""
 CLOSE = 1.1
 """In front is who is within this factor of the best of the heat."""
-TURNS = 3
+TURNS, MOST = 3, 9
+"""Final runs of a plan: so many at least and at most."""
+SURE = 0.015
+"""They go on until the standard error of the chosen plan's and the fastest's is below this."""
 LOOKS = 4
 ORDER_SEED = 0
 
@@ -39,7 +42,9 @@ def run_contest(
     path = folder / "runs.json"
     found = read(path)
     usual_s = _usual_s(folder / "pace.txt")
-    for turn in range(1 + TURNS):
+    for turn in range(1 + MOST):
+        if turn > TURNS and is_sure(found):
+            break
         numbers = list(range(len(entrants))) if turn == 0 else in_front(found)
         random.Random(ORDER_SEED + turn).shuffle(numbers)
         for number in numbers:
@@ -88,6 +93,20 @@ def measured_s(found: Sequence[Ran], number: int) -> float:
     own = [ran for ran in found if ran.number == number]
     final = [s for ran in own if ran.turn for s in ran.steps_s]
     return median(final or [s for ran in own for s in ran.steps_s])
+
+
+def is_sure(found: Sequence[Ran]) -> bool:
+    """Whether it is known well enough what the chosen plan takes, and the fastest. Who wins plays
+    no part in when the runs end."""
+    finals = {ran.number for ran in found if ran.turn}
+    fastest = min(finals, key=lambda number: measured_s(found, number))
+    return max(_error(found, number) for number in {0, fastest}) <= SURE
+
+
+def _error(found: Sequence[Ran], number: int) -> float:
+    """Of the mean over final runs, relative to it."""
+    runs = [median(ran.steps_s) for ran in found if ran.turn and ran.number == number]
+    return stdev(runs) / len(runs) ** 0.5 / mean(runs)
 
 
 def noise(found: Sequence[Ran]) -> float:

@@ -1,0 +1,50 @@
+"""The best stages of a frame do not depend on the limit that longer ones are left out by."""
+
+import numpy as np
+import pytest
+
+from meshwright.planner.across.frame_search import FrameSearch
+from meshwright.planner.across.places import Places, orders
+from meshwright.planner.across.relaxation import Bound, Frame, Relaxation
+from meshwright.planner.across.run_costs import RunCosts
+from meshwright.planner.across.treatments import Treatments
+from tests.planner.problems import cluster, mlp, problem
+
+FRAMES = [Frame(1, 1), Frame(2, 4), Frame(4, 8)]
+
+
+def solver(memory: str) -> tuple[FrameSearch, Relaxation]:
+    asked = problem(mlp(8), cluster(4), constraints=(f"memory<={memory}",))
+    runs, places = RunCosts(asked), [Places(asked, order) for order in orders(asked)]
+    return FrameSearch(runs, places[0], Treatments(asked)), Relaxation(runs, places)
+
+
+@pytest.mark.parametrize("memory", ["1GB", "90kB"])
+@pytest.mark.parametrize("frame", FRAMES, ids=str)
+def test_a_limit_leaves_what_is_below_it(frame: Frame, memory: str) -> None:
+    search, relaxation = solver(memory)
+    bound = relaxation.bound(frame)
+    free = search.fastest(frame, bound, np.inf)
+    assert free
+    for factor in (1.0001, 1.2, 3.0):
+        limit_s = factor * free[0].value
+        found = search.fastest(frame, bound, limit_s)
+        assert found[0] == free[0]
+        assert [f for f in free if f.value <= limit_s] == [f for f in found if f.value <= limit_s]
+
+
+@pytest.mark.parametrize("memory", ["1GB", "90kB"])
+def test_nothing_is_put_together_where_all_is_longer(memory: str) -> None:
+    search, relaxation = solver(memory)
+    made: list[object] = []
+    entry = search.tables.entry
+
+    def counted(*given: object) -> object:
+        made.append(given)
+        return entry(*given)  # type: ignore[arg-type]
+
+    search.tables.entry = counted  # type: ignore[method-assign, assignment]
+    frame = Frame(4, 8)
+    bound: Bound = relaxation.bound(frame)
+    assert search.fastest(frame, bound, bound.seconds / 2) == []
+    assert {given[1] for given in made} == {"keep"}  # type: ignore[index]
