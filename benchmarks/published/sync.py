@@ -80,7 +80,17 @@ def _exposed_reduction(row: Row, recipe: Recipe, ground: Ground, part: Part) -> 
     tail = _reduction_s(row, min(last, nbytes), ground, split=not plain)
     checks = _buckets(row, part) * system.check_s * (row.parallel.dp - 1)
     waits = max(0.0, part.cost.backward_dispatch_s + checks - part.cost.backward) if checks else 0.0
-    return max(tail, seconds - part.cost.backward) + waits
+    return (
+        max(tail, seconds - part.cost.backward)
+        + waits
+        + _slowed_s(seconds, part.cost.backward, ground.dp)
+    )
+
+
+def _slowed_s(seconds: float, work_s: float, levels: Levels) -> float:
+    """Collectives take processors and memory bandwidth from the work that hides them."""
+    slower = max((level.link.overlap_compute_slowdown for level in levels), default=1.0)
+    return (slower - 1) * min(seconds, work_s)
 
 
 def _buckets(row: Row, part: Part) -> int:
@@ -130,14 +140,14 @@ def _fsdp(row: Row, recipe: Recipe, ground: Ground, part: Part, update: float) -
     if row.parallel.pp > 1:
         # With a pipeline parameters stay gathered; gradients are reduced once.
         hidden = max(0.0, count * (gather - forward))
+        hidden += _slowed_s(count * gather, count * forward, ground.shard)
         left = max(0.0, count * reduce - part.cost.backward)
+        left += _slowed_s(count * reduce, part.cost.backward, ground.shard)
         return Extra(first + gather + hidden, 0.0, 0.0, update + left + tail)
-    return Extra(
-        0.0,
-        first + gather + count * max(0.0, gather - forward),
-        count * max(0.0, gather + reduce - backward),
-        update + tail,
-    )
+    both = gather + reduce
+    ahead = max(0.0, gather - forward) + _slowed_s(gather, forward, ground.shard)
+    behind = max(0.0, both - backward) + _slowed_s(both, backward, ground.shard)
+    return Extra(0.0, first + gather + count * ahead, count * behind, update + tail)
 
 
 def tied_s(row: Row, parts: int, ground: Ground, levels: Levels) -> float:
