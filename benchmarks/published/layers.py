@@ -75,7 +75,7 @@ def _gated_attention(site: Site) -> tuple[Piece, ...]:
     h, q, kv = shape.hidden, shape.hidden // t, max(shape.kv_width // t, shape.head_dim)
     seq = site.seq // site.cp
     heads, kv_heads = max(shape.heads // t, 1), max(shape.kv_heads // t, 1)
-    saved = 2 * tokens * (2 * q + 2 * kv) + 4 * heads * tokens
+    saved = 2 * tokens * (2 * q + 2 * kv + _beside_queries(site, kv)) + 4 * heads * tokens
     attend = flash("attention", site.mbs, heads, kv_heads, seq, site.seq, shape.head_dim,
                    site.half, saved)  # fmt: skip
     attend = replace(attend, slowdown=site.system.attention_slowdown)
@@ -91,6 +91,13 @@ def _gated_attention(site: Site) -> tuple[Piece, ...]:
         leaving(site, out),
         add(site, "add 1"),
     )
+
+
+def _beside_queries(site: Site, kv: int) -> int:
+    """Values per token that stay because the queries are a part of their tensor: where queries are
+    rotated in place, those of the packed projections that keys and values were copied out of."""
+    packed = site.shape.kv_heads == site.shape.heads
+    return 2 * kv if site.system.rotates_in_place and packed else 0
 
 
 def _around_ring(site: Site, attend: Piece, width: int) -> Piece:
@@ -165,11 +172,11 @@ def _gated_mlp(site: Site) -> tuple[Piece, ...]:
 def _unlay(site: Site, elements: int) -> tuple[Piece, ...]:
     """nanotron's projections take sequence first, its attention batch first.
 
-    A plain linear keeps the copy it makes of its input, the parallel one what it was given.
+    A plain linear keeps the copy it makes of its input, the asynchronous one what it was given.
     """
     if site.system.pointwise != "eager" or site.system.separate_qkv or site.mbs == 1:
         return ()
-    kept = 2 * elements if site.tp == 1 else 0
+    kept = 2 * elements if site.tp == 1 or site.system.plain_linears else 0
     return (pointwise("transpose", elements, 4, 4, saved_bytes=kept, op_class=OpClass.COPY),)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from benchmarks.published.apart import flat_bytes, late_bytes
 from benchmarks.published.recipes import Recipe
 from benchmarks.published.rows import Row
 from benchmarks.published.sites import Ground
@@ -22,6 +23,8 @@ class Memory:
     transient_bytes: float
     limit_bytes: float
     """What the device has left for torch."""
+    apart_bytes: float = 0.0
+    """Reserved beside it as long as the device has it; the allocator gives it back when short."""
 
     @property
     def allocated_bytes(self) -> float:
@@ -32,7 +35,10 @@ class Memory:
         return self.allocated_bytes * (1 + _FRAGMENTATION)
 
     def peak(self, kind: str) -> float:
-        return self.reserved_bytes if kind == "reserved" else self.allocated_bytes
+        if kind != "reserved":
+            return self.allocated_bytes
+        reserved = self.reserved_bytes
+        return max(reserved, min(reserved + self.apart_bytes, self.limit_bytes))
 
     @property
     def fits(self) -> bool:
@@ -65,9 +71,12 @@ def _rank(
     loss = max(part.last * loss_bytes for part in stages)
     inside = max(part.layer.peak_bytes for part in stages)
     transient = max(loss, inside) + _buffers(row, recipe, stages)
-    # Half-precision gradients of a whole backward, in blocks that activations left are too few for.
-    halves = 2 * parameters if system.half_gradients and not _wrapped(row, recipe) else 0
-    activations = float(in_flight + halves)
+    activations = float(in_flight)
+    if system.half_gradients:
+        # At the end of a backward all its gradients are there in half precision.
+        left = in_flight - min(part.cost.saved_bytes for part in stages)
+        if left + 2 * parameters > activations + transient:
+            activations, transient = float(left), 2.0 * parameters
     step = _step_bytes(row, recipe, parameters)
     if system.step_apart:
         transient += step
@@ -79,6 +88,7 @@ def _rank(
         activations_bytes=activations,
         transient_bytes=transient,
         limit_bytes=ground.device.usable_bytes,
+        apart_bytes=flat_bytes(row, recipe, stages) + late_bytes(row, recipe, stages[0]),
     )
 
 

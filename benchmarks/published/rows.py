@@ -55,6 +55,8 @@ class Row:
     compiled: bool
     revised: bool
     """Run with the newer of two versions of the stack that a table mixes: pipelines and reruns."""
+    early: bool = False
+    """A pipeline of nanotron before its fix: 4 to 50 times too slow, as sends and receives wait."""
     step_s: float | None
     """Measured; None where the table has none or says that it is not to be trusted."""
     peak_bytes: float | None
@@ -133,8 +135,7 @@ def read_row(raw: Mapping[str, Any], index: int, context: Context) -> Row:
     if not seq:
         raise RowError("batch.seq is missing")
     fits = fits_of(raw)
-    # nanotron's pipelines before the fix that the sweep marks ran 4 to 50 times too slowly.
-    early = parallel.pp > 1 and "after_pp_fix" not in raw and "nanotron" in context.name
+    early = parallel.pp > 1 and not raw.get("after_pp_fix") and "nanotron" in context.name
     untimed = fits is False or early
     peak, kind = memory_of(part_of(raw, "measured"))
     return Row(
@@ -160,6 +161,7 @@ def read_row(raw: Mapping[str, Any], index: int, context: Context) -> Row:
         recompute=str(raw.get("recompute") or common.get("recompute") or "none"),
         compiled=bool(raw.get("compile")),
         revised=context.rerun and (parallel.pp > 1 or bool(raw.get("after_pp_fix"))),
+        early=early,
         step_s=None if untimed else step_of(raw, shape, gbs, seq, gpus),
         peak_bytes=peak,
         memory_kind=kind,

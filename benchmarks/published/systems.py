@@ -47,7 +47,7 @@ class System:
     bucket_bytes: int = 0
     """Per parameter, kept beside the gradients where torch DDP wraps the model (dp > 1, ZeRO-0)."""
     half_gradients: bool = False
-    """Gradients appear in half precision before they are added to the fp32 buffer."""
+    """A whole backward's gradients are there in half precision before the fp32 buffer sums them."""
     attention_slowdown: float = 1.0
     """Of its flash attention over the preset's, which is version 2."""
     step_bytes: int = 0
@@ -59,7 +59,13 @@ class System:
     join: both stay reserved."""
     gather_copies: bool = False
     """Gathering the updated parameters flattens input and output and copies once more inside
-    all_gather, and these 4 + 2/shard bytes per parameter stay."""
+    all_gather: 4 + 2/shard bytes per parameter."""
+    rotates_in_place: bool = False
+    """Queries, inside the tensor that the packed projections were laid out in."""
+    frees_late: bool = False
+    """What tensor parallelism's reduce-scatters read is free only once the GPU has sent it."""
+    plain_linears: bool = False
+    """Under tensor parallelism too linears are torch's own, between collectives."""
     keeps_gathered: bool = False
     """Inputs that sequence parallelism gathered are kept, not gathered again in backward."""
     layer_dispatch_s: tuple[float, float] = (0.0, 0.0)
@@ -140,19 +146,29 @@ MEGATRON_2022 = System(
 # nanotron/distributed.py's all_gather_coalesced: a flat input, flat outputs, and one more copy in
 # torch's list form; the sweep's own column of static memory has them (10 + 14/dp bytes).
 # Its asynchronous linears (parallel/tensor_parallel/functional.py) make about 64 more calls a layer
-# forward and 74 backward, at the same 6 us: buffers, splits, views, partial products.
-# Their collectives hide nothing: with full overlap the calibration runs at tp 2, 4, 8 and 16
-# (tp_sp_scaling) come out 16, 12, 12 and 12 % too fast, with none 11, 6, 6 and 8 %; NCCL's kernels
-# take processors from products that fill all of them.
-# tp_recompute_allgather came later: runs before that keep gathered inputs, as bench_cluster's and
-# the sweep's rows before `after_pp_fix` do.
+# forward and 74 backward, at the same 6 us: buffers, splits, views, partial products. They gather
+# inputs into a buffer that all share, again in the backward (tp_recompute_allgather): the static
+# memory of the sweep's runs has two such buffers. Of the work beside their collectives 0.4 hides
+# them: with it the calibration runs at tp 2, 4, 8 and 16 (tp_sp_scaling) come out 5 and 2 % too
+# fast and 1 and 4 % too slow, with all of it 6, 6, 6 and 0 % too fast, with none 1 to 8 % too slow.
+# Flash attention's RotaryEmbedding (2.5.0, layers/rotary.py) rotates queries in place, and so keeps
+# the whole tensor that queries, keys and values were laid out in. torch 2.1 (the conda environment
+# of run_multinode.sh) records memory on the streams that collectives run on.
 NANOTRON = System(
     name="nanotron", parameter_bytes=2, gradient_bytes=4, optimizer_bytes=12, sync_bytes=4,
     gradient_sync="ddp", accumulate_bytes=4, attention="flash", pointwise="eager", dropout=False,
     sequence_parallel=True, tp_overlap="nanotron", logits_bytes=8, saved_logits_bytes=4,
     cost_partition=True, first_stage_memory=True, bucket_bytes=2, half_gradients=True,
     clip_bytes=12, gather_copies=True, layer_dispatch_s=(1.0e-3, 1.1e-3),
-    tp_dispatch_s=(0.38e-3, 0.44e-3), tp_hidden=0.0, reduces_all=True,
+    tp_dispatch_s=(0.38e-3, 0.44e-3), tp_hidden=0.4, reduces_all=True,
+    rotates_in_place=True, frees_late=True,
+)  # fmt: skip
+# bench_cluster, half a year before (bench_cluster/template/base_config.py;
+# tp_linear_async_communication false): gathered inputs are kept, as torch's linears keep theirs.
+# Nothing is seen to come back late there; which torch it ran is not known.
+NANOTRON_PLAIN = replace(
+    NANOTRON, keeps_gathered=True, plain_linears=True, tp_overlap="none", tp_dispatch_s=(0.0, 0.0),
+    frees_late=False,
 )  # fmt: skip
 
 # torchtitan with FSDP2: fp32 sharded parameters, gradients and moments; bf16 all-gather, fp32
@@ -248,16 +264,18 @@ _DEBUG_CHECK_S = 0.3e-3
 
 
 def _of_time(system: System, row: Row) -> System:
-    """As the row's model and date have it. nanotron since the sweep's rerun: inputs gathered again,
-    collectives checked over nodes."""
+    """As the row's model and date have it. nanotron checks collectives over nodes since the
+    sweep's rerun."""
     if system is TORCHTITAN:
         return replace(system, logits_bytes=_titan_logits(row))
     if system is ALPA and row.shape.experts:
         return ALPA_EXPERTS
     if system is not NANOTRON:
         return system
+    if "bench_cluster" in row.system.lower():
+        return NANOTRON_PLAIN
     if not row.revised:
-        return replace(system, keeps_gathered=True)
+        return system
     several = row.gpus > row.gpus_per_node
     return replace(system, check_s=_DEBUG_CHECK_S) if several else system
 

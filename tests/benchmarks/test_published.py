@@ -9,6 +9,7 @@ import pytest
 from benchmarks.published.ends import head
 from benchmarks.published.layers import layer
 from benchmarks.published.measured import RowError
+from benchmarks.published.ops import linear
 from benchmarks.published.predict import predict, stage_send_s
 from benchmarks.published.recipes import recipe_of, recompute_mode
 from benchmarks.published.report import errors, evaluate, spearman
@@ -179,44 +180,6 @@ def test_error_figures():
     assert spearman([(1, 30), (2, 20), (3, 10)]) == -1
 
 
-SWEEP = {"hidden": 2048, "layers": 16, "heads": 32, "kv_heads": 32, "ffn": 8192, "vocab": 131072,
-         "tied": True}  # fmt: skip
-
-
-def sweep(gpus, **parallel):
-    """A row of nanotron's sweep after its fix."""
-    made = raw(
-        hardware={"gpu": "H100-SXM5-80GB", "gpus": gpus},
-        model=SWEEP,
-        parallel={"zero": 1, "sp": True, **parallel},
-        batch={"gbs": 256, "mbs": 1, "seq": 4096},
-        recompute="none",
-        after_pp_fix=True,
-        usable_throughput=True,
-    )
-    return read_row(made, 0, Context("nanotron_sweep", {}, "nanotron", rerun=True))
-
-
-def test_checked_collectives_cost_by_rank_and_only_over_nodes():
-    one, several = system_of(sweep(8, tp=8)), system_of(sweep(16, tp=8, dp=2))
-    assert one.check_s == 0 < several.check_s
-    times = [predict(sweep(8 * tp, tp=tp, dp=8)).step_s for tp in (2, 4, 8)]
-    assert times[0] < times[1] < times[2]
-
-
-def test_pipelines_before_the_fix_have_no_time():
-    changed = {"parallel": {"tp": 8, "pp": 8}, "measured": {"step_time_s": 9.0}}
-    assert read_row(raw(**changed), 0, Context("old_nanotron", {}, "nanotron")).step_s is None
-    assert row(**changed).step_s == 9.0
-
-
-def test_stages_move_on_when_their_share_is_reached():
-    one = sweep(2, pp=2)
-    parts = stages_of(one, recipe_of(one, system_of(one)), ground_of(one))
-    # The head costs four layers: ten and six.
-    assert [len(part.layers) for part in parts] == [10, 6]
-
-
 def test_a_compiled_loss_needs_less_memory_and_split_logits_more():
     eager, compiled = llama(), llama(compile=True)
     sizes = [system_of(r).logits_bytes for r in (compiled, eager, llama(parallel={"tp": 8}))]
@@ -263,6 +226,9 @@ def test_products_with_odd_rows_are_slow_where_that_was_measured():
     assert odd.forward_s > 3 * even.forward_s
     (_, one), (_, other) = (head_s("A100-SXM4-80GB", vocab) for vocab in (50257, 50256))
     assert one.forward_s == pytest.approx(other.forward_s, rel=0.05)
+    inside = linear("odd inside", 4096, 4097, 4096, "bfloat16")
+    hopper = ground_of(llama(hardware={"gpu": "H100-SXM5-80GB", "gpus": 64}))
+    assert cost([inside], hopper).forward_s == inside.op.flops / 1.15e14
 
 
 def test_a_width_given_as_a_ratio_is_rounded_up():
@@ -281,11 +247,11 @@ def internevo(gpus, group):
     return row("internevo", **changed)
 
 
-def after_s(one, **changes):
-    """Seconds after the last backward."""
+def after_s(one, stage=0, **changes):
+    """Seconds after the last backward of a stage."""
     recipe = recipe_of(one, replace(system_of(one), **changes))
     ground = ground_of(one)
-    (part,) = stages_of(one, recipe, ground)
+    part = stages_of(one, recipe, ground)[stage]
     return extra_of(one, recipe, ground, part).after_s
 
 
@@ -302,6 +268,17 @@ def test_all_reduces_under_zero_move_twice_as_much():
     assert whole - scattered == pytest.approx(saved) and saved > 0.05
 
 
+def test_buckets_are_copied_twice_and_adam_moves_more_than_a_fused_one():
+    one = internevo(8, 8)
+    device, parameters = ground_of(one).device, one.shape.parameters
+    rate = device.memory_bandwidth_bytes_per_s * device.efficiency[OpClass.ELEMENTWISE]
+    for name, moved in (
+        ("bucket_copy_bytes", 8 * parameters),
+        ("update_bytes", 60 * parameters / 8),
+    ):
+        assert after_s(one) - after_s(one, **{name: 0}) == pytest.approx(moved / rate)
+
+
 def test_a_rank_that_holds_the_embedding_updates_longest():
     few, many = internevo(8, 8), internevo(512, 512)
     assert after_s(few) == after_s(few, whole_parameters=False)
@@ -311,6 +288,17 @@ def test_a_rank_that_holds_the_embedding_updates_longest():
     # Adam and the copy to half precision, of what the rank has more than its share.
     more = (7 * 4 + 60 + 4 + 2) * (table - many.shape.parameters / 512) / rate
     assert after_s(many) - after_s(many, whole_parameters=False) == pytest.approx(more)
+    # Tensor parallelism divides the table, FSDP all of it; other stages have none.
+    changed = {"model": LLAMA_8B, "hardware": {"gpu": "A100-SXM4-80GB", "gpus": 512}}
+    halves = row("internevo", parallel={"tp": 2, "dp": 256, "zero": 1}, **changed)
+    fsdp = row("internevo", parallel={"dp": 512, "zero": 3}, **changed)
+    staged = row("internevo", parallel={"pp": 2, "dp": 256, "zero": 1}, **changed)
+    assert after_s(fsdp) == after_s(fsdp, whole_parameters=False)
+    assert after_s(staged, stage=1) == after_s(staged, stage=1, whole_parameters=False)
+    less = after_s(halves) - after_s(halves, whole_parameters=False)
+    parts = stages_of(halves, recipe_of(halves, system_of(halves)), ground_of(halves))
+    own = table / 2 - parts[0].parameters / 256
+    assert less == pytest.approx((7 * 4 + 60 + 4 + 2) * own / rate)
 
 
 def test_an_optimizer_with_flat_tensors_needs_memory_of_its_own():
