@@ -302,14 +302,33 @@ def test_a_rank_that_holds_the_embedding_updates_longest():
 
 
 def test_an_optimizer_with_flat_tensors_needs_memory_of_its_own():
+    one = internevo(16, 8)
+    memory, more = predict(one).memory, predict(internevo(16, 16)).memory
+    assert memory.activations_bytes > 0
+    # Gradients in half and full precision and two temporaries beside all that the loss needs.
+    step, logits = 14 * one.shape.parameters / 8, 2048 * one.shape.vocab
+    assert memory.transient_bytes == pytest.approx(step + (16 - 4) * logits)
+    assert memory.transient_bytes - more.transient_bytes == pytest.approx(step / 2)
+    # FSDP's adapter flattens nothing.
+    few, many = (
+        predict(row("internevo", model=LLAMA_8B, parallel={"dp": n, "zero": 3, "pp": 1},
+                    hardware={"gpu": "A100-SXM4-80GB", "gpus": n})).memory
+        for n in (32, 64)
+    )  # fmt: skip
+    step = 12 * one.shape.parameters / 32
+    assert few.transient_bytes - many.transient_bytes == pytest.approx(step / 2)
+
+
+def test_flash_attention_1_takes_twice_as_long():
     one = internevo(8, 8)
-    memory = predict(one).memory
-    kept = memory.allocated_bytes - memory.states_bytes
-    # Gradients in half and full precision and two temporaries, and what the passes need.
-    step = 14 * one.shape.parameters / 8
-    assert memory.activations_bytes > 0 and kept > step + memory.activations_bytes
-    fsdp = predict(row("internevo", model=LLAMA_8B, parallel={"dp": 64, "zero": 3})).memory
-    assert fsdp.transient_bytes > 12 * one.shape.parameters / 64
+    taken = []
+    for slower in (system_of(one).attention_slowdown, 1.0):
+        system = replace(system_of(one), attention_slowdown=slower)
+        site = Site(shape=one.shape, system=system, mbs=1, seq=2048)
+        attend = next(piece for piece in layer(site) if piece.name == "attention")
+        taken.append(cost([attend], ground_of(one)))
+    assert taken[0].forward_s == 2 * taken[1].forward_s
+    assert taken[0].backward_s == 2 * taken[1].backward_s
 
 
 def test_metrics_read_the_logits_too():
@@ -327,9 +346,13 @@ def test_one_hot_experts_are_products():
            "moe": {"experts": 8, "every": 2}}  # fmt: skip
     one = row("alpa", model=moe, parallel={"dp": 64})
     site = Site(shape=one.shape, system=system_of(one), mbs=8, seq=1024)
-    flops = {p.name: p.op.flops for p in layer(site, experts=True)}
+    pieces = layer(site, experts=True)
+    flops = {p.name: p.op.flops for p in pieces}
     # Two places per token in groups of 1024 tokens.
     assert flops["dispatch"] == flops["combine"] == 2 * 8 * 1024 * 2 * 1024 * 1024
+    # Which is kept, in half precision.
+    kept = {p.name: p.saved_bytes for p in pieces}
+    assert kept["dispatch"] == kept["combine"] == 2 * 8 * 1024 * 2 * 1024
 
 
 def test_alpas_model_with_experts_is_the_one_it_counts():

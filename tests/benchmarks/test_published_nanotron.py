@@ -13,7 +13,7 @@ from benchmarks.published.rows import Context, read_row
 from benchmarks.published.site import Site
 from benchmarks.published.sites import cluster_of, ground_of
 from benchmarks.published.stages import stages_of
-from benchmarks.published.systems import NANOTRON, NANOTRON_PLAIN, system_of
+from benchmarks.published.systems import DEEPSPEED, NANOTRON, NANOTRON_PLAIN, system_of
 from benchmarks.published.times import Cost, cost
 from meshwright.costmodel.comm import collective_time
 from meshwright.ir.conversions import Primitive
@@ -169,6 +169,10 @@ def test_a_flat_tensor_is_reserved_anew_where_no_block_is_as_large():
     # Ranks without logits have smaller blocks.
     assert flat(fits, tp=2, pp=2, dp=4, zero=1) == 1
     assert flat(tp=2, dp=8, zero=0) == flat(tp=8, pp=2, dp=1, zero=1) == 0
+    # Stacks that gather in place have none.
+    recipe, stages = priced(nanotron(16, tp=2, dp=8, zero=1))
+    plain = replace(recipe, system=DEEPSPEED)
+    assert flat_bytes(nanotron(16, tp=2, dp=8, zero=1), plain, stages) == 0
 
 
 def late(row, **cost_changes):
