@@ -5,8 +5,9 @@ HEAD = """# Published training runs, predicted
 `python -m benchmarks.published REPORT_DIR -o docs/results/published.md` predicts every row that can
 be predicted with the project's cost model and presets, and counts the others with their reasons.
 Constants come from the calibration part of the tables, data sheets, sources of the stacks or stated
-assumptions; none is fitted to these rows. Errors are relative; above zero means predicted too slow
-or too large. `rank` is Spearman's correlation of step times.
+assumptions; no number is fitted to these rows. Mechanisms that were found with them in view are
+listed at the end: for those this page is no blind test. Errors are relative; above zero means
+predicted too slow or too large. `rank` is Spearman's correlation of step times.
 """
 
 LOG = """## Looks at the reported rows

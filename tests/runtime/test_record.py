@@ -276,6 +276,9 @@ def _peak(prefetch: int) -> int:
 
 def test_prefetch_costs_the_memory_of_that_many_blocks():
     block = 8 * (36 + 6)
-    none, one, two = (run_ranks(2, _peak, prefetch)[0] for prefetch in range(3))
+    # Gloo's thread may hold a tensor for a moment longer, which only adds: the least counts.
+    none, one, two = (
+        min(run_ranks(2, _peak, prefetch)[0] for _ in range(3)) for prefetch in range(3)
+    )
     assert one - none == block
     assert two - none == 2 * block
