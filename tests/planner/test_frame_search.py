@@ -1,5 +1,7 @@
 """The best stages of a frame do not depend on the limit that longer ones are left out by."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,8 @@ from meshwright.planner.across.frame_search import FrameSearch
 from meshwright.planner.across.places import Places, orders
 from meshwright.planner.across.relaxation import Bound, Frame, Relaxation
 from meshwright.planner.across.run_costs import RunCosts
+from meshwright.planner.across.stage_options import Figures
+from meshwright.planner.across.stage_tables import Case
 from meshwright.planner.across.treatments import Treatments
 from tests.planner.problems import cluster, mlp, problem
 
@@ -33,18 +37,21 @@ def test_a_limit_leaves_what_is_below_it(frame: Frame, memory: str) -> None:
         assert [f for f in free if f.value <= limit_s] == [f for f in found if f.value <= limit_s]
 
 
-@pytest.mark.parametrize("memory", ["1GB", "90kB"])
-def test_nothing_is_put_together_where_all_is_longer(memory: str) -> None:
-    search, relaxation = solver(memory)
-    made: list[object] = []
+def test_nothing_is_put_together_where_all_is_longer() -> None:
+    frame = Frame(4, 8)
+    free, _ = solver("1GB")
+    kept = free.fastest(frame, Bound(0.0, ()), np.inf)[0].value
+    search, relaxation = solver("90kB")
+    made: list[str] = []
     entry = search.tables.entry
 
-    def counted(*given: object) -> object:
-        made.append(given)
-        return entry(*given)  # type: ignore[arg-type]
+    def counted(case: Case, mode: str, *rest: Any) -> Figures:
+        made.append(mode)
+        return entry(case, mode, *rest)
 
-    search.tables.entry = counted  # type: ignore[method-assign, assignment]
-    frame = Frame(4, 8)
-    bound: Bound = relaxation.bound(frame)
-    assert search.fastest(frame, bound, bound.seconds / 2) == []
-    assert {given[1] for given in made} == {"keep"}  # type: ignore[index]
+    search.tables.entry = counted  # type: ignore[method-assign]
+    bound = relaxation.bound(frame)
+    assert search.fastest(frame, bound, 0.99 * kept) == []
+    assert set(made) == {"keep"}
+    assert search.fastest(frame, bound, np.inf)
+    assert set(made) > {"keep"}
