@@ -28,7 +28,7 @@ from benchmarks.accuracy_data import (
     read_predicted,
     write,
 )
-from benchmarks.accuracy_measure import Effort, base_bytes, run_plan
+from benchmarks.accuracy_measure import Effort, Trial, base_bytes, run_plan
 from benchmarks.accuracy_models import SUBJECTS
 from benchmarks.accuracy_plans import ON_FOUR, ON_TWO, POOL, Sketch, apart, plan_of
 from benchmarks.accuracy_predict import predicted
@@ -149,19 +149,14 @@ def measure(options: argparse.Namespace) -> None:
             path = options.output / "measured" / f"{file}--{turn}.json"
             if path.exists():
                 continue
-            plan = plan_io.load(options.output / "plans" / f"{file}.json")
-            usual_s = float(pace_path(options, one.model).read_text())
-            folder = options.output / "runs" / f"{file}--{turn}"
             found = run_plan(
-                SUBJECTS[one.model],
-                one.plan,
-                traced[one.model],
-                plan,
-                folder,
-                turn,
-                effort,
-                usual_s,
-            )
+                Trial(
+                    subject=SUBJECTS[one.model], name=one.plan, graph=traced[one.model],
+                    plan=plan_io.load(options.output / "plans" / f"{file}.json"),
+                    folder=options.output / "runs" / f"{file}--{turn}", turn=turn, effort=effort,
+                    usual_s=float(pace_path(options, one.model).read_text()),
+                )
+            )  # fmt: skip
             write(path, found)
             print(
                 f"{turn} {one.model:6} {one.plan:40} {one.step_s:7.3f} {found.step_s:7.3f} s "

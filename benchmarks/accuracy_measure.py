@@ -7,8 +7,7 @@ Both count pages that it shares with its parent, so their difference is what the
 
 Strangers on the host slow a machine by a tenth or a half, now and then for seconds. So fixed work
 is timed before and after each step, and the step is told in seconds of the machine at its usual
-pace: by how much it was slower than usual then is taken off. What a plan
-takes plays no part.
+pace: by how much it was slower than usual then is taken off. What a plan takes plays no part.
 """
 
 import gc
@@ -93,26 +92,29 @@ class Effort:
     steps: int
 
 
-def run_plan(
-    subject: Subject,
-    name: str,
-    graph: Graph,
-    plan: Plan,
-    folder: Path,
-    turn: int,
-    effort: Effort,
-    usual_s: float,
-) -> Measured:
-    """The run that was disturbed least, of as few as it takes for one that was left alone.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """A plan that is to be run."""
 
-    `usual_s`: the machine's pace when it was profiled; seconds are told at that pace.
-    """
+    subject: Subject
+    name: str
+    graph: Graph
+    plan: Plan
+    folder: Path
+    turn: int
+    effort: Effort
+    usual_s: float
+    """The machine's pace when it was profiled; seconds are told at that pace."""
+
+
+def run_plan(trial: Trial) -> Measured:
+    """The run that was disturbed least, of as few as it takes for one that was left alone."""
     best, least = None, float("inf")
-    for trial in range(TRIES):
-        if trial:
+    for number in range(TRIES):
+        if number:
             time.sleep(PAUSE_S)
         before = mark()
-        found = _run(subject, name, graph, plan, folder, turn, effort, usual_s)
+        found = _run(trial)
         others = others_share(before, mark())
         disturbance = max(others / ALONE, abs(found.pace - 1.0) / STEADY)
         if disturbance < least:
@@ -124,24 +126,13 @@ def run_plan(
     return best
 
 
-def _run(
-    subject: Subject,
-    name: str,
-    graph: Graph,
-    plan: Plan,
-    folder: Path,
-    turn: int,
-    effort: Effort,
-    usual_s: float,
-) -> Measured:
-    """Trains on one process per rank of the plan, which leave their records in `folder`."""
+def _run(trial: Trial) -> Measured:
+    """Trains on one process per rank of the plan, which leave their records in the folder."""
     started = datetime.now(UTC).isoformat(timespec="seconds")
-    shutil.rmtree(folder, ignore_errors=True)  # of another session
-    ranks = plan.world_size
-    found: list[RankRun] = run_ranks(
-        ranks, _train, subject, graph, plan, folder, effort, timeout_s=TIMEOUT_S
-    )
-    paces = paces_of_steps(found[0].paces_s, usual_s)
+    shutil.rmtree(trial.folder, ignore_errors=True)  # of another session
+    ranks = trial.plan.world_size
+    found: list[RankRun] = run_ranks(ranks, _train, trial, timeout_s=TIMEOUT_S)
+    paces = paces_of_steps(found[0].paces_s, trial.usual_s)
     steps_s = [
         tuple(seconds / pace for seconds, pace in zip(rank.steps_s, paces, strict=True))
         for rank in found
@@ -149,11 +140,11 @@ def _run(
     pace = statistics.median(paces)
     waited_least = min((rank.seconds for rank in found), key=lambda s: s["wait"])
     return Measured(
-        model=subject.name,
-        plan=name,
+        model=trial.subject.name,
+        plan=trial.name,
         ranks=ranks,
-        hash=plan.hash,
-        turn=turn,
+        hash=trial.plan.hash,
+        turn=trial.turn,
         started_at=started,
         pace=pace,
         steps_s=tuple(steps_s),
@@ -171,11 +162,14 @@ def paces_of_steps(paces_s: Sequence[float], usual_s: float) -> list[float]:
     return [(before + after) / 2 / usual_s for before, after in pairwise(paces_s)]
 
 
-def _train(subject: Subject, graph: Graph, plan: Plan, folder: Path, effort: Effort) -> RankRun:
+def _train(trial: Trial) -> RankRun:
+    subject, effort = trial.subject, trial.effort
     model, batch = subject.model(), subject.batch()
     _touch()
     work = FixedWork()
-    job = compile_job(model, plan, graph=graph, loss_fn=subject.loss_fn, lr=LEARNING_RATE)
+    job = compile_job(
+        model, trial.plan, graph=trial.graph, loss_fn=subject.loss_fn, lr=LEARNING_RATE
+    )
     for _ in range(effort.warmup):
         job.step(batch)
     paces_s, processor_s = [work.glance_s()], 0.0
@@ -186,7 +180,7 @@ def _train(subject: Subject, graph: Graph, plan: Plan, folder: Path, effort: Eff
         paces_s.append(work.glance_s())
     records = job.stats.records[-effort.steps :]
     job.track_memory(batch)
-    job.write_run(folder)
+    job.write_run(trial.folder)
     memory = job.measured().memory
     assert memory.tensors
     job.close()

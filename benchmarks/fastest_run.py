@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean, median, stdev
 
-from benchmarks.accuracy_measure import Effort, run_plan
+from benchmarks.accuracy_measure import Effort, Trial, run_plan
 from benchmarks.accuracy_models import Subject
 from benchmarks.disturbance import pace_s
 from benchmarks.fastest_plans import Entrant
@@ -50,9 +50,13 @@ def run_contest(
         for number in numbers:
             if any((ran.number, ran.turn) == (number, turn) for ran in found):
                 continue
-            plan = entrants[number].plan
-            effort = FINAL if turn else HEAT
-            ran = run_plan(subject, "", graph, plan, folder / "run", turn, effort, usual_s)
+            ran = run_plan(
+                Trial(
+                    subject=subject, name="", graph=graph, plan=entrants[number].plan,
+                    folder=folder / "run", turn=turn, effort=FINAL if turn else HEAT,
+                    usual_s=usual_s,
+                )
+            )  # fmt: skip
             steps = tuple(max(each) for each in zip(*ran.steps_s, strict=True))
             found.append(Ran(number, turn, steps))
             path.write_text(json.dumps([asdict(ran) for ran in found]))
