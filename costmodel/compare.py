@@ -66,8 +66,10 @@ class Expected:
     optimizer: Mapping[int, float]
     tensors: Mapping[int, Mapping[str, int]]
     """Per stage, bytes at the peak by category, and `all`."""
-    processes: Mapping[int, int]
-    """Per stage, all bytes of a process."""
+    before: Mapping[int, int]
+    """Per stage, bytes of a process before it makes the job, where that is known."""
+    added: Mapping[int, int]
+    """Per stage, bytes that the job adds to it."""
     moving: Mapping[int, int]
     """Per stage, bytes of what comes and goes with micro-batches, at the peak."""
 
@@ -123,7 +125,8 @@ def expected_of(plan: Plan) -> Expected:
         synchronisation={i: s.sync_s for i, s in stages},
         optimizer={i: s.optimizer_s for i, s in stages},
         tensors={i: _tensors(plan, i) for i, _ in stages},
-        processes={i: s.memory.total_bytes for i, s in stages if s.memory.process_bytes},
+        before={i: s.memory.process_bytes for i, s in stages if s.memory.process_bytes},
+        added={i: s.memory.used_bytes for i, s in stages},
         moving={i: _moving(s.memory) for i, s in stages},
     )
 
@@ -305,13 +308,19 @@ def _memory(expected: Expected, where: str, index: int, runs: Sequence[Measured]
         ):
             predicted = expected.tensors.get(index, {}).get(category)
             yield _bytes(f"{where} tensors, {category}", predicted, measured)
-    process = max(process_bytes(m) for m in runs)
-    yield _bytes(f"{where} process", expected.processes.get(index), process)
+    if not any(m.memory.cuda_reserved_bytes for m in runs):
+        # What a GPU's driver holds for a process is not in what torch reserves.
+        base = max(m.memory.resident_before_bytes for m in runs)
+        yield _bytes(f"{where} process, before the job", expected.before.get(index), base)
+    added = max(added_bytes(m) for m in runs)
+    yield _bytes(f"{where} process, added by the job", expected.added.get(index), added)
 
 
-def process_bytes(m: Measured) -> int:
-    """What the driver or the operating system sees."""
-    return m.memory.cuda_reserved_bytes or m.memory.resident_peak_bytes
+def added_bytes(m: Measured) -> int:
+    """What the job adds to its process: on a GPU all that torch reserves, on a CPU what is resident
+    beyond what was there before (libraries, the user's own module and data)."""
+    memory = m.memory
+    return memory.cuda_reserved_bytes or (memory.resident_peak_bytes - memory.resident_before_bytes)
 
 
 def _bytes(what: str, predicted: int | None, measured: int) -> Row:

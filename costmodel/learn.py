@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from math import exp, log
 from statistics import mean, median
 
-from meshwright.costmodel.compare import Expected, process_bytes
+from meshwright.costmodel.compare import Expected, added_bytes
 from meshwright.costmodel.fragmentation import fragmentation_on, record_names
 from meshwright.ir.inside import SHIFT
 from meshwright.ir.measured import ActionMeasured, CollectiveMeasured, Measured
@@ -201,9 +201,8 @@ def _memory(
     """The holes of the heap, by least squares over ranks; half a profile's record is no use."""
     stages = {rank: i for i, stage in enumerate(plan.stages) for rank in stage.devices}
     pairs = [
-        (expected.moving[stages[m.rank]], process_bytes(m) - expected.processes[stages[m.rank]])
+        (expected.moving[stages[m.rank]], added_bytes(m) - expected.added[stages[m.rank]])
         for m in runs
-        if stages[m.rank] in expected.processes
     ]
     squares = sum(moving**2 for moving, _ in pairs)
     if not squares:

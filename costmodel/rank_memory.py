@@ -68,9 +68,11 @@ def _rank_memory(
 
 def _process_bytes(tables: CostTables, plan: Plan, device: DeviceType, own: Sequence[int]) -> int:
     """The process and its communicators; on a CPU the user's module, which stays beside the job's
-    own parameters."""
+    own parameters. 0 where nobody measured what a bare process holds."""
     known = {name: r.value for name, r in tables.profile.memory.items()} if tables.profile else {}
     process = known.get("process", device.reserved_bytes)
+    if not process:
+        return 0
     if len(plan.stages) > 1 or len(plan.stages[0].devices) > 1:
         process += known.get("process_group", 0.0)
         process += known["group"] * _groups(plan, own) if "group" in known else 0.0

@@ -200,7 +200,8 @@ class RankMemory:
     fragmentation_bytes: int = 0
     """What the allocator holds beyond the tensors."""
     process_bytes: int = 0
-    """The process and its libraries and communicators; on CPU also the user's own module."""
+    """The process and its libraries and communicators; on CPU also the user's own module. 0 where
+    that was not measured."""
 
     @property
     def tensor_bytes(self) -> int:

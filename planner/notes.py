@@ -3,11 +3,17 @@
 from collections.abc import Iterator
 
 from meshwright.ir.plan import Plan
+from meshwright.ir.show import size
 from meshwright.planner.compiled import measured_compiled
 from meshwright.planner.inside.explain import batch_norms
-from meshwright.planner.pins.constraints import pinned
+from meshwright.planner.pins.constraints import memory_cap, pinned
 from meshwright.planner.problem import Problem
 from meshwright.planner.profiles import profile_notes
+
+_FULL = 0.95
+"""Who plans to use more of a device's memory should know how far predictions of memory are off."""
+_OFF = "2 to 5% at the median and 5 to 21% in one run of ten"
+"""Over the published tables with memory (docs/results/published.md)."""
 
 
 def notes_of(problem: Problem, plan: Plan) -> tuple[str, ...]:
@@ -17,6 +23,27 @@ def notes_of(problem: Problem, plan: Plan) -> tuple[str, ...]:
         *_overlap(plan), *_compile(problem, plan), *_batch(problem, plan), *_whole(problem, plan),
         *_idle(plan), *_found(problem), *measured,
     )  # fmt: skip
+
+
+def filled(problem: Problem, plan: Plan) -> Iterator[str]:
+    """Whether the plan leaves less room than predictions of memory are off; not where the user has
+    said how much may be used."""
+    assert plan.predicted
+    if memory_cap(problem.constraints) is not None:
+        return
+    shares = [
+        (predicted.memory.used_bytes / problem.room_bytes(stage.devices), index)
+        for index, (stage, predicted) in enumerate(
+            zip(plan.stages, plan.predicted.stages, strict=True)
+        )
+    ]
+    share, index = max(shares)
+    if _FULL < share <= 1:
+        room = problem.room_bytes(plan.stages[index].devices)
+        yield (
+            f"stage {index} fills {share:.1%} of its devices' memory, and predictions of memory "
+            f"are off by {_OFF}; --pin 'memory<={size(0.9 * room)}' keeps a tenth free"
+        )
 
 
 def _overlap(plan: Plan) -> Iterator[str]:

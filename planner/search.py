@@ -29,6 +29,7 @@ from meshwright.planner.found import simplest as simplest
 from meshwright.planner.infeasible import explain
 from meshwright.planner.kernels import AUTO, asked_kernels, worth
 from meshwright.planner.largest_batch import largest_batch
+from meshwright.planner.notes import filled
 from meshwright.planner.objectives import bounds_batch, rating
 from meshwright.planner.offers import Offer, check_logs, find_searcher, is_baseline
 from meshwright.planner.pins.constraints import (
@@ -362,6 +363,7 @@ def _value(problem: Problem, plan: Plan) -> tuple[float, ...]:
 def _finish(problem: Problem, found: Found, searcher: str) -> Plan:
     """The best plan with its evidence, versions and hash."""
     best = with_reason(simplest(problem, found), found)
+    best = replace(best, notes=(*best.notes, *filled(problem, best)))
     assert best.predicted
     bound = _bound_s(problem, found)
     others = [entry for entry in found.kinds.values() if kind_of(entry[2]) != kind_of(best)]

@@ -115,8 +115,32 @@ def test_memory_is_that_of_the_worst_rank():
     assert rows["memory", "stage 0 tensors, all"].error == pytest.approx(500 / 500 - 1)
     assert rows["memory", "stage 1 tensors, all"].error == pytest.approx(500 / 1000 - 1)
     assert rows["memory", "stage 0 tensors, rest"].error == pytest.approx(80 / 80 - 1)
-    assert rows["memory", "stage 0 process"].error == pytest.approx(1800 / 2200 - 1)
-    assert rows["memory", "stage 1 process"].error == pytest.approx(1800 / 2800 - 1)
+    for index, added in ((0, 1200), (1, 1800)):
+        before = rows["memory", f"stage {index} process, before the job"]
+        assert before.error == pytest.approx(1300 / 1000 - 1)
+        grown = rows["memory", f"stage {index} process, added by the job"]
+        assert grown.error == pytest.approx(500 / added - 1)
+
+
+def test_a_process_that_nobody_measured_is_not_predicted():
+    plan = predicted_plan()
+    assert plan.predicted
+    stages = tuple(
+        replace(s, memory=replace(s.memory, process_bytes=0)) for s in plan.predicted.stages
+    )
+    rows = rows_of(rehash(replace(plan, predicted=replace(plan.predicted, stages=stages))))
+    assert rows["memory", "stage 0 process, before the job"].predicted is None
+    assert rows["memory", "stage 0 process, added by the job"].predicted == 500
+
+
+def test_what_a_gpu_reserves_is_all_that_the_job_adds():
+    plan = predicted_plan()
+    runs = tuple(
+        replace(m, memory=replace(m.memory, cuda_reserved_bytes=625)) for m in runs_of(plan)
+    )
+    rows = {(r.group, r.what): r for r in compare(plan, expected_of(plan), runs).rows}
+    assert rows["memory", "stage 0 process, added by the job"].error == pytest.approx(-0.2)
+    assert ("memory", "stage 0 process, before the job") not in rows
 
 
 def test_the_worst_comes_first():
