@@ -90,6 +90,8 @@ class Effort:
     warmup: int
     """Memory is faulted in during the first two or three."""
     steps: int
+    tracked: bool = True
+    """Whether memory counts too, which takes a step more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,10 +181,11 @@ def _train(trial: Trial) -> RankRun:
         processor_s += time.process_time() - started_s
         paces_s.append(work.glance_s())
     records = job.stats.records[-effort.steps :]
-    job.track_memory(batch)
-    job.write_run(trial.folder)
+    if effort.tracked:
+        job.track_memory(batch)
+        job.write_run(trial.folder)
     memory = job.measured().memory
-    assert memory.tensors
+    assert memory.tensors or not effort.tracked
     job.close()
     per_step = [by_kind(record) for record in records]
     return RankRun(
@@ -192,7 +195,7 @@ def _train(trial: Trial) -> RankRun:
         cpu_s=processor_s / effort.steps,
         base_bytes=memory.resident_before_bytes,
         resident_bytes=memory.resident_peak_bytes,
-        tensor_bytes=memory.tensors.peak_bytes,
+        tensor_bytes=memory.tensors.peak_bytes if memory.tensors else 0,
     )
 
 

@@ -1,9 +1,11 @@
-"""Runs the plans of a contest: all of them once, then those in front again and again, in turns."""
+"""Runs the plans of a contest: all of them once, then those in front again and again, in turns,
+until it is known whether the chosen one is within the bar of each of them."""
 
 import json
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from math import hypot
 from pathlib import Path
 from statistics import mean, median, stdev
 
@@ -13,15 +15,19 @@ from benchmarks.disturbance import pace_s
 from benchmarks.fastest_plans import Entrant
 from meshwright.ir.graph import Graph
 
-HEAT, FINAL = Effort(warmup=2, steps=2), Effort(warmup=2, steps=5)
+HEAT = Effort(warmup=2, steps=2, tracked=False)
+FINAL = Effort(warmup=2, steps=5, tracked=False)
 """Of the first run of every plan, and of those that follow."""
 CLOSE = 1.1
 """In front is who is within this factor of the best of the heat."""
 TURNS, MOST = 3, 9
 """Final runs of a plan: so many at least and at most."""
-SURE = 0.015
-"""They go on until the standard error of the chosen plan's and the fastest's is below this."""
-LOOKS = 4
+BAR = 1.05
+"""The chosen plan may take so much longer than the fastest."""
+SURE = 2.0
+"""A rival is run on until the chosen plan's time over its own is so many standard errors from the
+bar, below or above."""
+LOOKS = 7
 ORDER_SEED = 0
 
 
@@ -43,9 +49,9 @@ def run_contest(
     found = read(path)
     usual_s = _usual_s(folder / "pace.txt")
     for turn in range(1 + MOST):
-        if turn > TURNS and is_sure(found):
-            break
         numbers = list(range(len(entrants))) if turn == 0 else in_front(found)
+        if turn > TURNS and not (numbers := undecided(found)):
+            break
         random.Random(ORDER_SEED + turn).shuffle(numbers)
         for number in numbers:
             if any((ran.number, ran.turn) == (number, turn) for ran in found):
@@ -65,9 +71,9 @@ def run_contest(
 
 
 def _usual_s(path: Path) -> float:
-    """The machine's pace at the contest's start, the best of a few looks: all plans run at it."""
+    """The machine's pace at the contest's start, the middle of a few looks: all are told at it."""
     if not path.exists():
-        path.write_text(str(min(pace_s() for _ in range(LOOKS))))
+        path.write_text(str(median(pace_s() for _ in range(LOOKS))))
     return float(path.read_text())
 
 
@@ -99,12 +105,19 @@ def measured_s(found: Sequence[Ran], number: int) -> float:
     return median(final or [s for ran in own for s in ran.steps_s])
 
 
-def is_sure(found: Sequence[Ran]) -> bool:
-    """Whether it is known well enough what the chosen plan takes, and the fastest. Who wins plays
-    no part in when the runs end."""
-    finals = {ran.number for ran in found if ran.turn}
-    fastest = min(finals, key=lambda number: measured_s(found, number))
-    return max(_error(found, number) for number in {0, fastest}) <= SURE
+def undecided(found: Sequence[Ran]) -> list[int]:
+    """The chosen plan and the rivals of which it is not known whether it is within the bar of them;
+    none once one is known to be faster by more, or all are known not to be."""
+    rivals = sorted({ran.number for ran in found if ran.turn} - {0})
+    margins = {number: _margin(found, number) for number in rivals}
+    left = [number for number in rivals if abs(margins[number]) < SURE]
+    return [0, *left] if left and max(margins.values()) < SURE else []
+
+
+def _margin(found: Sequence[Ran], number: int) -> float:
+    """By how many standard errors the chosen plan's time over this one's is beyond the bar."""
+    error = hypot(_error(found, 0), _error(found, number))
+    return (measured_s(found, 0) / measured_s(found, number) / BAR - 1) / max(error, 1e-9)
 
 
 def _error(found: Sequence[Ran], number: int) -> float:

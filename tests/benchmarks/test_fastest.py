@@ -10,7 +10,7 @@ from benchmarks.accuracy_measure import paces_of_steps
 from benchmarks.disturbance import FixedWork, Mark, mark, others_share, pace_s
 from benchmarks.fastest_plans import Entrant, entrants, read, write
 from benchmarks.fastest_report import Contest, report
-from benchmarks.fastest_run import Ran, in_front, is_sure, measured_s, noise
+from benchmarks.fastest_run import Ran, in_front, measured_s, noise, undecided
 from benchmarks.fastest_run import read as read_runs
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.trace import trace
@@ -91,13 +91,19 @@ def test_the_pace_of_the_machine_is_that_of_one_step():
     assert 1e-4 < pace_s() < 1.0
 
 
-def test_finals_go_on_until_what_they_take_is_known() -> None:
-    wide = [Ran(n, turn, (s, s)) for n in (0, 1) for turn, s in ((1, 1.0), (2, 1.1), (3, 1.2))]
-    assert not is_sure(wide)
-    near = [Ran(n, turn, (s, s)) for n in (0, 1) for turn, s in ((1, 1.0), (2, 1.01), (3, 1.02))]
-    assert is_sure(near)
-    behind = [Ran(2, turn, (s, s)) for turn, s in ((1, 1.5), (2, 2.5), (3, 2.0))]
-    assert is_sure([*near, *behind])  # what is neither chosen nor fastest does not count
+def finals(number: int, *seconds: float) -> list[Ran]:
+    return [Ran(number, turn, (s, s)) for turn, s in enumerate(seconds, start=1)]
+
+
+def test_a_rival_is_run_until_it_is_known_whether_the_chosen_plan_is_within_the_bar() -> None:
+    chosen, wide = finals(0, 1.0, 1.01, 1.02), finals(1, 1.0, 1.1, 1.2)
+    near, slower = finals(2, 1.0, 1.01, 1.02), finals(3, 1.5, 1.9, 1.7)
+    faster, as_the_bar = finals(4, 0.9, 0.91, 0.92), finals(5, 0.96, 0.97, 0.98)
+    assert undecided([*chosen, *near, *slower]) == []
+    assert undecided([*finals(0, 0.9, 1.0, 1.1), *near, *slower]) == [0, 2]
+    assert undecided([*chosen, *wide, *near, *slower]) == []  # it cannot be much faster
+    assert undecided([*chosen, *as_the_bar, *near]) == [0, 5]
+    assert undecided([*chosen, *as_the_bar, *faster]) == []  # lost already
 
 
 def test_steps_are_told_at_the_usual_pace() -> None:
