@@ -47,8 +47,9 @@ class Measured:
     """Which run of this plan."""
     started_at: str
     pace: float
-    """Time that fixed work took between the steps, relative to when the machine was profiled: what
-    others on the host did to it. It is taken off all seconds but `cpu_s`."""
+    """Time that fixed work took between the steps, relative to what it took before the runs: what
+    others on the host did to it. It is taken off all seconds but `cpu_s`. Different processes take
+    up to 10 % more or less for such work: only runs of one model are comparable."""
     steps_s: tuple[tuple[float, ...], ...]
     """Per rank, the timed steps."""
     step_s: float

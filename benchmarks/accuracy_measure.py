@@ -106,7 +106,7 @@ class Trial:
     turn: int
     effort: Effort
     usual_s: float
-    """The machine's pace when it was profiled; seconds are told at that pace."""
+    """The machine's pace before the runs; seconds are told at that pace."""
 
 
 def run_plan(trial: Trial) -> Measured:

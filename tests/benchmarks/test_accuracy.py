@@ -25,7 +25,14 @@ from benchmarks.accuracy_plans import (
     apart,
     plan_of,
 )
-from benchmarks.accuracy_report import quantile, ranks, report, rows_of, spearman
+from benchmarks.accuracy_report import (
+    at_usual_pace,
+    quantile,
+    ranks,
+    report,
+    rows_of,
+    spearman,
+)
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.schedule import Action, Work
 from meshwright.ir.verify import check
@@ -84,6 +91,19 @@ def test_a_plan_is_compared_with_the_mean_of_its_runs_and_its_worst_rank():
     assert row.tensor_error == pytest.approx(100 / 90 - 1)
 
 
+def test_steps_are_told_at_the_pace_in_the_middle_of_a_models_runs():
+    """What fixed work takes elsewhere plays no part; what the clock showed is kept."""
+    runs = [run("a", 1.0, pace=1.2), run("b", 2.0, pace=0.9), run("c", 3.0, pace=0.8)]
+    told = at_usual_pace([*runs, run("a", 1.0, model="other", pace=2.0)])
+    assert [one.pace for one in told] == pytest.approx([1.2 / 0.9, 1.0, 0.8 / 0.9, 1.0])
+    assert [one.step_s for one in told] == pytest.approx([0.9, 1.8, 2.7, 2.0])
+    assert told[1].steps_s[1] == pytest.approx((1.8,))
+    assert sum(told[1].seconds.values()) == pytest.approx(1.8)
+    (row,) = rows_of([expected("a", 1.5)], told[:1])
+    assert row.step_error == pytest.approx(1.5 / 0.9 - 1)
+    assert row.clock_error == pytest.approx(1.5 / 1.2 - 1)
+
+
 def test_runs_of_another_plan_do_not_count():
     assert rows_of([expected("a", 1.0)], [run("a", 1.0, hash="changed")]) == []
 
@@ -113,9 +133,8 @@ def test_the_page_has_medians_correlation_and_every_plan():
     runs = [run("a", 1.0), run("b", 2.0), run("c", 3.0)]
     text = page(predictions, runs)
     # Errors 0, 10 and 20 %: median 10, 90th percentile 18.
-    assert (
-        "| small | 3 | 10.0% | 18.0% | 20.0% | 1.000 | 20.0% | 20.0% | 11.1% | 11.1% | - |" in text
-    )
+    errors = "10.0% | 18.0% | 20.0% | 1.000 | 10.0% | 18.0% | 20.0% | 20.0% | 11.1% | 11.1% | -"
+    assert f"| small | 3 | {errors} |" in text
     assert "1 May 2026; a machine. `the command`" in text
     assert all(f"\n| {name} | 2 |" in text for name in "abc")
     assert "3 of 3 predicted plans were run" in text and "written before its first run." in text
