@@ -49,7 +49,7 @@ class Measured:
     pace: float
     """Time that fixed work took between the steps, relative to what it took before the runs: what
     others on the host did to it. It is taken off all seconds but `cpu_s`. Different processes take
-    up to 10 % more or less for such work: only runs of one model are comparable."""
+    up to 20 % more or less for such work: only runs of one model are comparable."""
     steps_s: tuple[tuple[float, ...], ...]
     """Per rank, the timed steps."""
     step_s: float

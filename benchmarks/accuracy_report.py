@@ -116,7 +116,7 @@ def rows_of(expected: Iterable[Predicted], runs: Iterable[Measured]) -> list[Row
 def at_usual_pace(runs: Iterable[Measured]) -> list[Measured]:
     """The runs of each model told at the pace that is in the middle of them.
 
-    Fixed work takes up to 10 % more or less in one process than in another, whatever the machine
+    Fixed work takes up to 20 % more or less in one process than in another, whatever the machine
     does, and more between two steps than alone. So what it takes between the steps of one run is
     compared with what it takes in other runs, never with what it took elsewhere.
     """
