@@ -70,10 +70,12 @@ class _Greedy:
         )
         moves = max(sum(task.seconds[s][F] + task.seconds[s][I] for s in own) for own in task.held)
         self.most_ahead = [
-            count if rules.lead is None else ceil((b + s[I] - f) / moves - 1e-9) + rules.lead
+            count
+            if rules.lead is None
+            else max(1, ceil((b + s[I] - f) / moves - 1e-9) + rules.lead)
             for f, b, s in zip(forward, backward, task.seconds, strict=True)
         ]
-        """Per stage, forwards ahead of backwards."""
+        """Per stage, forwards ahead of backwards: one even of a stage that takes no time."""
         self.forwards, self.inputs, self.weights = ([0] * num_stages for _ in range(3))
         """Per stage, how many have been taken; weight halves that are part of whole backwards are
         counted when the next one is looked for."""

@@ -222,3 +222,14 @@ def test_no_micro_batch_takes_the_memory_of_an_older_one(room: int) -> None:
     for rules in RULES:
         _, rows = list_schedule(asked, rules)
         assert excess_bytes(asked, to_schedule("listed", rows)) == 0
+
+
+@pytest.mark.parametrize("idle", [0, 1, 3])
+def test_a_stage_may_take_no_time(idle: int) -> None:
+    """As one that only views its input; it too needs a micro-batch in flight."""
+    times = [(0.0, 0.0, 0.0) if s == idle else (1.0, 1.0, 1.0) for s in range(4)]
+    asked = task(times, 6)
+    for rules in RULES:
+        _, rows = list_schedule(asked, rules)
+        check_schedule(to_schedule("listed", rows))
+    check(asked, synthesise(asked, effort=0.05))
