@@ -3,9 +3,10 @@
     python -m benchmarks.fastest all -o DIR [--models gpt2,vit] [--sizes 4,8] [--minutes 2]
 
 For each of six models on 4 and on 8 processes of this machine: `profile` measures the machine and
-the blocks of the models, `plan` searches and writes all predictions, `run` runs the chosen plan,
-its best rivals by prediction and fixed ones of every kind in shuffled order, and those in front
-again; `report` compares. Each phase skips what is done.
+the blocks of the models, `plan` searches and writes all predictions, `race` runs the plans that the
+search cannot tell apart and keeps one, `run` runs that one, the others, their best rivals by
+prediction and fixed ones of every kind in shuffled order, and those in front again; `report`
+compares. Each phase skips what is done.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import torch
 
 from benchmarks.accuracy_models import SUBJECTS, Subject
 from benchmarks.fastest_plans import entrants, read, write
+from benchmarks.fastest_race import after_race
 from benchmarks.fastest_report import Contest, report
 from benchmarks.fastest_run import read as read_runs
 from benchmarks.fastest_run import run_contest
@@ -80,7 +82,17 @@ def plan(options: argparse.Namespace) -> None:
             )  # fmt: skip
         found = entrants(problem_of(graph, cluster, known))
         write(folder, found)
-        print(f"{subject.name} on {size}: chosen {found[0].name}", flush=True)
+        print(f"{subject.name} on {size}: {found[0].name}", flush=True)
+
+
+def race(options: argparse.Namespace) -> None:
+    """Puts the plan that is kept first."""
+    for subject, size, folder in folders(options):
+        done = folder / "raced"
+        if not done.exists():
+            print(f"{subject.name} on {size}: race", flush=True)
+            write(folder, after_race(subject, read(folder), folder))
+            done.touch()
 
 
 def run(options: argparse.Namespace) -> None:
@@ -106,13 +118,13 @@ def write_report(options: argparse.Namespace) -> None:
 
 
 def every_phase(options: argparse.Namespace) -> None:
-    for phase in (profile, plan, run, write_report):
+    for phase in (profile, plan, race, run, write_report):
         phase(options)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    phases = {"profile": profile, "plan": plan, "run": run, "report": write_report,
+    phases = {"profile": profile, "plan": plan, "race": race, "run": run, "report": write_report,
               "all": every_phase}  # fmt: skip
     parser.add_argument("phase", choices=phases)
     parser.add_argument("-o", "--output", type=Path, required=True)

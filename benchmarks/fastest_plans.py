@@ -1,7 +1,7 @@
 """Which plans compete: the one that search finds, its best rivals by prediction, and fixed ones."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,10 +10,11 @@ from meshwright.ir import plan_io
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan import Plan
 from meshwright.ir.plan_io import rehash
+from meshwright.planner.found import executed
 from meshwright.planner.offers import find_searcher
 from meshwright.planner.predict import excess_bytes
 from meshwright.planner.problem import Problem
-from meshwright.planner.search import search_problem
+from meshwright.planner.search import search_finalists
 from meshwright.planner.why import kind_of, name_of
 
 FIXED = {
@@ -27,14 +28,16 @@ FIXED = {
     ),
 }  # fmt: skip
 """By processes: a plan of every kind, cut evenly."""
-BEST, OF_KIND = 2, 3
+FINALISTS = 4
+"""Plans that the search asks to be raced, its best one among them."""
+BEST, OF_KIND = 1, 3
 """How many rivals come from the search: the next best, and the best of other kinds."""
 TIME_LIMIT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Entrant:
-    """A plan and where it comes from: chosen, rival or fixed."""
+    """A plan and where it comes from: search (its best), finalist, rival or fixed."""
 
     origin: str
     plan: Plan
@@ -44,35 +47,30 @@ class Entrant:
         return name_of(self.plan)
 
     @property
-    def executed(self) -> object:
-        """What is run: with one micro-batch some schedules are the same under several names."""
-        plan = self.plan
-        return repr(plan.stages), plan.num_microbatches, plan.schedule.rows
-
-    @property
     def predicted_s(self) -> float:
         assert self.plan.predicted
         return self.plan.predicted.step_s
 
 
 def entrants(problem: Problem) -> list[Entrant]:
-    """The chosen plan first; each name once, and each plan that is run."""
-    chosen = Entrant("chosen", search_problem(problem, time_limit_s=TIME_LIMIT_S))
-    return list(_distinct((chosen, *_rivals(problem, chosen), *_fixed(problem))))
+    """The best plan of the search first; each name once, and each plan that is run."""
+    best, *others = search_finalists(problem, most=FINALISTS, time_limit_s=TIME_LIMIT_S)
+    found = [Entrant("search", best), *(Entrant("finalist", plan) for plan in others)]
+    return list(_distinct((*found, *_rivals(problem, found), *_fixed(problem))))
 
 
 def _distinct(entrants: Iterable[Entrant]) -> Iterator[Entrant]:
     seen: set[object] = set()
     for entrant in entrants:
-        if seen.isdisjoint((entrant.name, entrant.executed)):
+        if seen.isdisjoint((entrant.name, executed(entrant.plan))):
             yield entrant
-        seen |= {entrant.name, entrant.executed}
+        seen |= {entrant.name, executed(entrant.plan)}
 
 
-def _rivals(problem: Problem, chosen: Entrant) -> Iterator[Entrant]:
+def _rivals(problem: Problem, found: Sequence[Entrant]) -> Iterator[Entrant]:
     """What else the search looks at: the best by prediction, then the best of each kind."""
     ranked = sorted(_offered(problem), key=lambda entrant: entrant.predicted_s)
-    _, *distinct = _distinct((chosen, *ranked))
+    distinct = list(_distinct((*found, *ranked)))[len(found) :]
     best = distinct[:BEST]
     kinds = {kind_of(entrant.plan): entrant for entrant in reversed(distinct)}
     others = sorted(kinds.values(), key=lambda entrant: entrant.predicted_s)

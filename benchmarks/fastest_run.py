@@ -1,5 +1,5 @@
 """Runs the plans of a contest: all of them once, then those in front again and again, in turns,
-until it is known whether the chosen one is within the bar of each of them."""
+until it is known whether the one kept is within the bar of each of them."""
 
 import json
 import random
@@ -20,12 +20,12 @@ FINAL = Effort(warmup=2, steps=5, tracked=False)
 """Of the first run of every plan, and of those that follow."""
 CLOSE = 1.1
 """In front is who is within this factor of the best of the heat."""
-TURNS, MOST = 3, 9
+TURNS, MOST = 3, 7
 """Final runs of a plan: so many at least and at most."""
 BAR = 1.05
-"""The chosen plan may take so much longer than the fastest."""
+"""The kept plan may take so much longer than the fastest."""
 SURE = 2.0
-"""A rival is run on until the chosen plan's time over its own is so many standard errors from the
+"""A rival is run on until the kept plan's time over its own is so many standard errors from the
 bar, below or above."""
 LOOKS = 7
 ORDER_SEED = 0
@@ -92,7 +92,7 @@ def read(path: Path) -> list[Ran]:
 
 
 def in_front(found: Iterable[Ran]) -> list[int]:
-    """The chosen plan, and those close to the best of the heat."""
+    """The kept plan, the first, and those close to the best of the heat."""
     heat = {ran.number: median(ran.steps_s) for ran in found if ran.turn == 0}
     limit_s = CLOSE * min(heat.values())
     return sorted({0, *(number for number, seconds in heat.items() if seconds <= limit_s)})
@@ -106,7 +106,7 @@ def measured_s(found: Sequence[Ran], number: int) -> float:
 
 
 def undecided(found: Sequence[Ran]) -> list[int]:
-    """The chosen plan and the rivals of which it is not known whether it is within the bar of them;
+    """The kept plan and the rivals of which it is not known whether it is within the bar of them;
     none once one is known to be faster by more, or all are known not to be."""
     rivals = sorted({ran.number for ran in found if ran.turn} - {0})
     margins = {number: _margin(found, number) for number in rivals}
@@ -115,7 +115,7 @@ def undecided(found: Sequence[Ran]) -> list[int]:
 
 
 def _margin(found: Sequence[Ran], number: int) -> float:
-    """By how many standard errors the chosen plan's time over this one's is beyond the bar."""
+    """By how many standard errors the kept plan's time over this one's is beyond the bar."""
     error = hypot(_error(found, 0), _error(found, number))
     return (measured_s(found, 0) / measured_s(found, number) / BAR - 1) / max(error, 1e-9)
 

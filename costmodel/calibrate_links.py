@@ -19,6 +19,9 @@ _LEAST_BAND = 0.05
 _LARGE_BYTES = 2**18
 """Overlap is judged by collectives of at least this size: small ones are over too soon."""
 
+_FURTHER_BYTES = 2**24
+"""Beyond the only size that was measured, where a curve is continued."""
+
 
 def fit_links(cluster: Cluster, profile: Profile) -> Cluster:
     """The cluster with links that give back the measured times of collectives and messages.
@@ -65,7 +68,7 @@ def _node(
 def fit_link(link: Link, records: Sequence[CollectiveRecord]) -> Link:
     """The link with curves through the records of groups that it alone connects."""
     idle = [r for r in records if not r.loaded]
-    curves = measured_curves(idle)
+    curves = tuple(_continued(link, known) for known in measured_curves(idle))
     if not curves:
         return link
     fitted = replace(
@@ -77,6 +80,16 @@ def fit_link(link: Link, records: Sequence[CollectiveRecord]) -> Link:
         **_constants(link, curves),
     )
     return replace(fitted, **_overlap(fitted, [r for r in records if r.loaded]))
+
+
+def _continued(link: Link, known: Curve) -> Curve:
+    """Of one size alone nothing is learnt about larger ones: there the link's rate is as it was."""
+    if len(known.points) > 1:
+        return known
+    ((nbytes, seconds),) = known.points
+    before = curve(link, known.operation, known.size)
+    more = before(nbytes + _FURTHER_BYTES) - before(nbytes)
+    return replace(known, points=((nbytes, seconds), (nbytes + _FURTHER_BYTES, seconds + more)))
 
 
 def _sizes(curves: Iterable[Curve]) -> str:

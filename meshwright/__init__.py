@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from meshwright.planner.search import rank as rank
     from meshwright.planner.search import search as search
     from meshwright.profiling import profile as profile
+    from meshwright.racing import race as race
     from meshwright.runtime.job import Job as Job
     from meshwright.runtime.job import compile as compile
 
@@ -48,6 +49,7 @@ _HOME = {
     "complete": "planner.complete",
     "measure_local": "costmodel.measure",
     "profile": "profiling",
+    "race": "racing",
     "rank": "planner.search",
     "replicate": "ir.annotate",
     "search": "planner.search",

@@ -19,10 +19,13 @@ from meshwright.cli_examples import example
 from meshwright.cli_explain import explain_command
 from meshwright.cli_export import export_command
 from meshwright.cli_profile import profile_command
+from meshwright.cli_race import race_command
 from meshwright.cli_report import report_command
 from meshwright.ir import plan_io
 from meshwright.ir.errors import Infeasible, MeshwrightError, MismatchError
+from meshwright.ir.plan import Plan
 from meshwright.ir.show import render
+from meshwright.planner.why import name_of
 from meshwright.targets import load_cluster, load_target
 
 if TYPE_CHECKING:
@@ -74,6 +77,14 @@ Measured = Annotated[
 ]
 Logs = Annotated[Path | None, typer.Option(help="where `--searcher dqn` logs its training")]
 
+Finalists = Annotated[
+    int,
+    typer.Option(
+        help="so many plans at most, the best and those predicted to take little more: "
+        "plan.json, plan.2.json, ...; `race` runs them"
+    ),
+]  # fmt: skip
+
 
 @app.command("search", epilog=example("search"))
 def search_command(
@@ -92,6 +103,7 @@ def search_command(
     seed: int = 0,
     profile: Measured = None,
     tensorboard: Logs = None,
+    finalists: Finalists = 1,
     as_json: Json = False,
 ) -> None:
     """Search a plan and write it."""
@@ -116,8 +128,10 @@ def search_command(
         progress=not as_json,
         profile=profile,
         tensorboard=tensorboard,
+        finalists=finalists,
     )
-    plan_io.save(ranking.best, output)
+    for plan, path in _files(ranking, output):
+        plan_io.save(plan, path)
     _print_found(ranking, output, several=len(cluster) > 1, as_json=as_json)
 
 
@@ -130,7 +144,16 @@ def _print_found(ranking: "Ranking", output: Path, *, several: bool, as_json: bo
     if several:
         out.print(ranking.table())
     out.print(render(plan))
-    out.print(f"wrote {output} ({plan.hash[:12]})")
+    for each, path in _files(ranking, output):
+        out.print(f"wrote {path} ({each.hash[:12]}): {name_of(each)}", highlight=False)
+
+
+def _files(ranking: "Ranking", output: Path) -> list[tuple[Plan, Path]]:
+    """plan.json for the best plan, plan.2.json and so on for the others."""
+    return [
+        (plan, output if number == 1 else output.with_suffix(f".{number}{output.suffix}"))
+        for number, plan in enumerate(ranking.finalists, 1)
+    ]
 
 
 @app.command(epilog=example("show"))
@@ -192,6 +215,7 @@ app.command("diff", epilog=example("diff"))(diff_command)
 app.command("explain", epilog=example("explain"))(explain_command)
 app.command("export", epilog=example("export"))(export_command)
 app.command("profile", epilog=example("profile"))(profile_command)
+app.command("race", epilog=example("race"))(race_command)
 app.command("report", epilog=example("report"))(report_command)
 
 

@@ -4,6 +4,7 @@ _MODEL = "train:build_model"
 _LINES = {
     "search": (
         f"meshwright search {_MODEL} -c h100-sxm:2x8 -b 256 --pin tp=2 -o plan.json",
+        f"meshwright search {_MODEL} -c local:8 --profile profile.db --finalists 5 -o plan.json",
         "meshwright search 'hf:GPT2Config{\"n_layer\": 48}' -c a100-80:1x8 -c l40s:2x8 -b 128",
     ),
     "show": ("meshwright show plan.json",),
@@ -21,6 +22,10 @@ _LINES = {
     "explain": (f"meshwright explain plan.json --model {_MODEL}",),
     "export": (f"meshwright export plan.json --to megatron --model {_MODEL} -o flags.sh",),
     "profile": (f"meshwright profile --model {_MODEL} -c local:4 -b 64 -m 5 -o profile.db",),
+    "race": (
+        f"meshwright race {_MODEL} plan.json plan.2.json plan.3.json -o fastest.json",
+        f"torchrun --nnodes 2 --nproc-per-node 8 ... -m meshwright race {_MODEL} plan.json ...",
+    ),
     "report": ("meshwright report plan.json --run runs/first -o plan.html",),
 }
 

@@ -6,7 +6,6 @@ each type of device in turn.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch.distributed as dist
 
@@ -27,23 +26,10 @@ from meshwright.runtime.profiling.run import (
 )
 from meshwright.runtime.profiling.tasks import Task
 from meshwright.runtime.profiling.team import Failed
+from meshwright.runtime.world import from_first, of_all
 
 Answer = tuple[Machine, int, Record | None, str]
 """Whose, of which task, what was measured or why not."""
-
-
-def from_first(value: Any) -> Any:
-    """Rank 0's value on every rank."""
-    held = [value]
-    dist.broadcast_object_list(held)
-    return held[0]
-
-
-def of_all(value: Any) -> list[Any]:
-    """Every rank's value on every rank."""
-    held: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(held, value)
-    return held
 
 
 @dataclass(frozen=True, eq=False)

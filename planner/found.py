@@ -1,5 +1,6 @@
 """What a run of a searcher has seen, and which of it is the best plan."""
 
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -36,10 +37,16 @@ class Found:
     """The same of pipelines, for each order of stages: schedules are made for given orders."""
     lean: dict["_Machinery", tuple[tuple[float, ...], Plan]] = field(default_factory=dict)
     """Of the plans that fit, the best with each amount of machinery."""
+    near: dict[str, tuple[tuple[float, ...], Plan]] = field(default_factory=dict)
+    """By name, the best of the plans that fit and were close to the shortest step when found."""
     improved: list[Improvement] = field(default_factory=list)
 
     def keep(self, value: tuple[float, ...], plan: Plan) -> None:
         """Notes a plan that fits."""
+        if _is_near(plan, self.least_s):
+            near = self.near.get(name := name_of(plan))
+            if near is None or value < near[0]:
+                self.near[name] = value, plan
         held = self.lean.get(_machinery(plan))
         if held is None or value < held[0]:
             self.lean[_machinery(plan)] = value, plan
@@ -67,6 +74,32 @@ def simplest(problem: Problem, found: Found) -> Plan:
     )
     check(best, problem.graph, problem.cluster)
     return best
+
+
+NEAR = 0.05
+"""Plans that are predicted to take so much more than the best may be faster: about the error of
+predictions where costs were measured (docs/results/accuracy.md)."""
+
+
+def _is_near(plan: Plan, least_s: float) -> bool:
+    assert plan.predicted
+    return plan.predicted.step_s <= least_s * (1 + NEAR)
+
+
+def close_to(best: Plan, found: Found) -> Iterator[Plan]:
+    """Other plans for as many ranks that may be as fast, best first; no two that run alike."""
+    seen = {executed(best)}
+    for _, plan in sorted(found.near.values(), key=lambda entry: entry[0]):
+        if not _is_near(plan, found.least_s) or plan.world_size != best.world_size:
+            continue
+        if (run := executed(plan)) not in seen:
+            seen.add(run)
+            yield plan
+
+
+def executed(plan: Plan) -> Hashable:
+    """What is run: with one micro-batch some schedules are the same under several names."""
+    return repr(plan.stages), plan.num_microbatches, plan.schedule.rows
 
 
 def with_reason(best: Plan, found: Found) -> Plan:

@@ -24,6 +24,8 @@ class Ranked:
     cluster: Cluster
     plan: Plan | None
     why: str = ""
+    others: tuple[Plan, ...] = ()
+    """Plans that are predicted to take little more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,11 @@ class Ranking:
             raise Infeasible(_reasons(self.entries))
         return plan
 
+    @property
+    def finalists(self) -> tuple[Plan, ...]:
+        """The best plan and those that may be as fast, on the best cluster."""
+        return (self.best, *self.entries[0].others)
+
     def rows(self) -> list[dict[str, Any]]:
         """The numbers of the table."""
         return [figures(entry) for entry in self.entries]
@@ -57,15 +64,19 @@ class Ranking:
 
 
 def rank_clusters(
-    clusters: Sequence[Cluster], objective: str, solve: Callable[[Cluster], Plan]
+    clusters: Sequence[Cluster], objective: str, solve: Callable[[Cluster], Sequence[Plan]]
 ) -> Ranking:
-    """The clusters in order of their best plans; equal ones in the order given."""
+    """The clusters in order of their best plans; equal ones in the order given.
+
+    `solve` gives the best plan of a cluster, then others that may be as fast.
+    """
     if not clusters:
         raise PlanError("no cluster to search on; give at least one")
     found = []
     for cluster in clusters:
         try:
-            found.append(Ranked(cluster, solve(cluster)))
+            best, *others = solve(cluster)
+            found.append(Ranked(cluster, best, others=tuple(others)))
         except Infeasible as error:
             found.append(Ranked(cluster, None, str(error)))
     found.sort(key=lambda entry: _key(objective, entry))

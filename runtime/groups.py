@@ -47,6 +47,12 @@ class Groups:
         line = next(line for line in stage_lines(stage)[axis] if rank in line)
         return self.by_ranks[line] if len(line) > 1 else None
 
+    def close(self) -> None:
+        """Every rank calls it when nothing is under way."""
+        for group in (*self.by_ranks.values(), self.upward, self.downward):
+            if group is not None:
+                dist.destroy_process_group(group)
+
     def of(self, ranks: Line) -> dist.ProcessGroup | None:
         return self.by_ranks[ranks] if len(ranks) > 1 else None
 

@@ -88,7 +88,7 @@ def compile(
     if run_dir is not None:
         begin(Path(run_dir), plan, rank())
     if graph is None:
-        inputs = example_inputs if example_inputs is not None else _inputs_of(plan)
+        inputs = example_inputs if example_inputs is not None else inputs_of(plan)
         graph = trace(
             model, inputs, loss_fn, global_batch_size=plan.global_batch_size,
             kernels=plan.kernels,
@@ -107,7 +107,7 @@ def compile(
     return Job(plan, graph, parts, made, model, chosen, norm, hang_s, joined, residence, run_dir)
 
 
-def _inputs_of(plan: Plan) -> Batch:
+def inputs_of(plan: Plan) -> Batch:
     """A batch of zeros of the shapes that the plan was made for."""
     return as_batch(
         {i.name: torch.zeros(i.shape, dtype=getattr(torch, i.dtype)) for i in plan.model.inputs}

@@ -1,6 +1,7 @@
 """Joins the job's processes, on Gloo or NCCL."""
 
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -42,3 +43,21 @@ def join(world_size: int, device: torch.device, timeout_s: float) -> bool:
 
 def rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
+
+
+def from_first(value: Any) -> Any:
+    """Rank 0's value on every rank."""
+    if not dist.is_initialized():
+        return value
+    held = [value]
+    dist.broadcast_object_list(held)
+    return held[0]
+
+
+def of_all(value: Any) -> list[Any]:
+    """Every rank's value on every rank."""
+    if not dist.is_initialized():
+        return [value]
+    held: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(held, value)
+    return held

@@ -15,6 +15,7 @@ from benchmarks.fastest_run import read as read_runs
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.trace import trace
 from meshwright.ir.verify import verify
+from meshwright.planner.found import executed
 from meshwright.planner.problem import Problem, make_problem
 from tests.models import CASES
 from tests.spawn import run_ranks
@@ -38,9 +39,9 @@ def found(problem: Problem) -> list[Entrant]:
 
 
 def test_entrants_are_legal_and_distinct(problem: Problem, found: list[Entrant]) -> None:
-    assert [e.origin for e in found].count("chosen") == 1 and found[0].origin == "chosen"
-    assert {e.origin for e in found} == {"chosen", "rival", "fixed"}
-    assert len({e.name for e in found}) == len({e.executed for e in found}) == len(found)
+    assert [e.origin for e in found].count("search") == 1 and found[0].origin == "search"
+    assert {e.origin for e in found} == {"search", "finalist", "rival", "fixed"}
+    assert len({e.name for e in found}) == len({executed(e.plan) for e in found}) == len(found)
     for entrant in found:
         assert verify(entrant.plan, problem.graph, problem.cluster) == ()
         assert entrant.predicted_s > 0
@@ -55,7 +56,7 @@ def test_entrants_come_back_from_files(found: list[Entrant], tmp_path: Path) -> 
 
 def test_who_is_in_front(tmp_path: Path) -> None:
     assert in_front(RUNS) == [0, 1]
-    # The chosen plan is run again even if it was far behind.
+    # The kept plan is run again even if it was far behind.
     assert in_front([Ran(0, 0, (9.0,)), *RUNS[1:]]) == [0, 1]
     # What counts are final runs; of a plan that was left behind the heat.
     assert [measured_s(RUNS, n) for n in range(3)] == pytest.approx([1.01, 1.1, 1.5])
@@ -73,9 +74,12 @@ def test_the_report_tells_who_won(found: list[Entrant]) -> None:
     lost = Contest("vit", 4, tuple(found), tuple(swapped))
     assert lost.ratio == pytest.approx(1.1 / 1.01)
     unfinished = Contest("t5", 8, tuple(found), tuple(RUNS[:2]))
-    text = report([won, lost, unfinished], "a command")
-    assert "Within 5% of the fastest: 1 of 2." in text
-    assert "## vit on 4" in text and "## t5" not in text
+    # In the third contest the race has put another plan before that of the search.
+    raced = Contest("t5", 4, (found[1], found[0], *found[2:]), tuple(RUNS))
+    assert raced.ratio == 1.0 and raced.ratio_of(raced.searched) == pytest.approx(1.1 / 1.01)
+    text = report([won, lost, raced, unfinished], "a command")
+    assert "Within 5% of the fastest: 2 of 3 with a race" in text and "1 of 3 by search" in text
+    assert "## vit on 4" in text and "## t5 on 8" not in text
 
 
 def test_what_others_use_is_told_from_our_own() -> None:

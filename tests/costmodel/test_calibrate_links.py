@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from meshwright.costmodel.calibrate_links import fit_link, fit_links, rising
 from meshwright.costmodel.comm import collective_band, collective_time, group_levels, send_time
+from meshwright.costmodel.curves import curve
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.profile import CollectiveRecord, GroupShape, Machine, Profile, Timing
@@ -52,6 +53,18 @@ def straight(
 
 def profile(*records: CollectiveRecord) -> Profile:
     return Profile(machine=MACHINE, collectives=records)
+
+
+def test_one_size_says_nothing_about_larger_ones() -> None:
+    """A short profile may have the latency alone: large messages stay as dear as they were."""
+    link = Cluster.local(2).nodes[0].link
+    fitted = fit_link(link, [record("all_reduce", 2**10, 3e-3), record("send", 2**10, 1e-3)])
+    for name in ("all_reduce", "send"):
+        before, after = curve(link, name, 2), curve(fitted, name, 2)
+        assert after(2**10) == (3e-3 if name == "all_reduce" else 1e-3)
+        for nbytes in (2**20, 2**24, 2**28):
+            more = before(nbytes) - before(2**10)
+            assert after(nbytes) - after(2**10) == pytest.approx(more)
 
 
 def test_measured_times_come_back() -> None:

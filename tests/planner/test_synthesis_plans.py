@@ -11,6 +11,7 @@ from meshwright.ir.plan_io import dumps, loads
 from meshwright.ir.schedule import Work
 from meshwright.ir.trace import trace
 from meshwright.ir.verify import check
+from meshwright.planner import search
 from meshwright.planner.candidates import build_plan, uniform_choice
 from meshwright.planner.found import Found, pipelines
 from meshwright.planner.predict import excess_bytes
@@ -145,3 +146,29 @@ def test_pipelines_of_every_order_of_stages_are_kept_for_the_solver() -> None:
     assert [plan.schedule.name for plan in pipelines(found)] == [p.schedule.name for p in made]
     assert len(found.kinds) == 1
     assert found.pipelines[kind_of(made[0]), 2, True][0] == (0.0,)
+
+
+def test_slow_pipelines_of_which_little_is_known_do_not_go_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = problem(mlp(8), cluster(2))
+    found, possible = Found(), {}
+    for number, (now_s, least_s) in enumerate([(1.0, 0.9), (1.2, 0.8), (4.0, 0.5), (9.0, 0.2)]):
+        plan = piped_in_two(asked, number)
+        plan = replace(plan, predicted=replace(plan.predicted, step_s=now_s))
+        found.pipelines[str(number), 1, False] = (now_s,), 0, plan
+        possible[plan.num_microbatches] = least_s
+    tried: list[int] = []
+    monkeypatch.setattr(search, "possible_s", lambda _, plan: possible[plan.num_microbatches])
+    monkeypatch.setattr(
+        search, "synthesised", lambda _, plan, below_s: tried.append(plan.num_microbatches)
+    )
+    search._make_schedules(asked, found, float("inf"))
+    assert [list(possible).index(count) for count in tried] == [0, 1, 3]
+
+
+def piped_in_two(asked: Problem, number: int) -> Plan:
+    choice = uniform_choice(
+        asked, pp=2, cuts=(4,), num_microbatches=2**number, schedule="one_f_one_b"
+    )
+    return build_plan(asked, choice)

@@ -1,0 +1,128 @@
+"""`meshwright race`: runs plans that are predicted alike, and keeps the fastest."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from meshwright import heats
+from meshwright.heats import Heat
+from meshwright.ir import plan_io
+from meshwright.ir.plan import Plan
+from meshwright.ir.show import STYLE, seconds
+from meshwright.planner.why import name_of
+from meshwright.targets import load_target
+
+if TYPE_CHECKING:
+    from meshwright.racing import Race
+
+out, err = Console(), Console(stderr=True)
+
+
+def race_command(
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help="module:callable or hf:ConfigClass{json}")
+    ],
+    plan_files: Annotated[
+        list[Path], typer.Argument(metavar="PLAN...", help="what `search --finalists` wrote")
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="where the fastest goes; its journal is beside")
+    ] = Path("fastest.json"),
+    turns: Annotated[int, typer.Option(help="how often those in front run")] = 3,
+    steps: Annotated[int, typer.Option(help="steps of a run that count")] = 5,
+    warmup: Annotated[int, typer.Option(help="steps before them")] = 2,
+    data: Annotated[
+        str | None,
+        typer.Option(help="module:callable returning an iterable of global batches"),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print one JSON object instead of a table")
+    ] = False,
+) -> None:
+    """Run plans in turns and keep the fastest. Under torchrun, this process is one rank; otherwise
+    torchrun is started here, and again if a plan ends the job: the second time that plan is out.
+    """
+    from meshwright.launch import batches, torchrun  # torch is loaded only where it is needed
+    from meshwright.racing import check_plans, race
+
+    plans = [plan_io.load(path) for path in plan_files]
+    check_plans(plans)
+    journal = output.with_suffix(".race")
+    if "RANK" not in os.environ and plans[0].world_size > 1:
+        raise SystemExit(_start(plans, journal, torchrun))
+    found = load_target(target)
+    first = os.environ.get("RANK", "0") == "0"
+
+    def told(plan: Plan, heat: Heat) -> None:
+        if first and not as_json:
+            _tell(plan_files[heat.number], plan, heat)
+
+    over = race(
+        plans, found.model, batches=batches(plans[0], data), loss_fn=found.loss_fn,
+        example_inputs=found.example_inputs, turns=turns, steps=steps, warmup=warmup,
+        journal=journal, told=told,
+    )  # fmt: skip
+    if first:
+        plan_io.save(over.best, output)
+        _print(over, plan_files, output, as_json=as_json)
+
+
+def _start(plans: list[Plan], journal: Path, torchrun: Callable[..., int]) -> int:
+    """Starts the ranks, again while plans end the job; the exit code."""
+    while code := torchrun(plans[0].world_size, "meshwright", "--", *sys.argv[1:]):
+        standing = heats.load(journal, [plan.hash for plan in plans])
+        if standing.running is None:  # no plan's fault
+            return code
+        name = name_of(plans[standing.running])
+        again = standing.gone_on()
+        goes = "it is out" if standing.running in again.failed else "it gets another chance"
+        err.print(f"{name} ended the job (exit code {code}): {goes}", style="red", markup=False)
+    return 0
+
+
+def _tell(path: Path, plan: Plan, heat: Heat) -> None:
+    assert plan.predicted
+    measured, predicted = seconds(median(heat.steps_s)), seconds(plan.predicted.step_s)
+    err.print(
+        f"turn {heat.turn + 1}  {measured:>8}  (predicted {predicted})  {path}: {name_of(plan)}",
+        markup=False, highlight=False,
+    )  # fmt: skip
+
+
+def _print(over: "Race", files: list[Path], output: Path, *, as_json: bool) -> None:
+    rows = [_row(over, number) for number in over.standing.order]
+    out_of = [str(files[number]) for number in over.standing.failed]
+    if as_json:
+        print(json.dumps({"fastest": str(output), "plans": rows, "failed": out_of}, indent=2))
+        return
+    table = Table("plan", "file", title="The fastest of those that were run", **STYLE)
+    for name in ("predicted", "measured", "error", "runs"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row, number in zip(rows, over.standing.order, strict=True):
+        table.add_row(
+            row["plan"], str(files[number]), seconds(row["predicted_s"]),
+            seconds(row["measured_s"]), f"{row['error']:+.1%}", str(row["runs"]),
+        )  # fmt: skip
+    out.print(table)
+    for name in out_of:
+        out.print(f"{name} ended the job twice and is out", style="red", markup=False)
+    out.print(f"wrote {output} ({over.best.hash[:12]})")
+
+
+def _row(over: "Race", number: int) -> dict[str, Any]:
+    """The numbers of one plan."""
+    plan, measured_s = over.plans[number], over.step_s(number)
+    assert plan.predicted
+    return {
+        "plan": name_of(plan), "hash": plan.hash, "predicted_s": plan.predicted.step_s,
+        "measured_s": measured_s, "error": plan.predicted.step_s / measured_s - 1,
+        "runs": sum(heat.number == number for heat in over.standing.heats),
+    }  # fmt: skip
