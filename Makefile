@@ -17,8 +17,9 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install -q -c constraints.txt -e ".[dev]"
 	touch $(READY)
 
+# MINUTES=0 leaves the profiling out, MINUTES=5 measures more blocks.
 demo: $(READY)
-	$(BIN)/python -m meshwright.demo
+	$(BIN)/python -m meshwright.demo $(if $(MINUTES),--minutes $(MINUTES))
 
 # Executes the notebooks anew and keeps their outputs.
 notebooks: $(READY)

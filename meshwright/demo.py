@@ -1,17 +1,20 @@
 """`make demo`: search, run and check a GPT-2 on four local processes, against one process.
 
-The main process searches and prints the verdict; it starts itself again as the four ranks
-(`worker`) and as the single process (`single`), so that each has its own memory.
+The main process profiles, searches and prints the verdict; it starts itself again as the four
+ranks (`worker`) and as the single process (`single`), so that each has its own memory.
 """
 
+import argparse
 import logging
 import shutil
 import statistics
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from rich.console import Console
@@ -20,20 +23,36 @@ from rich.table import Table
 from meshwright.costmodel.measure import measure_local
 from meshwright.display import MIB, StepRecord, read_records, recording
 from meshwright.ir import measured, plan_io
+from meshwright.ir.cluster import Cluster
+from meshwright.ir.graph import Graph
 from meshwright.ir.plan import Plan
+from meshwright.ir.profile import Profile
 from meshwright.ir.show import render
+from meshwright.ir.trace import trace
 from meshwright.launch import torchrun, where
 from meshwright.planner.search import search
+from meshwright.profiling import profile
 from meshwright.runtime.job import compile as compile_job
 
 if TYPE_CHECKING:
     from torch import nn
 
 STEPS, BATCH, SEQUENCE, RANKS, LEARNING_RATE = 30, 8, 256, 4, 3e-4
+MINUTES = 1.0
+"""Of profiling: enough for the blocks that most plans are made of."""
 FOLDER = Path("demo-run")
 TEXT = Path(__file__).parent / "data" / "founding_texts.txt"
 TOLERANCE = 1e-3
 """Largest relative difference of a loss: float32 sums in another order, over 30 AdamW steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line asks for."""
+
+    role: Literal["main", "worker", "single"]
+    minutes: float
+    quiet: bool
 
 
 def build_model() -> "nn.Module":
@@ -61,13 +80,13 @@ def batches() -> Iterator[dict[str, torch.Tensor]]:
         yield {"input_ids": ids, "labels": ids}
 
 
-def worker() -> None:
+def worker(options: Options) -> int:
     """One rank of the parallel run."""
     plan = plan_io.load(FOLDER / "plan.json")
     job = compile_job(
         build_model(), plan, optimizer="adamw", lr=LEARNING_RATE, run_dir=FOLDER / "run"
     )
-    show = job.parts.rank == 0
+    show = job.parts.rank == 0 and not options.quiet
     title = f"{RANKS} processes ({where(job.device)})"
     with recording(title, STEPS, BATCH * SEQUENCE, show=show) as recorder:
         for batch in batches():
@@ -75,13 +94,15 @@ def worker() -> None:
             recorder.stop(float(job.step(batch)))
     recorder.write(FOLDER / f"parallel_rank{job.parts.rank}.jsonl")
     job.close()
+    return 0
 
 
-def single() -> None:
+def single(options: Options) -> int:
     """The same training in one process, in plain PyTorch."""
     model = build_model().train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
-    with recording("1 process", STEPS, BATCH * SEQUENCE, show=True) as recorder:
+    show = not options.quiet
+    with recording("1 process", STEPS, BATCH * SEQUENCE, show=show) as recorder:
         for batch in batches():
             recorder.start()
             loss = model(**batch).loss
@@ -90,6 +111,32 @@ def single() -> None:
             optimizer.zero_grad()
             recorder.stop(loss.item())
     recorder.write(FOLDER / "single.jsonl")
+    return 0
+
+
+def measure_model(
+    graph: Graph, cluster: Cluster, options: Options, console: Console
+) -> Profile | None:
+    """The model's own blocks on this machine, as far as the time goes; None if there is none.
+
+    What the machine does with products and copies in general, `measure_local` knows in seconds;
+    what it does with these blocks is not their sum. Measured anew each time, since predictions are
+    of how fast the machine is now.
+    """
+    if options.minutes <= 0:
+        return None
+    path = FOLDER / "profile.db"
+    path.unlink(missing_ok=True)
+    with warnings.catch_warnings(record=True) as left_out:
+        found = profile(
+            graph, cluster, precision="fp32", optimizer="adamw", minutes=options.minutes,
+            path=path, progress=not options.quiet,
+        )  # fmt: skip
+    counts = f"{len(found.blocks)} blocks, {len(found.collectives)} collectives"
+    console.print(f"wrote {path}: {counts}")
+    for note in left_out:
+        console.print(f"note: {note.message}", style="dim")
+    return found
 
 
 def verdict(plan: Plan, console: Console) -> bool:
@@ -119,7 +166,11 @@ def verdict(plan: Plan, console: Console) -> bool:
 
 def _predictions(plan: Plan, parallel: list[StepRecord], alone: list[StepRecord]) -> Table:
     assert plan.predicted
-    table = Table("", "predicted", "measured", "error", title="Predicted against measured")
+    table = Table(
+        "", "predicted", "measured", "error", title="Predicted against measured",
+        caption="One process computes on all cores with threads; processes that share these cores "
+        "add messages and no arithmetic, so 1x is the most to hope for here.",
+    )  # fmt: skip
     step_s = statistics.median(record.step_s for record in parallel[2:])
     predicted_s = plan.predicted.step_s
     table.add_row(
@@ -143,44 +194,62 @@ def _predictions(plan: Plan, parallel: list[StepRecord], alone: list[StepRecord]
     return table
 
 
-def main() -> int:
-    """Search, run both ways, compare."""
+def main(options: Options) -> int:
+    """Profile, search, run both ways, compare."""
     console = Console()
     FOLDER.mkdir(exist_ok=True)
-    console.rule("1. measure this machine and search")
+    console.rule("1. measure this machine, profile the model on it, and search")
     cluster = measure_local(RANKS)
+    graph = trace(build_model(), next(batches()), global_batch_size=BATCH)
     plan = search(
-        build_model(), cluster, global_batch_size=BATCH, precision="fp32", optimizer="adamw",
-        example_inputs=next(batches()),
+        graph, cluster, precision="fp32", optimizer="adamw", progress=not options.quiet,
+        profile=measure_model(graph, cluster, options, console),
     )  # fmt: skip
     plan_io.save(plan, FOLDER / "plan.json")
     console.print(render(plan))
-    write_stage_sources(plan)
+    write_stage_sources(graph, plan)
     console.print(f"wrote {FOLDER}/plan.json and {FOLDER}/stages/*.py")
     shutil.rmtree(FOLDER / "run", ignore_errors=True)
+    quiet = ["--quiet"] * options.quiet
     console.rule(f"2. train {STEPS} steps on {RANKS} processes under torchrun")
-    if code := torchrun(RANKS, "meshwright.demo", "worker"):
+    if code := torchrun(RANKS, "meshwright.demo", "worker", *quiet):
         console.print(f"FAIL: the parallel run ended with exit code {code}", style="bold red")
         return 1
     console.rule(f"3. train the same {STEPS} steps in one process")
-    if code := subprocess.run([sys.executable, "-m", "meshwright.demo", "single"]).returncode:
+    command = [sys.executable, "-m", "meshwright.demo", "single", *quiet]
+    if code := subprocess.run(command).returncode:
         console.print(f"FAIL: the single process ended with exit code {code}", style="bold red")
         return 1
     console.rule("4. verdict")
     return 0 if verdict(plan, console) else 1
 
 
-def write_stage_sources(plan: Plan) -> None:
+def write_stage_sources(graph: Graph, plan: Plan) -> None:
     """The generated stage modules, for review."""
     from meshwright.codegen.emit import write_sources
     from meshwright.codegen.lower import lower
-    from meshwright.ir.trace import trace
 
-    graph = trace(build_model(), next(batches()), global_batch_size=BATCH)
     programs = [p for stage in plan.stages for p in lower(graph, plan, stage.devices[0])]
     write_sources(programs, FOLDER / "stages")
 
 
+def parse(arguments: list[str]) -> Options:
+    """Exits with 2 if they are none of ours."""
+    parser = argparse.ArgumentParser("python -m meshwright.demo", description=__doc__)
+    parser.add_argument(
+        "role", nargs="?", choices=("main", "worker", "single"), default="main",
+        help="the demo itself, or what it starts",
+    )  # fmt: skip
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=MINUTES,
+        help="of profiling the model (%(default)g); 0: none",
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    return Options(**vars(parser.parse_args(arguments)))
+
+
 if __name__ == "__main__":
-    role = sys.argv[1] if len(sys.argv) > 1 else "main"
-    raise SystemExit({"main": main, "worker": worker, "single": single}[role]() or 0)
+    asked = parse(sys.argv[1:])
+    raise SystemExit({"main": main, "worker": worker, "single": single}[asked.role](asked))
