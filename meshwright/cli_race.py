@@ -36,9 +36,9 @@ def race_command(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="where the fastest goes; its journal is beside")
     ] = Path("fastest.json"),
-    turns: Annotated[int, typer.Option(help="how often those in front run")] = 3,
-    steps: Annotated[int, typer.Option(help="steps of a run that count")] = 5,
-    warmup: Annotated[int, typer.Option(help="steps before them")] = 2,
+    turns: Annotated[int, typer.Option(min=1, help="how often those in front run")] = 3,
+    steps: Annotated[int, typer.Option(min=1, help="steps of a run that count")] = 5,
+    warmup: Annotated[int, typer.Option(min=0, help="steps before them")] = 2,
     data: Annotated[
         str | None,
         typer.Option(help="module:callable returning an iterable of global batches"),
@@ -77,8 +77,10 @@ def race_command(
 
 def _start(plans: list[Plan], journal: Path, torchrun: Callable[..., int]) -> int:
     """Starts the ranks, again while plans end the job; the exit code."""
+    hashes = [plan.hash for plan in plans]
+    heats.load(journal, hashes)  # what is wrong with it is said before there are ranks
     while code := torchrun(plans[0].world_size, "meshwright", "--", *sys.argv[1:]):
-        standing = heats.load(journal, [plan.hash for plan in plans])
+        standing = heats.load(journal, hashes)
         if standing.running is None:  # no plan's fault
             return code
         name = name_of(plans[standing.running])

@@ -202,6 +202,10 @@ def test_the_command_starts_again_without_a_plan_that_ends_the_job(
     assert started == [2, 2, 2] and heats.load(path, hashes).failed == (1,)
     said = " ".join(capsys.readouterr().err.split())
     assert "another chance" in said and "it is out" in said
+    # Another race's journal is refused before there are ranks.
+    with pytest.raises(PlanError, match="is of a race of"):
+        _start(list(plans[:2]), path, torchrun)
+    assert len(started) == 3
     # What is no plan's fault is told by the ranks, once.
     path.unlink()
     assert _start(list(plans), path, lambda *_: 4) == 4
