@@ -30,7 +30,7 @@ FIXED = {
 """By processes: a plan of every kind, cut evenly."""
 FINALISTS = 4
 """Plans that the search asks to be raced, its best one among them."""
-BEST, OF_KIND = 1, 3
+BEST, OF_KIND = 1, 2
 """How many rivals come from the search: the next best, and the best of other kinds."""
 TIME_LIMIT_S = 600.0
 

@@ -20,7 +20,7 @@ FINAL = Effort(warmup=2, steps=5, tracked=False)
 """Of the first run of every plan, and of those that follow."""
 CLOSE = 1.1
 """In front is who is within this factor of the best of the heat."""
-TURNS, MOST = 3, 7
+TURNS, MOST = 3, 5
 """Final runs of a plan: so many at least and at most."""
 BAR = 1.05
 """The kept plan may take so much longer than the fastest."""
