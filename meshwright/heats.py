@@ -7,7 +7,6 @@ runs once; those in front run again, in turns, so that a machine that slows down
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 from typing import Annotated, Self
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_validator
@@ -15,8 +14,8 @@ from pydantic.dataclasses import dataclass
 
 from meshwright.ir.errors import PlanError
 
-IN_FRONT = 1.1
-"""Plans within this factor of the shortest step run on."""
+IN_FRONT = (1.3, 1.1)
+"""After one turn and after more of them plans within this factor of the shortest step run on."""
 
 
 _strict = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -58,9 +57,12 @@ class Standing:
         return tuple(n for n in range(len(self.plans)) if self.ended.count(n) > 1)
 
     def step_s(self, number: int) -> float | None:
-        """The median over all steps of a plan; None before its first run."""
-        steps = [s for heat in self.heats if heat.number == number for s in heat.steps_s]
-        return median(steps) if steps else None
+        """A plan's step: a quarter of all that it took were shorter. None before its first run.
+
+        What disturbs a machine makes steps longer, never shorter, often for a whole run.
+        """
+        steps = sorted(s for heat in self.heats if heat.number == number for s in heat.steps_s)
+        return steps[(len(steps) - 1) // 4] if steps else None
 
     def field(self, turn: int) -> tuple[int, ...]:
         """Who runs in a turn: in the first all, then those in front by the turns before."""
@@ -69,7 +71,8 @@ class Standing:
             return tuple(alive)
         before = replace(self, heats=tuple(heat for heat in self.heats if heat.turn < turn))
         known = {number: step for number in alive if (step := before.step_s(number)) is not None}
-        limit_s = IN_FRONT * min(known.values(), default=0.0)
+        factor = IN_FRONT[min(turn, len(IN_FRONT)) - 1]
+        limit_s = factor * min(known.values(), default=0.0)
         return tuple(number for number in known if known[number] <= limit_s)
 
     def next_up(self, turns: int) -> tuple[int, int] | None:
