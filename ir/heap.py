@@ -2,6 +2,7 @@
 
 import ctypes
 import sys
+from typing import Any
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 _NEVER = 2**31 - 1
@@ -13,11 +14,20 @@ def keep_freed_memory() -> bool:
     By default large tensors go back to the kernel when they are freed, and the pages of the next
     ones are faulted in and zeroed: 5-15 % of a step on CPUs, and most of its noise.
     """
-    if not sys.platform.startswith("linux"):
-        return False
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except AttributeError:  # another C library
-        return False
-    kept = mallopt(_M_MMAP_MAX, 0) and mallopt(_M_TRIM_THRESHOLD, _NEVER)
-    return bool(kept)
+    mallopt = _of_glibc("mallopt")
+    return bool(mallopt and mallopt(_M_MMAP_MAX, 0) and mallopt(_M_TRIM_THRESHOLD, _NEVER))
+
+
+def give_back_freed_memory() -> bool:
+    """Gives what is free now back to the kernel, once; False where there is no glibc.
+
+    For the end of something large that will not come again: making a job takes whole parameters
+    where training has parts of them.
+    """
+    trim = _of_glibc("malloc_trim")
+    return bool(trim and trim(0))
+
+
+def _of_glibc(name: str) -> Any:
+    """A function; None on another system or with another C library."""
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform.startswith("linux") else None

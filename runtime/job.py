@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from meshwright.codegen.lower import lower
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Graph
+from meshwright.ir.heap import give_back_freed_memory
 from meshwright.ir.measured import Measured, StepKind, TensorMemory
 from meshwright.ir.placed import used
 from meshwright.ir.plan import Plan
@@ -104,6 +105,8 @@ def compile(
     if isinstance(made, Stepped):
         made.write_over(stage.sync for stage in parts.stages.values())
     norm = plan.max_grad_norm if max_grad_norm is None else max_grad_norm
+    if chosen.type == "cpu":
+        give_back_freed_memory()
     return Job(plan, graph, parts, made, model, chosen, norm, hang_s, joined, residence, run_dir)
 
 
