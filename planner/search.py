@@ -4,55 +4,44 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.errors import Infeasible, PlanError
-from meshwright.ir.fusions import PLACED
 from meshwright.ir.graph import Graph
-from meshwright.ir.placed import used
-from meshwright.ir.plan import Evidence, Improvement, Plan
-from meshwright.ir.plan_io import rehash
+from meshwright.ir.plan import Improvement, Plan
 from meshwright.ir.profile import Profile
 from meshwright.ir.profile_store import load_profile
 from meshwright.ir.trace import trace
 from meshwright.ir.verify import check
-from meshwright.planner.across.bound import lower_bound
 from meshwright.planner.collecting import rare_collections
+from meshwright.planner.evidence import with_any_schedule, with_evidence
 from meshwright.planner.finish import BEST, CLOSE, finished
-from meshwright.planner.finishing.overlap import overlaps
 from meshwright.planner.found import Found as Found
 from meshwright.planner.found import close_to, pipelines, with_reason
 from meshwright.planner.found import simplest as simplest
 from meshwright.planner.infeasible import explain
 from meshwright.planner.kernels import AUTO, asked_kernels, worth
 from meshwright.planner.largest_batch import largest_batch
-from meshwright.planner.notes import filled
 from meshwright.planner.objectives import bounds_batch, rating
 from meshwright.planner.offers import Offer, check_logs, find_searcher, is_baseline
 from meshwright.planner.pins.constraints import (
     Constraint,
-    Pin,
-    allowed,
     broken,
-    freed,
     pinned,
 )
-from meshwright.planner.predict import excess_bytes, in_detail
+from meshwright.planner.predict import excess_bytes
 from meshwright.planner.problem import Problem, make_problem
 from meshwright.planner.progress import Progress
 from meshwright.planner.ranking import Ranking, rank_clusters
-from meshwright.planner.schedule_tools import MADE, SCHEDULES, recomputes_early
 from meshwright.planner.searchers.exhaustive import count
 from meshwright.planner.synthesis.choose import asked_for, possible_s, synthesised
-from meshwright.planner.why import alternative, kind_of, name_of
+from meshwright.planner.why import name_of
 
 SMALL = 1000
 """Choices up to which `auto` tries them all."""
-ALTERNATIVES = 6
 FINALISTS = 5
 """Plans that are worth running if the fastest is wanted, the best one among them."""
 PROMISING, PIPELINES = 16, 3
@@ -242,7 +231,7 @@ def search_finalists(
     progress: bool = False,
 ) -> tuple[Plan, ...]:
     """The best plan, then up to `most - 1` that are predicted to take little more, best first."""
-    free = _with_any_schedule(problem)
+    free = with_any_schedule(problem)
     name = _searcher(free, searcher)
     check_logs(problem, name)
     deadline = time.monotonic() + time_limit_s
@@ -266,7 +255,9 @@ def search_finalists(
             lambda relaxed: run(relaxed, find_searcher(_searcher(relaxed, searcher))(relaxed)),
         )
     best = _finish(problem, found, name)
-    others = (_complete(problem, p, replace(found, best=p), name) for p in close_to(best, found))
+    others = (
+        with_evidence(problem, p, replace(found, best=p), name) for p in close_to(best, found)
+    )
     return (best, *islice(others, most - 1))
 
 
@@ -345,14 +336,6 @@ def _improvement(plan: Plan, found: Found) -> Improvement:
     )  # fmt: skip
 
 
-def _with_any_schedule(problem: Problem) -> Problem:
-    """The problem; where schedules shall be made, that of finding pipelines to make them for."""
-    if allowed(problem.constraints, "schedule", SCHEDULES):
-        return problem
-    pipelines = freed(problem.constraints, "schedule", Pin("pp", 2, ">="))
-    return replace(problem, constraints=pipelines)
-
-
 def _all_made(problem: Problem, found: Found, deadline: float) -> Found:
     """The best pipelines with schedules made for them, and nothing else."""
     made = replace(found, best=None, value=(), exhausted=False, least_excess=None)
@@ -405,55 +388,4 @@ def _value(problem: Problem, plan: Plan) -> tuple[float, ...]:
 
 
 def _finish(problem: Problem, found: Found, searcher: str) -> Plan:
-    return _complete(problem, with_reason(simplest(problem, found), found), found, searcher)
-
-
-def _complete(problem: Problem, best: Plan, found: Found, searcher: str) -> Plan:
-    """The plan with its evidence, versions and hash."""
-    best = replace(best, notes=(*best.notes, *filled(problem, best)))
-    assert best.predicted
-    bound = _bound_s(problem, found)
-    others = [entry for entry in found.kinds.values() if kind_of(entry[2]) != kind_of(best)]
-    others.sort(key=lambda entry: (entry[1] > 0, *entry[0]))
-    evidence = Evidence(
-        searcher=searcher,
-        seed=problem.seed,
-        candidates=found.candidates,
-        infeasible=found.infeasible,
-        exhausted=found.exhausted,
-        pruned={reason: n for reason, n in sorted(found.pruned.items()) if n},
-        bound_s=bound,
-        gap=float(f"{best.predicted.step_s / bound - 1:.6g}") if bound else 0.0,
-        alternatives=tuple(alternative(p, best, extra) for _, extra, p in others[:ALTERNATIVES]),
-        improved=tuple(found.improved),
-    )
-    return rehash(replace(in_detail(problem, best), evidence=evidence, versions=_versions()))
-
-
-def _bound_s(problem: Problem, found: Found) -> float:
-    """What no plan can beat: by the relaxation, or because nothing better is left open."""
-    free = _with_any_schedule(problem)
-    bound_s = lower_bound(free) if found.bound_s is None else found.bound_s
-    if found.best and found.best.schedule.name == MADE:
-        return float(f"{bound_s:.6g}")  # what was gone through are the schedules of files
-    if found.best and found.best.schedule.name in SCHEDULES:
-        if recomputes_early(found.best.schedule.name):
-            # It keeps one micro-batch of a stage that may recompute all others.
-            return float(f"{bound_s * (1 - 1 / found.best.num_microbatches):.6g}")
-    beside = found.best and (overlaps(found.best) or used(found.best) & set(PLACED))
-    if found.best and found.best.predicted and beside:
-        return float(f"{min(bound_s, found.best.predicted.step_s):.6g}")
-    if found.open_s is not None and found.open_s > bound_s:
-        bound_s = max(bound_s, min(found.open_s, found.least_s))
-    return float(f"{bound_s:.6g}")
-
-
-def _versions() -> dict[str, str]:
-    """Of the installed packages that a plan depends on; run from a checkout, ours has none."""
-    found = {}
-    for name in ("meshwright", "torch"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+    return with_evidence(problem, with_reason(simplest(problem, found), found), found, searcher)

