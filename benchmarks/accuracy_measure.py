@@ -1,9 +1,10 @@
 """Runs one plan on forked ranks: seconds of its steps, where they go, and peak memory.
 
 A rank is a process forked from one that has imported torch and traced the models but never trained.
-Its base is what is resident once it has the user's model, its process group and has taken a tiny
-training step; its resident peak is the kernel's high-water mark (VmHWM) since the job was made.
-Both count pages that it shares with its parent, so their difference is what the job adds.
+Its base is what is resident once it has the user's model, its process group, has taken a tiny
+training step and holds the fixed work below; its resident peak is the kernel's high-water mark
+(VmHWM) since the job was made. Both count pages that it shares with its parent, so their difference
+is what the job adds.
 
 Strangers on the host slow a machine by a tenth or a half, now and then for seconds. So fixed work
 is timed before and after each step, and the step is told in seconds of the machine at its usual
@@ -29,6 +30,7 @@ from benchmarks.accuracy_data import KINDS, Measured
 from benchmarks.accuracy_models import Subject
 from benchmarks.disturbance import FixedWork, mark, others_share
 from meshwright.ir.graph import Graph
+from meshwright.ir.heap import give_back_freed_memory
 from meshwright.ir.plan import Plan
 from meshwright.ir.schedule import FORWARDS, Action
 from meshwright.runtime.job import compile as compile_job
@@ -68,8 +70,10 @@ def base_bytes(subject: Subject, ranks: int) -> int:
 def _base(subject: Subject) -> int:
     model = subject.model()
     _touch()
+    work = FixedWork()
+    give_back_freed_memory()  # as a job does once it is made
     resident = resident_bytes()
-    del model  # not before
+    del model, work  # not before
     return resident
 
 

@@ -4,7 +4,10 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import nn
 
+from benchmarks import accuracy_measure
 from benchmarks.accuracy_data import (
     KINDS,
     Measured,
@@ -13,8 +16,8 @@ from benchmarks.accuracy_data import (
     read_predicted,
     write,
 )
-from benchmarks.accuracy_measure import by_kind
-from benchmarks.accuracy_models import SUBJECTS
+from benchmarks.accuracy_measure import base_bytes, by_kind
+from benchmarks.accuracy_models import SUBJECTS, Subject
 from benchmarks.accuracy_plans import (
     ALWAYS,
     FOUR,
@@ -102,6 +105,20 @@ def test_steps_are_told_at_the_pace_in_the_middle_of_a_models_runs():
     (row,) = rows_of([expected("a", 1.5)], told[:1])
     assert row.step_error == pytest.approx(1.5 / 0.9 - 1)
     assert row.clock_error == pytest.approx(1.5 / 1.2 - 1)
+
+
+def test_what_the_measuring_itself_holds_is_in_the_base(monkeypatch):
+    """A run holds the fixed work too, which times the machine: no job has added it."""
+    subject = Subject("tiny", lambda: nn.Linear(4, 4), lambda size, _: (torch.ones(size, 4),), 2)
+
+    class Work:
+        def __init__(self) -> None:
+            self.held = torch.ones(16 * MIB)  # 64 MiB
+            torch.ones(8 * MIB)  # freed at once
+
+    without = base_bytes(subject, 1)
+    monkeypatch.setattr(accuracy_measure, "FixedWork", Work)
+    assert base_bytes(subject, 1) - without == pytest.approx(64 * MIB, abs=24 * MIB)
 
 
 def test_runs_of_another_plan_do_not_count():
