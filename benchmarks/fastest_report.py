@@ -79,7 +79,7 @@ def report(contests: Sequence[Contest], command: str) -> str:
         "predictions were written before the first of them ran. The race (`meshwright race`) ran "
         f"the best plan and up to {FINALISTS - 1} predicted within {NEAR:.0%} of it and kept the "
         "fastest; its runs count nowhere below. Times are medians of the slowest "
-        "rank's steps; plans within 10 % of the best of a first round were run "
+        "rank's steps; plans within 10 % of the best were run "
         f"{TURNS} to {MOST} times more, in turns, each until it was {SURE:g} standard errors from "
         "the bar whether the kept plan is within it; noise is by how much runs of a plan differ. "
         "Fixed work was timed before and after each step, and what it took longer than at the "

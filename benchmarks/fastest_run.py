@@ -3,7 +3,8 @@ until it is known whether the one kept is within the bar of each of them."""
 
 import json
 import random
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import hypot
 from pathlib import Path
@@ -19,7 +20,7 @@ HEAT = Effort(warmup=2, steps=2, tracked=False)
 FINAL = Effort(warmup=2, steps=5, tracked=False)
 """Of the first run of every plan, and of those that follow."""
 CLOSE = 1.1
-"""In front is who is within this factor of the best of the heat."""
+"""In front is who is within this factor of the best."""
 TURNS, MOST = 3, 5
 """Final runs of a plan: so many at least and at most."""
 BAR = 1.05
@@ -48,10 +49,8 @@ def run_contest(
     path = folder / "runs.json"
     found = read(path)
     usual_s = _usual_s(folder / "pace.txt")
-    for turn in range(1 + MOST):
-        numbers = list(range(len(entrants))) if turn == 0 else in_front(found)
-        if turn > TURNS and not (numbers := undecided(found)):
-            break
+    turn, numbers = 0, list(range(len(entrants)))
+    while numbers:
         random.Random(ORDER_SEED + turn).shuffle(numbers)
         for number in numbers:
             if any((ran.number, ran.turn) == (number, turn) for ran in found):
@@ -67,6 +66,8 @@ def run_contest(
             found.append(Ran(number, turn, steps))
             path.write_text(json.dumps([asdict(ran) for ran in found]))
             _tell(turn, entrants[number], median(steps))
+        turn += 1
+        numbers = next_up([ran for ran in found if ran.turn < turn])
     return found
 
 
@@ -91,11 +92,22 @@ def read(path: Path) -> list[Ran]:
     return [Ran(r["number"], r["turn"], tuple(r["steps_s"])) for r in json.loads(path.read_text())]
 
 
-def in_front(found: Iterable[Ran]) -> list[int]:
-    """The kept plan, the first, and those close to the best of the heat."""
-    heat = {ran.number: median(ran.steps_s) for ran in found if ran.turn == 0}
-    limit_s = CLOSE * min(heat.values())
-    return sorted({0, *(number for number, seconds in heat.items() if seconds <= limit_s)})
+def next_up(found: Sequence[Ran]) -> list[int]:
+    """Who runs in the next turn: those in front that have too few final runs, then those that may
+    be beyond the bar, each beside the kept plan; none once all is known."""
+    runs = Counter(ran.number for ran in found if ran.turn)
+    numbers = [number for number in in_front(found) if runs[number] < TURNS]
+    if not numbers:
+        numbers = [number for number in undecided(found) if number and runs[number] < MOST]
+    return sorted({0, *numbers}) if numbers else []
+
+
+def in_front(found: Sequence[Ran]) -> list[int]:
+    """The kept plan, the first, and those close to the best, by all that is known of them: the one
+    short run of the heat may have been off, the best one's too."""
+    known = {number: measured_s(found, number) for number in {ran.number for ran in found}}
+    limit_s = CLOSE * min(known.values())
+    return sorted({0, *(number for number, seconds in known.items() if seconds <= limit_s)})
 
 
 def measured_s(found: Sequence[Ran], number: int) -> float:
@@ -108,7 +120,7 @@ def measured_s(found: Sequence[Ran], number: int) -> float:
 def undecided(found: Sequence[Ran]) -> list[int]:
     """The kept plan and the rivals of which it is not known whether it is within the bar of them;
     none once one is known to be faster by more, or all are known not to be."""
-    rivals = sorted({ran.number for ran in found if ran.turn} - {0})
+    rivals = sorted(set(in_front(found)) - {0})
     margins = {number: _margin(found, number) for number in rivals}
     left = [number for number in rivals if abs(margins[number]) < SURE]
     return [0, *left] if left and max(margins.values()) < SURE else []

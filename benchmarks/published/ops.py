@@ -42,6 +42,8 @@ class Piece:
     """Of its kernels over the cost model's."""
     core_bytes: int = 0
     """Of `saved_bytes`, what is dropped when the core is recomputed."""
+    weight_dtype: str = ""
+    """In which the product that makes the weight's gradient runs, if not in the op's."""
 
     def sending(self, *messages: Message | None) -> "Piece":
         return replace(self, messages=self.messages + tuple(m for m in messages if m))

@@ -27,6 +27,8 @@ class Site:
     half: str = "bfloat16"
     rowwise: bool = False
     """Float8 scales per row instead of per tensor."""
+    exact_weight_gradients: bool = False
+    """The products that make them run in half precision."""
 
     @property
     def float8(self) -> bool:

@@ -39,6 +39,7 @@ def site_of(row: Row, recipe: Recipe) -> Site:
         shape=shape, system=recipe.system, mbs=row.mbs, seq=row.seq, tp=p.tp, cp=p.cp, ep=p.ep,
         sp=sp and p.tp > 1, async_tp=p.async_tp and recipe.system.tp_overlap != "nanotron",
         dtype=recipe.dtype, half=recipe.half, rowwise="rowwise" in row.precision,
+        exact_weight_gradients="gw_hp" in row.precision,
     )  # fmt: skip
 
 

@@ -94,7 +94,7 @@ def cost(pieces: Iterable[Piece], ground: Ground) -> Cost:
 
 
 def _piece(piece: Piece, ground: Ground) -> Cost:
-    time = _cut(piece, timed(piece.op, ground.device.name), ground)
+    time = _cut(piece, _alone(piece, ground.device.name), ground)
     slower = _slower(piece, ground.device.name) * piece.slowdown
     least = _odd_s(piece, ground.device.name)
     forward = max(time.forward_s * slower, least)
@@ -121,6 +121,14 @@ def _piece(piece: Piece, ground: Ground) -> Cost:
         piece.saved_bytes,
         _transient(piece),
     )
+
+
+def _alone(piece: Piece, device: str) -> OpTime:
+    time = timed(piece.op, device)
+    if not piece.weight_dtype:
+        return time
+    other = timed(piece.op._replace(dtype=piece.weight_dtype), device)
+    return replace(time, backward_weight_s=other.backward_weight_s)
 
 
 def _cut(piece: Piece, time: OpTime, ground: Ground) -> OpTime:

@@ -10,7 +10,7 @@ from benchmarks.accuracy_measure import paces_of_steps
 from benchmarks.disturbance import FixedWork, Mark, mark, others_share, pace_s
 from benchmarks.fastest_plans import Entrant, entrants, read, write
 from benchmarks.fastest_report import Contest, report
-from benchmarks.fastest_run import Ran, in_front, measured_s, noise, undecided
+from benchmarks.fastest_run import Ran, in_front, measured_s, next_up, noise, undecided
 from benchmarks.fastest_run import read as read_runs
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.trace import trace
@@ -108,6 +108,20 @@ def test_a_rival_is_run_until_it_is_known_whether_the_chosen_plan_is_within_the_
     assert undecided([*chosen, *wide, *near, *slower]) == []  # it cannot be much faster
     assert undecided([*chosen, *as_the_bar, *near]) == [0, 5]
     assert undecided([*chosen, *as_the_bar, *faster]) == []  # lost already
+
+
+def test_a_heat_that_was_off_hides_no_rival() -> None:
+    """One run of the kept plan took half its usual time: it alone seems to be in front."""
+    heat = [Ran(0, 0, (0.5,)), Ran(1, 0, (0.95,)), Ran(2, 0, (1.2,))]
+    assert next_up(heat) == [0]
+    assert next_up([*heat, *finals(0, 1.0)]) == [0, 1]
+    assert next_up([*heat, *finals(0, 1.0, 1.01, 1.02), *finals(1, 0.97, 0.98)]) == [0, 1]
+    # Three of each: what is left is to know whether the kept plan is within the bar.
+    decided = [*heat, *finals(0, 1.0, 1.01, 1.02), *finals(1, 1.0, 1.01, 1.02)]
+    assert next_up(decided) == []
+    at_the_bar = [*heat, *finals(0, 1.0, 1.01, 1.02), *finals(1, 0.96, 0.97, 0.98)]
+    assert next_up(at_the_bar) == [0, 1]
+    assert next_up([*at_the_bar[:-3], *finals(1, 0.96, 0.97, 0.98, 0.96, 0.97)]) == []
 
 
 def test_steps_are_told_at_the_usual_pace() -> None:
