@@ -19,7 +19,7 @@ _ENGINEERING = "stas00/ml-engineering (744d01e)"
 def _link(name: str, gb_s: float, latency_us: float, **rest: Any) -> Link:
     """`p2p_gb_s`: what one message reaches, where that is known apart from the data sheet."""
     rate = rest.pop("p2p_gb_s", None)
-    curves = CURVES.get(name, ())
+    curves = (*CURVES.get(name, ()), *rest.pop("curves", ()))
     if rate is not None:
         first, nbytes = latency_us * 1e-6, 2.0**30
         points = ((0.0, first), (nbytes, first + nbytes / (rate * 1e9)))
@@ -37,8 +37,22 @@ def _link(name: str, gb_s: float, latency_us: float, **rest: Any) -> Link:
 # NCCL's kernels take multiprocessors and memory bandwidth from computation: measured on A100.
 _BESIDE: Mapping[str, Any] = {"overlap_compute_slowdown": 1.13}
 
-# NVLink and PCIe. `fit_error`: median error of the half that the fit has not seen. Latencies of
-# messages are assumptions.
+
+def _mesh(wire_gb_s: float, devices: int, launch_us: float) -> tuple[Curve, ...]:
+    """Each two devices have a wire of their own, so that a group of few reaches a part of the whole
+    rate: two of eight a seventh."""
+    found = []
+    for size in range(2, devices + 1):
+        of_value = {"all_gather": 1 / size, "all_reduce": 2 / size, "all_to_all": 1 / size**2}
+        for operation, share in of_value.items():
+            first, nbytes = launch_us * 1e-6, 2.0**30
+            points = ((0.0, first), (nbytes, first + share * nbytes / (wire_gb_s * 1e9)))
+            found.append(Curve(operation=operation, size=size, points=points))
+    return tuple(found)
+
+
+# NVLink, AMD's mesh and PCIe. `fit_error`: median error of the half that the fit has not seen.
+# Latencies of messages are assumptions.
 _INSIDE = (
     _link("nvlink2", 150, 8, efficiency=0.89, launch_s=2e-5, step_s=2e-6, source="fitted",
           fit_error=0.1, **_BESIDE,
@@ -58,6 +72,10 @@ _INSIDE = (
     _link("nvlink5-nvl72", 900, 6, efficiency=0.8, launch_s=8e-6, step_s=1.25e-6,
           source="fitted", p2p_gb_s=746, fit_error=0.03, **_BESIDE,
           reference=f"{_NCCL} (GB200, 2 and 4 GPUs); messages: {_ENGINEERING}; overlap as A100"),
+    _link("xgmi-mi300x", 7 * 48, 8, p2p_gb_s=48, launch_s=1e-5, step_s=1e-6, **_BESIDE,
+          curves=_mesh(48, 8, 11),
+          reference="7 wires of 64 GB/s, 48 after protocol and checks: ROCm blog (2 March 2025), "
+                    "ROCm/rccl issue 1210; latencies assumptions; overlap as on A100"),
     _link("pcie3", 15.8, 12, efficiency=0.5, launch_s=1e-5, step_s=4e-6,
           reference="data sheet; efficiency an assumption: copies go through the host"),
     _link("pcie4", 31, 12, efficiency=0.5, launch_s=1e-5, step_s=4e-6,

@@ -37,7 +37,7 @@ MACHINES = {
     "l4": ("pcie4", "ethernet-100g"),
     "l40s": ("pcie4", "ethernet-100g"),
     "a10": ("pcie4", "ethernet-100g"),
-    "mi300x": ("nvlink4", "infiniband-ndr"),
+    "mi300x": ("xgmi-mi300x", "infiniband-ndr"),
     "rtx-a6000": ("pcie4", "ethernet-25g"),
     "rtx3090": ("pcie4", "ethernet-25g"),
     "rtx4090": ("pcie4", "ethernet-25g"),
