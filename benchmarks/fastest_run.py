@@ -21,7 +21,7 @@ FINAL = Effort(warmup=2, steps=5, tracked=False)
 """Of the first run of every plan, and of those that follow."""
 CLOSE = 1.1
 """In front is who is within this factor of the best."""
-TURNS, MOST = 3, 5
+TURNS, MOST = 3, 9
 """Final runs of a plan: so many at least and at most."""
 BAR = 1.05
 """The kept plan may take so much longer than the fastest."""
