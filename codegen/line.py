@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.ir import torch_private
+from meshwright.ir.direct import Work
 
 
 class Line(Protocol):
@@ -149,7 +150,7 @@ class GroupLine:
         return _result(result, torch_private.reduce_scatter(result.view(-1), whole, self.group))
 
 
-def _result(result: Tensor, work: dist.Work | None) -> Callable[[], Tensor]:
+def _result(result: Tensor, work: Work | None) -> Callable[[], Tensor]:
     def wait() -> Tensor:
         assert work is not None
         work.wait()

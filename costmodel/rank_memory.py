@@ -52,7 +52,6 @@ def _rank_memory(
         # serve the other.
         beyond += kinds.communication - held.communication
         beyond += max(0, kinds.activations - held.activations)
-    beyond += max(models[i].memory.unseen for i in own)
     return RankMemory(
         parameters_bytes=parameters,
         gradients_bytes=held.gradients,

@@ -102,9 +102,9 @@ class StageMemory:
     reduces: bool
     """Gradients are summed over data parallel ranks."""
     prefetch: int
-    keeps_flat: bool = True
-    """A flat tensor lives until somebody waits for it. Gloo works on a copy that PyTorch does not
-    see (`unseen`), and lets go of the tensor when it is done: by then the next one is there."""
+    receives: bool = False
+    """A rank receives the others' parts of a flat tensor before it adds them up (`ir.direct`, on
+    Gloo); NCCL needs nothing beside."""
     parameters: int
     optimizer: int
     temporary: int
@@ -201,17 +201,16 @@ class StageMemory:
                          workspace=max(0, self.temporary - self.summed))  # fmt: skip
         largest = max([b.nbytes for b in self.buckets], default=0)
         moving = 2 * largest if self.zero == 3 else largest + ceil(largest / self.shard)
-        if self.zero == 1 and self.keeps_flat:  # until all have been reduced
-            moving = max(moving, self.trained)
         return Bytes(gradients=self.part, communication=max(moving, self.temporary, self.summed))
 
-    @cached_property
-    def unseen(self) -> int:
-        """What Gloo allocates for itself: copies of the flat tensors on their way."""
-        if not self.zero or self.keeps_flat:
-            return 0
-        largest = max([b.nbytes for b in self.buckets], default=0)
-        return self.trained if self.zero == 1 else 2 * largest
+    def _part(self, nbytes: int) -> int:
+        """This rank's of a bucket."""
+        return ceil(nbytes / self.shard)
+
+    def _scattering(self, nbytes: int) -> int:
+        """A bucket on its way: its flat tensor, which lives until somebody waits for it, and what
+        this rank gets."""
+        return nbytes + (nbytes if self.receives else self._part(nbytes))
 
     def _forward(self) -> list[_Rise]:
         found, saved, ahead = [], 0, self._gathered(1)
@@ -251,7 +250,7 @@ class StageMemory:
     def _backward(self, first: bool, last: bool) -> list[_Rise]:
         found: list[_Rise] = []
         freed = made = packed = 0
-        flat = parts = 0  # of buckets that are being scattered: flat tensors, this rank's parts
+        newest = before = summed = 0  # of buckets: the two on their way, parts that have come
         for index in range(len(self.blocks) - 1, -1, -1):
             block = self.blocks[index]
             if first and not (self.reduces and self.zero == 0):
@@ -259,14 +258,15 @@ class StageMemory:
                 workspace = block.workspace
             else:
                 workspace = block.adding
-            found.append((made - packed, -freed, flat + parts, workspace))
+            moving = summed + self._scattering(newest) + self._scattering(before)
+            found.append((made - packed, -freed, moving, workspace))
             freed += block.saved
             if last and self.zero == 1 and index in self._owned:
-                n = self._owned[index]
-                flat = flat + n if self.keeps_flat else n
-                parts += ceil(n / self.shard)
-                found.append((made - packed, -freed, flat + parts, 0))
-                packed += n
+                summed += self._part(before)
+                before, newest = newest, self._owned[index]
+                moving = summed + self._scattering(newest) + self._scattering(before)
+                found.append((made - packed, -freed, moving, 0))
+                packed += newest
         return found
 
     @cached_property
@@ -283,12 +283,11 @@ class StageMemory:
         found, largest = (0, 0, 0, 0), -inf
         freed = whole = gathered = 0
         ahead = self._gathered(-1)
-        newest = newest_part = before = before_part = 0
+        newest = before = 0
         for index in range(len(self.blocks) - 1, -1, -1):
             block = self.blocks[index]
             whole += block.gradients
-            flat = newest + before if self.keeps_flat else newest
-            moving = flat + newest_part + before_part
+            moving = self._scattering(newest) + self._scattering(before)
             if self.zero == 3:
                 gathered = ahead[index]
                 unpacked = 2 * block.parameters + moving
@@ -299,11 +298,8 @@ class StageMemory:
                 largest, found = total, (whole, -freed, gathered + moving, block.workspace)
             freed += block.saved
             if index in self._owned:
-                before, before_part = newest, newest_part
-                newest = self._owned[index]
-                newest_part = ceil(newest / self.shard)
-                # The one before may still be at work, whoever lets go of it later.
-                sent = newest + newest_part + before + before_part
+                before, newest = newest, self._owned[index]
+                sent = self._scattering(newest) + self._scattering(before)
                 if whole - freed + sent > largest:
                     largest, found = whole - freed + sent, (whole, -freed, sent, 0)
                 whole = 0

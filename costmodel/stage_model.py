@@ -247,7 +247,7 @@ def _memory(
     )  # fmt: skip
     return StageMemory(
         zero=sync.zero, shard=sync.shard, reduces=bool(sync.buckets), prefetch=sync.prefetch,
-        keeps_flat=costs.device.kind != "cpu",
+        receives=costs.device.kind == "cpu",
         parameters=state.parameters_bytes, optimizer=state.optimizer_bytes,
         temporary=temporary_bytes(
             costs.device, optimizer, trained // parts, max([own.largest for own in held.owned])

@@ -35,6 +35,9 @@ from torch.utils._python_dispatch import (
 )
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from meshwright.ir import direct
+from meshwright.ir.direct import Work
+
 CHECKED_ON = ("2.11", "2.13", "2.15")
 ANY_REGION = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
 
@@ -118,20 +121,22 @@ def memory_of(tensor: torch.Tensor) -> StorageWeakRef:
 
 def all_gather(result: Tensor, part: Tensor, group: dist.ProcessGroup | None) -> None:
     """Flat: `result` is every rank's `part`, one after the other."""
-    _all_gather(result, part, group=group)
+    start_all_gather(result, part, group).wait()
 
 
-def start_all_gather(result: Tensor, part: Tensor, group: dist.ProcessGroup | None) -> dist.Work:
+def start_all_gather(result: Tensor, part: Tensor, group: dist.ProcessGroup | None) -> Work:
     """Flat: starts to gather; `result` will be every rank's `part`, one after the other."""
-    work = _all_gather(result, part, group=group, async_op=True)
-    assert isinstance(work, dist.Work)
+    if result.device.type == "cpu":
+        return direct.gather(result, part, group)
+    work: Work = _all_gather(result, part, group=group, async_op=True)
     return work
 
 
-def reduce_scatter(result: Tensor, whole: Tensor, group: dist.ProcessGroup | None) -> dist.Work:
+def reduce_scatter(result: Tensor, whole: Tensor, group: dist.ProcessGroup | None) -> Work:
     """Flat: starts to sum `whole` over the ranks; `result` will be this rank's part."""
-    work = _reduce_scatter(result, whole, group=group, async_op=True)
-    assert isinstance(work, dist.Work)
+    if result.device.type == "cpu":
+        return direct.reduce_scatter(result, whole, group)
+    work: Work = _reduce_scatter(result, whole, group=group, async_op=True)
     return work
 
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import record_function
 
+from meshwright.ir.direct import Work
 from meshwright.ir.measured import Phase, Purpose, StepKind
 from meshwright.ir.schedule import Action
 from meshwright.runtime.messages import Message
@@ -180,7 +180,7 @@ class Recorder:
         yield
         self.collected(what, start, start)
 
-    def pending(self, what: What, work: dist.Work, start: Mark) -> "Pending":
+    def pending(self, what: What, work: Work, start: Mark) -> "Pending":
         """A collective that goes on in the background."""
         return Pending(self, what, work, start)
 
@@ -216,7 +216,7 @@ class Pending:
 
     recorder: Recorder
     what: What
-    work: dist.Work
+    work: Work
     start: Mark
 
     def wait(self) -> None:

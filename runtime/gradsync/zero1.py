@@ -31,6 +31,8 @@ class Zero1:
         self._buckets = [ShardedBucket(b, lines) for b in buckets(trainable, BUCKET_BYTES)]
         self._shards = [self._make_shards(bucket) for bucket in self._buckets]
         self._works: list[tuple[int, Tensor, Pending]] = []
+        self._sums: dict[int, Tensor] = {}
+        """Buckets whose gradients have come: this rank's part."""
         self._over: set[int] = set()
         """Buckets whose parameters the optimizer writes over their gradients."""
         self._summed: dict[int, Tensor] = {}
@@ -63,6 +65,7 @@ class Zero1:
         for shards in self._shards:
             for shard in shards:
                 shard.grad = None
+        self._sums.clear()
 
     def open(self, call: int, ahead: Sequence[int]) -> None:
         pass
@@ -76,21 +79,35 @@ class Zero1:
                 self._start(index)
 
     def _start(self, index: int) -> None:
+        self._collect(keep=1)
         bucket = self._buckets[index]
         flat, work = bucket.scatter([slot.whole.grad for slot in bucket.slots])
         self._works.append((index, flat, work))
         for slot in bucket.slots:
             slot.whole.grad = None
 
+    def _collect(self, keep: int) -> None:
+        """Adds up what has arrived, all but the newest `keep`, which may still be on its way."""
+        while len(self._works) > keep:
+            index, flat, work = self._works.pop(0)
+            work.wait()
+            if index in self._sums:
+                self._sums[index] += flat
+            else:
+                self._sums[index] = flat
+
     def finish(self) -> None:
-        started = {index for index, _, _ in self._works}
+        started = {*self._sums, *(index for index, _, _ in self._works)}
         for index in range(len(self._buckets)):
             if index not in started:
                 self._start(index)
-        for index, flat, work in self._works:
-            work.wait()
+        self._deliver_all()
+
+    def _deliver_all(self) -> None:
+        self._collect(keep=0)
+        for index, flat in self._sums.items():
             self._deliver(index, flat)
-        self._works.clear()
+        self._sums.clear()
 
     def _deliver(self, index: int, flat: Tensor) -> None:
         """The summed flat shard becomes the shards' gradients."""

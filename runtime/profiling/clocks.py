@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from meshwright.ir.cluster import Cluster
+from meshwright.ir.direct import Work
 
 Span = tuple[float, float, float]
 """Start, end, and processor time of one rank in one collective, in seconds."""
@@ -30,7 +31,7 @@ class Clock(ABC):
 
     @abstractmethod
     def beside(
-        self, group: dist.ProcessGroup, start: Callable[[], dist.Work], unit: Callable[[], None]
+        self, group: dist.ProcessGroup, start: Callable[[], Work], unit: Callable[[], None]
     ) -> tuple[Span, int]:
         """The same while this rank computes, and how many units it computed meanwhile."""
 
@@ -85,7 +86,7 @@ class HostClock(Clock):
         return start, perf_counter(), process_time() - busy
 
     def beside(
-        self, group: dist.ProcessGroup, start: Callable[[], dist.Work], unit: Callable[[], None]
+        self, group: dist.ProcessGroup, start: Callable[[], Work], unit: Callable[[], None]
     ) -> tuple[Span, int]:
         ended: list[float] = []
         busy, began = process_time(), perf_counter()
@@ -140,7 +141,7 @@ class CrowdedClock(SharedClock):
         return mean(busy for _, _, busy in spans) * self.per_core
 
 
-def _note_end(work: dist.Work, ended: list[float]) -> None:
+def _note_end(work: Work, ended: list[float]) -> None:
     work.wait()
     ended.append(perf_counter())
 
@@ -178,7 +179,7 @@ class CudaClock(Clock):
         return 0.0, first.elapsed_time(last) / 1e3, 0.0
 
     def beside(
-        self, group: dist.ProcessGroup, start: Callable[[], dist.Work], unit: Callable[[], None]
+        self, group: dist.ProcessGroup, start: Callable[[], Work], unit: Callable[[], None]
     ) -> tuple[Span, int]:
         """Computation is queued for as long as the collective took the last time, and half more."""
         first, computed, arrived = _events(3)

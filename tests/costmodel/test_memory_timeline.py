@@ -72,16 +72,22 @@ def test_level_2_sums_what_has_come() -> None:
     assert totals(("0F0 0B0",), made)[2:] == [100 + 150 + 150, 100]
 
 
-def test_gloo_works_on_copies() -> None:
-    """On a CPU a flat tensor is gone once the next bucket is on its way."""
-    made = stage(3, zero=3, shard=2, reduces=True)
-    made = replace(made, blocks=(replace(BLOCK, workspace=305),) * 3)
-    gloo = replace(made, keeps_flat=False)
-    assert gloo.unseen == 2 * 100 and made.unseen == 0
-    assert replace(stage(zero=1, shard=2), keeps_flat=False).unseen == 200
-    # The first block runs while two parts and one flat tensor are there.
-    kept = [totals(("0F0 0B0",), one)[2] for one in (made, gloo)]
-    assert kept == [100 + 100 + 305 + 10 + 300, 100 + 100 + 305 + 10 + 200]
+def test_on_gloo_a_rank_holds_what_it_receives() -> None:
+    """A reduce-scatter there has the others' parts beside the flat tensor until they are added."""
+    nccl = stage(3, zero=3, shard=2, reduces=True)
+    nccl = replace(nccl, blocks=(replace(BLOCK, workspace=305),) * 3)
+    gloo = replace(nccl, receives=True)
+    # The first block runs while two buckets are on their way.
+    held = [totals(("0F0 0B0",), one)[2] for one in (nccl, gloo)]
+    assert held == [100 + 100 + 305 + 10 + 2 * 150, 100 + 100 + 305 + 10 + 2 * 200]
+    one = replace(stage(1, zero=1, shard=2), receives=True)
+    assert totals(("0F0 0B0",), one)[2] == 100 + 200
+
+
+def test_level_1_has_two_buckets_on_their_way() -> None:
+    """Of four, the parts of those before them have come."""
+    made = stage(4, zero=1, shard=2)
+    assert totals(("0F0 0B0",), made)[2] == 100 + 2 * 50 + 2 * 150
 
 
 def test_level_3_has_one_block_whole() -> None:
