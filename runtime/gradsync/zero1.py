@@ -33,6 +33,7 @@ class Zero1:
         self._works: list[tuple[int, Tensor, Pending]] = []
         self._sums: dict[int, Tensor] = {}
         """Buckets whose gradients have come: this rank's part."""
+        self._opened = 0
         self._over: set[int] = set()
         """Buckets whose parameters the optimizer writes over their gradients."""
         self._summed: dict[int, Tensor] = {}
@@ -68,7 +69,10 @@ class Zero1:
         self._sums.clear()
 
     def open(self, call: int, ahead: Sequence[int]) -> None:
-        pass
+        if call > self._opened:
+            # A forward: what the backward before it left has had the time of a block.
+            self._collect(keep=0)
+        self._opened = call
 
     def close(self, call: int) -> None:
         pass

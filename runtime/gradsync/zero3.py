@@ -86,6 +86,7 @@ class _Zero3:
         ]
         self._of_call: dict[int, list[_Unit]] = {}
         self._works: list[tuple[_Unit, Tensor, Pending]] = []
+        self._opened = 0
         self.held = tuple(
             Held(
                 slot.param,
@@ -105,6 +106,10 @@ class _Zero3:
                 slot.whole.grad = shard.grad = None
 
     def open(self, call: int, ahead: Sequence[int]) -> None:
+        if call > self._opened:
+            # A forward: what the backward before it left has had the time of a block.
+            self._collect(keep=0)
+        self._opened = call
         for unit in self._units_of(call):
             unit.open()
         for later in ahead:
