@@ -122,28 +122,17 @@ class StageSync:
         whole, none = trained.whole, np.zeros_like(trained.whole)
         part = whole / self.mesh.dp_shard
         bucket = np.minimum(whole, self.bucket_bytes + trained.largest)
-        flat = self.overheads.device.kind != "cpu"  # it lives until it has been reduced
-        flight = flight * flat
+        on_host = self.overheads.device.kind == "cpu"
+        # What this rank gets of a bucket: on a host all ranks' parts, before it adds them up.
+        got = 1.0 if on_host else 1 / self.mesh.dp_shard
+        moving = np.minimum(2 * bucket, whole)  # two are on their way at most
         match self.zero:
             case 0:
                 return (whole, none, none) if self.dp else (none, whole, none)
             case 1:
-                return none, whole, part + np.maximum(0.0, bucket - flight)
+                begun, beside = whole, bucket + np.maximum(part, got * moving)
             case 2:
-                packed = bucket * (2 + 1 / self.mesh.dp_shard)
-                return none, part, np.maximum(0.0, packed - flight)
+                begun, beside = part, bucket + (1 + got) * moving
             case _:
-                return none, part, trained.largest * (1 + flat + 1 / self.mesh.dp_shard)
-
-    def unseen_bytes(self, trained: Trained) -> Matrix:
-        """What Gloo allocates for itself."""
-        on_host = self.overheads.device.kind == "cpu"
-        match self.zero if on_host else 0:
-            case 0:
-                return np.zeros_like(trained.whole)
-            case 1:
-                return trained.whole
-            case 2:
-                return 2 * np.minimum(trained.whole, self.bucket_bytes + trained.largest)
-            case _:
-                return 2 * trained.largest
+                return none, part, trained.largest * (2 + got)
+        return none, begun, beside if on_host else np.maximum(0.0, beside - flight)

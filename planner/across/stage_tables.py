@@ -169,7 +169,7 @@ class StageTables:
             summed = sum(sync.summed_s(nbytes, levels) for nbytes, levels in axes)
             self._fixed[case] = _Fixed(
                 sync, trained, self._optimizer_s(case, state) + summed,
-                self._state_bytes(case, state) + sync.unseen_bytes(trained),
+                self._state_bytes(case, state),
             )  # fmt: skip
         return self._fixed[case]
 
@@ -190,7 +190,7 @@ class StageTables:
         workspace = work.workspace_bytes * beyond
         begun = begun * (1.0 + holes.gradients)
         static = held + always
-        apart = sync.zero == 3 or device.kind == "cpu"
+        apart = sync.zero == 3 or (device.kind == "cpu" and sync.zero < 2)
         static = static + (workspace + beside if apart else np.maximum(workspace, beside))
         static = static + 2 * (arrives + leaves) * beyond
         if num_microbatches == 1 and not (sync.zero and device.kind == "cpu"):
