@@ -111,14 +111,15 @@ def test_what_the_measuring_itself_holds_is_in_the_base(monkeypatch):
     """A run holds the fixed work too, which times the machine: no job has added it."""
     subject = Subject("tiny", lambda: nn.Linear(4, 4), lambda size, _: (torch.ones(size, 4),), 2)
 
-    class Work:
-        def __init__(self) -> None:
-            self.held = torch.ones(16 * MIB)  # 64 MiB
-            torch.ones(8 * MIB)  # freed at once
+    def base_with(held: int) -> int:
+        def work() -> torch.Tensor:
+            torch.ones(2 * held)  # freed at once
+            return torch.ones(held)
 
-    without = base_bytes(subject, 1)
-    monkeypatch.setattr(accuracy_measure, "FixedWork", Work)
-    assert base_bytes(subject, 1) - without == pytest.approx(64 * MIB, abs=24 * MIB)
+        monkeypatch.setattr(accuracy_measure, "FixedWork", work)
+        return base_bytes(subject, 1)
+
+    assert base_with(16 * MIB) - base_with(1) == pytest.approx(64 * MIB, abs=8 * MIB)
 
 
 def test_runs_of_another_plan_do_not_count():
