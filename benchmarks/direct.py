@@ -2,8 +2,8 @@
 
     python -m benchmarks.direct [--ranks 2,4] [--kib 16,256,4096,32768]
 
-On fresh processes for each; a fresh value each time, as training has it. Says the median of the
-slowest rank, the ratio, and by how much a process grew, the value itself included.
+On fresh processes for each. Says the median of the slowest rank, the ratio, and by how much a
+process grew beside the value and its part.
 """
 
 import argparse
@@ -66,9 +66,9 @@ def measure(run: Callable[[Tensor, Tensor], None], kib: int) -> Cost:
     size = dist.get_world_size()
     numel = kib * 256 // size * size
     run(torch.ones(size), torch.ones(1))
+    whole, part = torch.ones(numel), torch.ones(numel // size)
     before, taken = reset_peak(), []
     for _ in range(REPEATS):
-        whole, part = torch.ones(numel), torch.ones(numel // size)
         dist.barrier()
         start = perf_counter()
         run(whole, part)
