@@ -112,27 +112,24 @@ class StageSync:
         found: Matrix = np.maximum(one_s, count * one_s - backward_s * (count - 1) / count)
         return found
 
-    def gradient_bytes(self, trained: Trained, flight: Matrix) -> tuple[Matrix, Matrix, Matrix]:
-        """(always, from the first backward on, beside those at most at once).
+    def gradient_bytes(self, trained: Trained) -> tuple[Matrix, Matrix, Matrix, Matrix]:
+        """(always, from the first backward on, whole ones beside those, flat ones at most).
 
         Whole gradients of a bucket are packed when the activations of the same micro-batch have
-        gone, and no block runs; `flight` is what one micro-batch holds, whose place a heap does not
-        use for them. Level 3 packs those of one block while the next one runs.
+        gone, and no block runs. Level 3 packs those of one block while the next one runs.
         """
         whole, none = trained.whole, np.zeros_like(trained.whole)
         part = whole / self.mesh.dp_shard
         bucket = np.minimum(whole, self.bucket_bytes + trained.largest)
-        on_host = self.overheads.device.kind == "cpu"
         # What this rank gets of a bucket: on a host all ranks' parts, before it adds them up.
-        got = 1.0 if on_host else 1 / self.mesh.dp_shard
+        got = 1.0 if self.overheads.device.kind == "cpu" else 1 / self.mesh.dp_shard
         moving = np.minimum(2 * bucket, whole)  # two are on their way at most
         match self.zero:
             case 0:
-                return (whole, none, none) if self.dp else (none, whole, none)
+                return (whole, none, none, none) if self.dp else (none, whole, none, none)
             case 1:
-                begun, beside = whole, bucket + np.maximum(part, got * moving)
+                return none, whole, none, bucket + np.maximum(part, got * moving)
             case 2:
-                begun, beside = part, bucket + (1 + got) * moving
+                return none, part, bucket, (1 + got) * moving
             case _:
-                return none, part, trained.largest * (2 + got)
-        return none, begun, beside if on_host else np.maximum(0.0, beside - flight)
+                return none, part, trained.largest, (1 + got) * trained.largest

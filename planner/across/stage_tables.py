@@ -186,8 +186,15 @@ class StageTables:
         )
         beyond = 1.0 + holes.moving
         flight = (work.saved_bytes + leaves) * beyond
-        always, begun, beside = sync.gradient_bytes(trained, flight)
         workspace = work.workspace_bytes * beyond
+        always, begun, packed, flat = sync.gradient_bytes(trained)
+        beside = packed + flat
+        if device.kind == "cpu":
+            # A heap does not use the place of activations for flat ones. Where those are more, it
+            # is they that leave holes.
+            beside = beside + holes.moving * np.maximum(0.0, flat - (flight + workspace) / beyond)
+        elif sync.zero < 3:
+            beside = np.maximum(0.0, beside - flight)
         begun = begun * (1.0 + holes.gradients)
         static = held + always
         apart = sync.zero == 3 or (device.kind == "cpu" and sync.zero < 2)

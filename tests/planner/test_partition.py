@@ -159,6 +159,5 @@ def test_tables_say_what_the_cost_model_says(model: str, asked: dict[str, object
         used = predicted.memory.used_bytes - predicted.memory.inputs_bytes
         # Where all are in flight at once, gradients come as activations go.
         most = 1.6 if 1 < held == choice.num_microbatches else 1.15
-        # Below: the table leaves out what holes flat tensors of ZeRO leave in a heap.
-        assert 0.85 * used < static + held * flight < most * used
+        assert 0.9 * used < static + held * flight < most * used
         assert size == mesh.size
