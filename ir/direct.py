@@ -2,8 +2,8 @@
 
 PyTorch's own for Gloo work on a copy of the whole value that nobody sees, made by whichever thread
 does the work, and its reduce-scatter is an all-reduce of the whole: twice the bytes. Measured with
-2 and 4 processes of one machine (23 November 2026): 0.6 to 0.9 of their time up to 4 MiB, 0.4 to
-0.5 at 32 MiB.
+2 and 4 processes of one machine (benchmarks/direct.py): 0.4 to 0.8 of their time up to 4 MiB, 0.4
+to 0.5 at 32 MiB.
 """
 
 from collections.abc import Sequence
