@@ -101,7 +101,8 @@ def _states(row: Row, recipe: Recipe, parameters: int) -> float:
     system, p = recipe.system, row.parallel
     shard = p.shard if p.zero else 1
     optimizer = system.optimizer_bytes * parameters / shard
-    gradients = system.gradient_bytes * parameters / (shard if p.zero >= 2 else 1)
+    whole = p.zero < 2 or system.reduces_at_once
+    gradients = system.gradient_bytes * parameters / (1 if whole else shard)
     values = system.parameter_bytes * parameters / (shard if p.zero == 3 else 1)
     buckets = float(system.bucket_bytes * parameters) if _wrapped(row, recipe) else 0
     return values + gradients + optimizer + buckets
@@ -130,6 +131,9 @@ def _buffers(row: Row, recipe: Recipe, stages: Sequence[Part]) -> float:
         # Parameters stay gathered over micro-batches, and gradients are summed in fp32 before they
         # are reduced (torch.distributed.pipelining; FSDP2's to_accumulated_grad_if_needed).
         return gathered + (2 + 4) * sum(part.parameters for part in stages)
+    if recipe.system.reduces_at_once:
+        # What one layer, or a table, gathers; its gradients are counted among all.
+        return gathered + 2 * max(table, layer)
     # The root's tables stay gathered in half precision. Gathers write buffers of another stream,
     # whose memory is its own, and are copied out of them: the tables, or two layers. Gradients of
     # one layer are in half precision and cast to fp32.

@@ -1,6 +1,8 @@
 """The expert block of a layer."""
 
-from benchmarks.published.ops import Message, Piece, batched, linear, pointwise
+from math import ceil
+
+from benchmarks.published.ops import Message, Piece, batched, grouped, linear, pointwise
 from benchmarks.published.site import Site, add, norm
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.device import OpClass
@@ -14,8 +16,9 @@ def experts(site: Site) -> tuple[Piece, ...]:
     moved = Message(Primitive.ALL_TO_ALL, 2 * routed * h * site.ep, "ep", "forward")
     back = Message(Primitive.ALL_TO_ALL, 2 * routed * h * site.ep, "ep", "backward")
     into = 2 * width if shape.gated else width
-    up = linear("experts up", routed, h, into, site.dtype)
-    down = linear("experts down", routed, width, h, site.dtype)
+    local = max(1, shape.experts // site.ep)
+    up = grouped("experts up", local, ceil(routed / local), h, into, site.dtype)
+    down = grouped("experts down", local, ceil(routed / local), width, h, site.dtype)
     router = linear("router", site.tokens, h, shape.experts, site.dtype, saved=False)
     spread = pointwise("dispatch", routed * h, 4, 4, op_class=OpClass.GATHER)
     merge = pointwise("combine", routed * h, 3, 4, saved_bytes=2 * routed * h)

@@ -60,6 +60,16 @@ def linear(
     return Piece(name, op, rows * inner * width if saved else 0)
 
 
+def grouped(name: str, groups: int, rows: int, inner: int, outer: int, dtype: str) -> Piece:
+    """rows x inner of each of `groups` times a parameter of its own; keeps its input."""
+    x = LocalInput((groups, rows, inner), 2 * groups * rows * inner, True, False)
+    weight = LocalInput((groups, inner, outer), 2 * groups * inner * outer, True, True)
+    op = LocalOp("aten.bmm.default", OpClass.MATMUL, dtype, 2.0 * groups * rows * inner * outer,
+                 (x, weight), ((groups, rows, outer),), 2 * groups * rows * outer,
+                 True)  # fmt: skip
+    return Piece(name, op, x.nbytes)
+
+
 def batched(
     name: str, batch: int, rows: int, inner: int, outer: int, dtype: str, saved_bytes: int,
     core_bytes: int = 0,

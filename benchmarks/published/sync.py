@@ -44,6 +44,7 @@ def extra_of(row: Row, recipe: Recipe, ground: Ground, part: Part) -> Extra:
             after += _broadcasts_s(gathered, ground.shard)
         else:
             after += collective_time(Primitive.ALL_GATHER, gathered, ground.shard)
+        after += 2 * _relaid_s(row, recipe, ground, part)
     return Extra(after_s=after)
 
 
@@ -135,7 +136,9 @@ def _fsdp(row: Row, recipe: Recipe, ground: Ground, part: Part, update: float) -
     forward, backward = part.layer.forward, part.layer.backward
     if recipe.system.gradient_sync == "end":
         # Compiled programs of that time run one thing after the other.
-        return Extra(0.0, first + count * gather, count * (gather + reduce), update)
+        again = _relaid_s(row, recipe, ground, part)
+        gathers, reductions = count * gather + again, count * reduce + again
+        return Extra(0.0, first + gathers, gathers + reductions, update)
     tail = _reduction_s(row, 4 * (each + part.first * table), ground, split=True)
     if row.parallel.pp > 1:
         # With a pipeline parameters stay gathered; gradients are reduced once.
@@ -148,6 +151,17 @@ def _fsdp(row: Row, recipe: Recipe, ground: Ground, part: Part, update: float) -
     ahead = max(0.0, gather - forward) + _slowed_s(gather, forward, ground.shard)
     behind = max(0.0, both - backward) + _slowed_s(both, backward, ground.shard)
     return Extra(0.0, first + gather + count * ahead, count * behind, update + tail)
+
+
+def _relaid_s(row: Row, recipe: Recipe, ground: Ground, part: Part) -> float:
+    """Copying experts' weights between the layouts of products and of collectives."""
+    shape, device = row.shape, ground.device
+    if not recipe.system.relays_experts or row.parallel.shard == 1:
+        return 0.0
+    layers = sum(shape.has_experts(i) for i in part.layers)
+    nbytes = 2 * layers * shape.expert_parameters // row.parallel.ep
+    rate = device.memory_bandwidth_bytes_per_s * device.efficiency.get(OpClass.COPY, 1.0)
+    return 2 * nbytes / rate
 
 
 def tied_s(row: Row, parts: int, ground: Ground, levels: Levels) -> float:

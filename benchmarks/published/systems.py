@@ -99,6 +99,11 @@ class System:
     exponential (8), sum (4), divide (8); backward in place (8) and cast (6)."""
     one_hot_experts: int = 0
     """Tokens per group that the experts' one-hot dispatch is made for; 0: tokens are moved."""
+    relays_experts: bool = False
+    """ZeRO splits experts' weights by the dim after the experts, which collectives want outermost
+    and products do not: all of them are copied beside each gather and each reduction."""
+    reduces_at_once: bool = False
+    """All gradients are reduced by one collective at the end; until then they are there whole."""
     separate_qkv: bool = False
     composite_norm: bool = False
     """RMSNorm is made of several torch operators."""
@@ -190,13 +195,14 @@ ALPA = System(
     name="Alpa", parameter_bytes=2, gradient_bytes=2, optimizer_bytes=12, sync_bytes=2,
     gradient_sync="end", accumulate_bytes=0, attention="unfused", pointwise="compiled",
     dropout=False, sequence_parallel=False, tp_overlap="none", logits_bytes=10,
-    saved_logits_bytes=4, sends_parts=True,
+    saved_logits_bytes=4, sends_parts=True, reduces_at_once=True,
 )  # fmt: skip
 # Its models with experts (alpa/model/moe.py, as in GShard, with room for twice the mean) train with
 # Adafactor (benchmark/alpa/benchmark_2d_one_case_moe.py): of two moments only sums of rows and
 # columns, so that master weights remain. Tokens are in groups of 1024 (exp_intra_ablation.py; 2048
 # in its suites, whose rows give no shape).
-ALPA_EXPERTS = replace(ALPA, name="Alpa, experts", optimizer_bytes=4, one_hot_experts=1024)
+ALPA_EXPERTS = replace(ALPA, name="Alpa, experts", optimizer_bytes=4, one_hot_experts=1024,
+                       relays_experts=True)  # fmt: skip
 
 # InternEvo, configs/7B_sft.py: bf16 parameters and gradients, hybrid ZeRO-1 with reduction of
 # gradient buckets beside the backward (hybrid_zero_optimizer overlap_sync_grad=True) and broadcast
