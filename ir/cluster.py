@@ -185,7 +185,7 @@ class Cluster:
             name=f"{name}:{num_nodes}x{devices_per_node}" + (f"+{network}" if network else ""),
             device_types=(device,),
             nodes=(node,) * num_nodes,
-            between_nodes=presets.network(network or between, devices_per_node),
+            between_nodes=presets.network(network or between, devices_per_node, num_nodes),
         )
 
     @classmethod

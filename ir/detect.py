@@ -96,7 +96,9 @@ def describe(seen: list[Seen]) -> Cluster:
         name=f"detected:{len(nodes)}x{len(nodes[0].devices)}",
         device_types=tuple(types.values()),
         nodes=tuple(nodes),
-        between_nodes=_between(nodes[0], len(nodes[0].devices)) if len(nodes) > 1 else None,
+        between_nodes=_between(nodes[0], len(nodes[0].devices), len(nodes))
+        if len(nodes) > 1
+        else None,
     )
 
 
@@ -134,6 +136,6 @@ def _inside(device: DeviceType) -> Link:
     return presets.LINKS[presets.MACHINES.get(device.name, ("pcie4", ""))[0]]
 
 
-def _between(node: Node, devices_per_node: int) -> Link:
+def _between(node: Node, devices_per_node: int, num_nodes: int) -> Link:
     name = presets.MACHINES.get(node.devices[0], ("", "ethernet-25g"))[1]
-    return presets.network(name, devices_per_node)
+    return presets.network(name, devices_per_node, num_nodes)

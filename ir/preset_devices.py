@@ -64,12 +64,15 @@ class _Spec:
     copy_source: Source = "fitted"
     attention: float = 0.0
     """Share of the half-precision peak; 0: half of what matmuls reach."""
+    attention_backward: float = 1.15
+    """Of its 5 products over the 2 of the forward, which run at a higher rate: figure 5 there."""
     reference: str = "data sheet"
 
 
 # Attention: shares at long sequences of FlashAttention 2 (Dao 2023, figures 4 to 7; from memory):
 # 190-230 TFLOP/s on A100, 335 and more on H100, where cuDNN's kernel, which newer torch prefers,
-# reaches half as much again. B200: assumption.
+# reaches half as much again. B200: assumption. MI300X: 310-355 TFLOP/s forward, 194-207 backward
+# (ROCm/flash-attention, issue 142, ROCm 6.3.2, 16k keys, head dim 128).
 _SPECS = (
     _Spec(name="p100", memory_gb=16, bandwidth_gb_s=732, fp64=4.7, fp32=9.3, half=18.7, bf16=9.3,
           processors=56, cache_mb=4, copy=_P100_COPY, copy_source="datasheet",
@@ -119,7 +122,7 @@ _SPECS = (
           reference="data sheet, with fp32 accumulation"),
     _Spec(name="mi300x", memory_gb=192, bandwidth_gb_s=5300, fp64=81.7, fp32=163.4, half=1300,
           tf32=653.7, fp8=2610, fp8_share=_FP8_SHARE_MI300X, processors=304, cache_mb=256,
-          attention=0.25),
+          attention=0.26, attention_backward=1.7),
 )  # fmt: skip
 
 
@@ -151,7 +154,7 @@ def _compute_curves(spec: _Spec) -> dict[OpClass, OpCurve]:
             wide_share=0.5 * (matmul.wide_share or matmul.share),
             floor_s=2 * _KERNEL_S,
             depth=200.0,  # half the rate at 200 keys: figure 4 there, 512 against 16k
-            backward=1.15,  # 5 products at a somewhat lower rate: figure 5 there
+            backward=spec.attention_backward,
             band=0.3,
             reference="FlashAttention 2; see above" if spec.attention else "",
         ),

@@ -128,16 +128,34 @@ _NETWORKS = (
           reference="100 Gb/s a node; the rest assumptions (TCP)"),
 )  # fmt: skip
 _ONE_PORT = "ethernet"
+_HASHED = "roce"
+_LEAF_NODES = 32
+"""Half the ports of a switch of 64, one for each node; an assumption."""
+_COLLIDING = 1.4
+"""All-reduces of Meta's RoCE network gained up to 40 % once its switches hashed queue pairs as well
+and NCCL used several, which it does not by default (Gangidi et al., SIGCOMM 2024)."""
 
 LINKS = {link.name: link for link in (*_INSIDE, *_NETWORKS)}
 NETWORKS = tuple(link.name for link in _NETWORKS)
 
 
-def network(name: str, devices_per_node: int) -> Link:
-    """The network of that name, its bandwidth as what each device of a node gets."""
+def network(name: str, devices_per_node: int, num_nodes: int = 2) -> Link:
+    """The network of that name, its bandwidth as what each device of a node gets.
+
+    Ethernet with several paths between its switches sends each flow along one of them, chosen by a
+    hash, and the few large flows of a collective meet on some paths while others lie idle: where
+    `num_nodes` are more than a leaf switch has, RoCE is taken to be slower by that.
+    """
     if name not in NETWORKS:
         raise PlanError(f"no network {name!r}; the networks are {', '.join(NETWORKS)}")
     link = LINKS[name]
+    if name.startswith(_HASHED) and num_nodes > _LEAF_NODES:
+        link = replace(
+            link,
+            bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / _COLLIDING,
+            reference=f"{link.reference}; {_COLLIDING:g} times slower over several leaf switches: "
+            "Gangidi et al., SIGCOMM 2024",
+        )
     if not name.startswith(_ONE_PORT):
         return link
     return replace(

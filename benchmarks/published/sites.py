@@ -119,7 +119,7 @@ def _cluster(
         if word in gpu.lower():
             link = replace(link, bandwidth_bytes_per_s=cut, curves=())
     nodes = max(1, -(-gpus // per_node))
-    between = _network(network, usual, per_node)
+    between = _network(network, usual, per_node, nodes)
     if measured:
         between = replace(between, name=MEASURED, curves=())
     node = Node(devices=(name,) * per_node, link=link)
@@ -130,12 +130,12 @@ def _cluster(
         raise RowError(str(error)) from error
 
 
-def _network(words: str, usual: str, per_node: int) -> Link:
+def _network(words: str, usual: str, per_node: int, nodes: int) -> Link:
     """The network that a row's words give the rate of, or the usual one of its device."""
     low = words.lower()
     for known, name in _NETWORKS:
         if all(word in low for word in known):
-            return presets.network(name, per_node)
+            return presets.network(name, per_node, nodes)
     if match := re.search(r"(\d+) ?x ?(\d+) ?gb/s", low):
         return _ports(usual, int(match[1]) * int(match[2]), per_node)
     if match := re.search(r"(\d+) ?x ?hdr(\d+)", low):
