@@ -18,10 +18,13 @@ SOURCE_BAND: dict[Source, float] = {
 
 _TILES = ((256, 128, 0), (128, 256, 0), (128, 128, 1), (128, 64, 2), (64, 128, 2))
 """Rows, columns, and how often they were halved, of the tiles that matmul kernels come in."""
-_SPLITS = (1, 2, 4, 8, 16)
+_SPLITS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _SPLIT_WAVES = 4
 """No kernel splits the inner loop of a product with more tiles than this many waves."""
 _WIDE = frozenset({"float32", "float64"})
+_WINOGRAD = 2.25
+"""By how much fewer multiplications a convolution of 3 x 3 needs in tiles of 2 x 2, as cuDNN runs
+it where there are no tensor cores (Lavin and Gray 2016)."""
 _DROOP_S = 1e-3
 """Ops longer than this feel the clock fall; of the order of a power controller's period."""
 
@@ -49,6 +52,8 @@ class Work:
     """The products it consists of, if that is known."""
     depth: float = 0.0
     """Steps of the inner loop where there are no gemms; 0: unknown."""
+    small_window: bool = False
+    """A convolution of 3 x 3 at stride 1."""
 
 
 @lru_cache(maxsize=1024)
@@ -86,26 +91,35 @@ def memory_s(nbytes: float, curve: OpCurve, device: DeviceType) -> float:
     return near / (rate * curve.cache_share) + (nbytes - near) / (rate * curve.share)
 
 
-def _rate(work: Work, curve: OpCurve, device: DeviceType) -> float:
-    wide = work.dtype in _WIDE
-    share = curve.wide_share if wide and curve.wide_share is not None else curve.share
+def _rate(work: Work, curve: OpCurve, device: DeviceType) -> tuple[float, float]:
+    """(FLOP/s, share of the curve's depths): starting and ending a product takes as long at any
+    rate, so that it stands for fewer steps where no tensor cores are used."""
     # cuDNN may use TF32 by default where cuBLAS may not.
     tf32 = work.op_class is OpClass.CONVOLUTION and work.dtype == "float32"
     dtype = "tf32" if tf32 and "tf32" in device.peak_flops else work.dtype
-    return device.peak(dtype) * share
+    peak = device.peak(dtype)
+    if work.dtype not in _WIDE or curve.wide_share is None:
+        return peak * curve.share, 1.0
+    rate = peak * curve.wide_share
+    if device.kind == "cpu":
+        return rate, 1.0
+    start = min(1.0, rate / (device.peak("float16") * curve.share))
+    plain = peak <= device.peak(work.dtype)
+    return rate * (_WINOGRAD if work.small_window and plain else 1.0), start
 
 
 def _arithmetic_s(work: Work, curve: OpCurve, device: DeviceType) -> float:
-    rate = _rate(work, curve, device)
+    rate, start = _rate(work, curve, device)
     if work.gemms and device.processors:
-        return sum(_waves_s(g, curve, rate, device.processors) for g in work.gemms)
+        return sum(_waves_s(g, curve, rate, device.processors, start) for g in work.gemms)
     if work.gemms:
-        return sum(2.0 * g.batch * g.m * g.n * (g.k + curve.depth) for g in work.gemms) / rate
+        depth = start * curve.depth
+        return sum(2.0 * g.batch * g.m * g.n * (g.k + depth) for g in work.gemms) / rate
     return work.flops * (1.0 + curve.depth / work.depth if work.depth else 1.0) / rate
 
 
 @lru_cache(maxsize=1 << 16)
-def _waves_s(gemm: Gemm, curve: OpCurve, rate: float, processors: int) -> float:
+def _waves_s(gemm: Gemm, curve: OpCurve, rate: float, processors: int, start: float) -> float:
     """Seconds of the best choice of tile and of parts of the inner loop.
 
     Tiles go over the processors in waves, the last of which may be nearly empty; a product of few
@@ -121,6 +135,6 @@ def _waves_s(gemm: Gemm, curve: OpCurve, rate: float, processors: int) -> float:
                 break
             filled = tiles * parts / processors
             waves = curve.quantum * ceil(filled) + (1.0 - curve.quantum) * max(1.0, filled)
-            steps = gemm.k / parts + curve.depth + curve.split_depth * (parts > 1)
+            steps = gemm.k / parts + start * (curve.depth + curve.split_depth * (parts > 1))
             best = min(best, waves * step_s * steps)
     return best

@@ -95,7 +95,8 @@ def input_work(op: LocalOp) -> Work | None:
         flops *= _ATTENTION_BACKWARD
     elif not any(i.is_param for i in op.inputs):
         flops *= sum(len(i.shape) > 1 for i in wanted)
-    gemms = tuple(Gemm(g.batch, g.m, g.k, g.n) for g in _gemms(op))
+    window = _window(op)
+    gemms = tuple(Gemm(g.batch, g.m, g.k // window, g.n * window) for g in _gemms(op))
     if op.op_class is OpClass.MATMUL and len(_matrices(wanted)) > 1:
         gemms += _weight_gemms(op)
     passed = 2 * _logarithms(op)  # their gradient, written and read
@@ -176,6 +177,20 @@ def _gemms(op: LocalOp) -> tuple[Gemm, ...]:
     return forward_gemms(op.target, [i.shape for i in op.inputs], op.flops)
 
 
+def _window(op: LocalOp) -> int:
+    """Positions of a convolution's window; 1 for other products."""
+    convolves = op.op_class is OpClass.CONVOLUTION and len(op.inputs) > 1
+    return prod(op.inputs[1].shape[2:]) or 1 if convolves else 1
+
+
+def _strides_by_one(op: LocalOp) -> bool:
+    """Whether a convolution's window is 3 x 3 and visits every position."""
+    if op.op_class is not OpClass.CONVOLUTION or len(op.inputs) < 2 or not op.outputs:
+        return False
+    image, weight = op.inputs[0].shape, op.inputs[1].shape
+    return weight[2:] == (3, 3) and op.outputs[0][2:] == image[2:]
+
+
 def _weight_gemms(op: LocalOp) -> tuple[Gemm, ...]:
     return tuple(Gemm(g.batch, g.n, g.k, g.m) for g in _gemms(op))
 
@@ -185,4 +200,4 @@ def _work(op: LocalOp, flops: float, nbytes: float, gemms: tuple[Gemm, ...] = ()
     if op.op_class is OpClass.ATTENTION and len(op.inputs) > 1:
         keys = op.inputs[1].shape[-2] if len(op.inputs[1].shape) > 1 else 0
         depth = keys * (_SKIPPED_BY_CAUSAL if op.causal else 1.0)
-    return Work(op.op_class, op.dtype, flops, nbytes, gemms, depth)
+    return Work(op.op_class, op.dtype, flops, nbytes, gemms, depth, _strides_by_one(op))
