@@ -132,6 +132,24 @@ Fifth round, of float8 in torchtitan's table, looked at 8 times; before it 4 row
     over switches (ROCm blog of March 2025), which changes nothing here: it is hidden. Two rows
     beyond 25 %, worst 25.5 %, 90th percentile 19.6 %; the median stays.
 
+Sixth round, each looked at once or twice; before it Alpa's worst 41.4 % (5 rows beyond 25 %; memory
+4.8 %, 90th percentile 21.4 %), InternEvo 31.0 % (7.3 %), torchtitan 25.5 %:
+
+28. Experts were one product of all their tokens; each has a weight of its own to read, and few rows
+    (a mistake of this benchmark, not of the product). Alpa's worst 41 to 27 %.
+29. Alpa splits experts' weights by the dim after the experts (GetReduceScatterOutput in its
+    auto_sharding passes: the first that is no batch dim), XLA's collectives want it outermost and
+    products want the experts there (gpu_layout_assignment.cc): all are copied beside each gather
+    and reduction. 27 to 24 %. It reduces all gradients at once (all_reduce_threshold 1 << 60), so
+    they are there whole: its memory 4.8 to 4.1 %, 90th percentile 21 to 12.5 %, and no run that was
+    out of memory is predicted to fit; the row of 33 % is of a plan that search chose, whose layout
+    is not known.
+30. RoCE over several leaf switches: 1.4 times slower where flows are placed by a hash (Gangidi et
+    al., SIGCOMM 2024); that a leaf has 32 nodes is an assumption. InternEvo 7.3 to 6.1 %, worst 31
+    to 19 %. It is in the product's presets.
+31. MI300X's flash attention: 310-355 TFLOP/s forward and 194-207 backward (ROCm/flash-attention,
+    issue 142). torchtitan's rows on it -16 to -26 before, -10 to -19 % now.
+
 Known to be off:
 - nanotron at tp 16 and 32 without a pipeline: runs before the rerun are 36 % too slow at the median
   and up to 86, as each step of a ring is taken to wait 80 us (their times would want about 50), and
@@ -140,17 +158,17 @@ Known to be off:
   where the allocator gives back and asks anew in every micro-batch, which is not modelled.
 - nanotron's memory: how far the CPU is ahead in pipelines of two stages and with one or two
   micro-batches (-54 to +82 %, 13 rows beyond 25 %). With ZeRO-1 at tp 2 up to 16 % is missing.
-- torchtitan on MI300X (-16 to -26 %): no calibration run. H100 rows of torchao's page (-17 to
+- torchtitan on MI300X (-10 to -19 %): no calibration run. H100 rows of torchao's page (-17 to
   -23 %) are as slow as the 500 W part's; their memory is that of a loss that was not compiled.
 - Context parallelism over 4 and 8 ranks on one node is 16 and 19 % too fast.
 - Row-wise float8's forward product uses the rate of the tensor-wise one (-2 to -19 % on the 500 W
   part).
 - The old bench on 64 GPUs: -19 and +25 %; the table calls these runs' slow steps unexplained.
 - InternEvo is 2 to 8 % too fast at tp 1 and 8 to 12 % at tp 2 where ZeRO's group is one node: no
-  calibration run on A100. Groups of 128 to 1024 ranks (-8 to -19 %) and short steps on 512 and
-  1024 GPUs (-11 to -31 %) lack something that is not in proportion to work; its network is taken to
-  be as fast between 128 nodes as between two.
-- Alpa's experts are up to 41 % too fast, most under ZeRO-3: how XLA runs and shards GShard's gating
-  is not modelled. Memory of its ZeRO-2 at dp 4 and 8 is a fifth to a quarter too small.
+  calibration run on A100. Groups of 128 and 256 ranks are 8 to 18 %, one micro-batch on 1024 GPUs
+  13 to 19 % too fast: their all-reduce seems to take twice as long as over few nodes.
+- Alpa's experts on one GPU are 13 % too fast; on two 22 to 24 %. Under ZeRO-3 its rows want about
+  one more gather than its source shows.
+- The old bench's worst row (+25.4 %) is one of two on 64 GPUs that disagree with each other.
 - ResNet, BERT, Transformer-XL, SSD and BART: see `benchmarks.published_ddp`.
 """

@@ -365,6 +365,59 @@ def test_one_hot_experts_are_products():
     assert kept["dispatch"] == kept["combine"] == 2 * 8 * 1024 * 2 * 1024
 
 
+def alpa_experts(experts, shard, zero):
+    moe = {"hidden": 1024, "layers": 8, "heads": 16, "vocab": 51200,
+           "moe": {"experts": experts, "every": 2}}  # fmt: skip
+    hardware = {"gpu": "V100-SXM2-16GB", "gpus": shard, "gpus_per_node": 8}
+    parallel, batch = {"dp": shard, "zero": zero}, {"gbs": 8, "mbs": 8 // shard, "seq": 1024}
+    return row("alpa", model=moe, hardware=hardware, parallel=parallel, batch=batch)
+
+
+def test_each_expert_has_a_product_and_a_weight_of_its_own():
+    few, many = (alpa_experts(n, 1, 0) for n in (8, 32))
+    pieces = [
+        {
+            p.name: p.op
+            for p in layer(Site(shape=r.shape, system=system_of(r), mbs=1, seq=1024), True)
+        }
+        for r in (few, many)
+    ]
+    # The same arithmetic on four times the weights, with a quarter of the rows in each product.
+    assert pieces[0]["experts up"].flops == pieces[1]["experts up"].flops
+    assert [p["experts up"].inputs[0].shape for p in pieces] == [(8, 256, 1024), (32, 64, 1024)]
+    assert [p["experts up"].inputs[1].shape[0] for p in pieces] == [8, 32]
+    assert predict(many).step_s > predict(few).step_s
+
+
+def test_alpa_copies_experts_between_two_layouts():
+    bandwidth = 900e9
+
+    def more_s(zero):
+        one = alpa_experts(8, 4, zero)
+        taken = []
+        for relays in (False, True):
+            system = replace(system_of(one), relays_experts=relays)
+            recipe = recipe_of(one, system)
+            ground = ground_of(one)
+            (part,) = stages_of(one, recipe, ground)
+            extra = extra_of(one, recipe, ground, part)
+            taken.append(extra.per_forward_s + extra.per_backward_s + extra.after_s)
+        return taken[1] - taken[0]
+
+    experts = 4 * alpa_experts(8, 4, 2).shape.expert_parameters
+    # Read and written in half precision: for gradients and parameters, or for two gathers and one
+    # reduction.
+    assert 2 * 4 * experts / bandwidth < more_s(2) < 2 * 4 * experts / bandwidth * 1.4
+    assert more_s(3) == pytest.approx(1.5 * more_s(2))
+
+
+def test_gradients_that_are_reduced_at_once_are_there_whole():
+    parallel, hardware = {"dp": 4, "zero": 2}, {"gpu": "V100-SXM2-16GB", "gpus": 4}
+    dense = row("alpa", model={**GPT3, "layers": 2}, parallel=parallel, hardware=hardware)
+    found = predict(dense).memory.states_bytes / dense.shape.parameters
+    assert found == pytest.approx(2 + 2 + 12 / 4)
+
+
 def test_alpas_model_with_experts_is_the_one_it_counts():
     moe = {"hidden": 1024, "layers": 8, "heads": 32, "vocab": 51200,
            "moe": {"experts": 8, "every": 2}}  # fmt: skip

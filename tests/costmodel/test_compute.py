@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import product
+from math import prod
 
 import pytest
 from hypothesis import given
@@ -137,6 +138,72 @@ def test_a_short_inner_loop_is_less_efficient() -> None:
 
     rates = [rate(k) for k in (64, 256, 1024, 8192)]
     assert rates == sorted(rates) and rates[0] < 0.5 * rates[-1]
+
+
+def convolution(
+    batch: int, inner: int, outer: int, window: int, stride: int, side: int, dtype: str = "float32"
+) -> LocalOp:
+    """`side`: of its output."""
+    size, seen = 4 if dtype == "float32" else 2, side * stride
+    image, weight = (batch, inner, seen, seen), (outer, inner, window, window)
+    made = (batch, outer, side, side)
+    return LocalOp(
+        target="aten.conv2d.default",
+        op_class=OpClass.CONVOLUTION,
+        dtype=dtype,
+        flops=2.0 * prod(made) * inner * window**2,
+        inputs=(
+            LocalInput(image, prod(image) * size, True, False),
+            LocalInput(weight, prod(weight) * size, True, True),
+        ),
+        outputs=(made,),
+        output_bytes=prod(made) * size,
+        differentiable=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("layer", "forward_ms", "backward_ms"),
+    [((128, 128, 512, 1, 1, 28), 1.318, 2.796), ((128, 256, 1024, 1, 1, 14), 1.464, 2.412),
+     ((128, 1024, 512, 1, 1, 14), 2.557, 5.27), ((128, 256, 256, 3, 1, 14), 1.285, 2.134),
+     ((128, 512, 512, 3, 1, 7), 1.268, 3.52), ((128, 256, 256, 3, 1, 56), 17.458, 27.023),
+     ((128, 64, 64, 1, 1, 56), 0.754, 2.025), ((128, 64, 256, 1, 1, 56), 1.455, 3.065)],
+)  # fmt: skip
+def test_convolutions_without_tensor_cores(
+    layer: tuple[int, int, int, int, int, int], forward_ms: float, backward_ms: float
+) -> None:
+    """Layers of ResNet-50 and VGG-16 on V100: msr-fiddle/pipedream, profiler/image_classification
+    (the preset's share of the peak is from all of theirs)."""
+    op = convolution(*layer)
+    time = formula(op, DEVICES["v100-16"])
+    assert 1e3 * time.forward_s == pytest.approx(forward_ms, rel=0.35)
+    backward_s = time.backward_input_s + time.backward_weight_s
+    assert 1e3 * backward_s == pytest.approx(backward_ms, rel=0.4)
+
+
+def test_small_windows_need_fewer_multiplications_without_tensor_cores() -> None:
+    small, strided = convolution(64, 256, 256, 3, 1, 28), convolution(64, 256, 256, 3, 2, 28)
+    assert small.flops == strided.flops
+    gains = {
+        name: formula(strided, DEVICES[name]).forward_s / formula(small, DEVICES[name]).forward_s
+        for name in ("v100-16", "p100", "a100-80")
+    }
+    assert gains["v100-16"] == pytest.approx(2.25, rel=0.1)
+    assert gains["p100"] == pytest.approx(2.25, rel=0.1)
+    assert gains["a100-80"] == pytest.approx(1.0, abs=0.2)  # TF32, the strided one reads more
+    half = [convolution(64, 256, 256, 3, stride, 28, "float16") for stride in (1, 2)]
+    times = [formula(op, DEVICES["v100-16"]).forward_s for op in half]
+    assert times[1] / times[0] == pytest.approx(1.0, abs=0.2)
+
+
+def test_starting_a_product_stands_for_fewer_steps_of_a_slower_one() -> None:
+    def loss(dtype: str) -> float:
+        """Of the rate, where the inner loop is short."""
+        short, long = (linear(8192, 8192, k, dtype) for k in (256, 8192))
+        rates = [op.flops / formula(op, DEVICES["v100-16"]).forward_s for op in (short, long)]
+        return 1 - rates[0] / rates[1]
+
+    assert loss("float32") < loss("float16") / 3
 
 
 def test_few_rows_are_bound_by_memory() -> None:

@@ -215,3 +215,18 @@ def _fingerprint() -> tuple[int, str]:
 def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match=r"lab.yaml: cannot be read: No such file"):
         Cluster.load(tmp_path / "lab.yaml")
+
+
+def test_roce_is_slower_over_several_leaf_switches() -> None:
+    small, large = (
+        Cluster.preset("a100-80", num_nodes=nodes, network="roce-4x100g").between_nodes
+        for nodes in (32, 33)
+    )
+    assert small and large
+    assert large.rate == pytest.approx(small.rate / 1.4)
+    assert "SIGCOMM" in large.reference and "SIGCOMM" not in small.reference
+    fabric = [
+        Cluster.preset("a100-80", num_nodes=nodes, network="infiniband-hdr").between_nodes
+        for nodes in (32, 128)
+    ]
+    assert fabric[0] == fabric[1]
