@@ -47,6 +47,7 @@ the clock, and power as its cube; assumption."""
 START = OpCurve(share=0.85, depth=100.0, quantum=0.3, small_tile=0.9, split_depth=200.0,
                 floor_s=2.5e-6, droop=0.02)  # fmt: skip
 LARGE = Gemm(1, 8192, 8192, 8192)
+_ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,12 @@ def with_wide(name: str, curve: OpCurve, rows: Sequence[dict[str, object]]) -> O
     wide = community(rows, name, "fp32_tflops")
     if not wide:
         return curve
-    share = share_of(DEVICES[name], curve, "float32", median(wide))
+    share, device = 1.0, DEVICES[name]
+    for _ in range(_ROUNDS):
+        # What starting a product costs depends on the rate.
+        whole = with_matmul(device, replace(curve, wide_share=share))
+        rate = work(LARGE).flops / kernel_s(work(LARGE, "float32"), whole)
+        share = min(1.5, share * median(wide) * 1e12 / rate)
     return replace(curve, wide_share=share)
 
 

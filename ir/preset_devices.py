@@ -71,7 +71,7 @@ class _Spec:
 
 _PLAIN_CONVOLUTION = 0.89
 """Of a matmul, without tensor cores: over the layers of ResNet-50 and VGG-16 on V100 in PipeDream's
-profiles (msr-fiddle/pipedream) forward is then 9 % too fast and backward 5 % too slow."""
+profiles (msr-fiddle/pipedream) forward is then 7 % too fast and backward 7 % too slow."""
 
 # Attention: shares at long sequences of FlashAttention 2 (Dao 2023, figures 4 to 7; from memory):
 # 190-230 TFLOP/s on A100, 335 and more on H100, where cuDNN's kernel, which newer torch prefers,

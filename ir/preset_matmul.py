@@ -18,7 +18,7 @@ MATMUL = {
     ),
     "v100-16": OpCurve(
         share=0.795,
-        wide_share=0.902,
+        wide_share=0.876,
         floor_s=1e-06,
         depth=285,
         split_depth=42.1,
@@ -31,7 +31,7 @@ MATMUL = {
     ),
     "v100-32": OpCurve(
         share=0.795,
-        wide_share=0.902,
+        wide_share=0.876,
         floor_s=1e-06,
         depth=285,
         split_depth=42.1,
@@ -44,7 +44,7 @@ MATMUL = {
     ),
     "t4": OpCurve(
         share=0.675,
-        wide_share=0.551,
+        wide_share=0.534,
         floor_s=1e-06,
         depth=285,
         split_depth=42.1,
@@ -57,7 +57,7 @@ MATMUL = {
     ),
     "a100-40": OpCurve(
         share=0.811,
-        wide_share=0.949,
+        wide_share=0.919,
         floor_s=1e-06,
         depth=285,
         split_depth=42.1,
@@ -70,7 +70,7 @@ MATMUL = {
     ),
     "a100-80": OpCurve(
         share=0.883,
-        wide_share=1.02,
+        wide_share=0.986,
         floor_s=1e-06,
         depth=285,
         split_depth=42.1,
@@ -83,7 +83,7 @@ MATMUL = {
     ),
     "h100-sxm": OpCurve(
         share=0.834,
-        wide_share=0.831,
+        wide_share=0.818,
         floor_s=2.59e-06,
         depth=149,
         split_depth=921,
@@ -96,7 +96,7 @@ MATMUL = {
     ),
     "h100-pcie": OpCurve(
         share=0.622,
-        wide_share=0.762,
+        wide_share=0.739,
         floor_s=1e-06,
         depth=285,
         split_depth=42.1,
@@ -109,7 +109,7 @@ MATMUL = {
     ),
     "h100-hbm2e": OpCurve(
         share=0.717,
-        wide_share=0.831,
+        wide_share=0.818,
         floor_s=2.59e-06,
         depth=149,
         split_depth=921,
@@ -121,7 +121,7 @@ MATMUL = {
     ),
     "h200": OpCurve(
         share=0.827,
-        wide_share=0.81,
+        wide_share=0.799,
         floor_s=2.74e-06,
         depth=121,
         split_depth=373,
@@ -147,7 +147,7 @@ MATMUL = {
     ),
     "l4": OpCurve(
         share=0.585,
-        wide_share=0.474,
+        wide_share=0.462,
         floor_s=1e-06,
         depth=285,
         split_depth=42.1,
@@ -160,7 +160,7 @@ MATMUL = {
     ),
     "l40s": OpCurve(
         share=0.824,
-        wide_share=0.751,
+        wide_share=0.739,
         floor_s=1e-06,
         depth=222,
         split_depth=260,
@@ -173,7 +173,7 @@ MATMUL = {
     ),
     "a10": OpCurve(
         share=0.462,
-        wide_share=0.471,
+        wide_share=0.459,
         floor_s=1e-06,
         depth=285,
         split_depth=42.1,
@@ -186,7 +186,7 @@ MATMUL = {
     ),
     "rtx-a6000": OpCurve(
         share=0.821,
-        wide_share=0.652,
+        wide_share=0.634,
         floor_s=1e-06,
         depth=285,
         split_depth=42.1,
@@ -199,7 +199,7 @@ MATMUL = {
     ),
     "rtx3090": OpCurve(
         share=1.11,
-        wide_share=0.723,
+        wide_share=0.706,
         floor_s=1e-06,
         depth=285,
         split_depth=42.1,
@@ -212,7 +212,7 @@ MATMUL = {
     ),
     "rtx4090": OpCurve(
         share=1.04,
-        wide_share=0.686,
+        wide_share=0.67,
         floor_s=1e-06,
         depth=285,
         split_depth=42.1,
