@@ -21,7 +21,7 @@ _HOPPER = 1.375
 _AMPERE_MATMUL = {"a100-40": 1.08, "a100-80": 1.08}
 """The preset's products (kernel benchmarks of an inference library) reach 266 TFLOP/s at 8192; five
 PyTorch tests of A100 SXM find 230, 237, 246, 265 and 271: their median."""
-_SUSTAINED = {
+SUSTAINED = {
     **dict.fromkeys(("h100-sxm", "h100-hbm2e", "h200", "b200", "mi300x"), _HOPPER),
     **_AMPERE_MATMUL,
 }
@@ -167,7 +167,7 @@ def _parts(piece: Piece, size: int, device: str) -> list[OpTime]:
 
 def _slower(piece: Piece, device: str) -> float:
     limited = _LIMITED[:1] if device in _AMPERE_MATMUL else _LIMITED
-    return _SUSTAINED.get(device, 1.0) if piece.op.op_class in limited else 1.0
+    return SUSTAINED.get(device, 1.0) if piece.op.op_class in limited else 1.0
 
 
 def _odd_s(piece: Piece, device: str) -> float:
