@@ -182,8 +182,9 @@ def cluster_of(case: Case) -> Cluster:
         return replace(found, device_types=devices)
     nodes = tuple(replace(node, link=sped(node.link, 2.0)) for node in found.nodes)
     return replace(
-        found, device_types=devices, nodes=nodes, between_nodes=sped(found.between_nodes, 2.0)
-    )
+        found, device_types=devices, nodes=nodes,
+        between_nodes=found.between_nodes and sped(found.between_nodes, 2.0),
+    )  # fmt: skip
 
 
 def _as_used(device: DeviceType, case: Case) -> DeviceType:
