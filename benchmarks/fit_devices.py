@@ -41,6 +41,8 @@ POINTS = {
 """Presets and the names of their GPUs in the table of single large products."""
 LIKE = {"a100-40": "a100-80", "h100-hbm2e": "h100-sxm", "mi300x": "a100-80"}
 """Whose shape constants a GPU without a grid borrows; otherwise A100's."""
+PLAIN = {"p100": "v100-16"}
+"""GPUs without tensor cores, and the one that starts its products as they do without its own."""
 POWER_CUT = {"h100-hbm2e": 0.86}
 """Clock under load of 500 W against 700 W: (350 W / 550 W)^(1/3), with 150 W that do not depend on
 the clock, and power as its cube; assumption."""
@@ -121,6 +123,14 @@ def borrowed(name: str, shape: OpCurve, rows: Sequence[dict[str, object]]) -> Op
     )
 
 
+def without_tensor_cores(name: str, curve: OpCurve) -> OpCurve:
+    """Of a slower product the start stands for fewer steps (`costmodel.formulas`)."""
+    device = DEVICES[name]
+    fewer = device.peak("float32") * (curve.wide_share or curve.share)
+    fewer /= device.peak("float16") * curve.share
+    return replace(curve, depth=fewer * curve.depth, split_depth=fewer * curve.split_depth)
+
+
 def with_wide(name: str, curve: OpCurve, rows: Sequence[dict[str, object]]) -> OpCurve:
     """The share in float32, from large products."""
     wide = community(rows, name, "fp32_tflops")
@@ -151,9 +161,12 @@ def curves(grids: dict[str, list[Sample]], rows: Sequence[dict[str, object]]) ->
     made = {name: sustained(name, curve, rows) for name, curve in made.items()}
     made = {name: with_wide(name, curve, rows) for name, curve in made.items()}
     for name in DEVICES:
-        if name not in made:
+        if name not in made and name not in PLAIN:
             shape = made[LIKE.get(name, "a100-80")]
             made[name] = with_wide(name, borrowed(name, shape, rows), rows)
+    for name, other in PLAIN.items():
+        shape = without_tensor_cores(other, made[other])
+        made[name] = with_wide(name, borrowed(name, shape, rows), rows)
     return {name: made[name] for name in DEVICES}
 
 

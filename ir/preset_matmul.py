@@ -4,11 +4,11 @@ from meshwright.ir.device import OpCurve
 
 MATMUL = {
     "p100": OpCurve(
-        share=0.469,
-        wide_share=0.969,
+        share=0.455,
+        wide_share=0.941,
         floor_s=1e-06,
-        depth=285,
-        split_depth=42.1,
+        depth=39.5,
+        split_depth=5.84,
         quantum=0.702,
         small_tile=0.871,
         droop=0.001,
