@@ -24,7 +24,7 @@ _SPLIT_WAVES = 4
 _WIDE = frozenset({"float32", "float64"})
 _WINOGRAD = 2.25
 """By how much fewer multiplications a convolution of 3 x 3 needs in tiles of 2 x 2, as cuDNN runs
-it where there are no tensor cores (Lavin and Gray 2016)."""
+it in float32 where there are no tensor cores (Lavin and Gray 2016)."""
 _DROOP_S = 1e-3
 """Ops longer than this feel the clock fall; of the order of a power controller's period."""
 
@@ -104,7 +104,7 @@ def _rate(work: Work, curve: OpCurve, device: DeviceType) -> tuple[float, float]
     if device.kind == "cpu":
         return rate, 1.0
     start = min(1.0, rate / (device.peak("float16") * curve.share))
-    plain = peak <= device.peak(work.dtype)
+    plain = work.dtype == "float32" and peak <= device.peak("float32")
     return rate * (_WINOGRAD if work.small_window and plain else 1.0), start
 
 

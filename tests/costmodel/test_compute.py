@@ -191,9 +191,10 @@ def test_small_windows_need_fewer_multiplications_without_tensor_cores() -> None
     assert gains["v100-16"] == pytest.approx(2.25, rel=0.1)
     assert gains["p100"] == pytest.approx(2.25, rel=0.1)
     assert gains["a100-80"] == pytest.approx(1.0, abs=0.2)  # TF32, the strided one reads more
-    half = [convolution(64, 256, 256, 3, stride, 28, "float16") for stride in (1, 2)]
-    times = [formula(op, DEVICES["v100-16"]).forward_s for op in half]
-    assert times[1] / times[0] == pytest.approx(1.0, abs=0.2)
+    for dtype in ("float16", "float64"):
+        pair = [convolution(64, 256, 256, 3, stride, 28, dtype) for stride in (1, 2)]
+        times = [formula(op, DEVICES["v100-16"]).forward_s for op in pair]
+        assert times[1] / times[0] == pytest.approx(1.0, abs=0.2), dtype
 
 
 def test_starting_a_product_stands_for_fewer_steps_of_a_slower_one() -> None:
