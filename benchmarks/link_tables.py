@@ -1,5 +1,6 @@
 """Published timings of collectives in one convention: bytes of the whole value, seconds."""
 
+import csv
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from meshwright.costmodel.fit_comm import Row
 NCCL = "nccl_single_node_aiconfigurator.json"
 NETWORK = "network_collectives_measured.json"
 PLAYBOOK = "hf_ultrascale_scaling_and_bandwidth.json"
+P5 = Path(__file__).parent / "tables" / "nccl_p5.csv"
+"""Kept here; the other tables are in the calibration part of the published ones."""
 
 SINGLE = {
     "A100-SXM4-80GB": "nvlink3",
@@ -23,6 +26,11 @@ SINGLE = {
 """GPU of the NCCL table -> preset link."""
 _OPERATIONS = {"alltoall": "all_to_all"}
 _ROUNDS = {"all_reduce": 2}
+_P5_GPUS = 8
+_P5_SOURCE = "aws-gpu-communication-benchmark, H100"
+_PLAYBOOK = "Ultra-Scale Playbook, H100"
+_PLAYBOOK_BYTES = 2**30
+"""Of nanotron's start-up test, whose name says 256 MB: its source makes 256 Mi values in fp32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +42,8 @@ class Series:
     nodes: int
     inside: int
     rows: tuple[Row, ...]
+    judges: bool = False
+    """Several nodes: only compared with the link's curves, which come from another source."""
 
 
 def nccl_rows(folder: Path) -> dict[str, list[Row]]:
@@ -66,11 +76,48 @@ def other_series(folder: Path) -> list[Series]:
         if raw["kind"] != "collective_bandwidth":
             continue
         hardware, operation = raw["hardware"], raw["collective"]
-        seconds = _seconds(raw["measured"], raw["bytes"], hardware["gpus"], operation)
+        seconds = _seconds(raw["measured"], _PLAYBOOK_BYTES, hardware["gpus"], operation)
         link = "efa-p5" if hardware["nodes"] > 1 else "nvlink4"
-        key = ("Ultra-Scale Playbook, H100", link, hardware["nodes"], hardware["gpus_per_node"])
-        found.setdefault(key, []).append(Row(operation, raw["bytes"], hardware["gpus"], seconds))
-    return [Series(*key, tuple(rows)) for key, rows in found.items()]
+        key = (_PLAYBOOK, link, hardware["nodes"], hardware["gpus_per_node"])
+        found.setdefault(key, []).append(Row(operation, _PLAYBOOK_BYTES, hardware["gpus"], seconds))
+    series = [Series(*key, tuple(rows), key[0] == _PLAYBOOK) for key, rows in found.items()]
+    return [*series, *p5_series()]
+
+
+def p5_series() -> list[Series]:
+    """Collectives of nccl-tests on AWS p5."""
+    found: dict[int, list[Row]] = {}
+    lines = [line for line in P5.read_text().splitlines() if not line.startswith("#")]
+    for raw in csv.DictReader(lines):
+        nodes, operation, nbytes = int(raw["nodes"]), raw["operation"], float(raw["mib"]) * 2**20
+        gpus = nodes * _P5_GPUS
+        rate = {"busbw_gb_s": float(raw["busbw_gb_s"])}
+        seconds = _seconds(rate, nbytes, gpus, operation)
+        # nccl-tests counts what one rank of an all-to-all holds.
+        whole = nbytes * (gpus if operation == "all_to_all" else 1)
+        found.setdefault(nodes, []).append(Row(operation, whole, gpus, seconds))
+    name = _P5_SOURCE
+    return [Series(name, "efa-p5", n, _P5_GPUS, tuple(rows)) for n, rows in sorted(found.items())]
+
+
+def continued(half: Series, last: Series) -> Series:
+    """Twice the nodes of `last`, of which `half` has half, in timings that both have: gathers run
+    as rings and grow with their members, the rest with the logarithm of their number."""
+    before = {(row.operation, _size(row)): row.seconds for row in half.rows}
+    rows = []
+    for row in last.rows:
+        if (key := (row.operation, _size(row))) not in before:
+            continue
+        growth = max(0.0, row.seconds - before[key])
+        more = 2 * growth if row.operation == "all_gather" else growth
+        whole = row.nbytes * (2 if row.operation == "all_to_all" else 1)
+        rows.append(Row(row.operation, whole, 2 * row.size, row.seconds + more))
+    return Series(f"continued: {last.source}", last.link, 2 * last.nodes, last.inside, tuple(rows))
+
+
+def _size(row: Row) -> float:
+    """Bytes as nccl-tests counts them."""
+    return row.nbytes / row.size if row.operation == "all_to_all" else row.nbytes
 
 
 def two_node_groups(folder: Path) -> tuple[list[tuple[int, int, float]], float]:

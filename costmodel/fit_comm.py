@@ -89,9 +89,13 @@ def outer_timings(
     `outer` only the size and the launch count.
     """
     total = inner.size * outer.size
+    all_to_all = operation == "all_to_all"
+    held = 1 if all_to_all else inner.size
     share = (total - 1) / total * outer.size / (outer.size - 1)
+    if all_to_all:
+        share = 1 / inner.size
     near = curve(inner.link, operation, inner.size)
     common = min(near.latency_s, inner.link.launch_s, outer.link.launch_s)
-    found = [(n / inner.size, max(s - near.latency_s + common, s / 4)) for n, s in timings]
+    found = [(n / held, max(s - near.latency_s + common, s / 4)) for n, s in timings]
     least = min(seconds for _, seconds in found)
     return [(n, least + (s - least) / share) for n, s in found]

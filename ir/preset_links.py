@@ -112,9 +112,12 @@ _NETWORKS = (
           reference="8 x 200 Gb/s; the rest as InfiniBand, an assumption"),
     _link("efa-p4d", 6.25, 30, shared_by=2, **_EFA, fit_error=0.5,
           reference="AWS p4d: 4 x 100 Gb/s for 8 GPUs; the rest as efa-p6"),
-    _link("efa-p5", 50, 30, **_EFA, fit_error=0.5,
-          reference="AWS p5, 2-64 nodes, 256 MB, medians over a shared cluster: Ultra-Scale "
-                    "Playbook; latency as efa-p6"),
+    # Few bytes take 70 us on two nodes (aws-k8s-tester, pull requests 503 and 585), of which a node
+    # alone takes 13: a message each way.
+    _link("efa-p5", 50, 28, efficiency=0.9, launch_s=1.3e-5, step_s=2.8e-5, source="fitted",
+          fit_error=0.1,
+          reference="AWS p5, 2-32 nodes, 32 MiB to 8 GiB: nccl-tests of crazyguitar/"
+                    "aws-gpu-communication-benchmark (October 2025)"),
     _link("efa-p6", 50, 30, **_EFA, fit_error=0.15,
           reference=f"AWS p6-b200, 4 nodes, 256 KiB to 16 GiB: {_ENGINEERING}"),
     # One port a node, bandwidth given for the node; `network` divides it.

@@ -1,87 +1,114 @@
 """Collectives over a network whose bus bandwidth the job itself measured before it ran.
 
-Gathers and scatters run as rings, whose steps each wait for the slowest hop: over many nodes the
-bandwidth falls because the steps do not get shorter with the message, and small messages take what
-so many messages between nodes take. All-reduces run as trees and are taken at their bandwidth.
+Gathers and scatters run as rings over all ranks, of which every step waits besides passing its
+bytes; what it waits follows from the job's own test and holds for all groups of the job.
+All-reduces take the curves of the network's preset, so many times as long as the job's test did.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
-from math import ceil, log, log2
+from functools import lru_cache
+from math import log
 
-from meshwright.costmodel.comm import Level, Levels
+from meshwright.costmodel.comm import Level, Levels, collective_time
+from meshwright.costmodel.curves import curve
+from meshwright.ir.conversions import Primitive
 from meshwright.ir.device import Curve
+from meshwright.ir.preset_links import LINKS
 
 MEASURED = "as measured"
 """Name of a network that stands for the measured one."""
 
-_GB_S: Mapping[str, Mapping[int, float]] = {
-    "all_reduce": {2: 361.7, 4: 160.1, 8: 99.6, 16: 84.7, 32: 64.9, 64: 32.9},
-    "all_gather": {2: 184.6, 4: 119.0, 8: 69.0, 16: 55.0, 32: 28.0, 64: 11.0},
-    "reduce_scatter": {2: 181.6, 4: 115.8, 8: 68.6, 16: 54.5, 32: 27.9, 64: 11.1},
-}
-"""Bus bandwidth by nodes of 8 H100 at 256 MiB, centre lines over many jobs on the cluster of the
-sweeps (Ultra-Scale Playbook, pp_comm_bandwidth; the calibration part of the published tables)."""
-_BEST_GB_S = 229.0
-"""The best ring over several nodes there: 4 nodes, 95th percentile."""
-_KEYS = {"all_reduce": "ar", "all_gather": "ag", "reduce_scatter": "rs"}
-_MESSAGE = 256 * 2**20
 _PER_NODE = 8
-_MESSAGE_S = 8e-5
-"""One message between GPUs over EFA: all-reduces of 256 KiB to 1 MiB over 4 nodes of AWS P6 (the
-calibration part) take 0.36 to 0.38 ms, of which two levels of a tree up and down are four."""
+_MESSAGE = 2**30
+"""Bytes of nanotron's start-up test: its name says 256 MB, its source makes 256 Mi values in fp32.
+With so many, the wait per step is the same over 2 and over 64 nodes."""
+_CHECKED_GB_S = 440.0
+"""All-reduces inside a node, by the same test. Jobs come in two kinds, of 422 to 430 and of 454 to
+462 GB/s: torch compares fingerprints of collectives before it starts them, or does not."""
+_BROKEN_GB_S = 100.0
+"""A node whose collectives are slower than this has a device that does not work as it should."""
+_UNCHECKED_GB_S: Mapping[str, Mapping[int, float]] = {
+    "ar": {2: 436.1, 4: 219.1, 8: 192.7, 16: 188.4, 32: 194.2, 64: 177.4},
+    "ag": {2: 226.3, 4: 229.4, 8: 178.5, 16: 126.7, 32: 77.0, 64: 44.4},
+    "rs": {2: 226.4, 4: 215.5, 8: 177.5, 16: 126.5, 32: 77.3, 64: 45.1},
+    "intra": {1: 264.9},
+}
+"""Bus bandwidth by nodes, 95th percentile over many jobs on the cluster of the sweeps (Ultra-Scale
+Playbook, pp_comm_bandwidth; the calibration part of the published tables): jobs without the check,
+for those whose own test timed the check instead."""
 _LEAST_HOP_S = 5e-6
 
 
-def as_measured(levels: Levels, rates: Mapping[str, float], nodes: int) -> Levels:
-    """Levels whose outer tier has the curves that the measured rates, in GB/s, stand for.
+def checked(rates: Mapping[str, float]) -> bool | None:
+    """Whether torch compared collectives' fingerprints in the job; None if its test does not say."""
+    return rates["ar_intra"] < _CHECKED_GB_S if "ar_intra" in rates else None
 
-    A group of m of the job's n nodes behaves as usual for m nodes, but for the log m / log n'th
-    power of the job's departure from the usual: few nodes seldom include the slowest.
-    """
+
+def broken(rates: Mapping[str, float]) -> bool:
+    """A device of the job did not work as it should."""
+    return rates.get("ar_intra", _CHECKED_GB_S) < _BROKEN_GB_S
+
+
+def as_measured(levels: Levels, rates: Mapping[str, float], nodes: int) -> Levels:
+    """Levels whose outer tier has the curves that the measured rates, in GB/s, stand for."""
     if not levels or not rates or levels[-1].link.name != MEASURED:
         return levels
     inside = levels[0].size if len(levels) > 1 else 1
     outer = levels[-1]
-    curves = tuple(
-        _curve(name, outer.size, inside, rates[key], nodes)
-        for name, key in _KEYS.items()
-        if key in rates
+    if checked(rates):
+        usual = {key: _at(_UNCHECKED_GB_S[key], nodes) for key in ("ar", "ag", "rs")}
+        rates = {**usual, "ag_intra": _UNCHECKED_GB_S["intra"][1]}
+    curves = (
+        _tree(outer.size, rates["ar"], nodes),
+        *(
+            _ring(operation, outer.size, inside, rates[key], rates["ag_intra"], nodes)
+            for operation, key in (("all_gather", "ag"), ("reduce_scatter", "rs"))
+        ),
     )
     return (*levels[:-1], Level(outer.size, replace(outer.link, curves=curves)))
 
 
-def _curve(operation: str, size: int, inside: int, measured: float, nodes: int) -> Curve:
+def _tree(size: int, measured: float, nodes: int) -> Curve:
+    ranks = nodes * _PER_NODE
+    took_s = 2 * (ranks - 1) / ranks * _MESSAGE / (measured * 1e9)
+    slower = took_s / _preset_s(nodes)
+    bent = curve(LINKS["efa-p5"], "all_reduce", size)
+    # A knot beyond the last one keeps the last slope.
+    knots = (*bent.nbytes[1:], 2 * bent.nbytes[-1] + 1e9)
+    points = ((0.0, bent.latency_s), *((n, bent(n)) for n in knots))
+    return Curve(operation="all_reduce", size=size,
+                 points=tuple((n, slower * s) for n, s in points))  # fmt: skip
+
+
+@lru_cache(maxsize=16)
+def _preset_s(nodes: int) -> float:
+    levels = (Level(_PER_NODE, LINKS["nvlink4"]), Level(nodes, LINKS["efa-p5"]))
+    return collective_time(Primitive.ALL_REDUCE, _MESSAGE, levels)
+
+
+def _ring(
+    operation: str, size: int, inside: int, measured: float, within: float, nodes: int
+) -> Curve:
     """Of `size` devices, one per node, that stand for `inside` times as many."""
-    usual, weight = _GB_S[operation], log(size) / log(nodes)
-    here, job = _between(usual, size), _between(usual, nodes)
-    if operation == "all_reduce":
-        latency = least = 2 * ceil(log2(size)) * _MESSAGE_S
-        rate, rounds = here * (measured / job) ** weight, 2
-    else:
-        hop = _hop_s(here, size) * (_hop_s(measured, nodes) / _hop_s(job, nodes)) ** weight
-        steps = size * inside - 1
-        latency, least, rate, rounds = steps * hop, steps * _MESSAGE_S, _BEST_GB_S, 1
-    slope = rounds * (size - 1) / size / (rate / _PER_NODE * 1e9)
-    bend = max(1.0, (least - latency) / slope)
-    first = latency + bend * slope
-    points = ((1.0, first), (bend, first)) if bend > 1.0 else ((1.0, first),)
-    far = 1e9 + bend
-    return Curve(operation=operation, size=size, points=(*points, (far, latency + far * slope)))
+    waits_s = (size * inside - 1) * _hop_s(measured, within, nodes)
+    slope = (size - 1) / size / (within / _PER_NODE * 1e9)
+    return Curve(operation=operation, size=size,
+                 points=((0.0, waits_s), (1e9, waits_s + 1e9 * slope)))  # fmt: skip
 
 
-def _hop_s(busbw: float, nodes: int) -> float:
+def _hop_s(busbw: float, within: float, nodes: int) -> float:
     """What a step of the ring waits beyond passing its bytes."""
     ranks = nodes * _PER_NODE
     moved = _MESSAGE * (ranks - 1) / ranks / 1e9
-    return max(_LEAST_HOP_S, (moved / busbw - moved / _BEST_GB_S) / (ranks - 1))
+    return max(_LEAST_HOP_S, (moved / busbw - moved / within) / (ranks - 1))
 
 
-def _between(usual: Mapping[int, float], nodes: int) -> float:
-    low = max(n for n in usual if n <= min(nodes, 64))
-    high = min(n for n in usual if n >= min(nodes, 64))
+def _at(rates: Mapping[int, float], nodes: int) -> float:
+    low = max(n for n in rates if n <= min(nodes, 64))
+    high = min(n for n in rates if n >= min(nodes, 64))
     if low == high:
-        return usual[low]
+        return rates[low]
     part = log(nodes / low) / log(high / low)
-    found: float = usual[low] ** (1 - part) * usual[high] ** part
+    found: float = rates[low] ** (1 - part) * rates[high] ** part
     return found

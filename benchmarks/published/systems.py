@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from benchmarks.published.efa import checked
 from benchmarks.published.measured import RowError
 from benchmarks.published.rows import Row
 
@@ -280,10 +281,11 @@ def _of_time(system: System, row: Row) -> System:
         return system
     if "bench_cluster" in row.system.lower():
         return NANOTRON_PLAIN
-    if not row.revised:
-        return system
-    several = row.gpus > row.gpus_per_node
-    return replace(system, check_s=_DEBUG_CHECK_S) if several else system
+    known = checked(row.bandwidths)
+    # Jobs that ran out of memory have no test: those of the rerun over several nodes.
+    guess = row.revised and row.gpus > row.gpus_per_node
+    checks = guess if known is None else known
+    return replace(system, check_s=_DEBUG_CHECK_S) if checks else system
 
 
 def _titan_logits(row: Row) -> int:
