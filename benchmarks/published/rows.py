@@ -8,6 +8,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+from benchmarks.published.efa import broken
 from benchmarks.published.measured import RowError, fits_of, memory_of, part_of, step_of
 from benchmarks.published.shapes import Shape, read_shape
 from meshwright.ir.errors import PlanError
@@ -59,6 +60,8 @@ class Row:
     """A pipeline of nanotron before its fix: 4 to 50 times too slow, as sends and receives wait."""
     step_s: float | None
     """Measured; None where the table has none or says that it is not to be trusted."""
+    untimed: str = ""
+    """Why a run that took place has no time to compare."""
     peak_bytes: float | None
     memory_kind: str
     fits: bool | None
@@ -136,7 +139,8 @@ def read_row(raw: Mapping[str, Any], index: int, context: Context) -> Row:
         raise RowError("batch.seq is missing")
     fits = fits_of(raw)
     early = parallel.pp > 1 and not raw.get("after_pp_fix") and "nanotron" in context.name
-    untimed = fits is False or early
+    step_s = None if fits is False else step_of(raw, shape, gbs, seq, gpus)
+    untimed = _untimed(raw, step_s, early, fits)
     peak, kind = memory_of(part_of(raw, "measured"))
     return Row(
         table=context.name,
@@ -162,12 +166,25 @@ def read_row(raw: Mapping[str, Any], index: int, context: Context) -> Row:
         compiled=bool(raw.get("compile")),
         revised=context.rerun and (parallel.pp > 1 or bool(raw.get("after_pp_fix"))),
         early=early,
-        step_s=None if untimed else step_of(raw, shape, gbs, seq, gpus),
+        step_s=None if untimed else step_s,
+        untimed=untimed,
         peak_bytes=peak,
         memory_kind=kind,
         fits=fits,
         label=_label(raw, shape, parallel, mbs),
     )
+
+
+def _untimed(raw: Mapping[str, Any], step_s: float | None, early: bool, fits: bool | None) -> str:
+    if fits is False:
+        return ""
+    if early:
+        return "a pipeline before its stack's fix"
+    if step_s is None:
+        return "the table has none or does not trust it"
+    if broken(part_of(raw, "network_gb_s")):
+        return "the job's own test found a device ten times slower than usual"
+    return ""
 
 
 def _count(part: Mapping[str, Any], key: str) -> int:

@@ -46,7 +46,7 @@ class Site:
 
 def announced(site: Site, pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
     """With the checks that the stack makes before each collective, and how well it hides them."""
-    sizes, hidden = {"tp": site.tp, "cp": site.cp, "ep": site.ep}, site.system.tp_hidden
+    sizes, hidden = {"tp": site.tp, "cp": site.cp, "ep": site.ep}, site.system.hidden
 
     def told(message: Message) -> Message:
         check_s = site.system.check_s * (sizes[message.axis] - 1)

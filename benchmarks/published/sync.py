@@ -71,20 +71,21 @@ def _exposed_reduction(row: Row, recipe: Recipe, ground: Ground, part: Part) -> 
     system, zero = recipe.system, row.parallel.zero
     nbytes = float(system.sync_bytes * part.parameters)
     plain = zero == 0 or system.reduces_all
-    seconds = _reduction_s(row, nbytes, ground, split=not plain)
     # nanotron all-reduces the whole buffer under ZeRO-1, without DDP.
     overlaps = system.gradient_sync == "ddp" and not (system.name == "nanotron" and zero)
+    count = _buckets(row, part, system.bucket) if overlaps and system.bucket else 1
+    seconds = count * _reduction_s(row, nbytes / count, ground, split=not plain)
     if not overlaps:
         return seconds
     table = row.shape.vocab * row.shape.hidden // row.parallel.tp if part.first else 0
     last = max(float(system.sync_bytes * table), float(_BUCKET_BYTES))
     tail = _reduction_s(row, min(last, nbytes), ground, split=not plain)
-    checks = _buckets(row, part) * system.check_s * (row.parallel.dp - 1)
+    checks = count * system.check_s * (row.parallel.dp - 1)
     waits = max(0.0, part.cost.backward_dispatch_s + checks - part.cost.backward) if checks else 0.0
     return (
-        max(tail, seconds - part.cost.backward)
+        max(tail, seconds - system.hidden * part.cost.backward)
         + waits
-        + _slowed_s(seconds, part.cost.backward, ground.dp)
+        + _slowed_s(seconds, system.hidden * part.cost.backward, ground.dp)
     )
 
 
@@ -94,17 +95,17 @@ def _slowed_s(seconds: float, work_s: float, levels: Levels) -> float:
     return (slower - 1) * min(seconds, work_s)
 
 
-def _buckets(row: Row, part: Part) -> int:
-    """Of torch DDP: a bucket is full once it has 25 MiB, in half precision here."""
+def _buckets(row: Row, part: Part, most: int) -> int:
+    """A bucket is full once it has so many bytes, in half precision here."""
     shape, count, held = row.shape, 0, 0
     q, kv, mlp = shape.hidden**2, 2 * shape.hidden * shape.kv_width, shape.mlp_parameters
     layer = [mlp // 3, 2 * mlp // 3, q, q + kv] if shape.gated else [mlp // 2, mlp // 2, q, q + kv]
     table = [shape.vocab * shape.hidden]
     for values in table * part.last + layer * len(part.layers) + table * part.first:
         held += 2 * values // row.parallel.tp
-        if held >= _BUCKET_BYTES:
+        if held >= most:
             count, held = count + 1, 0
-    return count + (held > 0)
+    return max(1, count + (held > 0))
 
 
 def _update_s(row: Row, recipe: Recipe, ground: Ground, part: Part) -> float:

@@ -74,8 +74,10 @@ class System:
     collectives, where the layer is known to make many small calls."""
     tp_dispatch_s: tuple[float, float] = (0.0, 0.0)
     """The same for what tensor parallelism makes of the layer's linears."""
-    tp_hidden: float = 1.0
+    hidden: float = 1.0
     """Share of the work beside its collectives that hides them."""
+    bucket: int = 0
+    """Bytes in half precision that are reduced at once; 0: taken as all."""
     check_s: float = 0.0
     """The CPU's per collective for each further rank of its group."""
     clip_bytes: int = 0
@@ -154,9 +156,11 @@ MEGATRON_2022 = System(
 # Its asynchronous linears (parallel/tensor_parallel/functional.py) make about 64 more calls a layer
 # forward and 74 backward, at the same 6 us: buffers, splits, views, partial products. They gather
 # inputs into a buffer that all share, again in the backward (tp_recompute_allgather): the static
-# memory of the sweep's runs has two such buffers. Of the work beside their collectives 0.4 hides
-# them: with it the calibration runs at tp 2, 4, 8 and 16 (tp_sp_scaling) come out 5 and 2 % too
-# fast and 1 and 4 % too slow, with all of it 6, 6, 6 and 0 % too fast, with none 1 to 8 % too slow.
+# memory of the sweep's runs has two such buffers. Of the work beside collectives, of tensor and of
+# data parallelism, 0.4 hides them (CUDA_DEVICE_MAX_CONNECTIONS=1 makes streams wait for each
+# other): of 0, 0.4 and 1 it leaves the calibration runs at tp 2 to 32 with sequence parallelism (-6
+# to +1, with 1 -9 to -6 %) and at dp 16 to 256 (-14 to +4 %, with 1 -28 to -5, with 0 -5 to +18 %)
+# closest together (benchmarks.published.calibration).
 # Flash attention's RotaryEmbedding (2.5.0, layers/rotary.py) rotates queries in place, and so keeps
 # the whole tensor that queries, keys and values were laid out in. torch 2.1 (the conda environment
 # of run_multinode.sh) records memory on the streams that collectives run on.
@@ -166,8 +170,8 @@ NANOTRON = System(
     sequence_parallel=True, tp_overlap="nanotron", logits_bytes=8, saved_logits_bytes=4,
     cost_partition=True, first_stage_memory=True, bucket_bytes=2, half_gradients=True,
     clip_bytes=12, gather_copies=True, layer_dispatch_s=(1.0e-3, 1.1e-3),
-    tp_dispatch_s=(0.38e-3, 0.44e-3), tp_hidden=0.4, reduces_all=True,
-    rotates_in_place=True, frees_late=True,
+    tp_dispatch_s=(0.38e-3, 0.44e-3), hidden=0.4, reduces_all=True,
+    rotates_in_place=True, frees_late=True, bucket=25 * 2**20,
 )  # fmt: skip
 # bench_cluster, half a year before (bench_cluster/template/base_config.py;
 # tp_linear_async_communication false): gathered inputs are kept, as torch's linears keep theirs.
@@ -226,7 +230,7 @@ INTERNEVO = System(
     sequence_parallel=False, tp_overlap="backward", logits_bytes=16, saved_logits_bytes=4,
     attention_slowdown=2.0, step_bytes=12, flat_bytes=2, step_apart=True, broadcasts=True,
     reduces_all=True, bucket_copy_bytes=8, update_bytes=60, whole_parameters=True,
-    loss_bytes=(54, 14),
+    loss_bytes=(54, 14), bucket=512 * 2**20,
 )  # fmt: skip
 
 # DeepSpeed and Megatron-DeepSpeed: as Megatron, gradients in half precision on the wire.

@@ -27,6 +27,8 @@ def _figures(result: Result) -> list[str]:
         rank = spearman(pairs)
         lines.append(f"step time {_errors(time)}" + (f" rank {rank:.3f}" if rank else ""))
         lines += _subsets(result)
+    without = Counter(case.row.untimed for case in result.cases if case.row.untimed)
+    lines += [f"  no time to compare {n:4}: {why}" for why, n in without.most_common()]
     if memory := errors(c.memory_error for c in result.cases):
         lines.append(f"memory    {_errors(memory)}")
     fits = feasibility(result.cases)

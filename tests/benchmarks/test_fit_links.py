@@ -70,9 +70,9 @@ def test_rows_count_the_whole_value(folder: Path) -> None:
     largest = {op: max(r.nbytes for r in rows if r.operation == op and r.size == 8)
                for op in ("all_reduce", "all_to_all")}  # fmt: skip
     assert largest == {"all_reduce": 2**29, "all_to_all": 8 * 2**29}
-    bus = next(s for s in other_series(folder) if s.link == "efa-p5" and s.nodes == 2)
+    bus = next(s for s in other_series(folder) if s.judges and s.nodes == 2)
     row = next(r for r in bus.rows if r.operation == "all_reduce")
-    assert row.seconds == pytest.approx(2 * 15 / 16 * 2**28 / 100e9)
+    assert row.seconds == pytest.approx(2 * 15 / 16 * 2**30 / 100e9)
 
 
 def test_the_module_holds_the_fit(folder: Path, tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def test_bench_cluster_has_plain_linears_and_other_rows_the_asynchronous_ones():
     assert system_of(nanotron(16, tp=8, dp=2, text="nanotron bench_cluster")) == NANOTRON_PLAIN
     assert system_of(nanotron(16, tp=8, dp=2)) == NANOTRON
     row, ground = nanotron(8, 8, tp=8), ground_of(nanotron(8, 8, tp=8))
-    bare = replace(NANOTRON_PLAIN, tp_hidden=0.0)
+    bare = replace(NANOTRON_PLAIN, hidden=0.0)
     sites = [
         Site(shape=row.shape, system=system, mbs=8, seq=SEQ, tp=8, sp=True)
         for system in (bare, replace(bare, tp_overlap="nanotron"))
@@ -129,11 +129,11 @@ def test_a_share_of_the_work_hides_collectives():
     ground = ground_of(row)
     backward = []
     for hidden in (0.0, 0.4, 1.0):
-        system = replace(NANOTRON, tp_hidden=hidden)
+        system = replace(NANOTRON, hidden=hidden)
         site = Site(shape=row.shape, system=system, mbs=8, seq=SEQ, tp=8, sp=True)
         backward.append(cost(layer(site), ground).backward_s)
     assert backward[0] > backward[1] > backward[2]
-    assert NANOTRON.tp_hidden == 0.4
+    assert NANOTRON.hidden == 0.4
 
 
 def test_gradients_of_a_whole_backward_are_there_at_its_end():
