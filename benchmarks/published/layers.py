@@ -39,7 +39,8 @@ def _core(site: Site, heads: int, d: int, width: int) -> tuple[Piece, ...]:
     seq, tokens = site.seq // site.cp, site.tokens
     if site.system.attention == "flash":
         saved = 2 * tokens * 3 * width + 4 * heads * tokens
-        return (flash("attention", site.mbs, heads, heads, seq, site.seq, d, site.half, saved),)
+        attend = flash("attention", site.mbs, heads, heads, seq, site.seq, d, site.half, saved)
+        return (replace(attend, slowdown=site.system.attention_slowdown),)
     batch, scores = site.mbs * heads, site.mbs * heads * seq * site.seq
     mask = scores if site.system.dropout else 0
     pieces = [

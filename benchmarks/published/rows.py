@@ -276,12 +276,12 @@ def _label(raw: Mapping[str, Any], shape: Shape, parallel: Parallel, mbs: int) -
     return " ".join([name, *axes, f"zero{parallel.zero}", f"mbs{mbs}", str(method)])
 
 
-def tables(folder: Path, only: str = "") -> Iterator[Table]:
-    """The tables of a folder, in the order of their names."""
-    paths = sorted(folder.glob("*.json"))
+def tables(*folders: Path, only: str = "") -> Iterator[Table]:
+    """The tables of some folders, in the order of their names."""
+    paths = sorted((p for folder in folders for p in folder.glob("*.json")), key=lambda p: p.stem)
     if only:
         paths = [path for path in paths if path.stem == only]
     if not paths:
-        wanted = f"{only}.json" if only else "*.json"
-        raise PlanError(f"{folder} has no {wanted}; give the folder of the published tables")
+        wanted, where = f"{only}.json" if only else "*.json", ", ".join(map(str, folders))
+        raise PlanError(f"{where} has no {wanted}; give the folder of the published tables")
     yield from map(read_table, paths)

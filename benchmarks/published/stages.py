@@ -95,7 +95,9 @@ def _layer_cost(site: Site, recipe: Recipe, ground: Ground, experts: bool, turn:
         forward, backward = forward + more[0], backward + more[1]
     calls = Cost(forward_dispatch_s=forward, backward_dispatch_s=backward)
     compiled = recipe.system.pointwise == "compiled"
-    return recomputed(pieces, mode, entry, ground, compiled=compiled) + calls
+    early = recipe.system.stops_early
+    cost = recomputed(pieces, mode, entry, ground, compiled=compiled, stops_early=early)
+    return cost + calls
 
 
 def _equal_cuts(row: Row, count: int) -> list[tuple[range, bool]]:

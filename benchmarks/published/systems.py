@@ -69,6 +69,8 @@ class System:
     """Under tensor parallelism too linears are torch's own, between collectives."""
     keeps_gathered: bool = False
     """Inputs that sequence parallelism gathered are kept, not gathered again in backward."""
+    stops_early: bool = False
+    """A checkpointed layer is made again up to what backward reads: not its last product."""
     layer_dispatch_s: tuple[float, float] = (0.0, 0.0)
     """The CPU's part of one layer forward and backward beyond a dispatch per kernel and its
     collectives, where the layer is known to make many small calls."""
@@ -185,13 +187,27 @@ NANOTRON_PLAIN = replace(
 # reduce-scatter (its docs/fsdp.md and the table's notes). The loss casts logits to fp32
 # (pred.float() in cross_entropy). Bytes per logit that the allocator has then reserved: the logits
 # (2), freed before the backward in a block too small for the rest; log-softmax, its gradient and
-# the gradient of the fp32 logits (3 x 4).
+# the gradient of the fp32 logits (3 x 4). Since 2.1 torch's checkpoints without reentry stop where
+# backward has what it reads (torch.utils.checkpoint, set_checkpoint_early_stop).
 TORCHTITAN = System(
     name="torchtitan", parameter_bytes=4, gradient_bytes=4, optimizer_bytes=8, sync_bytes=4,
     gradient_sync="fsdp", accumulate_bytes=0, attention="flash", pointwise="eager",
     dropout=False, sequence_parallel=True, tp_overlap="none", logits_bytes=14,
-    saved_logits_bytes=4, separate_qkv=True, composite_norm=True,
+    saved_logits_bytes=4, separate_qkv=True, composite_norm=True, stops_early=True,
 )  # fmt: skip
+
+# LLM Foundry (Composer with FSDP of torch 1.13 and 2.1; benchmarking/submit_benchmarks.py and
+# MPT's modeling_mpt.py): one product for queries, keys and values, layer norm as one kernel in half
+# precision, flash-attn's loss, which reads the logits as they are, and Composer's own AdamW, one
+# operator after the other (as torch 1.13's below). Its tables name the mixed precision: DEFAULT
+# reduces in fp32, PURE in half precision. attn_impl is triton by default until 2024: version 2 is
+# 1.3 to 2.5 times faster than flash attention in Triton (Dao 2023, section 1), the middle.
+FOUNDRY = replace(
+    TORCHTITAN, name="LLM Foundry", separate_qkv=False, composite_norm=False, logits_bytes=4,
+    saved_logits_bytes=2, loss_bytes=(2, 4), update_bytes=60, attention_slowdown=1.9,
+)  # fmt: skip
+# Its older tables (bf16 throughout), of torch 1.13.
+FOUNDRY_1 = replace(FOUNDRY, sync_bytes=2, stops_early=False)
 
 # Alpa: XLA on V100, fp16 with fp32 master weights; unfused attention, pointwise work fused by the
 # compiler; gradients reduced after the last micro-batch in fp16 (gradient accumulation in the
@@ -254,6 +270,7 @@ _WORDS: tuple[tuple[tuple[str, ...], System], ...] = (
     (("nanotron",), NANOTRON),
     (("torchtitan", "fsdp2"), TORCHTITAN),
     (("internevo",), INTERNEVO),
+    (("llm foundry", "llm-foundry"), FOUNDRY),
     (("sc21",), MEGATRON_2021),
     (("korthikanti", "selective recompute"), MEGATRON_2022),
     (("megatron-core", "nemo", "transformer engine"), MEGATRON_CORE),
@@ -279,6 +296,8 @@ def _of_time(system: System, row: Row) -> System:
     sweep's rerun."""
     if system is TORCHTITAN:
         return replace(system, logits_bytes=_titan_logits(row))
+    if system is FOUNDRY and "throughout" in row.precision:
+        return FOUNDRY_1
     if system is ALPA and row.shape.experts:
         return ALPA_EXPERTS
     if system is not NANOTRON:

@@ -235,13 +235,14 @@ def recomputed(
     ground: Ground,
     *,
     compiled: bool = False,
+    stops_early: bool = False,
 ) -> Cost:
     """A layer under a recompute mode: none, full, core, op."""
     whole = cost(pieces, ground)
     if mode == "none":
         return whole
     if mode == "full":
-        again = whole
+        again = cost(_up_to_last(pieces), ground) if stops_early else whole
         saved = entry_bytes
         peak = whole.peak_bytes + whole.saved_bytes
     elif mode == "core":
@@ -264,6 +265,12 @@ def recomputed(
         saved,
         peak,
     )
+
+
+def _up_to_last(pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
+    """Without the last product and what follows it: backward reads none of their results."""
+    last = _products(pieces)[-1]
+    return pieces[: [p.name for p in pieces].index(last)]
 
 
 def _kept_by_op_policy(piece: Piece, pieces: tuple[Piece, ...]) -> bool:
