@@ -10,6 +10,7 @@ _SCALE = 5
 _CAST = 3
 """A compiler finds the largest value where the values are made."""
 _TRANSPOSE = 2
+_AFTER_NORM = ("qkv", "up", "gate and up")
 _RESCALE = 4
 """Bytes per value of a gradient: read and written in half precision. Backward's products
 accumulate slowly, where the kernel with scales per row is so slow that torchao calls the one with a
@@ -24,11 +25,22 @@ def scaled(site: Site, pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
     made: list[Piece] = []
     for piece in pieces:
         if piece.op.dtype.startswith("float8"):
-            made.append(_casts(site, piece))
+            made.append((_cast_once if site.system.casts_once else _casts)(site, piece))
             if site.exact_weight_gradients:
                 piece = replace(piece, weight_dtype=site.half)
         made.append(piece)
     return tuple(made)
+
+
+def _cast_once(site: Site, piece: Piece) -> Piece:
+    """Transformer Engine: one kernel casts and turns (2 + 1 + 1 bytes), or the layer norm before
+    the product does, which then writes no half precision; weights are cast once per step. Current
+    scaling finds the largest value first."""
+    first = 2 if site.current_scaling else 0
+    x, y = piece.op.inputs[0].nbytes // 2, piece.op.output_bytes // 2
+    normed = piece.name in _AFTER_NORM
+    forward = (first if normed else first + 4) * x
+    return pointwise(f"scale {piece.name}", 1, forward, (first + 4) * y)
 
 
 def _casts(site: Site, piece: Piece) -> Piece:

@@ -185,6 +185,14 @@ start-up tests, which are given with each row and are no result of it:
     beyond 25 %, 79 and 120, whose neighbours by sequence length are up to 1.4 times faster; worst
     28.7 %. torchtitan 6.6 to 6.8 %, its runs with tensor parallelism 11.3 to 6.8 %.
 
+37. nemo (benchmarks/tables), also not seen before: 29 runs of NeMo and Megatron Bridge in float8.
+    Taken for Megatron-Core 33.5 %, all too slow, rank 0.990. With what is known of Transformer
+    Engine (attention of cuDNN, casts inside of norms, weights cast once, the fused loss, the
+    collectives of userbuffers) 19.8 %: small models within 10 %, those of 70B and 405B 17 to 33 %
+    too slow. What is left is the rate of large float8 products: kernels alone are taken 1.375 times
+    as long in whole runs, as in half precision, and these runs say less. There is no source to take
+    it from.
+
 Tried in the seventh round and left: the loss on a rank of its own behind the head, as nanotron's
 source has it where the head is not on the last rank; times of those runs are against it.
 

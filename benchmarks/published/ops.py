@@ -8,8 +8,9 @@ from meshwright.ir.conversions import Primitive
 from meshwright.ir.device import OpClass
 
 Phase = Literal["forward", "backward"]
-Under = Literal["nothing", "forward share", "input", "input share", "weight", "chunks"]
-"""Chunks: message and product are cut into as many parts as the group has ranks."""
+Under = Literal["nothing", "forward share", "input", "input share", "weight", "chunks", "tuned"]
+"""Chunks: message and product are cut into as many parts as the group has ranks; tuned: so, or
+not at all, whichever takes less."""
 
 
 @dataclass(frozen=True, slots=True)

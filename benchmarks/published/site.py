@@ -27,6 +27,8 @@ class Site:
     half: str = "bfloat16"
     rowwise: bool = False
     """Float8 scales per row instead of per tensor."""
+    current_scaling: bool = False
+    """Scales of the values at hand, not of those before."""
     exact_weight_gradients: bool = False
     """The products that make them run in half precision."""
 
@@ -65,6 +67,12 @@ def entering(site: Site, piece: Piece) -> Piece:
         return piece.sending(Message(Primitive.ALL_REDUCE, nbytes, "tp", "backward", overlap))
     under: Under = "forward share" if site.system.tp_overlap == "nanotron" else "nothing"
     again: Under = "input" if overlap == "weight" else "nothing"
+    if site.async_tp and site.system.tp_overlap == "userbuffers":
+        return piece.sending(
+            Message(Primitive.ALL_GATHER, nbytes, "tp", "forward", "tuned"),
+            Message(Primitive.ALL_GATHER, nbytes, "tp", "backward", "input"),
+            Message(Primitive.REDUCE_SCATTER, nbytes, "tp", "backward", "weight"),
+        )
     if site.async_tp:
         # Symmetric memory cuts gather and product into tp pieces: all but one is hidden. The fused
         # gather hands out the gathered input, which the weight's gradient reads.
@@ -91,7 +99,7 @@ def leaving(site: Site, piece: Piece) -> Piece:
         return piece.sending(Message(Primitive.ALL_REDUCE, nbytes, "tp", "forward"))
     under: Under = "input share" if site.system.tp_overlap == "nanotron" else "nothing"
     if site.async_tp:
-        under = "chunks"
+        under = "tuned" if site.system.tp_overlap == "userbuffers" else "chunks"
     return piece.sending(
         Message(
             Primitive.REDUCE_SCATTER, nbytes, "tp", "forward", under if site.async_tp else "nothing"

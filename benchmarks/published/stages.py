@@ -40,6 +40,7 @@ def site_of(row: Row, recipe: Recipe) -> Site:
         sp=sp and p.tp > 1, async_tp=p.async_tp and recipe.system.tp_overlap != "nanotron",
         dtype=recipe.dtype, half=recipe.half, rowwise="rowwise" in row.precision,
         exact_weight_gradients="gw_hp" in row.precision,
+        current_scaling="current" in row.precision or "-cs" in row.precision.lower(),
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
-from benchmarks.published.ops import Message, Piece, linear
+from benchmarks.published.ops import Message, Phase, Piece, Under, linear
 from benchmarks.published.sites import Ground, device_named
 from meshwright.costmodel.comm import Levels, collective_time
 from meshwright.costmodel.compute import OpTime, op_time
@@ -94,6 +94,11 @@ def cost(pieces: Iterable[Piece], ground: Ground) -> Cost:
 
 
 def _piece(piece: Piece, ground: Ground) -> Cost:
+    tuned = [i for i, message in enumerate(piece.messages) if message.under == "tuned"]
+    if tuned:
+        ways = (_with(piece, tuned[0], under) for under in ("chunks", "nothing"))
+        found = (_piece(way, ground) for way in ways)
+        return min(found, key=lambda c: c.forward_s + c.backward_s)
     time = _cut(piece, _alone(piece, ground.device.name), ground)
     slower = _slower(piece, ground.device.name) * piece.slowdown
     least = _odd_s(piece, ground.device.name)
@@ -123,6 +128,12 @@ def _piece(piece: Piece, ground: Ground) -> Cost:
     )
 
 
+def _with(piece: Piece, index: int, under: Under) -> Piece:
+    messages = list(piece.messages)
+    messages[index] = replace(messages[index], under=under)
+    return replace(piece, messages=tuple(messages))
+
+
 def _alone(piece: Piece, device: str) -> OpTime:
     time = timed(piece.op, device)
     if not piece.weight_dtype:
@@ -135,8 +146,8 @@ def _cut(piece: Piece, time: OpTime, ground: Ground) -> OpTime:
     """Products that a share hides a gather behind are done in parts: own, before, after."""
     if piece.op.op_class is not OpClass.MATMUL:
         return time
-    if any(m.under == "chunks" for m in piece.messages):
-        return _chunked(piece, time, _size(ground.tp), ground.device.name)
+    if cut := {m.phase for m in piece.messages if m.under == "chunks"}:
+        return _chunked(piece, time, _size(ground.tp), ground.device.name, cut)
     phases = {m.under: _size(_levels(m, ground)) for m in piece.messages}
     if size := phases.get("forward share"):
         parts = _parts(piece, size, ground.device.name)
@@ -147,12 +158,15 @@ def _cut(piece: Piece, time: OpTime, ground: Ground) -> OpTime:
     return time
 
 
-def _chunked(piece: Piece, time: OpTime, size: int, device: str) -> OpTime:
+def _chunked(piece: Piece, time: OpTime, size: int, device: str, cut: set[Phase]) -> OpTime:
     rows, inner = piece.op.inputs[0].shape
     outer = piece.op.inputs[1].shape[0]
     part = timed(linear("part", max(1, rows // size), inner, outer, piece.op.dtype).op, device)
-    return replace(time, forward_s=size * part.forward_s,
-                   backward_input_s=size * part.backward_input_s)  # fmt: skip
+    if "forward" in cut:
+        time = replace(time, forward_s=size * part.forward_s)
+    if "backward" in cut:
+        time = replace(time, backward_input_s=size * part.backward_input_s)
+    return time
 
 
 def _parts(piece: Piece, size: int, device: str) -> list[OpTime]:
@@ -214,7 +228,7 @@ def _size(levels: Levels) -> int:
 
 def _cover_s(message: Message, time: OpTime, size: int) -> float:
     match message.under:
-        case "nothing":
+        case "nothing" | "tuned":
             return 0.0
         case "forward share":
             return time.forward_s / size
