@@ -121,12 +121,12 @@ class Options:
         if len(steps) == 1:  # nothing can be saved, as by a step that saves nothing
             steps = (self.keep, self.keep)
 
-        def flat(number: int) -> Matrix:
-            return np.stack([step[number].ravel() for step in steps])
-
-        workspace = flat(5)
+        # One copy of each figure, in the order in which it is read.
+        figures = np.array([[figure.ravel() for figure in step] for step in steps])
+        workspace = figures[:, 5]
         beside = np.maximum(0.0, workspace[1:] - workspace[:-1])
-        return _Ladder(flat(3), flat(4), beside, np.stack([flat(i) for i in range(3)], axis=-1))
+        seconds = figures[:, :3].transpose(0, 2, 1)
+        return _Ladder(figures[:, 3], figures[:, 4], beside, seconds)
 
 
 @dataclass(frozen=True)
