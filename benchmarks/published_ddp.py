@@ -74,7 +74,7 @@ Left out: SSD300 and ResNeXt-101 (no model of ours), BART (the rows do not say w
 are), fine-tuning of BERT (no sequence length in the rows). Transformer-XL was tried: float32 on
 V100 comes out 16 % too slow to 18 % too fast, TF32 on A100 21 to 46 % and mixed precision 20 to
 150 % too fast. Its steps wait for the CPU, which launches each operator of LAMB for each parameter
-and waits for the device where the adaptive softmax looks up who is in which band; none of that is modelled."""
+and waits for the device where the adaptive softmax looks up which token is in which band."""
 
 
 @dataclass(frozen=True, slots=True)
