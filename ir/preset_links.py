@@ -108,6 +108,8 @@ _NETWORKS = (
           reference=f"DGX H100: 8 x 400 Gb/s; the rest as a fabric of {_ENGINEERING}"),
     _link("roce-4x100g", 6.25, 10, shared_by=2, **_FABRIC,
           reference="4 x 100 Gb/s for 8 GPUs; the rest as InfiniBand, an assumption"),
+    _link("roce-8x100g", 12.5, 10, **_FABRIC,
+          reference="8 x 100 Gb/s for 8 GPUs; the rest as InfiniBand, an assumption"),
     _link("roce-8x200g", 25, 10, **_FABRIC,
           reference="8 x 200 Gb/s; the rest as InfiniBand, an assumption"),
     _link("efa-p4d", 6.25, 30, shared_by=2, **_EFA, fit_error=0.5,

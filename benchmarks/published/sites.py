@@ -25,6 +25,7 @@ _GPUS: tuple[tuple[tuple[str, ...], str], ...] = (
 )  # fmt: skip
 _NETWORKS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("roce", "4 x 100"), "roce-4x100g"), (("roce", "8 x 200"), "roce-8x200g"),
+    (("roce", "8 x 100"), "roce-8x100g"),
     (("p4d",), "efa-p4d"), (("p5", "efa"), "efa-p5"), (("p6", "efa"), "efa-p6"),
     (("tcp",), "ethernet-100g"),
 )  # fmt: skip

@@ -212,6 +212,9 @@ FOUNDRY = replace(
 # Its older tables (bf16 throughout), of torch 1.13.
 FOUNDRY_1 = replace(FOUNDRY, sync_bytes=2, stops_early=False)
 
+# IBM's fms-fsdp (fms_fsdp/policies/mixed_precision.py): FSDP that reduces in half precision.
+FMS = replace(TORCHTITAN, name="fms-fsdp", sync_bytes=2)
+
 # Alpa: XLA on V100, fp16 with fp32 master weights; unfused attention, pointwise work fused by the
 # compiler; gradients reduced after the last micro-batch in fp16 (gradient accumulation in the
 # compiled program); stages of equal numbers of layers.
@@ -283,6 +286,7 @@ _WORDS: tuple[tuple[tuple[str, ...], System], ...] = (
     (("torchtitan", "fsdp2"), TORCHTITAN),
     (("internevo",), INTERNEVO),
     (("llm foundry", "llm-foundry"), FOUNDRY),
+    (("fms-fsdp", "fms_fsdp"), FMS),
     (("sc21",), MEGATRON_2021),
     (("korthikanti", "selective recompute"), MEGATRON_2022),
     (("nemo", "transformer engine", "megatron bridge"), NEMO),
