@@ -49,12 +49,13 @@ def usual_rates(nodes: int) -> dict[str, float]:
 
 def checked(rates: Mapping[str, float]) -> bool | None:
     """Whether torch compared fingerprints of the job's collectives; None without a test."""
-    return rates["ar_intra"] < _CHECKED_GB_S if "ar_intra" in rates else None
+    found = rates.get("ar_intra")
+    return found < _CHECKED_GB_S if found else None
 
 
 def broken(rates: Mapping[str, float]) -> bool:
     """A device of the job did not work as it should."""
-    return rates.get("ar_intra", _CHECKED_GB_S) < _BROKEN_GB_S
+    return (rates.get("ar_intra") or _CHECKED_GB_S) < _BROKEN_GB_S
 
 
 def as_measured(levels: Levels, rates: Mapping[str, float], nodes: int) -> Levels:
@@ -63,8 +64,8 @@ def as_measured(levels: Levels, rates: Mapping[str, float], nodes: int) -> Level
         return levels
     inside = levels[0].size if len(levels) > 1 else 1
     outer = levels[-1]
-    if checked(rates):
-        rates = usual_rates(nodes)
+    known = {} if checked(rates) else {key: rate for key, rate in rates.items() if rate}
+    rates = usual_rates(nodes) | known
     curves = (
         _tree(outer.size, rates["ar"], nodes),
         *(

@@ -72,6 +72,15 @@ def test_tests_of_checked_jobs_say_nothing_of_the_network():
     assert times(CHECKED)[1] < 0.5 * 63 / 64 * GIB / 53e9
 
 
+def test_what_a_job_did_not_measure_is_as_usual():
+    whole = {**PLAIN, **usual_rates(8)}
+    assert times({"ar_intra": 458.0, "ag_intra": 264.0}) == times(whole)
+    assert times({**whole, "rs": None}) == times(whole)
+    slower = times({**whole, "ar": usual_rates(8)["ar"] / 2})
+    assert slower[0] == pytest.approx(2 * times(whole)[0], rel=1e-3)
+    assert checked({"ar_intra": None}) is None and not broken({"ar_intra": None})
+
+
 def test_other_networks_are_left_as_they_are():
     levels = (Level(8, LINKS["nvlink4"]), Level(2, LINKS["efa-p5"]))
     assert as_measured(levels, PLAIN, 2) == levels
