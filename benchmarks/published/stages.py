@@ -124,7 +124,10 @@ def _cost_cuts(row: Row, count: int) -> list[tuple[range, bool]]:
         cumulative += block
         if cumulative >= total * (stage + 1) / count:
             stage += 1
-    of_layers, of_head = placed[1 : 1 + shape.layers], placed[-1]
+    of_layers = placed[1 : 1 + shape.layers]
+    # By the times of the sweep's deep pipelines the head shares no rank with layers unless they
+    # reach to the last; its source would put it behind them.
+    of_head = min(max(placed[-1], of_layers[-1] + 1), count - 1)
     cuts, start = [], 0
     for index in range(count):
         size = of_layers.count(index)

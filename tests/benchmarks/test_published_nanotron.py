@@ -59,6 +59,14 @@ def test_stages_move_on_when_their_share_is_reached():
     assert [len(part.layers) for part in parts] == [10, 6]
 
 
+def test_the_head_of_a_deep_pipeline_has_a_rank_without_layers():
+    one = sweep(8, pp=8)
+    parts = stages_of(one, recipe_of(one, system_of(one)), ground_of(one))
+    # The layers end on the seventh rank.
+    assert [len(part.layers) for part in parts] == [3, 2, 3, 2, 3, 2, 1, 0]
+    assert [part.last for part in parts] == [False] * 7 + [True]
+
+
 def nanotron(gpus, mbs=1, gbs=256, text="nanotron", model=SWEEP, **parallel):
     """A row of nanotron's sweep, or of another stack that `text` names."""
     made = raw(
