@@ -1,8 +1,11 @@
-"""Seconds of one kernel from what it has to do and its device's curves; monotone in the work."""
+"""Seconds of one kernel from what it has to do and its device's curves.
+
+Monotone in the work, among products whose rows are aligned alike.
+"""
 
 from dataclasses import dataclass
 from functools import lru_cache
-from math import ceil
+from math import ceil, gcd, inf
 
 from meshwright.costmodel.op_classes import COMPUTE
 from meshwright.ir.device import DeviceType, OpClass, OpCurve, Source
@@ -25,6 +28,7 @@ _WIDE = frozenset({"float32", "float64"})
 _WINOGRAD = 2.25
 """By how much fewer multiplications a convolution of 3 x 3 needs in tiles of 2 x 2, as cuDNN runs
 it in float32 where there are no tensor cores (Lavin and Gray 2016)."""
+_HALF = frozenset({"float16", "bfloat16"})
 _DROOP_S = 1e-3
 """Ops longer than this feel the clock fall; of the order of a power controller's period."""
 
@@ -37,6 +41,12 @@ class Gemm:
     m: int
     n: int
     k: int
+    row: int = 0
+    """Values that every row of the operands and of the result is a multiple of; 0: not known."""
+
+    def turned(self, m: int, n: int, k: int) -> "Gemm":
+        """Another product of the same matrices, as the backward has them."""
+        return Gemm(self.batch, m, n, k, self.row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +121,26 @@ def _rate(work: Work, curve: OpCurve, device: DeviceType) -> tuple[float, float]
 def _arithmetic_s(work: Work, curve: OpCurve, device: DeviceType) -> float:
     rate, start = _rate(work, curve, device)
     if work.gemms and device.processors:
-        return sum(_waves_s(g, curve, rate, device.processors, start) for g in work.gemms)
+        half = work.dtype in _HALF
+        return sum(
+            max(
+                _waves_s(g, curve, rate, device.processors, start),
+                2.0 * g.batch * g.m * g.n * g.k / row_rate(g, curve) if half else 0.0,
+            )
+            for g in work.gemms
+        )
     if work.gemms:
         depth = start * curve.depth
         return sum(2.0 * g.batch * g.m * g.n * (g.k + depth) for g in work.gemms) / rate
     return work.flops * (1.0 + curve.depth / work.depth if work.depth else 1.0) / rate
+
+
+def row_rate(gemm: Gemm, curve: OpCurve) -> float:
+    """FLOP/s that a product of two-byte values reaches at most, whose rows begin at addresses that
+    kernels cannot load from whole; infinite for any other."""
+    rates = (curve.batched_row_rates if gemm.batch > 1 else ()) or curve.row_rates
+    begins = 2 * gcd(gemm.row, 8)
+    return next((rate for nbytes, rate in rates if begins <= nbytes), inf)
 
 
 @lru_cache(maxsize=1 << 16)

@@ -1,7 +1,7 @@
 """What the kernels of an op have to do, forward and backward, from its local shapes."""
 
 from collections.abc import Sequence
-from math import prod
+from math import gcd, prod
 
 from meshwright.costmodel.dtypes import FUSED
 from meshwright.costmodel.formulas import Gemm, Work
@@ -41,9 +41,9 @@ def forward_gemms(target: str, shapes: Sequence[Shape], flops: float) -> tuple[G
         return ()
     k, n = left[-1], right[-1]
     if len(right) == 2:
-        return (Gemm(1, prod(left[:-1]), n, k),)
+        return (Gemm(1, prod(left[:-1]), n, k, gcd(n, k)),)
     batch = max(prod(left[:-2]), prod(right[:-2]))
-    return (Gemm(batch, left[-2], n, k),)
+    return (Gemm(batch, left[-2], n, k, gcd(n, k)),)
 
 
 def _expert_gemms(shapes: Sequence[Shape], flops: float) -> tuple[Gemm, ...]:
@@ -56,7 +56,8 @@ def _expert_gemms(shapes: Sequence[Shape], flops: float) -> tuple[Gemm, ...]:
     if not count * per_row:
         return ()
     rows = max(1, round(flops / per_row / count))
-    return Gemm(count, rows, double, hidden), Gemm(count, rows, hidden, inner)
+    row = gcd(hidden, inner)
+    return Gemm(count, rows, double, hidden, row), Gemm(count, rows, hidden, inner, row)
 
 
 def _convolution_gemms(shapes: Sequence[Shape], flops: float) -> tuple[Gemm, ...]:
@@ -96,7 +97,7 @@ def input_work(op: LocalOp) -> Work | None:
     elif not any(i.is_param for i in op.inputs):
         flops *= sum(len(i.shape) > 1 for i in wanted)
     window = _window(op)
-    gemms = tuple(Gemm(g.batch, g.m, g.k // window, g.n * window) for g in _gemms(op))
+    gemms = tuple(g.turned(g.m, g.k // window, g.n * window) for g in _gemms(op))
     if op.op_class is OpClass.MATMUL and len(_matrices(wanted)) > 1:
         gemms += _weight_gemms(op)
     passed = 2 * _logarithms(op)  # their gradient, written and read
@@ -192,7 +193,7 @@ def _strides_by_one(op: LocalOp) -> bool:
 
 
 def _weight_gemms(op: LocalOp) -> tuple[Gemm, ...]:
-    return tuple(Gemm(g.batch, g.n, g.k, g.m) for g in _gemms(op))
+    return tuple(g.turned(g.n, g.k, g.m) for g in _gemms(op))
 
 
 def _work(op: LocalOp, flops: float, nbytes: float, gemms: tuple[Gemm, ...] = ()) -> Work:

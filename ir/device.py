@@ -227,6 +227,11 @@ class OpCurve:
     """Efficiency of tiles of half the size, relative to whole ones."""
     droop: float = 0.0
     """By how much ops of milliseconds take longer than short ones: the clock falls under power."""
+    row_rates: tuple[tuple[int, Flops], ...] = ()
+    """(bytes, FLOP/s), ascending: what a product in a format of two bytes reaches at most if its
+    rows begin at multiples of no more than so many bytes. Tensor cores are fed 16 at a time."""
+    batched_row_rates: tuple[tuple[int, Flops], ...] = ()
+    """The same for batches of products, whose matrices begin there too; empty: as single ones."""
     packing: float = 0.0
     """How often a product moves its operands and result beside its arithmetic, where neither hides
     the other: libraries on CPUs pack what they multiply."""
@@ -253,6 +258,12 @@ class OpCurve:
             _check(f"op curve: {name}", getattr(self, name), 0.0, 1.0)
         _check("op curve: cache_share", self.cache_share, 0.0, 1e3)
         _check("op curve: packing", self.packing, 0.0, 10.0)
+        for name in ("row_rates", "batched_row_rates"):
+            least = 1
+            for nbytes, rate in getattr(self, name):
+                _check(f"op curve: bytes in {name}", nbytes, least, 8, ", in ascending order")
+                _check(f"op curve: FLOP/s in {name}", rate, 1e6, 1e18)
+                least = nbytes + 1
         _check("op curve: backward", self.backward, 1e-2, 1e2)
         _check("op curve: band", self.band, 0.0, 10.0)
 

@@ -42,6 +42,21 @@ _OF_COPY = {
 """Bandwidth of a class relative to copies; all but copies are assumptions."""
 
 
+Rates = tuple[tuple[int, float], ...]
+_HOPPER_ROWS: Rates = ((2, 1.15e14), (8, 1.5e14))
+"""Odd rows: torch on H100 reached 0.71 to 1.15e14 FLOP/s, the latter in the largest product
+(meta-pytorch/float8_experimental, pull request 145; its first shape is padded by the compiler).
+Rows of 588 values: 9477 x 1152 x 588 in 130.6 us at 1200 MHz by one of Ampere's kernels, and 3.5
+times as fast with rows of 592 (m87-labs/kestrel, pull request 143), taken to 1830 MHz."""
+_AMPERE_ROWS: Rates = tuple((n, rate * 108 * 1410 / (132 * 1830)) for n, rate in _HOPPER_ROWS)
+"""Assumption: as fast as the same kernels on Hopper per multiprocessor and clock. nanoGPT of 124M
+on A100 became 25 % faster with a vocabulary of 50304 instead of 50257 (Karpathy, February 2023)."""
+_AMPERE_BATCHES: Rates = ((8, 9.6e12),)
+"""BLOOM's layers of 13824 with 128 heads (rows of 108) against those with 64 (216): four pairs of
+its table give 9.4 to 10.0e12 (bigscience, train/tr11-176B-ml, chronicles-prequel.md), about half of
+what there is without tensor cores."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Spec:
     """A line of the table: GB, GB/s, dense TFLOP/s, multiprocessors, MB of last-level cache."""
@@ -64,6 +79,9 @@ class _Spec:
     copy_source: Source = "fitted"
     attention: float = 0.0
     """Share of the half-precision peak; 0: half of what matmuls reach."""
+    rows: Rates = ()
+    """FLOP/s of products whose rows are not aligned; empty: not known, taken for aligned."""
+    batches: Rates = ()
     attention_backward: float = 1.15
     """Of its 5 products over the 2 of the forward, which run at a higher rate: figure 5 there."""
     reference: str = "data sheet"
@@ -90,24 +108,25 @@ _SPECS = (
     _Spec(name="t4", memory_gb=16, bandwidth_gb_s=320, fp64=0.25, fp32=8.1, half=65, bf16=8.1,
           processors=40, cache_mb=4, copy=0.75, reference="data sheet; no bf16 tensor cores"),
     _Spec(name="a100-40", memory_gb=40, bandwidth_gb_s=1555, fp64=9.7, fp32=19.5, half=312,
-          tf32=156, processors=108, cache_mb=40, copy=0.73, attention=0.62,
-          reference="SXM4 data sheet"),
+          tf32=156, processors=108, cache_mb=40, copy=0.73, attention=0.62, rows=_AMPERE_ROWS,
+          batches=_AMPERE_BATCHES, reference="SXM4 data sheet"),
     _Spec(name="a100-80", memory_gb=80, bandwidth_gb_s=2039, fp64=9.7, fp32=19.5, half=312,
-          tf32=156, processors=108, cache_mb=40, copy=0.73, attention=0.62,
-          reference="SXM4 data sheet"),
+          tf32=156, processors=108, cache_mb=40, copy=0.73, attention=0.62, rows=_AMPERE_ROWS,
+          batches=_AMPERE_BATCHES, reference="SXM4 data sheet"),
     _Spec(name="h100-sxm", memory_gb=80, bandwidth_gb_s=3350, fp64=34, fp32=67, half=989,
           tf32=494.5, fp8=1979, processors=132, cache_mb=50, attention=0.42,
-          reference="SXM5 data sheet"),
+          rows=_HOPPER_ROWS, reference="SXM5 data sheet"),
     _Spec(name="h100-pcie", memory_gb=80, bandwidth_gb_s=2000, fp64=26, fp32=51, half=756,
           tf32=378, fp8=1513, processors=114, cache_mb=50, copy=0.82, attention=0.35,
-          reference="PCIe data sheet"),
+          rows=_HOPPER_ROWS, reference="PCIe data sheet"),
     _Spec(name="h100-hbm2e", memory_gb=96, bandwidth_gb_s=2400, fp64=34, fp32=67, half=989,
           tf32=494.5, fp8=1979, processors=132, cache_mb=50, attention=0.36,
+          rows=_HOPPER_ROWS,
           reference="H100 SXM of 96 GB HBM2e and 500 W, not sold freely: six stacks of HBM2e at "
           "the 400 GB/s each that H100 PCIe has; peaks of the SXM5, shares cut by its power"),
     _Spec(name="h200", memory_gb=141, bandwidth_gb_s=4800, fp64=34, fp32=67, half=989,
           tf32=494.5, fp8=1979, processors=132, cache_mb=50, attention=0.42,
-          reference="SXM data sheet"),
+          rows=_HOPPER_ROWS, reference="SXM data sheet"),
     _Spec(name="b200", memory_gb=180, bandwidth_gb_s=8000, fp64=40, fp32=80, half=2250,
           tf32=1125, fp8=4500, processors=148, cache_mb=126, attention=0.35,
           reference="SXM data sheet"),
@@ -148,7 +167,7 @@ def _memory_curves(spec: _Spec) -> dict[OpClass, OpCurve]:
 
 
 def _compute_curves(spec: _Spec) -> dict[OpClass, OpCurve]:
-    matmul = MATMUL[spec.name]
+    matmul = replace(MATMUL[spec.name], row_rates=spec.rows, batched_row_rates=spec.batches)
     share = spec.attention or 0.5 * matmul.share
     return {
         OpClass.MATMUL: matmul,

@@ -3,13 +3,15 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import prod
+from math import isinf, prod
 
 from benchmarks.published.ops import Message, Phase, Piece, Under, linear
 from benchmarks.published.sites import Ground, device_named
 from meshwright.costmodel.comm import Levels, collective_time
 from meshwright.costmodel.compute import OpTime, op_time
+from meshwright.costmodel.formulas import row_rate
 from meshwright.costmodel.local_op import LocalOp
+from meshwright.costmodel.works import forward_gemms
 from meshwright.ir.device import OpClass
 
 _COLLECTIVE_OPS = 16
@@ -30,18 +32,11 @@ lower the clock under sustained power; what memory limits is not slower. Calibra
 is not reported: the 8-GPU row of dp_scaling (Ultra-Scale Playbook, 40 150 tokens/s/GPU), which has
 no communication to speak of; the runs at tp 2 to 32 there are then 0 to 8 % too fast. Other parts
 whose power is limited at 500 W and more are taken to be alike. It is a property of whole runs and
-not of kernels, so it stays out of the presets, whose times are compared with single kernels."""
+not of kernels, so it stays out of the presets, whose times are compared with single kernels.
+Products whose rows are not aligned leave tensor cores idle and are as slow as alone."""
 
 
 _LIMITED = (OpClass.MATMUL, OpClass.ATTENTION)
-
-_ODD_FLOPS = dict.fromkeys(("h100-sxm", "h100-hbm2e", "h200"), 1.15e14)
-"""Products with an odd number of two-byte values in a row, FLOP/s: rows then begin at any even
-address, cuBLAS falls back to kernels that load value by value (`align1`), and Hopper's tensor
-memory accelerator, which wants 16 bytes, is not used. torch on an H100 reached 0.71 to 1.15e14
-there, the latter in the largest product (meta-pytorch/float8_experimental, pull request 145; its
-first shape is padded by the compiler). Such kernels leave tensor cores idle, so that the factor of
-whole runs is not put on top. Devices without a measurement are left as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +96,8 @@ def _piece(piece: Piece, ground: Ground) -> Cost:
         return min(found, key=lambda c: c.forward_s + c.backward_s)
     time = _cut(piece, _alone(piece, ground.device.name), ground)
     slower = _slower(piece, ground.device.name) * piece.slowdown
-    least = _odd_s(piece, ground.device.name)
-    forward = max(time.forward_s * slower, least)
-    backward = max((time.backward_input_s + time.backward_weight_s) * slower, 2 * least)
+    forward = time.forward_s * slower
+    backward = (time.backward_input_s + time.backward_weight_s) * slower
     calls = {"forward": 0, "backward": 0}
     checks = {"forward": 0.0, "backward": 0.0}
     for message in piece.messages:
@@ -181,15 +175,16 @@ def _parts(piece: Piece, size: int, device: str) -> list[OpTime]:
 
 def _slower(piece: Piece, device: str) -> float:
     limited = _LIMITED[:1] if device in _AMPERE_MATMUL else _LIMITED
-    return SUSTAINED.get(device, 1.0) if piece.op.op_class in limited else 1.0
+    if piece.op.op_class not in limited or not _aligned(piece, device):
+        return 1.0
+    return SUSTAINED.get(device, 1.0)
 
 
-def _odd_s(piece: Piece, device: str) -> float:
-    """The least that a product with an odd row takes; 0 for any other."""
-    if piece.op.target != "aten.linear.default" or device not in _ODD_FLOPS:
-        return 0.0
-    width, inner = piece.op.inputs[1].shape
-    return piece.op.flops / _ODD_FLOPS[device] if width % 2 or inner % 2 else 0.0
+def _aligned(piece: Piece, device: str) -> bool:
+    op = piece.op
+    gemms = forward_gemms(op.target, [i.shape for i in op.inputs], op.flops)
+    curve = device_named(device).curves[OpClass.MATMUL]
+    return all(isinf(row_rate(gemm, curve)) for gemm in gemms)
 
 
 def _transient(piece: Piece) -> int:

@@ -9,7 +9,6 @@ import pytest
 from benchmarks.published.ends import head
 from benchmarks.published.layers import layer
 from benchmarks.published.measured import RowError
-from benchmarks.published.ops import linear
 from benchmarks.published.predict import predict, stage_send_s
 from benchmarks.published.recipes import recipe_of, recompute_mode
 from benchmarks.published.report import errors, evaluate, spearman
@@ -230,15 +229,16 @@ def test_products_with_odd_rows_are_slow_where_that_was_measured():
         product = next(p for p in head(site, vocab) if p.name == "head")
         return product.op.flops, cost([product], ground_of(one))
 
-    flops, odd = head_s("H100-SXM5-80GB", 50257)
-    assert (odd.forward_s, odd.backward_s) == (flops / 1.15e14, 2 * flops / 1.15e14)
-    _, even = head_s("H100-SXM5-80GB", 50256)
-    assert odd.forward_s > 3 * even.forward_s
-    (_, one), (_, other) = (head_s("A100-SXM4-80GB", vocab) for vocab in (50257, 50256))
-    assert one.forward_s == pytest.approx(other.forward_s, rel=0.05)
-    inside = linear("odd inside", 4096, 4097, 4096, "bfloat16")
-    hopper = ground_of(llama(hardware={"gpu": "H100-SXM5-80GB", "gpus": 64}))
-    assert cost([inside], hopper).forward_s == inside.op.flops / 1.15e14
+    for gpu, rate in (("H100-SXM5-80GB", 1.15e14), ("A100-SXM4-80GB", 7.3e13)):
+        flops, odd = head_s(gpu, 50257)
+        # A long one lets the clock fall a little; the factor of whole runs is not put on top.
+        assert odd.forward_s == pytest.approx(flops / rate, rel=0.06)
+        assert odd.backward_s == pytest.approx(2 * flops / rate, rel=0.08)
+        _, padded = head_s(gpu, 50304)
+        assert odd.forward_s > 3 * padded.forward_s
+    _, first = head_s("V100-SXM2-16GB", 50257)
+    _, second = head_s("V100-SXM2-16GB", 50304)
+    assert first.forward_s == pytest.approx(second.forward_s, rel=0.05)
 
 
 def test_a_width_given_as_a_ratio_is_rounded_up():
