@@ -28,6 +28,8 @@ _WIDE = frozenset({"float32", "float64"})
 _WINOGRAD = 2.25
 """By how much fewer multiplications a convolution of 3 x 3 needs in tiles of 2 x 2, as cuDNN runs
 it in float32 where there are no tensor cores (Lavin and Gray 2016)."""
+ROW = 8
+"""Values of two bytes that tensor cores are fed at a time: 16 bytes."""
 _HALF = frozenset({"float16", "bfloat16"})
 _DROOP_S = 1e-3
 """Ops longer than this feel the clock fall; of the order of a power controller's period."""
@@ -139,7 +141,7 @@ def row_rate(gemm: Gemm, curve: OpCurve) -> float:
     """FLOP/s that a product of two-byte values reaches at most, whose rows begin at addresses that
     kernels cannot load from whole; infinite for any other."""
     rates = (curve.batched_row_rates if gemm.batch > 1 else ()) or curve.row_rates
-    begins = 2 * gcd(gemm.row, 8)
+    begins = 2 * gcd(gemm.row, ROW)
     return next((rate for nbytes, rate in rates if begins <= nbytes), inf)
 
 

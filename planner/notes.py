@@ -1,7 +1,12 @@
 """What a reader of a plan should know that its numbers do not say."""
 
 from collections.abc import Iterator
+from math import inf
 
+from meshwright.costmodel.formulas import ROW, curve_of, row_rate
+from meshwright.costmodel.works import forward_gemms
+from meshwright.ir.device import OpClass
+from meshwright.ir.graph import Kind
 from meshwright.ir.plan import Plan
 from meshwright.ir.show import size
 from meshwright.planner.compiled import measured_compiled
@@ -12,6 +17,10 @@ from meshwright.planner.profiles import profile_notes
 
 _FULL = 0.95
 """Who plans to use more of a device's memory should know how far predictions of memory are off."""
+_WORTH = 0.005
+"""Of all work: products that are less are not worth a note."""
+_PADDED = 64
+"""What vocabularies are usually padded to: the next multiple costs next to nothing."""
 _OFF = "2 to 5% at the median and 5 to 21% in one run of ten"
 """Over the published tables with memory (docs/results/published.md)."""
 
@@ -21,7 +30,7 @@ def notes_of(problem: Problem, plan: Plan) -> tuple[str, ...]:
     measured = profile_notes(problem.tables.profile, problem.cluster)
     return (
         *_overlap(plan), *_compile(problem, plan), *_batch(problem, plan), *_whole(problem, plan),
-        *_idle(plan), *_found(problem), *measured,
+        *_idle(plan), *_rows(problem), *_found(problem), *measured,
     )  # fmt: skip
 
 
@@ -84,6 +93,33 @@ def _idle(plan: Plan) -> Iterator[str]:
     idle = plan.cluster.num_devices - plan.world_size
     if idle > 0:
         yield f"{idle} of {plan.cluster.num_devices} devices are not used"
+
+
+def _rows(problem: Problem) -> Iterator[str]:
+    """Products that are slow because the rows of a weight are not aligned: what a user can change
+    by a few more entries."""
+    if problem.precision != "bf16":
+        return
+    graph, floor = problem.graph, _WORTH * sum(op.flops for op in problem.graph.ops)
+    slow: dict[str, str] = {}
+    for op in graph.ops:
+        operands = [graph.tensors[name] for name in op.inputs]
+        weights = [x for x in operands if x.kind is Kind.PARAMETER and len(x.shape) == 2]
+        uneven = [(x, n) for x in weights for n in x.shape if n % ROW]
+        if not uneven or op.flops < floor:
+            continue
+        gemms = forward_gemms(op.target, [x.shape for x in operands], op.flops)
+        (weight, values), *_ = uneven
+        for device in problem.cluster.device_types:
+            curve = curve_of(OpClass.MATMUL, device)
+            rate = min((row_rate(gemm, curve) for gemm in gemms), default=inf)
+            if rate < inf:
+                slow[weight.fqn] = (
+                    f"{weight.fqn} has rows of {values} values, which do not begin at multiples of "
+                    f"16 bytes: its products reach {rate / 1e12:.0f} TFLOP/s on {device.name}; "
+                    f"{-(-values // _PADDED) * _PADDED} values would be faster"
+                )
+    yield from slow.values()
 
 
 def _found(problem: Problem) -> Iterator[str]:

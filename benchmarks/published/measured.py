@@ -32,6 +32,7 @@ _MEMORY = (
     ("peak_mem_gib", 2**30, "reserved"),
     ("peak_mem_gb", 2**30, "allocated"),
     ("mem_gb", 2**30, "reserved"),
+    ("device_mem_gib", 2**30, "device"),
 )
 
 

@@ -23,6 +23,8 @@ class Memory:
     transient_bytes: float
     limit_bytes: float
     """What the device has left for torch."""
+    context_bytes: int = 0
+    """What the device holds beside it: CUDA's context and libraries, as nvidia-smi counts."""
     apart_bytes: float = 0.0
     """Reserved beside it as long as the device has it; the allocator gives it back when short."""
 
@@ -35,8 +37,10 @@ class Memory:
         return self.allocated_bytes * (1 + _FRAGMENTATION)
 
     def peak(self, kind: str) -> float:
-        if kind != "reserved":
+        if kind == "allocated":
             return self.allocated_bytes
+        if kind == "device":
+            return self.peak("reserved") + self.context_bytes
         reserved = self.reserved_bytes
         return max(reserved, min(reserved + self.apart_bytes, self.limit_bytes))
 
@@ -88,6 +92,7 @@ def _rank(
         activations_bytes=activations,
         transient_bytes=transient,
         limit_bytes=ground.device.usable_bytes,
+        context_bytes=ground.device.reserved_bytes,
         apart_bytes=flat_bytes(row, recipe, stages) + late_bytes(row, recipe, stages[0]),
     )
 
@@ -115,7 +120,8 @@ def _step_bytes(row: Row, recipe: Recipe, parameters: int) -> float:
     step = each * parameters / (p.shard if p.zero else 1)
     if system.gather_copies and p.zero in (1, 2) and p.shard > 1:
         step += parameters * (4 + 2 / p.shard)
-    return step
+    table = min(row.shape.vocab * row.shape.hidden / p.tp, parameters / (p.shard if p.zero else 1))
+    return step + system.step_table_bytes * table + system.step_buffer_bytes
 
 
 def _buffers(row: Row, recipe: Recipe, stages: Sequence[Part]) -> float:

@@ -1,7 +1,7 @@
 """Predicts one row: step time by the event simulator, peak memory by what each stage holds."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from benchmarks.published.measured import RowError
@@ -42,6 +42,8 @@ def predict(row: Row) -> Prediction:
     parts = stages_of(row, recipe, ground)
     extras = [extra_of(row, recipe, ground, part) for part in parts]
     send_s = stage_send_s(row, recipe, ground) if row.parallel.pp > 1 else 0.0
+    if recipe.system.sends_wait:
+        extras = [waiting(extra, part, send_s) for extra, part in zip(extras, parts, strict=True)]
     timeline = _timeline(row, recipe.system.schedule, parts, extras, send_s)
     ends = timeline.stage_end_s
     tied = tied_s(row, len(parts), ground, (Level(2, ground.send),))
@@ -50,6 +52,15 @@ def predict(row: Row) -> Prediction:
         for end, extra in zip(ends, extras, strict=True)
     )
     return Prediction(step_s, memory_of(row, recipe, ground, parts, timeline), recipe.system.name)
+
+
+def waiting(extra: Extra, part: Part, send_s: float) -> Extra:
+    """A stage that stands still while it sends what the next ones wait for."""
+    return replace(
+        extra,
+        per_forward_s=extra.per_forward_s + (0.0 if part.last else send_s),
+        per_backward_s=extra.per_backward_s + (0.0 if part.first else send_s),
+    )
 
 
 def stage_send_s(row: Row, recipe: Recipe, ground: Ground) -> float:

@@ -31,6 +31,8 @@ class Parallel:
     """None: what the stack does by default."""
     async_tp: bool = False
     schedule: str = ""
+    ends_are_layers: bool = False
+    """Stages are cut as if embedding and head were a layer each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,7 +217,7 @@ def _parallel(part: Mapping[str, Any], raw: Mapping[str, Any], gpus: int) -> Par
         tp=tp, pp=pp, dp=dp, cp=cp, ep=_count(part, "ep") or 1, vpp=_count(part, "vpp") or looped,
         zero=zero, shard=shard if zero else 1, sp=part.get("sp"),
         async_tp=bool(part.get("async_tp") or part.get("tp_async_comm")),
-        schedule=schedule,
+        schedule=schedule, ends_are_layers=bool(part.get("ends_are_layers")),
     )  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 """Cuts a model into stages and prices each: compute, kept bytes, parameters."""
 
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
+from math import ceil
 
 from benchmarks.published.ends import embedding, head
 from benchmarks.published.layers import layer
@@ -10,6 +11,7 @@ from benchmarks.published.recipes import Recipe
 from benchmarks.published.rows import Row
 from benchmarks.published.site import Site, announced
 from benchmarks.published.sites import Ground
+from benchmarks.published.systems import System
 from benchmarks.published.times import Cost, cost, recomputed
 from meshwright.ir.device import OpClass
 from meshwright.ir.layout import balanced
@@ -48,7 +50,7 @@ def stages_of(row: Row, recipe: Recipe, ground: Ground) -> tuple[Part, ...]:
     """All stages, in the order of the layers."""
     site, shape, p = site_of(row, recipe), row.shape, row.parallel
     count = p.pp * p.vpp
-    cuts = _cost_cuts(row, count) if recipe.system.cost_partition else _equal_cuts(row, count)
+    cuts = _cuts(row, recipe.system, count)
     costs = {
         (experts, turn): _layer_cost(site, recipe, ground, experts, turn)
         for experts in {shape.has_experts(i) for i in range(shape.layers)}
@@ -70,6 +72,8 @@ def stages_of(row: Row, recipe: Recipe, ground: Ground) -> tuple[Part, ...]:
             total += ends[1]
         held = _parameters(row, layers, index == 0, with_head, vocab, len(cuts))
         total += _accumulation(recipe, ground, held)
+        if recipe.system.blocks_launches:
+            total = total.one_by_one()
         parts.append(Part(layers, total, held, index == 0, with_head, worst))
     return tuple(parts)
 
@@ -99,6 +103,29 @@ def _layer_cost(site: Site, recipe: Recipe, ground: Ground, experts: bool, turn:
     early = recipe.system.stops_early
     cost = recomputed(pieces, mode, entry, ground, compiled=compiled, stops_early=early)
     return cost + calls
+
+
+def _cuts(row: Row, system: System, count: int) -> list[tuple[range, bool]]:
+    if system.cost_partition:
+        return _cost_cuts(row, count)
+    if row.parallel.ends_are_layers:
+        return _with_ends(row, count)
+    return _full_cuts(row, count) if system.full_stages else _equal_cuts(row, count)
+
+
+def _with_ends(row: Row, count: int) -> list[tuple[range, bool]]:
+    """Equal stages, of which the first has the embedding and the last the head for a layer."""
+    layers = row.shape.layers
+    ends = [0, *(end - 1 for end in accumulate(balanced(layers + 2, count)))]
+    ends[-1] = layers
+    return [(range(a, b), b == layers) for a, b in pairwise(ends)]
+
+
+def _full_cuts(row: Row, count: int) -> list[tuple[range, bool]]:
+    layers = row.shape.layers
+    size = ceil(layers / count)
+    ends = [min(layers, size * i) for i in range(count + 1)]
+    return [(range(a, b), i == count - 1) for i, (a, b) in enumerate(pairwise(ends))]
 
 
 def _equal_cuts(row: Row, count: int) -> list[tuple[range, bool]]:

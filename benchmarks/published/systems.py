@@ -56,6 +56,10 @@ class System:
     """Per updated parameter while the optimizer runs."""
     flat_bytes: int = 0
     """The same where ZeRO 0-2 flattens gradients into one tensor for the optimizer."""
+    step_table_bytes: int = 0
+    """Per value of the embedding, as the largest tensor: what its norm is taken of."""
+    step_buffer_bytes: int = 0
+    """For the gradients on their way."""
     step_apart: bool = False
     """Its tensors are larger than the blocks that activations leave, which the allocator cannot
     join: both stay reserved."""
@@ -89,6 +93,10 @@ class System:
     """Moved per parameter to clip the gradients' norm."""
     gather_parameters: bool = True
     """ZeRO 1-2 gathers the updated parameters after the step."""
+    blocks_launches: bool = False
+    """The CPU waits for every kernel (CUDA_LAUNCH_BLOCKING): nothing hides what it takes."""
+    sends_wait: bool = False
+    """A stage computes nothing while it sends and receives."""
     sends_parts: bool = False
     """Between stages each tensor-parallel rank sends its part, and receivers gather: Narayanan et
     al. 2021, section 4.1; Alpa (OSDI 2022), section 6, local all-gather."""
@@ -115,6 +123,8 @@ class System:
     separate_qkv: bool = False
     composite_norm: bool = False
     """RMSNorm is made of several torch operators."""
+    full_stages: bool = False
+    """As many layers on every stage but the last, which gets the rest."""
     cost_partition: bool = False
     """Stages balanced by nanotron's block costs, in which the head counts and the rest is cut at
     cumulative thresholds; otherwise equal numbers of layers."""
@@ -263,6 +273,28 @@ DEEPSPEED = System(
     vocab_multiple=128,
 )  # fmt: skip
 
+# BLOOM's Megatron-DeepSpeed of February 2022, a fork of Megatron-LM 2.4 (July 2021): no asynchronous
+# all-reduce, gradients reduced after the last micro-batch. Its script sets CUDA_LAUNCH_BLOCKING,
+# without which jobs of 320 GPUs and more hung. DeepSpeed 0.5's pipeline (runtime/pipe/engine.py)
+# sends each tensor-parallel rank's part and gathers, by p2p calls that its stream waits for;
+# autograd adds gradients in half precision (reads two, writes one). By the source's own comparison
+# on 80 GPUs (91.04 against 97.20 TFLOP/s, rows that are not in the table) blocking costs 3.5 ms for
+# each layer and micro-batch, of which the operators' own dispatch is 1.0. Its optimizer
+# (zero/stage_1_and_2.py) flattens a rank's gradients and casts them (2 + 4 bytes), takes their norms
+# in double precision, and reduces them in buckets of 5e8.
+BLOOM = replace(
+    MEGATRON_2021, name="Megatron-DeepSpeed 2022", gradient_bytes=2, sync_bytes=2,
+    accumulate_bytes=6, schedule="one_f_one_b", blocks_launches=True, sends_wait=True,
+    full_stages=True, layer_dispatch_s=(0.8e-3, 0.9e-3),
+    step_bytes=6, step_table_bytes=8, step_buffer_bytes=10**9, step_apart=True,
+)  # fmt: skip
+# Its BF16_Optimizer keeps and sums gradients in fp32, on all ranks (README of tr11-176B-ml); those
+# of a backward are there in half precision besides, and are cast one tensor after the other.
+BLOOM_BF16 = replace(
+    BLOOM, gradient_bytes=6, sync_bytes=4, accumulate_bytes=10,
+    step_bytes=0, step_table_bytes=4, step_buffer_bytes=2 * 10**9,
+)  # fmt: skip
+
 # Megatron-Core since 2023: distributed optimizer, overlapped gradient reduction, flash attention.
 MEGATRON_CORE = System(
     name="Megatron-Core", parameter_bytes=2, gradient_bytes=4, optimizer_bytes=12, sync_bytes=4,
@@ -291,6 +323,7 @@ _WORDS: tuple[tuple[tuple[str, ...], System], ...] = (
     (("korthikanti", "selective recompute"), MEGATRON_2022),
     (("nemo", "transformer engine", "megatron bridge"), NEMO),
     (("megatron-core",), MEGATRON_CORE),
+    (("bigscience", "bloom"), BLOOM),
     (("megatron",), MEGATRON_2022),
     (("alpa",), ALPA),
     (("deepspeed",), DEEPSPEED),
@@ -315,6 +348,8 @@ def _of_time(system: System, row: Row) -> System:
         return replace(system, logits_bytes=_titan_logits(row))
     if system is FOUNDRY and "throughout" in row.precision:
         return FOUNDRY_1
+    if system is BLOOM and "fp32 gradients" in row.precision:
+        return BLOOM_BF16
     if system is ALPA and row.shape.experts:
         return ALPA_EXPERTS
     if system is not NANOTRON:

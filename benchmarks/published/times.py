@@ -71,6 +71,16 @@ class Cost:
             self.peak_bytes,
         )
 
+    def one_by_one(self) -> "Cost":
+        """Where each kernel is waited for before the next is dispatched."""
+        return replace(
+            self,
+            forward_s=self.forward_s + self.forward_dispatch_s,
+            backward_s=self.backward_s + self.backward_dispatch_s,
+            forward_dispatch_s=0.0,
+            backward_dispatch_s=0.0,
+        )
+
     @property
     def forward(self) -> float:
         return max(self.forward_s, self.forward_dispatch_s)
