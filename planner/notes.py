@@ -115,9 +115,9 @@ def _rows(problem: Problem) -> Iterator[str]:
             rate = min((row_rate(gemm, curve) for gemm in gemms), default=inf)
             if rate < inf:
                 slow[weight.fqn] = (
-                    f"{weight.fqn} has rows of {values} values, which do not begin at multiples of "
-                    f"16 bytes: its products reach {rate / 1e12:.0f} TFLOP/s on {device.name}; "
-                    f"{-(-values // _PADDED) * _PADDED} values would be faster"
+                    f"{weight.fqn} has a dim of {values} values, so that rows of its products do "
+                    f"not begin at multiples of 16 bytes: they reach {rate / 1e12:.0f} TFLOP/s on "
+                    f"{device.name}; {-(-values // _PADDED) * _PADDED} values would be faster"
                 )
     yield from slow.values()
 

@@ -29,12 +29,12 @@ def said(
     machine = Cluster.preset(device, devices_per_node=1)
     problem = make_problem(graph, machine, precision=precision)
     plan = search_problem(problem, "ilp")
-    return [note for note in notes_of(problem, plan) if "rows of" in note]
+    return [note for note in notes_of(problem, plan) if "rows of its" in note]
 
 
 def test_an_odd_vocabulary_and_the_next_that_would_do() -> None:
     (note,) = said(1009)
-    assert note.startswith("lm_head.weight has rows of 1009 values")
+    assert note.startswith("lm_head.weight has a dim of 1009 values")
     assert "115 TFLOP/s on h100-sxm; 1024 values" in note
 
 
@@ -68,4 +68,4 @@ def test_small_products_are_not_worth_a_note() -> None:
 
     graph = trace(Classes(), (torch.zeros(16, 1024),))
     problem = make_problem(graph, Cluster.preset("h100-sxm", devices_per_node=1), precision="bf16")
-    assert not [n for n in notes_of(problem, search_problem(problem, "ilp")) if "rows of" in n]
+    assert not [n for n in notes_of(problem, search_problem(problem, "ilp")) if "rows of its" in n]
