@@ -273,15 +273,15 @@ DEEPSPEED = System(
     vocab_multiple=128,
 )  # fmt: skip
 
-# BLOOM's Megatron-DeepSpeed of February 2022, a fork of Megatron-LM 2.4 (July 2021): no asynchronous
-# all-reduce, gradients reduced after the last micro-batch. Its script sets CUDA_LAUNCH_BLOCKING,
-# without which jobs of 320 GPUs and more hung. DeepSpeed 0.5's pipeline (runtime/pipe/engine.py)
-# sends each tensor-parallel rank's part and gathers, by p2p calls that its stream waits for;
-# autograd adds gradients in half precision (reads two, writes one). By the source's own comparison
-# on 80 GPUs (91.04 against 97.20 TFLOP/s, rows that are not in the table) blocking costs 3.5 ms for
-# each layer and micro-batch, of which the operators' own dispatch is 1.0. Its optimizer
-# (zero/stage_1_and_2.py) flattens a rank's gradients and casts them (2 + 4 bytes), takes their norms
-# in double precision, and reduces them in buckets of 5e8.
+# BLOOM's Megatron-DeepSpeed of February 2022, a fork of Megatron-LM 2.4 (July 2021): no
+# asynchronous all-reduce, gradients reduced after the last micro-batch. Its script sets
+# CUDA_LAUNCH_BLOCKING, without which jobs of 320 GPUs and more hung. DeepSpeed's pipeline
+# (runtime/pipe/engine.py) sends each tensor-parallel rank's part and gathers, by p2p calls that its
+# stream waits for; autograd adds gradients in half precision (reads two, writes one). By the
+# source's own comparison on 80 GPUs (91.04 against 97.20 TFLOP/s, rows that are not in the table)
+# blocking costs 3.5 ms for each layer and micro-batch, of which the operators' own dispatch is 1.0.
+# Its optimizer (zero/stage_1_and_2.py) flattens a rank's gradients and casts them (2 + 4 bytes),
+# takes their norms in double precision, and reduces them in buckets of 5e8.
 BLOOM = replace(
     MEGATRON_2021, name="Megatron-DeepSpeed 2022", gradient_bytes=2, sync_bytes=2,
     accumulate_bytes=6, schedule="one_f_one_b", blocks_launches=True, sends_wait=True,
