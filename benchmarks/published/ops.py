@@ -41,6 +41,8 @@ class Piece:
     """Part of the attention core, which selective recompute runs again."""
     slowdown: float = 1.0
     """Of its kernels over the cost model's."""
+    current: bool = False
+    """It runs on the libraries that the presets were measured with."""
     core_bytes: int = 0
     """Of `saved_bytes`, what is dropped when the core is recomputed."""
     weight_dtype: str = ""

@@ -128,6 +128,8 @@ def read_row(raw: Mapping[str, Any], index: int, context: Context) -> Row:
     """One row; RowError says what it lacks."""
     if raw.get("status") == "failed":
         raise RowError("the run failed for another reason than memory")
+    if raw.get("calibrates"):
+        raise RowError(f"it sets {raw['calibrates']}")
     common = context.common
     hardware, batch = part_of(raw, "hardware"), part_of(raw, "batch")
     gpus = _count(hardware, "gpus") or _count(hardware, "nodes") * 8

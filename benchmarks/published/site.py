@@ -47,14 +47,18 @@ class Site:
 
 
 def announced(site: Site, pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
-    """With the checks that the stack makes before each collective, and how well it hides them."""
+    """With what the stack adds: its libraries, checks before collectives, how well these hide."""
     sizes, hidden = {"tp": site.tp, "cp": site.cp, "ep": site.ep}, site.system.hidden
 
     def told(message: Message) -> Message:
         check_s = site.system.check_s * (sizes[message.axis] - 1)
         return replace(message, check_s=check_s, hidden=hidden)
 
-    return tuple(replace(piece, messages=tuple(map(told, piece.messages))) for piece in pieces)
+    current = site.system.current_libraries
+    return tuple(
+        replace(piece, messages=tuple(map(told, piece.messages)), current=current)
+        for piece in pieces
+    )
 
 
 def entering(site: Site, piece: Piece) -> Piece:

@@ -52,6 +52,8 @@ class System:
     """A whole backward's gradients are there in half precision before the fp32 buffer sums them."""
     attention_slowdown: float = 1.0
     """Of its flash attention over the preset's, which is version 2."""
+    current_libraries: bool = False
+    """It runs in the vendor's containers of the time that the presets' kernels were measured."""
     step_bytes: int = 0
     """Per updated parameter while the optimizer runs."""
     flat_bytes: int = 0
@@ -300,7 +302,7 @@ MEGATRON_CORE = System(
     name="Megatron-Core", parameter_bytes=2, gradient_bytes=4, optimizer_bytes=12, sync_bytes=4,
     gradient_sync="ddp", accumulate_bytes=2, attention="flash", pointwise="fused", dropout=False,
     sequence_parallel=True, tp_overlap="backward", logits_bytes=10, saved_logits_bytes=4,
-    vocab_multiple=128, schedule="interleaved",
+    vocab_multiple=128, schedule="interleaved", current_libraries=True,
 )  # fmt: skip
 # NeMo's recipes: Transformer Engine's float8 and cuDNN's attention, which on Hopper takes 1/1.5 to
 # 1/1.75 of the time of version 2 (FlashAttention-3, Shah et al. 2024, figures 5 and 6: as fast as

@@ -19,21 +19,21 @@ _COLLECTIVE_OPS = 16
 and NCCL's launch, about 100 us in all; assumption."""
 
 
-_HOPPER = 1.375
+_WHEELS = 1.375
+_CURRENT = 1.035
 _AMPERE_MATMUL = {"a100-40": 1.08, "a100-80": 1.08}
 """The preset's products (kernel benchmarks of an inference library) reach 266 TFLOP/s at 8192; five
 PyTorch tests of A100 SXM find 230, 237, 246, 265 and 271: their median."""
-SUSTAINED = {
-    **dict.fromkeys(("h100-sxm", "h100-hbm2e", "h200", "b200", "mi300x"), _HOPPER),
-    **_AMPERE_MATMUL,
-}
-"""What products and attention take in whole training runs over kernels timed alone: tensor cores
-lower the clock under sustained power; what memory limits is not slower. Calibrated on one run that
-is not reported: the 8-GPU row of dp_scaling (Ultra-Scale Playbook, 40 150 tokens/s/GPU), which has
-no communication to speak of; the runs at tp 2 to 32 there are then 0 to 8 % too fast. Other parts
-whose power is limited at 500 W and more are taken to be alike. It is a property of whole runs and
-not of kernels, so it stays out of the presets, whose times are compared with single kernels.
-Products whose rows are not aligned leave tensor cores idle and are as slow as alone."""
+_HOPPER = ("h100-sxm", "h100-hbm2e", "h200", "b200", "mi300x")
+SUSTAINED = {**dict.fromkeys(_HOPPER, _WHEELS), **_AMPERE_MATMUL}
+"""What products and attention take in whole training runs over kernels timed alone, by runs that
+are not reported: with the libraries of torch's wheels of 2023 and 2024, of the 8-GPU row of
+dp_scaling (Ultra-Scale Playbook, 40 150 tokens/s/GPU), which has no communication to speak of; the
+runs at tp 2 to 32 there are then 0 to 8 % too fast. With the libraries of NVIDIA's containers of
+2025, of which the presets' kernels are, of Llama 3.1 8B in bf16 on 8 H100 (the first row of dgxc).
+Other parts whose power is limited at 500 W and more are taken to be alike. Both are properties of
+stacks and not of kernels, so they stay out of the presets, whose times are compared with single
+kernels. Products whose rows are not aligned leave tensor cores idle and are as slow as alone."""
 
 
 _LIMITED = (OpClass.MATMUL, OpClass.ATTENTION)
@@ -187,7 +187,7 @@ def _slower(piece: Piece, device: str) -> float:
     limited = _LIMITED[:1] if device in _AMPERE_MATMUL else _LIMITED
     if piece.op.op_class not in limited or not _aligned(piece, device):
         return 1.0
-    return SUSTAINED.get(device, 1.0)
+    return _CURRENT if piece.current and device in _HOPPER else SUSTAINED.get(device, 1.0)
 
 
 def _aligned(piece: Piece, device: str) -> bool:

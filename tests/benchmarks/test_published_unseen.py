@@ -1,19 +1,22 @@
 """The tables that the project found itself, and what they are predicted with."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks.published.layers import layer
+from benchmarks.published.measured import RowError
+from benchmarks.published.predict import predict
 from benchmarks.published.recipes import recipe_of
 from benchmarks.published.report import errors, evaluate, spearman
 from benchmarks.published.rows import Context, Table, read_row, tables
-from benchmarks.published.site import Site
+from benchmarks.published.site import Site, announced
 from benchmarks.published.sites import ground_of
 from benchmarks.published.stages import site_of
 from benchmarks.published.systems import system_of
-from benchmarks.published.times import cost, recomputed
+from benchmarks.published.times import cost, recomputed, timed
 from meshwright.ir.errors import PlanError
 from tests.benchmarks.test_published import raw
 
@@ -152,3 +155,41 @@ def test_llama_2_with_fsdp_is_predicted():
     assert {case.row.network for case in found.cases if "H100" in case.row.gpu} == {
         "RoCE, 8 x 100 Gb/s a node"
     }
+
+
+def dgxc():
+    return json.loads((FOLDER / "dgxc.json").read_text())
+
+
+def test_one_run_sets_what_current_libraries_take_and_is_not_reported():
+    data = dgxc()
+    (marked,) = [raw for raw in data["rows"] if "calibrates" in raw]
+    context = Context("dgxc", data["common"], json.dumps(data["common"]))
+    with pytest.raises(RowError, match="it sets what products take"):
+        read_row(marked, 0, context)
+    row = read_row({k: v for k, v in marked.items() if k != "calibrates"}, 0, context)
+    assert predict(row).step_s == pytest.approx(row.step_s, rel=5e-3)
+    (table,) = tables(FOLDER, only="dgxc")
+    assert (len(table.rows), [skip.index for skip in table.skipped]) == (57, [0])
+
+
+@pytest.mark.parametrize(
+    ("gpu", "current", "wheels"),
+    [("H100-SXM5-80GB", 1.035, 1.375), ("B200", 1.035, 1.375), ("A100-SXM4-80GB", 1.08, 1.08)],
+)
+def test_what_products_take_with_whose_libraries(gpu, current, wheels):
+    row = nemo(hardware={"gpu": gpu, "gpus": 64}, precision="bf16", parallel={"tp": 1, "dp": 64})
+    site, ground = site_of(row, recipe_of(row, system_of(row))), ground_of(row)
+    assert site.system.current_libraries and not system_of(foundry()).current_libraries
+    old = replace(site, system=replace(site.system, current_libraries=False))
+    for each, factor in ((site, current), (old, wheels)):
+        down = next(piece for piece in announced(each, layer(each)) if piece.name == "down")
+        alone = timed(down.op, ground.device.name)
+        assert cost([down], ground).forward_s == pytest.approx(factor * alone.forward_s)
+
+
+def test_nemo_on_dgx_cloud_is_predicted():
+    (table,) = tables(FOLDER, only="dgxc")
+    every = evaluate(Table(table.name, table.rows[::3], ()))
+    found = errors(case.time_error for case in every.cases)
+    assert found is not None and found.median_abs < 0.06 and found.worst < 0.2
