@@ -25,9 +25,6 @@ _SPLITS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _SPLIT_WAVES = 4
 """No kernel splits the inner loop of a product with more tiles than this many waves."""
 _WIDE = frozenset({"float32", "float64"})
-_WINOGRAD = 2.25
-"""By how much fewer multiplications a convolution of 3 x 3 needs in tiles of 2 x 2, as cuDNN runs
-it in float32 where there are no tensor cores (Lavin and Gray 2016)."""
 ROW = 8
 """Values of two bytes that tensor cores are fed at a time: 16 bytes."""
 _HALF = frozenset({"float16", "bfloat16"})
@@ -117,7 +114,7 @@ def _rate(work: Work, curve: OpCurve, device: DeviceType) -> tuple[float, float]
         return rate, 1.0
     start = min(1.0, rate / (device.peak("float16") * curve.share))
     plain = work.dtype == "float32" and peak <= device.peak("float32")
-    return rate * (_WINOGRAD if work.small_window and plain else 1.0), start
+    return rate * (curve.winograd if work.small_window and plain else 1.0), start
 
 
 def _arithmetic_s(work: Work, curve: OpCurve, device: DeviceType) -> float:

@@ -87,6 +87,9 @@ class _Spec:
     reference: str = "data sheet"
 
 
+_WINOGRAD = 2.25
+"""In tiles of 2 x 2 (Lavin and Gray 2016), as cuDNN does it for PyTorch. XLA's runs of Wide-ResNet
+on V100 show none of it (benchmarks.published_wresnet)."""
 _PLAIN_CONVOLUTION = 0.89
 """Of a matmul, without tensor cores: over the layers of ResNet-50 and VGG-16 on V100 in PipeDream's
 profiles (msr-fiddle/pipedream) forward is then 7 % too fast and backward 7 % too slow."""
@@ -187,6 +190,7 @@ def _compute_curves(spec: _Spec) -> dict[OpClass, OpCurve]:
             wide_share=(0.7 if spec.tf32 else _PLAIN_CONVOLUTION)
             * (matmul.wide_share or matmul.share),
             floor_s=2 * _KERNEL_S,
+            winograd=_WINOGRAD,
             band=0.4,
             source="assumption",
             reference="seven tenths of a matmul"

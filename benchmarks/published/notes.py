@@ -260,5 +260,8 @@ Known to be off:
 - MPT on H100 with sequences of 32,768 and 65,536 is 15 to 22 % too slow: how much slower flash
   attention in Triton is there than version 2 is known on A100 only. MPT-125M on A100 is 11 to 13 %
   too fast.
-- ResNet, BERT, Transformer-XL, SSD and BART: see `benchmarks.published_ddp`.
+- Alpa's end-to-end rows name no micro-batches; with those of its exp_intra_only.py GPT of 350M to
+  6.7B on 1 to 16 GPUs is 5 to 8 % too fast, models with experts 16 to 25 %.
+- ResNet, BERT, Transformer-XL, SSD and BART: see `benchmarks.published_ddp`; Wide-ResNet:
+  `benchmarks.published_wresnet`.
 """
