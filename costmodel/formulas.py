@@ -27,6 +27,8 @@ _SPLIT_WAVES = 4
 _WIDE = frozenset({"float32", "float64"})
 ROW = 8
 """Values of two bytes that tensor cores are fed at a time: 16 bytes."""
+NARROW = 64
+"""Columns of the narrowest tile."""
 _HALF = frozenset({"float16", "bfloat16"})
 _DROOP_S = 1e-3
 """Ops longer than this feel the clock fall; of the order of a power controller's period."""
@@ -42,10 +44,27 @@ class Gemm:
     k: int
     row: int = 0
     """Values that every row of the operands and of the result is a multiple of; 0: not known."""
+    packed: tuple[int, int, int] = (1, 1, 1)
+    """By how much m, n and k grow where a GPU puts as many narrow products of the batch as fit a
+    tile into one, whose other blocks are zeros."""
 
-    def turned(self, m: int, n: int, k: int) -> "Gemm":
-        """Another product of the same matrices, as the backward has them."""
-        return Gemm(self.batch, m, n, k, self.row)
+    def for_input(self, window: int = 1) -> "Gemm":
+        """The product that makes the left operand's gradient; `window` positions of a convolution
+        go from the inner loop to the columns."""
+        pm, pn, pk = self.packed
+        k, n = self.k // window, self.n * window
+        return Gemm(self.batch, self.m, k, n, self.row, (pm, pk, pn))
+
+    def for_weight(self) -> "Gemm":
+        """The product that makes the right operand's gradient."""
+        pm, pn, pk = self.packed
+        return Gemm(self.batch, self.n, self.k, self.m, self.row, (pn, pk, pm))
+
+    def in_tiles(self) -> "Gemm":
+        """With narrow products put together."""
+        pm, pn, pk = self.packed
+        together = max(self.packed)
+        return Gemm(self.batch // together, self.m * pm, self.n * pn, self.k * pk, self.row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +140,18 @@ def _arithmetic_s(work: Work, curve: OpCurve, device: DeviceType) -> float:
     rate, start = _rate(work, curve, device)
     if work.gemms and device.processors:
         half = work.dtype in _HALF
-        return sum(
+        seconds = sum(
             max(
                 _waves_s(g, curve, rate, device.processors, start),
                 2.0 * g.batch * g.m * g.n * g.k / row_rate(g, curve) if half else 0.0,
             )
             for g in work.gemms
         )
+        if any(max(g.packed) > 1 for g in work.gemms):
+            # Kernels for few channels a group need no tensor cores.
+            plain = device.peak("float32") * (curve.wide_share or curve.share)
+            seconds = min(seconds, work.flops / plain)
+        return seconds
     if work.gemms:
         depth = start * curve.depth
         return sum(2.0 * g.batch * g.m * g.n * (g.k + depth) for g in work.gemms) / rate
@@ -150,7 +174,7 @@ def _waves_s(gemm: Gemm, curve: OpCurve, rate: float, processors: int, start: fl
     tiles splits its inner loop to occupy more processors. Each choice is monotone in m, n and k,
     so the best of them is too.
     """
-    best = float("inf")
+    gemm, best = gemm.in_tiles(), float("inf")
     for rows, columns, halved in _TILES:
         tiles = gemm.batch * ceil(gemm.m / rows) * ceil(gemm.n / columns)
         step_s = 2.0 * rows * columns * processors / (rate * curve.small_tile**halved)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import gcd, prod
 
 from meshwright.costmodel.dtypes import FUSED
-from meshwright.costmodel.formulas import Gemm, Work
+from meshwright.costmodel.formulas import NARROW, Gemm, Work
 from meshwright.costmodel.local_op import LocalInput, LocalOp
 from meshwright.costmodel.op_classes import COMPUTE, op_name
 from meshwright.ir.device import OpClass
@@ -70,7 +70,9 @@ def _convolution_gemms(shapes: Sequence[Shape], flops: float) -> tuple[Gemm, ...
     n = weight[0] // groups
     if not n * k:
         return ()
-    return (Gemm(groups, max(1, round(flops / (2 * groups * n * k))), n, k),)
+    together = max(d for d in range(1, groups + 1) if groups % d == 0 and n * d <= max(n, NARROW))
+    rows = max(1, round(flops / (2 * groups * n * k)))
+    return (Gemm(groups, rows, n, k, packed=(1, together, together)),)
 
 
 def forward_work(op: LocalOp) -> Work:
@@ -97,7 +99,7 @@ def input_work(op: LocalOp) -> Work | None:
     elif not any(i.is_param for i in op.inputs):
         flops *= sum(len(i.shape) > 1 for i in wanted)
     window = _window(op)
-    gemms = tuple(g.turned(g.m, g.k // window, g.n * window) for g in _gemms(op))
+    gemms = tuple(g.for_input(window) for g in _gemms(op))
     if op.op_class is OpClass.MATMUL and len(_matrices(wanted)) > 1:
         gemms += _weight_gemms(op)
     passed = 2 * _logarithms(op)  # their gradient, written and read
@@ -193,7 +195,7 @@ def _strides_by_one(op: LocalOp) -> bool:
 
 
 def _weight_gemms(op: LocalOp) -> tuple[Gemm, ...]:
-    return tuple(g.turned(g.n, g.k, g.m) for g in _gemms(op))
+    return tuple(g.for_weight() for g in _gemms(op))
 
 
 def _work(op: LocalOp, flops: float, nbytes: float, gemms: tuple[Gemm, ...] = ()) -> Work:

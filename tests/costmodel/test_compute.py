@@ -288,7 +288,11 @@ def test_memory_slows_beyond_the_cache(nbytes: int) -> None:
         ("aten.conv2d.default", [(2, 8, 6, 6), (16, 8, 3, 3)], 2 * 72 * 16 * 72,
          [Gemm(1, 72, 16, 72)]),
         ("aten.conv2d.default", [(2, 8, 6, 6), (8, 1, 3, 3)], 2 * 72 * 8 * 9,
-         [Gemm(8, 72, 1, 9)]),
+         [Gemm(8, 72, 1, 9, packed=(1, 8, 8))]),
+        ("aten.conv2d.default", [(2, 128, 6, 6), (256, 4, 3, 3)], 2 * 72 * 256 * 36,
+         [Gemm(32, 72, 8, 36, packed=(1, 8, 8))]),
+        ("aten.conv2d.default", [(2, 256, 6, 6), (256, 128, 3, 3)], 2 * 72 * 256 * 1152,
+         [Gemm(2, 72, 128, 1152)]),
         ("meshwright.experts.default", [(32, 16), (32, 2), (32, 2), (4, 48, 16), (4, 16, 24)],
          2 * 64 * 16 * 72, [Gemm(4, 16, 48, 16, 8), Gemm(4, 16, 16, 24, 8)]),
         ("aten.einsum.default", [(3, 5), (5, 7)], 210, []),
@@ -298,6 +302,46 @@ def test_products_of_ops(
     target: str, shapes: list[tuple[int, ...]], flops: float, expected: list[Gemm]
 ) -> None:
     assert list(forward_gemms(target, shapes, flops)) == expected
+
+
+def test_narrow_products_share_a_tile() -> None:
+    """32 groups of 4 channels are as 2 of 64 whose blocks off the diagonal are zeros, forward and
+    backward; of a CPU's products nothing is wasted."""
+    narrow = Gemm(32, 4096, 4, 36, packed=(1, 16, 16))
+    assert narrow.in_tiles() == Gemm(2, 4096, 64, 576)
+    assert narrow.for_input(9).in_tiles() == Gemm(2, 4096, 64, 576)
+    assert narrow.for_weight().in_tiles() == Gemm(2, 64, 576, 4096)
+    work = Work(OpClass.CONVOLUTION, "bfloat16", 1e30, 1.0, (narrow,))
+    dense = replace(work, gemms=(Gemm(2, 4096, 64, 576),))
+    assert kernel_s(work, H100) == kernel_s(dense, H100)
+    plain = replace(work, gemms=(replace(narrow, packed=(1, 1, 1)),))
+    assert kernel_s(work, CPU) == kernel_s(plain, CPU)
+
+
+@pytest.mark.parametrize("name", ["h100-sxm", "a100-80", "v100-16"])
+def test_convolutions_of_each_channel_by_itself(name: str) -> None:
+    """ConvNeXt's 7 x 7, forward and backward: near what memory or the plain units allow."""
+    device, batch, channels = DEVICES[name], 128, 384
+    shape = (batch, channels, 28, 28)
+    flops = 2.0 * prod(shape) * 49
+    op = LocalOp(
+        target="aten.conv2d.default",
+        op_class=OpClass.CONVOLUTION,
+        dtype="float16",
+        flops=flops,
+        inputs=(
+            LocalInput(shape, 2 * prod(shape), True, False),
+            LocalInput((channels, 1, 7, 7), 2 * channels * 49, True, True),
+        ),
+        outputs=(shape,),
+        output_bytes=2 * prod(shape),
+        differentiable=True,
+    )
+    curve = device.curves[OpClass.CONVOLUTION]
+    plain_s = flops / (device.peak("float32") * (curve.wide_share or curve.share))
+    moving_s = 4 * prod(shape) / device.memory_bandwidth_bytes_per_s
+    for seconds in parts(formula(op, device)):
+        assert max(plain_s, moving_s) <= seconds < 2.5 * (plain_s + moving_s)
 
 
 def test_what_hands_its_gradient_on_has_no_backward() -> None:
