@@ -1,9 +1,10 @@
-"""Remakes `ir/preset_matmul.py` from published matmul timings and reports the error held out.
+"""Remakes `ir/preset_products.py` from published timings of kernels and reports the error held out.
 
-python benchmarks/fit_devices.py CALIBRATE_DIR [-o docs/results/devices.md] [--presets FILE]
+python -m benchmarks.fit_devices CALIBRATE_DIR [-o docs/results/devices.md] [--presets FILE]
 
-CALIBRATE_DIR holds gemm_bf16_aiconfigurator.json and matmul_measured.json. A fit on every other
-shape is judged on the rest; the constants that ship are fitted to all. Format FILE with ruff.
+CALIBRATE_DIR holds gemm_bf16_aiconfigurator.json and matmul_measured.json; older GPUs are of
+`benchmarks.deepbench`. A fit on every other shape is judged on the rest; the constants that ship
+are fitted to all. Format FILE with ruff.
 """
 
 import argparse
@@ -17,10 +18,11 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
+from benchmarks import deepbench
 from meshwright.costmodel.fit_compute import Sample, fit_curve
 from meshwright.costmodel.formulas import Gemm, Work, kernel_s
 from meshwright.ir.device import DeviceType, OpClass, OpCurve
-from meshwright.ir.preset_devices import DEVICES
+from meshwright.ir.preset_devices import DEVICES, WINOGRAD
 
 GRIDS = {
     "A100-SXM4-80GB": "a100-80",
@@ -30,6 +32,8 @@ GRIDS = {
     "L40S-48GB": "l40s",
 }
 """GPUs with timings over a grid of shapes, and their presets."""
+OLDER = {"P100": ("p100",), "V100": ("v100-16", "v100-32"), "T4": ("t4",)}
+"""Those of DeepBench."""
 POINTS = {
     "p100": r"P100", "v100-16": r"V100(?!S)", "v100-32": r"V100(?!S)", "t4": r"\bT4\b",
     "a100-40": r"A100[ -](PCIE-)?40GB", "a100-80": r"A[18]00 SXM4 80GB",
@@ -39,10 +43,8 @@ POINTS = {
     "rtx3090": r"3090(?! Ti)", "rtx4090": r"4090(?!D)", "mi300x": r"MI300X",
 }  # fmt: skip
 """Presets and the names of their GPUs in the table of single large products."""
-LIKE = {"a100-40": "a100-80", "h100-hbm2e": "h100-sxm", "mi300x": "a100-80"}
+LIKE = {"h100-hbm2e": "h100-sxm", "h100-pcie": "h100-sxm"}
 """Whose shape constants a GPU without a grid borrows; otherwise A100's."""
-PLAIN = {"p100": "v100-16"}
-"""GPUs without tensor cores, and the one that starts its products as they do without its own."""
 POWER_CUT = {"h100-hbm2e": 0.86}
 """Clock under load of 500 W against 700 W: (350 W / 550 W)^(1/3), with 150 W that do not depend on
 the clock, and power as its cube; assumption."""
@@ -73,13 +75,36 @@ def work(g: Gemm, dtype: str = "bfloat16") -> Work:
 
 
 def fitted(measured: Sequence[Sample], device: DeviceType) -> OpCurve:
-    note = f"{len(measured)} GEMMs of aiconfigurator (095f58a)"
-    return fit_curve(OpClass.MATMUL, measured, device, START, reference=note)
+    wide = any(s.work.dtype == "float32" for s in measured)
+    source = "DeepBench (da81ba7)" if wide else "aiconfigurator (095f58a)"
+    start = replace(START, wide_share=START.share) if wide else START
+    note = f"{len(measured)} GEMMs of {source}"
+    return fit_curve(OpClass.MATMUL, measured, device, start, reference=note)
+
+
+def fitted_convolution(measured: Sequence[Sample], device: DeviceType) -> OpCurve:
+    """Their images are in the layout that kernels take, and some are Winograd's: what the presets
+    say of both stays theirs."""
+    note = f"{len(measured)} kernels of DeepBench (da81ba7)"
+    start = replace(START, wide_share=START.share, winograd=WINOGRAD)
+    found = fit_curve(OpClass.CONVOLUTION, measured, device, start, reference=note)
+    return replace(found, winograd=1.0)
+
+
+def convolution_errors(measured: Sequence[Sample], device: DeviceType, dtype: str) -> list[float]:
+    """Of every other kernel by a fit to the rest."""
+    curve = replace(fitted_convolution(measured[::2], device), winograd=WINOGRAD)
+    scene = replace(device, curves={**device.curves, OpClass.CONVOLUTION: curve})
+    held = [s for s in measured[1::2] if s.work.dtype == dtype]
+    return [(kernel_s(s.work, scene) + s.dispatch_s) / s.seconds - 1 for s in held]
 
 
 def errors(held: Sequence[Sample], device: DeviceType, curve: OpCurve) -> list[Error]:
     scene = with_matmul(device, curve)
-    return [Error(s.work.gemms[0], kernel_s(s.work, scene) / s.seconds - 1) for s in held]
+    return [
+        Error(s.work.gemms[0], (kernel_s(s.work, scene) + s.dispatch_s) / s.seconds - 1)
+        for s in held
+    ]
 
 
 def with_matmul(device: DeviceType, curve: OpCurve) -> DeviceType:
@@ -100,8 +125,18 @@ def community(rows: Sequence[dict[str, object]], name: str, key: str) -> list[fl
     return [float(value) for value in found if isinstance(value, int | float)]
 
 
+def _rate(name: str, curve: OpCurve) -> float:
+    """FLOP/s per multiprocessor of a large product."""
+    device = with_matmul(DEVICES[name], curve)
+    return work(LARGE).flops / kernel_s(work(LARGE, "float16"), device) / device.processors
+
+
 def borrowed(name: str, shape: OpCurve, rows: Sequence[dict[str, object]]) -> OpCurve:
-    """A curve of another GPU's form with the rate measured on this one."""
+    """A curve of another GPU's form with the rate measured on this one.
+
+    Starting a product takes as long on both: 7 to 11 us by the fits of P100, V100, T4, A100 and
+    L40S, whose multiprocessors are up to 17 times as fast as others of these.
+    """
     device = DEVICES[name]
     cut = POWER_CUT.get(name)
     if cut is not None:
@@ -114,6 +149,8 @@ def borrowed(name: str, shape: OpCurve, rows: Sequence[dict[str, object]]) -> Op
     # The best over shapes, where nothing else is known.
     half = half or community([r for r in rows if r.get("precision") == "bf16"], name, "best_tflops")
     spread = (max(half) - min(half)) / median(half) / 2
+    steps = median(half) * 1e12 / device.processors / _rate(LIKE.get(name, "a100-80"), shape)
+    shape = replace(shape, depth=steps * shape.depth, split_depth=steps * shape.split_depth)
     return replace(
         shape,
         share=share_of(device, shape, "float16", median(half)),
@@ -121,14 +158,6 @@ def borrowed(name: str, shape: OpCurve, rows: Sequence[dict[str, object]]) -> Op
         band=max(0.15, spread),
         reference=f"{len(half)} community figures of large products; form of another GPU's fit",
     )
-
-
-def without_tensor_cores(name: str, curve: OpCurve) -> OpCurve:
-    """Of a slower product the start stands for fewer steps (`costmodel.formulas`)."""
-    device = DEVICES[name]
-    fewer = device.peak("float32") * (curve.wide_share or curve.share)
-    fewer /= device.peak("float16") * curve.share
-    return replace(curve, depth=fewer * curve.depth, split_depth=fewer * curve.split_depth)
 
 
 def with_wide(name: str, curve: OpCurve, rows: Sequence[dict[str, object]]) -> OpCurve:
@@ -147,8 +176,10 @@ def with_wide(name: str, curve: OpCurve, rows: Sequence[dict[str, object]]) -> O
 
 def sustained(name: str, curve: OpCurve, rows: Sequence[dict[str, object]]) -> OpCurve:
     """The grids are of short kernels on cool cards: no faster than PyTorch's large products."""
-    found = community(rows, name, "bf16_tflops")
-    share = share_of(DEVICES[name], curve, "bfloat16", median(found))
+    tensor = DEVICES[name].peak("bfloat16") == DEVICES[name].peak("float16")
+    dtype = "bfloat16" if tensor else "float16"
+    found = community(rows, name, "bf16_tflops" if tensor else "fp16_tflops")
+    share = share_of(DEVICES[name], curve, dtype, median(found))
     if share >= curve.share:
         return curve
     note = f"{curve.reference}; cut to large products"
@@ -161,12 +192,9 @@ def curves(grids: dict[str, list[Sample]], rows: Sequence[dict[str, object]]) ->
     made = {name: sustained(name, curve, rows) for name, curve in made.items()}
     made = {name: with_wide(name, curve, rows) for name, curve in made.items()}
     for name in DEVICES:
-        if name not in made and name not in PLAIN:
+        if name not in made:
             shape = made[LIKE.get(name, "a100-80")]
             made[name] = with_wide(name, borrowed(name, shape, rows), rows)
-    for name, other in PLAIN.items():
-        shape = without_tensor_cores(other, made[other])
-        made[name] = with_wide(name, borrowed(name, shape, rows), rows)
     return {name: made[name] for name in DEVICES}
 
 
@@ -181,17 +209,20 @@ def literal(curve: OpCurve) -> str:
     return f"OpCurve({', '.join(parts)})"
 
 
-def module(made: dict[str, OpCurve]) -> str:
-    lines = ['"""How long matmuls take on accelerators; made by benchmarks/fit_devices.py."""',
+def module(made: dict[str, OpCurve], convolutions: dict[str, OpCurve]) -> str:
+    lines = ['"""How long matmuls and convolutions take on accelerators; made by '
+             'benchmarks/fit_devices.py."""',
              "", "from meshwright.ir.device import OpCurve", "", "MATMUL = {"]  # fmt: skip
     lines += [f"    {json.dumps(name)}: {literal(curve)}," for name, curve in made.items()]
+    lines += ["}", "CONVOLUTION = {"]
+    lines += [f"    {json.dumps(name)}: {literal(curve)}," for name, curve in convolutions.items()]
     return "\n".join([*lines, "}", ""])
 
 
-def row(label: str, found: Sequence[Error]) -> str:
-    sizes = sorted(abs(e.relative) for e in found)
+def row(label: str, found: Sequence[float]) -> str:
+    sizes = sorted(map(abs, found))
     p90 = quantiles(sizes, n=10)[-1]
-    bias = median(e.relative for e in found)
+    bias = median(found)
     return (f"| {label} | {len(found)} | {median(sizes):.1%} | {p90:.1%} | {sizes[-1]:.1%} | "
             f"{bias:+.1%} |")  # fmt: skip
 
@@ -208,8 +239,9 @@ REGIMES = {
 
 HEAD = """# Matmul formulas against published timings
 
-`benchmarks/fit_devices.py CALIBRATE_DIR`, {today}. Fitted to every other shape of aiconfigurator's
-bf16 grids (m 512-16384, n and k 1024-16384), judged on the rest. The timings are of repeated
+`python -m benchmarks.fit_devices CALIBRATE_DIR`, {today}. Fitted to every other shape of
+aiconfigurator's bf16 grids (m 512-16384, n and k 1024-16384), for P100, V100 and T4 of DeepBench's
+float32 and float16 products, and judged on the rest. Aiconfigurator's timings are of repeated
 kernels in CUDA graphs with a warm cache, so they hold neither dispatch nor the clock of a card that
 is hot from hours of work. Where PyTorch's large products (matmul_measured) are slower, the
 constants below, which are fitted to all shapes, are cut to their rate.
@@ -221,6 +253,12 @@ routing, permutation and two all-to-alls each way, so the formula must lie below
 
 | layer, dispatcher | forward, formula ms | measured | backward, formula ms | measured |
 |---|---|---|---|---|"""
+CONVOLUTIONS = """## Convolutions
+
+Forward and both gradients, fitted to every other kernel of DeepBench and judged on the rest.
+
+| device, format | n | median | p90 | worst | bias |
+|---|---|---|---|---|---|"""
 TABLE = """## Constants
 
 Rate: TFLOP/s of an 8192 cube in float16.
@@ -239,11 +277,28 @@ def report(grids: dict[str, list[Sample]], made: dict[str, OpCurve]) -> str:
         for label, inside in REGIMES.items():
             some = [e for e in held if inside(e.gemm)]
             if len(some) > 1:
-                lines.append(row(label, some))
+                lines.append(row(label, [e.relative for e in some]))
         lines.append("")
+    lines += [CONVOLUTIONS, *(convolution_rows(gpu, names[0]) for gpu, names in OLDER.items()), ""]
     lines.append(TABLE)
     lines += [constants(name, curve) for name, curve in made.items()]
     return "\n".join([*lines, ""])
+
+
+def convolution_rows(gpu: str, name: str) -> str:
+    """A row for each format that was fitted."""
+    measured = convolutions(gpu)
+    dtypes = sorted({s.work.dtype for s in measured})
+    return "\n".join(
+        row(f"{name}, {dtype}", convolution_errors(measured, DEVICES[name], dtype))
+        for dtype in dtypes
+    )
+
+
+def convolutions(gpu: str) -> list[Sample]:
+    """P100's were computed in float32 in either format."""
+    found = deepbench.convolutions(gpu)
+    return [s for s in found if gpu != "P100" or s.work.dtype == "float32"]
 
 
 def constants(name: str, curve: OpCurve) -> str:
@@ -296,7 +351,13 @@ def main() -> None:
         sys.exit(f"{', '.join(missing)} missing: give the folder of published calibration tables")
     table, points = (json.loads(f.read_text())["rows"] for f in files)
     grids = {name: samples(r for r in table if r["gpu"] == gpu) for gpu, name in GRIDS.items()}
+    grids |= {name: deepbench.products(gpu) for gpu, names in OLDER.items() for name in names}
     made = curves(grids, points)
+    slides = {
+        name: fitted_convolution(convolutions(gpu), with_matmul(DEVICES[name], made[name]))
+        for gpu, names in OLDER.items()
+        for name in names
+    }
     text = report(grids, made)
     layer = args.folder / "megatron_moe_layer_h100.json"
     if layer.exists():
@@ -309,7 +370,7 @@ def main() -> None:
     if args.output:
         args.output.write_text(text)
     if args.presets:
-        args.presets.write_text(module(made))
+        args.presets.write_text(module(made, slides))
 
 
 if __name__ == "__main__":

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from meshwright.costmodel.formulas import Gemm, Work, kernel_s
 from meshwright.costmodel.op_classes import COMPUTE
-from meshwright.costmodel.works import forward_gemms
+from meshwright.costmodel.works import forward_gemms, windows
 from meshwright.ir.device import DeviceType, OpClass, OpCurve, Source
+from meshwright.ir.graph import DTYPE_BYTES
 from meshwright.ir.profile import OpRecord
 
 Floats = NDArray[np.float64]
@@ -117,7 +118,10 @@ def _free(
     count = len(names) if len(sizes) > len(names) else min(len(sizes), 2)
     if names is _MEMORY and len(sizes) in (3, 4) and start.cache_bytes:
         count = 3  # the cache's size is taken as given
-    return names[:count] + mixed
+    free = names[:count] + mixed
+    if op_class in COMPUTE and dtypes == {True} and start.wide_share is not None:
+        free = ("wide_share", *free[1:])  # they say nothing of the other one
+    return free
 
 
 def _with(curve: OpCurve, names: Sequence[str], logs: Floats) -> OpCurve:
@@ -210,7 +214,14 @@ def record_work(record: OpRecord) -> Work:
     skipped = 0.5 if record.causal else 1.0
     keys = record.inputs[1][-2] if op_class is OpClass.ATTENTION and len(record.inputs) > 1 else 0
     flops = record.flops * skipped
-    return Work(op_class, record.dtype, flops, record.moved_bytes, gemms, keys * skipped)
+    moved = record.moved_bytes
+    if op_class is not OpClass.CONVOLUTION:
+        return Work(op_class, record.dtype, flops, moved, gemms, keys * skipped)
+    small, values = windows(record.inputs, record.flops)
+    turned = values * DTYPE_BYTES[record.dtype]
+    return Work(
+        op_class, record.dtype, flops, moved, gemms, small_window=small, turned_bytes=turned
+    )
 
 
 def fit_device(device: DeviceType, records: Iterable[OpRecord]) -> DeviceType:

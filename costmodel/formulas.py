@@ -82,6 +82,9 @@ class Work:
     """Steps of the inner loop where there are no gemms; 0: unknown."""
     small_window: bool = False
     """A convolution of 3 x 3 at stride 1."""
+    turned_bytes: float = 0.0
+    """Images and results of a convolution, which come with their channels apart (NCHW) where
+    tensor cores want them together."""
 
 
 @lru_cache(maxsize=1024)
@@ -101,11 +104,14 @@ def kernel_s(work: Work, device: DeviceType) -> float:
     if work.op_class not in COMPUTE:
         return curve.floor_s + memory_s(work.nbytes, curve, device)
     arithmetic = _arithmetic_s(work, curve, device)
-    moving = memory_s(work.nbytes, curve_of(OpClass.COPY, device), device)
+    copies = curve_of(OpClass.COPY, device)
+    moving = memory_s(work.nbytes, copies, device)
     # Neither hides the other wholly where both take as long: a smooth maximum.
     busy = (arithmetic**4 + moving**4) ** 0.25
     if work.gemms:
         busy += curve.packing * moving
+    if work.turned_bytes and _tensor_cores(work, device):
+        busy += memory_s(2 * curve.turning * work.turned_bytes, copies, device)
     seconds: float = curve.floor_s + busy * (1.0 + curve.droop * busy / (busy + _DROOP_S))
     return seconds
 
@@ -122,18 +128,28 @@ def memory_s(nbytes: float, curve: OpCurve, device: DeviceType) -> float:
 def _rate(work: Work, curve: OpCurve, device: DeviceType) -> tuple[float, float]:
     """(FLOP/s, share of the curve's depths): starting and ending a product takes as long at any
     rate, so that it stands for fewer steps where no tensor cores are used."""
-    # cuDNN may use TF32 by default where cuBLAS may not.
-    tf32 = work.op_class is OpClass.CONVOLUTION and work.dtype == "float32"
-    dtype = "tf32" if tf32 and "tf32" in device.peak_flops else work.dtype
-    peak = device.peak(dtype)
+    peak = _peak(work, device)
     if work.dtype not in _WIDE or curve.wide_share is None:
         return peak * curve.share, 1.0
-    rate = peak * curve.wide_share
+    cores = _tensor_cores(work, device)
+    rate = peak * (curve.share if cores else curve.wide_share)
     if device.kind == "cpu":
         return rate, 1.0
     start = min(1.0, rate / (device.peak("float16") * curve.share))
-    plain = work.dtype == "float32" and peak <= device.peak("float32")
+    plain = work.dtype == "float32" and not cores
     return rate * (curve.winograd if work.small_window and plain else 1.0), start
+
+
+def _peak(work: Work, device: DeviceType) -> float:
+    # cuDNN may use TF32 by default where cuBLAS may not.
+    tf32 = work.op_class is OpClass.CONVOLUTION and work.dtype == "float32"
+    return device.peak("tf32" if tf32 and "tf32" in device.peak_flops else work.dtype)
+
+
+def _tensor_cores(work: Work, device: DeviceType) -> bool:
+    """Whether the work's format is one that tensor cores take; TF32 reaches the same share of its
+    peak as half precision (matmuls of A100, H100, L4 and RTX 3080 to 5090)."""
+    return _peak(work, device) > device.peak("float32")
 
 
 def _arithmetic_s(work: Work, curve: OpCurve, device: DeviceType) -> float:

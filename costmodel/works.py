@@ -8,6 +8,7 @@ from meshwright.costmodel.formulas import NARROW, Gemm, Work
 from meshwright.costmodel.local_op import LocalInput, LocalOp
 from meshwright.costmodel.op_classes import COMPUTE, op_name
 from meshwright.ir.device import OpClass
+from meshwright.ir.graph import DTYPE_BYTES
 
 Shape = tuple[int, ...]
 
@@ -186,12 +187,17 @@ def _window(op: LocalOp) -> int:
     return prod(op.inputs[1].shape[2:]) or 1 if convolves else 1
 
 
-def _strides_by_one(op: LocalOp) -> bool:
-    """Whether a convolution's window is 3 x 3 and visits every position."""
-    if op.op_class is not OpClass.CONVOLUTION or len(op.inputs) < 2 or not op.outputs:
-        return False
-    image, weight = op.inputs[0].shape, op.inputs[1].shape
-    return weight[2:] == (3, 3) and op.outputs[0][2:] == image[2:]
+def windows(shapes: Sequence[Shape], flops: float) -> tuple[bool, int]:
+    """Of a convolution by the shapes of its operands: whether its window is 3 x 3 and visits every
+    position, and how many values of images and results tensor cores want in another layout: none of
+    a convolution of each channel by itself, which does not use them."""
+    if len(shapes) < 2 or len(shapes[1]) < 3:
+        return False, 0
+    image, weight = shapes[0], shapes[1]
+    each = 2 * prod(weight) + (weight[0] if len(shapes) > 2 else 0)  # with a bias
+    positions = round(flops / each) if each else 0
+    small = weight[2:] == (3, 3) and positions == image[0] * prod(image[2:])
+    return small, prod(image) + positions * weight[0] if weight[1] > 1 else 0
 
 
 def _weight_gemms(op: LocalOp) -> tuple[Gemm, ...]:
@@ -203,4 +209,8 @@ def _work(op: LocalOp, flops: float, nbytes: float, gemms: tuple[Gemm, ...] = ()
     if op.op_class is OpClass.ATTENTION and len(op.inputs) > 1:
         keys = op.inputs[1].shape[-2] if len(op.inputs[1].shape) > 1 else 0
         depth = keys * (_SKIPPED_BY_CAUSAL if op.causal else 1.0)
-    return Work(op.op_class, op.dtype, flops, nbytes, gemms, depth, _strides_by_one(op))
+    if op.op_class is not OpClass.CONVOLUTION:
+        return Work(op.op_class, op.dtype, flops, nbytes, gemms, depth)
+    small, values = windows([i.shape for i in op.inputs], op.flops)
+    turned = values * DTYPE_BYTES[op.dtype]
+    return Work(op.op_class, op.dtype, flops, nbytes, gemms, depth, small, turned)

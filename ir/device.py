@@ -230,6 +230,9 @@ class OpCurve:
     winograd: float = 1.0
     """By how much fewer multiplications convolutions of 3 x 3 at stride 1 need in float32 where no
     tensor cores are used."""
+    turning: float = 0.0
+    """What bringing a convolution's images and results from NCHW into the layout of tensor cores
+    and back takes, relative to copying them."""
     row_rates: tuple[tuple[int, Flops], ...] = ()
     """(bytes, FLOP/s), ascending: what a product in a format of two bytes reaches at most if its
     rows begin at multiples of no more than so many bytes. Tensor cores are fed 16 at a time."""
@@ -262,6 +265,7 @@ class OpCurve:
         _check("op curve: cache_share", self.cache_share, 0.0, 1e3)
         _check("op curve: packing", self.packing, 0.0, 10.0)
         _check("op curve: winograd", self.winograd, 1.0, 10.0)
+        _check("op curve: turning", self.turning, 0.0, 10.0)
         for name in ("row_rates", "batched_row_rates"):
             least = 1
             for nbytes, rate in getattr(self, name):

@@ -8,7 +8,7 @@ multiprocessors and cache sizes are from memory of the vendors' architecture pap
 from dataclasses import dataclass, replace
 
 from meshwright.ir.device import DeviceType, OpClass, OpCurve, Source
-from meshwright.ir.preset_matmul import MATMUL
+from meshwright.ir.preset_products import CONVOLUTION, MATMUL
 
 _MIB = 2**20
 _KERNEL_S = 2.5e-6
@@ -87,12 +87,19 @@ class _Spec:
     reference: str = "data sheet"
 
 
-_WINOGRAD = 2.25
+WINOGRAD = 2.25
 """In tiles of 2 x 2 (Lavin and Gray 2016), as cuDNN does it for PyTorch. XLA's runs of Wide-ResNet
 on V100 show none of it (benchmarks.published_wresnet)."""
-_PLAIN_CONVOLUTION = 0.89
-"""Of a matmul, without tensor cores: over the layers of ResNet-50 and VGG-16 on V100 in PipeDream's
-profiles (msr-fiddle/pipedream) forward is then 7 % too fast and backward 7 % too slow."""
+_CONVOLUTION = 0.88
+"""Of a matmul's share: V100 reaches 0.78 in convolutions alone and 0.89 in products alone."""
+_IN_TRAINING = 0.76
+"""Float32 convolutions in PyTorch's training over those timed alone: over the layers of ResNet-50
+and VGG-16 on V100 in PipeDream's profiles (msr-fiddle/pipedream) forward is then 9 % too fast
+and backward 7 % too slow."""
+_TURNING = 1.2
+"""ResNet-18, 50 and 101, ResNeXt-101, VGG-19 and MobileNetV2 in mixed precision on RTX 3090 (timm,
+results/benchmark-train-amp-{nchw,nhwc}-pt112-cu113-rtx3090.csv): NCHW takes 0.9 to 1.9 times longer
+than copying explains, 1.2 times at the median."""
 
 # Attention: shares at long sequences of FlashAttention 2 (Dao 2023, figures 4 to 7; from memory):
 # 190-230 TFLOP/s on A100, 335 and more on H100, where cuDNN's kernel, which newer torch prefers,
@@ -184,18 +191,7 @@ def _compute_curves(spec: _Spec) -> dict[OpClass, OpCurve]:
             band=0.3,
             reference="FlashAttention 2; see above" if spec.attention else "",
         ),
-        OpClass.CONVOLUTION: replace(
-            matmul,
-            share=0.7 * matmul.share,
-            wide_share=(0.7 if spec.tf32 else _PLAIN_CONVOLUTION)
-            * (matmul.wide_share or matmul.share),
-            floor_s=2 * _KERNEL_S,
-            winograd=_WINOGRAD,
-            band=0.4,
-            source="assumption",
-            reference="seven tenths of a matmul"
-            + ("" if spec.tf32 else "; in float32 nine, as in PipeDream's profiles on V100"),
-        ),
+        OpClass.CONVOLUTION: _convolution(spec, matmul),
         OpClass.RECURRENT: OpCurve(
             share=0.3 * matmul.share,
             wide_share=0.3 * (matmul.wide_share or matmul.share),
@@ -203,6 +199,25 @@ def _compute_curves(spec: _Spec) -> dict[OpClass, OpCurve]:
             band=0.6,
         ),
     }
+
+
+def _convolution(spec: _Spec, matmul: OpCurve) -> OpCurve:
+    timed = CONVOLUTION.get(spec.name)
+    if timed is None:
+        share = _CONVOLUTION * matmul.share
+        timed = replace(CONVOLUTION["v100-16"], share=share, wide_share=share, source="assumption",
+                        reference="V100's, as far from its products")  # fmt: skip
+    assert timed.wide_share is not None
+    wide = timed.wide_share * (1.0 if spec.tf32 else _IN_TRAINING)
+    cores = spec.tf32 is not None or spec.half > 4 * spec.fp32
+    return replace(
+        timed,
+        # Without tensor cores half precision is a format of storage.
+        share=timed.share if cores else wide * spec.fp32 / spec.half,
+        wide_share=wide,
+        winograd=WINOGRAD,
+        turning=_TURNING if cores else 0.0,
+    )
 
 
 def _device(spec: _Spec) -> DeviceType:

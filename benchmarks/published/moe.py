@@ -20,16 +20,25 @@ def experts(site: Site) -> tuple[Piece, ...]:
     up = grouped("experts up", local, ceil(routed / local), h, into, site.dtype)
     down = grouped("experts down", local, ceil(routed / local), width, h, site.dtype)
     router = linear("router", site.tokens, h, shape.experts, site.dtype, saved=False)
-    spread = pointwise("dispatch", routed * h, 4, 4, op_class=OpClass.GATHER)
-    merge = pointwise("combine", routed * h, 3, 4, saved_bytes=2 * routed * h)
+    spread = (pointwise("dispatch", routed * h, 4, 4, op_class=OpClass.GATHER),)
+    merge = (pointwise("combine", routed * h, 3, 4, saved_bytes=2 * routed * h),)
     act = pointwise("activation", routed * width, 4, 6, saved_bytes=2 * routed * width,
                     op_class=OpClass.TRANSCENDENTAL)  # fmt: skip
     if site.system.one_hot_experts:
-        spread, merge = _one_hot(site, "dispatch"), _one_hot(site, "combine")
+        turned = pointwise("groups and experts", routed * h, 4, 4, op_class=OpClass.COPY)
+        spread = (_places(site), _one_hot(site, "dispatch"), turned)
+        merge = (turned, _one_hot(site, "combine"))
     if site.ep > 1:
         up, down = up.sending(moved, back), down.sending(moved, back)
-    return (norm(site, "norm 2"), router, spread, up, act, down, merge,
+    return (norm(site, "norm 2"), router, *spread, up, act, down, *merge,
             add(site, "add 2"))  # fmt: skip
+
+
+def _places(site: Site) -> Piece:
+    """Makes the one-hot tensor: its weights, whether each is set, and that as numbers; its gradient
+    is read back."""
+    count = site.tokens * site.shape.top_k * site.system.one_hot_experts
+    return pointwise("places", count, 2 + 2 + 1 + 1 + 2, 2)
 
 
 def _one_hot(site: Site, name: str) -> Piece:

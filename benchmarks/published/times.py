@@ -24,8 +24,11 @@ _CURRENT = 1.035
 _AMPERE_MATMUL = {"a100-40": 1.08, "a100-80": 1.08}
 """The preset's products (kernel benchmarks of an inference library) reach 266 TFLOP/s at 8192; five
 PyTorch tests of A100 SXM find 230, 237, 246, 265 and 271: their median."""
+_VOLTA_MATMUL = {"v100-16": 1.05, "v100-32": 1.05}
+"""With it a layer of BERT-Large on V100 takes what the calibration part has: 64 TFLOP/s forward and
+backward at 128 sequences of 128 (mli/transformers-benchmarks, micro_bench.ipynb)."""
 _HOPPER = ("h100-sxm", "h100-hbm2e", "h200", "b200", "mi300x")
-SUSTAINED = {**dict.fromkeys(_HOPPER, _WHEELS), **_AMPERE_MATMUL}
+SUSTAINED = {**dict.fromkeys(_HOPPER, _WHEELS), **_AMPERE_MATMUL, **_VOLTA_MATMUL}
 """What products and attention take in whole training runs over kernels timed alone, by runs that
 are not reported: with the libraries of torch's wheels of 2023 and 2024, of the 8-GPU row of
 dp_scaling (Ultra-Scale Playbook, 40 150 tokens/s/GPU), which has no communication to speak of; the

@@ -123,6 +123,20 @@ def test_calibrated_devices_give_measured_times_back() -> None:
         assert seconds == pytest.approx(2e-5 + 2.0 * n**3 / 4e10, rel=0.15)
 
 
+def test_a_profile_in_float32_says_what_float32_takes() -> None:
+    """And nothing of half precision, whose share stays."""
+    device = DEVICES["v100-16"]
+    before = device.curves[OpClass.MATMUL]
+    samples = [
+        Sample(Work(OpClass.MATMUL, "float32", 2.0 * n**3, 12.0 * n * n, (Gemm(1, n, n, n),)),
+               2.0 * n**3 / 5e12)
+        for n in (1024, 2048, 3072, 4096, 6144, 8192)
+    ]  # fmt: skip
+    after = fit_curve(OpClass.MATMUL, samples, device, before)
+    assert after.share == before.share
+    assert after.wide_share == pytest.approx(5e12 / device.peak("float32"), rel=0.05)
+
+
 def test_other_kinds_of_devices_are_left_alone() -> None:
     cluster = Cluster.preset("a100-80", devices_per_node=2)
     assert calibrated(cluster, cpu_profile()).device_types == cluster.device_types
