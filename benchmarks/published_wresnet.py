@@ -35,7 +35,7 @@ NOTES = """\
 The model is Alpa's (alpa/model/wide_resnet.py): of a block the 3 x 3 convolution widens; its
 numbers of parameters are those of the table. XLA runs one thing after the other: gradients are
 reduced in one bucket at the end. With Winograd's convolutions, which PyTorch's runs on V100 need
-(docs/results/published_ddp.md), these rows come out 25 % too fast on one GPU and 15 to 41 % on
+(docs/results/published_ddp.md), these rows come out 22 % too fast on one GPU and 9 to 33 % on
 more; they are left out here. That was found with these rows in view, and no reason is known: XLA
 may choose any algorithm of cuDNN's. Memory is not compared, as XLA's workspaces are part of the
 table's; the sizes that did not fit are listed with what is predicted for 16 GB cards."""

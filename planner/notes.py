@@ -103,10 +103,12 @@ def _rows(problem: Problem) -> Iterator[str]:
     graph, floor = problem.graph, _WORTH * sum(op.flops for op in problem.graph.ops)
     slow: dict[str, str] = {}
     for op in graph.ops:
+        if op.flops < floor:
+            continue
         operands = [graph.tensors[name] for name in op.inputs]
         weights = [x for x in operands if x.kind is Kind.PARAMETER and len(x.shape) == 2]
         uneven = [(x, n) for x in weights for n in x.shape if n % ROW]
-        if not uneven or op.flops < floor:
+        if not uneven:
             continue
         gemms = forward_gemms(op.target, [x.shape for x in operands], op.flops)
         (weight, values), *_ = uneven
