@@ -2,6 +2,9 @@
 
 import pytest
 
+from benchmarks.dear import METHODS, NETWORKS, bsp_s, calibrated
+from benchmarks.dear_models import MODELS, timed
+from benchmarks.dear_rows import ALPHA_S, GPUS, TABLE
 from benchmarks.dear_schedules import (
     SMALL_BYTES,
     Gradient,
@@ -71,3 +74,20 @@ def test_dear_gathers_one_group_ahead_of_the_forward() -> None:
 def test_dear_waits_for_gathers_that_are_longer_than_the_forward() -> None:
     # 2 s each: scatters from 1, 3, 6 are over at 8; gathers at 10, 12, 14, then the last 0.5 s.
     assert dear_step(THREE, (1, 1, 1), Line(2, 0)) == pytest.approx(8 + 6 + 0.5)
+
+
+def test_resnet_50_as_measured() -> None:
+    """All its rows within 15 %; in a queue half of the start-up is left, and a step with one
+    all-reduce, which has all of it, is what sets the rest."""
+    model = MODELS[0]
+    step = timed(model)
+    for network in NETWORKS:
+        for index, gpus in enumerate(GPUS):
+            site = calibrated(model, network, gpus)
+            alpha_s = ALPHA_S[network][gpus]
+            assert site.line.alpha_s == pytest.approx(alpha_s / 2)
+            whole_s = model.one_gpu_s + alpha_s + site.line.beta_s * step.nbytes
+            assert whole_s + site.extra_s == pytest.approx(bsp_s(model, network, gpus))
+            for _, method, measured in METHODS:
+                found = gpus * model.batch / method(step, site, TABLE[network][gpus])
+                assert found == pytest.approx(measured[model.name, network][index], rel=0.15)
