@@ -9,7 +9,7 @@ Unlike `benchmarks.published`, everything goes the way of a user's model: trace,
 import argparse
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import cache
@@ -266,8 +266,8 @@ def report(path: Path) -> str:
         "DeepLearningExamples; samples per second. fp32 is TF32 on A100; bf16 stands for any mixed",
         "precision. Nothing is fitted to these rows.",
         "",
-        f"All: {_summary([e for some in off.values() for e in some])}.",
-        *(f"{name}: {_summary(some)}." for name, some in off.items()),
+        f"All: {summary([e for some in off.values() for e in some])}.",
+        *(f"{name}: {summary(some)}." for name, some in off.items()),
         "",
         NOTES,
         "",
@@ -278,10 +278,11 @@ def report(path: Path) -> str:
     ])  # fmt: skip
 
 
-def _summary(errors: list[float]) -> str:
+def summary(errors: Sequence[float], what: str = "numbers") -> str:
+    """Of relative errors without their signs."""
     p90 = quantiles(errors, n=10, method="inclusive")[-1]
     return (
-        f"{len(errors)} numbers, median error {median(errors):.1%}, 90th percentile {p90:.1%}, "
+        f"{len(errors)} {what}, median error {median(errors):.1%}, 90th percentile {p90:.1%}, "
         f"worst {max(errors):.1%}"
     )
 

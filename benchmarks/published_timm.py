@@ -8,12 +8,11 @@ plan, estimate.
 
 import argparse
 import csv
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import cache, partial
 from pathlib import Path
-from statistics import median, quantiles
 
 import torch
 from torch import nn
@@ -29,6 +28,7 @@ from transformers import (
     ViTForImageClassification,
 )
 
+from benchmarks.published_ddp import summary
 from benchmarks.published_models import VGG, Logits, ResNet
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.device import DeviceType, OpClass
@@ -180,8 +180,8 @@ def report() -> str:
         "",
         f"{date.today()}, `python -m benchmarks.published_timm`.",
         "",
-        f"All: {_summary([e for some in off.values() for e in some])}",
-        *(f"{name}: {_summary(some)}" for name, some in off.items()),
+        f"All: {_summed([e for some in off.values() for e in some])}",
+        *(f"{name}: {_summed(some)}" for name, some in off.items()),
         "",
         NOTES,
         "",
@@ -192,13 +192,9 @@ def report() -> str:
     ])  # fmt: skip
 
 
-def _summary(errors: list[float]) -> str:
-    p90 = quantiles(errors, n=10, method="inclusive")[-1]
+def _summed(errors: Sequence[float]) -> str:
     within = sum(e <= 0.25 for e in errors) / len(errors)
-    return (
-        f"{len(errors)} step times, median error {median(errors):.1%}, 90th percentile {p90:.1%}, "
-        f"worst {max(errors):.1%}, within 25 % {within:.0%}."
-    )
+    return f"{summary(errors, 'step times')}, within 25 % {within:.0%}."
 
 
 def main() -> None:

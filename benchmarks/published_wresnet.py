@@ -12,14 +12,13 @@ from dataclasses import dataclass, replace
 from datetime import date
 from functools import cache
 from pathlib import Path
-from statistics import median, quantiles
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.published_ddp import read
+from benchmarks.published_ddp import read, summary
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.device import OpClass
 from meshwright.ir.graph import Graph
@@ -174,15 +173,12 @@ def report(path: Path) -> str:
         errors.append(step_s / case.measured_s - 1)
         rows.append(f"| {name} | {layout} | {case.measured_s:.3f} s | {step_s:.3f} s | "
                     f"{errors[-1]:+.1%} |")  # fmt: skip
-    sizes = [abs(error) for error in errors]
-    p90 = quantiles(sizes, n=10, method="inclusive")[-1]
     return "\n".join([
         "# Wide-ResNet by Alpa, predicted",
         "",
         f"{date.today()}, `python -m benchmarks.published_wresnet TABLE.json`.",
         "",
-        f"{len(errors)} step times, median error {median(sizes):.1%}, 90th percentile {p90:.1%}, "
-        f"worst {max(sizes):.1%}.",
+        f"{summary([abs(error) for error in errors], 'step times')}.",
         "",
         NOTES,
         "",
