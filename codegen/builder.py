@@ -6,6 +6,7 @@ from itertools import islice
 from operator import getitem, truediv
 from typing import cast
 
+import torch
 from torch import fx, nn
 from torch.fx.node import Argument
 
@@ -16,6 +17,7 @@ from meshwright.codegen.site import Device, Form, In, Site
 from meshwright.ir.conversions import COMMUNICATES, Conversion, Primitive
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import DTYPE_BYTES, Graph, Op
+from meshwright.ir.images import last_format
 from meshwright.ir.keeping import operands_key
 from meshwright.ir.layout import (
     Axis,
@@ -169,7 +171,7 @@ class Builder:
         form = form_of(site)
         for i in form.guarded:
             inputs[i] = self.fx.call_function(update, (self.comm, inputs[i]))
-        node = self._call(form, inputs, op.outputs[0] if op.outputs else op.name)
+        node = self._call(site, form, inputs, op.outputs[0] if op.outputs else op.name)
         if _changes_in_place(op):
             self._forget(op.inputs[0], self.placed(site.input_layout(0)))
         if len(op.outputs) == 1:
@@ -185,7 +187,7 @@ class Builder:
 
     def call(self, site: Site, inputs: Sequence[fx.Node], name: str) -> fx.Node:
         """An op in its local form, of these values in place of its operands."""
-        return self._call(form_of(site), inputs, name)
+        return self._call(site, form_of(site), inputs, name)
 
     def _forget(self, name: str, kept: Placed) -> None:
         """After a change in place, conversions of the old value are stale."""
@@ -201,7 +203,11 @@ class Builder:
             layout = {axis: R if isinstance(p, Shard) else p for axis, p in layout.items()}
         self.made_as(site.op.outputs[index], node, layout)
 
-    def _call(self, form: Form, inputs: Sequence[fx.Node], name: str) -> fx.Node:
+    def _call(self, site: Site, form: Form, inputs: Sequence[fx.Node], name: str) -> fx.Node:
+        inputs = list(inputs)
+        for i in form.channels_last:
+            inputs[i] = self._channels_last(inputs[i], len(site.input(i).shape))
+
         def resolve(arg: In | Device) -> fx.Node:
             return inputs[arg.index] if isinstance(arg, In) else self._device()
 
@@ -210,6 +216,13 @@ class Builder:
             args = (self.comm, *args)
         positional, named = cast(tuple[Argument, ...], args), cast(dict[str, Argument], kwargs)
         return self.fx.create_node("call_function", target, positional, named, _identifier(name))
+
+    def _channels_last(self, x: fx.Node, dims: int) -> fx.Node:
+        """Images in that layout; nothing is done at run time where they lie so."""
+        return self.fx.create_node(
+            "call_function", torch.ops.aten.contiguous.default, (x,),
+            {"memory_format": last_format(dims)}, f"{x.name}_last",
+        )  # fmt: skip
 
     def _device(self) -> fx.Node:
         if self.device is None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from meshwright.codegen.comm import Comm
+from meshwright.ir.images import channels_last, is_channels_last
 from meshwright.ir.operators import operator
 from meshwright.ir.windows import Span, common, spans
 
@@ -129,6 +130,7 @@ def windowed(
     """A convolution or pooling of this rank's part of some dims: axis, dim, each rank's elements
     and what its outputs read. `name` is the argument that is split; its padding there is done."""
     x = arguments.pop(name)
+    last = is_channels_last(x)
     for axis, dim, sizes, needed in halos:
         x = fetched(comm, x, axis, dim, sizes, needed, fill)
-    return operator(target)(x, **arguments)
+    return operator(target)(channels_last(x) if last else x, **arguments)

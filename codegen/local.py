@@ -18,13 +18,18 @@ from meshwright.codegen.comm import Comm
 from meshwright.codegen.sharded import FUNCTIONS
 from meshwright.codegen.site import Device, Dtype, Form, In, Site, Value
 from meshwright.ir.graph import Kind
+from meshwright.ir.images import channels_last
 from meshwright.ir.operators import arguments, operator
+from meshwright.ir.windows import convolves_channels_last
 
 
 def form_of(site: Site) -> Form:
     """What the rank calls for the op."""
     name = site.op.target.rpartition(".")[0]
-    form = Form(site.op.target, tuple(site.arguments().items()), guarded=_changed_buffers(site))
+    form = Form(
+        site.op.target, tuple(site.arguments().items()),
+        guarded=_changed_buffers(site), channels_last=_images(site),
+    )  # fmt: skip
     if not site.op.inputs:
         form = shape_forms.factory(site, form)
     for rules in (shape_forms.RULES, mesh_forms.RULES, inside_forms.RULES):
@@ -75,8 +80,12 @@ def _equal(value: object, default: object) -> bool:
 def evaluate(form: Form, comm: Comm, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Runs the form on local inputs."""
 
+    given = list(inputs)
+    for i in form.channels_last:
+        given[i] = channels_last(given[i])
+
     def resolve(arg: In | Device) -> object:
-        return inputs[arg.index] if isinstance(arg, In) else comm.device
+        return given[arg.index] if isinstance(arg, In) else comm.device
 
     target, args, kwargs = bind(form, resolve)
     if form.target.startswith("sharded."):
@@ -94,6 +103,11 @@ def _changed_buffers(site: Site) -> tuple[int, ...]:
         return tuple(i for i in range(len(site.op.inputs)) if _is_buffer(site, i))
     changes = name.endswith("_") and not name.endswith("__")
     return (0,) if changes and site.op.inputs and _is_buffer(site, 0) else ()
+
+
+def _images(site: Site) -> tuple[int, ...]:
+    """What a convolution reads, where its results had their channels innermost in the trace."""
+    return (0,) if convolves_channels_last(site.op, site.tensors) else ()
 
 
 def _is_buffer(site: Site, index: int) -> bool:

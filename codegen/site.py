@@ -53,6 +53,8 @@ class Form:
     """The op makes the whole value on every rank; its part is sliced off afterwards."""
     guarded: tuple[int, ...] = ()
     """Inputs that are buffers and change in place: not when a block is recomputed."""
+    channels_last: tuple[int, ...] = ()
+    """Inputs that are images and are brought to this layout, wherever they come from."""
 
     def arg(self, name: str) -> Value:
         """An argument; None if the form does not have it."""

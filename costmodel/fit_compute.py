@@ -217,8 +217,8 @@ def record_work(record: OpRecord) -> Work:
     moved = record.moved_bytes
     if op_class is not OpClass.CONVOLUTION:
         return Work(op_class, record.dtype, flops, moved, gemms, keys * skipped)
-    small, values = windows(record.inputs, record.flops)
-    turned = values * DTYPE_BYTES[record.dtype]
+    small, images, results = windows(record.inputs, record.flops)
+    turned = 0 if record.channels_last else (images + results) * DTYPE_BYTES[record.dtype]
     return Work(
         op_class, record.dtype, flops, moved, gemms, small_window=small, turned_bytes=turned
     )

@@ -73,7 +73,9 @@ def _step_facts(
 
 def _op_facts(op: LocalOp) -> tuple[object, ...]:
     inputs = [(i.shape, i.nbytes, i.requires_grad, i.is_param, i.cast_bytes) for i in op.inputs]
-    return (op.target, op.dtype, inputs, op.outputs, op.output_bytes, op.differentiable, op.causal)
+    facts = (op.target, op.dtype, inputs, op.outputs, op.output_bytes, op.differentiable, op.causal)
+    last = (op.channels_last, *(i.channels_last for i in op.inputs))
+    return (*facts, last) if any(last) else facts
 
 
 def _arguments(op: Op, op_class: OpClass) -> list[tuple[str, Arg]]:

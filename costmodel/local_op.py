@@ -14,6 +14,8 @@ class LocalInput(NamedTuple):
     is_param: bool
     cast_bytes: int = 0
     """Read and written to bring it into that dtype (autocast); 0 if it is there already."""
+    channels_last: bool = False
+    """Images whose channels are innermost in memory."""
 
 
 class LocalOp(NamedTuple):
@@ -32,3 +34,5 @@ class LocalOp(NamedTuple):
     """What its backward reads besides the output's gradient; unknown: its operands."""
     causal: bool = False
     """Attention that looks back only: kernels skip the other half of the scores."""
+    channels_last: bool = False
+    """Its results are images whose channels are innermost in memory."""

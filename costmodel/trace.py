@@ -138,6 +138,7 @@ class Trace(ABC):
             parts=tuple(self._parts(op, strategies)),
             sections=self._sections(op.inputs[0], inputs[0]) if causal else 0,
             is_causal=causal,
+            channels_last=any(self._tensor(name).channels_last for name, _ in made),
             has_gradient=self._has_gradient(op),
             read_again=tuple(self._read_again(op, operands)),
             gathered=tuple(self._gathered(op, inputs)),
@@ -208,6 +209,7 @@ class Trace(ABC):
         return Operand(
             self.local.number(name, where), DTYPE_BYTES[dtype or own], DTYPE_BYTES[own],
             dtype not in ("", own), tensor.requires_grad, tensor.kind is Kind.PARAMETER,
+            tensor.channels_last,
         )  # fmt: skip
 
     def _backward(self, op: Op, inputs: Sequence[Where]) -> Iterator[tuple[int, int]]:

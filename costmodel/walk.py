@@ -187,6 +187,7 @@ class Walk(Trace):
             step.has_gradient,
             backward + round(op.saved_extra_bytes * share),
             step.is_causal and not sections,
+            step.channels_last,
         )
 
     def _local_input(self, operand: Operand) -> LocalInput:
@@ -194,7 +195,7 @@ class Walk(Trace):
         nbytes = elements * operand.width
         return LocalInput(
             shape, nbytes, operand.requires_grad, operand.is_param,
-            elements * operand.own_width + nbytes if operand.is_cast else 0,
+            elements * operand.own_width + nbytes if operand.is_cast else 0, operand.channels_last,
         )  # fmt: skip
 
     def _save(self, step: OpStep, share: float) -> None:

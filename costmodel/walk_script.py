@@ -39,6 +39,7 @@ class Operand:
     is_cast: bool
     requires_grad: bool
     is_param: bool
+    channels_last: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,7 @@ class OpStep:
     sections: int
     """In so many parts a rank has the queries of causal attention; 0: it has all of them."""
     is_causal: bool
+    channels_last: bool
     has_gradient: bool
     read_again: tuple[int, ...]
     """Inputs that another op has read before."""

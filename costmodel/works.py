@@ -187,17 +187,19 @@ def _window(op: LocalOp) -> int:
     return prod(op.inputs[1].shape[2:]) or 1 if convolves else 1
 
 
-def windows(shapes: Sequence[Shape], flops: float) -> tuple[bool, int]:
+def windows(shapes: Sequence[Shape], flops: float) -> tuple[bool, int, int]:
     """Of a convolution by the shapes of its operands: whether its window is 3 x 3 and visits every
-    position, and how many values of images and results tensor cores want in another layout: none of
-    a convolution of each channel by itself, which does not use them."""
+    position, and how many values of images and of results tensor cores want with their channels
+    innermost: none of a convolution of each channel by itself, which does not use them."""
     if len(shapes) < 2 or len(shapes[1]) < 3:
-        return False, 0
+        return False, 0, 0
     image, weight = shapes[0], shapes[1]
     each = 2 * prod(weight) + (weight[0] if len(shapes) > 2 else 0)  # with a bias
     positions = round(flops / each) if each else 0
     small = weight[2:] == (3, 3) and positions == image[0] * prod(image[2:])
-    return small, prod(image) + positions * weight[0] if weight[1] > 1 else 0
+    if weight[1] == 1:
+        return small, 0, 0
+    return small, prod(image), positions * weight[0]
 
 
 def _weight_gemms(op: LocalOp) -> tuple[Gemm, ...]:
@@ -211,6 +213,8 @@ def _work(op: LocalOp, flops: float, nbytes: float, gemms: tuple[Gemm, ...] = ()
         depth = keys * (_SKIPPED_BY_CAUSAL if op.causal else 1.0)
     if op.op_class is not OpClass.CONVOLUTION:
         return Work(op.op_class, op.dtype, flops, nbytes, gemms, depth)
-    small, values = windows([i.shape for i in op.inputs], op.flops)
-    turned = values * DTYPE_BYTES[op.dtype]
+    small, images, results = windows([i.shape for i in op.inputs], op.flops)
+    images *= not any(i.channels_last for i in op.inputs)
+    results *= not op.channels_last
+    turned = (images + results) * DTYPE_BYTES[op.dtype]
     return Work(op.op_class, op.dtype, flops, nbytes, gemms, depth, small, turned)

@@ -7,6 +7,7 @@ from typing import Any
 from meshwright.ir.digest import digest
 from meshwright.ir.graph import Arg, Block, Kind, Op, Ref
 from meshwright.ir.segments import Segment, Tensors, find_segments, has_parameters, prefixes_of
+from meshwright.ir.windows import convolves_channels_last
 
 
 def find_blocks(
@@ -99,7 +100,8 @@ def _signature(
         wired = [(key, _localised(value, local)) for key, value in op.args]
         for out in op.outputs:
             local[out] = f"value {len(local)}" if out else ""
-        described.append((op.target, wired, [
+        last = ["channels last"] if convolves_channels_last(op, tensors) else []
+        described.append((op.target, wired, *last, [
             (tensors[o].shape, tensors[o].dtype, tensors[o].requires_grad) if o else None
             for o in op.outputs
         ]))  # fmt: skip

@@ -17,6 +17,7 @@ from torch.export import ExportedProgram
 from meshwright.ir.buffers import assigned_buffers
 from meshwright.ir.errors import TraceError
 from meshwright.ir.functions import own_functions
+from meshwright.ir.images import channels_last, is_channels_last
 from meshwright.ir.known import Known
 from meshwright.ir.step import LossFn, TrainingStep
 from meshwright.ir.unmoved import parameters_stay
@@ -51,11 +52,17 @@ def capture(
     step = fake_copy(TrainingStep(model, loss_fn, tuple(batch)), originals)
     if not model.training:
         step.train()
-    inputs = tuple(torch.empty(sizes[name], dtype=tensor.dtype) for name, tensor in batch.items())
+    inputs = tuple(_input(sizes[name], tensor) for name, tensor in batch.items())
     program = _export(step, inputs)
     batch_size = global_batch_size or next(iter(batch.values())).shape[0]
     batch_inputs = tuple(name for name in batch if sizes[name][:1] == (batch_size,))
     return Capture(program, tuple(batch), originals, step, batch_size, batch_inputs)
+
+
+def _input(shape: tuple[int, ...], given: torch.Tensor) -> torch.Tensor:
+    """An input of the step, with its channels innermost if the example's are."""
+    made = torch.empty(shape, dtype=given.dtype)
+    return channels_last(made) if is_channels_last(given) else made
 
 
 def _export(step: TrainingStep, inputs: tuple[torch.Tensor, ...]) -> ExportedProgram:

@@ -13,6 +13,7 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.fusions import TRACED, check_kernels
 from meshwright.ir.fusions.flow import Flow, Match, Miss
 from meshwright.ir.graph import Fusion, Kind, Missed, Op, Tensor
+from meshwright.ir.images import is_channels_last
 from meshwright.ir.raw import Raw, RawOp, dtype_name
 from meshwright.ir.saved import call
 from meshwright.ir.simplify import drop_dead
@@ -145,6 +146,7 @@ def _as_ops(raw: Raw, match: Match) -> tuple[list[Op], list[Op], dict[str, Tenso
         name: raw.tensors.get(name) or Tensor(
             name, tuple(fakes[name].shape), dtype_name(fakes[name].dtype), Kind.ACTIVATION,
             requires_grad=raw.fakes[name].requires_grad if name in raw.fakes else False,
+            channels_last=is_channels_last(fakes[name]),
         )
         for op in ops for name in (*op.inputs, *op.outputs) if name
     }  # fmt: skip

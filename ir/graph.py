@@ -43,6 +43,8 @@ class Tensor:
     requires_grad: bool = False
     value: tuple[int | float | bool, ...] = ()
     """The flat elements of a small CONSTANT that the model made while running."""
+    channels_last: bool = False
+    """Inputs and activations: images with their channels innermost (`torch.channels_last`)."""
 
     @property
     def numel(self) -> int:

@@ -77,6 +77,8 @@ class OpRecord:
     saved_bytes: int = 0
     causal: bool = False
     """Attention that looks back only."""
+    channels_last: bool = False
+    """Its results are images whose channels are innermost in memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from meshwright.ir.capture import Capture
 from meshwright.ir.errors import TraceError
 from meshwright.ir.explain import needs_values
 from meshwright.ir.graph import Arg, Kind, Ref, Tensor
+from meshwright.ir.images import is_channels_last
 from meshwright.ir.torch_private import real_mode, region_of, schema_arguments
 
 MAX_CONSTANT = 65536
@@ -114,7 +115,10 @@ def _placeholder(
         key = next(names)
         name = raw.fresh(f"input_{key}" if key.isdigit() else key)
         tensor = node.meta["val"]
-        raw.tensors[name] = Tensor(name, tuple(tensor.shape), dtype_name(tensor.dtype), Kind.INPUT)
+        raw.tensors[name] = Tensor(
+            name, tuple(tensor.shape), dtype_name(tensor.dtype), Kind.INPUT,
+            channels_last=is_channels_last(tensor),
+        )  # fmt: skip
         raw.inputs.append(name)
         raw.fakes[name] = tensor
         return name

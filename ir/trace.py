@@ -18,6 +18,7 @@ from meshwright.ir.fuse import Wins, fuse
 from meshwright.ir.graph import Fusion, Graph, Kind, Op, Tensor
 from meshwright.ir.hf_inputs import example_inputs as example_inputs_of
 from meshwright.ir.hints import hints_of
+from meshwright.ir.images import is_channels_last
 from meshwright.ir.prelude import prelude_first
 from meshwright.ir.raw import Raw, dtype_name, read
 from meshwright.ir.simplify import simplify
@@ -88,7 +89,7 @@ def _graph(raw: Raw, captured: Capture, model: nn.Module) -> Graph:
 def _activations(raw: Raw) -> dict[str, Tensor]:
     return {
         name: Tensor(name, tuple(fake.shape), dtype_name(fake.dtype), Kind.ACTIVATION,
-                     requires_grad=fake.requires_grad)
+                     requires_grad=fake.requires_grad, channels_last=is_channels_last(fake))
         for op in raw.ops for name in op.outputs if name
         for fake in (raw.fakes[name],)
     }  # fmt: skip

@@ -1,9 +1,9 @@
 """Windows that slide over a dim: which elements of the input the parts of an output read."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from meshwright.ir.graph import Op
+from meshwright.ir.graph import Op, Tensor
 
 CONVOLUTIONS = frozenset(["conv1d", "conv2d", "conv3d", "convolution"])
 POOLS = frozenset("max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d".split())
@@ -32,6 +32,12 @@ class Window:
     def reach(self) -> int:
         """From the first element of a window to one past its last."""
         return self.dilation * (self.kernel - 1) + 1
+
+
+def convolves_channels_last(op: Op, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether it is a convolution that the model has made of images with their channels innermost:
+    its kernel follows its images or its weight, and its results tell."""
+    return op.target.startswith("aten.conv") and tensors[op.outputs[0]].channels_last
 
 
 def windows(op: Op, shapes: Sequence[Shape], output: Shape) -> tuple[Window | None, ...]:

@@ -59,6 +59,7 @@ def _task(problem: Problem, step: Step, form: Form, sizes: Mapping[str, int]) ->
                 is_param=operand.is_param,
                 below=0 if floats else rows_below(problem.graph, name),
                 step=_step(step, name),
+                channels_last=operand.channels_last,
             )
         )
     return OpTask(
@@ -72,6 +73,7 @@ def _task(problem: Problem, step: Step, form: Form, sizes: Mapping[str, int]) ->
         flops=local.flops,
         moved_bytes=float(sum(i.nbytes for i in local.inputs) + local.output_bytes),
         causal=local.causal,
+        channels_last=local.channels_last,
         sizes=sizes,
     )
 

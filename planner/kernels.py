@@ -72,9 +72,13 @@ def _local(op: Op, tensors: Mapping[str, Tensor]) -> LocalOp:
     return LocalOp(
         op.target, classify(op.target), outputs[0].dtype, op.flops,
         tuple(
-            LocalInput(t.shape, t.nbytes, t.requires_grad, t.kind is Kind.PARAMETER)
+            LocalInput(
+                t.shape, t.nbytes, t.requires_grad, t.kind is Kind.PARAMETER,
+                channels_last=t.channels_last,
+            )
             for t in inputs
         ),
         tuple(t.shape for t in outputs), sum(t.nbytes for t in outputs),
         any(t.requires_grad for t in inputs), saved,
+        channels_last=any(t.channels_last for t in outputs),
     )  # fmt: skip

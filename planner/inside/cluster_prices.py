@@ -108,6 +108,7 @@ class OpTimes:
                     prod(shape) * (width or DTYPE_BYTES[dtypes[name]]),
                     graph.tensors[name].requires_grad,
                     graph.tensors[name].kind is Kind.PARAMETER,
+                    channels_last=graph.tensors[name].channels_last,
                 )
                 for name, shape in zip(op.inputs, inputs, strict=True)
             ),
@@ -119,6 +120,7 @@ class OpTimes:
             ),
             differentiable=any(n and graph.tensors[n].requires_grad for n in op.outputs),
             causal=op_class is OpClass.ATTENTION and ("is_causal", True) in op.args,
+            channels_last=any(n and graph.tensors[n].channels_last for n in op.outputs),
         )
 
 

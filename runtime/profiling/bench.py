@@ -16,6 +16,7 @@ from meshwright.codegen.lower import lower
 from meshwright.codegen.program import StageProgram
 from meshwright.codegen.where import Where, where
 from meshwright.ir.graph import Graph
+from meshwright.ir.images import channels_last, is_channels_last
 from meshwright.runtime.build import AUTOCAST
 from meshwright.runtime.gradsync.base import Held
 from meshwright.runtime.profiling.free_lines import FreeLine
@@ -173,7 +174,9 @@ class Bench:
         for value in self.program.receives:
             dtype = self.task.dtypes.get(value.name, value.dtype)
             below = rows_below(self.graph, value.name)
-            found[value.name] = drawn(value.shape, dtype, self.device, below, draw)
+            x = drawn(value.shape, dtype, self.device, below, draw)
+            last = self.graph.tensors[value.name].channels_last
+            found[value.name] = channels_last(x) if last else x
         return found
 
     def _gradients(
@@ -181,11 +184,11 @@ class Bench:
     ) -> dict[str, Tensor]:
         """Of what leaves the block; small, as they are."""
         made = module(0, values, False)
-        return {
-            value.name: drawn(
-                tuple(made[value.name].shape), str(made[value.name].dtype).split(".")[1],
-                self.device, 0, draw,
-            ) * 1e-3
-            for value in self.program.sends
-            if value.requires_grad
-        }  # fmt: skip
+        found = {}
+        for value in self.program.sends:
+            if value.requires_grad:
+                like = made[value.name]
+                dtype = str(like.dtype).split(".")[1]
+                x = drawn(tuple(like.shape), dtype, self.device, 0, draw) * 1e-3
+                found[value.name] = channels_last(x) if is_channels_last(like) else x
+        return found

@@ -13,6 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from meshwright.codegen.comm import Comm
 from meshwright.codegen.local import bind
 from meshwright.codegen.site import Device, Form, In
+from meshwright.ir.images import channels_last
 from meshwright.ir.profile import OpRecord, Timing
 from meshwright.ir.torch_private import storage_key
 from meshwright.runtime.profiling.free_lines import FreeLine
@@ -73,6 +74,7 @@ def measure_op(
         backward_weight=_timing(seen.weights, floor_s),
         saved_bytes=_saved_bytes(task, *sets[0]),
         causal=task.causal,
+        channels_last=task.channels_last,
     )
 
 
@@ -106,6 +108,7 @@ def _operand(operand: Operand, device: torch.device, draw: torch.Generator) -> T
     if operand.step:
         return torch.arange(0, operand.shape[0] * operand.step, operand.step, device=device)
     x = drawn(operand.shape, operand.dtype, device, operand.below, draw, positive=True)
+    x = channels_last(x) if operand.channels_last else x
     return x.requires_grad_(operand.requires_grad and x.is_floating_point())
 
 

@@ -52,6 +52,8 @@ class Operand:
     """Whole numbers are below it; 0: they are ones."""
     step: int = 0
     """Whole numbers count up from 0 in such steps."""
+    channels_last: bool = False
+    """Images whose channels are innermost in memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +72,8 @@ class OpTask:
     flops: float
     moved_bytes: float
     causal: bool = False
+    channels_last: bool = False
+    """Its results are images of this layout."""
     sizes: Mapping[str, int] = field(default_factory=dict)
     """Ranks of the mesh's axes; for forms that ask for them."""
 

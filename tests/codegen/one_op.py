@@ -13,6 +13,7 @@ from meshwright.codegen.site import Site
 from meshwright.codegen.whole import part as part_on
 from meshwright.ir.graph import Arg, Kind, Op, Ref
 from meshwright.ir.graph import Tensor as Value
+from meshwright.ir.images import is_channels_last
 from meshwright.ir.layout import RP, Axis, P, Placement, Strategy, parse_strategy
 from meshwright.ir.operators import operator
 
@@ -60,7 +61,10 @@ class Case:
 
 def _value(name: str, shape: tuple[int, ...], like: Tensor) -> Value:
     dtype = str(like.dtype).removeprefix("torch.")
-    return Value(name, shape, dtype, Kind.ACTIVATION, requires_grad=like.is_floating_point())
+    return Value(
+        name, shape, dtype, Kind.ACTIVATION, requires_grad=like.is_floating_point(),
+        channels_last=is_channels_last(like),
+    )  # fmt: skip
 
 
 def part(x: Tensor, layout: Mapping[str, Placement], sizes: Where, at: Where) -> Tensor:

@@ -7,12 +7,17 @@ from torch import Tensor
 from meshwright.codegen.comm import Comm
 from meshwright.codegen.halo import fetched
 from meshwright.codegen.simulated import simulate
+from meshwright.codegen.whole import part
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Arg
+from meshwright.ir.images import channels_last
 from meshwright.ir.inside import SHIFT
+from meshwright.ir.layout import Axis, parse_strategy
+from meshwright.ir.operators import operator
 from meshwright.ir.windows import Window, spans
 from tests.codegen.one_op import Case, check
 from tests.codegen.processes import on_gloo
+from tests.layouts import Layouts
 
 F64 = torch.float64
 
@@ -73,6 +78,30 @@ POOLS = {
 @pytest.mark.parametrize("name", CONVS)
 def test_convolution(name: str, ranks: int) -> None:
     check(CONVS[name], {"tp": "S(2) R|P R|P -> S(2)"}, {"tp": ranks})
+
+
+@pytest.mark.parametrize("split", ["S(2) R|P R|P -> S(2)", "R|P S(0) S(0) -> S(1)"])
+@pytest.mark.parametrize("name", ["uneven", "3d"])
+def test_images_keep_their_channels_innermost(name: str, split: str) -> None:
+    """Also with what comes from others beside them, which lies otherwise."""
+    args = dict(CONVS[name].args)
+    assert isinstance(args["input"], Tensor)
+    case = Case(CONVS[name].target, args | {"input": channels_last(args["input"])})
+    check(case, {"tp": split}, {"tp": 2})
+    parsed = parse_strategy(split)
+    made = tuple(operator(case.target)(**case.args).shape)
+
+    def body(comm: Comm) -> list[bool]:
+        axis = Axis(2)
+        mine = [
+            part(x, placement, axis, comm.coordinates["tp"]).contiguous()
+            for x, placement in zip(case.tensors, parsed.inputs, strict=True)
+        ]
+        with Layouts() as layouts:
+            case.run(comm, {"tp": parsed}, made, mine, None)
+        return [image for image, _ in layouts.seen]
+
+    assert simulate({"tp": 2}, body) == [[True]] * 2
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

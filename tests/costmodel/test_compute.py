@@ -237,15 +237,15 @@ def test_convolutions_without_tensor_cores(
 
 
 def test_small_windows_need_fewer_multiplications_without_tensor_cores() -> None:
-    small, strided = convolution(64, 256, 256, 3, 1, 28), convolution(64, 256, 256, 3, 2, 28)
+    small, strided = (channels_last(convolution(64, 256, 256, 3, stride, 28)) for stride in (1, 2))
     assert small.flops == strided.flops
-    machines = [as_laid_out(DEVICES[name]) for name in ("v100-16", "p100", "a100-80")]
+    machines = [DEVICES[name] for name in ("v100-16", "p100", "a100-80")]
     gains = {d.name: formula(strided, d).forward_s / formula(small, d).forward_s for d in machines}
     assert gains["v100-16"] == pytest.approx(2.25, rel=0.1)
     assert gains["p100"] == pytest.approx(2.25, rel=0.1)
     assert gains["a100-80"] == pytest.approx(1.0, abs=0.2)  # TF32, the strided one reads more
     for dtype in ("float16", "float64"):
-        pair = [convolution(64, 256, 256, 3, stride, 28, dtype) for stride in (1, 2)]
+        pair = [channels_last(convolution(64, 256, 256, 3, stride, 28, dtype)) for stride in (1, 2)]
         times = [formula(op, machines[0]).forward_s for op in pair]
         assert times[1] / times[0] == pytest.approx(1.0, abs=0.2), dtype
     bias = LocalInput((256,), 1024, True, True)
@@ -257,40 +257,44 @@ def test_small_windows_need_fewer_multiplications_without_tensor_cores() -> None
     assert forward_work(biased).small_window
 
 
-def as_laid_out(device: DeviceType) -> DeviceType:
+def channels_last(op: LocalOp) -> LocalOp:
     """With images in the layout that tensor cores want."""
-    curve = replace(device.curves[OpClass.CONVOLUTION], turning=0.0)
-    return replace(device, curves={**device.curves, OpClass.CONVOLUTION: curve})
+    image, *rest = op.inputs
+    return op._replace(inputs=(image._replace(channels_last=True), *rest), channels_last=True)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("name", ["p100", "v100-16", "a100-80", "rtx4090"])
 def test_images_are_turned_for_tensor_cores(name: str, dtype: str) -> None:
     """Image and result, read and written each way, forward and for both gradients; nothing for
-    kernels without tensor cores, for products, or for each channel by itself."""
+    kernels without tensor cores, for products, for each channel by itself, or for what lies so."""
     device = DEVICES[name]
     cores = name != "p100" and (dtype == "float16" or device.peak("tf32") > device.peak("float32"))
     op = convolution(128, 256, 512, 1, 1, 28, dtype)
     size = 2 if dtype == "float16" else 4
     moved = 128 * 28 * 28 * (256 + 512) * size
     copied = memory_s(2 * moved, curve_of(OpClass.COPY, device), device)
-    seconds = [parts(formula(op, d)) for d in (device, as_laid_out(device))]
+    seconds = [parts(formula(x, device)) for x in (op, channels_last(op))]
     for turned, plain in zip(*seconds, strict=True):
         expected = curve_of(OpClass.CONVOLUTION, device).turning * copied if cores else 0.0
         assert turned - plain == pytest.approx(expected, rel=0.1)
     alone = convolution(128, 1, 256, 3, 1, 28, dtype)
     assert forward_work(alone).turned_bytes == 0
+    assert forward_work(channels_last(op)).turned_bytes == 0
+    # A first convolution: only its image comes otherwise.
+    first = op._replace(channels_last=True)
+    assert forward_work(first).turned_bytes == 128 * 28 * 28 * 256 * size
     assert forward_work(linear(64, 64, 64)).turned_bytes == 0
 
 
 def test_tf32_reaches_the_share_of_half_precision() -> None:
     """Of its own peak: large products on A100, H100 and L4 (matmul_measured)."""
-    device = as_laid_out(DEVICES["a100-80"])
+    device = DEVICES["a100-80"]
     curve = replace(device.curves[OpClass.CONVOLUTION], wide_share=0.1)
     other = replace(device, curves={**device.curves, OpClass.CONVOLUTION: curve})
-    op = convolution(64, 1024, 1024, 3, 1, 28)
+    op = channels_last(convolution(64, 1024, 1024, 3, 1, 28))
     assert formula(op, other).forward_s == pytest.approx(formula(op, device).forward_s)
-    half = formula(convolution(64, 1024, 1024, 3, 1, 28, "float16"), device)
+    half = formula(channels_last(convolution(64, 1024, 1024, 3, 1, 28, "float16")), device)
     ratio = formula(op, device).forward_s / half.forward_s
     assert ratio == pytest.approx(device.peak("float16") / device.peak("tf32"), rel=0.05)
 

@@ -99,6 +99,8 @@ def test_op_keys() -> None:
         op()._replace(dtype="bfloat16"),
         op()._replace(causal=True),
         op()._replace(differentiable=False),
+        op()._replace(channels_last=True),
+        op()._replace(inputs=(op().inputs[0]._replace(channels_last=True), weight)),
         op()._replace(outputs=((4, 32),)),
         op()._replace(inputs=(op().inputs[0]._replace(requires_grad=False), weight)),
         op()._replace(inputs=(op().inputs[0]._replace(shape=(8, 4)), weight)),

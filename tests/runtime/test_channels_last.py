@@ -1,0 +1,159 @@
+"""Models in `torch.channels_last`: jobs keep the layout, whatever brings the images to a block."""
+
+from functools import cache
+from math import prod
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from meshwright.ir.cluster import Cluster
+from meshwright.ir.device import OpClass
+from meshwright.ir.graph import Graph
+from meshwright.ir.images import channels_last, is_channels_last
+from meshwright.ir.plan import Plan
+from meshwright.ir.trace import trace
+from meshwright.planner.candidates import build_plan, uniform_choice
+from meshwright.planner.problem import make_problem
+from meshwright.profiling_ops import op_tasks
+from meshwright.profiling_work import block_tasks
+from meshwright.runtime.job import compile as compile_job
+from meshwright.runtime.profiling.bench import bench
+from meshwright.runtime.profiling.ops import measure_op
+from tests.equality import check_equal
+from tests.layouts import Layouts
+from tests.models import Batch, ModelCase
+from tests.spawn import alone, run_ranks
+
+BATCH, STEPS = 12, 3
+CPU = torch.device("cpu")
+
+
+class Residual(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(width, width, 3, padding=1)
+        self.bn = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.conv2(F.relu(self.bn(self.conv1(x))))
+
+
+class Classifier(nn.Module):
+    """Its head looks at positions with their channels: a view of images in this layout only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, stride=2, padding=1)
+        self.layers = nn.Sequential(*(Residual(8) for _ in range(3)))
+        self.head = nn.Linear(8, 5)
+        self.to(memory_format=torch.channels_last)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(self.layers(self.stem(x)), 2)
+        positions = x.permute(0, 2, 3, 1).view(x.shape[0], -1, x.shape[1])
+        return self.head(positions).mean(1)
+
+
+def _batch(size: int, generator: torch.Generator) -> Batch:
+    images = torch.randn(size, 3, 12, 12, generator=generator)
+    return images, torch.randint(5, (size,), generator=generator)
+
+
+CASE = ModelCase("classifier", Classifier, _batch, F.cross_entropy)
+
+
+@cache
+def traced() -> Graph:
+    return trace(CASE.model(), CASE.example(BATCH), F.cross_entropy)
+
+
+PLANS: dict[str, dict[str, Any]] = {
+    "alone": {},
+    "replicas": {"dp_replicate": 2, "num_microbatches": 2},
+    "pipeline": {"pp": 2, "cuts": (2,), "num_microbatches": 3, "recompute": "full"},
+    "tensor": {"tp": 2},
+    "zero3": {"dp_shard": 3, "zero": 3},
+    "uneven": {"pp": 2, "stage_dp": (2, 1), "num_microbatches": 3, "schedule": "zero_bubble"},
+}
+
+
+def plan_of(name: str) -> Plan:
+    asked = PLANS[name]
+    world = sum(asked.get("stage_dp", ())) or prod(
+        n for axis, n in asked.items() if axis in ("pp", "tp", "dp_replicate", "dp_shard")
+    )
+    problem = make_problem(traced(), Cluster.local(world), precision="fp64", optimizer="adam")
+    plan = build_plan(problem, uniform_choice(problem, **asked), predict=False)
+    assert plan.world_size == world
+    return plan
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_job_equals_one_process(name: str) -> None:
+    found = check_equal(CASE, plan_of(name), traced(), steps=STEPS)
+    assert found.worst_of_both <= 1e-9, str(found)
+
+
+def _layouts(plan: Plan, batch: Batch) -> list[tuple[bool, bool]]:
+    job = compile_job(
+        CASE.model(), plan, optimizer="adam", loss_fn=F.cross_entropy, device="cpu", graph=traced()
+    )
+    with Layouts() as layouts:
+        job.step(batch)
+    job.close()
+    return layouts.seen
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_convolutions_run_in_the_models_layout(name: str) -> None:
+    plan = plan_of(name)
+    found = run_ranks(plan.world_size, _layouts, plan, CASE.example(BATCH))
+    assert all(found)
+    assert all(layout == (True, True) for seen in found for layout in seen), found
+
+
+def test_the_trace_follows_weights_or_images() -> None:
+    """On the meta device too; a model in neither layout has no such image."""
+    images, labels = CASE.example(BATCH)
+    plain = CASE.model().to(memory_format=torch.contiguous_format)
+    with torch.device("meta"):
+        empty = Classifier().double()
+    for model, x, given in (
+        (CASE.model(), images, False),
+        (plain, channels_last(images), True),
+        (empty, torch.zeros_like(images, device="meta"), False),
+    ):
+        graph = trace(model, (x, labels), F.cross_entropy)
+        made = [op for op in graph.ops if op.target.startswith("aten.conv")]
+        assert len(made) == 7 and all(graph.tensors[op.outputs[0]].channels_last for op in made)
+        assert graph.tensors[graph.inputs[0]].channels_last is given
+        assert graph.fingerprint == traced().fingerprint
+
+
+def test_blocks_and_ops_are_measured_in_the_layout() -> None:
+    found = alone(_measured)
+    names = {target.split(".")[1] for target, last in found.items() if last}
+    assert names == {"conv2d", "batch_norm", "relu", "add", "max_pool2d"}
+    assert found["aten.linear.default"] is False
+
+
+def _measured() -> dict[str, bool]:
+    """By op whether a record is of images that lie so; checks blocks on the way."""
+    problem = make_problem(traced(), Cluster.local(1), precision="fp64")
+    for task in block_tasks(problem):
+        layer = bench(traced(), task, CPU).layer()
+        names = [name for name in layer.values if traced().tensors[name].channels_last]
+        assert names or task.pattern == "stem"
+        assert all(is_channels_last(layer.values[name]) for name in names)
+        with Layouts() as layouts:
+            made = layer.forward()
+        assert layouts.seen == [(True, True)] * len(layouts.seen)
+        assert all(is_channels_last(made[n]) == is_channels_last(g)
+                   for n, g in layer.gradients.items())  # fmt: skip
+    tasks = [task for task in op_tasks(problem) if task.op_class != OpClass.COPY]
+    records = [measure_op(task, CPU, budget_s=0.0) for task in tasks]
+    return {record.target: record.channels_last for record in records}
