@@ -133,12 +133,14 @@ class Case:
 
 
 @cache
-def graph_of(model: str, sequence: int, batch: int) -> Graph:
+def graph_of(model: str, sequence: int, batch: int, channels_last: bool) -> Graph:
     """The model's step at a global batch size."""
+    layout = torch.channels_last if channels_last else torch.contiguous_format
     with torch.device("meta"):
         if model == "SSD300":
             boxes = torch.zeros(batch, 5, 8732, dtype=torch.long)
-            return trace(SSD300(), (torch.zeros(batch, 3, 300, 300), boxes), box_loss)
+            made = SSD300().to(memory_format=layout)
+            return trace(made, (torch.zeros(batch, 3, 300, 300), boxes), box_loss)
         if model == "BART":
             ids = torch.zeros(batch, sequence, dtype=torch.long)
             return trace(Summariser(), (ids, ids), token_loss)
@@ -146,6 +148,7 @@ def graph_of(model: str, sequence: int, batch: int) -> Graph:
             images = torch.zeros(batch, 3, 224, 224)
             labels = torch.zeros(batch, dtype=torch.long)
             made = ResNet((3, 4, 23, 3), 2, 32) if model == "ResNeXt-101" else ResNet((3, 4, 6, 3))
+            made = made.to(memory_format=layout)
             return trace(made, (images, labels), functional.cross_entropy)
         ids = torch.zeros(batch, LENGTH[sequence], dtype=torch.long)
         labels = torch.zeros(batch, PREDICTIONS[sequence], dtype=torch.long)
@@ -216,8 +219,6 @@ def _as_used(device: DeviceType, case: Case) -> DeviceType:
         peaks["bfloat16"] = peaks["float16"]  # a V100 ran float16
     elif case.preset.startswith("a100") and case.model not in CONVOLUTIONAL:
         peaks["float32"] = TF32_FLOPS  # cuDNN's convolutions use it by themselves
-    if case.channels_last:
-        curves[OpClass.CONVOLUTION] = replace(curves[OpClass.CONVOLUTION], turning=0.0)
     if peaks["float32"] != device.peak_flops["float32"]:
         curves[OpClass.MATMUL] = replace(curves[OpClass.MATMUL], wide_share=None)
     slower = SUSTAINED.get(device.name, 1.0)
@@ -228,7 +229,7 @@ def _as_used(device: DeviceType, case: Case) -> DeviceType:
 
 def predicted(case: Case) -> float:
     """Samples per second of plain data parallelism with accumulation."""
-    graph = graph_of(case.model, case.sequence, case.batch)
+    graph = graph_of(case.model, case.sequence, case.batch, case.channels_last)
     precision = "fp32" if case.all_half else case.precision
     problem = make_problem(graph, cluster_of(case), precision=precision)
     if case.model == "BERT-Large":

@@ -9,7 +9,7 @@ plan, estimate.
 import argparse
 import csv
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import date
 from functools import cache, partial
 from pathlib import Path
@@ -31,12 +31,12 @@ from transformers import (
 from benchmarks.published_ddp import summary
 from benchmarks.published_models import VGG, Logits, ResNet
 from meshwright.ir.cluster import Cluster
-from meshwright.ir.device import DeviceType, OpClass
 from meshwright.ir.graph import Graph
 from meshwright.ir.trace import trace
 from meshwright.planner.candidates import build_plan, uniform_choice
 from meshwright.planner.problem import make_problem
 
+LAST = torch.channels_last
 TABLE = Path(__file__).parent / "tables" / "timm.csv"
 NOTES = """\
 NHWC: the model was brought to channels_last. Where it is NCHW, tensor cores' kernels turn images
@@ -137,28 +137,20 @@ def cases() -> Iterator[Case]:
 
 
 @cache
-def graph_of(model: str, batch: int) -> Graph:
+def graph_of(model: str, layout: str, batch: int) -> Graph:
     with torch.device("meta"):
         images, labels = torch.zeros(batch, 3, 224, 224), torch.zeros(batch, dtype=torch.long)
-        return trace(MODELS[model](), (images, labels), functional.cross_entropy)
-
-
-def cluster_of(layout: str) -> Cluster:
-    found = Cluster.preset("rtx3090", num_nodes=1, devices_per_node=1)
-    if layout == "nchw":
-        return found
-    return replace(found, device_types=tuple(map(_channels_last, found.device_types)))
-
-
-def _channels_last(device: DeviceType) -> DeviceType:
-    curve = replace(device.curves[OpClass.CONVOLUTION], turning=0.0)
-    return replace(device, curves={**device.curves, OpClass.CONVOLUTION: curve})
+        made = MODELS[model]()
+        if layout == "nhwc":
+            images, made = images.to(memory_format=LAST), made.to(memory_format=LAST)
+        return trace(made, (images, labels), functional.cross_entropy)
 
 
 def predicted(case: Case) -> float:
     """Seconds of a step in mixed precision with SGD."""
-    graph = graph_of(case.model, case.batch)
-    problem = make_problem(graph, cluster_of(case.layout), precision="bf16", optimizer="sgd")
+    graph = graph_of(case.model, case.layout, case.batch)
+    cluster = Cluster.preset("rtx3090", num_nodes=1, devices_per_node=1)
+    problem = make_problem(graph, cluster, precision="bf16", optimizer="sgd")
     plan = build_plan(problem, uniform_choice(problem, num_microbatches=1))
     assert plan.predicted
     return plan.predicted.step_s

@@ -45,7 +45,8 @@ def trace(
     if example_inputs is None:
         example_inputs = _own_inputs(model)
     batch = flatten_batch(example_inputs)
-    with explained(), fake_mode(), tracing() as calls:
+    # Whatever device the caller has new tensors made on: some have kernels that lay out otherwise.
+    with explained(), torch.device("cpu"), fake_mode(), tracing() as calls:
         captured = capture(model, batch, loss_fn, global_batch_size)
         raw, fusions = fuse(simplify(read(captured)), kernels, wins)
         graph = _graph(raw, captured, model)

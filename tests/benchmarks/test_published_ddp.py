@@ -5,7 +5,6 @@ import torch
 
 from benchmarks.published_ddp import MODELS, Case, cases, cluster_of, graph_of, predicted
 from benchmarks.published_models import SSD300, ResNet
-from meshwright.ir.device import OpClass
 
 
 def raw(name, gpus=1, gpu="A100-SXM4-80GB", batch=None, variant="", **measured):
@@ -46,11 +45,13 @@ def test_layout_and_formats_are_those_of_the_scripts():
         return cluster_of(one).device(0)
 
     last = {
-        (m, p): machine(case(m, p)).curves[OpClass.CONVOLUTION].turning == 0.0
-        for m in ("ResNet-50", "SSD300")
-        for p in ("fp32", "bf16")
+        (m, p): case(m, p).channels_last for m in ("ResNet-50", "SSD300") for p in ("fp32", "bf16")
     }
     assert [key for key, value in last.items() if not value] == [("ResNet-50", "fp32")]
+    for layout in (True, False):
+        made = graph_of("ResNet-50", 0, 8, layout)
+        images = [made.tensors[op.outputs[0]] for op in made.ops if "conv2d" in op.target]
+        assert len(images) == 53 and {image.channels_last for image in images} == {layout}
     half, full = machine(case("BERT-Large", sequence=128)), machine(case("ResNet-50"))
     assert half.memory_bandwidth_bytes_per_s == 2 * full.memory_bandwidth_bytes_per_s
     assert machine(case("BART", "fp32", sequence=128)).peak("float32") == 156e12
@@ -61,7 +62,7 @@ def test_ssd_has_as_many_boxes_as_its_paper():
     with torch.device("meta"):
         model = SSD300()
         assert model(torch.zeros(2, 3, 300, 300)).shape == (2, 4 + 81, 8732)
-    graph = graph_of("SSD300", 0, 8)
+    graph = graph_of("SSD300", 0, 8, True)
     assert any(op.target.startswith("aten.smooth_l1_loss") for op in graph.ops)
 
 

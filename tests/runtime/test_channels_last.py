@@ -117,7 +117,7 @@ def test_convolutions_run_in_the_models_layout(name: str) -> None:
 
 
 def test_the_trace_follows_weights_or_images() -> None:
-    """On the meta device too; a model in neither layout has no such image."""
+    """On the meta device too, also where that is the default while tracing."""
     images, labels = CASE.example(BATCH)
     plain = CASE.model().to(memory_format=torch.contiguous_format)
     with torch.device("meta"):
@@ -127,7 +127,8 @@ def test_the_trace_follows_weights_or_images() -> None:
         (plain, channels_last(images), True),
         (empty, torch.zeros_like(images, device="meta"), False),
     ):
-        graph = trace(model, (x, labels), F.cross_entropy)
+        with torch.device(x.device):
+            graph = trace(model, (x, labels), F.cross_entropy)
         made = [op for op in graph.ops if op.target.startswith("aten.conv")]
         assert len(made) == 7 and all(graph.tensors[op.outputs[0]].channels_last for op in made)
         assert graph.tensors[graph.inputs[0]].channels_last is given
