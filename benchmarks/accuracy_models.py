@@ -99,6 +99,11 @@ def _vgg() -> nn.Module:
     return vgg19(width=48, classes=100)
 
 
+def _vgg_last() -> nn.Module:
+    """The same with its channels innermost in memory."""
+    return _vgg().to(memory_format=torch.channels_last)
+
+
 def _tokens(size: int, length: int, generator: torch.Generator) -> torch.Tensor:
     return torch.randint(2, VOCAB, (size, length), generator=generator)
 
@@ -143,5 +148,6 @@ SUBJECTS = {
         Subject("vit", _vit, _named_images, 16),
         Subject("t5", _t5, _translation, 16),
         Subject("vgg", _vgg, _images, 16, F.cross_entropy),
+        Subject("vgg-last", _vgg_last, _images, 16, F.cross_entropy),
     )
 }
