@@ -69,7 +69,7 @@ def _value(at: Where, name: str, layout: Layout) -> Value:
         size = tensor.shape[data.dim]
         seen = local_split(size, "dp", data, layout, at.axes, at.coordinates)
         data = replace(data, outer=seen.outer)
-    return Value(name, shape, tensor.dtype, tensor.requires_grad, data)
+    return Value(name, shape, tensor.dtype, tensor.requires_grad, data, tensor.channels_last)
 
 
 def _calls(

@@ -50,6 +50,8 @@ class Value:
     requires_grad: bool
     dp: Placement
     """Where its samples lie in the local part."""
+    channels_last: bool = False
+    """Images that lie so travel so."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

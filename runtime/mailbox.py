@@ -1,6 +1,8 @@
 """Carries a step's messages: receives posted ahead in the sender's order, sends reaped lazily."""
 
 from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 import torch
@@ -34,7 +36,7 @@ class Mailbox:
         self._recorder = recorder
         self._rank, self._samples, self._groups, self._device = rank, samples, groups, device
         self._values = {
-            (program.index, value.name): value
+            (program.index, value.name): _as_sent(value)
             for program in programs
             for value in (*program.receives, *program.sends)
         }
@@ -75,7 +77,8 @@ class Mailbox:
         for message in self._leaving[border, name, gradient, microbatch]:
             value, samples = self._end(message, at_target=False)
             dtype = getattr(torch, value.dtype)
-            piece = _piece(x.detach(), value, samples, message.transfer.source_span)
+            laid = x.detach().movedim(1, -1) if value.channels_last else x.detach()
+            piece = _piece(laid, value, samples, message.transfer.source_span)
             piece = piece.to(dtype).contiguous()
             if message.target == self._rank:
                 self._kept[message] = piece
@@ -92,11 +95,16 @@ class Mailbox:
         pieces = [self._take(message) for message in messages]
         if not pieces:
             return None
+        value, _ = self._end(messages[0], at_target=True)
+        whole = self._put_together(messages, pieces)
+        return whole.movedim(-1, 1) if value.channels_last else whole
+
+    def _put_together(self, messages: Sequence[Message], pieces: Sequence[Tensor]) -> Tensor:
         value, samples = self._end(messages[0], at_target=True)
         if len(pieces) == 1 and pieces[0].numel() == torch.Size(value.shape).numel():
             return pieces[0].view(value.shape)
         if messages[0].transfer.target_span is None:
-            return torch.stack(pieces).sum(0).view(value.shape)
+            return torch.stack(list(pieces)).sum(0).view(value.shape)
         whole = pieces[0].new_empty(value.shape)
         for message, piece in zip(messages, pieces, strict=True):
             view = _piece(whole, value, samples, message.transfer.target_span)
@@ -155,6 +163,17 @@ def _stops(messages: list[Message]) -> list[int]:
     for number, message in enumerate(messages, start=1):
         stops[message.needed_at] = max(stops[message.needed_at], number)
     return list(accumulate(stops, max))
+
+
+def _as_sent(value: Value) -> Value:
+    """With its dims in the order in which it lies in memory: nothing is turned on the way."""
+    if not value.channels_last:
+        return value
+    samples, channels, *space = value.shape
+    dp, last = value.dp, len(value.shape) - 1
+    if isinstance(dp, Shard) and dp.dim:
+        dp = replace(dp, dim=dp.dim - 1 if dp.dim > 1 else last)
+    return replace(value, shape=(samples, *space, channels), dp=dp)
 
 
 def _piece(x: Tensor, value: Value, samples: int, span: tuple[int, int] | None) -> Tensor:

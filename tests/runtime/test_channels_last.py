@@ -20,6 +20,7 @@ from meshwright.planner.problem import make_problem
 from meshwright.profiling_ops import op_tasks
 from meshwright.profiling_work import block_tasks
 from meshwright.runtime.job import compile as compile_job
+from meshwright.runtime.mailbox import Mailbox
 from meshwright.runtime.profiling.bench import bench
 from meshwright.runtime.profiling.ops import measure_op
 from tests.equality import check_equal
@@ -96,6 +97,29 @@ def plan_of(name: str) -> Plan:
 def test_a_job_equals_one_process(name: str) -> None:
     found = check_equal(CASE, plan_of(name), traced(), steps=STEPS)
     assert found.worst_of_both <= 1e-9, str(found)
+
+
+def _received(plan: Plan, batch: Batch) -> list[bool]:
+    """Of values and gradients, before anything is done with them."""
+    found = []
+    receive = Mailbox.receive
+
+    def noted(self: Mailbox, *args: Any) -> Tensor | None:
+        x = receive(self, *args)
+        found.append(x is None or is_channels_last(x))
+        return x
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Mailbox, "receive", noted)
+        _layouts(plan, batch)
+    return found
+
+
+@pytest.mark.parametrize("name", ["pipeline", "uneven"])
+def test_messages_are_not_turned(name: str) -> None:
+    plan = plan_of(name)
+    found = run_ranks(plan.world_size, _received, plan, CASE.example(BATCH))
+    assert all(rank and all(rank) for rank in found)
 
 
 def _layouts(plan: Plan, batch: Batch) -> list[tuple[bool, bool]]:
