@@ -3,6 +3,7 @@
 import faulthandler
 import multiprocessing
 import os
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
 
 import torch
@@ -17,45 +18,60 @@ HANGS_S = 60.0
 
 
 def explore_apart(sample: Sample) -> Found:
-    """What `explore` finds, without the splits that crash."""
+    """What `explore` finds, without the splits that crash.
+
+    A split may do its harm unseen and crash a later one: it is guilty that crashes a process in
+    which nothing was tried before.
+    """
     if "fork" not in multiprocessing.get_all_start_methods():
         return explore(sample)
-    skip: list[Cut] = []
-    while len(skip) <= CRASHES:
-        found, last = _once(sample, tuple(skip))
+    known: dict[Cut, bool] = {}
+    crashes = 0
+    while crashes <= CRASHES:
+        found, told, last = _once(sample, known)
         if found is not None:
             return found
+        known |= told
+        if told:
+            continue
         if last is None:
             break
-        skip.append(last)
+        known[last] = False
+        crashes += 1
     return Found()
 
 
-def _once(sample: Sample, skip: tuple[Cut, ...]) -> tuple[Found | None, Cut | None]:
-    """What was found; or, of a child that did not get so far, the split that it tried last."""
+def _once(
+    sample: Sample, known: Mapping[Cut, bool]
+) -> tuple[Found | None, dict[Cut, bool], Cut | None]:
+    """What was found; or, of a child that did not get so far, which splits it has seen to hold or
+    not, and the one that it tried last."""
     context = multiprocessing.get_context("fork")
     reader, writer = context.Pipe(duplex=False)
-    child = context.Process(target=_child, args=(writer, sample, skip), daemon=True)
+    child = context.Process(target=_child, args=(writer, sample, known), daemon=True)
     child.start()
     writer.close()
+    told: dict[Cut, bool] = {}
     last: Cut | None = None
     try:
         while reader.poll(HANGS_S):
-            found = reader.recv()
-            if isinstance(found, Found):
-                return found, last
-            last = found
+            heard = reader.recv()
+            if isinstance(heard, Found):
+                return heard, told, last
+            last, holds = heard
+            if holds is not None:
+                told[last] = holds
     except EOFError:
         pass
     finally:
         child.kill()
         child.join()
-    return None, last
+    return None, told, last
 
 
-def _child(writer: Connection, sample: Sample, skip: tuple[Cut, ...]) -> None:
+def _child(writer: Connection, sample: Sample, known: Mapping[Cut, bool]) -> None:
     torch.set_num_threads(1)
     # A crash is one of the answers: nobody needs to read about it.
     faulthandler.disable()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    writer.send(explore(sample, skip, about=writer.send))
+    writer.send(explore(sample, known, about=lambda *heard: writer.send(heard)))

@@ -1,8 +1,9 @@
 """Tries splits of an op: the parts, computed one by one, must make up the whole, both ways."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from math import prod
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -11,7 +12,9 @@ from meshwright.planner.discovery.found import Cut, Dim, Found
 from meshwright.planner.discovery.sample import SEED, Sample
 from meshwright.planner.discovery.trial import CannotRun, Tensors, near
 
-Note = Callable[[Cut | None], None]
+Note = Callable[[Cut | None, bool | None], None]
+"""Hears of a split before it is tried, with None, and then whether it holds; of no split at last.
+"""
 MOST = 4096
 """Combinations of dims that are tried for one size."""
 
@@ -126,10 +129,13 @@ def _sum(parts: Sequence[Tensor | None]) -> Tensor | None:
     return sum(there[1:], there[0])
 
 
-def explore(sample: Sample, skip: Collection[Cut] = (), about: Note = lambda cut: None) -> Found:
-    """All ways to split the op but those in `skip`; a dim is part of one of them at most.
+def explore(
+    sample: Sample, known: Mapping[Cut, bool] = MappingProxyType({}),
+    about: Note = lambda cut, holds: None,
+) -> Found:  # fmt: skip
+    """All ways to split the op; a dim is part of one of them at most.
 
-    `about` hears of each split before it is tried.
+    `known`: whether splits hold that are not tried again.
     """
     try:
         probe = Probe(sample)
@@ -139,13 +145,17 @@ def explore(sample: Sample, skip: Collection[Cut] = (), about: Note = lambda cut
     taken: set[tuple[bool, int, int]] = set()
     for cut in candidates(sample):
         places = set(_places(cut))
-        if cut in skip or places & taken:
+        if places & taken:
             continue
-        about(cut)
-        if probe.holds(cut):
+        holds = known.get(cut)
+        if holds is None:
+            about(cut, None)
+            holds = probe.holds(cut)
+            about(cut, holds)
+        if holds:
             cuts.append(cut)
             taken |= places
-    about(None)
+    about(None, None)
     return Found(tuple(cuts), tuple(_linear(probe)))
 
 

@@ -1,6 +1,8 @@
 """Rules that trying an op finds: those of known ops agree with ours, those of others are right."""
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,11 @@ from meshwright.ir.layout import Axis, parse_strategy
 from meshwright.ir.step import flatten_batch
 from meshwright.ir.trace import trace
 from meshwright.planner.discovery import rule as discovery
+from meshwright.planner.discovery.apart import explore_apart
+from meshwright.planner.discovery.found import Cut
+from meshwright.planner.discovery.probe import Probe, explore
 from meshwright.planner.discovery.rule import discovered
+from meshwright.planner.discovery.sample import sample
 from meshwright.planner.inside.factors import AxisKind, natural_splits, split_strategy
 from meshwright.planner.inside.rules import Rule
 from meshwright.planner.strategies import find_rule, known_rule
@@ -106,3 +112,25 @@ def test_a_kernel_that_crashes_is_tried_apart() -> None:
     graph = trace(Crashing(), batch, F.cross_entropy)
     op = next(op for op in graph.ops if "_weight_norm" in op.target)
     assert splits(op, find_rule(op, graph), graph) == {"S(2) S(2) -> S(2)"}
+
+
+def test_harm_that_shows_later_is_not_blamed_on_what_was_tried_then(monkeypatch) -> None:
+    """As if each split that does not hold corrupted the memory of its process."""
+    graph, op = own_op()
+    small = sample(op, graph)
+    assert small
+    expected, tries, here = explore(small), Probe.holds, os.getpid()
+    assert len(expected.cuts) == 2
+    harmed = []
+
+    def holds(probe: Probe, cut: Cut) -> bool:
+        if harmed and os.getpid() != here:
+            os.kill(os.getpid(), signal.SIGKILL)
+        found = tries(probe, cut)
+        if not found:
+            harmed.append(cut)
+        return found
+
+    monkeypatch.setattr(Probe, "holds", holds)
+    assert explore_apart(small) == expected
+    assert not harmed
