@@ -218,6 +218,7 @@ def record_work(record: OpRecord) -> Work:
     if op_class is not OpClass.CONVOLUTION:
         return Work(op_class, record.dtype, flops, moved, gemms, keys * skipped)
     small, images, results = windows(record.inputs, record.flops)
+    # Images come as results go, but for a model's first, which have few channels.
     turned = 0 if record.channels_last else (images + results) * DTYPE_BYTES[record.dtype]
     return Work(
         op_class, record.dtype, flops, moved, gemms, small_window=small, turned_bytes=turned

@@ -1,7 +1,6 @@
 """Carries a step's messages: receives posted ahead in the sender's order, sends reaped lazily."""
 
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 
@@ -95,16 +94,16 @@ class Mailbox:
         pieces = [self._take(message) for message in messages]
         if not pieces:
             return None
-        value, _ = self._end(messages[0], at_target=True)
         whole = self._put_together(messages, pieces)
+        value, _ = self._end(messages[0], at_target=True)
         return whole.movedim(-1, 1) if value.channels_last else whole
 
-    def _put_together(self, messages: Sequence[Message], pieces: Sequence[Tensor]) -> Tensor:
+    def _put_together(self, messages: list[Message], pieces: list[Tensor]) -> Tensor:
         value, samples = self._end(messages[0], at_target=True)
         if len(pieces) == 1 and pieces[0].numel() == torch.Size(value.shape).numel():
             return pieces[0].view(value.shape)
         if messages[0].transfer.target_span is None:
-            return torch.stack(list(pieces)).sum(0).view(value.shape)
+            return torch.stack(pieces).sum(0).view(value.shape)
         whole = pieces[0].new_empty(value.shape)
         for message, piece in zip(messages, pieces, strict=True):
             view = _piece(whole, value, samples, message.transfer.target_span)

@@ -1,7 +1,9 @@
 """Models in `torch.channels_last`: jobs keep the layout, whatever brings the images to a block."""
 
+from dataclasses import replace
 from functools import cache
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,11 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from meshwright.codegen import compiled
+from meshwright.codegen.comm import Comm
+from meshwright.codegen.emit import write_sources
+from meshwright.codegen.lower import lower
+from meshwright.costmodel.fit_compute import record_work
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.device import OpClass
 from meshwright.ir.graph import Graph
 from meshwright.ir.images import channels_last, is_channels_last
-from meshwright.ir.plan import Plan
+from meshwright.ir.plan import Plan, model_mesh
 from meshwright.ir.trace import trace
 from meshwright.planner.candidates import build_plan, uniform_choice
 from meshwright.planner.problem import make_problem
@@ -23,6 +30,8 @@ from meshwright.runtime.job import compile as compile_job
 from meshwright.runtime.mailbox import Mailbox
 from meshwright.runtime.profiling.bench import bench
 from meshwright.runtime.profiling.ops import measure_op
+from meshwright.runtime.weights import model_tensors
+from tests.codegen.test_models import split_all
 from tests.equality import check_equal
 from tests.layouts import Layouts
 from tests.models import Batch, ModelCase
@@ -46,10 +55,10 @@ class Residual(nn.Module):
 class Classifier(nn.Module):
     """Its head looks at positions with their channels: a view of images in this layout only."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers: int = 3) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, 8, 3, stride=2, padding=1)
-        self.layers = nn.Sequential(*(Residual(8) for _ in range(3)))
+        self.layers = nn.Sequential(*(Residual(8) for _ in range(layers)))
         self.head = nn.Linear(8, 5)
         self.to(memory_format=torch.channels_last)
 
@@ -88,15 +97,75 @@ def plan_of(name: str) -> Plan:
         n for axis, n in asked.items() if axis in ("pp", "tp", "dp_replicate", "dp_shard")
     )
     problem = make_problem(traced(), Cluster.local(world), precision="fp64", optimizer="adam")
+    if tp := asked.get("tp"):
+        problem.solved[model_mesh({"tp": tp}), ""] = split_all(traced(), tp)
     plan = build_plan(problem, uniform_choice(problem, **asked), predict=False)
     assert plan.world_size == world
     return plan
+
+
+def test_tensor_parallelism_splits_convolutions() -> None:
+    (program, *_) = lower(traced(), plan_of("tensor"), 0)
+    shapes = {param.fqn: (param.local_shape, param.global_shape) for param in program.params}
+    assert any(mine != whole for fqn, (mine, whole) in shapes.items() if "conv" in fqn)
 
 
 @pytest.mark.parametrize("name", PLANS)
 def test_a_job_equals_one_process(name: str) -> None:
     found = check_equal(CASE, plan_of(name), traced(), steps=STEPS)
     assert found.worst_of_both <= 1e-9, str(found)
+
+
+def test_compiled_blocks_equal_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of torch.compile but its last step, which takes long."""
+    monkeypatch.setattr(compiled, "BACKEND", "aot_eager")
+    plan = plan_of("tensor")
+    plan = replace(plan, stages=tuple(replace(stage, compile=True) for stage in plan.stages))
+    found = check_equal(CASE, plan, traced(), steps=STEPS)
+    assert found.worst_of_both <= 1e-9, str(found)
+
+
+def test_written_source_keeps_the_layout(tmp_path: Path) -> None:
+    plan, model = plan_of("alone"), CASE.model()
+    (program,) = lower(traced(), plan, 0)
+    (path,) = write_sources([program], tmp_path)
+    written: dict[str, Any] = {}
+    exec(compile(path.read_text(), str(path), "exec"), written)
+    images, labels = CASE.example(BATCH)
+    tensors = {p.name: model_tensors(model)[p.fqn].contiguous() for p in program.params}
+    given = dict(zip(traced().inputs, (images, labels), strict=True))
+    given["loss_count"] = torch.tensor(float(BATCH))
+    with Layouts() as layouts:
+        (loss,) = written["forward"](Comm({}, {}, {}), {**tensors, **given}).values()
+    assert layouts.seen == [(True, True)] * 7
+    torch.testing.assert_close(loss, F.cross_entropy(model(images), labels))
+
+
+class Mixed(Classifier):
+    """The last layer alone is as PyTorch makes it, and gets such images."""
+
+    def __init__(self) -> None:
+        super().__init__(4)
+        self.layers[-1].to(memory_format=torch.contiguous_format)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layers[:-1](self.stem(x)).contiguous()
+        return self.head(self.layers[-1](x).mean((2, 3)))
+
+
+def test_layers_of_another_layout_are_other_blocks() -> None:
+    case = replace(CASE, name="mixed", build=Mixed)
+    graph = trace(case.model(), case.example(BATCH), F.cross_entropy)
+    found = {}
+    for block in graph.blocks:
+        last = {
+            graph.tensors[op.outputs[0]].channels_last
+            for op in graph.block_ops(block)
+            if op.target.startswith("aten.conv")
+        }
+        found[block.name] = (block.pattern, last)
+    assert found["layers.0"] == found["layers.1"] == ("layers.*", {True})
+    assert found["layers.3"] == ("layers.3", {False})
 
 
 def _received(plan: Plan, batch: Batch) -> list[bool]:
@@ -180,5 +249,12 @@ def _measured() -> dict[str, bool]:
         assert all(is_channels_last(made[n]) == is_channels_last(g)
                    for n, g in layer.gradients.items())  # fmt: skip
     tasks = [task for task in op_tasks(problem) if task.op_class != OpClass.COPY]
-    records = [measure_op(task, CPU, budget_s=0.0) for task in tasks]
-    return {record.target: record.channels_last for record in records}
+    found = {}
+    for task in tasks:
+        with Layouts() as layouts:
+            record = measure_op(task, CPU, budget_s=0.0)
+        assert {image for image, _ in layouts.seen} <= {task.operands[0].channels_last}
+        assert not (record.channels_last and record_work(record).turned_bytes)
+        found[record.target] = record.channels_last
+    assert {t.operands[0].channels_last for t in tasks if "conv2d" in t.target} == {True, False}
+    return found
