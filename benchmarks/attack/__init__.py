@@ -1,0 +1,1 @@
+"""Attacks on the product with models, files, clusters and faults that it has not seen."""

@@ -1,0 +1,53 @@
+"""`python -m benchmarks.attack [PART ...] --size N --seed S`: every attack, and what did not hold.
+
+A part is a file of this folder with a function `attacks(size, seed)` that yields a `Result` each.
+Tests run the same parts at a small size.
+"""
+
+import argparse
+import pkgutil
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.attack.result import Result
+
+Attacks = Callable[[int, int], Iterator[Result]]
+
+
+def parts() -> dict[str, Attacks]:
+    """The parts by name: the files of this folder that have a function `attacks`."""
+    names = [found.name for found in pkgutil.iter_modules([str(Path(__file__).parent)])]
+    modules = {
+        name: import_module(f"benchmarks.attack.{name}") for name in names if name != "__main__"
+    }
+    return {name: made.attacks for name, made in modules.items() if hasattr(made, "attacks")}
+
+
+def main() -> int:
+    """Runs the parts asked for; the number of attacks that did not hold, at most 1."""
+    known = parts()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("part", nargs="*", help=f"one or more of {', '.join(known)}; default all")
+    parser.add_argument("--size", type=int, default=100, help="percent of the full size")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    if unknown := set(given.part) - set(known):
+        parser.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    console, failed = Console(soft_wrap=True), 0
+    for name in given.part or known:
+        count = held = 0
+        for result in known[name](given.size, given.seed):
+            count, held = count + 1, held + result.held
+            if not result.held:
+                console.print(f"{name}: {result.name}: {result.what}", markup=False)
+        console.print(f"{name}: {held} of {count} held", markup=False)
+        failed += count - held
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
