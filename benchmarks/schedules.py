@@ -17,8 +17,13 @@ import ortools
 
 from meshwright.costmodel.simulate import StageTimes
 from meshwright.ir.schedule import check_schedule
-from meshwright.planner.schedule_tools import SCHEDULES, recomputes_early, stages_per_rank
-from meshwright.planner.space import TWINS
+from meshwright.planner.schedule_tools import (
+    SCHEDULES,
+    USUAL,
+    recomputes_early,
+    stages_per_rank,
+    twin,
+)
 from meshwright.planner.synthesis.choose import files
 from meshwright.planner.synthesis.solve import Synthesis, synthesise
 from meshwright.planner.synthesis.task import Task, excess_bytes, step_s
@@ -95,7 +100,9 @@ def tasks() -> Iterator[tuple[str, str, Task]]:
 NAMES = tuple(
     n
     for n in SCHEDULES
-    if n not in TWINS and not recomputes_early(n) and set(stages_per_rank(n)) & {1, 2}
+    if (n == USUAL or not twin(n, USUAL))
+    and not recomputes_early(n)
+    and set(stages_per_rank(n)) & {1, 2}
 )
 
 

@@ -7,6 +7,7 @@ backward after it need not. Without them each block is made again within the bac
 """
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -30,6 +31,7 @@ EARLY = frozenset({Work.FORWARD_KEEPING, Work.RECOMPUTE})
 """After these a backward finds all that it needs."""
 
 
+_ENDS = frozenset({Work.BACKWARD, Work.BACKWARD_WEIGHT})
 _ACTION = re.compile(r"(\d+)([FBIWKR])(\d+)")
 
 
@@ -89,6 +91,31 @@ def parse_schedule(name: str, rows: tuple[str, ...]) -> Schedule:
 def halves_backwards(schedule: Schedule) -> bool:
     """Whether some backward is taken in two halves."""
     return any(a.work is Work.BACKWARD_INPUT for row in schedule.ranks for a in row)
+
+
+def says_when_to_recompute(schedule: Schedule) -> bool:
+    """Whether some forward keeps all, or something is made again ahead of its backward."""
+    return any(a.work in EARLY for row in schedule.ranks for a in row)
+
+
+def kept_beside_others(schedule: Schedule) -> int:
+    """Micro-batches that a stage keeps whole though it makes others again, at most."""
+    held = Counter(a.stage for row in schedule.ranks for a in row if a.work is Work.FORWARD_KEEPING)
+    count = schedule.num_microbatches
+    return max((kept for kept in held.values() if kept < count), default=0)
+
+
+def in_flight(schedule: Schedule) -> tuple[int, ...]:
+    """Per stage, the most micro-batches whose forward is begun and whose backward is not over."""
+    held, most = [0] * schedule.num_stages, [0] * schedule.num_stages
+    for row in schedule.ranks:
+        for action in row:
+            if action.work in FORWARDS:
+                held[action.stage] += 1
+                most[action.stage] = max(most[action.stage], held[action.stage])
+            elif action.work in _ENDS:
+                held[action.stage] -= 1
+    return tuple(most)
 
 
 def dependencies(action: Action, last_stage: int) -> tuple[Action, ...]:

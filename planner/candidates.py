@@ -31,7 +31,7 @@ from meshwright.planner.placed_kernels import put_in
 from meshwright.planner.predict import predict_plan
 from meshwright.planner.problem import Problem
 from meshwright.planner.saved_modes import pinned_policy, policy_of
-from meshwright.planner.schedule_tools import make_schedule, stages_per_rank
+from meshwright.planner.schedule_tools import USUAL, make_schedule, stages_per_rank
 from meshwright.planner.stage_aware import recomputable as recomputable
 from meshwright.planner.stage_aware import stage_aware
 
@@ -267,7 +267,7 @@ def uniform_choice(
     model: ModelMesh = (),
     variant: str = "",
     zero: int = 0,
-    schedule: str = "one_f_one_b",
+    schedule: str = USUAL,
     num_microbatches: int = 1,
     recompute: str = "none",
     cuts: Sequence[int] | None = None,

@@ -7,6 +7,7 @@ from meshwright.ir.fusions import PLACED
 from meshwright.ir.placed import used
 from meshwright.ir.plan import Evidence, Plan
 from meshwright.ir.plan_io import rehash
+from meshwright.ir.schedule import says_when_to_recompute
 from meshwright.planner.across.bound import lower_bound
 from meshwright.planner.finishing.overlap import overlaps
 from meshwright.planner.found import Found
@@ -14,7 +15,7 @@ from meshwright.planner.notes import filled
 from meshwright.planner.pins.constraints import Pin, allowed, freed
 from meshwright.planner.predict import in_detail
 from meshwright.planner.problem import Problem
-from meshwright.planner.schedule_tools import MADE, SCHEDULES, recomputes_early
+from meshwright.planner.schedule_tools import MADE, SCHEDULES
 from meshwright.planner.why import alternative, kind_of
 
 ALTERNATIVES = 6
@@ -49,10 +50,10 @@ def _bound_s(problem: Problem, found: Found) -> float:
     bound_s = lower_bound(free) if found.bound_s is None else found.bound_s
     if found.best and found.best.schedule.name == MADE:
         return float(f"{bound_s:.6g}")  # what was gone through are the schedules of files
-    if found.best and found.best.schedule.name in SCHEDULES:
-        if recomputes_early(found.best.schedule.name):
-            # It keeps one micro-batch of a stage that may recompute all others.
-            return float(f"{bound_s * (1 - 1 / found.best.num_microbatches):.6g}")
+    if found.best and says_when_to_recompute(problem.tables.schedule(found.best.schedule)):
+        asked = Pin("schedule", found.best.schedule.name)
+        early = replace(free, constraints=freed(free.constraints, "schedule", asked))
+        return float(f"{min(bound_s, lower_bound(early)):.6g}")
     beside = found.best and (overlaps(found.best) or used(found.best) & set(PLACED))
     if found.best and found.best.predicted and beside:
         return float(f"{min(bound_s, found.best.predicted.step_s):.6g}")

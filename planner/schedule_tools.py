@@ -4,38 +4,145 @@ import difflib
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cache
+from itertools import product
+from typing import Any
 
 from meshwright.ir.errors import PlanError
-from meshwright.ir.schedule import Action, Schedule, Work
+from meshwright.ir.plan import ScheduleTable
+from meshwright.ir.schedule import (
+    Action,
+    Schedule,
+    Work,
+    halves_backwards,
+    in_flight,
+    kept_beside_others,
+    says_when_to_recompute,
+)
 from meshwright.planner import schedules
 
 F, B, I, W = Work.FORWARD, Work.BACKWARD, Work.BACKWARD_INPUT, Work.BACKWARD_WEIGHT  # noqa: E741
 
-SCHEDULES = tuple(module.name for module in pkgutil.iter_modules(schedules.__path__))
+SCHEDULES = tuple(dict.fromkeys(m.name for m in pkgutil.iter_modules(schedules.__path__)))
 """Keys of the schedules: the file names."""
 MADE = "synthesised"
 """Name of schedules that a solver makes for the stages of a plan."""
 K, R = Work.FORWARD_KEEPING, Work.RECOMPUTE
 
 
-def _module(name: str) -> object:
+USUAL = "one_f_one_b"
+"""The schedule that searchers begin with, and that stays where others gain nothing."""
+RANKS, COUNTS = (1, 2, 3, 4), (1, 2, 3, 4, 6, 12)
+"""Pipeline ranks and micro-batches of the tables from which a schedule's traits are read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What a schedule may do, as far as its tables of small cases show."""
+
+    halves: bool
+    """Whether it takes backwards in two halves."""
+    early: bool
+    """Whether it says when stages recompute: equal to another where none does."""
+    kept: int | None
+    """Micro-batches, at most, that a stage keeps though it makes others again; None: any number."""
+
+
+def _module(name: str) -> Any:
     if name not in SCHEDULES:
         near = difflib.get_close_matches(name, SCHEDULES, 1, 0.0)[0]
         raise PlanError(f"no schedule {name!r}; nearest is {near!r} of {', '.join(SCHEDULES)}")
+    if name == MADE:
+        raise PlanError(
+            f"a schedule file cannot be called {MADE!r}: that is the name of schedules that are "
+            "made for a plan; give the file another name"
+        )
     return importlib.import_module(f"{schedules.__name__}.{name}")
 
 
 def stages_per_rank(name: str) -> tuple[int, ...]:
     """How many stages a pipeline rank may hold under the schedule, the usual one first."""
-    found: tuple[int, ...] = _module(name).STAGES_PER_RANK  # type: ignore[attr-defined]
+    found: tuple[int, ...] = _module(name).STAGES_PER_RANK
     return found
 
 
 @cache
+def traits(name: str) -> Traits:
+    """What bounds and searchers must know of a schedule, read from its tables."""
+    tables = [table for table in _small_tables(name) if table]
+    if not tables:
+        raise PlanError(
+            f"schedule {name!r} has no table for {RANKS[0]} to {RANKS[-1]} ranks and "
+            f"{COUNTS[0]} to {COUNTS[-1]} micro-batches; it needs at least one"
+        )
+    kept = {table.num_microbatches: 0 for table in tables}
+    for table in tables:
+        count = table.num_microbatches
+        kept[count] = max(kept[count], kept_beside_others(table))
+    grows = len(kept) > 1 and kept[max(kept)] > max(kept[n] for n in kept if n < max(kept))
+    return Traits(
+        halves=any(map(halves_backwards, tables)),
+        early=any(map(says_when_to_recompute, tables)),
+        kept=None if grows else max(kept.values()),
+    )
+
+
 def recomputes_early(name: str) -> bool:
-    """Whether the schedule says when stages recompute: equal to another where none does."""
-    return bool(getattr(_module(name), "RECOMPUTES_EARLY", False))
+    """Whether the schedule says when stages recompute."""
+    return traits(name).early
+
+
+@cache
+def _small_tables(name: str) -> tuple[Schedule | None, ...]:
+    """Of all small cases in one order; None where the schedule refuses one."""
+    module, found = _module(name), []
+    for chunks, ranks, count in product(stages_per_rank(name), RANKS, COUNTS):
+        try:
+            found.append(module.schedule(ranks * chunks, count, ranks))
+        except PlanError:
+            found.append(None)
+    return tuple(found)
+
+
+@cache
+def twin(name: str, other: str) -> bool:
+    """Whether two schedules are the same under two names."""
+    if stages_per_rank(name) != stages_per_rank(other):
+        return False
+    pairs = zip(_small_tables(name), _small_tables(other), strict=True)
+    return all(a and b and a.ranks == b.ranks for a, b in pairs)
+
+
+def fits(name: str, num_stages: int, num_microbatches: int, num_ranks: int) -> bool:
+    """Whether the schedule has a table of that size; one that has all small ones has it."""
+    if all(_small_tables(name)):
+        return True
+    try:
+        make_schedule(name, num_stages, num_microbatches, num_ranks)
+    except PlanError:
+        return False
+    return True
+
+
+@cache
+def most_held(name: str, num_ranks: int, num_microbatches: int) -> tuple[int, ...]:
+    """Micro-batches that each stage of one per rank holds at most."""
+    if num_microbatches > MANY * num_ranks and _is_bounded(name):
+        num_microbatches = MANY * num_ranks
+    return in_flight(make_schedule(name, num_ranks, num_microbatches, num_ranks))
+
+
+MANY = 3
+"""Micro-batches per rank beyond which more of them leave the number in flight as it is, if they do
+so on a few ranks."""
+
+
+@cache
+def _is_bounded(name: str) -> bool:
+    ranks = RANKS[-1]
+    few, many = (make_schedule(name, ranks, n * ranks, ranks) for n in (MANY, 2 * MANY))
+    return in_flight(few) == in_flight(many)
 
 
 @cache
@@ -46,8 +153,31 @@ def make_schedule(name: str, num_stages: int, num_microbatches: int, num_ranks: 
             f"schedule {name!r}: {num_stages} stages, {num_microbatches} micro-batches and "
             f"{num_ranks} ranks must each be at least 1"
         )
-    found: Schedule = _module(name).schedule(num_stages, num_microbatches, num_ranks)  # type: ignore[attr-defined]
+    found: Schedule = _module(name).schedule(num_stages, num_microbatches, num_ranks)
+    _check_traits(found, traits(name), f"{num_ranks} ranks and {num_microbatches} micro-batches")
     return found
+
+
+def _check_traits(found: Schedule, known: Traits, where: str) -> None:
+    """Bounds hold for what small cases show: a table that does more has none."""
+    more = ""
+    if not known.halves and halves_backwards(found):
+        more = "takes backwards in halves"
+    if not known.early and says_when_to_recompute(found):
+        more = "says when stages recompute"
+    if known.kept is not None and kept_beside_others(found) > known.kept:
+        more = f"keeps {kept_beside_others(found)} micro-batches beside others made again"
+    if more:
+        raise PlanError(
+            f"schedule {found.name!r} {more} with {where}, but not so with {RANKS[0]} to "
+            f"{RANKS[-1]} ranks and {COUNTS[0]} to {COUNTS[-1]} micro-batches, from which the "
+            "search learns what it may do; give small cases the same form"
+        )
+
+
+def plan_table(name: str, schedule: Schedule) -> ScheduleTable:
+    """A schedule as a plan holds it."""
+    return ScheduleTable(name=name, rows=tuple(str(schedule).splitlines()))
 
 
 def chunks_of(name: str, num_stages: int, num_ranks: int, only: int | None = None) -> int:

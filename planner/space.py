@@ -15,10 +15,14 @@ from meshwright.planner.across.ways import variants as variants
 from meshwright.planner.across.ways import ways as ways
 from meshwright.planner.pins.constraints import allowed, pinned
 from meshwright.planner.problem import Problem
-from meshwright.planner.schedule_tools import SCHEDULES, recomputes_early, stages_per_rank
+from meshwright.planner.schedule_tools import (
+    SCHEDULES,
+    USUAL,
+    recomputes_early,
+    stages_per_rank,
+    twin,
+)
 
-TWINS = frozenset({"dapple_pa"})
-"""Schedules whose tables equal those of 1F1B; searched only where that is ruled out."""
 FEW = 16
 """Replicas up to which every divisor is tried as the size of dp_shard."""
 
@@ -82,16 +86,24 @@ def schedules(problem: Problem, num_ranks: int) -> Iterator[tuple[str, int]]:
 def _schedules(problem: Problem, num_ranks: int) -> Iterator[tuple[str, int]]:
     pin = pinned(problem.constraints, "schedule")
     names = allowed(problem.constraints, "schedule", SCHEDULES)
-    if num_ranks == 1 and pin is None and "one_f_one_b" in names:
-        names = ("one_f_one_b",)
+    if num_ranks == 1 and pin is None and USUAL in names:
+        names = (USUAL,)
     # Those that say when to recompute are for finished plans (`planner.finish`), unless asked for.
     names = tuple(name for name in names if not recomputes_early(name)) or names
-    for name in names:
-        if name in TWINS and "one_f_one_b" in names:
-            continue
+    for name in _distinct(names):
         for chunks in stages_per_rank(name):
             if num_ranks * chunks <= len(problem.graph.blocks):
                 yield name, chunks
+
+
+def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Of schedules that are the same under several names one, the usual one first."""
+    firsts = sorted(names, key=lambda name: name != USUAL)
+    return tuple(
+        name
+        for name in names
+        if not any(twin(name, before) for before in firsts[: firsts.index(name)])
+    )
 
 
 def meshes(problem: Problem, size: int, samples: int) -> Iterator[Mesh]:

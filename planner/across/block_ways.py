@@ -37,6 +37,8 @@ class BlockWays(NamedTuple):
     """Number of the mode in which that is done; -1 if there is none."""
     spared_s: Matrix
     """[mesh]: waits for what was moved that may be shorter, in all."""
+    kept_s: Matrix
+    """[mesh, item]: of `busy_s`, where nothing is made again."""
 
     def of(self, items: NDArray[np.int64], blocks: Matrix) -> "BlockWays":
         """With these items, which may be the same ones several times."""
@@ -49,6 +51,7 @@ class BlockWays(NamedTuple):
             input_s=self.input_s[:, :, items],
             forward_s=self.forward_s[:, items],
             copy_s=self.copy_s[:, items],
+            kept_s=self.kept_s[:, items],
         )
 
 
@@ -60,6 +63,7 @@ class Totals(NamedTuple):
     input_s: Matrix
     forward_s: Matrix
     share: Matrix
+    kept_s: Matrix
 
 
 class Weights(NamedTuple):

@@ -12,7 +12,7 @@ from meshwright.planner.across.shares import balanced_shares
 from meshwright.planner.across.treatments import Treatments
 from meshwright.planner.candidates import Choice, StageChoice
 from meshwright.planner.problem import Problem
-from meshwright.planner.schedule_tools import make_schedule
+from meshwright.planner.schedule_tools import fits, make_schedule
 from meshwright.planner.space import Mesh, compositions, cuts, meshes, schedules
 
 
@@ -85,6 +85,8 @@ class Choices:
         self, frame: Frame, groups: tuple[Group, ...], schedule: str, chunks: int
     ) -> Iterator[Choice]:
         num_stages = frame.num_ranks * chunks
+        if not fits(schedule, num_stages, frame.num_microbatches, frame.num_ranks):
+            return
         table = make_schedule(schedule, num_stages, frame.num_microbatches, frame.num_ranks)
         held = [groups[table.rank_of(stage)] for stage in range(num_stages)]
         for bounds in cuts(self.problem, num_stages):

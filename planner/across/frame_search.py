@@ -30,7 +30,7 @@ from meshwright.planner.across.stage_tables import StageTables
 from meshwright.planner.across.treatments import Treatments
 from meshwright.planner.candidates import Choice, StageChoice
 from meshwright.planner.pins.constraints import pinned
-from meshwright.planner.schedule_tools import stages_per_rank
+from meshwright.planner.schedule_tools import USUAL, fits, most_held
 from meshwright.planner.space import Mesh, meshes, schedules
 
 LIMITS = (1.0, 1.05, 1.2, 1.6)
@@ -136,7 +136,7 @@ class FrameSearch:
         if not sizes:
             return None
         best = () if everything else self._closer(bound)
-        held = tuple(self._in_flight(frame))
+        flying = most_held(self._schedule(frame), frame.num_ranks, frame.num_microbatches)
         few = self._few(frame, limit_s)
         known: dict[object, Fitted | None] = {}
 
@@ -154,11 +154,11 @@ class FrameSearch:
             return known[key]
 
         def fitted(stage: int, first: int, size: int) -> Fitted | None:
-            key = (held[stage], self.places.like(first, size), size, self.places.way(first, size))
+            key = (flying[stage], self.places.like(first, size), size, self.places.way(first, size))
             if key not in known:
                 found = options(first, size)
                 room = self.places.room_bytes(first, size) - spare_bytes
-                known[key] = few(found).fitted(held[stage], room) if found else None
+                known[key] = few(found).fitted(flying[stage], room) if found else None
             return known[key]
 
         return Pipeline(
@@ -212,18 +212,20 @@ class FrameSearch:
         return self._meshes[frame, size]
 
     def _one_stage(self) -> bool:
-        pin = pinned(self.problem.constraints, "schedule")
-        return pin is None or stages_per_rank(str(pin)) == (1,)
+        """Whether pins leave schedules of one stage per rank."""
+        asked = pinned(self.problem.constraints, "schedule")
+        known = schedules(self.problem, 1)
+        return asked is None or any(chunks == 1 for _, chunks in known)
 
-    def _in_flight(self, frame: Frame) -> Iterator[int]:
-        """Micro-batches that each stage holds under 1F1B, or under the pinned schedule."""
-        pin, ranks = str(pinned(self.problem.constraints, "schedule")), frame.num_ranks
-        for stage in range(ranks):
-            held = {
-                "gpipe": frame.num_microbatches, "dapple_pb": 2 * (ranks - stage) - 1,
-                "zero_bubble": ranks,
-            }  # fmt: skip
-            yield min(frame.num_microbatches, held.get(pin, ranks - stage))
+    def _schedule(self, frame: Frame) -> str:
+        """The usual schedule, or the first of those that pins leave."""
+        ranks, count = frame.num_ranks, frame.num_microbatches
+        names = [
+            name
+            for name, chunks in schedules(self.problem, ranks)
+            if chunks == 1 and fits(name, ranks, count, ranks)
+        ]
+        return names[0] if names and USUAL not in names else USUAL
 
     def _step_s(self, asked: Pipeline, parts: Sequence[Part], frame: Frame) -> float:
         """About the step time of these stages."""
@@ -239,13 +241,9 @@ class FrameSearch:
         return max(path + most, work / step_cores(self.problem.cluster))
 
     def _choices(self, parts: Sequence[Part], frame: Frame) -> Iterator[Choice]:
-        pin = pinned(self.problem.constraints, "schedule")
-        keep = isinstance(pin, str) and stages_per_rank(pin) == (1,)
-        names = [name for name, chunks in schedules(self.problem, frame.num_ranks) if chunks == 1]
-        usual = names[0] if names and "one_f_one_b" not in names else "one_f_one_b"
         choice = Choice(
             stages=tuple(map(self._stage, parts)), num_microbatches=frame.num_microbatches,
-            schedule=str(pin) if keep else usual, num_ranks=frame.num_ranks,
+            schedule=self._schedule(frame), num_ranks=frame.num_ranks,
         )  # fmt: skip
         yield from with_shares(self.problem, choice)
 

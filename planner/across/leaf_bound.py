@@ -8,10 +8,9 @@ from math import ceil
 from typing import NamedTuple
 
 from meshwright.costmodel.tables import Spot
-from meshwright.planner.across.relaxation import SPLIT
 from meshwright.planner.across.run_costs import At, RunCosts
 from meshwright.planner.candidates import Choice, StageChoice
-from meshwright.planner.schedule_tools import SCHEDULES, recomputes_early
+from meshwright.planner.schedule_tools import traits
 
 AGAIN = "full"
 """The mode of blocks that are recomputed whole."""
@@ -33,19 +32,19 @@ class LeafBound:
         """Each rank works off all micro-batches, the first ranks beginning and ending before the
         last ones; and the first micro-batch goes all the way. `rough`: a lower bound that is
         quicker to get."""
-        if choice.schedule in SCHEDULES and recomputes_early(choice.schedule):
+        schedule = traits(choice.schedule)
+        if schedule.early:
             # It may keep what the choice would make again.
             kept = tuple(replace(stage, recompute=(), saved=()) for stage in choice.stages)
             choice = replace(choice, stages=kept)
         count = choice.num_microbatches
         stages = [self._stage_s(stage, count, rough) for stage in choice.stages]
         whole = [busy.whole_s for busy in stages]
-        split = choice.schedule in SPLIT or choice.schedule not in SCHEDULES
-        path = sum(busy.input_s if split else busy.whole_s for busy in stages)
+        path = sum(busy.input_s if schedule.halves else busy.whole_s for busy in stages)
         if len(stages) > choice.num_ranks:
             return max(self._ranks_s(choice, whole), path)
         # Weight halves may wait until the end: then only forwards lie before a rank's work.
-        parts = [busy.forward_s if split else busy.whole_s for busy in stages]
+        parts = [busy.forward_s if schedule.halves else busy.whole_s for busy in stages]
         before = [0.0, *accumulate(parts)]
         return max(path, *(count * own + b for own, b in zip(whole, before, strict=False)))
 

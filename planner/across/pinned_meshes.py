@@ -14,6 +14,7 @@ from meshwright.planner.candidates import Choice, StageChoice, block_flops, reco
 from meshwright.planner.pins.constraints import allowed
 from meshwright.planner.pins.decisions import Pin, StageMesh
 from meshwright.planner.problem import Problem
+from meshwright.planner.schedule_tools import USUAL
 from meshwright.planner.space import microbatch_counts, pipeline_sizes, recompute_modes
 
 Sizes = dict[str, int]
@@ -82,7 +83,7 @@ def _choice(
         for mesh, blocks, devices in zip(meshes, pairwise(cuts), pairwise(ends), strict=True)
     )
     return Choice(
-        stages=stages, num_microbatches=num_microbatches, schedule="one_f_one_b",
+        stages=stages, num_microbatches=num_microbatches, schedule=USUAL,
         num_ranks=len(meshes),
     )  # fmt: skip
 

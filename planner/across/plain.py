@@ -12,6 +12,7 @@ from meshwright.planner.across.relaxation import Frame
 from meshwright.planner.across.run_costs import At, RunCosts
 from meshwright.planner.candidates import Choice, StageChoice, even_cuts, recomputable
 from meshwright.planner.problem import Problem
+from meshwright.planner.schedule_tools import USUAL
 from meshwright.planner.space import Mesh, meshes, recompute_modes
 
 
@@ -47,7 +48,7 @@ def _choice(runs: RunCosts, frame: Frame, mesh: Mesh, again: bool) -> Choice:
             for rank in range(frame.num_ranks)
         ),
         num_microbatches=frame.num_microbatches,
-        schedule="one_f_one_b",
+        schedule=USUAL,
         num_ranks=frame.num_ranks,
     )
 

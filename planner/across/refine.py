@@ -13,7 +13,7 @@ from meshwright.planner.candidates import (
     recomputable,
 )
 from meshwright.planner.problem import Problem
-from meshwright.planner.schedule_tools import make_schedule
+from meshwright.planner.schedule_tools import fits, make_schedule
 from meshwright.planner.space import (
     Mesh,
     meshes,
@@ -33,7 +33,9 @@ def neighbours(
     yield from other_schedules(problem, choice)
     yield from _other_cuts(choice)
     yield from _other_treatments(choice, sets, tight=tight)
-    yield from _other_counts(problem, choice)
+    for other in _other_counts(problem, choice):
+        if fits(other.schedule, len(other.stages), other.num_microbatches, other.num_ranks):
+            yield other
     yield from _other_meshes(problem, choice)
 
 
@@ -44,6 +46,8 @@ def other_schedules(problem: Problem, choice: Choice) -> Iterator[Choice]:
     held = {table.rank_of(i): stage for i, stage in reversed([*enumerate(choice.stages)])}
     for name, chunks in schedules(problem, choice.num_ranks):
         if (name, chunks) == (choice.schedule, per_rank):
+            continue
+        if not fits(name, chunks * choice.num_ranks, choice.num_microbatches, choice.num_ranks):
             continue
         if chunks == per_rank == 1:
             yield replace(choice, schedule=name)

@@ -38,7 +38,7 @@ from meshwright.planner.across.spans import Matrix
 from meshwright.planner.across.stage_tables import Case, StageTables
 from meshwright.planner.pins.constraints import allowed
 from meshwright.planner.problem import Problem
-from meshwright.planner.schedule_tools import MADE
+from meshwright.planner.schedule_tools import MADE, traits
 from meshwright.planner.space import (
     Mesh,
     divisors,
@@ -57,9 +57,21 @@ UNITS = 16
 """At most so many units of devices are shared out unevenly."""
 
 
-Families = frozenset[tuple[bool, bool]]
-"""Kinds of schedules: (backward in two halves, several stages per rank)."""
-PLAIN: Families = frozenset({(False, False)})
+class Family(NamedTuple):
+    """A kind of schedules."""
+
+    halves: bool = False
+    """Backwards in two halves."""
+    several: bool = False
+    """Several stages per rank."""
+    early: bool = False
+    """Stages recompute ahead of the backward: then that lies on no path."""
+    kept: int | None = 0
+    """Micro-batches at most that a stage keeps though it makes others again; None: any number."""
+
+
+Families = frozenset[Family]
+PLAIN: Families = frozenset({Family()})
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -210,7 +222,7 @@ class Relaxation:
             room, self._prices(rates), rates.input_s[:, both], rates.forward_s,
             self._forward_share(rates), rates.copy_s,
             len(both) - len(free) + free.index("offload") if "offload" in free else -1,
-            self._spared_s(rates, "offload" in free),
+            self._spared_s(rates, "offload" in free), rates.busy_s[:, 0],
         )  # fmt: skip
 
     def _forward_share(self, rates: Rates) -> Matrix:
@@ -258,14 +270,15 @@ class Relaxation:
             (weighed(ways, ways.input_s, memory, unmoved), 0.0 * rest),
         )
         busy, load, path = (cost @ ways.blocks - beside - spared for cost, spared in costs)
-        first = ways.forward_s @ ways.blocks, ways.forward_share
+        first = ways.forward_s @ ways.blocks, ways.forward_share, ways.kept_s @ ways.blocks
         own = Totals(busy, load, path, *first)
         busy, load, path = (
             (cost.min(axis=1) @ ways.blocks)[:, None] - beside - spared.max(axis=1)[:, None]
             for cost, spared in costs
         )
         least = ways.forward_s.min(axis=0)[None] @ ways.blocks
-        best = Totals(busy, load, path, least, ways.forward_share.max(keepdims=True))
+        kept = ways.kept_s.min(axis=0)[None] @ ways.blocks
+        best = Totals(busy, load, path, least, ways.forward_share.max(keepdims=True), kept)
         families = self._families(frame.num_ranks)
         alone = self._step_s(frame, own, ahead, families).max(axis=0)
         if frame.num_ranks == 1:
@@ -317,17 +330,24 @@ class Relaxation:
         ranks, count = frame.num_ranks, frame.num_microbatches
         even = count * work.busy_s / ranks
         bounds = []
-        for split, several in families:
-            path = work.input_s if split else work.busy_s
+        for family in families:
+            path = work.input_s if family.halves else work.busy_s
             # Weight halves may wait until the end: then only forwards lie before a rank's work.
-            before, share = (work.forward_s, work.share) if split else (work.busy_s, 1.0)
-            if several:
-                bounds.append(np.maximum(even + ahead_s[not split], path))
+            before, share = (work.forward_s, work.share) if family.halves else (work.busy_s, 1.0)
+            spent, load, ahead = even, count * work.load_s / ranks, ahead_s[not family.halves]
+            if family.early:
+                path = before = work.forward_s if family.halves else work.kept_s
+                again = _made_again(family, count)
+                spent = np.maximum(again * even, count * work.kept_s / ranks)
+                load, ahead = again * load, ahead_s[0]
+            if family.several:
+                found = np.maximum(spent + ahead, path)
             else:
                 filled = before / (1 - (1 - share / count) ** ranks)
-                bounds.append(np.maximum(np.maximum(filled, even), path))
-        found: Matrix = np.maximum(reduce(np.minimum, bounds), count * work.load_s / ranks)
-        return found
+                found = np.maximum(np.maximum(filled, spent), path)
+            bounds.append(np.maximum(found, load))
+        least: Matrix = reduce(np.minimum, bounds)
+        return least
 
     def _most_stages(self, ranks: int) -> int:
         """On a rank: in the forward of each, the last two copies need not be waited for."""
@@ -336,9 +356,12 @@ class Relaxation:
     def _families(self, ranks: int) -> Families:
         """Which schedules there are."""
         names = list(schedules(self.problem, ranks))
-        found = {(name in SPLIT, chunks > 1) for name, chunks in names}
+        found = set()
+        for name, chunks in names:
+            known = traits(name)
+            found.add(Family(known.halves, chunks > 1, known.early, known.kept))
         if ranks > 1 and allowed(self.problem.constraints, "schedule", (MADE,)):
-            found.add((True, False))  # a schedule made for the stages may have halves
+            found.add(Family(halves=True))  # a schedule made for the stages may have them
         return frozenset(found)
 
     def _ahead_s(self, frame: Frame, ways: BlockWays) -> tuple[float, float]:
@@ -364,13 +387,24 @@ class Relaxation:
             devices = np.array([float(mesh.size) for mesh in found])[:, None]
             work = np.minimum(work, (rates.busy_s.min(axis=1) * devices).min(axis=0))
             compute = np.minimum(compute, (rates.compute_s.min(axis=1) * devices).min(axis=0))
-            path = np.minimum(path, rates.busy_s.min(axis=(0, 1)))
+            path = np.minimum(path, self._path_s(rates, frame.num_ranks).min(axis=0))
         totals = [float(held @ self.rates.counts) for held in (work, compute, path)]
         if not np.isfinite(totals).all():
             return float("inf")
         spent = totals[0] / self.problem.cluster.num_devices
         shared = totals[1] / step_cores(self.problem.cluster)
         return max(frame.num_microbatches * max(spent, shared), totals[2])
+
+    def _path_s(self, rates: Rates, ranks: int) -> Matrix:
+        """[mesh, kind]: what lies on the way of one micro-batch, alone, through the whole model."""
+        found = []
+        for family in self._families(ranks):
+            whole = rates.input_s if family.halves else rates.busy_s
+            if family.early:
+                whole = rates.forward_s[:, None] if family.halves else rates.busy_s[:, :1]
+            found.append(whole.min(axis=1))
+        least: Matrix = reduce(np.minimum, found)
+        return least
 
     def _groups(self, sizes: tuple[int, ...]) -> list[tuple[int, int]]:
         """(size, start) of all groups that differ."""
@@ -407,5 +441,6 @@ class Relaxation:
         return max(1e-12, float(best @ self.rates.counts))
 
 
-SPLIT = frozenset({"zero_bubble", "zbv"})
-"""Schedules whose backward comes in two halves."""
+def _made_again(family: Family, count: int) -> float:
+    """Of the micro-batches of a stage that recomputes, how many it does not keep at least."""
+    return 0.0 if family.kept is None else max(0.0, 1 - family.kept / count)

@@ -20,6 +20,7 @@ from meshwright.planner.candidates import Choice, StageChoice
 from meshwright.planner.dqn.decisions import Floats
 from meshwright.planner.dqn.loads import Load, Loads
 from meshwright.planner.problem import Problem
+from meshwright.planner.schedule_tools import USUAL
 from meshwright.planner.space import Mesh, meshes
 
 SHORT = 6
@@ -146,7 +147,7 @@ class Sketches:
             return None
         return Choice(
             stages=tuple(stage for stage in stages if stage), num_microbatches=draft.count,
-            schedule="one_f_one_b", num_ranks=len(stages),
+            schedule=USUAL, num_ranks=len(stages),
         )  # fmt: skip
 
     def least_state(self, start: int, stop: int, draft: Draft) -> float:

@@ -27,6 +27,7 @@ from meshwright.planner.dqn.layouts import Completer
 from meshwright.planner.dqn.linkage import Bools, Linkage, trained
 from meshwright.planner.inside.mesh_problem import NodeKey
 from meshwright.planner.problem import Problem
+from meshwright.planner.schedule_tools import USUAL
 from meshwright.planner.space import microbatch_counts
 
 
@@ -105,9 +106,7 @@ class Operators:
             start=0, stop=len(self.problem.graph.blocks), model=self.model, dp_replicate=replicas,
             devices=tuple(range(replicas * prod(n for _, n in self.model))),
         )  # fmt: skip
-        return Choice(
-            stages=(stage,), num_microbatches=min(legal), schedule="one_f_one_b", num_ranks=1
-        )
+        return Choice(stages=(stage,), num_microbatches=min(legal), schedule=USUAL, num_ranks=1)
 
     def restart(self) -> None:
         self._episode = _Episode(self.linkage.everything())

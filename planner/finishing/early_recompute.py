@@ -2,11 +2,18 @@
 
 from collections.abc import Iterator
 
-from meshwright.ir.plan import Plan, ScheduleTable
+from meshwright.ir.plan import Plan
 from meshwright.planner.finish import changed
 from meshwright.planner.pins.constraints import allowed
 from meshwright.planner.problem import Problem
-from meshwright.planner.schedule_tools import SCHEDULES, make_schedule, recomputes_early
+from meshwright.planner.schedule_tools import (
+    SCHEDULES,
+    fits,
+    make_schedule,
+    plan_table,
+    recomputes_early,
+    stages_per_rank,
+)
 
 
 def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
@@ -14,11 +21,16 @@ def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
     ranks = len(plan.schedule.rows)
     if ranks == 1 or ranks < len(plan.stages) or not recomputes(plan):
         return
-    names = [name for name in SCHEDULES if recomputes_early(name) and name != plan.schedule.name]
+    count = plan.num_microbatches
+    names = [
+        name
+        for name in SCHEDULES
+        if recomputes_early(name) and name != plan.schedule.name and 1 in stages_per_rank(name)
+    ]
     for name in allowed(problem.constraints, "schedule", names):
-        made = make_schedule(name, ranks, plan.num_microbatches, ranks)
-        table = ScheduleTable(name=name, rows=tuple(str(made).splitlines()))
-        yield changed(problem, plan, schedule=table)
+        if fits(name, ranks, count, ranks):
+            made = make_schedule(name, ranks, count, ranks)
+            yield changed(problem, plan, schedule=plan_table(name, made))
 
 
 def recomputes(plan: Plan) -> bool:

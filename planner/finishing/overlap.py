@@ -3,15 +3,14 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from meshwright.ir.plan import OVERLAPS, Overlap, Plan, ScheduleTable
+from meshwright.ir.plan import OVERLAPS, Overlap, Plan
 from meshwright.ir.schedule import halves_backwards
 from meshwright.planner.finish import changed
-from meshwright.planner.finishing.early_recompute import recomputes
+from meshwright.planner.finishing import early_recompute
 from meshwright.planner.pins.constraints import allowed
+from meshwright.planner.predict import excess_bytes
 from meshwright.planner.problem import Problem
-from meshwright.planner.schedule_tools import make_schedule
-
-PLAIN, EARLY = "one_f_one_b", "full_critical_path_1f1b"
+from meshwright.planner.schedule_tools import USUAL, make_schedule, plan_table
 
 
 def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
@@ -31,13 +30,25 @@ def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
 
 
 def _with_whole_backwards(problem: Problem, plan: Plan) -> Iterator[Plan]:
+    """Under the usual schedule, and the best of those that say when to recompute."""
     ranks = len(plan.schedule.rows)
-    if ranks == len(plan.stages):
-        names = [PLAIN, *([EARLY] if recomputes(plan) else [])]
-        for name in allowed(problem.constraints, "schedule", names):
-            made = make_schedule(name, ranks, plan.num_microbatches, ranks)
-            table = ScheduleTable(name=name, rows=tuple(str(made).splitlines()))
-            yield replace(plan, schedule=table)
+    if ranks != len(plan.stages):
+        return
+    if allowed(problem.constraints, "schedule", (USUAL,)):
+        made = make_schedule(USUAL, ranks, plan.num_microbatches, ranks)
+        yield replace(plan, schedule=plan_table(USUAL, made))
+    early = [
+        other
+        for other in early_recompute.variants(problem, plan)
+        if not halves_backwards(problem.tables.schedule(other.schedule))
+    ]
+    if early:
+        yield min(early, key=lambda other: (excess_bytes(problem, other), _step_s(other)))
+
+
+def _step_s(plan: Plan) -> float:
+    assert plan.predicted
+    return plan.predicted.step_s
 
 
 def overlapped(problem: Problem, plan: Plan, level: Overlap) -> Plan:

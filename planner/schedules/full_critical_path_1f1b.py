@@ -8,7 +8,6 @@ from meshwright.ir.schedule import Action, Schedule
 from meshwright.planner.schedule_tools import B, F, K, R, chunks_of, recomputing_early
 
 STAGES_PER_RANK = (1,)
-RECOMPUTES_EARLY = True
 
 
 def schedule(num_stages: int, num_microbatches: int, num_ranks: int) -> Schedule:

@@ -8,7 +8,6 @@ from meshwright.ir.schedule import Schedule
 from meshwright.planner.schedule_tools import chunks_of, recomputing_early
 
 STAGES_PER_RANK = (1,)
-RECOMPUTES_EARLY = True
 
 
 def schedule(num_stages: int, num_microbatches: int, num_ranks: int) -> Schedule:

@@ -29,6 +29,7 @@ from meshwright.planner.candidates import Choice, StageChoice, build_plan
 from meshwright.planner.offers import Offer
 from meshwright.planner.pins.constraints import pinned
 from meshwright.planner.problem import Problem
+from meshwright.planner.schedule_tools import USUAL
 from meshwright.planner.space import microbatch_counts
 
 BASELINE = "it minimises a closed form for an asynchronous pipeline, without ZeRO, tp or recompute"
@@ -37,7 +38,7 @@ BASELINE = "it minimises a closed form for an asynchronous pipeline, without ZeR
 
 def search(problem: Problem) -> Iterator[Offer]:
     """One plan for each number of micro-batches."""
-    schedule = str(pinned(problem.constraints, "schedule") or "one_f_one_b")
+    schedule = str(pinned(problem.constraints, "schedule") or USUAL)
     for count in microbatch_counts(problem):
         stages = stages_of(problem, problem.batch // count)
         if not stages:

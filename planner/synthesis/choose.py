@@ -7,7 +7,7 @@ from meshwright.costmodel.estimate import Estimate, estimate_all
 from meshwright.costmodel.placement import step_cores
 from meshwright.ir.errors import Infeasible
 from meshwright.ir.plan import Plan, RankMemory, ScheduleTable
-from meshwright.ir.schedule import Schedule, halves_backwards
+from meshwright.ir.schedule import Schedule, halves_backwards, says_when_to_recompute
 from meshwright.planner.notes import notes_of
 from meshwright.planner.pins.constraints import allowed
 from meshwright.planner.placed_kernels import put_in
@@ -16,6 +16,7 @@ from meshwright.planner.problem import Problem
 from meshwright.planner.schedule_tools import (
     MADE,
     SCHEDULES,
+    fits,
     make_schedule,
     recomputes_early,
     stages_per_rank,
@@ -38,7 +39,7 @@ def possible_s(problem: Problem, plan: Plan) -> float:
     actions = 3 * len(plan.stages) * plan.num_microbatches
     if len(plan.schedule.rows) == 1 or plan.num_microbatches == 1 or actions > MOST:
         return float("inf")
-    if plan.schedule.name in SCHEDULES and recomputes_early(plan.schedule.name):
+    if says_when_to_recompute(problem.tables.schedule(plan.schedule)):
         return float("inf")
     if not allowed(problem.constraints, "schedule", (MADE,)):
         return float("inf")
@@ -116,7 +117,9 @@ def files(task: Task) -> Iterator[Schedule]:
     for name in SCHEDULES:
         if num_stages % task.num_ranks or chunks not in stages_per_rank(name):
             continue
-        if recomputes_early(name):
+        if recomputes_early(name) or not fits(
+            name, num_stages, task.num_microbatches, task.num_ranks
+        ):
             continue
         schedule = make_schedule(name, num_stages, task.num_microbatches, task.num_ranks)
         if all(schedule.rank_of(s) == rank for s, rank in enumerate(task.placement)):
