@@ -4,13 +4,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from meshwright.export import TARGETS, export, run_command
 from meshwright.ir import plan_io
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan import Plan
+from meshwright.ir.terminal import Terminal
 from meshwright.ir.verify import check
 from meshwright.targets import load_cluster, load_target
 
@@ -47,7 +47,7 @@ def export_command(
         command=run_command(plan_file, target, script),
         config=_config(target),
     )
-    err = Console(stderr=True)
+    err = Terminal(stderr=True)
     for what in found.missing:
         err.print(f"{to} cannot say: {what}", markup=False, highlight=False, soft_wrap=True)
     if found.missing and strict:
