@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from math import prod
 
+from meshwright.ir.cluster import MAX_DEVICES
 from meshwright.ir.plan import Plan, ScheduleTable, Stage
 
-MAX_DEVICES = 2**20
-"""Of a cluster."""
 MAX_STAGES = 2**16
 MAX_ACTIONS = 2**20
 """Of a schedule."""
