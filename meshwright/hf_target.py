@@ -1,4 +1,4 @@
-"""`hf:ConfigClass{json}`: a model of transformers by its configuration, and what is wrong with it."""
+"""`hf:ConfigClass{json}`: a model of transformers by its configuration, or why not."""
 
 import difflib
 import inspect
@@ -64,7 +64,7 @@ def _config_class(transformers: Any, name: str) -> Any:
         raise PlanError(f"hf:{name}: transformers cannot load it: {error}") from error
     if name.endswith("Config") and hasattr(found, "model_type"):
         return found
-    names = [other for other in dir(transformers) if other.endswith("Config")]
+    names = [n for n in dir(transformers) if n.endswith("Config") and n != name]
     near = "".join(difflib.get_close_matches(name[:80], names, 1))
     hint = f"nearest is {near!r}" if near else "such as GPT2Config"
     raise PlanError(f"transformers has no configuration class {shown(name)}; {hint}")

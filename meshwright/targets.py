@@ -42,14 +42,14 @@ def load_target(text: str, *, meta: bool = False) -> Target:
         return Target(build_huggingface(match[1], match[2] or "{}", meta=meta))
     if not _CODE.fullmatch(text):
         raise PlanError(
-            f"target {shown(text)} is neither module:callable nor hf:ConfigClass{{...}}; for example "
-            'train:build_model or hf:GPT2Config{"n_layer": 4}' + _path_hint(text)
+            f"target {shown(text)} is neither module:callable nor hf:ConfigClass{{...}}; for "
+            'example train:build_model or hf:GPT2Config{"n_layer": 4}' + _path_hint(text)
         )
     return _target(text, load_callable(text, "target")())
 
 
 def load_callable(text: str, what: str) -> Callable[[], Any]:
-    """What `module:callable` names. What the module itself raises is the user's to see, as it is."""
+    """What `module:callable` names; what the module itself raises is left for the user to see."""
     module_name, _, name = text.partition(":")
     if "" not in sys.path:
         sys.path.insert(0, "")
@@ -89,8 +89,8 @@ def _target(text: str, built: Any) -> Target:
     if not 1 <= len(parts) <= 3 or not isinstance(parts[0], nn.Module):
         kinds = ", ".join(type(part).__name__ for part in parts[:4])
         raise PlanError(
-            f"target {shown(text)} returned ({kinds}); it must return a torch.nn.Module, or a tuple "
-            "(model, example_inputs) or (model, example_inputs, loss_fn)"
+            f"target {shown(text)} returned ({kinds}); it must return a torch.nn.Module, or a "
+            "tuple (model, example_inputs) or (model, example_inputs, loss_fn)"
         )
     return Target(*parts)
 
@@ -107,8 +107,8 @@ def preset_cluster(text: str) -> Cluster:
     match = _PRESET.fullmatch(text)
     if not match:
         raise PlanError(
-            f"cluster {shown(text)} is none of local:N, PRESET:NODESxDEVICES and FILE.yaml; for example "
-            "local:4 or h100-sxm:8x8"
+            f"cluster {shown(text)} is none of local:N, PRESET:NODESxDEVICES and FILE.yaml; for "
+            "example local:4 or h100-sxm:8x8"
         )
     name, first, second = match[1], int(match[2]), match[3]
     if name == "local":
@@ -119,7 +119,7 @@ def preset_cluster(text: str) -> Cluster:
 
 
 def cluster_of(plan: Plan, text: str | None) -> Cluster:
-    """The cluster that `text` names, or the plan's own if that is a preset: a plan names no files."""
+    """The cluster that `text` names, or the plan's own if that is a preset; plans name no files."""
     if text is not None:
         return load_cluster(text)
     try:
