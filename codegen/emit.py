@@ -1,12 +1,11 @@
 """Readable Python for review: a function per distinct block, and a `forward` that calls them."""
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from itertools import count
+from keyword import iskeyword
 from operator import getitem, truediv
 from pathlib import Path
-from textwrap import wrap
 
 from torch import fx
 
@@ -16,23 +15,19 @@ from meshwright.codegen.program import BlockCode, Call, StageProgram
 from meshwright.codegen.segments import Cut
 from meshwright.codegen.sharded import FUNCTIONS
 from meshwright.codegen.where import Where
+from meshwright.ir.plain_text import comment, docstring, quoted
 from meshwright.ir.torch_private import OpOverload
 
 _COMPILED = "@torch.compile(fullgraph=True, dynamic=False)\n"
-_HEADER = '''\
-"""Stage {index} of {stages}: blocks {first} to {last}.
-
-For the rank at {place}.
-Written by meshwright from plan {plan}; the runtime runs the same code from memory.
-`forward` computes one micro-batch: `tensors` maps names to params, inputs and received values.
-"""
+_HEADER = """\
+{says}
 
 import torch
 
 from meshwright.codegen import sharded
 
 aten = torch.ops.aten
-'''
+"""
 
 
 def write_sources(programs: Sequence[StageProgram], directory: Path) -> tuple[Path, ...]:
@@ -48,10 +43,14 @@ def stage_source(program: StageProgram, at: Where) -> str:
     """The whole module."""
     stage, plan_hash = at.plan.stages[at.stage], at.plan.hash or "(no hash)"
     place = ", ".join(f"{a} {at.coordinates[a]} of {axis.size}" for a, axis in at.axes.items())
-    header = _HEADER.format(
-        index=at.stage, stages=len(at.plan.stages), first=stage.first, last=stage.last,
-        place=place, plan=plan_hash,
-    )  # fmt: skip
+    header = _HEADER.format(says=docstring(
+        f"Stage {at.stage} of {len(at.plan.stages)}: blocks {stage.first} to {stage.last}.",
+        "",
+        f"For the rank at {place}.",
+        f"Written by meshwright from plan {plan_hash}; the runtime runs the same code from memory.",
+        "`forward` computes one micro-batch: `tensors` maps names to params, inputs and received "
+        "values.",
+    ))  # fmt: skip
     calls = [call for call in (program.totals, program.prelude, *program.calls) if call]
     names = _function_names(calls)
     functions = [_function(code, names[id(code)]) for code in _codes(calls)]
@@ -66,7 +65,8 @@ def _function_names(calls: Sequence[Call]) -> dict[int, str]:
     """A distinct name for each block's function."""
     names: dict[int, str] = {}
     for code in _codes(calls):
-        base = re.sub(r"\W+", "_", code.pattern).strip("_") or "block"
+        base = re.sub(r"[^A-Za-z0-9]+", "_", code.pattern).strip("_") or "block"
+        base = base if base.isidentifier() and not iskeyword(base) else f"block_{base}"
         taken = {*names.values(), "forward", "totals", "aten", "sharded", "torch"}
         numbered = (f"{base}_{i}" if i else base for i in count())
         names[id(code)] = next(name for name in numbered if name not in taken)
@@ -95,15 +95,15 @@ def _regions(module: fx.GraphModule, name: str, pattern: str) -> Iterator[str]:
 
 
 def _defined(name: str, parameters: Sequence[str], says: str, lines: Sequence[str]) -> str:
-    head = [_wrapped(f"def {name}({', '.join(parameters)}):"), f'    """{says}"""']
+    head = [_wrapped(f"def {name}({', '.join(parameters)}):"), f"    {docstring(says)}"]
     return "\n".join([*head, *(_wrapped(f"    {line}") for line in lines), ""])
 
 
 def _lines(nodes: Sequence[fx.Node], name: str) -> Iterator[str]:
     for node in nodes:
         if node.op not in ("placeholder", "output"):
-            if comment := node.meta.get("comment"):
-                yield f"# {comment}"
+            if said := node.meta.get("comment"):
+                yield comment(said)
             yield f"{node.name} = {_expression(node, name)}"
 
 
@@ -161,18 +161,43 @@ def _expression(node: fx.Node, name: str) -> str:
 
 
 def _wrapped(line: str) -> str:
-    """A call that is too long, with its arguments on lines of their own."""
-    if len(line) <= 100 or "(" not in line or '"""' in line:
+    """A call that is too long, with its arguments on lines of their own. Comments and texts stay
+    whole: what is on a line of its own would be code."""
+    if len(line) <= 100 or line.lstrip().startswith(("#", '"')):
         return line
+    signs = list(_outside_texts(line))
+    after = next((at for at, sign, depth in signs if sign == "=" and not depth), 0)
+    opening = next((at for at, sign, _ in signs if sign == "(" and at > after), None)
+    if opening is None:
+        return line
+    closing = max(at for at, sign, _ in signs if sign == ")")
+    ends = [at + 1 for at, sign, _ in signs if sign == "," and opening < at < closing]
+    starts = [opening + 1, *ends]
+    parts = [line[i:j].strip() for i, j in zip(starts, [*ends, closing], strict=True)]
+    if last := parts.pop():
+        parts.append(f"{last},")
     indent = " " * (len(line) - len(line.lstrip()) + 4)
-    opening = line.index("(", line.find(" = ") + 1)
-    closing = line.rindex(")")
-    inside = wrap(
-        line[opening + 1 : closing].rstrip(",") + ",", 100,
-        initial_indent=indent, subsequent_indent=indent, break_long_words=False,
-        break_on_hyphens=False,
-    )  # fmt: skip
+    inside = [indent + parts[0]]
+    for part in parts[1:]:
+        if len(inside[-1]) + 1 + len(part) > 100:
+            inside.append(indent + part)
+        else:
+            inside[-1] += f" {part}"
     return "\n".join([line[: opening + 1], *inside, indent[4:] + line[closing:]])
+
+
+def _outside_texts(line: str) -> Iterator[tuple[int, str, int]]:
+    """Where brackets, commas and signs of equality are, with how deep in brackets they are."""
+    depth = 0
+    for found in _SIGNS.finditer(line):
+        sign = found[0]
+        depth -= sign in ")]}"
+        if not sign.startswith('"'):
+            yield found.start(), sign, depth
+        depth += sign in "([{"
+
+
+_SIGNS = re.compile(r'"(?:[^"\\]|\\.)*"|[()\[\]{},=]')
 
 
 def _callable(target: object) -> str:
@@ -192,7 +217,7 @@ def _text(arg: object) -> str:
         case float() if arg != arg or arg in (float("inf"), float("-inf")):
             return f'float("{arg}")'
         case str():
-            return json.dumps(arg)
+            return quoted(arg)
     return repr(arg)
 
 
@@ -211,7 +236,7 @@ def _driver(
     for call in calls:
         given = ", ".join(f"values[{_text(n)}]" for n in (*call.params, *call.inputs))
         made = ", ".join(f"values[{_text(n)}]" for n in call.outputs)
-        lines += [f"    # {how} what {key} makes" for key, how in call.saved.items()]
+        lines += [f"    {comment(f'{how} what {key} makes')}" for key, how in call.saved.items()]
         lines += ["    # `runtime.chain`: a half goes on from the block before by itself."] * (
             call.follows
         )

@@ -1,14 +1,23 @@
-"""JSON with one way to write a value: short parts on one line, and a strict way to read it."""
+"""JSON with one way to write a value: short parts on one line, and a strict way to read it.
+
+How large a file is, how deep and of how many items is known before anything is made of it.
+"""
 
 import json
 from math import isfinite
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 from meshwright.ir.errors import PlanError
+from meshwright.ir.plain_text import check_texts, shown
 
 WIDTH = 100
-MAX_BYTES = 256 * 2**20
+MAX_BYTES = 64 * 2**20
+MAX_ITEMS = 4 * 2**20
+"""Of all lists and objects of a file: two numbers for each device of the largest cluster."""
+MAX_TEXTS = 2**20
+"""Texts and keys of a file."""
 MAX_DIGITS = 24
 
 
@@ -41,17 +50,31 @@ def _format(value: Any, indent: int, used: int) -> str:
     return f"{left}\n" + ",\n".join(pad + part for part in parts) + f"\n{' ' * indent}{right}"
 
 
-def read_text(path: str | Path) -> str:
-    """The text of a file of ours; PlanError if it cannot be one."""
-    path = Path(path)
+def read_text(path: str | Path, most: int = MAX_BYTES) -> str:
+    """The text of a file of ours; PlanError if it cannot be one. At most `most` bytes are read."""
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise PlanError(f"{path}: {path.stat().st_size} bytes; at most {MAX_BYTES} are read")
-        return path.read_text(encoding="utf-8")
+        check_regular(Path(path), most)
+        with Path(path).open("rb") as file:
+            data = file.read(most + 1)
     except OSError as error:
         raise PlanError(f"{path}: cannot be read: {error.strerror}") from error
+    if len(data) > most:  # it has grown, or is one of those that say that they are empty
+        raise PlanError(f"{path}: more than {most} bytes; no more are read")
+    try:
+        return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise PlanError(f"{path}: is not UTF-8 text (byte {error.start})") from error
+
+
+def check_regular(path: Path, most: int) -> None:
+    """PlanError unless a path is that of a file on a disk, of at most `most` bytes: devices and
+    pipes never end."""
+    found = path.stat()
+    if not S_ISREG(found.st_mode):
+        kind = "a folder" if path.is_dir() else "a device, a pipe or a socket"
+        raise PlanError(f"{path}: is {kind}; give a file")
+    if found.st_size > most:
+        raise PlanError(f"{path}: {found.st_size} bytes; at most {most} are read")
 
 
 def check_schema(data: Any, schema: str, where: str) -> None:
@@ -70,14 +93,13 @@ def check_schema(data: Any, schema: str, where: str) -> None:
 
 def parse_json(text: str, where: str) -> Any:
     """Plain data of JSON `text`; PlanError, naming `where`, for anything doubtful in it."""
-    if len(text) > MAX_BYTES:
-        raise PlanError(f"{where}: {len(text)} characters; at most {MAX_BYTES} are read")
+    _check_size(text, where)
 
     def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for key, item in pairs:
             if key in found:
-                raise PlanError(f"{where}: key {key!r} appears twice in one object; keep one")
+                raise PlanError(f"{where}: key {shown(key)} appears twice in one object; keep one")
             found[key] = item
         return found
 
@@ -87,7 +109,7 @@ def parse_json(text: str, where: str) -> Any:
     def finite(digits: str) -> float:
         number = float(digits)
         if not isfinite(number):
-            raise PlanError(f"{where}: {digits} is beyond the range of a float")
+            raise PlanError(f"{where}: {digits[:MAX_DIGITS]} is beyond the range of a float")
         return number
 
     def short(digits: str) -> int:
@@ -96,7 +118,7 @@ def parse_json(text: str, where: str) -> Any:
         return int(digits)
 
     try:
-        return json.loads(
+        data = json.loads(
             text, object_pairs_hook=no_duplicates, parse_constant=no_constant,
             parse_float=finite, parse_int=short,
         )  # fmt: skip
@@ -108,3 +130,16 @@ def parse_json(text: str, where: str) -> Any:
         ) from error
     except RecursionError:
         raise PlanError(f"{where}: nested too deeply to be a plan") from None
+    check_texts(data, where)
+    return data
+
+
+def _check_size(text: str, where: str) -> None:
+    """PlanError for a text that would take too much to parse."""
+    for count, most, what in (
+        (len(text), MAX_BYTES, "characters"),
+        (text.count(",") + text.count("[") + text.count("{"), MAX_ITEMS, "items"),
+        (text.count('"') // 2, MAX_TEXTS, "texts and keys"),
+    ):
+        if count > most:
+            raise PlanError(f"{where}: {count} {what}; at most {most} are read")

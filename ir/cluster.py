@@ -3,7 +3,7 @@
 import os
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from itertools import accumulate
@@ -16,6 +16,11 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from meshwright.ir import presets
 from meshwright.ir.device import DeviceType, Link
 from meshwright.ir.errors import PlanError
+from meshwright.ir.plain_text import odd_character, shown
+
+MAX_DEVICES = 2**20
+"""Of a cluster."""
+MAX_NODES = 2**17
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +43,13 @@ class Node:
     def __post_init__(self) -> None:
         if not self.devices:
             raise PlanError("a node has no devices; it needs at least one")
-        if self.cores < 0:
-            raise PlanError(f"a node has {self.cores} cores; it must be 0 (not shared) or more")
+        if not 0 <= self.cores <= MAX_DEVICES:
+            raise PlanError(
+                f"a node has {self.cores} cores; it must be 0 (not shared) or more, and at most "
+                f"{MAX_DEVICES:,}"
+            )
+        if not 0 <= self.rack <= MAX_DEVICES:
+            raise PlanError(f"a node is in rack {self.rack}; it must be 0 to {MAX_DEVICES:,}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,10 +70,13 @@ class Cluster:
     def __post_init__(self) -> None:
         if not self.nodes:
             raise PlanError(f"cluster {self.name!r} has no nodes; it needs at least one")
+        check_size(len(self.nodes), sum(len(node.devices) for node in self.nodes))
+        self._check_names()
         known = {device.name for device in self.device_types}
         if len(known) != len(self.device_types):
             raise PlanError(f"cluster {self.name!r}: two device types have the same name")
-        for index, node in enumerate(self.nodes):
+        kinds = {id(node): (index, node) for index, node in reversed([*enumerate(self.nodes)])}
+        for index, node in sorted(kinds.values(), key=lambda kind: kind[0]):
             if unknown := set(node.devices) - known:
                 raise PlanError(
                     f"cluster {self.name!r}, node {index}: device types {sorted(unknown)} are not "
@@ -71,6 +84,14 @@ class Cluster:
                 )
         if len(self.nodes) > 1 and self.between_nodes is None:
             raise PlanError(f"cluster {self.name!r} has several nodes but no link between_nodes")
+
+    def _check_names(self) -> None:
+        """They get into plans, and from there into files and terminals."""
+        links = {id(link): link for node in self.nodes for link in (node.link, node.uplink)}
+        between = (self.between_nodes, self.between_racks)
+        for one in (self, *self.device_types, *links.values(), *between):
+            if one is not None and (odd := odd_character(one.name)):
+                raise PlanError(f"the name {shown(one.name)} has the character {odd}; take it out")
 
     @cached_property
     def _ends(self) -> tuple[int, ...]:
@@ -154,7 +175,17 @@ class Cluster:
     @cached_property
     def fingerprint(self) -> str:
         """Hash of everything a plan's time and memory depend on."""
-        return sha256(_ADAPTER.dump_json(self, exclude=_PRICES)).hexdigest()[:16]
+        # The JSON of the whole, whose equal nodes are written once: there may be 100,000.
+        first = _NODE.dump_json(self.nodes[0])
+        small = _ADAPTER.dump_json(replace(self, nodes=self.nodes[:1]), exclude=_PRICES)
+        before, _, after = small.partition(b'"nodes":[' + first)
+        found = sha256(before + b'"nodes":[')
+        texts = {id(node): node for node in self.nodes}
+        dumped = {key: _NODE.dump_json(node) for key, node in texts.items()}
+        for number, node in enumerate(self.nodes):
+            found.update(b"," * bool(number) + dumped[id(node)])
+        found.update(after)
+        return found.hexdigest()[:16]
 
     @cached_property
     def prices_per_hour(self) -> tuple[float, ...] | None:
@@ -178,6 +209,7 @@ class Cluster:
                 f"a cluster of {num_nodes} nodes x {devices_per_node} devices: "
                 "both must be 1 or more"
             )
+        check_size(num_nodes, num_nodes * devices_per_node)
         device = presets.device(name)
         inside, between = presets.MACHINES[name]
         node = Node(devices=(name,) * devices_per_node, link=presets.LINKS[inside])
@@ -193,6 +225,7 @@ class Cluster:
         """CPU processes on this machine, with assumed speeds; `measure_local` measures them."""
         if num_processes < 1:
             raise PlanError(f"a local cluster of {num_processes} processes; it needs at least one")
+        check_size(1, num_processes)
         memory = psutil.virtual_memory().total // num_processes
         node = Node(
             devices=("cpu",) * num_processes,
@@ -227,7 +260,17 @@ class Cluster:
         save(self, Path(path))
 
 
+def check_size(num_nodes: int, num_devices: int) -> None:
+    """PlanError for more than is planned for; to be asked before anything is made of them."""
+    if num_devices > MAX_DEVICES or num_nodes > MAX_NODES:
+        raise PlanError(
+            f"a cluster of {num_nodes:,} nodes with {num_devices:,} devices; at most "
+            f"{MAX_NODES:,} nodes and {MAX_DEVICES:,} devices are planned for"
+        )
+
+
 _ADAPTER = TypeAdapter(Cluster)
+_NODE = TypeAdapter(Node)
 _PRICES: Any = {"device_types": {"__all__": {"price_per_hour"}}}
 
 
@@ -241,12 +284,14 @@ def from_data(data: Any, where: str) -> Cluster:
     try:
         return _ADAPTER.validate_python(data, strict=False)
     except ValidationError as error:
-        lines = [
-            f"{'.'.join(map(str, problem['loc'])) or 'cluster'}: {_reason(problem)}"
-            for problem in error.errors()
-        ]
-        raise PlanError(f"{where}: " + "; ".join(lines)) from error
+        raise PlanError(f"{where}: {reasons(error, '')}") from error
 
 
-def _reason(problem: Any) -> str:
-    return str(problem["msg"]).removeprefix("Value error, ")
+def reasons(error: ValidationError, place: str) -> str:
+    """What is wrong, field by field; `place`: of the data that was validated."""
+    lines = []
+    for problem in error.errors(include_url=False)[:5]:
+        path = ".".join(filter(None, (place, *map(str, problem["loc"])))) or "cluster"
+        lines.append(f"{path}: {str(problem['msg']).removeprefix('Value error, ')}")
+    more = f"; and {error.error_count() - 5} more" * (error.error_count() > 5)
+    return "; ".join(lines) + more

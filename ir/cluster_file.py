@@ -17,46 +17,29 @@ nodes:
 between_nodes: ethernet-25g
 """
 
-from collections.abc import Hashable
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import TypeAdapter, ValidationError
 
 from meshwright.ir import presets
 from meshwright.ir.canonical import read_text
-from meshwright.ir.cluster import Cluster, from_data, to_data
+from meshwright.ir.cluster import Cluster, Node, check_size, from_data, reasons, to_data
 from meshwright.ir.errors import PlanError
-
-
-class _Loader(yaml.SafeLoader):
-    """Refuses a key that is written twice."""
-
-
-def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Hashable, Any]:
-    keys = [loader.construct_object(key) for key, _ in node.value]
-    if twice := {key for key in keys if keys.count(key) > 1}:
-        line = node.start_mark.line + 1
-        raise PlanError(f"line {line}: {sorted(twice)} written twice in one mapping")
-    return loader.construct_mapping(node, deep=True)
-
-
-_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+from meshwright.ir.plain_text import shown
+from meshwright.ir.yaml_text import MAX_BYTES, parse_yaml
 
 
 def load(path: Path) -> Cluster:
     """The cluster described in the file; PlanError names the file and the field."""
-    text = read_text(path)
-    try:
-        data = yaml.load(text, Loader=_Loader)  # a SafeLoader
-    except (yaml.YAMLError, PlanError) as error:
-        raise PlanError(f"{path}: {error}") from error
+    data = parse_yaml(read_text(path, MAX_BYTES), str(path))
     if not isinstance(data, dict):
         raise PlanError(
             f"{path}: expected a mapping with name and nodes, got {type(data).__name__}"
         )
-    return from_data(_expand(data, path), str(path))
+    return from_data(_expand(data, str(path)), str(path))
 
 
 def save(cluster: Cluster, path: Path) -> None:
@@ -88,53 +71,76 @@ def _unnamed(link: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in link.items() if key != "name"}
 
 
-def _expand(data: dict[str, Any], path: Path) -> dict[str, Any]:
+def _expand(data: dict[str, Any], where: str) -> dict[str, Any]:
     """The full form of the shorthand."""
     data = dict(data)
     own = {
-        name: {"name": name, **(value if isinstance(value, dict) else {})}
-        for name, value in (data.pop("links", None) or {}).items()
+        name: {"name": name, **_mapping(value, f"links.{name}", where)}
+        for name, value in _mapping(data.pop("links", None), "links", where).items()
     }
-    nodes: list[Any] = []
-    for node in data.get("nodes") or []:
-        if not isinstance(node, dict):
-            raise PlanError(f"{path}: a node is {node!r}; it must have devices and a link")
-        nodes += [_node(node, own, path)] * _count(node.get("count", 1), "count", path)
-    data["nodes"] = nodes
+    given = _list(data.get("nodes"), "nodes", where)
+    counts = [_count(_mapping(n, "a node", where).get("count", 1), "count", where) for n in given]
+    full = [_node(node, own, where) for node in given]
+    check_size(sum(counts), sum(n * len(f["devices"]) for n, f in zip(counts, full, strict=True)))
+    made = [_made(node, f"nodes.{i}", where) for i, node in enumerate(full)]
+    data["nodes"] = [node for node, count in zip(made, counts, strict=True) for _ in range(count)]
     for key in ("between_nodes", "between_racks"):
         if key in data:
-            data[key] = _link(data[key], own, path)
-    types = list(data.get("device_types") or [])
-    described = {t.get("name") for t in types if isinstance(t, dict)}
-    used = {name for node in nodes for name in node.get("devices", ()) if isinstance(name, str)}
+            data[key] = _link(data[key], own, where)
+    types = _list(data.get("device_types"), "device_types", where)
+    described = {_mapping(t, "a device type", where).get("name") for t in types}
+    used = {name for node in made for name in node.devices}
     data["device_types"] = types + [
         presets.DEVICES[name] for name in sorted(used - described) if name in presets.DEVICES
     ]
     return data
 
 
-def _node(node: dict[str, Any], own: dict[str, Any], path: Path) -> dict[str, Any]:
+def _node(node: dict[str, Any], own: dict[str, Any], where: str) -> dict[str, Any]:
     full = {key: value for key, value in node.items() if key != "count"}
     devices = node.get("devices")
     if isinstance(devices, dict):
-        full["devices"] = [
-            name
-            for name, count in devices.items()
-            for _ in range(_count(count, f"devices.{name}", path))
-        ]
+        counts = {name: _count(n, f"devices.{name}", where) for name, n in devices.items()}
+        check_size(1, sum(counts.values()))
+        full["devices"] = [name for name, count in counts.items() for _ in range(count)]
+    else:
+        full["devices"] = _list(devices, "devices", where)
     for key in ("link", "uplink"):
         if key in node:
-            full[key] = _link(node[key], own, path)
+            full[key] = _link(node[key], own, where)
     return full
 
 
-def _count(value: object, what: str, path: Path) -> int:
+def _made(node: dict[str, Any], place: str, where: str) -> Node:
+    """Equal nodes are one object, however many there are."""
+    try:
+        return _NODE.validate_python(node)
+    except ValidationError as error:
+        raise PlanError(f"{where}: {reasons(error, place)}") from error
+
+
+_NODE = TypeAdapter(Node)
+
+
+def _mapping(value: object, what: str, where: str) -> dict[str, Any]:
+    if value is not None and not isinstance(value, dict):
+        raise PlanError(f"{where}: {what} is {shown(value)}; it must be a mapping")
+    return value or {}
+
+
+def _list(value: object, what: str, where: str) -> list[Any]:
+    if value is not None and not isinstance(value, list):
+        raise PlanError(f"{where}: {what} is {shown(value)}; it must be a list")
+    return value or []
+
+
+def _count(value: object, what: str, where: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise PlanError(f"{path}: {what} is {value!r}; it must be a whole number, 1 or more")
+        raise PlanError(f"{where}: {what} is {shown(value)}; it must be a whole number, 1 or more")
     return value
 
 
-def _link(value: Any, own: dict[str, Any], path: Path) -> Any:
+def _link(value: Any, own: dict[str, Any], where: str) -> Any:
     if not isinstance(value, str):
         return value
     if value in own:
@@ -142,4 +148,4 @@ def _link(value: Any, own: dict[str, Any], path: Path) -> Any:
     if value in presets.LINKS:
         return presets.LINKS[value]
     known = ", ".join([*own, *presets.LINKS])
-    raise PlanError(f"{path}: no link {value!r}; known are {known}")
+    raise PlanError(f"{where}: no link {shown(value)}; known are {known}")

@@ -9,6 +9,7 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
 from meshwright.ir.errors import PlanError
+from meshwright.ir.many import Many
 
 _strict = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
@@ -25,7 +26,7 @@ class BlockName:
 class ParameterShape:
     """A parameter as the model has it, whole."""
 
-    shape: tuple[int, ...]
+    shape: Many[int]
     dtype: str
     nbytes: int
 
@@ -87,7 +88,7 @@ class StageDetail:
     rises: dict[str, Moving]
     """Most within an action: `F`, `I`, and backwards: `B`, `B first`, `B last`, `B first last`;
     `K`, `R` and the same with `held` where the schedule has such actions."""
-    traffic: tuple[Traffic, ...]
+    traffic: Many[Traffic]
     kept_bytes: int = 0
     """Per micro-batch in flight of which all was kept, or has been made again."""
 
@@ -111,15 +112,15 @@ class RankDetail:
 class Detail:
     """What reports show beyond the plan's own figures."""
 
-    blocks: tuple[BlockName, ...]
+    blocks: Many[BlockName]
     parameters: dict[str, dict[str, ParameterShape]]
     """Block pattern -> `param_key` -> shape."""
-    devices: tuple[DeviceRun, ...]
-    kinds: tuple[StageDetail, ...]
+    devices: Many[DeviceRun]
+    kinds: Many[StageDetail]
     """Stages that differ."""
-    stages: tuple[int, ...]
+    stages: Many[int]
     """Stage -> index in `kinds`."""
-    ranks: tuple[RankDetail, ...]
+    ranks: Many[RankDetail]
     meeting_s: float = 0.0
     """Summing the loss over all ranks, between the schedule and what ends the step."""
     overhead_s: float = 0.0

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, ConfigDict
 
 from meshwright.ir.errors import PlanError
+from meshwright.ir.plain_text import shown
 
 
 class OpClass(StrEnum):
@@ -58,8 +59,12 @@ def parse_quantity(value: object, kind: str) -> object:
         return value
     match = _QUANTITY.fullmatch(value.strip())
     if not match or match[2] not in _UNITS[kind]:
-        raise PlanError(f"{value!r} is not a {kind} quantity; write for example {_EXAMPLE[kind]}")
+        raise PlanError(
+            f"{shown(value)} is not a {kind} quantity; write for example {_EXAMPLE[kind]}"
+        )
     number = float(match[1]) * _UNITS[kind][match[2]]
+    if not isfinite(number):
+        raise PlanError(f"{shown(value)} is beyond the range of a float")
     return round(number) if kind == "bytes" else number
 
 
@@ -71,9 +76,9 @@ Flops = Annotated[float, BeforeValidator(lambda v: parse_quantity(v, "flops"))]
 
 def _check(what: str, value: float, low: float, high: float, hint: str = "") -> None:
     """Raises PlanError unless `value` is a finite number in [low, high]."""
-    number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
-    if not number or not low <= value <= high:
-        raise PlanError(f"{what} is {value!r}; it must be between {low:g} and {high:g}{hint}")
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not low <= value <= high:  # what is no number or not finite is not between
+        raise PlanError(f"{what} is {shown(value)}; it must be between {low:g} and {high:g}{hint}")
 
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send")

@@ -12,6 +12,7 @@ from functools import lru_cache
 from itertools import accumulate
 
 from meshwright.ir.errors import PlanError
+from meshwright.ir.plain_text import shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,8 @@ class Partial:
 Placement = Replicate | Shard | Partial
 R, RP, P = Replicate(), Replicate(True), Partial()
 
-_SHARD = re.compile(r"S\((\d+)(?:,outer=(\d+))?(?:,inner=(\d+))?\)")
+_COUNT = "([1-9][0-9]{0,14})"
+_SHARD = re.compile(rf"S\(([0-9]{{1,9}})(?:,outer={_COUNT})?(?:,inner={_COUNT})?\)")
 
 
 @lru_cache(maxsize=4096)
@@ -65,7 +67,7 @@ def parse_placement(text: str) -> Placement:
     if match := _SHARD.fullmatch(text):
         dim, outer, inner = match.groups()
         return Shard(int(dim), int(outer or 1), int(inner or 1))
-    raise PlanError(f"placement {text!r} is not one of R, R|P, P, S(dim[,outer=n][,inner=n])")
+    raise PlanError(f"placement {shown(text)} is not one of R, R|P, P, S(dim[,outer=n][,inner=n])")
 
 
 def balanced(units: int, parts: int) -> tuple[int, ...]:
@@ -173,7 +175,7 @@ def parse_strategy(text: str) -> Strategy:
     """The strategy that `str` prints as `text`."""
     left, arrow, right = text.partition("->")
     if not arrow:
-        raise PlanError(f"strategy {text!r} has no '->'")
+        raise PlanError(f"strategy {shown(text)} has no '->'")
     return Strategy(
         tuple(map(parse_placement, left.split())), tuple(map(parse_placement, right.split()))
     )

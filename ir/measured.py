@@ -9,6 +9,7 @@ from pydantic.dataclasses import dataclass
 
 from meshwright.ir.canonical import check_schema, format_json, parse_json, read_text
 from meshwright.ir.errors import PlanError
+from meshwright.ir.many import Many
 from meshwright.ir.profile import Machine
 from meshwright.ir.schedule import Work
 
@@ -159,8 +160,8 @@ class TimelineMeasured:
     step: int
     started_s: float
     """Seconds since 1970, to lay ranks over each other."""
-    actions: tuple[TimedAction, ...]
-    messages: tuple[TimedMessage, ...]
+    actions: Many[TimedAction]
+    messages: Many[TimedMessage]
 
 
 @dataclass(frozen=True, config=_strict, kw_only=True)
@@ -174,16 +175,16 @@ class Measured:
     world_size: int
     machine: Machine
     host: str
-    steps: tuple[StepMeasured, ...]
-    actions: tuple[ActionMeasured, ...]
-    collectives: tuple[CollectiveMeasured, ...]
+    steps: Many[StepMeasured]
+    actions: Many[ActionMeasured]
+    collectives: Many[CollectiveMeasured]
     phases: dict[Phase, Spread] = field(default_factory=dict)
     updated_tensors: int
     """That the optimizer steps, and their bytes."""
     updated_bytes: int
     memory: MemoryMeasured
     timeline: TimelineMeasured | None = None
-    kernels: tuple[KernelMeasured, ...] = ()
+    kernels: Many[KernelMeasured] = ()
     """Forward and backward are calls of their own."""
 
     @property

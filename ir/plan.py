@@ -17,6 +17,7 @@ from meshwright.ir.detail import Detail
 from meshwright.ir.graph import Block, Fusion, Graph
 from meshwright.ir.keeping import Keeping
 from meshwright.ir.layout import Axis
+from meshwright.ir.many import Many
 from meshwright.ir.schedule import Schedule, parse_schedule
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class InputSpec:
     """A model input at the global batch size."""
 
     name: str
-    shape: tuple[int, ...]
+    shape: Many[int]
     dtype: str
 
 
@@ -58,7 +59,7 @@ class ModelId:
     fingerprint: str
     num_parameters: int
     num_blocks: int
-    inputs: tuple[InputSpec, ...]
+    inputs: Many[InputSpec]
 
 
 @dataclass(frozen=True, config=_strict, kw_only=True)
@@ -92,9 +93,9 @@ class BlockLayout:
     """Model axes of more than one rank that it was made for, with their sizes."""
     parameters: dict[str, dict[str, str]]
     """`param_key` -> axis -> placement: `{"attn.c_attn.weight": {"tp": "S(1,outer=3)"}}`."""
-    inputs: tuple[dict[str, str], ...]
+    inputs: Many[dict[str, str]]
     """Per `Block.inputs`: axis -> placement on entry."""
-    outputs: tuple[dict[str, str], ...]
+    outputs: Many[dict[str, str]]
     """Per `Block.outputs`: axis -> placement on exit."""
     ops: dict[str, dict[str, str]]
     """`Op.key` -> axis -> strategy text, such as `R|P S(1) S(0) -> S(1)`."""
@@ -114,9 +115,9 @@ class Stage:
     """Name of the last block, included."""
     mesh: dict[str, int]
     """Axis sizes in order, outermost first: `{"dp_replicate": 1, "dp_shard": 2, "tp": 2}`."""
-    devices: tuple[int, ...]
+    devices: Many[int]
     """Global ranks, row-major over the mesh."""
-    batch_shares: tuple[int, ...]
+    batch_shares: Many[int]
     """Samples of each micro-batch on each coordinate of `dp` (dp_replicate x dp_shard)."""
     zero: Literal[0, 1, 2, 3] = 0
     """What is sharded over dp_shard: 1 optimizer, 2 also gradients, 3 also parameters."""
@@ -179,7 +180,7 @@ class ScheduleTable:
     """The pipeline schedule as text: one row per pipeline rank, in order of first stage."""
 
     name: str
-    rows: tuple[str, ...]
+    rows: Many[str]
 
     def parse(self) -> Schedule:
         return parse_schedule(self.name, self.rows)
@@ -269,7 +270,7 @@ class Prediction:
     """Relative: 0.2 means that the step time is expected within 20 %."""
     source: str
     """Where the numbers come from: measured, fitted, datasheet."""
-    stages: tuple[StagePrediction, ...]
+    stages: Many[StagePrediction]
     breakdown: Breakdown | None = None
     detail: Detail | None = None
     """What reports show; made of the plan that is chosen."""
@@ -318,8 +319,8 @@ class Evidence:
     """No plan of the searched space can be faster, by the same cost model."""
     gap: float
     """step_s / bound_s - 1."""
-    alternatives: tuple[Alternative, ...] = ()
-    improved: tuple[Improvement, ...] = ()
+    alternatives: Many[Alternative] = ()
+    improved: Many[Improvement] = ()
     """How the search went."""
 
 
@@ -336,17 +337,17 @@ class Plan:
     precision: Literal["fp64", "fp32", "bf16"]
     max_grad_norm: float | None = None
     """Gradients are scaled down to this global norm before the optimizer step."""
-    kernels: tuple[Fusion, ...] = ()
+    kernels: Many[Fusion] = ()
     """Fused kernels that the model is traced with, for the graph that the plan is for."""
     objective: str = "throughput"
-    constraints: tuple[str, ...] = ()
-    stages: tuple[Stage, ...]
+    constraints: Many[str] = ()
+    stages: Many[Stage]
     schedule: ScheduleTable
-    layouts: tuple[BlockLayout, ...]
+    layouts: Many[BlockLayout]
     profile: ProfileId | None = None
     predicted: Prediction | None = None
     evidence: Evidence | None = None
-    notes: tuple[str, ...] = ()
+    notes: Many[str] = ()
     versions: dict[str, str] = field(default_factory=dict)
     hash: str = ""
 

@@ -4,14 +4,17 @@ import difflib
 import re
 from dataclasses import fields, is_dataclass, replace
 from hashlib import sha256
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from meshwright.ir import plan as types
+from meshwright.ir.bounds import bound_problems
 from meshwright.ir.canonical import check_schema, format_json, parse_json, read_text
 from meshwright.ir.errors import PlanError
+from meshwright.ir.plain_text import SHOWN, check_texts, shown
 from meshwright.ir.plan import MESH_AXES, SCHEMA, Plan
 
 _ADAPTER = TypeAdapter(Plan)
@@ -40,7 +43,9 @@ def load(path: str | Path, *, check_hash: bool = True) -> Plan:
 
 def dumps(plan: Plan) -> str:
     """Canonical JSON: a git diff of two plans reads well. The hash is renewed."""
-    return format_json(_data(rehash(plan)))
+    data = _data(rehash(plan))
+    check_texts(data, "the plan cannot be written")
+    return format_json(data)
 
 
 def loads(text: str, *, check_hash: bool = True, where: str = "plan") -> Plan:
@@ -55,9 +60,11 @@ def loads(text: str, *, check_hash: bool = True, where: str = "plan") -> Plan:
     try:
         plan = _ADAPTER.validate_json(text, strict=True)
     except ValidationError as error:
-        lines = "; ".join(map(_reason, error.errors()[:5]))
+        lines = "; ".join(map(_reason, error.errors(include_url=False)[:5]))
         more = f"; and {error.error_count() - 5} more" * (error.error_count() > 5)
         raise PlanError(f"{where}: {lines}{more}") from error
+    if beyond := [message for _, message in islice(bound_problems(plan), 5)]:
+        raise PlanError(f"{where}: {'; '.join(beyond)}")
     if not check_hash or plan.hash == content_hash(plan):
         return plan
     if plan.hash != _hash(data):
@@ -118,9 +125,8 @@ def _natural(text: str) -> list[tuple[int, str]]:
 def _reason(problem: Any) -> str:
     where = ".".join(map(str, problem["loc"])) or "plan"
     if problem["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-        near = difflib.get_close_matches(str(problem["loc"][-1]), _FIELDS, 1)
+        near = difflib.get_close_matches(str(problem["loc"][-1])[:SHOWN], _FIELDS, 1)
         return f"{where}: no such key" + (f"; nearest is {near[0]!r}" if near else "")
     if problem["type"] == "json_invalid":
         return str(problem["msg"])
-    given = repr(problem["input"])
-    return f"{where}: {problem['msg']}, given {given[:60]}"
+    return f"{where}: {problem['msg']}, given {shown(problem['input'])}"

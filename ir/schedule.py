@@ -13,6 +13,7 @@ from enum import StrEnum
 from functools import cached_property
 
 from meshwright.ir.errors import PlanError
+from meshwright.ir.plain_text import shown
 
 
 class Work(StrEnum):
@@ -32,7 +33,7 @@ EARLY = frozenset({Work.FORWARD_KEEPING, Work.RECOMPUTE})
 
 
 _ENDS = frozenset({Work.BACKWARD, Work.BACKWARD_WEIGHT})
-_ACTION = re.compile(r"(\d+)([FBIWKR])(\d+)")
+_ACTION = re.compile(r"([0-9]{1,7})([FBIWKR])([0-9]{1,7})")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -51,7 +52,8 @@ def parse_action(text: str) -> Action:
     """The action that `str` prints as `text`."""
     match = _ACTION.fullmatch(text)
     if not match:
-        raise PlanError(f"action {text!r} is not <stage><F|B|I|W|K|R><micro-batch>, such as 0F1")
+        rule = "<stage><F|B|I|W|K|R><micro-batch>, such as 0F1"
+        raise PlanError(f"action {shown(text)} is not {rule}")
     return Action(int(match[1]), Work(match[2]), int(match[3]))
 
 
@@ -159,10 +161,12 @@ def check_schedule(schedule: Schedule) -> None:
                 raise PlanError(f"{where}: {action} comes after the backward that it is for")
             seen[action] = rank
     microbatches = range(schedule.num_microbatches)
+    owners: dict[int, set[int]] = {}
+    for action, rank in seen.items():
+        owners.setdefault(action.stage, set()).add(rank)
     for stage in range(schedule.num_stages):
-        owners = {rank for action, rank in seen.items() if action.stage == stage}
-        if len(owners) != 1:
-            raise PlanError(f"{where}: stage {stage} runs on ranks {sorted(owners)}, not one")
+        if len(own := owners.get(stage, set())) != 1:
+            raise PlanError(f"{where}: stage {stage} runs on ranks {sorted(own)[:8]}, not one")
         for microbatch in microbatches:
             kinds = {work for work in Work if Action(stage, work, microbatch) in seen}
             if kinds not in _LEGAL:
@@ -201,5 +205,5 @@ def order_of(schedule: Schedule) -> tuple[Action, ...]:
         if len(order) == before:
             heads_of = zip(schedule.ranks, heads, strict=True)
             stuck = [f"rank {r} at {row[h]}" for r, (row, h) in enumerate(heads_of) if h < len(row)]
-            raise PlanError(f"schedule {schedule.name!r} deadlocks: {', '.join(stuck)}")
+            raise PlanError(f"schedule {schedule.name!r} deadlocks: {', '.join(stuck[:8])}")
     return tuple(order)

@@ -5,12 +5,13 @@ from io import StringIO
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from meshwright.ir.detail import Traffic
 from meshwright.ir.plan import Evidence, Plan, Prediction, Stage
+from meshwright.ir.terminal import Terminal
 
 MEMORY_CATEGORIES = {
     "parameters": "params", "gradients": "grads", "optimizer": "optim.",
@@ -88,7 +89,7 @@ def to_text(plan: Plan, width: int = 110) -> str:
 
 def printed(what: RenderableType, width: int = 110) -> str:
     """Plain text without trailing blanks."""
-    console = Console(file=StringIO(), width=width, color_system=None, legacy_windows=False)
+    console = Terminal(file=StringIO(), width=width, color_system=None, legacy_windows=False)
     with console.capture() as capture:
         console.print(what)
     return "\n".join(line.rstrip() for line in capture.get().splitlines())

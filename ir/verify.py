@@ -1,13 +1,17 @@
 """The rules of a plan, in one list: what is wrong, by which rule, and the nearest legal value."""
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import combinations
+from itertools import islice
+from math import isqrt
 from typing import Literal
 
+from meshwright.ir.bounds import bound_problems
 from meshwright.ir.check_layout import layout_problems, tied_problems
+from meshwright.ir.check_prediction import prediction_problems
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.fusions import KERNELS
@@ -29,6 +33,12 @@ STAGE_AXES = ("dp_replicate", "dp_shard", *MODEL_AXES)
 """The mesh axes that a stage can have, outermost first."""
 
 
+SHOWN = 16
+"""Numbers that a message shows, and findings of a kind that there can be thousands of."""
+LONGEST = 200
+"""Characters of a name for which the nearest is looked for: that takes the square of them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One broken rule."""
@@ -46,6 +56,8 @@ def verify(
     plan: Plan, graph: Graph | None = None, cluster: Cluster | None = None
 ) -> tuple[Finding, ...]:
     """Every broken rule; those on model and cluster only where they are given."""
+    if beyond := [Finding(rule, message) for rule, message in islice(bound_problems(plan), SHOWN)]:
+        return tuple(beyond)  # nothing may be made of such numbers
     found = [finding for rule in PLAN_RULES for finding in rule(plan)]
     if cluster is not None:
         found += [finding for on_cluster in CLUSTER_RULES for finding in on_cluster(plan, cluster)]
@@ -64,9 +76,22 @@ def check(plan: Plan, graph: Graph | None = None, cluster: Cluster | None = None
 
 
 def _near(name: str, known: Iterable[str]) -> str:
-    names = list(known)
+    name, names = name[:LONGEST], list(known)
     begins = [other for other in names if other.startswith(name)]
     return next(iter(begins + difflib.get_close_matches(name, names, 1, 0.0)), "")
+
+
+def _few(numbers: Sequence[int]) -> str:
+    """The first of them, for a message."""
+    shown = ", ".join(map(str, numbers[:SHOWN]))
+    return f"[{shown}, ...]" if len(numbers) > SHOWN else f"[{shown}]"
+
+
+def divisors(number: int) -> Iterator[int]:
+    """All of them, in the time that their square root takes."""
+    for small in range(1, isqrt(number) + 1):
+        if number % small == 0:
+            yield from (small, number // small)
 
 
 def _parsed(plan: Plan) -> Schedule | None:
@@ -93,10 +118,8 @@ def _kernels(plan: Plan) -> Iterator[Finding]:
 
 def _batch(plan: Plan) -> Iterator[Finding]:
     batch, count = plan.global_batch_size, plan.num_microbatches
-    if batch < 1 or count < 1:
-        yield Finding("batch", f"global batch {batch} and {count} micro-batches must be positive")
-    elif batch % count:
-        legal = min((d for d in range(1, batch + 1) if not batch % d), key=lambda d: abs(d - count))
+    if batch % count:
+        legal = min(divisors(batch), key=lambda d: abs(d - count))
         message = f"global batch {batch} is not a multiple of {count} micro-batches"
         yield Finding("batch", message, f"{legal} micro-batches")
 
@@ -159,13 +182,13 @@ def _nearest_mesh(stage: Stage) -> str:
 def _shares(plan: Plan) -> Iterator[Finding]:
     for i, stage in enumerate(plan.stages):
         samples, shares = plan.samples_per_microbatch, stage.batch_shares
-        fair = f"shares {list(balanced(samples, stage.dp))}"
+        fair = f"shares {_few(balanced(samples, stage.dp))}"
         if len(shares) != stage.dp:
             message = f"stage {i}: {len(shares)} batch shares for a dp axis of {stage.dp}"
             yield Finding("batch_shares", message, fair)
         elif min(shares) < 1:
             near = fair if samples >= stage.dp else f"at most {samples} replicas"
-            message = f"stage {i}: batch shares {list(shares)} leave a replica without samples"
+            message = f"stage {i}: batch shares {_few(shares)} leave a replica without samples"
             yield Finding("batch_shares", message, near)
         elif sum(shares) != samples:
             message = f"stage {i}: batch shares sum to {sum(shares)}, a micro-batch has {samples}"
@@ -175,7 +198,8 @@ def _shares(plan: Plan) -> Iterator[Finding]:
 def _devices(plan: Plan) -> Iterator[Finding]:
     for i, stage in enumerate(plan.stages):
         if len(set(stage.devices)) != len(stage.devices):
-            yield Finding("devices", f"stage {i}: a device appears twice in {stage.devices}")
+            twice = Counter(stage.devices).most_common(1)[0][0]
+            yield Finding("devices", f"stage {i}: device {twice} appears twice")
     used = {rank for stage in plan.stages for rank in stage.devices}
     if used != set(range(len(used))):
         missing = sorted(set(range(max(used, default=0) + 1)) - used)[:4]
@@ -184,14 +208,21 @@ def _devices(plan: Plan) -> Iterator[Finding]:
     schedule = _parsed(plan)
     owners = [schedule.rank_of(s) if schedule else s for s in range(len(plan.stages))]
     groups = [frozenset(stage.devices) for stage in plan.stages]
-    for (i, a), (j, b) in combinations(enumerate(groups), 2):
-        if owners[i] == owners[j] and a != b:
+    firsts: dict[int, int] = {}
+    homes: dict[int, int] = {}
+    for j, b in enumerate(groups):
+        i = firsts.setdefault(owners[j], j)
+        if groups[i] != b:
             message = f"stages {i} and {j} are on one pipeline rank but on different devices"
             yield Finding("devices", message)
-        if owners[i] != owners[j] and not a.isdisjoint(b):
-            shared = sorted(a & b)[:4]
-            message = f"stages {i} and {j} are on two pipeline ranks but share devices {shared}"
-            yield Finding("devices", message)
+        shared: dict[int, list[int]] = {}
+        for rank in sorted(b):
+            other = homes.setdefault(rank, j)
+            if owners[other] != owners[j]:
+                shared.setdefault(other, []).append(rank)
+        for other, ranks in shared.items():
+            message = f"stages {other} and {j} are on two pipeline ranks but share devices "
+            yield Finding("devices", f"{message}{ranks[:4]}")
 
 
 def _zero(plan: Plan) -> Iterator[Finding]:
@@ -272,9 +303,8 @@ def _fitting(plan: Plan, pattern: str, stage: Stage) -> str:
 
 
 def _predicted(plan: Plan) -> Iterator[Finding]:
-    if plan.predicted and len(plan.predicted.stages) != len(plan.stages):
-        counts = f"{len(plan.predicted.stages)} stages for {len(plan.stages)}"
-        yield Finding("predicted", f"the prediction is for another plan: {counts}")
+    for problem in islice(prediction_problems(plan, _parsed(plan)), SHOWN):
+        yield Finding("predicted", problem, "predict it anew: check it with --model and --cluster")
 
 
 def _model(plan: Plan, graph: Graph) -> Iterator[Finding]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
 
 from meshwright.cli_check import check_command
 from meshwright.cli_compare import compare_command
@@ -25,6 +24,7 @@ from meshwright.ir import plan_io
 from meshwright.ir.errors import Infeasible, MeshwrightError, MismatchError
 from meshwright.ir.plan import Plan
 from meshwright.ir.show import render
+from meshwright.ir.terminal import Terminal
 from meshwright.planner.why import name_of
 from meshwright.targets import load_cluster, load_target
 
@@ -37,7 +37,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-out, err = Console(), Console(stderr=True)
+out, err = Terminal(), Terminal(stderr=True)
 
 TargetArgument = Annotated[
     str, typer.Argument(metavar="TARGET", help="module:callable or hf:ConfigClass{json}")
@@ -220,7 +220,7 @@ app.command("report", epilog=example("report"))(report_command)
 
 
 def _fail(error: Exception, code: int) -> NoReturn:
-    err.print(f"{type(error).__name__}: {error}", style="red", markup=False)
+    err.print(f"{type(error).__name__}: {error}", style="red", highlight=False, soft_wrap=True)
     raise SystemExit(code)
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from meshwright.check import Checked, check_plan, read_plan
 from meshwright.ir import plan_io
@@ -14,6 +13,7 @@ from meshwright.ir.canonical import parse_json, read_text
 from meshwright.ir.errors import Infeasible
 from meshwright.ir.plan import Plan
 from meshwright.ir.show import render
+from meshwright.ir.terminal import Terminal
 from meshwright.ir.verify import Finding
 from meshwright.planner.minimal import is_minimal, parse_minimal
 from meshwright.targets import load_cluster, load_target
@@ -143,7 +143,7 @@ def _stepped(checked: Checked, target: str, *, quiet: bool) -> Checked:
     assert plan is not None
     done = dry_run(plan, _graph(plan, target))
     if not quiet:
-        show(done, Console())
+        show(done, Terminal())
     return replace(checked, findings=(*checked.findings, *done.findings))
 
 
@@ -179,7 +179,7 @@ def _print(checked: Checked, written: str, *, as_json: bool) -> None:
         whole = json.loads(plan_io.dumps(plan)) if plan else None
         print(json.dumps({"findings": rows, "written": written, "plan": whole}))
         return
-    out = Console()
+    out = Terminal()
     if checked.fresh is not None:
         out.print(render(checked.fresh))
     for finding in checked.findings:

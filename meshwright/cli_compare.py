@@ -11,6 +11,7 @@ from rich.table import Table
 
 from meshwright.costmodel.compare import Comparison, Row, check_run, compare, expected_of
 from meshwright.ir import measured, plan_io
+from meshwright.ir.terminal import Terminal
 
 MIB = 1024**2
 
@@ -55,14 +56,14 @@ def compare_command(
     before, after, count = details.teach(learn)
     _print(after, as_json=as_json, learned={"records": count, "before": before.verdict})
     if not as_json:
-        Console().print(f"{learn} took up {count} records; before: {before.verdict}", markup=False)
+        Terminal().print(f"{learn} took up {count} records; before: {before.verdict}", markup=False)
 
 
 def _print(found: Comparison, *, as_json: bool, learned: dict[str, Any] | None = None) -> None:
     if as_json:
         print(json.dumps(as_data(found) | ({"learned": learned} if learned else {}), indent=2))
     else:
-        show(found, Console())
+        show(found, Terminal())
 
 
 def as_data(found: Comparison) -> dict[str, Any]:

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from meshwright.diff.show import as_data, difference, render
 from meshwright.ir import plan_io
+from meshwright.ir.terminal import Terminal
 
 
 def diff_command(
@@ -24,4 +24,4 @@ def diff_command(
     if as_json:
         print(json.dumps(as_data(found), indent=2))
     else:
-        Console().print(render(found), highlight=False)
+        Terminal().print(render(found), highlight=False)

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from meshwright.explain.answers import Answer
 from meshwright.explain.show import Explanation, as_data, heading, point, render
 from meshwright.ir import plan_io
 from meshwright.ir.plan import Plan
 from meshwright.ir.profile_store import load_profile
+from meshwright.ir.terminal import Terminal
 from meshwright.ir.verify import check
 from meshwright.targets import cluster_of, load_target
 from meshwright.utilisation import Utilisation, step_flops
@@ -45,20 +45,20 @@ def explain_command(
     if target is None and (profile or cluster):
         raise typer.BadParameter("--cluster and --profile need --model")
     plan = plan_io.load(plan_file)
-    found, console = Explanation.of(plan), Console()
+    found, console = Explanation.of(plan), Terminal()
     if not as_json:
         console.print(render(found), highlight=False)
     answers: list[Answer] = []
     use: Utilisation | None = None
     if target is not None:
         asked = _asked(plan, target, cluster, profile, time_limit_s)
-        shown = Console(quiet=as_json)
+        shown = Terminal(quiet=as_json)
         graph = asked.graph(plan.global_batch_size)
         use = Utilisation(plan, cluster_of(plan, cluster), step_flops(graph))
         shown.print(heading("How much of the devices is used"))
         shown.print(point(use.sentence()), highlight=False)
         shown.print(heading("What would change it, priced and searched again"))
-        with Console(stderr=True).status("pricing and searching again ..."):
+        with Terminal(stderr=True).status("pricing and searching again ..."):
             for answer in asked.answers():
                 answers.append(answer)
                 shown.print(point(answer.text), highlight=False)

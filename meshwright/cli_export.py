@@ -4,15 +4,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from meshwright.export import TARGETS, export, run_command
 from meshwright.ir import plan_io
-from meshwright.ir.cluster import Cluster
-from meshwright.ir.errors import PlanError
-from meshwright.ir.plan import Plan
+from meshwright.ir.terminal import Terminal
 from meshwright.ir.verify import check
-from meshwright.targets import load_cluster, load_target
+from meshwright.targets import cluster_of, load_target
 
 INCOMPLETE = 4
 
@@ -43,11 +40,11 @@ def export_command(
     found = export(
         plan,
         to,
-        _cluster(plan, cluster),
+        cluster_of(plan, cluster),
         command=run_command(plan_file, target, script),
         config=_config(target),
     )
-    err = Console(stderr=True)
+    err = Terminal(stderr=True)
     for what in found.missing:
         err.print(f"{to} cannot say: {what}", markup=False, highlight=False, soft_wrap=True)
     if found.missing and strict:
@@ -58,17 +55,6 @@ def export_command(
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(found.text, encoding="utf-8")
     err.print(f"wrote {output}", highlight=False, soft_wrap=True)
-
-
-def _cluster(plan: Plan, cluster: str | None) -> Cluster:
-    try:
-        return load_cluster(cluster or plan.cluster.name)
-    except PlanError as error:
-        if cluster is not None:
-            raise
-        raise PlanError(
-            f"the plan is for cluster {plan.cluster.name!r}, which is no preset; give --cluster"
-        ) from error
 
 
 def _config(target: str | None) -> Any:

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from meshwright.ir.profile import COMPILED, Profile, Timing
+from meshwright.ir.terminal import Terminal
 from meshwright.targets import load_cluster, load_target
 
 MIB = 1024**2
@@ -67,7 +68,7 @@ def profile_command(
     if as_json:
         print(json.dumps(summary(measured) | {"file": str(output)}))
     else:
-        show(measured, Console())
+        show(measured, Terminal())
         print(f"wrote {output} ({measured.fingerprint})")
 
 

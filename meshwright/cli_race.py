@@ -9,7 +9,6 @@ from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from meshwright import heats
@@ -17,13 +16,14 @@ from meshwright.heats import Heat
 from meshwright.ir import plan_io
 from meshwright.ir.plan import Plan
 from meshwright.ir.show import STYLE, seconds
+from meshwright.ir.terminal import Terminal
 from meshwright.planner.why import name_of
 from meshwright.targets import load_target
 
 if TYPE_CHECKING:
     from meshwright.racing import Race
 
-out, err = Console(), Console(stderr=True)
+out, err = Terminal(), Terminal(stderr=True)
 
 
 def race_command(

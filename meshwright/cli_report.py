@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from meshwright.ir import plan_io
+from meshwright.ir.terminal import Terminal
 from meshwright.report.page import write_report
 from meshwright.report.trace import write_trace
 
@@ -28,7 +28,7 @@ def report_command(
 ) -> None:
     """Write a plan as a page that needs no network, or its predicted step as a trace."""
     plan = plan_io.load(plan_file)
-    console = Console()
+    console = Terminal()
     if trace is not None:
         write_trace(plan, trace)
         console.print(f"wrote {trace}: open it at ui.perfetto.dev", markup=False)

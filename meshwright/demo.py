@@ -28,6 +28,7 @@ from meshwright.ir.graph import Graph
 from meshwright.ir.plan import Plan
 from meshwright.ir.profile import Profile
 from meshwright.ir.show import render
+from meshwright.ir.terminal import Terminal
 from meshwright.ir.trace import trace
 from meshwright.launch import torchrun, where
 from meshwright.planner.search import search
@@ -196,7 +197,7 @@ def _predictions(plan: Plan, parallel: list[StepRecord], alone: list[StepRecord]
 
 def main(options: Options) -> int:
     """Profile, search, run both ways, compare."""
-    console = Console()
+    console = Terminal()
     FOLDER.mkdir(exist_ok=True)
     console.rule("1. measure this machine, profile the model on it, and search")
     cluster = measure_local(RANKS)

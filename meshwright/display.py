@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from meshwright.ir.measured import StepKind
+from meshwright.ir.terminal import Terminal
 from meshwright.runtime.resident import resident_bytes
 
 MIB = 1024**2
@@ -82,12 +82,12 @@ class Recorder:
 @contextmanager
 def recording(title: str, steps: int, tokens_per_step: int, *, show: bool) -> Iterator[Recorder]:
     """A recorder, with a live progress line if `show`; plain lines where there is no terminal."""
-    console = Console(stderr=True)
+    console = Terminal(stderr=True)
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[figures]}"),
+        TextColumn("{task.fields[figures]}", markup=False),
         TimeRemainingColumn(),
     )
     if not (show and console.is_terminal):

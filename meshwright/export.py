@@ -12,6 +12,7 @@ from meshwright import exporters
 from meshwright.export_shape import Shape, shape_of
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.errors import PlanError
+from meshwright.ir.plain_text import comment
 from meshwright.ir.plan import Plan
 
 TARGETS = tuple(module.name for module in pkgutil.iter_modules(exporters.__path__))
@@ -68,8 +69,13 @@ def export(
     return found
 
 
+def title_comment(plan: Plan) -> str:
+    """A comment of one line that says of which plan a file was made."""
+    return comment(title(plan))
+
+
 def title(plan: Plan) -> str:
-    """One line that says of which plan a file was made."""
+    """Says of which plan a file was made; `comment` or `docstring` put it into one."""
     return (
         f"{plan.model.name} on {plan.cluster.name}, {plan.world_size} ranks, "
         f"global batch {plan.global_batch_size}; plan {plan.hash[:12]}"

@@ -5,7 +5,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from torch import Tensor
 
 from meshwright.display import Recorder, recording
 from meshwright.ir import plan_io
-from meshwright.ir.errors import PlanError
 from meshwright.ir.measured import StepKind
 from meshwright.ir.plan import Plan
 from meshwright.ir.step import Batch
@@ -24,7 +22,7 @@ from meshwright.metrics import tokens_per_sample
 from meshwright.runtime import run_dir
 from meshwright.runtime.job import Job
 from meshwright.runtime.job import compile as compile_job
-from meshwright.targets import load_target
+from meshwright.targets import load_callable, load_target
 
 
 def torchrun(world_size: int, *arguments: str) -> int:
@@ -145,11 +143,7 @@ def batches(plan: Plan, data: str | None) -> Iterator[Any]:
     if data is None:
         yield from _random_batches(plan)
         return
-    module, _, name = data.partition(":")
-    try:
-        source: Iterable[Any] = getattr(import_module(module), name)()
-    except (ImportError, AttributeError) as error:
-        raise PlanError(f"--data {data!r} is not a module:callable that loads: {error}") from error
+    source: Iterable[Any] = load_callable(data, "--data")()
     yield from source
 
 

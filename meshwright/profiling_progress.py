@@ -2,7 +2,6 @@
 
 from types import TracebackType
 
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -12,15 +11,17 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from meshwright.ir.terminal import Terminal
+
 
 class ProfilingProgress:
     """Use as a context. Each phase has a bar of its own."""
 
     def __init__(self, *, show: bool, minutes: float | None) -> None:
-        console = Console(stderr=True)
+        console = Terminal(stderr=True)
         budget = "" if minutes is None else f"of {60 * minutes:.0f} s"
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),

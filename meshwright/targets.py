@@ -1,16 +1,18 @@
 """What a command line names: a model, a cluster, a source of batches."""
 
-import json
+import difflib
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from meshwright.hf_target import build_huggingface
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.errors import PlanError
+from meshwright.ir.plain_text import shown
 from meshwright.ir.plan import Plan
 
 if TYPE_CHECKING:
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
 _HF = re.compile(r"hf:(\w+)(\{.*\})?", re.DOTALL)
 _CODE = re.compile(r"[\w.]+:\w+")
-_PRESET = re.compile(r"([\w.-]+):(\d+)(?:x(\d+))?")
+_PRESET = re.compile(r"([\w.-]+):([0-9]{1,12})(?:x([0-9]{1,12}))?")
 
 
 @dataclass(frozen=True)
@@ -37,62 +39,76 @@ def load_target(text: str, *, meta: bool = False) -> Target:
     loss_fn). With `meta`, a Hugging Face model is built without allocating weights.
     """
     if match := _HF.fullmatch(text):
-        return Target(_huggingface(match[1], match[2] or "{}", meta=meta))
+        return Target(build_huggingface(match[1], match[2] or "{}", meta=meta))
     if not _CODE.fullmatch(text):
         raise PlanError(
-            f"target {text!r} is neither module:callable nor hf:ConfigClass{{...}}; for example "
-            'train:build_model or hf:GPT2Config{"n_layer": 4}'
+            f"target {shown(text)} is neither module:callable nor hf:ConfigClass{{...}}; for "
+            'example train:build_model or hf:GPT2Config{"n_layer": 4}' + _path_hint(text)
         )
-    module, name = text.split(":")
+    return _target(text, load_callable(text, "target")())
+
+
+def load_callable(text: str, what: str) -> Callable[[], Any]:
+    """What `module:callable` names; what the module itself raises is left for the user to see."""
+    module_name, _, name = text.partition(":")
     if "" not in sys.path:
         sys.path.insert(0, "")
+    hint = _path_hint(text)
+    if hint or not _CODE.fullmatch(text):
+        raise PlanError(f"{what} {shown(text)} is not a module:callable{hint}")
     try:
-        built = getattr(import_module(module), name)()
-    except (ImportError, AttributeError) as error:
-        raise PlanError(f"target {text!r} cannot be loaded: {error}") from error
-    return Target(*built) if isinstance(built, tuple) else Target(built)
+        module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # something that the module needs
+        raise PlanError(f"{what} {shown(text)} cannot be loaded: {error}") from error
+    found = getattr(module, name, None)
+    if not callable(found):
+        near = "".join(difflib.get_close_matches(name[:80], dir(module), 1))
+        hint = f"; nearest is {near!r}" if near else ""
+        raise PlanError(
+            f"{what} {shown(text)}: module {module_name} has no callable {name!r}{hint}"
+        )
+    made: Callable[[], Any] = found
+    return made
 
 
-def _huggingface(name: str, settings: str, *, meta: bool) -> "nn.Module":
-    import torch
-    import transformers
-
-    logging: Any = transformers.logging
-    logging.set_verbosity_error()  # the model is built here, so the user cannot mend its warnings
-    config_class = getattr(transformers, name, None)
-    if not name.endswith("Config") or config_class is None:
-        raise PlanError(f"transformers has no configuration class {name!r}, such as GPT2Config")
-    try:
-        config = config_class(**json.loads(settings))
-    except (json.JSONDecodeError, TypeError) as error:
-        raise PlanError(f"hf:{name}: the settings {settings!r} are not valid: {error}") from error
-    config.use_cache = False
-    for auto in _auto_classes(transformers, config):
-        if type(config) in auto._model_mapping:
-            with torch.device("meta" if meta else "cpu"):
-                model: nn.Module = auto.from_config(config)
-            return model
-    raise PlanError(f"hf:{name}: transformers has no model with a training loss for it")
+def _path_hint(text: str) -> str:
+    """For a file where a module is meant."""
+    path, _, name = text.partition(":")
+    if not path.endswith(".py") or not name.isidentifier():
+        return ""
+    module = path.removesuffix(".py").removeprefix("./").strip("/").replace("/", ".")
+    return f"; {path!r} is a file, its module is {module!r}: write {module}:{name}"
 
 
-def _auto_classes(transformers: Any, config: Any) -> Iterator[Any]:
-    """Heads with a loss, most specific first: BERT and the like are trained on masked tokens."""
-    if getattr(config, "is_encoder_decoder", False):
-        yield transformers.AutoModelForSeq2SeqLM
-    yield transformers.AutoModelForMaskedLM
-    yield transformers.AutoModelForCausalLM
-    yield transformers.AutoModelForImageClassification
+def _target(text: str, built: Any) -> Target:
+    from torch import nn
+
+    parts = built if isinstance(built, tuple) else (built,)
+    if not 1 <= len(parts) <= 3 or not isinstance(parts[0], nn.Module):
+        kinds = ", ".join(type(part).__name__ for part in parts[:4])
+        raise PlanError(
+            f"target {shown(text)} returned ({kinds}); it must return a torch.nn.Module, or a "
+            "tuple (model, example_inputs) or (model, example_inputs, loss_fn)"
+        )
+    return Target(*parts)
 
 
 def load_cluster(text: str) -> Cluster:
     """`local:4`, a preset such as `h100-sxm:8x8` (nodes x devices per node), or a YAML file."""
     if text.endswith((".yaml", ".yml")):
         return Cluster.load(Path(text))
+    return preset_cluster(text)
+
+
+def preset_cluster(text: str) -> Cluster:
+    """The cluster of a name alone, `local:4` or `h100-sxm:8x8`."""
     match = _PRESET.fullmatch(text)
     if not match:
         raise PlanError(
-            f"cluster {text!r} is none of local:N, PRESET:NODESxDEVICES and FILE.yaml; for example "
-            "local:4 or h100-sxm:8x8"
+            f"cluster {shown(text)} is none of local:N, PRESET:NODESxDEVICES and FILE.yaml; for "
+            "example local:4 or h100-sxm:8x8"
         )
     name, first, second = match[1], int(match[2]), match[3]
     if name == "local":
@@ -103,11 +119,11 @@ def load_cluster(text: str) -> Cluster:
 
 
 def cluster_of(plan: Plan, text: str | None) -> Cluster:
-    """The cluster that `text` names, or the plan's own if that is a preset."""
+    """The cluster that `text` names, or the plan's own if that is a preset; plans name no files."""
     if text is not None:
         return load_cluster(text)
     try:
-        return load_cluster(plan.cluster.name)
+        return preset_cluster(plan.cluster.name)
     except PlanError as error:
         raise PlanError(
             f"the plan is for cluster {plan.cluster.name!r}, which is no preset; give --cluster"

@@ -4,11 +4,12 @@ import time
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console
 from rich.status import Status
+from rich.text import Text
 
 from meshwright.ir.plan import Plan
 from meshwright.ir.show import seconds
+from meshwright.ir.terminal import Terminal
 from meshwright.planner.why import name_of
 
 REFRESH_S = 0.1
@@ -21,14 +22,14 @@ class Progress:
         self.searcher = searcher
         self.time_limit_s = time_limit_s
         self.show = show
-        self.console = Console(stderr=True)
+        self.console = Terminal(stderr=True)
         self.started = self.shown_at = time.monotonic()
         self.status: Status | None = None
         self.text = ""
 
     def __enter__(self) -> Self:
         if self.show and self.console.is_terminal:
-            self.status = self.console.status(f"search ({self.searcher}) ...")
+            self.status = self.console.status(Text(f"search ({self.searcher}) ..."))
             self.status.start()
         return self
 
@@ -49,7 +50,7 @@ class Progress:
             f"{elapsed:.0f} of {self.time_limit_s:.0f} s"
         )
         if self.status:
-            self.status.update(self.text)
+            self.status.update(Text(self.text))
 
     def __exit__(
         self,

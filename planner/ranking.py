@@ -6,13 +6,13 @@ from io import StringIO
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.errors import Infeasible, PlanError
 from meshwright.ir.plan import Plan
 from meshwright.ir.show import seconds, size
+from meshwright.ir.terminal import Terminal
 from meshwright.planner.objectives import cost_per_step, price_per_hour, rating
 from meshwright.planner.why import name_of
 
@@ -57,7 +57,7 @@ class Ranking:
         return _table(self)
 
     def __str__(self) -> str:
-        console = Console(file=StringIO(), width=140, color_system=None, legacy_windows=False)
+        console = Terminal(file=StringIO(), width=140, color_system=None, legacy_windows=False)
         with console.capture() as capture:
             console.print(self.table())
         return "\n".join(line.rstrip() for line in capture.get().splitlines())

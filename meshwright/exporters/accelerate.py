@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from meshwright.export import Exported, Request, title
+from meshwright.export import Exported, Request, title_comment
 from meshwright.export_tensor import tensor_splits
 from meshwright.launch_shape import LaunchShape, launch_shape
 
@@ -28,7 +28,7 @@ def export(request: Request) -> Exported:
     if sharded or several:
         content["fsdp_config"] = _fsdp(request)
         content["parallelism_config"] = _sizes(request, sharded=sharded)
-    text = f"# {title(request.plan)}\n{yaml.safe_dump(content, sort_keys=False)}"
+    text = f"{title_comment(request.plan)}\n{yaml.safe_dump(content, sort_keys=False)}"
     return Exported(text, (*launch.missing, *shape.odd, *_missing(request)))
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from meshwright.export import Exported, Request, title
+from meshwright.export import Exported, Request, title_comment
 from meshwright.launch_shape import launch_shape
 
 
@@ -30,10 +30,12 @@ def export(request: Request) -> Exported:
         *shape.missing,
         "the container image with your code, the plan and meshwright: set spec.trainer.image",
     )
-    return Exported(f"# {title(request.plan)}\n{yaml.safe_dump(job, sort_keys=False)}", missing)
+    text = yaml.safe_dump(job, sort_keys=False)
+    return Exported(f"{title_comment(request.plan)}\n{text}", missing)
 
 
 def _name(request: Request) -> str:
     """A legal name of a Kubernetes object."""
     model = re.sub(r"[^a-z0-9]+", "-", request.plan.model.name.lower()).strip("-")
-    return f"{model[:40] or 'model'}-{request.plan.hash[:8]}"
+    made_of = re.sub(r"[^0-9a-f]", "", request.plan.hash)[:8]
+    return f"{model[:40].strip('-') or 'model'}-{made_of or 'plan'}"

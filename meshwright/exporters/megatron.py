@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from meshwright.export import Exported, Request, title
+from meshwright.export import Exported, Request, title_comment
 from meshwright.export_tensor import tensor_splits
 from meshwright.ir.plan import Plan
 
@@ -21,7 +21,7 @@ def export(request: Request) -> Exported:
              *_recompute(request), *_model(request)]  # fmt: skip
     body = "\n".join(f"  {flag}" for flag in flags)
     text = (
-        f"# {title(request.plan)}\n"
+        f"{title_comment(request.plan)}\n"
         f'# torchrun ... pretrain_gpt.py "${{MEGATRON_ARGS[@]}}" and your data and tokenizer\n'
         f"MEGATRON_ARGS=(\n{body}\n)\n"
     )

@@ -1,10 +1,11 @@
 """A SkyPilot task: nodes of one accelerator, a torchrun on each."""
 
+import re
 from typing import Any
 
 import yaml
 
-from meshwright.export import Exported, Request, shell, title
+from meshwright.export import Exported, Request, shell, title_comment
 from meshwright.launch_shape import LaunchShape, launch_shape
 
 ACCELERATORS = {
@@ -20,14 +21,20 @@ def export(request: Request) -> Exported:
     shape = launch_shape(request.plan, request.cluster)
     resources, missing = _resources(shape)
     task = {
-        "name": request.plan.model.name.lower(),
+        "name": _name(request.plan.model.name),
         "num_nodes": shape.num_nodes,
         **({"resources": resources} if resources else {}),
         "workdir": ".",
         "run": _Block(_run(request, shape)),
     }
     text = yaml.dump(task, Dumper=_Dumper, sort_keys=False)
-    return Exported(f"# {title(request.plan)}\n{text}", (*shape.missing, *missing))
+    return Exported(f"{title_comment(request.plan)}\n{text}", (*shape.missing, *missing))
+
+
+def _name(model: str) -> str:
+    """A legal name of a cluster: it begins with a letter."""
+    plain = re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")
+    return plain if plain[:1].isalpha() else f"model-{plain}".strip("-")
 
 
 def _resources(shape: LaunchShape) -> tuple[dict[str, str], tuple[str, ...]]:

@@ -1,6 +1,8 @@
 """A batch script for Slurm: one torchrun per node, which starts a rank per device."""
 
-from meshwright.export import Exported, Request, shell, title
+import re
+
+from meshwright.export import Exported, Request, shell, title_comment
 from meshwright.launch_shape import LaunchShape, launch_shape
 
 
@@ -12,7 +14,7 @@ def export(request: Request) -> Exported:
 def _text(request: Request, shape: LaunchShape) -> str:
     return f"""\
 #!/usr/bin/env bash
-# {title(request.plan)}
+{title_comment(request.plan)}
 #SBATCH --job-name={_job_name(request.plan.model.name)}
 #SBATCH --nodes={shape.num_nodes}
 #SBATCH --ntasks-per-node=1
@@ -39,4 +41,4 @@ def _devices(shape: LaunchShape) -> str:
 
 
 def _job_name(model: str) -> str:
-    return "".join(c if c.isalnum() else "-" for c in model)
+    return re.sub(r"[^A-Za-z0-9_]", "-", model)[:60]

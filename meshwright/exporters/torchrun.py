@@ -1,12 +1,12 @@
 """A shell script that starts the job's ranks on one node; run it once on each of them."""
 
-from meshwright.export import Exported, Request, shell, title
+from meshwright.export import Exported, Request, shell, title_comment
 from meshwright.launch_shape import launch_shape
 
 
 def export(request: Request) -> Exported:
     shape = launch_shape(request.plan, request.cluster)
-    lines = ["#!/usr/bin/env bash", f"# {title(request.plan)}"]
+    lines = ["#!/usr/bin/env bash", title_comment(request.plan)]
     arguments = ["--nnodes", str(shape.num_nodes), "--nproc-per-node", str(shape.per_node)]
     if shape.num_nodes > 1:
         lines += [

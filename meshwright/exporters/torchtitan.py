@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from meshwright.export import Exported, Request, title
 from meshwright.export_tensor import tensor_splits
+from meshwright.ir.plain_text import docstring, quoted
 from meshwright.ir.plan import Plan
 
 _SCHEDULES = {
@@ -28,10 +29,9 @@ def export(request: Request) -> Exported:
         activation = "torchtitan.distributed.activation_checkpoint"
         imports.append(f"from {activation} import FullActivationRematConfig")
     lines = [
-        f'"""{title(plan)}.',
-        "",
-        "Names are those of torchtitan's main branch in November 2026.",
-        '"""',
+        docstring(
+            f"{title(plan)}.", "", "Names are those of torchtitan's main branch in November 2026."
+        ),
         "",
         *imports,
         "from torchtitan.trainer import Trainer",
@@ -56,7 +56,7 @@ def _parallelism(request: Request) -> Iterator[tuple[str, str]]:
     yield "data_parallel_replicate_degree", str(shape.dp_replicate if sharded else shape.dp)
     yield "data_parallel_shard_degree", str(shape.dp_shard if sharded else 1)
     if sharded:
-        yield "fsdp_reshard_after_forward", _quoted(_RESHARD[shape.zero])
+        yield "fsdp_reshard_after_forward", quoted(_RESHARD[shape.zero])
     yield "tensor_parallel_degree", str(shape.tp)
     if shape.tp > 1:
         yield "enable_sequence_parallel", str(shape.sequence_parallel)
@@ -65,7 +65,7 @@ def _parallelism(request: Request) -> Iterator[tuple[str, str]]:
     yield "pipeline_parallel_degree", str(shape.pp)
     if shape.pp > 1:
         schedule = _SCHEDULES.get(request.plan.schedule.name, "1F1B")
-        yield "pipeline_parallel_schedule", _quoted(schedule)
+        yield "pipeline_parallel_schedule", quoted(schedule)
         yield "num_pp_microbatches", str(request.plan.num_microbatches)
         if shape.layers:
             yield "pipeline_parallel_module_fqns_per_model_part", _parts(request)
@@ -74,8 +74,8 @@ def _parallelism(request: Request) -> Iterator[tuple[str, str]]:
 def _parts(request: Request) -> str:
     """Names of modules, stage by stage, as torchtitan's decoders call them."""
     parts = [[f"*_layers({start}, {stop})"] for start, stop in request.shape.layers]
-    parts[0].insert(0, _quoted("tok_embeddings"))
-    parts[-1] += [_quoted("norm"), _quoted("lm_head")]
+    parts[0].insert(0, quoted("tok_embeddings"))
+    parts[-1] += [quoted("norm"), quoted("lm_head")]
     lines = [f"            [{', '.join(part)}]," for part in parts]
     return "\n".join(["[", *lines, "        ]"])
 
@@ -89,7 +89,7 @@ def _training(request: Request) -> Iterator[tuple[str, str]]:
     yield "num_tokens_per_train_step", str(plan.global_batch_size * length)
     yield "max_norm", repr(plan.max_grad_norm or 0.0)
     if plan.precision == "fp32":
-        yield "mixed_precision_param", _quoted("float32")
+        yield "mixed_precision_param", quoted("float32")
 
 
 def _length(plan: Plan) -> int:
@@ -115,7 +115,3 @@ def _missing(request: Request) -> Iterator[str]:
     if plan.optimizer != "adamw":
         yield f"optimizer {plan.optimizer!r}: set optim in your recipe"
     yield from tensor_splits(plan)
-
-
-def _quoted(text: str) -> str:
-    return f'"{text}"'

@@ -26,7 +26,7 @@ def test_a_sound_plan_breaks_no_rule() -> None:
     "broken,rule,says",
     [
         (plan(num_microbatches=3), "batch", "8 is not a multiple of 3 micro-batches; nearest: 2"),
-        (plan(global_batch_size=0), "batch", "must be positive"),
+        (plan(global_batch_size=0), "batch", "global_batch_size is 0; it must be between 1"),
         (plan(num_microbatches=4), "schedule", "nearest: num_microbatches 2"),
         (plan(schedule=ScheduleTable(name="x", rows=("0F0 0B0", "1F0 1X0"))), "schedule", "1X0"),
         (plan(schedule=ScheduleTable(name="x", rows=("0B0 0F0",))), "schedule", "deadlocks"),
