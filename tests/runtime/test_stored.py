@@ -19,6 +19,7 @@ from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from meshwright.ir.errors import PlanError
+from meshwright.runtime import run_dir
 from meshwright.runtime.stored import parts
 from meshwright.runtime.stored.values import decode, encode
 from tests.runtime.handmade import Chain, batches
@@ -434,3 +435,28 @@ def _full(*_):
 
 def test_a_rank_that_cannot_write_is_told_to_all(tmp_path: Path) -> None:
     assert all(run_ranks(4, _one_rank_fails, tmp_path / "job"))
+
+
+# Run directories.
+
+
+def test_a_run_takes_no_folder_of_others(tmp_path: Path) -> None:
+    (tmp_path / "steps_rank0.jsonl").write_text("mine")
+    with pytest.raises(
+        PlanError, match=r"steps_rank0.jsonl of a run whose plan\.json is not there"
+    ):
+        run_dir.begin(tmp_path, ONE, 0)
+    assert (tmp_path / "steps_rank0.jsonl").read_text() == "mine"
+
+
+def test_a_run_directory_is_cleared_and_nothing_else(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run_dir.clear(folder)
+    run_dir.begin(folder, ONE, 0)
+    (folder / "steps_rank0.jsonl").write_text("")
+    (folder / "thesis.tex").write_text("mine")
+    with pytest.raises(PlanError, match=r"thesis.tex, which no run leaves"):
+        run_dir.clear(folder)
+    (folder / "thesis.tex").unlink()
+    run_dir.clear(folder)
+    assert not folder.exists()
