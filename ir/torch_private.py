@@ -21,9 +21,6 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
     unset_fake_temporarily,
 )
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import ReadItem
-from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.distributed_c10d import _get_default_store
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
@@ -179,13 +176,6 @@ def job_store() -> Any:
     """A connection of its own to the store through which the ranks of the job met."""
     store: Any = _get_default_store()
     return store.clone()
-
-
-def read_items(
-    name: str, stored: TensorStorageMetadata, chunks: list[ChunkStorageMetadata]
-) -> list[ReadItem]:
-    """What to read of a stored tensor to fill `chunks` of it."""
-    return create_read_items_for_chunk_list(name, stored, chunks)
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]

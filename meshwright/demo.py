@@ -6,7 +6,6 @@ ranks (`worker`) and as the single process (`single`), so that each has its own 
 
 import argparse
 import logging
-import shutil
 import statistics
 import subprocess
 import sys
@@ -33,6 +32,7 @@ from meshwright.ir.trace import trace
 from meshwright.launch import torchrun, where
 from meshwright.planner.search import search
 from meshwright.profiling import profile
+from meshwright.runtime import run_dir
 from meshwright.runtime.job import compile as compile_job
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ def main(options: Options) -> int:
     console.print(render(plan))
     write_stage_sources(graph, plan)
     console.print(f"wrote {FOLDER}/plan.json and {FOLDER}/stages/*.py")
-    shutil.rmtree(FOLDER / "run", ignore_errors=True)
+    run_dir.clear(FOLDER / "run")
     quiet = ["--quiet"] * options.quiet
     console.rule(f"2. train {STEPS} steps on {RANKS} processes under torchrun")
     if code := torchrun(RANKS, "meshwright.demo", "worker", *quiet):

@@ -1,30 +1,16 @@
-"""Global tensors of which each rank holds some boxes, for torch's distributed checkpoint."""
+"""Global tensors of which each rank holds some boxes, and what of a checkpoint fills them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
-from torch.distributed.checkpoint.planner import (
-    LoadPlan,
-    SavePlan,
-    TensorWriteData,
-    WriteItem,
-    WriteItemType,
-)
 
 from meshwright.ir.errors import PlanError
-from meshwright.ir.torch_private import read_items
 from meshwright.runtime.pieces import Piece
+from meshwright.runtime.stored.manifest import StoredPiece, StoredTensor
+from meshwright.runtime.stored.parts import Box
+from meshwright.runtime.stored.values import dtype_name
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,84 +23,92 @@ class Boxed:
     writes: bool = True
     """False where another rank (or copy) writes the same elements."""
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.parts[0][1].dtype
 
-    def chunk(self, number: int) -> ChunkStorageMetadata:
-        piece, _ = self.parts[number]
-        return ChunkStorageMetadata(torch.Size(piece.offsets), torch.Size(piece.sizes))
+@dataclass(frozen=True, eq=False, slots=True)
+class Copy:
+    """What of a stored piece goes into a local tensor."""
 
-    def part(self, offsets: torch.Size | None) -> Tensor:
-        return next(
-            piece.of_local(x) for piece, x in self.parts if torch.Size(piece.offsets) == offsets
-        ).detach()
+    source: tuple[slice, ...]
+    target: Tensor
 
 
-class BoxSavePlanner(DefaultSavePlanner):
-    """Writes each box of the state dict's Boxed; every other object from rank 0."""
+@dataclass(frozen=True, eq=False, slots=True)
+class Fill:
+    """A stored piece that this rank needs, and all that it fills."""
 
-    def __init__(self, content: Mapping[str, Boxed], coordinator: bool) -> None:
-        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self._boxed, self._coordinator = content, coordinator
-
-    def create_local_plan(self) -> SavePlan:
-        plain = super().create_local_plan()
-        items = [item for item in plain.items if self._coordinator]
-        for name, boxed in self._boxed.items():
-            for number in range(len(boxed.parts)) if boxed.writes else ():
-                items.append(_write_item(name, boxed, number))
-        self.plan = SavePlan(items)
-        return self.plan
-
-    def lookup_object(self, index: MetadataIndex) -> Any:
-        if index.fqn in self._boxed:
-            return self._boxed[index.fqn].part(index.offset)
-        return super().lookup_object(index)
+    name: str
+    dtype: str
+    piece: StoredPiece
+    copies: tuple[Copy, ...]
 
 
-def _write_item(name: str, boxed: Boxed, number: int) -> WriteItem:
-    chunk = boxed.chunk(number)
-    return WriteItem(
-        index=MetadataIndex(name, chunk.offsets, number),
-        type=WriteItemType.SHARD,
-        tensor_data=TensorWriteData(
-            chunk=chunk,
-            properties=TensorProperties(dtype=boxed.dtype),
-            size=torch.Size(boxed.shape),
-        ),
-    )
+def to_write(content: Mapping[str, Boxed]) -> list[Box]:
+    """The boxes that this rank writes."""
+    return [
+        Box(name, boxed.shape, piece.offsets, piece.of_local(tensor).detach())
+        for name, boxed in content.items()
+        if boxed.writes
+        for piece, tensor in boxed.parts
+    ]
 
 
-class BoxLoadPlanner(DefaultLoadPlanner):
-    """Fills each box from whatever boxes the checkpoint has."""
+def to_fill(
+    contents: Sequence[Mapping[str, Boxed]], stored: Mapping[str, StoredTensor]
+) -> list[Fill]:
+    """What fills every box of this rank, in the order of the files; each piece is read once."""
+    copies: dict[tuple[str, StoredPiece], list[Copy]] = {}
+    for content in contents:
+        for name, boxed in content.items():
+            if not boxed.parts:
+                continue
+            found = _stored(stored, name, boxed)
+            for box, tensor in boxed.parts:
+                _check_dtype(name, found, tensor)
+                filled = 0
+                for piece, copy in _copies(box, tensor.detach(), found):
+                    copies.setdefault((name, piece), []).append(copy)
+                    filled += copy.target.numel()
+                if filled != box.of_local(tensor).numel():
+                    raise PlanError(f"the checkpoint lacks a part of {name!r} at {box.offsets}")
+    order = sorted(copies, key=lambda key: (key[1].file, key[1].start))
+    return [Fill(key[0], stored[key[0]].dtype, key[1], tuple(copies[key])) for key in order]
 
-    def __init__(self, content: Mapping[str, Boxed]) -> None:
-        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self._boxed = content
 
-    def create_local_plan(self) -> LoadPlan:
-        plan = super().create_local_plan()
-        assert self.metadata is not None
-        items = list(plan.items)
-        for name, boxed in self._boxed.items():
-            stored = _stored(self.metadata, name, boxed)
-            chunks = [boxed.chunk(number) for number in range(len(boxed.parts))]
-            items += read_items(name, stored, chunks)
-        return LoadPlan(items)
-
-    def lookup_tensor(self, index: MetadataIndex) -> Tensor:
-        if index.fqn in self._boxed:
-            return self._boxed[index.fqn].part(index.offset)
-        return super().lookup_tensor(index)
+def _copies(box: Piece, tensor: Tensor, found: StoredTensor) -> Iterator[tuple[StoredPiece, Copy]]:
+    for piece in found.pieces:
+        source, target = [], []
+        for at, size, own, length, local in zip(
+            piece.offsets, piece.sizes, box.offsets, box.sizes, box.local_offsets, strict=True
+        ):
+            first, last = max(at, own), min(at + size, own + length)
+            if first >= last:
+                break
+            source.append(slice(first - at, last - at))
+            target.append(slice(first - own + local, last - own + local))
+        else:
+            local_part = tensor[tuple(target)] if target else tensor.view(())
+            yield piece, Copy(tuple(source), local_part)
 
 
-def _stored(metadata: Metadata, name: str, boxed: Boxed) -> TensorStorageMetadata:
-    stored = metadata.state_dict_metadata.get(name)
-    if not isinstance(stored, TensorStorageMetadata):
+def _stored(stored: Mapping[str, StoredTensor], name: str, boxed: Boxed) -> StoredTensor:
+    found = stored.get(name)
+    if found is None:
         raise PlanError(f"the checkpoint has no tensor {name!r}; it is of another model")
-    if tuple(stored.size) != boxed.shape:
+    if found.shape != boxed.shape:
         raise PlanError(
-            f"{name!r} has shape {tuple(stored.size)} in the checkpoint, {boxed.shape} in the model"
+            f"{name!r} has shape {found.shape} in the checkpoint, {boxed.shape} in the model"
         )
-    return stored
+    return found
+
+
+def _check_dtype(name: str, found: StoredTensor, tensor: Tensor) -> None:
+    wanted = dtype_name(tensor.dtype)
+    if found.dtype != wanted:
+        raise PlanError(f"{name!r} is {found.dtype} in the checkpoint, {wanted} in the model")
+
+
+def copy(fill: Fill, read: Tensor) -> None:
+    """Puts a piece that was read where it belongs."""
+    with torch.no_grad():
+        for part in fill.copies:
+            part.target.copy_(read[part.source])

@@ -1,123 +1,185 @@
 """Saves a job so that any plan for the same model can go on from it, on any number of ranks.
 
-A folder holds `step-N/` (torch's distributed checkpoint format) and `latest`, a file that names it.
-`latest` is replaced in one move once everything is written, so a crash at any time leaves a
-checkpoint that loads.
+A folder holds `step-N/` and `latest`, a file that names it. `latest` is replaced in one move once
+everything is written, so a crash at any time leaves a checkpoint that loads. A checkpoint is
+safetensors files, one of each rank, and a manifest in JSON with a sum of every piece; nothing in it
+is code. What a load finds damaged is named, and an older checkpoint taken if there is a sound one.
 """
 
-import os
-import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Kind
 from meshwright.ir.nesting import whole_runs
-from meshwright.runtime.boxes import Boxed, BoxLoadPlanner, BoxSavePlanner
+from meshwright.runtime.boxes import Boxed, copy, to_fill, to_write
 from meshwright.runtime.gradsync.base import Held
 from meshwright.runtime.pieces import Piece, pieces
+from meshwright.runtime.stored import folder as folders
+from meshwright.runtime.stored import manifest, parts, torch_format
+from meshwright.runtime.stored.files import DamagedError, write
+from meshwright.runtime.stored.manifest import Manifest, PartFile, StoredPiece, StoredTensor
+from meshwright.runtime.stored.parts import Written
+from meshwright.runtime.stored.values import decode, dtype_named, encode
+from meshwright.runtime.world import of_all, to_first
 
 if TYPE_CHECKING:
     from meshwright.runtime.job import Job
 
-LATEST = "latest"
 
+def save(job: "Job", folder: Path, extra: dict[str, Any], keep: int = 1) -> Path:
+    """Writes the job's state; all ranks call it. `extra` is rank 0's (a scheduler's state, say).
 
-def save(job: "Job", folder: Path, extra: dict[str, Any]) -> Path:
-    """Writes the job's state; all ranks call it. `extra` is rank 0's (a scheduler's state, say)."""
-    name = f"step-{job.state.step:08d}"
-    target, partial = folder / name, folder / f"{name}.partial"
-    if job.parts.rank == 0:
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(partial, ignore_errors=True)
-    _barrier()
-    plain = {
-        "job.step": job.state.step,
-        "job.fingerprint": job.graph.fingerprint,
-        "job.settings": _settings(job.optimizer),
-        "job.extra": extra,
-    }
+    PlanError, and nothing changed, if `extra` holds what only code could bring back. `keep` says
+    how many checkpoints stay, this one included.
+    """
+    if keep < 1:
+        raise PlanError(f"keep={keep}: at least the checkpoint that is saved stays, keep=1")
+    alone, first = job.plan.world_size == 1, job.parts.rank == 0
+    settings, kept = encode(_settings(job.optimizer), "the optimizer's settings"), _kept(extra)
+    partial = folder / f"step-{job.state.step:08d}.partial"
+    with _told(alone, f"{folder}: the checkpoint cannot be written"):
+        if first:
+            folders.begin(folder, job.state.step)
     content: dict[str, Boxed] = {}
     for stage in reversed(job.parts.stages):  # the first stage of a shared parameter writes it
         content |= _contents(job, stage)
-    planner = BoxSavePlanner(content, job.parts.rank == 0)
-    state_dict_saver.save(
-        plain, checkpoint_id=partial, planner=planner, no_dist=job.plan.world_size == 1
-    )
-    if job.parts.rank == 0:
-        _switch(folder, partial, target)
-    _barrier()
-    return target
+    name = f"part-{job.parts.rank:05d}.safetensors"
+    with _told(alone, f"{partial}: the checkpoint could not be written"):
+        own = name, *parts.write(to_write(content), partial / name)
+    everyone = [own] if alone else to_first(own)
+    with _told(alone, f"{partial}: the checkpoint could not be written"):
+        if first:
+            made = Manifest(
+                job.state.step, job.graph.fingerprint, settings, kept,
+                {name: file for name, file, _ in everyone}, _tensors(everyone),
+            )  # fmt: skip
+            write(partial / manifest.NAME, manifest.dumps(made))
+            folders.finish(folder, partial, keep)
+    return folder / f"step-{job.state.step:08d}"
 
 
-def _switch(folder: Path, partial: Path, target: Path) -> None:
-    """Makes the finished checkpoint the latest; only then do older ones go."""
-    if target.exists():  # the same step again, and `latest` names it: keep it until the switch
-        older = folder / f"{target.name}.old"
-        shutil.rmtree(older, ignore_errors=True)
-        shutil.copytree(target, older, copy_function=os.link)
-        _write_latest(folder, older.name)
-        shutil.rmtree(target)
-    partial.rename(target)
-    _write_latest(folder, target.name)
-    for other in folder.glob("step-*"):
-        if other != target:
-            shutil.rmtree(other)
+def _kept(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """`extra` as JSON; what it cannot keep is named as the user knows it."""
+    return {key: encode(value, f"the {key}'s state") for key, value in extra.items()}
 
 
-def _write_latest(folder: Path, name: str) -> None:
-    temporary = folder / f"{LATEST}.partial"
-    temporary.write_text(name + "\n")
-    os.replace(temporary, folder / LATEST)
+def _tensors(everyone: Sequence[tuple[str, PartFile, list[Written]]]) -> dict[str, StoredTensor]:
+    """All tensors by name. Of a number that several ranks wrote, the first counts."""
+    found: dict[str, dict[tuple[int, ...], Written]] = {}
+    for _, _, boxes in everyone:
+        for box in boxes:
+            found.setdefault(box.name, {}).setdefault(box.piece.offsets, box)
+    made = {}
+    for name, by_place in found.items():
+        first = next(iter(by_place.values()))
+        stored = tuple(box.piece for box in by_place.values())
+        made[name] = StoredTensor(first.dtype, first.shape, stored)
+    return made
+
+
+@contextmanager
+def _told(alone: bool, what: str) -> Iterator[None]:
+    """What fails inside on one rank, on disk or by a rule, is a PlanError on every rank."""
+    text, damaged = "", False
+    try:
+        yield
+    except PlanError as error:
+        text, damaged = str(error), isinstance(error, DamagedError)
+    except OSError as error:
+        text = f"{what}: {error}"
+    texts = [(text, damaged)] if alone else of_all((text, damaged))
+    wrong = [(said, bad) for said, bad in texts if said]
+    if wrong:
+        rest = f" (and on {len(wrong) - 1} more ranks)" * (len(wrong) > 1)
+        kind = DamagedError if all(bad for _, bad in wrong) else PlanError
+        raise kind(wrong[0][0] + rest)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A checkpoint that is read, of our format or of torch's."""
+
+    path: Path
+    step: int
+    model: str
+    settings: Any
+    extra: Any
+    tensors: Mapping[str, StoredTensor]
+    read_all: Callable[[Sequence[tuple[str, str, StoredPiece]]], Iterator[tuple[int, Tensor]]]
 
 
 def load(job: "Job", folder: Path) -> dict[str, Any]:
-    """Restores what `save` wrote, under any plan; returns its `extra`."""
-    latest = folder / LATEST
-    if not latest.is_file():
-        raise PlanError(f"{folder} holds no checkpoint: there is no file {latest}")
-    source = folder / latest.read_text().strip()
-    metadata = FileSystemReader(source).read_metadata()
-    plain: dict[str, Any] = {
-        "job.step": 0, "job.fingerprint": "", "job.settings": [], "job.extra": {},
-    }  # fmt: skip
+    """Restores what `save` wrote, under any plan; returns its `extra`.
+
+    A checkpoint with damaged bytes is named on stderr and the newest sound one before it taken; if
+    there is none, PlanError says what is damaged, and the job takes no step before a load succeeds.
+    """
+    damage: list[str] = []
     alone = job.plan.world_size == 1
-    state_dict_loader.load(plain, checkpoint_id=source, planner=BoxLoadPlanner({}), no_dist=alone)
-    if plain["job.fingerprint"] != job.graph.fingerprint:
+    for path in folders.candidates(folder):
+        try:
+            with _told(alone, str(path)):
+                source = _opened(path)
+                _fill(job, source)
+        except DamagedError as error:
+            damage.append(str(error))
+            continue
+        if damage and job.parts.rank == 0:
+            print(
+                f"meshwright: {'; '.join(damage)}. Going on from {path}, step {source.step}",
+                file=sys.stderr, flush=True,
+            )  # fmt: skip
+        for stage in job.parts.stages.values():
+            stage.sync.publish()
+        job.state.step = source.step
+        job.missing.clear()
+        extra: dict[str, Any] = source.extra
+        return extra
+    raise PlanError("; ".join(damage) + ". There is no sound checkpoint before it")
+
+
+def _opened(path: Path) -> _Source:
+    folders.check(path)
+    if not (path / manifest.NAME).exists() and (path / torch_format.INDEX).exists():
+        old = torch_format.read(path)
+        values = [old.value(f"job.{key}") for key in ("step", "fingerprint", "settings", "extra")]
+        step, model, settings, extra = values
+        return _Source(path, step, model, settings, extra, old.tensors, old.read_all)
+    found = manifest.read(path)
+    if found.step != folders.step_of(path.with_name(path.name.removesuffix(".old"))):
+        raise DamagedError(f"{path / manifest.NAME} is of step {found.step}: it belongs elsewhere")
+    for name, part in found.files.items():
+        parts.check(path / name, part)
+    return _Source(
+        path, found.step, found.model, decode(found.settings), decode(found.extra), found.tensors,
+        lambda wanted: parts.read_all(path, wanted),
+    )  # fmt: skip
+
+
+def _fill(job: "Job", source: _Source) -> None:
+    """Fills all that the job has; half filled, it has no values."""
+    if source.model != job.graph.fingerprint:
         raise PlanError(
-            f"{source} is a checkpoint of another model ({plain['job.fingerprint'][:12]}, not "
+            f"{source.path} is a checkpoint of another model ({source.model[:12]}, not "
             f"{job.graph.fingerprint[:12]})"
         )
-    _make_room(job, metadata)
-    # One pass per stage of a rank: two stages may hold copies of one parameter.
-    own = list(job.parts.stages)
-    for number in range(max(map(len, _stages_by_rank(job).values()))):
-        content = _contents(job, own[number]) if number < len(own) else {}
-        state_dict_loader.load(
-            {}, checkpoint_id=source, planner=BoxLoadPlanner(content), no_dist=alone
-        )
-    for stage in job.parts.stages.values():
-        stage.sync.publish()
-    job.state.step = plain["job.step"]
-    _restore_settings(job.optimizer, plain["job.settings"])
-    job.missing.clear()
-    extra: dict[str, Any] = plain["job.extra"]
-    return extra
-
-
-def _stages_by_rank(job: "Job") -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
-    for index, stage in enumerate(job.plan.stages):
-        for rank in stage.devices:
-            found.setdefault(rank, []).append(index)
-    return found
+    _check_settings(job.optimizer, source.settings)
+    _make_room(job, source.tensors)
+    fills = to_fill([_contents(job, stage) for stage in job.parts.stages], source.tensors)
+    job.missing |= {fill.name.removeprefix("model/") for fill in fills}
+    wanted = [(fill.name, fill.dtype, fill.piece) for fill in fills]
+    for number, read in source.read_all(wanted):
+        copy(fills[number], read)
+    for group, settings in zip(job.optimizer.param_groups, source.settings, strict=True):
+        group.update(settings)
 
 
 def _contents(job: "Job", stage: int) -> dict[str, Boxed]:
@@ -155,20 +217,20 @@ def _boxed(job: "Job", held: Held, x: Tensor, writes: bool) -> Boxed:
     return Boxed(shape, tuple((piece, x) for piece in boxes), writes)
 
 
-def _make_room(job: "Job", metadata: Metadata) -> None:
+def _make_room(job: "Job", stored: Mapping[str, StoredTensor]) -> None:
     """Gives the optimizer the state tensors that the checkpoint has, to be filled."""
     by_fqn: dict[str, list[Held]] = {}
     for h in job.parts.held:
         if h.param.requires_grad and h.tensor.numel():
             by_fqn.setdefault(h.param.fqn, []).append(h)
     on_device = any(g.get("fused") or g.get("capturable") for g in job.optimizer.param_groups)
-    for name, stored in metadata.state_dict_metadata.items():
-        if not name.startswith("optim/") or not isinstance(stored, TensorStorageMetadata):
+    for name, tensor in stored.items():
+        if not name.startswith("optim/"):
             continue
         _, key, fqn = name.split("/", 2)
-        dtype = stored.properties.dtype
+        dtype = dtype_named(tensor.dtype)
         for h in by_fqn.get(fqn, []):
-            if key == "step" or tuple(stored.size) != h.param.global_shape:
+            if key == "step" or tensor.shape != h.param.global_shape:
                 device = h.tensor.device if on_device else torch.device("cpu")
                 room = torch.zeros((), dtype=dtype, device=device)
             else:
@@ -184,16 +246,10 @@ def _settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     return [{k: v for k, v in g.items() if k not in _HOW} for g in optimizer.param_groups]
 
 
-def _restore_settings(optimizer: torch.optim.Optimizer, saved: list[dict[str, Any]]) -> None:
-    if len(saved) != len(optimizer.param_groups):
+def _check_settings(optimizer: torch.optim.Optimizer, saved: Any) -> None:
+    if not isinstance(saved, list) or len(saved) != len(optimizer.param_groups):
+        number = len(saved) if isinstance(saved, list) else saved
         raise PlanError(
-            f"the checkpoint's optimizer has {len(saved)} parameter groups, this one "
+            f"the checkpoint's optimizer has {number} parameter groups, this one "
             f"{len(optimizer.param_groups)}"
         )
-    for group, settings in zip(optimizer.param_groups, saved, strict=True):
-        group.update(settings)
-
-
-def _barrier() -> None:
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        dist.barrier()

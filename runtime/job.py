@@ -241,17 +241,25 @@ class Job:
         """This rank's samples of a global batch, for `step(..., sharded=True)`."""
         return as_batch(self._cutter.shard(batch))
 
-    def save(self, folder: str | Path, scheduler: Any = None) -> Path:
-        """Writes a checkpoint that any plan for this model can load; every rank calls it."""
+    def save(self, folder: str | Path, scheduler: Any = None, *, keep: int = 1) -> Path:
+        """Writes a checkpoint that any plan for this model can load; every rank calls it.
+
+        The `keep` newest of the folder stay.
+        """
         extra = {} if scheduler is None else {"scheduler": scheduler.state_dict()}
         with self.failures.guard():
-            return checkpoint.save(self, Path(folder), extra)
+            return checkpoint.save(self, Path(folder), extra, keep)
 
     def load(self, folder: str | Path, scheduler: Any = None) -> None:
         """Goes on from the newest checkpoint in `folder`; every rank calls it."""
         with self.failures.guard():
             extra = checkpoint.load(self, Path(folder))
-        if scheduler is not None and "scheduler" in extra:
+        if scheduler is not None:
+            if "scheduler" not in extra:
+                raise PlanError(
+                    f"the checkpoint in {folder} was saved without a scheduler; load it without "
+                    "one, and set the schedule yourself"
+                )
             scheduler.load_state_dict(extra["scheduler"])
 
     def export(self, folder: str | Path) -> Path | None:
@@ -308,7 +316,7 @@ class Job:
         if self.missing:
             raise PlanError(
                 f"{len(self.missing)} tensors have no values, such as {min(self.missing)!r}: the "
-                "model was on the meta device; call job.load(dir) first"
+                "model was on the meta device, or a load failed; call job.load(dir) first"
             )
         with self.failures.guard():
             stages = self.parts.stages.values()

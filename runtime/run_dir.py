@@ -35,12 +35,33 @@ def prepare(folder: Path, plan: Plan, rank: int) -> None:
 def begin(folder: Path, plan: Plan, rank: int) -> None:
     """As `prepare`; rank 0 also removes what an earlier run of the plan left.
 
-    It does so before the ranks shake hands, and no rank writes before that.
+    It does so before the ranks shake hands, and no rank writes before that. PlanError if such
+    files are there without their plan: nobody can say whose they are.
     """
+    if rank == 0 and (found := _of_ranks(folder)) and not (folder / "plan.json").exists():
+        raise PlanError(
+            f"{folder} holds {found[0].name} of a run whose plan.json is not there; choose another "
+            "folder, or remove what is in it"
+        )
     prepare(folder, plan, rank)
-    for pattern in _OF_RANKS if rank == 0 else ():
-        for path in folder.glob(pattern):
-            path.unlink()
+    for path in _of_ranks(folder) if rank == 0 else ():
+        path.unlink()
+
+
+def clear(folder: Path) -> None:
+    """Removes a run directory of any plan; PlanError if it holds what no run leaves."""
+    if not folder.exists():
+        return
+    ours = [*_of_ranks(folder), *(p for p in (folder / "plan.json",) if p.is_file())]
+    if others := sorted(set(folder.iterdir()) - set(ours)):
+        raise PlanError(f"{folder} holds {others[0].name}, which no run leaves: move it away")
+    for path in ours:
+        path.unlink()
+    folder.rmdir()
+
+
+def _of_ranks(folder: Path) -> list[Path]:
+    return sorted(p for pattern in _OF_RANKS for p in folder.glob(pattern) if p.is_file())
 
 
 def _held(path: Path) -> Plan:

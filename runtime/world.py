@@ -61,3 +61,12 @@ def of_all(value: Any) -> list[Any]:
     held: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(held, value)
     return held
+
+
+def to_first(value: Any) -> list[Any]:
+    """Every rank's value on rank 0; nothing on the others."""
+    if not dist.is_initialized():
+        return [value]
+    held: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(value, held)
+    return held or []

@@ -1,9 +1,12 @@
 """A Lightning Trainer with a job's strategy does what the plain loop does."""
 
+import os
+
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from meshwright.ir.errors import PlanError
 from tests.integrations.as_torchrun import as_torchrun
 from tests.integrations.setting import BATCH, LR, STEPS, Tokens, model, plain_loop, plan, weights_of
 from tests.spawn import run_ranks
@@ -98,3 +101,33 @@ def test_a_strategy_goes_on_from_its_checkpoint(tmp_path):
     for ours, theirs in zip(plain, run_ranks(2, _resume, str(tmp_path)), strict=True):
         for name, values in ours["weights"].items():
             assert theirs[name] == pytest.approx(values, rel=1e-12), name
+
+
+class Evil:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+def _resume_evil(folder):
+    as_torchrun()
+    from meshwright.integrations.lightning import JobStrategy
+
+    ran = f"{folder}/ran{os.environ['RANK']}"
+    strategy = JobStrategy(plan())
+    made = trainer(folder, strategy, steps=1)
+    made.fit(module(), loader(BATCH))
+    made.save_checkpoint(f"{folder}/step1")
+    if strategy.is_global_zero:
+        torch.save({"callbacks": Evil(ran)}, f"{folder}/step1/lightning.ckpt")
+    strategy.barrier()
+    with pytest.raises(PlanError, match=r"it was not run\. If you trust"):
+        trainer(folder, strategy).fit(module(), loader(BATCH), ckpt_path=f"{folder}/step1")
+    return os.path.exists(ran)
+
+
+def test_what_lightning_keeps_runs_no_code(tmp_path):
+    plan()  # before the fork: made once
+    assert run_ranks(2, _resume_evil, str(tmp_path)) == [False, False]

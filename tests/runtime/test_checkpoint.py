@@ -8,8 +8,9 @@ import torch
 from safetensors.torch import load_model
 
 from meshwright.ir.errors import PlanError
-from meshwright.runtime import checkpoint
 from meshwright.runtime.export import full_state
+from meshwright.runtime.stored import folder as folders
+from meshwright.runtime.stored import parts
 from tests.runtime.handmade import Chain, batches, plan_of, reference
 from tests.runtime.test_executor import gpipe, make_job, stage
 from tests.spawn import alone, run_ranks
@@ -101,7 +102,7 @@ def _die(*_, **__):
 
 @pytest.mark.parametrize(
     "where",
-    [(checkpoint.state_dict_saver, "save"), (checkpoint, "_switch"), (os, "replace")],
+    [(parts, "write"), (folders, "finish"), (os, "replace")],
     ids=str,
 )
 def test_a_crash_leaves_the_last_checkpoint(where, tmp_path):
