@@ -10,8 +10,8 @@ from safetensors.torch import load_model
 from meshwright.ir.errors import PlanError
 from meshwright.runtime import checkpoint
 from meshwright.runtime.export import full_state
-from tests.runtime.handmade import Chain, batches, plan_of, reference
-from tests.runtime.test_executor import gpipe, make_job, stage
+from tests.runtime.handmade import Chain, batches, make_job, plan_of, reference
+from tests.runtime.test_executor import gpipe, stage
 from tests.spawn import alone, run_ranks
 
 PLANS = {
