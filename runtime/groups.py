@@ -47,6 +47,10 @@ class Groups:
         line = next(line for line in stage_lines(stage)[axis] if rank in line)
         return self.by_ranks[line] if len(line) > 1 else None
 
+    def between(self, source: int, target: int) -> dist.ProcessGroup | None:
+        """The group of messages from one rank to another."""
+        return self.upward if source < target else self.downward
+
     def close(self) -> None:
         """Every rank calls it when nothing is under way."""
         for group in (*self.by_ranks.values(), self.upward, self.downward):

@@ -39,6 +39,7 @@ from meshwright.runtime.handshake import (
 from meshwright.runtime.mailbox import Mailbox
 from meshwright.runtime.messages import plan_messages
 from meshwright.runtime.optimizer import OptimizerChoice, make_optimizer
+from meshwright.runtime.pairs import open_pairs
 from meshwright.runtime.record import StepRecord
 from meshwright.runtime.report import report
 from meshwright.runtime.resident import Residence, resident_bytes
@@ -151,6 +152,7 @@ class Job:
         self._cutter = BatchCutter(graph, plan, parts.programs, parts.rank, device)
         self._trainer = self._executor(training=True)
         self._evaluator = self._executor(training=False)
+        self._open_pairs()
         self._accumulated = 0
         self._spent_s = 0.0
         self.residence = residence or Residence(resident_bytes())
@@ -286,6 +288,15 @@ class Job:
         self.failures.close()
         if self._owns_world and dist.is_initialized():
             dist.destroy_process_group()
+
+    def _open_pairs(self) -> None:
+        """Those of training, which are also all of evaluation."""
+        parts, schedule = self.parts, self.plan.schedule.parse()
+        messages = plan_messages(self.plan, schedule, parts.programs, parts.rank)
+        self.progress.at(0, "connections between stages", "synchronising")
+        with self.failures.guard():
+            open_pairs(messages, parts.groups, parts.rank, self.device)
+        self.progress.at(0, "start", "idle")
 
     def _executor(self, *, training: bool) -> Executor:
         """The loop over this rank's row; evaluation takes only the forwards of it."""

@@ -65,7 +65,7 @@ class Mailbox:
             stop = stops[min(action, len(stops) - 1)]
             for message in self._from[source][self._cursor[source] : stop]:
                 buffer = self._buffer(message)
-                group = self._group(message)
+                group = self._groups.between(message.source, message.target)
                 work = dist.irecv(buffer, source, group=group, tag=message.number)
                 assert work is not None
                 self._posted[message] = buffer, work
@@ -82,7 +82,8 @@ class Mailbox:
             if message.target == self._rank:
                 self._kept[message] = piece
                 continue
-            group, start = self._group(message), self._recorder.mark()
+            group = self._groups.between(message.source, message.target)
+            start = self._recorder.mark()
             work = dist.isend(piece, message.target, group=group, tag=message.number)
             assert work is not None
             self._recorder.sent(message, piece.nbytes, start)
@@ -150,10 +151,6 @@ class Mailbox:
         if span is not None:
             numel = numel // samples * (span[1] - span[0])
         return torch.empty(numel, dtype=getattr(torch, value.dtype), device=self._device)
-
-    def _group(self, message: Message) -> dist.ProcessGroup | None:
-        upward = message.source < message.target
-        return self._groups.upward if upward else self._groups.downward
 
 
 def _stops(messages: list[Message]) -> list[int]:

@@ -5,6 +5,7 @@ reads `e` (relayed through all stages) and the first block's weight (tied), and 
 """
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, fx, nn
 
 from meshwright.codegen.program import BlockCode, Call, Param, StageProgram, Value
@@ -14,6 +15,10 @@ from meshwright.ir.layout import Shard
 from meshwright.ir.nesting import whole_runs
 from meshwright.ir.plan import ClusterId, InputSpec, ModelId, Plan, ScheduleTable, Stage
 from meshwright.ir.schedule import Schedule
+from meshwright.runtime.build import build_rank
+from meshwright.runtime.job import Job
+from meshwright.runtime.optimizer import make_optimizer
+from meshwright.runtime.weights import model_tensors
 
 WIDTH = 6
 BATCH = 24
@@ -119,6 +124,16 @@ def programs_of(chain: Chain, plan: Plan, rank: int) -> tuple[StageProgram, ...]
         share = stage.batch_shares[stage.coordinates(rank)["dp"]]
         found.append(_program(chain, graph, plan, index, share))
     return tuple(found)
+
+
+def make_job(chain: Chain, plan: Plan, **settings: object) -> Job:
+    """This rank's part of a job that trains with Adam."""
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    graph, device = graph_of(chain), torch.device("cpu")
+    programs = programs_of(chain, plan, rank)
+    parts = build_rank(plan, graph, programs, model_tensors(chain), rank, device, 0)
+    optimizer = make_optimizer("adam", parts.held, 0.01, chain)
+    return Job(plan, graph, parts, optimizer, chain, device, **settings)
 
 
 def _program(chain: Chain, graph: Graph, plan: Plan, index: int, share: int) -> StageProgram:

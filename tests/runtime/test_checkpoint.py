@@ -11,8 +11,8 @@ from meshwright.ir.errors import PlanError
 from meshwright.runtime.export import full_state
 from meshwright.runtime.stored import folder as folders
 from meshwright.runtime.stored import parts
-from tests.runtime.handmade import Chain, batches, plan_of, reference
-from tests.runtime.test_executor import gpipe, make_job, stage
+from tests.runtime.handmade import Chain, batches, make_job, plan_of, reference
+from tests.runtime.test_executor import gpipe, stage
 from tests.spawn import alone, run_ranks
 
 PLANS = {

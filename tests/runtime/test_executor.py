@@ -2,28 +2,14 @@
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from meshwright.ir.plan import Stage
 from meshwright.ir.schedule import Action, Schedule, Work
-from meshwright.runtime.build import build_rank
 from meshwright.runtime.export import full_state
-from meshwright.runtime.job import Job
-from meshwright.runtime.optimizer import make_optimizer
-from meshwright.runtime.weights import model_tensors
-from tests.runtime.handmade import Chain, batches, graph_of, plan_of, programs_of, reference
+from tests.runtime.handmade import Chain, batches, make_job, plan_of, reference
 from tests.spawn import alone, run_ranks
 
 STEPS = 3
-
-
-def make_job(chain, plan, **settings):
-    rank = dist.get_rank() if dist.is_initialized() else 0
-    graph, device = graph_of(chain), torch.device("cpu")
-    programs = programs_of(chain, plan, rank)
-    parts = build_rank(plan, graph, programs, model_tensors(chain), rank, device, 0)
-    optimizer = make_optimizer("adam", parts.held, 0.01, chain)
-    return Job(plan, graph, parts, optimizer, chain, device, **settings)
 
 
 def train(chain, plan, clip, accumulate=1):

@@ -1,0 +1,170 @@
+"""Every schedule and border under NCCL's rules: the job must end, and equal plain training.
+
+Ranks are processes over a Gloo group that hangs where NCCL would (`tests/nccl_rule.py`).
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+
+from benchmarks.attack.result import Result
+from meshwright.costmodel.simulate import StageTimes
+from meshwright.ir.errors import PlanError
+from meshwright.ir.plan import Plan, Stage
+from meshwright.ir.schedule import Schedule
+from meshwright.planner.schedule_tools import SCHEDULES, make_schedule, stages_per_rank
+from meshwright.planner.synthesis.solve import synthesise
+from meshwright.planner.synthesis.task import Task
+from meshwright.runtime.export import full_state
+from tests.nccl_rule import run_under_rule
+from tests.runtime.handmade import (
+    BATCH,
+    Chain,
+    batches,
+    make_job,
+    plan_of,
+    reference,
+)
+from tests.spawn import RankFailed, alone
+
+STEPS = 2
+PATTERNS = ("first", "middle", "last")
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A plan for a hand-made chain, by name."""
+
+    name: str
+    chain: Chain
+    plan: Plan
+
+
+def attacks(size: int, seed: int) -> Iterator[Result]:
+    """Pipelines of 2 to 4 ranks, and of up to 8 at full size; all of one world in one start."""
+    worlds = (2, 3, 4, 6, 8) if size >= 100 else (2, 4)
+    for world in worlds:
+        found = list(pipelines(world, 8 if size >= 100 else 4))
+        if size < 100:
+            found = found[:: max(1, 100 // max(size, 1) // 4)]
+        start = time.monotonic()
+        try:
+            differences = train_all(world, found)
+        except RankFailed as error:
+            yield Result(f"{len(found)} pipelines of {world} ranks", False, str(error)[-2000:])
+            continue
+        seconds = (time.monotonic() - start) / len(found)
+        for pipeline, difference in zip(found, differences, strict=True):
+            held = difference <= 1e-9
+            yield Result(pipeline.name, held, f"equal to {difference:.0e}", seconds)
+
+
+def pipelines(world: int, microbatches: int) -> Iterator[Pipeline]:
+    """All schedules on `world` ranks: one rank a stage, replicas, stages of unequal replicas."""
+    for name in SCHEDULES:
+        for chunks in stages_per_rank(name)[:1]:
+            for ranks in dict.fromkeys((world, world // 2)):
+                if ranks < 2:
+                    continue
+                try:
+                    schedule = make_schedule(name, chunks * ranks, microbatches, ranks)
+                except PlanError:
+                    continue  # not for this many ranks or micro-batches
+                yield pipeline(f"{name} {ranks}", schedule, world // ranks)
+    for times in ((1.0, 2.0, 1.5, 0.5), (3.0, 1.0, 1.0, 2.0)):
+        yield pipeline(f"solver {times}", _solved(times, world, microbatches), 1)
+    for schedule in ("gpipe", "one_f_one_b", "zero_bubble", "dapple_pb"):
+        for replicas in _uneven(world):
+            made = make_schedule(schedule, len(replicas), microbatches, len(replicas))
+            yield pipeline(f"{schedule} {replicas}", made, replicas)
+
+
+def _uneven(world: int) -> Iterator[tuple[int, ...]]:
+    """Replicas per stage, unequal."""
+    if world >= 3:
+        yield from ((1, world - 1), (world - 1, 1))
+    if world >= 4:
+        yield (1, world - 2, 1)
+    if world >= 5:
+        yield (2, world - 2)
+
+
+def _solved(times: tuple[float, ...], ranks: int, microbatches: int) -> Schedule:
+    stages = tuple(
+        StageTimes(
+            forward_s=times[i % 4], backward_s=2.0, backward_input_s=times[-i % 4],
+            backward_weight_s=1.0,
+        )
+        for i in range(2 * ranks)
+    )  # fmt: skip
+    placement = tuple(i % ranks for i in range(2 * ranks))
+    return synthesise(
+        Task(stages=stages, placement=placement, num_microbatches=microbatches), effort=0.1
+    ).schedule
+
+
+def pipeline(name: str, schedule: Schedule, replicas: int | tuple[int, ...]) -> Pipeline:
+    """A chain of two blocks a stage whose first and last stage share a weight."""
+    ranks = len(schedule.ranks)
+    counts = (replicas,) * ranks if isinstance(replicas, int) else replicas
+    ends = [sum(counts[:i]) for i in range(ranks + 1)]
+    devices = [tuple(range(a, b)) for a, b in pairwise(ends)]
+    samples = BATCH // schedule.num_microbatches
+    stages = tuple(
+        _stage(index, devices[schedule.rank_of(index)], samples, index % 4)
+        for index in range(schedule.num_stages)
+    )
+    plan = plan_of(stages, schedule, schedule.num_microbatches)
+    return Pipeline(name, Chain(2 * len(stages)), plan)
+
+
+def _stage(index: int, devices: tuple[int, ...], samples: int, zero: int) -> Stage:
+    count = len(devices)
+    shares = tuple(samples // count + (i < samples % count) for i in range(count))
+    return Stage(
+        first=f"b{2 * index}", last=f"b{2 * index + 1}", devices=devices, batch_shares=shares,
+        mesh={"dp_replicate": 1, "dp_shard": count, "tp": 1}, zero=zero,
+        recompute=dict.fromkeys(PATTERNS, "full" if index % 2 else "none"),
+    )  # fmt: skip
+
+
+def train_all(world: int, found: list[Pipeline]) -> list[float]:
+    """Per pipeline, how far losses and parameters are from those of plain training."""
+    wanted = alone(_plainly, [pipeline.chain for pipeline in found])
+    results = run_under_rule(world, _train, found)[0]
+    return [max(map(_apart, *pair)) for pair in zip(results, wanted, strict=True)]
+
+
+def _apart(x: torch.Tensor, y: torch.Tensor) -> float:
+    return float((x - y).abs().max())
+
+
+def _plainly(chains: list[Chain]) -> list[list[torch.Tensor]]:
+    """Losses and parameters of plain training."""
+    found = (reference(chain, batches(STEPS)) for chain in chains)
+    return [[torch.tensor(losses, dtype=torch.float64), *state.values()] for losses, state in found]
+
+
+def _train(found: list[Pipeline]) -> list[list[torch.Tensor]]:
+    results = []
+    for one in found:
+        job = make_job(one.chain, one.plan)
+        first, *_ = batches(STEPS)
+        before = job.eval(first)
+        losses = [float(job.step(batch)) for batch in batches(STEPS)]
+        assert float(before) == losses[0], f"{one.name}: evaluation {before}, training {losses[0]}"
+        state = full_state(job)
+        for batch in batches(STEPS):
+            job.accumulate(batch)
+        job.apply(1.0 / STEPS)
+        job.eval(first)
+        job.close()
+        results.append([torch.tensor(losses, dtype=torch.float64), *_in_order(state, one.chain)])
+    return results
+
+
+def _in_order(state: dict[str, torch.Tensor], chain: Chain) -> list[torch.Tensor]:
+    return [state[name] if name in state else p.detach() for name, p in chain.named_parameters()]
