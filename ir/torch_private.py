@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensorMode,
     UnsupportedOperatorException,
+    is_fake as _is_fake,
     unset_fake_temporarily,
 )
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorStorageMetadata
@@ -48,6 +49,7 @@ DATA_DEPENDENT = (
     GuardOnDataDependentSymNode,
 )
 UNKNOWN_OPERATOR = UnsupportedOperatorException
+DispatchMode: Any = TorchDispatchMode
 
 # torch 2.13 renamed these two and warns of the old names.
 _all_gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -62,6 +64,11 @@ def operator_of(error: BaseException) -> str:
 def fake_mode() -> AbstractContextManager[Any]:
     """Tensors made inside have shapes and dtypes but no memory."""
     return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def is_fake(x: object) -> bool:
+    """Whether a tensor has no memory, since it was made inside the fake mode."""
+    return bool(_is_fake(x))
 
 
 def real_mode() -> AbstractContextManager[Any]:
@@ -216,6 +223,21 @@ def on_gradient(parameters: Iterable[Tensor], made: Callable[[Tensor], None]) ->
     """Calls `made(parameter)` whenever its gradient was set or added to; handles to remove."""
     hooks: list[Any] = [p.register_post_accumulate_grad_hook for p in parameters]
     return [hook(made) for hook in hooks]
+
+
+def copy_hooks(source: Tensor, target: Tensor) -> None:
+    """Gives a parameter the hooks of another, which a copy of it lacks."""
+    made: Any = target
+    for hook in (source._backward_hooks or {}).values():
+        made.register_hook(hook)
+    for hook in (getattr(source, "_post_accumulate_grad_hooks", None) or {}).values():
+        made.register_post_accumulate_grad_hook(hook)
+
+
+def has_stepped(optimizer: torch.optim.Optimizer) -> None:
+    """A scheduler of the optimizer is to know that it has stepped."""
+    told: Any = optimizer
+    told._opt_called = True
 
 
 def leaves(tree: Any) -> list[Any]:

@@ -21,8 +21,10 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Kind
 from meshwright.ir.nesting import whole_runs
 from meshwright.runtime.boxes import Boxed, BoxLoadPlanner, BoxSavePlanner
+from meshwright.runtime.export import persistent
 from meshwright.runtime.gradsync.base import Held
 from meshwright.runtime.pieces import Piece, pieces
+from meshwright.runtime.unread import boxed
 
 if TYPE_CHECKING:
     from meshwright.runtime.job import Job
@@ -47,6 +49,7 @@ def save(job: "Job", folder: Path, extra: dict[str, Any]) -> Path:
     content: dict[str, Boxed] = {}
     for stage in reversed(job.parts.stages):  # the first stage of a shared parameter writes it
         content |= _contents(job, stage)
+    content |= job.unread.saved(persistent(job.model), job.parts.rank == 0)
     planner = BoxSavePlanner(content, job.parts.rank == 0)
     state_dict_saver.save(
         plain, checkpoint_id=partial, planner=planner, no_dist=job.plan.world_size == 1
@@ -103,6 +106,11 @@ def load(job: "Job", folder: Path) -> dict[str, Any]:
         state_dict_loader.load(
             {}, checkpoint_id=source, planner=BoxLoadPlanner(content), no_dist=alone
         )
+    room = job.unread.room(metadata.state_dict_metadata)
+    state_dict_loader.load(
+        {}, checkpoint_id=source, planner=BoxLoadPlanner(boxed(room)), no_dist=alone
+    )
+    job.unread.fill(room)
     for stage in job.parts.stages.values():
         stage.sync.publish()
     job.state.step = plain["job.step"]
