@@ -213,6 +213,31 @@ def watching(seen: Callable[[list[Tensor]], None]) -> AbstractContextManager[Any
     return _Watch(seen)
 
 
+class _Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self, called: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._called = called
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self._called(func, args, kwargs or {}, result)
+        return result
+
+
+def recording(
+    called: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None],
+) -> AbstractContextManager[Any]:
+    """Inside, `called` gets every operator with its arguments and results, below autograd."""
+    return _Record(called)
+
+
+def is_random(target: Any) -> bool:
+    """Whether the operator draws from a generator."""
+    return torch.Tag.nondeterministic_seeded in target.tags
+
+
 def is_watched() -> bool:
     """Whether operators are seen one by one, by `watching` or as fake tensors: torch.compile does
     nothing then."""
