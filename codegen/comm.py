@@ -64,6 +64,8 @@ class Comm:
         """Name of the block that runs."""
         self.training = True
         """False: no dropout, and batch-norm uses its running statistics."""
+        self.still = False
+        """True: random ops give constants (`ir.still`), for comparing with another layout."""
         self.recomputing = False
         """True while a block is run again for its backward: buffers are not updated twice."""
         self.log: list[Traffic] | None = None

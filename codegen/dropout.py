@@ -19,6 +19,7 @@ from meshwright.codegen.kernels.bias_gelu import bias_gelu
 from meshwright.codegen.kernels.gelu_dropout import gelu_dropout as fused_dropout
 from meshwright.codegen.kernels.gelu_dropout import masks
 from meshwright.ir.operators import operator
+from meshwright.ir.still import Still
 
 
 def seed_of(comm: Comm, key: str, sample: int, axes: tuple[str, ...]) -> int:
@@ -44,6 +45,8 @@ def dropout(
         return input
     if p == 1:
         return input * 0
+    if comm.still:
+        return input / (1 - p)
     seeds = _seeds(comm, input, key, dim, outer * per_sample, axes)
     if not seeds:
         return input
@@ -73,6 +76,8 @@ def gelu_dropout(
     axes: tuple[str, ...] = (),
 ) -> Tensor:
     """Dropout of GELU of x with its bias, with the masks of `dropout`; see there."""
+    if comm.still and comm.training:
+        return dropout(comm, bias_gelu(x, bias, tanh), p, key)
     seeds = _seeds(comm, x, key, dim, outer * per_sample, axes) if comm.training else []
     made: Tensor = (
         fused_dropout(x, bias, tanh, p, seeds, dim, outer, per_sample)
@@ -121,10 +126,10 @@ def attention(
             scale=scale, enable_gqa=enable_gqa,
         )  # fmt: skip
 
-    rows = query.shape[0]
-    if not comm.training or not rows:
+    rows, kept = query.shape[0], 1 - dropout_p
+    if not comm.training or comm.still or not rows:
         dropout_p = 0.0
-        return attend(0, rows)
+        return attend(0, rows) / kept if comm.still and comm.training else attend(0, rows)
     parts = []
     for start in range(0, rows, per_sample or rows):
         sample = comm.sample_offset + start // per_sample if per_sample else -1
@@ -137,6 +142,9 @@ def seeded(
     comm: Comm, target: str, op_key: str, axes: tuple[str, ...] = (), **arguments: object
 ) -> object:
     """A random op without a form of its own: its numbers depend on where the batch is split."""
+    if comm.still:
+        with Still():
+            return operator(target)(**arguments)
     sample = comm.sample_offset if "dp" in axes else -1
     with _seeded(comm.device, seed_of(comm, op_key, sample, axes)):
         return operator(target)(**arguments)

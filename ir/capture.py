@@ -6,7 +6,7 @@ The user's model is not touched: a structural copy is made whose tensors are fak
 import copy
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,14 +49,25 @@ def capture(
         raise TraceError(f"{type(model).__name__} has no parameters: there is nothing to train")
     sizes = resized(batch, global_batch_size)
     originals: dict[int, torch.Tensor] = {}
-    step = fake_copy(TrainingStep(model, loss_fn, tuple(batch)), originals)
-    if not model.training:
-        step.train()
-    inputs = tuple(_input(sizes[name], tensor) for name, tensor in batch.items())
+    step, inputs = fake_step(model, batch, loss_fn, sizes, originals)
     program = _export(step, inputs)
     batch_size = global_batch_size or next(iter(batch.values())).shape[0]
     batch_inputs = tuple(name for name in batch if sizes[name][:1] == (batch_size,))
     return Capture(program, tuple(batch), originals, step, batch_size, batch_inputs)
+
+
+def fake_step(
+    model: nn.Module,
+    batch: Mapping[str, torch.Tensor],
+    loss_fn: LossFn | None,
+    sizes: Mapping[str, tuple[int, ...]],
+    originals: dict[int, torch.Tensor],
+) -> tuple[TrainingStep, tuple[torch.Tensor, ...]]:
+    """A copy of the step on fake tensors, in training mode, and its inputs of `sizes`."""
+    step = fake_copy(TrainingStep(model, loss_fn, tuple(batch)), originals)
+    if not model.training:
+        step.train()
+    return step, tuple(_input(sizes[name], tensor) for name, tensor in batch.items())
 
 
 def _input(shape: tuple[int, ...], given: torch.Tensor) -> torch.Tensor:
@@ -66,6 +77,13 @@ def _input(shape: tuple[int, ...], given: torch.Tensor) -> torch.Tensor:
 
 
 def _export(step: TrainingStep, inputs: tuple[torch.Tensor, ...]) -> ExportedProgram:
+    with as_traced(step):
+        return torch.export.export(step, inputs, strict=False)
+
+
+@contextmanager
+def as_traced(step: TrainingStep) -> Iterator[None]:
+    """Inside, a (copied) step runs on fake tensors as it does in a trace."""
     with ExitStack() as stack:
         # An LSTM puts its weights into a list again, which is no change.
         stack.enter_context(warnings.catch_warnings())
@@ -79,7 +97,7 @@ def _export(step: TrainingStep, inputs: tuple[torch.Tensor, ...]) -> ExportedPro
         stack.enter_context(own_functions())
         stack.enter_context(assigned_buffers())
         stack.enter_context(parameters_stay())
-        return torch.export.export(step, inputs, strict=False)
+        yield
 
 
 def is_hf(model: nn.Module) -> bool:

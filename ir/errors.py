@@ -19,3 +19,11 @@ class Infeasible(MeshwrightError):
 
 class MismatchError(MeshwrightError):
     """Ranks, or plan and world, do not agree; the run must not start."""
+
+
+class CheckFailed(MismatchError):
+    """What `compile` made does not compute what the model computes in plain PyTorch."""
+
+
+class NonFinite(MeshwrightError):
+    """The loss, the gradients or the parameters are no numbers any more."""

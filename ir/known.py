@@ -112,6 +112,8 @@ class Known(TorchFunctionMode):
 def asserted(frame: FrameType | None) -> bool | None:
     """What the condition must be for the `assert` to hold that the user's code is in, if any."""
     while frame is not None and _is_between(frame):
+        if frame.f_code.co_name.startswith("_check"):  # torch._check and its kin
+            return True
         frame = frame.f_back
     if frame is None:
         return None

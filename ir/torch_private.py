@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensorMode,
     UnsupportedOperatorException,
+    is_fake as _is_fake,
     unset_fake_temporarily,
 )
 from torch.distributed.distributed_c10d import _get_default_store
@@ -45,6 +46,7 @@ DATA_DEPENDENT = (
     GuardOnDataDependentSymNode,
 )
 UNKNOWN_OPERATOR = UnsupportedOperatorException
+DispatchMode: Any = TorchDispatchMode
 
 # torch 2.13 renamed these two and warns of the old names.
 _all_gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -59,6 +61,11 @@ def operator_of(error: BaseException) -> str:
 def fake_mode() -> AbstractContextManager[Any]:
     """Tensors made inside have shapes and dtypes but no memory."""
     return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def is_fake(x: object) -> bool:
+    """Whether a tensor has no memory, since it was made inside the fake mode."""
+    return bool(_is_fake(x))
 
 
 def real_mode() -> AbstractContextManager[Any]:
@@ -196,6 +203,31 @@ def watching(seen: Callable[[list[Tensor]], None]) -> AbstractContextManager[Any
     return _Watch(seen)
 
 
+class _Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self, called: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._called = called
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self._called(func, args, kwargs or {}, result)
+        return result
+
+
+def recording(
+    called: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None],
+) -> AbstractContextManager[Any]:
+    """Inside, `called` gets every operator with its arguments and results, below autograd."""
+    return _Record(called)
+
+
+def is_random(target: Any) -> bool:
+    """Whether the operator draws from a generator."""
+    return torch.Tag.nondeterministic_seeded in target.tags
+
+
 def is_watched() -> bool:
     """Whether operators are seen one by one, by `watching` or as fake tensors: torch.compile does
     nothing then."""
@@ -206,6 +238,21 @@ def on_gradient(parameters: Iterable[Tensor], made: Callable[[Tensor], None]) ->
     """Calls `made(parameter)` whenever its gradient was set or added to; handles to remove."""
     hooks: list[Any] = [p.register_post_accumulate_grad_hook for p in parameters]
     return [hook(made) for hook in hooks]
+
+
+def copy_hooks(source: Tensor, target: Tensor) -> None:
+    """Gives a parameter the hooks of another, which a copy of it lacks."""
+    made: Any = target
+    for hook in (source._backward_hooks or {}).values():
+        made.register_hook(hook)
+    for hook in (getattr(source, "_post_accumulate_grad_hooks", None) or {}).values():
+        made.register_post_accumulate_grad_hook(hook)
+
+
+def has_stepped(optimizer: torch.optim.Optimizer) -> None:
+    """A scheduler of the optimizer is to know that it has stepped."""
+    told: Any = optimizer
+    told._opt_called = True
 
 
 def leaves(tree: Any) -> list[Any]:

@@ -21,6 +21,7 @@ from meshwright.ir.hints import hints_of
 from meshwright.ir.images import is_channels_last
 from meshwright.ir.prelude import prelude_first
 from meshwright.ir.raw import Raw, dtype_name, read
+from meshwright.ir.reached import only_reached
 from meshwright.ir.simplify import simplify
 from meshwright.ir.step import Batch, LossFn, flatten_batch
 from meshwright.ir.torch_private import fake_mode
@@ -69,7 +70,7 @@ def _graph(raw: Raw, captured: Capture, model: nn.Module) -> Graph:
     if not raw.fakes[raw.loss].requires_grad:
         raise TraceError("the loss does not depend on any parameter that requires grad")
     raw, prelude = prelude_first(raw)
-    tensors = raw.tensors | _activations(raw)
+    tensors = only_reached(raw.ops, raw.tensors | _activations(raw), raw.loss)
     ops, blocks = find_blocks(costed(raw), prelude, tensors, raw.loss)
     by_key = dict(zip(captured.names, raw.inputs, strict=True))
     return Graph(

@@ -20,6 +20,7 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Kind
 from meshwright.ir.nesting import whole_runs
 from meshwright.runtime.boxes import Boxed, copy, to_fill, to_write
+from meshwright.runtime.export import persistent
 from meshwright.runtime.gradsync.base import Held
 from meshwright.runtime.pieces import Piece, pieces
 from meshwright.runtime.stored import folder as folders
@@ -28,6 +29,7 @@ from meshwright.runtime.stored.files import DamagedError, write
 from meshwright.runtime.stored.manifest import Manifest, PartFile, StoredPiece, StoredTensor
 from meshwright.runtime.stored.parts import Written
 from meshwright.runtime.stored.values import decode, dtype_named, encode
+from meshwright.runtime.unread import boxed
 from meshwright.runtime.world import of_all, to_first
 
 if TYPE_CHECKING:
@@ -51,6 +53,7 @@ def save(job: "Job", folder: Path, extra: dict[str, Any], keep: int = 1) -> Path
     content: dict[str, Boxed] = {}
     for stage in reversed(job.parts.stages):  # the first stage of a shared parameter writes it
         content |= _contents(job, stage)
+    content |= job.unread.saved(persistent(job.model), first)
     name = f"part-{job.parts.rank:05d}.safetensors"
     with _told(alone, f"{partial}: the checkpoint could not be written"):
         own = name, *parts.write(to_write(content), partial / name)
@@ -173,11 +176,14 @@ def _fill(job: "Job", source: _Source) -> None:
         )
     _check_settings(job.optimizer, source.settings)
     _make_room(job, source.tensors)
-    fills = to_fill([_contents(job, stage) for stage in job.parts.stages], source.tensors)
+    unread = job.unread.room(source.tensors)
+    contents = [_contents(job, stage) for stage in job.parts.stages]
+    fills = to_fill([*contents, boxed(unread)], source.tensors)
     job.missing |= {fill.name.removeprefix("model/") for fill in fills}
     wanted = [(fill.name, fill.dtype, fill.piece) for fill in fills]
     for number, read in source.read_all(wanted):
         copy(fills[number], read)
+    job.unread.fill(unread)
     for group, settings in zip(job.optimizer.param_groups, source.settings, strict=True):
         group.update(settings)
 

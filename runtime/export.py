@@ -1,78 +1,115 @@
 """The original module's state dict, whole, from the parts that ranks hold."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
+from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Kind
-from meshwright.runtime.gradsync.base import Held
-from meshwright.runtime.pieces import pieces
+from meshwright.runtime.whole import whole_buffers, whole_parameters
+from meshwright.runtime.weights import model_tensors
+from meshwright.runtime.world import of_all
 
 if TYPE_CHECKING:
     from meshwright.runtime.job import Job
 
 
-def full_state(job: "Job") -> dict[str, Tensor]:
+def full_state(job: "Job", *, everyone: bool = False) -> dict[str, Tensor]:
     """Module path -> whole tensor on the CPU, for all parameters and buffers, on rank 0.
 
-    Others get an empty dict. One tensor at a time is put together. Tied parameters come under their
-    first path. What the training step never reads is not in it.
+    Others get an empty dict, unless it is for `everyone`. One tensor at a time is put together.
+    Tied parameters come under their first path. What the training step never reads is not in it.
     """
-    parts = job.parts
-    counted: dict[str, list[Held]] = {}
-    for h in parts.counted:
-        counted.setdefault(h.param.name, []).append(h)
     found = {}
-    for tensor in job.graph.tensors.values():
-        if tensor.kind not in (Kind.PARAMETER, Kind.BUFFER) or tensor.name not in parts.owners:
-            continue
-        whole = torch.zeros(tensor.shape, dtype=getattr(torch, tensor.dtype), device=job.device)
-        if tensor.kind is Kind.PARAMETER:
-            for h in counted.get(tensor.name, []):
-                for piece in pieces(h.param.runs, h.rows):
-                    piece.of_global(whole).copy_(piece.of_local(h.tensor.detach()))
-        elif parts.owners[tensor.name] == parts.rank:
-            whole.copy_(parts.any_tensor(tensor.name))
-        summed = _sum_to_first(whole, job.plan.world_size)
-        if parts.rank == 0:
-            found[tensor.fqn] = summed.cpu()
+    for values in (whole_parameters, whole_buffers):
+        for fqn, whole in values(job, everyone=everyone):
+            if everyone or job.parts.rank == 0:
+                found[fqn] = whole.cpu()
     return found
 
 
-def _sum_to_first(x: Tensor, world_size: int) -> Tensor:
-    """The sum over ranks, on rank 0; each element is nonzero on one rank only."""
-    if world_size == 1:
-        return x
-    sendable = x.to(torch.uint8) if x.dtype is torch.bool else x
-    dist.reduce(sendable, dst=0)
-    return sendable.to(x.dtype)
+def persistent(model: nn.Module) -> tuple[str, ...]:
+    """The names of `model.state_dict()`, tied ones under each of theirs."""
+    found = []
+    for path, module in model.named_modules(remove_duplicate=False):
+        own = [name for name, p in module._parameters.items() if p is not None]
+        own += [
+            name for name, b in module._buffers.items()
+            if b is not None and name not in module._non_persistent_buffers_set
+        ]  # fmt: skip
+        found += [f"{path}.{name}" if path else name for name in own]
+    return tuple(found)
 
 
 def export(job: "Job", folder: Path) -> Path | None:
     """Writes `model.safetensors` (on rank 0): the state dict of the user's module.
 
     Tied names are written once, as Hugging Face does; the header maps the others to the first, as
-    `safetensors.torch.load_model` expects. What training never read comes from the user's module.
+    `safetensors.torch.load_model` expects. What training never read is as the user's module has it,
+    or a checkpoint that was loaded; PlanError names what has values nowhere.
     """
-    state = full_state(job)
+    names = persistent(job.model)
+    mine = {*job.missing, *job.unread.absent(names if job.parts.rank == 0 else ())}
+    if absent := sorted(frozenset[str]().union(*of_all(frozenset(mine)))):
+        raise PlanError(
+            f"nothing is exported: {len(absent)} tensors have no values, such as {absent[0]!r}; "
+            "the model was on the meta device: give them values before compile(), or job.load() a "
+            "checkpoint that has them"
+        )
+    content = full_state(job)
     if job.parts.rank != 0:
         return None
-    own = job.model.state_dict()
-    first = {name: names[0] for names in job.graph.tied for name in names}
-    content = {}
-    aliases = {}
-    for name, tensor in own.items():
-        if first.get(name, name) != name:
-            aliases[name] = first[name]
-        elif name in state:
-            content[name] = state[name].contiguous()
-        elif not tensor.is_meta:
-            content[name] = tensor.detach().cpu().clone()
+    content |= {n: x.cpu().clone() for n, x in job.unread.values.items()}
+    written, aliases = _once(job.model, names, content)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "model.safetensors"
-    save_file(content, path, metadata={"format": "pt", **aliases})
+    save_file(written, path, metadata={"format": "pt", **aliases})
     return path
+
+
+def sync_to(job: "Job", model: nn.Module) -> None:
+    """Copies the job's parameters and buffers into a module; every rank has one and calls it."""
+    tensors = model_tensors(model)
+    wanted = {
+        t.fqn: t for t in job.graph.tensors.values()
+        if t.name in job.parts.owners and t.kind in (Kind.PARAMETER, Kind.BUFFER)
+    }  # fmt: skip
+    problem = ""
+    if absent := sorted(wanted.keys() - tensors.keys()):
+        problem = f"it has no {absent[0]!r}"
+    elif meta := [name for name in wanted if tensors[name].is_meta]:
+        problem = f"{meta[0]!r} is on the meta device and cannot hold values: use job.export"
+    else:
+        other = [n for n, t in wanted.items() if tuple(tensors[n].shape) != t.shape]
+        problem = f"{other[0]!r} has another shape than in the job" if other else ""
+    found = {rank: text for rank, text in enumerate(of_all(problem)) if text}
+    if found:
+        rank, text = next(iter(found.items()))
+        raise PlanError(f"the module cannot take the job's weights: {text} (rank {rank})")
+    with torch.no_grad():
+        for values in (whole_parameters, whole_buffers):
+            for fqn, whole in values(job, everyone=True):
+                tensors[fqn].copy_(whole)
+        for name, value in job.unread.values.items():
+            if name in tensors and not tensors[name].is_meta:
+                tensors[name].copy_(value)
+
+
+def _once(
+    model: nn.Module, names: Sequence[str], content: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """What is written, and further names of the same tensors."""
+    tensors = model_tensors(model)
+    known = {id(tensors[name]): name for name in reversed(content) if name in tensors}
+    written, aliases = {}, {}
+    for name in names:
+        first = known[id(tensors[name])]
+        if first == name or first not in names:
+            written[name] = content[first].contiguous()
+        else:
+            aliases[name] = first
+    return written, aliases

@@ -24,10 +24,12 @@ from meshwright.ir.trace import trace
 from meshwright.runtime import checkpoint
 from meshwright.runtime.batch import BatchCutter, as_batch
 from meshwright.runtime.build import RankParts, build_rank
+from meshwright.runtime.check.run import Checking, SelfCheck, wanted
 from meshwright.runtime.compiling import check_compiler
 from meshwright.runtime.executor import Executor, Progress
-from meshwright.runtime.export import export
+from meshwright.runtime.export import export, sync_to
 from meshwright.runtime.failure import Failures
+from meshwright.runtime.finite import Policy, blame, check_policy, check_state, is_fine
 from meshwright.runtime.gradients import scaled, sum_over_model
 from meshwright.runtime.handshake import (
     check_identity,
@@ -44,10 +46,13 @@ from meshwright.runtime.record import StepRecord
 from meshwright.runtime.report import report
 from meshwright.runtime.resident import Residence, resident_bytes
 from meshwright.runtime.run_dir import begin, prepare, profiling, write
+from meshwright.runtime.stale import Guard, check_fresh
 from meshwright.runtime.stats import Stats
 from meshwright.runtime.tied import sum_ties
 from meshwright.runtime.tracking import tracking, tracking_cuda
+from meshwright.runtime.unread import Unread
 from meshwright.runtime.updates import Stepped
+from meshwright.runtime.user_groups import UserGroups
 from meshwright.runtime.weights import model_tensors
 from meshwright.runtime.world import join, pick_device, rank
 
@@ -74,14 +79,22 @@ def compile(
     graph: Graph | None = None,
     hang_s: float = 1800.0,
     run_dir: str | Path | None = None,
+    check: bool | None = None,
+    on_nonfinite: Policy = "stop",
 ) -> "Job":
     """Called by every rank, under torchrun; alone if the plan is for one.
 
     `optimizer` is a name (default: the plan's), a callable that makes one from parameters, or an
-    optimizer over `model.parameters()`; `max_grad_norm` is the plan's too if not given. Ranks other
-    than 0 may pass no plan. A job that makes no progress for `hang_s` seconds is ended. `close`
-    leaves in `run_dir` what the steps took.
+    optimizer over `model.parameters()`, whose groups the job then follows; `max_grad_norm` is the
+    plan's too if not given. Ranks other than 0 may pass no plan. A job that makes no progress for
+    `hang_s` seconds is ended. `close` leaves in `run_dir` what the steps took.
+
+    Before it comes back, the job is compared with plain PyTorch on a step that is undone
+    (`Job.checked`), unless `check` is False; CheckFailed names the first tensor that differs. A
+    loss that is not finite ends the job, or as `on_nonfinite` says.
     """
+    check_policy(on_nonfinite)
+    check_fresh(model)
     residence = Residence(resident_bytes())
     chosen = pick_device(device)
     joined = join(plan.world_size if plan is not None else 2, chosen, hang_s)
@@ -99,16 +112,26 @@ def compile(
     check_identity(identity(plan, graph))
     check_compiler(plan, chosen.type)
     programs = lower(graph, plan, rank())
+    chosen_optimizer = optimizer or plan.optimizer
+    checking = Checking.of(
+        model, plan, graph, loss_fn, example_inputs, chosen_optimizer, lr, chosen
+    ) if wanted(check) else None  # fmt: skip
     parts = build_rank(plan, graph, programs, model_tensors(model), rank(), chosen, seed)
     made = make_optimizer(
-        optimizer or plan.optimizer, parts.held, lr, model, by_kernel="bucket_update" in used(plan)
+        chosen_optimizer, parts.held, lr, model, by_kernel="bucket_update" in used(plan)
     )
     if isinstance(made, Stepped):
         made.write_over(stage.sync for stage in parts.stages.values())
     norm = plan.max_grad_norm if max_grad_norm is None else max_grad_norm
     if chosen.type == "cpu":
         give_back_freed_memory()
-    return Job(plan, graph, parts, made, model, chosen, norm, hang_s, joined, residence, run_dir)
+    job = Job(plan, graph, parts, made, model, chosen, norm, hang_s, joined, residence, run_dir)
+    job.on_nonfinite = on_nonfinite
+    if isinstance(optimizer, torch.optim.Optimizer):
+        job.user_groups = UserGroups(optimizer, made)
+    if checking is not None:
+        job.checked = checking.run(job)
+    return job
 
 
 def inputs_of(plan: Plan) -> Batch:
@@ -142,6 +165,14 @@ class Job:
         self.grad_norm: Tensor | None = None
         """Global norm at the last step; None unless gradients are clipped."""
         self.missing = set(parts.missing)
+        self.unread = Unread.of(model, graph, parts.owners)
+        """Of the module, what no stage has."""
+        self.user_groups: UserGroups | None = None
+        """Of the optimizer that the user passed, if it was one."""
+        self.on_nonfinite: Policy = "stop"
+        self.checked: SelfCheck | None = None
+        """What was compared with plain PyTorch; None: nothing."""
+        self._guard = Guard(model)
         self.progress = Progress()
         self.failures = Failures(parts.rank, plan.world_size, self.progress, hang_s)
         self._owns_world = owns_world
@@ -157,6 +188,13 @@ class Job:
         self._spent_s = 0.0
         self.residence = residence or Residence(resident_bytes())
         self.residence.started()
+
+    def restart(self) -> None:
+        """Counts steps from the first again."""
+        self.state, self.grad_norm, self._accumulated = State(), None, 0
+        for stage in self.parts.stages.values():
+            stage.comm.step = stage.comm.microbatch = stage.comm.sample_offset = 0
+        self.progress.at(0, "start", "idle")
 
     def step(self, batch: Batch, *, sharded: bool = False) -> Tensor:
         """Trains on one global batch; the loss, the same on every rank.
@@ -195,14 +233,14 @@ class Job:
 
     def _step(self, batch: Batch, kind: StepKind, sharded: bool) -> Tensor:
         with self._recording(kind) as record:
-            record.loss = loss = self._accumulate(batch, sharded=sharded, last=True)
+            record.loss = loss = self.backward(batch, sharded=sharded, last=True)
             self._apply(1.0)
         return loss
 
     def accumulate(self, batch: Batch, *, sharded: bool = False) -> Tensor:
         """Adds a batch's gradients without an optimizer step; `apply` takes it."""
         with self._recording("timed" if self.stats.taken else "warm-up") as record:
-            record.loss = loss = self._accumulate(batch, sharded=sharded, last=False)
+            record.loss = loss = self.backward(batch, sharded=sharded, last=False)
         return loss
 
     def apply(self, gradient_scale: float = 1.0) -> None:
@@ -215,6 +253,7 @@ class Job:
     @contextmanager
     def _recording(self, kind: StepKind) -> Iterator[StepRecord]:
         """A step, or a part of one that accumulates batches; what the user does between is not."""
+        self._guard.started()
         record = self.recorder.record
         if record is None or not self._accumulated:
             record, self._spent_s = self.recorder.begin(kind), 0.0
@@ -222,6 +261,9 @@ class Job:
         yield record
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+            self._check_loss(record.loss)
+            if not self._accumulated:
+                self._check_norm()
         self._spent_s += time.perf_counter() - start
         if not self._accumulated:
             record.step_s, self.recorder.record = self._spent_s, None
@@ -249,6 +291,7 @@ class Job:
         The `keep` newest of the folder stay.
         """
         extra = {} if scheduler is None else {"scheduler": scheduler.state_dict()}
+        check_state(self, self.on_nonfinite, "the checkpoint")
         with self.failures.guard():
             return checkpoint.save(self, Path(folder), extra, keep)
 
@@ -256,6 +299,8 @@ class Job:
         """Goes on from the newest checkpoint in `folder`; every rank calls it."""
         with self.failures.guard():
             extra = checkpoint.load(self, Path(folder))
+        if self.user_groups is not None:
+            self.user_groups.give()
         if scheduler is not None:
             if "scheduler" not in extra:
                 raise PlanError(
@@ -266,6 +311,7 @@ class Job:
 
     def export(self, folder: str | Path) -> Path | None:
         """Writes the user's module as `model.safetensors`; rank 0 gets its path."""
+        check_state(self, self.on_nonfinite, "the export")
         with self.failures.guard():
             return export(self, Path(folder))
 
@@ -281,8 +327,21 @@ class Job:
         prepare(folder, self.plan, self.parts.rank)
         return write(self.measured(), folder)
 
-    def close(self) -> None:
-        """Leaves the job; the last call."""
+    def sync_to(self, model: nn.Module | None = None) -> None:
+        """Gives a module (default: `job.model`) the weights and buffers as they are; all ranks.
+
+        Until then, from the first step on, `job.model` refuses to run, to be saved or to be
+        pickled, as it has the weights from before training.
+        """
+        with self.failures.guard():
+            sync_to(self, self.model if model is None else model)
+        if model is None or model is self.model:
+            self._guard.release()
+
+    def close(self, *, sync: bool = False) -> None:
+        """Leaves the job; the last call. With `sync`, `sync_to` comes before."""
+        if sync:
+            self.sync_to()
         if self._run_dir is not None:
             write(self.measured(), Path(self._run_dir))
         self.failures.close()
@@ -323,7 +382,8 @@ class Job:
             self.recorder,
         )
 
-    def _accumulate(self, batch: Batch, *, sharded: bool, last: bool) -> Tensor:
+    def backward(self, batch: Batch, *, sharded: bool = False, last: bool = True) -> Tensor:
+        """Adds a batch's gradients to those of the step, and nothing else; `last`: none follow."""
         if self.missing:
             raise PlanError(
                 f"{len(self.missing)} tensors have no values, such as {min(self.missing)!r}: the "
@@ -339,6 +399,8 @@ class Job:
                 stage.reduce_early = last and not self._accumulated
             loss = self._run(self._trainer, batch, sharded)
         self._accumulated += 1
+        if self.device.type == "cpu":
+            self._check_loss(loss)
         return loss
 
     def _run(self, executor: Executor, batch: Batch, sharded: bool) -> Tensor:
@@ -392,23 +454,57 @@ class Job:
         return total if double else total.float()
 
     def _apply(self, gradient_scale: float) -> None:
-        parts, world = self.parts, self.plan.world_size
         with self.failures.guard():
+            if self.user_groups is not None:
+                self.user_groups.take()
             with self.recorder.section("gradients"):
-                self.progress.at(self.state.step, "gradients", "synchronising")
-                for index, stage in parts.stages.items():
-                    stage.sync.finish()
-                    sum_over_model(stage.sync.held, parts.lines[index])
-                sum_ties(parts.ties, parts.held, parts.groups, parts.rank)
-                self.grad_norm = scaled(
-                    self.optimizer, parts.held, parts.counted, gradient_scale, self.max_grad_norm,
-                    self.device, world,
-                )  # fmt: skip
+                self.sum_gradients()
+                self.scale_gradients(gradient_scale)
+        if self.device.type == "cpu":
+            self._check_norm()
+        self.update()
+        if self.user_groups is not None:
+            self.user_groups.stepped()
+
+    def sum_gradients(self) -> None:
+        """After the last batch of a step: each held gradient becomes the sum of all parts."""
+        parts = self.parts
+        self.progress.at(self.state.step, "gradients", "synchronising")
+        for index, stage in parts.stages.items():
+            stage.sync.finish()
+            sum_over_model(stage.sync.held, parts.lines[index])
+        sum_ties(parts.ties, parts.held, parts.groups, parts.rank)
+
+    def update(self) -> None:
+        """Steps the optimizer with the gradients as they are."""
+        with self.failures.guard():
             with self.recorder.section("optimizer"):
                 self.optimizer.step()
             with self.recorder.section("publish"):
-                for stage in parts.stages.values():
+                for stage in self.parts.stages.values():
                     stage.sync.publish()
         self.progress.at(self.state.step, "end", "idle")
         self.state.step += 1
         self._accumulated = 0
+
+    def scale_gradients(self, gradient_scale: float) -> None:
+        """Scales them, and limits their norm if there is a limit."""
+        self.grad_norm = scaled(
+            self.optimizer, self.parts.held, self.parts.counted, gradient_scale,
+            self.max_grad_norm, self.device, self.plan.world_size,
+        )  # fmt: skip
+
+    def _check_loss(self, loss: Tensor | None) -> None:
+        """All ranks have the same one, so all go the same way."""
+        if is_fine(self.on_nonfinite, loss):
+            return
+        if self.on_nonfinite == "stop" and self._accumulated:
+            self.sum_gradients()  # to say which are not finite; nothing is to be under way
+            self._accumulated = 0
+        blame(self, self.on_nonfinite, "the loss", loss)
+
+    def _check_norm(self) -> None:
+        if is_fine(self.on_nonfinite, self.grad_norm):
+            return
+        self._accumulated = 0 if self.on_nonfinite == "stop" else self._accumulated
+        blame(self, self.on_nonfinite, "the norm of the gradients", self.grad_norm)

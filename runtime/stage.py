@@ -95,7 +95,7 @@ class StageModule(nn.Module):
         self.program, self.comm, self.sync = program, comm, sync
         self.blocks = nn.ModuleList(BlockModule(call, tensors) for call in program.calls)
         self._tensors = dict(tensors)
-        self._autocast, self._prefetch = autocast, prefetch
+        self.autocast, self._prefetch = autocast, prefetch
         self._tapes: dict[int, _Tape] = {}
         self._chains = chains_of(program)
         self._scripts = {i: Script.of(call) for i, call in enumerate(program.calls) if call.saved}
@@ -394,7 +394,7 @@ class StageModule(nn.Module):
             self.sync.close(index)
 
     def _casts(self) -> AbstractContextManager[None]:
-        if self._autocast is None:
+        if self.autocast is None:
             return nullcontext()
         device = self.comm.device.type
-        return torch.autocast(device, dtype=self._autocast)
+        return torch.autocast(device, dtype=self.autocast)

@@ -147,4 +147,5 @@ def stepped_by_kernel(made: torch.optim.Optimizer) -> torch.optim.Optimizer:
     groups = [{k: plain.get(k, v) for k, v in group.items()} for group in made.param_groups]
     found = kind(groups)
     found.defaults.update({k: v for k, v in made.defaults.items() if k not in plain})
+    found.state.update(made.state)
     return found

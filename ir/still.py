@@ -1,0 +1,89 @@
+"""Random operators that give constants, so that two ways to compute a step can be compared.
+
+Two layouts of a model draw their numbers in other orders. Inside `Still` every draw gives one
+constant of its distribution: dropout keeps all and scales as it does in training, noise is half a
+standard deviation.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meshwright.ir.errors import MeshwrightError
+from meshwright.ir.torch_private import DispatchMode, OpOverload
+
+
+class Unsettled(MeshwrightError):
+    """An operator draws random numbers and has no constant form."""
+
+
+def is_random(operator: OpOverload) -> bool:
+    """Whether it draws from torch's generators."""
+    return torch.Tag.nondeterministic_seeded in operator.tags
+
+
+def _bernoulli(shape: Tensor, given: Mapping[str, Any]) -> Tensor:
+    p = given.get("p", 1.0)
+    return torch.as_tensor(p > 0, device=shape.device).to(shape.dtype).expand_as(shape)
+
+
+def _normal(shape: Tensor, given: Mapping[str, Any]) -> Tensor:
+    return _filled(shape, given.get("mean", 0.0) + 0.5 * given.get("std", 1.0))
+
+
+def _uniform(shape: Tensor, given: Mapping[str, Any]) -> Tensor:
+    low, high = given.get("from", 0.0), given.get("to", 1.0)
+    return _filled(shape, (low + high) / 2)
+
+
+def _lowest(shape: Tensor, given: Mapping[str, Any]) -> Tensor:
+    return _filled(shape, given.get("low", given.get("from", 0)) or 0)
+
+
+def _half(shape: Tensor, given: Mapping[str, Any]) -> Tensor:
+    return _filled(shape, 0.5)
+
+
+def _in_order(shape: Tensor, given: Mapping[str, Any]) -> Tensor:
+    return torch.arange(shape.numel(), device=shape.device, dtype=shape.dtype).view(shape.shape)
+
+
+def _filled(shape: Tensor, value: float | Tensor) -> Tensor:
+    return torch.as_tensor(value, device=shape.device).to(shape.dtype).expand_as(shape)
+
+
+_CONSTANTS: dict[str, Callable[[Tensor, Mapping[str, Any]], Tensor]] = {
+    "bernoulli": _bernoulli, "bernoulli_": _bernoulli, "normal": _normal, "normal_": _normal,
+    "rand": _half, "rand_like": _half, "uniform": _uniform, "uniform_": _uniform,
+    "randn": _normal, "randn_like": _normal, "exponential": _half, "exponential_": _half,
+    "randint": _lowest, "randint_like": _lowest, "random": _lowest, "random_": _lowest,
+    "randperm": _in_order,
+}  # fmt: skip
+
+
+class Still(DispatchMode):
+    """Inside, random operators give constants; Unsettled names one that cannot."""
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not is_random(func):
+            return func(*args, **kwargs)
+        name = func.overloadpacket.__name__
+        given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
+        if name == "native_dropout":
+            return _all_kept(**given)
+        if name not in _CONSTANTS:
+            if not given.get("dropout_p", given.get("dropout", given.get("p", 1.0))):
+                return func(*args, **kwargs)
+            raise Unsettled(f"aten.{name} draws random numbers")
+        drawn = func(*args, **kwargs)
+        return drawn.copy_(_CONSTANTS[name](drawn, given))
+
+
+def _all_kept(input: Tensor, p: float, train: bool | None = True) -> tuple[Tensor, Tensor]:
+    kept = torch.ones_like(input, dtype=torch.bool)
+    return (input / (1 - p) if train and p < 1 else input * (not train), kept)

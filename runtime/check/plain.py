@@ -1,0 +1,177 @@
+"""A step of the model in plain PyTorch, on a copy of it."""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from meshwright.ir.errors import MeshwrightError
+from meshwright.ir.step import LossFn, TrainingStep
+from meshwright.ir.still import Still
+from meshwright.ir.torch_private import copy_hooks
+from meshwright.runtime.check.difference import Outcome
+from meshwright.runtime.optimizer import OptimizerChoice, by_name
+
+FAILURES = (
+    RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError,
+)  # fmt: skip
+"""What a user's module raises on data that it does not take, or when it cannot be copied."""
+
+
+class Uncheckable(MeshwrightError):
+    """Plain PyTorch cannot take the step that the job is to be compared with."""
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """A copy that trains, with the hooks of the parameters, which `deepcopy` drops."""
+    try:
+        made = copy.deepcopy(model)
+    except FAILURES as error:
+        raise Uncheckable(f"the model cannot be copied ({_first_line(error)})") from error
+    pairs = zip(model.parameters(), made.parameters(), strict=True)
+    for source, target in pairs:
+        copy_hooks(source, target)
+        target.grad = None
+    return made if made.training else made.train()
+
+
+def plain_step(
+    model: nn.Module, loss_fn: LossFn | None, batch: Mapping[str, Tensor], parts: int = 1
+) -> Outcome:
+    """Forward and backward, random numbers as in `ir.still`. The buffers of the module change.
+
+    With `parts`, micro-batch by micro-batch: their mean, as batch-norm has it by contract.
+    """
+    step = TrainingStep(model, loss_fn, tuple(batch))
+    model.zero_grad(set_to_none=True)
+    total = 0.0
+    with _computing():
+        for part in zip(*(x.chunk(parts) if x.ndim else [x] * parts for x in batch.values())):  # noqa: B905
+            loss = _called(step, part) / parts
+            _backward(loss)
+            total += float(loss.detach())
+    return Outcome(
+        total,
+        {name: _kept(p.grad) for name, p in model.named_parameters() if p.requires_grad},
+        {name: b.detach().cpu().clone() for name, b in model.named_buffers()},
+    )
+
+
+def _called(step: TrainingStep, tensors: Sequence[Tensor]) -> Tensor:
+    try:
+        loss: Tensor = step(*tensors)
+    except FAILURES as error:
+        message = f"plain PyTorch does not take the data of the check ({_first_line(error)})"
+        raise Uncheckable(message) from error
+    return loss
+
+
+def _backward(loss: Tensor) -> None:
+    try:
+        torch.autograd.backward(loss)
+    except FAILURES as error:
+        raise Uncheckable(f"the backward of plain PyTorch fails ({_first_line(error)})") from error
+
+
+def _kept(gradient: Tensor | None) -> Tensor | None:
+    return None if gradient is None else gradient.detach().to_dense().cpu().clone()
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0][:200]
+
+
+@contextmanager
+def _computing() -> Iterator[None]:
+    with ExitStack() as stack:
+        stack.enter_context(Still())
+        if torch.cuda.is_available():
+            # Kernels of attention draw their own dropout.
+            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        yield
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """A whole copy of the model with the user's optimizer over it."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+
+    @classmethod
+    def of(
+        cls, model: nn.Module, choice: OptimizerChoice, lr: float | None, device: torch.device
+    ) -> "Reference":
+        """Calls `choice` once more, if it is a callable."""
+        made = copied(model).to(device)
+        return cls(made, _over_copy(choice, lr, model, made))
+
+    def run(
+        self, loss_fn: LossFn | None, batch: Mapping[str, Tensor], parts: int = 1
+    ) -> Outcome:
+        """A step's gradients. Buffers are put back."""
+        before = {name: b.detach().clone() for name, b in self.model.named_buffers()}
+        device = next(self.model.parameters()).device
+        found = plain_step(
+            self.model, loss_fn, {n: x.to(device) for n, x in batch.items()}, parts
+        )
+        with torch.no_grad():
+            for name, b in self.model.named_buffers():
+                if name in before and before[name].shape == b.shape:
+                    b.copy_(before[name])
+        return found
+
+    def parameters(self) -> dict[str, Tensor]:
+        """As they are, on the CPU."""
+        return {name: p.detach().cpu().clone() for name, p in self.model.named_parameters()}
+
+    def change(self, change: Callable[[str, Tensor], Tensor]) -> None:
+        """Each parameter becomes what `change(path, value)` gives."""
+        with torch.no_grad():
+            for name, p in self.model.named_parameters():
+                p.copy_(change(name, p.detach()))
+
+    def update(self, gradients: Mapping[str, Tensor | None], limit: float | None) -> None:
+        """A step of the optimizer with these gradients, clipped to the limit."""
+        for name, p in self.model.named_parameters():
+            given = gradients.get(name)
+            p.grad = None if given is None else given.to(p.device, p.dtype)
+        if limit is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+        never_still(self.optimizer)
+        self.optimizer.step()
+
+
+def never_still(optimizer: torch.optim.Optimizer) -> None:
+    """A learning rate of zero, as warm-up begins, would show nothing."""
+    for group in optimizer.param_groups:
+        if isinstance(group.get("lr"), float | int) and not group["lr"]:
+            group["lr"] = 1e-3
+
+
+def _over_copy(
+    choice: OptimizerChoice, lr: float | None, model: nn.Module, made: nn.Module
+) -> torch.optim.Optimizer:
+    if isinstance(choice, torch.optim.Optimizer):
+        memo: dict[int, Any] = {
+            id(p): q for p, q in zip(model.parameters(), made.parameters(), strict=True)
+        }
+        twin: torch.optim.Optimizer = object.__new__(type(choice))
+        memo[id(choice)] = twin
+        # A scheduler leaves its own `step` on an optimizer.
+        own = {k: v for k, v in vars(choice).items() if k != "step"}
+        try:
+            vars(twin).update(copy.deepcopy(own, memo))
+        except FAILURES as error:
+            message = f"the optimizer cannot be copied ({_first_line(error)})"
+            raise Uncheckable(message) from error
+        return twin
+    trained = [p for p in made.parameters() if p.requires_grad]
+    if isinstance(choice, str):
+        return by_name(choice, trained, lr, fused=False)
+    return choice([{"params": trained}])

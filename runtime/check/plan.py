@@ -1,0 +1,122 @@
+"""The plan check: a step of the job on all ranks beside plain PyTorch on rank 0."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from meshwright.ir.step import LossFn
+from meshwright.runtime.batch import as_batch
+from meshwright.runtime.check.difference import (
+    Difference,
+    Outcome,
+    first_difference,
+    first_update,
+    rounding,
+)
+from meshwright.runtime.check.plain import Reference, Uncheckable, never_still
+from meshwright.runtime.check.undisturbed import undisturbed
+from meshwright.runtime.export import full_state
+from meshwright.runtime.job import Job
+from meshwright.runtime.whole import (
+    differing_copies,
+    its_gradient,
+    whole_buffers,
+    whole_parameters,
+    without_gradient,
+    write_parameters,
+)
+from meshwright.runtime.world import from_first
+
+
+def check_plan(
+    job: Job, reference: Reference | None, loss_fn: LossFn | None, batch: Mapping[str, Tensor],
+    *, moved: bool,
+) -> Difference | None:  # fmt: skip
+    """All ranks call it, rank 0 with a reference; the same comes back everywhere.
+
+    `moved`: with other weights than the model's, for a second opinion: rounding may put a value on
+    the other side of a ReLU or a router, but hardly twice.
+    """
+    wanted, problem = None, ""
+    if reference is not None:
+        if moved:
+            reference.change(_moved)
+        try:
+            wanted = reference.run(loss_fn, batch, _parts(job))
+            problem = "" if wanted.is_finite else "the loss of plain PyTorch is not finite"
+        except Uncheckable as error:
+            problem = str(error)
+    if problem := from_first(problem):
+        raise Uncheckable(problem)
+    with undisturbed(job):
+        if moved:
+            write_parameters(job, _moved)
+        before = full_state(job)
+        found, after, apart = _stepped(job, batch)
+    if reference is None or wanted is None:
+        return from_first(None)
+    differs = _compared(job, reference, found, wanted, before, after)
+    if differs is None and apart:
+        what = f"{apart[0]!r} after the step"
+        differs = Difference(what, float("inf"), 0.0, "is not the same on all ranks that have it")
+    return from_first(differs)
+
+
+def _stepped(
+    job: Job, batch: Mapping[str, Tensor]
+) -> tuple[Outcome, dict[str, Tensor], tuple[str, ...]]:
+    """A step of the job; what rank 0 gets of it."""
+    loss = job.backward(as_batch(batch))
+    job.sum_gradients()
+    none = without_gradient(job)
+    gradients = {
+        fqn: None if fqn in none else whole.cpu() for fqn, whole in whole_parameters(job, its_gradient)
+    }
+    job.scale_gradients(1.0)
+    never_still(job.optimizer)
+    job.update()
+    after = {fqn: whole.cpu().clone() for fqn, whole in whole_parameters(job)}
+    buffers = {fqn: whole.cpu().clone() for fqn, whole in whole_buffers(job)}
+    return Outcome(float(loss), gradients, buffers), after, differing_copies(job, rounding(job.graph))
+
+
+def _compared(
+    job: Job, reference: Reference, found: Outcome, wanted: Outcome,
+    before: Mapping[str, Tensor], after: Mapping[str, Tensor],
+) -> Difference | None:  # fmt: skip
+    allowed = rounding(job.graph)
+    if differs := first_difference(_as_summed(job, found, wanted), wanted, allowed):
+        return differs
+    own = reference.parameters()
+    # The same gradients for both optimizers: what differs now is theirs.
+    given = {n: found.gradients.get(n) if g is not None else None for n, g in wanted.gradients.items()}
+    reference.update(given, job.max_grad_norm)
+    differs = first_update(own, after, reference.parameters(), allowed)
+    reference.change(lambda name, _: own[name])
+    return differs
+
+
+def _as_summed(job: Job, found: Outcome, wanted: Outcome) -> Outcome:
+    """A loss that is a sum over samples, while batch-norm has micro-batches, is `parts` times the
+    mean of theirs."""
+    parts = _parts(job)
+    if parts == 1 or abs(found.loss - wanted.loss) <= abs(found.loss / parts - wanted.loss):
+        return found
+    gradients = {n: None if g is None else g / parts for n, g in found.gradients.items()}
+    return Outcome(found.loss / parts, gradients, found.buffers)
+
+
+def _parts(job: Job) -> int:
+    """Micro-batches that the reference takes one by one: statistics are those of each."""
+    normed = any("batch_norm" in op.target for op in job.graph.ops)
+    return job.plan.num_microbatches if normed else 1
+
+
+def _moved(name: str, value: Tensor) -> Tensor:
+    """The value, a little to one side: the same on every rank."""
+    if not value.is_floating_point():
+        return value
+    generator = torch.Generator().manual_seed(sum(map(ord, name)))
+    noise = torch.randn(value.shape, generator=generator).to(value.device, value.dtype)
+    return value * (1 + 0.05 * noise)

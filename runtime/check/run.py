@@ -1,0 +1,258 @@
+"""What `compile` compares with plain PyTorch before a job trains, and what it says of it."""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+import psutil
+import torch
+from torch import nn
+
+from meshwright.ir.errors import CheckFailed, MeshwrightError
+from meshwright.ir.graph import Graph
+from meshwright.ir.plan import Plan
+from meshwright.ir.step import Batch, LossFn, flatten_batch
+from meshwright.runtime.check.data import batch_of, first_samples
+from meshwright.runtime.check.difference import Difference
+from meshwright.runtime.check.model import SAMPLES, check_model, repeats
+from meshwright.runtime.check.plain import Reference, Uncheckable
+from meshwright.runtime.optimizer import OptimizerChoice
+from meshwright.runtime.weights import model_tensors
+from meshwright.runtime.world import from_first, rank
+
+if TYPE_CHECKING:
+    from meshwright.runtime.job import Job
+
+T = TypeVar("T")
+LIMIT_S = 60.0
+"""What is predicted to take longer is left out, and said."""
+FLOPS_PER_S = {"cpu": 2e10, "cuda": 2e13}
+"""A careful guess of what one device does."""
+_SHORT_S, _SHARE = 5.0, 0.6
+"""A model whose few samples take longer is cut; of free memory, so much may be taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class SelfCheck:
+    """What was compared with plain PyTorch, and what could not be."""
+
+    checked: tuple[str, ...]
+    unchecked: tuple[str, ...]
+    """What, and why."""
+    seconds: float
+
+    def __str__(self) -> str:
+        done = "; ".join(self.checked) or "nothing"
+        left = "".join(f"; not checked: {what}" for what in self.unchecked)
+        return f"checked in {self.seconds:.1f} s: {done}{left}"
+
+
+def wanted(check: bool | None) -> bool:
+    """Whether to check: as the user says, else as the environment does; by default, yes."""
+    return check if check is not None else os.environ.get("MESHWRIGHT_CHECK", "1") != "0"
+
+
+@dataclass(eq=False)
+class Checking:
+    """A check that is prepared before the job is made, as the optimizer may be made only once."""
+
+    model: nn.Module
+    plan: Plan
+    graph: Graph
+    loss_fn: LossFn | None
+    given: Batch | None
+    device: torch.device
+    reference: Reference | None
+    """On rank 0, unless the plan cannot be checked."""
+    why_not: str
+    """The plan cannot be checked; empty: it can. The same on every rank."""
+    seconds: float
+    checked: list[str] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls, model: nn.Module, plan: Plan, graph: Graph, loss_fn: LossFn | None,
+        given: Batch | None, choice: OptimizerChoice, lr: float | None, device: torch.device,
+    ) -> "Checking":  # fmt: skip
+        """Every rank calls it, before it makes its optimizer."""
+        start = time.perf_counter()
+        reference, why = None, ""
+        if rank() == 0:
+            why = _why_not(model, plan, graph, device)
+            try:
+                reference = None if why else Reference.of(model, choice, lr, device)
+            except Uncheckable as error:
+                why = str(error)
+        why = from_first(why)
+        seconds = time.perf_counter() - start
+        return cls(model, plan, graph, loss_fn, given, device, reference, why, seconds)
+
+    def run(self, job: "Job") -> SelfCheck:
+        """Every rank calls it; CheckFailed on all of them if something differs."""
+        start = time.perf_counter()
+        self._repeats()
+        if not self.why_not:
+            self._plan(job)
+        if self.why_not:
+            self.unchecked.append(f"the plan ({self.why_not})")
+            self._model()
+        self.reference = None
+        self.seconds += time.perf_counter() - start
+        found = SelfCheck(tuple(self.checked), tuple(self.unchecked), self.seconds)
+        if rank() == 0:
+            print(f"meshwright: {found}", file=sys.stderr, flush=True)
+        return found
+
+    def _batch(self, seed: int = 0) -> dict[str, torch.Tensor]:
+        given = None if self.given is None else flatten_batch(self.given)
+        return batch_of(self.plan, given, seed=seed)
+
+    def _repeats(self) -> None:
+        """Whether the module itself does the same twice."""
+        if any(x.is_meta for x in model_tensors(self.model).values()):
+            return
+        if _seconds(self.graph, self.device) * self._few > LIMIT_S:
+            return
+
+        def twice() -> Difference | None | str:
+            batch = first_samples(self._batch(), SAMPLES, self.plan.global_batch_size)
+            try:
+                return repeats(self.model, self.loss_fn, batch, self.graph)
+            except Uncheckable as error:
+                return str(error)
+
+        found = on_first(twice)
+        if isinstance(found, str):
+            self.unchecked.append(f"that a step repeats itself ({found})")
+        elif found is not None:
+            raise CheckFailed(
+                f"a second step of the model on the same data differs from the first: {found}. The "
+                "model keeps state in Python (a counter, a list, a tensor that is no buffer), or "
+                "draws numbers that are not torch's; a job would repeat the first step for ever. "
+                "Keep state in registered buffers, or train without the check: check=False"
+            )
+
+    @property
+    def _few(self) -> float:
+        """The share of a batch that a few samples are."""
+        return min(1.0, SAMPLES / self.plan.global_batch_size)
+
+    def _plan(self, job: "Job") -> None:
+        from meshwright.runtime.check.plan import check_plan
+
+        try:
+            found = check_plan(job, self.reference, self.loss_fn, self._batch(), moved=False)
+            if found is not None:  # rounding hardly does this twice
+                again = self._batch(seed=1)
+                found = check_plan(job, self.reference, self.loss_fn, again, moved=True) and found
+        except Uncheckable as error:
+            self.why_not = str(error)
+            return
+        if found is None:
+            count = sum(t.requires_grad for t in self.graph.parameters)
+            self.checked.append(
+                f"one step of the plan (loss, gradients, buffers and update of {count} parameters)"
+            )
+            return
+        raise CheckFailed(f"a step of the job differs from plain PyTorch: {found}. {self._blamed()}")
+
+    def _blamed(self) -> str:
+        """Which level a difference comes from."""
+        out = "To train nevertheless, pass check=False"
+        try:
+            found = on_first(self._compare_model)
+        except Uncheckable as error:
+            return f"Where it comes from could not be found out ({error}). {out}"
+        if found[0] is not None:
+            return (
+                f"One rank alone differs too ({found[0]}): the trace has not seen all that the "
+                f"model does (hooks, state in Python). {out}"
+            )
+        return (
+            "The program of one rank agrees with PyTorch, so the plan is at fault: its layout, its "
+            "schedule, or an optimizer that needs whole tensors where the plan has parts (then pin "
+            f"zero=0 and tp=1). Please report it with the plan file, or search another. {out}"
+        )
+
+    def _model(self) -> None:
+        try:
+            found, how = on_first(self._compare_model)
+        except Uncheckable as error:
+            self.unchecked.append(f"the model ({error})")
+            return
+        if found is not None:
+            raise CheckFailed(
+                f"the program of one rank differs from plain PyTorch: {found} ({how}). The trace has "
+                "not seen all that the model does (hooks, state in Python): please report it with "
+                "the model. To train nevertheless, pass check=False"
+            )
+        self.checked.append(f"the model on one rank ({how})")
+
+    def _compare_model(self) -> tuple[Difference | None, str]:
+        seconds = _seconds(self.graph, torch.device("cpu")) * self._few
+        problems = []
+        for short in (False, True):
+            if not short and (seconds > _SHORT_S or not _fits(self.graph, 1.0)):
+                continue
+            blocks = max(1, len(self.graph.blocks) // (2 * len(self.graph.pattern_counts)))
+            if short and seconds / blocks > LIMIT_S:
+                problems.append(f"about {seconds / blocks:.0f} s, the limit is {LIMIT_S:.0f} s")
+                continue
+            try:
+                found = check_model(self.model, self.loss_fn, self.plan, self._batch(), short=short)
+            except Uncheckable as error:
+                problems.append(str(error))
+                continue
+            return found.difference, found.how
+        raise Uncheckable("; ".join(dict.fromkeys(problems)))
+
+
+def on_first(work: Callable[[], T]) -> T:
+    """What rank 0 finds, on every rank; its errors too."""
+    found: tuple[T | None, MeshwrightError | None] = (None, None)
+    if rank() == 0:
+        try:
+            found = work(), None
+        except MeshwrightError as error:
+            found = None, error
+    value, error = from_first(found)
+    if error is not None:
+        raise error
+    result: T = value
+    return result
+
+
+def _why_not(model: nn.Module, plan: Plan, graph: Graph, device: torch.device) -> str:
+    """Why a step of the plan cannot be compared; empty if it can."""
+    tensors = model_tensors(model)
+    if meta := [name for name, x in tensors.items() if x.is_meta]:
+        return f"{meta[0]!r} has no values yet: the model is on the meta device"
+    if not _fits(graph, 1.0, device):
+        return "a second copy of the model and its step do not fit into the memory of one device"
+    seconds = 2 * _seconds(graph, device)
+    if plan.predicted is not None:
+        seconds = max(seconds, plan.predicted.step_s * (1 + plan.world_size))
+    if seconds > LIMIT_S:
+        return f"it would take about {seconds:.0f} s, the limit is {LIMIT_S:.0f} s"
+    return ""
+
+
+def _seconds(graph: Graph, device: torch.device) -> float:
+    """Of a step on one device."""
+    return 3 * graph.flops / FLOPS_PER_S.get(device.type, FLOPS_PER_S["cuda"])
+
+
+def _fits(graph: Graph, share: float, device: torch.device | None = None) -> bool:
+    """Whether a copy of the model with its gradients, optimizer and activations has room."""
+    kept = {name for op in graph.ops for name in op.saved if name in graph.tensors}
+    activations = sum(graph.tensors[name].nbytes for name in kept)
+    needed = 8 * graph.parameter_bytes + share * activations
+    if device is not None and device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0]
+    else:
+        free = psutil.virtual_memory().available
+    return needed <= _SHARE * free

@@ -1,0 +1,103 @@
+"""Lets a job take a step that leaves no trace in it."""
+
+import copy
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from meshwright.ir.heap import give_back_freed_memory
+from meshwright.runtime.stats import Stats
+
+if TYPE_CHECKING:
+    from meshwright.runtime.job import Job
+
+
+@contextmanager
+def undisturbed(job: "Job") -> Iterator[None]:
+    """Inside, random ops give constants, precision is that of the parameters, and nothing is
+    recorded. Afterwards tensors, optimizer, counters and generators are as they were."""
+    tensors = [(x, x.detach().clone()) for x in _tensors(job)]
+    optimizer = _Optimizer(job)
+    stages = [(stage, stage.autocast) for stage in job.parts.stages.values()]
+    policy, job.on_nonfinite = job.on_nonfinite, "ignore"
+    for stage, _ in stages:
+        stage.comm.still, stage.autocast = True, None
+    try:
+        with _generators(job.device), job.recorder.paused():
+            yield
+    finally:
+        for stage, autocast in stages:
+            stage.sync.begin()
+            stage.comm.still, stage.autocast = False, autocast
+        with torch.no_grad():
+            for x, kept in tensors:
+                x.data.copy_(kept)
+        optimizer.restore()
+        for x in (*_tensors(job), *_read(job)):
+            x.grad = None
+        job.on_nonfinite = policy
+        _start_again(job)
+
+
+def _start_again(job: "Job") -> None:
+    job.restart()
+    job.stats = Stats()
+    if job.device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(job.device)
+    else:
+        give_back_freed_memory()
+    job.residence.started()
+
+
+def _read(job: "Job") -> list[Tensor]:
+    """What blocks read, also what has no memory between uses."""
+    return [x for tensors in job.parts.tensors.values() for x in tensors.values()]
+
+
+def _tensors(job: "Job") -> list[Tensor]:
+    """All that a step may change, each once."""
+    held: list[Tensor] = [h.tensor for h in job.parts.held]
+    read = [x for x in _read(job) if x.untyped_storage().nbytes() or not x.numel()]
+    return list({id(x): x for x in (*read, *held)}.values())
+
+
+class _Optimizer:
+    """What an optimizer holds besides parameters."""
+
+    def __init__(self, job: "Job") -> None:
+        self._optimizer = optimizer = job.optimizer
+        self._memo: dict[int, Any] = {id(optimizer): optimizer}
+        self._memo |= {id(p): p for group in optimizer.param_groups for p in group["params"]}
+        self._kept = self._copy(vars(optimizer))
+
+    def _copy(self, value: Any) -> Any:
+        return copy.deepcopy(value, dict(self._memo))
+
+    def restore(self) -> None:
+        now, kept = vars(self._optimizer), self._kept
+        state, groups = now["state"], now["param_groups"]
+        state.clear()
+        state.update(kept.pop("state"))
+        for group, before in zip(groups, kept.pop("param_groups"), strict=True):
+            group.clear()
+            group.update(before)
+        now.clear()
+        now.update(kept, state=state, param_groups=groups)
+
+
+@contextmanager
+def _generators(device: torch.device) -> Iterator[None]:
+    python, numpy = random.getstate(), sys.modules.get("numpy")
+    drawn = numpy.random.get_state() if numpy is not None else None
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        yield
+    random.setstate(python)
+    if numpy is not None:
+        numpy.random.set_state(drawn)
