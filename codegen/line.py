@@ -47,6 +47,16 @@ class Line(Protocol):
     def begin_reduce_scatter(self, x: Tensor) -> Callable[[], Tensor]: ...
 
 
+def on_wire(x: Tensor) -> Tensor:
+    """The same memory as reals: backends do not know complex numbers."""
+    return torch.view_as_real(x) if x.is_complex() else x
+
+
+def settled(x: Tensor) -> Tensor:
+    """x as its memory says it: a conjugate may be a view that only says so, and so a negative."""
+    return x.resolve_conj().resolve_neg()
+
+
 class AtOnce:
     """Begins nothing that is not over at once."""
 
@@ -96,26 +106,27 @@ class GroupLine:
     def all_reduce(self, x: Tensor, largest: bool = False) -> Tensor:
         result = x.clone(memory_format=torch.contiguous_format)
         operation = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
-        dist.all_reduce(result, op=operation, group=self.group)
+        dist.all_reduce(on_wire(result), op=operation, group=self.group)
         return result
 
     def all_gather(self, x: Tensor) -> Tensor:
         result = x.new_empty((self.size, *x.shape))
-        torch_private.all_gather(result.view(-1), x.contiguous().view(-1), self.group)
+        torch_private.all_gather(_flat(result), _flat(x), self.group)
         return result
 
     def reduce_scatter(self, x: Tensor) -> Tensor:
         result = x.new_empty(x.shape[1:])
-        torch_private.reduce_scatter(result.view(-1), x.contiguous().view(-1), self.group).wait()
+        torch_private.reduce_scatter(_flat(result), _flat(x), self.group).wait()
         return result
 
     def all_to_all(self, parts: list[Tensor], shapes: list[tuple[int, ...]]) -> list[Tensor]:
         sent = torch.cat([part.reshape(-1) for part in parts])
         counts = [torch.Size(shape).numel() for shape in shapes]
-        result = sent.new_empty(sum(counts))
+        result, each = sent.new_empty(sum(counts)), 2 if sent.is_complex() else 1
         dist.all_to_all_single(
-            result, sent, counts, [part.numel() for part in parts], group=self.group
-        )
+            _flat(result), _flat(sent), [n * each for n in counts],
+            [part.numel() * each for part in parts], group=self.group,
+        )  # fmt: skip
         return [
             x.view(shape)
             for x, shape in zip(torch.split_with_sizes(result, counts), shapes, strict=True)
@@ -124,8 +135,8 @@ class GroupLine:
     def shift(self, x: Tensor, shape: tuple[int, ...]) -> Callable[[], Tensor]:
         following, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
         mine, received = x.contiguous(), x.new_empty(shape)
-        send = dist.P2POp(dist.isend, mine, group=self.group, group_peer=following)
-        receive = dist.P2POp(dist.irecv, received, group=self.group, group_peer=before)
+        send = dist.P2POp(dist.isend, on_wire(mine), group=self.group, group_peer=following)
+        receive = dist.P2POp(dist.irecv, on_wire(received), group=self.group, group_peer=before)
         works = dist.batch_isend_irecv([send, receive])
 
         def wait() -> Tensor:
@@ -137,17 +148,21 @@ class GroupLine:
 
     def begin_all_reduce(self, x: Tensor) -> Callable[[], Tensor]:
         result = x.clone(memory_format=torch.contiguous_format)
-        return _result(result, dist.all_reduce(result, group=self.group, async_op=True))
+        return _result(result, dist.all_reduce(on_wire(result), group=self.group, async_op=True))
 
     def begin_all_gather(self, x: Tensor) -> Callable[[], Tensor]:
         result = x.new_empty((self.size, *x.shape))
-        part = x.contiguous().view(-1)
-        return _result(result, torch_private.start_all_gather(result.view(-1), part, self.group))
+        started = torch_private.start_all_gather(_flat(result), _flat(x), self.group)
+        return _result(result, started)
 
     def begin_reduce_scatter(self, x: Tensor) -> Callable[[], Tensor]:
         result = x.new_empty(x.shape[1:])
-        whole = x.contiguous().view(-1)
-        return _result(result, torch_private.reduce_scatter(result.view(-1), whole, self.group))
+        started = torch_private.reduce_scatter(_flat(result), _flat(x), self.group)
+        return _result(result, started)
+
+
+def _flat(x: Tensor) -> Tensor:
+    return on_wire(x.contiguous()).view(-1)
 
 
 def _result(result: Tensor, work: Work | None) -> Callable[[], Tensor]:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from meshwright.codegen.line import Line
-from meshwright.ir.conversions import Primitive
+from meshwright.codegen.line import Line, settled
+from meshwright.ir.conversions import COMMUNICATES, Primitive
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,7 @@ def run(
 
     `keeps` says whether this rank holds the value after MASK.
     """
+    x = settled(x) if primitive in COMMUNICATES else x
     match primitive:
         case Primitive.IDENTITY:
             return x
@@ -73,6 +74,7 @@ def begin(
 ) -> Callable[[], Tensor]:
     """Starts what `run` does; what it returns waits for that. All-to-all is over at once."""
     if line.size > 1:
+        x = settled(x)
         match primitive:
             case Primitive.ALL_REDUCE:
                 return line.begin_all_reduce(x)

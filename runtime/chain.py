@@ -130,7 +130,7 @@ class Chain:
             yield from self._named(link, run.forward(half, self._inputs(link, half)))
             differs = self._keep and link.again and self._has_gradient(link, half)
             for name, leaf in zip(link.call.outputs, run.results(half), strict=True):
-                if differs and leaf.is_floating_point():
+                if differs and (leaf.is_floating_point() or leaf.is_complex()):
                     leaf.requires_grad_(True)
                 self._parts.setdefault(name, []).append(leaf)
             if self._is_through(link):

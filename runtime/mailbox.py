@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from meshwright.codegen.line import on_wire, settled
 from meshwright.codegen.program import StageProgram, Value
 from meshwright.ir.border import piece_view
 from meshwright.ir.layout import Shard
@@ -66,7 +67,7 @@ class Mailbox:
             for message in self._from[source][self._cursor[source] : stop]:
                 buffer = self._buffer(message)
                 group = self._groups.between(message.source, message.target)
-                work = dist.irecv(buffer, source, group=group, tag=message.number)
+                work = dist.irecv(on_wire(buffer), source, group=group, tag=message.number)
                 assert work is not None
                 self._posted[message] = buffer, work
             self._cursor[source] = max(stop, self._cursor[source])
@@ -78,13 +79,13 @@ class Mailbox:
             dtype = getattr(torch, value.dtype)
             laid = x.detach().movedim(1, -1) if value.channels_last else x.detach()
             piece = _piece(laid, value, samples, message.transfer.source_span)
-            piece = piece.to(dtype).contiguous()
+            piece = settled(piece.to(dtype)).contiguous()
             if message.target == self._rank:
                 self._kept[message] = piece
                 continue
             group = self._groups.between(message.source, message.target)
             start = self._recorder.mark()
-            work = dist.isend(piece, message.target, group=group, tag=message.number)
+            work = dist.isend(on_wire(piece), message.target, group=group, tag=message.number)
             assert work is not None
             self._recorder.sent(message, piece.nbytes, start)
             self._sent[message.target].append((message, piece, work))

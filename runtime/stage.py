@@ -239,7 +239,8 @@ class StageModule(nn.Module):
     def _differs(self, index: int, inputs: Sequence[Tensor], output: Tensor) -> bool:
         """Whether an output that was made without a graph will have a gradient."""
         parameters = self.blocks[index].parameters()
-        return output.is_floating_point() and any(x.requires_grad for x in (*inputs, *parameters))
+        differs = output.is_floating_point() or output.is_complex()
+        return differs and any(x.requires_grad for x in (*inputs, *parameters))
 
     def recompute(self, microbatch: int) -> None:
         """Makes again what the forward did not keep, in its order; the backward need not."""

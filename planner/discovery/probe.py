@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from meshwright.planner.discovery.found import Cut, Dim, Found
-from meshwright.planner.discovery.sample import SEED, Sample
+from meshwright.planner.discovery.sample import SEED, Sample, differs
 from meshwright.planner.discovery.trial import CannotRun, Tensors, near
 
 Note = Callable[[Cut | None, bool | None], None]
@@ -27,7 +27,7 @@ class Probe:
         generator = torch.Generator().manual_seed(SEED + 1)
         self.given: Tensors = tuple(
             torch.randn(x.shape, dtype=x.dtype, generator=generator)
-            if x is not None and x.is_floating_point()
+            if x is not None and differs(x)
             else None
             for x in sample.outputs
         )
@@ -226,8 +226,8 @@ def _sums(cut: Cut, sample: Sample) -> int:
 
 
 def _linear(probe: Probe) -> Iterator[tuple[int, ...]]:
-    """Single inputs and all of them together; only floats are summed."""
-    floats = tuple(i for i, x in enumerate(probe.trial.inputs) if x.is_floating_point())
+    """Single inputs and all of them together; only reals and complex numbers are summed."""
+    floats = tuple(i for i, x in enumerate(probe.trial.inputs) if differs(x))
     groups = [(i,) for i in floats] + ([floats] if len(floats) > 1 else [])
-    if all(x is None or x.is_floating_point() for x in probe.outputs):
+    if all(x is None or differs(x) for x in probe.outputs):
         yield from (group for group in groups if probe.is_linear(group))

@@ -64,7 +64,7 @@ def _try(op: Op, graph: Graph, shapes: tuple[Shape, ...], positive: bool) -> Sam
         for name, shape in zip(op.inputs, shapes, strict=True)
     )
     live = tuple(
-        graph.tensors[name].requires_grad and x.is_floating_point()
+        graph.tensors[name].requires_grad and differs(x)
         for name, x in zip(op.inputs, inputs, strict=True)
     )
     read = tuple(bool(name) and (name in graph.users or name == graph.loss) for name in op.outputs)
@@ -87,6 +87,11 @@ def _drawn(shape: Shape, dtype: str, positive: bool, generator: torch.Generator)
         return torch.randn(shape, generator=generator, dtype=torch.complex128)
     # Indices of what they may look up: all dims have two elements or one.
     return torch.randint(2, shape, generator=generator).to(kind)
+
+
+def differs(x: Tensor) -> bool:
+    """Whether tensors of its kind have gradients and may be summands."""
+    return x.is_floating_point() or x.is_complex()
 
 
 def _is_finite(tensor: Tensor) -> bool:
