@@ -5,6 +5,7 @@ Exit codes: 0 done; 1 a failure while running; 2 wrong usage; 3 no plan meets th
 """
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -26,6 +27,7 @@ from meshwright.ir.plan import Plan
 from meshwright.ir.show import render
 from meshwright.ir.terminal import Terminal
 from meshwright.planner.why import name_of
+from meshwright.runtime import children
 from meshwright.targets import load_cluster, load_target
 
 if TYPE_CHECKING:
@@ -226,6 +228,8 @@ def _fail(error: Exception, code: int) -> NoReturn:
 
 def main(command: Callable[[], None] = app) -> None:
     """Entry point: turns our errors into one line and an exit code."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # a rank does not outlive torchrun
+        children.die_with_parent()
     try:
         command()
     except Infeasible as error:

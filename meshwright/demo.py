@@ -6,8 +6,8 @@ ranks (`worker`) and as the single process (`single`), so that each has its own 
 
 import argparse
 import logging
+import os
 import statistics
-import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ from meshwright.ir.trace import trace
 from meshwright.launch import torchrun, where
 from meshwright.planner.search import search
 from meshwright.profiling import profile
-from meshwright.runtime import run_dir
+from meshwright.runtime import children, run_dir
 from meshwright.runtime.job import compile as compile_job
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ def main(options: Options) -> int:
         return 1
     console.rule(f"3. train the same {STEPS} steps in one process")
     command = [sys.executable, "-m", "meshwright.demo", "single", *quiet]
-    if code := subprocess.run(command).returncode:
+    if code := children.run(command):
         console.print(f"FAIL: the single process ended with exit code {code}", style="bold red")
         return 1
     console.rule("4. verdict")
@@ -252,5 +252,7 @@ def parse(arguments: list[str]) -> Options:
 
 
 if __name__ == "__main__":
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # a rank does not outlive torchrun
+        children.die_with_parent()
     asked = parse(sys.argv[1:])
     raise SystemExit({"main": main, "worker": worker, "single": single}[asked.role](asked))

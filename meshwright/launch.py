@@ -1,7 +1,6 @@
 """`meshwright run`: be one rank under torchrun, or start torchrun on this machine."""
 
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -17,21 +16,25 @@ from meshwright.ir import plan_io
 from meshwright.ir.measured import StepKind
 from meshwright.ir.plan import Plan
 from meshwright.ir.step import Batch
+from meshwright.leaving import Asked, leaving
 from meshwright.logs import MetricLog, parse_kinds
 from meshwright.metrics import tokens_per_sample
-from meshwright.runtime import run_dir
+from meshwright.runtime import children, run_dir
 from meshwright.runtime.job import Job
 from meshwright.runtime.job import compile as compile_job
 from meshwright.targets import load_callable, load_target
 
 
 def torchrun(world_size: int, *arguments: str) -> int:
-    """Starts `python -m ARGUMENTS` on `world_size` local ranks; the exit code of the job."""
+    """Starts `python -m ARGUMENTS` on `world_size` local ranks; the exit code of the job.
+
+    Whatever ends this process ends them, see `children.run`.
+    """
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(world_size), "-m", *arguments]
     # Ranks share the cores; torchrun would choose it too. The profiler of the traced step talks.
     settings = {"OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "99"}
-    return subprocess.run(command, check=False, env=settings | os.environ).returncode
+    return children.run(command, environment=settings | os.environ)
 
 
 def where(device: torch.device) -> str:
@@ -71,17 +74,37 @@ def train(
     )  # fmt: skip
     rank = int(os.environ.get("RANK", "0"))
     tokens = plan.global_batch_size * tokens_per_sample(plan)
+    rows = run_dir.steps_path(output, rank)
+    title, show = f"training ({where(job.device)})", rank == 0 and not as_json
     with (
         MetricLog(job, output, kinds) as metrics,
-        recording(
-            f"training ({where(job.device)})", steps, tokens, show=rank == 0 and not as_json
-        ) as recorder,
+        recording(title, steps, tokens, show=show) as recorder,
+        leaving(job.failures.asked_to_end, lambda: recorder.write(rows)) as asked,
     ):
-        _steps(job, step_kinds(steps, trace=trace), batches(plan, data), output, recorder, metrics)
-    recorder.write(run_dir.steps_path(output, rank))
-    job.close()
+        wanted = step_kinds(steps, trace=trace)
+        try:
+            _steps(job, wanted, batches(plan, data), output, recorder, metrics, asked)
+        except RuntimeError:
+            if asked.by is None:
+                raise
+            # Ranks that were asked a moment before have left this one's step.
+        recorder.write(rows)
+        job.close()
+    if asked.by is not None:
+        _say_ended(asked, job, output)
+        raise SystemExit(asked.exit_code)
     if rank == 0:
         report(output, steps, trace=trace, as_json=as_json)
+
+
+def _say_ended(asked: Asked, job: Job, output: Path) -> None:
+    assert asked.by is not None
+    if job.parts.rank == 0:
+        print(
+            f"meshwright: ended by {asked.by.name} after {job.state.step} steps; {output} "
+            "holds what they took",
+            file=sys.stderr, flush=True,
+        )  # fmt: skip
 
 
 def _steps(
@@ -91,12 +114,13 @@ def _steps(
     output: Path,
     recorder: Recorder,
     metrics: MetricLog,
+    asked: Asked,
 ) -> None:
-    """Steps of the given kinds, or as many as there are batches."""
+    """Steps of the given kinds, or as many as there are batches, until the rank is asked to end."""
     for kind in kinds:
         waited = time.perf_counter()
         batch = next(source, None)
-        if batch is None:
+        if batch is None or asked.by is not None:
             return
         recorder.start()
         data_s = time.perf_counter() - waited

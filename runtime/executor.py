@@ -1,8 +1,9 @@
 """The loop: takes a rank's row of the schedule action by action."""
 
+import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -24,9 +25,14 @@ class Progress:
     phase: str = "idle"
     """idle, running, receiving, synchronising."""
     since: float = 0.0
+    entered: int = 0
+    """How often it was somewhere else."""
+    thread: int = field(default_factory=threading.get_ident)
+    """The one that steps."""
 
     def at(self, step: int, action: str, phase: str) -> None:
         self.step, self.action, self.phase, self.since = step, action, phase, time.monotonic()
+        self.entered, self.thread = self.entered + 1, threading.get_ident()
 
 
 class Executor:

@@ -9,6 +9,8 @@ import torch.distributed as dist
 from meshwright.ir.errors import MismatchError
 from meshwright.ir.heap import keep_freed_memory
 
+_LATER_S = 60.0
+
 
 def pick_device(device: torch.device | str | None) -> torch.device:
     """The given device; else this process's GPU if there is one, else the CPU."""
@@ -23,7 +25,10 @@ def pick_device(device: torch.device | str | None) -> torch.device:
 
 
 def join(world_size: int, device: torch.device, timeout_s: float) -> bool:
-    """Makes the process group unless there is one or none is needed; True if it made it."""
+    """Makes the process group unless there is one or none is needed; True if it made it.
+
+    Its own limit is later than `timeout_s`: what watches the ranks names the cause before.
+    """
     if device.type == "cuda":
         torch.cuda.set_device(device)
     else:
@@ -32,7 +37,7 @@ def join(world_size: int, device: torch.device, timeout_s: float) -> bool:
         return False
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     try:
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s + _LATER_S))
     except ValueError as error:
         raise MismatchError(
             f"the plan is for {world_size} ranks, this process is alone ({error}); start it with "

@@ -35,25 +35,17 @@ class JobStrategy(Strategy):
     `model` names the attribute of the LightningModule that holds the model the plan is for. Its
     `configure_optimizers` is asked as always; its `training_step` is the job's step, on global
     batches that every rank reads, and logs `train_loss`; `validation_step` logs `val_loss`.
-    `trusts_files` lets what Lightning keeps in a checkpoint (callbacks, hyperparameters) be objects
-    of any class, whose code runs when it is loaded.
     """
 
     strategy_name = "meshwright"
 
     def __init__(
-        self,
-        plan: Plan,
-        *,
-        model: str = "model",
-        loss_fn: LossFn | None = None,
-        seed: int = 0,
-        trusts_files: bool = False,
+        self, plan: Plan, *, model: str = "model", loss_fn: LossFn | None = None, seed: int = 0
     ) -> None:
         super().__init__()
         self.plan, self.seed = plan, seed
         self.job: Job | None = None
-        self._attribute, self._loss_fn, self._trusts_files = model, loss_fn, trusts_files
+        self._attribute, self._loss_fn = model, loss_fn
         self._device = pick_device(None)
 
     def setup(self, trainer: Trainer) -> None:
@@ -196,14 +188,14 @@ class JobStrategy(Strategy):
         self.barrier()
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> Any:
-        """Reads what Lightning keeps; it runs no code, whatever Lightning's default says."""
+        """Reads what Lightning keeps without running code, unless `fit(weights_only=False)`."""
         assert self.job is not None
         self.job.load(Path(checkpoint_path))
         path = Path(checkpoint_path) / _LIGHTNING_FILE
         try:
-            return super().load_checkpoint(path, weights_only=not self._trusts_files)
+            return super().load_checkpoint(path, True if weights_only is None else weights_only)
         except pickle.UnpicklingError as error:
             raise PlanError(
                 f"{path} needs code to be read, of a callback or of hyperparameters, and it was "
-                "not run. If you trust the file: JobStrategy(..., trusts_files=True)"
+                "not run. If you trust the file: trainer.fit(..., weights_only=False)"
             ) from error

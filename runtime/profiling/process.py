@@ -18,6 +18,7 @@ from torch import nn
 from meshwright.ir.errors import MeshwrightError
 from meshwright.ir.heap import keep_freed_memory
 from meshwright.ir.profile import MemoryRecord
+from meshwright.runtime.children import dying_with_parent
 from meshwright.runtime.job import Job
 from meshwright.runtime.resident import resident_bytes
 
@@ -40,6 +41,7 @@ def process_records(device: torch.device) -> list[MemoryRecord]:
             subprocess.Popen(
                 [*command, str(rank), str(world), str(before)],
                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                preexec_fn=dying_with_parent(),
             )
             for rank in range(world)
         ]  # fmt: skip

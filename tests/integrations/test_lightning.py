@@ -124,7 +124,8 @@ def _resume_evil(folder):
         torch.save({"callbacks": Evil(ran)}, f"{folder}/step1/lightning.ckpt")
     strategy.barrier()
     with pytest.raises(PlanError, match=r"it was not run\. If you trust"):
-        trainer(folder, strategy).fit(module(), loader(BATCH), ckpt_path=f"{folder}/step1")
+        again = trainer(folder, JobStrategy(plan()))
+        again.fit(module(), loader(BATCH), ckpt_path=f"{folder}/step1")
     return os.path.exists(ran)
 
 

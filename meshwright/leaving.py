@@ -1,0 +1,81 @@
+"""A rank that is asked to end: after the step it is in, with its files closed."""
+
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+
+LEAVE_S = 10.0
+"""From the signal until a rank that is stuck in a step leaves all the same."""
+_ASKING = frozenset({"SIGTERM", "SIGINT", "SIGHUP"})
+
+
+@dataclass(slots=True)
+class Asked:
+    """The signal by which this rank was asked to end, if it was."""
+
+    by: signal.Signals | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """As shells count it."""
+        return 0 if self.by is None else 128 + self.by
+
+
+@contextmanager
+def leaving(tell: Callable[[str], None], at_last: Callable[[], None]) -> Iterator[Asked]:
+    """Inside, a signal to end is only noted, for the loop to look at between steps.
+
+    `tell` gets its name at once. If the block is not over `LEAVE_S` later, the process calls
+    `at_last` and exits: its main thread may be stuck where no signal reaches it.
+    """
+    asked = Asked()
+
+    def note(number: int, frame: FrameType | None) -> None:
+        asked.by = asked.by or signal.Signals(number)
+        tell(asked.by.name)
+
+    # Of a signal the system writes the number here, whatever the main thread is doing.
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    over = threading.Event()
+    numbers = {getattr(signal, name) for name in _ASKING if hasattr(signal, name)}
+    kept = [n for n in numbers if signal.getsignal(n) is not signal.SIG_IGN]
+    watcher = threading.Thread(
+        target=_watch, args=(reader, over, set(kept), at_last), name="leaving", daemon=True
+    )
+    watcher.start()
+    wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    before = {number: signal.signal(number, note) for number in kept}
+    try:
+        yield asked
+    finally:
+        over.set()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(wakeup)
+        writer.close()
+        watcher.join()
+        reader.close()
+
+
+def _watch(
+    reader: socket.socket, over: threading.Event, numbers: set[int], at_last: Callable[[], None]
+) -> None:
+    while received := reader.recv(1):
+        if received[0] not in numbers:
+            continue
+        if over.wait(LEAVE_S):
+            return
+        name = signal.Signals(received[0]).name
+        print(f"meshwright: {name}: a step is not over after {LEAVE_S:g} s", file=sys.stderr)
+        try:
+            at_last()
+        finally:
+            sys.stderr.flush()
+            os._exit(128 + received[0])
