@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from dataclasses import replace
-from itertools import accumulate
 
 import torch
 import torch.distributed as dist
@@ -14,6 +13,7 @@ from meshwright.ir.border import piece_view
 from meshwright.ir.layout import Shard
 from meshwright.runtime.groups import Groups
 from meshwright.runtime.messages import Message
+from meshwright.runtime.ordering import stops
 from meshwright.runtime.record import Recorder
 
 _Key = tuple[int, str, bool, int]
@@ -51,7 +51,7 @@ class Mailbox:
                 self._arriving[key].append(message)
                 if message.source != rank:
                     self._from[message.source].append(message)
-        self._stops = {source: _stops(found) for source, found in self._from.items()}
+        self._stops = {source: stops(found) for source, found in self._from.items()}
         self._posted: dict[Message, tuple[Tensor, dist.Work]] = {}
         self._kept: dict[Message, Tensor] = {}
         self._sent: dict[int, list[tuple[Message, Tensor, dist.Work]]] = defaultdict(list)
@@ -62,8 +62,8 @@ class Mailbox:
 
         The order is the sender's, so that the two ends agree even where messages have no tag.
         """
-        for source, stops in self._stops.items():
-            stop = stops[min(action, len(stops) - 1)]
+        for source, limits in self._stops.items():
+            stop = limits[min(action, len(limits) - 1)]
             for message in self._from[source][self._cursor[source] : stop]:
                 buffer = self._buffer(message)
                 group = self._groups.between(message.source, message.target)
@@ -152,14 +152,6 @@ class Mailbox:
         if span is not None:
             numel = numel // samples * (span[1] - span[0])
         return torch.empty(numel, dtype=getattr(torch, value.dtype), device=self._device)
-
-
-def _stops(messages: list[Message]) -> list[int]:
-    """Per action index: how many messages of one source must have been asked for by then."""
-    stops = [0] * (1 + max(message.needed_at for message in messages))
-    for number, message in enumerate(messages, start=1):
-        stops[message.needed_at] = max(stops[message.needed_at], number)
-    return list(accumulate(stops, max))
 
 
 def _as_sent(value: Value) -> Value:

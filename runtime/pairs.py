@@ -12,9 +12,7 @@ import torch.distributed as dist
 
 from meshwright.runtime.groups import Groups
 from meshwright.runtime.messages import Message
-
-Pair = tuple[int, int]
-"""Source and target."""
+from meshwright.runtime.ordering import Pair
 
 
 def pairs_in_order(messages: Iterable[Message]) -> tuple[Pair, ...]:

@@ -1,5 +1,6 @@
 """Compares a parallel job on forked ranks with plain training of the same model in one process."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +33,12 @@ class Difference:
 
 
 def check_equal(
-    case: Any, plan: Plan, graph: Graph, steps: int = 5, timeout_s: float = 300.0
+    case: Any,
+    plan: Plan,
+    graph: Graph,
+    steps: int = 5,
+    timeout_s: float = 300.0,
+    run: Callable[..., list[Any]] = run_ranks,
 ) -> Difference:
     """Trains `case` (name, build, batch, loss_fn) both ways with Adam in float64."""
     batch_size = plan.global_batch_size
@@ -40,7 +46,7 @@ def check_equal(
     batches = [_double(batch) for batch in batches]
     model = case.model()
     wanted_losses, wanted = alone(reference, model, batches, case.loss_fn, plan.num_microbatches)
-    results = run_ranks(
+    results = run(
         plan.world_size, _train, model, plan, graph, batches, case.loss_fn, timeout_s=timeout_s
     )
     for losses, _ in results:

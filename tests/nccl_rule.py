@@ -40,11 +40,22 @@ class Hang(RuntimeError):
 
 
 def run_under_rule(
-    world_size: int, function: Callable[..., Any], *args: Any, patience_s: float = PATIENCE_S
+    world_size: int,
+    function: Callable[..., Any],
+    *args: Any,
+    patience_s: float = PATIENCE_S,
+    timeout_s: float = 300.0,
 ) -> list[Any]:
     """What `function(*args)` returns on each rank of a job whose groups keep NCCL's rules."""
     return run_ranks(
-        world_size, _ruled, world_size, patience_s, function, args, init=False, timeout_s=300.0
+        world_size,
+        _ruled,
+        world_size,
+        patience_s,
+        function,
+        args,
+        init=False,
+        timeout_s=timeout_s,
     )
 
 

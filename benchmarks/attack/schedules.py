@@ -7,18 +7,28 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 
 from benchmarks.attack.result import Result
 from meshwright.costmodel.simulate import StageTimes
+from meshwright.ir.cluster import Cluster
 from meshwright.ir.errors import PlanError
-from meshwright.ir.plan import Plan, Stage
+from meshwright.ir.plan import Plan, Stage, model_mesh
 from meshwright.ir.schedule import Schedule
+from meshwright.ir.trace import trace
+from meshwright.planner.candidates import build_plan, uniform_choice
+from meshwright.planner.inside.layouts import solve_layouts
+from meshwright.planner.inside.prices import AlphaBeta
+from meshwright.planner.inside.regime import usual
+from meshwright.planner.problem import make_problem
 from meshwright.planner.schedule_tools import SCHEDULES, make_schedule, stages_per_rank
 from meshwright.planner.synthesis.solve import synthesise
 from meshwright.planner.synthesis.task import Task
 from meshwright.runtime.export import full_state
+from tests.equality import Difference, check_equal
+from tests.models import CASES
 from tests.nccl_rule import run_under_rule
 from tests.runtime.handmade import (
     BATCH,
@@ -60,6 +70,59 @@ def attacks(size: int, seed: int) -> Iterator[Result]:
         for pipeline, difference in zip(found, differences, strict=True):
             held = difference <= 1e-9
             yield Result(pipeline.name, held, f"equal to {difference:.0e}", seconds)
+    if size >= 100:
+        yield from _traced()
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A model of the zoo, the axes that its blocks are split on, and the rest of its plan."""
+
+    model: str
+    axes: dict[str, int]
+    choice: dict[str, Any]
+
+    def __str__(self) -> str:
+        return f"{self.model} {self.axes} {self.choice}"
+
+
+TRACED = (
+    Traced("llama", {"cp": 2}, {"pp": 2, "schedule": "zbv", "num_microbatches": 2}),
+    Traced("mixtral", {"ep": 2}, {"pp": 2, "schedule": "gpipe", "num_microbatches": 2}),
+    Traced("mixtral", {"ep": 2}, {"dp_shard": 2, "zero": 3, "num_microbatches": 2}),
+    Traced("vgg19", {"cp": 2}, {"pp": 2, "schedule": "zero_bubble", "num_microbatches": 2}),
+    Traced("bert_mlm", {"cp": 4}, {}),
+    Traced("gpt2", {"tp": 2}, {"pp": 2, "schedule": "dapple_pb", "num_microbatches": 2}),
+    Traced("t5", {"tp": 2}, {"pp": 2, "dp_shard": 2, "zero": 3, "schedule": "gpipe",
+                             "num_microbatches": 2}),
+)  # fmt: skip
+"""Rings of attention, tokens that travel to experts, halos, sums and gathers beside messages."""
+
+QUICK = AlphaBeta(latency_s=0.0, bandwidth=1e15, state_per_parameter_byte=1e6)
+"""Prices at which everything that can be split is."""
+
+
+def train_traced(one: Traced) -> Difference:
+    """How far the model under the rule is from one process, both in float64."""
+    case = CASES[one.model]
+    graph = trace(case.model(), case.example(8), case.loss_fn)
+    problem = make_problem(graph, Cluster.local(8), precision="fp64", optimizer="adam")
+    axes = model_mesh(one.axes)
+    problem.solved[axes, ""] = solve_layouts(graph, axes, usual(axes, QUICK))
+    plan = build_plan(problem, uniform_choice(problem, model=axes, **one.choice), predict=False)
+    return check_equal(case, plan, graph, steps=2, run=run_under_rule)
+
+
+def _traced() -> Iterator[Result]:
+    for one in TRACED:
+        start = time.monotonic()
+        try:
+            found = train_traced(one)
+        except RankFailed as error:
+            yield Result(str(one), False, str(error)[-2000:])
+            continue
+        what = f"equal to {found.worst_of_both:.0e}"
+        yield Result(str(one), found.worst_of_both <= 1e-9, what, time.monotonic() - start)
 
 
 def pipelines(world: int, microbatches: int) -> Iterator[Pipeline]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from meshwright.dry.classes import RankClass, rank_classes
 from meshwright.dry.shorten import shortened
 from meshwright.dry.step import step_rank
-from meshwright.dry.transfers import check_transfers, count_transfers
+from meshwright.dry.transfers import check_order, check_transfers, count_transfers
 from meshwright.ir.graph import Graph
 from meshwright.ir.measured import TensorMemory
 from meshwright.ir.plan import Plan
@@ -60,7 +60,7 @@ def dry_run(plan: Plan, graph: Graph) -> DryRun:
     plan = replace(plan, stages=stages)
     classes = rank_classes(plan, graph)
     short = shortened(plan)
-    findings = list(check_transfers(plan, classes))
+    findings = [*check_transfers(plan, classes), *check_order(short, classes)]
     found = []
     for group in classes if not findings else ():
         try:

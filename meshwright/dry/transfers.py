@@ -1,4 +1,4 @@
-"""Whether what one rank sends is what another one waits for, over all pairs of ranks."""
+"""Whether what one rank sends is what another one waits for, and when, over all pairs of ranks."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from math import prod
@@ -8,7 +8,8 @@ from meshwright.dry.classes import RankClass
 from meshwright.ir.border import Transfer, forward_transfers, gradient_transfers
 from meshwright.ir.plan import Plan
 from meshwright.ir.verify import Finding
-from meshwright.runtime.messages import side
+from meshwright.runtime.messages import plan_messages, side
+from meshwright.runtime.ordering import doings, standstill
 
 Sent = Mapping[tuple[int, int], Mapping[str, Value]]
 """(rank, stage) -> values by name."""
@@ -19,6 +20,20 @@ def check_transfers(plan: Plan, classes: Iterable[RankClass]) -> Iterator[Findin
     sends, receives = _values(classes)
     for border, name, transfer in _transfers(plan, sends):
         yield from _differences(plan, border, name, transfer, sends, receives)
+
+
+def check_order(plan: Plan, classes: Iterable[RankClass]) -> Iterator[Finding]:
+    """A finding for each rank that waits for ever, and each pair whose ends disagree, where a
+    pair's messages have nothing but their order."""
+    schedule = plan.schedule.parse()
+    done = {}
+    for group in classes:
+        row = schedule.ranks[schedule.rank_of(group.programs[0].index)]
+        for rank in group.ranks:
+            messages = plan_messages(plan, schedule, group.programs, rank)
+            done[rank] = doings(messages, rank, len(row))
+    for text in standstill(done):
+        yield Finding("message order", f"schedule {plan.schedule.name!r}: {text}")
 
 
 def count_transfers(plan: Plan, classes: Iterable[RankClass]) -> int:

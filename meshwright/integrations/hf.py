@@ -4,16 +4,19 @@ The extra `hf` brings what it needs. Callbacks, schedules, logs, evaluation and 
 Trainer's; a step is the job's. The plan says how large a global batch is.
 """
 
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
-from transformers import Trainer
+from torch.utils.data import DataLoader
+from transformers import PreTrainedTokenizerBase, ProcessorMixin, Trainer, trainer_utils
 
+from meshwright.integrations.hf_arguments import check_arguments, check_overrides, check_parts
+from meshwright.integrations.hf_data import EpochSampler, batches, check_counts, check_same
 from meshwright.integrations.job_optimizer import JobOptimizer
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan import Plan
@@ -32,58 +35,107 @@ class _Wrapped(nn.Module):
         self.module = module
 
 
+class _Seen:
+    """The model as callbacks see it: all but its parameters, which are those from before."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("parameters", "named_parameters", "get_parameter", "state_dict"):
+            raise PlanError(
+                f"a callback asks for {name} of the model, which still has its weights from before "
+                "training: call trainer.job.sync_to() on every rank, then read trainer.model"
+            )
+        return getattr(self._module, name)
+
+
 class JobTrainer(Trainer):
     """Trains as a plan says; every rank runs it, under plain torchrun.
 
-    Every rank reads the whole global batch. With `gradient_accumulation_steps` each batch counts
-    the same. Evaluation gives the loss only.
+    Every rank reads the whole global batch. Evaluation gives the loss only. An argument, an
+    override or a callback that would be ignored is a PlanError: `hf_arguments` has the tables.
     """
 
     def __init__(self, *args: Any, plan: Plan, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.plan = plan
-        self._check_arguments()
+        check_parts(self)
+        check_arguments(self.args, plan)
+        check_overrides(self, JobTrainer)
+        if plan.global_batch_size % self.args.world_size == 0:  # what Trainer counts and logs
+            self.args.per_device_train_batch_size = plan.global_batch_size // self.args.world_size
+            self.args.per_device_eval_batch_size = self.args.per_device_train_batch_size
         assert isinstance(self.model, nn.Module)
-        optimizer = super().create_optimizer()
+        self._align_tokens()
+        self.create_optimizer()
         self.job: Job = compile_job(
-            self.model, plan, optimizer=optimizer, device=self.args.device,
-            max_grad_norm=self.args.max_grad_norm or None, seed=self.args.seed,
+            self.model, plan, optimizer=self.optimizer, device=self.args.device,
+            max_grad_norm=self._limit(), seed=self.args.seed,
         )  # fmt: skip
         self.optimizer = self._job_optimizer = JobOptimizer(self.job)
+        self._compared = False
+        # Over any override, which made the optimizer that the job has now.
+        self.create_optimizer = lambda model=None: self._job_optimizer  # type: ignore[method-assign]
 
-    def _check_arguments(self) -> None:
-        args = self.args
-        asked = args.per_device_train_batch_size * max(1, args.world_size)
-        if args.per_device_train_batch_size != 8 and asked != self.plan.global_batch_size:
-            raise PlanError(
-                f"per_device_train_batch_size {args.per_device_train_batch_size} x "
-                f"{args.world_size} ranks is {asked}, the plan's global batch is "
-                f"{self.plan.global_batch_size}: leave it out, the plan decides"
-            )
-        if args.train_sampling_strategy not in ("random", "sequential"):
-            raise PlanError(
-                f"train_sampling_strategy {args.train_sampling_strategy!r}: a job's batches are "
-                "random or sequential"
-            )
-        for name in ("load_best_model_at_end", "auto_find_batch_size", "fp16", "bf16"):
-            if getattr(args, name):
-                raise PlanError(f"{name}: a job cannot; it computes in the plan's precision")
+    def _limit(self) -> float | None:
+        """The largest norm; 0 asks for no clipping, also where the plan says otherwise."""
+        if self.args.max_grad_norm:
+            return float(self.args.max_grad_norm)
+        return None if self.plan.max_grad_norm is None else math.inf
 
-    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """The job's, which was made with it."""
-        if not hasattr(self, "_job_optimizer"):
-            return super().create_optimizer(model)
-        self.optimizer = self._job_optimizer
-        return self._job_optimizer
+    def _align_tokens(self) -> None:
+        """The model has the tokenizer's special tokens before it is traced, not after."""
+        align = getattr(trainer_utils, "align_special_tokens", None)
+        known = isinstance(self.processing_class, PreTrainedTokenizerBase | ProcessorMixin)
+        if align is not None and known and hasattr(self.model, "config"):
+            align(self.model, self.processing_class)
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Trains; PlanError if a method was replaced since the job was made."""
+        check_overrides(self, JobTrainer)
+        return super().train(*args, **kwargs)
+
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        """Refused: PlanError."""
+        raise PlanError(
+            "predict: a job gives the loss only, no logits; predict with what save_model() wrote"
+        )
+
+    def hyperparameter_search(self, *args: Any, **kwargs: Any) -> Any:
+        """Refused: PlanError."""
+        raise PlanError("hyperparameter_search: each trial needs a plan and a job of its own")
 
     def _wrap_model(self, model: Any, training: bool = True, dataloader: Any = None) -> nn.Module:
         return model if isinstance(model, _Wrapped) else _Wrapped(model)
+
+    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
+        found = super()._prepare_for_training(*args, **kwargs)
+        assert isinstance(self.model, nn.Module)
+        self.callback_handler.model = _Seen(self.model)
+        return found
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: Any = None
+    ) -> tuple[list[Any], None]:
+        """The batches of one optimizer step; PlanError unless they count alike."""
+        found = [batch for _, batch in zip(range(num_batches), epoch_iterator, strict=False)]
+        if getattr(self, "model_accepts_loss_kwargs", False):
+            check_counts(found, shifted=bool(getattr(self, "_loss_shifts_labels", False)))
+        return found, None
 
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
     ) -> Tensor:
         """The loss of a global batch, whose gradients the job keeps until the optimizer steps."""
-        loss = self._job_optimizer.accumulate(_tensors(inputs))
+        tensors = _tensors(inputs)
+        if not self._compared:
+            check_same(tensors)
+            self._compared = True
+        loss = self._job_optimizer.accumulate(tensors)
+        every = self.args.torch_empty_cache_steps
+        if every is not None and self.state.global_step % every == 0:
+            torch.cuda.empty_cache()
         return (loss / self.current_gradient_accumulation_steps).to(self.args.device)
 
     def prediction_step(
@@ -96,27 +148,35 @@ class JobTrainer(Trainer):
         """The loss of a global batch; a job gives no logits."""
         return self.job.eval(_tensors(inputs)).to(self.args.device), None, None
 
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        """A rank's part: Trainer adds up those of all ranks, which read the same batch."""
+        return int(super().floating_point_ops(inputs) / self.args.world_size)
+
+    def _track_num_input_tokens(self, inputs: Any) -> None:
+        before = self.state.num_input_tokens_seen
+        super()._track_num_input_tokens(inputs)
+        added = self.state.num_input_tokens_seen - before
+        self.state.num_input_tokens_seen = before + added // self.args.world_size
+
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """The same global batches on every rank."""
+        """The same global batches on every rank, in the order in which one process reads them."""
         dataset: Any = self.train_dataset
         if dataset is None:
             raise PlanError("a Trainer that trains needs a train_dataset")
-        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
-        generator = torch.Generator().manual_seed(seed)
-        shuffled = self.args.train_sampling_strategy != "sequential"
-        sampler = RandomSampler(dataset, generator=generator) if shuffled else None
-        return self._loader(dataset, sampler)
+        sampler = None
+        if self.args.train_sampling_strategy != "sequential" and hasattr(dataset, "__len__"):
+            seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+            sampler = EpochSampler(len(dataset), seed, lambda: self.state.epoch)
+        return batches(self, dataset, sampler, "training")
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
-        """The same global batches on every rank; what is left over is dropped."""
+        """The same global batches on every rank."""
         dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
-        return self._loader(dataset, SequentialSampler(dataset))
-
-    def _loader(self, dataset: Any, sampler: Any) -> DataLoader[Any]:
-        return DataLoader(
-            dataset, self.plan.global_batch_size, sampler=sampler, drop_last=True,
-            collate_fn=self.data_collator, num_workers=self.args.dataloader_num_workers,
-        )  # fmt: skip
+        if isinstance(dataset, str):
+            dataset = self.eval_dataset[dataset]  # type: ignore[index,call-overload]
+        if dataset is None:
+            raise PlanError("evaluation needs an eval_dataset")
+        return batches(self, dataset, None, "evaluation")
 
     def get_total_train_batch_size(self, args: Any) -> int:
         return self.plan.global_batch_size * int(args.gradient_accumulation_steps)
@@ -148,6 +208,10 @@ class JobTrainer(Trainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """Weights come with the optimizer's state, from the job's checkpoint."""
+
+    def _load_best_model(self) -> None:
+        assert self.state.best_model_checkpoint is not None
+        self.job.load(os.path.join(self.state.best_model_checkpoint, _CHECKPOINT))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None:

@@ -4,6 +4,8 @@ Block 0 makes `e` from the input; each block makes the next `h` from the last; t
 reads `e` (relayed through all stages) and the first block's weight (tied), and gives the loss.
 """
 
+from functools import cache
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, fx, nn
@@ -136,11 +138,16 @@ def make_job(chain: Chain, plan: Plan, **settings: object) -> Job:
     return Job(plan, graph, parts, optimizer, chain, device, **settings)
 
 
-def _program(chain: Chain, graph: Graph, plan: Plan, index: int, share: int) -> StageProgram:
-    codes = {
+@cache
+def _codes() -> dict[str, BlockCode]:
+    return {
         name: BlockCode(name, fx.symbolic_trace(module))
         for name, module in (("first", _First()), ("middle", _Middle()), ("last", _Last()))
     }
+
+
+def _program(chain: Chain, graph: Graph, plan: Plan, index: int, share: int) -> StageProgram:
+    codes = _codes()
     blocks = plan.stage_blocks(graph, index)
     stage = plan.stages[index]
     calls = tuple(

@@ -6,7 +6,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from benchmarks.attack.schedules import STEPS, pipeline, pipelines, train_all
+from benchmarks.attack.schedules import (
+    STEPS,
+    TRACED,
+    Traced,
+    pipeline,
+    pipelines,
+    train_all,
+    train_traced,
+)
 from meshwright.planner.schedule_tools import make_schedule
 from meshwright.runtime.job import Job
 from tests.nccl_rule import run_under_rule
@@ -23,6 +31,12 @@ def test_every_schedule_ends_under_the_rule() -> None:
     assert {"gpipe 3", "dapple_pb (1, 2)", "zbv 3", "interleaved 3"} <= {one.name for one in found}
     for one, difference in zip(found, train_all(3, found), strict=True):
         assert difference <= 1e-9, one.name
+
+
+@pytest.mark.parametrize("one", TRACED[:2], ids=str)
+def test_rings_and_experts_beside_messages_end_too(one: Traced) -> None:
+    difference = train_traced(one)
+    assert difference.worst_of_both <= 1e-9, str(difference)
 
 
 @pytest.mark.parametrize(("name", "ranks"), [("gpipe", 2), ("dapple_pb", 4)])
