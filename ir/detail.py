@@ -129,6 +129,8 @@ class Detail:
     """Tier -> bytes per second of a device."""
 
     def stage(self, index: int) -> StageDetail:
+        if not 0 <= index < len(self.stages) or not 0 <= self.stages[index] < len(self.kinds):
+            raise PlanError(f"the prediction has no detail of stage {index}")
         return self.kinds[self.stages[index]]
 
     def device(self, rank: int) -> DeviceRun:
