@@ -94,6 +94,7 @@ class ProfileStore:
             for record in records:
                 table = _TABLE_OF[type(record)]
                 names = ["machine", *(column.name for column in columns_of(table.record))]
+                check_texts(row_of(record), f"a {table.record.__name__} of the profile")
                 marks = ", ".join("?" * len(names))
                 self._connection.execute(
                     f"INSERT OR REPLACE INTO {table.name} ({', '.join(names)}) VALUES ({marks})",
@@ -298,5 +299,7 @@ def _refusing(path: Path) -> Iterator[None]:
         yield
     except sqlite3.DatabaseError as error:
         raise PlanError(f"{path} cannot be used as a profile: {error}") from error
+    except UnicodeDecodeError as error:
+        raise PlanError(f"{path} is damaged: a name in it is no text") from error
     except OSError as error:
         raise PlanError(f"{path} cannot be read: {error.strerror}") from error

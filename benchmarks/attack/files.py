@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from benchmarks.attack.files_bases import TARGET, Bases, make_bases
+from benchmarks.attack.files_bases import TARGET, Bases, make_bases, sound
 from benchmarks.attack.files_commands import command, exported, html_injection, judged
 from benchmarks.attack.files_mutate import EVIL, EXTREMES, json_text, mutated, scribbled
 from benchmarks.attack.result import Result
@@ -32,6 +32,8 @@ from meshwright.targets import load_cluster
 
 FULL = 100_000
 """Spoiled files at size 100."""
+SEARCH_S = 60.0
+"""Of computing, for searches and dry runs: they have limits of their own."""
 DRY_EVERY = 25
 """Dry runs take long: of so many plans that are still sound one is stepped."""
 
@@ -42,6 +44,9 @@ def attacks(size: int, seed: int) -> Iterator[Result]:
         folder = Path(name)
         bases = make_bases(folder)
         (folder / "x").mkdir()
+        for arguments in sound(bases):
+            done = command(*arguments)
+            yield Result(" ".join(arguments[:1]), not done.code, done.text.strip()[-200:])
         for number in range(max(1, FULL * size // 100)):
             yield attack(bases, folder / "x", seed, number)
 
@@ -96,7 +101,9 @@ def _read(bases: Bases, folder: Path, path: Path, plan: Plan, random: Random) ->
         yield from exported(plan, bases.cluster)
         whole = [f for f in _verified(plan, bases.graph, bases.cluster) if f.severity == "error"]
         if not whole and random.randrange(DRY_EVERY) == 0:
-            yield from _problems(judged(lambda: len(dry_run(plan, bases.graph).ranks) * 0, "dry"))
+            yield from _problems(
+                judged(lambda: len(dry_run(plan, bases.graph).ranks) * 0, "dry", SEARCH_S)
+            )
 
 
 def _verified(plan: Plan, graph: Any, cluster: Any) -> Any:
@@ -111,8 +118,8 @@ def _hand(bases: Bases, folder: Path, random: Random) -> Iterator[str]:
         path.write_text(json_text(mutated(json.loads(bases.hand.read_text()), random)))
     yield from _problems(command("check", str(path)))
     if random.randrange(4) == 0:
-        arguments = ("--model", TARGET, "-c", "local:4", "--time-limit", "1", "-b", "8")
-        yield from _problems(command("check", str(path), *arguments))
+        arguments = ("--model", TARGET, "-c", "local:4", "--time-limit", "1")
+        yield from _problems(command("check", str(path), *arguments, limit_s=SEARCH_S))
 
 
 def _cluster(bases: Bases, folder: Path, random: Random) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """Sound files to spoil: plans of several kinds, clusters, a profile, what a run leaves."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -118,6 +119,21 @@ def make_bases(folder: Path) -> Bases:
     with open_store(profile) as store:
         store.add(MACHINE, *_records())
     return Bases(folder, traced(), cluster, tuple(plans), hand, clusters, profile, run)
+
+
+def sound(bases: Bases) -> Iterator[tuple[str, ...]]:
+    """Commands that must succeed while nothing is spoiled: else nothing is tried."""
+    for path in map(str, bases.plans):
+        yield "show", path
+        yield "check", path, "--strict"
+        yield "explain", path
+        yield "diff", path, str(bases.plans[0])
+        yield "report", path, "-o", str(bases.folder / "page.html")
+        yield "export", path, "--to", "torchrun"
+    yield "compare", str(bases.plans[0]), str(bases.run)
+    yield "report", str(bases.plans[0]), "-o", str(bases.folder / "r.html"), "--run", str(bases.run)
+    for cluster in map(str, bases.clusters):
+        yield "check", str(bases.plans[0]), "-c", cluster
 
 
 def _records() -> tuple[

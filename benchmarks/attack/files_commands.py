@@ -45,7 +45,7 @@ class Outcome:
     """Nothing, or what must not be: a foreign exception, a hang, a jump of memory, an injection."""
 
 
-def command(*arguments: str) -> Outcome:
+def command(*arguments: str, limit_s: float = LIMIT_S) -> Outcome:
     """What `meshwright ARGUMENTS` does."""
 
     def called() -> int:
@@ -55,7 +55,7 @@ def command(*arguments: str) -> Outcome:
             return ended.code if isinstance(ended.code, int) else 0
         return 0
 
-    return judged(called, " ".join(map(str, arguments[:1])))
+    return judged(called, arguments[0], limit_s)
 
 
 @cache
@@ -64,13 +64,18 @@ def _command() -> Any:
     return get_command(cli.app)
 
 
-def judged(called: Callable[[], int], name: str) -> Outcome:
+def judged(called: Callable[[], int], name: str, limit_s: float = LIMIT_S) -> Outcome:
     """What a call does that gives an exit code; our own errors are 4."""
     printed, problem, code = io.StringIO(), "", 0
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     started = time.perf_counter()
     try:
-        with redirect_stdout(printed), redirect_stderr(printed), _consoles(printed), _alarm():
+        with (
+            redirect_stdout(printed),
+            redirect_stderr(printed),
+            _consoles(printed),
+            _alarm(limit_s),
+        ):
             code = called()
     except MeshwrightError:
         code = 4
@@ -113,13 +118,13 @@ def _consoles(printed: io.StringIO) -> Iterator[None]:
 
 
 @contextmanager
-def _alarm() -> Iterator[None]:
+def _alarm(seconds: float) -> Iterator[None]:
     def ring(number: int, frame: Any) -> None:
         raise Hung
 
     limits = (
-        (signal.SIGPROF, signal.ITIMER_PROF, LIMIT_S),  # others may use the machine meanwhile
-        (signal.SIGALRM, signal.ITIMER_REAL, 12 * LIMIT_S),
+        (signal.SIGPROF, signal.ITIMER_PROF, seconds),  # others may use the machine meanwhile
+        (signal.SIGALRM, signal.ITIMER_REAL, 12 * seconds),
     )
     previous = [signal.signal(number, ring) for number, _, _ in limits]
     for _, timer, limit_s in limits:
