@@ -12,6 +12,7 @@ from meshwright.ir.errors import MismatchError, PlanError
 from meshwright.ir.measured import CollectiveMeasured, KernelMeasured, Measured, Phase
 from meshwright.ir.plan import Plan, RankMemory
 from meshwright.ir.schedule import Work
+from meshwright.ir.verify import check
 
 Group = Literal["step", "action", "waiting", "collective", "synchronisation", "optimizer", "memory"]
 _SHARE = 0.01
@@ -107,6 +108,7 @@ def expected_of(plan: Plan) -> Expected:
     of its own."""
     if plan.predicted is None:
         raise PlanError("the plan has no prediction; search writes one")
+    check(plan)
     stages = tuple(enumerate(plan.predicted.stages))
     works = {action.work for row in plan.schedule.parse().ranks for action in row}
     times = {(i, Work.FORWARD): s.forward_s for i, s in stages}
@@ -175,6 +177,8 @@ def check_run(plan: Plan, runs: Sequence[Measured]) -> None:
             f"the run is of plan {other[:12]}, this is plan {plan.hash[:12]}; "
             "compare it with the plan.json of its own folder"
         )
+    if len(runs) != plan.world_size:
+        raise MismatchError(f"the run is of {len(runs)} ranks, the plan of {plan.world_size}")
     if not all(m.timed_steps for m in runs):
         raise PlanError("the run has no timed step (the first is to warm up); run more steps")
 

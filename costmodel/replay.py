@@ -17,6 +17,7 @@ from meshwright.costmodel.timeline import Timeline
 from meshwright.ir.detail import Detail, Moving, RankDetail, StageDetail
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan import Plan, Prediction, StagePrediction
+from meshwright.ir.verify import check
 
 _CODES = {name: kind for kind, name in KIND_NAMES.items()}
 
@@ -66,6 +67,7 @@ def replay(plan: Plan, *, messages: bool = False) -> Replay:
             "the plan has no prediction, so there is no timeline; search writes one, and so does "
             "`meshwright check` for plans by hand"
         )
+    check(plan)
     predicted, detail = plan.predicted, plan.predicted.detail
     times = tuple(
         _from_detail(detail.stage(i), stage) if detail else _from_stage(stage)

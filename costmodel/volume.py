@@ -13,7 +13,7 @@ from meshwright.costmodel.sync import Sync
 from meshwright.costmodel.tables import CostTables
 from meshwright.costmodel.walk import Move, Walk
 from meshwright.ir.conversions import COMMUNICATES, Primitive
-from meshwright.ir.detail import Traffic
+from meshwright.ir.detail import Traffic, TrafficPurpose
 from meshwright.ir.graph import Block
 from meshwright.ir.inside import SHIFT, Inner
 from meshwright.ir.plan import Plan
@@ -23,7 +23,7 @@ from meshwright.ir.plan import Plan
 class _Sent:
     """Equal collectives or messages of a step."""
 
-    purpose: str
+    purpose: TrafficPurpose
     axis: str
     link: str
     nbytes: float
@@ -83,7 +83,7 @@ def sent_bytes(primitive: Primitive, nbytes: float, size: int) -> float:
 
 
 def _collective(
-    purpose: str, axis: str, primitive: Primitive, nbytes: float, levels: Levels, times: int
+    purpose: TrafficPurpose, axis: str, primitive: Primitive, nbytes: float, levels: Levels, times: int
 ) -> Iterator[_Sent]:
     """`times` equal ones, if anything is sent at all."""
     if not levels or not nbytes or primitive not in COMMUNICATES:

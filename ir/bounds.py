@@ -16,7 +16,8 @@ MAX_ACTIONS = 2**20
 MAX_BATCH = 2**40
 MAX_ELEMENTS = 2**36
 """Of one input, at the global batch size."""
-MAX_SECONDS = 1e9
+MAX_SECONDS = 1e10
+"""Also of those since 1970."""
 MAX_FIGURE = 1e18
 LEAST = 1e-12
 """Of what others are divided by."""

@@ -4,6 +4,7 @@ Reports, tables and traces are made of it, without the model and the cluster tha
 """
 
 from dataclasses import field
+from typing import Literal
 
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
@@ -12,6 +13,9 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.many import Many
 
 _strict = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+TrafficPurpose = Literal["tensors", "gradients", "parameters", "stages"]
 
 
 @dataclass(frozen=True, config=_strict, kw_only=True)
@@ -50,7 +54,7 @@ class DeviceRun:
 class Traffic:
     """What one rank of a stage sends in a step for one purpose."""
 
-    purpose: str
+    purpose: TrafficPurpose
     """tensors (inside blocks), gradients, parameters, stages."""
     axis: str
     """`pp`, a mesh axis, `dp` for both data axes, or `tied` for parameters of several stages."""
@@ -129,6 +133,8 @@ class Detail:
     """Tier -> bytes per second of a device."""
 
     def stage(self, index: int) -> StageDetail:
+        if not 0 <= index < len(self.stages) or not 0 <= self.stages[index] < len(self.kinds):
+            raise PlanError(f"the prediction has no detail of stage {index}")
         return self.kinds[self.stages[index]]
 
     def device(self, rank: int) -> DeviceRun:

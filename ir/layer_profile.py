@@ -15,6 +15,7 @@ from heapq import heapify, heappop, heappush
 from math import isfinite
 from pathlib import Path
 
+from meshwright.ir.canonical import read_text
 from meshwright.ir.errors import PlanError
 
 _NODE = re.compile(r"\s*(node\d+) -- (.*) -- (\S+=.*)")
@@ -113,11 +114,7 @@ def read_layer_profile(path: str | Path, micro_batch: int | None = None) -> Laye
             f"{path.name}: the micro-batch that it was measured with is {micro_batch}; give one of "
             "1 or more, or a file name that ends in -pbs-N"
         )
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise PlanError(f"layer profile {path}: {error}") from error
-    return parse_layer_profile(text, path.stem, micro_batch)
+    return parse_layer_profile(read_text(path), path.stem, micro_batch)
 
 
 def parse_layer_profile(text: str, name: str, micro_batch: int) -> LayerProfile:

@@ -1,15 +1,18 @@
 """What a run leaves behind: the measured times and memory of one rank, and one step's timeline."""
 
 from dataclasses import field
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
+from meshwright.ir.bounds import figure_problems
 from meshwright.ir.canonical import check_schema, format_json, parse_json, read_text
 from meshwright.ir.errors import PlanError
 from meshwright.ir.many import Many
+from meshwright.ir.plain_text import shown
 from meshwright.ir.profile import Machine
 from meshwright.ir.schedule import Work
 
@@ -193,6 +196,7 @@ class Measured:
 
 
 _ADAPTER = TypeAdapter(Measured)
+_SIGNED = frozenset({"loss", "stage", "border", "microbatch", "start_s", "end_s"})
 
 
 def save(measured: Measured, path: str | Path) -> None:
@@ -205,24 +209,32 @@ def load(path: str | Path) -> Measured:
     text = read_text(path)
     check_schema(parse_json(text, str(path)), SCHEMA, str(path))
     try:
-        return _ADAPTER.validate_json(text, strict=True)
+        found = _ADAPTER.validate_json(text, strict=True)
     except ValidationError as error:
         reasons = "; ".join(
-            f"{'.'.join(map(str, e['loc']))}: {e['msg']}, given {str(e['input'])[:60]!r}"
-            for e in error.errors()[:5]
+            f"{'.'.join(map(str, e['loc']))}: {e['msg']}, given {shown(e['input'])}"
+            for e in error.errors(include_url=False)[:5]
         )
         raise PlanError(f"{path}: {reasons}") from error
+    problems = figure_problems("measured", found, _SIGNED, frozenset({"step_s", "world_size"}))
+    if beyond := [*islice(problems, 5)]:
+        raise PlanError(f"{path}: {'; '.join(beyond)}")
+    return found
 
 
 def load_run(folder: str | Path) -> tuple[Measured, ...]:
     """The files of all ranks of a run directory, by rank; PlanError if one is missing or odd."""
     folder = Path(folder)
-    found = sorted((load(p) for p in folder.glob("measured_rank*.json")), key=lambda m: m.rank)
+    try:
+        paths = sorted(folder.glob("measured_rank*.json"))
+    except OSError as error:
+        raise PlanError(f"{folder}: cannot be read: {error.strerror}") from error
+    found = sorted(map(load, paths), key=lambda m: m.rank)
     if not found:
         raise PlanError(f"{folder}: has no measured_rank*.json; give the folder of a finished run")
     ranks, world = [m.rank for m in found], found[0].world_size
-    if ranks != list(range(world)):
-        raise PlanError(f"{folder}: has ranks {ranks}, the run had {world}")
+    if world != len(ranks) or ranks != list(range(world)):
+        raise PlanError(f"{folder}: has ranks {str(ranks)[:80]}, the run had {world}")
     if len({m.plan for m in found}) > 1:
         raise PlanError(f"{folder}: its files are of several plans; they must be of one run")
     return tuple(found)

@@ -4,14 +4,17 @@ Every `add` is a transaction, so that what was measured before an interruption i
 """
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
+from meshwright.ir.bounds import figure_problems
+from meshwright.ir.canonical import check_regular
 from meshwright.ir.errors import PlanError
+from meshwright.ir.plain_text import check_texts, shown
 from meshwright.ir.profile import (
     BlockRecord,
     CollectiveRecord,
@@ -30,6 +33,9 @@ T = TypeVar("T")
 APPLICATION_ID = 0x6D776466
 """Marks our files among SQLite's."""
 SCHEMA_VERSION = 1
+MAX_BYTES = 2**28
+MAX_RECORDS = 300_000
+"""Of one kind."""
 _MAGIC = b"SQLite format 3\0"
 _MACHINE = ("device", "kind", "driver", "torch", "backend", "cores")
 """Columns by which machines are told apart."""
@@ -79,7 +85,7 @@ class ProfileStore:
     def machines(self) -> tuple[Machine, ...]:
         """All that something was measured on."""
         with _refusing(self.path):
-            return tuple(record_of(Machine, row) for _, row in self._machine_rows())
+            return tuple(_sound(Machine, row) for _, row in self._machine_rows())
 
     def add(self, machine: Machine, *records: Record) -> None:
         """Stores records of a machine; they replace older ones of the same key."""
@@ -88,6 +94,7 @@ class ProfileStore:
             for record in records:
                 table = _TABLE_OF[type(record)]
                 names = ["machine", *(column.name for column in columns_of(table.record))]
+                check_texts(row_of(record), f"a {table.record.__name__} of the profile")
                 marks = ", ".join("?" * len(names))
                 self._connection.execute(
                     f"INSERT OR REPLACE INTO {table.name} ({', '.join(names)}) VALUES ({marks})",
@@ -126,7 +133,7 @@ class ProfileStore:
         query = f"SELECT * FROM {table.name} WHERE machine = ? ORDER BY {', '.join(table.key)}"
         cursor = self._connection.execute(query, (number,))
         names = [column[0] for column in cursor.description]
-        return [record_of(table.record, dict(zip(names, row, strict=True))) for row in cursor]
+        return [_sound(table.record, dict(zip(names, row, strict=True))) for row in cursor]
 
     def _machine_rows(self) -> list[tuple[int, dict[str, Cell]]]:
         cursor = self._connection.execute("SELECT * FROM machines ORDER BY id")
@@ -135,7 +142,7 @@ class ProfileStore:
         return [(row.pop("id"), row) for row in rows]
 
     def _choose(self, machine: Machine | str | None) -> tuple[int, Machine]:
-        rows = [(number, record_of(Machine, row)) for number, row in self._machine_rows()]
+        rows = [(number, _sound(Machine, row)) for number, row in self._machine_rows()]
         if not rows:
             raise PlanError(f"{self.path} holds no measurements: run meshwright profile")
         if isinstance(machine, Machine):
@@ -182,8 +189,9 @@ def open_store(path: Path | str) -> ProfileStore:
 
 def load_profile(path: Path | str, machine: Machine | str | None = None) -> Profile:
     """What a file holds of a machine; of the only one if none is named."""
-    if not Path(path).is_file():
+    if not Path(path).exists():
         raise PlanError(f"there is no profile {path}: run meshwright profile -o {path}")
+    check_regular(Path(path), MAX_BYTES)
     if not Path(path).stat().st_size:
         raise PlanError(f"{path} is empty, not a profile: remove it and run meshwright profile")
     with open_store(path) as store:
@@ -193,6 +201,8 @@ def load_profile(path: Path | str, machine: Machine | str | None = None) -> Prof
 def _check_magic(path: Path) -> None:
     if path.is_dir() or not path.parent.is_dir():
         raise PlanError(f"{path} cannot be a profile: it must be a file in a folder that is there")
+    if path.exists():
+        check_regular(path, MAX_BYTES)
     if path.exists() and path.stat().st_size:
         with path.open("rb") as file:
             if file.read(len(_MAGIC)) != _MAGIC:
@@ -211,6 +221,8 @@ def _prepare(path: Path, connection: sqlite3.Connection) -> None:
             f"{path} is a profile of schema {version}; this meshwright reads {SCHEMA_VERSION}: "
             "use a newer meshwright"
         )
+    connection.execute("PRAGMA trusted_schema = OFF")
+    _check_tables(path, connection)
     (health,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     if health != "ok":
         raise PlanError(f"{path} is damaged ({health}): remove it and profile again")
@@ -219,6 +231,25 @@ def _prepare(path: Path, connection: sqlite3.Connection) -> None:
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     for statement in _schema(connection):
         connection.execute(statement)
+
+
+def _check_tables(path: Path, connection: sqlite3.Connection) -> None:
+    """PlanError for a database with more than tables of ours: a view or a trigger is a program."""
+    known = {"machines": ("id",)} | {t.name: ("machine", *t.key) for t in _TABLES}
+    query = "SELECT type, name, tbl_name, rootpage, sql FROM sqlite_master"
+    for kind, name, table, page, sql in connection.execute(query):
+        own = kind == "table" and name in known and isinstance(page, int) and page > 0
+        if not own and not (kind == "index" and table in known and sql is None):
+            raise PlanError(f"{path} is not a profile: it has {shown(kind)} {shown(name)}")
+        if not own:
+            continue
+        columns = connection.execute(f"PRAGMA table_xinfo({name})").fetchall()
+        keys = tuple(c[1] for c in sorted(columns, key=lambda c: c[5]) if c[5])
+        if keys != known[name] or any(c[6] for c in columns):
+            raise PlanError(f"{path} is not a profile: its table {name} has other columns")
+        (count,) = connection.execute(f"SELECT count(*) FROM {name}").fetchone()
+        if count > MAX_RECORDS:
+            raise PlanError(f"{path} has {count:,} {name}; at most {MAX_RECORDS:,} are read")
 
 
 def _schema(connection: sqlite3.Connection) -> Iterator[str]:
@@ -241,6 +272,18 @@ def _schema(connection: sqlite3.Connection) -> Iterator[str]:
                 yield f"ALTER TABLE {table.name} ADD COLUMN {column.sql}"
 
 
+def _sound(record: type[T], row: Mapping[str, Cell]) -> T:
+    """The record of a row, whose texts and figures can be those of one."""
+    check_texts(row, f"a {record.__name__} of the profile")
+    found = record_of(record, row)
+    for problem in figure_problems(record.__name__, found, frozenset(), _COUNTS):
+        raise PlanError(f"the profile: {problem}")
+    return found
+
+
+_COUNTS = frozenset({"size", "per_node", "stride", "groups_at_once", "samples", "tp", "processes"})
+
+
 def _identity(machine: Machine) -> tuple[Cell, ...]:
     return tuple(getattr(machine, name) for name in _MACHINE)
 
@@ -256,3 +299,7 @@ def _refusing(path: Path) -> Iterator[None]:
         yield
     except sqlite3.DatabaseError as error:
         raise PlanError(f"{path} cannot be used as a profile: {error}") from error
+    except UnicodeDecodeError as error:
+        raise PlanError(f"{path} is damaged: a name in it is no text") from error
+    except OSError as error:
+        raise PlanError(f"{path} cannot be read: {error.strerror}") from error

@@ -11,7 +11,9 @@ from functools import cache
 from types import UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+from meshwright.ir.canonical import parse_json
 from meshwright.ir.errors import PlanError
+from meshwright.ir.plain_text import shown
 
 T = TypeVar("T")
 Cell = int | float | str | None
@@ -107,11 +109,19 @@ def _value(kind: type, cell: Cell, name: str) -> object:
     if kind is bool and cell in (0, 1):
         return bool(cell)
     if kind is tuple and isinstance(cell, str):
-        return _tuples(json.loads(cell))
+        return _tuples(parse_json(cell, f"column {name} of the profile"), name)
     if kind is not bool and isinstance(cell, kind):
         return cell
-    raise PlanError(f"column {name} of the profile holds {cell!r}, which is no {kind.__name__}")
+    raise PlanError(f"column {name} of the profile holds {shown(cell)}, which is no {_NAMES[kind]}")
 
 
-def _tuples(value: object) -> object:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+_NAMES = {int: "whole number", float: "number", str: "text", bool: "0 or 1", tuple: "list"}
+
+
+def _tuples(value: object, name: str) -> object:
+    """Shapes: lists of whole numbers, or of such lists."""
+    if isinstance(value, list):
+        return tuple(_tuples(item, name) for item in value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise PlanError(f"column {name} of the profile holds {shown(value)} in a list of shapes")

@@ -13,6 +13,7 @@ from meshwright.diff.rows import Row, structure
 from meshwright.ir.plan import Plan
 from meshwright.ir.plan_io import content_hash
 from meshwright.ir.show import STYLE, seconds, size
+from meshwright.ir.verify import check
 
 ROWS = 40
 """Differences of structure that are shown to people."""
@@ -33,6 +34,8 @@ class Difference:
 
 def difference(a: Plan, b: Plan, names: Sequence[str] = ("a", "b")) -> Difference:
     """Empty where both do the same."""
+    check(a)
+    check(b)
     rows, found = structure(a, b), figures(a, b)
     same = ""
     if content_hash(a) == content_hash(b):

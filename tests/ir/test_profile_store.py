@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from meshwright.ir.errors import PlanError
+from meshwright.ir.plain_text import odd_character
 from meshwright.ir.profile import (
     BlockRecord,
     CollectiveRecord,
@@ -28,13 +29,15 @@ CPU = Machine(
 )  # fmt: skip
 GPU = Machine(device="Some GPU", kind="cuda", driver="570.1", torch="2.13", backend="nccl")
 
-text = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)
+text = st.text(st.characters(codec="utf-8").filter(lambda c: not odd_character(c)), max_size=12)
 count = st.integers(0, 2**50)
 number = st.floats(0, 1e18, allow_nan=False)
+seconds = st.floats(0, 1e9, allow_nan=False)
+some = st.integers(1, 2**50)
 shapes = st.lists(st.lists(count, max_size=4).map(tuple), max_size=3).map(tuple)
-timing = st.builds(Timing, median_s=number, spread=number, count=count)
+timing = st.builds(Timing, median_s=seconds, spread=number, count=count)
 maybe = st.none() | timing
-group = st.builds(GroupShape, size=count, per_node=count, stride=count)
+group = st.builds(GroupShape, size=some, per_node=some, stride=some)
 RECORDS = {
     "ops": st.builds(
         OpRecord, key=text, target=text, op_class=text, dtype=text, inputs=shapes, flops=number,
@@ -42,12 +45,12 @@ RECORDS = {
         backward_weight=maybe, saved_bytes=count, causal=st.booleans(),
     ),
     "blocks": st.builds(
-        BlockRecord, key=text, pattern=text, samples=count, tp=count, processes=count,
+        BlockRecord, key=text, pattern=text, samples=some, tp=some, processes=some,
         forward=timing, backward=timing, backward_input=maybe, backward_weight=maybe,
         no_grad_forward=maybe, accumulate=maybe, saved_bytes=count, workspace_bytes=count,
     ),
     "collectives": st.builds(
-        CollectiveRecord, operation=text, nbytes=count, group=group, groups_at_once=count,
+        CollectiveRecord, operation=text, nbytes=count, group=group, groups_at_once=some,
         time=timing, loaded=st.booleans(), compute_slowdown=number,
     ),
     "copies": st.builds(
@@ -187,9 +190,9 @@ def _wrong_cell(path: Path):
         (_newer, "newer meshwright"),
         (_truncated, "damaged|malformed"),
         (_scribbled, "damaged|malformed"),
-        (_wrong_cell, "'fast', which is no float"),
+        (_wrong_cell, "'fast', which is no number"),
         (Path.touch, "empty"),
-        (Path.mkdir, "no profile"),
+        (Path.mkdir, "is a folder; give a file"),
         (lambda path: None, "no profile"),
     ],
 )

@@ -1,0 +1,245 @@
+"""Spoiled plans, clusters, profiles and run folders through every command.
+
+What holds ends in words: no foreign exception, no hang over 5 s, no jump of memory over 1 GB,
+nothing of a file that a shell, YAML, Python, a browser or a terminal takes for its own.
+"""
+
+import json
+import shutil
+import sqlite3
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import yaml
+
+from benchmarks.attack.files_bases import TARGET, Bases, make_bases, sound
+from benchmarks.attack.files_commands import command, exported, html_injection, judged
+from benchmarks.attack.files_mutate import EVIL, EXTREMES, json_text, mutated, scribbled
+from benchmarks.attack.result import Result
+from meshwright.dry.run import dry_run
+from meshwright.ir import plan_io
+from meshwright.ir.cluster import Cluster
+from meshwright.ir.errors import PlanError
+from meshwright.ir.plan import Plan
+from meshwright.ir.profile_store import load_profile
+from meshwright.ir.verify import verify
+from meshwright.planner.problem import make_problem
+from meshwright.targets import load_cluster
+
+FULL = 100_000
+"""Spoiled files at size 100."""
+SEARCH_S = 60.0
+"""Of computing, for searches and dry runs: they have limits of their own."""
+DRY_EVERY = 25
+"""Dry runs take long: of so many plans that are still sound one is stepped."""
+
+
+def attacks(size: int, seed: int) -> Iterator[Result]:
+    """One result for each spoiled file; its name is enough to make it again."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        bases = make_bases(folder)
+        (folder / "x").mkdir()
+        for arguments in sound(bases):
+            done = command(*arguments)
+            yield Result(" ".join(arguments[:1]), not done.code, done.text.strip()[-200:])
+        for number in range(max(1, FULL * size // 100)):
+            yield attack(bases, folder / "x", seed, number)
+
+
+def attack(bases: Bases, folder: Path, seed: int, number: int) -> Result:
+    """The spoiled file of this number through the commands that read such files."""
+    random = Random(f"{seed} {number}")
+    kind, tried = random.choices(_KINDS, _SHARES)[0]
+    started = time.perf_counter()
+    problems = list(tried(bases, folder, random))
+    seconds = time.perf_counter() - started
+    what = "; ".join(problems) or "refused or right"
+    return Result(f"{kind} {number} of seed {seed}", not problems, what, seconds)
+
+
+def _plan(bases: Bases, folder: Path, random: Random) -> Iterator[str]:
+    source = random.choice(bases.plans)
+    path = folder / "plan.json"
+    if random.random() < 0.2:
+        path.write_bytes(scribbled(source.read_bytes(), random))
+    else:
+        path.write_text(json_text(mutated(json.loads(source.read_text()), random)))
+    yield from _problems(command("check", str(path), *random.choice(((), ("--json",)))))
+    try:
+        plan = plan_io.load(path, check_hash=False)
+        plan_io.save(plan, path)
+    except PlanError:
+        yield from _problems(command(random.choice(("show", "explain")), str(path)))
+        return
+    yield from _read(bases, folder, path, plan, random)
+
+
+def _read(bases: Bases, folder: Path, path: Path, plan: Plan, random: Random) -> Iterator[str]:
+    """A plan that can be read, through all that reads plans."""
+    page, traced, other = folder / "page.html", folder / "trace.json", str(bases.plans[0])
+    page.unlink(missing_ok=True)
+    for arguments in (
+        ("show", str(path), *random.choice(((), (), (), ("--json",)))), ("check", str(path)),
+        ("explain", str(path)), ("diff", *random.choice(((other, str(path)), (str(path), other)))),
+        ("report", str(path), "-o", str(page), "--trace", str(traced)),
+        ("report", str(path), "-o", str(page), "--run", str(bases.run)),
+        ("compare", str(path), str(bases.run)),
+        ("export", str(path), "--to", random.choice(("slurm", "megatron"))),
+    ):  # fmt: skip
+        yield from _problems(command(*arguments))
+    if page.exists() and (found := html_injection(page.read_text())):
+        yield f"report: {found}"
+    yield from _problems(judged(lambda: len(plan.verify(bases.graph, bases.cluster)) * 0, "verify"))
+    same = plan.cluster.fingerprint == bases.cluster.fingerprint
+    errors = [] if not same else [f for f in _verified(plan, None, None) if f.severity == "error"]
+    if same and not errors:
+        yield from exported(plan, bases.cluster)
+        whole = [f for f in _verified(plan, bases.graph, bases.cluster) if f.severity == "error"]
+        if not whole and random.randrange(DRY_EVERY) == 0:
+            yield from _problems(
+                judged(lambda: len(dry_run(plan, bases.graph).ranks) * 0, "dry", SEARCH_S)
+            )
+
+
+def _verified(plan: Plan, graph: Any, cluster: Any) -> Any:
+    return verify(plan, graph, cluster)
+
+
+def _hand(bases: Bases, folder: Path, random: Random) -> Iterator[str]:
+    path = folder / "hand.json"
+    if random.random() < 0.2:
+        path.write_bytes(scribbled(bases.hand.read_bytes(), random))
+    else:
+        path.write_text(json_text(mutated(json.loads(bases.hand.read_text()), random)))
+    yield from _problems(command("check", str(path)))
+    if random.randrange(4) == 0:
+        arguments = ("--model", TARGET, "-c", "local:4", "--time-limit", "1")
+        yield from _problems(command("check", str(path), *arguments, limit_s=SEARCH_S))
+
+
+def _cluster(bases: Bases, folder: Path, random: Random) -> Iterator[str]:
+    source, path = random.choice(bases.clusters), folder / "cluster.yaml"
+    if random.random() < 0.3:
+        path.write_bytes(scribbled(source.read_bytes(), random))
+    else:
+        data = mutated(yaml.safe_load(source.read_text()), random)
+        path.write_text(yaml.dump(data), encoding="utf-8", errors="surrogateescape")
+
+    def called() -> int:
+        cluster = load_cluster(str(path))
+        cluster.save(folder / "again.yaml")
+        again = Cluster.load(folder / "again.yaml")
+        assert again.fingerprint == cluster.fingerprint, "another cluster after save and load"
+        cluster.tier(range(min(cluster.num_devices, 64)))
+        make_problem(bases.graph, cluster, precision="fp32")
+        verify(plan_io.load(bases.plans[0]), bases.graph, cluster)
+        return 0
+
+    yield from _problems(judged(called, "cluster"))
+
+
+def _profile(bases: Bases, folder: Path, random: Random) -> Iterator[str]:
+    path = folder / "profile.db"
+    shutil.copy(bases.profile, path)
+    if random.random() < 0.5:
+        path.write_bytes(scribbled(path.read_bytes(), random))
+    else:
+        _update(path, random)
+
+    def called() -> int:
+        profile = load_profile(path)
+        make_problem(bases.graph, bases.cluster, precision="fp32", profile=profile)
+        return 0
+
+    yield from _problems(judged(called, "profile"))
+
+
+def _update(path: Path, random: Random) -> None:
+    """Changes a cell, a table or what the database says of itself."""
+    connection = sqlite3.connect(path)
+    try:
+        tables = [row[0] for row in connection.execute("SELECT name FROM sqlite_master")]
+        table = random.choice([name for name in tables if not name.startswith("sqlite_")])
+        columns = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
+        value = random.choice((*EVIL, *EXTREMES, b"\xff", "[[1], [2, 3]]", "[[null]]", "{}"))
+        match random.randrange(6):
+            case 0:
+                connection.execute(f"DROP TABLE {table}")
+            case 1:
+                connection.execute(
+                    f"ALTER TABLE {table} RENAME COLUMN {random.choice(columns)} TO x"
+                )
+            case 2:
+                connection.execute(random.choice((
+                    "CREATE VIEW v AS SELECT 1", "PRAGMA user_version = 99",
+                    "PRAGMA application_id = 5",
+                    f"CREATE TRIGGER t AFTER INSERT ON {table} BEGIN DELETE FROM {table}; END",
+                )))  # fmt: skip
+            case _:
+                connection.execute(f"UPDATE {table} SET {random.choice(columns)} = ?", (value,))
+        connection.commit()
+    except (sqlite3.Error, OverflowError, UnicodeEncodeError):
+        pass  # SQLite itself refuses to write it
+    finally:
+        connection.close()
+
+
+def _run(bases: Bases, folder: Path, random: Random) -> Iterator[str]:
+    run = folder / "run"
+    shutil.rmtree(run, ignore_errors=True)
+    shutil.copytree(bases.run, run)
+    for path in random.sample(sorted(run.iterdir()), random.choice((1, 1, 2, 4))):
+        match random.randrange(10):
+            case 0 | 1:
+                path.write_bytes(scribbled(path.read_bytes(), random))
+            case 2:
+                path.unlink()
+            case 3:
+                (run / f"measured_rank{random.randrange(9)}.json").write_bytes(path.read_bytes())
+            case _:
+                data = mutated(json.loads(path.read_text()), random)
+                path.write_text(json_text(data), errors="surrogatepass")
+    plan = str(bases.plans[0])
+    yield from _problems(command("compare", plan, str(run), *random.choice(((), ("--json",)))))
+    page = folder / "run.html"
+    page.unlink(missing_ok=True)
+    yield from _problems(command("report", plan, "-o", str(page), "--run", str(run)))
+    if page.exists() and (found := html_injection(page.read_text())):
+        yield f"report: {found}"
+
+
+def _words(bases: Bases, folder: Path, random: Random) -> Iterator[str]:
+    """What a command line names."""
+    text = random.choice((
+        *EVIL, "local:0", f"local:{random.randrange(10**random.randrange(1, 15))}", "/dev/zero",
+        f"a100-80:{random.randrange(10**7)}x{random.randrange(10**4)}", "l4:1x2x3", str(folder),
+        f"{folder}/nothing.yaml", "a100-81:2x2",
+    ))  # fmt: skip
+    if "\x00" in text or "\ud800" in text:
+        return  # no command line can hold it
+
+    def called() -> int:
+        load_cluster(text)
+        return 0
+
+    yield from _problems(judged(called, "cluster"))
+    yield from _problems(command("show", text))
+    yield from _problems(command("check", str(bases.plans[0]), "-c", text))
+
+
+def _problems(outcome: Any) -> Iterator[str]:
+    if outcome.problem:
+        yield outcome.problem
+
+
+Tried = Callable[[Bases, Path, Random], Iterator[str]]
+_KINDS: tuple[tuple[str, Tried], ...] = (
+    ("plan", _plan), ("plan by hand", _hand), ("cluster", _cluster), ("profile", _profile),
+    ("run folder", _run), ("word", _words),
+)  # fmt: skip
+_SHARES = (45, 10, 20, 10, 13, 2)
