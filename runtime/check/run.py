@@ -14,7 +14,9 @@ from torch import nn
 from meshwright.ir.errors import CheckFailed, MeshwrightError
 from meshwright.ir.graph import Graph
 from meshwright.ir.plan import Plan
+from meshwright.ir.retrace import check_repeats
 from meshwright.ir.step import Batch, LossFn, flatten_batch
+from meshwright.runtime.batch import as_batch
 from meshwright.runtime.check.data import batch_of, first_samples
 from meshwright.runtime.check.difference import Difference
 from meshwright.runtime.check.model import SAMPLES, check_model, repeats
@@ -112,20 +114,23 @@ class Checking:
         return batch_of(self.plan, given, seed=seed)
 
     def _repeats(self) -> None:
-        """Whether the module itself does the same twice."""
-        if any(x.is_meta for x in model_tensors(self.model).values()):
-            return
-        if _seconds(self.graph, self.device) * self._few > LIMIT_S:
-            return
+        """Whether the module does the same twice: on fake tensors, and on a few samples."""
+        inputs = as_batch(self._batch()) if self.given is None else self.given
+        size = self.plan.global_batch_size
 
         def twice() -> Difference | None | str:
-            batch = first_samples(self._batch(), SAMPLES, self.plan.global_batch_size)
+            check_repeats(
+                self.model, inputs, self.loss_fn, self.graph, global_batch_size=size
+            )
+            why = self._too_much()
+            batch = first_samples(self._batch(), SAMPLES, size)
             try:
-                return repeats(self.model, self.loss_fn, batch, self.graph)
+                return why or repeats(self.model, self.loss_fn, batch, self.graph)
             except Uncheckable as error:
                 return str(error)
 
         found = on_first(twice)
+        self.checked.append("a second trace")
         if isinstance(found, str):
             self.unchecked.append(f"that a step repeats itself ({found})")
         elif found is not None:
@@ -135,6 +140,15 @@ class Checking:
                 "draws numbers that are not torch's; a job would repeat the first step for ever. "
                 "Keep state in registered buffers, or train without the check: check=False"
             )
+
+    def _too_much(self) -> str:
+        """Why a few samples are not run on the whole model; empty if they are."""
+        if any(x.is_meta for x in model_tensors(self.model).values()):
+            return "the model is on the meta device"
+        seconds = 2 * _seconds(self.graph, self.device) * self._few
+        if seconds > LIMIT_S:
+            return f"it would take about {seconds:.0f} s, the limit is {LIMIT_S:.0f} s"
+        return "" if _fits(self.graph, self._few, self.device) else "there is no room for a copy"
 
     @property
     def _few(self) -> float:
@@ -196,7 +210,7 @@ class Checking:
         seconds = _seconds(self.graph, torch.device("cpu")) * self._few
         problems = []
         for short in (False, True):
-            if not short and (seconds > _SHORT_S or not _fits(self.graph, 1.0)):
+            if not short and (seconds > _SHORT_S or not _fits(self.graph, self._few)):
                 continue
             blocks = max(1, len(self.graph.blocks) // (2 * len(self.graph.pattern_counts)))
             if short and seconds / blocks > LIMIT_S:
