@@ -14,12 +14,12 @@ from torch import Tensor
 from torch._C._distributed_c10d import _SymmetricMemory
 from torch._dynamo.exc import UserError
 from torch._ops import OpOverload as OpOverload
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensorMode,
     UnsupportedOperatorException,
-    is_fake as _is_fake,
     unset_fake_temporarily,
 )
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorStorageMetadata
@@ -68,7 +68,7 @@ def fake_mode() -> AbstractContextManager[Any]:
 
 def is_fake(x: object) -> bool:
     """Whether a tensor has no memory, since it was made inside the fake mode."""
-    return bool(_is_fake(x))
+    return bool(fake_tensor.is_fake(x))
 
 
 def real_mode() -> AbstractContextManager[Any]:

@@ -70,7 +70,8 @@ def _graph(raw: Raw, captured: Capture, model: nn.Module) -> Graph:
     if not raw.fakes[raw.loss].requires_grad:
         raise TraceError("the loss does not depend on any parameter that requires grad")
     raw, prelude = prelude_first(raw)
-    tensors = only_reached(raw.ops, raw.tensors | _activations(raw), raw.loss)
+    calls = [(op.inputs, op.outputs) for op in raw.ops]
+    tensors = only_reached(calls, raw.tensors | _activations(raw), raw.loss)
     ops, blocks = find_blocks(costed(raw), prelude, tensors, raw.loss)
     by_key = dict(zip(captured.names, raw.inputs, strict=True))
     return Graph(

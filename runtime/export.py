@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Kind
-from meshwright.runtime.whole import whole_buffers, whole_parameters
 from meshwright.runtime.weights import model_tensors
+from meshwright.runtime.whole import whole_buffers, whole_parameters
 from meshwright.runtime.world import of_all
 
 if TYPE_CHECKING:
@@ -104,8 +104,9 @@ def _once(
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
     """What is written, and further names of the same tensors."""
     tensors = model_tensors(model)
-    known = {id(tensors[name]): name for name in reversed(content) if name in tensors}
-    written, aliases = {}, {}
+    known = {id(tensors[name]): name for name in reversed([*content]) if name in tensors}
+    written: dict[str, Tensor] = {}
+    aliases: dict[str, str] = {}
     for name in names:
         first = known[id(tensors[name])]
         if first == name or first not in names:

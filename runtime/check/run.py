@@ -118,10 +118,8 @@ class Checking:
         inputs = as_batch(self._batch()) if self.given is None else self.given
         size = self.plan.global_batch_size
 
-        def twice() -> Difference | None | str:
-            check_repeats(
-                self.model, inputs, self.loss_fn, self.graph, global_batch_size=size
-            )
+        def twice() -> Difference | str | None:
+            check_repeats(self.model, inputs, self.loss_fn, self.graph, global_batch_size=size)
             why = self._too_much()
             batch = first_samples(self._batch(), SAMPLES, size)
             try:
@@ -172,7 +170,9 @@ class Checking:
                 f"one step of the plan (loss, gradients, buffers and update of {count} parameters)"
             )
             return
-        raise CheckFailed(f"a step of the job differs from plain PyTorch: {found}. {self._blamed()}")
+        raise CheckFailed(
+            f"a step of the job differs from plain PyTorch: {found}. {self._blamed()}"
+        )
 
     def _blamed(self) -> str:
         """Which level a difference comes from."""
@@ -200,9 +200,9 @@ class Checking:
             return
         if found is not None:
             raise CheckFailed(
-                f"the program of one rank differs from plain PyTorch: {found} ({how}). The trace has "
-                "not seen all that the model does (hooks, state in Python): please report it with "
-                "the model. To train nevertheless, pass check=False"
+                f"the program of one rank differs from plain PyTorch: {found} ({how}). The trace "
+                "has not seen all that the model does (hooks, state in Python): please report it "
+                "with the model. To train nevertheless, pass check=False"
             )
         self.checked.append(f"the model on one rank ({how})")
 
@@ -233,9 +233,9 @@ def on_first(work: Callable[[], T]) -> T:
             found = work(), None
         except MeshwrightError as error:
             found = None, error
-    value, error = from_first(found)
-    if error is not None:
-        raise error
+    value, failed = from_first(found)
+    if failed is not None:
+        raise failed
     result: T = value
     return result
 

@@ -45,7 +45,10 @@ def undisturbed(job: "Job") -> Iterator[None]:
 
 
 def _start_again(job: "Job") -> None:
-    job.restart()
+    job.state.step, job.grad_norm, job.accumulated = 0, None, 0
+    for stage in job.parts.stages.values():
+        stage.comm.step = stage.comm.microbatch = stage.comm.sample_offset = 0
+    job.progress.at(0, "start", "idle")
     job.stats = Stats()
     if job.device.type == "cuda":
         torch.cuda.empty_cache()
