@@ -21,6 +21,7 @@ from meshwright.runtime.check.data import batch_of, first_samples
 from meshwright.runtime.check.difference import Difference
 from meshwright.runtime.check.model import SAMPLES, check_model, repeats
 from meshwright.runtime.check.plain import Reference, Uncheckable
+from meshwright.runtime.check.undisturbed import same_draws
 from meshwright.runtime.optimizer import OptimizerChoice
 from meshwright.runtime.weights import model_tensors
 from meshwright.runtime.world import from_first, rank
@@ -86,7 +87,8 @@ class Checking:
         if rank() == 0:
             why = _why_not(model, plan, graph, device)
             try:
-                reference = None if why else Reference.of(model, choice, lr, device)
+                with same_draws(device):
+                    reference = None if why else Reference.of(model, choice, lr, device)
             except Uncheckable as error:
                 why = str(error)
         why = from_first(why)
@@ -96,12 +98,13 @@ class Checking:
     def run(self, job: "Job") -> SelfCheck:
         """Every rank calls it; CheckFailed on all of them if something differs."""
         start = time.perf_counter()
-        self._repeats()
-        if not self.why_not:
-            self._plan(job)
-        if self.why_not:
-            self.unchecked.append(f"the plan ({self.why_not})")
-            self._model()
+        with same_draws(self.device):
+            self._repeats()
+            if not self.why_not:
+                self._plan(job)
+            if self.why_not:
+                self.unchecked.append(f"the plan ({self.why_not})")
+                self._model()
         self.reference = None
         self.seconds += time.perf_counter() - start
         found = SelfCheck(tuple(self.checked), tuple(self.unchecked), self.seconds)
@@ -111,7 +114,8 @@ class Checking:
 
     def _batch(self, seed: int = 0) -> dict[str, torch.Tensor]:
         given = None if self.given is None else flatten_batch(self.given)
-        return batch_of(self.plan, given, seed=seed)
+        with torch.device("cpu"):
+            return batch_of(self.plan, given, seed=seed)
 
     def _repeats(self) -> None:
         """Whether the module does the same twice: on fake tensors, and on a few samples."""
@@ -230,7 +234,8 @@ def on_first(work: Callable[[], T]) -> T:
     found: tuple[T | None, MeshwrightError | None] = (None, None)
     if rank() == 0:
         try:
-            found = work(), None
+            with torch.device("cpu"):
+                found = work(), None
         except MeshwrightError as error:
             found = None, error
     value, failed = from_first(found)
