@@ -27,9 +27,9 @@ from meshwright.runtime.build import RankParts, build_rank
 from meshwright.runtime.check.run import Checking, SelfCheck, wanted
 from meshwright.runtime.compiling import check_compiler
 from meshwright.runtime.executor import Executor, Progress
-from meshwright.runtime.export import export, sync_to
+from meshwright.runtime.export import check_writable, export, sync_to
 from meshwright.runtime.failure import Failures
-from meshwright.runtime.finite import Policy, check_loss, check_norm, check_policy, check_state
+from meshwright.runtime.finite import Policy, check_loss, check_norm, check_policy
 from meshwright.runtime.gradients import scaled, sum_over_model
 from meshwright.runtime.handshake import (
     check_identity,
@@ -281,7 +281,9 @@ class Job:
     def save(self, folder: str | Path, scheduler: Any = None) -> Path:
         """Writes a checkpoint that any plan for this model can load; every rank calls it."""
         extra = {} if scheduler is None else {"scheduler": scheduler.state_dict()}
-        check_state(self, "the checkpoint")
+        check_writable(self, "the checkpoint")
+        if self.user_groups is not None:
+            self.user_groups.take()
         with self.failures.guard():
             return checkpoint.save(self, Path(folder), extra)
 
@@ -296,7 +298,6 @@ class Job:
 
     def export(self, folder: str | Path) -> Path | None:
         """Writes the user's module as `model.safetensors`; rank 0 gets its path."""
-        check_state(self, "the export")
         with self.failures.guard():
             return export(self, Path(folder))
 

@@ -46,13 +46,13 @@ def plain(name):
         loss.backward()
         optimizer.step()
         _advance(scheduler, loss)
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
     return losses, {n: p.detach() for n, p in model.named_parameters()}
 
 
 def _advance(scheduler, loss):
     plateau = isinstance(scheduler, lr_scheduler.ReduceLROnPlateau)
-    scheduler.step(float(loss)) if plateau else scheduler.step()
+    scheduler.step(float(loss.detach())) if plateau else scheduler.step()
 
 
 def by_job(name, plan, after, folder=None):
@@ -81,7 +81,7 @@ def _begun(name, plan, after):
 
 
 def every_scheduler():
-    warnings.simplefilter("error", UserWarning)  # of an order that is none
+    warnings.filterwarnings("error", "Detected call of")
     plan, found = net_plan(), {}
     for name in SCHEDULERS:
         found[name] = [plain(name), *(by_job(name, plan, after) for after in (False, True))]
@@ -216,6 +216,6 @@ def test_an_optimizer_comes_with_its_attributes_and_its_state_or_is_refused():
     for error, part in zip(
         errors,
         ["that the model does not have", "lr=1.0 is for an optimizer by name",
-         "keeps parameters in its attribute 'watched'", "needs a closure"], strict=True,
+         "keeps parameters in its attribute 'watched'", "asks for a closure"], strict=True,
     ):  # fmt: skip
         assert part in error, errors
