@@ -15,10 +15,12 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from meshwright.ir.buffers import assigned_buffers
+from meshwright.ir.chance import clocks, own_draws
 from meshwright.ir.errors import TraceError
 from meshwright.ir.functions import own_functions
 from meshwright.ir.images import channels_last, is_channels_last
 from meshwright.ir.known import Known
+from meshwright.ir.moving import Kept, kept_state, moved
 from meshwright.ir.step import LossFn, TrainingStep
 from meshwright.ir.unmoved import parameters_stay
 
@@ -36,6 +38,9 @@ class Capture:
     """The fake copy; holds the fakes alive."""
     batch_size: int
     batch_inputs: tuple[str, ...]
+    left_traces: bool
+    """Whether forward changed what the model keeps in Python, drew a random number there or read a
+    clock: a later call may do something else."""
 
 
 def capture(
@@ -50,10 +55,16 @@ def capture(
     sizes = resized(batch, global_batch_size)
     originals: dict[int, torch.Tensor] = {}
     step, inputs = fake_step(model, batch, loss_fn, sizes, originals)
-    program = _export(step, inputs)
+    before, after = kept_state(step, (loss_fn,)), dict[str, Kept]()
+    # An export puts attributes back; hooks run before that.
+    hook = step.register_forward_hook(lambda *_: after.update(kept_state(step, (loss_fn,))))
+    with own_draws() as drawn, clocks() as read:
+        program = _export(step, inputs)
+    hook.remove()
+    left_traces = bool(moved(before, after) or read or drawn())
     batch_size = global_batch_size or next(iter(batch.values())).shape[0]
     batch_inputs = tuple(name for name in batch if sizes[name][:1] == (batch_size,))
-    return Capture(program, tuple(batch), originals, step, batch_size, batch_inputs)
+    return Capture(program, tuple(batch), originals, step, batch_size, batch_inputs, left_traces)
 
 
 def fake_step(

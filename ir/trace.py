@@ -21,6 +21,7 @@ from meshwright.ir.hints import hints_of
 from meshwright.ir.images import is_channels_last
 from meshwright.ir.prelude import prelude_first
 from meshwright.ir.raw import Raw, dtype_name, read
+from meshwright.ir.retrace import compare_calls, undisturbed
 from meshwright.ir.simplify import simplify
 from meshwright.ir.step import Batch, LossFn, flatten_batch
 from meshwright.ir.torch_private import fake_mode
@@ -46,11 +47,19 @@ def trace(
         example_inputs = _own_inputs(model)
     batch = flatten_batch(example_inputs)
     # Whatever device the caller has new tensors made on: some have kernels that lay out otherwise.
-    with explained(), torch.device("cpu"), fake_mode(), tracing() as calls:
+    with (
+        explained(),
+        torch.device("cpu"),
+        fake_mode(),
+        undisturbed(model, loss_fn),
+        tracing() as calls,
+    ):
         captured = capture(model, batch, loss_fn, global_batch_size)
         raw, fusions = fuse(simplify(read(captured)), kernels, wins)
         graph = _graph(raw, captured, model)
         hints = hints_of(marks_of(captured.step.model, calls))
+    if captured.left_traces:
+        compare_calls(model, batch, loss_fn, captured.batch_size)
     seconds = f"{time.perf_counter() - started:.1f}"
     graph.meta.update(model=name, torch=torch.__version__, trace_s=seconds)
     return replace(graph, hints=hints, fusions=fusions)
