@@ -18,8 +18,9 @@ from meshwright.ir.buffers import assigned_buffers
 from meshwright.ir.chance import clocks, own_draws
 from meshwright.ir.errors import TraceError
 from meshwright.ir.functions import own_functions
+from meshwright.ir.hooks import check_hooks, no_gradient_hooks
 from meshwright.ir.images import channels_last, is_channels_last
-from meshwright.ir.known import Known
+from meshwright.ir.known import Known, Own
 from meshwright.ir.moving import Kept, kept_state, moved
 from meshwright.ir.step import LossFn, TrainingStep
 from meshwright.ir.unmoved import parameters_stay
@@ -52,16 +53,11 @@ def capture(
     """Export the step; to be called inside the fake mode."""
     if not any(True for _ in model.parameters()):
         raise TraceError(f"{type(model).__name__} has no parameters: there is nothing to train")
+    check_hooks(model)
     sizes = resized(batch, global_batch_size)
     originals: dict[int, torch.Tensor] = {}
     step, inputs = fake_step(model, batch, loss_fn, sizes, originals)
-    before, after = kept_state(step, (loss_fn,)), dict[str, Kept]()
-    # An export puts attributes back; hooks run before that.
-    hook = step.register_forward_hook(lambda *_: after.update(kept_state(step, (loss_fn,))))
-    with own_draws() as drawn, clocks() as read:
-        program = _export(step, inputs)
-    hook.remove()
-    left_traces = bool(moved(before, after) or read or drawn())
+    program, left_traces = _export(step, inputs, originals)
     batch_size = global_batch_size or next(iter(batch.values())).shape[0]
     batch_inputs = tuple(name for name in batch if sizes[name][:1] == (batch_size,))
     return Capture(program, tuple(batch), originals, step, batch_size, batch_inputs, left_traces)
@@ -87,13 +83,23 @@ def _input(shape: tuple[int, ...], given: torch.Tensor) -> torch.Tensor:
     return channels_last(made) if is_channels_last(given) else made
 
 
-def _export(step: TrainingStep, inputs: tuple[torch.Tensor, ...]) -> ExportedProgram:
-    with as_traced(step):
-        return torch.export.export(step, inputs, strict=False)
+def _export(
+    step: TrainingStep, inputs: tuple[torch.Tensor, ...], originals: Mapping[int, torch.Tensor]
+) -> tuple[ExportedProgram, bool]:
+    """The program, and whether forward left traces in Python."""
+    after: dict[str, Kept] = {}
+    functions = (step.loss_fn,)
+    # An export puts attributes back; hooks run before that.
+    hook = step.register_forward_hook(lambda *_: after.update(kept_state(step, functions)))
+    with as_traced(step, originals), own_draws() as drawn, clocks() as read:
+        before = kept_state(step, functions)
+        program = torch.export.export(step, inputs, strict=False)
+    hook.remove()
+    return program, bool(moved(before, after) or read or drawn())
 
 
 @contextmanager
-def as_traced(step: TrainingStep) -> Iterator[None]:
+def as_traced(step: TrainingStep, originals: Mapping[int, torch.Tensor]) -> Iterator[None]:
     """Inside, a (copied) step runs on fake tensors as it does in a trace."""
     with ExitStack() as stack:
         # An LSTM puts its weights into a list again, which is no change.
@@ -104,11 +110,21 @@ def as_traced(step: TrainingStep) -> Iterator[None]:
 
             hf.prepare(step.model)
             stack.enter_context(hf.tracing(step.names))
-        stack.enter_context(Known())
+        stack.enter_context(Known(_own(step, originals)))
         stack.enter_context(own_functions())
         stack.enter_context(assigned_buffers())
         stack.enter_context(parameters_stay())
+        stack.enter_context(no_gradient_hooks())
         yield
+
+
+def _own(step: TrainingStep, originals: Mapping[int, torch.Tensor]) -> Own:
+    return {
+        id(originals[id(tensor)]): (module, name)
+        for module in step.modules()
+        for name, tensor in (*module._parameters.items(), *module._buffers.items())
+        if tensor is not None and id(tensor) in originals
+    }
 
 
 def is_hf(model: nn.Module) -> bool:

@@ -53,7 +53,7 @@ def user_line(traceback: TracebackType | None) -> tuple[str, str]:
     where, text = "the model", ""
     while traceback is not None:
         frame, number = traceback.tb_frame, traceback.tb_lineno
-        if _theirs(frame):
+        if is_users(frame):
             file = frame.f_code.co_filename
             where, text = f"{file}:{number}", linecache.getline(file, number).strip()
         traceback = traceback.tb_next
@@ -63,7 +63,7 @@ def user_line(traceback: TracebackType | None) -> tuple[str, str]:
 def user_line_here() -> tuple[str, str]:
     """The same of the call that is under way."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not _theirs(frame):
+    while frame is not None and not is_users(frame):
         frame = frame.f_back
     if frame is None:
         return "the model", ""
@@ -71,7 +71,7 @@ def user_line_here() -> tuple[str, str]:
     return f"{file}:{number}", linecache.getline(file, number).strip()
 
 
-def _theirs(frame: FrameType) -> bool:
+def is_users(frame: FrameType) -> bool:
     """Whether it is code of the model: neither torch's nor ours."""
     file, between = frame.f_code.co_filename, frame.f_code.co_name == "__torch_function__"
     return Path(file).exists() and not (file.startswith(_OURS) or between)

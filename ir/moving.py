@@ -4,6 +4,7 @@ They are looked for in the attributes of its modules, in globals and closures of
 inside containers and plain objects.
 """
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,10 @@ _SKIPPED = frozenset(
     "_parameters _buffers _modules _backward_hooks _backward_pre_hooks _state_dict_hooks "
     "_forward_hooks _forward_pre_hooks _non_persistent_buffers_set _is_full_backward_hook".split()
 )
+
+
+_FOREIGN = (sys.stdlib_module_names - {"__main__"}) | {"torch", "numpy"}
+"""Packages whose objects and functions keep nothing for a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +134,7 @@ def _inside(name: str, value: Any) -> Iterator[Place]:
     elif isinstance(value, list | deque | tuple):
         for index in range(min(len(value), LONGEST)):
             yield Place(f"{name}[{index}]", value, index, "item")
-    elif type(value).__module__.split(".")[0] not in ("torch", "builtins") and hasattr(
-        value, "__dict__"
-    ):
+    elif type(value).__module__.split(".")[0] not in _FOREIGN and hasattr(value, "__dict__"):
         for key in list(vars(value))[:LONGEST]:
             yield Place(f"{name}.{key}", value, key, "attribute")
 
@@ -142,7 +145,7 @@ def _functions(model: nn.Module, more: tuple[Any, ...]) -> Iterator[FunctionType
     methods = (
         method
         for kind in kinds
-        if kind.__module__.split(".")[0] not in ("torch", "builtins", "meshwright")
+        if kind.__module__.split(".")[0] not in _FOREIGN
         for method in vars(kind).values()
     )
     hooks = (

@@ -15,7 +15,7 @@ from meshwright.ir.errors import TraceError
 from meshwright.ir.explain import needs_values
 from meshwright.ir.graph import Arg, Kind, Ref, Tensor
 from meshwright.ir.images import is_channels_last
-from meshwright.ir.torch_private import real_mode, region_of, schema_arguments
+from meshwright.ir.torch_private import real_mode, region_of, schema_arguments, storage_key
 
 MAX_CONSTANT = 65536
 _NOISE = ("aten._assert_", "aten.sym_constrain")
@@ -154,10 +154,25 @@ def _state_tensor(raw: Raw, capture: Capture, spec: Any, tensor: torch.Tensor) -
         name = raw.fresh(fqn)
         raw.tensors[name] = Tensor(name, shape, dtype, kind, fqn, tensor.requires_grad)
         return name
+    _check_own(capture, fqn, tensor)
     name = raw.fresh(f"constant_{fqn}")
     value = constant_value(fqn, capture.originals.get(id(tensor), tensor))
     raw.tensors[name] = Tensor(name, shape, dtype, Kind.CONSTANT, value=value)
     return name
+
+
+def _check_own(capture: Capture, what: str, tensor: torch.Tensor) -> None:
+    """A constant must not be an alias of a tensor that training changes."""
+    memory = storage_key(tensor)
+    model = capture.step.model
+    state = (*model.named_parameters(), *model.named_buffers())
+    for name, fake in state:
+        if storage_key(capture.originals.get(id(fake), fake)) == memory:
+            raise TraceError(
+                f"constant {what} is an alias of {name}, made outside of the step, and would keep "
+                f"its first values: read {name} itself where it is used, with .detach() there if "
+                "no gradient shall flow"
+            )
 
 
 def constant_value(what: str, tensor: torch.Tensor) -> tuple[int | float | bool, ...]:

@@ -72,8 +72,9 @@ def compare_calls(
 ) -> None:
     """The same of a flat batch."""
     with explained(), torch.device("cpu"), fake_mode(), undisturbed(model, loss_fn):
-        step, inputs = fake_step(model, batch, loss_fn, resized(batch, batch_size), {})
-        with as_traced(step):
+        originals: dict[int, Tensor] = {}
+        step, inputs = fake_step(model, batch, loss_fn, resized(batch, batch_size), originals)
+        with as_traced(step, originals):
             _Calls(step, inputs).check()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric_memory
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C._distributed_c10d import _SymmetricMemory
 from torch._dynamo.exc import UserError
 from torch._ops import OpOverload as OpOverload
@@ -241,6 +241,28 @@ def on_gradient(parameters: Iterable[Tensor], made: Callable[[Tensor], None]) ->
     """Calls `made(parameter)` whenever its gradient was set or added to; handles to remove."""
     hooks: list[Any] = [p.register_post_accumulate_grad_hook for p in parameters]
     return [hook(made) for hook in hooks]
+
+
+def gradient_hooks(tensor: Tensor) -> list[Any]:
+    """Hooks that were registered on the gradient of a tensor."""
+    found: Any = tensor
+    kinds = (found._backward_hooks, getattr(found, "_post_accumulate_grad_hooks", None))
+    return [hook for hooks in kinds if hooks for hook in hooks.values()]
+
+
+def backward_hooks(module: nn.Module) -> list[Any]:
+    """Hooks that were registered on the backward of a module."""
+    return [*module._backward_hooks.values(), *module._backward_pre_hooks.values()]
+
+
+def backward_hooks_of_all() -> list[Any]:
+    """Hooks that were registered on the backward of every module."""
+    every: Any = nn.modules.module
+    return [*every._global_backward_hooks.values(), *every._global_backward_pre_hooks.values()]
+
+
+GRAD_FN: Any = Tensor.grad_fn.__get__  # type: ignore[attr-defined]
+"""How reading a tensor's `grad_fn` appears to a torch function mode."""
 
 
 def leaves(tree: Any) -> list[Any]:
