@@ -17,6 +17,7 @@ from torch.export import ExportedProgram
 from meshwright.ir.buffers import assigned_buffers
 from meshwright.ir.chance import clocks, own_draws
 from meshwright.ir.errors import TraceError
+from meshwright.ir.forbidden import check_modules, check_tensor, forbidden
 from meshwright.ir.functions import own_functions
 from meshwright.ir.hooks import check_hooks, no_gradient_hooks
 from meshwright.ir.images import channels_last, is_channels_last
@@ -54,6 +55,7 @@ def capture(
     if not any(True for _ in model.parameters()):
         raise TraceError(f"{type(model).__name__} has no parameters: there is nothing to train")
     check_hooks(model)
+    check_modules(model)
     sizes = resized(batch, global_batch_size)
     originals: dict[int, torch.Tensor] = {}
     step, inputs = fake_step(model, batch, loss_fn, sizes, originals)
@@ -115,6 +117,7 @@ def as_traced(step: TrainingStep, originals: Mapping[int, torch.Tensor]) -> Iter
         stack.enter_context(assigned_buffers())
         stack.enter_context(parameters_stay())
         stack.enter_context(no_gradient_hooks())
+        stack.enter_context(forbidden())
         yield
 
 
@@ -161,22 +164,25 @@ def fake_copy(module: TrainingStep, originals: dict[int, torch.Tensor]) -> Train
     Tensors on the meta device become CPU ones, as the meta device changes what operators do.
     """
     memo: dict[int, Any] = {}
-    for tensor in _tensors(module):
+    for name, tensor in _tensors(module):
         if id(tensor) not in memo:
-            fake = _fake_like(tensor)
+            fake = _fake_like(name.removeprefix("model."), tensor)
             memo[id(tensor)] = fake
             originals[id(fake)] = tensor
     return copy.deepcopy(module, memo)
 
 
-def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:
+def _tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Parameters, buffers and tensors that are plain attributes, also inside lists and dicts."""
-    for child in module.modules():
-        yield from (p for p in child._parameters.values() if p is not None)
-        yield from (b for b in child._buffers.values() if b is not None)
+    for path, child in module.named_modules():
+        start = f"{path}." if path else ""
+        for name, tensor in (*child._parameters.items(), *child._buffers.items()):
+            if tensor is not None:
+                yield start + name, tensor
         for name, value in vars(child).items():
             if name not in ("_parameters", "_buffers", "_modules"):
-                yield from _nested(value)
+                for tensor in _nested(value):
+                    yield start + name, tensor
 
 
 def _nested(value: Any) -> Iterator[torch.Tensor]:
@@ -189,11 +195,12 @@ def _nested(value: Any) -> Iterator[torch.Tensor]:
         yield from _nested(list(value.values()))
 
 
-def _fake_like(tensor: torch.Tensor) -> torch.Tensor:
+def _fake_like(name: str, tensor: torch.Tensor) -> torch.Tensor:
     if nn.parameter.is_lazy(tensor):
         raise TraceError(
             "the model has lazy parameters without a shape: run it once on one batch first"
         )
+    check_tensor(name, tensor)
     fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(fake, requires_grad=tensor.requires_grad)

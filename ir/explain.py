@@ -11,6 +11,7 @@ import torch
 
 from meshwright.ir.errors import TraceError
 from meshwright.ir.torch_private import (
+    CONTROL_FLOW,
     DATA_DEPENDENT,
     UNKNOWN_OPERATOR,
     USER_ERROR,
@@ -37,6 +38,22 @@ def explained() -> Iterator[None]:
     except USER_ERROR as error:
         where, line = user_line(error.__traceback__)
         raise TraceError(f"{where}: `{line}` cannot be traced: {_first_line(error)}") from error
+    except CONTROL_FLOW as error:
+        where, line = user_line(error.__traceback__)
+        raise TraceError(
+            f"{where}: `{line}` is control flow that torch captures as a whole "
+            f"({_first_line(error)}), which no rule can split: use torch.where, masks or a loop of "
+            "fixed length in its place"
+        ) from error
+
+
+def not_traced(error: BaseException) -> TraceError:
+    """For an error of torch at code that runs well outside of a trace."""
+    where, line = user_line(error.__traceback__)
+    return TraceError(
+        f"{where}: `{line}` runs, but torch cannot trace it ({type(error).__name__}: "
+        f"{_first_line(error)}): write it with other operators"
+    )
 
 
 def needs_values(where: str, line: str, operator: str) -> str:

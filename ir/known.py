@@ -19,8 +19,18 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from meshwright.ir.explain import is_users
+from meshwright.ir.forbidden import assigns_data, changes_training
 from meshwright.ir.hooks import Unhooked
-from meshwright.ir.torch_private import GRAD_FN, leaves, map_tensors, no_modes, storage_key
+from meshwright.ir.torch_private import (
+    DATA,
+    DATA_SET,
+    GRAD_FN,
+    REQUIRES_GRAD,
+    leaves,
+    map_tensors,
+    no_modes,
+    storage_key,
+)
 
 Tensor = torch.Tensor
 LARGEST = 1 << 24
@@ -74,6 +84,11 @@ class Known(TorchFunctionMode):
         kwargs = kwargs or {}
         if self._own and any(id(x) in self._own for x in leaves((args, kwargs))):
             args, kwargs = map_tensors(self._copied, (args, kwargs))
+        self._check_training(func, args)
+        if func == DATA:
+            return args[0].detach()
+        if func == DATA_SET and _asked_by_user(sys._getframe(1)):
+            raise assigns_data()
         if func in _READS and args[0] in self._made and self._is_known(args[0]):
             with no_modes():
                 return func(self._real(args[0]), *args[1:])
@@ -94,6 +109,13 @@ class Known(TorchFunctionMode):
         module, name = self._own[id(tensor)]
         found: Tensor = getattr(module, name)
         return found
+
+    def _check_training(self, func: Any, args: tuple[Any, ...]) -> None:
+        if func is Tensor.requires_grad_ or func == REQUIRES_GRAD:
+            wanted = args[1] if len(args) > 1 else True
+            for module, name in self._own.values():
+                if getattr(module, name) is args[0] and args[0].requires_grad != wanted:
+                    raise changes_training(f"{name} of {type(module).__name__}", wanted)
 
     def _note(self, func: Any, args: tuple[Any, ...], kwargs: Any, result: Any) -> None:
         name = getattr(func, "__name__", "")

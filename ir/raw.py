@@ -210,9 +210,11 @@ def _read_nodes(raw: Raw, module: GraphModule, env: dict[Node, Any], grad: bool)
 def _region(raw: Raw, node: Node, env: dict[Node, Any], grad: bool) -> Any:
     """Inline a no-grad region; the loss of precision of an autocast one cannot be kept."""
     if "autocast" in region_of(node):
+        inside = next((n for n in node.args if isinstance(n, Node) and n.op == "get_attr"), None)
+        places = map(source_of, env[inside].graph.nodes) if inside else iter(())
         raise TraceError(
-            f"{source_of(node)}: the model enters torch.autocast; leave it out, and ask for "
-            "precision='bf16' instead"
+            f"{source_of(node) or next(filter(None, places), 'the model')}: the model enters "
+            "torch.autocast; leave it out, and ask for precision='bf16' instead"
         )
     enabled, body, *operands = _resolve(node.args, env)
     inner = dict(zip((n for n in body.graph.nodes if n.op == "placeholder"), operands, strict=True))
@@ -249,8 +251,9 @@ def _call(raw: Raw, node: Node, env: dict[Node, Any], grad: bool) -> Any:
     target: Any = node.target
     if not hasattr(target, "_schema"):
         return _Unknown(
-            f"{source_of(node)}: {target} is not a tensor operation that can be planned; it comes "
-            "from control flow or sizes that depend on data: compute them from shapes instead"
+            f"{source_of(node)}: {_told(target)} is not a tensor operation that can be planned; it "
+            "comes from control flow, sizes that depend on data or a transform such as torch.vmap: "
+            "compute sizes from shapes, write the batched operation itself"
         )
     positional = iter(node.args)
     args: dict[str, Arg] = {}
@@ -271,6 +274,10 @@ def _call(raw: Raw, node: Node, env: dict[Node, Any], grad: bool) -> Any:
     raw.ops.append(RawOp(target, args, outputs, module_path(node), source_of(node), grad))
     result = tuple(Ref(name) if name else None for name in outputs)
     return result if many else result[0]
+
+
+def _told(target: Any) -> str:
+    return str(getattr(target, "__name__", target)).strip("_")
 
 
 def _is_static(value: object) -> bool:
