@@ -15,10 +15,14 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from meshwright.ir.buffers import assigned_buffers
+from meshwright.ir.chance import clocks, own_draws
 from meshwright.ir.errors import TraceError
+from meshwright.ir.forbidden import check_modules, check_tensor, forbidden
 from meshwright.ir.functions import own_functions
+from meshwright.ir.hooks import check_hooks, no_gradient_hooks
 from meshwright.ir.images import channels_last, is_channels_last
-from meshwright.ir.known import Known
+from meshwright.ir.known import Known, Own
+from meshwright.ir.moving import Kept, kept_state, moved
 from meshwright.ir.step import LossFn, TrainingStep
 from meshwright.ir.unmoved import parameters_stay
 
@@ -36,6 +40,9 @@ class Capture:
     """The fake copy; holds the fakes alive."""
     batch_size: int
     batch_inputs: tuple[str, ...]
+    left_traces: bool
+    """Whether forward changed what the model keeps in Python, drew a random number there or read a
+    clock: a later call may do something else."""
 
 
 def capture(
@@ -47,13 +54,15 @@ def capture(
     """Export the step; to be called inside the fake mode."""
     if not any(True for _ in model.parameters()):
         raise TraceError(f"{type(model).__name__} has no parameters: there is nothing to train")
+    check_hooks(model)
+    check_modules(model)
     sizes = resized(batch, global_batch_size)
     originals: dict[int, torch.Tensor] = {}
     step, inputs = fake_step(model, batch, loss_fn, sizes, originals)
-    program = _export(step, inputs)
+    program, left_traces = _export(step, inputs, originals)
     batch_size = global_batch_size or next(iter(batch.values())).shape[0]
     batch_inputs = tuple(name for name in batch if sizes[name][:1] == (batch_size,))
-    return Capture(program, tuple(batch), originals, step, batch_size, batch_inputs)
+    return Capture(program, tuple(batch), originals, step, batch_size, batch_inputs, left_traces)
 
 
 def fake_step(
@@ -76,13 +85,23 @@ def _input(shape: tuple[int, ...], given: torch.Tensor) -> torch.Tensor:
     return channels_last(made) if is_channels_last(given) else made
 
 
-def _export(step: TrainingStep, inputs: tuple[torch.Tensor, ...]) -> ExportedProgram:
-    with as_traced(step):
-        return torch.export.export(step, inputs, strict=False)
+def _export(
+    step: TrainingStep, inputs: tuple[torch.Tensor, ...], originals: Mapping[int, torch.Tensor]
+) -> tuple[ExportedProgram, bool]:
+    """The program, and whether forward left traces in Python."""
+    after: dict[str, Kept] = {}
+    functions = (step.loss_fn,)
+    # An export puts attributes back; hooks run before that.
+    hook = step.register_forward_hook(lambda *_: after.update(kept_state(step, functions)))
+    with as_traced(step, originals), own_draws() as drawn, clocks() as read:
+        before = kept_state(step, functions)
+        program = torch.export.export(step, inputs, strict=False)
+    hook.remove()
+    return program, bool(moved(before, after) or read or drawn())
 
 
 @contextmanager
-def as_traced(step: TrainingStep) -> Iterator[None]:
+def as_traced(step: TrainingStep, originals: Mapping[int, torch.Tensor]) -> Iterator[None]:
     """Inside, a (copied) step runs on fake tensors as it does in a trace."""
     with ExitStack() as stack:
         # An LSTM puts its weights into a list again, which is no change.
@@ -93,11 +112,22 @@ def as_traced(step: TrainingStep) -> Iterator[None]:
 
             hf.prepare(step.model)
             stack.enter_context(hf.tracing(step.names))
-        stack.enter_context(Known())
+        stack.enter_context(Known(_own(step, originals)))
         stack.enter_context(own_functions())
         stack.enter_context(assigned_buffers())
         stack.enter_context(parameters_stay())
+        stack.enter_context(no_gradient_hooks())
+        stack.enter_context(forbidden())
         yield
+
+
+def _own(step: TrainingStep, originals: Mapping[int, torch.Tensor]) -> Own:
+    return {
+        id(originals[id(tensor)]): (module, name)
+        for module in step.modules()
+        for name, tensor in (*module._parameters.items(), *module._buffers.items())
+        if tensor is not None and id(tensor) in originals
+    }
 
 
 def is_hf(model: nn.Module) -> bool:
@@ -134,22 +164,25 @@ def fake_copy(module: TrainingStep, originals: dict[int, torch.Tensor]) -> Train
     Tensors on the meta device become CPU ones, as the meta device changes what operators do.
     """
     memo: dict[int, Any] = {}
-    for tensor in _tensors(module):
+    for name, tensor in _tensors(module):
         if id(tensor) not in memo:
-            fake = _fake_like(tensor)
+            fake = _fake_like(name.removeprefix("model."), tensor)
             memo[id(tensor)] = fake
             originals[id(fake)] = tensor
     return copy.deepcopy(module, memo)
 
 
-def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:
+def _tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Parameters, buffers and tensors that are plain attributes, also inside lists and dicts."""
-    for child in module.modules():
-        yield from (p for p in child._parameters.values() if p is not None)
-        yield from (b for b in child._buffers.values() if b is not None)
+    for path, child in module.named_modules():
+        start = f"{path}." if path else ""
+        for name, tensor in (*child._parameters.items(), *child._buffers.items()):
+            if tensor is not None:
+                yield start + name, tensor
         for name, value in vars(child).items():
             if name not in ("_parameters", "_buffers", "_modules"):
-                yield from _nested(value)
+                for tensor in _nested(value):
+                    yield start + name, tensor
 
 
 def _nested(value: Any) -> Iterator[torch.Tensor]:
@@ -162,11 +195,12 @@ def _nested(value: Any) -> Iterator[torch.Tensor]:
         yield from _nested(list(value.values()))
 
 
-def _fake_like(tensor: torch.Tensor) -> torch.Tensor:
+def _fake_like(name: str, tensor: torch.Tensor) -> torch.Tensor:
     if nn.parameter.is_lazy(tensor):
         raise TraceError(
             "the model has lazy parameters without a shape: run it once on one batch first"
         )
+    check_tensor(name, tensor)
     fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(fake, requires_grad=tensor.requires_grad)

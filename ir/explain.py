@@ -11,6 +11,7 @@ import torch
 
 from meshwright.ir.errors import TraceError
 from meshwright.ir.torch_private import (
+    CONTROL_FLOW,
     DATA_DEPENDENT,
     UNKNOWN_OPERATOR,
     USER_ERROR,
@@ -37,6 +38,22 @@ def explained() -> Iterator[None]:
     except USER_ERROR as error:
         where, line = user_line(error.__traceback__)
         raise TraceError(f"{where}: `{line}` cannot be traced: {_first_line(error)}") from error
+    except CONTROL_FLOW as error:
+        where, line = user_line(error.__traceback__)
+        raise TraceError(
+            f"{where}: `{line}` is control flow that torch captures as a whole "
+            f"({_first_line(error)}), which no rule can split: use torch.where, masks or a loop of "
+            "fixed length in its place"
+        ) from error
+
+
+def not_traced(error: BaseException) -> TraceError:
+    """For an error of torch at code that runs well outside of a trace."""
+    where, line = user_line(error.__traceback__)
+    return TraceError(
+        f"{where}: `{line}` runs, but torch cannot trace it ({type(error).__name__}: "
+        f"{_first_line(error)}): write it with other operators"
+    )
 
 
 def needs_values(where: str, line: str, operator: str) -> str:
@@ -53,7 +70,7 @@ def user_line(traceback: TracebackType | None) -> tuple[str, str]:
     where, text = "the model", ""
     while traceback is not None:
         frame, number = traceback.tb_frame, traceback.tb_lineno
-        if _theirs(frame):
+        if is_users(frame):
             file = frame.f_code.co_filename
             where, text = f"{file}:{number}", linecache.getline(file, number).strip()
         traceback = traceback.tb_next
@@ -63,7 +80,7 @@ def user_line(traceback: TracebackType | None) -> tuple[str, str]:
 def user_line_here() -> tuple[str, str]:
     """The same of the call that is under way."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not _theirs(frame):
+    while frame is not None and not is_users(frame):
         frame = frame.f_back
     if frame is None:
         return "the model", ""
@@ -71,7 +88,7 @@ def user_line_here() -> tuple[str, str]:
     return f"{file}:{number}", linecache.getline(file, number).strip()
 
 
-def _theirs(frame: FrameType) -> bool:
+def is_users(frame: FrameType) -> bool:
     """Whether it is code of the model: neither torch's nor ours."""
     file, between = frame.f_code.co_filename, frame.f_code.co_name == "__torch_function__"
     return Path(file).exists() and not (file.startswith(_OURS) or between)

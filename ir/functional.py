@@ -45,6 +45,8 @@ class _State:
     version: dict[str, int] = field(default_factory=dict)
     taken: dict[str, int] = field(default_factory=dict)
     """View -> version of its root when it was last taken."""
+    live: set[str] = field(default_factory=set)
+    """Values that have gradients."""
 
     def root(self, name: str) -> str:
         while name in self.views:
@@ -70,6 +72,7 @@ def functionalise(raw: Raw) -> Raw:
     if not any(written_arguments(op.target) for op in raw.ops):
         return raw
     state = _State(raw)
+    state.live = {name for name, tensor in raw.tensors.items() if tensor.requires_grad}
     for op in raw.ops:
         op = replace(op, args={k: substitute(v, state.same) for k, v in op.args.items()})
         for name in dict.fromkeys(op.inputs):
@@ -86,6 +89,8 @@ def functionalise(raw: Raw) -> Raw:
 
 
 def _keep(state: _State, op: RawOp) -> None:
+    if op.grad and "detach" not in op.name and not state.live.isdisjoint(op.inputs):
+        state.live.update(op.outputs)
     state.done.append(replace(op, args={k: state.now(v) for k, v in op.args.items()}))
     for index, output in enumerate(op.outputs):
         base = _viewed(state.raw, op, output)
@@ -138,6 +143,10 @@ def _write(state: _State, op: RawOp, written: tuple[str, ...]) -> None:
     if kind is Kind.BUFFER:
         state.done.append(replace(op, args={k: state.now(v) for k, v in op.args.items()}))
         return
+    if first.name not in state.live or not op.grad:
+        _check_seen(state, first.name, op)
+    if op.grad and not state.live.isdisjoint(op.inputs):
+        _mark_live(state, first.name)
     value = _functional(state, op, first)
     fake, before = state.raw.fakes[value], state.raw.fakes[first.name]
     if fake.dtype != before.dtype:
@@ -146,9 +155,33 @@ def _write(state: _State, op: RawOp, written: tuple[str, ...]) -> None:
     _assign(state, first.name, value, op)
 
 
+def _check_seen(state: _State, name: str, op: RawOp) -> None:
+    """A write that autograd does not see leaves the gradient of what it overwrites as it was."""
+    while name not in state.live and name in state.views:
+        name = state.views[name].base
+    if name in state.live:
+        raise _cannot(
+            op, "it changes a value that has a gradient where autograd does not see it (no_grad, "
+            "detach or data), so that the gradient would pass as if nothing had changed; to mean "
+            "that, write x + (new - x).detach()"
+        )  # fmt: skip
+
+
+def _mark_live(state: _State, name: str) -> None:
+    """What a value with gradients is written into has them too, and all views of it."""
+    root = state.root(name)
+    state.live.update({root, *(view for view in state.views if state.root(view) == root)})
+
+
 def _functional(state: _State, op: RawOp, written: Ref) -> str:
     """Append the functional form of an in-place call; the name of its value."""
     stem = op.name.split(".")[1].rstrip("_")
+    if stem in _BITWISE:
+        packet = getattr(aten, _BITWISE[stem])
+        overload = op.name.split(".")[2]
+        target = getattr(packet, f"Tensor_{overload}" if "shift" in stem else overload, None)
+        target = target or getattr(packet, overload)
+        return state.emit(target, {"self": op.args["self"], "other": op.args["other"]}, op, stem)
     shape = tuple(state.raw.fakes[written.name].shape)
     if stem in ("copy", "fill") and isinstance(
         source := op.args.get("src", op.args.get("value")), Ref
@@ -173,6 +206,12 @@ def _functional(state: _State, op: RawOp, written: Ref) -> str:
     return state.emit(target, dict(zip(names, op.args.values(), strict=False)), op, stem)
 
 
+_BITWISE = {
+    "__iand": "bitwise_and", "__ior": "bitwise_or", "__ixor": "bitwise_xor",
+    "__ilshift": "bitwise_left_shift", "__irshift": "bitwise_right_shift",
+}  # fmt: skip
+
+
 def _assign(state: _State, name: str, value: str, op: RawOp) -> None:
     """The memory of `name` now holds `value`; what it is a view of changes with it."""
     state.current[name] = value
@@ -192,10 +231,13 @@ def _scatter(state: _State, view: _View, value: Ref, op: RawOp) -> str:
         return value.name
     if short == "select":
         given = base | {"dim": args["dim"], "index": args["index"]}
-        return state.emit(aten.select_scatter.default, given, op, "select_scatter")
+        return _into(state, aten.select_scatter.default, given, op)
+    if short == "diagonal":
+        given = base | {key: args[key] for key in ("offset", "dim1", "dim2")}
+        return _into(state, aten.diagonal_scatter.default, given, op)
     if short == "slice":
         given = base | {key: args[key] for key in ("dim", "start", "end", "step")}
-        return state.emit(aten.slice_scatter.default, given, op, "slice_scatter")
+        return _into(state, aten.slice_scatter.default, given, op)
     if short == "transpose":
         given = {"self": value, "dim0": args["dim0"], "dim1": args["dim1"]}
         return state.emit(aten.transpose.int, given, op, "transpose")
@@ -210,6 +252,27 @@ def _scatter(state: _State, view: _View, value: Ref, op: RawOp) -> str:
         shape = tuple(state.raw.fakes[view.base].shape)
         return state.emit(aten.reshape.default, {"self": value, "shape": shape}, op, "reshape")
     raise _cannot(op, f"it writes through {view.op.name}")
+
+
+def _into(state: _State, target: Any, given: dict[str, Arg], op: RawOp) -> str:
+    """A scatter; of complex values, which autograd does not know, as pairs of real ones."""
+    base, stem = given["self"], str(target).split(".")[1]
+    assert isinstance(base, Ref)
+    fake = state.raw.fakes[base.name]
+    if not fake.is_complex():
+        return state.emit(target, given, op, stem)
+    pairs = {
+        key: Ref(state.emit(aten.view_as_real.default, {"self": given[key]}, op, "view_as_real"))
+        for key in ("self", "src")
+    }
+    dims = {
+        key: value % fake.ndim for key, value in given.items()
+        if key.startswith("dim") and isinstance(value, int)
+    }  # fmt: skip
+    if "offset" in given:  # a diagonal comes last, behind the pairs
+        return state.emit(target, given, op, stem)
+    written = state.emit(target, given | pairs | dims, op, stem)
+    return state.emit(aten.view_as_complex.default, {"self": Ref(written)}, op, "view_as_complex")
 
 
 def _ints(value: Arg) -> list[int]:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.utils.checkpoint import CheckpointFunction
 
 from meshwright.ir.digest import digest
 from meshwright.ir.errors import TraceError
@@ -43,6 +44,10 @@ def _original(kind: type, *args: Any) -> Any:
 
 
 def _recorded(kind: type, *args: Any, **kwargs: Any) -> Any:
+    if kind is CheckpointFunction:
+        # What to compute again is for a plan to say; its own forward would record no gradients.
+        run, _, *given = args
+        return run(*given)
     if kind.__module__.split(".")[0] == "torch" or not any(isinstance(x, Tensor) for x in args):
         return _apply.__get__(None, kind)(*args, **kwargs)
     _check(kind, args)

@@ -18,7 +18,19 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from meshwright.ir.torch_private import leaves, map_tensors, no_modes, storage_key
+from meshwright.ir.explain import is_users
+from meshwright.ir.forbidden import assigns_data, changes_training
+from meshwright.ir.hooks import Unhooked
+from meshwright.ir.torch_private import (
+    DATA,
+    DATA_SET,
+    GRAD_FN,
+    REQUIRES_GRAD,
+    leaves,
+    map_tensors,
+    no_modes,
+    storage_key,
+)
 
 Tensor = torch.Tensor
 LARGEST = 1 << 24
@@ -51,11 +63,17 @@ class _Made:
     """Which of several results."""
 
 
-class Known(TorchFunctionMode):
-    """Within it, reads of values that depend on no data succeed."""
+Own = Mapping[int, tuple[torch.nn.Module, str]]
+"""Identity of a parameter or buffer of the user's model -> module of the copy, and name there."""
 
-    def __init__(self) -> None:
+
+class Known(TorchFunctionMode):
+    """Within it, reads of values that depend on no data succeed, and code that reaches the user's
+    model from outside (a loss function that sums its weights) gets the tensors of the copy."""
+
+    def __init__(self, own: Own | None = None) -> None:
         super().__init__()
+        self._own = own or {}
         self._made = WeakTensorKeyDictionary()
         self._lost: set[int] = set()
         """Memory that was written to."""
@@ -64,6 +82,13 @@ class Known(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if self._own and any(id(x) in self._own for x in leaves((args, kwargs))):
+            args, kwargs = map_tensors(self._copied, (args, kwargs))
+        self._check_training(func, args)
+        if func == DATA:
+            return args[0].detach()
+        if func == DATA_SET and _asked_by_user(sys._getframe(1)):
+            raise assigns_data()
         if func in _READS and args[0] in self._made and self._is_known(args[0]):
             with no_modes():
                 return func(self._real(args[0]), *args[1:])
@@ -72,8 +97,25 @@ class Known(TorchFunctionMode):
             if holds is not None:
                 return holds
         result = func(*args, **kwargs)
+        if func == GRAD_FN and result is not None and _asked_by_user(sys._getframe(1)):
+            return Unhooked(result)
         self._note(func, args, kwargs, result)
         return result
+
+    def _copied(self, tensor: Tensor) -> Tensor:
+        """What the copy that is traced has in the place of the user's tensor."""
+        if id(tensor) not in self._own:
+            return tensor
+        module, name = self._own[id(tensor)]
+        found: Tensor = getattr(module, name)
+        return found
+
+    def _check_training(self, func: Any, args: tuple[Any, ...]) -> None:
+        if func is Tensor.requires_grad_ or func == REQUIRES_GRAD:
+            wanted = args[1] if len(args) > 1 else True
+            for module, name in self._own.values():
+                if getattr(module, name) is args[0] and args[0].requires_grad != wanted:
+                    raise changes_training(f"{name} of {type(module).__name__}", wanted)
 
     def _note(self, func: Any, args: tuple[Any, ...], kwargs: Any, result: Any) -> None:
         name = getattr(func, "__name__", "")
@@ -107,6 +149,12 @@ class Known(TorchFunctionMode):
         result = made.function(*args, **kwargs)
         found: Tensor = result if made.index is None else result[made.index]
         return found
+
+
+def _asked_by_user(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code.co_name == "__torch_function__":
+        frame = frame.f_back
+    return frame is not None and is_users(frame)
 
 
 def asserted(frame: FrameType | None) -> bool | None:

@@ -4,13 +4,14 @@ They are looked for in the attributes of its modules, in globals and closures of
 inside containers and plain objects.
 """
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
-from types import FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from torch import Tensor, nn
@@ -22,6 +23,10 @@ _SKIPPED = frozenset(
     "_parameters _buffers _modules _backward_hooks _backward_pre_hooks _state_dict_hooks "
     "_forward_hooks _forward_pre_hooks _non_persistent_buffers_set _is_full_backward_hook".split()
 )
+
+
+_FOREIGN = (sys.stdlib_module_names - {"__main__"}) | {"torch", "numpy"}
+"""Packages whose objects and functions keep nothing for a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,27 +86,31 @@ def kept_state(model: nn.Module, functions: tuple[Any, ...] = ()) -> dict[str, K
 
 @contextmanager
 def put_back(model: nn.Module, functions: tuple[Any, ...]) -> Iterator[None]:
-    """Afterwards globals and closures of the model's code are what they were: no fake tensors."""
+    """Afterwards globals, closures and caches of the model's code hold no fake tensors: they are
+    what they were, caches of `functools` empty if something was added."""
     found: dict[str, Kept] = {}
+    cached: dict[int, Any] = {}
     for function in _functions(model, functions):
+        values = map(function.__globals__.get, _names(function.__code__))
+        cached |= {id(x): (x, x.cache_info().misses) for x in values if hasattr(x, "cache_info")}
         for place in _around(function):
             _look(place, found, set(), 0)
-    before = [(kept, _copied(kept.place.get())) for kept in found.values()]
+    plain = [kept for kept in found.values() if isinstance(kept.place.get(), Plain | Tensor)]
+    values = [kept.place.get() for kept in found.values()]
+    containers = [(x, copy(x)) for x in values if isinstance(x, list | dict | set | deque)]
     try:
         yield
     finally:
-        for kept, value in before:
-            now = kept.place.get()
-            if isinstance(value, Plain | Tensor):
-                if not _same(value, now):
-                    kept.place.put(value)
-            elif len(now) != len(value):
-                now.clear()
-                (now.extend if isinstance(now, list | deque) else now.update)(value)
-
-
-def _copied(value: Any) -> Any:
-    return copy(value) if isinstance(value, list | dict | set | deque) else value
+        for container, items in containers:
+            if len(container) != len(items):
+                container.clear()
+                (container.extend if hasattr(container, "extend") else container.update)(items)
+        for function, misses in cached.values():
+            if function.cache_info().misses != misses:
+                function.cache_clear()
+        for kept in plain:
+            if not _same(kept.value, kept.place.get()):
+                kept.place.put(kept.value)
 
 
 def _look(place: Place, found: dict[str, Kept], seen: set[int], depth: int) -> None:
@@ -125,9 +134,7 @@ def _inside(name: str, value: Any) -> Iterator[Place]:
     elif isinstance(value, list | deque | tuple):
         for index in range(min(len(value), LONGEST)):
             yield Place(f"{name}[{index}]", value, index, "item")
-    elif type(value).__module__.split(".")[0] not in ("torch", "builtins") and hasattr(
-        value, "__dict__"
-    ):
+    elif type(value).__module__.split(".")[0] not in _FOREIGN and hasattr(value, "__dict__"):
         for key in list(vars(value))[:LONGEST]:
             yield Place(f"{name}.{key}", value, key, "attribute")
 
@@ -138,19 +145,34 @@ def _functions(model: nn.Module, more: tuple[Any, ...]) -> Iterator[FunctionType
     methods = (
         method
         for kind in kinds
-        if kind.__module__.split(".")[0] not in ("torch", "builtins", "meshwright")
+        if kind.__module__.split(".")[0] not in _FOREIGN
         for method in vars(kind).values()
     )
     hooks = (
         hook for module in model.modules()
         for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
     )  # fmt: skip
-    seen: set[int] = set()
-    for given in (*methods, *hooks, *more):
-        function = _bare(given)
-        if function is not None and id(function) not in seen:
+    waiting, seen = [*methods, *hooks, *more, *(type(x).__call__ for x in more)], set[int]()
+    while waiting:
+        function = _bare(waiting.pop())
+        if function is None or function.__module__.startswith("meshwright.ir."):
+            continue
+        if id(function) not in seen:
             seen.add(id(function))
             yield function
+            waiting += [
+                value for name in _names(function.__code__)
+                if getattr(value := function.__globals__.get(name), "__module__", None)
+                == function.__module__
+            ]  # fmt: skip
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """What the code and functions inside it read by name."""
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _names(inner)
 
 
 def _bare(given: Any) -> FunctionType | None:
@@ -168,7 +190,7 @@ def _bare(given: Any) -> FunctionType | None:
 
 
 def _around(function: FunctionType) -> Iterator[Place]:
-    for name in function.__code__.co_names:
+    for name in _names(function.__code__):
         value = function.__globals__.get(name)
         if name in function.__globals__ and not callable(value) and not _is_module(value):
             yield Place(f"global {name}", function.__globals__, name, "item")

@@ -15,7 +15,7 @@ from meshwright.ir.errors import TraceError
 from meshwright.ir.explain import needs_values
 from meshwright.ir.graph import Arg, Kind, Ref, Tensor
 from meshwright.ir.images import is_channels_last
-from meshwright.ir.torch_private import real_mode, region_of, schema_arguments
+from meshwright.ir.torch_private import real_mode, region_of, schema_arguments, storage_key
 
 MAX_CONSTANT = 65536
 _NOISE = ("aten._assert_", "aten.sym_constrain")
@@ -154,10 +154,25 @@ def _state_tensor(raw: Raw, capture: Capture, spec: Any, tensor: torch.Tensor) -
         name = raw.fresh(fqn)
         raw.tensors[name] = Tensor(name, shape, dtype, kind, fqn, tensor.requires_grad)
         return name
+    _check_own(capture, fqn, tensor)
     name = raw.fresh(f"constant_{fqn}")
     value = constant_value(fqn, capture.originals.get(id(tensor), tensor))
     raw.tensors[name] = Tensor(name, shape, dtype, Kind.CONSTANT, value=value)
     return name
+
+
+def _check_own(capture: Capture, what: str, tensor: torch.Tensor) -> None:
+    """A constant must not be an alias of a tensor that training changes."""
+    memory = storage_key(tensor)
+    model = capture.step.model
+    state = (*model.named_parameters(), *model.named_buffers())
+    for name, fake in state:
+        if storage_key(capture.originals.get(id(fake), fake)) == memory:
+            raise TraceError(
+                f"constant {what} is an alias of {name}, made outside of the step, and would keep "
+                f"its first values: read {name} itself where it is used, with .detach() there if "
+                "no gradient shall flow"
+            )
 
 
 def constant_value(what: str, tensor: torch.Tensor) -> tuple[int | float | bool, ...]:
@@ -195,9 +210,11 @@ def _read_nodes(raw: Raw, module: GraphModule, env: dict[Node, Any], grad: bool)
 def _region(raw: Raw, node: Node, env: dict[Node, Any], grad: bool) -> Any:
     """Inline a no-grad region; the loss of precision of an autocast one cannot be kept."""
     if "autocast" in region_of(node):
+        inside = next((n for n in node.args if isinstance(n, Node) and n.op == "get_attr"), None)
+        places = map(source_of, env[inside].graph.nodes) if inside else iter(())
         raise TraceError(
-            f"{source_of(node)}: the model enters torch.autocast; leave it out, and ask for "
-            "precision='bf16' instead"
+            f"{source_of(node) or next(filter(None, places), 'the model')}: the model enters "
+            "torch.autocast; leave it out, and ask for precision='bf16' instead"
         )
     enabled, body, *operands = _resolve(node.args, env)
     inner = dict(zip((n for n in body.graph.nodes if n.op == "placeholder"), operands, strict=True))
@@ -234,8 +251,9 @@ def _call(raw: Raw, node: Node, env: dict[Node, Any], grad: bool) -> Any:
     target: Any = node.target
     if not hasattr(target, "_schema"):
         return _Unknown(
-            f"{source_of(node)}: {target} is not a tensor operation that can be planned; it comes "
-            "from control flow or sizes that depend on data: compute them from shapes instead"
+            f"{source_of(node)}: {_told(target)} is not a tensor operation that can be planned; it "
+            "comes from control flow, sizes that depend on data or a transform such as torch.vmap: "
+            "compute sizes from shapes, write the batched operation itself"
         )
     positional = iter(node.args)
     args: dict[str, Arg] = {}
@@ -256,6 +274,10 @@ def _call(raw: Raw, node: Node, env: dict[Node, Any], grad: bool) -> Any:
     raw.ops.append(RawOp(target, args, outputs, module_path(node), source_of(node), grad))
     result = tuple(Ref(name) if name else None for name in outputs)
     return result if many else result[0]
+
+
+def _told(target: Any) -> str:
+    return str(getattr(target, "__name__", target)).strip("_")
 
 
 def _is_static(value: object) -> bool:

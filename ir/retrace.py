@@ -62,11 +62,19 @@ def check_repeats(
     buffers depend on them. A number, clock or random draw that forward reads is moved on to see
     whether anything changes then. `model` and what its code keeps elsewhere stay as they are.
     """
-    batch = flatten_batch(example_inputs)
-    sizes = resized(batch, global_batch_size or graph.batch_size)
+    compare_calls(
+        model, flatten_batch(example_inputs), loss_fn, global_batch_size or graph.batch_size
+    )
+
+
+def compare_calls(
+    model: nn.Module, batch: Mapping[str, Tensor], loss_fn: LossFn | None, batch_size: int
+) -> None:
+    """The same of a flat batch."""
     with explained(), torch.device("cpu"), fake_mode(), undisturbed(model, loss_fn):
-        step, inputs = fake_step(model, batch, loss_fn, sizes, {})
-        with as_traced(step):
+        originals: dict[int, Tensor] = {}
+        step, inputs = fake_step(model, batch, loss_fn, resized(batch, batch_size), originals)
+        with as_traced(step, originals):
             _Calls(step, inputs).check()
 
 

@@ -33,6 +33,12 @@ _RENAMED = {
     "aten.__or__.Tensor": aten.bitwise_or.Tensor,
     "aten.__and__.Scalar": aten.bitwise_and.Scalar,
     "aten.__or__.Scalar": aten.bitwise_or.Scalar,
+    "aten.__xor__.Tensor": aten.bitwise_xor.Tensor,
+    "aten.__xor__.Scalar": aten.bitwise_xor.Scalar,
+    "aten.__lshift__.Tensor": aten.bitwise_left_shift.Tensor,
+    "aten.__lshift__.Scalar": aten.bitwise_left_shift.Tensor_Scalar,
+    "aten.__rshift__.Tensor": aten.bitwise_right_shift.Tensor,
+    "aten.__rshift__.Scalar": aten.bitwise_right_shift.Tensor_Scalar,
     "aten._unsafe_view.default": aten.view.default,
 }
 _CASTS = ("aten.to.", "aten.type_as.", "aten._to_copy.", "aten._autocast_to_")
@@ -73,6 +79,9 @@ def _canonical_op(raw: Raw, op: RawOp) -> RawOp:
         # Before torch 2.13 the fake final states have a dim too many; they are shaped as the first.
         for output, state in zip(op.outputs[1:], refs(op.args["hx"]), strict=True):
             raw.fakes[output] = torch.empty_like(raw.fakes[state.name])
+    if op.args.get("sparse") is True and op.name.startswith("aten.embedding"):
+        # A sparse gradient has the same values; buckets and collectives are dense.
+        return replace(op, args=op.args | {"sparse": False})
     if op.name == "aten.slice.Tensor":
         return _bounded_slice(raw, op)
     if not op.inputs and op.args.get("dtype", "") is None:
@@ -213,7 +222,7 @@ def _mark_gradients(raw: Raw) -> Raw:
             op = _detached(raw, op, live, ops)
         short = op.name.split(".")[1].rstrip("_")
         if short not in _NO_GRADIENT and any(n in live for n in op.inputs):
-            live.update(o for o in op.outputs if o and _differs(raw.fakes[o]))
+            live.update(o for o in op.outputs if o and _has_gradients(raw.fakes[o].dtype))
         ops.append(op)
     raw.ops = ops
     for name, fake in raw.fakes.items():
@@ -222,9 +231,8 @@ def _mark_gradients(raw: Raw) -> Raw:
     return raw
 
 
-def _differs(value: torch.Tensor) -> bool:
-    """Whether values of its kind can have a gradient."""
-    return value.is_floating_point() or value.is_complex()
+def _has_gradients(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
 
 
 def _detached(raw: Raw, op: RawOp, live: set[str], ops: list[RawOp]) -> RawOp:

@@ -6,33 +6,70 @@ positional ones whose last goes to the loss function.
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import nn
 
 from meshwright.ir.errors import TraceError
+from meshwright.ir.forbidden import check_tensor
 
-Batch = Mapping[str, Any] | Sequence[Any] | torch.Tensor
+Batch = Any
+"""A dict of keyword inputs, a tuple of positional ones, or one tensor; a dataclass, or another
+object with fields, is the dict of its fields."""
 LossFn = Callable[..., torch.Tensor]
 
 
 def flatten_batch(batch: Batch) -> dict[str, torch.Tensor]:
-    """The tensors of a batch by input name: dict keys, or "0", "1", ... of a tuple."""
-    if isinstance(batch, torch.Tensor):
-        batch = (batch,)
-    items = (
-        dict(batch.items())
-        if isinstance(batch, Mapping)
-        else {str(index): value for index, value in enumerate(batch)}
-    )
+    """The tensors of a batch by input name: keys or fields, or "0", "1", ... of a tuple."""
+    items = _items(batch)
     for name, value in items.items():
+        if isinstance(value, Mapping | list | tuple) or _fields(value) is not None:
+            raise TraceError(
+                f"input {name!r} is a {type(value).__name__}; the inputs of a training step must "
+                "be tensors: put what is in it into the batch itself, under names of its own"
+            )
         if not isinstance(value, torch.Tensor | None):
             raise TraceError(
                 f"input {name!r} is a {type(value).__name__}; the inputs of a training step must "
                 "be tensors: fix other values with functools.partial or in the model's config"
             )
+        if value is not None:
+            check_tensor(f"input {name!r}", value)
     return {name: value for name, value in items.items() if value is not None}
+
+
+def _items(batch: Batch) -> dict[str, Any]:
+    if isinstance(batch, torch.Tensor):
+        return {"0": batch}
+    if isinstance(batch, Mapping):
+        return dict(batch.items())
+    if isinstance(batch, Sequence) and not isinstance(batch, str | bytes):
+        return {str(index): value for index, value in enumerate(batch)}
+    found = _fields(batch)
+    if found is None:
+        raise TraceError(
+            f"a batch is a {type(batch).__name__}; it must be a dict of tensors by input name, a "
+            "tuple or list of tensors in the order of forward's arguments, or a dataclass"
+        )
+    return found
+
+
+def _fields(value: Any) -> dict[str, Any] | None:
+    """The fields of a dataclass, an attrs class or the like, by name."""
+    if isinstance(value, type | torch.Tensor):
+        return None
+    if is_dataclass(value):
+        return {field.name: getattr(value, field.name) for field in fields(value)}
+    if hasattr(value, "__attrs_attrs__"):
+        return {field.name: getattr(value, field.name) for field in value.__attrs_attrs__}
+    if isinstance(value, SimpleNamespace):
+        return dict(vars(value))
+    if callable(getattr(value, "keys", None)) and hasattr(value, "__getitem__"):
+        return {str(key): value[key] for key in value.keys()}
+    return None
 
 
 class TrainingStep(nn.Module):

@@ -63,7 +63,7 @@ _CONSTANTS: dict[str, Callable[[Tensor, Mapping[str, Any]], Tensor]] = {
 }  # fmt: skip
 
 
-class Still(DispatchMode):
+class Still(DispatchMode):  # type: ignore[misc]
     """Inside, random operators give constants; Unsettled names one that cannot."""
 
     def __torch_dispatch__(

@@ -10,16 +10,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric_memory
-from torch import Tensor
+from torch import Tensor, nn
+from torch._C import _disabled_torch_function_impl
 from torch._C._distributed_c10d import _SymmetricMemory
-from torch._dynamo.exc import UserError
+from torch._dynamo.exc import TorchDynamoException, UserError
+from torch._export.verifier import SpecViolationError
 from torch._ops import OpOverload as OpOverload
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
+    FakeTensor,
     FakeTensorMode,
     UnsupportedOperatorException,
-    is_fake as _is_fake,
     unset_fake_temporarily,
 )
 from torch.distributed.distributed_c10d import _get_default_store
@@ -30,6 +33,7 @@ from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _disable_current_modes,
     _get_current_dispatch_mode,
+    is_traceable_wrapper_subclass,
 )
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -40,6 +44,8 @@ CHECKED_ON = ("2.11", "2.13", "2.15")
 ANY_REGION = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
 
 USER_ERROR = UserError
+CONTROL_FLOW = TorchDynamoException
+SPEC_ERROR = SpecViolationError
 DATA_DEPENDENT = (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -65,7 +71,7 @@ def fake_mode() -> AbstractContextManager[Any]:
 
 def is_fake(x: object) -> bool:
     """Whether a tensor has no memory, since it was made inside the fake mode."""
-    return bool(_is_fake(x))
+    return bool(fake_tensor.is_fake(x))
 
 
 def real_mode() -> AbstractContextManager[Any]:
@@ -253,6 +259,50 @@ def has_stepped(optimizer: torch.optim.Optimizer) -> None:
     """A scheduler of the optimizer is to know that it has stepped."""
     told: Any = optimizer
     told._opt_called = True
+
+
+def gradient_hooks(tensor: Tensor) -> list[Any]:
+    """Hooks that were registered on the gradient of a tensor."""
+    found: Any = tensor
+    kinds = (found._backward_hooks, getattr(found, "_post_accumulate_grad_hooks", None))
+    return [hook for hooks in kinds if hooks for hook in hooks.values()]
+
+
+def backward_hooks(module: nn.Module) -> list[Any]:
+    """Hooks that were registered on the backward of a module."""
+    return [*module._backward_hooks.values(), *module._backward_pre_hooks.values()]
+
+
+def backward_hooks_of_all() -> list[Any]:
+    """Hooks that were registered on the backward of every module."""
+    every: Any = nn.modules.module
+    return [*every._global_backward_hooks.values(), *every._global_backward_pre_hooks.values()]
+
+
+ENGINE = (torch.autograd, "_engine_run_backward")
+"""What every backward in Python goes through."""
+
+
+def own_dispatch(tensor: Tensor) -> bool:
+    """Whether the tensor's class has operators of its own; fake tensors do not count."""
+    kind: Any = type(tensor)
+    if kind in (Tensor, nn.Parameter, nn.Buffer) or isinstance(tensor, FakeTensor):
+        return False
+    plain = (Tensor.__torch_function__, _disabled_torch_function_impl)
+    own = getattr(kind.__torch_function__, "__func__", kind.__torch_function__) not in (
+        *plain, getattr(Tensor.__torch_function__, "__func__", None)
+    )  # fmt: skip
+    return own or bool(is_traceable_wrapper_subclass(tensor))
+
+
+REQUIRES_GRAD: Any = Tensor.requires_grad.__set__  # type: ignore[attr-defined]
+"""How setting a tensor's `requires_grad` appears to a torch function mode."""
+DATA: Any = Tensor.data.__get__  # type: ignore[attr-defined]
+"""How reading a tensor's `data` appears to a torch function mode."""
+DATA_SET: Any = Tensor.data.__set__  # type: ignore[attr-defined]
+"""How setting it appears."""
+GRAD_FN: Any = Tensor.grad_fn.__get__  # type: ignore[attr-defined]
+"""How reading a tensor's `grad_fn` appears to a torch function mode."""
 
 
 def leaves(tree: Any) -> list[Any]:

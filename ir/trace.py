@@ -1,7 +1,7 @@
 """Traces a model's training step to a Graph; nothing is allocated and the model is not changed."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -13,7 +13,7 @@ from meshwright.ir.capture import Capture, capture, is_hf
 from meshwright.ir.costed import costed
 from meshwright.ir.digest import digest
 from meshwright.ir.errors import TraceError
-from meshwright.ir.explain import explained
+from meshwright.ir.explain import explained, not_traced
 from meshwright.ir.fuse import Wins, fuse
 from meshwright.ir.graph import Fusion, Graph, Kind, Op, Tensor
 from meshwright.ir.hf_inputs import example_inputs as example_inputs_of
@@ -22,9 +22,10 @@ from meshwright.ir.images import is_channels_last
 from meshwright.ir.prelude import prelude_first
 from meshwright.ir.raw import Raw, dtype_name, read
 from meshwright.ir.reached import only_reached
+from meshwright.ir.retrace import compare_calls, undisturbed
 from meshwright.ir.simplify import simplify
 from meshwright.ir.step import Batch, LossFn, flatten_batch
-from meshwright.ir.torch_private import fake_mode
+from meshwright.ir.torch_private import SPEC_ERROR, fake_mode
 
 
 def trace(
@@ -47,14 +48,65 @@ def trace(
         example_inputs = _own_inputs(model)
     batch = flatten_batch(example_inputs)
     # Whatever device the caller has new tensors made on: some have kernels that lay out otherwise.
-    with explained(), torch.device("cpu"), fake_mode(), tracing() as calls:
+    try:
+        graph, left_traces = _traced(model, batch, loss_fn, global_batch_size, kernels, wins)
+    except _FROM_TORCH as error:
+        raise _reason(error, model, batch, loss_fn, global_batch_size) from error
+    if left_traces:
+        compare_calls(model, batch, loss_fn, graph.batch_size)
+    seconds = f"{time.perf_counter() - started:.1f}"
+    graph.meta.update(model=name, torch=torch.__version__, trace_s=seconds)
+    return graph
+
+
+_FROM_TORCH = (
+    RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError,
+    SPEC_ERROR,
+)  # fmt: skip
+"""What torch, or a model's own code, may raise while it is exported."""
+
+
+def _traced(
+    model: nn.Module,
+    batch: Mapping[str, torch.Tensor],
+    loss_fn: LossFn | None,
+    global_batch_size: int | None,
+    kernels: Sequence[str | Fusion],
+    wins: Wins | None,
+) -> tuple[Graph, bool]:
+    """The graph, and whether forward left traces in Python."""
+    # Whatever device the caller has new tensors made on: some have kernels that lay out otherwise.
+    with (
+        explained(),
+        torch.device("cpu"),
+        fake_mode(),
+        undisturbed(model, loss_fn),
+        tracing() as calls,
+    ):
         captured = capture(model, batch, loss_fn, global_batch_size)
         raw, fusions = fuse(simplify(read(captured)), kernels, wins)
         graph = _graph(raw, captured, model)
         hints = hints_of(marks_of(captured.step.model, calls))
-    seconds = f"{time.perf_counter() - started:.1f}"
-    graph.meta.update(model=name, torch=torch.__version__, trace_s=seconds)
-    return replace(graph, hints=hints, fusions=fusions)
+    return replace(graph, hints=hints, fusions=fusions), captured.left_traces
+
+
+def _reason(
+    error: Exception,
+    model: nn.Module,
+    batch: Mapping[str, torch.Tensor],
+    loss_fn: LossFn | None,
+    global_batch_size: int | None,
+) -> Exception:
+    """What to raise for an error of torch: one in words if plain calls on fake tensors succeed, or
+    if it comes from what forward keeps in Python; the model's own error as it is."""
+    size = global_batch_size or next((len(x) for x in batch.values() if x.ndim), 1)
+    try:
+        compare_calls(model, batch, loss_fn, size)
+    except TraceError as found:
+        return found
+    except _FROM_TORCH:
+        return error
+    return not_traced(error)
 
 
 def _own_inputs(model: nn.Module) -> Batch:
@@ -70,7 +122,8 @@ def _graph(raw: Raw, captured: Capture, model: nn.Module) -> Graph:
     if not raw.fakes[raw.loss].requires_grad:
         raise TraceError("the loss does not depend on any parameter that requires grad")
     raw, prelude = prelude_first(raw)
-    tensors = only_reached(raw.ops, raw.tensors | _activations(raw), raw.loss)
+    calls = [(op.inputs, op.outputs) for op in raw.ops]
+    tensors = only_reached(calls, raw.tensors | _activations(raw), raw.loss)
     ops, blocks = find_blocks(costed(raw), prelude, tensors, raw.loss)
     by_key = dict(zip(captured.names, raw.inputs, strict=True))
     return Graph(

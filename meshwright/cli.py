@@ -193,6 +193,10 @@ def run(
     log: Annotated[
         str, typer.Option(help="metrics of each step, into the run directory: jsonl,tensorboard")
     ] = "",
+    check: Annotated[
+        bool | None,
+        typer.Option(help="compare a step with plain PyTorch first; the default"),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Train. Under torchrun, this process is one rank; otherwise torchrun is started here."""
@@ -208,6 +212,7 @@ def run(
         trace=trace,
         as_json=as_json,
         log=log,
+        check=check,
     )
 
 

@@ -54,6 +54,7 @@ def train(
     trace: bool,
     as_json: bool,
     log: str = "",
+    check: bool | None = None,
 ) -> None:
     """Takes `steps` optimizer steps of TARGET under the plan, or starts the ranks that do.
 
@@ -70,7 +71,7 @@ def train(
     found = load_target(target)
     job = compile_job(
         found.model, plan, loss_fn=found.loss_fn, example_inputs=found.example_inputs,
-        lr=learning_rate, run_dir=output,
+        lr=learning_rate, run_dir=output, check=check,
     )  # fmt: skip
     rank = int(os.environ.get("RANK", "0"))
     tokens = plan.global_batch_size * tokens_per_sample(plan)

@@ -22,6 +22,7 @@ from meshwright.ir.show import seconds
 from meshwright.ir.step import Batch, LossFn
 from meshwright.ir.trace import trace
 from meshwright.planner.why import name_of
+from meshwright.runtime import stale
 from meshwright.runtime.handshake import check_world
 from meshwright.runtime.job import compile as compile_job
 from meshwright.runtime.job import inputs_of
@@ -111,7 +112,8 @@ def race(
         try:
             times = _run(
                 model, plan, graph(plan.kernels), data, warmup, steps,
-                loss_fn=loss_fn, lr=lr, device=chosen,
+                loss_fn=loss_fn, lr=lr, device=chosen, example_inputs=example_inputs,
+                check=None if turn == 0 else False,
             )  # fmt: skip
         except MeshwrightError:  # wrong input, no failure of this plan
             _write(standing, path)
@@ -173,6 +175,7 @@ def _run(
     job.close()
     found = of_all(taken)  # all are done with the groups
     job.parts.groups.close()
+    stale.forget(model)  # the next plan starts from the same weights
     del job
     gc.collect()
     if torch.cuda.is_available():

@@ -1,6 +1,6 @@
 """The original module's state dict, whole, from the parts that ranks hold."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Kind
-from meshwright.runtime.whole import whole_buffers, whole_parameters
+from meshwright.runtime.finite import check_state
 from meshwright.runtime.weights import model_tensors
+from meshwright.runtime.whole import whole_buffers, whole_parameters
 from meshwright.runtime.world import of_all
 
 if TYPE_CHECKING:
@@ -45,6 +46,21 @@ def persistent(model: nn.Module) -> tuple[str, ...]:
     return tuple(found)
 
 
+def check_writable(job: "Job", what: str, absent: Iterable[str] = ()) -> None:
+    """Every rank calls it before something is written.
+
+    PlanError names what has no values (`absent`: more of them), NonFinite what is not finite.
+    """
+    mine = frozenset((*job.missing, *absent))
+    if names := sorted(frozenset[str]().union(*of_all(mine))):
+        raise PlanError(
+            f"{what} is not written: {len(names)} tensors have no values, such as {names[0]!r}; "
+            "the model was on the meta device: give them values before compile(), or job.load() a "
+            "checkpoint that has them"
+        )
+    check_state(job, what)
+
+
 def export(job: "Job", folder: Path) -> Path | None:
     """Writes `model.safetensors` (on rank 0): the state dict of the user's module.
 
@@ -53,13 +69,7 @@ def export(job: "Job", folder: Path) -> Path | None:
     or a checkpoint that was loaded; PlanError names what has values nowhere.
     """
     names = persistent(job.model)
-    mine = {*job.missing, *job.unread.absent(names if job.parts.rank == 0 else ())}
-    if absent := sorted(frozenset[str]().union(*of_all(frozenset(mine)))):
-        raise PlanError(
-            f"nothing is exported: {len(absent)} tensors have no values, such as {absent[0]!r}; "
-            "the model was on the meta device: give them values before compile(), or job.load() a "
-            "checkpoint that has them"
-        )
+    check_writable(job, "the export", job.unread.absent(names) if job.parts.rank == 0 else ())
     content = full_state(job)
     if job.parts.rank != 0:
         return None
@@ -104,8 +114,9 @@ def _once(
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
     """What is written, and further names of the same tensors."""
     tensors = model_tensors(model)
-    known = {id(tensors[name]): name for name in reversed(content) if name in tensors}
-    written, aliases = {}, {}
+    known = {id(tensors[name]): name for name in reversed([*content]) if name in tensors}
+    written: dict[str, Tensor] = {}
+    aliases: dict[str, str] = {}
     for name in names:
         first = known[id(tensors[name])]
         if first == name or first not in names:

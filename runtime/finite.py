@@ -22,28 +22,43 @@ def check_policy(policy: str) -> None:
         raise PlanError(f"on_nonfinite {policy!r} is none of {', '.join(get_args(Policy))}")
 
 
-def is_fine(policy: Policy, value: Tensor | None) -> bool:
-    """Whether a number that every rank has is finite, or may be what it is."""
-    return policy == "ignore" or value is None or bool(torch.isfinite(value))
+def check_loss(job: "Job", loss: Tensor | None) -> None:
+    """Every rank has the same loss, so all of them stop, or none."""
+    if _passes(job, loss):
+        return
+    if job.on_nonfinite == "stop" and job.accumulated:
+        job.sum_gradients()  # to say which are not finite; and nothing is to be under way
+    _blame(job, "the loss", loss)
 
 
-def blame(job: "Job", policy: Policy, what: str, value: Tensor | None) -> None:
-    """The loss or the norm of a step is not finite: all ranks stop, or one warns."""
+def check_norm(job: "Job") -> None:
+    """The same for the norm of the gradients, where it is limited."""
+    if not _passes(job, job.grad_norm):
+        _blame(job, "the norm of the gradients", job.grad_norm)
+
+
+def _passes(job: "Job", value: Tensor | None) -> bool:
+    return job.on_nonfinite == "ignore" or value is None or bool(torch.isfinite(value))
+
+
+def _blame(job: "Job", what: str, value: Tensor | None) -> None:
     assert value is not None
     text = f"step {job.state.step}: {what} is {float(value)}"
-    if policy == "warn":
+    if job.on_nonfinite == "warn":
         if job.parts.rank == 0:
             warnings.warn(f"{text}; training goes on (on_nonfinite='warn')", stacklevel=4)
         return
+    where = _where(job)
+    job.accumulated = 0
     raise NonFinite(
-        f"{text}{_where(job)}: go on from a "
-        "checkpoint with a lower learning rate or max_grad_norm, or let it pass with "
-        "on_nonfinite='warn'"
+        f"{text}{where}: go on from a checkpoint with a lower learning rate or max_grad_norm, or "
+        "let it pass with on_nonfinite='warn'"
     )
 
 
-def check_state(job: "Job", policy: Policy, what: str) -> None:
+def check_state(job: "Job", what: str) -> None:
     """Before parameters are written anywhere: every rank calls it, and all stop if one has to."""
+    policy = job.on_nonfinite
     if policy == "ignore":
         return
     found = _all_ranks(job, {h.param.fqn: h.tensor.detach() for h in job.parts.held}.items())

@@ -27,9 +27,9 @@ from meshwright.runtime.build import RankParts, build_rank
 from meshwright.runtime.check.run import Checking, SelfCheck, wanted
 from meshwright.runtime.compiling import check_compiler
 from meshwright.runtime.executor import Executor, Progress
-from meshwright.runtime.export import export, sync_to
+from meshwright.runtime.export import check_writable, export, sync_to
 from meshwright.runtime.failure import Failures
-from meshwright.runtime.finite import Policy, blame, check_policy, check_state, is_fine
+from meshwright.runtime.finite import Policy, check_loss, check_norm, check_policy
 from meshwright.runtime.gradients import scaled, sum_over_model
 from meshwright.runtime.handshake import (
     check_identity,
@@ -48,6 +48,7 @@ from meshwright.runtime.resident import Residence, resident_bytes
 from meshwright.runtime.run_dir import begin, prepare, profiling, write
 from meshwright.runtime.stale import Guard, check_fresh
 from meshwright.runtime.stats import Stats
+from meshwright.runtime.sums import whole_loss, whole_totals
 from meshwright.runtime.tied import sum_ties
 from meshwright.runtime.tracking import tracking, tracking_cuda
 from meshwright.runtime.unread import Unread
@@ -184,17 +185,11 @@ class Job:
         self._trainer = self._executor(training=True)
         self._evaluator = self._executor(training=False)
         self._open_pairs()
-        self._accumulated = 0
+        self.accumulated = 0
+        """Batches whose gradients wait for the optimizer."""
         self._spent_s = 0.0
         self.residence = residence or Residence(resident_bytes())
         self.residence.started()
-
-    def restart(self) -> None:
-        """Counts steps from the first again."""
-        self.state, self.grad_norm, self._accumulated = State(), None, 0
-        for stage in self.parts.stages.values():
-            stage.comm.step = stage.comm.microbatch = stage.comm.sample_offset = 0
-        self.progress.at(0, "start", "idle")
 
     def step(self, batch: Batch, *, sharded: bool = False) -> Tensor:
         """Trains on one global batch; the loss, the same on every rank.
@@ -245,7 +240,7 @@ class Job:
 
     def apply(self, gradient_scale: float = 1.0) -> None:
         """The optimizer step for what `accumulate` has gathered, scaled (1/n gives the mean)."""
-        if not self._accumulated:
+        if not self.accumulated:
             raise PlanError("apply() needs at least one accumulate(batch) before it")
         with self._recording("timed"):
             self._apply(gradient_scale)
@@ -255,17 +250,17 @@ class Job:
         """A step, or a part of one that accumulates batches; what the user does between is not."""
         self._guard.started()
         record = self.recorder.record
-        if record is None or not self._accumulated:
+        if record is None or not self.accumulated:
             record, self._spent_s = self.recorder.begin(kind), 0.0
         start = time.perf_counter()
         yield record
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-            self._check_loss(record.loss)
-            if not self._accumulated:
-                self._check_norm()
+            check_loss(self, record.loss)
+            if not self.accumulated:
+                check_norm(self)
         self._spent_s += time.perf_counter() - start
-        if not self._accumulated:
+        if not self.accumulated:
             record.step_s, self.recorder.record = self._spent_s, None
             record.close()
             self.stats.add(record)
@@ -291,7 +286,9 @@ class Job:
         The `keep` newest of the folder stay.
         """
         extra = {} if scheduler is None else {"scheduler": scheduler.state_dict()}
-        check_state(self, self.on_nonfinite, "the checkpoint")
+        check_writable(self, "the checkpoint")
+        if self.user_groups is not None:
+            self.user_groups.take()
         with self.failures.guard():
             return checkpoint.save(self, Path(folder), extra, keep)
 
@@ -311,7 +308,6 @@ class Job:
 
     def export(self, folder: str | Path) -> Path | None:
         """Writes the user's module as `model.safetensors`; rank 0 gets its path."""
-        check_state(self, self.on_nonfinite, "the export")
         with self.failures.guard():
             return export(self, Path(folder))
 
@@ -392,15 +388,15 @@ class Job:
         with self.failures.guard():
             stages = self.parts.stages.values()
             for stage in stages:
-                if not self._accumulated:
+                if not self.accumulated:
                     stage.sync.begin()
                 # Accumulated batches of one step draw different dropout masks.
-                stage.comm.step = self.state.step + (self._accumulated << 32)
-                stage.reduce_early = last and not self._accumulated
+                stage.comm.step = self.state.step + (self.accumulated << 32)
+                stage.reduce_early = last and not self.accumulated
             loss = self._run(self._trainer, batch, sharded)
-        self._accumulated += 1
+        self.accumulated += 1
         if self.device.type == "cpu":
-            self._check_loss(loss)
+            check_loss(self, loss)
         return loss
 
     def _run(self, executor: Executor, batch: Batch, sharded: bool) -> Tensor:
@@ -410,7 +406,7 @@ class Job:
             parts = self._cutter.cut(batch, sharded=sharded)
         self.progress.at(self.state.step, "totals", "running")
         with section("totals"):
-            totals = self._totals(parts)
+            totals = whole_totals(self.parts, self.plan.num_microbatches, parts)
 
         def inputs(stage: int, microbatch: int) -> Mapping[str, Tensor]:
             return parts[stage, microbatch] | totals[stage]
@@ -418,40 +414,9 @@ class Job:
         with section("schedule"):
             local = executor.run(inputs)
         with section("loss"):
-            loss = self._sum_loss(local)
+            loss = whole_loss(self, local)
         self.progress.at(self.state.step, "end", "idle")
         return loss
-
-    def _totals(
-        self, parts: Mapping[tuple[int, int], Mapping[str, Tensor]]
-    ) -> dict[int, dict[str, Tensor]]:
-        """Per stage, the sums over all micro-batches and dp of what the whole batch decides."""
-        found: dict[int, dict[str, Tensor]] = {}
-        for index, stage in self.parts.stages.items():
-            found[index] = {}
-            if stage.program.totals is None:
-                continue
-            for microbatch in range(self.plan.num_microbatches):
-                made = stage.totals(parts[index, microbatch])
-                for name, value in made.items():
-                    known = found[index].get(name)
-                    found[index][name] = value.clone() if known is None else known + value
-            if self.parts.lines[index].dp is not None:
-                for value in found[index].values():
-                    dist.all_reduce(value, group=self.parts.lines[index].dp)
-        return found
-
-    def _sum_loss(self, local: Tensor | None) -> Tensor:
-        """The loss of the global batch on every rank."""
-        last = len(self.plan.stages) - 1
-        total = torch.zeros((), dtype=torch.float64, device=self.device)
-        if local is not None and self.parts.lines[last].first_of_replica:
-            total += local
-        if self.plan.world_size > 1:
-            self.progress.at(self.state.step, "loss", "synchronising")
-            dist.all_reduce(total)
-        double = self.graph.tensors[self.graph.loss].dtype == "float64"
-        return total if double else total.float()
 
     def _apply(self, gradient_scale: float) -> None:
         with self.failures.guard():
@@ -461,7 +426,7 @@ class Job:
                 self.sum_gradients()
                 self.scale_gradients(gradient_scale)
         if self.device.type == "cpu":
-            self._check_norm()
+            check_norm(self)
         self.update()
         if self.user_groups is not None:
             self.user_groups.stepped()
@@ -485,7 +450,7 @@ class Job:
                     stage.sync.publish()
         self.progress.at(self.state.step, "end", "idle")
         self.state.step += 1
-        self._accumulated = 0
+        self.accumulated = 0
 
     def scale_gradients(self, gradient_scale: float) -> None:
         """Scales them, and limits their norm if there is a limit."""
@@ -493,18 +458,3 @@ class Job:
             self.optimizer, self.parts.held, self.parts.counted, gradient_scale,
             self.max_grad_norm, self.device, self.plan.world_size,
         )  # fmt: skip
-
-    def _check_loss(self, loss: Tensor | None) -> None:
-        """All ranks have the same one, so all go the same way."""
-        if is_fine(self.on_nonfinite, loss):
-            return
-        if self.on_nonfinite == "stop" and self._accumulated:
-            self.sum_gradients()  # to say which are not finite; nothing is to be under way
-            self._accumulated = 0
-        blame(self, self.on_nonfinite, "the loss", loss)
-
-    def _check_norm(self) -> None:
-        if is_fine(self.on_nonfinite, self.grad_norm):
-            return
-        self._accumulated = 0 if self.on_nonfinite == "stop" else self._accumulated
-        blame(self, self.on_nonfinite, "the norm of the gradients", self.grad_norm)

@@ -38,7 +38,9 @@ def make_optimizer(
     made = _made(choice, held, lr, model)
     closure = inspect.signature(made.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
-        raise PlanError(f"{type(made).__name__} asks for a closure that computes the loss: no job can")
+        raise PlanError(
+            f"{type(made).__name__} asks for a closure that computes the loss: no job can"
+        )
     return stepped_by_kernel(made) if by_kernel else made
 
 
@@ -117,9 +119,7 @@ def like(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> torc
     """A new optimizer of the same class over other tensors; its attributes go along."""
     accepted = inspect.signature(type(optimizer)).parameters
     settings = {k: v for k, v in optimizer.defaults.items() if k in accepted}
-    settings |= {
-        k: v for k, v in vars(optimizer).items() if k in accepted and k not in _OF_TORCH
-    }
+    settings |= {k: v for k, v in vars(optimizer).items() if k in accepted and k not in _OF_TORCH}
     try:
         made = type(optimizer)(groups, **settings)
     except TypeError as error:
@@ -142,7 +142,7 @@ def like(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> torc
 
 def _part(held: Held, key: str, value: Any) -> Any:
     """What belongs to a held tensor of a state of the whole parameter."""
-    if not isinstance(value, Tensor) or not value.ndim and held.param.global_shape:
+    if not isinstance(value, Tensor) or (not value.ndim and held.param.global_shape):
         return copy.deepcopy(value)
     if tuple(value.shape) != held.param.global_shape:
         raise PlanError(

@@ -38,10 +38,11 @@ class Guard:
                     "values already: change the module before compile(), or job.load() a checkpoint"
                 )
         for module in self._model.modules():
+            hooked: Any = module
             self._handles += [
-                module.register_state_dict_pre_hook(self._saved),
-                module.register_forward_pre_hook(self._called),
-                module.register_load_state_dict_post_hook(self._loaded),
+                hooked.register_state_dict_pre_hook(self._saved),
+                hooked.register_forward_pre_hook(self._called),
+                hooked.register_load_state_dict_post_hook(self._loaded),
             ]
         vars(self._model)[_GUARD] = self
 

@@ -1,6 +1,6 @@
 """Between the whole tensors of a model and the parts of them that ranks hold."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -44,8 +44,9 @@ def whole_parameters(
         whole = _room(tensor, job.device)
         for h in counted.get(tensor.name, []):
             value = of(h)
-            for piece in pieces(h.param.runs, h.rows) if value is not None else ():
-                piece.of_global(whole).copy_(piece.of_local(value))
+            if value is not None:
+                for piece in pieces(h.param.runs, h.rows):
+                    piece.of_global(whole).copy_(piece.of_local(value))
         yield tensor.fqn, _summed(whole, job.plan.world_size, everyone)
 
 
@@ -133,4 +134,3 @@ def _summed(x: Tensor, world_size: int, everyone: bool) -> Tensor:
     else:
         dist.reduce(sendable, dst=0)
     return sendable.to(x.dtype)
-

@@ -41,6 +41,4 @@ def _stretched(example: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 def first_samples(batch: Mapping[str, Tensor], count: int, batch_size: int) -> dict[str, Tensor]:
     """Some of the samples of a batch."""
-    return {
-        name: x[:count] if x.shape[:1] == (batch_size,) else x for name, x in batch.items()
-    }
+    return {name: x[:count] if x.shape[:1] == (batch_size,) else x for name, x in batch.items()}

@@ -53,7 +53,7 @@ def rounding(graph: Graph) -> float:
     narrowest floating-point type."""
     dtypes = {getattr(torch, t.dtype) for t in graph.tensors.values() if t.dtype not in _TOO_NARROW}
     steps = [torch.finfo(d).eps for d in dtypes if d.is_floating_point or d.is_complex]
-    return float(max(steps)) ** 0.5
+    return float(max(steps) ** 0.5)
 
 
 def first_difference(found: Outcome, wanted: Outcome, rounding: float) -> Difference | None:

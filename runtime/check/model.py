@@ -74,9 +74,7 @@ def _compared(
     wanted = plain_step(copied(twin), loss_fn, batch)
     if not wanted.is_finite:
         raise Uncheckable("the loss of plain PyTorch is not finite on the data of the check")
-    graph = trace(
-        twin, as_batch(batch), loss_fn, global_batch_size=samples, kernels=plan.kernels
-    )
+    graph = trace(twin, as_batch(batch), loss_fn, global_batch_size=samples, kernels=plan.kernels)
     return first_difference(_emitted(graph, plan, source, batch), wanted, rounding(graph))
 
 
@@ -105,7 +103,11 @@ def _emitted(
     return Outcome(
         float(loss.detach()),
         {graph.tensors[n].fqn: x.grad for n, x in params.items() if x.requires_grad},
-        {graph.tensors[n].fqn: x for n, x in params.items() if graph.tensors[n].kind is Kind.BUFFER},
+        {
+            graph.tensors[n].fqn: x
+            for n, x in params.items()
+            if graph.tensors[n].kind is Kind.BUFFER
+        },
     )
 
 
@@ -142,4 +144,3 @@ def repeats(
         found.append(plain_step(twin, loss_fn, batch))
     first, second = found
     return first_difference(second, first, rounding(graph)) if first.is_finite else None
-

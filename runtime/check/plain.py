@@ -111,15 +111,11 @@ class Reference:
         made = copied(model).to(device)
         return cls(made, _over_copy(choice, lr, model, made))
 
-    def run(
-        self, loss_fn: LossFn | None, batch: Mapping[str, Tensor], parts: int = 1
-    ) -> Outcome:
+    def run(self, loss_fn: LossFn | None, batch: Mapping[str, Tensor], parts: int = 1) -> Outcome:
         """A step's gradients. Buffers are put back."""
         before = {name: b.detach().clone() for name, b in self.model.named_buffers()}
         device = next(self.model.parameters()).device
-        found = plain_step(
-            self.model, loss_fn, {n: x.to(device) for n, x in batch.items()}, parts
-        )
+        found = plain_step(self.model, loss_fn, {n: x.to(device) for n, x in batch.items()}, parts)
         with torch.no_grad():
             for name, b in self.model.named_buffers():
                 if name in before and before[name].shape == b.shape:

@@ -1,6 +1,7 @@
 """The plan check: a step of the job on all ranks beside plain PyTorch on rank 0."""
 
 from collections.abc import Mapping
+from math import inf
 
 import torch
 from torch import Tensor
@@ -16,7 +17,6 @@ from meshwright.runtime.check.difference import (
 )
 from meshwright.runtime.check.plain import Reference, Uncheckable, never_still
 from meshwright.runtime.check.undisturbed import undisturbed
-from meshwright.runtime.export import full_state
 from meshwright.runtime.job import Job
 from meshwright.runtime.whole import (
     differing_copies,
@@ -52,15 +52,15 @@ def check_plan(
     with undisturbed(job):
         if moved:
             write_parameters(job, _moved)
-        before = full_state(job)
         found, after, apart = _stepped(job, batch)
-    if reference is None or wanted is None:
-        return from_first(None)
-    differs = _compared(job, reference, found, wanted, before, after)
+    differs: Difference | None = None
+    if reference is not None and wanted is not None:
+        differs = _compared(job, reference, found, wanted, after)
     if differs is None and apart:
         what = f"{apart[0]!r} after the step"
-        differs = Difference(what, float("inf"), 0.0, "is not the same on all ranks that have it")
-    return from_first(differs)
+        differs = Difference(what, inf, 0.0, "is not the same on all ranks that have it")
+    agreed: Difference | None = from_first(differs)
+    return agreed
 
 
 def _stepped(
@@ -71,26 +71,32 @@ def _stepped(
     job.sum_gradients()
     none = without_gradient(job)
     gradients = {
-        fqn: None if fqn in none else whole.cpu() for fqn, whole in whole_parameters(job, its_gradient)
+        fqn: None if fqn in none else whole.cpu()
+        for fqn, whole in whole_parameters(job, its_gradient)
     }
     job.scale_gradients(1.0)
     never_still(job.optimizer)
     job.update()
     after = {fqn: whole.cpu().clone() for fqn, whole in whole_parameters(job)}
     buffers = {fqn: whole.cpu().clone() for fqn, whole in whole_buffers(job)}
-    return Outcome(float(loss), gradients, buffers), after, differing_copies(job, rounding(job.graph))
+    return (
+        Outcome(float(loss), gradients, buffers),
+        after,
+        differing_copies(job, rounding(job.graph)),
+    )
 
 
 def _compared(
-    job: Job, reference: Reference, found: Outcome, wanted: Outcome,
-    before: Mapping[str, Tensor], after: Mapping[str, Tensor],
+    job: Job, reference: Reference, found: Outcome, wanted: Outcome, after: Mapping[str, Tensor]
 ) -> Difference | None:  # fmt: skip
     allowed = rounding(job.graph)
     if differs := first_difference(_as_summed(job, found, wanted), wanted, allowed):
         return differs
     own = reference.parameters()
     # The same gradients for both optimizers: what differs now is theirs.
-    given = {n: found.gradients.get(n) if g is not None else None for n, g in wanted.gradients.items()}
+    given = {
+        n: found.gradients.get(n) if g is not None else None for n, g in wanted.gradients.items()
+    }
     reference.update(given, job.max_grad_norm)
     differs = first_update(own, after, reference.parameters(), allowed)
     reference.change(lambda name, _: own[name])

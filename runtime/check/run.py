@@ -14,11 +14,14 @@ from torch import nn
 from meshwright.ir.errors import CheckFailed, MeshwrightError
 from meshwright.ir.graph import Graph
 from meshwright.ir.plan import Plan
+from meshwright.ir.retrace import check_repeats
 from meshwright.ir.step import Batch, LossFn, flatten_batch
+from meshwright.runtime.batch import as_batch
 from meshwright.runtime.check.data import batch_of, first_samples
 from meshwright.runtime.check.difference import Difference
 from meshwright.runtime.check.model import SAMPLES, check_model, repeats
 from meshwright.runtime.check.plain import Reference, Uncheckable
+from meshwright.runtime.check.undisturbed import same_draws
 from meshwright.runtime.optimizer import OptimizerChoice
 from meshwright.runtime.weights import model_tensors
 from meshwright.runtime.world import from_first, rank
@@ -84,7 +87,8 @@ class Checking:
         if rank() == 0:
             why = _why_not(model, plan, graph, device)
             try:
-                reference = None if why else Reference.of(model, choice, lr, device)
+                with same_draws(device):
+                    reference = None if why else Reference.of(model, choice, lr, device)
             except Uncheckable as error:
                 why = str(error)
         why = from_first(why)
@@ -94,12 +98,13 @@ class Checking:
     def run(self, job: "Job") -> SelfCheck:
         """Every rank calls it; CheckFailed on all of them if something differs."""
         start = time.perf_counter()
-        self._repeats()
-        if not self.why_not:
-            self._plan(job)
-        if self.why_not:
-            self.unchecked.append(f"the plan ({self.why_not})")
-            self._model()
+        with same_draws(self.device):
+            self._repeats()
+            if not self.why_not:
+                self._plan(job)
+            if self.why_not:
+                self.unchecked.append(f"the plan ({self.why_not})")
+                self._model()
         self.reference = None
         self.seconds += time.perf_counter() - start
         found = SelfCheck(tuple(self.checked), tuple(self.unchecked), self.seconds)
@@ -109,23 +114,25 @@ class Checking:
 
     def _batch(self, seed: int = 0) -> dict[str, torch.Tensor]:
         given = None if self.given is None else flatten_batch(self.given)
-        return batch_of(self.plan, given, seed=seed)
+        with torch.device("cpu"):
+            return batch_of(self.plan, given, seed=seed)
 
     def _repeats(self) -> None:
-        """Whether the module itself does the same twice."""
-        if any(x.is_meta for x in model_tensors(self.model).values()):
-            return
-        if _seconds(self.graph, self.device) * self._few > LIMIT_S:
-            return
+        """Whether the module does the same twice: on fake tensors, and on a few samples."""
+        inputs = as_batch(self._batch()) if self.given is None else self.given
+        size = self.plan.global_batch_size
 
-        def twice() -> Difference | None | str:
-            batch = first_samples(self._batch(), SAMPLES, self.plan.global_batch_size)
+        def twice() -> Difference | str | None:
+            check_repeats(self.model, inputs, self.loss_fn, self.graph, global_batch_size=size)
+            why = self._too_much()
+            batch = first_samples(self._batch(), SAMPLES, size)
             try:
-                return repeats(self.model, self.loss_fn, batch, self.graph)
+                return why or repeats(self.model, self.loss_fn, batch, self.graph)
             except Uncheckable as error:
                 return str(error)
 
         found = on_first(twice)
+        self.checked.append("a second trace")
         if isinstance(found, str):
             self.unchecked.append(f"that a step repeats itself ({found})")
         elif found is not None:
@@ -135,6 +142,15 @@ class Checking:
                 "draws numbers that are not torch's; a job would repeat the first step for ever. "
                 "Keep state in registered buffers, or train without the check: check=False"
             )
+
+    def _too_much(self) -> str:
+        """Why a few samples are not run on the whole model; empty if they are."""
+        if any(x.is_meta for x in model_tensors(self.model).values()):
+            return "the model is on the meta device"
+        seconds = 2 * _seconds(self.graph, self.device) * self._few
+        if seconds > LIMIT_S:
+            return f"it would take about {seconds:.0f} s, the limit is {LIMIT_S:.0f} s"
+        return "" if _fits(self.graph, self._few, self.device) else "there is no room for a copy"
 
     @property
     def _few(self) -> float:
@@ -158,7 +174,9 @@ class Checking:
                 f"one step of the plan (loss, gradients, buffers and update of {count} parameters)"
             )
             return
-        raise CheckFailed(f"a step of the job differs from plain PyTorch: {found}. {self._blamed()}")
+        raise CheckFailed(
+            f"a step of the job differs from plain PyTorch: {found}. {self._blamed()}"
+        )
 
     def _blamed(self) -> str:
         """Which level a difference comes from."""
@@ -186,9 +204,9 @@ class Checking:
             return
         if found is not None:
             raise CheckFailed(
-                f"the program of one rank differs from plain PyTorch: {found} ({how}). The trace has "
-                "not seen all that the model does (hooks, state in Python): please report it with "
-                "the model. To train nevertheless, pass check=False"
+                f"the program of one rank differs from plain PyTorch: {found} ({how}). The trace "
+                "has not seen all that the model does (hooks, state in Python): please report it "
+                "with the model. To train nevertheless, pass check=False"
             )
         self.checked.append(f"the model on one rank ({how})")
 
@@ -196,7 +214,7 @@ class Checking:
         seconds = _seconds(self.graph, torch.device("cpu")) * self._few
         problems = []
         for short in (False, True):
-            if not short and (seconds > _SHORT_S or not _fits(self.graph, 1.0)):
+            if not short and (seconds > _SHORT_S or not _fits(self.graph, self._few)):
                 continue
             blocks = max(1, len(self.graph.blocks) // (2 * len(self.graph.pattern_counts)))
             if short and seconds / blocks > LIMIT_S:
@@ -216,12 +234,13 @@ def on_first(work: Callable[[], T]) -> T:
     found: tuple[T | None, MeshwrightError | None] = (None, None)
     if rank() == 0:
         try:
-            found = work(), None
+            with torch.device("cpu"):
+                found = work(), None
         except MeshwrightError as error:
             found = None, error
-    value, error = from_first(found)
-    if error is not None:
-        raise error
+    value, failed = from_first(found)
+    if failed is not None:
+        raise failed
     result: T = value
     return result
 

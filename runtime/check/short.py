@@ -24,7 +24,7 @@ def cut(model: nn.Module) -> Iterator[int]:
                 continue
             kept = _kept(module)
             if len(kept) < len(module):
-                before.append((module, module._modules))
+                before.append((module, dict(module._modules)))
                 left_out += len(module) - len(kept)
                 module._modules = {str(i): child for i, child in enumerate(kept)}
         yield left_out

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @contextmanager
 def undisturbed(job: "Job") -> Iterator[None]:
     """Inside, random ops give constants, precision is that of the parameters, and nothing is
-    recorded. Afterwards tensors, optimizer, counters and generators are as they were."""
+    recorded. Afterwards tensors, optimizer, and counters are as they were."""
     tensors = [(x, x.detach().clone()) for x in _tensors(job)]
     optimizer = _Optimizer(job)
     stages = [(stage, stage.autocast) for stage in job.parts.stages.values()]
@@ -28,7 +28,7 @@ def undisturbed(job: "Job") -> Iterator[None]:
     for stage, _ in stages:
         stage.comm.still, stage.autocast = True, None
     try:
-        with _generators(job.device), job.recorder.paused():
+        with job.recorder.paused():
             yield
     finally:
         for stage, autocast in stages:
@@ -45,7 +45,10 @@ def undisturbed(job: "Job") -> Iterator[None]:
 
 
 def _start_again(job: "Job") -> None:
-    job.restart()
+    job.state.step, job.grad_norm, job.accumulated = 0, None, 0
+    for stage in job.parts.stages.values():
+        stage.comm.step = stage.comm.microbatch = stage.comm.sample_offset = 0
+    job.progress.at(0, "start", "idle")
     job.stats = Stats()
     if job.device.type == "cuda":
         torch.cuda.empty_cache()
@@ -92,12 +95,15 @@ class _Optimizer:
 
 
 @contextmanager
-def _generators(device: torch.device) -> Iterator[None]:
+def same_draws(device: torch.device) -> Iterator[None]:
+    """What is drawn inside is drawn again afterwards, from all generators that a process has."""
     python, numpy = random.getstate(), sys.modules.get("numpy")
     drawn = numpy.random.get_state() if numpy is not None else None
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices):
-        yield
-    random.setstate(python)
-    if numpy is not None:
-        numpy.random.set_state(drawn)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            if numpy is not None:
+                numpy.random.set_state(drawn)

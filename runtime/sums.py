@@ -1,0 +1,46 @@
+"""What of a batch is summed over the job: its loss, and the counts that the loss divides by."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from meshwright.runtime.build import RankParts
+
+if TYPE_CHECKING:
+    from meshwright.runtime.job import Job
+
+
+def whole_totals(
+    parts: RankParts, num_microbatches: int, given: Mapping[tuple[int, int], Mapping[str, Tensor]]
+) -> dict[int, dict[str, Tensor]]:
+    """Per stage, the sums over all micro-batches and dp of what the whole batch decides."""
+    found: dict[int, dict[str, Tensor]] = {}
+    for index, stage in parts.stages.items():
+        found[index] = {}
+        if stage.program.totals is None:
+            continue
+        for microbatch in range(num_microbatches):
+            made = stage.totals(given[index, microbatch])
+            for name, value in made.items():
+                known = found[index].get(name)
+                found[index][name] = value.clone() if known is None else known + value
+        if parts.lines[index].dp is not None:
+            for value in found[index].values():
+                dist.all_reduce(value, group=parts.lines[index].dp)
+    return found
+
+
+def whole_loss(job: "Job", local: Tensor | None) -> Tensor:
+    """The loss of the global batch on every rank."""
+    last = len(job.plan.stages) - 1
+    total = torch.zeros((), dtype=torch.float64, device=job.device)
+    if local is not None and job.parts.lines[last].first_of_replica:
+        total += local
+    if job.plan.world_size > 1:
+        job.progress.at(job.state.step, "loss", "synchronising")
+        dist.all_reduce(total)
+    double = job.graph.tensors[job.graph.loss].dtype == "float64"
+    return total if double else total.float()
