@@ -12,6 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_buffer_registration_hook
 
+from meshwright.ir.errors import TraceError
+from meshwright.ir.explain import user_line_here
+
 
 @contextmanager
 def assigned_buffers() -> Iterator[None]:
@@ -26,7 +29,15 @@ def assigned_buffers() -> Iterator[None]:
 
 def _written(module: nn.Module, name: str, new: Tensor | None) -> Tensor | None:
     old = module._buffers.get(name)
-    if old is None or new is None or old is new or old.shape != new.shape:
+    if old is None or new is None or old is new:
         return None
+    if (old.shape, old.dtype) != (new.shape, new.dtype):
+        where, line = user_line_here()
+        told = [f"{tuple(x.shape)} of {x.dtype}" for x in (old, new)]
+        raise TraceError(
+            f"{where}: `{line}` makes buffer {name} of {type(module).__name__} {told[1]}, it was "
+            f"{told[0]}: a buffer keeps its shape and dtype while a plan runs; give it its final "
+            "size, and write to parts of it"
+        )
     with torch.no_grad():
         return old.copy_(new)

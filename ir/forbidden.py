@@ -54,13 +54,13 @@ def forbidden() -> Iterator[None]:
         module, name = ENGINE
         stack.enter_context(mock.patch.object(module, name, _no_gradients))
         stack.enter_context(mock.patch.object(torch.func, "grad", _no_gradients))
-        for where in (torch.nn.utils.rnn, torch._VF):
-            if hasattr(where, _PACK):
-                stack.enter_context(mock.patch.object(where, _PACK, _no_packing))
+        stack.enter_context(mock.patch.object(torch._VF, "_pack_padded_sequence", _no_packing))
+        for name in _NESTED:
+            stack.enter_context(mock.patch.object(torch.nested, name, _no_nesting))
         yield
 
 
-_PACK = "_pack_padded_sequence"
+_NESTED = ("nested_tensor", "as_nested_tensor", "nested_tensor_from_jagged", "narrow")
 
 
 def _no_gradients(*_: Any, **__: Any) -> Any:
@@ -81,6 +81,11 @@ def _no_packing(*_: Any, **__: Any) -> Any:
     )
 
 
+def _no_nesting(*_: Any, **__: Any) -> Any:
+    where, line = user_line_here()
+    raise TraceError(f"{where}: `{line}` makes a nested tensor; {_DENSE}: pad it, and pass a mask")
+
+
 def changes_training(path: str, wanted: bool) -> TraceError:
     """The error for `requires_grad_` on a parameter in a forward."""
     where, line = user_line_here()
@@ -95,6 +100,6 @@ def assigns_data() -> TraceError:
     """The error for `tensor.data = ...` in a forward."""
     where, line = user_line_here()
     return TraceError(
-        f"{where}: `{line}` assigns to .data, which a graph cannot hold: keep state in buffers, and "
-        "change parameters in the optimizer"
+        f"{where}: `{line}` assigns to .data, which a graph cannot hold: keep state in buffers, "
+        "and change parameters in the optimizer"
     )

@@ -74,6 +74,10 @@ def kept_state(model: nn.Module, functions: tuple[Any, ...] = ()) -> dict[str, K
     found: dict[str, Kept] = {}
     seen: set[int] = set()
     for path, module in model.named_modules():
+        made = sum(buffer is not None for buffer in module._buffers.values())
+        found[f"{path} buffers"] = Kept(
+            Place(path, module, "_buffers", "attribute"), f"{made} of them"
+        )
         for key in vars(module):
             if key not in _SKIPPED:
                 name = f"{path}.{key}" if path else key
