@@ -349,6 +349,9 @@ class Plan:
     notes: tuple[str, ...] = ()
     versions: dict[str, str] = field(default_factory=dict)
     hash: str = ""
+    """Of what the plan does: of all but what was predicted, noted and found out about it."""
+    seal: str = ""
+    """Of the whole content, this key left out: it shows that a file was edited or damaged."""
 
     @property
     def world_size(self) -> int:
