@@ -315,9 +315,10 @@ class Evidence:
     pruned: dict[str, int] = field(default_factory=dict)
     """What need not be judged, by the reason: bound, memory, dominance."""
     bound_s: float
-    """No plan of the searched space can be faster, by the same cost model."""
+    """No plan of the searched space can be faster, by the same cost model; 0 if that is not known,
+    as where time was up."""
     gap: float
-    """step_s / bound_s - 1."""
+    """step_s / bound_s - 1; 0 where no bound is known."""
     alternatives: tuple[Alternative, ...] = ()
     improved: tuple[Improvement, ...] = ()
     """How the search went."""
