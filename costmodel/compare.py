@@ -11,6 +11,7 @@ from meshwright.costmodel.timeline import Timeline
 from meshwright.ir.errors import MismatchError, PlanError
 from meshwright.ir.measured import CollectiveMeasured, KernelMeasured, Measured, Phase
 from meshwright.ir.plan import Plan, RankMemory
+from meshwright.ir.plan_io import older_hash
 from meshwright.ir.schedule import Work
 from meshwright.ir.verify import check
 
@@ -171,7 +172,8 @@ def _tensors(plan: Plan, stage: int) -> dict[str, int]:
 
 def check_run(plan: Plan, runs: Sequence[Measured]) -> None:
     """MismatchError unless the run is of this plan; PlanError if it has no timed step."""
-    other = next((m.plan for m in runs if m.plan != plan.hash), None)
+    known = (plan.hash, older_hash(plan))
+    other = next((m.plan for m in runs if m.plan not in known), None)
     if other is not None:
         raise MismatchError(
             f"the run is of plan {other[:12]}, this is plan {plan.hash[:12]}; "

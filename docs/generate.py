@@ -55,8 +55,9 @@ def schema_page(schema: Mapping[str, Any]) -> str:
         f"Made by `python docs/generate.py` from the types of `{SCHEMA}`. For editors there is a "
         "JSON Schema: [plan.schema.json](plan.schema.json).",
         "",
-        "Unknown keys are errors. `hash` is the SHA-256 of everything else; after editing by hand "
-        "renew it with `meshwright check plan.json --rehash`. A plan by hand may be much shorter: "
+        "Unknown keys are errors. `hash` is the SHA-256 of what the plan does, `seal` that of all "
+        "that the file says; after editing by hand renew them with `meshwright check plan.json "
+        "--rehash`. A plan by hand may be much shorter: "
         "see [concepts](concepts.md).",
         "",
         *_section("Plan", schema),

@@ -316,9 +316,10 @@ class Evidence:
     pruned: dict[str, int] = field(default_factory=dict)
     """What need not be judged, by the reason: bound, memory, dominance."""
     bound_s: float
-    """No plan of the searched space can be faster, by the same cost model."""
+    """No plan of the searched space can be faster, by the same cost model; 0 if that is not known,
+    as where time was up."""
     gap: float
-    """step_s / bound_s - 1."""
+    """step_s / bound_s - 1; 0 where no bound is known."""
     alternatives: Many[Alternative] = ()
     improved: Many[Improvement] = ()
     """How the search went."""
@@ -350,6 +351,9 @@ class Plan:
     notes: Many[str] = ()
     versions: dict[str, str] = field(default_factory=dict)
     hash: str = ""
+    """Of what the plan does: of all but what was predicted, noted and found out about it."""
+    seal: str = ""
+    """Of the whole content, this key left out: it shows that a file was edited or damaged."""
 
     @property
     def world_size(self) -> int:

@@ -23,6 +23,9 @@ _SORTED = frozenset({"recompute", "saved", "layouts", "parameters", "ops", "vers
 _PLAIN = frozenset({int, float, str})
 _UNSAID = frozenset({"compile", "detail", "improved", "kernels"})
 """What many plans do not have; left out where there is none."""
+_SAID = frozenset({"predicted", "evidence", "notes", "versions"})
+"""What is known of a plan, which decides nothing: a search that a time limit ends may count other
+candidates and yet find the same plan, of the same hash."""
 _FIELDS = tuple(
     field.name
     for kind in vars(types).values()
@@ -65,29 +68,60 @@ def loads(text: str, *, check_hash: bool = True, where: str = "plan") -> Plan:
         raise PlanError(f"{where}: {lines}{more}") from error
     if beyond := [message for _, message in islice(bound_problems(plan), 5)]:
         raise PlanError(f"{where}: {'; '.join(beyond)}")
-    if not check_hash or plan.hash == content_hash(plan):
+    if not check_hash:
         return plan
-    if plan.hash != _hash(data):
+    if (wrong := edited(plan)) and (plan.seal or plan.hash != _older_hash(data)):
         raise PlanError(
-            f"{where}: hash {plan.hash[:12]!r} is not that of the content, "
-            f"{content_hash(plan)[:12]!r}: the plan was edited or damaged. If you edited it, run "
+            f"{where}: {wrong}: the plan was edited or damaged. If you edited it, run "
             f"`meshwright check {where} --rehash`"
         )
     return rehash(plan)
 
 
+def edited(plan: Plan) -> str:
+    """What shows that the plan is not as it was written; empty if nothing does."""
+    fresh = rehash(plan)
+    older = not plan.seal and plan.hash == older_hash(plan)
+    if older or (plan.hash, plan.seal) == (fresh.hash, fresh.seal):
+        return ""
+    if plan.hash != fresh.hash:
+        return f"the hash {plan.hash[:12]!r} is not that of the content, {fresh.hash[:12]!r}"
+    if not plan.seal:
+        return f"there is no seal, {fresh.seal[:12]!r}, of what is said about the plan"
+    return (
+        f"the seal {plan.seal[:12]!r} is not that of the content, {fresh.seal[:12]!r}: what is "
+        "said about the plan is not what was written"
+    )
+
+
 def content_hash(plan: Plan) -> str:
-    """SHA-256 of the canonical JSON of everything but the hash itself."""
-    return _hash(_data(plan))
+    """SHA-256 of the canonical JSON of what the plan does."""
+    return _hash_of(_data(plan))
 
 
-def _hash(data: Any) -> str:
-    return sha256(format_json({**data, "hash": ""}).encode()).hexdigest()
+def older_hash(plan: Plan) -> str:
+    """The hash of files without a seal: of everything in them."""
+    return _older_hash(_data(plan))
+
+
+def _older_hash(data: Any) -> str:
+    return _digest({name: item for name, item in data.items() if name != "seal"} | {"hash": ""})
+
+
+def _hash_of(data: Any) -> str:
+    own = {name: item for name, item in data.items() if name not in _SAID}
+    return _digest(own | {"hash": "", "seal": ""})
+
+
+def _digest(data: Any) -> str:
+    return sha256(format_json(data).encode()).hexdigest()
 
 
 def rehash(plan: Plan) -> Plan:
-    """The plan with the hash of what it says."""
-    return replace(plan, hash=content_hash(plan))
+    """The plan with the hash of what it does and the seal of all that it says."""
+    data = _data(plan)
+    found = _hash_of(data)
+    return replace(plan, hash=found, seal=_digest({**data, "hash": found, "seal": ""}))
 
 
 def json_schema() -> dict[str, Any]:

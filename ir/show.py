@@ -300,8 +300,12 @@ def _evidence(plan: Plan, evidence: Evidence) -> list[RenderableType]:
     seen = "its whole space" if evidence.exhausted else "part of its space"
     found = Text(
         f"found by {evidence.searcher} (seed {evidence.seed}): {evidence.candidates:,} candidates, "
-        f"{evidence.infeasible:,} infeasible, {seen}; no plan is faster than "
-        f"{seconds(evidence.bound_s)}, gap {evidence.gap:.1%}"
+        f"{evidence.infeasible:,} infeasible, {seen}; "
+        + (
+            f"no plan is faster than {seconds(evidence.bound_s)}, gap {evidence.gap:.1%}"
+            if evidence.bound_s
+            else "no bound is known"
+        )
     )
     if not evidence.alternatives:
         return [found]

@@ -38,15 +38,13 @@ def read_plan(path: Path, *, rehash: bool = False) -> Checked:
         plan = plan_io.load(path, check_hash=False)
     except PlanError as error:
         return Checked(None, (Finding("schema", str(error), "`meshwright schema` prints it"),))
-    if plan.hash == plan_io.content_hash(plan):
+    wrong = plan_io.edited(plan)
+    if not wrong:
         return Checked(plan, ())
     if rehash:
         # Whatever was predicted was predicted of another plan.
         return Checked(replace(plan, predicted=None, evidence=None), ())
-    message = (
-        f"the hash {plan.hash[:12]!r} is not that of the content, "
-        f"{plan_io.content_hash(plan)[:12]!r}: the plan was edited or damaged"
-    )
+    message = f"{wrong}: the plan was edited or damaged"
     return Checked(plan, (Finding("hash", message, f"`meshwright check {path} --rehash`"),))
 
 

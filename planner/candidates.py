@@ -25,6 +25,7 @@ from meshwright.ir.plan import (
     model_mesh,
 )
 from meshwright.ir.schedule import Schedule, halves_backwards
+from meshwright.planner.deadline import check_time
 from meshwright.planner.notes import notes_of
 from meshwright.planner.pins.constraints import STAGE_AWARE, pinned
 from meshwright.planner.placed_kernels import put_in
@@ -79,6 +80,7 @@ class Choice:
 
 def build_plan(problem: Problem, choice: Choice, *, predict: bool = True) -> Plan:
     """The whole plan of a choice. Without `predict` it has no times and no memory."""
+    check_time()
     if problem.batch % choice.num_microbatches:
         legal = [m for m in range(1, problem.batch + 1) if problem.batch % m == 0]
         near = min(legal, key=lambda m: abs(m - choice.num_microbatches))

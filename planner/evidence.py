@@ -9,6 +9,8 @@ from meshwright.ir.plan import Evidence, Plan
 from meshwright.ir.plan_io import rehash
 from meshwright.ir.schedule import says_when_to_recompute
 from meshwright.planner.across.bound import lower_bound
+from meshwright.planner.across.run_classes import DEEP
+from meshwright.planner.deadline import TimeUp, until
 from meshwright.planner.finishing.overlap import overlaps
 from meshwright.planner.found import Found
 from meshwright.planner.notes import filled
@@ -22,11 +24,18 @@ ALTERNATIVES = 6
 """Plans of other kinds that a plan tells of."""
 
 
-def with_evidence(problem: Problem, best: Plan, found: Found, searcher: str) -> Plan:
-    """The plan with its evidence, versions and hash."""
+def with_evidence(
+    problem: Problem, best: Plan, found: Found, searcher: str, end: float = float("inf")
+) -> Plan:
+    """The plan with its evidence, versions and hash. A bound that would take longer than to `end`
+    is left out."""
     best = replace(best, notes=(*best.notes, *filled(problem, best)))
     assert best.predicted
-    bound = _bound_s(problem, found)
+    try:
+        with until(end):
+            bound = _bound_s(problem, found)
+    except TimeUp:
+        bound = 0.0
     others = [entry for entry in found.kinds.values() if kind_of(entry[2]) != kind_of(best)]
     others.sort(key=lambda entry: (entry[1] > 0, *entry[0]))
     evidence = Evidence(
@@ -47,6 +56,8 @@ def with_evidence(problem: Problem, best: Plan, found: Found, searcher: str) -> 
 def _bound_s(problem: Problem, found: Found) -> float:
     """What no plan can beat: by the relaxation, or because nothing better is left open."""
     free = with_any_schedule(problem)
+    if found.bound_s is None and len(problem.graph.blocks) > DEEP:
+        return 0.0
     bound_s = lower_bound(free) if found.bound_s is None else found.bound_s
     if found.best and found.best.schedule.name == MADE:
         return float(f"{bound_s:.6g}")  # what was gone through are the schedules of files

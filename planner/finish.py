@@ -12,6 +12,7 @@ from typing import Any
 
 from meshwright.ir.plan import Plan
 from meshwright.planner import finishing
+from meshwright.planner.deadline import check_time
 from meshwright.planner.notes import notes_of
 from meshwright.planner.placed_kernels import put_in
 from meshwright.planner.predict import excess_bytes, predict_plan
@@ -48,6 +49,7 @@ def _is_better(problem: Problem, plan: Plan, than: Plan) -> bool:
 
 def changed(problem: Problem, plan: Plan, **changes: Any) -> Plan:
     """The plan with other fields, predicted anew."""
+    check_time()
     plan = replace(plan, **changes)
     plan = replace(plan, notes=notes_of(problem, plan), kernels=put_in(problem, plan))
     return replace(plan, predicted=predict_plan(problem, plan))

@@ -16,7 +16,10 @@ from meshwright.ir.profile import Profile
 from meshwright.ir.profile_store import load_profile
 from meshwright.ir.trace import trace
 from meshwright.ir.verify import check
+from meshwright.planner.across.first_plans import first_choices
+from meshwright.planner.candidates import build_plan
 from meshwright.planner.collecting import rare_collections
+from meshwright.planner.deadline import TimeUp, check_time, until
 from meshwright.planner.evidence import with_any_schedule, with_evidence
 from meshwright.planner.finish import BEST, CLOSE, finished
 from meshwright.planner.found import Found as Found
@@ -32,6 +35,7 @@ from meshwright.planner.pins.constraints import (
     broken,
     pinned,
 )
+from meshwright.planner.pins.obey import obey
 from meshwright.planner.predict import excess_bytes
 from meshwright.planner.problem import Problem, make_problem
 from meshwright.planner.progress import Progress
@@ -40,6 +44,9 @@ from meshwright.planner.searchers.exhaustive import count
 from meshwright.planner.synthesis.choose import asked_for, possible_s, synthesised
 from meshwright.planner.why import name_of
 
+LATE, LATE_S = 0.25, 2.0
+"""Of the time limit, and in seconds, what may be spent beyond it where there is no plan yet, or to
+say why."""
 SMALL = 1000
 """Choices up to which `auto` tries them all."""
 FINALISTS = 5
@@ -232,39 +239,87 @@ def search_finalists(
 ) -> tuple[Plan, ...]:
     """The best plan, then up to `most - 1` that are predicted to take little more, best first."""
     free = with_any_schedule(problem)
-    name = _searcher(free, searcher)
-    check_logs(problem, name)
     deadline = time.monotonic() + time_limit_s
+    name = _searcher(free, searcher, deadline)
+    check_logs(problem, name)
+    end = deadline + LATE * time_limit_s + LATE_S
     with Progress(name, time_limit_s, show=progress) as shown:
         found = run(free, find_searcher(name)(free), deadline, shown)
+        if found.best is None and not found.exhausted:
+            _take_first(free, found, end, shown)
         if free is not problem:
             found = _all_made(problem, found, deadline)
         elif not is_baseline(name):
-            _make_schedules(problem, found, deadline)
-            _finish_best(problem, found, deadline)
+            _improve(problem, found, deadline)
     if found.best is None:
-        if not found.exhausted:
-            raise Infeasible(
-                f"no plan that fits and meets the pins was found ({found.candidates} looked at, "
-                f"time limit {time_limit_s:g} s); raise time_limit_s or pin decisions, such as tp=1"
-            )
-        # What is left of the constraints may be too much for the searcher that fits all of them.
-        raise explain(
-            problem,
-            found,
-            lambda relaxed: run(relaxed, find_searcher(_searcher(relaxed, searcher))(relaxed)),
-        )
-    best = _finish(problem, found, name)
+        raise _why_none(problem, found, searcher, time_limit_s, end)
+    best = _finish(problem, found, name, end)
     others = (
-        with_evidence(problem, p, replace(found, best=p), name) for p in close_to(best, found)
+        with_evidence(problem, p, replace(found, best=p), name, end) for p in close_to(best, found)
     )
     return (best, *islice(others, most - 1))
 
 
-def _searcher(problem: Problem, name: str) -> str:
+def _searcher(problem: Problem, name: str, deadline: float = float("inf")) -> str:
     if name != "auto":
         return name
-    return "exhaustive" if count(problem, SMALL) <= SMALL else "ilp"
+    if len(problem.graph.blocks) > SMALL:
+        return "ilp"
+    try:
+        with until(deadline):
+            return "exhaustive" if count(problem, SMALL) <= SMALL else "ilp"
+    except TimeUp:
+        return "ilp"
+
+
+def _take_first(problem: Problem, found: Found, end: float, shown: Progress) -> None:
+    """Where time was up before there was a plan: plans of equal stages until one fits."""
+    try:
+        with until(end):
+            for choice in first_choices(problem):
+                _take(problem, Offer(plan=build_plan(problem, obey(problem, choice))), found)
+                shown.update(found.candidates, found.best, found.bound_s)
+                if found.best is not None:
+                    return
+    except TimeUp:
+        return
+
+
+def _improve(problem: Problem, found: Found, deadline: float) -> None:
+    """What is tried on the best plans of a searcher."""
+    try:
+        with until(deadline):
+            _make_schedules(problem, found, deadline)
+            _finish_best(problem, found, deadline)
+    except TimeUp:
+        return
+
+
+def _why_none(
+    problem: Problem, found: Found, searcher: str, time_limit_s: float, end: float
+) -> Infeasible:
+    """Why there is no plan, if the time that is left is enough to say so."""
+    looked = f"({found.candidates} looked at, time limit {time_limit_s:g} s)"
+    if not found.exhausted:
+        return Infeasible(
+            f"no plan that fits and meets the pins was found {looked}; raise time_limit_s or pin "
+            "decisions, such as tp=1"
+        )
+
+    def solve(relaxed: Problem) -> Found:
+        outcome = run(relaxed, find_searcher(_searcher(relaxed, searcher, end))(relaxed), end)
+        if outcome.best is None and not outcome.exhausted and time.monotonic() > end:
+            raise TimeUp
+        return outcome
+
+    try:
+        # What is left of the constraints may be too much for the searcher that fits all of them.
+        return explain(problem, found, solve)
+    except TimeUp:
+        return Infeasible(
+            f"no plan fits and meets the pins {looked}; time was up before it was known which of "
+            "them are in conflict: raise time_limit_s to be told"
+        )
 
 
 def run(
@@ -276,14 +331,15 @@ def run(
     """Takes offers until they end, the deadline passes or Ctrl-C; keeps the best legal plan."""
     found = Found()
     try:
-        for offer in offers:
-            _take(problem, offer, found)
-            if shown:
-                shown.update(found.candidates, found.best, found.bound_s)
-            if time.monotonic() > deadline:
-                break
-        else:
+        with until(deadline):
+            for offer in offers:
+                _take(problem, offer, found)
+                if shown:
+                    shown.update(found.candidates, found.best, found.bound_s)
+                check_time()
             found.exhausted = _is_covered(found)
+    except TimeUp:
+        return found
     except KeyboardInterrupt:
         if found.best is None:
             raise
@@ -387,5 +443,6 @@ def _value(problem: Problem, plan: Plan) -> tuple[float, ...]:
     return (*rating(problem.objective, problem.cluster, plan), float(len(plan.stages)))
 
 
-def _finish(problem: Problem, found: Found, searcher: str) -> Plan:
-    return with_evidence(problem, with_reason(simplest(problem, found), found), found, searcher)
+def _finish(problem: Problem, found: Found, searcher: str, end: float = float("inf")) -> Plan:
+    best = with_reason(simplest(problem, found), found)
+    return with_evidence(problem, best, found, searcher, end)

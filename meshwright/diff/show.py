@@ -11,7 +11,7 @@ from rich.text import Text
 from meshwright.diff.figures import Figure, figures
 from meshwright.diff.rows import Row, structure
 from meshwright.ir.plan import Plan
-from meshwright.ir.plan_io import content_hash
+from meshwright.ir.plan_io import content_hash, rehash
 from meshwright.ir.show import STYLE, seconds, size
 from meshwright.ir.verify import check
 
@@ -38,7 +38,7 @@ def difference(a: Plan, b: Plan, names: Sequence[str] = ("a", "b")) -> Differenc
     check(b)
     rows, found = structure(a, b), figures(a, b)
     same = ""
-    if content_hash(a) == content_hash(b):
+    if rehash(a).seal == rehash(b).seal:
         same = "the plans are equal"
     elif content_hash(_bare(a)) == content_hash(_bare(b)):
         same = "the plans do the same; only what is said about them differs"

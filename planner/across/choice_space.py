@@ -11,6 +11,7 @@ from meshwright.planner.across.relaxation import Frame, group_sizes
 from meshwright.planner.across.shares import balanced_shares
 from meshwright.planner.across.treatments import Treatments
 from meshwright.planner.candidates import Choice, StageChoice
+from meshwright.planner.deadline import check_time
 from meshwright.planner.problem import Problem
 from meshwright.planner.schedule_tools import fits, make_schedule
 from meshwright.planner.space import Mesh, compositions, cuts, meshes, schedules
@@ -40,12 +41,14 @@ class Choices:
         """How many choices a frame has, shares apart; stops soon after `most`."""
         groups = 0
         for sizes in self._sizes(frame):
+            check_time()
             groups += prod(len(self._of(frame, size)) for size in sizes) * len(self.places)
             if groups > most:
                 return groups
         total = 0
         for _, chunks in schedules(self.problem, frame.num_ranks) if groups else ():
             for bounds in cuts(self.problem, frame.num_ranks * chunks):
+                check_time()
                 ends = pairwise(bounds)
                 total += groups * prod(len(self.sets.of(a, b)) for a, b in ends)
                 if total > most:

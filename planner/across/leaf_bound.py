@@ -10,6 +10,7 @@ from typing import NamedTuple
 from meshwright.costmodel.tables import Spot
 from meshwright.planner.across.run_costs import At, RunCosts
 from meshwright.planner.candidates import Choice, StageChoice
+from meshwright.planner.deadline import check_time
 from meshwright.planner.schedule_tools import traits
 
 AGAIN = "full"
@@ -32,6 +33,7 @@ class LeafBound:
         """Each rank works off all micro-batches, the first ranks beginning and ending before the
         last ones; and the first micro-batch goes all the way. `rough`: a lower bound that is
         quicker to get."""
+        check_time()
         schedule = traits(choice.schedule)
         if schedule.early:
             # It may keep what the choice would make again.

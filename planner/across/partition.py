@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from meshwright.planner.across.run_classes import RunClasses
 from meshwright.planner.across.spans import Matrix
 from meshwright.planner.across.stage_options import Fitted
+from meshwright.planner.deadline import check_time
 from meshwright.planner.space import Mesh
 
 
@@ -107,6 +108,7 @@ def solve(
     for stage in range(asked.num_stages):
         found: dict[int, _Row] = {}
         for used, row in rows[-1].items():
+            check_time()
             for size in _sizes(asked, stage, used):
                 _extend(asked, stage, used, size, row, found, measure, join)
         rows.append(found)

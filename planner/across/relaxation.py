@@ -36,6 +36,7 @@ from meshwright.planner.across.rates import BlockRates, Rates
 from meshwright.planner.across.run_costs import At, RunCosts
 from meshwright.planner.across.spans import Matrix
 from meshwright.planner.across.stage_tables import Case, StageTables
+from meshwright.planner.deadline import check_time
 from meshwright.planner.pins.constraints import allowed
 from meshwright.planner.problem import Problem
 from meshwright.planner.schedule_tools import MADE, traits
@@ -148,6 +149,7 @@ class Relaxation:
 
     def bound(self, frame: Frame) -> Bound:
         """Of one frame; infinite where it has no plan at all."""
+        check_time()
         sizes = group_sizes(self.problem, frame.num_ranks)
         if not sizes:
             return Bound(np.inf, ())
@@ -307,6 +309,7 @@ class Relaxation:
         for _ in range(BISECTIONS):
             if high <= low * SAME:
                 break
+            check_time()
             middle = (low + high) / 2
             longer = self._relaxed(frame, ways, behind / middle, ahead)
             if longer.together_s > middle:

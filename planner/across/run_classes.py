@@ -16,8 +16,11 @@ from numpy.typing import NDArray
 
 from meshwright.costmodel.tables import Spot
 from meshwright.ir.graph import Block
+from meshwright.planner.deadline import check_time
 from meshwright.planner.problem import Problem
 
+DEEP = 2000
+"""Blocks up to which there are tables over all runs of them: these grow with the square."""
 KINDS, CUTS = 2500, 64
 """Kinds of runs at most; beyond that, at most so many places to cut."""
 _Link = tuple[tuple[int, int], ...]
@@ -97,6 +100,7 @@ def _classes(problem: Problem, places: Sequence[int]) -> RunClasses:
     examples: list[tuple[int, int]] = []
     count = len(blocks)
     for start in places[:-1]:
+        check_time()
         run = -1
         for stop in range(start + 1, count + 1):
             within = links[stop - 1]

@@ -26,6 +26,7 @@ from meshwright.planner.across.spans import Collectives, Matrix, sums
 from meshwright.planner.across.stage_options import Figures, Options, steps
 from meshwright.planner.across.stage_sync import StageSync, Trained
 from meshwright.planner.across.treatments import Treatments
+from meshwright.planner.deadline import check_time
 from meshwright.planner.space import Mesh
 
 _FEW, _MANY = (10, 10**6), (100, 10**9)
@@ -151,6 +152,7 @@ class StageTables:
         return self._entries[key]
 
     def _entry(self, case: Case, mode: str, link: Link | None, num_microbatches: int) -> Figures:
+        check_time()
         work = self.runs.work(case.at, mode)
         sync, trained, fixed_s, _ = self._fixed_of(case)
         more = sync.per_microbatch_s(trained, work.busy_s, work.backward_s)

@@ -29,6 +29,7 @@ from meshwright.planner.across.ladder import (
     spread_out,
 )
 from meshwright.planner.candidates import recomputable
+from meshwright.planner.deadline import check_time
 from meshwright.planner.problem import Problem
 from meshwright.planner.saved_modes import free_modes, policy_of
 from meshwright.planner.space import recompute_modes
@@ -243,6 +244,7 @@ class Treatments:
         yield from product(*(spread_out(len(g), self._offered(g[0])) for g in groups))
 
     def _ladder(self, groups: Groups) -> Iterator[Step]:
+        check_time()
         numbers = range(len(groups))
         order = sorted(numbers, key=lambda n: (-self._value(groups[n][0]), groups[n][0].name))
         now: list[Modes] = [("",) * len(group) for group in groups]

@@ -9,6 +9,7 @@ from meshwright.costmodel.tables import CostTables
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Graph
 from meshwright.ir.plan import BlockLayout, ModelMesh
+from meshwright.planner.deadline import check_time
 from meshwright.planner.inside.choose import Effort, choose
 from meshwright.planner.inside.cluster_prices import OpTimes, cluster_regime
 from meshwright.planner.inside.data_layout import DataLayout
@@ -77,6 +78,7 @@ class MeshVariants:
         return self.solved[name]
 
     def _solve(self, name: str) -> Found:
+        check_time()
         if not self.model:
             return Found(layouts_of(self.graph, self.data, (), None), 0.0, 0.0)
         recipe = self._recipes.get(name)

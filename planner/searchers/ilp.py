@@ -11,11 +11,13 @@ frames that are still open are then gone through choice by choice, so that nothi
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
+from itertools import islice
 
 import numpy as np
 
 from meshwright.ir.plan import Plan
 from meshwright.planner.across.choice_space import Choices
+from meshwright.planner.across.first_plans import first_choices
 from meshwright.planner.across.frame_search import MESHES, Finalist, FrameSearch
 from meshwright.planner.across.ladder import Treatment
 from meshwright.planner.across.leaf_bound import LeafBound
@@ -23,6 +25,7 @@ from meshwright.planner.across.pinned_meshes import pinned_choices
 from meshwright.planner.across.plain import plain_choices
 from meshwright.planner.across.refine import neighbours, other_schedules, treated
 from meshwright.planner.across.relaxation import Bound, Frame, Relaxation, frames
+from meshwright.planner.across.run_classes import DEEP
 from meshwright.planner.across.run_costs import RunCosts
 from meshwright.planner.candidates import Choice, build_plan
 from meshwright.planner.objectives import rating
@@ -383,5 +386,11 @@ def _plain_s(bound: Bound) -> float:
 
 
 def search(problem: Problem) -> Iterator[Offer]:
-    """Offers whatever may be best, then what is left open."""
-    yield from _Search(problem).run()
+    """Offers whatever may be best, then what is left open. Of models too deep for tables only plans
+    of equal stages."""
+    if len(problem.graph.blocks) <= DEEP:
+        yield from _Search(problem).run()
+        return
+    for choice in islice(first_choices(problem), PLAIN):
+        yield Offer(plan=build_plan(problem, obey(problem, choice)))
+    yield Offer(candidates=0, open_s=0.0)

@@ -11,7 +11,7 @@ from meshwright.ir import plan_io
 from meshwright.ir.canonical import format_json
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Fusion, Missed
-from meshwright.ir.plan import Plan
+from meshwright.ir.plan import Evidence, Plan
 from tests.ir.plans import plan
 
 
@@ -21,7 +21,7 @@ def test_round_trip(tmp_path: Path) -> None:
     read = Plan.load(path)
     assert read == plan_io.rehash(plan())
     assert plan_io.dumps(read) == path.read_text()
-    assert replace(read, hash="") == plan()
+    assert replace(read, hash="", seal="") == plan()
 
 
 def test_text_is_canonical() -> None:
@@ -38,11 +38,11 @@ def test_text_is_canonical() -> None:
     assert '"mesh": {"dp_replicate": 3, "dp_shard": 1, "tp": 1}' in plan_io.dumps(other)
 
 
-def test_one_change_is_one_line_and_the_hash() -> None:
+def test_one_change_is_one_line_the_hash_and_the_seal() -> None:
     one = plan_io.dumps(plan()).splitlines()
     other = plan_io.dumps(plan(optimizer="sgd")).splitlines()
     changed = [a for a, b in zip(one, other, strict=True) if a != b]
-    assert [line.split(":")[0].strip() for line in changed] == ['"optimizer"', '"hash"']
+    assert [line.split(":")[0].strip() for line in changed] == ['"optimizer"', '"hash"', '"seal"']
 
 
 def edited(**changes: object) -> str:
@@ -91,6 +91,37 @@ def test_edited_by_hand(tmp_path: Path) -> None:
     assert plan_io.load(path).optimizer == "sgd"
 
 
+def test_the_hash_covers_what_a_plan_does() -> None:
+    first = plan_io.rehash(evident(10))
+    second = plan_io.rehash(evident(11))
+    assert first.hash == second.hash and first.seal != second.seal
+    noted = replace(first, notes=("seen",), versions={"torch": "9"}, predicted=None)
+    assert plan_io.content_hash(noted) == first.hash
+    assert plan_io.content_hash(replace(first, optimizer="sgd")) != first.hash
+    assert plan_io.content_hash(replace(first, num_microbatches=1)) != first.hash
+
+
+def evident(candidates: int) -> Plan:
+    found = Evidence(
+        searcher="ilp", seed=0, candidates=candidates, infeasible=0, exhausted=False, bound_s=1.0,
+        gap=0.0,
+    )  # fmt: skip
+    return replace(plan(), evidence=found)
+
+
+@pytest.mark.parametrize("key", ["candidates", "seal"])
+def test_edited_evidence_is_seen(key: str) -> None:
+    data = json.loads(plan_io.dumps(evident(10)))
+    if key == "seal":
+        data["seal"] = ""
+    else:
+        data["evidence"]["candidates"] = 99
+    with pytest.raises(PlanError, match="no seal" if key == "seal" else "the seal .* is not that"):
+        plan_io.loads(format_json(data))
+    again = plan_io.rehash(plan_io.loads(format_json(data), check_hash=False))
+    assert plan_io.loads(plan_io.dumps(again)) == again
+
+
 def test_unreadable_files(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="cannot be read"):
         plan_io.load(tmp_path / "absent.json")
@@ -111,7 +142,7 @@ def test_schema_names_every_field_and_forbids_others() -> None:
 def test_a_plan_of_an_older_version_has_the_defaults_of_keys_that_it_lacks() -> None:
     now = plan_io.rehash(plan())
     data = {**json.loads(plan_io.dumps(now)), "hash": ""}
-    del data["max_grad_norm"]
+    del data["max_grad_norm"], data["seal"]  # older ones had none, and a hash of everything
     data["hash"] = sha256(format_json(data).encode()).hexdigest()
     assert data["hash"] != now.hash
     assert plan_io.loads(format_json(data)) == now

@@ -1,0 +1,139 @@
+"""Plans that are found at once: every stage alike, blocks in equal parts, ranked by a rough guess.
+
+They need no tables over runs of blocks, whose size grows with the square of the blocks: they are
+what is left of a search whose time is up, and what is tried of models too deep for tables.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil, prod
+
+from meshwright.costmodel.block import BlockCost
+from meshwright.costmodel.memory import training_state
+from meshwright.costmodel.tables import Spot
+from meshwright.ir.plan import ModelMesh
+from meshwright.planner.candidates import Choice, recomputable, uniform_choice
+from meshwright.planner.deadline import check_time
+from meshwright.planner.problem import Problem
+from meshwright.planner.schedule_tools import USUAL
+from meshwright.planner.space import (
+    Mesh,
+    meshes,
+    microbatch_counts,
+    pipeline_sizes,
+    recompute_modes,
+    schedules,
+)
+
+COUNTS = 6
+"""Numbers of micro-batches that are tried for each number of stages."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A plan in a few words."""
+
+    ranks: int
+    mesh: Mesh
+    count: int
+    again: bool
+
+
+def first_choices(problem: Problem) -> Iterator[Choice]:
+    """The most promising first: those that should fit by their guessed step, then the others."""
+    guess = _Guess(problem)
+    ranked = sorted(
+        ((*guess.of(draft), number, draft) for number, draft in enumerate(_drafts(problem))),
+        key=lambda item: item[:3],
+    )
+    for *_, draft in ranked:
+        check_time()
+        yield _choice(problem, draft)
+
+
+def _drafts(problem: Problem) -> Iterator[_Draft]:
+    devices = problem.cluster.num_devices
+    counts = microbatch_counts(problem)
+    for ranks in pipeline_sizes(problem):
+        if devices % ranks or not any(chunks == 1 for _, chunks in schedules(problem, ranks)):
+            continue
+        wanted = [n for n in counts if n >= 2 * ranks] or list(counts[-1:])
+        for count in (counts[:1] if ranks == 1 else ()) + tuple(wanted[:COUNTS]):
+            for mesh in meshes(problem, devices // ranks, problem.batch // count):
+                check_time()
+                if not (mesh.variant or mesh.prefetch or mesh.dp_inside) and len(mesh.model) < 2:
+                    for again in recompute_modes(problem):
+                        yield _Draft(ranks, mesh, count, again)
+
+
+def _choice(problem: Problem, draft: _Draft) -> Choice:
+    mesh = draft.mesh
+    names = [name for name, chunks in schedules(problem, draft.ranks) if chunks == 1]
+    return uniform_choice(
+        problem, pp=draft.ranks, dp_replicate=mesh.dp_replicate, dp_shard=mesh.dp_shard,
+        model=mesh.model, zero=mesh.zero, num_microbatches=draft.count,
+        schedule=USUAL if USUAL in names else names[0],
+        recompute="full" if draft.again else "none",
+    )  # fmt: skip
+
+
+class _Guess:
+    """About what drafts need, from one block of each kind."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem, self.graph = problem, problem.graph
+        self._costs: dict[tuple[ModelMesh, int], tuple[tuple[BlockCost, int, bool], ...]] = {}
+
+    def of(self, draft: _Draft) -> tuple[bool, float]:
+        """Whether it needs too much memory, and the seconds of a step."""
+        mesh, samples = draft.mesh, ceil(self.problem.batch / draft.count / draft.mesh.dp)
+        held = busy = worked = stored = trained = 0.0
+        for cost, number, treated in self._of(mesh.model, samples):
+            again = treated and draft.again
+            cost = cost.recomputed() if again else cost
+            busy += number * (cost.forward_s + cost.backward_s)
+            held += number * (cost.saved_bytes + sum(cost.saved_inputs))
+            worked = max(worked, cost.workspace_bytes)
+            stored += number * sum(cost.param_bytes)
+        trained = stored * self._trained_share
+        state = training_state(
+            int(stored / draft.ranks), int(trained / draft.ranks),
+            optimizer=self.problem.optimizer, zero=mesh.zero, dp_shard=mesh.dp_shard,
+        )  # fmt: skip
+        flight = min(draft.count, draft.ranks)
+        needed = state.parameters_bytes + state.gradients_bytes + state.optimizer_bytes
+        needed += int(held * flight / draft.ranks + worked)
+        step_s = busy / draft.ranks * (draft.count + draft.ranks - 1)
+        return needed > self._room, step_s
+
+    @cached_property
+    def _room(self) -> int:
+        return self.problem.room_bytes(tuple(range(self.problem.cluster.num_devices)))
+
+    @cached_property
+    def _trained_share(self) -> float:
+        sizes = [(t.numel, t.requires_grad) for t in self.graph.parameters]
+        return sum(n for n, trained in sizes if trained) / max(1, sum(n for n, _ in sizes))
+
+    def _of(self, model: ModelMesh, samples: int) -> tuple[tuple[BlockCost, int, bool], ...]:
+        """(cost, how many such blocks, whether they can be recomputed) on the slowest device."""
+        if (model, samples) not in self._costs:
+            tables, blocks = self.problem.tables, self.graph.distinct_blocks()
+            levels = tables.model_levels(tuple(range(prod(size for _, size in model))), model)
+            layouts = {layout.pattern: layout for layout in self.problem.layouts(model)}
+            again = frozenset(recomputable(self.graph, self.graph.blocks))
+            found = []
+            for block in blocks:
+                check_time()
+                each = [
+                    tables.block(
+                        block, layouts[block.pattern], Spot(samples, 1, model, name, (), levels)
+                    )
+                    for name in dict.fromkeys(tables.device_names)
+                ]
+                slowest = max(each, key=lambda cost: cost.forward_s + cost.backward_s)
+                number = self.graph.pattern_counts[block.pattern]
+                found.append((slowest, number, block.pattern in again))
+            self._costs[model, samples] = tuple(found)
+        return self._costs[model, samples]

@@ -1,0 +1,60 @@
+"""A search ends when its time is up, whatever it is doing, and leaves a plan if there is one."""
+
+import time
+
+import pytest
+
+from meshwright.ir.errors import Infeasible
+from meshwright.ir.plan_io import dumps, loads
+from meshwright.planner.across import run_classes
+from meshwright.planner.deadline import TimeUp, check_time, until
+from meshwright.planner.problem import make_problem
+from meshwright.planner.search import search_problem
+from tests.planner.chains import chain, machine, problem
+
+SLACK_S = 4.0
+"""For the step that goes on when time is up, beside a quarter of the limit; machines are shared."""
+
+
+def test_a_plan_is_left_where_tables_take_longer_than_there_is() -> None:
+    asked = problem(1200, 8, 4)
+    began = time.monotonic()
+    plan = search_problem(asked, "ilp", time_limit_s=0.5)
+    assert time.monotonic() - began < 0.5 * 1.25 + SLACK_S
+    assert not plan.verify(asked.graph, asked.cluster)
+    assert plan.evidence and not plan.evidence.exhausted
+    known = plan.evidence.bound_s
+    assert 0 <= known <= plan.predicted.step_s if plan.predicted else False
+    assert loads(dumps(plan)).hash == plan.hash
+
+
+def test_models_too_deep_for_tables_get_equal_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = make_problem(chain(2500, 8), machine(4), precision="fp32", optimizer="sgd")
+    assert len(deep.graph.blocks) > run_classes.DEEP
+    began = time.monotonic()
+    plan = search_problem(deep, time_limit_s=3)
+    assert time.monotonic() - began < 3 * 1.25 + SLACK_S
+    assert not plan.verify(deep.graph, deep.cluster)
+    assert plan.evidence and plan.evidence.bound_s == 0 and not plan.evidence.exhausted
+    assert "no bound is known" in str(plan)
+
+
+def test_pins_hold_where_time_is_up() -> None:
+    asked = problem(1200, 8, 4, "pp=2", "recompute=full", "schedule=gpipe")
+    plan = search_problem(asked, "ilp", time_limit_s=0.3)
+    assert len(plan.schedule.rows) == 2 and plan.schedule.name == "gpipe"
+    assert all("full" in stage.recompute.values() for stage in plan.stages)
+
+
+def test_what_fits_nowhere_ends_in_time() -> None:
+    began = time.monotonic()
+    with pytest.raises(Infeasible):
+        search_problem(problem(600, 8, 4, "memory<=1MB"), time_limit_s=1)
+    assert time.monotonic() - began < 1.25 + SLACK_S
+
+
+def test_the_earlier_deadline_counts() -> None:
+    check_time()
+    with until(time.monotonic() - 1), until(time.monotonic() + 99), pytest.raises(TimeUp):
+        check_time()
+    check_time()
