@@ -16,7 +16,7 @@ from meshwright.codegen.sharded import update
 from meshwright.codegen.site import Device, Form, In, Site
 from meshwright.ir.conversions import COMMUNICATES, Conversion, Primitive
 from meshwright.ir.errors import PlanError
-from meshwright.ir.graph import DTYPE_BYTES, Graph, Op
+from meshwright.ir.graph import DTYPE_BYTES, Graph, Kind, Op
 from meshwright.ir.images import last_format
 from meshwright.ir.keeping import operands_key
 from meshwright.ir.layout import (
@@ -31,8 +31,10 @@ from meshwright.ir.layout import (
     local_shape,
 )
 from meshwright.ir.nesting import local_split
+from meshwright.ir.operators import operator
 from meshwright.ir.paths import path
 from meshwright.ir.placed.spots import Spot
+from meshwright.ir.torch_private import makes_view
 
 Placed = tuple[Placement, ...]
 """One placement per axis, in the order of the builder's axes."""
@@ -243,11 +245,29 @@ class Builder:
         joint.add(self, kernel, spot, strategies)
         self._mark(before, spot.op.key)
 
-    def finish(self, outputs: Sequence[tuple[str, Layout]]) -> fx.GraphModule:
-        """The module that returns these values in these placements."""
-        self.fx.output(tuple(self.need(name, layout) for name, layout in outputs))
+    def finish(
+        self, outputs: Sequence[tuple[str, Layout]], *, apart: bool = False
+    ) -> fx.GraphModule:
+        """The module that returns these values in these placements; `apart` from parameters, whose
+        memory is not there once the block is over."""
+        nodes = [
+            self.fx.call_function(torch.ops.aten.clone.default, (node,))
+            if apart and self._is_parameter(name)
+            else node
+            for name, layout in outputs
+            for node in (self.need(name, layout),)
+        ]
+        self.fx.output(tuple(nodes))
         self.fx.lint()
         return fx.GraphModule(nn.Module(), self.fx)
+
+    def _is_parameter(self, name: str) -> bool:
+        """Whether it is a parameter, or a view of one."""
+        while (op := self.graph.producer.get(name)) and op.inputs:
+            if not makes_view(operator(op.target)):
+                return False
+            name = op.inputs[0]
+        return self.graph.tensors[name].kind is Kind.PARAMETER
 
 
 def _changes_in_place(op: Op) -> bool:

@@ -144,7 +144,9 @@ def _code(
             builder.add_joint(*found[op.key], partial(strategies, layout))
         elif op.key not in others:
             builder.add_op(op, strategies(layout, op))
-    return BlockCode(block.pattern, builder.finish(tuple(zip(block.outputs, outputs, strict=True))))
+    made = tuple(zip(block.outputs, outputs, strict=True))
+    apart = at.plan.stages[at.stage].zero == 3
+    return BlockCode(block.pattern, builder.finish(made, apart=apart))
 
 
 def _overlapped(

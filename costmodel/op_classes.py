@@ -19,7 +19,7 @@ _NAMES = {
     "cross_entropy_total nll_loss "
     "nll_loss_nd",
     OpClass.REDUCTION: "sum mean amax amin max min argmax argmin cumsum cumprod norm linalg_vector_"
-    "norm var var_mean std std_mean prod any all count_valid topk sort argsort logsumexp histc "
+    "norm var var_mean std std_mean prod any all count_valid count_rows topk sort argsort logsumexp histc "
     "max_pool1d max_pool2d max_pool2d_with_indices avg_pool1d avg_pool2d adaptive_avg_pool1d "
     "adaptive_avg_pool2d mse_loss l1_loss smooth_l1_loss binary_cross_entropy "
     "binary_cross_entropy_with_logits",
@@ -29,7 +29,7 @@ _NAMES = {
     "dropout native_dropout bernoulli rand rand_like logsigmoid gelu_ silu_ swiglu "
     "bias_gelu bias_gelu_dropout",
     OpClass.COPY: "clone contiguous cat concat stack copy copy_ repeat repeat_interleave roll pad "
-    "constant_pad_nd _to_copy to flip tril triu im2col",
+    "divide_gradient constant_pad_nd _to_copy to flip tril triu im2col",
     OpClass.VIEW: "view reshape _unsafe_view view_as reshape_as expand expand_as detach detach_ "
     "alias split split_with_sizes chunk unbind select slice squeeze unsqueeze transpose "
     "swapaxes t permute movedim flatten unflatten unfold diagonal narrow lift_fresh_copy getitem "

@@ -65,7 +65,7 @@ class Ref:
         return f"%{self.name}"
 
 
-Arg = Ref | int | float | bool | str | None | tuple["Arg", ...]
+Arg = Ref | int | float | complex | bool | str | None | tuple["Arg", ...]
 """An argument: tensors as Ref, dtypes as their name ("float32"), everything else as itself.
 Lists are tuples; device, layout and memory-format arguments are dropped (None)."""
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import torch
 
+from meshwright.ir.frequency import count_frequencies
 from meshwright.ir.functional import functionalise
 from meshwright.ir.graph import Arg, Kind, Ref
 from meshwright.ir.ops import COUNT_VALID, CROSS_ENTROPY_SUM
@@ -16,8 +17,8 @@ aten = torch.ops.aten
 
 def simplify(raw: Raw) -> Raw:
     """The passes, in order; each takes and returns the whole step."""
-    for rewrite in (functionalise, _canonical, _split_mean_cross_entropy, _drop_identities,
-                    _mark_gradients, _drop_detach, drop_dead):  # fmt: skip
+    for rewrite in (functionalise, _canonical, _split_mean_cross_entropy, count_frequencies,
+                    _drop_identities, _mark_gradients, _drop_detach, drop_dead):  # fmt: skip
         raw = rewrite(raw)
     return raw
 

@@ -172,7 +172,7 @@ def _fingerprint(ops: Sequence[Op], tensors: dict[str, Tensor]) -> str:
         if op.target.split(".")[1] in _SHAPE_ONLY:
             number[op.outputs[0]] = number[op.inputs[0]]
             continue
-        constants = [v for _, v in op.args if isinstance(v, str | bool | float)]
+        constants = [v for _, v in op.args if isinstance(v, str | bool | float | complex)]
         described.append((op.target, [number[n] for n in op.inputs], constants))
         for index, output in enumerate(op.outputs):
             number[output] = f"{len(described)}.{index}"

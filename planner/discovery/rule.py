@@ -15,7 +15,7 @@ from meshwright.ir.torch_private import written_arguments
 from meshwright.planner.discovery.apart import explore_apart
 from meshwright.planner.discovery.found import Cut, Found
 from meshwright.planner.discovery.probe import confirm
-from meshwright.planner.discovery.sample import LARGEST, sample, shrunk
+from meshwright.planner.discovery.sample import LARGEST, sample, samples, shrunk
 from meshwright.planner.discovery.store import load, save
 from meshwright.planner.discovery.trial import numbered
 from meshwright.planner.inside.rules import Dims, Rule, input_shapes, make_rule, output_shapes
@@ -49,9 +49,10 @@ def _found(op: Op, graph: Graph) -> Found:
 
 
 def _tried(op: Op, graph: Graph, key: Mapping[str, Any]) -> Found:
-    small = sample(op, graph)
-    if small is None:
+    drawn = samples(op, graph)
+    if not drawn:
         return Found()
+    small, *others = drawn
     found = load(key)
     if found is None:
         found = explore_apart(small)
@@ -59,6 +60,8 @@ def _tried(op: Op, graph: Graph, key: Mapping[str, Any]) -> Found:
     else:
         # The operator may have changed since; and a file can be edited.
         found = confirm(small, found)
+    for other in others:
+        found = confirm(other, found)
     shapes = input_shapes(op, graph)
     if sum(map(prod, shapes)) <= LARGEST and tuple(x.shape for x in small.trial.inputs) != shapes:
         own = sample(op, graph, shapes)

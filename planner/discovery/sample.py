@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from meshwright.ir.graph import Graph, Op
+from meshwright.ir.graph import Tensor as GraphTensor
 from meshwright.planner.discovery.trial import CannotRun, Trial, numbered
 
 Shape = tuple[int, ...]
@@ -15,6 +16,10 @@ SMALLEST, STEP = 4, 2
 LARGEST = 1 << 20
 """Elements up to which an op is tried at its own sizes."""
 SEED = 11
+DRAWS = ("normal", "positive", "unit", "signs", "wide")
+"""How floats are drawn: many an op takes only some of them (logarithms, probabilities), is zero for
+others (a loss whose targets are 1 or -1), or changes beyond a threshold."""
+WIDE = 6.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,19 +32,28 @@ class Sample:
 
 def sample(op: Op, graph: Graph, at: tuple[Shape, ...] = ()) -> Sample | None:
     """The op on the smallest tensors that it takes, or `at` these; None if it cannot be tried."""
-    shapes = tuple(graph.tensors[name].shape for name in op.inputs)
+    return next(iter(samples(op, graph, at)), None)
+
+
+def samples(op: Op, graph: Graph, at: tuple[Shape, ...] = ()) -> tuple[Sample, ...]:
+    """The op on tensors of these sizes, drawn in every way from which something can be learned."""
+    for sizes in (at,) if at else _tried(tuple(graph.tensors[name].shape for name in op.inputs)):
+        drawn = (_try(op, graph, sizes, draw) for draw in DRAWS)
+        found = tuple(x for x in drawn if x is not None and _is_telling(op, graph, x))
+        if found:
+            return found
+    return ()
+
+
+def _is_telling(op: Op, graph: Graph, found: Sample) -> bool:
+    """Whether what it made is as the graph says, finite, and more than zeros: those of all parts
+    add up to those of the whole whatever the op does."""
     wanted = tuple(len(graph.tensors[name].shape) if name else 0 for name in op.outputs)
-    for sizes in (at,) if at else _tried(shapes):
-        for positive in (False, True):
-            found = _try(op, graph, sizes, positive)
-            if found is None:
-                break
-            ranks = tuple(0 if x is None else x.ndim for x in found.outputs)
-            same = all(a == b or x is None
-                       for a, b, x in zip(ranks, wanted, found.outputs, strict=True))  # fmt: skip
-            if same and all(x is None or _is_finite(x) for x in found.outputs):
-                return found
-    return None
+    pairs = zip(wanted, found.outputs, strict=True)
+    return all(
+        x is None or (x.ndim == rank and _is_finite(x) and (not differs(x) or bool(x.any())))
+        for rank, x in pairs
+    )
 
 
 def _tried(shapes: tuple[Shape, ...]) -> Iterator[tuple[Shape, ...]]:
@@ -57,10 +71,10 @@ def shrunk(shapes: tuple[Shape, ...]) -> tuple[Shape, ...]:
     return tuple(tuple(new.get(n, n) for n in shape) for shape in shapes)
 
 
-def _try(op: Op, graph: Graph, shapes: tuple[Shape, ...], positive: bool) -> Sample | None:
-    generator = torch.Generator().manual_seed(SEED)
+def _try(op: Op, graph: Graph, shapes: tuple[Shape, ...], draw: str) -> Sample | None:
+    generator = torch.Generator().manual_seed(SEED + DRAWS.index(draw))
     inputs = tuple(
-        _drawn(shape, graph.tensors[name].dtype, positive, generator)
+        _drawn(shape, graph.tensors[name], draw, generator)
         for name, shape in zip(op.inputs, shapes, strict=True)
     )
     live = tuple(
@@ -78,15 +92,28 @@ def _try(op: Op, graph: Graph, shapes: tuple[Shape, ...], positive: bool) -> Sam
     return Sample(trial, outputs) if pure and _equal(outputs, again) else None
 
 
-def _drawn(shape: Shape, dtype: str, positive: bool, generator: torch.Generator) -> Tensor:
-    kind = getattr(torch, dtype)
-    if kind.is_floating_point:
-        made = torch.randn(shape, generator=generator, dtype=torch.float64)
-        return made.abs() + 0.1 if positive else made
-    if kind.is_complex:
-        return torch.randn(shape, generator=generator, dtype=torch.complex128)
+def _drawn(shape: Shape, like: GraphTensor, draw: str, generator: torch.Generator) -> Tensor:
+    kind = getattr(torch, like.dtype)
+    if kind.is_floating_point or kind.is_complex:
+        wide = torch.complex128 if kind.is_complex else torch.float64
+        made = torch.randn(shape, generator=generator, dtype=wide)
+        return made if kind.is_complex and draw != "wide" else _as(draw, made, like.requires_grad)
     # Indices of what they may look up: all dims have two elements or one.
     return torch.randint(2, shape, generator=generator).to(kind)
+
+
+def _as(draw: str, made: Tensor, live: bool) -> Tensor:
+    """Normal numbers as another kind of them."""
+    match draw:
+        case "positive":
+            return made.abs() + 0.1
+        case "unit":
+            return made.sigmoid()
+        case "signs":
+            return made if live else made.sign()
+        case "wide":
+            return made * WIDE
+    return made
 
 
 def differs(x: Tensor) -> bool:

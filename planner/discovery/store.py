@@ -10,7 +10,7 @@ from typing import Any
 from meshwright.ir.digest import digest
 from meshwright.planner.discovery.found import Cut, Found
 
-VERSION = 1
+VERSION = 2
 
 
 def folder() -> Path:

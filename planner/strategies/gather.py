@@ -27,17 +27,18 @@ def rule(op: Op, graph: Graph) -> Rule | None:
 def _embedding(op: Op, graph: Graph) -> Rule:
     """weight[v, d], indices[...] -> [..., d]; rows that another rank owns count as zero."""
     index = letters("i", len(input_shapes(op, graph)[1]))
-    whole = {"v"} if given(op, "scale_grad_by_freq") or given(op, "sparse") else set()
+    whole = {"v"} if given(op, "sparse") else set()
     return make_rule(
         op, graph, [(("v",), ("d",)), index], [(*index, ("d",))], plain="v", whole=whole
     )
 
 
 def _embedding_bag(op: Op, graph: Graph) -> Rule | None:
-    """weight[v, d], indices[n], offsets[b] -> [b, d]: bags of equal length may be split."""
+    """weight[v, d], indices[n], offsets[b] (weights[n]) -> [b, d]: bags of equal length may be
+    split, unless gradients are divided by how often the whole batch looks up a row."""
     shapes = input_shapes(op, graph)
-    if len(shapes) != 3 or len(shapes[1]) != 1:
-        return None
+    if len(shapes) not in (3, 4) or len(shapes[1]) != 1 or given(op, "scale_grad_by_freq"):
+        return _whole(op, graph)
     bags = shapes[2][0] - bool(given(op, "include_last_offset"))
     whole = (
         {"s"} if given(op, "mode") == 2 or given(op, "padding_idx", -1) not in (None, -1) else set()
@@ -47,16 +48,26 @@ def _embedding_bag(op: Op, graph: Graph) -> Rule | None:
         outs.append(letters(f"o{i}_", len(shape)))
     whole |= {f for dims in outs[1:] for d in dims for f in d}
     regular = shapes[1][0] % max(bags, 1) == 0 and not given(op, "include_last_offset")
+    scale: list[Dims] = [(("n",),)] * (len(shapes) - 3)
     if not regular:
-        inputs: list[Dims] = [(("v",), ("d",)), (("n",),), (("k",),)]
+        inputs: list[Dims] = [(("v",), ("d",)), (("n",),), (("k",),), *scale]
         whole |= {"n", "k", "b"}
         return make_rule(op, graph, inputs, outs, plain="v", whole=whole)
     length = shapes[1][0] // bags
     sizes = {"b": bags, "l": length}
-    inputs = [(("v",), ("d",)), (("b",) * (bags > 1) + ("l",) * (length > 1),), (("b",),)]
+    items = (("b",) * (bags > 1) + ("l",) * (length > 1),)
+    inputs = [(("v",), ("d",)), items, (("b",),), *([items] if scale else [])]
     return make_rule(
         op, graph, inputs, outs, sizes=sizes, plain="v", whole=whole | {"l"}, batch="b"
     )
+
+
+def _whole(op: Op, graph: Graph) -> Rule:
+    """Nothing of it may be split; it is not to be tried, as its indices mean more than rows."""
+    shapes = (*input_shapes(op, graph), *output_shapes(op, graph))
+    dims = [letters(f"w{i}_", len(shape)) for i, shape in enumerate(shapes)]
+    count, every = len(op.inputs), {f for each in dims for d in each for f in d}
+    return make_rule(op, graph, dims[:count], dims[count:], whole=every)
 
 
 def _index(op: Op, graph: Graph) -> Rule | None:
