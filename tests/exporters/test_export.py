@@ -62,8 +62,8 @@ def test_shell_scripts_parse(target):
 
 
 def test_slurm_asks_for_no_signal_that_nothing_needs():
-    """At the time limit Slurm itself sends SIGTERM: ranks of `meshwright run` end with it, and other
-    scripts would only be stopped early."""
+    """At the time limit Slurm itself sends SIGTERM: ranks of `meshwright run` end with it, and
+    other scripts would only be stopped early."""
     assert "--signal" not in exported("slurm").text
 
 
