@@ -305,13 +305,14 @@ def _kept(folder: Path) -> str:
     for name in names:
         (folder / name).mkdir()
         (folder / name / "mine").write_text("!")
+    theirs = set(folder.rglob("*"))
     job.save(folder)
     shutil.copytree(folder / "step-00000000", folder / "step-00000003")
     (folder / "step-00000003" / "thesis.tex").write_text("!")
-    before = {p for p in folder.rglob("*") if p.parent.name != "step-00000000"}
+    theirs |= set((folder / "step-00000003").rglob("*"))
     job.step(inputs())
     job.save(folder)
-    gone = {p for p in before if not p.exists() and p.name != "step-00000000"}
+    gone = {p for p in theirs if not p.exists()}
     assert not gone, f"removed: {sorted(p.name for p in gone)}"
     return "kept"
 
