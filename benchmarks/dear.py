@@ -150,6 +150,8 @@ _TEXT = """\
 Samples per second, measured / predicted. Gradients and their order are traced from the models at
 full size; relative times by our formulas for an RTX 2080 Ti, scaled to the measured speed of one
 GPU. The channel is the simulator's. No WFBP or MG-WFBP row is used for anything but comparing.
+The order of messages is the benchmark's (`dear_schedules`), not that of a plan: these are no
+figures of `plan.predicted`.
 
 ## Constants from rows without overlap
 

@@ -171,6 +171,7 @@ def report() -> str:
         "# timm's image classifiers on RTX 3090, predicted",
         "",
         f"{date.today()}, `python -m benchmarks.published_timm`.",
+        "The route is a user's: trace, plan, `plan.predicted`, from the preset `rtx3090` as it is.",
         "",
         f"All: {_summed([e for some in off.values() for e in some])}",
         *(f"{name}: {_summed(some)}" for name, some in off.items()),

@@ -4,9 +4,12 @@ import gzip
 import json
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from meshwright.cli import app, main
@@ -111,6 +114,34 @@ def test_run_starts_its_ranks_and_leaves_a_run_directory(plan_file, tmp_path, ca
     assert all(m.memory.tensors for m in measured.load_run(tmp_path / "run"))
     assert invoke("compare", str(plan_file), str(tmp_path / "run")) == 0
     assert "predicted" in capsys.readouterr().out
+
+
+def _wait_for(condition: Callable[[], bool], limit_s: float) -> None:
+    until = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_a_killed_run_leaves_no_rank_and_a_whole_run_directory(plan_file, tmp_path):
+    """The system ends torchrun for it, and torchrun asks the ranks, which end after their step."""
+    folder, log = tmp_path / "run", tmp_path / "run" / "metrics.jsonl"
+    command = [sys.executable, "-m", "meshwright", "run", str(plan_file), GPT2]
+    command += ["--steps", "1000000", "-o", str(folder), "--log", "jsonl"]
+    parent = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
+    try:
+        _wait_for(lambda: log.exists() and log.read_text().count("\n") > 2, 100)
+        others = psutil.Process(parent.pid).children(recursive=True)
+        assert len(others) == 3
+    finally:
+        parent.kill()
+    parent.wait()
+    _wait_for(lambda: not any(p.is_running() for p in others), 40)
+    steps = log.read_text().count("\n")
+    for rank in range(2):
+        rows = (folder / f"steps_rank{rank}.jsonl").read_text().splitlines()
+        assert abs(len(rows) - steps) <= 1
+    assert len(measured.load_run(folder)) == 2
 
 
 def test_a_run_directory_keeps_to_one_plan(plan_file, tmp_path):

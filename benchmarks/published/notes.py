@@ -2,9 +2,17 @@
 
 HEAD = """# Published training runs, predicted
 
+**This is not the accuracy of what `meshwright search` predicts.** The times and memory here come
+from a second model, in `benchmarks/published`: it describes the layers, the kernels, the overlap
+and the memory of each stack that ran (Megatron-LM, nanotron, NeMo and others), not our runtime,
+and of some jobs it also takes the network that the job itself had measured before it ran. With
+the product it shares the presets of devices and links, the formulas of products and collectives
+and the simulator of a step. Until there is one model, figures of `plan.predicted` itself are on
+these pages: accuracy.md and fastest.md (CPU), published_ddp.md, published_timm.md and
+published_wresnet.md (GPUs).
+
 `python -m benchmarks.published REPORT_DIR benchmarks/tables -o docs/results/published.md` predicts
-every row that can be predicted with the project's cost model and presets, and counts the others
-with their reasons.
+every row that this second model can predict, and counts the others with their reasons.
 Constants come from the calibration part of the tables, data sheets, sources of the stacks or stated
 assumptions; no number is fitted to these rows. Mechanisms that were found with them in view are
 listed at the end: for those this page is no blind test. Errors are relative; above zero means

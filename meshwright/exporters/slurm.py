@@ -21,7 +21,6 @@ def _text(request: Request, shape: LaunchShape) -> str:
 {_devices(shape)}
 #SBATCH --exclusive
 #SBATCH --output=%x-%j.out
-#SBATCH --signal=TERM@120
 set -euo pipefail
 export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-1}}"
 export MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"

@@ -61,6 +61,12 @@ def test_shell_scripts_parse(target):
         assert done.returncode == 0, done.stderr
 
 
+def test_slurm_asks_for_no_signal_that_nothing_needs():
+    """At the time limit Slurm itself sends SIGTERM: ranks of `meshwright run` end with it, and
+    other scripts would only be stopped early."""
+    assert "--signal" not in exported("slurm").text
+
+
 def test_slurm_hands_the_command_on_as_it_is(tmp_path):
     text = exported("slurm", command=("-m", "meshwright", "run", "p.json", 'hf:X{"a": 1}')).text
     stubs = (

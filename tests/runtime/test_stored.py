@@ -366,7 +366,9 @@ def test_only_our_own_folders_are_removed(tmp_path: Path) -> None:
     for name in ("step-by-step-notes", "step-00000010-backup", "step-00000005", "step-6"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "mine").write_text("!")
+    first = set(tmp_path.rglob("*"))
     job.save(tmp_path)
+    assert first < set(tmp_path.rglob("*"))
     shutil.copytree(tmp_path / STEP, tmp_path / "step-00000003")
     (tmp_path / "step-00000003" / "notes.txt").write_text("!")
     shutil.copytree(tmp_path / STEP, tmp_path / "outside")
