@@ -38,6 +38,8 @@ Overlap = Literal["none", "gradients", "linear", "block", "blocks"]
 OVERLAPS: tuple[Overlap, ...] = ("none", "gradients", "linear", "block", "blocks")
 """In the order of how much goes on beside collectives."""
 
+DeviceKind = Literal["cuda", "cpu"]
+
 ModelMesh = tuple[tuple[str, int], ...]
 """Model axes of more than one rank with their sizes, outermost first."""
 
@@ -69,6 +71,9 @@ class ClusterId:
     name: str
     fingerprint: str
     num_devices: int
+    device_kind: DeviceKind | None = None
+    """What its devices are, if all are alike: a job of a plan for `cpu` runs on CPUs also where
+    there is a GPU."""
 
 
 @dataclass(frozen=True, config=_strict, kw_only=True)

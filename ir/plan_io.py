@@ -21,7 +21,7 @@ _ADAPTER = TypeAdapter(Plan)
 _SORTED = frozenset({"recompute", "saved", "layouts", "parameters", "ops", "versions"})
 """Dicts whose order means nothing; sorted, so that equal plans have equal bytes."""
 _PLAIN = frozenset({int, float, str})
-_UNSAID = frozenset({"compile", "detail", "improved", "kernels"})
+_UNSAID = frozenset({"compile", "detail", "improved", "kernels", "device_kind"})
 """What many plans do not have; left out where there is none."""
 _SAID = frozenset({"predicted", "evidence", "notes", "versions"})
 """What is known of a plan, which decides nothing: a search that a time limit ends may count other

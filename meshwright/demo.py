@@ -88,7 +88,7 @@ def worker(options: Options) -> int:
         build_model(), plan, optimizer="adamw", lr=LEARNING_RATE, run_dir=FOLDER / "run"
     )
     show = job.parts.rank == 0 and not options.quiet
-    title = f"{RANKS} processes ({where(job.device)})"
+    title = f"{RANKS} processes ({where(job.device, job.plan)})"
     with recording(title, STEPS, BATCH * SEQUENCE, show=show) as recorder:
         for batch in batches():
             recorder.start()

@@ -37,10 +37,13 @@ def torchrun(world_size: int, *arguments: str) -> int:
     return children.run(command, environment=settings | os.environ)
 
 
-def where(device: torch.device) -> str:
-    """Which device and which backend this run took: `cpu, gloo`."""
+def where(device: torch.device, plan: Plan) -> str:
+    """Which device and which backend this run took: `cpu, gloo`; and for what the plan is, if for
+    something else."""
     backend = dist.get_backend() if dist.is_initialized() else "no process group"
-    return f"{device}, {backend}"
+    kind = plan.cluster.device_kind
+    other = f"; the plan is for {plan.cluster.name}" if kind not in (None, device.type) else ""
+    return f"{device}, {backend}{other}"
 
 
 def train(
@@ -76,7 +79,7 @@ def train(
     rank = int(os.environ.get("RANK", "0"))
     tokens = plan.global_batch_size * tokens_per_sample(plan)
     rows = run_dir.steps_path(output, rank)
-    title, show = f"training ({where(job.device)})", rank == 0 and not as_json
+    title, show = f"training ({where(job.device, job.plan)})", rank == 0 and not as_json
     with (
         MetricLog(job, output, kinds) as metrics,
         recording(title, steps, tokens, show=show) as recorder,

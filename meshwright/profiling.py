@@ -24,7 +24,7 @@ from meshwright.profiling_work import block_tasks, tasks_of_plans
 from meshwright.runtime.machine import machine as this_machine
 from meshwright.runtime.profiling.optimizers import optimizer_tasks
 from meshwright.runtime.profiling.tasks import Task
-from meshwright.runtime.world import join, rank
+from meshwright.runtime.world import join, rank, take
 
 _TIMEOUT_S = 600.0
 
@@ -65,6 +65,7 @@ def profile(
     kind, joined = Run, False
     if "RANK" in os.environ or dist.is_initialized():
         joined = join(cluster.num_devices, device, _TIMEOUT_S)
+        take(device)
         kind = RankRun if dist.is_initialized() else Run
     first = rank() == 0
     with (

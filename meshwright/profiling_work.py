@@ -9,14 +9,13 @@ from meshwright.ir.graph import Block, Graph, Kind
 from meshwright.ir.layout import balanced
 from meshwright.ir.plan import (
     BlockLayout,
-    ClusterId,
     ModelMesh,
     Plan,
     ScheduleTable,
     Stage,
     model_mesh,
 )
-from meshwright.planner.candidates import model_id
+from meshwright.planner.candidates import cluster_id, model_id
 from meshwright.planner.problem import Problem
 from meshwright.planner.space import divisors, microbatch_counts, tensor_sizes
 from meshwright.runtime.profiling.tasks import BlockTask
@@ -162,11 +161,7 @@ def _plan_around(
     )
     plan = Plan(
         model=model_id(graph),
-        cluster=ClusterId(
-            name=problem.cluster.name,
-            fingerprint=problem.cluster.fingerprint,
-            num_devices=problem.cluster.num_devices,
-        ),
+        cluster=cluster_id(problem.cluster),
         global_batch_size=graph.batch_size,
         num_microbatches=max(1, graph.batch_size // (local.samples * local.dp)),
         optimizer=problem.optimizer,

@@ -26,7 +26,7 @@ from meshwright.runtime import stale
 from meshwright.runtime.handshake import check_world
 from meshwright.runtime.job import compile as compile_job
 from meshwright.runtime.job import inputs_of
-from meshwright.runtime.world import from_first, join, of_all, pick_device
+from meshwright.runtime.world import from_first, join, of_all, pick_device, take
 
 TURNS, STEPS, WARMUP = 3, 5, 2
 """How often the plans in front run, and the steps of a run that count, after those that do not."""
@@ -90,9 +90,10 @@ def race(
     for name, given, least in (("turns", turns, 1), ("steps", steps, 1), ("warmup", warmup, 0)):
         if given < least:
             raise PlanError(f"{name} is {given}; it must be at least {least}")
-    chosen = pick_device(device)
-    owns_world = join(plans[0].world_size, chosen, 1800.0)
+    owns_world = join(plans[0].world_size, device, 1800.0)
     check_world(plans[0])
+    chosen = pick_device(device, plans[0].cluster.device_kind)
+    take(chosen)
     path = Path(journal) if journal is not None else None
     standing: Standing = from_first(_begun(plans, path))
     data = tuple(islice(batches, warmup + steps))

@@ -7,6 +7,7 @@ from itertools import accumulate
 from math import prod
 
 from meshwright.costmodel.tables import Mode
+from meshwright.ir.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Block, Graph
 from meshwright.ir.keeping import Keeping
@@ -78,6 +79,17 @@ class Choice:
         return make_schedule(self.schedule, len(self.stages), self.num_microbatches, self.num_ranks)
 
 
+def cluster_id(cluster: Cluster) -> ClusterId:
+    """Returns what a plan says of the cluster that it is for."""
+    kinds = {device.kind for device in cluster.device_types}
+    return ClusterId(
+        name=cluster.name,
+        fingerprint=cluster.fingerprint,
+        num_devices=cluster.num_devices,
+        device_kind=kinds.pop() if len(kinds) == 1 else None,
+    )
+
+
 def build_plan(problem: Problem, choice: Choice, *, predict: bool = True) -> Plan:
     """The whole plan of a choice. Without `predict` it has no times and no memory."""
     check_time()
@@ -92,11 +104,7 @@ def build_plan(problem: Problem, choice: Choice, *, predict: bool = True) -> Pla
     schedule = choice.table()
     plan = Plan(
         model=_model_id(problem),
-        cluster=ClusterId(
-            name=problem.cluster.name,
-            fingerprint=problem.cluster.fingerprint,
-            num_devices=problem.cluster.num_devices,
-        ),
+        cluster=cluster_id(problem.cluster),
         global_batch_size=problem.batch,
         num_microbatches=choice.num_microbatches,
         optimizer=problem.optimizer,

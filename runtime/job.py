@@ -55,7 +55,7 @@ from meshwright.runtime.unread import Unread
 from meshwright.runtime.updates import Stepped
 from meshwright.runtime.user_groups import UserGroups
 from meshwright.runtime.weights import model_tensors
-from meshwright.runtime.world import join, pick_device, rank
+from meshwright.runtime.world import join, pick_device, rank, take
 
 
 @dataclass(slots=True)
@@ -97,10 +97,11 @@ def compile(
     check_policy(on_nonfinite)
     check_fresh(model)
     residence = Residence(resident_bytes())
-    chosen = pick_device(device)
-    joined = join(plan.world_size if plan is not None else 2, chosen, hang_s)
+    joined = join(plan.world_size if plan is not None else 2, device, hang_s)
     plan = share_plan(plan)
     check_world(plan)
+    chosen = pick_device(device, plan.cluster.device_kind)
+    take(chosen)
     if run_dir is not None:
         begin(Path(run_dir), plan, rank())
     if graph is None:

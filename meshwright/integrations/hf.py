@@ -70,8 +70,9 @@ class JobTrainer(Trainer):
         self._align_tokens()
         self.create_optimizer()
         self.job: Job = compile_job(
-            self.model, plan, optimizer=self.optimizer, device=self.args.device,
-            max_grad_norm=self._limit(), seed=self.args.seed,
+            self.model, plan, optimizer=self.optimizer, max_grad_norm=self._limit(),
+            device="cpu" if plan.cluster.device_kind == "cpu" else self.args.device,
+            seed=self.args.seed,
         )  # fmt: skip
         self.optimizer = self._job_optimizer = JobOptimizer(self.job)
         self._compared = False

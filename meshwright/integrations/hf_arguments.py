@@ -28,7 +28,8 @@ WORKS = frozenset(
     data_seed dataloader_drop_last dataloader_num_workers dataloader_pin_memory
     dataloader_persistent_workers dataloader_prefetch_factor dataloader_multiprocessing_context
     dataloader_in_order remove_unused_columns label_names length_column_name skip_memory_metrics
-    do_train do_eval do_predict resume_from_checkpoint local_rank ddp_timeout save_safetensors
+    do_train do_eval do_predict resume_from_checkpoint local_rank ddp_timeout ddp_backend
+    save_safetensors
     hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision
     optim_target_modules liger_kernel_config activation_checkpointing_kwargs
     gradient_checkpointing_kwargs torch_compile_backend torch_compile_mode fsdp_config
@@ -65,7 +66,6 @@ REFUSED: Mapping[str, str] = {
     "ddp_bucket_cap_mb": _PLAN,
     "ddp_broadcast_buffers": _PLAN,
     "ddp_static_graph": _PLAN,
-    "ddp_backend": "the job picks it by its device; MESHWRIGHT_BACKEND names another one",
     "debug": "it watches modules that a job does not run",
 }
 """Argument -> why a job cannot, and what can."""

@@ -46,7 +46,7 @@ class JobStrategy(Strategy):
         self.plan, self.seed = plan, seed
         self.job: Job | None = None
         self._attribute, self._loss_fn = model, loss_fn
-        self._device = pick_device(None)
+        self._device = pick_device(None, plan.cluster.device_kind)
 
     def setup(self, trainer: Trainer) -> None:
         """Makes the job of the module's model and optimizer."""

@@ -150,7 +150,7 @@ SAMPLES = {
     "save_on_each_node": True, "enable_jit_checkpoint": True, "push_to_hub": True,
     "parallelism_config": object(), "fsdp": ["full_shard"], "deepspeed": "zero.json",
     "ddp_find_unused_parameters": True, "ddp_bucket_cap_mb": 5, "ddp_broadcast_buffers": True,
-    "ddp_static_graph": True, "ddp_backend": "mpi", "debug": ["underflow_overflow"],
+    "ddp_static_graph": True, "debug": ["underflow_overflow"],
     "optim": "adafactor", "per_device_train_batch_size": 3, "per_device_eval_batch_size": 3,
     "train_sampling_strategy": "group_by_length",
 }  # fmt: skip
