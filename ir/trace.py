@@ -1,7 +1,7 @@
 """Traces a model's training step to a Graph; nothing is allocated and the model is not changed."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -19,6 +19,7 @@ from meshwright.ir.graph import Fusion, Graph, Kind, Op, Tensor
 from meshwright.ir.hf_inputs import example_inputs as example_inputs_of
 from meshwright.ir.hints import hints_of
 from meshwright.ir.images import is_channels_last
+from meshwright.ir.plain_text import MAX_NAME_CHARS, odd_character, printable, shown
 from meshwright.ir.prelude import prelude_first
 from meshwright.ir.raw import Raw, dtype_name, read
 from meshwright.ir.simplify import simplify
@@ -41,12 +42,13 @@ def trace(
     `wins` is asked, where they are worth it; or a plan's, for the graph that it was made for.
     """
     started = time.perf_counter()
-    name = type(model).__name__
+    name = printable(type(model).__name__)[:MAX_NAME_CHARS]
     if example_inputs is None:
         example_inputs = _own_inputs(model)
     batch = flatten_batch(example_inputs)
     # Whatever device the caller has new tensors made on: some have kernels that lay out otherwise.
     with explained(), torch.device("cpu"), fake_mode(), tracing() as calls:
+        _check_names(model, batch)
         captured = capture(model, batch, loss_fn, global_batch_size)
         raw, fusions = fuse(simplify(read(captured)), kernels, wins)
         graph = _graph(raw, captured, model)
@@ -54,6 +56,20 @@ def trace(
     seconds = f"{time.perf_counter() - started:.1f}"
     graph.meta.update(model=name, torch=torch.__version__, trace_s=seconds)
     return replace(graph, hints=hints, fusions=fusions)
+
+
+def _check_names(model: nn.Module, batch: Mapping[str, object]) -> None:
+    """TraceError for names that a plan, which is a file, cannot hold."""
+    modules = (path for path, _ in model.named_modules(remove_duplicate=False))
+    parameters = (path for path, _ in model.named_parameters(remove_duplicate=False))
+    for name in (*modules, *parameters, *batch):
+        if len(name) > MAX_NAME_CHARS:
+            raise TraceError(f"the name {shown(name)} is longer than {MAX_NAME_CHARS} characters")
+        if odd := odd_character(name):
+            raise TraceError(
+                f"the name {shown(name)} has the character {odd}; give it another name: control "
+                "characters and what turns or ends lines cannot be in a plan"
+            )
 
 
 def _own_inputs(model: nn.Module) -> Batch:
