@@ -11,7 +11,7 @@ from meshwright.ir.cluster import MAX_DEVICES
 from meshwright.ir.plan import Plan, ScheduleTable, Stage
 
 MAX_STAGES = 2**16
-MAX_ACTIONS = 2**20
+MAX_ACTIONS = 2**19
 """Of a schedule."""
 MAX_BATCH = 2**40
 MAX_ELEMENTS = 2**36

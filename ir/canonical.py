@@ -4,6 +4,7 @@ How large a file is, how deep and of how many items is known before anything is 
 """
 
 import json
+from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
 from stat import S_ISREG
@@ -16,6 +17,7 @@ WIDTH = 100
 MAX_BYTES = 64 * 2**20
 MAX_ITEMS = 4 * 2**20
 """Of all lists and objects of a file: two numbers for each device of the largest cluster."""
+MAX_LISTS = 2**18
 MAX_TEXTS = 2**20
 """Texts and keys of a file."""
 MAX_DIGITS = 24
@@ -138,8 +140,20 @@ def _check_size(text: str, where: str) -> None:
     """PlanError for a text that would take too much to parse."""
     for count, most, what in (
         (len(text), MAX_BYTES, "characters"),
-        (text.count(",") + text.count("[") + text.count("{"), MAX_ITEMS, "items"),
+        (text.count(","), MAX_ITEMS, "items"),
+        (text.count("[") + text.count("{"), MAX_LISTS, "lists and objects"),
         (text.count('"') // 2, MAX_TEXTS, "texts and keys"),
     ):
         if count > most:
             raise PlanError(f"{where}: {count} {what}; at most {most} are read")
+
+
+def at_path(data: Any, path: Sequence[Any]) -> Any:
+    """What stands in plain data at a path, as far as it goes there."""
+    for key in path:
+        inside = isinstance(data, dict) and key in data
+        inside = inside or (isinstance(data, list) and isinstance(key, int) and key < len(data))
+        if not inside:
+            break
+        data = data[key]
+    return data

@@ -4,9 +4,10 @@ Reports, tables and traces read it with indices of the plan.
 """
 
 from collections.abc import Iterator
+from dataclasses import fields
 
 from meshwright.ir.detail import Detail, StageDetail
-from meshwright.ir.plan import Plan, Prediction
+from meshwright.ir.plan import Breakdown, Plan, Prediction
 from meshwright.ir.schedule import EARLY, Schedule, Work
 
 _BACKWARDS = ("B", "B first", "B last", "B first last")
@@ -41,11 +42,14 @@ def _counts(plan: Plan, predicted: Prediction) -> Iterator[str]:
         return
     if len(detail.ranks) != ranks:
         yield f"detail has {len(detail.ranks)} pipeline ranks, the schedule has {ranks}"
+    categories = {field.name.removesuffix("_s") for field in fields(Breakdown)} - {"rank"}
+    if strange := sorted({name for own in detail.ranks for name in own.seconds} - categories):
+        yield f"detail has seconds of {strange[0]!r}; there are {', '.join(sorted(categories))}"
     if len(detail.stages) != len(plan.stages):
         yield f"detail has {len(detail.stages)} stages, the plan has {len(plan.stages)}"
-    strange = [kind for kind in detail.stages if not 0 <= kind < len(detail.kinds)]
-    if strange:
-        yield f"detail names kind {strange[0]} of stages, there are {len(detail.kinds)}"
+    outside = [kind for kind in detail.stages if not 0 <= kind < len(detail.kinds)]
+    if outside:
+        yield f"detail names kind {outside[0]} of stages, there are {len(detail.kinds)}"
     covered = sorted((run.first, run.first + run.count) for run in detail.devices)
     last = max(rank for stage in plan.stages for rank in stage.devices)
     end = 0

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from meshwright.ir.bounds import figure_problems
-from meshwright.ir.canonical import check_schema, format_json, parse_json, read_text
+from meshwright.ir.canonical import at_path, check_schema, format_json, parse_json, read_text
 from meshwright.ir.errors import PlanError
 from meshwright.ir.many import Many
 from meshwright.ir.plain_text import shown
@@ -207,13 +207,14 @@ def save(measured: Measured, path: str | Path) -> None:
 def load(path: str | Path) -> Measured:
     """Reads it; PlanError names what is wrong with the file."""
     text = read_text(path)
-    check_schema(parse_json(text, str(path)), SCHEMA, str(path))
+    data = parse_json(text, str(path))
+    check_schema(data, SCHEMA, str(path))
     try:
         found = _ADAPTER.validate_json(text, strict=True)
     except ValidationError as error:
         reasons = "; ".join(
-            f"{'.'.join(map(str, e['loc']))}: {e['msg']}, given {shown(e['input'])}"
-            for e in error.errors(include_url=False)[:5]
+            f"{'.'.join(map(str, e['loc']))}: {e['msg']}, given {shown(at_path(data, e['loc']))}"
+            for e in error.errors(include_url=False, include_input=False)[:5]
         )
         raise PlanError(f"{path}: {reasons}") from error
     problems = figure_problems("measured", found, _SIGNED, frozenset({"step_s", "world_size"}))

@@ -7,6 +7,7 @@ a bidirectional override shows code in another order than it runs. None has a pl
 import json
 import re
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 from meshwright.ir.errors import PlanError
@@ -21,6 +22,8 @@ LONG = frozenset({"rows", "constraints"})
 """Keys whose texts grow with the cluster: schedules, and lists of devices."""
 SHOWN = 80
 """Characters of a given value that an error shows."""
+FEW = 6
+"""Items of it."""
 
 _ODD = re.compile(
     "[\x00-\x1f\x7f-\x9f"  # control characters: line feeds, tabs, escapes
@@ -58,8 +61,21 @@ def on_screen(text: str) -> str:
 
 def shown(value: object) -> str:
     """The beginning of what was given, for an error."""
-    text = printable(repr(value) if not isinstance(value, str) else repr(value[: SHOWN + 1]))
+    text = printable(repr(_cut(value, 0)))
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
+
+def _cut(value: object, depth: int) -> object:
+    """Of a list of a million items the first few."""
+    if isinstance(value, str):
+        return value[: SHOWN + 1]
+    if isinstance(value, dict) and depth < 3:
+        return {_cut(k, 3): _cut(v, depth + 1) for k, v in islice(value.items(), FEW)}
+    if isinstance(value, list | tuple) and depth < 3:
+        return [_cut(item, depth + 1) for item in value[:FEW]]
+    if isinstance(value, int) and value.bit_length() > 999:
+        return f"an integer of {value.bit_length()} bits"  # Python refuses to write out longer ones
+    return value if isinstance(value, int | float | None) else f"a {type(value).__name__}"
 
 
 def comment(text: str) -> str:

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from meshwright.ir import plan as types
 from meshwright.ir.bounds import bound_problems
-from meshwright.ir.canonical import check_schema, format_json, parse_json, read_text
+from meshwright.ir.canonical import at_path, check_schema, format_json, parse_json, read_text
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plain_text import SHOWN, check_texts, shown
 from meshwright.ir.plan import MESH_AXES, SCHEMA, Plan
@@ -63,7 +63,8 @@ def loads(text: str, *, check_hash: bool = True, where: str = "plan") -> Plan:
     try:
         plan = _ADAPTER.validate_json(text, strict=True)
     except ValidationError as error:
-        lines = "; ".join(map(_reason, error.errors(include_url=False)[:5]))
+        found = error.errors(include_url=False, include_input=False)[:5]
+        lines = "; ".join(_reason(problem, data) for problem in found)
         more = f"; and {error.error_count() - 5} more" * (error.error_count() > 5)
         raise PlanError(f"{where}: {lines}{more}") from error
     if beyond := [message for _, message in islice(bound_problems(plan), 5)]:
@@ -156,11 +157,13 @@ def _natural(text: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", text)]
 
 
-def _reason(problem: Any) -> str:
+def _reason(problem: Any, data: Any) -> str:
     where = ".".join(map(str, problem["loc"])) or "plan"
     if problem["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
         near = difflib.get_close_matches(str(problem["loc"][-1])[:SHOWN], _FIELDS, 1)
         return f"{where}: no such key" + (f"; nearest is {near[0]!r}" if near else "")
     if problem["type"] == "json_invalid":
         return str(problem["msg"])
-    return f"{where}: {problem['msg']}, given {shown(problem['input'])}"
+    if problem["type"] == "missing":
+        return f"{where}: {problem['msg']}"
+    return f"{where}: {problem['msg']}, given {shown(at_path(data, problem['loc']))}"

@@ -162,13 +162,15 @@ def check_schedule(schedule: Schedule) -> None:
             seen[action] = rank
     microbatches = range(schedule.num_microbatches)
     owners: dict[int, set[int]] = {}
+    works: dict[tuple[int, int], set[Work]] = {}
     for action, rank in seen.items():
         owners.setdefault(action.stage, set()).add(rank)
+        works.setdefault((action.stage, action.microbatch), set()).add(action.work)
     for stage in range(schedule.num_stages):
         if len(own := owners.get(stage, set())) != 1:
             raise PlanError(f"{where}: stage {stage} runs on ranks {sorted(own)[:8]}, not one")
         for microbatch in microbatches:
-            kinds = {work for work in Work if Action(stage, work, microbatch) in seen}
+            kinds = works.get((stage, microbatch), set())
             if kinds not in _LEGAL:
                 raise PlanError(
                     f"{where}: stage {stage} micro-batch {microbatch} has {sorted(kinds)}; "

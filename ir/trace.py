@@ -12,13 +12,14 @@ from meshwright.ir.blocks import find_blocks
 from meshwright.ir.capture import Capture, capture, is_hf
 from meshwright.ir.costed import costed
 from meshwright.ir.digest import digest
-from meshwright.ir.errors import TraceError
+from meshwright.ir.errors import MeshwrightError, TraceError
 from meshwright.ir.explain import explained, not_traced
 from meshwright.ir.fuse import Wins, fuse
 from meshwright.ir.graph import Fusion, Graph, Kind, Op, Tensor
 from meshwright.ir.hf_inputs import example_inputs as example_inputs_of
 from meshwright.ir.hints import hints_of
 from meshwright.ir.images import is_channels_last
+from meshwright.ir.plain_text import MAX_NAME_CHARS, odd_character, printable, shown
 from meshwright.ir.prelude import prelude_first
 from meshwright.ir.raw import Raw, dtype_name, read
 from meshwright.ir.reached import only_reached
@@ -43,13 +44,15 @@ def trace(
     `wins` is asked, where they are worth it; or a plan's, for the graph that it was made for.
     """
     started = time.perf_counter()
-    name = type(model).__name__
+    name = printable(type(model).__name__)[:MAX_NAME_CHARS]
     if example_inputs is None:
         example_inputs = _own_inputs(model)
     batch = flatten_batch(example_inputs)
-    # Whatever device the caller has new tensors made on: some have kernels that lay out otherwise.
+    _check_names(model, batch)
     try:
         graph, left_traces = _traced(model, batch, loss_fn, global_batch_size, kernels, wins)
+    except MeshwrightError:
+        raise
     except _FROM_TORCH as error:
         raise _reason(error, model, batch, loss_fn, global_batch_size) from error
     if left_traces:
@@ -107,6 +110,20 @@ def _reason(
     except _FROM_TORCH:
         return error
     return not_traced(error)
+
+
+def _check_names(model: nn.Module, batch: Mapping[str, object]) -> None:
+    """TraceError for names that a plan, which is a file, cannot hold."""
+    modules = (path for path, _ in model.named_modules(remove_duplicate=False))
+    parameters = (path for path, _ in model.named_parameters(remove_duplicate=False))
+    for name in (*modules, *parameters, *batch):
+        if len(name) > MAX_NAME_CHARS:
+            raise TraceError(f"the name {shown(name)} is longer than {MAX_NAME_CHARS} characters")
+        if odd := odd_character(name):
+            raise TraceError(
+                f"the name {shown(name)} has the character {odd}; give it another name: control "
+                "characters and what turns or ends lines cannot be in a plan"
+            )
 
 
 def _own_inputs(model: nn.Module) -> Batch:

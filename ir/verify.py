@@ -97,16 +97,18 @@ def divisors(number: int) -> Iterator[int]:
 def _parsed(plan: Plan) -> Schedule | None:
     """The schedule, if it is legal and of the plan's stages."""
     schedule = _legal(plan.schedule)
-    return schedule if schedule and schedule.num_stages == len(plan.stages) else None
+    sound = not isinstance(schedule, str) and schedule.num_stages == len(plan.stages)
+    return schedule if sound and not isinstance(schedule, str) else None
 
 
 @lru_cache(maxsize=64)
-def _legal(table: ScheduleTable) -> Schedule | None:
+def _legal(table: ScheduleTable) -> Schedule | str:
+    """The schedule of a table, or why it is none."""
     try:
         schedule = table.parse()
         check_schedule(schedule)
-    except PlanError:
-        return None
+    except PlanError as error:
+        return str(error)
     return schedule
 
 
@@ -125,11 +127,9 @@ def _batch(plan: Plan) -> Iterator[Finding]:
 
 
 def _schedule(plan: Plan) -> Iterator[Finding]:
-    try:
-        schedule = plan.schedule.parse()
-        check_schedule(schedule)
-    except PlanError as error:
-        yield Finding("schedule", str(error))
+    schedule = _legal(plan.schedule)
+    if isinstance(schedule, str):
+        yield Finding("schedule", schedule)
         return
     if schedule.num_stages != len(plan.stages):
         message = f"the schedule runs {schedule.num_stages} stages, the plan has {len(plan.stages)}"
