@@ -139,4 +139,4 @@ def seeded(
     """A random op without a form of its own: its numbers depend on where the batch is split."""
     sample = comm.sample_offset if "dp" in axes else -1
     with _seeded(comm.device, seed_of(comm, op_key, sample, axes)):
-        return operator(target)(**arguments)
+        return operator(target)(**{name.removesuffix("_"): x for name, x in arguments.items()})
