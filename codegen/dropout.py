@@ -147,4 +147,4 @@ def seeded(
             return operator(target)(**arguments)
     sample = comm.sample_offset if "dp" in axes else -1
     with _seeded(comm.device, seed_of(comm, op_key, sample, axes)):
-        return operator(target)(**arguments)
+        return operator(target)(**{name.removesuffix("_"): x for name, x in arguments.items()})

@@ -1,6 +1,7 @@
 """Ops whose form depends on how their operands are split: `codegen.sharded` says what they do."""
 
 from dataclasses import replace
+from keyword import iskeyword
 
 from meshwright.codegen.shape_forms import Rule
 from meshwright.codegen.site import Form, In, Site, Value
@@ -10,7 +11,10 @@ from meshwright.ir.nesting import dim_runs, splits_of
 
 
 def _sharded(form: Form, target: str, /, **extra: Value) -> Form:
-    return replace(form.having(**extra), target=f"sharded.{target}")
+    """The call of a function of `codegen.sharded`; a name that Python keeps for itself, such as
+    `from`, gets an underscore."""
+    named = tuple((f"{n}_" if iskeyword(n) else n, v) for n, v in form.having(**extra).args)
+    return replace(form, args=named, target=f"sharded.{target}")
 
 
 def _without(form: Form, *names: str) -> Form:

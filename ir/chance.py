@@ -29,6 +29,16 @@ def _as_tuple(state: Any) -> tuple[Any, ...]:
     return tuple(x.tolist() if hasattr(x, "tolist") else x for x in state)
 
 
+def standing(value: Any) -> str | None:
+    """Where a generator of random numbers stands, of Python or NumPy; None if it is none."""
+    if isinstance(value, random.Random):
+        return str(value.getstate())
+    numpy = _numpy_random()
+    if numpy and isinstance(value, numpy.Generator):
+        return str(value.bit_generator.state)
+    return str(value.get_state()) if numpy and isinstance(value, numpy.RandomState) else None
+
+
 @contextmanager
 def own_draws() -> Iterator[Callable[[], bool]]:
     """Gives a function that says whether Python's or NumPy's generators have moved since."""

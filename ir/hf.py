@@ -7,6 +7,8 @@ the time of the trace they are decided from shapes alone, then put back.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -49,8 +51,9 @@ def tracing(input_names: tuple[str, ...]) -> Iterator[None]:
     masks: Any = masking_utils.ALL_MASK_ATTENTION_FUNCTIONS
     implementations: Any = moe.ALL_EXPERTS_FUNCTIONS
     find_packed = masking_utils.find_packed_sequence_indices
-    original = masks["sdpa"]
+    original, eager = masks["sdpa"], masks["eager"]
     masks["sdpa"] = _leave_to_kernel(original)
+    masks["eager"] = partial(_by_broadcasting, eager)
     implementations[_IMPLEMENTATION] = _experts
     if "position_ids" not in input_names:
         # Positions that the model counts itself never tell of packed sequences.
@@ -60,7 +63,7 @@ def tracing(input_names: tuple[str, ...]) -> Iterator[None]:
     finally:
         masking_utils.find_packed_sequence_indices = find_packed
         del implementations[_IMPLEMENTATION]
-        masks["sdpa"] = original
+        masks["sdpa"], masks["eager"] = original, eager
 
 
 def _leave_to_kernel(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -74,9 +77,27 @@ def _leave_to_kernel(original: Callable[..., Any]) -> Callable[..., Any]:
             return None
         if plain and kwargs.get("allow_is_bidirectional_skip", False):
             return None
-        return original(*args, **kwargs)
+        return _by_broadcasting(original, *args, **kwargs)
 
     return mask
+
+
+def _by_broadcasting(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The mask by calling its index function on whole tensors of indices where the library would
+    use torch.vmap, which an export does not see through. Its own functions allow both."""
+    if kwargs.get("use_vmap") and _of_library(kwargs.get("mask_function")):
+        kwargs["use_vmap"] = False
+    return original(*args, **kwargs)
+
+
+def _of_library(given: Any) -> bool:
+    """Whether a function is the library's, with all those that it was made of."""
+    if isinstance(given, tuple | list):
+        return all(map(_of_library, given))
+    if not isinstance(given, FunctionType):
+        return not callable(given)
+    inner = (cell.cell_contents for cell in given.__closure__ or ())
+    return given.__module__.startswith("transformers.") and all(map(_of_library, inner))
 
 
 def _experts(

@@ -10,11 +10,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from torch import Tensor, nn
+
+from meshwright.ir.chance import standing
+from meshwright.ir.digest import digest
 
 Number = int | float
 Plain = int | float | complex | bool | str | bytes | None
@@ -27,6 +30,9 @@ _SKIPPED = frozenset(
 
 _FOREIGN = (sys.stdlib_module_names - {"__main__"}) | {"torch", "numpy"}
 """Packages whose objects and functions keep nothing for a model."""
+
+
+_CACHED: Any = type(lru_cache(lambda: None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +101,8 @@ def put_back(model: nn.Module, functions: tuple[Any, ...]) -> Iterator[None]:
     found: dict[str, Kept] = {}
     cached: dict[int, Any] = {}
     for function in _functions(model, functions):
-        values = map(function.__globals__.get, _names(function.__code__))
-        cached |= {id(x): (x, x.cache_info().misses) for x in values if hasattr(x, "cache_info")}
+        known: list[Any] = [*map(function.__globals__.get, _names(function.__code__))]
+        cached |= {id(x): (x, x.cache_info().misses) for x in known if hasattr(x, "cache_info")}
         for place in _around(function):
             _look(place, found, set(), 0)
     plain = [kept for kept in found.values() if isinstance(kept.place.get(), Plain | Tensor)]
@@ -109,9 +115,9 @@ def put_back(model: nn.Module, functions: tuple[Any, ...]) -> Iterator[None]:
             if len(container) != len(items):
                 container.clear()
                 (container.extend if hasattr(container, "extend") else container.update)(items)
-        for function, misses in cached.values():
-            if function.cache_info().misses != misses:
-                function.cache_clear()
+        for cache, misses in cached.values():
+            if cache.cache_info().misses != misses:
+                cache.cache_clear()
         for kept in plain:
             if not _same(kept.value, kept.place.get()):
                 kept.place.put(kept.value)
@@ -121,6 +127,9 @@ def _look(place: Place, found: dict[str, Kept], seen: set[int], depth: int) -> N
     value = place.get()
     if isinstance(value, Plain | Tensor):
         found[place.name] = Kept(place, value)
+        return
+    if (stands := standing(value)) is not None:
+        found[place.name] = Kept(place, digest([stands])[:8])
         return
     if isinstance(value, nn.Module | type | FunctionType) or depth > DEEPEST or id(value) in seen:
         return
@@ -156,7 +165,9 @@ def _functions(model: nn.Module, more: tuple[Any, ...]) -> Iterator[FunctionType
         hook for module in model.modules()
         for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
     )  # fmt: skip
-    waiting, seen = [*methods, *hooks, *more, *(type(x).__call__ for x in more)], set[int]()
+    held = (value for module in model.modules() for value in vars(module).values())
+    waiting = [*methods, *hooks, *more, *held, *(type(x).__call__ for x in more)]
+    seen: set[int] = set()
     while waiting:
         function = _bare(waiting.pop())
         if function is None or function.__module__.startswith("meshwright.ir."):
@@ -169,6 +180,7 @@ def _functions(model: nn.Module, more: tuple[Any, ...]) -> Iterator[FunctionType
                 if getattr(value := function.__globals__.get(name), "__module__", None)
                 == function.__module__
             ]  # fmt: skip
+            waiting += [cell.cell_contents for cell in function.__closure__ or () if _is_set(cell)]
 
 
 def _names(code: CodeType) -> Iterator[str]:
@@ -187,7 +199,7 @@ def _bare(given: Any) -> FunctionType | None:
             given = given.__func__
         elif isinstance(given, property):
             given = given.fget
-        elif hasattr(given, "__wrapped__"):
+        elif isinstance(given, _CACHED):
             given = given.__wrapped__
         else:
             return given if isinstance(given, FunctionType) else None
@@ -200,15 +212,16 @@ def _around(function: FunctionType) -> Iterator[Place]:
             yield Place(f"global {name}", function.__globals__, name, "item")
     cells = function.__closure__ or ()
     for name, cell in zip(function.__code__.co_freevars, cells, strict=True):
-        if name != "__class__" and _filled(cell):
+        if name != "__class__" and _is_set(cell) and not callable(cell.cell_contents):
             yield Place(f"{name} around {function.__qualname__}", cell, None, "cell")
 
 
-def _filled(cell: Any) -> bool:
+def _is_set(cell: Any) -> bool:
     try:
-        return not callable(cell.cell_contents)
+        _ = cell.cell_contents
     except ValueError:
         return False
+    return True
 
 
 def _is_module(value: Any) -> bool:

@@ -4,6 +4,7 @@ import operator
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from keyword import iskeyword
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from meshwright.ir.torch_private import real_mode, region_of, schema_arguments, 
 
 MAX_CONSTANT = 65536
 _NOISE = ("aten._assert_", "aten.sym_constrain")
+_RESERVED = frozenset("aten comm device fx inf nan self sharded torch".split())
+"""What generated code calls something else."""
 _PLACES = ("device", "layout", "memory_format", "pin_memory")
 
 
@@ -58,8 +61,9 @@ class Raw:
 
     def fresh(self, wanted: str) -> str:
         """A name that no other tensor has, near `wanted`."""
-        stem = re.sub(r"\W", "_", wanted) or "value"
+        stem = re.sub(r"\W", "_", wanted, flags=re.ASCII) or "value"
         stem = f"_{stem}" if stem[0].isdigit() else stem
+        stem = f"{stem}_" if iskeyword(stem) or stem in _RESERVED else stem
         count = self.taken.get(stem)
         if count is None:
             self.taken[stem] = 0

@@ -223,7 +223,7 @@ def _mark_gradients(raw: Raw) -> Raw:
             op = _detached(raw, op, live, ops)
         short = op.name.split(".")[1].rstrip("_")
         if short not in _NO_GRADIENT and any(n in live for n in op.inputs):
-            live.update(o for o in op.outputs if o and _has_gradients(raw.fakes[o].dtype))
+            live.update(o for o in op.outputs if o and _differs(raw.fakes[o]))
         ops.append(op)
     raw.ops = ops
     for name, fake in raw.fakes.items():
@@ -232,8 +232,9 @@ def _mark_gradients(raw: Raw) -> Raw:
     return raw
 
 
-def _has_gradients(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point or dtype.is_complex
+def _differs(value: torch.Tensor) -> bool:
+    """Whether values of its kind can have a gradient."""
+    return value.is_floating_point() or value.is_complex()
 
 
 def _detached(raw: Raw, op: RawOp, live: set[str], ops: list[RawOp]) -> RawOp:

@@ -295,13 +295,14 @@ def own_dispatch(tensor: Tensor) -> bool:
     return own or bool(is_traceable_wrapper_subclass(tensor))
 
 
-REQUIRES_GRAD: Any = Tensor.requires_grad.__set__  # type: ignore[attr-defined]
+_ATTRIBUTES: Any = Tensor
+REQUIRES_GRAD: Any = _ATTRIBUTES.requires_grad.__set__
 """How setting a tensor's `requires_grad` appears to a torch function mode."""
-DATA: Any = Tensor.data.__get__  # type: ignore[attr-defined]
+DATA: Any = _ATTRIBUTES.data.__get__
 """How reading a tensor's `data` appears to a torch function mode."""
-DATA_SET: Any = Tensor.data.__set__  # type: ignore[attr-defined]
+DATA_SET: Any = _ATTRIBUTES.data.__set__
 """How setting it appears."""
-GRAD_FN: Any = Tensor.grad_fn.__get__  # type: ignore[attr-defined]
+GRAD_FN: Any = _ATTRIBUTES.grad_fn.__get__
 """How reading a tensor's `grad_fn` appears to a torch function mode."""
 
 

@@ -1,18 +1,21 @@
 """Models with one odd thing each: they train as in plain PyTorch, or are refused in words."""
 
+import random
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn.utils import parametrizations
 
 from benchmarks.attack import odd_nets as nets
+from benchmarks.attack import odd_state as state
+from benchmarks.attack.odd_nets import Net, net
 from benchmarks.attack.odd_try import Odd, attempt, vectors
 from benchmarks.attack.result import Result
-from benchmarks.attack.odd_nets import Net, net
 
 
 @dataclass
@@ -145,6 +148,103 @@ ODD: dict[str, Odd] = {
     "backward_inside": Odd(nets.Backward, "refused"),
     "unfold": Odd(nets.Unfolded),
 }
+
+
+def _kept(rule: state.Hidden, **own: Any) -> Any:
+    """Builds a net that keeps something; lists and dicts are new for each."""
+    return lambda: state.Stateful(rule, **{k: copy(v) for k, v in own.items()})
+
+
+def _norm(function: Any) -> Any:
+    return state.hooked(lambda net: function(net.a))
+
+
+_STATE = {
+    "counter": Odd(_kept(state.counter, calls=0), "refused", "`calls`"),
+    "counter_in_dict": Odd(_kept(state.counter_in_dict, state={"n": 0}), "refused", "state['n']"),
+    "late_branch": Odd(_kept(state.late_branch, calls=0), "refused", "net.calls > 1000"),
+    "late_branch_of_list": Odd(_kept(state.late_branch_of_list, seen=[]), "refused", "`seen`"),
+    "late_by_product": Odd(_kept(state.late_by_product, calls=0), "refused", "`calls`"),
+    "warm_up": Odd(_kept(state.warm_up, calls=0), "refused", "`calls`"),
+    "only_logged": Odd(_kept(state.only_logged, calls=0)),
+    "toggled": Odd(_kept(state.toggled, flag=False), "refused", "`flag`"),
+    "text": Odd(_kept(state.text, mode="first"), "refused", "`mode`"),
+    "past": Odd(_kept(state.past, past=None), "refused", "`past`"),
+    "list_of_past": Odd(_kept(state.list_of_past, seen=[]), "refused", "`seen[0]`"),
+    "list_not_read": Odd(_kept(state.list_not_read, seen=[])),
+    "average_not_read": Odd(_kept(state.average_not_read, average=None)),
+    "set_by_data": Odd(_kept(state.set_by_data, scale=None), "refused", "`scale`"),
+    "cached_mask": Odd(_kept(state.cached_mask, mask=None)),
+    "global_counter": Odd(_kept(state.global_counter), "refused", "global COUNT"),
+    "global_cache": Odd(_kept(state.global_cache)),
+    "cached_function": Odd(_kept(state.cached_function)),
+    "python_noise": Odd(_kept(state.python_noise), "refused", "random.random()"),
+    "layer_drop": Odd(_kept(state.layer_drop, p=0.01), "refused", "random numbers"),
+    "layer_drop_never": Odd(_kept(state.layer_drop, p=0.0)),
+    "numpy_noise": Odd(_kept(state.numpy_noise), "refused", "np.random.rand()"),
+    "numpy_drop": Odd(_kept(state.numpy_drop), "refused", "random numbers"),
+    "own_generator": Odd(
+        _kept(state.own_generator, generator=random.Random(0)), "refused", "generator.random()"
+    ),
+    "clock": Odd(_kept(state.clock), "refused", "time.time()"),
+    "deadline": Odd(_kept(state.deadline, started=0.0), "refused", "time.time()"),
+    "clock_not_read": Odd(_kept(state.clock_not_read)),
+    "weight_in_loss": Odd(state.Logits, loss=state.weight_in_loss),
+    "all_weights_in_loss": Odd(state.Logits, loss=state.all_weights_in_loss),
+    "model_in_loss": Odd(state.Logits, loss=state.model_in_loss),
+    "alias_in_loss": Odd(state.Logits, "refused", "alias of a.weight", loss=state.alias_in_loss),
+    "counting_loss": Odd(state.Logits, "refused", "`calls around", loss=state.counting_loss),
+    "counting_loss_object": Odd(state.Logits, "refused", "calls`", loss=state.CountingLoss),
+}
+_HOOKS = {
+    "hook_on_hidden": Odd(_kept(state.hook_on_hidden), "refused", "h.register_hook"),
+    "hook_on_node": Odd(_kept(state.hook_on_node), "refused", "node.register_hook"),
+    "saved_hooks": Odd(_kept(state.saved_hooks), "refused", "saved_tensors_hooks"),
+    "saved_on_host": Odd(_kept(state.saved_on_host)),
+    "retained": Odd(_kept(state.retained)),
+    "checkpointed": Odd(_kept(state.checkpointed)),
+    "checkpointed_reentrant": Odd(_kept(state.checkpointed_reentrant)),
+    "weight_hook": Odd(
+        state.hooked(lambda net: net.a.weight.register_hook(lambda g: g * 3)), "refused", "a.weight"
+    ),
+    "accumulate_hook": Odd(
+        state.hooked(lambda n: n.a.weight.register_post_accumulate_grad_hook(state.triple_grad)),
+        "refused", "triple_grad",
+    ),
+    "backward_hook": Odd(
+        state.hooked(lambda net: net.b.register_full_backward_hook(state.triple)),
+        "refused", "module b",
+    ),
+    "backward_pre_hook": Odd(
+        state.hooked(lambda net: net.b.register_full_backward_pre_hook(state.triple)),
+        "refused", "module b",
+    ),
+    "backward_hook_everywhere": Odd(
+        Net, "refused", "all modules",
+        around=state.everywhere("register_module_full_backward_hook", state.triple),
+    ),
+    "forward_hook": Odd(state.hooked(lambda n: n.a.register_forward_hook(lambda m, i, o: o * 2))),
+    "forward_pre_hook": Odd(
+        state.hooked(lambda net: net.a.register_forward_pre_hook(lambda m, i: (i[0] * 2,)))
+    ),
+    "forward_hook_kwargs": Odd(
+        state.hooked(lambda net: net.register_forward_pre_hook(
+            lambda m, a, k: (a, k | {"x": k["x"] * 2}), with_kwargs=True
+        ))
+    ),
+    "forward_hook_on_weight": Odd(
+        state.hooked(lambda n: n.a.register_forward_hook(lambda m, i, o: o + n.b.weight.sum()))
+    ),
+    "forward_hook_everywhere": Odd(
+        Net, around=state.everywhere("register_module_forward_hook", state.doubled_linear)
+    ),
+    "weight_norm": Odd(_norm(parametrizations.weight_norm)),
+    "spectral_norm": Odd(_norm(parametrizations.spectral_norm)),
+    "orthogonal": Odd(_norm(parametrizations.orthogonal)),
+    "old_weight_norm": Odd(_norm(nn.utils.weight_norm)),
+    "old_spectral_norm": Odd(_norm(nn.utils.spectral_norm)),
+}  # fmt: skip
+ODD |= _STATE | _HOOKS
 
 
 def attacks(size: int, seed: int) -> Iterator[Result]:
