@@ -68,11 +68,11 @@ class Checking:
     loss_fn: LossFn | None
     given: Batch | None
     device: torch.device
-    reference: Reference | None
+    reference: Reference | None = None
     """On rank 0, unless the plan cannot be checked."""
-    why_not: str
+    why_not: str = ""
     """The plan cannot be checked; empty: it can. The same on every rank."""
-    seconds: float
+    seconds: float = 0.0
     checked: list[str] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
 
@@ -81,36 +81,43 @@ class Checking:
         cls, model: nn.Module, plan: Plan, graph: Graph, loss_fn: LossFn | None,
         given: Batch | None, choice: OptimizerChoice, lr: float | None, device: torch.device,
     ) -> "Checking":  # fmt: skip
-        """Every rank calls it, before it makes its optimizer."""
+        """What needs no job. Every rank calls it, before it makes its optimizer; CheckFailed on
+        all of them if something differs."""
         start = time.perf_counter()
-        reference, why = None, ""
-        if rank() == 0:
-            why = _why_not(model, plan, graph, device)
-            try:
-                with same_draws(device):
-                    reference = None if why else Reference.of(model, choice, lr, device)
-            except Uncheckable as error:
-                why = str(error)
-        why = from_first(why)
-        seconds = time.perf_counter() - start
-        return cls(model, plan, graph, loss_fn, given, device, reference, why, seconds)
+        made = cls(model, plan, graph, loss_fn, given, device)
+        with same_draws(device):
+            made._repeats()
+            made._refer(choice, lr)
+            if made.why_not:
+                made._model()
+        made.seconds = time.perf_counter() - start
+        return made
 
     def run(self, job: "Job") -> SelfCheck:
-        """Every rank calls it; CheckFailed on all of them if something differs."""
+        """The rest. Every rank calls it; CheckFailed on all of them if something differs."""
         start = time.perf_counter()
-        with same_draws(self.device):
-            self._repeats()
-            if not self.why_not:
+        if not self.why_not:
+            with same_draws(self.device):
                 self._plan(job)
-            if self.why_not:
-                self.unchecked.append(f"the plan ({self.why_not})")
-                self._model()
         self.reference = None
         self.seconds += time.perf_counter() - start
+        if self.why_not:
+            self.unchecked.append(f"the plan ({self.why_not})")
         found = SelfCheck(tuple(self.checked), tuple(self.unchecked), self.seconds)
         if rank() == 0:
             print(f"meshwright: {found}", file=sys.stderr, flush=True)
         return found
+
+    def _refer(self, choice: OptimizerChoice, lr: float | None) -> None:
+        """Makes the reference, on rank 0."""
+        if rank() == 0:
+            self.why_not = _why_not(self.model, self.plan, self.graph, self.device)
+            if not self.why_not:
+                try:
+                    self.reference = Reference.of(self.model, choice, lr, self.device)
+                except Uncheckable as error:
+                    self.why_not = str(error)
+        self.why_not = from_first(self.why_not)
 
     def _batch(self, seed: int = 0) -> dict[str, torch.Tensor]:
         given = None if self.given is None else flatten_batch(self.given)
