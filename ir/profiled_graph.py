@@ -5,7 +5,8 @@ time and gives bytes in proportion to its samples, and only its batch can be spl
 """
 
 from collections.abc import Mapping
-from math import ceil
+from math import ceil, isfinite
+from typing import Any
 
 from meshwright.ir.digest import digest
 from meshwright.ir.errors import PlanError
@@ -18,19 +19,31 @@ _DTYPE, _ELEMENT_BYTES = "float32", 4
 
 
 def profiled_graph(
-    profile: LayerProfile, batch_size: int, *, kept_bytes: Mapping[str, int] | None = None
+    profile: LayerProfile,
+    batch_size: int,
+    *,
+    kept_bytes: Mapping[str, int] | None = None,
+    speeds: Mapping[str, float] | None = None,
 ) -> Graph:
     """The training step that the profile describes, at a global batch size.
 
     A profile does not say what autograd keeps inside a layer, only what leaves it. `kept_bytes`:
-    layer name -> bytes per sample that it keeps for its backward besides what it reads.
+    layer name -> bytes per sample that it keeps for its backward besides what it reads. `speeds`:
+    device type -> how many times as fast as measured its layers are; without it the profile is of
+    the one device type of a cluster.
     """
     kept = kept_bytes or {}
     if batch_size < 1:
         raise PlanError(f"a global batch of {batch_size} samples; it must be 1 or more")
     if unknown := kept.keys() - {layer.name for layer in profile.layers}:
         raise PlanError(f"profile {profile.name} has no layers {sorted(unknown)}")
-    made = _Maker(profile, batch_size, kept)
+    for device, speed in (speeds or {}).items():
+        if not (speed > 0 and isfinite(speed)):
+            raise PlanError(
+                f"profile {profile.name}: the speed of {device} is {speed}; it must be positive, "
+                "such as 2.3 for times that are 2.3 times as short as those measured"
+            )
+    made = _Maker(profile, batch_size, kept, tuple(sorted((speeds or {}).items())))
     ops = tuple(made.op(position) for position in range(len(profile.layers)))
     return Graph(
         tensors=made.tensors,
@@ -50,8 +63,14 @@ def profiled_graph(
 class _Maker:
     """Makes ops in order, and the tensors they need."""
 
-    def __init__(self, profile: LayerProfile, batch: int, kept: Mapping[str, int]) -> None:
-        self.profile, self.batch, self.kept = profile, batch, kept
+    def __init__(
+        self,
+        profile: LayerProfile,
+        batch: int,
+        kept: Mapping[str, int],
+        speeds: tuple[tuple[str, float], ...],
+    ) -> None:
+        self.profile, self.batch, self.kept, self.speeds = profile, batch, kept, speeds
         self.tensors = {_BATCH: Tensor(_BATCH, (batch, 1), "int64", Kind.INPUT)}
         self.inputs = [_BATCH]
         """Of the graph: the batch, and what is made of it alone."""
@@ -63,10 +82,12 @@ class _Maker:
         read = self.reads.get(position) or [_BATCH]
         state = self._parameter(layer)
         outputs = self._outputs(position, layer)
-        values = {
+        values: dict[str, Any] = {
             "forward_s": layer.forward_s / self.profile.micro_batch,
             "backward_s": layer.backward_s / self.profile.micro_batch,
         }
+        if self.speeds:
+            values["speeds"] = self.speeds
         inputs = (*read, *state)
         return Op(
             name=_name(layer),

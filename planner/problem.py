@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from meshwright.costmodel.keeping import Policy
+from meshwright.costmodel.layer_profile import check_devices
 from meshwright.costmodel.memory import check_optimizer
 from meshwright.costmodel.tables import CostTables
 from meshwright.ir.cluster import Cluster
@@ -163,6 +164,7 @@ def make_problem(
     else:
         raise _unknown("precision", precision, PRECISIONS)
     check_objective(objective, cluster)
+    check_devices(graph, cluster.device_names)
     asked = parse_constraints((*constraints, *hint_constraints(graph)), graph, cluster)
     return Problem(
         graph=graph, cluster=cluster, optimizer=optimizer, precision=kind,

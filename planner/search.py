@@ -28,6 +28,7 @@ from meshwright.planner.found import simplest as simplest
 from meshwright.planner.infeasible import explain
 from meshwright.planner.kernels import AUTO, asked_kernels, worth
 from meshwright.planner.largest_batch import largest_batch
+from meshwright.planner.node_order import in_one_order
 from meshwright.planner.objectives import bounds_batch, rating
 from meshwright.planner.offers import Offer, check_logs, find_searcher, is_baseline
 from meshwright.planner.pins.constraints import (
@@ -238,6 +239,14 @@ def search_finalists(
     progress: bool = False,
 ) -> tuple[Plan, ...]:
     """The best plan, then up to `most - 1` that are predicted to take little more, best first."""
+    asked = in_one_order(problem)
+    found = _finalists(asked.problem, searcher, most, time_limit_s, progress=progress)
+    return tuple(asked.back(plan) for plan in found)
+
+
+def _finalists(
+    problem: Problem, searcher: str, most: int, time_limit_s: float, *, progress: bool
+) -> tuple[Plan, ...]:
     free = with_any_schedule(problem)
     deadline = time.monotonic() + time_limit_s
     name = _searcher(free, searcher, deadline)

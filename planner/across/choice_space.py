@@ -73,9 +73,9 @@ class Choices:
         if len(known) == 1:
             yield known * frame.num_ranks
             return
-        for sizes in compositions(self.problem.cluster.num_devices, frame.num_ranks):
-            if set(sizes) <= set(known):
-                yield sizes
+        step = min(known, default=1)  # all sizes are multiples of the least one
+        for sizes in compositions(self.problem.cluster.num_devices // step, frame.num_ranks):
+            yield tuple([step * size for size in sizes])
 
     def _of(self, frame: Frame, size: int) -> tuple[Mesh, ...]:
         key = (frame.num_microbatches, size)
@@ -142,8 +142,11 @@ def stage_on(group: Group, start: int, stop: int, treatment: Treatment) -> Stage
 
 
 def with_shares(problem: Problem, choice: Choice) -> Iterator[Choice]:
-    """The choice with even shares, and with balanced ones where replicas differ."""
+    """The choice with the shares that it has, even ones if none, and with balanced ones where
+    replicas differ."""
     yield choice
+    if len(problem.tables.devices) == 1:
+        return
     held = range(len(choice.stages))
     in_flight = [min(choice.num_microbatches, max(1, choice.num_ranks - i)) for i in held]
     stages = tuple(

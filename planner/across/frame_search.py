@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.costmodel.placement import step_cores
-from meshwright.planner.across.choice_space import Group, stage_on, with_shares
+from meshwright.planner.across.choice_space import Group, stage_on
 from meshwright.planner.across.partition import (
     Part,
     Pipeline,
@@ -79,7 +79,7 @@ class FrameSearch:
         found = [
             Finalist(self._step_s(asked, parts, frame), choice)
             for parts in answers
-            for choice in self._choices(parts, frame)
+            for choice in [self._choice(parts, frame)]
         ]
         return sorted(found, key=lambda item: item.value)
 
@@ -112,7 +112,7 @@ class FrameSearch:
         if asked is None or least is None:
             return []
         value = self._step_s(asked, least[1], frame)
-        return [Finalist(value, choice) for choice in self._choices(least[1], frame)]
+        return [Finalist(value, self._choice(least[1], frame))]
 
     def smallest(self, frame: Frame, bound: Bound) -> list[Finalist]:
         """The choice that needs least memory."""
@@ -120,7 +120,7 @@ class FrameSearch:
         answer = solve(asked, memory, join=np.maximum) if asked else None
         if answer is None:
             return []
-        return [Finalist(answer[0], choice) for choice in self._choices(answer[1], frame)]
+        return [Finalist(answer[0], self._choice(answer[1], frame))]
 
     def _pipeline(
         self,
@@ -240,12 +240,11 @@ class FrameSearch:
             work += (load_s + busy_s) * part.mesh.size
         return max(path + most, work / step_cores(self.problem.cluster))
 
-    def _choices(self, parts: Sequence[Part], frame: Frame) -> Iterator[Choice]:
-        choice = Choice(
+    def _choice(self, parts: Sequence[Part], frame: Frame) -> Choice:
+        return Choice(
             stages=tuple(map(self._stage, parts)), num_microbatches=frame.num_microbatches,
             schedule=self._schedule(frame), num_ranks=frame.num_ranks,
         )  # fmt: skip
-        yield from with_shares(self.problem, choice)
 
     def _stage(self, part: Part) -> StageChoice:
         devices = self.places.ranks(part.first, part.mesh.size, part.mesh)

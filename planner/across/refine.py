@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from meshwright.planner.across.choice_space import with_shares
 from meshwright.planner.across.ladder import Treatment
 from meshwright.planner.across.treatments import Treatments
 from meshwright.planner.candidates import (
@@ -105,8 +106,10 @@ def _other_counts(problem: Problem, choice: Choice) -> Iterator[Choice]:
     counts = [n for n in microbatch_counts(problem) if n <= most]
     if choice.num_microbatches in counts:
         at = counts.index(choice.num_microbatches)
+        # Shares are of a micro-batch of the other size.
+        stages = tuple([replace(stage, shares=()) for stage in choice.stages])
         for count in counts[max(0, at - 1) : at] + counts[at + 1 : at + 2]:
-            yield replace(choice, num_microbatches=count)
+            yield from with_shares(problem, replace(choice, num_microbatches=count, stages=stages))
 
 
 def _on(stage: StageChoice, mesh: Mesh) -> StageChoice:
@@ -133,4 +136,4 @@ def _other_meshes(problem: Problem, choice: Choice) -> Iterator[Choice]:
                 _on(stage, mesh) if stage.devices in touched else stage for stage in choice.stages
             )
             if stages != choice.stages:
-                yield replace(choice, stages=stages)
+                yield from with_shares(problem, replace(choice, stages=stages))

@@ -16,7 +16,7 @@ from itertools import islice
 import numpy as np
 
 from meshwright.ir.plan import Plan
-from meshwright.planner.across.choice_space import Choices
+from meshwright.planner.across.choice_space import Choices, with_shares
 from meshwright.planner.across.first_plans import first_choices
 from meshwright.planner.across.frame_search import MESHES, Finalist, FrameSearch
 from meshwright.planner.across.ladder import Treatment
@@ -86,6 +86,7 @@ class _Search:
         self.leaf = LeafBound(self.runs)
         self.state = State()
         self.timed = problem.objective != "memory"
+        self.mixed = len(problem.tables.devices) > 1
         self.bounds: list[tuple[Frame, Bound]] = []
 
     def run(self) -> Iterator[Offer]:
@@ -134,7 +135,15 @@ class _Search:
 
     def _fastest(self) -> Iterator[Offer]:
         """Simulates what tables say is best, best first; then what else may be close."""
-        queue = [(f.value, number, f.choice) for number, f in enumerate(self._finalists())]
+        queue: list[tuple[float, int, Choice]] = []
+        for own in self._by_frame():
+            if self.mixed and own[0].value < CLOSE * self.state.best_s:
+                # Bounds tell frames of mixed devices hardly apart: a good plan early does.
+                yield from self._offer(own[0].choice)
+            queue += [(f.value, len(queue) + number, f.choice) for number, f in enumerate(own)]
+        queue.sort(key=lambda item: item[:2])
+        firsts = {choice: (value, number) for value, number, choice in reversed(queue)}
+        queue = [(*key, choice) for choice, key in reversed(firsts.items())]
         again: set[Frame] = set()
         for number in range(JUDGED):
             if not queue or queue[0][0] > CLOSE * self.state.best_s:
@@ -180,18 +189,20 @@ class _Search:
         found = [f for s in self.solvers for f in s.fastest(frame, bound, limit_s, spare)]
         return sorted(found, key=lambda item: item.value)[:1]
 
-    def _finalists(self) -> list[Finalist]:
+    def _by_frame(self) -> Iterator[list[Finalist]]:
         """Of all frames that may be best by what tables say of the others; tables are of plain
         schedules."""
-        least, found = np.inf, []
+        least = np.inf
         for frame, bound in sorted(self.bounds, key=lambda item: (_plain_s(item[1]), item[0])):
             if _plain_s(bound) > CLOSE * least:
                 break
+            found: list[Finalist] = []
             for solver in self.solvers:
                 own = solver.fastest(frame, bound, WORSE * least)
                 least = min([least, *(finalist.value for finalist in own)])
                 found += own
-        return sorted(dict.fromkeys(found), key=lambda item: item.value)
+            if found:
+                yield sorted(found, key=lambda item: item.value)
 
     def _other_kinds(self) -> Iterator[Offer]:
         """The best of each kind of plan, by bounds and tables: ties and runners-up."""
@@ -236,10 +247,11 @@ class _Search:
             yield from self._offer(finalist.choice)
 
     def _offer(self, choice: Choice, *, even_far: bool = False) -> Iterator[Offer]:
-        for each in self._starts(choice):
-            if each not in self.state.seen:
-                yield self._judge(each, self.state.judged)
-                yield from self._fit(each, even_far=even_far)
+        for start in self._starts(choice):
+            for each in with_shares(self.problem, start):
+                if each not in self.state.seen:
+                    yield self._judge(each, self.state.judged)
+                    yield from self._fit(each, even_far=even_far)
 
     def _fit(self, choice: Choice, *, even_far: bool = False) -> Iterator[Offer]:
         """As few recomputed blocks as fit by the simulator: tables only estimate memory.
