@@ -24,6 +24,7 @@ from meshwright.ir.trace import trace
 from meshwright.runtime import checkpoint
 from meshwright.runtime.batch import BatchCutter, as_batch
 from meshwright.runtime.build import RankParts, build_rank
+from meshwright.runtime.choice import check_choice
 from meshwright.runtime.compiling import check_compiler
 from meshwright.runtime.executor import Executor, Progress
 from meshwright.runtime.export import export
@@ -102,6 +103,7 @@ def compile(
     made = make_optimizer(
         optimizer or plan.optimizer, parts.held, lr, model, by_kernel="bucket_update" in used(plan)
     )
+    check_choice(optimizer or plan.optimizer, made, plan, graph, model)
     if isinstance(made, Stepped):
         made.write_over(stage.sync for stage in parts.stages.values())
     norm = plan.max_grad_norm if max_grad_norm is None else max_grad_norm
@@ -351,6 +353,7 @@ class Job:
             if stage.program.totals is None:
                 continue
             for microbatch in range(self.plan.num_microbatches):
+                self._trainer.place(index, microbatch)
                 made = stage.totals(parts[index, microbatch])
                 for name, value in made.items():
                     known = found[index].get(name)

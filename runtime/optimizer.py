@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from meshwright.ir.errors import PlanError
+from meshwright.runtime.choice import check_tensors
 from meshwright.runtime.gradsync.base import Held
 from meshwright.runtime.updates import stepped_by_kernel
 
@@ -42,14 +43,17 @@ def _made(
     """As torch has it.
 
     An instance over `model.parameters()` is rebuilt with its class, groups and settings; a callable
-    gets the list of tensors. Elementwise optimizers are exact on rows.
+    gets the list of tensors. What steps each element by itself is exact on rows; `check_choice`
+    says of others where they cannot run.
     """
     tensors = [h.tensor for h in held if h.param.requires_grad and h.tensor.numel()]
     if isinstance(choice, torch.optim.Optimizer):
         return _rebuilt(choice, held, model)
     if not isinstance(choice, str):
         # A list of one group may be empty: a stage may have nothing to train.
-        return choice([{"params": tensors}])
+        made = choice([{"params": tensors}])
+        check_tensors(made, tensors)
+        return made
     if choice not in _BY_NAME:
         raise PlanError(f"optimizer {choice!r} is none of {', '.join(_BY_NAME)}; pass a callable")
     kind, defaults = _BY_NAME[choice]
