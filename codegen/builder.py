@@ -34,7 +34,7 @@ from meshwright.ir.nesting import local_split
 from meshwright.ir.operators import operator
 from meshwright.ir.paths import path
 from meshwright.ir.placed.spots import Spot
-from meshwright.ir.torch_private import makes_view
+from meshwright.ir.torch_private import makes_view, returns_list
 
 Placed = tuple[Placement, ...]
 """One placement per axis, in the order of the builder's axes."""
@@ -176,7 +176,7 @@ class Builder:
         node = self._call(site, form, inputs, op.outputs[0] if op.outputs else op.name)
         if _changes_in_place(op):
             self._forget(op.inputs[0], self.placed(site.input_layout(0)))
-        if len(op.outputs) == 1:
+        if len(op.outputs) == 1 and not returns_list(operator(op.target)):
             self._output(site, 0, node, form)
         else:
             self.outputs(site, node, form)
@@ -202,7 +202,11 @@ class Builder:
             node = self.fx.call_function(truediv, (node, form.divisor))
         if form and form.whole:
             # Made whole: placed R now, sliced when someone needs it split.
-            layout = {axis: R if isinstance(p, Shard) else p for axis, p in layout.items()}
+            kept = "dp" if form.by_sample else ""
+            layout = {
+                axis: R if isinstance(p, Shard) and axis != kept else p
+                for axis, p in layout.items()
+            }
         self.made_as(site.op.outputs[index], node, layout)
 
     def _call(self, site: Site, form: Form, inputs: Sequence[fx.Node], name: str) -> fx.Node:

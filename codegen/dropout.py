@@ -18,6 +18,7 @@ from meshwright.codegen.comm import Comm
 from meshwright.codegen.kernels.bias_gelu import bias_gelu
 from meshwright.codegen.kernels.gelu_dropout import gelu_dropout as fused_dropout
 from meshwright.codegen.kernels.gelu_dropout import masks
+from meshwright.codegen.program import PRELUDE, TOTALS
 from meshwright.ir.operators import operator
 from meshwright.ir.still import Still
 
@@ -25,7 +26,9 @@ from meshwright.ir.still import Still
 def seed_of(comm: Comm, key: str, sample: int, axes: tuple[str, ...]) -> int:
     """The seed of one sample's numbers in one op; `axes` are those whose coordinate matters."""
     where = [f"{axis}={comm.coordinates[axis]}" for axis in axes]
-    text = "/".join([str(comm.seed), str(comm.step), comm.block, key, str(sample), *where])
+    # What the totals of a batch are computed from is drawn again in the prelude.
+    block = PRELUDE if comm.block == TOTALS else comm.block
+    text = "/".join([str(comm.seed), str(comm.step), block, key, str(sample), *where])
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
@@ -92,7 +95,7 @@ _DEFAULT = Lock()
 
 
 @contextmanager
-def _seeded(device: torch.device, seed: int) -> Iterator[None]:
+def with_seed(device: torch.device, seed: int) -> Iterator[None]:
     """The default generators start from `seed` inside, and are as before afterwards."""
     devices = [device] if device.type != "cpu" else []
     kind = device.type if devices else "cuda"
@@ -133,7 +136,7 @@ def attention(
     parts = []
     for start in range(0, rows, per_sample or rows):
         sample = comm.sample_offset + start // per_sample if per_sample else -1
-        with _seeded(query.device, seed_of(comm, name, sample, axes)):
+        with with_seed(query.device, seed_of(comm, name, sample, axes)):
             parts.append(attend(start, start + (per_sample or rows)))
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
@@ -146,5 +149,9 @@ def seeded(
         with Still():
             return operator(target)(**arguments)
     sample = comm.sample_offset if "dp" in axes else -1
-    with _seeded(comm.device, seed_of(comm, op_key, sample, axes)):
-        return operator(target)(**{name.removesuffix("_"): x for name, x in arguments.items()})
+    if not comm.training and "train" in arguments:
+        arguments["train"] = False
+    # Names that Python keeps for itself end with a line in emitted code: `from_`.
+    named = {name.removesuffix("_"): x for name, x in arguments.items()}
+    with with_seed(comm.device, seed_of(comm, op_key, sample, axes)):
+        return operator(target)(**named)

@@ -6,8 +6,8 @@ from keyword import iskeyword
 from meshwright.codegen.shape_forms import Rule
 from meshwright.codegen.site import Form, In, Site, Value
 from meshwright.ir.errors import PlanError
-from meshwright.ir.layout import Shard
-from meshwright.ir.nesting import dim_runs, splits_of
+from meshwright.ir.layout import Shard, local_shape
+from meshwright.ir.nesting import dim_runs, local_split, splits_of
 
 
 def _sharded(form: Form, target: str, /, **extra: Value) -> Form:
@@ -170,10 +170,44 @@ def _attention(site: Site, form: Form) -> Form:
     return _sharded(form, "attention", name=site.op.key, **samples)
 
 
+def _noise(site: Site, form: Form) -> Form:
+    """Whole but for its samples, also where it is split on model axes."""
+    layout = {axis: p for axis, p in site.output_layout(0).items() if axis == "dp"}
+    shape = site.tensors[site.op.outputs[0]].shape
+    size = local_shape(shape, layout, site.axes, site.coordinates)
+    found: dict[str, Value] = {"size": size, "key": site.op.key}
+    batch = layout.get("dp")
+    if isinstance(batch, Shard):
+        split = local_split(shape[batch.dim], "dp", batch, layout, site.axes, site.coordinates)
+        per_sample = split.section // (site.axes["dp"].whole or split.section)
+        found |= {"dim": batch.dim, "outer": split.outer, "per_sample": per_sample}
+    plain = _without(form, "like", "dims", "device")
+    return replace(_sharded(plain, "noise", **found), whole=True, by_sample=True)
+
+
+def _each_sample(site: Site, form: Form) -> Form:
+    cut = [
+        name for name, value in form.args
+        if isinstance(value, In) and isinstance(site.input_layout(value.index).get("dp"), Shard)
+    ]  # fmt: skip
+    extra: dict[str, Value] = {
+        "target": site.op.target, "op_key": site.op.key, "cut": tuple(cut),
+    }  # fmt: skip
+    return _sharded(form, "each_sample", **extra, **_rows(site))
+
+
+def _rows(site: Site) -> dict[str, Value]:
+    """How many rows each sample has along dim 0."""
+    size, batch = site.tensors[site.op.outputs[0]].shape[0], site.axes.get("dp")
+    split = isinstance(site.output_layout(0).get("dp"), Shard) and batch and batch.whole
+    return {"per_sample": size // batch.whole} if split and batch else {}
+
+
 def _random(site: Site, form: Form) -> Form:
     if "dropout" in dict(form.args) and not (form.arg("train") and form.arg("dropout")):
         return form
-    axes = tuple(axis for axis, p in site.output_layout(0).items() if isinstance(p, Shard))
+    layout = {} if form.whole else site.output_layout(0)
+    axes = tuple(axis for axis, p in layout.items() if isinstance(p, Shard))
     extra: dict[str, Value] = {"target": site.op.target, "op_key": site.op.key, "axes": axes}
     return _sharded(form, "seeded", **extra)
 
@@ -191,12 +225,18 @@ RULES: dict[str, Rule] = {
     "aten.dropout_": _dropout,
     "aten.scaled_dot_product_attention": _attention,
     **dict.fromkeys(
-        ("aten.lstm", "aten.gru", "aten.bernoulli", "aten.rand", "aten.randn", "aten.randint",
-         "aten.randperm", "aten.rand_like", "aten.randn_like", "aten.native_dropout",
-         "aten.feature_dropout", "aten.alpha_dropout", "aten.feature_alpha_dropout",
-         "aten.multinomial", "aten.exponential", "aten.uniform", "aten.normal_functional",
-         "aten.cauchy", "aten.geometric", "aten.log_normal"),
+        ("aten.lstm", "aten.gru", "aten.rnn_tanh", "aten.rnn_relu", "aten.randperm",
+         "aten.native_dropout"),
         _random,
+    ),
+    "meshwright.noise": _noise,
+    "meshwright.noise_of": _noise,
+    "meshwright.drop": lambda site, form: _sharded(form, "drop"),
+    "meshwright.random_slope": lambda site, form: _sharded(form, "random_slope"),
+    **dict.fromkeys(
+        ("aten.poisson", "aten.binomial", "aten._standard_gamma", "aten.multinomial",
+         "aten._sample_dirichlet"),
+        _each_sample,
     ),
 }  # fmt: skip
 """Op (without overload) -> its rule."""

@@ -22,12 +22,12 @@ def run_local(
     the first sample of each micro-batch; by default they follow each other.
     """
     comm = comm or Comm({}, {"dp": 1}, {"dp": 0})
-    sums = [_totals(program, params, microbatches, comm) for program in programs]
+    counts = [_samples(batch) for batch in microbatches]
+    starts = starts or [sum(counts[:number]) for number in range(len(counts))]
+    sums = [_totals(program, params, microbatches, comm, starts) for program in programs]
     losses = []
-    seen = 0
     for number, batch in enumerate(microbatches):
-        comm.microbatch, comm.sample_offset = number, starts[number] if starts else seen
-        seen += _samples(batch)
+        comm.microbatch, comm.sample_offset = number, starts[number]
         values: dict[str, Tensor] = dict(batch)
         for program, totals in zip(programs, sums, strict=True):
             values |= totals
@@ -54,9 +54,11 @@ def _totals(
     params: Mapping[str, Tensor],
     microbatches: Sequence[Mapping[str, Tensor]],
     comm: Comm,
+    starts: Sequence[int],
 ) -> dict[str, Tensor]:
     sums: dict[str, Tensor] = {}
-    for batch in microbatches if program.totals else ():
+    for number, batch in enumerate(microbatches if program.totals else ()):
+        comm.microbatch, comm.sample_offset = number, starts[number]
         assert program.totals is not None
         for name, summand in _run(program.totals, comm, params, batch).items():
             sums[name] = sums[name] + summand if name in sums else summand

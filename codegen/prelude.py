@@ -8,14 +8,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from meshwright.codegen.builder import Builder
-from meshwright.codegen.program import BlockCode, Call
+from meshwright.codegen.program import PRELUDE, TOTALS, BlockCode, Call
 from meshwright.codegen.where import Where, strategies
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Kind, Op
 from meshwright.ir.layout import Layout, P, Partial, Placement, R, Shard
 from meshwright.ir.plan import BlockLayout
-
-PATTERN = "(prelude)"
 
 
 @dataclass(frozen=True)
@@ -32,15 +30,15 @@ def lower_prelude(where: Where, wanted: tuple[str, ...]) -> Prelude:
     """Calls that make the `wanted` values of the prelude."""
     if not wanted:
         return Prelude()
-    layout = where.layout(PATTERN)
+    layout = where.layout(PRELUDE)
     made = {
         name: _made(where, layout, name) for op in where.graph.prelude_ops for name in op.outputs
     }
     totals = _totals(where, layout, wanted, made)
     layouts = {name: _kept(made[name]) for name in wanted}
     first: dict[str, Layout] = {name: {"dp": P} for name in totals}
-    call = _call(where, layout, layouts, known=totals, name=PATTERN)
-    summands = _call(where, layout, first, known=(), name="(totals)") if totals else None
+    call = _call(where, layout, layouts, known=totals, name=PRELUDE)
+    summands = _call(where, layout, first, known=(), name=TOTALS) if totals else None
     return Prelude(summands, call, layouts)
 
 
@@ -110,7 +108,7 @@ def _call(
     }
     params = tuple(n for n in read if is_param[n])
     inputs = tuple(n for n in read if not is_param[n])
-    builder = Builder(graph, where.axes, where.coordinates, lambda n: f"{PATTERN}.{n}")
+    builder = Builder(graph, where.axes, where.coordinates, lambda n: f"{PRELUDE}.{n}")
     for param in params:
         builder.add_placeholder(param, {})
     for value in inputs:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from meshwright.codegen.comm import Comm
     from meshwright.codegen.halves import Halves
 
+PRELUDE, TOTALS = "(prelude)", "(totals)"
+"""Names of the calls that a stage makes before its blocks."""
+
 
 @dataclass(frozen=True, slots=True)
 class Param:

@@ -9,6 +9,7 @@ from meshwright.codegen import together
 from meshwright.codegen.comm import Comm
 from meshwright.codegen.dropout import attention, dropout, gelu_dropout, seeded
 from meshwright.codegen.halo import windowed
+from meshwright.codegen.noise import drop, each_sample, noise, random_slope
 from meshwright.codegen.products import columns, rows
 from meshwright.codegen.ring import ring_attention
 from meshwright.codegen.routing import routed_experts
@@ -177,6 +178,10 @@ FUNCTIONS: dict[str, Callable[..., object]] = {
     "sharded.gelu_dropout": gelu_dropout,
     "sharded.attention": attention,
     "sharded.seeded": seeded,
+    "sharded.noise": noise,
+    "sharded.each_sample": each_sample,
+    "sharded.drop": drop,
+    "sharded.random_slope": random_slope,
     "sharded.update": update,
     "sharded.columns": columns,
     "sharded.rows": rows,

@@ -51,6 +51,8 @@ class Form:
     """The result is divided by it: the global count of a mean."""
     whole: bool = False
     """The op makes the whole value on every rank; its part is sliced off afterwards."""
+    by_sample: bool = False
+    """What is made whole is so on model axes only: it has just the samples of the rank."""
     guarded: tuple[int, ...] = ()
     """Inputs that are buffers and change in place: not when a block is recomputed."""
     channels_last: tuple[int, ...] = ()

@@ -26,7 +26,7 @@ _NAMES = {
     OpClass.GATHER: "embedding embedding_bag _embedding_bag gather index index_select scatter "
     "scatter_add index_put index_put_ index_add index_copy take take_along_dim one_hot",
     OpClass.TRANSCENDENTAL: "gelu silu tanh sigmoid exp log erf sin cos pow mish softplus elu "
-    "dropout native_dropout bernoulli rand rand_like logsigmoid gelu_ silu_ swiglu "
+    "noise noise_of dropout native_dropout bernoulli rand rand_like logsigmoid gelu_ silu_ swiglu "
     "bias_gelu bias_gelu_dropout",
     OpClass.COPY: "clone contiguous cat concat stack copy copy_ repeat repeat_interleave roll pad "
     "divide_gradient constant_pad_nd _to_copy to flip tril triu im2col",

@@ -197,6 +197,7 @@ def _functional(state: _State, op: RawOp, written: Ref) -> str:
         return state.emit(aten.full_like.default, given, op, stem)
     namespace, name, overload = op.name.split(".")
     space = getattr(torch.ops, namespace)
+    overload = _OVERLOADS.get(op.name, overload)
     packets = (getattr(space, name.rstrip("_") + end, None) for end in ("", "_functional"))
     target = next(filter(None, (getattr(p, overload, None) for p in packets)), None)
     if not name.endswith("_") or target is None or stem in ("t", "transpose", "resize"):
@@ -210,6 +211,8 @@ _BITWISE = {
     "__iand": "bitwise_and", "__ior": "bitwise_or", "__ixor": "bitwise_xor",
     "__ilshift": "bitwise_left_shift", "__irshift": "bitwise_right_shift",
 }  # fmt: skip
+_OVERLOADS = {"aten.bernoulli_.float": "p"}
+"""In-place call -> the overload of its functional form, where that is called otherwise."""
 
 
 def _assign(state: _State, name: str, value: str, op: RawOp) -> None:
@@ -227,8 +230,10 @@ def _scatter(state: _State, view: _View, value: Ref, op: RawOp) -> str:
     """The new value of `view.base` when the view of it becomes `value`."""
     args, short = view.op.args, view.op.name.split(".")[1]
     base: dict[str, Arg] = {"self": Ref(view.base), "src": value}
-    if short in ("alias", "detach", "contiguous"):
+    if short in ("alias", "contiguous"):
         return value.name
+    if short == "detach":
+        return _written_unseen(state, view.base, value, op)
     if short == "select":
         given = base | {"dim": args["dim"], "index": args["index"]}
         return _into(state, aten.select_scatter.default, given, op)
@@ -273,6 +278,15 @@ def _into(state: _State, target: Any, given: dict[str, Arg], op: RawOp) -> str:
         return state.emit(target, given, op, stem)
     written = state.emit(target, given | pairs | dims, op, stem)
     return state.emit(aten.view_as_complex.default, {"self": Ref(written)}, op, "view_as_complex")
+def _written_unseen(state: _State, base: str, value: Ref, op: RawOp) -> str:
+    """What a write through a detached view makes of its base: autograd does not see the write, so
+    the gradient goes to what was there before."""
+    if not state.raw.fakes[base].is_floating_point():
+        return value.name
+    before = state.emit(aten.detach.default, {"self": Ref(base)}, op, "before")
+    now = state.emit(aten.detach.default, {"self": value}, op, "now")
+    change = state.emit(aten.sub.Tensor, {"self": Ref(now), "other": Ref(before)}, op, "change")
+    return state.emit(aten.add.Tensor, {"self": Ref(base), "other": Ref(change)}, op, "written")
 
 
 def _ints(value: Arg) -> list[int]:

@@ -4,11 +4,12 @@ from typing import NamedTuple
 
 import torch
 
-from meshwright.ir import experts
+from meshwright.ir import experts, frequency, noise
 from meshwright.ir.errors import PlanError
 from meshwright.ir.torch_private import OpOverload, schema_arguments
 
-assert experts.ACTIVATIONS  # importing it makes its operators known
+assert experts.ACTIVATIONS and frequency.COUNT_ROWS and noise.NOISE
+# Importing them makes their operators known.
 
 
 class Argument(NamedTuple):

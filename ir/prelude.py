@@ -3,11 +3,10 @@
 from dataclasses import replace
 
 from meshwright.ir.graph import Kind
+from meshwright.ir.noise import is_random
 from meshwright.ir.raw import Raw, RawOp, substitute
 from meshwright.ir.simplify import changes_state
 from meshwright.ir.torch_private import makes_view
-
-_RANDOM = ("rand", "bernoulli", "dropout", "multinomial", "normal", "uniform", "empty")
 
 
 def prelude_first(raw: Raw) -> tuple[Raw, int]:
@@ -23,7 +22,7 @@ def prelude_first(raw: Raw) -> tuple[Raw, int]:
     for op in early:
         op = _renamed(op, names)
         key = (op.name, op.grad, tuple(op.args.items()))
-        if key not in seen or _is_random(op):
+        if key not in seen or is_random(op.target) or "empty" in op.name:
             seen[key] = op
             kept.append(op)
         else:
@@ -61,7 +60,3 @@ def _memory(raw: Raw) -> dict[str, str]:
 
 def _renamed(op: RawOp, names: dict[str, str]) -> RawOp:
     return replace(op, args={k: substitute(v, names) for k, v in op.args.items()})
-
-
-def _is_random(op: RawOp) -> bool:
-    return any(word in op.name for word in _RANDOM)

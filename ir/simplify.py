@@ -5,9 +5,11 @@ from dataclasses import replace
 
 import torch
 
+from meshwright.ir.errors import TraceError
 from meshwright.ir.frequency import count_frequencies
 from meshwright.ir.functional import functionalise
 from meshwright.ir.graph import Arg, Kind, Ref
+from meshwright.ir.noise import draw_noise
 from meshwright.ir.ops import COUNT_VALID, CROSS_ENTROPY_SUM
 from meshwright.ir.raw import Raw, RawOp, dtype_name, make_op, refs, substitute
 from meshwright.ir.torch_private import makes_view, schema_arguments, written_arguments
@@ -17,8 +19,8 @@ aten = torch.ops.aten
 
 def simplify(raw: Raw) -> Raw:
     """The passes, in order; each takes and returns the whole step."""
-    for rewrite in (functionalise, _canonical, _split_mean_cross_entropy, count_frequencies,
-                    _drop_identities, _mark_gradients, _drop_detach, drop_dead):  # fmt: skip
+    for rewrite in (functionalise, _canonical, _split_mean_cross_entropy, draw_noise,
+                    count_frequencies, _drop_identities, _mark_gradients, _drop_detach, drop_dead):  # fmt: skip
         raw = rewrite(raw)
     return raw
 
@@ -206,9 +208,12 @@ def _state_views(raw: Raw) -> set[str]:
 
 _NO_GRADIENT = (
     "detach", "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like",
-    "randint_like", "new_zeros", "new_ones", "new_full", "new_empty", "new_tensor", "bernoulli",
+    "randint_like", "noise", "new_zeros", "new_ones", "new_full", "new_empty", "new_tensor", "bernoulli",
     "argmax", "argmin", "one_hot", "bincount", "histc", "searchsorted", "bucketize",
 )  # fmt: skip
+
+
+_UNDERIVED = frozenset({"aten._sample_dirichlet.default", "aten.binomial.default"})
 
 
 def _mark_gradients(raw: Raw) -> Raw:
@@ -222,6 +227,11 @@ def _mark_gradients(raw: Raw) -> Raw:
         if not op.grad:
             op = _detached(raw, op, live, ops)
         short = op.name.split(".")[1].rstrip("_")
+        if op.name in _UNDERIVED and any(n in live for n in op.inputs):
+            raise TraceError(
+                f"{op.source or op.path}: {op.name} has no derivative, and a gradient flows into "
+                "what it reads: give it detached values"
+            )
         if short not in _NO_GRADIENT and any(n in live for n in op.inputs):
             live.update(o for o in op.outputs if o and _differs(raw.fakes[o]))
         ops.append(op)

@@ -104,6 +104,12 @@ def written_arguments(target: Any) -> tuple[str, ...]:
     )
 
 
+def returns_list(target: Any) -> bool:
+    """Whether the operator's schema says that it returns a list of tensors."""
+    returned = target._schema.returns
+    return len(returned) == 1 and "List" in str(returned[0].type)
+
+
 def makes_view(target: Any) -> bool:
     """Whether the operator's schema says that its result shares memory with an argument."""
     infos = (r.alias_info for r in target._schema.returns)

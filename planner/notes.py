@@ -14,6 +14,7 @@ from meshwright.planner.inside.explain import batch_norms
 from meshwright.planner.pins.constraints import memory_cap, pinned
 from meshwright.planner.problem import Problem
 from meshwright.planner.profiles import profile_notes
+from meshwright.planner.random_notes import random_notes
 
 _FULL = 0.95
 """Who plans to use more of a device's memory should know how far predictions of memory are off."""
@@ -30,7 +31,7 @@ def notes_of(problem: Problem, plan: Plan) -> tuple[str, ...]:
     measured = profile_notes(problem.tables.profile, problem.cluster)
     return (
         *_overlap(plan), *_compile(problem, plan), *_batch(problem, plan), *_whole(problem, plan),
-        *_idle(plan), *_rows(problem), *_found(problem), *measured,
+        *random_notes(problem.graph, plan), *_idle(plan), *_rows(problem), *_found(problem), *measured,
     )  # fmt: skip
 
 

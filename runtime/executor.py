@@ -68,7 +68,7 @@ class Executor:
         return total
 
     def _take(self, action: Action, inputs: Inputs) -> Tensor | None:
-        self._place(action.stage, action.microbatch)
+        self.place(action.stage, action.microbatch)
         match action.work:
             case Work.FORWARD | Work.FORWARD_KEEPING:
                 return self._forward(action, inputs)
@@ -90,7 +90,7 @@ class Executor:
     def _at(self, action: Action | str, phase: str) -> None:
         self._progress.at(self._progress.step, str(action), phase)
 
-    def _place(self, stage: int, microbatch: int) -> None:
+    def place(self, stage: int, microbatch: int) -> None:
         """Tells the generated code where it is: dropout masks depend on it."""
         comm = self._stages[stage].comm
         comm.microbatch = microbatch

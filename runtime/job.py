@@ -25,6 +25,7 @@ from meshwright.runtime import checkpoint
 from meshwright.runtime.batch import BatchCutter, as_batch
 from meshwright.runtime.build import RankParts, build_rank
 from meshwright.runtime.check.run import Checking, SelfCheck, wanted
+from meshwright.runtime.choice import check_choice
 from meshwright.runtime.compiling import check_compiler
 from meshwright.runtime.executor import Executor, Progress
 from meshwright.runtime.export import check_writable, export, sync_to
@@ -122,6 +123,7 @@ def compile(
     made = make_optimizer(
         chosen_optimizer, parts.held, lr, model, by_kernel="bucket_update" in used(plan)
     )
+    check_choice(chosen_optimizer, made, plan, graph, model)
     if isinstance(made, Stepped):
         made.write_over(stage.sync for stage in parts.stages.values())
     norm = plan.max_grad_norm if max_grad_norm is None else max_grad_norm
@@ -407,7 +409,9 @@ class Job:
             parts = self._cutter.cut(batch, sharded=sharded)
         self.progress.at(self.state.step, "totals", "running")
         with section("totals"):
-            totals = whole_totals(self.parts, self.plan.num_microbatches, parts)
+            totals = whole_totals(
+                self.parts, self.plan.num_microbatches, parts, self._trainer.place
+            )
 
         def inputs(stage: int, microbatch: int) -> Mapping[str, Tensor]:
             return parts[stage, microbatch] | totals[stage]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.torch_private import leaves
+from meshwright.runtime.choice import check_tensors
 from meshwright.runtime.gradsync.base import Held
 from meshwright.runtime.pieces import pieces
 from meshwright.runtime.updates import stepped_by_kernel
@@ -50,7 +51,8 @@ def _made(
     """As torch has it.
 
     An instance over `model.parameters()` is rebuilt with its class, groups and settings; a callable
-    gets the list of tensors. Elementwise optimizers are exact on rows.
+    gets the list of tensors. What steps each element by itself is exact on rows; `check_choice`
+    says of others where they cannot run.
     """
     tensors = [h.tensor for h in held if h.param.requires_grad and h.tensor.numel()]
     if lr is not None and not isinstance(choice, str):
@@ -59,7 +61,9 @@ def _made(
         return _rebuilt(choice, held, model)
     if not isinstance(choice, str):
         # A list of one group may be empty: a stage may have nothing to train.
-        return choice([{"params": tensors}])
+        made = choice([{"params": tensors}])
+        check_tensors(made, tensors)
+        return made
     return by_name(choice, tensors, lr, fused=True)
 
 

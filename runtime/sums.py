@@ -1,6 +1,6 @@
 """What of a batch is summed over the job: its loss, and the counts that the loss divides by."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,15 +14,22 @@ if TYPE_CHECKING:
 
 
 def whole_totals(
-    parts: RankParts, num_microbatches: int, given: Mapping[tuple[int, int], Mapping[str, Tensor]]
+    parts: RankParts,
+    num_microbatches: int,
+    given: Mapping[tuple[int, int], Mapping[str, Tensor]],
+    place: Callable[[int, int], None],
 ) -> dict[int, dict[str, Tensor]]:
-    """Per stage, the sums over all micro-batches and dp of what the whole batch decides."""
+    """Per stage, the sums over all micro-batches and dp of what the whole batch decides.
+
+    `place(stage, microbatch)` tells generated code where it is: noise depends on it.
+    """
     found: dict[int, dict[str, Tensor]] = {}
     for index, stage in parts.stages.items():
         found[index] = {}
         if stage.program.totals is None:
             continue
         for microbatch in range(num_microbatches):
+            place(index, microbatch)
             made = stage.totals(given[index, microbatch])
             for name, value in made.items():
                 known = found[index].get(name)

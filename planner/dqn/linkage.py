@@ -136,7 +136,7 @@ def _together(space: MeshSpace, own: OpSpace, axis: int) -> Iterator[list[Dim]]:
     for strategy in own.found[axis]:
         sides = (*strategy.inputs, *strategy.outputs)
         found = [
-            (space.alias(name), p.dim)
+            (space.tied(space.alias(name)), p.dim)
             for name, p in zip(names, sides, strict=True)
             if name and isinstance(p, Shard)
         ]

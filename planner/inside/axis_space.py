@@ -18,7 +18,7 @@ from meshwright.planner.inside.data_layout import DataLayout, is_state, taken_di
 from meshwright.planner.inside.factors import AxisKind, Split, Taken, strategies
 from meshwright.planner.inside.joint import OwnSplits
 from meshwright.planner.inside.rules import Rule, name_of
-from meshwright.planner.inside.segments import PRELUDE, Segment, aliases
+from meshwright.planner.inside.segments import PRELUDE, Segment, aliases, tied
 from meshwright.planner.inside.spread import Shards, spread
 
 T = TypeVar("T")
@@ -79,6 +79,10 @@ class Spreader:
     @cached_property
     def alias(self) -> Callable[[str], str]:
         return self._once("alias", lambda: aliases(self.graph))
+
+    @cached_property
+    def tied(self) -> Callable[[str], str]:
+        return self._once("tied", lambda: tied(self.graph))
 
     @cached_property
     def taken(self) -> Taken:

@@ -88,7 +88,8 @@ class MeshProblem:
         return self.space.ops[op].strategy(states[self.nodes[NodeKey("op", op)]])
 
     def stored(self, states: Sequence[int], name: str) -> Place:
-        return self.space.params[name][states[self.nodes[NodeKey("param", name)]]]
+        root = self.space.tied(name)
+        return self.space.params[root][states[self.nodes[NodeKey("param", root)]]]
 
     def border(self, states: Sequence[int], root: str) -> Place:
         return self.borders[root][states[self.nodes[NodeKey("border", root)]]]
@@ -116,14 +117,11 @@ def mesh_problem(
 
 
 def _copies(graph: Graph, space: MeshSpace) -> Iterator[tuple[str, int]]:
-    """How many different tensors stand where the first block of a pattern has this one."""
-    seen: set[str] = set()
-    for segment in space.segments:
-        same = [b.params for b in graph.blocks if b.pattern == segment.block.pattern]
-        for i, name in enumerate(segment.block.params):
-            if name not in seen:
-                seen.add(name)
-                yield name, len({params[i] for params in same})
+    """How many different tensors have each common name."""
+    every = dict.fromkeys(name for block in graph.blocks for name in block.params)
+    counts = Counter(map(space.tied, every))
+    for name in space.params:
+        yield name, counts[name]
 
 
 class _Placed(NamedTuple):
@@ -175,9 +173,10 @@ class _Maker:
         block = segment.block
         stored = {
             name: _Placed(
-                self.nodes[NodeKey("param", name)], self.moves.listed(self.space.params[name])
+                self.nodes[NodeKey("param", root)], self.moves.listed(self.space.params[root])
             )
             for name in block.params
+            for root in (self.space.tied(name),)
         }
         return stored | {name: self._border(self.space.alias(name)) for name in block.inputs}
 

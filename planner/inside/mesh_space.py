@@ -43,10 +43,13 @@ class MeshSpace:
     ops: dict[str, OpSpace]
     """Per op name."""
     params: dict[str, tuple[Place, ...]]
-    """Per tensor that blocks store: where it may lie."""
+    """Per tensor that blocks store, by its common name: where it may lie."""
     borders: dict[str, tuple[Place, ...]]
     """Per value between blocks, by its common name: where it may lie. The first is whole."""
     alias: Callable[[str], str]
+    """The common name of values between blocks."""
+    tied: Callable[[str], str]
+    """The common name of tensors that are stored alike."""
     dp: dict[str, Strategy]
     """Per op name: how samples are split."""
 
@@ -58,16 +61,27 @@ def mesh_space(
     spreader = Spreader(graph, data, mesh)
     each = tuple(spreader.axis(at) for at in range(len(mesh)))
     maker = _Maker(graph, spreader, each)
-    stored = dict.fromkeys(name for s in spreader.segments for name in s.block.params)
+    stored: dict[str, dict[str, None]] = {}
+    for name in (name for s in spreader.segments for name in s.block.params):
+        stored.setdefault(spreader.tied(name), {})[name] = None
     return MeshSpace(
         mesh=mesh,
         segments=spreader.segments,
         ops={op.name: maker.op(op) for op in spreader.ops},
-        params={name: asked.places(name, mesh, maker.stored(name)) for name in stored},
+        params={
+            root: _common([asked.places(name, mesh, maker.stored(name)) for name in names])
+            for root, names in stored.items()
+        },
         borders=maker.borders(),
         alias=spreader.alias,
+        tied=spreader.tied,
         dp={name: s for laid in data.laid for name, s in laid.strategies.items()},
     )
+
+
+def _common(found: list[tuple[Place, ...]]) -> tuple[Place, ...]:
+    """The places that all uses of a tensor allow."""
+    return tuple(place for place in found[0] if all(place in other for other in found[1:]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,3 +68,22 @@ def aliases(graph: Graph) -> Callable[[str], str]:
             if a != b:
                 root[b] = a
     return find
+
+
+def tied(graph: Graph) -> Callable[[str], str]:
+    """One name for all parameters, buffers and constants that must be stored alike: those at the
+    same place of equal blocks, and whatever is the same as one of them elsewhere."""
+    first = {block.pattern: block for block in graph.distinct_blocks()}
+    root: dict[str, str] = {}
+
+    def find(name: str) -> str:
+        while name in root:
+            name = root[name]
+        return name
+
+    for block in graph.blocks:
+        for own, model in zip(block.params, first[block.pattern].params, strict=True):
+            a, b = find(model), find(own)
+            if a != b:
+                root[b] = a
+    return find

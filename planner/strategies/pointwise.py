@@ -24,17 +24,16 @@ QUOTIENTS = frozenset(["div", "divide", "true_divide"])
 SUMS = frozenset(["add", "sub", "subtract", "rsub"])
 
 OTHERS = frozenset(
-    "abs acos acosh addcdiv addcmul asin asinh atan atan2 atanh bernoulli bitwise_and bitwise_not "
+    "abs acos acosh addcdiv addcmul asin asinh atan atan2 atanh bitwise_and bitwise_not "
     "bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift ceil celu clamp clamp_max "
     "clamp_min clip copy copysign cos cosh dropout elu eq erf erfc erfinv exp exp2 expm1 "
-    "feature_alpha_dropout fill floor floor_divide fmod frac ge gelu gt hardshrink hardsigmoid "
+    "fill floor floor_divide fmod frac ge gelu gt hardshrink hardsigmoid "
     "hardswish hardtanh isfinite isinf isnan isneginf isposinf le leaky_relu lerp log log10 log1p "
     "log2 log_sigmoid logaddexp logical_and logical_not logical_or logical_xor logit lt "
     "masked_fill maximum minimum mish nan_to_num ne pow prelu reciprocal relu relu6 remainder "
     "round rsqrt selu sgn sigmoid sign silu sin sinh softplus softshrink softsign sqrt square tan "
     "tanh threshold trunc where xlogy not_equal greater less greater_equal less_equal "
-    "ones_like zeros_like full_like empty_like rand_like randn_like exponential uniform "
-    "normal_functional cauchy geometric log_normal".split()
+    "ones_like zeros_like full_like empty_like".split()
 )
 
 
