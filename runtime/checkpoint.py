@@ -25,7 +25,7 @@ from meshwright.runtime.pieces import Piece, pieces
 from meshwright.runtime.stored import folder as folders
 from meshwright.runtime.stored import manifest, parts, torch_format
 from meshwright.runtime.stored.files import DamagedError, write
-from meshwright.runtime.stored.manifest import Manifest, PartFile, StoredPiece, StoredTensor
+from meshwright.runtime.stored.manifest import Manifest, PartFile, StoredTensor, Wanted
 from meshwright.runtime.stored.parts import Written
 from meshwright.runtime.stored.values import decode, dtype_named, encode
 from meshwright.runtime.world import of_all, to_first
@@ -113,7 +113,7 @@ class _Source:
     settings: Any
     extra: Any
     tensors: Mapping[str, StoredTensor]
-    read_all: Callable[[Sequence[tuple[str, str, StoredPiece]]], Iterator[tuple[int, Tensor]]]
+    read_all: Callable[[Sequence[Wanted]], Iterator[tuple[int, Tensor]]]
 
 
 def load(job: "Job", folder: Path) -> dict[str, Any]:
@@ -175,8 +175,7 @@ def _fill(job: "Job", source: _Source) -> None:
     _make_room(job, source.tensors)
     fills = to_fill([_contents(job, stage) for stage in job.parts.stages], source.tensors)
     job.missing |= {fill.name.removeprefix("model/") for fill in fills}
-    wanted = [(fill.name, fill.dtype, fill.piece) for fill in fills]
-    for number, read in source.read_all(wanted):
+    for number, read in source.read_all([fill.wanted for fill in fills]):
         copy(fills[number], read)
     for group, settings in zip(job.optimizer.param_groups, source.settings, strict=True):
         group.update(settings)
