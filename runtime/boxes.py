@@ -8,7 +8,7 @@ from torch import Tensor
 
 from meshwright.ir.errors import PlanError
 from meshwright.runtime.pieces import Piece
-from meshwright.runtime.stored.manifest import StoredPiece, StoredTensor
+from meshwright.runtime.stored.manifest import StoredPiece, StoredTensor, Wanted
 from meshwright.runtime.stored.parts import Box
 from meshwright.runtime.stored.values import dtype_name
 
@@ -40,6 +40,19 @@ class Fill:
     dtype: str
     piece: StoredPiece
     copies: tuple[Copy, ...]
+
+    @property
+    def wanted(self) -> Wanted:
+        """What is to be read; it may go straight to where it is the whole of a local tensor."""
+        x, room = self.copies[0].target, None
+        if (
+            len(self.copies) == 1
+            and x.device.type == "cpu"
+            and x.is_contiguous()
+            and x.nbytes == self.piece.nbytes
+        ):
+            room = x.reshape(-1).view(torch.uint8)
+        return Wanted(self.name, self.dtype, self.piece, room)
 
 
 def to_write(content: Mapping[str, Boxed]) -> list[Box]:
@@ -111,4 +124,5 @@ def copy(fill: Fill, read: Tensor) -> None:
     """Puts a piece that was read where it belongs."""
     with torch.no_grad():
         for part in fill.copies:
-            part.target.copy_(read[part.source])
+            if part.target.data_ptr() != read.data_ptr():  # else it was read into its place
+                part.target.copy_(read[part.source])

@@ -26,7 +26,7 @@ from meshwright.runtime.pieces import Piece, pieces
 from meshwright.runtime.stored import folder as folders
 from meshwright.runtime.stored import manifest, parts, torch_format
 from meshwright.runtime.stored.files import DamagedError, write
-from meshwright.runtime.stored.manifest import Manifest, PartFile, StoredPiece, StoredTensor
+from meshwright.runtime.stored.manifest import Manifest, PartFile, StoredTensor, Wanted
 from meshwright.runtime.stored.parts import Written
 from meshwright.runtime.stored.values import decode, dtype_named, encode
 from meshwright.runtime.unread import boxed
@@ -116,7 +116,7 @@ class _Source:
     settings: Any
     extra: Any
     tensors: Mapping[str, StoredTensor]
-    read_all: Callable[[Sequence[tuple[str, str, StoredPiece]]], Iterator[tuple[int, Tensor]]]
+    read_all: Callable[[Sequence[Wanted]], Iterator[tuple[int, Tensor]]]
 
 
 def load(job: "Job", folder: Path) -> dict[str, Any]:
@@ -180,8 +180,7 @@ def _fill(job: "Job", source: _Source) -> None:
     contents = [_contents(job, stage) for stage in job.parts.stages]
     fills = to_fill([*contents, boxed(unread)], source.tensors)
     job.missing |= {fill.name.removeprefix("model/") for fill in fills}
-    wanted = [(fill.name, fill.dtype, fill.piece) for fill in fills]
-    for number, read in source.read_all(wanted):
+    for number, read in source.read_all([fill.wanted for fill in fills]):
         copy(fills[number], read)
     job.unread.fill(unread)
     for group, settings in zip(job.optimizer.param_groups, source.settings, strict=True):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
+from torch import Tensor
 
 from meshwright.ir.errors import PlanError
 from meshwright.runtime.stored.files import DamagedError, opened
@@ -38,6 +39,17 @@ class StoredPiece:
     nbytes: int
     crc32: int
     """-1 where the format has no such sum."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Wanted:
+    """A piece that is to be read."""
+
+    name: str
+    dtype: str
+    piece: StoredPiece
+    room: Tensor | None = None
+    """Memory of bytes where it may be put at once."""
 
 
 @dataclass(frozen=True, slots=True)

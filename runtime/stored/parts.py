@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from meshwright.runtime.stored.files import DamagedError, opened
-from meshwright.runtime.stored.manifest import PartFile, StoredPiece
+from meshwright.runtime.stored.manifest import PartFile, StoredPiece, Wanted
 from meshwright.runtime.stored.values import dtype_name, dtype_named, raw
 
 _DTYPES = {
@@ -96,38 +96,37 @@ def check(path: Path, part: PartFile) -> None:
             raise DamagedError(f"{path} is damaged: its header is not the one that was written")
 
 
-def read(folder: Path, name: str, dtype: str, piece: StoredPiece, memory: Tensor) -> Tensor:
-    """A piece of the tensor `name`, in `memory`; DamagedError if its bytes are not as written."""
+def read(folder: Path, wanted: Wanted, memory: Tensor) -> Tensor:
+    """A piece, in its room or in `memory`; DamagedError if its bytes are not as written."""
+    piece = wanted.piece
     path = folder / piece.file
-    memory = memory[: piece.nbytes]
+    memory = memory[: piece.nbytes] if wanted.room is None else wanted.room
     view = memory.numpy().data
     with opened(path) as file:
         file.seek(piece.start)
         count = file.readinto(view)  # type: ignore[attr-defined]
     if count != piece.nbytes or zlib.crc32(view) != piece.crc32:
         raise DamagedError(
-            f"{path} is damaged: the bytes of {name!r} at {list(piece.offsets)} are not those that "
-            "were written"
+            f"{path} is damaged: the bytes of {wanted.name!r} at {list(piece.offsets)} are not "
+            "those that were written"
         )
-    return memory.view(dtype_named(dtype)).reshape(piece.sizes)
+    return memory.view(dtype_named(wanted.dtype)).reshape(piece.sizes)
 
 
 _AHEAD = 2
 """Pieces that are read and summed while one is copied: more would only take memory."""
 
 
-def read_all(
-    folder: Path, wanted: Sequence[tuple[str, str, StoredPiece]]
-) -> Iterator[tuple[int, Tensor]]:
-    """Each of `wanted` (name, dtype, piece) by its number; it holds until the next is asked for."""
-    longest = max((piece.nbytes for _, _, piece in wanted), default=0)
+def read_all(folder: Path, wanted: Sequence[Wanted]) -> Iterator[tuple[int, Tensor]]:
+    """Each of `wanted` by its number; it holds until the next is asked for."""
+    longest = max((w.piece.nbytes for w in wanted if w.room is None), default=0)
     # The same memory again and again: new memory would cost more than reading into it.
     memory = [torch.empty(longest, dtype=torch.uint8) for _ in range(_AHEAD + 1)]
     with ThreadPoolExecutor(_AHEAD) as beside:
         running: deque[tuple[int, Future[Tensor]]] = deque()
-        for number, (name, dtype, piece) in enumerate(wanted):
+        for number, one in enumerate(wanted):
             slot = memory[number % len(memory)]
-            running.append((number, beside.submit(read, folder, name, dtype, piece, slot)))
+            running.append((number, beside.submit(read, folder, one, slot)))
             if len(running) > _AHEAD:
                 first, made = running.popleft()
                 yield first, made.result()

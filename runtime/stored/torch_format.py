@@ -19,7 +19,7 @@ from torch import Tensor
 
 from meshwright.ir.errors import PlanError
 from meshwright.runtime.stored.files import DamagedError, opened
-from meshwright.runtime.stored.manifest import StoredPiece, StoredTensor
+from meshwright.runtime.stored.manifest import StoredPiece, StoredTensor, Wanted
 from meshwright.runtime.stored.values import dtype_name
 
 INDEX = ".metadata"
@@ -94,15 +94,14 @@ class TorchCheckpoint:
             raise DamagedError(f"{self.folder / INDEX} has no {name!r}")
         return _load(self.folder, name, self.values[name])
 
-    def read_all(
-        self, wanted: Sequence[tuple[str, str, StoredPiece]]
-    ) -> Iterator[tuple[int, Tensor]]:
-        """Each of `wanted` (name, dtype, piece) by its number."""
-        for number, (name, dtype, piece) in enumerate(wanted):
+    def read_all(self, wanted: Sequence[Wanted]) -> Iterator[tuple[int, Tensor]]:
+        """Each of `wanted` by its number."""
+        for number, one in enumerate(wanted):
+            name, piece = one.name, one.piece
             found = _load(self.folder, name, piece)
             if (
                 not isinstance(found, Tensor)
-                or dtype_name(found.dtype) != dtype
+                or dtype_name(found.dtype) != one.dtype
                 or tuple(found.shape) != piece.sizes
             ):
                 raise DamagedError(
