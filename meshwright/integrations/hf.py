@@ -111,7 +111,8 @@ class JobTrainer(Trainer):
         return model if isinstance(model, _Wrapped) else _Wrapped(model)
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
-        found = super()._prepare_for_training(*args, **kwargs)
+        trainer: Any = super()
+        found = trainer._prepare_for_training(*args, **kwargs)
         assert isinstance(self.model, nn.Module)
         self.callback_handler.model = _Seen(self.model)
         return found
@@ -155,7 +156,8 @@ class JobTrainer(Trainer):
 
     def _track_num_input_tokens(self, inputs: Any) -> None:
         before = self.state.num_input_tokens_seen
-        super()._track_num_input_tokens(inputs)
+        trainer: Any = super()
+        trainer._track_num_input_tokens(inputs)
         added = self.state.num_input_tokens_seen - before
         self.state.num_input_tokens_seen = before + added // self.args.world_size
 
@@ -174,7 +176,7 @@ class JobTrainer(Trainer):
         """The same global batches on every rank."""
         dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, str):
-            dataset = self.eval_dataset[dataset]  # type: ignore[index,call-overload]
+            dataset = self.eval_dataset[dataset]  # type: ignore[index]
         if dataset is None:
             raise PlanError("evaluation needs an eval_dataset")
         return batches(self, dataset, None, "evaluation")

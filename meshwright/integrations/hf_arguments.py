@@ -121,9 +121,8 @@ def _best(args: TrainingArguments, plan: Plan) -> str:
 
 
 def _accelerator(args: TrainingArguments, plan: Plan) -> str:
-    given = args.accelerator_config
-    given = given if isinstance(given, dict) else given.to_dict()
-    plain = type(args.accelerator_config)().to_dict()
+    config: Any = args.accelerator_config  # transformers makes it of a dict, or of nothing
+    given, plain = config.to_dict(), type(config)().to_dict()
     odd = {name: value for name, value in given.items() if value != plain.get(name)}
     if set(odd) <= {"non_blocking"}:
         return ""

@@ -78,7 +78,7 @@ def check_counts(found: Sequence[Any], *, shifted: bool) -> None:
 
     Trainer then weighs each by its labels; a job adds batches that count the same.
     """
-    labels = [batch.get("labels") for batch in found if isinstance(batch, Mapping)]
+    labels: list[Any] = [batch.get("labels") for batch in found if isinstance(batch, Mapping)]
     if len(labels) < 2 or not all(isinstance(one, Tensor) for one in labels):
         return
     counts = {int((one[..., 1:] if shifted else one).ne(-100).sum()) for one in labels}

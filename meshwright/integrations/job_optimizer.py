@@ -21,6 +21,8 @@ class JobOptimizer(torch.optim.Optimizer):
         self.defaults = job.optimizer.defaults
         self.accumulated = 0
         """Batches since the last step."""
+        self.divisor: int | None = None
+        """What the sum of their gradients is divided by; None: how many they are."""
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
@@ -36,9 +38,9 @@ class JobOptimizer(torch.optim.Optimizer):
         return self.job.accumulate(batch)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """The mean of the batches' gradients is applied."""
+        """Applies the mean of the batches' gradients, or their sum over `divisor`."""
         result = None if closure is None else closure()
-        self.job.apply(1.0 / max(1, self.accumulated))
+        self.job.apply(1.0 / (self.divisor or max(1, self.accumulated)))
         self.accumulated = 0
         return result
 

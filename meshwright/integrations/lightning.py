@@ -15,10 +15,13 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero
 from torch import Tensor
 
 from meshwright.integrations.job_optimizer import JobOptimizer
+from meshwright.integrations.lightning_checks import check_lightning, limit_of
+from meshwright.integrations.lightning_step import StandIn, check_result, standing_in
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan import Plan
 from meshwright.ir.step import LossFn
@@ -29,15 +32,26 @@ from meshwright.runtime.world import pick_device
 _LIGHTNING_FILE = "lightning.ckpt"
 
 
+def job_step(module: LightningModule, batch: Any) -> Tensor:
+    """In a step of a LightningModule: the loss of a global batch, by the job."""
+    strategy = module.trainer.strategy
+    if not isinstance(strategy, JobStrategy):
+        raise PlanError("job_step(self, batch) needs Trainer(strategy=JobStrategy(plan))")
+    return strategy.loss(batch)
+
+
 class JobStrategy(Strategy):
     """Trains as a plan says.
 
-    `model` names the attribute of the LightningModule that holds the model the plan is for. Its
-    `configure_optimizers` is asked as always; its `training_step` is the job's step, on global
-    batches that every rank reads, and logs `train_loss`; `validation_step` logs `val_loss`.
+    `model` names the attribute of the LightningModule that holds the model the plan is for. In
+    `training_step`, `validation_step` and `test_step` a call of that model is the job's, on global
+    batches that every rank reads, and gives its loss: what they log is logged. What a job cannot do
+    for the module, its callbacks or the Trainer is a PlanError (`lightning_checks` has the tables).
     """
 
     strategy_name = "meshwright"
+    _layer_sync: Any = None
+    """Where Lightning puts what `sync_batchnorm` asks for."""
 
     def __init__(
         self, plan: Plan, *, model: str = "model", loss_fn: LossFn | None = None, seed: int = 0
@@ -46,22 +60,26 @@ class JobStrategy(Strategy):
         self.plan, self.seed = plan, seed
         self.job: Job | None = None
         self._attribute, self._loss_fn = model, loss_fn
+        self._act: Callable[[Any], Tensor] | None = None
+        self._losses: list[Tensor] = []
         self._device = pick_device(None, plan.cluster.device_kind)
 
     def setup(self, trainer: Trainer) -> None:
-        """Makes the job of the module's model and optimizer."""
+        """Makes the job of the module's model and optimizer; after training, the same one goes on
+        to validate and test."""
         assert self.accelerator is not None
         self.accelerator.setup(trainer)
-        if trainer.gradient_clip_val is not None and trainer.gradient_clip_algorithm == "value":
-            raise PlanError("gradient_clip_algorithm 'value': a job clips by the global norm")
+        assert self.lightning_module is not None
+        check_lightning(self.lightning_module, trainer, self.plan)
+        trains = trainer.state.fn == TrainerFn.FITTING
+        if self.job is not None and self.job.model is self._planned_model() and not trains:
+            return
         self.setup_optimizers(trainer)
         if len(self.optimizers) != 1:
             raise PlanError(f"{len(self.optimizers)} optimizers: a job has one")
-        clip = trainer.gradient_clip_val
-        limit = None if clip is None else float(clip)
         self.job = compile_job(
             self._planned_model(), self.plan, optimizer=self.optimizers[0], loss_fn=self._loss_fn,
-            device=self._device, seed=self.seed, max_grad_norm=limit,
+            device=self._device, seed=self.seed, max_grad_norm=limit_of(trainer, self.plan),
         )  # fmt: skip
         only: Any = rank_zero
         only.rank_zero_only.rank = self.global_rank
@@ -80,22 +98,46 @@ class JobStrategy(Strategy):
             )
         return model
 
-    def training_step(self, batch: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """The loss of a global batch; the job keeps its gradients until the optimizer steps."""
-        loss = self._optimizer.accumulate(batch)
-        self._log("train_loss", loss)
-        return loss
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's, around a step of the job, which keeps its gradients."""
+        result = self._around("training_step", self._optimizer.accumulate, args, kwargs)
+        check_result(result, self._losses, type(self.lightning_module).__name__)
+        return result
 
-    def validation_step(self, batch: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """The loss of a global batch."""
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's, around an evaluation by the job."""
         assert self.job is not None
-        loss = self.job.eval(batch)
-        self._log("val_loss", loss)
+        return self._around("validation_step", self.job.eval, args, kwargs)
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's, around an evaluation by the job."""
+        assert self.job is not None
+        return self._around("test_step", self.job.eval, args, kwargs)
+
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Refused: PlanError."""
+        raise PlanError("predict: a job gives the loss only; predict with what job.export() wrote")
+
+    def loss(self, batch: Any) -> Tensor:
+        """Within a step of the module: that of a global batch, by the job."""
+        if self._act is None:
+            raise PlanError("job_step(self, batch) is for the steps of a LightningModule")
+        loss = self._act(batch)
+        self._losses.append(loss)
         return loss
 
-    def _log(self, name: str, loss: Tensor) -> None:
-        assert self.lightning_module is not None
-        self.lightning_module.log(name, loss, batch_size=self.plan.global_batch_size, prog_bar=True)
+    def _around(
+        self, name: str, act: Callable[[Any], Tensor], args: tuple[Any, ...], kwargs: Any
+    ) -> Any:
+        module = self.lightning_module
+        assert module is not None
+        self._losses, self._act = [], act
+        other = StandIn(self._planned_model(), self.loss, self._loss_fn is None)
+        try:
+            with standing_in(module, self._attribute, other):
+                return getattr(module, name)(*args, **kwargs)
+        finally:
+            self._act = None
 
     @property
     def _optimizer(self) -> JobOptimizer:
@@ -115,6 +157,8 @@ class JobStrategy(Strategy):
         **kwargs: Any,
     ) -> Any:
         """Without Lightning's clipping: it would see this rank's part only."""
+        assert self.lightning_module is not None
+        self._optimizer.divisor = self.lightning_module.trainer.accumulate_grad_batches
         return self._optimizer.step(closure)
 
     def batch_to_device(self, batch: Any, device: Any = None, dataloader_idx: int = 0) -> Any:

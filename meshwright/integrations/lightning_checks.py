@@ -1,0 +1,115 @@
+"""Which hooks and settings of Lightning a job honours, and why not the others.
+
+Closed by default: a method of LightningModule that is overridden and not listed is refused.
+"""
+
+import math
+from collections.abc import Iterator
+
+from lightning.pytorch import Callback, LightningModule, Trainer, callbacks
+
+from meshwright.ir.errors import PlanError
+from meshwright.ir.plan import Plan
+
+_GRADIENTS = "gradients are the job's, in pieces on many ranks, and not those of this module"
+_WEIGHTS = "weights are the job's, and this module's are those from before training"
+_BATCH = "the job takes to the device what a rank needs of a batch; change batches in the dataset"
+REFUSED = {
+    "backward": _GRADIENTS,
+    "manual_backward": _GRADIENTS,
+    "on_before_backward": _GRADIENTS,
+    "on_after_backward": _GRADIENTS,
+    "on_before_optimizer_step": _GRADIENTS,
+    "configure_gradient_clipping": "the job clips by the global norm: Trainer(gradient_clip_val=)",
+    "clip_gradients": "the job clips by the global norm: Trainer(gradient_clip_val=)",
+    "optimizer_zero_grad": "the job clears gradients itself",
+    "predict_step": "a job gives the loss only; predict with what job.export() wrote",
+    "on_before_batch_transfer": _BATCH,
+    "transfer_batch_to_device": _BATCH,
+    "on_after_batch_transfer": _BATCH,
+}
+"""Method -> why a job cannot honour it."""
+_CALLED = frozenset(
+    """
+    training_step validation_step test_step forward setup teardown prepare_data configure_model
+    configure_optimizers configure_callbacks train_dataloader val_dataloader test_dataloader
+    predict_dataloader optimizer_step lr_scheduler_step on_before_zero_grad on_save_checkpoint
+    on_load_checkpoint log log_dict print example_input_array
+    """.split()
+)
+"""What Lightning calls as always. So it does with all that begins with `on_` and is not refused."""
+_CALLBACKS = {
+    "StochasticWeightAveraging": _WEIGHTS,
+    "WeightAveraging": _WEIGHTS,
+    "EMAWeightAveraging": _WEIGHTS,
+    "ModelPruning": _WEIGHTS,
+    "BaseFinetuning": "a job trains the groups that it was made with",
+    "LearningRateFinder": "it sets the module back to weights from before",
+    "BatchSizeFinder": "the plan says how large a batch is",
+}
+_OF_GRADIENTS = ("on_before_backward", "on_after_backward", "on_before_optimizer_step")
+
+
+def check_lightning(module: LightningModule, trainer: Trainer, plan: Plan) -> None:
+    """PlanError with all that the module, its callbacks and the trainer ask for in vain."""
+    found = [
+        *_module(module),
+        *(text for callback in trainer.callbacks for text in _callback(callback)),  # type: ignore[attr-defined]
+        *_trainer(module, trainer, plan),
+    ]
+    if found:
+        raise PlanError("Lightning asks for what a job cannot do:\n  " + "\n  ".join(found))
+
+
+def _module(module: LightningModule) -> Iterator[str]:
+    if not module.automatic_optimization:
+        yield "automatic_optimization is False: the job takes the step, with one optimizer"
+    own = set(LightningModule.__mro__)
+    for kind in (kind for kind in type(module).__mro__ if kind not in own):
+        for name in vars(kind):
+            if name in REFUSED:
+                yield f"{kind.__name__} overrides {name}: {REFUSED[name]}"
+            elif _is_unknown(name):
+                yield f"{kind.__name__} overrides {name}: a job's strategy does not call it"
+
+
+def _is_unknown(name: str) -> bool:
+    """Whether Lightning has a method that a job knows nothing of."""
+    known = name in _CALLED or name.startswith(("_", "on_"))
+    return not known and callable(getattr(LightningModule, name, None))
+
+
+def _callback(callback: Callback) -> Iterator[str]:
+    name = type(callback).__name__
+    for kind, why in _CALLBACKS.items():
+        wanted = getattr(callbacks, kind, None)
+        if wanted is not None and isinstance(callback, wanted):
+            yield f"callback {name}: {why}"
+            return
+    for hook in _OF_GRADIENTS:
+        if getattr(type(callback), hook, None) is not getattr(Callback, hook):
+            yield f"callback {name} overrides {hook}: {_GRADIENTS}"
+
+
+def _trainer(module: LightningModule, trainer: Trainer, plan: Plan) -> Iterator[str]:
+    if trainer.gradient_clip_val and trainer.gradient_clip_algorithm == "value":
+        yield "gradient_clip_algorithm 'value': a job clips by the global norm"
+    precision = str(trainer.precision)
+    if precision != "32-true" and not (precision == "bf16-mixed" and plan.precision == "bf16"):
+        yield (
+            f"precision {precision!r}: the plan computes in {plan.precision}; leave it out, or "
+            "search a plan for another one"
+        )
+    if getattr(trainer.strategy, "_layer_sync", None) is not None:
+        yield "sync_batchnorm: a job's batch-norm sees the samples of one micro-batch of a rank"
+    if trainer.num_devices != 1:
+        yield f"devices={trainer.num_devices}: each rank trains with one; start ranks by torchrun"
+
+
+def limit_of(trainer: Trainer, plan: Plan) -> float | None:
+    """The largest norm of gradients; None leaves it to the plan, 0 asks for no clipping."""
+    if trainer.gradient_clip_val is None:
+        return None
+    if trainer.gradient_clip_val > 0:
+        return float(trainer.gradient_clip_val)
+    return None if plan.max_grad_norm is None else math.inf
