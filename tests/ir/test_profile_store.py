@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from meshwright.ir.device import OPERATIONS, OpClass
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plain_text import odd_character
 from meshwright.ir.profile import (
@@ -40,7 +41,7 @@ maybe = st.none() | timing
 group = st.builds(GroupShape, size=some, per_node=some, stride=some)
 RECORDS = {
     "ops": st.builds(
-        OpRecord, key=text, target=text, op_class=text, dtype=text, inputs=shapes, flops=number,
+        OpRecord, key=text, target=text, op_class=st.sampled_from(tuple(OpClass)), dtype=text, inputs=shapes, flops=number,
         moved_bytes=number, forward=timing, backward=maybe, backward_input=maybe,
         backward_weight=maybe, saved_bytes=count, causal=st.booleans(),
     ),
@@ -50,7 +51,7 @@ RECORDS = {
         no_grad_forward=maybe, accumulate=maybe, saved_bytes=count, workspace_bytes=count,
     ),
     "collectives": st.builds(
-        CollectiveRecord, operation=text, nbytes=count, group=group, groups_at_once=some,
+        CollectiveRecord, operation=st.sampled_from(OPERATIONS), nbytes=count, group=group, groups_at_once=some,
         time=timing, loaded=st.booleans(), compute_slowdown=number,
     ),
     "copies": st.builds(
