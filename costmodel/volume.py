@@ -49,7 +49,7 @@ def stage_traffic(
 
 def _together(found: Iterable[_Sent]) -> list[_Sent]:
     """Those of one purpose, axis and link as one."""
-    sums: dict[tuple[str, str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    sums: dict[tuple[TrafficPurpose, str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
     for sent in found:
         total = sums[sent.purpose, sent.axis, sent.link]
         total[0] += sent.nbytes
@@ -83,7 +83,12 @@ def sent_bytes(primitive: Primitive, nbytes: float, size: int) -> float:
 
 
 def _collective(
-    purpose: TrafficPurpose, axis: str, primitive: Primitive, nbytes: float, levels: Levels, times: int
+    purpose: TrafficPurpose,
+    axis: str,
+    primitive: Primitive,
+    nbytes: float,
+    levels: Levels,
+    times: int,
 ) -> Iterator[_Sent]:
     """`times` equal ones, if anything is sent at all."""
     if not levels or not nbytes or primitive not in COMMUNICATES:
@@ -132,7 +137,7 @@ def _of_walk(tables: CostTables, walk: Walk, times: int, *, again: bool) -> Iter
     for entry in walk.trail:
         if isinstance(entry, Move):
             change, levels = entry.conversion, walk.site.levels[entry.axis]
-            of = ("tensors", entry.axis)
+            of: tuple[TrafficPurpose, str] = ("tensors", entry.axis)
             yield from _collective(*of, change.forward, entry.nbytes, levels, forwards)
             if tables.graph.tensors[entry.name].requires_grad:
                 yield from _collective(*of, change.backward, entry.nbytes, levels, times)

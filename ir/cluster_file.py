@@ -88,7 +88,7 @@ def _expand(data: dict[str, Any], where: str) -> dict[str, Any]:
         if key in data:
             data[key] = _link(data[key], own, where)
     types = _list(data.get("device_types"), "device_types", where)
-    described = {_mapping(t, "a device type", where).get("name") for t in types}
+    described = {str(_mapping(t, "a device type", where).get("name")) for t in types}
     used = {name for node in made for name in node.devices}
     data["device_types"] = types + [
         presets.DEVICES[name] for name in sorted(used - described) if name in presets.DEVICES

@@ -4,7 +4,7 @@ Every `add` is a transaction, so that what was measured before an interruption i
 """
 
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from meshwright.ir.bounds import figure_problems
 from meshwright.ir.canonical import check_regular
+from meshwright.ir.device import OPERATIONS, OpClass
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plain_text import check_texts, shown
 from meshwright.ir.profile import (
@@ -276,11 +277,23 @@ def _sound(record: type[T], row: Mapping[str, Cell]) -> T:
     """The record of a row, whose texts and figures can be those of one."""
     check_texts(row, f"a {record.__name__} of the profile")
     found = record_of(record, row)
+    for name, words in _WORDS.get(record, {}).items():
+        if (word := getattr(found, name)) not in words:
+            known = ", ".join(words)
+            raise PlanError(
+                f"the profile: {record.__name__}.{name} is {shown(word)}, none of {known}"
+            )
     for problem in figure_problems(record.__name__, found, frozenset(), _COUNTS):
         raise PlanError(f"the profile: {problem}")
     return found
 
 
+_WORDS: Mapping[type, Mapping[str, Sequence[str]]] = {
+    OpRecord: {"op_class": tuple(OpClass)},
+    CollectiveRecord: {"operation": OPERATIONS},
+    CopyRecord: {"direction": ("to_device", "to_host", "within")},
+    Machine: {"kind": ("cuda", "cpu")},
+}
 _COUNTS = frozenset({"size", "per_node", "stride", "groups_at_once", "samples", "tp", "processes"})
 
 

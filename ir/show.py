@@ -65,7 +65,7 @@ def render(plan: Plan) -> RenderableType:
         *_overlaps(plan),
         *_compiled(plan),
     ]
-    if plan.predicted:
+    if plan.predicted and plan.predicted.stages:
         parts += [_times(plan.predicted), *_breakdown(plan.predicted), *_traffic(plan.predicted)]
         parts.append(_memory(plan))
     if len(plan.schedule.rows) > 1:

@@ -48,7 +48,7 @@ def _document(events: Iterator[Any], where: str) -> Any:
 def _value(event: Any, events: Iterator[Any], where: str, depth: int) -> Any:
     at = _at(event, where)
     if isinstance(event, yaml.AliasEvent):
-        raise PlanError(f"{at}the alias *{event.anchor[:40]}: write out what it stands for")
+        raise PlanError(f"{at}the alias *{str(event.anchor)[:40]}: write out what it stands for")
     if event.tag not in (None, "!"):
         raise PlanError(f"{at}the tag {shown(event.tag)}: files of ours have none")
     if depth > MAX_DEPTH:
@@ -95,7 +95,7 @@ def _scalar(event: Any, at: str) -> Any:
         raise PlanError(f"{at}{shown(event.value)} is no number") from error
 
 
-_RESOLVER = Resolver()
+_RESOLVER: Any = Resolver()
 _SAFE = SafeConstructor()
 _CONSTRUCT: Mapping[str, Callable[[ScalarNode], Any]] = {
     f"{_TAG}int": _SAFE.construct_yaml_int,

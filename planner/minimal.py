@@ -7,6 +7,7 @@ from typing import Any
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan import MODEL_AXES
+from meshwright.ir.verify import divisors
 from meshwright.planner.pins.decisions import NUMBERS, OF_ALL, STAGE_SIZES
 
 SETTINGS = ("global_batch_size", "optimizer", "precision", "max_grad_norm", "objective", "seed")
@@ -151,10 +152,10 @@ def check_batch(data: Mapping[str, Any], batch: int, where: str = "plan") -> Non
     """PlanError if the global batch does not split into so many micro-batches."""
     count = data.get("num_microbatches", 1)
     if isinstance(count, int) and batch % max(1, count):
-        legal = (n for n in range(1, batch + 1) if batch % n == 0)
+        nearest = min(divisors(batch), key=lambda n: abs(n - count))
         raise PlanError(
             f"{where}: the global batch of {batch} is no multiple of num_microbatches {count}; "
-            f"nearest is {min(legal, key=lambda n: abs(n - count))}"
+            f"nearest is {nearest}"
         )
 
 

@@ -15,7 +15,7 @@ from meshwright.ir.measured import (
     StepMeasured,
     TensorMemory,
 )
-from meshwright.ir.plan import Plan, Prediction, RankMemory, StagePrediction
+from meshwright.ir.plan import Plan, Prediction, RankMemory, ScheduleTable, StagePrediction
 from meshwright.ir.plan_io import rehash
 from meshwright.ir.profile import Machine
 from meshwright.ir.schedule import Work
@@ -181,8 +181,11 @@ def test_what_cannot_be_compared_is_refused():
 def test_what_ranks_do_for_several_stages_is_one_row():
     """Stages 0 and 1 on the same ranks: their optimizer steps are one phase."""
     plan = predicted_plan()
-    stages = tuple(replace(s, devices=(0, 1), batch_shares=(3, 3)) for s in plan.stages)
-    both = rehash(replace(plan, stages=stages))
+    first = plan.stages[0]
+    stages = tuple(replace(s, devices=(0, 1), batch_shares=(3, 3), mesh=first.mesh)
+                   for s in plan.stages)  # fmt: skip
+    row = " ".join(f"0F{i} 1F{i} 1B{i} 0B{i}" for i in range(4))
+    both = rehash(replace(plan, stages=stages, schedule=ScheduleTable(name="one", rows=(row,))))
     runs = tuple(replace(run_of(both, rank), world_size=2) for rank in range(2))
     rows = {(r.group, r.what): r for r in compare(both, expected_of(both), runs).rows}
     assert rows["optimizer", "stage 0+1"].error == pytest.approx(2 * 0.02 / 0.025 - 1)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from meshwright.ir.device import OPERATIONS, OpClass
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plain_text import odd_character
 from meshwright.ir.profile import (
@@ -38,9 +39,10 @@ shapes = st.lists(st.lists(count, max_size=4).map(tuple), max_size=3).map(tuple)
 timing = st.builds(Timing, median_s=seconds, spread=number, count=count)
 maybe = st.none() | timing
 group = st.builds(GroupShape, size=some, per_node=some, stride=some)
+op_class, operation = st.sampled_from(tuple(OpClass)), st.sampled_from(OPERATIONS)
 RECORDS = {
     "ops": st.builds(
-        OpRecord, key=text, target=text, op_class=text, dtype=text, inputs=shapes, flops=number,
+        OpRecord, key=text, target=text, op_class=op_class, dtype=text, inputs=shapes, flops=number,
         moved_bytes=number, forward=timing, backward=maybe, backward_input=maybe,
         backward_weight=maybe, saved_bytes=count, causal=st.booleans(),
     ),
@@ -50,7 +52,7 @@ RECORDS = {
         no_grad_forward=maybe, accumulate=maybe, saved_bytes=count, workspace_bytes=count,
     ),
     "collectives": st.builds(
-        CollectiveRecord, operation=text, nbytes=count, group=group, groups_at_once=some,
+        CollectiveRecord, operation=operation, nbytes=count, group=group, groups_at_once=some,
         time=timing, loaded=st.booleans(), compute_slowdown=number,
     ),
     "copies": st.builds(
