@@ -86,6 +86,10 @@ class Special(Tensor):
         return super().__torch_function__(*args, **kwargs)
 
 
+def test_a_plain_subclass_may_be_an_input() -> None:
+    assert flatten_batch((X.as_subclass(Special),)).keys() == {"0"}
+
+
 class Holds(nn.Module):
     def __init__(self, tensor: Tensor) -> None:
         super().__init__()
