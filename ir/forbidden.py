@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from meshwright.ir.errors import TraceError
 from meshwright.ir.explain import user_line_here
-from meshwright.ir.torch_private import ENGINE, own_dispatch
+from meshwright.ir.torch_private import ENGINE, own_dispatch, wraps_tensors
 
 _DENSE = "a plan splits dense tensors only"
 
@@ -25,8 +25,11 @@ def check_modules(model: nn.Module) -> None:
             )
 
 
-def check_tensor(what: str, tensor: Tensor) -> None:
-    """Raise a TraceError if a tensor of the model or of a batch is of a special kind."""
+def check_tensor(what: str, tensor: Tensor, *, of_batch: bool = False) -> None:
+    """Raise a TraceError if a tensor of the model or of a batch is of a special kind.
+
+    One of a batch may be a subclass whose data are its own, as those of torchvision are.
+    """
     kind = type(tensor).__name__
     if tensor.is_nested:
         raise TraceError(f"{what} is a nested tensor; {_DENSE}: pad it, and pass a mask")
@@ -40,7 +43,7 @@ def check_tensor(what: str, tensor: Tensor) -> None:
             f"{what} is a quantised tensor ({tensor.dtype}); {_DENSE}: keep integers and their "
             "scales in two tensors"
         )
-    if own_dispatch(tensor):
+    if wraps_tensors(tensor) if of_batch else own_dispatch(tensor):
         raise TraceError(
             f"{what} is a {kind}, a kind of tensor with operators of its own; {_DENSE}: keep its "
             "parts as plain tensors"

@@ -4,6 +4,7 @@ A copy of the step is called again and again on fake tensors; a call that does s
 would once a counter has moved on, is refused with the line and what keeps the state.
 """
 
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,7 +31,7 @@ from meshwright.ir.graph import Graph
 from meshwright.ir.moving import Kept, kept_state, moved, put_back, watched
 from meshwright.ir.recording import OLD, Entry, Operand, Recorder, needed
 from meshwright.ir.step import Batch, LossFn, TrainingStep, find_loss, flatten_batch
-from meshwright.ir.torch_private import fake_mode, storage_key
+from meshwright.ir.torch_private import DATA_DEPENDENT, fake_mode, storage_key
 
 FAR = 1_000_000
 """How much further a counter is moved to see what changes; containers grow by a thousandth."""
@@ -41,11 +42,12 @@ _WAY_OUT = (
     "registered with register_buffer and change that in place with torch operations, or pass it as "
     "an input of the batch"
 )
-_MAY_RAISE = (
+_MAY_RAISE: tuple[type[Exception], ...] = (
     RuntimeError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError,
     AssertionError, TraceError,
 )  # fmt: skip
 """What a model's code may raise at a call that it was not written for."""
+_AT_FIRST: tuple[type[Exception], ...] = (*_MAY_RAISE, *DATA_DEPENDENT)
 
 
 def check_repeats(
@@ -62,15 +64,24 @@ def check_repeats(
     buffers depend on them. A number, clock or random draw that forward reads is moved on to see
     whether anything changes then. `model` and what its code keeps elsewhere stay as they are.
     """
-    compare_calls(
-        model, flatten_batch(example_inputs), loss_fn, global_batch_size or graph.batch_size
-    )
+    batch = flatten_batch(example_inputs)
+    try:
+        compare_calls(model, batch, loss_fn, global_batch_size or graph.batch_size)
+    except NotRun as error:
+        warnings.warn(
+            f"the calls of {type(model).__name__} were not compared, since it does not run outside "
+            f"of an export: {error}", stacklevel=2,
+        )  # fmt: skip
+
+
+class NotRun(Exception):
+    """The first call already fails on fake tensors, so that there is nothing to compare."""
 
 
 def compare_calls(
     model: nn.Module, batch: Mapping[str, Tensor], loss_fn: LossFn | None, batch_size: int
 ) -> None:
-    """The same of a flat batch."""
+    """The same of a flat batch; raises `NotRun` if the first call fails."""
     with explained(), torch.device("cpu"), fake_mode(), undisturbed(model, loss_fn):
         originals: dict[int, Tensor] = {}
         step, inputs = fake_step(model, batch, loss_fn, resized(batch, batch_size), originals)
@@ -107,7 +118,10 @@ class _Calls:
     def check(self) -> None:
         """Compare the calls."""
         with own_draws() as drawn, clocks() as read:
-            first = self._run()
+            try:
+                first = self._run()
+            except _AT_FIRST as error:
+                raise NotRun(f"{type(error).__name__}: {error}") from error
             self._state.append(self._kept())
             self._same_tensors()
             second = self._second()

@@ -37,7 +37,7 @@ def flatten_batch(batch: Batch) -> dict[str, torch.Tensor]:
                 "be tensors: fix other values with functools.partial or in the model's config"
             )
         if value is not None:
-            check_tensor(f"input {name!r}", value)
+            check_tensor(f"input {name!r}", value, of_batch=True)
     return {name: value for name, value in items.items() if value is not None}
 
 

@@ -300,7 +300,12 @@ def own_dispatch(tensor: Tensor) -> bool:
     own = getattr(kind.__torch_function__, "__func__", kind.__torch_function__) not in (
         *plain, getattr(Tensor.__torch_function__, "__func__", None)
     )  # fmt: skip
-    return own or bool(is_traceable_wrapper_subclass(tensor))
+    return own or wraps_tensors(tensor)
+
+
+def wraps_tensors(tensor: Tensor) -> bool:
+    """Whether the tensor's data are in other tensors that it holds."""
+    return bool(is_traceable_wrapper_subclass(tensor))
 
 
 _ATTRIBUTES: Any = Tensor

@@ -23,7 +23,7 @@ from meshwright.ir.plain_text import MAX_NAME_CHARS, odd_character, printable, s
 from meshwright.ir.prelude import prelude_first
 from meshwright.ir.raw import Raw, dtype_name, read
 from meshwright.ir.reached import only_reached
-from meshwright.ir.retrace import compare_calls, undisturbed
+from meshwright.ir.retrace import NotRun, compare_calls, undisturbed
 from meshwright.ir.simplify import simplify
 from meshwright.ir.step import Batch, LossFn, flatten_batch
 from meshwright.ir.torch_private import SPEC_ERROR, fake_mode
@@ -56,7 +56,7 @@ def trace(
     except _FROM_TORCH as error:
         raise _reason(error, model, batch, loss_fn, global_batch_size) from error
     if left_traces:
-        compare_calls(model, batch, loss_fn, graph.batch_size)
+        _compare(model, batch, loss_fn, graph.batch_size)
     seconds = f"{time.perf_counter() - started:.1f}"
     graph.meta.update(model=name, torch=torch.__version__, trace_s=seconds)
     return graph
@@ -107,7 +107,7 @@ def _reason(
         compare_calls(model, batch, loss_fn, size)
     except TraceError as found:
         return found
-    except _FROM_TORCH:
+    except NotRun:
         return error
     return not_traced(error)
 
@@ -124,6 +124,19 @@ def _check_names(model: nn.Module, batch: Mapping[str, object]) -> None:
                 f"the name {shown(name)} has the character {odd}; give it another name: control "
                 "characters and what turns or ends lines cannot be in a plan"
             )
+
+
+def _compare(
+    model: nn.Module, batch: Mapping[str, torch.Tensor], loss_fn: LossFn | None, batch_size: int
+) -> None:
+    try:
+        compare_calls(model, batch, loss_fn, batch_size)
+    except NotRun as error:
+        raise TraceError(
+            f"{type(model).__name__} keeps something in Python from one call to the next, draws "
+            "random numbers there or reads a clock, and whether its calls differ by that cannot be "
+            f"told ({error}): leave that out of forward, or keep it in a buffer"
+        ) from error
 
 
 def _own_inputs(model: nn.Module) -> Batch:

@@ -177,7 +177,7 @@ def hook_on_hidden(net: Any, h: Tensor) -> Tensor:
 
 def hook_on_node(net: Any, h: Tensor) -> Tensor:
     node: Any = h.grad_fn
-    node.register_hook(lambda into, out: (into[0], *(g * 3 for g in into[1:])))
+    node.register_hook(lambda into, out: tuple(None if g is None else g * 3 for g in into))
     return torch.tanh(h)
 
 

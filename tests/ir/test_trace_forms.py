@@ -15,8 +15,12 @@ from transformers import (
     BertForMaskedLM,
     BertForSequenceClassification,
     BertForTokenClassification,
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
+    SiglipVisionConfig,
     T5Config,
     T5ForConditionalGeneration,
     ViTConfig,
@@ -325,3 +329,38 @@ def test_fingerprint_is_the_same_in_every_process() -> None:
         for seed in ("1", "2")
     }  # fmt: skip
     assert len(outputs) == 1
+
+
+def test_sparse_gradients_become_dense_ones() -> None:
+    embedding = nn.Embedding(8, 4, sparse=True)
+    graph = trace(nn.Sequential(embedding), (torch.zeros(2, 3, dtype=torch.int64), torch.ones(2)),
+                  lambda out, y: (out.sum((1, 2)) * y).sum())  # fmt: skip
+    (op,) = [op for op in graph.ops if op.target.startswith("aten.embedding")]
+    assert op.arg("sparse") is False
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_masks_of_pictures_in_gemma_3(attention: str) -> None:
+    """Tokens of a picture see each other: the library makes such masks with torch.vmap."""
+    text = Gemma3TextConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=8, sliding_window=8,
+        max_position_embeddings=64, query_pre_attn_scalar=8, pad_token_id=0,
+    )  # fmt: skip
+    vision = SiglipVisionConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4,
+        image_size=16, patch_size=4,
+    )  # fmt: skip
+    config = Gemma3Config(
+        text_config=text, vision_config=vision, mm_tokens_per_image=4, image_token_id=60,
+        boi_token_index=61, eoi_token_index=62,
+    )  # fmt: skip
+    kind: Any = Gemma3ForConditionalGeneration
+    model = kind._from_config(config, attn_implementation=attention).train()
+    ids = torch.randint(3, 60, (2, 16))
+    labels = ids.clone()
+    ids[:, 2:6] = 60
+    batch = {"input_ids": ids, "pixel_values": torch.randn(2, 3, 16, 16),
+             "token_type_ids": (ids == 60).long(), "labels": labels}  # fmt: skip
+    graph = trace(model, batch)
+    torch.testing.assert_close(interpret(graph, model, batch)[graph.loss], model(**batch).loss)
