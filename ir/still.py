@@ -75,7 +75,7 @@ class Still(DispatchMode):  # type: ignore[misc]
         name = func.overloadpacket.__name__
         declared = func._schema.arguments
         # Defaults are not passed on.
-        given = {a.name: a.default_value for a in declared if a.has_default_value()}
+        given: dict[str, Any] = {a.name: a.default_value for a in declared if a.has_default_value()}
         given |= dict(zip((a.name for a in declared), args, strict=False)) | kwargs
         if name == "native_dropout":
             return _all_kept(**given)
