@@ -73,12 +73,15 @@ class Still(DispatchMode):  # type: ignore[misc]
         if not is_random(func):
             return func(*args, **kwargs)
         name = func.overloadpacket.__name__
-        given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
+        declared = func._schema.arguments
+        # Defaults are not passed on.
+        given: dict[str, Any] = {a.name: a.default_value for a in declared if a.has_default_value()}
+        given |= dict(zip((a.name for a in declared), args, strict=False)) | kwargs
         if name == "native_dropout":
             return _all_kept(**given)
         if name not in _CONSTANTS:
-            if not given.get("dropout_p", given.get("dropout", given.get("p", 1.0))):
-                return func(*args, **kwargs)
+            if not given.get("dropout_p", given.get("dropout", 1.0)):
+                return func(*args, **kwargs)  # attention, a recurrent net
             raise Unsettled(f"aten.{name} draws random numbers")
         drawn = func(*args, **kwargs)
         return drawn.copy_(_CONSTANTS[name](drawn, given))

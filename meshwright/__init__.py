@@ -14,9 +14,11 @@ if TYPE_CHECKING:
     from meshwright.ir.annotate import split as split
     from meshwright.ir.annotate import stage as stage
     from meshwright.ir.cluster import Cluster as Cluster
+    from meshwright.ir.errors import CheckFailed as CheckFailed
     from meshwright.ir.errors import Infeasible as Infeasible
     from meshwright.ir.errors import MeshwrightError as MeshwrightError
     from meshwright.ir.errors import MismatchError as MismatchError
+    from meshwright.ir.errors import NonFinite as NonFinite
     from meshwright.ir.errors import PlanError as PlanError
     from meshwright.ir.errors import TraceError as TraceError
     from meshwright.ir.graph import Graph as Graph
@@ -35,6 +37,7 @@ __version__ = "0.1.0"
 
 # Loaded on first use, so that looking at a plan does not import torch.
 _HOME = {
+    "CheckFailed": "ir.errors",
     "Cluster": "ir.cluster",
     "Graph": "ir.graph",
     "Infeasible": "ir.errors",
@@ -42,6 +45,7 @@ _HOME = {
     "MeshwrightError": "ir.errors",
     "MetricLog": "logs",
     "MismatchError": "ir.errors",
+    "NonFinite": "ir.errors",
     "Plan": "ir.plan",
     "PlanError": "ir.errors",
     "TraceError": "ir.errors",

@@ -43,11 +43,14 @@ def whole_totals(
 def whole_loss(job: "Job", local: Tensor | None) -> Tensor:
     """The loss of the global batch on every rank."""
     last = len(job.plan.stages) - 1
-    total = torch.zeros((), dtype=torch.float64, device=job.device)
+    own = 0 if job.user_groups is None else job.user_groups.mark()
+    total = torch.tensor([0.0, own], dtype=torch.float64, device=job.device)
     if local is not None and job.parts.lines[last].first_of_replica:
-        total += local
+        total[0] += local
     if job.plan.world_size > 1:
         job.progress.at(job.state.step, "loss", "synchronising")
         dist.all_reduce(total)
+        if job.user_groups is not None:
+            job.user_groups.marks = own * job.plan.world_size, total[1]
     double = job.graph.tensors[job.graph.loss].dtype == "float64"
-    return total if double else total.float()
+    return total[0] if double else total[0].float()

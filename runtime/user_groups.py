@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Sequence
 from typing import Any
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -20,6 +21,8 @@ class UserGroups:
 
     def __init__(self, user: torch.optim.Optimizer, own: torch.optim.Optimizer) -> None:
         self._user, self._own = user, own
+        self.marks: tuple[int, Tensor] | None = None
+        """The sum over ranks of their marks, as it should be and as it is."""
         self._params = [[id(p) for p in group["params"]] for group in user.param_groups]
         self._remember()
 
@@ -29,6 +32,7 @@ class UserGroups:
         PlanError if the job's were changed too, to something else.
         """
         self._check_members()
+        self._check_ranks()
         pairs = zip(self._user.param_groups, self._own.param_groups, strict=True)
         for number, (user, own) in enumerate(pairs):
             for key, value in _settings(user).items():
@@ -43,6 +47,17 @@ class UserGroups:
                     )
                 own[key] = copy.deepcopy(value)
         self._remember()
+
+    def mark(self) -> int:
+        """A number that tells the settings of ranks apart; it travels with the loss."""
+        return crc32(repr([_settings(group) for group in self._user.param_groups]).encode())
+
+    def _check_ranks(self) -> None:
+        if self.marks is not None and self.marks[0] != int(self.marks[1]):
+            raise PlanError(
+                "the groups of your optimizer differ from rank to rank: every rank has to step the "
+                "scheduler, and to change settings, in the same way"
+            )
 
     def stepped(self) -> None:
         """The job has stepped: so has the user's optimizer, for schedulers that ask."""

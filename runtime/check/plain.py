@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from meshwright.ir.errors import MeshwrightError
 from meshwright.ir.step import LossFn, TrainingStep
-from meshwright.ir.still import Still
+from meshwright.ir.still import Still, Unsettled
 from meshwright.ir.torch_private import copy_hooks
 from meshwright.runtime.check.difference import Outcome
 from meshwright.runtime.optimizer import OptimizerChoice, by_name
@@ -65,6 +65,8 @@ def plain_step(
 def _called(step: TrainingStep, tensors: Sequence[Tensor]) -> Tensor:
     try:
         loss: Tensor = step(*tensors)
+    except Unsettled as error:
+        raise Uncheckable(str(error)) from error
     except FAILURES as error:
         message = f"plain PyTorch does not take the data of the check ({_first_line(error)})"
         raise Uncheckable(message) from error

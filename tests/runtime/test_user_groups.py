@@ -12,7 +12,7 @@ from meshwright.ir.errors import PlanError
 from meshwright.runtime.export import full_state
 from meshwright.runtime.job import compile as compile_job
 from tests.runtime.nets import Net, data, net_plan
-from tests.spawn import alone, run_ranks
+from tests.spawn import RankFailed, alone, run_ranks
 
 STEPS = 6
 SCHEDULERS = {
@@ -126,6 +126,20 @@ def changed():
     optimizer.add_param_group({"params": list(job.model.unused.parameters())})
     found["added"] = refused(lambda: job.step(data()))
     return found
+
+
+def apart(plan):
+    """Only one rank steps its scheduler."""
+    job, _, scheduler = _begun("lambda", plan, False)
+    for _ in range(2):
+        job.step(data())
+        if job.parts.rank:
+            scheduler.step()
+
+
+def test_ranks_that_differ_stop():
+    with pytest.raises(RankFailed, match="differ from rank to rank"):
+        run_ranks(2, apart, net_plan("zero3"))
 
 
 def refused(work):
