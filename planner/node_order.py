@@ -42,8 +42,11 @@ class Reordered:
 
 
 def in_one_order(problem: Problem) -> Reordered:
-    """The problem with the nodes of a mixed cluster in the one order; itself if they are."""
+    """The problem with the nodes of a mixed cluster in the one order; itself if they are, or if
+    pins name devices by number."""
     cluster = problem.cluster
+    if any(isinstance(item, StageDevices) for item in problem.constraints):
+        return Reordered(problem, problem, {})
     order = sorted(range(cluster.num_nodes), key=lambda n: (_key(cluster, cluster.nodes[n]), n))
     if order == list(range(cluster.num_nodes)):
         return Reordered(problem, problem, {})
@@ -71,8 +74,6 @@ def _key(cluster: Cluster, node: Node) -> tuple[object, ...]:
 
 
 def _moved(item: Constraint, news: Mapping[int, int]) -> Constraint:
-    if isinstance(item, StageDevices):
-        return replace(item, devices=tuple([news[rank] for rank in item.devices]))
     if isinstance(item, OnType):
         return replace(item, ranks=tuple(sorted([news[rank] for rank in item.ranks])))
     return item

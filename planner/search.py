@@ -199,10 +199,11 @@ def _largest(
     deadline = time.monotonic() + time_limit_s
 
     def plan_at(batch: int) -> Plan | None:
-        at = problem(batch)
-        name = _searcher(at, searcher)
+        asked = in_one_order(problem(batch))
+        at = asked.problem
+        name = _searcher(at, searcher, deadline)
         found = run(at, find_searcher(name)(at), deadline)
-        return _finish(at, found, name) if found.best else None
+        return asked.back(_finish(at, found, name)) if found.best else None
 
     best = largest_batch(plan_at, first.batch, unit, lambda: time.monotonic() < deadline)
     return best or search_problem(problem(unit), searcher, time_limit_s=time_limit_s)

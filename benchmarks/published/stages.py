@@ -114,11 +114,13 @@ def _cuts(row: Row, system: System, count: int) -> list[tuple[range, bool]]:
 
 
 def _with_ends(row: Row, count: int) -> list[tuple[range, bool]]:
-    """Equal stages, of which the first has the embedding and the last the head for a layer."""
+    """Equal stages, of which the first has the embedding and the last the head for a layer, or
+    nothing else."""
     layers = row.shape.layers
     ends = [0, *(end - 1 for end in accumulate(balanced(layers + 2, count)))]
     ends[-1] = layers
-    return [(range(a, b), b == layers) for a, b in pairwise(ends)]
+    spans = [range(a, b) for a, b in pairwise(ends)]
+    return [(span, index == count - 1) for index, span in enumerate(spans)]
 
 
 def _full_cuts(row: Row, count: int) -> list[tuple[range, bool]]:
@@ -129,8 +131,13 @@ def _full_cuts(row: Row, count: int) -> list[tuple[range, bool]]:
 
 
 def _equal_cuts(row: Row, count: int) -> list[tuple[range, bool]]:
-    if row.shape.layers < count:
-        raise RowError(f"{row.shape.layers} layers cannot fill {count} stages")
+    if row.shape.layers + 2 < count:
+        raise RowError(
+            f"{row.shape.layers} layers, the embedding and the loss cannot fill {count} stages; "
+            f"nearest is {row.shape.layers + 2}"
+        )
+    if row.shape.layers < count:  # embedding and loss are stages of their own
+        return _with_ends(row, count)
     sizes = balanced(row.shape.layers, count)
     ends = list(accumulate(sizes))
     spans = [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
