@@ -14,7 +14,9 @@ from meshwright.codegen.prelude import lower_prelude
 from meshwright.codegen.program import BlockCode, Call, Param, StageProgram, Value
 from meshwright.codegen.stored import param_of, stored_layouts
 from meshwright.codegen.where import Where, label_of, parsed, strategies, where
+from meshwright.ir.changing import buffer_problems
 from meshwright.ir.crossing import Crossing, crossings
+from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Block, Graph
 from meshwright.ir.layout import Layout, R, Shard
 from meshwright.ir.nesting import local_split
@@ -23,6 +25,8 @@ from meshwright.ir.plan import Plan, param_key
 
 def lower(graph: Graph, plan: Plan, rank: int) -> tuple[StageProgram, ...]:
     """The stages that run on global `rank`, in order."""
+    for problem in buffer_problems(graph, plan):
+        raise PlanError(problem)
     crossing = crossings(plan, graph)
     return tuple(
         _lower_stage(where(graph, plan, index, rank), crossing)

@@ -10,6 +10,7 @@ from math import isqrt
 from typing import Literal
 
 from meshwright.ir.bounds import bound_problems
+from meshwright.ir.changing import buffer_problems
 from meshwright.ir.check_layout import layout_problems, tied_problems
 from meshwright.ir.check_prediction import prediction_problems
 from meshwright.ir.cluster import Cluster
@@ -378,6 +379,12 @@ def _layout_content(plan: Plan, graph: Graph) -> Iterator[Finding]:
                 yield Finding("layouts", f"stage {index}: {problem}")
 
 
+def _buffers(plan: Plan, graph: Graph) -> Iterator[Finding]:
+    if not list(_blocks(plan, graph)):
+        for problem in buffer_problems(graph, plan):
+            yield Finding("buffers", problem)
+
+
 def _recompute(plan: Plan, graph: Graph) -> Iterator[Finding]:
     known = {block.name for block in graph.blocks} | {block.pattern for block in graph.blocks}
     for i, stage in enumerate(plan.stages):
@@ -459,5 +466,5 @@ PLAN_RULES: tuple[Callable[[Plan], Iterator[Finding]], ...] = (
 )  # fmt: skip
 CLUSTER_RULES: tuple[Callable[[Plan, Cluster], Iterator[Finding]], ...] = (_cluster, _memory)
 GRAPH_RULES: tuple[Callable[[Plan, Graph], Iterator[Finding]], ...] = (
-    _blocks, _stage_layouts, _layout_content, _recompute, _saved,
+    _blocks, _stage_layouts, _layout_content, _recompute, _saved, _buffers,
 )  # fmt: skip

@@ -1,10 +1,12 @@
 """What a reader of a plan should know that its numbers do not say."""
 
 from collections.abc import Iterator
+from itertools import islice
 from math import inf
 
 from meshwright.costmodel.formulas import ROW, curve_of, row_rate
 from meshwright.costmodel.works import forward_gemms
+from meshwright.ir.changing import shared
 from meshwright.ir.device import OpClass
 from meshwright.ir.graph import Kind
 from meshwright.ir.plan import Plan
@@ -30,7 +32,7 @@ def notes_of(problem: Problem, plan: Plan) -> tuple[str, ...]:
     """Sentences, most important first."""
     measured = profile_notes(problem.tables.profile, problem.cluster)
     return (
-        *_overlap(plan), *_compile(problem, plan), *_batch(problem, plan), *_whole(problem, plan),
+        *_overlap(plan), *_compile(problem, plan), *_batch(problem, plan), *_buffers(problem, plan), *_whole(problem, plan),
         *random_notes(problem.graph, plan), *_idle(plan), *_rows(problem), *_found(problem), *measured,
     )  # fmt: skip
 
@@ -70,6 +72,15 @@ def _compile(problem: Problem, plan: Plan) -> Iterator[str]:
     elif problem.tables.profile and problem.tables.profile.blocks and not known:
         if pinned(problem.constraints, "compile") is None:
             yield f"torch.compile is not tried: the profile has no compiled blocks; {said}"
+
+
+def _buffers(problem: Problem, plan: Plan) -> Iterator[str]:
+    whole = len(plan.stages) == 1
+    for name, blocks in islice(shared(problem.graph).items(), 1 if whole else 0):
+        yield (
+            f"no pipeline stages are tried: forward changes buffer "
+            f"{problem.graph.tensors[name].fqn}, which blocks {blocks[0]} and {blocks[1]} use"
+        )
 
 
 def _batch(problem: Problem, plan: Plan) -> Iterator[str]:

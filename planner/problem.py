@@ -10,6 +10,7 @@ from meshwright.costmodel.keeping import Policy
 from meshwright.costmodel.layer_profile import check_devices
 from meshwright.costmodel.memory import check_optimizer
 from meshwright.costmodel.tables import CostTables
+from meshwright.ir.changing import shared
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Graph
@@ -21,7 +22,12 @@ from meshwright.planner.inside.variants import MeshVariants
 from meshwright.planner.objectives import check_objective
 from meshwright.planner.pins.constraints import (
     Constraint,
+    OnStage,
+    Pin,
     Placed,
+    StageDevices,
+    StageMesh,
+    StageShares,
     memory_cap,
     parse_constraints,
     placement_rules,
@@ -166,11 +172,20 @@ def make_problem(
     check_objective(objective, cluster)
     check_devices(graph, cluster.device_names)
     asked = parse_constraints((*constraints, *hint_constraints(graph)), graph, cluster)
+    if shared(graph) and not any(map(_names_stages, asked)):
+        # Each stage would have a buffer of its own.
+        asked = parse_constraints((*asked, "pp=1"), graph, cluster)
     return Problem(
         graph=graph, cluster=cluster, optimizer=optimizer, precision=kind,
         max_grad_norm=max_grad_norm, constraints=asked, objective=objective, seed=seed,
         tables=CostTables(graph, cluster, precision, profile=profile), solved={}, log_dir=log_dir,
     )  # fmt: skip
+
+
+def _names_stages(asked: Constraint) -> bool:
+    """Whether the user says something of pipeline stages."""
+    staged = isinstance(asked, OnStage | StageDevices | StageMesh | StageShares)
+    return staged or (isinstance(asked, Pin) and asked.name == "pp")
 
 
 def _unknown(what: str, given: str, known: tuple[str, ...]) -> PlanError:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from meshwright.costmodel.keeping import Policy
 from meshwright.costmodel.tables import Spot
+from meshwright.ir.changing import reads_changed
 from meshwright.planner.inside.saved_choice import SavedChoice
 from meshwright.planner.pins.constraints import pinned
 from meshwright.planner.problem import Problem
@@ -24,6 +25,9 @@ class SavedMode:
 def saved_modes(problem: Problem, pattern: str) -> tuple[SavedMode, ...]:
     """Modes of the blocks of a pattern besides keeping all and recomputing all; the same on all
     devices and layouts, so that plans stay readable."""
+    block = next(b for b in problem.graph.blocks if b.pattern == pattern)
+    if reads_changed(problem.graph, block):
+        return ()
     found = []
     keys = _choice(problem, pattern)
     if keys:

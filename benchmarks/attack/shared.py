@@ -139,6 +139,39 @@ class Counting(nn.Module):
         return self.out(torch.relu(self.last(self.head(x))))
 
 
+class Between(nn.Module):
+    """A buffer that one part changes and another one uses, earlier or later."""
+
+    def __init__(self, late: bool) -> None:
+        super().__init__()
+        self.up, self.mid = nn.Linear(WIDTH, 12), nn.Linear(12, 12)
+        self.head, self.late = nn.Linear(12, CLASSES), late
+        self.register_buffer("scale", torch.ones(12))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.late:
+            self.scale.mul_(0.9)
+        x = torch.tanh(self.up(x * self.scale if self.late else x))
+        x = torch.tanh(self.mid(x))
+        x = self.head(x if self.late else x * self.scale)
+        if self.late:
+            self.scale.mul_(0.9)
+        return x
+
+
+class Twice(nn.Module):
+    """One batch-norm in two places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.norm = nn.Linear(WIDTH, 12), nn.BatchNorm1d(12)
+        self.mid, self.head = nn.Linear(12, 12), nn.Linear(12, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.norm(self.up(x)))
+        return self.head(torch.relu(self.norm(self.mid(x))))
+
+
 SHARED: dict[str, Model] = {
     "two_heads": Model(lambda: Heads(False), rows),
     "two_heads_deep": Model(lambda: Heads(True), rows),
@@ -148,5 +181,8 @@ SHARED: dict[str, Model] = {
     "outputs": Model(Outputs, rows),
     "following": Model(lambda: Following(True), rows, per_microbatch=True),
     "following_steps": Model(lambda: Following(False), rows, per_microbatch=True),
+    "changed_early": Model(lambda: Between(False), rows, per_microbatch=True),
+    "changed_late": Model(lambda: Between(True), rows, per_microbatch=True),
+    "norm_twice": Model(Twice, rows, per_microbatch=True),
     "counting": Model(Counting, images, per_microbatch=True),
 }
