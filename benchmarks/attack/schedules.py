@@ -140,19 +140,17 @@ def pipelines(world: int, microbatches: int) -> Iterator[Pipeline]:
     for times in ((1.0, 2.0, 1.5, 0.5), (3.0, 1.0, 1.0, 2.0)):
         yield pipeline(f"solver {times}", _solved(times, world, microbatches), 1)
     for schedule in ("gpipe", "one_f_one_b", "zero_bubble", "dapple_pb"):
-        for replicas in _uneven(world):
-            made = make_schedule(schedule, len(replicas), microbatches, len(replicas))
+        for replicas in _uneven(world, BATCH // 4):
+            made = make_schedule(schedule, len(replicas), 4, len(replicas))
             yield pipeline(f"{schedule} {replicas}", made, replicas)
 
 
-def _uneven(world: int) -> Iterator[tuple[int, ...]]:
-    """Replicas per stage, unequal."""
-    if world >= 3:
-        yield from ((1, world - 1), (world - 1, 1))
-    if world >= 4:
-        yield (1, world - 2, 1)
-    if world >= 5:
-        yield (2, world - 2)
+def _uneven(world: int, samples: int) -> Iterator[tuple[int, ...]]:
+    """Replicas per stage, unequal; each has a sample of a micro-batch."""
+    ends = (1, world - 1), (world - 1, 1), (1, world - 2, 1), (2, world - 2), (2, 1, world - 3)
+    for found in ends:
+        if min(found) > 0 and max(found) <= samples and len({*found}) > 1:
+            yield found
 
 
 def _solved(times: tuple[float, ...], ranks: int, microbatches: int) -> Schedule:

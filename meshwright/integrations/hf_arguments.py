@@ -70,18 +70,19 @@ REFUSED: Mapping[str, str] = {
 }
 """Argument -> why a job cannot, and what can."""
 
-_ELEMENTWISE = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop")
+_OPTIMIZERS = {
+    "lomo": "it steps within the backward, which is the job's",
+    "adalomo": "it steps within the backward, which is the job's",
+    "layerwise": "it steps within the backward, which is the job's",
+    "schedule_free": "it has other weights to train than to evaluate, which a job does not know",
+}
+"""Part of an optimizer's name -> why no job can; of the others compile() sees whether it can."""
 _SAMPLING = ("random", "sequential")
 
 
 def _optim(args: TrainingArguments, plan: Plan) -> str:
     name = str(getattr(args.optim, "value", args.optim))
-    if name in _ELEMENTWISE:
-        return ""
-    return (
-        "a job's ranks step parts of a parameter, and only these are known to step each element by "
-        f"itself: {', '.join(_ELEMENTWISE)}; pass others ready made: optimizers=(optimizer, None)"
-    )
+    return next((why for part, why in _OPTIMIZERS.items() if part in name), "")
 
 
 def _bf16(args: TrainingArguments, plan: Plan) -> str:

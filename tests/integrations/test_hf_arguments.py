@@ -151,7 +151,8 @@ SAMPLES = {
     "parallelism_config": object(), "fsdp": ["full_shard"], "deepspeed": "zero.json",
     "ddp_find_unused_parameters": True, "ddp_bucket_cap_mb": 5, "ddp_broadcast_buffers": True,
     "ddp_static_graph": True, "debug": ["underflow_overflow"],
-    "optim": "adafactor", "per_device_train_batch_size": 3, "per_device_eval_batch_size": 3,
+    "optim": "galore_adamw_layerwise", "per_device_train_batch_size": 3,
+    "per_device_eval_batch_size": 3,
     "train_sampling_strategy": "group_by_length",
 }  # fmt: skip
 
