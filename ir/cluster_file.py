@@ -78,8 +78,8 @@ def _expand(data: dict[str, Any], where: str) -> dict[str, Any]:
         name: {"name": name, **_mapping(value, f"links.{name}", where)}
         for name, value in _mapping(data.pop("links", None), "links", where).items()
     }
-    given = _list(data.get("nodes"), "nodes", where)
-    counts = [_count(_mapping(n, "a node", where).get("count", 1), "count", where) for n in given]
+    given = [_mapping(n, "a node", where) for n in _list(data.get("nodes"), "nodes", where)]
+    counts = [_count(node.get("count", 1), "count", where) for node in given]
     full = [_node(node, own, where) for node in given]
     check_size(sum(counts), sum(n * len(f["devices"]) for n, f in zip(counts, full, strict=True)))
     made = [_made(node, f"nodes.{i}", where) for i, node in enumerate(full)]
