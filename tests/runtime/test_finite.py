@@ -51,7 +51,7 @@ def test_all_ranks_stop_and_name_the_first(tmp_path):
     wanted = alone(two_steps)
     for name in CHOICES:
         net_plan(name)
-    for found in run_ranks(2, trained, tmp_path):
+    for found in run_ranks(2, trained, tmp_path, timeout_s=300):
         for name, (step, gathered, same, loss, save, export, first) in found.items():
             assert step.startswith("step 1: the loss is nan, gradients are not finite ('"), step
             assert "first on rank 0" in step and "first on rank 1" in step

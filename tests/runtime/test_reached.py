@@ -72,7 +72,7 @@ def test_only_what_the_loss_reaches_is_trained():
     wanted = {kind: alone(plain, kind) for kind in OPTIMIZERS}
     start = dict(Branching().named_parameters())
     rest = [n for n in start if n.split(".")[0] in ("silent", "frozen", "detached", "unused")]
-    for found in run_ranks(2, by_jobs):
+    for found in run_ranks(2, by_jobs, timeout_s=300):
         for (kind, name), state in found.items():
             for key, value in wanted[kind].items():
                 torch.testing.assert_close(

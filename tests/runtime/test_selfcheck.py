@@ -120,7 +120,7 @@ def all_broken():
 
 @cache
 def broken():
-    return run_ranks(1, all_broken)[0]
+    return run_ranks(1, all_broken, timeout_s=300)[0]
 
 
 @pytest.mark.parametrize("name", BROKEN)
@@ -193,7 +193,7 @@ def test_what_is_wrong_under_a_layout_is_caught_on_all_ranks_and_named():
     with_wrong_rule()
     for name, norm in [("zero1", False), ("zero3", False), ("pp", True)]:
         net_plan(name, norm)
-    both = run_ranks(2, wrongs)
+    both = run_ranks(2, wrongs, timeout_s=300)
     assert both[0] == both[1]
     named = {
         "rule": "the loss", "gradient under zero1": "gradient of 'layers.1.0.weight'",
@@ -230,7 +230,7 @@ def steps(check: bool):
 def test_sound_plans_pass_under_every_layout_and_the_job_is_as_if_nothing_had_been():
     for name in CHOICES:
         full_plan(name)
-    with_check, without = (run_ranks(2, steps, check) for check in (True, False))
+    with_check, without = (run_ranks(2, steps, check, timeout_s=300) for check in (True, False))
     for found, wanted in zip(with_check, without, strict=True):
         for name in CHOICES:
             assert found[name][:2] == wanted[name][:2], name
@@ -286,7 +286,7 @@ def too_large():
 
 
 def test_a_large_model_is_checked_cut_and_what_is_not_checked_is_said(capfd):
-    nothing, cut, wrong, meta = run_ranks(1, too_large)[0]
+    nothing, cut, wrong, meta = run_ranks(1, too_large, timeout_s=300)[0]
     assert nothing.checked == ("a second trace",)
     assert any("the limit is" in text for text in nothing.unchecked)
     assert "10 equal blocks left out" in str(cut)
