@@ -53,7 +53,8 @@ def raise_interrupt() -> Offer:
 
 def test_the_time_limit_gives_the_best_so_far() -> None:
     asked = problem(mlp(), cluster(1))
-    found = run(asked, itertools.cycle(offers(asked)), deadline=time.monotonic())
+    made = list(offers(asked))
+    found = run(asked, itertools.cycle(made), deadline=time.monotonic())
     assert found.best and found.candidates == 1 and not found.exhausted
     asked = problem(mlp(4), cluster(4), constraints=("saved=none",))
     plan = search_problem(asked, "exhaustive", time_limit_s=0.05)
