@@ -14,6 +14,7 @@ from meshwright.codegen import joint
 from meshwright.codegen.local import bind, form_of
 from meshwright.codegen.sharded import update
 from meshwright.codegen.site import Device, Form, In, Site
+from meshwright.ir.changing import written
 from meshwright.ir.conversions import COMMUNICATES, Conversion, Primitive
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import DTYPE_BYTES, Graph, Kind, Op
@@ -174,8 +175,8 @@ class Builder:
         for i in form.guarded:
             inputs[i] = self.fx.call_function(update, (self.comm, inputs[i]))
         node = self._call(site, form, inputs, op.outputs[0] if op.outputs else op.name)
-        if _changes_in_place(op):
-            self._forget(op.inputs[0], self.placed(site.input_layout(0)))
+        for name in written(op):
+            self._forget(name, self.placed(site.input_layout(op.inputs.index(name))))
         if len(op.outputs) == 1 and not returns_list(operator(op.target)):
             self._output(site, 0, node, form)
         else:
@@ -272,11 +273,6 @@ class Builder:
                 return False
             name = op.inputs[0]
         return self.graph.tensors[name].kind is Kind.PARAMETER
-
-
-def _changes_in_place(op: Op) -> bool:
-    name = op.target.split(".")[1]
-    return bool(op.inputs) and name.endswith("_") and not name.endswith("__")
 
 
 def _partly(axis: Axis) -> bool:

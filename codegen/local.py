@@ -17,6 +17,7 @@ from meshwright.codegen import inside_forms, mesh_forms, shape_forms
 from meshwright.codegen.comm import Comm
 from meshwright.codegen.sharded import FUNCTIONS
 from meshwright.codegen.site import Device, Dtype, Form, In, Site, Value
+from meshwright.ir.changing import written
 from meshwright.ir.graph import Kind
 from meshwright.ir.images import channels_last
 from meshwright.ir.operators import arguments, operator
@@ -101,8 +102,8 @@ def _changed_buffers(site: Site) -> tuple[int, ...]:
     name = site.op.target.split(".")[1]
     if name == "batch_norm":
         return tuple(i for i in range(len(site.op.inputs)) if _is_buffer(site, i))
-    changes = name.endswith("_") and not name.endswith("__")
-    return (0,) if changes and site.op.inputs and _is_buffer(site, 0) else ()
+    changed = set(written(site.op))
+    return tuple(i for i, x in enumerate(site.op.inputs) if x in changed and _is_buffer(site, i))
 
 
 def _images(site: Site) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from torch import fx
 from meshwright.codegen.halves import Halves
 from meshwright.codegen.segments import Cut, cut
 from meshwright.codegen.where import Where
+from meshwright.ir.changing import written
 from meshwright.ir.graph import Block
 from meshwright.ir.layout import Axis, Layout, R, Replicate, Shard
 
@@ -59,10 +60,7 @@ def _samples_dim(layout: Layout) -> int | None:
 def _mixes(at: Where, block: Block) -> bool:
     """Whether some op sees more than one sample at a time, changes what it reads, or draws."""
     ops = at.graph.block_ops(block)
-    names = [op.target.split(".")[1] for op in ops]
-    return any(
-        "batch_norm" in name or (name.endswith("_") and not name.endswith("__")) for name in names
-    )
+    return any("batch_norm" in op.target or written(op) for op in ops)
 
 
 def _is_worth(found: Cut) -> bool:

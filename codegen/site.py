@@ -37,7 +37,7 @@ class Dtype:
     name: str
 
 
-Value = In | Device | Dtype | int | float | bool | str | None | tuple["Value", ...]
+Value = In | Device | Dtype | int | float | complex | bool | str | None | tuple["Value", ...]
 """An argument of a form."""
 
 

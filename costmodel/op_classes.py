@@ -19,7 +19,8 @@ _NAMES = {
     "cross_entropy_total nll_loss "
     "nll_loss_nd",
     OpClass.REDUCTION: "sum mean amax amin max min argmax argmin cumsum cumprod norm linalg_vector_"
-    "norm var var_mean std std_mean prod any all count_valid count_rows topk sort argsort logsumexp histc "
+    "norm var var_mean std std_mean prod any all count_valid count_rows topk sort argsort "
+    "logsumexp histc "
     "max_pool1d max_pool2d max_pool2d_with_indices avg_pool1d avg_pool2d adaptive_avg_pool1d "
     "adaptive_avg_pool2d mse_loss l1_loss smooth_l1_loss binary_cross_entropy "
     "binary_cross_entropy_with_logits",

@@ -17,6 +17,7 @@ from meshwright.costmodel.program import IDLE, Do, Overlap, Step, play, run
 from meshwright.costmodel.walk import Move, Walk
 from meshwright.costmodel.walk import Step as Priced
 from meshwright.costmodel.works import forward_work
+from meshwright.ir.changing import written
 from meshwright.ir.conversions import COMMUNICATES, Primitive
 from meshwright.ir.graph import Block, Graph, Kind
 from meshwright.ir.layout import Shard, parse_placement
@@ -181,10 +182,7 @@ class _Phases:
 
 def can_halve(graph: Graph, block: Block, layout: BlockLayout, samples: int) -> bool:
     """As `codegen.piped` decides."""
-    names = [op.target.split(".")[1] for op in graph.block_ops(block)]
-    mixes = any(
-        "batch_norm" in name or (name.endswith("_") and not name.endswith("__")) for name in names
-    )
+    mixes = any("batch_norm" in op.target or written(op) for op in graph.block_ops(block))
     apart = all(_samples_apart(placed, needed=True) for placed in layout.outputs)
     apart = apart and all(_samples_apart(placed, needed=False) for placed in layout.inputs)
     return samples > 1 and apart and not mixes

@@ -1,7 +1,7 @@
 """Buffers that forward changes: where, and who reads them.
 
-Each stage has its own copy of a buffer. So what one stage changes must not be used in another, and a
-block that reads such a buffer cannot run again later: the buffer is no longer what it was.
+Each stage has its own copy of a buffer. So what one stage changes must not be used in another, and
+a block that reads such a buffer cannot run again later: the buffer is no longer what it was.
 """
 
 from collections.abc import Iterator, Mapping
@@ -64,15 +64,23 @@ def _only_written(graph: Graph, name: str) -> bool:
     return name in graph.producer and all(name in _written(user) for user in users)
 
 
+def written(op: Op) -> tuple[str, ...]:
+    """Names of the tensors that an op changes as its name says: `add_`, `div.out`."""
+    name, overload = op.target.split(".")[1:3]
+    if bool(op.inputs) and name.endswith("_") and not name.endswith("__"):
+        return (op.inputs[0],)
+    if overload == "out" or overload.endswith("_out"):
+        return tuple(v.name for k, v in op.args if k.startswith("out") and isinstance(v, Ref))
+    return ()
+
+
 def _written(op: Op) -> tuple[str, ...]:
-    """Names of the tensors that an op changes in place."""
+    """With the statistics of a batch-norm that trains."""
     args = dict(op.args)
-    if op.target == "aten.batch_norm.default":
-        given = [args.get(key) for key in _RUNNING] if args.get("training") is True else []
+    if op.target == "aten.batch_norm.default" and args.get("training") is True:
+        given = [args.get(key) for key in _RUNNING]
         return tuple(value.name for value in given if isinstance(value, Ref))
-    name = op.target.split(".")[1]
-    in_place = bool(op.inputs) and name.endswith("_") and not name.endswith("__")
-    return (op.inputs[0],) if in_place else ()
+    return written(op)
 
 
 def _root(graph: Graph, name: str) -> str:
@@ -89,11 +97,11 @@ def buffer_problems(graph: Graph, plan: Plan) -> Iterator[str]:
     for name in places:
         using = [i for i, blocks in enumerate(stages) if any(name in b.params for b in blocks)]
         if len(using) > 1:
-            blocks = ", ".join(shared(graph)[name])
+            named = ", ".join(shared(graph)[name])
             yield (
-                f"buffer {graph.tensors[name].fqn}, which forward changes ({places[name]}), is used "
-                f"in stages {using[0]} and {using[1]}, each of which would have its own: keep the "
-                f"blocks {blocks} in one stage, or take pp=1"
+                f"buffer {graph.tensors[name].fqn}, which forward changes ({places[name]}), is "
+                f"used in stages {using[0]} and {using[1]}, each of which would have its own: keep "
+                f"the blocks {named} in one stage, or take pp=1"
             )
     if not places:
         return

@@ -20,7 +20,8 @@ aten = torch.ops.aten
 def simplify(raw: Raw) -> Raw:
     """The passes, in order; each takes and returns the whole step."""
     for rewrite in (functionalise, _canonical, _split_mean_cross_entropy, draw_noise,
-                    count_frequencies, _drop_identities, _mark_gradients, _drop_detach, drop_dead):  # fmt: skip
+                    count_frequencies, _drop_identities, _mark_gradients, _drop_detach,
+                    drop_dead):  # fmt: skip
         raw = rewrite(raw)
     return raw
 
@@ -208,7 +209,8 @@ def _state_views(raw: Raw) -> set[str]:
 
 _NO_GRADIENT = (
     "detach", "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like",
-    "randint_like", "noise", "new_zeros", "new_ones", "new_full", "new_empty", "new_tensor", "bernoulli",
+    "randint_like", "noise", "new_zeros", "new_ones", "new_full", "new_empty", "new_tensor",
+    "bernoulli",
     "argmax", "argmin", "one_hot", "bincount", "histc", "searchsorted", "bucketize",
 )  # fmt: skip
 

@@ -32,8 +32,9 @@ def notes_of(problem: Problem, plan: Plan) -> tuple[str, ...]:
     """Sentences, most important first."""
     measured = profile_notes(problem.tables.profile, problem.cluster)
     return (
-        *_overlap(plan), *_compile(problem, plan), *_batch(problem, plan), *_buffers(problem, plan), *_whole(problem, plan),
-        *random_notes(problem.graph, plan), *_idle(plan), *_rows(problem), *_found(problem), *measured,
+        *_overlap(plan), *_compile(problem, plan), *_batch(problem, plan),
+        *_buffers(problem, plan), *_whole(problem, plan), *random_notes(problem.graph, plan),
+        *_idle(plan), *_rows(problem), *_found(problem), *measured,
     )  # fmt: skip
 
 

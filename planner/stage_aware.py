@@ -17,13 +17,12 @@ from meshwright.ir.plan import Plan, Stage
 def recomputable(graph: Graph, blocks: Sequence[Block]) -> tuple[str, ...]:
     """Patterns among `blocks` that full recompute is for: those that repeat in the model, or all.
 
-    Blocks that read what forward changes cannot run again. The head and the loss are left out where there are layers: they are live at their backward.
+    Blocks that read what forward changes cannot run again. The head and the loss are left out where
+    there are layers: they are live at their backward.
     """
     count = graph.pattern_counts
     repeated = max(count.values(), default=0) > 1
-    patterns = dict.fromkeys(
-        [block.pattern for block in blocks if not reads_changed(graph, block)]
-    )
+    patterns = dict.fromkeys([block.pattern for block in blocks if not reads_changed(graph, block)])
     return tuple([pattern for pattern in patterns if count[pattern] > 1 or not repeated])
 
 

@@ -84,9 +84,7 @@ def _tried(make: Make) -> Reach:
     raise CannotTry(errors[0])
 
 
-def _compared(
-    make: Make, values: Sequence[Tensor], gradients: Sequence[Sequence[Tensor]]
-) -> Reach:
+def _compared(make: Make, values: Sequence[Tensor], gradients: Sequence[Sequence[Tensor]]) -> Reach:
     whole = _run(make, values, gradients)
     if not _near(_run(make, values, gradients).changes, whole.changes):
         return Reach.CHANCE
@@ -99,7 +97,7 @@ def _compared(
     if not whole.shaped:
         return Reach.PARAMETER
     for dim in (0, 1):
-        borders = (0, 2, 3, None)
+        borders: tuple[int, ...] = (0, 2, 3, 99)
         parts = [
             _run(
                 make, _part(values, dim, *piece), [_part(step, dim, *piece) for step in gradients]
@@ -107,8 +105,7 @@ def _compared(
             for piece in pairwise(borders)
         ]
         joined = [
-            torch.cat(cut, dim) if cut[0].ndim > dim else cut[0]
-            for cut in zip(*parts, strict=True)
+            torch.cat(cut, dim) if cut[0].ndim > dim else cut[0] for cut in zip(*parts, strict=True)
         ]
         if not _near(joined, whole.changes):
             return Reach.PARAMETER
@@ -120,12 +117,12 @@ def _drawn(shapes: Sequence[tuple[int, ...]], seed: int) -> list[Tensor]:
     return [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes]
 
 
-def _part(tensors: Sequence[Tensor], dim: int, start: int, stop: int | None) -> list[Tensor]:
+def _part(tensors: Sequence[Tensor], dim: int, start: int, stop: int) -> list[Tensor]:
     """Some rows, or columns, of each; a dim that is shorter has them to its end."""
     found = []
     for x in tensors:
         if x.ndim > dim:
-            end = x.shape[dim] if stop is None else min(stop, x.shape[dim])
+            end = min(stop, x.shape[dim])
             x = x.narrow(dim, min(start, end), end - min(start, end))
         found.append(x.clone(memory_format=torch.contiguous_format))
     return found

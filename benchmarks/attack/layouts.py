@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.attack.noisy import NOISY
-from benchmarks.attack.odd_ops import ODD, Model
+from benchmarks.attack.odd_modules import MODULES
+from benchmarks.attack.odd_ops import OPS, Model
 from benchmarks.attack.result import Result
 from benchmarks.attack.shared import SHARED
 from meshwright.ir.cluster import Cluster
@@ -30,7 +31,7 @@ from meshwright.runtime.job import compile as compile_job
 from tests.codegen.test_models import split_all
 from tests.spawn import RankFailed, alone, run_ranks
 
-MODELS = {**ODD, **NOISY, **SHARED}
+MODELS = {**OPS, **MODULES, **NOISY, **SHARED}
 STEPS, BATCH, LR = 2, 8, 0.1
 NEAR = 1e-8
 

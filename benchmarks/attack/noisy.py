@@ -103,7 +103,8 @@ NOISY: dict[str, Model] = {
     "geometric": _around(lambda x: x / torch.empty_like(x).geometric_(0.5)),
     "log_normal": _around(lambda x: x * torch.empty_like(x).log_normal_(0.0, 0.2)),
     "poisson": _around(lambda x: x * torch.poisson(x.detach().exp().clamp(max=3))),
-    "binomial": _around(lambda x: x * torch.binomial(torch.full_like(x, 3.0), x.detach().sigmoid())),
+    "binomial": _around(lambda x: x * torch.binomial(
+        torch.full_like(x, 3.0), x.detach().sigmoid())),
     "multinomial": _around(lambda x: x * torch.multinomial(x.mean(1).softmax(-1), 1).unsqueeze(1)),
     "categorical": _around(lambda x: x * Categorical(
         logits=x, validate_args=False).sample().unsqueeze(-1)),

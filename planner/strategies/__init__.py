@@ -7,6 +7,7 @@ A new file is found by itself. The rule of an op that no file knows is found by 
 import importlib
 import pkgutil
 
+from meshwright.ir.changing import written
 from meshwright.ir.graph import Graph, Op
 from meshwright.ir.operators import operator
 from meshwright.ir.torch_private import makes_view
@@ -26,18 +27,18 @@ def writes_state(op: Op, graph: Graph) -> bool:
 
     Ranks hold buffers whole, and what is written to a part that was cut off would be lost.
     """
-    if _in_place(op):
+    if written(op):
         return True
     return _is_view(op) and any(
-        user.inputs[0] == out and writes_state(user, graph)
+        _passes(user, out) and writes_state(user, graph)
         for out in op.outputs
         for user in graph.users.get(out, ())
     )
 
 
-def _in_place(op: Op) -> bool:
-    name = op.target.split(".")[1]
-    return bool(op.inputs) and name.endswith("_") and not name.endswith("__")
+def _passes(op: Op, name: str) -> bool:
+    """Whether it is what the op writes, or a view of."""
+    return name in (written(op) or op.inputs[:1])
 
 
 def _is_view(op: Op) -> bool:

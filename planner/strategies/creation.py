@@ -13,9 +13,7 @@ from meshwright.planner.inside.rules import (
 
 CONSTANT = frozenset(["full", "zeros", "ones", "empty"])
 NEW = frozenset(["new_full", "new_zeros", "new_ones", "new_empty"])
-COUNTING = frozenset(
-    "arange linspace eye scalar_tensor tril_indices triu_indices randperm".split()
-)
+COUNTING = frozenset("arange linspace eye scalar_tensor tril_indices triu_indices randperm".split())
 
 
 def rule(op: Op, graph: Graph) -> Rule | None:

@@ -12,7 +12,5 @@ def rule(op: Op, graph: Graph) -> Rule | None:
         case "meshwright.divide_gradient":
             dims = letters("i", len(input_shapes(op, graph)[1]))
             found = (*dims, ("d",))
-            return make_rule(
-                op, graph, [found, dims, (("w",),)], [found], whole="w", linear=[{0}]
-            )
+            return make_rule(op, graph, [found, dims, (("w",),)], [found], whole="w", linear=[{0}])
     return None

@@ -134,3 +134,36 @@ def test_harm_that_shows_later_is_not_blamed_on_what_was_tried_then(monkeypatch)
     monkeypatch.setattr(Probe, "holds", holds)
     assert explore_apart(small) == expected
     assert not harmed
+
+
+class Targets(nn.Module):
+    """A loss that is zero unless its targets are 1 or -1, and a product of complex numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.turn = nn.Linear(6, 6), nn.Parameter(torch.randn(3, 2))
+
+    def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        made = self.linear(x)
+        turned = torch.fft.irfft(
+            torch.view_as_complex(made.view(-1, 3, 2)) * torch.view_as_complex(self.turn), n=6
+        )
+        return {"loss": F.cosine_embedding_loss(made, turned, y)}
+
+
+def test_a_trial_that_makes_zeros_only_proves_nothing() -> None:
+    """The mean over samples is no sum of means, which zeros do not tell."""
+    batch = {"x": torch.randn(8, 6), "y": torch.ones(8)}
+    graph = trace(Targets(), batch)
+    op = next(op for op in graph.ops if "cosine_embedding_loss" in op.target)
+    assert not splits(op, find_rule(op, graph), graph)
+
+
+def test_complex_values_have_gradients_that_trials_check() -> None:
+    graph = trace(Targets(), {"x": torch.randn(8, 6), "y": torch.ones(8)})
+    op = next(op for op in graph.ops if "fft" in op.target)
+    assert all(graph.tensors[name].requires_grad for name in (*op.inputs, *op.outputs))
+    small = sample(op, graph)
+    assert small and any(small.trial.live)
+    assert all(g is not None and bool(g.any()) for g in Probe(small).grads)
+    assert splits(op, find_rule(op, graph), graph) == {"S(0) -> S(0)"}

@@ -172,9 +172,7 @@ EXACT = (torch.optim.Adafactor, torch.optim.Muon, Lars, Clipped)
 
 
 def trained(kind: Any, given: Plan) -> dict[str, Tensor]:
-    job = compile_job(
-        net(), given, graph=graph(), loss_fn=F.mse_loss, optimizer=kind, device="cpu"
-    )
+    job = compile_job(net(), given, graph=graph(), loss_fn=F.mse_loss, optimizer=kind, device="cpu")
     for step in range(3):
         job.step(batch(step))
     found = full_state(job)
