@@ -278,6 +278,8 @@ def _into(state: _State, target: Any, given: dict[str, Arg], op: RawOp) -> str:
         return state.emit(target, given, op, stem)
     written = state.emit(target, given | pairs | dims, op, stem)
     return state.emit(aten.view_as_complex.default, {"self": Ref(written)}, op, "view_as_complex")
+
+
 def _written_unseen(state: _State, base: str, value: Ref, op: RawOp) -> str:
     """What a write through a detached view makes of its base: autograd does not see the write, so
     the gradient goes to what was there before."""

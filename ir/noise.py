@@ -38,7 +38,8 @@ def noise_of(
     size: list[int], kind: str, dtype: torch.dtype, device: torch.device | None = None
 ) -> Tensor:
     """Numbers in this shape."""
-    return _DRAW[kind](size, dtype=dtype, device=device)
+    made: Tensor = _DRAW[kind](size, dtype=dtype, device=device)
+    return made
 
 
 def drop(input: Tensor, noise: Tensor, p: float, alpha: bool) -> Tensor:
