@@ -11,6 +11,7 @@ from meshwright.codegen.comm import Comm
 from meshwright.codegen.dropout import seed_of, with_seed
 from meshwright.ir.noise import NORMAL
 from meshwright.ir.operators import operator
+from meshwright.ir.still import DEVIATION, QUANTILE, Still
 
 
 def noise(
@@ -26,6 +27,9 @@ def noise(
     """Numbers of this size, whose dim `dim` holds, in `outer` sections, `per_sample` elements of
     each sample; -1: no dim of it belongs to samples, and all ranks and micro-batches have the same.
     """
+    if comm.still:
+        constant = DEVIATION if kind == NORMAL else QUANTILE
+        return torch.full(tuple(size), constant, dtype=dtype, device=comm.device)
     generator = torch.Generator(comm.device)
 
     def draw(slab: tuple[int, ...], sample: int) -> Tensor:
@@ -60,6 +64,10 @@ def each_sample(
     and what comes out, have `per_sample` rows of each along dim 0; if there are none, it runs once.
     """
     op = operator(target)
+    if comm.still:
+        with Still():
+            constant: Tensor = op(**arguments)
+        return constant
     tensors = [x for name in cut if isinstance(x := arguments[name], Tensor)]
     if not tensors:
         with with_seed(comm.device, seed_of(comm, op_key, -1, ())):
@@ -78,7 +86,11 @@ def each_sample(
 
 def drop(comm: Comm, input: Tensor, noise: Tensor, p: float, alpha: bool) -> Tensor:
     """Dropout by this noise, of channels or with SELU's least value; none in evaluation."""
-    made: Tensor = torch.ops.meshwright.drop(input, noise, p, alpha) if comm.training else input
+    if not comm.training:
+        return input
+    if comm.still:  # as torch's own, which draws whether an element stays
+        noise = torch.full_like(noise, float(QUANTILE < 1 - p))
+    made: Tensor = torch.ops.meshwright.drop(input, noise, p, alpha)
     return made
 
 

@@ -1,11 +1,12 @@
 """Random operators that give constants, so that two ways to compute a step can be compared.
 
 Two layouts of a model draw their numbers in other orders. Inside `Still` every draw gives one
-constant of its distribution: dropout keeps all and scales as it does in training, noise is half a
-standard deviation.
+constant of its distribution, the lower quartile or half a standard deviation: noise that emitted
+code draws by itself (`codegen.noise`) is the same. Dropout keeps all and scales as in training.
 """
 
 from collections.abc import Callable, Mapping
+from math import floor, log1p, pi, tan
 from typing import Any
 
 import torch
@@ -13,6 +14,12 @@ from torch import Tensor
 
 from meshwright.ir.errors import MeshwrightError
 from meshwright.ir.torch_private import DispatchMode, OpOverload
+
+
+QUANTILE = 0.25
+"""The number that is drawn between 0 and 1."""
+DEVIATION = 0.5
+"""The number that is drawn of a normal distribution."""
 
 
 class Unsettled(MeshwrightError):
@@ -25,25 +32,36 @@ def is_random(operator: OpOverload) -> bool:
 
 
 def _bernoulli(shape: Tensor, given: Mapping[str, Any]) -> Tensor:
-    p = given.get("p", 1.0)
-    return torch.as_tensor(p > 0, device=shape.device).to(shape.dtype).expand_as(shape)
+    p = given.get("p")
+    chance = given["self"] if p is None else p
+    return torch.as_tensor(QUANTILE < chance, device=shape.device).to(shape.dtype).expand_as(shape)
 
 
 def _normal(shape: Tensor, given: Mapping[str, Any]) -> Tensor:
-    return _filled(shape, given.get("mean", 0.0) + 0.5 * given.get("std", 1.0))
+    return _filled(shape, given.get("mean", 0.0) + DEVIATION * given.get("std", 1.0))
+
+
+def _log_normal(shape: Tensor, given: Mapping[str, Any]) -> Tensor:
+    return _normal(shape, given).exp()
 
 
 def _uniform(shape: Tensor, given: Mapping[str, Any]) -> Tensor:
     low, high = given.get("from", 0.0), given.get("to", 1.0)
-    return _filled(shape, (low + high) / 2)
+    return _filled(shape, low + QUANTILE * (high - low))
 
 
-def _lowest(shape: Tensor, given: Mapping[str, Any]) -> Tensor:
-    return _filled(shape, given.get("low", given.get("from", 0)) or 0)
+def _whole(shape: Tensor, given: Mapping[str, Any]) -> Tensor:
+    low = given.get("low", given.get("from")) or 0
+    high = given.get("high", given.get("to"))
+    return _filled(shape, low if high is None else low + floor(QUANTILE * (high - low)))
 
 
-def _half(shape: Tensor, given: Mapping[str, Any]) -> Tensor:
-    return _filled(shape, 0.5)
+def _exponential(shape: Tensor, given: Mapping[str, Any]) -> Tensor:
+    return _filled(shape, -log1p(-QUANTILE) / given.get("lambd", 1.0))
+
+
+def _cauchy(shape: Tensor, given: Mapping[str, Any]) -> Tensor:
+    return _filled(shape, given["median"] + given["sigma"] * tan(pi * (QUANTILE - 0.5)))
 
 
 def _in_order(shape: Tensor, given: Mapping[str, Any]) -> Tensor:
@@ -56,10 +74,11 @@ def _filled(shape: Tensor, value: float | Tensor) -> Tensor:
 
 _CONSTANTS: dict[str, Callable[[Tensor, Mapping[str, Any]], Tensor]] = {
     "bernoulli": _bernoulli, "bernoulli_": _bernoulli, "normal": _normal, "normal_": _normal,
-    "rand": _half, "rand_like": _half, "uniform": _uniform, "uniform_": _uniform,
-    "randn": _normal, "randn_like": _normal, "exponential": _half, "exponential_": _half,
-    "randint": _lowest, "randint_like": _lowest, "random": _lowest, "random_": _lowest,
-    "randperm": _in_order,
+    "rand": _uniform, "rand_like": _uniform, "uniform": _uniform, "uniform_": _uniform,
+    "randn": _normal, "randn_like": _normal, "log_normal": _log_normal, "log_normal_": _log_normal,
+    "exponential": _exponential, "exponential_": _exponential, "cauchy": _cauchy,
+    "cauchy_": _cauchy, "randint": _whole, "randint_like": _whole, "random": _whole,
+    "random_": _whole, "randperm": _in_order,
 }  # fmt: skip
 
 

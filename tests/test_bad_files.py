@@ -34,7 +34,7 @@ def test_sound_files_are_read_by_every_command(bases):
         assert (done.code, done.problem) == (0, ""), f"{arguments}: {done.text}"
 
 
-@pytest.mark.parametrize("seed", [1, FRESH])
+@pytest.mark.parametrize("seed", [1, FRESH], ids=["fixed", "fresh"])
 def test_spoiled_files_are_right_or_refused(bases, tmp_path, seed):
     failed = [r for n in range(COUNT) if not (r := attack(bases, tmp_path, seed, n)).held]
     told = "\n".join(f"{result.name}: {result.what}" for result in failed)
