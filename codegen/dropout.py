@@ -145,13 +145,13 @@ def seeded(
     comm: Comm, target: str, op_key: str, axes: tuple[str, ...] = (), **arguments: object
 ) -> object:
     """A random op without a form of its own: its numbers depend on where the batch is split."""
+    # Names that Python keeps for itself end with a line in emitted code: `from_`.
+    arguments = {name.removesuffix("_"): x for name, x in arguments.items()}
     if comm.still:
         with Still():
             return operator(target)(**arguments)
     sample = comm.sample_offset if "dp" in axes else -1
     if not comm.training and "train" in arguments:
         arguments["train"] = False
-    # Names that Python keeps for itself end with a line in emitted code: `from_`.
-    named = {name.removesuffix("_"): x for name, x in arguments.items()}
     with with_seed(comm.device, seed_of(comm, op_key, sample, axes)):
-        return operator(target)(**named)
+        return operator(target)(**arguments)

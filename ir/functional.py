@@ -156,13 +156,16 @@ def _write(state: _State, op: RawOp, written: tuple[str, ...]) -> None:
 
 
 def _check_seen(state: _State, name: str, op: RawOp) -> None:
-    """A write that autograd does not see leaves the gradient of what it overwrites as it was."""
+    """A write that autograd does not see leaves the gradient of what it overwrites as it was: so it
+    is written where it goes through a detached view, and refused elsewhere."""
     while name not in state.live and name in state.views:
+        if state.views[name].op.name.startswith("aten.detach."):
+            return
         name = state.views[name].base
     if name in state.live:
         raise _cannot(
-            op, "it changes a value that has a gradient where autograd does not see it (no_grad, "
-            "detach or data), so that the gradient would pass as if nothing had changed; to mean "
+            op, "it changes a value that has a gradient where autograd does not see it (no_grad "
+            "or data), so that the gradient would pass as if nothing had changed; to mean "
             "that, write x + (new - x).detach()"
         )  # fmt: skip
 
@@ -287,8 +290,9 @@ def _written_unseen(state: _State, base: str, value: Ref, op: RawOp) -> str:
         return value.name
     before = state.emit(aten.detach.default, {"self": Ref(base)}, op, "before")
     now = state.emit(aten.detach.default, {"self": value}, op, "now")
-    change = state.emit(aten.sub.Tensor, {"self": Ref(now), "other": Ref(before)}, op, "change")
-    return state.emit(aten.add.Tensor, {"self": Ref(base), "other": Ref(change)}, op, "written")
+    # Exactly 0: what is written keeps all its digits.
+    nothing = state.emit(aten.sub.Tensor, {"self": Ref(base), "other": Ref(before)}, op, "nothing")
+    return state.emit(aten.add.Tensor, {"self": Ref(now), "other": Ref(nothing)}, op, "written")
 
 
 def _ints(value: Arg) -> list[int]:

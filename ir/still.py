@@ -15,7 +15,6 @@ from torch import Tensor
 from meshwright.ir.errors import MeshwrightError
 from meshwright.ir.torch_private import DispatchMode, OpOverload
 
-
 QUANTILE = 0.25
 """The number that is drawn between 0 and 1."""
 DEVIATION = 0.5

@@ -38,7 +38,7 @@ def build_huggingface(name: str, settings: str, *, meta: bool) -> "nn.Module":
     logging: Any = transformers.logging
     logging.set_verbosity_error()  # the model is built here, so the user cannot mend its warnings
     config_class = _config_class(transformers, name)
-    given = parse_json(settings, f"hf:{name}")
+    given = parse_json(settings, f"the settings of hf:{name}")
     try:
         config = config_class(**given)
         config.use_cache = False

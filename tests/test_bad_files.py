@@ -160,5 +160,5 @@ def test_what_the_users_own_code_raises_is_the_users_to_see(tmp_path, monkeypatc
 def test_a_run_of_fewer_ranks_is_another_run(bases, tmp_path):
     whole = plan_io.load(bases.plans[0])
     file = tmp_path / "plan.json"
-    plan_io.save(replace(whole, notes=("x",)), file)
+    plan_io.save(replace(whole, max_grad_norm=3.0), file)
     assert command("compare", str(file), str(bases.run)).code == 5

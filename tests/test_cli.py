@@ -147,7 +147,7 @@ def test_a_killed_run_leaves_no_rank_and_a_whole_run_directory(plan_file, tmp_pa
 def test_a_run_directory_keeps_to_one_plan(plan_file, tmp_path):
     plan = plan_io.load(plan_file)
     other = tmp_path / "other.json"
-    plan_io.save(replace(plan, notes=("another",)), other)
+    plan_io.save(replace(plan, max_grad_norm=3.0), other)
     plan_io.save(plan, tmp_path / "plan.json")
     done = run(other, tmp_path, 1)
     assert done.returncode == 4 and "holds a run of plan" in " ".join(done.stderr.split())

@@ -63,7 +63,7 @@ def test_it_says_which_way_kernels_went(run, capsys):
 
 def test_another_plan_exits_with_5(run, tmp_path, capsys):
     other = tmp_path / "other.json"
-    plan_io.save(predicted_plan(step_s=2.0), other)
+    plan_io.save(replace(predicted_plan(step_s=2.0), max_grad_norm=3.0), other)
     assert invoke("compare", str(other), str(run[1])) == 5
     assert "the run is of plan" in capsys.readouterr().err
 

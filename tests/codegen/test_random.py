@@ -132,7 +132,7 @@ def evaluated() -> tuple[float, float, float]:
     graph = trace(model, x)
     job = compile_job(model, plan_of(graph, {}), graph=graph, optimizer="sgd", lr=0.0)
     trained, found = float(job.step(x)), float(job.eval(x))
-    job.close()
+    job.close(sync=True)
     return trained, found, float(model.eval()(**x)["loss"].detach())
 
 

@@ -44,6 +44,7 @@ def bound_s() -> float:
         input_s=busy, forward_s=np.array([[FORWARD_S]]),
         forward_share=np.array([FORWARD_S / (FORWARD_S + BACKWARD_S)]),
         copy_s=np.array([[COPY_S]]), offload=1, spared_s=np.zeros(1),
+        kept_s=busy[:, 0],
     )  # fmt: skip
     relaxation = Relaxation(RunCosts(asked), places)
     return relaxation._relaxed(Frame(RANKS, COUNT), ways, np.ones(1), (0.0, 0.0)).together_s
