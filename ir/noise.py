@@ -31,7 +31,8 @@ _CELLS = -1.7580993408473766
 def noise(like: Tensor, dims: int, kind: str, dtype: torch.dtype) -> Tensor:
     """Numbers in the shape of a tensor, which are the same along all but its first `dims` dims."""
     size = (*like.shape[:dims], *(1 for _ in like.shape[dims:]))
-    return _DRAW[kind](size, dtype=dtype, device=like.device)
+    made: Tensor = _DRAW[kind](size, dtype=dtype, device=like.device)
+    return made
 
 
 def noise_of(
@@ -47,7 +48,8 @@ def drop(input: Tensor, noise: Tensor, p: float, alpha: bool) -> Tensor:
     as before, if they were 0 and 1."""
     kept = noise >= p
     if not alpha:
-        return input * kept.to(input.dtype) / (1 - p)
+        scaled: Tensor = input * kept.to(input.dtype) / (1 - p)
+        return scaled
     a = ((1 - p) * (1 + p * _CELLS**2)) ** -0.5
     return torch.where(kept, input, _CELLS) * a - a * _CELLS * p
 
