@@ -48,9 +48,8 @@ def drop(input: Tensor, noise: Tensor, p: float, alpha: bool) -> Tensor:
     as before, if they were 0 and 1."""
     kept = noise >= p
     if not alpha:
-        scaled: Tensor = input * kept.to(input.dtype) / (1 - p)
-        return scaled
-    a = ((1 - p) * (1 + p * _CELLS**2)) ** -0.5
+        return input * kept.to(input.dtype) / (1 - p)
+    a = float(((1 - p) * (1 + p * _CELLS**2)) ** -0.5)
     return torch.where(kept, input, _CELLS) * a - a * _CELLS * p
 
 
