@@ -20,3 +20,10 @@ LONG_RIGHT = (
 def test_model_is_right_or_refused(name: str) -> None:
     result = attempt(name, ODD[name])
     assert result.held, result.what
+
+
+@pytest.mark.parametrize("name", ["in_place_on_input", "weight_in_loss", "forward_hook_on_weight"])
+def test_the_self_check_raises_no_false_alarm(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MESHWRIGHT_CHECK", "1")
+    result = attempt(name, ODD[name])
+    assert result.held, result.what

@@ -52,7 +52,9 @@ def plain_step(
     total = 0.0
     with _computing():
         for part in zip(*(x.chunk(parts) if x.ndim else [x] * parts for x in batch.values())):  # noqa: B905
-            loss = _called(step, part) / parts
+            # A forward may write into its inputs.
+            loss = _called(step, [x.clone() for x in part]) / parts
+            _check_leaves(loss, model)
             _backward(loss)
             total += float(loss.detach())
     return Outcome(
@@ -71,6 +73,26 @@ def _called(step: TrainingStep, tensors: Sequence[Tensor]) -> Tensor:
         message = f"plain PyTorch does not take the data of the check ({_first_line(error)})"
         raise Uncheckable(message) from error
     return loss
+
+
+def _check_leaves(loss: Tensor, model: nn.Module) -> None:
+    """Uncheckable if the step trains tensors that the copy does not have: those of the user's own
+    module, which a loss function or a hook reads beside the copy."""
+    own = {id(p) for p in model.parameters()}
+    seen: set[Any] = set()
+    left = [loss.grad_fn]
+    while left:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, nn.Parameter) and id(leaf) not in own:
+            raise Uncheckable(
+                "a loss function or a hook reads weights of the user's own module, which a copy of "
+                "the module does not follow"
+            )
+        left.extend(following for following, _ in node.next_functions)
 
 
 def _backward(loss: Tensor) -> None:
