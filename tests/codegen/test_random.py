@@ -142,6 +142,39 @@ def test_evaluation_drops_nothing() -> None:
     assert trained != pytest.approx(wanted, rel=1e-3)
 
 
+class Drawn(nn.Module):
+    """Draws whose constants in a self-check must be torch's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.alpha, self.channels = (
+            nn.Linear(6, 6),
+            nn.AlphaDropout(0.4),
+            nn.Dropout1d(),
+        )
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        x = self.channels(self.alpha(self.linear(x)))
+        x = x + torch.randn_like(x) * torch.bernoulli(torch.full_like(x, 0.3)) + torch.rand_like(x)
+        x = x + torch.empty_like(x).exponential_(2.0) + torch.empty_like(x).cauchy_(1.0, 2.0)
+        x = x * torch.randint_like(x, 2, 9) + torch.empty_like(x).uniform_(1.0, 3.0)
+        return {"loss": (x * torch.empty_like(x).log_normal_(0.5, 0.5)).square().mean()}
+
+
+def self_checked() -> str:
+    torch.manual_seed(0)
+    model, x = Drawn(), {"x": torch.randn(8, 3, 6)}
+    graph = trace(model, x)
+    job = compile_job(model, plan_of(graph, {}), graph=graph, optimizer="sgd", lr=0.1, check=True)
+    job.close()
+    return str(job.checked)
+
+
+def test_the_self_check_draws_the_constants_of_torch() -> None:
+    said = alone(self_checked)
+    assert "one step of the plan" in said and "not checked" not in said
+
+
 @pytest.mark.parametrize("name", ["dropout", "attention"])
 def test_a_plan_says_which_dropout_depends_on_it(name: str) -> None:
     model = NOISY[name]
