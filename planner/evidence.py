@@ -22,8 +22,6 @@ from meshwright.planner.why import alternative, kind_of
 
 ALTERNATIVES = 6
 """Plans of other kinds that a plan tells of."""
-ROUNDING = 1e-5
-"""Of bounds, which are kept in six digits."""
 
 
 def with_evidence(
@@ -35,7 +33,7 @@ def with_evidence(
     assert best.predicted
     try:
         with until(end):
-            bound = _proven_s(problem, found, best.predicted.step_s)
+            bound = _bound_s(problem, found)
     except TimeUp:
         bound = 0.0
     others = [entry for entry in found.kinds.values() if kind_of(entry[2]) != kind_of(best)]
@@ -55,20 +53,8 @@ def with_evidence(
     return rehash(replace(in_detail(problem, best), evidence=evidence, versions=_versions()))
 
 
-def _proven_s(problem: Problem, found: Found, step_s: float) -> float:
-    """What no plan can beat; 0 where that is not known.
-
-    The bounds are of plans in which collectives and products run one after the other. Where the
-    best plan lets them run beside each other, or is below its bound, they prove nothing.
-    """
-    if found.best and (overlaps(found.best) or used(found.best) & set(PLACED)):
-        return 0.0
-    bound_s = _bound_s(problem, found)
-    return bound_s if bound_s <= step_s * (1 + ROUNDING) else 0.0
-
-
 def _bound_s(problem: Problem, found: Found) -> float:
-    """By the relaxation, or because nothing better is left open."""
+    """What no plan can beat: by the relaxation, or because nothing better is left open."""
     free = with_any_schedule(problem)
     if found.bound_s is None and len(problem.graph.blocks) > DEEP:
         return 0.0
@@ -79,6 +65,9 @@ def _bound_s(problem: Problem, found: Found) -> float:
         asked = Pin("schedule", found.best.schedule.name)
         early = replace(free, constraints=freed(free.constraints, "schedule", asked))
         return float(f"{min(bound_s, lower_bound(early)):.6g}")
+    beside = found.best and (overlaps(found.best) or used(found.best) & set(PLACED))
+    if found.best and found.best.predicted and beside:
+        return float(f"{min(bound_s, found.best.predicted.step_s):.6g}")
     if found.open_s is not None and found.open_s > bound_s:
         bound_s = max(bound_s, min(found.open_s, found.least_s))
     return float(f"{bound_s:.6g}")
