@@ -9,9 +9,9 @@ import numpy as np
 
 from meshwright.costmodel.block import BlockCost
 from meshwright.costmodel.comm import Levels, collective_time
-from meshwright.costmodel.memory import OPTIMIZER_COPIES
 from meshwright.costmodel.offload import copy_s
 from meshwright.costmodel.optimizer import optimizer_time
+from meshwright.forms.updates import update
 from meshwright.ir.conversions import Primitive
 from meshwright.planner.across.run_costs import At, RunCosts
 from meshwright.planner.across.spans import Matrix
@@ -223,7 +223,7 @@ class BlockRates:
         if key not in self._held:
             stored, trained = self._parameters(case)
             shard = mesh.dp_shard
-            copies = OPTIMIZER_COPIES[self.problem.optimizer]
+            copies = update(self.problem.optimizer).copies
             parameters = stored - trained + trained / (shard if mesh.zero == 3 else 1)
             gradients = trained / (shard if mesh.zero >= 2 else 1) if several else trained * 0.0
             optimizer = copies * trained / (shard if mesh.zero else 1)
