@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.ir.errors import PlanError
-from meshwright.ir.folders import add_folders, keys_of, load
+from meshwright.ir.extensions import Files, add_folders
 
 add_folders("MESHWRIGHT_UPDATES", __path__)
-UPDATES = keys_of(sys.modules[__name__])
+_FILES = Files(sys.modules[__name__], "optimizer")
+UPDATES = _FILES.names
 """Keys of the optimizers: the file names."""
 USUAL = "adamw"
 """The optimizer that is taken where nobody asks for one."""
@@ -94,7 +95,7 @@ class Update:
 @cache
 def update(name: str) -> Update:
     """Loads the form of an optimizer by its key. PlanError names the nearest if there is none."""
-    found = load(sys.modules[__name__], name, "optimizer").UPDATE
+    found = _FILES.load(name).UPDATE
     if not isinstance(found, Update):
         raise PlanError(f"UPDATE in the file of optimizer {name!r} is no Update: {found!r}")
     return found
