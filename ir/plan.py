@@ -110,6 +110,11 @@ class BlockLayout:
         return model_mesh(self.mesh)
 
 
+def sync_name(zero: int, dp_shard: int) -> str:
+    """Returns the form that `Stage.zero` is short for: among one rank nothing is split."""
+    return f"zero{zero}" if dp_shard > 1 else "zero0"
+
+
 @dataclass(frozen=True, config=_strict, kw_only=True)
 class Stage:
     """A run of blocks on a group of devices."""
@@ -148,6 +153,11 @@ class Stage:
     @property
     def dp(self) -> int:
         return self.mesh.get("dp_replicate", 1) * self.mesh.get("dp_shard", 1)
+
+    @property
+    def sync(self) -> str:
+        """The form of synchronisation (`meshwright.forms.sync`)."""
+        return sync_name(self.zero, self.mesh.get("dp_shard", 1))
 
     @property
     def model(self) -> ModelMesh:
