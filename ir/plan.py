@@ -110,6 +110,11 @@ class BlockLayout:
         return model_mesh(self.mesh)
 
 
+def sync_name(zero: int, dp_shard: int) -> str:
+    """Returns the form that `Stage.zero` is short for: among one rank nothing is split."""
+    return f"zero{zero}" if dp_shard > 1 else "zero0"
+
+
 @dataclass(frozen=True, config=_strict, kw_only=True)
 class Stage:
     """A run of blocks on a group of devices."""
@@ -158,7 +163,7 @@ class Stage:
     @property
     def sync_form(self) -> str:
         """Key of the form by which replicas agree on gradients: a file of `forms/sync`."""
-        return f"zero{self.zero if self.mesh.get('dp_shard', 1) > 1 else 0}"
+        return sync_name(self.zero, self.mesh.get("dp_shard", 1))
 
     @property
     def model(self) -> ModelMesh:

@@ -1,11 +1,43 @@
-"""How replicas agree on gradients: one form a file, whose name is its key in a plan."""
+"""How replicas agree on gradients, one file a form; the file name is its key. MESHWRIGHT_SYNC names
+folders with more.
 
-from importlib import import_module
+A file has `describe(replicas)`, what the form does in a step, as an `Exchange`, and `build(slots,
+lines, stage)`, what does it on a rank.
+"""
+
+import sys
+from functools import cache
 from typing import cast
 
+from meshwright.forms.sync.exchange import Exchange
 from meshwright.forms.sync.running import RunningForm
+from meshwright.ir.errors import PlanError
+from meshwright.ir.extensions import Files, add_folders
+from meshwright.ir.plan import Stage
+
+add_folders("MESHWRIGHT_SYNC", __path__)
+
+FILES = Files(sys.modules[__name__], "form of synchronisation")
 
 
-def running(key: str) -> RunningForm:
-    """Returns the half of the form `key` that runs; the key is that of a file in this folder."""
-    return cast(RunningForm, import_module(f"meshwright.forms.sync.{key}"))
+@cache
+def exchange(name: str, replicas: int) -> Exchange:
+    """Returns what a form does among so many replicas. PlanError names the nearest known form."""
+    describe = getattr(FILES.load(name), "describe", None)
+    if describe is None:
+        raise PlanError(f"{name!r} is no form of synchronisation: its file has no describe()")
+    made: Exchange = describe(replicas)
+    return made
+
+
+def exchange_of(stage: Stage) -> Exchange:
+    """Returns what a stage of a plan does."""
+    return exchange(stage.sync_form, stage.dp)
+
+
+def running(name: str) -> RunningForm:
+    """Returns the half of a form that runs. PlanError names the nearest known form."""
+    found = FILES.load(name)
+    if not hasattr(found, "build"):
+        raise PlanError(f"{name!r} is no form of synchronisation: its file has no build()")
+    return cast(RunningForm, found)
