@@ -6,7 +6,9 @@ improvement of `bayesian-optimization`: few large steps, because a trial costs s
 
 import warnings
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field
+from io import StringIO
 from math import log2
 from statistics import median
 from typing import Any
@@ -16,8 +18,11 @@ from meshwright.ir.errors import MeshwrightError
 TRIALS = 10
 STEPS = 5
 """Of a trial. The first is not counted: it still waits for buckets of the size before."""
-_NOISE = 0.03
+_NOISE = 0.02
 """Variance of a trial's time that is noise, as a share of the variance of all trials."""
+_OCTAVES = 1.5
+"""By how many doublings sizes lie apart whose times say little of each other. Fixed: ten noisy
+times are too few to learn it from."""
 _FLAT, _LOOKS = 0.005, 5
 """So many trials that differ by less than this share end the search: sizes make no difference."""
 
@@ -86,7 +91,8 @@ class BucketTuner:
         unit = self.tried[0].seconds
         last = self.tried[-1]
         # Times in units of the first, so that what counts as noise does not depend on the model.
-        self._search.register({"log2": log2(last.size_bytes)}, -last.seconds / unit)
+        with redirect_stdout(StringIO()):  # it prints that a size is tried a second time
+            self._search.register({"log2": log2(last.size_bytes)}, -last.seconds / unit)
         times = [trial.seconds for trial in self.tried]
         if len(times) >= _LOOKS and max(times) <= (1 + _FLAT) * min(times):
             self.done = True
@@ -112,6 +118,7 @@ class BucketTuner:
 def _optimizer(low: float, high: float, seed: int) -> Any:
     try:
         from bayes_opt import BayesianOptimization, acquisition
+        from sklearn.gaussian_process.kernels import Matern
     except ImportError as error:
         raise MeshwrightError(
             "tuning bucket sizes needs the package bayesian-optimization: "
@@ -121,7 +128,8 @@ def _optimizer(low: float, high: float, seed: int) -> Any:
         None, {"log2": (low, high)}, random_state=seed, verbose=0, allow_duplicate_points=True,
         acquisition_function=acquisition.ExpectedImprovement(xi=0.0),
     )  # fmt: skip
-    made.set_gp_params(alpha=_NOISE)
+    kernel = Matern(length_scale=_OCTAVES, length_scale_bounds="fixed", nu=2.5)
+    made.set_gp_params(alpha=_NOISE, kernel=kernel)
     return made
 
 
