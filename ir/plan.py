@@ -338,9 +338,9 @@ class Evidence:
     """What need not be judged, by the reason: bound, memory, dominance."""
     bound_s: float
     """No plan of the searched space can be faster, by the same cost model; 0 if that is not known,
-    as where time was up."""
-    gap: float
-    """step_s / bound_s - 1; 0 where no bound is known."""
+    as where time was up. `ir.beside.bounded` says of which plans it is."""
+    gap: float | None
+    """step_s / bound_s - 1; None where no bound is known."""
     alternatives: Many[Alternative] = ()
     improved: Many[Improvement] = ()
     """How the search went."""

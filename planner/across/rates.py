@@ -156,7 +156,7 @@ class BlockRates:
             inputs = np.array([[c.forward_s + c.backward_input_s for c in row] for row in timed])
             copies = np.array([self._copy_s(at, cost) for cost in kept]) * self.treated
             compute = found - np.array(talk)
-            if self.moved:
+            if self.moved and self.runs.waits:
                 found[2 + self.free.index(self.moved)] += self._waits_s(timed[1], copies)
             self._work[at] = found, compute, np.array(flight), forward, inputs, copies
         return self._work[at]
@@ -177,7 +177,8 @@ class BlockRates:
 
     def _waits_s(self, again: Sequence[BlockCost], copies: Matrix) -> Matrix:
         """What is moved comes back while one other block has its backward, which takes no longer
-        than that of the longest of those that can be recomputed; but for a few others' sake."""
+        than that of the longest of those that can be recomputed; but for a few others' sake. Of
+        costs that are the least there are, no such longest is known."""
         longest = max(c.backward_s for c, held in zip(again, self.treated, strict=True) if held)
         found: Matrix = np.maximum(0.0, copies - longest) * self.treated
         return found
