@@ -1,6 +1,6 @@
 """What one stage keeps on a rank, and by how much that rises within an action, by category.
 
-It follows `runtime.stage` and `runtime.gradsync`: a block's graph goes with its backward, gradients
+It follows `runtime.stage` and `forms.sync`: a block's graph goes with its backward, gradients
 begin with the first backward of a step unless they live in flat buckets, ZeRO packs them in flat
 tensors that live until they are reduced, and level 3 has one block's parameters whole at a time.
 """

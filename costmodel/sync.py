@@ -1,4 +1,4 @@
-"""What a stage does with its parameters and gradients, as `runtime.gradsync` does it by ZeRO level.
+"""What a stage does with its parameters and gradients, as `forms.sync` does it by ZeRO level.
 
 Levels 0 and 1 reduce buckets as blocks finish in the last backward of a step, levels 2 and 3 after
 each backward; level 3 gathers a block's parameters before it runs, and `prefetch` blocks ahead.
@@ -82,7 +82,7 @@ class Bucket(NamedTuple):
 
 
 def buckets(owned: Sequence[Owned], limit_bytes: int) -> tuple[Bucket, ...]:
-    """As `runtime.gradsync.base.buckets` makes them; `limit_bytes` 0: one for each owner."""
+    """As `forms.sync.flat.buckets` makes them; `limit_bytes` 0: one for each owner."""
     found: list[Bucket] = []
     last = ""
     nbytes = tensors = 0

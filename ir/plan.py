@@ -150,6 +150,17 @@ class Stage:
         return self.mesh.get("dp_replicate", 1) * self.mesh.get("dp_shard", 1)
 
     @property
+    def data_axes(self) -> dict[str, int]:
+        """Sizes of the data-parallel axes: of both together, and of each."""
+        shard, replicate = self.mesh.get("dp_shard", 1), self.mesh.get("dp_replicate", 1)
+        return {"dp": self.dp, "dp_shard": shard, "dp_replicate": replicate}
+
+    @property
+    def sync_form(self) -> str:
+        """Key of the form by which replicas agree on gradients: a file of `forms/sync`."""
+        return f"zero{self.zero if self.mesh.get('dp_shard', 1) > 1 else 0}"
+
+    @property
     def model(self) -> ModelMesh:
         return model_mesh(self.mesh)
 

@@ -1,17 +1,20 @@
 """Plain data parallel: parameters and optimizer whole everywhere, gradients all-reduced."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from meshwright.runtime.gradsync.base import BUCKET_BYTES, GradientSync, Held, Lines, Slot, buckets
-from meshwright.runtime.record import Pending, What
+from meshwright.forms.sync.flat import BUCKET_BYTES, buckets, held_whole, trainable
+from meshwright.forms.sync.running import Lines, Slot, SyncRun
+from meshwright.ir.collective import What
+from meshwright.ir.direct import Work
+from meshwright.ir.plan import Stage
 
 
-def build(slots: Sequence[Slot], lines: Lines) -> GradientSync:
-    return _Zero0(slots, lines)
+def build(slots: Sequence[Slot], lines: Lines, stage: Stage) -> SyncRun:
+    """Returns what runs the form in a stage."""
+    return _Whole(slots, lines)
 
 
 class _Bucket:
@@ -32,29 +35,22 @@ class _Bucket:
             slot.whole.grad = part.view(slot.whole.shape)
 
 
-class _Zero0:
+class _Whole(SyncRun):
     def __init__(self, slots: Sequence[Slot], lines: Lines) -> None:
-        trainable = [slot for slot in slots if slot.param.requires_grad]
         self._lines = lines
-        self._trainable = trainable
-        self._buckets = [_Bucket(b) for b in buckets(trainable, BUCKET_BYTES)] if lines.dp else []
-        self._works: dict[_Bucket, Pending] = {}
-        self.held = tuple(
-            Held(s.param, lines.stage, s.whole, None, lines.is_primary(s.param, sharded=False))
-            for s in slots
+        self._trainable = trainable(slots)
+        shared = lines.replicas.group is not None
+        self._buckets = (
+            [_Bucket(b) for b in buckets(self._trainable, BUCKET_BYTES)] if shared else []
         )
+        self._works: dict[_Bucket, Work] = {}
+        self.held = held_whole(slots, lines)
 
     def begin(self) -> None:
         for slot in self._trainable:
             slot.whole.grad = None
         for bucket in self._buckets:
             bucket.begin()
-
-    def open(self, call: int, ahead: Sequence[int]) -> None:
-        pass
-
-    def close(self, call: int) -> None:
-        pass
 
     def after_backward(self, call: int, last: bool) -> None:
         """Starts to reduce what is complete while backward goes on."""
@@ -63,12 +59,11 @@ class _Zero0:
                 self._start(bucket)
 
     def _start(self, bucket: _Bucket) -> None:
-        group, recorder = self._lines.dp, self._lines.recorder
-        assert group is not None
+        peers, recorder = self._lines.replicas, self._lines.recorder
         nbytes = bucket.flat.nbytes
-        what = What("gradients", self._lines.stage, "dp", "all_reduce", nbytes, group.size())
+        what = What("gradients", self._lines.stage, peers.axis, "all_reduce", nbytes, peers.size)
         start = recorder.mark()
-        work = dist.all_reduce(bucket.flat, group=group, async_op=True)
+        work = dist.all_reduce(bucket.flat, group=peers.group, async_op=True)
         assert work is not None
         self._works[bucket] = recorder.pending(what, work, start)
 
@@ -79,9 +74,3 @@ class _Zero0:
         for work in self._works.values():
             work.wait()
         self._works.clear()
-
-    def over_gradients(self, stepped: Set[int]) -> list[Tensor]:
-        return []  # Nobody gathers parameters.
-
-    def publish(self) -> None:
-        pass
