@@ -31,7 +31,6 @@ from meshwright.runtime.executor import Executor, Progress
 from meshwright.runtime.export import check_writable, export, sync_to
 from meshwright.runtime.failure import Failures
 from meshwright.runtime.finite import Policy, check_loss, check_norm, check_policy
-from meshwright.runtime.gradients import scaled, sum_over_model
 from meshwright.runtime.handshake import (
     check_identity,
     check_model,
@@ -49,8 +48,8 @@ from meshwright.runtime.resident import Residence, resident_bytes
 from meshwright.runtime.run_dir import begin, prepare, profiling, write
 from meshwright.runtime.stale import Guard, check_fresh
 from meshwright.runtime.stats import Stats
+from meshwright.runtime.step_end import StepEnd
 from meshwright.runtime.sums import whole_loss, whole_totals
-from meshwright.runtime.tied import sum_ties
 from meshwright.runtime.tracking import tracking, tracking_cuda
 from meshwright.runtime.unread import Unread
 from meshwright.runtime.updates import Stepped
@@ -164,6 +163,7 @@ class Job:
     ) -> None:
         self.plan, self.graph, self.parts, self.model = plan, graph, parts, model
         self.optimizer, self.device, self.max_grad_norm = optimizer, device, max_grad_norm
+        self.end = StepEnd(parts, optimizer, device, plan.world_size)
         self.state = State()
         self.stats = Stats()
         self.grad_norm: Tensor | None = None
@@ -438,28 +438,17 @@ class Job:
 
     def sum_gradients(self) -> None:
         """After the last batch of a step: each held gradient becomes the sum of all parts."""
-        parts = self.parts
         self.progress.at(self.state.step, "gradients", "synchronising")
-        for index, stage in parts.stages.items():
-            stage.sync.finish()
-            sum_over_model(stage.sync.held, parts.lines[index])
-        sum_ties(parts.ties, parts.held, parts.groups, parts.rank)
+        self.end.sum_gradients()
+
+    def scale_gradients(self, factor: float) -> None:
+        """Scales them, and limits their norm if there is a limit."""
+        self.grad_norm = self.end.scale_gradients(factor, self.max_grad_norm)
 
     def update(self) -> None:
         """Steps the optimizer with the gradients as they are."""
         with self.failures.guard():
-            with self.recorder.section("optimizer"):
-                self.optimizer.step()
-            with self.recorder.section("publish"):
-                for stage in self.parts.stages.values():
-                    stage.sync.publish()
+            self.end.update()
         self.progress.at(self.state.step, "end", "idle")
         self.state.step += 1
         self.accumulated = 0
-
-    def scale_gradients(self, gradient_scale: float) -> None:
-        """Scales them, and limits their norm if there is a limit."""
-        self.grad_norm = scaled(
-            self.optimizer, self.parts.held, self.parts.counted, gradient_scale,
-            self.max_grad_norm, self.device, self.plan.world_size,
-        )  # fmt: skip

@@ -9,10 +9,10 @@ import numpy as np
 
 from meshwright.costmodel.block import BlockCost
 from meshwright.costmodel.comm import Levels, collective_time
-from meshwright.costmodel.memory import OPTIMIZER_COPIES
 from meshwright.costmodel.offload import copy_s
 from meshwright.costmodel.optimizer import optimizer_time
 from meshwright.forms.sync.exchange import Send
+from meshwright.forms.updates import update
 from meshwright.ir.conversions import Primitive
 from meshwright.planner.across.run_costs import At, RunCosts
 from meshwright.planner.across.spans import Matrix
@@ -222,7 +222,7 @@ class BlockRates:
         if key not in self._held:
             stored, trained = self._parameters(case)
             shard = mesh.dp_shard
-            copies = OPTIMIZER_COPIES[self.problem.optimizer]
+            copies = update(self.problem.optimizer).copies
             parameters = stored - trained + trained / exchange.parts("parameters", shard)
             kept = trained / exchange.parts("gradients", shard)
             gradients = kept if several else trained * 0.0

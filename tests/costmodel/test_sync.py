@@ -46,7 +46,8 @@ def sync(
 ) -> Sync:
     """Equal blocks with parameters of `nbytes`, one bucket each, over two ranks."""
     made = Sync(
-        exchange=exchange(f"zero{zero}", 2 if more.get("buckets", True) else 1), prefetch=prefetch, shard=2 if zero else 1,
+        exchange=exchange(f"zero{zero}", 2 if more.get("buckets", True) else 1),
+        prefetch=prefetch, shard=2 if zero else 1,
         blocks=blocks_of or (replace(BLOCK, gathered_bytes=nbytes),) * blocks,
         buckets=tuple(Bucket(i, nbytes, 1) for i in reversed(range(len(blocks_of) or blocks))),
         prelude_s=0.0, dp=TWO, shard_levels=TWO if zero else (), replicate_levels=(),
