@@ -1,7 +1,7 @@
 """Whether a plan can run the optimizer that the user chose."""
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import nn
@@ -10,8 +10,8 @@ from meshwright.codegen.stored import stored_splits
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Graph
 from meshwright.ir.plan import Plan
-from meshwright.runtime.elementwise import CannotTry, Group, Make, Reach, reach
-from meshwright.runtime.tied import is_sharded
+from meshwright.runtime.elementwise import KNOWN, CannotTry, Group, Make, Reach, reach
+from meshwright.runtime.stage import StageModule
 from meshwright.runtime.updates import Stepped
 
 Choice = str | torch.optim.Optimizer | Callable[..., torch.optim.Optimizer]
@@ -117,7 +117,7 @@ def _cut(plan: Plan, graph: Graph, names: frozenset[str] | None) -> Iterator[str
             tensor = graph.tensors[name]
             if not tensor.requires_grad or (names is not None and tensor.fqn not in names):
                 continue
-            if is_sharded(stage):
+            if stage.is_sharded:
                 yield (
                     f"zero={stage.zero} splits the rows of {tensor.fqn} over "
                     f"dp_shard={stage.mesh['dp_shard']}"
@@ -130,6 +130,18 @@ def _cut(plan: Plan, graph: Graph, names: frozenset[str] | None) -> Iterator[str
 def _apart(plan: Plan) -> str:
     """Why no rank holds all parameters; empty if each does."""
     return f"{len(plan.stages)} stages hold different parameters" if len(plan.stages) > 1 else ""
+
+
+def check_parts(made: torch.optim.Optimizer, stages: Iterable[StageModule]) -> None:
+    """PlanError if a stage steps its parameters part by part, and the optimizer may notice."""
+    known = type(made) in KNOWN or isinstance(made, Stepped)
+    if not known and any(not stage.sync.whole_updates for stage in stages):
+        raise PlanError(
+            "the plan steps parameters part by part, as their gradients come, and nobody knows "
+            f"whether {type(made).__name__} may be called so: take an optimizer of torch that "
+            "steps each element by itself, such as AdamW, or a plan with zero=1 in its place, "
+            "which gathers parameters"
+        )
 
 
 def check_tensors(made: torch.optim.Optimizer, given: Sequence[nn.Parameter]) -> None:
