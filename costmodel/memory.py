@@ -3,20 +3,7 @@
 from dataclasses import dataclass
 from math import ceil
 
-from meshwright.ir.errors import PlanError
-
-OPTIMIZER_COPIES = {"adamw": 2, "adam": 2, "sgd": 0, "sgd_momentum": 1, "adagrad": 1, "rmsprop": 1}
-"""How many values of optimizer state there are per parameter value, in the parameter's dtype."""
-
-_PASSES = {"adamw": 7, "adam": 7, "sgd": 3, "sgd_momentum": 5, "adagrad": 5, "rmsprop": 9}
-"""Reads and writes of each parameter value in one step by torch's fused kernels (RMSprop has
-none): Adam reads parameter, gradient and two states and writes all but the gradient."""
-
-
-def check_optimizer(name: str) -> None:
-    if name not in OPTIMIZER_COPIES:
-        known = ", ".join(OPTIMIZER_COPIES)
-        raise PlanError(f"optimizer {name!r} has no known state; known are {known}")
+from meshwright.forms.updates import update
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +23,15 @@ def training_state(
     Rajbhandari et al. 2020: stage 1 shards the optimizer state over dp_shard, 2 also the gradients,
     3 also the parameters.
     """
-    check_optimizer(optimizer)
     part = ceil(trained_bytes / dp_shard)
     kept = trained_bytes if zero < 3 else part
     return State(
         parameters_bytes=stored_bytes - trained_bytes + kept,
         gradients_bytes=trained_bytes if zero < 2 else part,
-        optimizer_bytes=OPTIMIZER_COPIES[optimizer] * (trained_bytes if zero < 1 else part),
+        optimizer_bytes=update(optimizer).copies * (trained_bytes if zero < 1 else part),
     )
 
 
 def optimizer_traffic(trained_bytes: int, optimizer: str, *, zero: int, dp_shard: int) -> float:
     """Bytes that one optimizer step moves on a rank."""
-    check_optimizer(optimizer)
-    return _PASSES[optimizer] * (ceil(trained_bytes / dp_shard) if zero else trained_bytes)
+    return update(optimizer).passes * (ceil(trained_bytes / dp_shard) if zero else trained_bytes)

@@ -2,18 +2,21 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import nn
 
 from meshwright.codegen.stored import stored_splits
+from meshwright.forms.updates import Reach, Update, update
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Graph
 from meshwright.ir.plan import Plan
-from meshwright.runtime.elementwise import KNOWN, CannotTry, Group, Make, Reach, reach
+from meshwright.runtime.elementwise import KNOWN, CannotTry, Group, Make, reach
 from meshwright.runtime.stage import StageModule
 from meshwright.runtime.updates import Stepped
 
+_Group = tuple[type, Group, Make, frozenset[str] | None]
 Choice = str | torch.optim.Optimizer | Callable[..., torch.optim.Optimizer]
 
 
@@ -25,18 +28,25 @@ def check_choice(
     `made` is what was made of the choice over the tensors of this rank.
     """
     if isinstance(choice, str):
-        return  # Those with names step each element by itself.
-    for kind, settings, make, names in _groups(choice, made, model):
+        make: Make = partial(_by_name, update(choice))
+        groups: Iterable[_Group] = [(update(choice).kind, made.defaults, make, None)]
+    else:
+        groups = _groups(choice, made, model)
+    for kind, settings, maker, names in groups:
         _check_step(kind)
         if plan.world_size > 1:
-            _check(kind, settings, make, names, plan, graph)
+            _check(kind, settings, maker, names, plan, graph)
+
+
+def _by_name(form: Update, groups: list[Group]) -> torch.optim.Optimizer:
+    return form.make([p for group in groups for p in group["params"]], None, fused=False)
 
 
 def _groups(
     choice: torch.optim.Optimizer | Callable[..., torch.optim.Optimizer],
     made: torch.optim.Optimizer,
     model: nn.Module,
-) -> Iterator[tuple[type, Group, Make, frozenset[str] | None]]:
+) -> Iterator[_Group]:
     """Class and settings of each group, what makes the like of it, and its parameters' names; None
     if it has all."""
     if not isinstance(choice, torch.optim.Optimizer):

@@ -102,8 +102,8 @@ class StageModule(nn.Module):
         self._tapes: dict[int, _Tape] = {}
         self._chains = chains_of(program)
         self._scripts = {i: Script.of(call) for i, call in enumerate(program.calls) if call.saved}
-        offloads = any("offload" in script.policy.values() for script in self._scripts.values())
-        self._host = HostMemory(comm.device) if offloads else None
+        moves = any(script.moves for script in self._scripts.values())
+        self._host = HostMemory(comm.device) if moves else None
         self.reduce_early = True
         """No further batch adds to this step's gradients."""
         read = {name for call in program.calls for name in call.inputs}

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from meshwright.costmodel.comm import Levels, collective_time
 from meshwright.costmodel.fragmentation import fragmentation_of
-from meshwright.costmodel.memory import OPTIMIZER_COPIES
 from meshwright.costmodel.optimizer import optimizer_time
 from meshwright.costmodel.tables import Spot
+from meshwright.forms.updates import update
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.device import Link
 from meshwright.planner.across.places import Places
@@ -211,7 +211,7 @@ class StageTables:
         """Parameters, with those of blocks that are gathered, and optimizer state."""
         mesh = case.mesh
         kept = state.trained / mesh.dp_shard
-        copies = OPTIMIZER_COPIES[self.problem.optimizer]
+        copies = update(self.problem.optimizer).copies
         parameters = state.stored
         if mesh.zero == 3 and mesh.dp_shard > 1:
             gathered = np.minimum(state.trained - kept, state.largest * (1 + mesh.prefetch))

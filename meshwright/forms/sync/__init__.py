@@ -1,30 +1,38 @@
-"""How replicas agree on gradients: one form a file, whose name is its key in a plan."""
+"""How replicas agree on gradients, one file a form; the file name is its key. MESHWRIGHT_SYNC names
+folders with more.
 
+A file has `build(slots, lines, stage)`, which makes what runs it (`running`). If plans may choose
+it by name, it has `check(stage)` too: what is wrong with its settings, and what would be right.
+"""
+
+import sys
 from collections.abc import Iterator
-from difflib import get_close_matches
 from functools import cache
-from importlib import import_module
-from pkgutil import iter_modules
-from types import ModuleType
 from typing import cast
 
 from meshwright.forms.sync.running import RunningForm
 from meshwright.ir.errors import PlanError
+from meshwright.ir.extensions import Files, add_folders, nearest
+from meshwright.ir.plain_text import SHOWN
 from meshwright.ir.plan import Plan
 from meshwright.ir.verify import Finding
 
+add_folders("MESHWRIGHT_SYNC", __path__)
+_FILES = Files(sys.modules[__name__], "form of synchronisation")
+
 
 def form(key: str) -> RunningForm:
-    """Returns the half of the form `key` that runs; the key is that of a file in this folder."""
-    return cast(RunningForm, _file(key))
+    """Returns the half of a form that runs. PlanError names the nearest if there is none."""
+    found = _FILES.load(key)
+    if not hasattr(found, "build"):
+        raise PlanError(f"{key!r} is no form of synchronisation: its file has no build()")
+    return cast(RunningForm, found)
 
 
 @cache
 def chosen() -> tuple[str, ...]:
     """Returns the forms that `Stage.sync` may name: those whose files say what is legal."""
-    return tuple(
-        sorted(key for _, key, _ in iter_modules(__path__) if hasattr(_file(key), "check"))
-    )
+    return tuple(sorted(key for key in _FILES.names if hasattr(_FILES.load(key), "check")))
 
 
 def findings(plan: Plan) -> Iterator[Finding]:
@@ -32,14 +40,13 @@ def findings(plan: Plan) -> Iterator[Finding]:
     for index, stage in enumerate(plan.stages):
         if stage.sync is None:
             continue
-        key = stage.sync.form
+        key = stage.sync.form[:SHOWN]
         if key not in chosen():
-            near = get_close_matches(key[:64], chosen(), 1, 0.0)
-            message = f"stage {index}: {key[:64]!r} is no form of synchronisation to choose"
-            yield Finding("sync", message, f"{near[0]}, or no sync")
+            message = f"stage {index}: {key!r} is no form of synchronisation to choose"
+            yield Finding("sync", message, f"{nearest(key, chosen())}, or no sync")
             continue
-        for message, nearest in _file(key).check(stage):
-            yield Finding("sync", f"stage {index}: {message}", nearest)
+        for message, near in _FILES.load(key).check(stage):
+            yield Finding("sync", f"stage {index}: {message}", near)
         if stage.dp == 1:
             message = f"stage {index}: sync {key} has no effect without replicas"
             yield Finding("sync", message, "no sync", "warning")
@@ -50,7 +57,3 @@ def check(plan: Plan) -> None:
     for finding in findings(plan):
         if finding.severity == "error":
             raise PlanError(str(finding))
-
-
-def _file(key: str) -> ModuleType:
-    return import_module(f"meshwright.forms.sync.{key}")
