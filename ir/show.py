@@ -138,7 +138,8 @@ def _blocks(stage: Stage) -> str:
 
 
 def _zero(stage: Stage) -> str:
-    return f"{stage.zero}, {stage.prefetch} ahead" if stage.prefetch else str(stage.zero)
+    ahead = f", {stage.prefetch} ahead" if stage.prefetch else ""
+    return f"{stage.zero}{ahead}" + (f", {stage.sync}" if stage.sync else "")
 
 
 def _stages(plan: Plan) -> Table:

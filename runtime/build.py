@@ -1,6 +1,6 @@
 """Puts a rank's part of a job together: groups, tensors, stages."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from meshwright.codegen.comm import Comm
 from meshwright.codegen.program import StageProgram
-from meshwright.forms.sync import running
+from meshwright.forms.sync import check, running
 from meshwright.forms.sync.running import Held, Lines, Peers, SyncRun
 from meshwright.ir.graph import Graph
 from meshwright.ir.placed import used_at
@@ -51,12 +51,24 @@ class RankParts:
         return tuple(h for stage in self.stages.values() for h in stage.sync.held)
 
     @property
-    def counted(self) -> tuple[Held, ...]:
-        """Those of `held` that this rank stands for: over all ranks, each element once."""
+    def reduced(self) -> tuple[Held, ...]:
+        """What has gradients between a step's last backward and its update."""
+        return tuple(h for stage in self.stages.values() for h in stage.sync.reduced)
+
+    def counted(self, held: Iterable[Held]) -> tuple[Held, ...]:
+        """Those that this rank stands for: over all ranks, each element once."""
         first = {tie.name: tie.stages[0] for tie in self.ties}
-        return tuple(
-            h for h in self.held if h.primary and first.get(h.param.name, h.stage) == h.stage
-        )
+        return tuple(h for h in held if h.primary and first.get(h.param.name, h.stage) == h.stage)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether parameters are what the steps taken have made of them."""
+        return all(stage.sync.is_settled for stage in self.stages.values())
+
+    def settle(self) -> None:
+        """Parameters become so; all ranks call it."""
+        for stage in self.stages.values():
+            stage.sync.settle()
 
 
 def build_rank(
@@ -72,6 +84,7 @@ def build_rank(
 ) -> RankParts:
     """Every rank calls this at the same time: it makes process groups, and ranks tell each other
     which tensors they have. In a dry run nobody else is there (`shared` is False)."""
+    check(plan)
     ties = find_ties(graph, plan)
     recorder = Recorder(device)
     groups = make_groups(plan, rank, tuple(line for tie in ties for line in tie.groups))

@@ -190,7 +190,7 @@ def _fill(job: "Job", source: _Source) -> None:
 def _contents(job: "Job", stage: int) -> dict[str, Boxed]:
     """What this rank has of a stage, by its name in the checkpoint."""
     parts = job.parts
-    counted = {id(h) for h in parts.counted}
+    counted = {id(h) for h in parts.counted(parts.held)}
     found = {}
     for h in parts.stages[stage].sync.held:
         mine = id(h) in counted

@@ -78,10 +78,16 @@ class StepRecord:
         self.waits = [Passed(i, m, n, at(a), at(b)) for i, m, n, a, b in self.raw_waits]
         self.sends = [Passed(i, m, n, at(a), at(b)) for i, m, n, a, b in self.raw_sends]
         self.collectives = [
-            Collected(i, what, at(a), at(b), at(c)) for i, what, a, b, c in self.raw_collectives
+            Collected(i, what, self._since(a), at(b), at(c))
+            for i, what, a, b, c in self.raw_collectives
         ]
         for raw in (self.raw_sections, self.raw_waits, self.raw_sends, self.raw_collectives):
             raw.clear()
+
+    def _since(self, mark: Mark) -> float:
+        """When it began; what the step before began, when this one began."""
+        between = isinstance(mark, float) and not isinstance(self.start, float)
+        return 0.0 if between else max(0.0, self._seconds(mark))
 
     def _seconds(self, mark: Mark) -> float:
         if isinstance(mark, float):

@@ -28,14 +28,15 @@ class StepEnd:
         parts = self.parts
         for index, stage in parts.stages.items():
             stage.sync.finish()
-            sum_over_model(stage.sync.held, parts.lines[index])
-        sum_ties(parts.ties, parts.held, parts.groups, parts.rank)
+            sum_over_model(stage.sync.reduced, parts.lines[index])
+        sum_ties(parts.ties, parts.reduced, parts.groups, parts.rank)
 
     def scale_gradients(self, factor: float, max_norm: float | None) -> Tensor | None:
         """Multiplies the gradients, and limits their norm to `max_norm`; returns the norm before
         that, or None if there is no limit."""
+        reduced = self.parts.reduced
         return scaled(
-            self.optimizer, self.parts.held, self.parts.counted, factor, max_norm, self.device,
+            self.optimizer, reduced, self.parts.counted(reduced), factor, max_norm, self.device,
             self.world_size,
         )  # fmt: skip
 
