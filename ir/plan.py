@@ -155,8 +155,14 @@ class Stage:
         return self.mesh.get("dp_replicate", 1) * self.mesh.get("dp_shard", 1)
 
     @property
-    def sync(self) -> str:
-        """The form of synchronisation (`meshwright.forms.sync`)."""
+    def data_axes(self) -> dict[str, int]:
+        """Sizes of the data-parallel axes: of both together, and of each."""
+        shard, replicate = self.mesh.get("dp_shard", 1), self.mesh.get("dp_replicate", 1)
+        return {"dp": self.dp, "dp_shard": shard, "dp_replicate": replicate}
+
+    @property
+    def sync_form(self) -> str:
+        """Key of the form by which replicas agree on gradients: a file of `forms/sync`."""
         return sync_name(self.zero, self.mesh.get("dp_shard", 1))
 
     @property

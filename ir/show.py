@@ -172,7 +172,7 @@ def _saved(plan: Plan) -> list[RenderableType]:
     for i, stage in enumerate(plan.stages):
         blocks: dict[str, list[str]] = {}
         for block, policy in stage.saved.items():
-            for how in ("recompute", "offload", "keep"):
+            for how in sorted(set(policy.values()), reverse=True):
                 keys = ", ".join(key for key, said in policy.items() if said == how)
                 if keys:
                     blocks.setdefault(f"{how} {keys}", []).append(block)

@@ -13,24 +13,13 @@ import torch
 from torch import Tensor
 from torch.profiler import record_function
 
+from meshwright.ir.collective import What
 from meshwright.ir.direct import Work
-from meshwright.ir.measured import Phase, Purpose, StepKind
+from meshwright.ir.measured import Phase, StepKind
 from meshwright.ir.schedule import Action
 from meshwright.runtime.messages import Message
 
 Mark = float | torch.Event
-
-
-class What(NamedTuple):
-    """Which collective."""
-
-    purpose: Purpose
-    stage: int
-    axis: str
-    primitive: str
-    nbytes: int
-    """The whole value, as if replicated on the group."""
-    size: int
 
 
 class Section(NamedTuple):

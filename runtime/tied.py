@@ -8,9 +8,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.codegen.stored import stored_splits
+from meshwright.forms.sync.running import Held
 from meshwright.ir.graph import Graph
 from meshwright.ir.plan import Plan, Stage
-from meshwright.runtime.gradsync.base import Held
 from meshwright.runtime.groups import Groups, Line
 from meshwright.runtime.pieces import pieces
 

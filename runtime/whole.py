@@ -7,9 +7,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from meshwright.forms.sync.running import Held
 from meshwright.ir.graph import Kind
 from meshwright.ir.graph import Tensor as GraphTensor
-from meshwright.runtime.gradsync.base import Held
 from meshwright.runtime.pieces import pieces
 from meshwright.runtime.world import of_all
 
@@ -79,7 +79,7 @@ def write_parameters(job: "Job", change: Callable[[str, Tensor], Tensor]) -> Non
         for piece in pieces(h.param.runs, h.rows):
             piece.of_local(h.tensor.detach()).copy_(piece.of_global(whole))
     for stage in job.parts.stages.values():
-        stage.sync.publish()
+        stage.sync.written()
 
 
 def differing_copies(job: "Job", rounding: float) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from meshwright.costmodel.block import BlockCost
 from meshwright.costmodel.comm import Levels, collective_time
 from meshwright.costmodel.offload import copy_s
 from meshwright.costmodel.optimizer import optimizer_time
+from meshwright.forms.retention import moves, retention
 from meshwright.forms.sync.exchange import Send
 from meshwright.forms.updates import update
 from meshwright.ir.conversions import Primitive
@@ -62,6 +63,9 @@ class BlockRates:
         self.kind_of = np.array(_numbers(runs, self.kinds))
         """Per block, the number of its kind."""
         self.free = free_modes(self.problem)
+        whole = (name for name in self.free if moves(name) and retention(name).choose is None)
+        self.moved = next(whole, "")
+        """The mode that moves all values; whatever another one moves takes no time here."""
         self._work: dict[At, tuple[Matrix, ...]] = {}
         self._held: dict[object, tuple[Matrix, Matrix]] = {}
         self._slopes: dict[tuple[Primitive, Levels], float] = {}
@@ -152,8 +156,8 @@ class BlockRates:
             inputs = np.array([[c.forward_s + c.backward_input_s for c in row] for row in timed])
             copies = np.array([self._copy_s(at, cost) for cost in kept]) * self.treated
             compute = found - np.array(talk)
-            if "offload" in self.free:
-                found[2 + self.free.index("offload")] += self._waits_s(timed[1], copies)
+            if self.moved:
+                found[2 + self.free.index(self.moved)] += self._waits_s(timed[1], copies)
             self._work[at] = found, compute, np.array(flight), forward, inputs, copies
         return self._work[at]
 
@@ -163,7 +167,7 @@ class BlockRates:
 
     def _saving(self, mode: str, at: At, kept: Sequence[BlockCost]) -> list[BlockCost]:
         """What is held at least in a mode."""
-        if mode == "offload":
+        if moves(mode):
             return [
                 replace(cost, saved_bytes=0) if self.runs.may_recompute(kind.block) else cost
                 for cost, kind in zip(kept, self.kinds, strict=True)
@@ -190,7 +194,7 @@ class BlockRates:
 
     def _copy_s(self, at: At, cost: BlockCost) -> float:
         tables = self.problem.tables
-        if "offload" not in self.free:
+        if not self.moved:
             return 0.0
         return copy_s(tables.devices[at.spot.device], cost.saved_bytes, tables.profile)
 

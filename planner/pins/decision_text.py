@@ -12,6 +12,7 @@ import difflib
 import re
 from collections.abc import Callable, Sequence
 
+from meshwright.forms.retention import offered
 from meshwright.ir.device import parse_quantity
 from meshwright.ir.errors import PlanError
 from meshwright.ir.layout import Shard, parse_placement
@@ -40,7 +41,7 @@ from meshwright.planner.schedule_tools import MADE, SCHEDULES
 
 RECOMPUTE = ("none", "full", STAGE_AWARE)
 COMPILE = ("false", "true")
-SAVED = ("none", "selective", "offload")
+SAVED = ("none", *offered())
 """What becomes of the values of layers that the backward needs (`planner.saved_modes`)."""
 EXAMPLES = (
     "tp=2, tp<=4, pp in 1,2,4, schedule=gpipe, stage 0 mesh dp_shard=2,tp=2, stage 0 devices 0-3, "

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
+from meshwright.forms.retention import names_of
 from meshwright.ir.graph import Block, Graph
 from meshwright.ir.layout import R, parse_placement
 from meshwright.ir.plan import MODEL_AXES, Plan, Stage, param_key
@@ -22,7 +23,6 @@ from meshwright.planner.pins.decisions import (
     Value,
 )
 from meshwright.planner.pins.placement_rules import lies, parameter_names
-from meshwright.planner.saved_names import saved_name
 from meshwright.planner.stage_aware import is_stage_aware
 
 
@@ -88,7 +88,7 @@ def _pin_holds(pin: Pin, plan: Plan, graph: Graph) -> bool:
         case "schedule":
             return pin.admits(plan.schedule.name)
         case "saved":
-            return pin.admits(saved_name(plan))
+            return any(map(pin.admits, names_of(plan) or ("none",)))
         case "recompute" if pin.value == STAGE_AWARE:
             return is_stage_aware(plan, graph)
     found = _covered(pin.scope, plan, graph)

@@ -1,8 +1,12 @@
-"""Each rank of dp_shard sums, holds the optimizer state of, and steps its part of the parameters
-(Rajbhandari et al. 2020, stage 1): buckets go as blocks finish in the last backward."""
+"""ZeRO-1: the optimizer is sharded over dp_shard; gradients are whole until the step ends."""
+
+from collections.abc import Sequence
 
 from meshwright.forms.sync.exchange import Event, Exchange, Hold, Send
+from meshwright.forms.sync.flat import BUCKET_BYTES, ShardedOptimizer, buckets, trainable
+from meshwright.forms.sync.running import Lines, Slot, SyncRun
 from meshwright.ir.conversions import Primitive
+from meshwright.ir.plan import Stage
 
 
 def describe(replicas: int) -> Exchange:
@@ -21,3 +25,8 @@ def describe(replicas: int) -> Exchange:
         Send(what="parameters", primitive=Primitive.ALL_GATHER, axis="dp_shard", unit="bucket",
              at=Event.UPDATED, until=Event.UPDATED, packs="part", unpacks=True),
     ))  # fmt: skip
+
+
+def build(slots: Sequence[Slot], lines: Lines, stage: Stage) -> SyncRun:
+    """Returns what runs the form in a stage."""
+    return ShardedOptimizer(slots, buckets(trainable(slots), BUCKET_BYTES), lines)
