@@ -6,6 +6,7 @@ from functools import cached_property
 from itertools import combinations, pairwise
 from math import prod
 
+from meshwright.forms.sync import chosen, suits
 from meshwright.ir.plan import ModelMesh
 from meshwright.planner.across.model_space import divisors as divisors
 from meshwright.planner.across.model_space import tensor_sizes as tensor_sizes
@@ -148,8 +149,9 @@ def _levels(problem: Problem, shard: int) -> tuple[int, ...]:
     if shard > 1 and (pinned(problem.constraints, "dp_shard") or 0) == shard:
         levels = (0, 1, 2, 3)  # asked for by name: also without sharding anything
     if 0 not in allowed(problem.constraints, "prefetch", range(5)):
-        return tuple(level for level in levels if level == 3)
-    return levels
+        levels = tuple(level for level in levels if level == 3)
+    sync = pinned(problem.constraints, "sync")
+    return tuple(zero for zero in levels if sync not in chosen() or suits(str(sync), zero))
 
 
 def _prefetches(problem: Problem, zero: int) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from meshwright.forms.sync.running import RunningForm
 from meshwright.ir.errors import PlanError
 from meshwright.ir.extensions import Files, add_folders, nearest
 from meshwright.ir.plain_text import SHOWN
-from meshwright.ir.plan import Plan
+from meshwright.ir.plan import Plan, Stage, SyncChoice
 from meshwright.ir.verify import Finding
 
 add_folders("MESHWRIGHT_SYNC", __path__)
@@ -33,6 +33,15 @@ def form(key: str) -> RunningForm:
 def chosen() -> tuple[str, ...]:
     """Returns the forms that `Stage.sync` may name: those whose files say what is legal."""
     return tuple(sorted(key for key in _FILES.names if hasattr(_FILES.load(key), "check")))
+
+
+def suits(key: str, zero: int) -> bool:
+    """Returns whether a form that plans may choose goes together with a level of `Stage.zero`."""
+    stage = Stage(
+        first="", last="", mesh={}, devices=(), batch_shares=(), zero=zero,  # type: ignore[arg-type]
+        sync=SyncChoice(form=key),
+    )  # fmt: skip
+    return not any(_FILES.load(key).check(stage))
 
 
 def findings(plan: Plan) -> Iterator[Finding]:
