@@ -110,6 +110,11 @@ class BlockLayout:
         return model_mesh(self.mesh)
 
 
+def sync_name(zero: int, dp_shard: int) -> str:
+    """Returns the form that `Stage.zero` is short for: among one rank nothing is split."""
+    return f"zero{zero}" if dp_shard > 1 else "zero0"
+
+
 @dataclass(frozen=True, config=_strict, kw_only=True)
 class SyncChoice:
     """A form by which replicas agree on gradients, other than those that `zero` names."""
@@ -175,7 +180,7 @@ class Stage:
         """Key of the form by which replicas agree on gradients: a file of `forms/sync`."""
         if self.sync is not None and self.dp > 1:
             return self.sync.form
-        return f"zero{self.zero if self.is_sharded else 0}"
+        return sync_name(self.zero, self.mesh.get("dp_shard", 1))
 
     @property
     def data_axes(self) -> dict[str, int]:
@@ -356,9 +361,9 @@ class Evidence:
     """What need not be judged, by the reason: bound, memory, dominance."""
     bound_s: float
     """No plan of the searched space can be faster, by the same cost model; 0 if that is not known,
-    as where time was up."""
-    gap: float
-    """step_s / bound_s - 1; 0 where no bound is known."""
+    as where time was up. `ir.beside.bounded` says of which plans it is."""
+    gap: float | None
+    """step_s / bound_s - 1; None where no bound is known."""
     alternatives: Many[Alternative] = ()
     improved: Many[Improvement] = ()
     """How the search went."""

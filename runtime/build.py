@@ -9,7 +9,7 @@ from torch import Tensor
 
 from meshwright.codegen.comm import Comm
 from meshwright.codegen.program import StageProgram
-from meshwright.forms.sync import check, form
+from meshwright.forms.sync import check, running
 from meshwright.forms.sync.running import Held, Lines, Peers, SyncRun
 from meshwright.ir.graph import Graph
 from meshwright.ir.placed import used_at
@@ -144,4 +144,4 @@ def _sync(
 ) -> SyncRun:
     """The stage's way of synchronising."""
     stage = plan.stages[program.index]
-    return form(stage.sync_form).build(slots(program, tensors), lines, stage)
+    return running(stage.sync_form).build(slots(program, tensors), lines, stage)

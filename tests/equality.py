@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from meshwright.ir.graph import Graph
 from meshwright.ir.plan import Plan
-from meshwright.ir.step import TrainingStep, flatten_batch
 from meshwright.runtime.export import full_state
 from meshwright.runtime.job import compile as compile_job
+from tests.plain import plain_step
 from tests.spawn import alone, run_ranks
 
 LEARNING_RATE = 1e-3
@@ -86,18 +86,7 @@ def reference(
     optimizer = torch.optim.Adam(
         [p for p in model.parameters() if p.requires_grad], lr=LEARNING_RATE
     )
-    losses = []
-    for batch in batches:
-        values = flatten_batch(batch)
-        step = TrainingStep(model, loss_fn, tuple(values))
-        optimizer.zero_grad()
-        total = 0.0
-        for part in zip(*(tensor.chunk(parts) for tensor in values.values()), strict=True):
-            loss = step(*part) / parts
-            loss.backward()
-            total += float(loss.detach())
-        optimizer.step()
-        losses.append(total)
+    losses = [plain_step(model, loss_fn, optimizer, batch, parts) for batch in batches]
     return losses, {name: p.detach().clone() for name, p in model.named_parameters()}
 
 

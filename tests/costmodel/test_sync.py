@@ -15,7 +15,7 @@ from meshwright.costmodel.program import Do, play
 from meshwright.costmodel.sync import BUCKET_BYTES, BlockTimes, Bucket, Owned, Sync, buckets
 from meshwright.costmodel.sync import Param as OnRank
 from meshwright.costmodel.table import LAST, B, F, I, W
-from meshwright.forms.sync import flat
+from meshwright.forms.sync import exchange, flat
 from meshwright.forms.sync.running import Slot
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.device import Link
@@ -46,7 +46,8 @@ def sync(
 ) -> Sync:
     """Equal blocks with parameters of `nbytes`, one bucket each, over two ranks."""
     made = Sync(
-        zero=zero, prefetch=prefetch, shard=2 if zero else 1,
+        exchange=exchange(f"zero{zero}", 2 if more.get("buckets", True) else 1), prefetch=prefetch,
+        shard=2 if zero else 1,
         blocks=blocks_of or (replace(BLOCK, gathered_bytes=nbytes),) * blocks,
         buckets=tuple(Bucket(i, nbytes, 1) for i in reversed(range(len(blocks_of) or blocks))),
         prelude_s=0.0, dp=TWO, shard_levels=TWO if zero else (), replicate_levels=(),

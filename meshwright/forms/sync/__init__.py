@@ -1,15 +1,19 @@
 """How replicas agree on gradients, one file a form; the file name is its key. MESHWRIGHT_SYNC names
 folders with more.
 
-A file has `build(slots, lines, stage)`, which makes what runs it (`running`). If plans may choose
-it by name, it has `check(stage)` too: what is wrong with its settings, and what would be right.
+A file has `describe(replicas)`, what the form does in a step, as an `Exchange`, and `build(slots,
+lines, stage)`, which makes what does it on a rank (`running`). If plans may choose it by name, it
+has `check(stage)` too: what is wrong with its settings, and what would be right; and `describe` is told
+whether the optimizer's rows are sharded.
 """
 
 import sys
 from collections.abc import Iterator
 from functools import cache
+from types import ModuleType
 from typing import cast
 
+from meshwright.forms.sync.exchange import Exchange
 from meshwright.forms.sync.running import RunningForm
 from meshwright.ir.errors import PlanError
 from meshwright.ir.extensions import Files, add_folders, nearest
@@ -21,12 +25,36 @@ add_folders("MESHWRIGHT_SYNC", __path__)
 _FILES = Files(sys.modules[__name__], "form of synchronisation")
 
 
-def form(key: str) -> RunningForm:
-    """Returns the half of a form that runs. PlanError names the nearest if there is none."""
-    found = _FILES.load(key)
-    if not hasattr(found, "build"):
-        raise PlanError(f"{key!r} is no form of synchronisation: its file has no build()")
-    return cast(RunningForm, found)
+@cache
+def exchange(name: str, replicas: int) -> Exchange:
+    """Returns what a form does among so many replicas. PlanError names the nearest known form."""
+    made: Exchange = _half(name, "describe").describe(replicas)
+    return made
+
+
+def exchange_of(stage: Stage) -> Exchange:
+    """Returns what a stage of a plan does."""
+    if stage.sync is None or stage.dp == 1:
+        return exchange(stage.sync_form, stage.dp)
+    return _chosen_exchange(stage.sync_form, stage.dp, stage.is_sharded)
+
+
+@cache
+def _chosen_exchange(name: str, replicas: int, sharded: bool) -> Exchange:
+    made: Exchange = _half(name, "describe").describe(replicas, sharded)
+    return made
+
+
+def running(name: str) -> RunningForm:
+    """Returns the half of a form that runs. PlanError names the nearest known form."""
+    return cast(RunningForm, _half(name, "build"))
+
+
+def _half(name: str, has: str) -> ModuleType:
+    found: ModuleType = _FILES.load(name)
+    if not hasattr(found, has):
+        raise PlanError(f"{name!r} is no form of synchronisation: its file has no {has}()")
+    return found
 
 
 @cache

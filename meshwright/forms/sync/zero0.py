@@ -1,15 +1,38 @@
-"""Plain data parallel: parameters and optimizer whole everywhere, gradients all-reduced."""
+"""Gradients are summed in place, over all replicas, as blocks finish in the last backward."""
 
 from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 
+from meshwright.forms.sync.exchange import Event, Exchange, Hold, Send, Work
 from meshwright.forms.sync.flat import BUCKET_BYTES, buckets, held_whole, trainable
 from meshwright.forms.sync.running import Lines, Slot, SyncRun
+from meshwright.ir import direct
 from meshwright.ir.collective import What
-from meshwright.ir.direct import Work
+from meshwright.ir.conversions import Primitive
 from meshwright.ir.plan import Stage
+
+
+def describe(replicas: int) -> Exchange:
+    """Buckets are flat tensors that hold the gradients all the time, cleared after each step; one
+    replica alone has gradients where its backward makes them."""
+    state = (
+        Hold(kind="parameters", since=Event.BEGIN, until=Event.NEXT_BEGIN, whole=1),
+        Hold(kind="optimizer", since=Event.BEGIN, until=Event.NEXT_BEGIN, whole=1),
+    )
+    if replicas == 1:
+        return Exchange((
+            *state,
+            Hold(kind="gradients", since=Event.AFTER_BACKWARD, until=Event.NEXT_BEGIN, whole=1),
+        ))  # fmt: skip
+    return Exchange((
+        *state,
+        Hold(kind="gradients", since=Event.BEGIN, until=Event.NEXT_BEGIN, whole=1),
+        Send(what="gradients", primitive=Primitive.ALL_REDUCE, axis="dp", unit="bucket",
+             at=Event.AFTER_LAST, until=Event.END),
+        Work(what="gradients", unit="bucket", at=Event.UPDATED, moved=1.0),
+    ))  # fmt: skip
 
 
 def build(slots: Sequence[Slot], lines: Lines, stage: Stage) -> SyncRun:
@@ -43,7 +66,7 @@ class _Whole(SyncRun):
         self._buckets = (
             [_Bucket(b) for b in buckets(self._trainable, BUCKET_BYTES)] if shared else []
         )
-        self._works: dict[_Bucket, Work] = {}
+        self._works: dict[_Bucket, direct.Work] = {}
         self.held = held_whole(slots, lines)
 
     def begin(self) -> None:
