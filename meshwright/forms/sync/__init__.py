@@ -3,8 +3,8 @@ folders with more.
 
 A file has `describe(replicas)`, what the form does in a step, as an `Exchange`, and `build(slots,
 lines, stage)`, which makes what does it on a rank (`running`). If plans may choose it by name, it
-has `check(stage)` too: what is wrong with its settings, and what would be right; and `describe` is told
-whether the optimizer's rows are sharded.
+has `check(stage)` too: what is wrong with its settings, and what would be right; its `describe` is
+also told whether the optimizer's rows are sharded.
 """
 
 import sys
