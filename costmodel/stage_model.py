@@ -57,7 +57,7 @@ def stage_model(tables: CostTables, plan: Plan, index: int, costs: StageCosts) -
     """The model of stage `index`; equal stages share one."""
     stage = plan.stages[index]
     key = (
-        id(costs.cost), stage.sync_form, stage.prefetch, stage.dp, stage.mesh.get("dp_shard", 1),
+        id(costs.cost), exchange_of(stage), stage.prefetch, stage.dp, stage.mesh.get("dp_shard", 1),
         plan.optimizer, costs.spot, costs.shard_levels, costs.replicate_levels,
         costs.border_bytes, costs.entry_bytes, costs.passage, costs.hidden,
         costs.packs, costs.updates,

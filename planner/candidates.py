@@ -7,7 +7,7 @@ from itertools import accumulate
 from math import prod
 
 from meshwright.costmodel.tables import Mode
-from meshwright.forms.sync import exchange
+from meshwright.forms.sync import chosen, exchange, suits
 from meshwright.forms.sync.exchange import Exchange
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.errors import PlanError
@@ -25,6 +25,7 @@ from meshwright.ir.plan import (
     ProfileId,
     ScheduleTable,
     Stage,
+    SyncChoice,
     model_mesh,
     sync_name,
 )
@@ -182,6 +183,7 @@ def _stage(problem: Problem, choice: Choice, stage: StageChoice) -> Stage:
         batch_shares=stage.shares or balanced(samples, stage.dp),
         zero=stage.zero,  # type: ignore[arg-type]
         prefetch=(stage.prefetch or _asked_prefetch(problem)) * stage.exchange.fetches_ahead,
+        sync=_asked_sync(problem, stage),
         recompute=dict.fromkeys(stage.recompute, "full"),
         saved=_saved(problem, stage, blocks),
         overlap=_asked_overlap(problem, choice, stage),
@@ -226,6 +228,14 @@ def _saved(
         if pattern not in again and pattern not in policies
     }
     return {name: policy for name, policy in policies.items() if policy}
+
+
+def _asked_sync(problem: Problem, stage: StageChoice) -> SyncChoice | None:
+    """What a pin asks for, where there are replicas and it goes with their zero."""
+    asked = pinned(problem.constraints, "sync")
+    if asked not in chosen() or stage.dp == 1 or not suits(str(asked), stage.zero):
+        return None
+    return SyncChoice(form=str(asked))
 
 
 def _asked_prefetch(problem: Problem) -> int:

@@ -6,7 +6,7 @@ from functools import cached_property
 from itertools import combinations, pairwise
 from math import prod
 
-from meshwright.forms.sync import exchange
+from meshwright.forms.sync import chosen, exchange, suits
 from meshwright.forms.sync.exchange import Exchange
 from meshwright.ir.plan import ModelMesh, sync_name
 from meshwright.planner.across.model_space import divisors as divisors
@@ -155,8 +155,9 @@ def _levels(problem: Problem, shard: int) -> tuple[int, ...]:
     if shard > 1 and (pinned(problem.constraints, "dp_shard") or 0) == shard:
         levels = (0, 1, 2, 3)  # asked for by name: also without sharding anything
     if 0 not in allowed(problem.constraints, "prefetch", range(5)):
-        return tuple(level for level in levels if level == 3)
-    return levels
+        levels = tuple(level for level in levels if level == 3)
+    sync = pinned(problem.constraints, "sync")
+    return tuple(zero for zero in levels if sync not in chosen() or suits(str(sync), zero))
 
 
 def _prefetches(problem: Problem, zero: int) -> tuple[int, ...]:

@@ -65,8 +65,9 @@ def whole_buffers(job: "Job", *, everyone: bool = False) -> Iterator[tuple[str, 
 
 def without_gradient(job: "Job") -> frozenset[str]:
     """Module paths of the parameters that got no gradient on any rank; the same on every rank."""
-    mine = {h.param.fqn: h.tensor.grad is None for h in job.parts.reduced if h.tensor.numel()}
-    everyone = of_all({fqn: none for fqn, none in mine.items()})
+    mine = {h.param.fqn: True for h in job.parts.held if h.tensor.numel()}
+    reached = [h for h in job.parts.reduced if h.tensor.numel() and h.tensor.grad is not None]
+    everyone = of_all(mine | dict.fromkeys((h.param.fqn for h in reached), False))
     known = {fqn for found in everyone for fqn in found}
     return frozenset(fqn for fqn in known if all(found.get(fqn, True) for found in everyone))
 

@@ -107,6 +107,8 @@ def _admits(pin: Pin, stage: Stage, blocks: tuple[Block, ...]) -> bool:
             return all(pin.admits(stage.layouts.get(block.pattern, "")) for block in named)
         case "overlap":
             return stage.model_size == 1 or pin.admits(stage.overlap)
+        case "sync":
+            return stage.dp == 1 or pin.admits(stage.sync.form if stage.sync else "zero")
         case "compile":
             return pin.admits("true" if stage.compile else "false")
         case "prefetch":

@@ -13,9 +13,16 @@ from torch import Tensor, nn
 from meshwright.forms.sync import check, findings
 from meshwright.forms.sync.dear import in_forward_order
 from meshwright.forms.sync.flat import ShardedBucket
+from meshwright.ir.cluster import Cluster
 from meshwright.ir.errors import NonFinite, PlanError
 from meshwright.ir.plan import Plan, SyncChoice
 from meshwright.ir.plan_io import dumps, loads, rehash
+from meshwright.ir.trace import trace
+from meshwright.planner.candidates import build_plan, uniform_choice
+from meshwright.planner.pins.decision_text import parse_constraint
+from meshwright.planner.pins.decisions_kept import broken
+from meshwright.planner.problem import make_problem
+from meshwright.planner.space import meshes
 from meshwright.runtime.export import full_state
 from meshwright.runtime.job import Job
 from meshwright.runtime.job import compile as compile_job
@@ -356,3 +363,29 @@ def test_buckets_are_consecutive_in_the_order_of_the_forward():
     assert owners == [[0, 0], [1, 2]]
     assert [len(group) for group in in_forward_order(slots, 1)] == [1, 1, 1, 1]
     assert [len(group) for group in in_forward_order(slots, 10**9)] == [4]
+
+
+def test_a_pin_asks_for_it():
+    problem = make_problem(
+        trace(Words(), data(0)), Cluster.local(4), precision="fp64", optimizer="adamw",
+        constraints=("sync=dear", "dp=4"),
+    )  # fmt: skip
+    found = {mesh.zero for mesh in meshes(problem, 4, BATCH)}
+    assert found == {0, 1}, "zero 2 and 3 have their own time for gathers"
+    choice = uniform_choice(problem, dp_shard=4, zero=1)
+    plan = build_plan(problem, choice)
+    assert plan.stages[0].sync == SyncChoice(form="dear") and any("dear" in n for n in plan.notes)
+    assert not broken(problem.constraints, plan, problem.graph)
+    # Without what the next forward hides it costs what ZeRO-1 does, message by message.
+    usual = make_problem(problem.graph, problem.cluster, precision="fp64", optimizer="adamw")
+    zero1, zero0 = (
+        build_plan(usual, uniform_choice(usual, **size)).predicted
+        for size in ({"dp_shard": 4, "zero": 1}, {"dp_replicate": 4})
+    )
+    whole = build_plan(problem, uniform_choice(problem, dp_replicate=4)).predicted
+    assert plan.predicted and whole and zero1 and zero0
+    assert plan.predicted.step_s == zero1.step_s and whole.step_s >= zero0.step_s
+    bare = replace(plan, stages=(replace(plan.stages[0], sync=None),))
+    assert [str(item) for item in broken(problem.constraints, bare, problem.graph)] == ["sync=dear"]
+    with pytest.raises(PlanError, match="'dear'"):
+        parse_constraint("sync=deer")

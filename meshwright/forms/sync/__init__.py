@@ -3,7 +3,8 @@ folders with more.
 
 A file has `describe(replicas)`, what the form does in a step, as an `Exchange`, and `build(slots,
 lines, stage)`, which makes what does it on a rank (`running`). If plans may choose it by name, it
-has `check(stage)` too: what is wrong with its settings, and what would be right.
+has `check(stage)` too: what is wrong with its settings, and what would be right; its `describe` is
+also told whether the optimizer's rows are sharded.
 """
 
 import sys
@@ -17,7 +18,7 @@ from meshwright.forms.sync.running import RunningForm
 from meshwright.ir.errors import PlanError
 from meshwright.ir.extensions import Files, add_folders, nearest
 from meshwright.ir.plain_text import SHOWN
-from meshwright.ir.plan import Plan, Stage
+from meshwright.ir.plan import Plan, Stage, SyncChoice
 from meshwright.ir.verify import Finding
 
 add_folders("MESHWRIGHT_SYNC", __path__)
@@ -33,7 +34,15 @@ def exchange(name: str, replicas: int) -> Exchange:
 
 def exchange_of(stage: Stage) -> Exchange:
     """Returns what a stage of a plan does."""
-    return exchange(stage.sync_form, stage.dp)
+    if stage.sync is None or stage.dp == 1:
+        return exchange(stage.sync_form, stage.dp)
+    return _chosen_exchange(stage.sync_form, stage.dp, stage.is_sharded)
+
+
+@cache
+def _chosen_exchange(name: str, replicas: int, sharded: bool) -> Exchange:
+    made: Exchange = _half(name, "describe").describe(replicas, sharded)
+    return made
 
 
 def running(name: str) -> RunningForm:
@@ -52,6 +61,15 @@ def _half(name: str, has: str) -> ModuleType:
 def chosen() -> tuple[str, ...]:
     """Returns the forms that `Stage.sync` may name: those whose files say what is legal."""
     return tuple(sorted(key for key in _FILES.names if hasattr(_FILES.load(key), "check")))
+
+
+def suits(key: str, zero: int) -> bool:
+    """Returns whether a form that plans may choose goes together with a level of `Stage.zero`."""
+    stage = Stage(
+        first="", last="", mesh={}, devices=(), batch_shares=(), zero=zero,  # type: ignore[arg-type]
+        sync=SyncChoice(form=key),
+    )  # fmt: skip
+    return not any(_FILES.load(key).check(stage))
 
 
 def findings(plan: Plan) -> Iterator[Finding]:

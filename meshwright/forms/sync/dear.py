@@ -16,6 +16,7 @@ from difflib import get_close_matches
 import torch
 from torch import Tensor
 
+from meshwright.forms.sync.exchange import Event, Exchange, Hold, Send
 from meshwright.forms.sync.flat import (
     BUCKET_BYTES,
     ShardedBucket,
@@ -25,11 +26,44 @@ from meshwright.forms.sync.flat import (
     trainable,
 )
 from meshwright.forms.sync.running import Held, Lines, Slot, SyncRun, Update
+from meshwright.ir.conversions import Primitive
 from meshwright.ir.direct import Work
 from meshwright.ir.plan import Stage
 
 _DEFAULTS = {"ahead": 1, "bucket_bytes": BUCKET_BYTES}
 _LARGEST = {"ahead": 2**20, "bucket_bytes": 2**50}
+
+
+def describe(replicas: int, sharded: bool) -> Exchange:
+    """Returns what is sent and held. The gather stands at the end of the step, as if nothing hid
+    it: `Exchange` has no event of the next step's forward."""
+    gradients = (
+        Hold(kind="parameters", since=Event.BEGIN, until=Event.NEXT_BEGIN, whole=1),
+        Hold(kind="gradients", since=Event.AFTER_BACKWARD, until=Event.AFTER_LAST, whole=1),
+        Hold(kind="gradients", since=Event.AFTER_LAST, until=Event.NEXT_BEGIN, part=1),
+        Send(what="gradients", primitive=Primitive.REDUCE_SCATTER,
+             axis="dp_shard" if sharded else "dp", unit="bucket", at=Event.AFTER_LAST,
+             until=Event.END, packs="whole"),
+    )  # fmt: skip
+    if not sharded:
+        return Exchange((
+            *gradients,
+            Hold(kind="optimizer", since=Event.BEGIN, until=Event.NEXT_BEGIN, whole=1),
+            Hold(kind="communication", unit="bucket", since=Event.END, until=Event.UPDATED,
+                 whole=2),
+            Send(what="gradients", primitive=Primitive.ALL_GATHER, axis="dp", unit="bucket",
+                 at=Event.END, until=Event.END, unpacks=True),
+        ))  # fmt: skip
+    return Exchange((
+        *gradients,
+        Hold(kind="optimizer", since=Event.BEGIN, until=Event.NEXT_BEGIN, part=1),
+        Hold(kind="communication", unit="bucket", since=Event.UPDATED, until=Event.UPDATED,
+             whole=1, part=1),
+        Send(what="gradients", primitive=Primitive.ALL_REDUCE, axis="dp_replicate", unit="bucket",
+             at=Event.END, until=Event.END, of_part=True),
+        Send(what="parameters", primitive=Primitive.ALL_GATHER, axis="dp_shard", unit="bucket",
+             at=Event.UPDATED, until=Event.UPDATED, packs="part", unpacks=True),
+    ))  # fmt: skip
 
 
 def check(stage: Stage) -> Iterator[tuple[str, str]]:
