@@ -3,7 +3,7 @@
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 
-from meshwright.ir.fusions import PLACED
+from meshwright.ir.kernels import PLACED
 from meshwright.ir.placed import used
 from meshwright.ir.plan import Evidence, Plan
 from meshwright.ir.plan_io import rehash

@@ -9,7 +9,7 @@ from typing import get_args
 
 import torch
 
-from meshwright.codegen.kernels.launch import TAKEN
+from meshwright.ir.launch import TAKEN
 from meshwright.ir.measured import (
     ActionMeasured,
     CollectiveMeasured,

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshwright.codegen.kernels import bucket_update as kernel
 from meshwright.ir.errors import PlanError
+from meshwright.ir.kernels import bucket_update as kernel
 from meshwright.runtime.gradsync.base import GradientSync
 
 Group = dict[str, Any]

@@ -9,8 +9,8 @@ import importlib
 from collections import Counter
 from dataclasses import replace
 
-from meshwright.ir.fusions import PLACED
 from meshwright.ir.graph import Block, Fusion, Graph, Missed
+from meshwright.ir.kernels import PLACED
 from meshwright.ir.placed.found import Found, Worth
 from meshwright.ir.placed.spots import Spot, spots
 from meshwright.ir.plan import Plan

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from meshwright.codegen.kernels import bucket
 from meshwright.codegen.program import Param
+from meshwright.ir.kernels import bucket
 from meshwright.ir.measured import Purpose
 from meshwright.ir.torch_private import reduce_scatter, start_all_gather
 from meshwright.runtime.pieces import chunk_rows

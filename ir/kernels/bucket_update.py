@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from meshwright.codegen.kernels.bucket import addresses_of
-from meshwright.codegen.kernels.launch import (
+from meshwright.ir.kernels.bucket import addresses_of
+from meshwright.ir.launch import (
     ELEMENTS,
     Build,
     element,
@@ -210,10 +210,6 @@ def _sgd_shapes(
     numbers: Tensor, factor: Tensor, over: bool = False,
 ) -> None:  # fmt: skip
     return None
-
-
-OPERATORS: dict[str, object] = {}
-"""None with a gradient: they work on gradients and on parameters outside autograd."""
 
 
 def builds(name: str, width: int) -> Iterator[Build]:
