@@ -1,8 +1,9 @@
-"""Training state per rank: parameters, gradients, optimizer state and their sharding by ZeRO."""
+"""Training state per rank: parameters, gradients, optimizer state, and what of it is split."""
 
 from dataclasses import dataclass
 from math import ceil
 
+from meshwright.forms.sync.exchange import Exchange
 from meshwright.forms.updates import update
 
 
@@ -16,22 +17,20 @@ class State:
 
 
 def training_state(
-    stored_bytes: int, trained_bytes: int, *, optimizer: str, zero: int, dp_shard: int
+    stored_bytes: int, trained_bytes: int, *, optimizer: str, exchange: Exchange, dp_shard: int
 ) -> State:
-    """State of a rank that would hold `stored_bytes` of parameters and buffers without ZeRO.
-
-    Rajbhandari et al. 2020: stage 1 shards the optimizer state over dp_shard, 2 also the gradients,
-    3 also the parameters.
-    """
+    """Returns the bytes of a rank that would hold `stored_bytes` of parameters and buffers if
+    nothing were split over `dp_shard` ranks."""
     part = ceil(trained_bytes / dp_shard)
-    kept = trained_bytes if zero < 3 else part
+    kept = part if exchange.is_split("parameters") else trained_bytes
     return State(
         parameters_bytes=stored_bytes - trained_bytes + kept,
-        gradients_bytes=trained_bytes if zero < 2 else part,
-        optimizer_bytes=update(optimizer).copies * (trained_bytes if zero < 1 else part),
+        gradients_bytes=part if exchange.is_split("gradients") else trained_bytes,
+        optimizer_bytes=update(optimizer).copies
+        * (part if exchange.is_split("optimizer") else trained_bytes),
     )
 
 
-def optimizer_traffic(trained_bytes: int, optimizer: str, *, zero: int, dp_shard: int) -> float:
-    """Bytes that one optimizer step moves on a rank."""
-    return update(optimizer).passes * (ceil(trained_bytes / dp_shard) if zero else trained_bytes)
+def optimizer_traffic(trained_bytes: int, optimizer: str) -> float:
+    """Returns the bytes that stepping parameters of `trained_bytes` reads and writes."""
+    return update(optimizer).passes * trained_bytes

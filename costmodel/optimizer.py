@@ -60,7 +60,7 @@ def temporary_bytes(device: DeviceType, optimizer: str, nbytes: int, largest_byt
 def _formula(device: DeviceType, optimizer: str, num_tensors: int, nbytes: int) -> float:
     curve = curve_of(OpClass.ELEMENTWISE, device)
     # The state is larger than any cache when its turn comes: the rate of memory.
-    traffic = optimizer_traffic(nbytes, optimizer, zero=0, dp_shard=1)
+    traffic = optimizer_traffic(nbytes, optimizer)
     moving = traffic / (device.memory_bandwidth_bytes_per_s * curve.share)
     if device.kind == "cpu":
         return moving + device.overhead_s * num_tensors

@@ -6,7 +6,9 @@ from functools import cached_property
 from itertools import combinations, pairwise
 from math import prod
 
-from meshwright.ir.plan import ModelMesh
+from meshwright.forms.sync import exchange
+from meshwright.forms.sync.exchange import Exchange
+from meshwright.ir.plan import ModelMesh, sync_name
 from meshwright.planner.across.model_space import divisors as divisors
 from meshwright.planner.across.model_space import tensor_sizes as tensor_sizes
 from meshwright.planner.across.model_space import widest_node
@@ -44,6 +46,11 @@ class Mesh:
     @cached_property
     def dp(self) -> int:
         return self.dp_replicate * self.dp_shard
+
+    @cached_property
+    def exchange(self) -> Exchange:
+        """What its replicas do to agree."""
+        return exchange(sync_name(self.zero, self.dp_shard), self.dp)
 
     @cached_property
     def model_size(self) -> int:

@@ -12,8 +12,8 @@ from meshwright.forms.updates import Reach, Update, update
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Graph
 from meshwright.ir.plan import Plan
-from meshwright.runtime.elementwise import CannotTry, Group, Make, reach
-from meshwright.runtime.tied import is_sharded
+from meshwright.runtime.elementwise import KNOWN, CannotTry, Group, Make, reach
+from meshwright.runtime.stage import StageModule
 from meshwright.runtime.updates import Stepped
 
 _Group = tuple[type, Group, Make, frozenset[str] | None]
@@ -127,7 +127,7 @@ def _cut(plan: Plan, graph: Graph, names: frozenset[str] | None) -> Iterator[str
             tensor = graph.tensors[name]
             if not tensor.requires_grad or (names is not None and tensor.fqn not in names):
                 continue
-            if is_sharded(stage):
+            if stage.is_sharded:
                 yield (
                     f"zero={stage.zero} splits the rows of {tensor.fqn} over "
                     f"dp_shard={stage.mesh['dp_shard']}"
@@ -140,6 +140,18 @@ def _cut(plan: Plan, graph: Graph, names: frozenset[str] | None) -> Iterator[str
 def _apart(plan: Plan) -> str:
     """Why no rank holds all parameters; empty if each does."""
     return f"{len(plan.stages)} stages hold different parameters" if len(plan.stages) > 1 else ""
+
+
+def check_parts(made: torch.optim.Optimizer, stages: Iterable[StageModule]) -> None:
+    """PlanError if a stage steps its parameters part by part, and the optimizer may notice."""
+    known = type(made) in KNOWN or isinstance(made, Stepped)
+    if not known and any(not stage.sync.whole_updates for stage in stages):
+        raise PlanError(
+            "the plan steps parameters part by part, as their gradients come, and nobody knows "
+            f"whether {type(made).__name__} may be called so: take an optimizer of torch that "
+            "steps each element by itself, such as AdamW, or a plan with zero=1 in its place, "
+            "which gathers parameters"
+        )
 
 
 def check_tensors(made: torch.optim.Optimizer, given: Sequence[nn.Parameter]) -> None:

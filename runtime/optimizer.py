@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from meshwright.forms.sync.running import Held
 from meshwright.forms.updates import update
 from meshwright.ir.errors import PlanError
 from meshwright.ir.torch_private import leaves
 from meshwright.runtime.choice import check_tensors
-from meshwright.runtime.gradsync.base import Held
 from meshwright.runtime.pieces import pieces
 from meshwright.runtime.updates import stepped_by_kernel
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from meshwright.codegen.kernels import bucket_update as kernel
+from meshwright.forms.sync.running import SyncRun
 from meshwright.forms.updates import KernelStep, update, with_kernel
 from meshwright.ir.errors import PlanError
-from meshwright.runtime.gradsync.base import GradientSync
 
 Group = dict[str, Any]
 _Key = tuple[object, ...]
@@ -25,7 +25,7 @@ class Stepped:
     over: frozenset[int] = frozenset()
     """Parameters, by id, whose new values also go where their gradients lie."""
 
-    def write_over(self: Any, syncs: Iterable[GradientSync]) -> None:
+    def write_over(self: Any, syncs: Iterable[SyncRun]) -> None:
         """New values that ranks gather are to lie packed for that, where their gradients lay."""
         stepped = {id(p) for group in self.param_groups for p in group["params"]}
         self.over = frozenset(id(p) for sync in syncs for p in sync.over_gradients(stepped))

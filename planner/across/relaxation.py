@@ -229,6 +229,8 @@ class Relaxation:
         )  # fmt: skip
 
     def _forward_share(self, rates: Rates) -> Matrix:
+        if not self.rates.runs.waits:
+            return np.ones(len(rates.busy_s))  # blocks hide more of one direction than another
         share: Matrix = (rates.forward_s / np.maximum(rates.busy_s[:, 0], 1e-12)).max(axis=1)
         return np.clip(share, 1e-6, 1.0)
 

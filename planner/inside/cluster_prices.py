@@ -137,7 +137,7 @@ def cluster_regime(
     computing_s = timer.whole_s(samples) / size
     per_byte = memory * computing_s / site.device.usable_bytes
     state = 2 + update(optimizer).copies
-    update_s = optimizer_traffic(10**9, optimizer, zero=0, dp_shard=1) / 1e9
+    update_s = optimizer_traffic(10**9, optimizer) / 1e9
     update_s /= site.device.memory_bandwidth_bytes_per_s
     return Regime(
         prices=tuple(AxisPrices(site, axis) for axis, _ in model),
