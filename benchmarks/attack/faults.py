@@ -326,12 +326,21 @@ def _faulty(layout: str, fault: str, rank: int, folder: Path) -> str:
     return wanted
 
 
+@cache
+def _plan_of_two() -> str:
+    """A plan file for two ranks."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "plan.json"
+        command = [sys.executable, "-m", "meshwright", "search", GPT2, "--cluster", "local:2"]
+        command += ["--global-batch", "4", "--precision", "fp32", "--pin", "dp_shard=2"]
+        subprocess.run([*command, "-o", str(path)], check=True, capture_output=True)
+        return path.read_text()
+
+
 def _signalled(name: str, target: str, folder: Path) -> str:
     """All processes of `meshwright run` are gone after a signal to one of them."""
     plan, log = folder / "plan.json", folder / "run" / "metrics.jsonl"
-    problem = [sys.executable, "-m", "meshwright", "search", GPT2, "--cluster", "local:2"]
-    problem += ["--global-batch", "4", "--precision", "fp32", "--pin", "dp_shard=2"]
-    subprocess.run([*problem, "-o", str(plan)], check=True, capture_output=True)
+    plan.write_text(_plan_of_two())
     command = [sys.executable, "-m", "meshwright", "run", str(plan), GPT2, "--steps", "1000000"]
     command += ["-o", str(folder / "run"), "--log", "jsonl"]
     parent = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
