@@ -86,12 +86,12 @@ def extreme_draws(value: float) -> Iterator[None]:
         changes += [(numpy, name, lambda *size: _shaped(value, size or None)) for name in units]
     with ExitStack() as stack:
         for where, name, by in changes:
-            stack.enter_context(replaced_here(where, name, _always(by)))
+            stack.enter_context(replaced_here(where, name, partial(_instead, by)))
         yield
 
 
-def _always(by: Callable[..., Any]) -> Callable[[Any], Callable[..., Any]]:
-    return lambda original: by
+def _instead(by: Callable[..., Any], original: Any) -> Callable[..., Any]:
+    return by
 
 
 def _shaped(value: float, size: Any) -> Any:

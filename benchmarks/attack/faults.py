@@ -35,13 +35,15 @@ from meshwright.ir.graph import Graph
 from meshwright.ir.plan import Plan
 from meshwright.planner.candidates import build_plan, uniform_choice
 from meshwright.planner.problem import make_problem
+from meshwright.runtime.children import GRACE_S
 
 FLIPS = 200
 STEP = "step-00000001"
 PART, MANIFEST, INDEX = "part-00000.safetensors", "checkpoint.json", ".metadata"
 SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGKILL")
 TARGETS = ("run", "torchrun", "rank 0", "rank 1")
-GONE_S = 30.0
+GONE_S = GRACE_S + 30.0
+"""What is left is killed after the first part of it."""
 GPT2 = (
     'hf:GPT2Config{"n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 64, "n_positions": 32, '
     '"bos_token_id": 0, "eos_token_id": 0}'
@@ -326,15 +328,26 @@ def _faulty(layout: str, fault: str, rank: int, folder: Path) -> str:
     return wanted
 
 
+@cache
+def _plan_of_two() -> str:
+    """A plan file for two ranks."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "plan.json"
+        command = [sys.executable, "-m", "meshwright", "search", GPT2, "--cluster", "local:2"]
+        command += ["--global-batch", "4", "--precision", "fp32", "--pin", "dp_shard=2"]
+        subprocess.run([*command, "-o", str(path)], check=True, capture_output=True)
+        return path.read_text()
+
+
 def _signalled(name: str, target: str, folder: Path) -> str:
     """All processes of `meshwright run` are gone after a signal to one of them."""
     plan, log = folder / "plan.json", folder / "run" / "metrics.jsonl"
-    problem = [sys.executable, "-m", "meshwright", "search", GPT2, "--cluster", "local:2"]
-    problem += ["--global-batch", "4", "--precision", "fp32", "--pin", "dp_shard=2"]
-    subprocess.run([*problem, "-o", str(plan)], check=True, capture_output=True)
+    plan.write_text(_plan_of_two())
     command = [sys.executable, "-m", "meshwright", "run", str(plan), GPT2, "--steps", "1000000"]
     command += ["-o", str(folder / "run"), "--log", "jsonl"]
-    parent = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    parent = subprocess.Popen(
+        command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, preexec_fn=_heed_signals
+    )
     processes = [psutil.Process(parent.pid)]
     try:
         _wait_for(lambda: log.exists() and log.read_text().count("\n") > 2, "it does not start")
@@ -359,6 +372,12 @@ def _signalled(name: str, target: str, folder: Path) -> str:
             if process.is_running():
                 process.kill()
         parent.wait()
+
+
+def _heed_signals() -> None:
+    """Undoes what nohup and a shell's & do, which `meshwright run` respects."""
+    for name in SIGNALS[:-1]:
+        signal.signal(signal.Signals[name], signal.SIG_DFL)
 
 
 def _wait_for(condition: Callable[[], bool], what: str, limit_s: float = 120.0) -> None:
