@@ -25,7 +25,7 @@ from meshwright.runtime import checkpoint
 from meshwright.runtime.batch import BatchCutter, as_batch
 from meshwright.runtime.build import RankParts, build_rank
 from meshwright.runtime.check.run import Checking, SelfCheck, wanted
-from meshwright.runtime.choice import check_choice
+from meshwright.runtime.choice import check_choice, check_parts
 from meshwright.runtime.compiling import check_compiler
 from meshwright.runtime.executor import Executor, Progress
 from meshwright.runtime.export import check_writable, export, sync_to
@@ -123,6 +123,7 @@ def compile(
         chosen_optimizer, parts.held, lr, model, by_kernel="bucket_update" in used(plan)
     )
     check_choice(chosen_optimizer, made, plan, graph, model)
+    check_parts(made, parts.stages.values())
     if isinstance(made, Stepped):
         made.write_over(stage.sync for stage in parts.stages.values())
     norm = plan.max_grad_norm if max_grad_norm is None else max_grad_norm
@@ -163,6 +164,8 @@ class Job:
     ) -> None:
         self.plan, self.graph, self.parts, self.model = plan, graph, parts, model
         self.optimizer, self.device, self.max_grad_norm = optimizer, device, max_grad_norm
+        if not all(stage.sync.whole_updates for stage in parts.stages.values()):
+            optimizer.register_state_dict_pre_hook(lambda _: self.settle())
         self.end = StepEnd(parts, optimizer, device, plan.world_size)
         self.state = State()
         self.stats = Stats()
@@ -270,6 +273,7 @@ class Job:
 
     def eval(self, batch: Batch, *, sharded: bool = False) -> Tensor:
         """The loss of a global batch: no dropout, running batch statistics, nothing changes."""
+        self.settle()
         for stage in self.parts.stages.values():
             stage.comm.training = False
         try:
@@ -289,6 +293,7 @@ class Job:
         The `keep` newest of the folder stay.
         """
         extra = {} if scheduler is None else {"scheduler": scheduler.state_dict()}
+        self.settle()
         check_writable(self, "the checkpoint")
         if self.user_groups is not None:
             self.user_groups.take()
@@ -297,6 +302,7 @@ class Job:
 
     def load(self, folder: str | Path, scheduler: Any = None) -> None:
         """Goes on from the newest checkpoint in `folder`; every rank calls it."""
+        self.settle()
         with self.failures.guard():
             extra = checkpoint.load(self, Path(folder))
         if self.user_groups is not None:
@@ -337,10 +343,19 @@ class Job:
         if model is None or model is self.model:
             self._guard.release()
 
+    def settle(self) -> None:
+        """Completes the last step where the plan lets a part of it wait for the next one, as with
+        the form `dear`; every rank calls it. All methods that read parameters do: only what looks
+        into the job's own tensors needs it."""
+        if not self.parts.is_settled:
+            with self.failures.guard():
+                self.parts.settle()
+
     def close(self, *, sync: bool = False) -> None:
         """Leaves the job; the last call. With `sync`, `sync_to` comes before."""
         if sync:
             self.sync_to()
+        self.settle()
         if self._run_dir is not None:
             write(self.measured(), Path(self._run_dir))
         self.failures.close()

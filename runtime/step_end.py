@@ -1,13 +1,17 @@
 """The end of a step, for a job and for a dry run: what follows the last backward."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from meshwright.forms.sync.running import Update
 from meshwright.runtime.build import RankParts
 from meshwright.runtime.gradients import scaled, sum_over_model
 from meshwright.runtime.tied import sum_ties
+from meshwright.runtime.updates import Stepped
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,14 +28,15 @@ class StepEnd:
         parts = self.parts
         for index, stage in parts.stages.items():
             stage.sync.finish()
-            sum_over_model(stage.sync.held, parts.lines[index])
-        sum_ties(parts.ties, parts.held, parts.groups, parts.rank)
+            sum_over_model(stage.sync.reduced, parts.lines[index])
+        sum_ties(parts.ties, parts.reduced, parts.groups, parts.rank)
 
     def scale_gradients(self, factor: float, max_norm: float | None) -> Tensor | None:
         """Multiplies the gradients, and limits their norm to `max_norm`; returns the norm before
         that, or None if there is no limit."""
+        reduced = self.parts.reduced
         return scaled(
-            self.optimizer, self.parts.held, self.parts.counted, factor, max_norm, self.device,
+            self.optimizer, reduced, self.parts.counted(reduced), factor, max_norm, self.device,
             self.world_size,
         )  # fmt: skip
 
@@ -42,4 +47,34 @@ class StepEnd:
             self.optimizer.step()
         with section("publish"):
             for stage in self.parts.stages.values():
-                stage.sync.publish()
+                stage.sync.updated(self._later)
+
+    def _later(self) -> Update:
+        """How to step parameters whose gradients come after the step, with its settings."""
+        optimizer = self.optimizer
+        settings = [_settings(group) for group in optimizer.param_groups]
+        factor = optimizer.factor if isinstance(optimizer, Stepped) else None
+
+        def update(parameters: Sequence[Tensor]) -> None:
+            wanted = {id(p) for p in parameters}
+            groups = optimizer.param_groups
+            now = [dict(group) for group in groups]
+            for group, then in zip(groups, settings, strict=True):
+                group.update(then, params=[p for p in group["params"] if id(p) in wanted])
+            if isinstance(optimizer, Stepped):
+                optimizer.factor = factor
+            try:
+                optimizer.step()
+            finally:
+                for group, before in zip(groups, now, strict=True):
+                    group.update(before)
+
+        return update
+
+
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    """Of a group of parameters, as they are now."""
+    return {
+        key: value.clone() if isinstance(value, Tensor) else value
+        for key, value in group.items() if key != "params"
+    }  # fmt: skip

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
 from benchmarks.attack.result import Result
+from meshwright.forms.sync.running import Held
 from meshwright.ir.errors import CheckFailed, MeshwrightError
 from meshwright.runtime import step_end
-from meshwright.runtime.gradsync.base import Held
 from meshwright.runtime.job import Job
 from meshwright.runtime.job import compile as compile_job
 from tests.runtime.nets import CHOICES, Net, data, plan_for

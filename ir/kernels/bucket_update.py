@@ -8,8 +8,9 @@ gradients, which nobody reads again: they lie packed there for the ranks that ga
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import sqrt
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -210,6 +211,19 @@ def _sgd_shapes(
     numbers: Tensor, factor: Tensor, over: bool = False,
 ) -> None:  # fmt: skip
     return None
+
+
+class Steps(NamedTuple):
+    """A kernel's two halves on the host."""
+
+    numbers: Callable[..., Tensor]
+    """Makes what a step works with of an optimizer's settings."""
+    update: Callable[..., None]
+    """Takes params, grads, each list of buffers, rows, numbers, factor, over."""
+
+
+STEPS = {"adam": Steps(adam_numbers, adam_update), "sgd": Steps(sgd_numbers, sgd_update)}
+"""By the name that forms of optimizers give (`forms.updates.KernelStep`)."""
 
 
 def builds(name: str, width: int) -> Iterator[Build]:

@@ -1,7 +1,7 @@
 """Kernels whose places follow from how a plan lays a model out: one file per kernel.
 
 A file has `find(plan, graph)`: every place that is right for the kernel, or looks right and is not.
-Patterns of `ir.fusions` are looked for while a model is traced, these once there is a plan; both
+Patterns of `ir.kernels` are looked for while a model is traced, these once there is a plan; both
 have their names in `kernels`. Emitted code and the runtime use them where the plan has places.
 """
 

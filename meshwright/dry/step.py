@@ -34,11 +34,11 @@ def step_rank(plan: Plan, short: Plan, graph: Graph, group: RankClass) -> Tensor
         optimizer = make_optimizer(plan.optimizer, parts.held, None, torch.nn.Module())
         batch = _batch(plan, short)
         with tracking(parts, optimizer, batch.values()) as found:
-            _schedule(short, graph, parts, batch)
             end = StepEnd(parts, optimizer, CPU, plan.world_size)
-            end.sum_gradients()
-            end.scale_gradients(1.0, plan.max_grad_norm)
-            end.update()
+            _step(plan, short, graph, parts, batch, end)
+            if not parts.is_settled:
+                # A step begins with what the one before has left to it.
+                _step(plan, short, graph, parts, batch, end)
         memory = found[0]
     left_out = sum(_nbytes(x) for x in _batch_specs(plan)) - sum(x.nbytes for x in batch.values())
     return replace(
@@ -74,6 +74,16 @@ def _batch(plan: Plan, short: Plan) -> dict[str, Tensor]:
             shape = (per_sample * short.global_batch_size, *shape[1:])
         found[spec.name] = torch.empty(shape, dtype=dtype)
     return found
+
+
+def _step(
+    plan: Plan, short: Plan, graph: Graph, parts: RankParts, batch: Mapping[str, Tensor],
+    end: StepEnd,
+) -> None:  # fmt: skip
+    _schedule(short, graph, parts, batch)
+    end.sum_gradients()
+    end.scale_gradients(1.0, plan.max_grad_norm)
+    end.update()
 
 
 def _schedule(short: Plan, graph: Graph, parts: RankParts, batch: Mapping[str, Tensor]) -> None:

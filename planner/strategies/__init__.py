@@ -1,8 +1,8 @@
 """Op strategies: one file per op family, each with `rule(op, graph) -> Rule | None`.
 
-A new file is found by itself. Operators that have facts of their own (`ir.ops`) have their rule there. The
-rule of an op that no file knows is found by trying it (`planner.discovery`); if nothing is
-found, it is computed whole.
+A new file is found by itself. Operators that have facts of their own (`ir.ops`) have their rule
+there. The rule of an op that no file knows is found by trying it (`planner.discovery`); if nothing
+is found, it is computed whole.
 """
 
 import importlib

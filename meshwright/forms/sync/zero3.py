@@ -1,27 +1,43 @@
-"""ZeRO-3: parameters are sharded too; a block's are gathered before it runs, each time.
+"""Each rank of dp_shard holds only its part of all (Rajbhandari et al. 2020, stage 3): a block's
+parameters are gathered before it runs, its gradients go after every backward."""
 
-The gathered tensors keep their identity and lose their storage between uses, so what autograd
-saved of them (views, transposes) is valid again once they are gathered for the backward.
-"""
-
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from meshwright.runtime.gradsync.base import (
-    GradientSync,
-    Held,
-    Lines,
-    ShardedBucket,
-    Slot,
-    buckets,
-    sum_over_replicas,
-)
-from meshwright.runtime.record import Pending
+from meshwright.forms.sync.exchange import Event, Exchange, Hold, Send
+from meshwright.forms.sync.flat import ShardedBucket, buckets, frozen, sum_over_copies, trainable
+from meshwright.forms.sync.running import Held, Lines, Slot, SyncRun
+from meshwright.ir.conversions import Primitive
+from meshwright.ir.direct import Work
+from meshwright.ir.plan import Stage
 
 
-def build(slots: Sequence[Slot], lines: Lines) -> GradientSync:
-    return _Zero3(slots, lines)
+def describe(replicas: int) -> Exchange:
+    """After the last backward, the largest block's flat gradients are there twice at most."""
+    gathers = [
+        Send(what="parameters", primitive=Primitive.ALL_GATHER, axis="dp_shard", unit="block",
+             at=event, until=event, unpacks=True, ahead=True)
+        for event in (Event.BEFORE_FORWARD, Event.BEFORE_BACKWARD)
+    ]  # fmt: skip
+    return Exchange((
+        Hold(kind="parameters", since=Event.BEGIN, until=Event.NEXT_BEGIN, part=1),
+        Hold(kind="optimizer", since=Event.BEGIN, until=Event.NEXT_BEGIN, part=1),
+        Hold(kind="gradients", unit="block", since=Event.AFTER_BACKWARD,
+             until=Event.AFTER_BACKWARD, whole=1),
+        Hold(kind="gradients", since=Event.AFTER_BACKWARD, until=Event.NEXT_BEGIN, part=1),
+        Hold(kind="communication", unit="bucket", since=Event.END, until=Event.END, whole=2),
+        *gathers,
+        Send(what="gradients", primitive=Primitive.REDUCE_SCATTER, axis="dp_shard", unit="block",
+             at=Event.AFTER_BACKWARD, until=Event.END, packs="whole", adds=True),
+        Send(what="gradients", primitive=Primitive.ALL_REDUCE, axis="dp_replicate", unit="bucket",
+             at=Event.END, until=Event.END, of_part=True),
+    ))  # fmt: skip
+
+
+def build(slots: Sequence[Slot], lines: Lines, stage: Stage) -> SyncRun:
+    """Returns what runs the form in a stage."""
+    return _Sharded(slots, lines)
 
 
 class _Unit:
@@ -31,14 +47,14 @@ class _Unit:
         self.bucket = bucket
         slots = bucket.slots
         whole = bucket.pack([slot.whole.detach() for slot in slots])
-        self.flat = whole[bucket.lines.shard_coordinate].clone()
+        self.flat = whole[bucket.peers.coordinate].clone()
         """This rank's part of the parameters; the optimizer's tensors are views of it."""
         self.shards = [
             nn.Parameter(view, requires_grad=slot.param.requires_grad)
             for slot, view in zip(slots, bucket.views(self.flat), strict=True)
         ]
         self.users = 0
-        self._arriving: tuple[Tensor, Pending] | None = None
+        self._arriving: tuple[Tensor, Work] | None = None
         self.sum: Tensor | None = None
         self._bytes = [slot.whole.untyped_storage().nbytes() for slot in slots]
         self._free()
@@ -74,18 +90,16 @@ class _Unit:
         self.sum = flat if self.sum is None else self.sum.add_(flat)
 
 
-class _Zero3:
+class _Sharded(SyncRun):
     def __init__(self, slots: Sequence[Slot], lines: Lines) -> None:
         self._lines = lines
-        trainable = [slot for slot in slots if slot.param.requires_grad]
-        frozen = [slot for slot in slots if not slot.param.requires_grad]
         self._units = [
-            _Unit(ShardedBucket(bucket, lines))
-            for group in (trainable, frozen)
+            _Unit(ShardedBucket(bucket, lines, lines.shards))
+            for group in (trainable(slots), frozen(slots))
             for bucket in buckets(group, 0)
         ]
         self._of_call: dict[int, list[_Unit]] = {}
-        self._works: list[tuple[_Unit, Tensor, Pending]] = []
+        self._works: list[tuple[_Unit, Tensor, Work]] = []
         self._opened = 0
         self.held = tuple(
             Held(
@@ -93,7 +107,7 @@ class _Zero3:
                 lines.stage,
                 shard,
                 unit.bucket.rows(slot),
-                lines.is_primary(slot.param, sharded=True),
+                lines.is_primary(slot.param, "dp_replicate"),
             )
             for unit in self._units
             for slot, shard in zip(unit.bucket.slots, unit.shards, strict=True)
@@ -105,9 +119,9 @@ class _Zero3:
             for slot, shard in zip(unit.bucket.slots, unit.shards, strict=True):
                 slot.whole.grad = shard.grad = None
 
-    def open(self, call: int, ahead: Sequence[int]) -> None:
+    def before_forward(self, call: int, ahead: Sequence[int]) -> None:
         if call > self._opened:
-            # A forward: what the backward before it left has had the time of a block.
+            # What the backward before this forward left has had the time of a block.
             self._collect(keep=0)
         self._opened = call
         for unit in self._units_of(call):
@@ -115,6 +129,8 @@ class _Zero3:
         for later in ahead:
             for unit in self._units_of(later):
                 unit.fetch()
+
+    before_backward = before_forward
 
     def close(self, call: int) -> None:
         for unit in self._units_of(call):
@@ -148,12 +164,6 @@ class _Zero3:
         for unit in self._units:
             if unit.sum is None:
                 continue
-            sum_over_replicas(unit.sum, self._lines)
+            sum_over_copies(unit.sum, self._lines)
             for shard, view in zip(unit.shards, unit.bucket.views(unit.sum), strict=True):
                 shard.grad = view
-
-    def over_gradients(self, stepped: Set[int]) -> list[Tensor]:
-        return []  # What is gathered is what the optimizer steps.
-
-    def publish(self) -> None:
-        pass
