@@ -17,7 +17,7 @@ from meshwright.ir.cluster import Cluster
 from meshwright.ir.graph import Op
 from meshwright.ir.ops import facts
 from meshwright.ir.trace import trace
-from meshwright.planner.kernels import _local
+from meshwright.planner.kernels import whole_op
 from meshwright.planner.problem import make_problem
 from meshwright.planner.search import search_problem
 from tests.equality import check_equal
@@ -95,7 +95,7 @@ def main(kind: str, name: str) -> None:
 
 
 def _seconds(op: Op, tensors: Any, cluster: Cluster) -> float:
-    return op_time(_local(op, tensors), cluster.device(0)).total_s
+    return op_time(whole_op(op, tensors), cluster.device(0)).total_s
 
 
 if __name__ == "__main__":

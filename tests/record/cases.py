@@ -154,7 +154,13 @@ PROFILES: dict[str, Callable[[Problem], Profile]] = {
 
 def _pinned() -> dict[str, Case]:
     """What each pins is one form; the rest is pinned to what is common."""
-    base = ("pp=1", "model=1", "num_microbatches=2", "recompute=none", "saved=none")
+    base: tuple[str, ...] = (
+        "pp=1",
+        "model=1",
+        "num_microbatches=2",
+        "recompute=none",
+        "saved=none",
+    )
     found: dict[str, Case] = {}
     for cluster in ("a100 2x4", "local:4"):
         size = 8 if cluster.startswith("a100") else 4
