@@ -14,6 +14,7 @@ from meshwright.codegen.prelude import lower_prelude
 from meshwright.codegen.program import BlockCode, Call, StageProgram, Value
 from meshwright.codegen.stored import param_of, stored_layouts
 from meshwright.codegen.where import Where, label_of, parsed, strategies, where
+from meshwright.forms.sync import exchange_of
 from meshwright.ir.changing import buffer_problems
 from meshwright.ir.crossing import Crossing, crossings
 from meshwright.ir.errors import PlanError
@@ -150,7 +151,7 @@ def _code(
         elif op.key not in others:
             builder.add_op(op, strategies(layout, op))
     made = tuple(zip(block.outputs, outputs, strict=True))
-    apart = at.plan.stages[at.stage].zero == 3
+    apart = bool(exchange_of(at.plan.stages[at.stage]).fetches)
     return BlockCode(block.pattern, builder.finish(made, apart=apart))
 
 

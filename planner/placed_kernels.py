@@ -8,6 +8,7 @@ from meshwright.costmodel.placement import layouts_of, spots
 from meshwright.costmodel.routing import routed
 from meshwright.costmodel.tables import Spot
 from meshwright.costmodel.walk import Step
+from meshwright.forms.sync import exchange_of
 from meshwright.forms.updates import update, with_kernel
 from meshwright.ir.graph import Block, Fusion
 from meshwright.ir.placed import JOINT, placed
@@ -46,7 +47,7 @@ class _Worth:
         if kernel == "bucket":
             return ""
         if kernel == "bucket_update":
-            gathers = self._stage(at).zero in (1, 2) and self._stage(at).mesh.get("dp_shard", 1) > 1
+            gathers = exchange_of(self._stage(at)).published
             return "" if self.plan.max_grad_norm or gathers else TORCHS_STEP
         find = self._joint if kernel in JOINT else self._route
         whys = (find(kernel, at, spot) for spot in spots(self.problem.tables, self._stage(at)))

@@ -1,7 +1,7 @@
 """What searchers enumerate: micro-batch counts, schedules, meshes, cuts; pins already applied."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations, pairwise
 from math import prod
@@ -135,11 +135,12 @@ def _sharded(problem: Problem, dp: int, model: ModelMesh, variant: str) -> Itera
         replicate = dp // shard
         if not allowed(problem.constraints, "dp_replicate", (replicate,)):
             continue
-        for zero in allowed(problem.constraints, "zero", _levels(problem, shard)):
-            for prefetch in _prefetches(problem, zero):
-                yield Mesh(replicate, shard, model, zero, variant, prefetch)
+        for zero in allowed(problem.constraints, "zero", _levels(problem, dp, shard)):
+            plain = Mesh(replicate, shard, model, zero, variant)
+            for prefetch in _prefetches(problem, plain):
+                yield replace(plain, prefetch=prefetch)
                 if _may_turn(problem, dp, model):
-                    yield Mesh(replicate, shard, model, zero, variant, prefetch, True)
+                    yield replace(plain, prefetch=prefetch, dp_inside=True)
 
 
 def _shards(problem: Problem, dp: int, model: ModelMesh) -> tuple[int, ...]:
@@ -150,18 +151,18 @@ def _shards(problem: Problem, dp: int, model: ModelMesh) -> tuple[int, ...]:
     return tuple(n for n in divisors(dp) if n in (1, inside, dp))
 
 
-def _levels(problem: Problem, shard: int) -> tuple[int, ...]:
+def _levels(problem: Problem, dp: int, shard: int) -> tuple[int, ...]:
     levels: tuple[int, ...] = (1, 2, 3) if shard > 1 else (0,)
     if shard > 1 and (pinned(problem.constraints, "dp_shard") or 0) == shard:
         levels = (0, 1, 2, 3)  # asked for by name: also without sharding anything
     if 0 not in allowed(problem.constraints, "prefetch", range(5)):
-        levels = tuple(level for level in levels if level == 3)
+        levels = tuple(n for n in levels if exchange(sync_name(n, shard), dp).fetches_ahead)
     sync = pinned(problem.constraints, "sync")
     return tuple(zero for zero in levels if sync not in chosen() or suits(str(sync), zero))
 
 
-def _prefetches(problem: Problem, zero: int) -> tuple[int, ...]:
-    if zero < 3:
+def _prefetches(problem: Problem, mesh: Mesh) -> tuple[int, ...]:
+    if not mesh.exchange.fetches_ahead:
         return (0,)
     pin = pinned(problem.constraints, "prefetch")
     return (int(pin),) if pin is not None else allowed(problem.constraints, "prefetch", (0, 1))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from meshwright.codegen.lower import lower
 from meshwright.codegen.program import StageProgram
+from meshwright.forms.sync import exchange_of
 from meshwright.forms.sync.flat import chunk_rows
 from meshwright.ir.graph import Graph
 from meshwright.ir.plan import Plan
@@ -55,7 +56,7 @@ def _shards(plan: Plan, rank: int, programs: tuple[StageProgram, ...]) -> Iterat
     for program in programs:
         stage = plan.stages[program.index]
         size, at = stage.mesh.get("dp_shard", 1), stage.coordinates(rank)["dp_shard"]
-        for param in program.params if stage.zero else ():
+        for param in program.params if exchange_of(stage).is_split("optimizer") else ():
             start, stop = chunk_rows(param.local_shape[0] if param.local_shape else 1, size, at)
             yield stop - start
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 from meshwright.forms.retention import names_of
+from meshwright.forms.sync import exchange_of
 from meshwright.ir.graph import Block, Graph
 from meshwright.ir.layout import R, parse_placement
 from meshwright.ir.plan import MODEL_AXES, Plan, Stage, param_key
@@ -113,7 +114,7 @@ def _admits(pin: Pin, stage: Stage, blocks: tuple[Block, ...]) -> bool:
             return pin.admits("true" if stage.compile else "false")
         case "prefetch":
             asked = pin.value not in (0, (0,)) and pin.relation in ("=", ">=", "in")
-            return pin.admits(stage.prefetch) and (stage.zero == 3 or not asked)
+            return pin.admits(stage.prefetch) and (exchange_of(stage).fetches_ahead or not asked)
     return pin.admits(_size(stage, pin.name))
 
 
