@@ -1,6 +1,6 @@
 """Whether plans wait for their collectives, and of which plans a bound is."""
 
-from meshwright.ir.fusions import PLACED
+from meshwright.ir.kernels import PLACED
 from meshwright.ir.placed import used
 from meshwright.ir.plan import Plan
 

@@ -15,9 +15,9 @@ from meshwright.ir.check_layout import layout_problems, tied_problems
 from meshwright.ir.check_prediction import prediction_problems
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.errors import PlanError
-from meshwright.ir.fusions import KERNELS
 from meshwright.ir.graph import Block, Graph
 from meshwright.ir.keeping import makers, torn, unknown
+from meshwright.ir.kernels import KERNELS
 from meshwright.ir.layout import balanced
 from meshwright.ir.plan import (
     MESH_AXES,

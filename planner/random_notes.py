@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 from meshwright.ir.graph import Graph, Op
 from meshwright.ir.layout import Shard
 from meshwright.ir.plan import BlockLayout, Plan, Stage
+from meshwright.ir.rules import given, name_of
 from meshwright.planner.inside.explain import strategy_of
-from meshwright.planner.inside.rules import given, name_of
 
 _NAMED = 3
 """Places that a note names."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from meshwright.codegen.kernels import bucket
 from meshwright.forms.sync.running import MakePacking, Packing
+from meshwright.ir.kernels import bucket
 
 
 def packing(kernels: frozenset[str]) -> MakePacking:

@@ -9,8 +9,8 @@ from typing import get_args
 
 import torch
 
-from meshwright.codegen.kernels.launch import TAKEN
 from meshwright.ir.collective import What
+from meshwright.ir.launch import TAKEN
 from meshwright.ir.measured import (
     ActionMeasured,
     CollectiveMeasured,

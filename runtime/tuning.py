@@ -118,7 +118,9 @@ class BucketTuner:
 def _optimizer(low: float, high: float, seed: int) -> Any:
     try:
         from bayes_opt import BayesianOptimization, acquisition
-        from sklearn.gaussian_process.kernels import Matern
+        from sklearn.gaussian_process.kernels import (  # type: ignore[import-untyped]
+            Matern,
+        )
     except ImportError as error:
         raise MeshwrightError(
             "tuning bucket sizes needs the package bayesian-optimization: "

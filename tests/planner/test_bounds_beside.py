@@ -7,7 +7,7 @@ import pytest
 
 from meshwright.ir.beside import bounded, waits_for_collectives
 from meshwright.ir.graph import Fusion
-from meshwright.ir.placed import JOINT
+from meshwright.ir.placed import JOINT, used
 from meshwright.ir.plan import OVERLAPS, Plan
 from meshwright.planner.across.bound import lower_bound
 from meshwright.planner.across.choice_space import Choices
@@ -83,7 +83,7 @@ def test_kernels() -> None:
     graph = replace(large(), fusions=kernels)
     pins = (f"tp={RANKS}", "pp=1")
     asked = make_problem(graph, gpus(), precision="bf16", constraints=pins)
-    assert check_below(asked)
+    assert any(used(plan) & JOINT for plan in check_below(asked))
 
 
 def test_the_bound_of_a_plan_that_overlaps_is_of_all_plans() -> None:

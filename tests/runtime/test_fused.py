@@ -10,8 +10,8 @@ import torch
 import meshwright as mw
 from meshwright.forms.sync.flat import ShardedBucket
 from meshwright.ir.errors import PlanError
-from meshwright.ir.fusions import KERNELS, TRACED
 from meshwright.ir.graph import Fusion, Graph, Missed
+from meshwright.ir.kernels import KERNELS, TRACED
 from meshwright.planner.candidates import build_plan, uniform_choice
 from meshwright.planner.inside.layouts import solve_layouts
 from meshwright.planner.inside.regime import usual

@@ -67,7 +67,7 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class Rewrite:
     """Memory that is read and written, without a message."""
 
     what: What
@@ -92,7 +92,7 @@ class Hold:
     """How many of a rank's parts of a unit."""
 
 
-Row = Send | Work | Hold
+Row = Send | Rewrite | Hold
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,10 +139,10 @@ class Exchange:
         return self._sends_at(Event.UPDATED)
 
     @cached_property
-    def cleared(self) -> tuple[Work, ...]:
-        """Work after the optimizer's step."""
+    def cleared(self) -> tuple[Rewrite, ...]:
+        """What is written after the optimizer's step."""
         return tuple(
-            [row for row in self.rows if isinstance(row, Work) and row.at is Event.UPDATED]
+            [row for row in self.rows if isinstance(row, Rewrite) and row.at is Event.UPDATED]
         )
 
     @cached_property
@@ -236,7 +236,7 @@ _LIVES = {
 def _wrong(exchange: Exchange) -> Iterator[str]:
     """What breaks a rule, in words: the row, the rule, and what would be legal."""
     for row in exchange.rows:
-        if not isinstance(row, Work) and row.until < _start(row):
+        if not isinstance(row, Rewrite) and row.until < _start(row):
             yield f"{row} ends before it begins: until {_start(row).name} or later"
     for hold in exchange.holds:
         if hold.whole < 0 or hold.part < 0 or not hold.whole + hold.part:
@@ -244,7 +244,7 @@ def _wrong(exchange: Exchange) -> Iterator[str]:
         if hold.kind == "communication" and hold.since < Event.END:
             yield f"{hold}: what is on its way before the end follows from its Send; leave it out"
     for row in exchange.rows:
-        if isinstance(row, Work) and (row.at is not Event.UPDATED or row.unit != "bucket"):
+        if isinstance(row, Rewrite) and (row.at is not Event.UPDATED or row.unit != "bucket"):
             yield f"{row}: only work on buckets after the update has a price"
     for send in exchange.sends:
         yield from _wrong_send(send)

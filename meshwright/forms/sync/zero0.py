@@ -1,16 +1,16 @@
-"""Gradients are summed in place, over all replicas, as blocks finish in the last backward."""
+"""Plain data parallel: parameters and optimizer whole everywhere, gradients all-reduced."""
 
 from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 
-from meshwright.forms.sync.exchange import Event, Exchange, Hold, Send, Work
+from meshwright.forms.sync.exchange import Event, Exchange, Hold, Rewrite, Send
 from meshwright.forms.sync.flat import BUCKET_BYTES, buckets, held_whole, trainable
 from meshwright.forms.sync.running import Lines, Slot, SyncRun
-from meshwright.ir import direct
 from meshwright.ir.collective import What
 from meshwright.ir.conversions import Primitive
+from meshwright.ir.direct import Work
 from meshwright.ir.plan import Stage
 
 
@@ -31,7 +31,7 @@ def describe(replicas: int) -> Exchange:
         Hold(kind="gradients", since=Event.BEGIN, until=Event.NEXT_BEGIN, whole=1),
         Send(what="gradients", primitive=Primitive.ALL_REDUCE, axis="dp", unit="bucket",
              at=Event.AFTER_LAST, until=Event.END),
-        Work(what="gradients", unit="bucket", at=Event.UPDATED, moved=1.0),
+        Rewrite(what="gradients", unit="bucket", at=Event.UPDATED, moved=1.0),
     ))  # fmt: skip
 
 
@@ -66,7 +66,7 @@ class _Whole(SyncRun):
         self._buckets = (
             [_Bucket(b) for b in buckets(self._trainable, BUCKET_BYTES)] if shared else []
         )
-        self._works: dict[_Bucket, direct.Work] = {}
+        self._works: dict[_Bucket, Work] = {}
         self.held = held_whole(slots, lines)
 
     def begin(self) -> None:

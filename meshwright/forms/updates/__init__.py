@@ -39,7 +39,7 @@ class Reach(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelStep:
-    """How a kernel of `codegen.kernels.bucket_update` steps many tensors at once."""
+    """How a kernel of `ir.kernels.bucket_update` steps many tensors at once."""
 
     kernel: str
     """Its name there."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from meshwright.codegen.kernels.launch import ELEMENTS, Build, element, jit, tl, way, wide
+from meshwright.ir.launch import ELEMENTS, Build, element, jit, tl, way, wide
 
 COLUMNS = 5
 """Of the table: tensor, its first element, how many, their place in the flat tensor, room there."""
@@ -130,10 +130,6 @@ def addresses_of(tensors: Sequence[Tensor | None], like: Tensor) -> Tensor:
     """Where the tensors lie; 0 for one that is not there or has no elements."""
     found = [0 if x is None else x.data_ptr() for x in tensors]
     return torch.tensor(found, dtype=torch.int64).to(like.device, non_blocking=True)
-
-
-OPERATORS: dict[str, object] = {}
-"""None with a gradient: they work on gradients and on parameters outside autograd."""
 
 
 def builds(name: str, width: int) -> Iterator[Build]:

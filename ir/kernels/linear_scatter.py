@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from meshwright.codegen.kernels.gather_linear import (
+from meshwright.ir.kernels.gather_linear import (
     EDGE,
     processors,
     product_tile,
@@ -21,7 +21,7 @@ from meshwright.codegen.kernels.gather_linear import (
     wait,
     whole_row,
 )
-from meshwright.codegen.kernels.launch import Build, element, jit, tl, triton
+from meshwright.ir.launch import Build, element, jit, tl, triton
 
 COLUMNS = 1024
 """Of a part, that a program adds up at once."""
@@ -96,10 +96,6 @@ def sum_parts(slot: Tensor, signals: Tensor, epoch: int) -> Tensor:
         slot, signals, epoch, out, out.numel(), RANKS=len(slot), BLOCK=COLUMNS
     )
     return out
-
-
-OPERATORS: dict[str, object] = {}
-"""None: what they write is memory of others, which torch does not see."""
 
 
 def builds(name: str, width: int) -> Iterator[Build]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from meshwright.codegen.kernels.launch import Build, held_dtype, jit, tl, triton
+from meshwright.ir.launch import Build, held_dtype, jit, tl, triton
 from meshwright.ir.placed import peers
 
 EDGE = 128
@@ -118,8 +118,6 @@ def processors(x: Tensor) -> int:
     return found
 
 
-OPERATORS: dict[str, object] = {}
-"""None: who brings the parts works beside it, which torch does not see."""
 assert all(held_dtype(dtype) is torch.float32 for dtype in DTYPES)
 
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from meshwright.codegen.kernels.bias_gelu import _kind, _share
-from meshwright.codegen.kernels.launch import (
+from meshwright.ir.kernels.bias_gelu.share import kind, share_of
+from meshwright.ir.launch import (
     TAKEN,
     Build,
     block,
@@ -54,7 +54,7 @@ def reference(
 ) -> Tensor:  # fmt: skip
     """x: [..., width], bias: [width]."""
     held = held_dtype(x.dtype)
-    made = torch.nn.functional.gelu(x.to(held) + bias.to(held), approximate=_kind(tanh))
+    made = torch.nn.functional.gelu(x.to(held) + bias.to(held), approximate=kind(tanh))
     kept = masks(x, p, seeds, dim, outer, per_sample)
     return (made * kept / (1 - p)).to(x.dtype)
 
@@ -84,7 +84,7 @@ def forward_kernel(
     inside = at < width
     here = row * width + at
     v = tl.load(x + here, inside, 0.0).to(WIDE) + tl.load(bias + at, inside, 0.0).to(WIDE)
-    share, _ = _share(v, TANH)
+    share, _ = share_of(v, TANH)
     kept = _kept(seeds, row, at, p, width, pieces, outer, count, per_sample, inner, WIDE)
     tl.store(out + here, (v * share * kept).to(out.dtype.element_ty), inside)
 
@@ -104,7 +104,7 @@ def backward_kernel(
         row = tl.cast(number, tl.int64)
         here = row * width + at
         v = tl.load(x + here, inside, 0.0).to(WIDE) + added
-        share, slope = _share(v, TANH)
+        share, slope = share_of(v, TANH)
         kept = _kept(seeds, row, at, p, width, pieces, outer, count, per_sample, inner, WIDE)
         back = tl.load(grad + here, inside, 0.0).to(WIDE) * (share + v * slope) * kept
         summed += tl.where(inside, back, 0.0)
@@ -162,7 +162,7 @@ def gelu_dropout_backward(
         held = held_dtype(x.dtype)
         passed = grad.to(held) * masks(x, p, seeds, dim, outer, per_sample) / (1 - p)
         total = x.to(held) + bias.to(held)
-        back = torch.ops.aten.gelu_backward(passed, total, approximate=_kind(tanh))
+        back = torch.ops.aten.gelu_backward(passed, total, approximate=kind(tanh))
         return back.to(x.dtype), back.reshape(rows, width).sum(0).to(bias.dtype)
     to_x, count = torch.empty_like(x), programs(x, rows)
     partial = x.new_empty(count, width, dtype=held_dtype(x.dtype))
@@ -189,9 +189,6 @@ def _differentiate(ctx, grad):
 
 
 gelu_dropout.register_autograd(_differentiate, setup_context=_save)
-
-OPERATORS: dict[str, object] = {}
-"""None that cases check: the ways draw other numbers."""
 
 
 def builds(element: str, width: int) -> Iterator[Build]:

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from meshwright.codegen.kernels.launch import (
+from meshwright.ir.device import OpClass
+from meshwright.ir.flow import Flow, Match, Miss, kernel_call, residual_sum
+from meshwright.ir.launch import (
     Build,
     block,
     held_dtype,
@@ -19,6 +21,9 @@ from meshwright.codegen.kernels.launch import (
     way,
     wide,
 )
+from meshwright.ir.op_facts import OpFacts
+from meshwright.ir.raw import RawOp
+from meshwright.ir.rules import along_last
 
 
 def reference(
@@ -177,7 +182,31 @@ def _differentiate(ctx, grad_total, grad_out, *_):
 
 add_layer_norm.register_autograd(_differentiate, setup_context=_save)
 
+
+ANCHORS = ("aten.layer_norm.default",)
+
+
+def find(flow: Flow, op: RawOp) -> Match | Miss | None:
+    x, gain, bias, eps = (op.args[key] for key in ("input", "weight", "bias", "eps"))
+    add = residual_sum(flow, x, op)
+    if add is None:
+        return None
+    if gain is None or bias is None:
+        return Miss("it has no gain or no bias")
+    if op.args["normalized_shape"] != flow.shape(x)[-1:]:
+        return Miss("it normalises several dims")
+    terms = {"x": add.args["self"], "residual": add.args["other"]}
+    given = {**terms, "gain": gain, "bias": bias, "eps": eps}
+    outputs = [add.outputs[0], op.outputs[0], "", ""]
+    return Match((add, op), kernel_call("add_layer_norm", given, op, outputs), add)
+
+
 OPERATORS = {"add_layer_norm": (add_layer_norm, reference)}
+FACTS = {
+    "meshwright.add_layer_norm": OpFacts(
+        op_class=OpClass.NORMALIZATION, rule=along_last(2), fused=True, torch_passes=1.3
+    ),
+}
 
 
 def builds(element: str, width: int) -> Iterator[Build]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from meshwright.codegen.kernels.launch import Build, held_dtype, jit, tl, triton, way, wide
+from meshwright.ir.launch import Build, held_dtype, jit, tl, triton, way, wide
 
 COLUMNS = 1024
 """Of a row, that a program holds at once."""

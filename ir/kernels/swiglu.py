@@ -8,7 +8,13 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from meshwright.codegen.kernels.launch import ELEMENTS, Build, grid, jit, tl, way, wide
+from meshwright.ir.device import OpClass
+from meshwright.ir.flow import Flow, Match, Miss, either_way, kernel_call
+from meshwright.ir.graph import Graph, Op
+from meshwright.ir.launch import ELEMENTS, Build, grid, jit, tl, way, wide
+from meshwright.ir.op_facts import OpFacts
+from meshwright.ir.raw import RawOp
+from meshwright.ir.rules import Rule, input_shapes, letters, make_rule
 
 
 def reference(gate: Tensor, up: Tensor) -> Tensor:
@@ -90,7 +96,33 @@ def _differentiate(ctx, grad):
 
 swiglu.register_autograd(_differentiate, setup_context=_save)
 
+
+ANCHORS = ("aten.mul.Tensor",)
+
+
+def find(flow: Flow, op: RawOp) -> Match | Miss | None:
+    for gated, up in either_way(op):
+        silu = flow.maker(gated, "aten.silu.default")
+        if silu is None:
+            continue
+        if flow.shape(up) != flow.shape(gated):
+            return Miss("the other factor is broadcast")
+        given = {"gate": silu.args["self"], "up": up}
+        return Match((silu, op), kernel_call("swiglu", given, op, [op.outputs[0]]), op)
+    return None
+
+
+def _rule(op: Op, graph: Graph) -> Rule:
+    dims = letters("d", len(input_shapes(op, graph)[0]))
+    return make_rule(op, graph, [dims, dims], [dims], linear=[{1}])
+
+
 OPERATORS = {"swiglu": (swiglu, reference)}
+FACTS = {
+    "meshwright.swiglu": OpFacts(
+        op_class=OpClass.TRANSCENDENTAL, rule=_rule, fused=True, torch_passes=1.7
+    ),
+}
 
 
 def builds(element: str, width: int) -> Iterator[Build]:

@@ -4,7 +4,7 @@ from math import isclose, pi, sqrt
 
 import torch
 
-from meshwright.ir.fusions.flow import Flow, Match, Miss, either_way
+from meshwright.ir.flow import Flow, Match, Miss, either_way
 from meshwright.ir.graph import Arg
 from meshwright.ir.raw import RawOp, make_op
 

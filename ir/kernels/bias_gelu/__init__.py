@@ -8,7 +8,13 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from meshwright.codegen.kernels.launch import (
+from meshwright.ir.device import OpClass
+from meshwright.ir.flow import Flow, Match, Miss, kernel_call
+from meshwright.ir.graph import Arg, Graph, Op, Ref
+from meshwright.ir.kernels.bias_gelu import dropout as dropping
+from meshwright.ir.kernels.bias_gelu.share import kind, share_of
+from meshwright.ir.kernels.gelu import tanh_gelu
+from meshwright.ir.launch import (
     Build,
     block,
     held_dtype,
@@ -19,31 +25,17 @@ from meshwright.codegen.kernels.launch import (
     way,
     wide,
 )
+from meshwright.ir.op_facts import OpFacts
+from meshwright.ir.operators import operator
+from meshwright.ir.raw import RawOp, make_op
+from meshwright.ir.rules import Rule, input_shapes, letters, make_rule
 
 
 def reference(x: Tensor, bias: Tensor, tanh: bool) -> Tensor:
     """x: [..., width], bias: [width]; the sum is not rounded, the result has x's dtype."""
     held = held_dtype(x.dtype)
-    made = torch.nn.functional.gelu(x.to(held) + bias.to(held), approximate=_kind(tanh))
+    made = torch.nn.functional.gelu(x.to(held) + bias.to(held), approximate=kind(tanh))
     return made.to(x.dtype)
-
-
-def _kind(tanh: bool) -> str:
-    return "tanh" if tanh else "none"
-
-
-@jit
-def _share(v, TANH: tl.constexpr):
-    """The part of v that GELU lets through, and how it grows with v."""
-    if TANH:
-        inner = 0.7978845608028654 * (v + 0.044715 * v * v * v)
-        # tanh by way of the logistic function, whose exponent cannot overflow to a nan.
-        share = 1.0 / (1.0 + tl.exp(-2.0 * inner))
-        slope = 2.0 * share * (1.0 - share) * 0.7978845608028654 * (1.0 + 3.0 * 0.044715 * v * v)
-    else:
-        share = 0.5 * (1.0 + tl.erf(v * 0.7071067811865476))
-        slope = 0.3989422804014327 * tl.exp(-0.5 * v * v)
-    return share, slope
 
 
 @jit
@@ -55,7 +47,7 @@ def forward_kernel(
     inside = at < width
     here = tl.program_id(0).to(tl.int64) * width + at
     v = tl.load(x + here, inside, 0.0).to(WIDE) + tl.load(bias + at, inside, 0.0).to(WIDE)
-    share, _ = _share(v, TANH)
+    share, _ = share_of(v, TANH)
     tl.store(out + here, (v * share).to(out.dtype.element_ty), inside)
 
 
@@ -73,7 +65,7 @@ def backward_kernel(
     for row in range(first, rows, tl.num_programs(0)):
         here = tl.cast(row, tl.int64) * width + at
         v = tl.load(x + here, inside, 0.0).to(WIDE) + added
-        share, slope = _share(v, TANH)
+        share, slope = share_of(v, TANH)
         back = tl.load(grad + here, inside, 0.0).to(WIDE) * (share + v * slope)
         summed += tl.where(inside, back, 0.0)
         tl.store(to_x + here, back.to(to_x.dtype.element_ty), inside)
@@ -107,7 +99,7 @@ def bias_gelu_backward(grad: Tensor, x: Tensor, bias: Tensor, tanh: bool) -> tup
     if way("bias_gelu", x, width) == "torch":
         held = held_dtype(x.dtype)
         total = x.to(held) + bias.to(held)
-        back = torch.ops.aten.gelu_backward(grad.to(held), total, approximate=_kind(tanh))
+        back = torch.ops.aten.gelu_backward(grad.to(held), total, approximate=kind(tanh))
         return back.to(x.dtype), back.reshape(rows, width).sum(0).to(bias.dtype)
     to_x, count = torch.empty_like(x), programs(x, rows)
     partial = x.new_empty(count, width, dtype=held_dtype(x.dtype))
@@ -134,7 +126,94 @@ def _differentiate(ctx, grad):
 
 bias_gelu.register_autograd(_differentiate, setup_context=_save)
 
+
+ANCHORS = ("aten.gelu.default", "aten.mul.Tensor")
+AFTER = ("gelu",)
+_PLAIN = {"aten.linear.default": "aten.linear.default", "aten.addmm.default": "aten.mm.default"}
+"""A product with a bias -> the one without."""
+
+
+def find(flow: Flow, op: RawOp) -> Match | Miss | None:
+    found = _gelu(flow, op)
+    view = flow.maker(found[0], "aten.view.default", "aten.reshape.default") if found else None
+    product = flow.maker(view.args["self"] if view else found[0], *_PLAIN) if found else None
+    bias = product.args["bias" if "bias" in product.args else "self"] if product else None
+    if found is None or product is None or bias is None:
+        return None
+    if why := _why_not(flow, product, bias, found[0]):
+        return Miss(why)
+    _, tanh, calls = found
+    before = _unbiased(flow, product, view)
+    given: dict[str, Arg] = {"x": Ref(before[-1].outputs[0]), "bias": bias, "tanh": tanh}
+    calls = (product, *([view] if view else []), *calls)
+    if dropout := _dropout(flow, op):
+        given |= {"p": dropout.args["p"], **_ONE_SAMPLE}
+        fused = kernel_call("bias_gelu_dropout", given, dropout, list(dropout.outputs))
+        return Match((*calls, dropout), fused, dropout, before)
+    return Match(calls, kernel_call("bias_gelu", given, op, list(op.outputs)), op, before)
+
+
+_ONE_SAMPLE: dict[str, Arg] = {"seeds": (0,), "dim": -1, "outer": 1, "per_sample": 1}
+"""What lowering replaces by the seeds of samples."""
+
+
+def _dropout(flow: Flow, op: RawOp) -> RawOp | None:
+    """What drops some of GELU's result, if nothing else reads it."""
+    readers = flow.readers[op.outputs[0]]
+    found = readers[0] if len(readers) == 1 else None
+    if found is None or found.name != "aten.dropout.default" or op.outputs[0] == flow.raw.loss:
+        return None
+    p = found.args["p"]
+    return found if found.args["train"] is True and isinstance(p, float) and 0 < p < 1 else None
+
+
+def _gelu(flow: Flow, op: RawOp) -> tuple[Arg, bool, tuple[RawOp, ...]] | None:
+    """What it is of, whether by tanh, and its calls."""
+    if op.name == "aten.gelu.default":
+        return op.args["self"], op.args["approximate"] == "tanh", (op,)
+    written = tanh_gelu(flow, op)
+    return (written[0], True, written[1]) if written else None
+
+
+def _why_not(flow: Flow, product: RawOp, bias: Arg, x: Arg) -> str:
+    if (product.args.get("alpha", 1), product.args.get("beta", 1)) != (1, 1):
+        return "its product or bias is weighted"
+    if flow.shape(bias) != flow.shape(x)[-1:]:
+        return "its bias is no row of what it is of"
+    return ""
+
+
+def _unbiased(flow: Flow, product: RawOp, view: RawOp | None) -> tuple[RawOp, ...]:
+    """The product without its bias, and the view of it."""
+    name = _PLAIN[product.name]
+    if name == product.name:
+        plain = make_op(product.target, {**product.args, "bias": None}, product, [""])
+    else:
+        operands = {"self": product.args["mat1"], "mat2": product.args["mat2"]}
+        plain = make_op(operator(name), operands, product, [""])
+    plain = flow.with_example(plain)
+    if view is None:
+        return (plain,)
+    given = {**view.args, "self": Ref(plain.outputs[0])}
+    return plain, flow.with_example(make_op(view.target, given, view, [""]))
+
+
+def _rule(op: Op, graph: Graph) -> Rule:
+    dims = letters("d", len(input_shapes(op, graph)[0]))
+    return make_rule(op, graph, [dims, dims[-1:]], [dims])
+
+
 OPERATORS = {"bias_gelu": (bias_gelu, reference)}
+FACTS = {
+    name: OpFacts(
+        op_class=OpClass.TRANSCENDENTAL,
+        rule=_rule,
+        autocast="first",
+        fused=True,
+        torch_passes=passes,
+    )
+    for name, passes in (("meshwright.bias_gelu", 2.0), ("meshwright.bias_gelu_dropout", 4.0))
+}
 
 
 def builds(element: str, width: int) -> Iterator[Build]:
@@ -147,3 +226,4 @@ def builds(element: str, width: int) -> Iterator[Build]:
         tensors = dict.fromkeys(("grad", "x", "bias", "to_x"), pointer)
         last = {"to_bias": "*fp32", "rows": "i32", "width": "i32"}
         yield Build(backward_kernel, {**tensors, **last}, constants)
+    yield from dropping.builds(element, width)

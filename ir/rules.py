@@ -5,7 +5,7 @@ split in all of them together. A factor that is split but missing from an output
 a sum over the ranks; an input without it has summands of its gradient.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -159,3 +159,17 @@ def _measured(
 
 def _names(every: Iterable[Dims]) -> set[str]:
     return {f for dims in every for factors in dims for f in factors}
+
+
+def along_last(sums: int) -> Callable[[Op, Graph], Rule]:
+    """The rule of norms of x and `sums` - 1 residuals [..., n], with gain (and bias) [n] -> the
+    sums, the norm among them, and statistics [...]; what is normalised along stays whole."""
+
+    def rule(op: Op, graph: Graph) -> Rule:
+        shapes = input_shapes(op, graph)
+        dims = (*letters("d", len(shapes[0]) - 1), ("n",))
+        inputs = [dims] * sums + [(("n",),)] * (len(shapes) - sums)
+        statistics = [dims[:-1]] * (len(op.outputs) - sums)
+        return make_rule(op, graph, inputs, [dims] * sums + statistics, whole="n")
+
+    return rule

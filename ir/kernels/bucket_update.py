@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from meshwright.codegen.kernels.bucket import addresses_of
-from meshwright.codegen.kernels.launch import (
+from meshwright.ir.kernels.bucket import addresses_of
+from meshwright.ir.launch import (
     ELEMENTS,
     Build,
     element,
@@ -224,8 +224,6 @@ class Steps(NamedTuple):
 
 STEPS = {"adam": Steps(adam_numbers, adam_update), "sgd": Steps(sgd_numbers, sgd_update)}
 """By the name that forms of optimizers give (`forms.updates.KernelStep`)."""
-OPERATORS: dict[str, object] = {}
-"""None with a gradient: they work on gradients and on parameters outside autograd."""
 
 
 def builds(name: str, width: int) -> Iterator[Build]:

@@ -13,7 +13,13 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from meshwright.codegen.kernels.launch import Build, held_dtype, jit, tl, triton, way, wide
+from meshwright.ir.device import OpClass
+from meshwright.ir.flow import Flow, Match, Miss, kernel_call
+from meshwright.ir.graph import Arg, Graph, Op, Ref
+from meshwright.ir.launch import Build, held_dtype, jit, tl, triton, way, wide
+from meshwright.ir.op_facts import OpFacts
+from meshwright.ir.raw import RawOp, make_op
+from meshwright.ir.rules import Rule, make_rule
 
 COLUMNS = 4096
 """Of a row, that a program holds at once."""
@@ -226,9 +232,53 @@ def _differentiate_total(ctx, grad, *_):
 
 cross_entropy_total.register_autograd(_differentiate_total, setup_context=_save_total)
 
+
+ANCHORS = ("meshwright.cross_entropy_sum.default",)
+
+
+def find(flow: Flow, op: RawOp) -> Match | Miss | None:
+    logits = op.args["logits"]
+    if op.args["weight"] is not None or op.args["label_smoothing"]:
+        return Miss("it weighs classes or smooths labels")
+    if len(flow.shape(logits)) != 2:
+        return Miss("its logits are not [tokens, classes]")
+    read, replaced, before = _unwidened(flow, logits)
+    given: dict[str, Arg] = {
+        "logits": read, "target": op.args["target"], "ignore_index": op.args["ignore_index"],
+    }  # fmt: skip
+    fused = kernel_call("cross_entropy_total", given, op, [op.outputs[0], "", ""])
+    return Match((*replaced, op), fused, op, before)
+
+
+def _unwidened(flow: Flow, logits: Arg) -> tuple[Arg, tuple[RawOp, ...], tuple[RawOp, ...]]:
+    """The logits before they were cast up for the loss, what did that, and what is called instead:
+    the kernel sums in float32 whatever it reads."""
+    view = flow.maker(logits, "aten.view.default", "aten.reshape.default")
+    inner, casts = flow.uncast(view.args["self"] if view else logits)
+    if not casts or not isinstance(inner, Ref) or not flow.is_widened(casts):
+        return logits, (), ()
+    if view is None:
+        return inner, casts, ()
+    again = flow.with_example(make_op(view.target, {**view.args, "self": inner}, view, [""]))
+    return Ref(again.outputs[0]), (*casts, view), (again,)
+
+
+def _rule(op: Op, graph: Graph) -> Rule:
+    """logits[t, v] and labels[t] -> the sum, and per token what its backward needs, exchanged by
+    ranks that split classes."""
+    rows = (("t",),)
+    inputs, outputs = [(*rows, ("v",)), rows], [(), rows, rows]
+    return make_rule(op, graph, inputs, outputs, joined="v", plain="v")
+
+
 OPERATORS = {
     "cross_entropy": (cross_entropy, reference),
     "cross_entropy_total": (cross_entropy_total, total_reference),
+}
+FACTS = {
+    "meshwright.cross_entropy_total": OpFacts(
+        op_class=OpClass.NORMALIZATION, rule=_rule, fused=True, torch_passes=5.0
+    ),
 }
 
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from meshwright.codegen.kernels import layer_norm, rms_norm
-from meshwright.codegen.kernels.launch import (
+from meshwright.ir.kernels import layer_norm, rms_norm
+from meshwright.ir.launch import (
     Build,
     block,
     element,
@@ -132,10 +132,6 @@ def norm_rows(
         BLOCK=block(width), WIDE=wide(dtype), CENTRED=bias is not None, num_warps=warps(width),
     )  # fmt: skip
     return (total, out, inverse) if bias is None else (total, out, mean, inverse)
-
-
-OPERATORS: dict[str, object] = {}
-"""None: what they read is memory of others, which torch does not see."""
 
 
 def builds(name: str, width: int) -> Iterator[Build]:
