@@ -1,0 +1,30 @@
+"""Other forms of synchronisation (`Stage.sync`), where they are predicted to pay."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from meshwright.forms.sync import chosen, offers, suits
+from meshwright.ir.plan import Plan, Stage, SyncChoice
+from meshwright.planner.finish import changed
+from meshwright.planner.pins.constraints import allowed
+from meshwright.planner.problem import Problem
+
+
+def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
+    """Each form that pins leave, with each choice of settings that its file offers, in all stages
+    that it suits at once."""
+    if all(stage.dp == 1 for stage in plan.stages):
+        return
+    for key in allowed(problem.constraints, "sync", chosen()):
+        for choice in offers(key):
+            stages = tuple(_with(stage, choice) for stage in plan.stages)
+            if stages != plan.stages:
+                yield changed(problem, plan, stages=stages)
+
+
+def _with(stage: Stage, choice: SyncChoice) -> Stage:
+    return replace(stage, sync=choice) if _takes(stage, choice.form) else stage
+
+
+def _takes(stage: Stage, form: str) -> bool:
+    return stage.dp > 1 and suits(form, stage.zero)
