@@ -456,6 +456,15 @@ class Sync:
         seconds = [play(steps, IDLE, self.overlap)[0] for steps in (self._late_forward(), alone)]
         return max(0.0, seconds[0] - seconds[1])
 
+    @cached_property
+    def hidden_s(self) -> float:
+        """Of what goes under the next step's first forward, the seconds that it hides."""
+        if not self.exchange.late:
+            return 0.0
+        late = Program(tuple(self._late_forward()))
+        moved_s = sum(late.jobs_by_what.values()) + late.own_by_what.get("gather", 0.0)
+        return max(0.0, moved_s - self.late_s)
+
     def _late_forward(self) -> list[Step]:
         """A forward in which buckets arrive before the first block that reads them, each begun
         `run_ahead` blocks earlier."""

@@ -1,4 +1,7 @@
-"""Other forms of synchronisation (`Stage.sync`), where they are predicted to pay."""
+"""Other forms of synchronisation (`Stage.sync`) with settings that are predicted to pay.
+
+Only where a pin asks for a form: with pipelines, model axes and kernels they have not been proven.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -6,14 +9,15 @@ from dataclasses import replace
 from meshwright.forms.sync import chosen, offers, suits
 from meshwright.ir.plan import Plan, Stage, SyncChoice
 from meshwright.planner.finish import changed
-from meshwright.planner.pins.constraints import allowed
+from meshwright.planner.pins.constraints import Pin, allowed
 from meshwright.planner.problem import Problem
 
 
 def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
     """Each form that pins leave, with each choice of settings that its file offers, in all stages
     that it suits at once."""
-    if all(stage.dp == 1 for stage in plan.stages):
+    asked = any(isinstance(c, Pin) and c.name == "sync" for c in problem.constraints)
+    if not asked or all(stage.dp == 1 for stage in plan.stages):
         return
     for key in allowed(problem.constraints, "sync", chosen()):
         for choice in offers(key):
