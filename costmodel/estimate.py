@@ -18,7 +18,7 @@ from meshwright.costmodel.placement import (
     step_cores,
     tied_between,
 )
-from meshwright.costmodel.program import Overlap
+from meshwright.costmodel.program import Overlap, talk
 from meshwright.costmodel.rank_memory import rank_memories
 from meshwright.costmodel.simulate import StageTimes
 from meshwright.costmodel.stage_model import StageModel, stage_model
@@ -107,11 +107,13 @@ def _ending(
     norm of gradients over all ranks, if they are clipped."""
     finish = [step for model in models for step in model.finish]
     publish = [step for model in models for step in model.publish]
+    hidden = [talk(model.sync.hidden_s, "gather") for model in models]
     return Ending(
         finish=slowed(finish, slow),
         tied_s=sum(tied_s),
         optimizer_s=sum(model.optimizer.seconds for model in models) * slow,
-        publish=slowed(publish, slow),
+        # Processes that share cores hide nothing from each other.
+        publish=slowed((*publish, *hidden) if slow > 1.0 else publish, slow),
         overlap=models[0].sync.overlap,
         clip_s=0.0 if norm_s is None else norm_s + sum(m.clip_s for m in models) * slow,
     )

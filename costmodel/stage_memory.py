@@ -219,7 +219,7 @@ class StageMemory:
     def _forward(self) -> list[_Rise]:
         found, saved, ahead = [], 0, self._gathered(1)
         for index, block in enumerate(self.blocks):
-            whole = 0
+            whole = self._late
             if ahead:
                 # While it is unpacked, the flat tensor is there beside the parameters.
                 found.append((0, saved, 2 * block.parameters, 0))
@@ -228,6 +228,14 @@ class StageMemory:
             saved += block.saved
             found.append((0, saved, whole, workspace))
         return found
+
+    @cached_property
+    def _late(self) -> int:
+        """Flat buckets on their way while the first forward of a step runs, at most; of later
+        forwards it is too much."""
+        if not self.exchange.late:
+            return 0
+        return sum(sorted([b.nbytes for b in self.buckets])[-1 - self.exchange.run_ahead :])
 
     def _remaking(self) -> list[_Rise]:
         found, made, ahead = [], self.saved, self._gathered(1)

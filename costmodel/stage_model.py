@@ -15,7 +15,7 @@ from meshwright.costmodel.overlap import NOTHING
 from meshwright.costmodel.placement import StageCosts
 from meshwright.costmodel.program import IDLE, Program, Step, play
 from meshwright.costmodel.stage_memory import BlockMemory, StageMemory
-from meshwright.costmodel.sync import BlockTimes, Held, Owned, Param, Sync, buckets
+from meshwright.costmodel.sync import BlockTimes, Held, Owned, Param, Sync, buckets, forward_buckets
 from meshwright.costmodel.table import B, F
 from meshwright.costmodel.tables import CostTables
 from meshwright.forms.sync import exchange_of
@@ -162,8 +162,9 @@ def _shared(tables: CostTables, costs: StageCosts) -> tuple[dict[str, int], dict
 
 def _sync(tables: CostTables, stage: Stage, costs: StageCosts, held: Held) -> Sync:
     exchange = exchange_of(stage)
-    limit_bytes = 0 if exchange.reduces_blocks else tables.bucket_bytes
-    reduced = () if stage.dp == 1 else buckets(held.owned, limit_bytes)
+    limit_bytes = exchange.bucket_bytes or (0 if exchange.reduces_blocks else tables.bucket_bytes)
+    made = forward_buckets if exchange.in_forward_order else buckets
+    reduced = () if stage.dp == 1 else made(held.owned, limit_bytes)
     return Sync(
         exchange=exchange, prefetch=stage.prefetch, shard=stage.mesh.get("dp_shard", 1),
         blocks=_block_times(tables, costs, held), buckets=reduced,

@@ -4,7 +4,7 @@ Buckets go as blocks finish, in the last backward of a step or in each; what is 
 block runs may go `prefetch` blocks ahead.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import groupby, pairwise
@@ -12,7 +12,17 @@ from typing import NamedTuple
 
 from meshwright.costmodel.comm import Levels, collective_time
 from meshwright.costmodel.overheads import Overheads
-from meshwright.costmodel.program import SCATTER, Do, Overlap, Program, Step, run, talk
+from meshwright.costmodel.program import (
+    IDLE,
+    SCATTER,
+    Do,
+    Overlap,
+    Program,
+    Step,
+    play,
+    run,
+    talk,
+)
 from meshwright.costmodel.table import LAST, B, F, I, W
 from meshwright.forms.sync.exchange import Axis, Exchange, Send
 from meshwright.ir.conversions import Primitive
@@ -103,6 +113,28 @@ def buckets(owned: Sequence[Owned], limit_bytes: int) -> tuple[Bucket, ...]:
                 last, nbytes, tensors = dtype, more_bytes, more
                 found.append(Bucket(owner, nbytes, tensors))
     return tuple(found)
+
+
+def forward_buckets(owned: Sequence[Owned], limit_bytes: int) -> tuple[Bucket, ...]:
+    """Returns buckets of consecutive parameters as the forward reads them, a dtype at a time; one
+    is closed when it has `limit_bytes`. Tensors of a block are taken to be of equal size."""
+    found: list[Bucket] = []
+    for dtype in dict.fromkeys(dtype for own in owned for dtype, *_ in own.runs):
+        nbytes = limit_bytes
+        for owner, own in enumerate(owned):
+            for kind, run_bytes, tensors in own.runs:
+                left, unsent = run_bytes, tensors if kind == dtype else 0
+                while unsent:
+                    if nbytes >= limit_bytes:
+                        found.append(Bucket(owner, 0, 0))
+                        nbytes = 0
+                    each = max(1, left // unsent)
+                    count = min(unsent, -((nbytes - limit_bytes) // each))
+                    taken = left if count == unsent else count * each
+                    last = found[-1]
+                    found[-1] = Bucket(last.owner, last.nbytes + taken, last.tensors + count)
+                    nbytes, left, unsent = nbytes + taken, left - taken, unsent - count
+    return tuple(reversed(found))
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,7 +423,8 @@ class Sync:
                 yield run(self.overheads.copy_s(4 * held), "gradients")
 
     def publish(self) -> Iterator[Step]:
-        """From the optimizer's step to the next forward."""
+        """From the optimizer's step to the next forward, with what that waits for."""
+        yield talk(self.late_s, "gather")
         known: dict[int, list[Step]] = {}
         for bucket in self.buckets:
             if bucket.nbytes not in known:
@@ -413,6 +446,60 @@ class Sync:
         for work in self.exchange.cleared:
             found.append(run(self._copy_s(work.moved * n), work.what))
         return found
+
+    @cached_property
+    def late_s(self) -> float:
+        """By how much what goes under the next step's first forward makes that longer."""
+        if not self.exchange.late:
+            return 0.0
+        alone = [step for block in self.blocks for step in self._block_forward(block)]
+        seconds = [play(steps, IDLE, self.overlap)[0] for steps in (self._late_forward(), alone)]
+        return max(0.0, seconds[0] - seconds[1])
+
+    @cached_property
+    def hidden_s(self) -> float:
+        """Of what goes under the next step's first forward, the seconds that it hides."""
+        if not self.exchange.late:
+            return 0.0
+        late = Program(tuple(self._late_forward()))
+        moved_s = sum(late.jobs_by_what.values()) + late.own_by_what.get("gather", 0.0)
+        return max(0.0, moved_s - self.late_s)
+
+    def _late_forward(self) -> list[Step]:
+        """A forward in which buckets arrive before the first block that reads them, each begun
+        `run_ahead` blocks earlier."""
+        ahead, begun = self.exchange.run_ahead, set[int]()
+
+        def begin(calls: Iterable[int]) -> list[Step]:
+            new = [call for call in calls if call in self.owned and call not in begun]
+            begun.update(new)
+            return [step for call in new for step in self._late_begin(call)]
+
+        found = begin(range(ahead))
+        for call, block in enumerate(self.blocks):
+            found += begin([call])
+            for number, bucket in enumerate(self.owned.get(call, ())):
+                unpacked = [send for send in self.exchange.late if send.unpacks]
+                found.append(Step(Do.WAIT, 0.0, _job(call, number), "gather"))
+                found += [run(self._copy_s(UNPACKED * bucket.nbytes), "gather") for _ in unpacked]
+            found += begin(range(call + 1, call + 1 + ahead))
+            found += self._block_forward(block)
+        return found
+
+    def _late_begin(self, owner: int) -> Iterator[Step]:
+        for number, bucket in enumerate(self.owned.get(owner, ())):
+            for send in self.exchange.late:
+                if send.packs:
+                    own = bucket.nbytes / self.shard if send.packs == "part" else bucket.nbytes
+                    yield run(self._copy_s(self._packed(own)), "gather")
+                levels = self.levels(send.axis)
+                seconds = self._collective_s(send.primitive, bucket.nbytes, levels)
+                yield Step(Do.START, seconds, _job(owner, number), "gather")
+
+
+def _job(owner: int, number: int) -> int:
+    """A number for the gather of a block's bucket; a block has fewer than 2^20."""
+    return (owner << 20) + number
 
 
 _Steps = Callable[[], list[Step]]

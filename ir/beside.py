@@ -7,8 +7,8 @@ from meshwright.ir.plan import Plan
 
 def waits_for_collectives(plan: Plan) -> bool:
     """Tell whether blocks wait for their collectives and run as they are: nothing overlaps, no
-    kernel takes over a collective, and no block is compiled."""
-    beside = any(stage.overlap != "none" or stage.compile for stage in plan.stages)
+    kernel takes over a collective, no block is compiled, and `Stage.sync` moves no gather."""
+    beside = any(s.overlap != "none" or s.compile or s.sync is not None for s in plan.stages)
     return not beside and used(plan).isdisjoint(PLACED)
 
 

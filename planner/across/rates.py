@@ -97,6 +97,8 @@ class BlockRates:
         """Gradients that are reduced beside the last backward."""
         _, trained = self._state_of(case, 1)
         sends = case.mesh.exchange.last_backward
+        if not self.runs.waits:  # another form may have them under the next forward
+            sends += case.mesh.exchange.published
         return trained * sum([self._slope(send, case) for send in sends])
 
     def _once_of(self, case: Case) -> tuple[Matrix, Matrix]:
@@ -110,7 +112,7 @@ class BlockRates:
             for send in exchange.at_end:
                 sent = trained / mesh.dp_shard if send.of_part else trained
                 once = once + sent * self._slope(send, case)
-            for send in exchange.published:
+            for send in exchange.published if self.runs.waits else ():
                 once = once + trained * self._slope(send, case)
             gather = sum([trained * self._slope(send, case) for send in exchange.fetches])
             self._once[key] = once, gather + trained * 0.0

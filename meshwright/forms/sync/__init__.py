@@ -4,7 +4,8 @@ folders with more.
 A file has `describe(replicas)`, what the form does in a step, as an `Exchange`, and `build(slots,
 lines, stage)`, which makes what does it on a rank (`running`). If plans may choose it by name, it
 has `check(stage)` too: what is wrong with its settings, and what would be right; its `describe` is
-also told whether the optimizer's rows are sharded.
+also told whether the optimizer's rows are sharded, and the settings. With `EXACT` a search may
+choose it, with the settings in `OFFERS`.
 """
 
 import sys
@@ -36,12 +37,15 @@ def exchange_of(stage: Stage) -> Exchange:
     """Returns what a stage of a plan does."""
     if stage.sync is None or stage.dp == 1:
         return exchange(stage.sync_form, stage.dp)
-    return _chosen_exchange(stage.sync_form, stage.dp, stage.is_sharded)
+    settings = tuple(sorted(stage.sync.settings.items()))
+    return _chosen_exchange(stage.sync_form, stage.dp, stage.is_sharded, settings)
 
 
 @cache
-def _chosen_exchange(name: str, replicas: int, sharded: bool) -> Exchange:
-    made: Exchange = _half(name, "describe").describe(replicas, sharded)
+def _chosen_exchange(
+    name: str, replicas: int, sharded: bool, settings: tuple[tuple[str, int], ...]
+) -> Exchange:
+    made: Exchange = _half(name, "describe").describe(replicas, sharded, dict(settings))
     return made
 
 
@@ -61,6 +65,15 @@ def _half(name: str, has: str) -> ModuleType:
 def chosen() -> tuple[str, ...]:
     """Returns the forms that `Stage.sync` may name: those whose files say what is legal."""
     return tuple(sorted(key for key in _FILES.names if hasattr(_FILES.load(key), "check")))
+
+
+def offers(key: str) -> Iterator[SyncChoice]:
+    """Yields the choices of a form that a search tries: none of one that changes what is computed,
+    which only the user may ask for."""
+    found = _FILES.load(key)
+    if getattr(found, "EXACT", False):
+        for settings in getattr(found, "OFFERS", ({},)):
+            yield SyncChoice(form=key, settings=settings)
 
 
 def suits(key: str, zero: int) -> bool:

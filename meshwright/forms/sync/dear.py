@@ -9,7 +9,7 @@ A bucket is consecutive parameters in the order of the forward. Its gather is wa
 first block that reads one of them, and begins `ahead` blocks earlier.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -32,11 +32,16 @@ from meshwright.ir.plan import Stage
 
 _DEFAULTS = {"ahead": 1, "bucket_bytes": BUCKET_BYTES}
 _LARGEST = {"ahead": 2**20, "bucket_bytes": 2**50}
+EXACT = True
+OFFERS = tuple(
+    {"ahead": ahead, "bucket_bytes": mib * 2**20} for mib in (25, 1, 5, 100) for ahead in (1, 4)
+)
+"""Settings that a search tries."""
 
 
-def describe(replicas: int, sharded: bool) -> Exchange:
-    """Returns what is sent and held. The gather stands at the end of the step, as if nothing hid
-    it: `Exchange` has no event of the next step's forward."""
+def describe(replicas: int, sharded: bool, settings: Mapping[str, int]) -> Exchange:
+    """Returns what is sent and held; the next step's forward hides the gather."""
+    told = _DEFAULTS | settings
     gradients = (
         Hold(kind="parameters", since=Event.BEGIN, until=Event.NEXT_BEGIN, whole=1),
         Hold(kind="gradients", since=Event.AFTER_BACKWARD, until=Event.AFTER_LAST, whole=1),
@@ -52,8 +57,8 @@ def describe(replicas: int, sharded: bool) -> Exchange:
             Hold(kind="communication", unit="bucket", since=Event.END, until=Event.UPDATED,
                  whole=2),
             Send(what="gradients", primitive=Primitive.ALL_GATHER, axis="dp", unit="bucket",
-                 at=Event.END, until=Event.END, unpacks=True),
-        ))  # fmt: skip
+                 at=Event.END, until=Event.NEXT_FORWARD, unpacks=True),
+        ), told["ahead"], told["bucket_bytes"], in_forward_order=True)  # fmt: skip
     return Exchange((
         *gradients,
         Hold(kind="optimizer", since=Event.BEGIN, until=Event.NEXT_BEGIN, part=1),
@@ -62,8 +67,8 @@ def describe(replicas: int, sharded: bool) -> Exchange:
         Send(what="gradients", primitive=Primitive.ALL_REDUCE, axis="dp_replicate", unit="bucket",
              at=Event.END, until=Event.END, of_part=True),
         Send(what="parameters", primitive=Primitive.ALL_GATHER, axis="dp_shard", unit="bucket",
-             at=Event.UPDATED, until=Event.UPDATED, packs="part", unpacks=True),
-    ))  # fmt: skip
+             at=Event.UPDATED, until=Event.NEXT_FORWARD, packs="part", unpacks=True),
+    ), told["ahead"], told["bucket_bytes"], in_forward_order=True)  # fmt: skip
 
 
 def check(stage: Stage) -> Iterator[tuple[str, str]]:

@@ -38,6 +38,8 @@ class Event(IntEnum):
     """The optimizer has stepped."""
     NEXT_BEGIN = 7
     """Before the first forward of the next step."""
+    NEXT_FORWARD = 8
+    """Of the first block that reads the parameter, in the next step's first micro-batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +66,11 @@ class Send:
     """What has arrived is added to the sum over earlier micro-batches before the next one goes."""
     ahead: bool = False
     """It may go while an earlier block runs (`Stage.prefetch`)."""
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the next step's forward hides it."""
+        return self.until is Event.NEXT_FORWARD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +110,12 @@ class Exchange:
     """
 
     rows: tuple[Row, ...]
+    run_ahead: int = 0
+    """Blocks of the next forward whose buckets are on their way while an earlier one runs."""
+    bucket_bytes: int | None = None
+    """Size at which a bucket is closed; None: that of all forms."""
+    in_forward_order: bool = False
+    """Whether buckets are of parameters as the forward reads them; else as the backward does."""
 
     def __post_init__(self) -> None:
         for wrong in _wrong(self):
@@ -131,12 +144,17 @@ class Exchange:
 
     @cached_property
     def at_end(self) -> tuple[Send, ...]:
-        return self._sends_at(Event.END)
+        return tuple([send for send in self._sends_at(Event.END) if not send.is_late])
 
     @cached_property
     def published(self) -> tuple[Send, ...]:
-        """What goes after the optimizer's step."""
-        return self._sends_at(Event.UPDATED)
+        """What goes after the optimizer's step, and has arrived before the next one begins."""
+        return tuple([send for send in self._sends_at(Event.UPDATED) if not send.is_late])
+
+    @cached_property
+    def late(self) -> tuple[Send, ...]:
+        """What goes under the next step's first forward."""
+        return tuple([send for send in self.sends if send.is_late])
 
     @cached_property
     def cleared(self) -> tuple[Rewrite, ...]:
@@ -259,7 +277,7 @@ def _wrong(exchange: Exchange) -> Iterator[str]:
     ):
         yield "parameters of which a rank holds a part are gathered before forward and backward"
     if exchange.is_split("optimizer") and not (
-        exchange.published or exchange.is_split("parameters")
+        exchange.published or exchange.late or exchange.is_split("parameters")
     ):
         yield "parameters that one rank steps reach the others: Send them when UPDATED"
 
@@ -269,8 +287,12 @@ def _wrong_send(send: Send) -> Iterator[str]:
     if send.at not in known:
         names = ", ".join([event.name for event in known])
         yield f"{send}: {send.what} go at one of {names}"
+    if send.is_late:
+        if send.at not in (Event.END, Event.UPDATED):
+            yield f"{send}: what the next forward hides goes at END or when UPDATED"
+        return
     if send.what == "gradients" and send.until > Event.END:
-        yield f"{send}: the optimizer needs gradients; until END at the latest"
+        yield f"{send}: the optimizer needs gradients; until END, or NEXT_FORWARD if it steps then"
     if send.what == "parameters" and send.until != send.at:
         yield f"{send}: what is gathered is needed at once; until {send.at.name}"
     before_a_block = send.at in (Event.BEFORE_FORWARD, Event.BEFORE_BACKWARD)
