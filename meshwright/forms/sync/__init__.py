@@ -72,7 +72,8 @@ def offers(key: str) -> Iterator[SyncChoice]:
     which only the user may ask for."""
     found = _FILES.load(key)
     if getattr(found, "EXACT", False):
-        for settings in getattr(found, "OFFERS", ({},)):
+        tried: tuple[dict[str, int], ...] = getattr(found, "OFFERS", ({},))
+        for settings in tried:
             yield SyncChoice(form=key, settings=settings)
 
 

@@ -41,7 +41,7 @@ OFFERS = tuple(
 
 def describe(replicas: int, sharded: bool, settings: Mapping[str, int]) -> Exchange:
     """Returns what is sent and held; the next step's forward hides the gather."""
-    told = _DEFAULTS | settings
+    told = {**_DEFAULTS, **settings}
     gradients = (
         Hold(kind="parameters", since=Event.BEGIN, until=Event.NEXT_BEGIN, whole=1),
         Hold(kind="gradients", since=Event.AFTER_BACKWARD, until=Event.AFTER_LAST, whole=1),
