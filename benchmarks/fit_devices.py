@@ -1,10 +1,11 @@
-"""Remakes `ir/preset_products.py` from published timings of kernels and reports the error held out.
+"""Remakes the curves of kernels in `ir/presets` from published timings and reports the error held
+out.
 
-python -m benchmarks.fit_devices CALIBRATE_DIR [-o docs/results/devices.md] [--presets FILE]
+python -m benchmarks.fit_devices CALIBRATE_DIR [-o docs/results/devices.md] [--presets]
 
 CALIBRATE_DIR holds gemm_bf16_aiconfigurator.json and matmul_measured.json; older GPUs are of
 `benchmarks.deepbench`. A fit on every other shape is judged on the rest; the constants that ship
-are fitted to all. Format FILE with ruff.
+are fitted to all.
 """
 
 import argparse
@@ -19,10 +20,12 @@ from statistics import median, quantiles
 from typing import Any
 
 from benchmarks import deepbench
+from benchmarks.preset_text import call, put
 from meshwright.costmodel.fit_compute import Sample, fit_curve
 from meshwright.costmodel.formulas import Gemm, Work, kernel_s
 from meshwright.ir.device import DeviceType, OpClass, OpCurve
-from meshwright.ir.preset_devices import DEVICES, WINOGRAD
+from meshwright.ir.preset import WINOGRAD
+from meshwright.ir.presets import DEVICES
 
 GRIDS = {
     "A100-SXM4-80GB": "a100-80",
@@ -198,25 +201,22 @@ def curves(grids: dict[str, list[Sample]], rows: Sequence[dict[str, object]]) ->
     return {name: made[name] for name in DEVICES}
 
 
-def literal(curve: OpCurve) -> str:
-    """The curve as source code, to three digits."""
+def literal(name: str, curve: OpCurve) -> str:
+    """The assignment of a curve as source code, to three digits."""
     parts = []
     for field in curve.__dataclass_fields__.values():
         value = getattr(curve, field.name)
         if value != field.default:
             text = json.dumps(value) if isinstance(value, str) else f"{value:.3g}"
             parts.append(f"{field.name}={text}")
-    return f"OpCurve({', '.join(parts)})"
+    return call(f"{name} = OpCurve(", parts)
 
 
-def module(made: dict[str, OpCurve], convolutions: dict[str, OpCurve]) -> str:
-    lines = ['"""How long matmuls and convolutions take on accelerators; made by '
-             'benchmarks/fit_devices.py."""',
-             "", "from meshwright.ir.device import OpCurve", "", "MATMUL = {"]  # fmt: skip
-    lines += [f"    {json.dumps(name)}: {literal(curve)}," for name, curve in made.items()]
-    lines += ["}", "CONVOLUTION = {"]
-    lines += [f"    {json.dumps(name)}: {literal(curve)}," for name, curve in convolutions.items()]
-    return "\n".join([*lines, "}", ""])
+def write(made: dict[str, OpCurve], convolutions: dict[str, OpCurve]) -> None:
+    """Puts the curves into their devices' files; one without is made from another's file."""
+    for word, found in (("MATMUL", made), ("CONVOLUTION", convolutions)):
+        for name, curve in found.items():
+            put(word, literal(word, curve), name)
 
 
 def row(label: str, found: Sequence[float]) -> str:
@@ -344,7 +344,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("-o", "--output", type=Path)
-    parser.add_argument("--presets", type=Path, help="write the module of constants here")
+    parser.add_argument("--presets", action="store_true", help="write the curves into their files")
     args = parser.parse_args()
     files = [args.folder / f"{n}.json" for n in ("gemm_bf16_aiconfigurator", "matmul_measured")]
     if missing := [str(f) for f in files if not f.exists()]:
@@ -370,7 +370,7 @@ def main() -> None:
     if args.output:
         args.output.write_text(text)
     if args.presets:
-        args.presets.write_text(module(made, slides))
+        write(made, slides)
 
 
 if __name__ == "__main__":

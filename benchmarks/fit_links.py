@@ -1,6 +1,7 @@
-"""Remakes `ir/preset_curves.py` from published NCCL timings and reports the error held out.
+"""Remakes the curves of links in `ir/links.py` and `ir/presets` from published NCCL timings, and
+reports the error held out.
 
-python benchmarks/fit_links.py CALIBRATE_DIR [-o docs/results/links.md] [--presets FILE]
+python -m benchmarks.fit_links CALIBRATE_DIR [-o docs/results/links.md] [--presets]
 
 CALIBRATE_DIR holds nccl_single_node_aiconfigurator.json, network_collectives_measured.json and
 hf_ultrascale_scaling_and_bandwidth.json. A fit on every other size is judged on the rest; the
@@ -27,6 +28,7 @@ from benchmarks.link_tables import (
     p5_series,
     two_node_groups,
 )
+from benchmarks.preset_text import call, put
 from meshwright.costmodel.comm import Level, collective_time
 from meshwright.costmodel.fit_comm import (
     Points,
@@ -39,7 +41,7 @@ from meshwright.costmodel.fit_comm import (
 )
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.device import Curve, Link
-from meshwright.ir.preset_links import LINKS
+from meshwright.ir.presets import LINKS
 
 BANDS = {"< 64 KiB": 2.0**16, "< 8 MiB": 2.0**23, "larger": float("inf")}
 # The first calls of the table of AWS p6 took ten times as long as those of 256 KiB after them.
@@ -99,34 +101,17 @@ def _from_nothing(known: Curve) -> Curve:
     return replace(known, points=((0.0, start), *known.points))
 
 
-def module_text(curves: Mapping[str, Sequence[Curve]]) -> str:
-    lines = [
-        '"""Curves of links, made by benchmarks/fit_links.py; do not edit. Points: (bytes, us)."""',
-        "", "from meshwright.ir.device import Curve", "", "",
-        "def _curve(operation: str, size: int, *points: tuple[int, float]) -> Curve:",
-        "    held = tuple((float(n), us * 1e-6) for n, us in points)",
-        "    return Curve(operation=operation, size=size, points=held)", "", "",
-        "# fmt: off", "CURVES: dict[str, tuple[Curve, ...]] = {",
-    ]  # fmt: skip
-    for name in sorted(curves):
-        lines.append(f'    "{name}": (')
-        for c in curves[name]:
-            items = [f'"{c.operation}"', str(c.size)]
-            items += [f"({round(n)}, {s * 1e6:.4g})" for n, s in c.points]
-            lines += _wrapped("        _curve(", items, "),")
-        lines.append("    ),")
-    return "\n".join([*lines, "}", "# fmt: on", ""])
-
-
-def _wrapped(head: str, items: Sequence[str], tail: str) -> list[str]:
-    lines = [head]
-    for index, item in enumerate(items):
-        piece = item + (tail if index == len(items) - 1 else ", ")
-        if len(lines[-1]) + len(piece) > 99:
-            lines[-1] = lines[-1].rstrip()
-            lines.append(" " * 15)
-        lines[-1] += piece
-    return lines
+def texts(curves: Mapping[str, Sequence[Curve]]) -> dict[str, str]:
+    """Name of an assignment in a file of presets -> its source text, for each link with curves."""
+    found = {}
+    for link, known in curves.items():
+        name = f"{link.upper().replace('-', '_')}_CURVES"
+        made = ""
+        for c in known:
+            points = [f"({round(n)}, {s * 1e6:.4g})" for n, s in c.points]
+            made += call("    curve(", [f'"{c.operation}"', str(c.size), *points], "),")
+        found[name] = f"{name} = (\n{made})\n"
+    return found
 
 
 def summary(found: Sequence[float]) -> str:
@@ -252,12 +237,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("-o", "--output", type=Path)
-    parser.add_argument("--presets", type=Path, help="write the module of curves here")
+    parser.add_argument("--presets", action="store_true", help="write the curves into their files")
     args = parser.parse_args()
     if missing := [n for n in (NCCL, NETWORK, PLAYBOOK) if not (args.folder / n).is_file()]:
         sys.exit(f"{args.folder} lacks {', '.join(missing)}; it must hold the calibration tables")
     if args.presets:
-        args.presets.write_text(module_text(shipped(args.folder)))
+        for name, made in texts(shipped(args.folder)).items():
+            if not put(name, made):
+                sys.exit(f"no file of presets assigns {name}")
         return
     text = report(args.folder)
     print(text)

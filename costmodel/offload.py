@@ -8,16 +8,12 @@ from collections.abc import Sequence
 
 from meshwright.costmodel.formulas import curve_of, memory_s
 from meshwright.ir.device import DeviceType, OpClass
-from meshwright.ir.presets import LINKS
+from meshwright.ir.links import PCIE_4
+from meshwright.ir.presets import PRESETS
 from meshwright.ir.profile import Profile
 
 _SHARE = 0.8
 """Of the host link's bandwidth that large copies over pinned memory reach; assumption."""
-_HOST_LINKS = {
-    "pcie3": ("p100", "v100-16", "v100-32", "t4"),
-    "pcie5": ("h100-sxm", "h100-pcie", "h100-hbm2e", "h200", "b200", "mi300x"),
-}
-"""Data sheets; all others have `pcie4`."""
 
 
 def copy_s(device: DeviceType, nbytes: int, profile: Profile | None = None) -> float:
@@ -42,8 +38,8 @@ def _measured(device: DeviceType, profile: Profile | None) -> float:
 
 
 def _by_data_sheet(device: DeviceType) -> float:
-    named = (link for link, devices in _HOST_LINKS.items() if device.name in devices)
-    return LINKS[next(named, "pcie4")].bandwidth_bytes_per_s * _SHARE
+    bus = PRESETS[device.name].bus if device.name in PRESETS else PCIE_4
+    return bus.bandwidth_bytes_per_s * _SHARE
 
 
 def leaving_s(computing_s: Sequence[float], copies_s: Sequence[float]) -> list[float]:

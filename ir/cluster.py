@@ -16,6 +16,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from meshwright.ir import presets
 from meshwright.ir.device import DeviceType, Link
 from meshwright.ir.errors import PlanError
+from meshwright.ir.links import LOOPBACK
 from meshwright.ir.plain_text import odd_character, shown
 
 MAX_DEVICES = 2**20
@@ -229,7 +230,7 @@ class Cluster:
         memory = psutil.virtual_memory().total // num_processes
         node = Node(
             devices=("cpu",) * num_processes,
-            link=presets.LINKS["loopback"],
+            link=LOOPBACK,
             cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
         )
         return cls(

@@ -12,25 +12,7 @@ from meshwright.ir import presets
 from meshwright.ir.cluster import Cluster, Node
 from meshwright.ir.device import DeviceType, Link
 from meshwright.ir.errors import PlanError
-
-_NAMES = {
-    "V100": ("v100-16", "v100-32"),
-    "A100": ("a100-40", "a100-80"),
-    "H100 PCIe": ("h100-pcie",),
-    "H100": ("h100-sxm", "h100-hbm2e"),
-    "H200": ("h200",),
-    "B200": ("b200",),
-    "L40S": ("l40s",),
-    "L4": ("l4",),
-    "A10": ("a10",),
-    "RTX A6000": ("rtx-a6000",),
-    "RTX 3090": ("rtx3090",),
-    "RTX 4090": ("rtx4090",),
-    "T4": ("t4",),
-    "P100": ("p100",),
-    "MI300X": ("mi300x",),
-}
-"""Words of the name that CUDA reports -> presets, by memory; the first that it holds."""
+from meshwright.ir.links import ETHERNET_25G, LOOPBACK, PCIE_4
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +88,12 @@ def _device(view: Seen, ranks_on_host: int) -> DeviceType:
     if not view.device:
         return presets.cpu_process(view.memory_bytes // ranks_on_host)
     words = f" {view.device.replace('-', ' ')} "
-    for part, names in _NAMES.items():
-        if f" {part} " in words:
-            known = [presets.DEVICES[name] for name in names]
-            return min(known, key=lambda device: abs(device.memory_bytes - view.memory_bytes))
-    return _unknown(view)
+    known = {name: p for name, p in presets.PRESETS.items() if f" {p.reported} " in words}
+    if not known:
+        return _unknown(view)
+    closest = max(len(preset.reported) for preset in known.values())
+    alike = [presets.DEVICES[name] for name, p in known.items() if len(p.reported) == closest]
+    return min(alike, key=lambda device: abs(device.memory_bytes - view.memory_bytes))
 
 
 def _unknown(view: Seen) -> DeviceType:
@@ -132,10 +115,10 @@ def _unknown(view: Seen) -> DeviceType:
 
 def _inside(device: DeviceType) -> Link:
     if device.kind == "cpu":
-        return presets.LINKS["loopback"]
-    return presets.LINKS[presets.MACHINES.get(device.name, ("pcie4", ""))[0]]
+        return LOOPBACK
+    return presets.PRESETS[device.name].link if device.name in presets.PRESETS else PCIE_4
 
 
 def _between(node: Node, devices_per_node: int, num_nodes: int) -> Link:
-    name = presets.MACHINES.get(node.devices[0], ("", "ethernet-25g"))[1]
-    return presets.network(name, devices_per_node, num_nodes)
+    known = presets.PRESETS.get(node.devices[0])
+    return (known.network if known else ETHERNET_25G).between(devices_per_node, num_nodes)

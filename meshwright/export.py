@@ -1,8 +1,5 @@
 """A plan in the words of other tools, and files that launch it; each target is its own file."""
 
-import difflib
-import importlib
-import pkgutil
 import shlex
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -12,10 +9,12 @@ from meshwright import exporters
 from meshwright.export_shape import Shape, shape_of
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.errors import PlanError
+from meshwright.ir.extensions import Files
 from meshwright.ir.plain_text import comment
 from meshwright.ir.plan import Plan
 
-TARGETS = tuple(module.name for module in pkgutil.iter_modules(exporters.__path__))
+_FILES = Files(exporters, "target")
+TARGETS = _FILES.names
 """Keys of the targets: the file names of `meshwright/exporters`."""
 
 
@@ -53,9 +52,7 @@ def export(
     config: Any = None,
 ) -> Exported:
     """The file of `target`; what it cannot say is named."""
-    if target not in TARGETS:
-        near = difflib.get_close_matches(target, TARGETS, 1, 0.0)[0]
-        raise PlanError(f"no target {target!r}; nearest is {near!r} of {', '.join(TARGETS)}")
+    writer = _FILES.load(target)
     if plan.cluster.fingerprint != cluster.fingerprint:
         raise PlanError(
             f"the plan is for cluster {plan.cluster.name!r}, given is {cluster.name!r}: give the "
@@ -64,8 +61,7 @@ def export(
     request = Request(
         plan=plan, shape=shape_of(plan), cluster=cluster, command=command, config=config
     )
-    module = importlib.import_module(f"{exporters.__name__}.{target}")
-    found: Exported = module.export(request)
+    found: Exported = writer.export(request)
     return found
 
 

@@ -7,6 +7,8 @@ from itertools import accumulate
 from math import prod
 
 from meshwright.costmodel.tables import Mode
+from meshwright.forms.sync import chosen, exchange, suits
+from meshwright.forms.sync.exchange import Exchange
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Block, Graph
@@ -23,7 +25,9 @@ from meshwright.ir.plan import (
     ProfileId,
     ScheduleTable,
     Stage,
+    SyncChoice,
     model_mesh,
+    sync_name,
 )
 from meshwright.ir.schedule import Schedule, halves_backwards
 from meshwright.planner.deadline import check_time
@@ -63,6 +67,11 @@ class StageChoice:
     @property
     def dp(self) -> int:
         return self.dp_replicate * self.dp_shard
+
+    @property
+    def exchange(self) -> Exchange:
+        """What its replicas do to agree."""
+        return exchange(sync_name(self.zero, self.dp_shard), self.dp)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +182,8 @@ def _stage(problem: Problem, choice: Choice, stage: StageChoice) -> Stage:
         devices=stage.devices,
         batch_shares=stage.shares or balanced(samples, stage.dp),
         zero=stage.zero,  # type: ignore[arg-type]
-        prefetch=(stage.prefetch or _asked_prefetch(problem)) if stage.zero == 3 else 0,
+        prefetch=(stage.prefetch or _asked_prefetch(problem)) * stage.exchange.fetches_ahead,
+        sync=_asked_sync(problem, stage),
         recompute=dict.fromkeys(stage.recompute, "full"),
         saved=_saved(problem, stage, blocks),
         overlap=_asked_overlap(problem, choice, stage),
@@ -218,6 +228,14 @@ def _saved(
         if pattern not in again and pattern not in policies
     }
     return {name: policy for name, policy in policies.items() if policy}
+
+
+def _asked_sync(problem: Problem, stage: StageChoice) -> SyncChoice | None:
+    """What a pin asks for, where there are replicas and it goes with their zero."""
+    asked = pinned(problem.constraints, "sync")
+    if asked not in chosen() or stage.dp == 1 or not suits(str(asked), stage.zero):
+        return None
+    return SyncChoice(form=str(asked))
 
 
 def _asked_prefetch(problem: Problem) -> int:

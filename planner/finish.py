@@ -4,12 +4,11 @@ Each yields variants of a plan. What searchers enumerate stays small that way, a
 gains alike.
 """
 
-import importlib
-import pkgutil
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from meshwright.ir.extensions import Files
 from meshwright.ir.plan import Plan
 from meshwright.planner import finishing
 from meshwright.planner.deadline import check_time
@@ -18,7 +17,8 @@ from meshwright.planner.placed_kernels import put_in
 from meshwright.planner.predict import excess_bytes, predict_plan
 from meshwright.planner.problem import Problem
 
-FINISHERS = tuple(module.name for module in pkgutil.iter_modules(finishing.__path__))
+_FILES = Files(finishing, "change")
+FINISHERS = _FILES.names
 """Keys of the changes: the file names."""
 BEST, CLOSE = 3, 1.3
 """Plans, the best of their kind, that are finished: so many, and those within this factor of the
@@ -27,8 +27,7 @@ best step."""
 
 def variants(name: str, problem: Problem, plan: Plan) -> Iterator[Plan]:
     """Variants of a plan by `planner/finishing/<name>.py`, each with its prediction."""
-    module = importlib.import_module(f"{finishing.__name__}.{name}")
-    yield from module.variants(problem, plan)
+    yield from _FILES.load(name).variants(problem, plan)
 
 
 def finished(problem: Problem, plan: Plan) -> Iterator[Plan]:

@@ -97,6 +97,7 @@ def _value_of(problem: Problem, item: Constraint, plan: Plan) -> str:
         "schedule": plan.schedule.name,
         "recompute": "full" if any(s.recompute for s in plan.stages) else "none",
         "saved": saved_name(plan),
+        "sync": next((s.sync.form for s in plan.stages if s.sync), "zero"),
         "compile": "true" if any(s.compile for s in plan.stages) else "false",
     }
     if item.name in values:

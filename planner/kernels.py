@@ -9,8 +9,8 @@ from meshwright.costmodel.op_classes import COMPUTE, classify
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.device import DeviceType, OpClass
 from meshwright.ir.fuse import Wins
-from meshwright.ir.fusions import KERNELS, check_kernels
 from meshwright.ir.graph import Kind, Op, Tensor
+from meshwright.ir.kernels import KERNELS, check_kernels
 
 NONE, TORCH, ALL, AUTO = "none", "torch", "all", "auto"
 TORCHS_OWN = ("gelu",)
@@ -44,7 +44,7 @@ def worth(clusters: Sequence[Cluster]) -> Wins:
             old, new = (
                 sum(
                     seconds(local, device) + _bias_s(local, device)
-                    for local in (_local(op, tensors) for op in ops)
+                    for local in (whole_op(op, tensors) for op in ops)
                 )
                 for ops in (before, after)
             )
@@ -64,7 +64,7 @@ def _bias_s(op: LocalOp, device: DeviceType) -> float:
     return kernel_s(Work(OpClass.REDUCTION, op.dtype, 0.0, op.output_bytes), device)
 
 
-def _local(op: Op, tensors: Mapping[str, Tensor]) -> LocalOp:
+def whole_op(op: Op, tensors: Mapping[str, Tensor]) -> LocalOp:
     """The whole op as one rank would have it, in the dtypes of the trace."""
     inputs = [tensors[name] for name in op.inputs]
     outputs = [tensors[name] for name in op.outputs if name]

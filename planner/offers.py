@@ -1,12 +1,10 @@
 """What a searcher hands to the driver, and finding searchers by file name."""
 
-import difflib
-import importlib
-import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from meshwright.ir.errors import PlanError
+from meshwright.ir.extensions import Files
 from meshwright.ir.plan import Plan
 from meshwright.planner import searchers
 from meshwright.planner.problem import Problem
@@ -46,29 +44,26 @@ Searcher = Callable[[Problem], Iterator[Offer]]
 """Offers plans in any order, also ones that need too much memory: the driver keeps the best, and
 owns budget, verification and log. The same problem must give the same offers."""
 
-SEARCHERS = tuple(module.name for module in pkgutil.iter_modules(searchers.__path__))
+_FILES = Files(searchers, "searcher")
+SEARCHERS = _FILES.names
 """Keys of the searchers: the file names."""
 
 
 def find_searcher(name: str) -> Searcher:
     """The function `search` of `planner/searchers/<name>.py`."""
-    if name not in SEARCHERS:
-        near = difflib.get_close_matches(name, SEARCHERS, 1, 0.0)[0]
-        known = ", ".join(("auto", *SEARCHERS))
-        raise PlanError(f"no searcher {name!r}; nearest is {near!r} of {known}")
-    found: Searcher = importlib.import_module(f"{searchers.__name__}.{name}").search
+    _FILES.check(name, "auto")
+    found: Searcher = _FILES.load(name).search
     return found
 
 
 def is_baseline(name: str) -> bool:
     """Whether a searcher stands for somebody else's: its plans stay as it makes them."""
-    return hasattr(importlib.import_module(f"{searchers.__name__}.{name}"), "BASELINE")
+    return hasattr(_FILES.load(name), "BASELINE")
 
 
 def check_logs(problem: Problem, name: str) -> None:
     """PlanError where a log of the training is asked for and the searcher trains nothing."""
-    if problem.log_dir and not hasattr(importlib.import_module(f"{searchers.__name__}.{name}"),
-                                       "LOGS"):  # fmt: skip
+    if problem.log_dir and not hasattr(_FILES.load(name), "LOGS"):
         raise PlanError(
             f"searcher {name!r} trains nothing that could be logged to {problem.log_dir}; "
             "searcher='dqn' does"

@@ -1,8 +1,5 @@
 """What the files of `planner/schedules` share: finding them, stage placements, rows of actions."""
 
-import difflib
-import importlib
-import pkgutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -10,6 +7,7 @@ from itertools import product
 from typing import Any
 
 from meshwright.ir.errors import PlanError
+from meshwright.ir.extensions import Files
 from meshwright.ir.plan import ScheduleTable
 from meshwright.ir.schedule import (
     Action,
@@ -24,7 +22,8 @@ from meshwright.planner import schedules
 
 F, B, I, W = Work.FORWARD, Work.BACKWARD, Work.BACKWARD_INPUT, Work.BACKWARD_WEIGHT  # noqa: E741
 
-SCHEDULES = tuple(dict.fromkeys(m.name for m in pkgutil.iter_modules(schedules.__path__)))
+_FILES = Files(schedules, "schedule")
+SCHEDULES = _FILES.names
 """Keys of the schedules: the file names."""
 MADE = "synthesised"
 """Name of schedules that a solver makes for the stages of a plan."""
@@ -50,15 +49,13 @@ class Traits:
 
 
 def _module(name: str) -> Any:
-    if name not in SCHEDULES:
-        near = difflib.get_close_matches(name, SCHEDULES, 1, 0.0)[0]
-        raise PlanError(f"no schedule {name!r}; nearest is {near!r} of {', '.join(SCHEDULES)}")
+    _FILES.check(name)
     if name == MADE:
         raise PlanError(
             f"a schedule file cannot be called {MADE!r}: that is the name of schedules that are "
             "made for a plan; give the file another name"
         )
-    return importlib.import_module(f"{schedules.__name__}.{name}")
+    return _FILES.load(name)
 
 
 def stages_per_rank(name: str) -> tuple[int, ...]:

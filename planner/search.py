@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from meshwright.forms.updates import USUAL
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.errors import Infeasible, PlanError
 from meshwright.ir.graph import Graph
@@ -65,7 +66,7 @@ def search(
     global_batch_size: int | None = None,
     example_inputs: Any = None,
     loss_fn: Callable[..., Any] | None = None,
-    optimizer: str = "adamw",
+    optimizer: str = USUAL,
     precision: str = "bf16",
     max_grad_norm: float | None = None,
     kernels: str | Sequence[str] = "none",
@@ -105,7 +106,7 @@ def rank(
     global_batch_size: int | None = None,
     example_inputs: Any = None,
     loss_fn: Callable[..., Any] | None = None,
-    optimizer: str = "adamw",
+    optimizer: str = USUAL,
     precision: str = "bf16",
     max_grad_norm: float | None = None,
     kernels: str | Sequence[str] = "none",

@@ -172,7 +172,7 @@ def _rules(given: Instance, free: Plan | None, seed: int) -> Iterator[str]:
         if finding.severity == "error":
             yield str(finding)
     assert free.evidence
-    if free.evidence.gap < 0 or free.evidence.bound_s > step_s(free) * (1 + SAME):
+    if (free.evidence.gap or 0) < 0 or free.evidence.bound_s > step_s(free) * (1 + SAME):
         yield f"bound {free.evidence.bound_s:.6g} s above the step {step_s(free):.6g} s"
 
 

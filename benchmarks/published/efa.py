@@ -15,7 +15,7 @@ from meshwright.costmodel.comm import Level, Levels, collective_time
 from meshwright.costmodel.curves import curve
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.device import Curve
-from meshwright.ir.preset_links import LINKS
+from meshwright.ir.presets import LINKS
 
 MEASURED = "as measured"
 """Name of a network that stands for the measured one."""

@@ -72,6 +72,7 @@ def _described(plan: Plan, index: int) -> dict[str, str]:
         "mesh": mesh or "one device",
         "samples": "+".join(map(str, stage.batch_shares)),
         "zero": f"{stage.zero}, {stage.prefetch} ahead" if stage.prefetch else str(stage.zero),
+        "sync": str(stage.sync or "-"),
         "recompute": _keys(stage.recompute) or "-",
         "saved": _saved(stage) or "-",
         "overlap": "-" if stage.overlap == "none" else stage.overlap,

@@ -6,15 +6,8 @@ from typing import Any
 import yaml
 
 from meshwright.export import Exported, Request, shell, title_comment
+from meshwright.ir.presets import PRESETS
 from meshwright.launch_shape import LaunchShape, launch_shape
-
-ACCELERATORS = {
-    "a100-40": "A100", "a100-80": "A100-80GB", "h100-sxm": "H100", "h200": "H200", "b200": "B200",
-    "v100-16": "V100", "v100-32": "V100-32GB", "l4": "L4", "l40s": "L40S", "a10": "A10",
-    "mi300x": "MI300X", "rtx-a6000": "RTXA6000", "rtx3090": "RTX3090", "rtx4090": "RTX4090",
-    "t4": "T4", "p100": "P100",
-}  # fmt: skip
-"""Names of SkyPilot's catalogue for our presets."""
 
 
 def export(request: Request) -> Exported:
@@ -40,10 +33,11 @@ def _name(model: str) -> str:
 def _resources(shape: LaunchShape) -> tuple[dict[str, str], tuple[str, ...]]:
     if not shape.on_gpu:
         return {"cpus": f"{shape.per_node}+"}, ()
-    if shape.device not in ACCELERATORS:
+    known = PRESETS.get(shape.device)
+    if known is None or not known.accelerator:
         what = f"device type {shape.device!r}, for which no accelerator name is known"
         return {}, (f"{what}: set resources.accelerators",)
-    return {"accelerators": f"{ACCELERATORS[shape.device]}:{shape.per_node}"}, ()
+    return {"accelerators": f"{known.accelerator}:{shape.per_node}"}, ()
 
 
 def _run(request: Request, shape: LaunchShape) -> str:

@@ -1,7 +1,7 @@
 """The text form of constraints: `[stage K | block GLOB] NAME RELATION VALUE`, and a few phrases.
 
 tp=2   tp<=4   pp in 1,2,4   num_microbatches>=8   stage 0 zero=3   block h.* recompute=full
-overlap=block   compile=true   recompute=stage_aware   block h.* layout=h.* tp2
+overlap=block   compile=true   sync=dear   recompute=stage_aware   block h.* layout=h.* tp2
 block h.3 on stage 1   block h.3 starts stage 1
 stage 0 devices 0-3,8   stage 0 mesh dp_shard=2,tp=2   stage 0 shares 3,1
 stage 0 device_type=v100-32   place h.*.attn tp=R   place *.c_fc.weight tp=S(1)
@@ -12,6 +12,8 @@ import difflib
 import re
 from collections.abc import Callable, Sequence
 
+from meshwright.forms.retention import offered
+from meshwright.forms.sync import chosen
 from meshwright.ir.device import parse_quantity
 from meshwright.ir.errors import PlanError
 from meshwright.ir.layout import Shard, parse_placement
@@ -40,7 +42,7 @@ from meshwright.planner.schedule_tools import MADE, SCHEDULES
 
 RECOMPUTE = ("none", "full", STAGE_AWARE)
 COMPILE = ("false", "true")
-SAVED = ("none", "selective", "offload")
+SAVED = ("none", *offered())
 """What becomes of the values of layers that the backward needs (`planner.saved_modes`)."""
 EXAMPLES = (
     "tp=2, tp<=4, pp in 1,2,4, schedule=gpipe, stage 0 mesh dp_shard=2,tp=2, stage 0 devices 0-3, "
@@ -147,7 +149,8 @@ def _value(text: str, name: str, value: str) -> Value:
             raise PlanError(f"constraint {text}: {name} must be {legal}")
         return int(value)
     words = {"schedule": (*SCHEDULES, MADE), "recompute": RECOMPUTE, "saved": SAVED,
-             "overlap": OVERLAPS, "compile": COMPILE}.get(name, ())  # fmt: skip
+             "overlap": OVERLAPS, "compile": COMPILE,
+             "sync": ("zero", *chosen())}.get(name, ())  # fmt: skip
     if words and value not in words:
         raise PlanError(f"constraint {text}: nearest legal value is {near(value, words)!r}")
     return value

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
+from meshwright.forms.retention import names_of
 from meshwright.ir.graph import Block, Graph
 from meshwright.ir.layout import R, parse_placement
 from meshwright.ir.plan import MODEL_AXES, Plan, Stage, param_key
@@ -22,7 +23,6 @@ from meshwright.planner.pins.decisions import (
     Value,
 )
 from meshwright.planner.pins.placement_rules import lies, parameter_names
-from meshwright.planner.saved_names import saved_name
 from meshwright.planner.stage_aware import is_stage_aware
 
 
@@ -88,7 +88,7 @@ def _pin_holds(pin: Pin, plan: Plan, graph: Graph) -> bool:
         case "schedule":
             return pin.admits(plan.schedule.name)
         case "saved":
-            return pin.admits(saved_name(plan))
+            return any(map(pin.admits, names_of(plan) or ("none",)))
         case "recompute" if pin.value == STAGE_AWARE:
             return is_stage_aware(plan, graph)
     found = _covered(pin.scope, plan, graph)
@@ -107,6 +107,8 @@ def _admits(pin: Pin, stage: Stage, blocks: tuple[Block, ...]) -> bool:
             return all(pin.admits(stage.layouts.get(block.pattern, "")) for block in named)
         case "overlap":
             return stage.model_size == 1 or pin.admits(stage.overlap)
+        case "sync":
+            return stage.dp == 1 or pin.admits(stage.sync.form if stage.sync else "zero")
         case "compile":
             return pin.admits("true" if stage.compile else "false")
         case "prefetch":

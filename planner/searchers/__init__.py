@@ -1,5 +1,5 @@
 """One file per searcher; the file name is its key. MESHWRIGHT_SEARCHERS names folders with more."""
 
-from meshwright.planner.folders import add_folders
+from meshwright.ir.extensions import add_folders
 
 add_folders("MESHWRIGHT_SEARCHERS", __path__)

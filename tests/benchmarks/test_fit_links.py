@@ -1,7 +1,7 @@
 """The benchmark that makes the presets of links, on made-up tables of the published form."""
 
-import importlib.util
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +9,12 @@ import pytest
 
 from benchmarks import fit_links
 from benchmarks.link_tables import NCCL, NETWORK, PLAYBOOK, SINGLE, nccl_rows, other_series
+from benchmarks.preset_text import IR, put
 from meshwright.costmodel.comm import Level, collective_time
 from meshwright.ir.conversions import Primitive
-from meshwright.ir.preset_links import LINKS
+from meshwright.ir.device import Curve
+from meshwright.ir.links import curve
+from meshwright.ir.presets import LINKS
 
 OPERATIONS = ("all_gather", "all_reduce", "alltoall", "reduce_scatter")
 
@@ -75,17 +78,22 @@ def test_rows_count_the_whole_value(folder: Path) -> None:
     assert row.seconds == pytest.approx(2 * 15 / 16 * 2**30 / 100e9)
 
 
-def test_the_module_holds_the_fit(folder: Path, tmp_path: Path) -> None:
+def test_the_files_of_presets_hold_the_fit(folder: Path, tmp_path: Path) -> None:
+    ir = tmp_path / "ir"
+    shutil.copytree(IR / "presets", ir / "presets")
+    shutil.copy(IR / "links.py", ir)
     curves = fit_links.shipped(folder)
-    path = tmp_path / "made_curves.py"
-    path.write_text(fit_links.module_text(curves))
-    spec = importlib.util.spec_from_file_location("made_curves", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    assert set(module.CURVES) == {*SINGLE.values(), "nvlink2", "efa-p5", "efa-p6"}
-    for name, found in module.CURVES.items():
-        for mine, written in zip(curves[name], found, strict=True):
+    assert set(curves) == {*SINGLE.values(), "nvlink2", "efa-p5", "efa-p6"}
+    texts = fit_links.texts(curves)
+    assert all(put(name, text, folder=ir) for name, text in texts.items())
+    assert not put("OF_NOBODY_CURVES", "", folder=ir)
+    whole = "".join(path.read_text() for path in ir.rglob("*.py"))
+    for (name, text), known in zip(texts.items(), curves.values(), strict=True):
+        assert text in whole and whole.count(f"{name} = (") == 1
+        assert max(map(len, text.splitlines())) <= 100
+        made: dict[str, tuple[Curve, ...]] = {}
+        exec(text, {"curve": curve}, made)
+        for mine, written in zip(known, made[name], strict=True):
             assert (mine.operation, mine.size) == (written.operation, written.size)
             for (n, s), (m, t) in zip(mine.points, written.points, strict=True):
                 assert m == pytest.approx(n, abs=1) and t == pytest.approx(s, rel=1e-3, abs=1e-9)

@@ -19,7 +19,7 @@ from benchmarks.published.systems import system_of
 from meshwright.costmodel.comm import Level, collective_time
 from meshwright.costmodel.fit_comm import Row, outer_timings
 from meshwright.ir.conversions import Primitive
-from meshwright.ir.preset_links import LINKS
+from meshwright.ir.presets import LINKS
 from tests.benchmarks.test_published import raw
 from tests.benchmarks.test_published_nanotron import nanotron, sweep
 

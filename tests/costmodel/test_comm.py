@@ -20,7 +20,7 @@ from meshwright.ir.cluster import Cluster, Node
 from meshwright.ir.conversions import COMMUNICATES, Primitive
 from meshwright.ir.device import LINK_BAND, Curve, Link
 from meshwright.ir.errors import PlanError
-from meshwright.ir.preset_links import LINKS, network
+from meshwright.ir.presets import LINKS, network
 
 FAST = Link(name="fast", bandwidth_bytes_per_s=1e11, latency_s=1e-6, step_s=1e-6)
 SLOW = Link(name="slow", bandwidth_bytes_per_s=1e9, latency_s=1e-5, step_s=1e-5)

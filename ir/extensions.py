@@ -1,0 +1,62 @@
+"""Packages whose files are a table: a file's name is its key. Users add folders of their own."""
+
+import difflib
+import os
+import pkgutil
+from collections.abc import Iterable, MutableSequence, Sequence
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from meshwright.ir.errors import PlanError
+
+
+def add_folders(variable: str, path: MutableSequence[str]) -> None:
+    """Adds the folders that an environment variable names to the path of a package."""
+    for folder in filter(None, os.environ.get(variable, "").split(os.pathsep)):
+        if not Path(folder).is_dir():
+            raise PlanError(f"{variable}: {folder!r} is no folder")
+        path.append(folder)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Finds the known name that looks most like `name`; empty if none is known."""
+    return next(iter(difflib.get_close_matches(name, list(known), 1, 0.0)), "")
+
+
+class Files:
+    """The files of a package by key, each imported when it is first asked for."""
+
+    def __init__(self, package: ModuleType, what: str, *, dashed: bool = False) -> None:
+        """`what` a file is, for errors; `dashed` keys have a dash for each underscore."""
+        self._package, self._what, self._dashed = package, what, dashed
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """All keys; PlanError where two folders have a file of the same name."""
+        found: dict[str, str] = {}
+        folders: Sequence[str] = self._package.__path__
+        for folder in folders:
+            for module in pkgutil.iter_modules([folder]):
+                if module.name in found:
+                    raise PlanError(
+                        f"{folder}: a {self._what} {module.name!r} is in {found[module.name]} "
+                        "too; give the file another name"
+                    )
+                found[module.name] = folder
+        return tuple(name.replace("_", "-") if self._dashed else name for name in found)
+
+    def check(self, name: str, *also: str) -> None:
+        """PlanError with the nearest key if `name` is none; `also` names what is legal besides."""
+        if name not in self.names:
+            near = nearest(name, self.names)
+            known = ", ".join((*also, *self.names))
+            raise PlanError(f"no {self._what} {name!r}; nearest is {near!r} of {known}")
+
+    def load(self, name: str) -> Any:
+        """The module of a key; PlanError with the nearest one if there is none."""
+        self.check(name)
+        file = name.replace("-", "_") if self._dashed else name
+        return import_module(f"{self._package.__name__}.{file}")
