@@ -10,11 +10,12 @@ export HF_HUB_OFFLINE := 1
 
 setup: $(READY)
 
-# torch first and pinned: the rest then accepts it instead of pulling another build.
+# torch first and pinned: the rest then accepts it instead of pulling another build. Modules are compiled
+# when they are first imported, and most never are.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install -q -c constraints.txt torch numpy
-	$(BIN)/pip install -q -c constraints.txt -e ".[dev]"
+	$(BIN)/pip install -q --no-compile -c constraints.txt torch numpy
+	$(BIN)/pip install -q --no-compile -c constraints.txt -e ".[dev]"
 	touch $(READY)
 
 # MINUTES=0 leaves the profiling out, MINUTES=5 measures more blocks.

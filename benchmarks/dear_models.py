@@ -102,7 +102,7 @@ def timed(model: Model) -> Timed:
     ops = op_seconds(graph, gpu)
     trained = sum(p.nbytes for p in graph.parameters)
     rate = gpu.memory_bandwidth_bytes_per_s * 0.8  # as large copies reach on other GPUs
-    update_s = optimizer_traffic(trained, model.optimizer, zero=0, dp_shard=1) / rate
+    update_s = optimizer_traffic(trained, model.optimizer) / rate
     scale = (model.one_gpu_s - update_s) / sum(f + b for f, b in ops)
     ops = [(f * scale, b * scale) for f, b in ops]
     return Timed(sum(f for f, _ in ops), gradients_of(graph, ops), update_s)

@@ -6,6 +6,7 @@ they are started, beside the computing (`costmodel.program`).
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from meshwright.costmodel.program import Do, Program, Step, play, run
 
@@ -74,16 +75,14 @@ def reduced_step(
     forward_s: float, gradients: Sequence[Gradient], sizes: Sequence[int], seconds: Seconds
 ) -> float:
     """Forward, and backward with one collective per group of `sizes` gradients."""
-    steps = [run(forward_s, "forward"), *_backward(gradients, sizes, seconds)]
+    steps = [run(forward_s, "forward"), *backward(gradients, sizes, seconds)]
     return play(Program(tuple(steps)).steps)[0]
 
 
-def _backward(gradients: Sequence[Gradient], sizes: Sequence[int], seconds: Seconds) -> list[Step]:
+def backward(gradients: Sequence[Gradient], sizes: Sequence[int], seconds: Seconds) -> list[Step]:
+    """A backward with one collective per group, and a wait for them all."""
     steps: list[Step] = []
-    first = 0
-    for job, size in enumerate(sizes):
-        group = gradients[first : first + size]
-        first += size
+    for job, group in enumerate(groups_of(gradients, sizes)):
         steps.append(run(sum(g.backward_s for g in group), "backward"))
         nbytes = sum(g.nbytes for g in group)
         steps.append(Step(Do.START, seconds(nbytes), job, "gradients"))
@@ -91,15 +90,17 @@ def _backward(gradients: Sequence[Gradient], sizes: Sequence[int], seconds: Seco
     return steps
 
 
+def groups_of(gradients: Sequence[Gradient], sizes: Sequence[int]) -> list[Sequence[Gradient]]:
+    """The gradients in groups of these sizes."""
+    ends = list(accumulate(sizes))
+    return [gradients[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+
+
 def dear_step(gradients: Sequence[Gradient], sizes: Sequence[int], half: Seconds) -> float:
     """DeAR (ICDCS 2023): reduce-scatter per group in the backward, and in the forward after it
     the gather of the next group beside the computing of this one. `half`: of either."""
-    steps = _backward(gradients, sizes, half)
-    groups = []
-    first = 0
-    for size in sizes:
-        groups.append(gradients[first : first + size])
-        first += size
+    steps = backward(gradients, sizes, half)
+    groups = groups_of(gradients, sizes)
     gathers = [half(sum(g.nbytes for g in group)) for group in reversed(groups)]
     computing = [sum(g.forward_s for g in group) for group in reversed(groups)]
     steps.append(Step(Do.START, gathers[0], 0, "gather"))

@@ -118,7 +118,8 @@ def run(case: Case, searcher: str) -> Taken:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
     assert plan.predicted and plan.evidence
     found = plan.evidence
-    rest = f"{found.candidates} | {plan.predicted.step_s:.2f} | {found.gap:.0%} | {name_of(plan)}"
+    gap = "" if found.gap is None else f"{found.gap:.0%}"
+    rest = f"{found.candidates} | {plan.predicted.step_s:.2f} | {gap} | {name_of(plan)}"
     return Taken(traced - start, end - traced, cpu_s, peak, rest)
 
 

@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from meshwright.codegen.comm import Comm
-from meshwright.codegen.kernels.bias_gelu import bias_gelu
-from meshwright.codegen.kernels.gelu_dropout import gelu_dropout as fused_dropout
-from meshwright.codegen.kernels.gelu_dropout import masks
 from meshwright.codegen.program import PRELUDE, TOTALS
+from meshwright.ir.kernels.bias_gelu import bias_gelu
+from meshwright.ir.kernels.bias_gelu.dropout import gelu_dropout as fused_dropout
+from meshwright.ir.kernels.bias_gelu.dropout import masks
 from meshwright.ir.operators import operator
 from meshwright.ir.still import Still
 

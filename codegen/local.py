@@ -21,6 +21,7 @@ from meshwright.ir.changing import written
 from meshwright.ir.graph import Kind
 from meshwright.ir.images import channels_last
 from meshwright.ir.operators import arguments, operator
+from meshwright.ir.ops import facts
 from meshwright.ir.windows import convolves_channels_last
 
 
@@ -36,7 +37,8 @@ def form_of(site: Site) -> Form:
     for rules in (shape_forms.RULES, mesh_forms.RULES, inside_forms.RULES):
         if name in rules:
             form = rules[name](site, form)
-    return form
+    known = facts(site.op.target)
+    return known.form(site, form) if known and known.form else form
 
 
 def bind(

@@ -11,7 +11,7 @@ from meshwright.codegen.joint import skipped, spots_of
 from meshwright.codegen.overlap import overlap_gradients, split_rows
 from meshwright.codegen.piped import in_halves
 from meshwright.codegen.prelude import lower_prelude
-from meshwright.codegen.program import BlockCode, Call, Param, StageProgram, Value
+from meshwright.codegen.program import BlockCode, Call, StageProgram, Value
 from meshwright.codegen.stored import param_of, stored_layouts
 from meshwright.codegen.where import Where, label_of, parsed, strategies, where
 from meshwright.ir.changing import buffer_problems
@@ -20,6 +20,7 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Block, Graph
 from meshwright.ir.layout import Layout, R, Shard
 from meshwright.ir.nesting import local_split
+from meshwright.ir.param import Param
 from meshwright.ir.plan import Plan, param_key
 
 

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from meshwright.codegen.comm import Comm, Traffic
-from meshwright.codegen.kernels import gather_linear as gathering
-from meshwright.codegen.kernels import linear_scatter as scattering
-from meshwright.codegen.kernels import reduce_norm as summing
 from meshwright.codegen.primitives import Part
 from meshwright.codegen.symmetric import Turn, Workspace, workspace
 from meshwright.ir.conversions import Primitive
+from meshwright.ir.kernels import gather_linear as gathering
+from meshwright.ir.kernels import linear_scatter as scattering
+from meshwright.ir.kernels import reduce_norm as summing
 from meshwright.ir.placed import peers
 
 

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, fx
 
-from meshwright.ir.graph import Kind
 from meshwright.ir.keeping import Keeping
 from meshwright.ir.layout import Placement
-from meshwright.ir.nesting import Runs
+from meshwright.ir.param import Param
 
 if TYPE_CHECKING:
     from meshwright.codegen.comm import Comm
@@ -17,29 +16,6 @@ if TYPE_CHECKING:
 
 PRELUDE, TOTALS = "(prelude)", "(totals)"
 """Names of the calls that a stage makes before its blocks."""
-
-
-@dataclass(frozen=True, slots=True)
-class Param:
-    """A parameter, buffer or constant that a stage reads; whole on `dp` always."""
-
-    name: str
-    """Its name in `Graph.tensors`, and in `Call.params`."""
-    fqn: str
-    kind: Kind
-    global_shape: tuple[int, ...]
-    dtype: str
-    requires_grad: bool
-    split_on: tuple[str, ...]
-    """Model axes whose ranks hold different parts of it; along others they hold copies."""
-    runs: tuple[Runs, ...]
-    """Which elements of each dim this rank has."""
-    sum_over: tuple[str, ...]
-    """Model axes on which its gradients are summands: sum them over these once per step."""
-
-    @property
-    def local_shape(self) -> tuple[int, ...]:
-        return tuple(sum(length for _, length in runs) for runs in self.runs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from meshwright.codegen.comm import Comm
-from meshwright.codegen.kernels.route import (
+from meshwright.ir.kernels.route import (
     home_reference,
     out_reference,
     places_of,

@@ -1,10 +1,10 @@
 """How the parameters of a stage are stored: split over model axes, whole on the data axis."""
 
-from meshwright.codegen.program import Param
 from meshwright.codegen.where import Where, parsed, strategies
 from meshwright.ir.graph import Block, Graph, Kind
 from meshwright.ir.layout import RP, Layout, R, Replicate, Shard
 from meshwright.ir.nesting import tensor_runs
+from meshwright.ir.param import Param
 from meshwright.ir.plan import BlockLayout, Plan, param_key
 
 

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.codegen.kernels.launch import triton
 from meshwright.codegen.line import GroupLine, Line
 from meshwright.ir import torch_private
+from meshwright.ir.launch import triton
 from meshwright.ir.placed.peers import MOST_RANKS
 
 _ALIGNED = 256

@@ -19,11 +19,11 @@ from torch.nn.functional import linear
 
 from meshwright.codegen import peer_calls
 from meshwright.codegen.comm import Comm, comm_of
-from meshwright.codegen.kernels.launch import TAKEN, held_dtype
-from meshwright.codegen.kernels.layer_norm import add_layer_norm, layer_norm_backward
-from meshwright.codegen.kernels.rms_norm import add_rms_norm, rms_norm_backward
 from meshwright.codegen.primitives import Part
 from meshwright.ir.conversions import Primitive
+from meshwright.ir.kernels.layer_norm import add_layer_norm, layer_norm_backward
+from meshwright.ir.kernels.rms_norm import add_rms_norm, rms_norm_backward
+from meshwright.ir.launch import TAKEN, held_dtype
 
 
 @custom_op("meshwright::reduce_norm", mutates_args=())

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from meshwright.codegen.comm import Comm
-from meshwright.codegen.kernels.cross_entropy import parts, total_gradient, total_of
+from meshwright.ir.kernels.cross_entropy import parts, total_gradient, total_of
 
 
 class _Total(torch.autograd.Function):

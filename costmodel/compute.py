@@ -12,7 +12,6 @@ from meshwright.costmodel.formulas import (
     memory_s,
 )
 from meshwright.costmodel.local_op import LocalOp
-from meshwright.costmodel.op_classes import op_name
 from meshwright.costmodel.works import (
     accumulate_bytes,
     forward_work,
@@ -22,15 +21,10 @@ from meshwright.costmodel.works import (
     weight_work,
 )
 from meshwright.ir.device import DeviceType, OpClass, Source
+from meshwright.ir.ops import facts
 
 _VIEW_OVERHEAD = 0.4
 """Share of an op's dispatch that an op without a kernel costs; assumption."""
-_BY_TORCH = {
-    "rms_norm": 3.5, "add_rms_norm": 2.5, "add_layer_norm": 1.3, "swiglu": 1.7, "bias_gelu": 2.0,
-    "bias_gelu_dropout": 4.0, "rotary": 5.0, "cross_entropy_total": 5.0,
-}  # fmt: skip
-"""What a CPU moves in place of a fused kernel, over what the kernel moves: counted in the torch
-ways of `codegen.kernels`, which run there one operator after the other."""
 _SOURCES: tuple[Source, ...] = get_args(Source)
 
 
@@ -104,7 +98,8 @@ def formula(op: LocalOp, device: DeviceType) -> OpTime:
     if weights:
         adding = curve_of(OpClass.ELEMENTWISE, device)
         weight_s += adding.floor_s * weights + memory_s(accumulate_bytes(op), adding, device)
-    passes = _BY_TORCH.get(op_name(op.target), 1.0) if device.kind == "cpu" else 1.0
+    known = facts(op.target) if device.kind == "cpu" else None
+    passes = known.torch_passes if known else 1.0
     time = OpTime(
         passes * kernel_s(forward_work(op), device),
         passes * curve.backward * _seconds(input_work(op), device),

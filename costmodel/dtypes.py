@@ -3,6 +3,7 @@
 from meshwright.costmodel.op_classes import COMPUTE, classify, op_name
 from meshwright.ir.device import OpClass
 from meshwright.ir.graph import Graph, Kind, Op, Tensor
+from meshwright.ir.ops import facts
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _AUTOCAST_FLOAT32 = frozenset(
@@ -11,18 +12,18 @@ _AUTOCAST_FLOAT32 = frozenset(
 )
 NORMS_AS_GIVEN = frozenset("batch_norm cudnn_batch_norm native_batch_norm instance_norm".split())
 """Norms that autocast leaves alone: values stay as they come, weights and statistics float32."""
-_AS_FIRST = NORMS_AS_GIVEN | {"rotary", "bias_gelu", "bias_gelu_dropout"}
-FUSED = frozenset(
-    f"meshwright.{name}.default" for name in
-    "rms_norm add_rms_norm add_layer_norm swiglu bias_gelu bias_gelu_dropout rotary "
-    "cross_entropy_total".split()
-)  # fmt: skip
-"""Operators of our kernels, which take what they are given: autocast does not know them."""
 _STRIDED = frozenset(
     "transpose permute t expand swapaxes movedim mT expand_as broadcast_to select slice split "
     "chunk unbind unfold diagonal".split()
 )
 _MAY_COPY = frozenset({"reshape", "flatten", "contiguous", "reshape_as"})
+
+
+def is_fused(target: str) -> bool:
+    """Whether it is an operator of a fused kernel, which takes what it is given: autocast does not
+    know it."""
+    known = facts(target)
+    return known is not None and known.fused
 
 
 def is_float(dtype: str) -> bool:
@@ -53,15 +54,24 @@ def _stored(tensor: Tensor) -> str:
 
 
 def _autocast(op: Op, dtypes: dict[str, str], traced: str) -> str:
-    op_class = classify(op.target)
-    if op_class in COMPUTE:
-        return "bfloat16"
-    if op_name(op.target) in _AS_FIRST:
+    op_class, known = classify(op.target), facts(op.target)
+    kind = known.autocast if known else "by class"
+    if kind in ("float32", "bfloat16"):
+        return kind
+    if kind == "first" or op_name(op.target) in NORMS_AS_GIVEN:
         return dtypes[op.inputs[0]]
+    if kind == "by class" and op_class in COMPUTE:
+        return "bfloat16"
+    if kind == "promoted":
+        return _promoted(op, dtypes, traced)
     if op_class is OpClass.NORMALIZATION or op_name(op.target) in _AUTOCAST_FLOAT32:
         return "float32"
     if op_name(op.target) in ("to", "_to_copy"):
         return traced
+    return _promoted(op, dtypes, traced)
+
+
+def _promoted(op: Op, dtypes: dict[str, str], traced: str) -> str:
     inputs = [dtypes[name] for name in op.inputs if is_float(dtypes[name])]
     return max(inputs, key=_FLOATS.index, default=traced)
 

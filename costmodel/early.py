@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from meshwright.costmodel.placement import stage_costs
-from meshwright.costmodel.program import Do, Program, Step, run, talk
+from meshwright.costmodel.program import Program, Step, run, talk
 from meshwright.costmodel.stage_model import StageModel, stage_model
 from meshwright.costmodel.sync import Sync, merged
 from meshwright.costmodel.table import HELD, LAST, B, F, I, K, R
@@ -47,10 +47,7 @@ def _remake(sync: Sync, kept: Sync) -> Iterator[Step]:
     for index, (own, plain) in enumerate(zip(sync.blocks, kept.blocks, strict=True)):
         if not own.again_s:
             continue
-        if sync.zero == 3:
-            yield sync.gathering(index)
-            yield Step(Do.WAIT, 0.0, index, "gather")
-            yield run(sync.overheads.copy_s(2 * own.gathered_bytes), "gather")
+        yield from sync.remade(index)
         yield run(own.overhead_s, "overhead")
         yield run(own.again_s, "recompute")
         yield talk(max(0.0, own.tensor_backward_s - plain.tensor_backward_s), "tensor")

@@ -204,7 +204,7 @@ def _bands(costs: Sequence[StageCosts], models: Sequence[StageModel], own: Seque
     first = models[own[0]].sync
     return Bands(
         compute=uncertain / seconds if seconds else 0.0,
-        gradients=_band(first.shard_levels if first.zero else first.dp, first.trained_bytes),
+        gradients=_band(first.levels(first.exchange.axis), first.trained_bytes),
         gather=_band(first.shard_levels, first.trained_bytes),
         optimizer=max(models[i].optimizer.band for i in own),
     )

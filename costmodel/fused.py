@@ -99,12 +99,13 @@ def with_routing(
         return hidden
     walks = (tables.blocks.walk(block, layouts[block.pattern], spot) for block in blocks)
     return tuple(
-        _with_routing(walk, one)
+        routing_saves(walk, one)
         for walk, one in zip(walks, hidden or (NOTHING,) * len(blocks), strict=True)
     )
 
 
-def _with_routing(walk: Walk, hidden: Hidden) -> Hidden:
+def routing_saves(walk: Walk, hidden: Hidden) -> Hidden:
+    """`hidden` of a block, with what the kernel `route` saves in it."""
     for op, ranks in walk.routes:
         ours, torchs = (routed(op, ranks, walk.site.device, by) for by in (True, False))
         forward_s = torchs.forward_s - ours.forward_s
@@ -116,6 +117,15 @@ def _with_routing(walk: Walk, hidden: Hidden) -> Hidden:
             uncertain_s=hidden.uncertain_s + ours.band * abs(forward_s + backward_s),
         )
     return hidden
+
+
+def kernels_save(prices: Mapping[tuple[str, str], Price], kernels: frozenset[str]) -> Hidden:
+    """The most that some of the kernels save of a block's computing, beside its collectives."""
+    found = [_sum(iter([price])) for (kernel, _), price in prices.items() if kernel in kernels]
+    return Hidden(
+        more_forward_s=sum([min(0.0, one.more_forward_s) for one in found]),
+        more_backward_s=sum([min(0.0, one.more_backward_s) for one in found]),
+    )
 
 
 def _sum(prices: Iterator[Price]) -> Hidden:

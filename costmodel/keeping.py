@@ -12,6 +12,7 @@ from meshwright.costmodel.block import BlockCost, begin_walk
 from meshwright.costmodel.compute import OpTimer
 from meshwright.costmodel.walk import GraphFacts, Site, Walk, Where
 from meshwright.costmodel.walk_script import SavedKey
+from meshwright.forms.retention import KEEP, retention
 from meshwright.ir.graph import Block, Kind, Op
 from meshwright.ir.keeping import Keeping, keeping_of, operands_key
 from meshwright.ir.layout import Placement, Strategy
@@ -131,20 +132,20 @@ class Effect:
 def effect(makers: Makers, policy: Policy) -> Effect:
     """Of a policy on one block."""
     said = {key: keeping_of(dict(policy), key) for key in {*makers.made.values(), *makers.parts}}
-    said[""] = "keep"
-    lost = [key for key in makers.walk.saved if said[makers.maker(key)] == "recompute"]
-    moved = [key for key in makers.walk.saved if said[makers.maker(key)] == "offload"]
+    said[""] = KEEP
+    lost = [key for key in makers.walk.saved if retention(said[makers.maker(key)]).again]
+    moved = [key for key in makers.walk.saved if retention(said[makers.maker(key)]).moved]
     behind = _Behind(makers, said)
     for key in lost:
         behind.want_saved(key)
     again = behind.priced()
-    nbytes = behind.held_bytes()
+    held_bytes, moved_bytes = behind.held_bytes()
     return Effect(
         again_s=again.clock.forward_s,
         again_comm_s=again.clock.comm_forward_s,
         remade_bytes=sum(makers.walk.saved[key] for key in lost),
-        moved_bytes=sum(makers.walk.saved[key] for key in moved) + nbytes["offload"],
-        held_bytes=nbytes["keep"],
+        moved_bytes=sum(makers.walk.saved[key] for key in moved) + moved_bytes,
+        held_bytes=held_bytes,
         held=frozenset(name for name, target in behind.held & makers.staying),
     )
 
@@ -168,7 +169,7 @@ class _Behind:
 
     def want(self, storage: Storage) -> None:
         maker = self.makers.inside(storage)
-        if self.said[maker] != "recompute":
+        if not retention(self.said[maker]).again:
             self.held.add(storage)
         elif maker in self.makers.parts:
             self.want_op(maker)
@@ -200,17 +201,18 @@ class _Behind:
         walk.clock.settle(full.site.device)
         return walk
 
-    def held_bytes(self) -> dict[str, int]:
+    def held_bytes(self) -> tuple[int, int]:
         """Bytes that are held besides what is kept anyway, here and on the host."""
-        walk, found = self.makers.walk, {"keep": 0, "offload": 0}
+        walk, found = self.makers.walk, [0, 0]
         kept = {(name, target) for name, dtype, target in walk.saved
                 if target and dtype == walk.facts.dtypes[name]}  # fmt: skip
         for name, target in self.held - kept - self.makers.staying:
             is_activation = walk.facts.graph.tensors[name].kind is Kind.ACTIVATION
             if is_activation and name not in walk.facts.prelude_values:
                 where = dict(zip(walk.site.axes, target, strict=True))
-                found[self.said[self.makers.inside((name, target))]] += walk.nbytes(name, where)
-        return found
+                moved = retention(self.said[self.makers.inside((name, target))]).moved
+                found[moved] += walk.nbytes(name, where)
+        return found[0], found[1]
 
 
 def kept_cost(cost: BlockCost, block: Block, makers: Makers, policy: Policy) -> BlockCost:

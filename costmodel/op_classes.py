@@ -3,6 +3,7 @@
 from functools import cache
 
 from meshwright.ir.device import OpClass
+from meshwright.ir.ops import facts
 
 _NAMES = {
     OpClass.MATMUL: "linear mm addmm bmm baddbmm addbmm matmul einsum experts dot mv addmv outer "
@@ -13,10 +14,9 @@ _NAMES = {
     "conv_transpose2d conv_transpose3d",
     OpClass.RECURRENT: "lstm gru rnn_tanh rnn_relu lstm_cell gru_cell",
     OpClass.NORMALIZATION: "layer_norm native_layer_norm batch_norm _native_batch_norm_legit "
-    "native_batch_norm cudnn_batch_norm group_norm instance_norm rms_norm add_rms_norm "
-    "add_layer_norm softmax _softmax "
+    "native_batch_norm cudnn_batch_norm group_norm instance_norm softmax _softmax "
     "log_softmax _log_softmax _safe_softmax cross_entropy_loss cross_entropy_sum "
-    "cross_entropy_total nll_loss "
+    "nll_loss "
     "nll_loss_nd",
     OpClass.REDUCTION: "sum mean amax amin max min argmax argmin cumsum cumprod norm linalg_vector_"
     "norm var var_mean std std_mean prod any all count_valid count_rows topk sort argsort "
@@ -27,8 +27,7 @@ _NAMES = {
     OpClass.GATHER: "embedding embedding_bag _embedding_bag gather index index_select scatter "
     "scatter_add index_put index_put_ index_add index_copy take take_along_dim one_hot",
     OpClass.TRANSCENDENTAL: "gelu silu tanh sigmoid exp log erf sin cos pow mish softplus elu "
-    "noise noise_of dropout native_dropout bernoulli rand rand_like logsigmoid gelu_ silu_ swiglu "
-    "bias_gelu bias_gelu_dropout",
+    "noise noise_of dropout native_dropout bernoulli rand rand_like logsigmoid gelu_ silu_",
     OpClass.COPY: "clone contiguous cat concat stack copy copy_ repeat repeat_interleave roll pad "
     "divide_gradient constant_pad_nd _to_copy to flip tril triu im2col",
     OpClass.VIEW: "view reshape _unsafe_view view_as reshape_as expand expand_as detach detach_ "
@@ -52,4 +51,5 @@ def op_name(target: str) -> str:
 @cache
 def classify(target: str) -> OpClass:
     """The class of an op; what is not listed is elementwise."""
-    return _CLASS.get(op_name(target), OpClass.ELEMENTWISE)
+    known = facts(target)
+    return known.op_class if known else _CLASS.get(op_name(target), OpClass.ELEMENTWISE)

@@ -1,8 +1,8 @@
 """Time of an optimizer step: passes over the state, and a little for every tensor.
 
-`runtime.optimizer` asks torch for its fused kernels wherever the optimizer has them (Adam, AdamW,
-SGD, Adagrad): each value is read and written once per step. RMSprop has none and runs op by op
-(`foreach` on a GPU), each op a pass of its own; so do optimizers that the user brings.
+The runtime asks torch for its fused kernels wherever the optimizer has them: each value is read and
+written once per step. Others run op by op (`foreach` on a GPU), each op a pass of its own; so do
+optimizers that the user brings.
 """
 
 from collections.abc import Sequence
@@ -10,17 +10,16 @@ from dataclasses import dataclass
 
 from meshwright.costmodel.formulas import SOURCE_BAND, curve_of
 from meshwright.costmodel.memory import optimizer_traffic
+from meshwright.forms.updates import update
 from meshwright.ir.device import DeviceType, OpClass, Source
 from meshwright.ir.profile import OptimizerRecord, Profile
 
-_FUSED = frozenset({"adamw", "adam", "sgd", "sgd_momentum", "adagrad"})
 _TENSORS_PER_LAUNCH = 32
 """A fused kernel takes this many tensors at once (torch's multi-tensor lists hold 24 to 110)."""
 _STEP_DISPATCHES = 25
 """Assumption: Python of `Optimizer.step`, in ops' dispatches."""
 _HOST_PER_TENSOR = 0.3
 """Assumption: gathering one tensor and its state into the lists, in ops' dispatches."""
-_OPS_UNFUSED = 6
 _LEAST_BAND = 0.05
 
 
@@ -52,24 +51,23 @@ def optimizer_time(
 
 
 def temporary_bytes(device: DeviceType, optimizer: str, nbytes: int, largest_bytes: int) -> int:
-    """What the step holds besides: fused kernels nothing, op by op the root of RMSprop's squares,
-    on a GPU of all tensors together."""
-    if optimizer in _FUSED:
-        return 0
-    return nbytes if device.kind == "cuda" else min(nbytes, largest_bytes)
+    """What the step holds besides: on a GPU of all tensors together, else of one at a time."""
+    return update(optimizer).made * (
+        nbytes if device.kind == "cuda" else min(nbytes, largest_bytes)
+    )
 
 
 def _formula(device: DeviceType, optimizer: str, num_tensors: int, nbytes: int) -> float:
     curve = curve_of(OpClass.ELEMENTWISE, device)
     # The state is larger than any cache when its turn comes: the rate of memory.
-    traffic = optimizer_traffic(nbytes, optimizer, zero=0, dp_shard=1)
+    traffic = optimizer_traffic(nbytes, optimizer)
     moving = traffic / (device.memory_bandwidth_bytes_per_s * curve.share)
     if device.kind == "cpu":
         return moving + device.overhead_s * num_tensors
     launches = num_tensors / _TENSORS_PER_LAUNCH
     host = _STEP_DISPATCHES + _HOST_PER_TENSOR * num_tensors
-    if optimizer not in _FUSED:
-        launches *= _OPS_UNFUSED
+    if (ops := update(optimizer).launches) > 1:
+        launches *= ops
         host += launches
     return max(moving + curve.floor_s * launches, device.overhead_s * host)
 

@@ -1,8 +1,8 @@
 """What one stage keeps on a rank, and by how much that rises within an action, by category.
 
-It follows `runtime.stage` and `runtime.gradsync`: a block's graph goes with its backward, gradients
-begin with the first backward of a step unless they live in flat buckets, ZeRO packs them in flat
-tensors that live until they are reduced, and level 3 has one block's parameters whole at a time.
+It follows `runtime.stage`: a block's graph goes with its backward. Gradients and parameters live as
+the stage's exchange says: from the first backward of a step or always, whole until they are packed
+in flat tensors that live until they have arrived, gathered while a block runs.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from math import ceil, inf
 from typing import NamedTuple, Protocol
 
 from meshwright.costmodel.sync import Bucket
+from meshwright.forms.sync.exchange import Exchange
 
 
 class Bytes(NamedTuple):
@@ -77,7 +78,7 @@ class BlockMemory:
     workspace: int
     """Most at once in backward beside what is saved."""
     parameters: int
-    """Whole, as level 3 gathers them."""
+    """Whole, as they are gathered."""
     gradients: int
     """Whole, of the parameters that this block is the last to add to."""
     largest: int
@@ -97,10 +98,8 @@ class BlockMemory:
 class StageMemory:
     """One stage on a rank. What has been worked out is kept."""
 
-    zero: int
+    exchange: Exchange
     shard: int
-    reduces: bool
-    """Gradients are summed over data parallel ranks."""
     prefetch: int
     receives: bool = False
     """A rank receives the others' parts of a flat tensor before it adds them up (`ir.direct`, on
@@ -131,7 +130,7 @@ class StageMemory:
     @cached_property
     def always(self) -> Bytes:
         """From one end of a step to the other."""
-        flat = self.trained if self.zero == 0 and self.reduces else 0
+        flat = self.trained if self.exchange.sums_into_zeros else 0
         # A message each way that is under way, and one that is asked for ahead.
         return Bytes(gradients=flat, communication=2 * (self.border + self.entry))
 
@@ -148,9 +147,7 @@ class StageMemory:
     @cached_property
     def begun(self) -> Bytes:
         """From the end of the first backward of a step to that of the last."""
-        if self.zero >= 2:
-            return Bytes(gradients=self.part)
-        return Bytes(gradients=self.trained if self.zero or not self.reduces else 0)
+        return Bytes(gradients=self._of_trained(self.exchange.begun))
 
     @cached_property
     def forward(self) -> Bytes:
@@ -188,20 +185,27 @@ class StageMemory:
             return self.kept.backward(first=first, last=last)
         found = self._backwards.get((first, last))
         if found is None:
-            found = _most(self._scattered() if self.zero >= 2 else self._backward(first, last))
+            every = self.exchange.every_backward
+            found = _most(self._scattered() if every else self._backward(first, last))
             self._backwards[first, last] = found
         return found
 
     @cached_property
     def end(self) -> Bytes:
         """Most between the last backward and the next step, `always` left out."""
-        own = self.begun.gradients
-        if not self.zero:
+        own = self._of_trained(self.exchange.left)
+        wholes, parts = self.exchange.moving_at_end
+        if not wholes + parts:
             return Bytes(gradients=own, communication=self.summed,
                          workspace=max(0, self.temporary - self.summed))  # fmt: skip
         largest = max([b.nbytes for b in self.buckets], default=0)
-        moving = 2 * largest if self.zero == 3 else largest + ceil(largest / self.shard)
-        return Bytes(gradients=self.part, communication=max(moving, self.temporary, self.summed))
+        moving = wholes * largest + parts * self._part(largest)
+        return Bytes(gradients=own, communication=max(moving, self.temporary, self.summed))
+
+    def _of_trained(self, shares: tuple[int, int]) -> int:
+        """Bytes of so many wholes and parts of all trained parameters."""
+        wholes, parts = shares
+        return wholes * self.trained + parts * self.part
 
     def _part(self, nbytes: int) -> int:
         """This rank's of a bucket."""
@@ -216,7 +220,7 @@ class StageMemory:
         found, saved, ahead = [], 0, self._gathered(1)
         for index, block in enumerate(self.blocks):
             whole = 0
-            if self.zero == 3:
+            if ahead:
                 # While it is unpacked, the flat tensor is there beside the parameters.
                 found.append((0, saved, 2 * block.parameters, 0))
                 whole = ahead[index]
@@ -231,14 +235,15 @@ class StageMemory:
         for index, (own, kept) in enumerate(zip(self.blocks, kept_blocks, strict=True)):
             if kept.saved > own.saved:
                 made += kept.saved - own.saved
-            whole = ahead[index] if self.zero == 3 else 0
+            whole = ahead[index] if ahead else 0
             found.append((0, made, whole, kept.forward - kept.saved))
         return found
 
     def _gathered(self, step: int) -> list[int]:
-        """Parameters that level 3 has gathered while each block runs: its own, and those ahead, the
-        next of which is a `step` away. None at other levels."""
-        if self.zero < 3:
+        """Parameters that are gathered while each block runs: its own, and those ahead, the next
+        of which is a `step` away. None where nothing is gathered in that direction."""
+        exchange = self.exchange
+        if not (exchange.fetches_forward if step > 0 else exchange.fetches_backward):
             return []
         own, more = [block.parameters for block in self.blocks], self.prefetch
         if not more:
@@ -253,7 +258,7 @@ class StageMemory:
         newest = before = summed = 0  # of buckets: the two on their way, parts that have come
         for index in range(len(self.blocks) - 1, -1, -1):
             block = self.blocks[index]
-            if first and not (self.reduces and self.zero == 0):
+            if first and not self.exchange.sums_into_zeros:
                 made += block.gradients
                 workspace = block.workspace
             else:
@@ -261,7 +266,7 @@ class StageMemory:
             moving = summed + self._scattering(newest) + self._scattering(before)
             found.append((made - packed, -freed, moving, workspace))
             freed += block.saved
-            if last and self.zero == 1 and index in self._owned:
+            if last and self.exchange.packs and index in self._owned:
                 summed += self._part(before)
                 before, newest = newest, self._owned[index]
                 moving = summed + self._scattering(newest) + self._scattering(before)
@@ -278,8 +283,8 @@ class StageMemory:
         return found
 
     def _scattered(self) -> list[_Rise]:
-        """Levels 2 and 3: whole gradients live until their bucket is packed, two buckets at most
-        are on their way."""
+        """Where they go after every backward: whole gradients live until their bucket is packed,
+        two buckets at most are on their way."""
         found, largest = (0, 0, 0, 0), -inf
         freed = whole = gathered = 0
         ahead = self._gathered(-1)
@@ -288,7 +293,7 @@ class StageMemory:
             block = self.blocks[index]
             whole += block.gradients
             moving = self._scattering(newest) + self._scattering(before)
-            if self.zero == 3:
+            if ahead:
                 gathered = ahead[index]
                 unpacked = 2 * block.parameters + moving
                 if unpacked - freed > largest:

@@ -18,6 +18,7 @@ from meshwright.costmodel.stage_memory import BlockMemory, StageMemory
 from meshwright.costmodel.sync import BlockTimes, Held, Owned, Param, Sync, buckets
 from meshwright.costmodel.table import B, F
 from meshwright.costmodel.tables import CostTables
+from meshwright.forms.sync import exchange_of
 from meshwright.ir.graph import Kind
 from meshwright.ir.plan import Plan, Stage
 
@@ -56,7 +57,7 @@ def stage_model(tables: CostTables, plan: Plan, index: int, costs: StageCosts) -
     """The model of stage `index`; equal stages share one."""
     stage = plan.stages[index]
     key = (
-        id(costs.cost), stage.zero, stage.prefetch, stage.dp, stage.mesh.get("dp_shard", 1),
+        id(costs.cost), exchange_of(stage), stage.prefetch, stage.dp, stage.mesh.get("dp_shard", 1),
         plan.optimizer, costs.spot, costs.shard_levels, costs.replicate_levels,
         costs.border_bytes, costs.entry_bytes, costs.passage, costs.hidden,
         costs.packs, costs.updates,
@@ -92,7 +93,7 @@ def _make(tables: CostTables, optimizer: str, stage: Stage, costs: StageCosts) -
 def _actions(tables: CostTables, sync: Sync, device: str) -> _Actions:
     """What the stage does; that of other blocks with equal costs is the same."""
     key = (
-        device, sync.zero, sync.prefetch, sync.shard, sync.blocks, sync.buckets, sync.prelude_s,
+        device, sync.exchange, sync.prefetch, sync.shard, sync.blocks, sync.buckets, sync.prelude_s,
         sync.dp, sync.shard_levels, sync.replicate_levels, sync.passage_forward_s,
         sync.passage_backward_s, sync.tensor_overlapped, sync.packs, sync.updates,
     )  # fmt: skip
@@ -160,12 +161,11 @@ def _shared(tables: CostTables, costs: StageCosts) -> tuple[dict[str, int], dict
 
 
 def _sync(tables: CostTables, stage: Stage, costs: StageCosts, held: Held) -> Sync:
-    shard = stage.mesh.get("dp_shard", 1)
-    zero = stage.zero if shard > 1 else 0
-    limit_bytes = tables.bucket_bytes if zero < 3 else 0
+    exchange = exchange_of(stage)
+    limit_bytes = 0 if exchange.reduces_blocks else tables.bucket_bytes
     reduced = () if stage.dp == 1 else buckets(held.owned, limit_bytes)
     return Sync(
-        zero=zero, prefetch=stage.prefetch, shard=shard,
+        exchange=exchange, prefetch=stage.prefetch, shard=stage.mesh.get("dp_shard", 1),
         blocks=_block_times(tables, costs, held), buckets=reduced,
         prelude_s=costs.cost.forward_s - sum([c.forward_s for c in costs.cost.blocks]),
         dp=costs.spot.dp_levels, shard_levels=costs.shard_levels,
@@ -230,23 +230,23 @@ def _copy_waits(tables: CostTables, costs: StageCosts) -> tuple[list[float], lis
 
 
 def _trained(held: Held, sync: Sync) -> tuple[int, int]:
-    """Tensors that the optimizer steps over, and their bytes: what ZeRO's split leaves."""
+    """Tensors that the optimizer steps over, and the bytes of this rank's part of them."""
     nbytes = sum([own.trained_bytes for own in held.owned])
     tensors = sum([own.tensors for own in held.owned])
-    return tensors, ceil(nbytes / (sync.shard if sync.zero else 1))
+    return tensors, ceil(nbytes / sync.exchange.parts("optimizer", sync.shard))
 
 
 def _memory(
     tables: CostTables, optimizer: str, costs: StageCosts, held: Held, sync: Sync
 ) -> StageMemory:
     trained = sum([own.trained_bytes for own in held.owned])
-    parts = sync.shard if sync.zero else 1
+    parts = sync.exchange.parts("optimizer", sync.shard)
     state = training_state(
         sum(costs.cost.params.values()), trained,
-        optimizer=optimizer, zero=sync.zero, dp_shard=sync.shard,
+        optimizer=optimizer, exchange=sync.exchange, dp_shard=sync.shard,
     )  # fmt: skip
     return StageMemory(
-        zero=sync.zero, shard=sync.shard, reduces=bool(sync.buckets), prefetch=sync.prefetch,
+        exchange=sync.exchange, shard=sync.shard, prefetch=sync.prefetch,
         receives=costs.device.kind == "cpu",
         parameters=state.parameters_bytes, optimizer=state.optimizer_bytes,
         temporary=temporary_bytes(

@@ -1,7 +1,7 @@
-"""What a stage does with its parameters and gradients, as `runtime.gradsync` does it by ZeRO level.
+"""What a stage does with its parameters and gradients over a step, from its exchange's table.
 
-Levels 0 and 1 reduce buckets as blocks finish in the last backward of a step, levels 2 and 3 after
-each backward; level 3 gathers a block's parameters before it runs, and `prefetch` blocks ahead.
+Buckets go as blocks finish, in the last backward of a step or in each; what is gathered before a
+block runs may go `prefetch` blocks ahead.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +14,14 @@ from meshwright.costmodel.comm import Levels, collective_time
 from meshwright.costmodel.overheads import Overheads
 from meshwright.costmodel.program import SCATTER, Do, Overlap, Program, Step, run, talk
 from meshwright.costmodel.table import LAST, B, F, I, W
+from meshwright.forms.sync.exchange import Axis, Exchange, Send
 from meshwright.ir.conversions import Primitive
+
+PACKED, PACKED_BY_KERNEL, UNPACKED = 3, 2, 2
+"""Bytes that move per byte of a flat tensor: zeros, unless a kernel packs, then every shard in its
+place; and out of it."""
+ADDED = 3
+"""The same for adding one tensor to another."""
 
 BUCKET_BYTES = 25 * 2**20
 """Gradients that the runtime reduces together."""
@@ -66,7 +73,7 @@ class Held:
 
     @property
     def gathered(self) -> list[int]:
-        """Bytes that level 3 gathers for each block: what it reads, and all kept with that."""
+        """Bytes of each block's parameters: what it reads, and all kept with that."""
         found = [own.nbytes for own in self.owned]
         for block, others in self.also.items():
             found[block] += sum(self.owned[other].nbytes for other in others)
@@ -82,7 +89,7 @@ class Bucket(NamedTuple):
 
 
 def buckets(owned: Sequence[Owned], limit_bytes: int) -> tuple[Bucket, ...]:
-    """As `runtime.gradsync.base.buckets` makes them; `limit_bytes` 0: one for each owner."""
+    """As `forms.sync.flat.buckets` makes them; `limit_bytes` 0: one for each owner."""
     found: list[Bucket] = []
     last = ""
     nbytes = tensors = 0
@@ -126,7 +133,7 @@ class BlockTimes:
 class Sync:
     """A stage and how it synchronises."""
 
-    zero: int
+    exchange: Exchange
     prefetch: int
     shard: int
     """Ranks among which it shards."""
@@ -156,16 +163,22 @@ class Sync:
     @cached_property
     def overlap(self) -> Overlap:
         """By how much gradients on their way and computing slow each other down."""
-        levels = self.shard_levels if self.zero else self.dp
+        levels = self.levels(self.exchange.axis)
         slowdowns = [level.link.slowdowns(self._message_bytes) for level in levels]
         compute, channel = zip((1.0, 1.0), *slowdowns, strict=True)
         return Overlap(max(compute), max(channel))
+
+    def levels(self, axis: Axis) -> Levels:
+        """The links of an axis of replicas."""
+        if axis == "dp":
+            return self.dp
+        return self.shard_levels if axis == "dp_shard" else self.replicate_levels
 
     @property
     def _message_bytes(self) -> float:
         """That a byte on its way goes with, on average."""
         sizes = [bucket.nbytes for bucket in self.buckets]
-        if self.zero >= 3:
+        if self.exchange.fetches:
             sizes += [block.gathered_bytes for block in self.blocks]
         return sum([n * n for n in sizes]) / sum(sizes) if any(sizes) else 0.0
 
@@ -185,7 +198,7 @@ class Sync:
             talk(self.passage_forward_s, "tensor"),
         ]  # fmt: skip
         made: dict[int, list[Step]] = {}
-        gathers = self._gathers(1)
+        gathers = self._gathers(1) if self.exchange.fetches_forward else ()
         for index, block in enumerate(self.blocks):
             if gathers:
                 found += gathers[index]
@@ -206,10 +219,12 @@ class Sync:
             run(self.overheads.action_s, "overhead"),
             talk(self.passage_backward_s if inputs else 0.0, "tensor"),
         ]
-        reduces = weights and (last or self.zero >= 2)
+        exchange = self.exchange
+        sends = exchange.every_backward + (exchange.last_backward if last else ())
+        reduces = weights and sends
         made: dict[int, list[Step]] = {}
         reduced: dict[int, list[Step]] = {}
-        gathers = self._gathers(-1)
+        gathers = self._gathers(-1) if self.exchange.fetches_backward else ()
         for index in range(len(self.blocks) - 1, -1, -1):
             if gathers:
                 found += gathers[index]
@@ -222,7 +237,9 @@ class Sync:
             if reduces and index in self.owned:
                 for bucket in self.owned[index]:
                     if bucket.nbytes not in reduced:
-                        reduced[bucket.nbytes] = _with_neighbours(self._reduce(bucket.nbytes))
+                        reduced[bucket.nbytes] = _with_neighbours(
+                            self._reduce(sends, bucket.nbytes)
+                        )
                     found += reduced[bucket.nbytes]
         return found
 
@@ -239,12 +256,12 @@ class Sync:
         return found
 
     def _unadded_s(self, block: BlockTimes, last: bool) -> float:
-        """What is not added to a gradient that is there: at levels 2 and 3 there never is one, and
-        else none before the first backward, unless they are summed in flat buckets of zeros. The
-        last backward stands for the first: a step has one of each."""
-        if self.zero >= 2:
-            return block.accumulate_s
-        return block.accumulate_s if last and (self.zero or not self.buckets) else 0.0
+        """What is not added to a gradient that is there: there never is one where they go after
+        each backward, and else none before the first, unless they are summed into zeros. The last
+        backward stands for the first: a step has one of each."""
+        if self.exchange.keeps_whole_gradients and (self.exchange.sums_into_zeros or not last):
+            return 0.0
+        return block.accumulate_s
 
     def _tensor(self, tensor_s: float, compute_s: float, what: str) -> list[Step]:
         """A block's computing and its collectives."""
@@ -257,11 +274,8 @@ class Sync:
         return [run(compute_s, what), talk(tensor_s, "tensor")]
 
     def _gathers(self, step: int) -> list[list[Step]]:
-        """Level 3: what makes the parameters of each block whole; `step`: where the next one is.
-        None at other levels."""
-        if self.zero < 3:
-            return []
-        if self.prefetch:
+        """What makes the parameters of each block whole; `step`: where the next one is."""
+        if self.prefetch and self.exchange.fetches_ahead:
             return [self._gather(own, step) for own in range(len(self.blocks))]
         return self._gathers_alone
 
@@ -275,13 +289,14 @@ class Sync:
 
     @cached_property
     def _begins(self) -> list[Step]:
-        return [self.gathering(own) for own in range(len(self.blocks))]
+        return [self._gathering(own) for own in range(len(self.blocks))]
 
     @cached_property
     def _waits(self) -> list[tuple[Step, Step]]:
         """Per block: waiting for its parameters, and unpacking them."""
+        moved = UNPACKED if self.exchange.fetches[0].unpacks else 0
         copies = {
-            n: run(self.overheads.copy_s(2 * n), "gather")
+            n: run(self.overheads.copy_s(moved * n), "gather")
             for n in {block.gathered_bytes for block in self.blocks}
         }
         return [
@@ -299,10 +314,16 @@ class Sync:
                 found.append(self._begins[own + ahead * step])
         return found
 
-    def gathering(self, index: int) -> Step:
+    def remade(self, index: int) -> tuple[Step, ...]:
+        """What makes a block's parameters whole when its forward runs once more."""
+        if not self.exchange.fetches_forward:
+            return ()
+        return (self._begins[index], *self._waits[index])
+
+    def _gathering(self, index: int) -> Step:
         """Begins to make a block's parameters whole."""
-        nbytes = self.blocks[index].gathered_bytes
-        seconds = self._collective_s(Primitive.ALL_GATHER, nbytes, self.shard_levels)
+        nbytes, send = self.blocks[index].gathered_bytes, self.exchange.fetches[0]
+        seconds = self._collective_s(send.primitive, nbytes, self.levels(send.axis))
         return Step(Do.START, seconds if nbytes else 0.0, index, "gather")
 
     def _collective_s(self, primitive: Primitive, nbytes: int, levels: Levels) -> float:
@@ -334,23 +355,22 @@ class Sync:
             found.setdefault(bucket.owner, []).append(bucket)
         return found
 
-    def _reduce(self, n: int) -> list[Step]:
+    def _reduce(self, sends: Sequence[Send], n: int) -> list[Step]:
         """What happens to the gradients of a bucket of `n` bytes once all have been added."""
-        if self.zero == 0:
-            return [Step(Do.START, self._collective_s(Primitive.ALL_REDUCE, n, self.dp), SCATTER,
-                         "gradients")]  # fmt: skip
         found = []
-        if self.zero >= 2:  # add up what has come of the bucket before the last
-            found.append(Step(Do.WAIT_SCATTER, 0.0, SCATTER, "gradients"))
-            found.append(run(self._copy_s(3 * n / self.shard), "gradients"))
-        found.append(run(self._copy_s(self._packed(n)), "gradients"))
-        seconds = self._collective_s(Primitive.REDUCE_SCATTER, n, self.shard_levels)
-        found.append(Step(Do.START, seconds, SCATTER, "gradients"))
+        for send in sends:
+            if send.adds:  # what has come of the bucket before the last
+                found.append(Step(Do.WAIT_SCATTER, 0.0, SCATTER, "gradients"))
+                found.append(run(self._copy_s(ADDED * n / self.shard), "gradients"))
+            if send.packs:
+                found.append(run(self._copy_s(self._packed(n)), "gradients"))
+            seconds = self._collective_s(send.primitive, n, self.levels(send.axis))
+            found.append(Step(Do.START, seconds, SCATTER, "gradients"))
         return found
 
     def _packed(self, nbytes: float) -> float:
-        """Bytes that move for it: zeros, unless a kernel packs, then every shard in its place."""
-        return (2 if self.packs else 3) * nbytes
+        """Bytes that move for it."""
+        return (PACKED_BY_KERNEL if self.packs else PACKED) * nbytes
 
     def finish(self, summed: Sequence[tuple[int, Levels]]) -> Iterator[Step]:
         """From the end of the schedule to complete gradients; tied parameters left out.
@@ -358,12 +378,14 @@ class Sync:
         `summed`: bytes of gradients that are summands on a model axis, and its links.
         """
         yield Step(Do.WAIT_ALL, 0.0, 0, "gradients")
-        for bucket in self.buckets if self.zero and self.replicate_levels else ():
-            part = bucket.nbytes / self.shard
-            seconds = collective_time(Primitive.ALL_REDUCE, part, self.replicate_levels)
-            yield talk(seconds, "gradients")
+        ended = [(send, self.levels(send.axis)) for send in self.exchange.at_end]
+        for bucket in self.buckets if ended else ():
+            for send, levels in ended:
+                if levels:
+                    nbytes = bucket.nbytes / self.shard if send.of_part else bucket.nbytes
+                    yield talk(collective_time(send.primitive, nbytes, levels), "gradients")
         for nbytes, levels in summed:
-            held = nbytes / (self.shard if self.zero else 1)
+            held = nbytes / self.exchange.parts("optimizer", self.shard)
             if held:
                 yield talk(collective_time(Primitive.ALL_REDUCE, held, levels), "gradients")
                 yield run(self.overheads.copy_s(4 * held), "gradients")
@@ -378,17 +400,19 @@ class Sync:
 
     def _published(self, n: int) -> list[Step]:
         """Of a bucket of `n` bytes."""
-        if self.zero in (1, 2):
-            own = n / self.shard
-            packed = own if self.updates else self._packed(own)
-            seconds = self._collective_s(Primitive.ALL_GATHER, n, self.shard_levels)
-            return [
-                run(self._copy_s(packed), "gather"),
-                talk(seconds, "gather"), run(self._copy_s(2 * n), "gather"),
-            ]  # fmt: skip
-        if self.zero == 0 and self.dp:
-            return [run(self._copy_s(n), "gradients")]  # zeros to add to
-        return []
+        found = []
+        for send in self.exchange.published:
+            if send.packs:
+                own = n / self.shard if send.packs == "part" else n
+                packed = own if self.updates else self._packed(own)
+                found.append(run(self._copy_s(packed), "gather"))
+            seconds = self._collective_s(send.primitive, n, self.levels(send.axis))
+            found.append(talk(seconds, "gather"))
+            if send.unpacks:
+                found.append(run(self._copy_s(UNPACKED * n), "gather"))
+        for work in self.exchange.cleared:
+            found.append(run(self._copy_s(work.moved * n), work.what))
+        return found
 
 
 _Steps = Callable[[], list[Step]]

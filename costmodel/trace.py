@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from meshwright.costmodel.compute import OpTimer
 from meshwright.costmodel.dtypes import (
-    FUSED,
     NORMS_AS_GIVEN,
     is_float,
+    is_fused,
     runtime_dtypes,
     storage_roots,
 )
@@ -201,7 +201,7 @@ class Trace(ABC):
         """Whether autocast may hand the op this operand in another dtype."""
         op_class = classify(op.target)
         norm = op_class is OpClass.NORMALIZATION and op_name(op.target) not in NORMS_AS_GIVEN
-        cast = op_class in COMPUTE or (norm and op.target not in FUSED)
+        cast = op_class in COMPUTE or (norm and not is_fused(op.target))
         return cast and self.facts.precision == "bf16" and is_float(self.facts.dtypes[name])
 
     def _operand(self, name: str, where: Where, dtype: str) -> Operand:

@@ -1,7 +1,7 @@
 """What one rank of a stage sends in a step: by purpose, axis and link tier."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import ceil
 
@@ -12,6 +12,7 @@ from meshwright.costmodel.stage_model import StageModel
 from meshwright.costmodel.sync import Sync
 from meshwright.costmodel.tables import CostTables
 from meshwright.costmodel.walk import Move, Walk
+from meshwright.forms.sync.exchange import Event, Send
 from meshwright.ir.conversions import COMMUNICATES, Primitive
 from meshwright.ir.detail import Traffic, TrafficPurpose
 from meshwright.ir.graph import Block
@@ -175,26 +176,17 @@ def _between_stages(
 
 def _data(sync: Sync, times: int) -> Iterator[_Sent]:
     """Gradients and parameters over data parallel ranks."""
-    scatters = times if sync.zero >= 2 else 1
+    sends = [send for send in sync.exchange.sends if send not in sync.exchange.fetches]
     for bucket in sync.buckets:
-        n = bucket.nbytes
-        if not sync.zero:
-            yield from _collective("gradients", "dp", Primitive.ALL_REDUCE, n, sync.dp, 1)
-            continue
-        shards, copies = sync.shard_levels, sync.replicate_levels
-        yield from _collective(
-            "gradients", "dp_shard", Primitive.REDUCE_SCATTER, n, shards, scatters
-        )
-        part = n / sync.shard
-        yield from _collective("gradients", "dp_replicate", Primitive.ALL_REDUCE, part, copies, 1)
-        if sync.zero < 3:
-            yield from _collective("parameters", "dp_shard", Primitive.ALL_GATHER, n, shards, 1)
-    yield from _gathered(sync.shard_levels, [b.gathered_bytes for b in sync.blocks], sync, times)
+        for send in sends:
+            nbytes = bucket.nbytes / sync.shard if send.of_part else bucket.nbytes
+            count = times if send.at is Event.AFTER_BACKWARD else 1
+            yield from _exchanged(sync, send, nbytes, count)
+    fetches = sync.exchange.fetches
+    for block in sync.blocks if fetches else ():
+        yield from _exchanged(sync, fetches[0], block.gathered_bytes, len(fetches) * times)
 
 
-def _gathered(levels: Levels, blocks: Sequence[int], sync: Sync, times: int) -> Iterator[_Sent]:
-    """Level 3 makes the parameters of each block whole in every forward and every backward."""
-    for nbytes in blocks if sync.zero == 3 else ():
-        yield from _collective(
-            "parameters", "dp_shard", Primitive.ALL_GATHER, nbytes, levels, 2 * times
-        )
+def _exchanged(sync: Sync, send: Send, nbytes: float, times: int) -> Iterator[_Sent]:
+    levels = sync.levels(send.axis)
+    yield from _collective(send.what, send.axis, send.primitive, nbytes, levels, times)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import gcd, prod
 
-from meshwright.costmodel.dtypes import FUSED
+from meshwright.costmodel.dtypes import is_fused
 from meshwright.costmodel.formulas import NARROW, Gemm, Work
 from meshwright.costmodel.local_op import LocalInput, LocalOp
 from meshwright.costmodel.op_classes import COMPUTE, op_name
@@ -113,7 +113,7 @@ def weight_work(op: LocalOp) -> Work | None:
     if not wanted:
         return None
     read = op.output_bytes + sum(i.nbytes for i in op.inputs if not i.is_param)
-    if op.target in FUSED:
+    if is_fused(op.target):
         read = 0  # in the same pass as the gradients of the activations
     products = bool(_matrices(wanted)) and op.op_class in COMPUTE
     gemms = _weight_gemms(op) if products else ()
@@ -132,7 +132,7 @@ def accumulate_bytes(op: LocalOp) -> int:
 def wanted_inputs(op: LocalOp) -> int:
     """How many activations get a gradient from a kernel."""
     wanted = _wanted(op, params=False)
-    if op.target in FUSED:
+    if is_fused(op.target):
         return min(1, len(wanted))
     return 0 if _passes_on(op, wanted) else len(wanted)
 

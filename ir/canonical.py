@@ -28,8 +28,8 @@ def format_json(value: Any) -> str:
     return _format(value, 0, 0) + "\n"
 
 
-def _compact(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(", ", ": "))
+_compact = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(", ", ": ")).encode
+"""Made once: files have very many values."""
 
 
 def _format(value: Any, indent: int, used: int) -> str:

@@ -6,8 +6,10 @@ import sysconfig
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
-from unittest import mock
+
+from meshwright.ir.on_thread import replaced_here
 
 _STANDARD = sysconfig.get_paths()["stdlib"]
 _CLOCKS = ("time", "perf_counter", "monotonic", "process_time")
@@ -68,7 +70,7 @@ def seed_all(seed: int) -> None:
 
 @contextmanager
 def extreme_draws(value: float) -> Iterator[None]:
-    """Inside, draws from [0, 1) give `value`, and those made of them follow."""
+    """Inside, draws from [0, 1) give `value` on this thread, and those made of them follow."""
     numpy = _numpy_random()
 
     def between(low: float = 0.0, high: float = 1.0, size: Any = None) -> Any:
@@ -84,8 +86,12 @@ def extreme_draws(value: float) -> Iterator[None]:
         changes += [(numpy, name, lambda *size: _shaped(value, size or None)) for name in units]
     with ExitStack() as stack:
         for where, name, by in changes:
-            stack.enter_context(mock.patch.object(where, name, by))
+            stack.enter_context(replaced_here(where, name, _always(by)))
         yield
+
+
+def _always(by: Callable[..., Any]) -> Callable[[Any], Callable[..., Any]]:
+    return lambda original: by
 
 
 def _shaped(value: float, size: Any) -> Any:
@@ -96,21 +102,24 @@ def _shaped(value: float, size: Any) -> Any:
 
 @contextmanager
 def clocks(change: Callable[[float], Any] | None = None) -> Iterator[list[str]]:
-    """Lists the clocks that a model's code reads inside; `change` is done to what they give."""
+    """List the clocks that a model's code reads on this thread; `change` is done to what they give.
+
+    Other threads, of which one may watch a job, read the right time.
+    """
     read: list[str] = []
     with ExitStack() as stack:
         for name in _CLOCKS:
-            by = _clock(name, getattr(time, name), read, change)
-            stack.enter_context(mock.patch.object(time, name, by))
+            clock = partial(_clock, name=name, read=read, change=change)
+            stack.enter_context(replaced_here(time, name, clock))
         yield read
 
 
 def _clock(
-    name: str, original: Callable[[], float], read: list[str],
+    original: Callable[[], float], name: str, read: list[str],
     change: Callable[[float], Any] | None,
 ) -> Callable[[], Any]:  # fmt: skip
     def clock() -> Any:
-        file = sys._getframe(1).f_code.co_filename
+        file = sys._getframe(2).f_code.co_filename  # of who called the function that calls this one
         if (file.startswith(_STANDARD) and "-packages" not in file) or "/torch/" in file:
             return original()
         read.append(name)

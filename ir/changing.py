@@ -47,7 +47,7 @@ def shared(graph: Graph) -> dict[str, tuple[str, ...]]:
 def reads_changed(graph: Graph, block: Block) -> str:
     """A buffer that the block computes with and that forward changes, or ""."""
     known = changed(graph)
-    if known.keys().isdisjoint(block.params):
+    if not known or known.keys().isdisjoint(block.params):
         return ""
     for op in graph.block_ops(block):
         if any(_only_written(graph, out) for out in op.outputs if out):

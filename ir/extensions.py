@@ -7,6 +7,7 @@ from collections.abc import Iterable, MutableSequence
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from meshwright.ir.errors import PlanError
@@ -29,19 +30,15 @@ def nearest(name: str, known: Iterable[str]) -> str:
 class Files:
     """The files of a package by key, each imported when it is first asked for."""
 
-    def __init__(
-        self, package: str, folders: Iterable[str], what: str, *, dashed: bool = False
-    ) -> None:
-        """Takes a package's name and path, and what a file is, for errors; `dashed` keys have a
-        dash for each underscore."""
-        self._package, self._folders, self._what = package, folders, what
-        self._dashed = dashed
+    def __init__(self, package: ModuleType, what: str, *, dashed: bool = False) -> None:
+        """`what` a file is, for errors; `dashed` keys have a dash for each underscore."""
+        self._package, self._what, self._dashed = package, what, dashed
 
     @cached_property
     def names(self) -> tuple[str, ...]:
         """All keys; PlanError where two folders have a file of the same name."""
         found: dict[str, str] = {}
-        for folder in self._folders:
+        for folder in self._package.__path__:
             for module in pkgutil.iter_modules([folder]):
                 if module.name in found:
                     raise PlanError(
@@ -62,4 +59,4 @@ class Files:
         """The module of a key; PlanError with the nearest one if there is none."""
         self.check(name)
         file = name.replace("-", "_") if self._dashed else name
-        return import_module(f"{self._package}.{file}")
+        return import_module(f"{self._package.__name__}.{file}")

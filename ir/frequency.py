@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.library import custom_op
 
 from meshwright.ir.graph import Arg, Ref
-from meshwright.ir.ops import LIBRARY
+from meshwright.ir.own_operators import LIBRARY
 from meshwright.ir.raw import Raw, RawOp, dtype_name, make_op
 
 LIBRARY.define("count_rows(Tensor indices, int rows, ScalarType dtype) -> Tensor")

@@ -1,6 +1,5 @@
 """Puts fused kernels in the place of the operators that they stand for."""
 
-import importlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,10 +9,10 @@ from typing import Protocol
 
 from meshwright.ir.costed import costed
 from meshwright.ir.errors import PlanError
-from meshwright.ir.fusions import TRACED, check_kernels
-from meshwright.ir.fusions.flow import Flow, Match, Miss
+from meshwright.ir.flow import Flow, Match, Miss
 from meshwright.ir.graph import Fusion, Kind, Missed, Op, Tensor
 from meshwright.ir.images import is_channels_last
+from meshwright.ir.kernels import TRACED, check_kernels, load
 from meshwright.ir.raw import Raw, RawOp, dtype_name
 from meshwright.ir.saved import call
 from meshwright.ir.simplify import drop_dead
@@ -46,7 +45,7 @@ def fuse(
     names = check_kernels([k.kernel if isinstance(k, Fusion) else k for k in kernels])
     priced = {k.kernel for k in kernels if isinstance(k, Fusion) and k.priced}
     priced |= set(names) if wins else set()
-    patterns = {name: _pattern(name) for name in names if name in TRACED}
+    patterns = {name: load(name) for name in names if name in TRACED}
     decide = _decide(raw, [k for k in kernels if isinstance(k, Fusion)], wins)
     found = {
         name: _fuse_one(raw, patterns[name], name, decide)
@@ -66,12 +65,6 @@ def _decide(raw: Raw, made: Sequence[Fusion], wins: Wins | None) -> Decide:
         return wins(*_as_ops(raw, match))
 
     return decide
-
-
-def _pattern(name: str) -> ModuleType:
-    # Kernels stand above this module; their operators are found by name.
-    importlib.import_module("meshwright.codegen.kernels").load()
-    return importlib.import_module(f"meshwright.ir.fusions.{name}")
 
 
 def _fuse_one(raw: Raw, pattern: ModuleType, name: str, decide: Decide) -> Fusion:

@@ -7,13 +7,12 @@ memory that it looks into. What enters or leaves the block is always kept.
 
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
-from typing import Literal
 
 from meshwright.ir.graph import Block, Graph
 
-Keeping = Literal["keep", "recompute", "offload"]
-"""`recompute`: not kept; the op runs again before the backward of its block. `offload`: moved to
-the host's memory, and fetched before that backward."""
+Keeping = str
+"""A key of `forms.retention`: `keep`, `recompute` (the op runs again before the backward of its
+block), `offload` (moved to the host's memory and back), or another's."""
 
 
 def operands_key(op_key: str) -> str:

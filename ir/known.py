@@ -9,7 +9,7 @@ import ast
 import linecache
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from types import FrameType
 from typing import Any
@@ -82,8 +82,10 @@ class Known(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self._own and any(id(x) in self._own for x in leaves((args, kwargs))):
+        given = leaves((args, kwargs))
+        if self._own and any(id(x) in self._own for x in given):
             args, kwargs = map_tensors(self._copied, (args, kwargs))
+            given = leaves((args, kwargs))
         self._check_training(func, args)
         if func == DATA:
             return args[0].detach()
@@ -99,7 +101,7 @@ class Known(TorchFunctionMode):
         result = func(*args, **kwargs)
         if func == GRAD_FN and result is not None and _asked_by_user(sys._getframe(1)):
             return Unhooked(result)
-        self._note(func, args, kwargs, result)
+        self._note(_Made(func, args, kwargs, None), given, result)
         return result
 
     def _copied(self, tensor: Tensor) -> Tensor:
@@ -113,13 +115,16 @@ class Known(TorchFunctionMode):
     def _check_training(self, func: Any, args: tuple[Any, ...]) -> None:
         if func is Tensor.requires_grad_ or func == REQUIRES_GRAD:
             wanted = args[1] if len(args) > 1 else True
+            if args[0].requires_grad == wanted:
+                return  # as of every tensor that is made while a model is copied
             for module, name in self._own.values():
-                if getattr(module, name) is args[0] and args[0].requires_grad != wanted:
+                if getattr(module, name) is args[0]:
                     raise changes_training(f"{name} of {type(module).__name__}", wanted)
 
-    def _note(self, func: Any, args: tuple[Any, ...], kwargs: Any, result: Any) -> None:
-        name = getattr(func, "__name__", "")
-        given = [x for x in leaves((args, kwargs)) if isinstance(x, Tensor)]
+    def _note(self, made: _Made, flat: list[Any], result: Any) -> None:
+        """`flat`: what its arguments hold."""
+        name = getattr(made.function, "__name__", "")
+        given = [x for x in flat if isinstance(x, Tensor)]
         if name == "__setitem__" or (name.endswith("_") and not name.endswith("__")):
             self._lost.update(storage_key(x) for x in given[:1])
             return
@@ -128,11 +133,11 @@ class Known(TorchFunctionMode):
         if name not in _FACTORIES and (not given or not all(x in self._made for x in given)):
             return
         if isinstance(result, Tensor):
-            self._made[result] = _Made(func, args, kwargs, None)
+            self._made[result] = made
         elif isinstance(result, tuple):
             for index, part in enumerate(result):
                 if isinstance(part, Tensor):
-                    self._made[part] = _Made(func, args, kwargs, index)
+                    self._made[part] = replace(made, index=index)
 
     def _is_known(self, tensor: Tensor) -> bool:
         made: _Made = self._made[tensor]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from meshwright.ir.graph import Arg, Ref
-from meshwright.ir.ops import LIBRARY
+from meshwright.ir.own_operators import LIBRARY
 from meshwright.ir.raw import Raw, RawOp, dtype_name, make_op
 from meshwright.ir.saved import call
 

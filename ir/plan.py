@@ -110,6 +110,24 @@ class BlockLayout:
         return model_mesh(self.mesh)
 
 
+def sync_name(zero: int, dp_shard: int) -> str:
+    """Returns the form that `Stage.zero` is short for: among one rank nothing is split."""
+    return f"zero{zero}" if dp_shard > 1 else "zero0"
+
+
+@dataclass(frozen=True, config=_strict, kw_only=True)
+class SyncChoice:
+    """A form by which replicas agree on gradients, other than those that `zero` names."""
+
+    form: str
+    """Name of a file of `forms/sync`, such as `dear`."""
+    settings: dict[str, int] = field(default_factory=dict)
+    """What the form can be told; what is left out is as its file says."""
+
+    def __str__(self) -> str:
+        return " ".join([self.form, *(f"{name}={n}" for name, n in sorted(self.settings.items()))])
+
+
 @dataclass(frozen=True, config=_strict, kw_only=True)
 class Stage:
     """A run of blocks on a group of devices."""
@@ -126,6 +144,9 @@ class Stage:
     """Samples of each micro-batch on each coordinate of `dp` (dp_replicate x dp_shard)."""
     zero: Literal[0, 1, 2, 3] = 0
     """What is sharded over dp_shard: 1 optimizer, 2 also gradients, 3 also parameters."""
+    sync: SyncChoice | None = None
+    """How replicas agree on gradients, and when; without it, as `zero` says: at the step's end.
+    With `dear`, zero 1 gathers parameters and zero 0 gradients under the next forward."""
     prefetch: int = 0
     """With zero 3: blocks whose parameters are gathered ahead, while another one runs."""
     recompute: dict[str, Literal["none", "full"]] = field(default_factory=dict)
@@ -148,6 +169,24 @@ class Stage:
     @property
     def dp(self) -> int:
         return self.mesh.get("dp_replicate", 1) * self.mesh.get("dp_shard", 1)
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether its optimizer holds rows of the parameters, and not all."""
+        return self.zero >= 1 and self.mesh.get("dp_shard", 1) > 1
+
+    @property
+    def sync_form(self) -> str:
+        """Key of the form by which replicas agree on gradients: a file of `forms/sync`."""
+        if self.sync is not None and self.dp > 1:
+            return self.sync.form
+        return sync_name(self.zero, self.mesh.get("dp_shard", 1))
+
+    @property
+    def data_axes(self) -> dict[str, int]:
+        """Sizes of the data-parallel axes: of both together, and of each."""
+        shard, replicate = self.mesh.get("dp_shard", 1), self.mesh.get("dp_replicate", 1)
+        return {"dp": self.dp, "dp_shard": shard, "dp_replicate": replicate}
 
     @property
     def model(self) -> ModelMesh:
@@ -322,9 +361,9 @@ class Evidence:
     """What need not be judged, by the reason: bound, memory, dominance."""
     bound_s: float
     """No plan of the searched space can be faster, by the same cost model; 0 if that is not known,
-    as where time was up."""
-    gap: float
-    """step_s / bound_s - 1; 0 where no bound is known."""
+    as where time was up. `ir.beside.bounded` says of which plans it is."""
+    gap: float | None
+    """step_s / bound_s - 1; None where no bound is known."""
     alternatives: Many[Alternative] = ()
     improved: Many[Improvement] = ()
     """How the search went."""

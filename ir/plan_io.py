@@ -18,10 +18,10 @@ from meshwright.ir.plain_text import SHOWN, check_texts, shown
 from meshwright.ir.plan import MESH_AXES, SCHEMA, Plan
 
 _ADAPTER = TypeAdapter(Plan)
-_SORTED = frozenset({"recompute", "saved", "layouts", "parameters", "ops", "versions"})
+_SORTED = frozenset({"recompute", "saved", "layouts", "parameters", "ops", "versions", "settings"})
 """Dicts whose order means nothing; sorted, so that equal plans have equal bytes."""
 _PLAIN = frozenset({int, float, str})
-_UNSAID = frozenset({"compile", "detail", "improved", "kernels", "device_kind"})
+_UNSAID = frozenset({"compile", "detail", "improved", "kernels", "device_kind", "sync"})
 """What many plans do not have; left out where there is none."""
 _SAID = frozenset({"predicted", "evidence", "notes", "versions"})
 """What is known of a plan, which decides nothing: a search that a time limit ends may count other

@@ -67,13 +67,18 @@ class Schedule:
     def __str__(self) -> str:
         return "\n".join(" ".join(map(str, row)) for row in self.ranks)
 
-    @property
+    @cached_property
     def num_stages(self) -> int:
         return 1 + max(a.stage for row in self.ranks for a in row)
 
-    @property
+    @cached_property
     def num_microbatches(self) -> int:
         return 1 + max(a.microbatch for row in self.ranks for a in row)
+
+    @cached_property
+    def works(self) -> frozenset[Work]:
+        """The kinds of work that it has."""
+        return frozenset([action.work for row in self.ranks for action in row])
 
     def rank_of(self, stage: int) -> int:
         """The pipeline rank that runs `stage`."""
@@ -92,16 +97,18 @@ def parse_schedule(name: str, rows: tuple[str, ...]) -> Schedule:
 
 def halves_backwards(schedule: Schedule) -> bool:
     """Whether some backward is taken in two halves."""
-    return any(a.work is Work.BACKWARD_INPUT for row in schedule.ranks for a in row)
+    return Work.BACKWARD_INPUT in schedule.works
 
 
 def says_when_to_recompute(schedule: Schedule) -> bool:
     """Whether some forward keeps all, or something is made again ahead of its backward."""
-    return any(a.work in EARLY for row in schedule.ranks for a in row)
+    return not schedule.works.isdisjoint(EARLY)
 
 
 def kept_beside_others(schedule: Schedule) -> int:
     """Micro-batches that a stage keeps whole though it makes others again, at most."""
+    if Work.FORWARD_KEEPING not in schedule.works:
+        return 0
     held = Counter(a.stage for row in schedule.ranks for a in row if a.work is Work.FORWARD_KEEPING)
     count = schedule.num_microbatches
     return max((kept for kept in held.values() if kept < count), default=0)

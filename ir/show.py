@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from meshwright.ir.beside import bounded
 from meshwright.ir.detail import Traffic
 from meshwright.ir.plan import Evidence, Plan, Prediction, Stage
 from meshwright.ir.terminal import Terminal
@@ -137,7 +138,8 @@ def _blocks(stage: Stage) -> str:
 
 
 def _zero(stage: Stage) -> str:
-    return f"{stage.zero}, {stage.prefetch} ahead" if stage.prefetch else str(stage.zero)
+    ahead = f", {stage.prefetch} ahead" if stage.prefetch else ""
+    return f"{stage.zero}{ahead}" + (f", {stage.sync}" if stage.sync else "")
 
 
 def _stages(plan: Plan) -> Table:
@@ -172,7 +174,7 @@ def _saved(plan: Plan) -> list[RenderableType]:
     for i, stage in enumerate(plan.stages):
         blocks: dict[str, list[str]] = {}
         for block, policy in stage.saved.items():
-            for how in ("recompute", "offload", "keep"):
+            for how in sorted(set(policy.values()), reverse=True):
                 keys = ", ".join(key for key, said in policy.items() if said == how)
                 if keys:
                     blocks.setdefault(f"{how} {keys}", []).append(block)
@@ -302,8 +304,8 @@ def _evidence(plan: Plan, evidence: Evidence) -> list[RenderableType]:
         f"found by {evidence.searcher} (seed {evidence.seed}): {evidence.candidates:,} candidates, "
         f"{evidence.infeasible:,} infeasible, {seen}; "
         + (
-            f"no plan is faster than {seconds(evidence.bound_s)}, gap {evidence.gap:.1%}"
-            if evidence.bound_s
+            f"{bounded(plan)} is faster than {seconds(evidence.bound_s)}, gap {evidence.gap:.1%}"
+            if evidence.gap is not None
             else "no bound is known"
         )
     )

@@ -10,7 +10,7 @@ from meshwright.ir.frequency import count_frequencies
 from meshwright.ir.functional import functionalise
 from meshwright.ir.graph import Arg, Kind, Ref
 from meshwright.ir.noise import draw_noise
-from meshwright.ir.ops import COUNT_VALID, CROSS_ENTROPY_SUM
+from meshwright.ir.own_operators import COUNT_VALID, CROSS_ENTROPY_SUM
 from meshwright.ir.raw import Raw, RawOp, dtype_name, make_op, refs, substitute
 from meshwright.ir.torch_private import makes_view, schema_arguments, written_arguments
 

@@ -40,7 +40,7 @@ def trace(
 ) -> Graph:
     """The training step of `model` as data, at the global batch size (default: the example's).
 
-    `kernels`: the fused ones to put in where their patterns hold (`ir.fusions.KERNELS`) and, if
+    `kernels`: the fused ones to put in where their patterns hold (`ir.kernels.KERNELS`) and, if
     `wins` is asked, where they are worth it; or a plan's, for the graph that it was made for.
     """
     started = time.perf_counter()

@@ -15,9 +15,9 @@ from meshwright.ir.check_layout import layout_problems, tied_problems
 from meshwright.ir.check_prediction import prediction_problems
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.errors import PlanError
-from meshwright.ir.fusions import KERNELS
 from meshwright.ir.graph import Block, Graph
 from meshwright.ir.keeping import makers, torn, unknown
+from meshwright.ir.kernels import KERNELS
 from meshwright.ir.layout import balanced
 from meshwright.ir.plan import (
     MESH_AXES,
@@ -148,9 +148,12 @@ def _early(plan: Plan) -> Iterator[Finding]:
     rows = schedule.ranks if schedule else ()
     for stage in sorted({a.stage for row in rows for a in row if a.work in EARLY}):
         policies = plan.stages[stage].saved.values()
-        if any(what == "offload" for policy in policies for what in policy.values()):
-            message = f"stage {stage}: the schedule keeps or makes again what is to be offloaded"
-            near = "a schedule without K and R, or saved without offload"
+        said = {what for policy in policies for what in policy.values()}
+        if other := sorted(said - {"keep", "recompute"}):
+            message = (
+                f"stage {stage}: the schedule keeps or makes again what saved is to {other[0]}"
+            )
+            near = f"a schedule without K and R, or saved without {other[0]}"
             yield Finding("schedule", message, near)
 
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from meshwright.forms.retention import unknown
+from meshwright.forms.sync import findings as sync_findings
 from meshwright.ir import plan_io
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.errors import PlanError
@@ -58,7 +60,9 @@ def check_plan(
     plan = read.plan
     if plan is None:
         return read
-    findings = [*read.findings, *verify(plan, graph, cluster)]
+    findings = [
+        *read.findings, *unknown(plan), *verify(plan, graph, cluster), *sync_findings(plan)
+    ]  # fmt: skip
     legal = not any(f.severity == "error" and f.rule not in ("hash", "memory") for f in findings)
     if graph is None or cluster is None or not legal:
         doubts = (*_unpriced(plan), *_versions(plan), *_other_profile(plan, profile))

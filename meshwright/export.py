@@ -13,7 +13,7 @@ from meshwright.ir.extensions import Files
 from meshwright.ir.plain_text import comment
 from meshwright.ir.plan import Plan
 
-_FILES = Files(exporters.__name__, exporters.__path__, "target")
+_FILES = Files(exporters, "target")
 TARGETS = _FILES.names
 """Keys of the targets: the file names of `meshwright/exporters`."""
 

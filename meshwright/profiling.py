@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from meshwright.forms.updates import USUAL
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Graph
@@ -36,7 +37,7 @@ def profile(
     example_inputs: Any = None,
     loss_fn: Callable[..., Any] | None = None,
     precision: str = "bf16",
-    optimizer: str = "adamw",
+    optimizer: str = USUAL,
     path: Path | str | None = None,
     minutes: float | None = None,
     constraints: Sequence[str | Constraint] = (),

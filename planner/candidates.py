@@ -7,6 +7,8 @@ from itertools import accumulate
 from math import prod
 
 from meshwright.costmodel.tables import Mode
+from meshwright.forms.sync import exchange
+from meshwright.forms.sync.exchange import Exchange
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Block, Graph
@@ -22,6 +24,7 @@ from meshwright.ir.plan import (
     ScheduleTable,
     Stage,
     model_mesh,
+    sync_name,
 )
 from meshwright.ir.schedule import Schedule
 from meshwright.planner.deadline import check_time
@@ -62,6 +65,11 @@ class StageChoice:
     @property
     def dp(self) -> int:
         return self.dp_replicate * self.dp_shard
+
+    @property
+    def exchange(self) -> Exchange:
+        """What its replicas do to agree."""
+        return exchange(sync_name(self.zero, self.dp_shard), self.dp)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +184,7 @@ def _stage(problem: Problem, choice: Choice, stage: StageChoice) -> Stage:
         devices=stage.devices,
         batch_shares=stage.shares or balanced(samples, stage.dp),
         zero=stage.zero,  # type: ignore[arg-type]
-        prefetch=stage.prefetch if stage.zero == 3 else 0,
+        prefetch=stage.prefetch * stage.exchange.fetches_ahead,
         recompute=dict.fromkeys(stage.recompute, "full"),
         saved=_saved(problem, stage, blocks),
         layouts={

@@ -3,15 +3,13 @@
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 
-from meshwright.ir.fusions import PLACED
-from meshwright.ir.placed import used
+from meshwright.ir.beside import waits_for_collectives
 from meshwright.ir.plan import Evidence, Plan
 from meshwright.ir.plan_io import rehash
 from meshwright.ir.schedule import says_when_to_recompute
 from meshwright.planner.across.bound import lower_bound
 from meshwright.planner.across.run_classes import DEEP
 from meshwright.planner.deadline import TimeUp, until
-from meshwright.planner.finishing.overlap import overlaps
 from meshwright.planner.found import Found
 from meshwright.planner.notes import filled
 from meshwright.planner.pins.constraints import Pin, allowed, freed
@@ -22,6 +20,8 @@ from meshwright.planner.why import alternative, kind_of
 
 ALTERNATIVES = 6
 """Plans of other kinds that a plan tells of."""
+ROUNDING = 2e-6
+"""By which a bound and a step of the same seconds may differ: both are kept in six digits."""
 
 
 def with_evidence(
@@ -33,7 +33,7 @@ def with_evidence(
     assert best.predicted
     try:
         with until(end):
-            bound = _bound_s(problem, found)
+            bound = _proven_s(problem, found, best.predicted.step_s)
     except TimeUp:
         bound = 0.0
     others = [entry for entry in found.kinds.values() if kind_of(entry[2]) != kind_of(best)]
@@ -46,31 +46,44 @@ def with_evidence(
         exhausted=found.exhausted,
         pruned={reason: n for reason, n in sorted(found.pruned.items()) if n},
         bound_s=bound,
-        gap=float(f"{best.predicted.step_s / bound - 1:.6g}") if bound else 0.0,
+        gap=float(f"{best.predicted.step_s / bound - 1:.6g}") if bound else None,
         alternatives=tuple(alternative(p, best, extra) for _, extra, p in others[:ALTERNATIVES]),
         improved=tuple(found.improved),
     )
     return rehash(replace(in_detail(problem, best), evidence=evidence, versions=_versions()))
 
 
-def _bound_s(problem: Problem, found: Found) -> float:
-    """What no plan can beat: by the relaxation, or because nothing better is left open."""
-    free = with_any_schedule(problem)
-    if found.bound_s is None and len(problem.graph.blocks) > DEEP:
+def _proven_s(problem: Problem, found: Found, step_s: float) -> float:
+    """What no plan can beat, in six digits as steps are; 0 where that is not known.
+
+    A bound that some plan does beat is wrong, and so not claimed.
+    """
+    bound_s = _bound_s(problem, found)
+    if bound_s > step_s * (1 + ROUNDING):
         return 0.0
-    bound_s = lower_bound(free) if found.bound_s is None else found.bound_s
+    return float(f"{min(bound_s, step_s):.6g}")
+
+
+def _bound_s(problem: Problem, found: Found) -> float:
+    """By the relaxation, or because nothing better is left open; 0 where none is known.
+
+    Where the best plan waits for its collectives, of plans that do; else of all there are.
+    """
+    waits = found.best is None or waits_for_collectives(found.best)
+    known_s = found.bound_s if waits else None
+    if known_s is None and len(problem.graph.blocks) > DEEP:
+        return 0.0
+    free = with_any_schedule(problem)
+    bound_s = lower_bound(free, waits=waits) if known_s is None else known_s
     if found.best and found.best.schedule.name == MADE:
-        return float(f"{bound_s:.6g}")  # what was gone through are the schedules of files
+        return bound_s  # what was gone through are the schedules of files
     if found.best and says_when_to_recompute(problem.tables.schedule(found.best.schedule)):
         asked = Pin("schedule", found.best.schedule.name)
         early = replace(free, constraints=freed(free.constraints, "schedule", asked))
-        return float(f"{min(bound_s, lower_bound(early)):.6g}")
-    beside = found.best and (overlaps(found.best) or used(found.best) & set(PLACED))
-    if found.best and found.best.predicted and beside:
-        return float(f"{min(bound_s, found.best.predicted.step_s):.6g}")
-    if found.open_s is not None and found.open_s > bound_s:
-        bound_s = max(bound_s, min(found.open_s, found.least_s))
-    return float(f"{bound_s:.6g}")
+        return min(bound_s, lower_bound(early, waits=waits))
+    if waits and found.open_s is not None and found.open_s > bound_s:
+        return max(bound_s, min(found.open_s, found.least_s))
+    return bound_s
 
 
 def _versions() -> dict[str, str]:

@@ -17,7 +17,7 @@ from meshwright.planner.placed_kernels import put_in
 from meshwright.planner.predict import excess_bytes, predict_plan
 from meshwright.planner.problem import Problem
 
-_FILES = Files(finishing.__name__, finishing.__path__, "change")
+_FILES = Files(finishing, "change")
 FINISHERS = _FILES.names
 """Keys of the changes: the file names."""
 BEST, CLOSE = 3, 1.3

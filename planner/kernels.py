@@ -9,8 +9,8 @@ from meshwright.costmodel.op_classes import COMPUTE, classify
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.device import DeviceType, OpClass
 from meshwright.ir.fuse import Wins
-from meshwright.ir.fusions import KERNELS, check_kernels
 from meshwright.ir.graph import Kind, Op, Tensor
+from meshwright.ir.kernels import KERNELS, check_kernels
 
 NONE, TORCH, ALL, AUTO = "none", "torch", "all", "auto"
 TORCHS_OWN = ("gelu",)

@@ -44,7 +44,7 @@ Searcher = Callable[[Problem], Iterator[Offer]]
 """Offers plans in any order, also ones that need too much memory: the driver keeps the best, and
 owns budget, verification and log. The same problem must give the same offers."""
 
-_FILES = Files(searchers.__name__, searchers.__path__, "searcher")
+_FILES = Files(searchers, "searcher")
 SEARCHERS = _FILES.names
 """Keys of the searchers: the file names."""
 

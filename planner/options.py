@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from meshwright.forms.updates import USUAL
 from meshwright.ir.errors import PlanError
 from meshwright.ir.extensions import nearest
 from meshwright.ir.profile import Profile
@@ -22,7 +23,7 @@ class SearchOptions:
     example_inputs: Any = None
     loss_fn: Callable[..., Any] | None = None
     """Of a model that does not return its loss."""
-    optimizer: str = "adamw"
+    optimizer: str = USUAL
     precision: str = "bf16"
     max_grad_norm: float | None = None
     """Gradients are clipped to this global norm."""

@@ -8,6 +8,7 @@ from meshwright.costmodel.placement import layouts_of, spots
 from meshwright.costmodel.routing import routed
 from meshwright.costmodel.tables import Spot
 from meshwright.costmodel.walk import Step
+from meshwright.forms.updates import update, with_kernel
 from meshwright.ir.graph import Block, Fusion
 from meshwright.ir.placed import JOINT, placed
 from meshwright.ir.placed.found import Found
@@ -20,9 +21,8 @@ TORCHS_STEP = "torch's fused step is one pass already, and nothing is clipped or
 
 def put_in(problem: Problem, plan: Plan) -> tuple[Fusion, ...]:
     """The plan's kernels with their places: all, or those whose price is lower."""
-    if any(fusion.priced for fusion in plan.kernels):
-        return placed(plan, problem.graph, _Worth(problem, plan))
-    return placed(plan, problem.graph)
+    priced = any(fusion.priced for fusion in plan.kernels)
+    return placed(plan, problem.graph, _Worth(problem, plan, priced))
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,15 @@ class _Worth:
 
     problem: Problem
     plan: Plan
+    priced: bool
+    """Else all that are right are worth it."""
 
     def __call__(self, kernel: str, at: Found) -> str:
+        if kernel == "bucket_update" and not update(self.plan.optimizer).step:
+            known = ", ".join(with_kernel())
+            return f"no kernel steps {self.plan.optimizer}; there are {known}"
+        if not self.priced:
+            return ""
         if kernel not in JOINT and (why := self._why_no_kernel(at)):
             return why
         # A packing kernel moves two thirds of the bytes, in one launch: cheaper on any curve.

@@ -8,8 +8,8 @@ from typing import Literal
 
 from meshwright.costmodel.keeping import Policy
 from meshwright.costmodel.layer_profile import check_devices
-from meshwright.costmodel.memory import check_optimizer
 from meshwright.costmodel.tables import CostTables
+from meshwright.forms.updates import USUAL, Reach, update
 from meshwright.ir.changing import shared
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.errors import PlanError
@@ -146,7 +146,7 @@ def make_problem(
     graph: Graph,
     cluster: Cluster,
     *,
-    optimizer: str = "adamw",
+    optimizer: str = USUAL,
     precision: str = "bf16",
     max_grad_norm: float | None = None,
     constraints: tuple[str | Constraint, ...] = (),
@@ -156,7 +156,7 @@ def make_problem(
     log_dir: Path | None = None,
 ) -> Problem:
     """The problem, after checking what was asked."""
-    check_optimizer(optimizer)
+    update(optimizer)  # refuses one that is not known
     if max_grad_norm is not None and not 0.0 < max_grad_norm < float("inf"):
         raise PlanError(f"max_grad_norm is {max_grad_norm}; it must be positive, such as 1.0")
     if profile is not None:
@@ -175,11 +175,22 @@ def make_problem(
     if shared(graph) and not any(map(_names_stages, asked)):
         # Each stage would have a buffer of its own.
         asked = parse_constraints((*asked, "pp=1"), graph, cluster)
+    if whole := _WHOLE[update(optimizer).reach]:
+        asked = parse_constraints((*asked, *whole), graph, cluster)
     return Problem(
         graph=graph, cluster=cluster, optimizer=optimizer, precision=kind,
         max_grad_norm=max_grad_norm, constraints=asked, objective=objective, seed=seed,
         tables=CostTables(graph, cluster, precision, profile=profile), solved={}, log_dir=log_dir,
     )  # fmt: skip
+
+
+_WHOLE: dict[Reach, tuple[str, ...]] = {
+    Reach.ELEMENT: (),
+    Reach.PARAMETER: ("zero=0", "model=1"),
+    Reach.GROUP: ("zero=0", "model=1", "pp=1"),
+    Reach.CHANCE: ("dp=1", "model=1", "pp=1"),
+}
+"""Pins under which ranks hold all that a step of one element looks at."""
 
 
 def _names_stages(asked: Constraint) -> bool:

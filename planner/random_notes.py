@@ -1,15 +1,16 @@
 """Where a plan draws other random numbers than one process would."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from meshwright.ir.graph import Graph, Op
 from meshwright.ir.layout import Shard
 from meshwright.ir.plan import BlockLayout, Plan, Stage
+from meshwright.ir.rules import given, name_of
 from meshwright.planner.inside.explain import strategy_of
-from meshwright.planner.inside.rules import given, name_of
 
 _NAMED = 3
 """Places that a note names."""
+_KEPT = "dropping ops"
 
 
 def random_notes(graph: Graph, plan: Plan) -> Iterator[str]:
@@ -19,7 +20,7 @@ def random_notes(graph: Graph, plan: Plan) -> Iterator[str]:
     for index, stage in enumerate(plan.stages):
         for block in plan.stage_blocks(graph, index):
             layout = plan.layout(stage.layouts[block.pattern])
-            for op in graph.block_ops(block):
+            for op in _dropping(graph)[block.name]:
                 if axes := _split_dropout(op, layout, stage):
                     split[f"{_place(op)} over {', '.join(axes)}"] = None
                 if _drops_steps(op) and (stage.dp > 1 or plan.num_microbatches > 1):
@@ -36,12 +37,30 @@ def random_notes(graph: Graph, plan: Plan) -> Iterator[str]:
         )
 
 
-def _split_dropout(op: Op, layout: BlockLayout, stage: Stage) -> tuple[str, ...]:
-    """The axes on which dropout is drawn for each part alone."""
+def _dropping(graph: Graph) -> Mapping[str, tuple[Op, ...]]:
+    """Block -> its ops that may drop something, under any plan."""
+    # Kept as cached properties are, with the graph: every plan that is tried asks.
+    kept: dict[str, Mapping[str, tuple[Op, ...]]] = graph.__dict__
+    if _KEPT not in kept:
+        kept[_KEPT] = {
+            block.name: tuple(
+                [op for op in graph.block_ops(block) if _drops(op) or _drops_steps(op)]
+            )
+            for block in graph.blocks
+        }
+    return kept[_KEPT]
+
+
+def _drops(op: Op) -> bool:
     name = name_of(op).removesuffix("_")
     plain = name in ("dropout", "meshwright.bias_gelu_dropout") and given(op, "p")
     fused = name == "scaled_dot_product_attention" and given(op, "dropout_p")
-    if not (plain and given(op, "train", True)) and not fused:
+    return bool((plain and given(op, "train", True)) or fused)
+
+
+def _split_dropout(op: Op, layout: BlockLayout, stage: Stage) -> tuple[str, ...]:
+    """The axes on which dropout is drawn for each part alone."""
+    if not _drops(op):
         return ()
     return tuple(
         axis

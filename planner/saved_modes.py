@@ -4,14 +4,12 @@ from dataclasses import dataclass
 
 from meshwright.costmodel.keeping import Policy
 from meshwright.costmodel.tables import Spot
+from meshwright.forms.retention import fate_of, moves, offered, retention
 from meshwright.ir.changing import reads_changed
+from meshwright.ir.graph import Block
 from meshwright.planner.inside.saved_choice import SavedChoice
 from meshwright.planner.pins.constraints import pinned
 from meshwright.planner.problem import Problem
-
-CHEAP = 0.1
-"""`selective`: as much as can be made again in so much of the block's forward. Activations, norms
-and short attention fit; large products do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +26,8 @@ def saved_modes(problem: Problem, pattern: str) -> tuple[SavedMode, ...]:
     block = next(b for b in problem.graph.blocks if b.pattern == pattern)
     if reads_changed(problem.graph, block):
         return ()
-    found = []
-    keys = _choice(problem, pattern)
-    if keys:
-        found.append(SavedMode("selective", tuple((key, "recompute") for key in sorted(keys))))
-    return (*found, SavedMode("offload", (("*", "offload"),)))
+    found = (SavedMode(name, _policy(problem, block, name)) for name in offered())
+    return tuple(mode for mode in found if mode.policy)
 
 
 def pinned_policy(problem: Problem, pattern: str) -> Policy:
@@ -57,15 +52,17 @@ def free_modes(problem: Problem) -> tuple[str, ...]:
     if pinned(problem.constraints, "saved") is not None:
         return ()
     apart = any(device.kind != "cpu" for device in problem.tables.devices.values())
-    return ("offload", "selective") if apart else ("selective",)
+    return tuple(name for name in offered() if apart or not moves(name))
 
 
-def _choice(problem: Problem, pattern: str) -> tuple[str, ...]:
-    block = next(b for b in problem.graph.blocks if b.pattern == pattern)
-    layout = next(x for x in problem.layouts(()) if x.pattern == pattern)
+def _policy(problem: Problem, block: Block, name: str) -> Policy:
+    """What a form says of the ops of a block."""
+    form, fate = retention(name), fate_of(name)
+    if form.choose is None:
+        return (("*", fate),)
+    layout = next(x for x in problem.layouts(()) if x.pattern == block.pattern)
     samples = max(1, problem.batch // problem.cluster.num_devices)
     spot = Spot(samples, 1, (), problem.tables.device_names[0], (), ())
     makers = problem.tables.blocks.makers(block, layout, spot)
-    limit_s = CHEAP * problem.tables.block(block, layout, spot).forward_s
-    way = SavedChoice(makers).smallest(limit_s)
-    return way.keys
+    forward_s = problem.tables.block(block, layout, spot).forward_s
+    return tuple((key, fate) for key in sorted(form.choose(SavedChoice(makers), forward_s)))

@@ -22,7 +22,7 @@ from meshwright.planner import schedules
 
 F, B, I, W = Work.FORWARD, Work.BACKWARD, Work.BACKWARD_INPUT, Work.BACKWARD_WEIGHT  # noqa: E741
 
-_FILES = Files(schedules.__name__, schedules.__path__, "schedule")
+_FILES = Files(schedules, "schedule")
 SCHEDULES = _FILES.names
 """Keys of the schedules: the file names."""
 MADE = "synthesised"

@@ -6,7 +6,9 @@ from functools import cached_property
 from itertools import combinations, pairwise
 from math import prod
 
-from meshwright.ir.plan import ModelMesh
+from meshwright.forms.sync import chosen, exchange, suits
+from meshwright.forms.sync.exchange import Exchange
+from meshwright.ir.plan import ModelMesh, sync_name
 from meshwright.planner.across.model_space import divisors as divisors
 from meshwright.planner.across.model_space import tensor_sizes as tensor_sizes
 from meshwright.planner.across.model_space import widest_node
@@ -44,6 +46,11 @@ class Mesh:
     @cached_property
     def dp(self) -> int:
         return self.dp_replicate * self.dp_shard
+
+    @cached_property
+    def exchange(self) -> Exchange:
+        """What its replicas do to agree."""
+        return exchange(sync_name(self.zero, self.dp_shard), self.dp)
 
     @cached_property
     def model_size(self) -> int:
@@ -148,8 +155,9 @@ def _levels(problem: Problem, shard: int) -> tuple[int, ...]:
     if shard > 1 and (pinned(problem.constraints, "dp_shard") or 0) == shard:
         levels = (0, 1, 2, 3)  # asked for by name: also without sharding anything
     if 0 not in allowed(problem.constraints, "prefetch", range(5)):
-        return tuple(level for level in levels if level == 3)
-    return levels
+        levels = tuple(level for level in levels if level == 3)
+    sync = pinned(problem.constraints, "sync")
+    return tuple(zero for zero in levels if sync not in chosen() or suits(str(sync), zero))
 
 
 def _prefetches(problem: Problem, zero: int) -> tuple[int, ...]:

@@ -61,6 +61,7 @@ def name_of(plan: Plan) -> str:
         parts.append("recompute")
     if (saved := saved_name(plan)) != "none":
         parts.append(saved)
+    parts += sorted({f"sync {s.sync.form}" for s in plan.stages if s.sync})
     parts += sorted({f"overlap {s.overlap}" for s in plan.stages if s.overlap != "none"})
     if any(stage.compile for stage in plan.stages):
         parts.append("compile")

@@ -1,8 +1,7 @@
 """Puts a rank's part of a job together: groups, tensors, stages."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 
 import torch
 import torch.distributed as dist
@@ -10,14 +9,16 @@ from torch import Tensor
 
 from meshwright.codegen.comm import Comm
 from meshwright.codegen.program import StageProgram
+from meshwright.forms.sync import check, running
+from meshwright.forms.sync.running import Held, Lines, Peers, SyncRun
 from meshwright.ir.graph import Graph
 from meshwright.ir.placed import used_at
 from meshwright.ir.plan import Plan
-from meshwright.runtime.gradsync.base import GradientSync, Held, Lines
 from meshwright.runtime.groups import Groups, make_groups
+from meshwright.runtime.packing import packing
 from meshwright.runtime.record import Recorder
 from meshwright.runtime.stage import StageModule
-from meshwright.runtime.tied import Tie, find_ties, is_sharded
+from meshwright.runtime.tied import Tie, find_ties
 from meshwright.runtime.weights import slots, stage_tensors
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp32": None, "fp64": None}
@@ -50,12 +51,24 @@ class RankParts:
         return tuple(h for stage in self.stages.values() for h in stage.sync.held)
 
     @property
-    def counted(self) -> tuple[Held, ...]:
-        """Those of `held` that this rank stands for: over all ranks, each element once."""
+    def reduced(self) -> tuple[Held, ...]:
+        """What has gradients between a step's last backward and its update."""
+        return tuple(h for stage in self.stages.values() for h in stage.sync.reduced)
+
+    def counted(self, held: Iterable[Held]) -> tuple[Held, ...]:
+        """Those that this rank stands for: over all ranks, each element once."""
         first = {tie.name: tie.stages[0] for tie in self.ties}
-        return tuple(
-            h for h in self.held if h.primary and first.get(h.param.name, h.stage) == h.stage
-        )
+        return tuple(h for h in held if h.primary and first.get(h.param.name, h.stage) == h.stage)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether parameters are what the steps taken have made of them."""
+        return all(stage.sync.is_settled for stage in self.stages.values())
+
+    def settle(self) -> None:
+        """Parameters become so; all ranks call it."""
+        for stage in self.stages.values():
+            stage.sync.settle()
 
 
 def build_rank(
@@ -71,6 +84,7 @@ def build_rank(
 ) -> RankParts:
     """Every rank calls this at the same time: it makes process groups, and ranks tell each other
     which tensors they have. In a dry run nobody else is there (`shared` is False)."""
+    check(plan)
     ties = find_ties(graph, plan)
     recorder = Recorder(device)
     groups = make_groups(plan, rank, tuple(line for tie in ties for line in tie.groups))
@@ -84,7 +98,7 @@ def build_rank(
         missing += absent
         sizes = {"dp": stage.dp} | dict(stage.model)
         coordinates = {axis: lines[index].coordinates[axis] for axis in sizes}
-        axes = {"dp": lines[index].dp, **lines[index].model}
+        axes = {"dp": lines[index].replicas.group, **lines[index].model}
         comm = Comm(axes, sizes, coordinates, seed, device)
         comm.meter, comm.stage, comm.kernels = recorder, index, used_at(plan, index)
         sync = _sync(plan, program, tensors[index], lines[index])
@@ -113,23 +127,21 @@ def _owners(names: set[str]) -> dict[str, int]:
 
 def _lines(plan: Plan, index: int, rank: int, groups: Groups, recorder: Recorder) -> Lines:
     stage = plan.stages[index]
-    dp, shard, replicate, *model = (
-        groups.line(stage, axis, rank)
-        for axis in ("dp", "dp_shard", "dp_replicate", *dict(stage.model))
+    coordinates = stage.coordinates(rank)
+    replicas, shards, copies = (
+        Peers(axis, groups.line(stage, axis, rank), size, coordinates[axis])
+        for axis, size in stage.data_axes.items()
     )
+    model = {axis: groups.line(stage, axis, rank) for axis in dict(stage.model)}
     return Lines(
-        index, dp, shard, replicate, dict(zip(dict(stage.model), model, strict=True)),
-        stage.coordinates(rank), stage.mesh.get("dp_shard", 1), recorder,
-        used_at(plan, index),
+        index, replicas, shards, copies, model, coordinates, recorder,
+        packing(used_at(plan, index)),
     )  # fmt: skip
 
 
 def _sync(
     plan: Plan, program: StageProgram, tensors: Mapping[str, Tensor], lines: Lines
-) -> GradientSync:
-    """The stage's way of synchronising: the file is named by the ZeRO level."""
+) -> SyncRun:
+    """The stage's way of synchronising."""
     stage = plan.stages[program.index]
-    level = stage.zero if is_sharded(stage) else 0
-    module = import_module(f"meshwright.runtime.gradsync.zero{level}")
-    made: GradientSync = module.build(slots(program, tensors), lines)
-    return made
+    return running(stage.sync_form).build(slots(program, tensors), lines, stage)

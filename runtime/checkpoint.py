@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from meshwright.forms.sync.running import Held
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Kind
 from meshwright.ir.nesting import whole_runs
 from meshwright.runtime.boxes import Boxed, copy, to_fill, to_write
 from meshwright.runtime.export import persistent
-from meshwright.runtime.gradsync.base import Held
 from meshwright.runtime.pieces import Piece, pieces
 from meshwright.runtime.stored import folder as folders
 from meshwright.runtime.stored import manifest, parts, torch_format
@@ -141,7 +141,7 @@ def load(job: "Job", folder: Path) -> dict[str, Any]:
                 file=sys.stderr, flush=True,
             )  # fmt: skip
         for stage in job.parts.stages.values():
-            stage.sync.publish()
+            stage.sync.written()
         job.state.step = source.step
         job.missing.clear()
         extra: dict[str, Any] = source.extra
@@ -190,7 +190,7 @@ def _fill(job: "Job", source: _Source) -> None:
 def _contents(job: "Job", stage: int) -> dict[str, Boxed]:
     """What this rank has of a stage, by its name in the checkpoint."""
     parts = job.parts
-    counted = {id(h) for h in parts.counted}
+    counted = {id(h) for h in parts.counted(parts.held)}
     found = {}
     for h in parts.stages[stage].sync.held:
         mine = id(h) in counted

@@ -1,19 +1,22 @@
 """Whether a plan can run the optimizer that the user chose."""
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import nn
 
 from meshwright.codegen.stored import stored_splits
+from meshwright.forms.updates import Reach, Update, update
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Graph
 from meshwright.ir.plan import Plan
-from meshwright.runtime.elementwise import CannotTry, Group, Make, Reach, reach
-from meshwright.runtime.tied import is_sharded
+from meshwright.runtime.elementwise import KNOWN, CannotTry, Group, Make, reach
+from meshwright.runtime.stage import StageModule
 from meshwright.runtime.updates import Stepped
 
+_Group = tuple[type, Group, Make, frozenset[str] | None]
 Choice = str | torch.optim.Optimizer | Callable[..., torch.optim.Optimizer]
 
 
@@ -25,18 +28,25 @@ def check_choice(
     `made` is what was made of the choice over the tensors of this rank.
     """
     if isinstance(choice, str):
-        return  # Those with names step each element by itself.
-    for kind, settings, make, names in _groups(choice, made, model):
+        make: Make = partial(_by_name, update(choice))
+        groups: Iterable[_Group] = [(update(choice).kind, made.defaults, make, None)]
+    else:
+        groups = _groups(choice, made, model)
+    for kind, settings, maker, names in groups:
         _check_step(kind)
         if plan.world_size > 1:
-            _check(kind, settings, make, names, plan, graph)
+            _check(kind, settings, maker, names, plan, graph)
+
+
+def _by_name(form: Update, groups: list[Group]) -> torch.optim.Optimizer:
+    return form.make([p for group in groups for p in group["params"]], None, fused=False)
 
 
 def _groups(
     choice: torch.optim.Optimizer | Callable[..., torch.optim.Optimizer],
     made: torch.optim.Optimizer,
     model: nn.Module,
-) -> Iterator[tuple[type, Group, Make, frozenset[str] | None]]:
+) -> Iterator[_Group]:
     """Class and settings of each group, what makes the like of it, and its parameters' names; None
     if it has all."""
     if not isinstance(choice, torch.optim.Optimizer):
@@ -117,7 +127,7 @@ def _cut(plan: Plan, graph: Graph, names: frozenset[str] | None) -> Iterator[str
             tensor = graph.tensors[name]
             if not tensor.requires_grad or (names is not None and tensor.fqn not in names):
                 continue
-            if is_sharded(stage):
+            if stage.is_sharded:
                 yield (
                     f"zero={stage.zero} splits the rows of {tensor.fqn} over "
                     f"dp_shard={stage.mesh['dp_shard']}"
@@ -130,6 +140,18 @@ def _cut(plan: Plan, graph: Graph, names: frozenset[str] | None) -> Iterator[str
 def _apart(plan: Plan) -> str:
     """Why no rank holds all parameters; empty if each does."""
     return f"{len(plan.stages)} stages hold different parameters" if len(plan.stages) > 1 else ""
+
+
+def check_parts(made: torch.optim.Optimizer, stages: Iterable[StageModule]) -> None:
+    """PlanError if a stage steps its parameters part by part, and the optimizer may notice."""
+    known = type(made) in KNOWN or isinstance(made, Stepped)
+    if not known and any(not stage.sync.whole_updates for stage in stages):
+        raise PlanError(
+            "the plan steps parameters part by part, as their gradients come, and nobody knows "
+            f"whether {type(made).__name__} may be called so: take an optimizer of torch that "
+            "steps each element by itself, such as AdamW, or a plan with zero=1 in its place, "
+            "which gathers parameters"
+        )
 
 
 def check_tensors(made: torch.optim.Optimizer, given: Sequence[nn.Parameter]) -> None:

@@ -8,21 +8,23 @@ what it makes of them is compared.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from meshwright.forms.updates import UPDATES, Reach, kind_of
+
 Group = dict[str, Any]
 Make = Callable[[list[Group]], torch.optim.Optimizer]
 
 KNOWN: frozenset[type] = frozenset(
-    (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, torch.optim.Adagrad,
-     torch.optim.RMSprop, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam,
-     torch.optim.ASGD, torch.optim.Adadelta, torch.optim.Rprop)
-)  # fmt: skip
+    kind for kind in map(kind_of, UPDATES) if kind.__module__.startswith("torch.")
+) | {
+    torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam, torch.optim.ASGD,
+    torch.optim.Adadelta, torch.optim.Rprop,
+}  # fmt: skip
 """Torch's own that step each element by itself; the tests try them too."""
 
 STEPS = 40
@@ -34,15 +36,6 @@ SHAPES = (((6, 4), (5,), (4, 2, 3)), ((6, 4), (4, 6)), ((6,), (5,)))
 SCALES = (1.0, 30.0, 0.1, 1.0, 1e-3)
 """Of gradients, step after step: clipping begins at some size."""
 LEAST_LR, TRIED_LR = 1e-3, 0.02
-
-
-class Reach(Enum):
-    """What a step of one element depends on."""
-
-    ELEMENT = "the element alone"
-    PARAMETER = "the whole parameter"
-    GROUP = "other parameters too"
-    CHANCE = "random numbers"
 
 
 class CannotTry(Exception):

@@ -61,6 +61,7 @@ def check_state(job: "Job", what: str) -> None:
     policy = job.on_nonfinite
     if policy == "ignore":
         return
+    job.parts.settle()
     found = _all_ranks(job, {h.param.fqn: h.tensor.detach() for h in job.parts.held}.items())
     if not found:
         return
@@ -78,7 +79,8 @@ def _where(job: "Job") -> str:
     if parameters:
         return f", as parameters are not finite ({parameters})"
     gradients = _all_ranks(
-        job, ((h.param.fqn, h.tensor.grad) for h in held if h.tensor.grad is not None)
+        job,
+        ((h.param.fqn, h.tensor.grad) for h in job.parts.reduced if h.tensor.grad is not None),
     )
     return f", gradients are not finite ({gradients})" if gradients else ""
 

@@ -25,13 +25,12 @@ from meshwright.runtime import checkpoint
 from meshwright.runtime.batch import BatchCutter, as_batch
 from meshwright.runtime.build import RankParts, build_rank
 from meshwright.runtime.check.run import Checking, SelfCheck, wanted
-from meshwright.runtime.choice import check_choice
+from meshwright.runtime.choice import check_choice, check_parts
 from meshwright.runtime.compiling import check_compiler
 from meshwright.runtime.executor import Executor, Progress
 from meshwright.runtime.export import check_writable, export, sync_to
 from meshwright.runtime.failure import Failures
 from meshwright.runtime.finite import Policy, check_loss, check_norm, check_policy
-from meshwright.runtime.gradients import scaled, sum_over_model
 from meshwright.runtime.handshake import (
     check_identity,
     check_model,
@@ -49,8 +48,8 @@ from meshwright.runtime.resident import Residence, resident_bytes
 from meshwright.runtime.run_dir import begin, prepare, profiling, write
 from meshwright.runtime.stale import Guard, check_fresh
 from meshwright.runtime.stats import Stats
+from meshwright.runtime.step_end import StepEnd
 from meshwright.runtime.sums import whole_loss, whole_totals
-from meshwright.runtime.tied import sum_ties
 from meshwright.runtime.tracking import tracking, tracking_cuda
 from meshwright.runtime.unread import Unread
 from meshwright.runtime.updates import Stepped
@@ -124,6 +123,7 @@ def compile(
         chosen_optimizer, parts.held, lr, model, by_kernel="bucket_update" in used(plan)
     )
     check_choice(chosen_optimizer, made, plan, graph, model)
+    check_parts(made, parts.stages.values())
     if isinstance(made, Stepped):
         made.write_over(stage.sync for stage in parts.stages.values())
     norm = plan.max_grad_norm if max_grad_norm is None else max_grad_norm
@@ -164,6 +164,9 @@ class Job:
     ) -> None:
         self.plan, self.graph, self.parts, self.model = plan, graph, parts, model
         self.optimizer, self.device, self.max_grad_norm = optimizer, device, max_grad_norm
+        if not all(stage.sync.whole_updates for stage in parts.stages.values()):
+            optimizer.register_state_dict_pre_hook(lambda _: self.settle())
+        self.end = StepEnd(parts, optimizer, device, plan.world_size)
         self.state = State()
         self.stats = Stats()
         self.grad_norm: Tensor | None = None
@@ -270,6 +273,7 @@ class Job:
 
     def eval(self, batch: Batch, *, sharded: bool = False) -> Tensor:
         """The loss of a global batch: no dropout, running batch statistics, nothing changes."""
+        self.settle()
         for stage in self.parts.stages.values():
             stage.comm.training = False
         try:
@@ -289,6 +293,7 @@ class Job:
         The `keep` newest of the folder stay.
         """
         extra = {} if scheduler is None else {"scheduler": scheduler.state_dict()}
+        self.settle()
         check_writable(self, "the checkpoint")
         if self.user_groups is not None:
             self.user_groups.take()
@@ -297,6 +302,7 @@ class Job:
 
     def load(self, folder: str | Path, scheduler: Any = None) -> None:
         """Goes on from the newest checkpoint in `folder`; every rank calls it."""
+        self.settle()
         with self.failures.guard():
             extra = checkpoint.load(self, Path(folder))
         if self.user_groups is not None:
@@ -337,10 +343,19 @@ class Job:
         if model is None or model is self.model:
             self._guard.release()
 
+    def settle(self) -> None:
+        """Completes the last step where the plan lets a part of it wait for the next one, as with
+        the form `dear`; every rank calls it. All methods that read parameters do: only what looks
+        into the job's own tensors needs it."""
+        if not self.parts.is_settled:
+            with self.failures.guard():
+                self.parts.settle()
+
     def close(self, *, sync: bool = False) -> None:
         """Leaves the job; the last call. With `sync`, `sync_to` comes before."""
         if sync:
             self.sync_to()
+        self.settle()
         if self._run_dir is not None:
             write(self.measured(), Path(self._run_dir))
         self.failures.close()
@@ -438,28 +453,17 @@ class Job:
 
     def sum_gradients(self) -> None:
         """After the last batch of a step: each held gradient becomes the sum of all parts."""
-        parts = self.parts
         self.progress.at(self.state.step, "gradients", "synchronising")
-        for index, stage in parts.stages.items():
-            stage.sync.finish()
-            sum_over_model(stage.sync.held, parts.lines[index])
-        sum_ties(parts.ties, parts.held, parts.groups, parts.rank)
+        self.end.sum_gradients()
+
+    def scale_gradients(self, factor: float) -> None:
+        """Scales them, and limits their norm if there is a limit."""
+        self.grad_norm = self.end.scale_gradients(factor, self.max_grad_norm)
 
     def update(self) -> None:
         """Steps the optimizer with the gradients as they are."""
         with self.failures.guard():
-            with self.recorder.section("optimizer"):
-                self.optimizer.step()
-            with self.recorder.section("publish"):
-                for stage in self.parts.stages.values():
-                    stage.sync.publish()
+            self.end.update()
         self.progress.at(self.state.step, "end", "idle")
         self.state.step += 1
         self.accumulated = 0
-
-    def scale_gradients(self, gradient_scale: float) -> None:
-        """Scales them, and limits their norm if there is a limit."""
-        self.grad_norm = scaled(
-            self.optimizer, self.parts.held, self.parts.counted, gradient_scale,
-            self.max_grad_norm, self.device, self.plan.world_size,
-        )  # fmt: skip

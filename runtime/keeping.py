@@ -18,7 +18,8 @@ from torch.fx.node import map_arg
 
 from meshwright.codegen.comm import Comm
 from meshwright.codegen.program import Call
-from meshwright.ir.keeping import Keeping, keeping_of
+from meshwright.forms.retention import KEEP, Retention, retention
+from meshwright.ir.keeping import keeping_of
 from meshwright.ir.torch_private import StorageWeakRef, leaves, memory_of, storage_key
 from meshwright.runtime.again import Rerun, Wanted, invoke
 from meshwright.runtime.host import Geometry, HostMemory, Movable, whole
@@ -29,17 +30,21 @@ class Script:
     """A block's nodes, and what becomes of what each makes."""
 
     nodes: tuple[fx.Node, ...]
-    policy: Mapping[fx.Node, Keeping]
+    policy: Mapping[fx.Node, Retention]
     last_used: Mapping[fx.Node, fx.Node]
 
     @classmethod
     def of(cls, call: Call) -> "Script":
         nodes = tuple(call.code.module.graph.nodes)
-        policy = {n: keeping_of(call.saved, n.meta["key"]) for n in nodes if "key" in n.meta}
+        policy = {
+            n: retention(keeping_of(call.saved, n.meta["key"])) for n in nodes if "key" in n.meta
+        }
         return cls(nodes, policy, {used: n for n in nodes for used in n.all_input_nodes})
 
-    def says(self, node: fx.Node, what: Keeping) -> bool:
-        return self.policy.get(node, "keep") == what
+    @property
+    def moves(self) -> bool:
+        """Whether something may be moved to the host."""
+        return any(form.moved or form.decide for form in self.policy.values())
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -85,9 +90,19 @@ class Keeper:
         """Whether they have a gradient."""
         self._listed: dict[fx.Node, None] = {}
         """The nodes that may run again."""
+        self._fates: dict[fx.Node, Retention] = {}
         self._now: fx.Node | None = None
         self._place = 0
         self._rerun: Rerun | None = None
+
+    def _fate(self, node: fx.Node) -> Retention:
+        """What becomes of what a node makes, in this run."""
+        if node not in self._fates:
+            form = self._script.policy.get(node, retention(KEEP))
+            if form.decide:
+                form = retention(form.decide(self._call.block, node.meta["key"]))
+            self._fates[node] = form
+        return self._fates[node]
 
     # Forward.
 
@@ -125,7 +140,7 @@ class Keeper:
         self._differs[node] = any(x.requires_grad for x in found)
         # Views go with what they look into, whoever makes them.
         owners = {node, *(self._makers[storage_key(x)].node for x in found)}
-        if node.op == "placeholder" or not any(self._script.says(o, "recompute") for o in owners):
+        if node.op == "placeholder" or not any(self._fate(o).again for o in owners):
             return
         self._listed[node] = None
         for used in node.all_input_nodes:
@@ -135,7 +150,7 @@ class Keeper:
     def _hold(self, value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        if self._script.says(self._makers[storage_key(value)].node, "offload"):
+        if self._fate(self._makers[storage_key(value)].node).moved:
             return _Moved(self._part(value), Geometry.of(value))
         return value.detach()
 
@@ -153,9 +168,9 @@ class Keeper:
         maker = self._makers.get(storage_key(x))
         node = maker.node if maker else self._now
         assert node is not None
-        if self._script.says(node, "offload"):
+        if self._fate(node).moved:
             return _Moved(self._part(x), Geometry.of(x))
-        if not self._script.says(node, "recompute"):
+        if not self._fate(node).again:
             return x
         wanted = (node, maker.result, 0) if maker else (node, -1, place)
         handle = _Again(wanted, Geometry.of(x), memory_of(x))

@@ -8,22 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from meshwright.forms.sync.running import Held
+from meshwright.forms.updates import update
 from meshwright.ir.errors import PlanError
 from meshwright.ir.torch_private import leaves
 from meshwright.runtime.choice import check_tensors
-from meshwright.runtime.gradsync.base import Held
 from meshwright.runtime.pieces import pieces
 from meshwright.runtime.updates import stepped_by_kernel
 
 OptimizerChoice = str | torch.optim.Optimizer | Callable[..., torch.optim.Optimizer]
-_BY_NAME: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
-    "adamw": (torch.optim.AdamW, {}),
-    "adam": (torch.optim.Adam, {}),
-    "sgd": (torch.optim.SGD, {}),
-    "sgd_momentum": (torch.optim.SGD, {"momentum": 0.9}),
-    "adagrad": (torch.optim.Adagrad, {}),
-    "rmsprop": (torch.optim.RMSprop, {}),
-}
 
 
 def make_optimizer(
@@ -64,20 +57,7 @@ def _made(
         made = choice([{"params": tensors}])
         check_tensors(made, tensors)
         return made
-    return by_name(choice, tensors, lr, fused=True)
-
-
-def by_name(
-    name: str, tensors: Sequence[nn.Parameter], lr: float | None, *, fused: bool
-) -> torch.optim.Optimizer:
-    """The optimizer that a plan names; `fused`: in one kernel, where torch has one."""
-    if name not in _BY_NAME:
-        raise PlanError(f"optimizer {name!r} is none of {', '.join(_BY_NAME)}; pass a callable")
-    kind, defaults = _BY_NAME[name]
-    settings = defaults | ({} if lr is None else {"lr": lr})
-    if fused and tensors and "fused" in inspect.signature(kind).parameters:
-        settings["fused"] = True
-    return kind([{"params": tensors}], **settings)
+    return update(choice).make(tensors, lr, fused=True)
 
 
 def _rebuilt(

@@ -31,12 +31,6 @@ def _box(x: Tensor, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
     return x.view(()) if not sizes else x
 
 
-def chunk_rows(rows: int, parts: int, index: int) -> tuple[int, int]:
-    """First row and one past the last of part `index`: equal chunks, the last ones shorter."""
-    chunk = -(-rows // parts)
-    return min(index * chunk, rows), min((index + 1) * chunk, rows)
-
-
 def pieces(runs: tuple[Runs, ...], rows: tuple[int, int] | None = None) -> tuple[Piece, ...]:
     """The boxes that a rank holds, whose elements of each dim are `runs`; `rows` are those of its
     local tensor that it keeps."""

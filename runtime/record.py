@@ -13,24 +13,13 @@ import torch
 from torch import Tensor
 from torch.profiler import record_function
 
+from meshwright.ir.collective import What
 from meshwright.ir.direct import Work
-from meshwright.ir.measured import Phase, Purpose, StepKind
+from meshwright.ir.measured import Phase, StepKind
 from meshwright.ir.schedule import Action
 from meshwright.runtime.messages import Message
 
 Mark = float | torch.Event
-
-
-class What(NamedTuple):
-    """Which collective."""
-
-    purpose: Purpose
-    stage: int
-    axis: str
-    primitive: str
-    nbytes: int
-    """The whole value, as if replicated on the group."""
-    size: int
 
 
 class Section(NamedTuple):
@@ -89,10 +78,16 @@ class StepRecord:
         self.waits = [Passed(i, m, n, at(a), at(b)) for i, m, n, a, b in self.raw_waits]
         self.sends = [Passed(i, m, n, at(a), at(b)) for i, m, n, a, b in self.raw_sends]
         self.collectives = [
-            Collected(i, what, at(a), at(b), at(c)) for i, what, a, b, c in self.raw_collectives
+            Collected(i, what, self._since(a), at(b), at(c))
+            for i, what, a, b, c in self.raw_collectives
         ]
         for raw in (self.raw_sections, self.raw_waits, self.raw_sends, self.raw_collectives):
             raw.clear()
+
+    def _since(self, mark: Mark) -> float:
+        """When it began; what the step before began, when this one began."""
+        between = isinstance(mark, float) and not isinstance(self.start, float)
+        return 0.0 if between else max(0.0, self._seconds(mark))
 
     def _seconds(self, mark: Mark) -> float:
         if isinstance(mark, float):

@@ -9,7 +9,8 @@ from typing import get_args
 
 import torch
 
-from meshwright.codegen.kernels.launch import TAKEN
+from meshwright.ir.collective import What
+from meshwright.ir.launch import TAKEN
 from meshwright.ir.measured import (
     ActionMeasured,
     CollectiveMeasured,
@@ -29,7 +30,7 @@ from meshwright.ir.plan_io import content_hash
 from meshwright.ir.schedule import Action, Work
 from meshwright.runtime.build import RankParts
 from meshwright.runtime.machine import machine
-from meshwright.runtime.record import Passed, StepRecord, What
+from meshwright.runtime.record import Passed, StepRecord
 from meshwright.runtime.resident import Residence
 from meshwright.runtime.stats import Stats, Taken
 

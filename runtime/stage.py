@@ -17,11 +17,14 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from meshwright.codegen.comm import Comm
 from meshwright.codegen.halves import add
 from meshwright.codegen.program import Call, StageProgram
+from meshwright.forms.sync.running import SyncRun
 from meshwright.runtime.chain import Chain, Gate, Link, chains_of
-from meshwright.runtime.gradsync.base import GradientSync
 from meshwright.runtime.host import HostMemory
 from meshwright.runtime.keeping import Keeper, Script
 from meshwright.runtime.split import WeightWork, backward_input
+
+Before = Callable[[int, Sequence[int]], None]
+"""Called with a block and those whose parameters may be fetched while it runs."""
 
 
 class BlockModule(nn.Module):
@@ -87,7 +90,7 @@ class StageModule(nn.Module):
         program: StageProgram,
         comm: Comm,
         tensors: Mapping[str, Tensor],
-        sync: GradientSync,
+        sync: SyncRun,
         autocast: torch.dtype | None = None,
         prefetch: int = 0,
     ) -> None:
@@ -99,8 +102,8 @@ class StageModule(nn.Module):
         self._tapes: dict[int, _Tape] = {}
         self._chains = chains_of(program)
         self._scripts = {i: Script.of(call) for i, call in enumerate(program.calls) if call.saved}
-        offloads = any("offload" in script.policy.values() for script in self._scripts.values())
-        self._host = HostMemory(comm.device) if offloads else None
+        moves = any(script.moves for script in self._scripts.values())
+        self._host = HostMemory(comm.device) if moves else None
         self.reduce_early = True
         """No further batch adds to this step's gradients."""
         read = {name for call in program.calls for name in call.inputs}
@@ -168,7 +171,8 @@ class StageModule(nn.Module):
         inputs = [env[name] for name in call.inputs]
         if keep and index in self._scripts and not tape.whole:
             tape.keepers[index] = Keeper(call, self._scripts[index], self._host)
-        with self._open(index, ahead), torch.set_grad_enabled(graph), self._casts():
+        opened = self._opened(self.sync.before_forward, index, ahead)
+        with opened, torch.set_grad_enabled(graph), self._casts():
             outputs = self.blocks[index](self.comm, *inputs, keeper=tape.keepers.get(index))
         found = []
         for name, output in zip(call.outputs, outputs, strict=True):
@@ -196,7 +200,8 @@ class StageModule(nn.Module):
             Link(i, call, cast(BlockModule, self.blocks[i]).tensors(), again[i])
             for i, call in zip(indices, calls, strict=True)
         ]
-        chain = Chain(links, self.comm, self._gate(indices), self._casts, keep=keep)
+        gate = self._gate(self.sync.before_forward, indices)
+        chain = Chain(links, self.comm, gate, self._casts, keep=keep)
         later = self.program.calls[indices.stop :]
         wanted = {name for call in later for name in call.inputs} | self._sent
         env |= chain.forward(env, wanted)
@@ -221,18 +226,21 @@ class StageModule(nn.Module):
             if found is not None:
                 arriving[name] = found
         order = range(indices.stop - 1, -1, -1)
-        gate = self._gate(order, lambda index: self.sync.after_backward(index, last))
+        before = self.sync.before_backward
+        gate = self._gate(before, order, lambda index: self.sync.after_backward(index, last))
         for name, more in chain.backward(arriving, gate).items():
             if name in tape.leaves:
                 add(tape.leaves[name], more)
         for index in indices:
             self._forget(index, tape)
 
-    def _gate(self, order: range, passed: Callable[[int], None] | None = None) -> Gate:
+    def _gate(
+        self, before: Before, order: range, passed: Callable[[int], None] | None = None
+    ) -> Gate:
         """Around calls that are entered in this order."""
 
         def enter(index: int) -> None:
-            self.sync.open(index, self._ahead(order, order.index(index)))
+            before(index, self._ahead(order, order.index(index)))
 
         return Gate(enter, self.sync.close, passed or (lambda index: None))
 
@@ -385,10 +393,13 @@ class StageModule(nn.Module):
         """The calls whose parameters may be fetched while the one at `position` runs."""
         return order[position + 1 : position + 1 + self._prefetch]
 
+    def _open(self, index: int, ahead: Sequence[int]) -> AbstractContextManager[None]:
+        """The block's parameters are whole within, for its backward."""
+        return self._opened(self.sync.before_backward, index, ahead)
+
     @contextmanager
-    def _open(self, index: int, ahead: Sequence[int]) -> Iterator[None]:
-        """The block's parameters are whole within."""
-        self.sync.open(index, ahead)
+    def _opened(self, before: Before, index: int, ahead: Sequence[int]) -> Iterator[None]:
+        before(index, ahead)
         try:
             yield
         finally:

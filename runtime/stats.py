@@ -6,7 +6,7 @@ from statistics import median
 
 from torch import Tensor
 
-from meshwright.codegen.kernels.launch import TAKEN, Call
+from meshwright.ir.launch import TAKEN, Call
 from meshwright.ir.measured import StepKind
 from meshwright.ir.schedule import Action
 from meshwright.runtime.record import StepRecord

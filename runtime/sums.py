@@ -34,9 +34,10 @@ def whole_totals(
             for name, value in made.items():
                 known = found[index].get(name)
                 found[index][name] = value.clone() if known is None else known + value
-        if parts.lines[index].dp is not None:
+        group = parts.lines[index].replicas.group
+        if group is not None:
             for value in found[index].values():
-                dist.all_reduce(value, group=parts.lines[index].dp)
+                dist.all_reduce(value, group=group)
     return found
 
 

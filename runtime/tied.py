@@ -8,9 +8,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.codegen.stored import stored_splits
+from meshwright.forms.sync.running import Held
 from meshwright.ir.graph import Graph
-from meshwright.ir.plan import Plan, Stage
-from meshwright.runtime.gradsync.base import Held
+from meshwright.ir.plan import Plan
 from meshwright.runtime.groups import Groups, Line
 from meshwright.runtime.pieces import pieces
 
@@ -45,7 +45,7 @@ def find_ties(graph: Graph, plan: Plan) -> tuple[Tie, ...]:
 def _tie(graph: Graph, plan: Plan, name: str, indices: tuple[int, ...]) -> Tie:
     stages = [plan.stages[i] for i in indices]
     layouts = {
-        (s.dp, s.model, s.mesh.get("dp_shard", 1), is_sharded(s),
+        (s.dp, s.model, s.mesh.get("dp_shard", 1), s.sync_form,
          frozenset(stored_splits(graph, plan, i, name).items()))
         for i, s in zip(indices, stages, strict=True)
     }  # fmt: skip
@@ -56,11 +56,6 @@ def _tie(graph: Graph, plan: Plan, name: str, indices: tuple[int, ...]) -> Tie:
         return Tie(name, indices, True, tuple(sorted(lines)))
     union = tuple(sorted({rank for line in devices for rank in line}))
     return Tie(name, indices, False, (union,))
-
-
-def is_sharded(stage: Stage) -> bool:
-    """Whether its optimizer holds rows of the parameters, and not all."""
-    return stage.zero >= 1 and stage.mesh.get("dp_shard", 1) > 1
 
 
 def sum_ties(ties: Sequence[Tie], held: Sequence[Held], groups: Groups, rank: int) -> None:

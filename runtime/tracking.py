@@ -69,7 +69,7 @@ def _label(tracker: TensorTracker, parts: RankParts, optimizer: torch.optim.Opti
 def _parameters(parts: RankParts) -> list[Tensor]:
     """Parameters and buffers as blocks read them and as the optimizer holds them."""
     read = [x for tensors in parts.tensors.values() for x in tensors.values()]
-    return [*read, *(h.tensor for h in parts.held)]
+    return [*read, *(h.tensor for h in (*parts.held, *parts.reduced))]
 
 
 def _gradients(parts: RankParts) -> list[Tensor]:

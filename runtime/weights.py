@@ -5,10 +5,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from meshwright.codegen.program import Param, StageProgram
+from meshwright.codegen.program import StageProgram
+from meshwright.forms.sync.running import Slot
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Graph, Kind
-from meshwright.runtime.gradsync.base import Slot
+from meshwright.ir.param import Param
 from meshwright.runtime.pieces import pieces
 
 

@@ -1,49 +1,52 @@
 """Between the whole tensors of a model and the parts of them that ranks hold."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from meshwright.forms.sync.running import Held
 from meshwright.ir.graph import Kind
 from meshwright.ir.graph import Tensor as GraphTensor
-from meshwright.runtime.gradsync.base import Held
 from meshwright.runtime.pieces import pieces
 from meshwright.runtime.world import of_all
 
 if TYPE_CHECKING:
     from meshwright.runtime.job import Job
 
-Of = Callable[[Held], Tensor | None]
-"""Which tensor of a held one: itself, its gradient; None counts as zeros."""
 
-
-def itself(held: Held) -> Tensor:
-    """The parameter."""
-    return held.tensor.detach()
-
-
-def its_gradient(held: Held) -> Tensor | None:
-    """Its gradient."""
-    return held.tensor.grad
-
-
-def whole_parameters(
-    job: "Job", of: Of = itself, *, everyone: bool = False
-) -> Iterator[tuple[str, Tensor]]:
+def whole_parameters(job: "Job", *, everyone: bool = False) -> Iterator[tuple[str, Tensor]]:
     """Module path and whole tensor, on the job's device, one at a time; every rank goes on.
 
     Only rank 0 gets the values, unless they are for `everyone`.
     """
-    counted: dict[str, list[Held]] = {}
-    for h in job.parts.counted:
-        counted.setdefault(h.param.name, []).append(h)
+    job.parts.settle()
+    yield from _put_together(job, [(h, _itself(h)) for h in job.parts.held], everyone)
+
+
+def whole_gradients(job: "Job") -> Iterator[tuple[str, Tensor]]:
+    """The same of gradients, between a step's last backward and its update, for rank 0."""
+    yield from _put_together(job, [(h, h.tensor.grad) for h in job.parts.reduced], False)
+
+
+def _itself(held: Held) -> Tensor:
+    return held.tensor.detach()
+
+
+def _put_together(
+    job: "Job", values: Sequence[tuple[Held, Tensor | None]], everyone: bool
+) -> Iterator[tuple[str, Tensor]]:
+    """Each parameter of what ranks have of it; None counts as zeros."""
+    ours = {id(h) for h in job.parts.counted(h for h, _ in values)}
+    counted: dict[str, list[tuple[Held, Tensor | None]]] = {}
+    for h, value in values:
+        if id(h) in ours:
+            counted.setdefault(h.param.name, []).append((h, value))
     for tensor in _of_job(job, Kind.PARAMETER):
         whole = _room(tensor, job.device)
-        for h in counted.get(tensor.name, []):
-            value = of(h)
+        for h, value in counted.get(tensor.name, []):
             if value is not None:
                 for piece in pieces(h.param.runs, h.rows):
                     piece.of_global(whole).copy_(piece.of_local(value))
@@ -62,8 +65,9 @@ def whole_buffers(job: "Job", *, everyone: bool = False) -> Iterator[tuple[str, 
 
 def without_gradient(job: "Job") -> frozenset[str]:
     """Module paths of the parameters that got no gradient on any rank; the same on every rank."""
-    mine = {h.param.fqn: h.tensor.grad is None for h in job.parts.held if h.tensor.numel()}
-    everyone = of_all({fqn: none for fqn, none in mine.items()})
+    mine = {h.param.fqn: True for h in job.parts.held if h.tensor.numel()}
+    reached = [h for h in job.parts.reduced if h.tensor.numel() and h.tensor.grad is not None]
+    everyone = of_all(mine | dict.fromkeys((h.param.fqn for h in reached), False))
     known = {fqn for found in everyone for fqn in found}
     return frozenset(fqn for fqn in known if all(found.get(fqn, True) for found in everyone))
 
@@ -79,7 +83,7 @@ def write_parameters(job: "Job", change: Callable[[str, Tensor], Tensor]) -> Non
         for piece in pieces(h.param.runs, h.rows):
             piece.of_local(h.tensor.detach()).copy_(piece.of_global(whole))
     for stage in job.parts.stages.values():
-        stage.sync.publish()
+        stage.sync.written()
 
 
 def differing_copies(job: "Job", rounding: float) -> tuple[str, ...]:
@@ -88,7 +92,7 @@ def differing_copies(job: "Job", rounding: float) -> tuple[str, ...]:
     for fqn, whole in whole_parameters(job, everyone=True):
         for h in job.parts.held:
             if h.param.fqn == fqn and not all(
-                _near(piece.of_local(itself(h)), piece.of_global(whole), rounding)
+                _near(piece.of_local(_itself(h)), piece.of_global(whole), rounding)
                 for piece in pieces(h.param.runs, h.rows)
             ):
                 found.add(fqn)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -9,9 +10,9 @@ from torch import Tensor, nn
 
 from meshwright.ir.graph import Graph
 from meshwright.ir.plan import Plan
-from meshwright.ir.step import TrainingStep, flatten_batch
 from meshwright.runtime.export import full_state
 from meshwright.runtime.job import compile as compile_job
+from tests.plain import plain_step
 from tests.spawn import alone, run_ranks
 
 LEARNING_RATE = 1e-3
@@ -36,16 +37,15 @@ def check_equal(
     case: Any,
     plan: Plan,
     graph: Graph,
-    steps: int = 5,
+    steps: int = 3,
     timeout_s: float = 300.0,
     run: Callable[..., list[Any]] = run_ranks,
 ) -> Difference:
     """Trains `case` (name, build, batch, loss_fn) both ways with Adam in float64."""
-    batch_size = plan.global_batch_size
-    batches = [case.batch(batch_size, torch.Generator().manual_seed(100 + i)) for i in range(steps)]
-    batches = [_double(batch) for batch in batches]
+    batches = _batches(case, plan.global_batch_size, steps)
     model = case.model()
-    wanted_losses, wanted = alone(reference, model, batches, case.loss_fn, plan.num_microbatches)
+    parts = plan.num_microbatches if _normed(model) else 1
+    wanted_losses, wanted = _wanted(case, plan.global_batch_size, steps, parts)
     results = run(
         plan.world_size, _train, model, plan, graph, batches, case.loss_fn, timeout_s=timeout_s
     )
@@ -59,31 +59,34 @@ def check_equal(
     return Difference(loss, differences[worst], worst, tuple(losses))
 
 
-def reference(
-    model: nn.Module, batches: list[Any], loss_fn: Any, num_microbatches: int = 1
+@lru_cache(maxsize=8)
+def _wanted(
+    case: Any, batch_size: int, steps: int, parts: int
 ) -> tuple[list[float], dict[str, Tensor]]:
-    """Losses and final parameters of plain autograd on whole batches.
+    """The reference of a case; plans of one model follow each other, and share it."""
+    batches = _batches(case, batch_size, steps)
+    return alone(reference, case.model(), batches, case.loss_fn, parts)  # type: ignore[no-any-return]
 
-    Batch-norm sees one micro-batch at a time, by contract: then the reference accumulates too.
-    """
+
+def _batches(case: Any, batch_size: int, steps: int) -> list[Any]:
+    seeds = range(100, 100 + steps)
+    return [_double(case.batch(batch_size, torch.Generator().manual_seed(i))) for i in seeds]
+
+
+def _normed(model: nn.Module) -> bool:
+    """Batch-norm sees one micro-batch at a time, by contract."""
+    return any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
+
+
+def reference(
+    model: nn.Module, batches: list[Any], loss_fn: Any, parts: int = 1
+) -> tuple[list[float], dict[str, Tensor]]:
+    """Losses and final parameters of plain autograd on whole batches, or on `parts` of them."""
     model.train()
-    normed = any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
-    parts = num_microbatches if normed else 1
     optimizer = torch.optim.Adam(
         [p for p in model.parameters() if p.requires_grad], lr=LEARNING_RATE
     )
-    losses = []
-    for batch in batches:
-        values = flatten_batch(batch)
-        step = TrainingStep(model, loss_fn, tuple(values))
-        optimizer.zero_grad()
-        total = 0.0
-        for part in zip(*(tensor.chunk(parts) for tensor in values.values()), strict=True):
-            loss = step(*part) / parts
-            loss.backward()
-            total += float(loss.detach())
-        optimizer.step()
-        losses.append(total)
+    losses = [plain_step(model, loss_fn, optimizer, batch, parts) for batch in batches]
     return losses, {name: p.detach().clone() for name, p in model.named_parameters()}
 
 

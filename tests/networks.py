@@ -35,19 +35,24 @@ class Bottleneck(nn.Module):
 
 
 class ResNet50(nn.Module):
-    """ResNet-50 (He et al. 2015, table 1) with `width` channels for 64."""
+    """ResNet-50 (He et al. 2015, table 1) with `width` channels for 64.
 
-    def __init__(self, width: int = 4, classes: int = 8) -> None:
+    `depths` are the blocks of its four parts, for tests that need the kinds but not the number.
+    """
+
+    def __init__(
+        self, width: int = 4, classes: int = 8, depths: tuple[int, ...] = (3, 4, 6, 3)
+    ) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(3, width, 7, 2, 3, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.relu = nn.ReLU(inplace=True)
         self.maxpool = nn.MaxPool2d(3, 2, 1)
         self.channels = width
-        self.layer1 = self._layer(width, 3, 1)
-        self.layer2 = self._layer(2 * width, 4, 2)
-        self.layer3 = self._layer(4 * width, 6, 2)
-        self.layer4 = self._layer(8 * width, 3, 2)
+        self.layer1 = self._layer(width, depths[0], 1)
+        self.layer2 = self._layer(2 * width, depths[1], 2)
+        self.layer3 = self._layer(4 * width, depths[2], 2)
+        self.layer4 = self._layer(8 * width, depths[3], 2)
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(8 * width * Bottleneck.expansion, classes)
 

@@ -20,7 +20,7 @@ from tests.injection import plain
 
 FRESH = int(os.environ.get("MESHWRIGHT_FUZZ_SEED", int.from_bytes(os.urandom(4))))
 """What fails with it is made again with this seed in the environment."""
-COUNT = 100
+COUNT = 60
 
 
 @pytest.fixture(scope="module")

@@ -144,13 +144,13 @@ def test_a_killed_run_leaves_no_rank_and_a_whole_run_directory(plan_file, tmp_pa
     assert len(measured.load_run(folder)) == 2
 
 
-def test_a_run_directory_keeps_to_one_plan(plan_file, tmp_path):
+def test_a_run_directory_keeps_to_one_plan(plan_file, tmp_path, capsys):
     plan = plan_io.load(plan_file)
     other = tmp_path / "other.json"
     plan_io.save(replace(plan, max_grad_norm=3.0), other)
     plan_io.save(plan, tmp_path / "plan.json")
-    done = run(other, tmp_path, 1)
-    assert done.returncode == 4 and "holds a run of plan" in " ".join(done.stderr.split())
+    assert invoke("run", str(other), GPT2, "--steps", "1", "-o", str(tmp_path)) == 4
+    assert "holds a run of plan" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ def test_parallel_run_equals_the_single_process(name: str) -> None:
     parts, options = PLANS[name]
     case = forms.case(flat=options.get("flat", False))
     graph = traced(case)
-    difference = check_equal(case, plan_of(graph, parts, **options), graph, steps=4)
+    difference = check_equal(case, plan_of(graph, parts, **options), graph)
     assert difference.loss <= 1e-9 and difference.parameters <= 1e-9, str(difference)
 
 

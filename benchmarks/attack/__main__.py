@@ -7,6 +7,7 @@ Tests run the same parts at a small size.
 import argparse
 import pkgutil
 import sys
+import time
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
@@ -16,6 +17,7 @@ from rich.console import Console
 from benchmarks.attack.result import Result
 
 Attacks = Callable[[int, int], Iterator[Result]]
+TELL_S = 60.0
 
 
 def parts() -> dict[str, Attacks]:
@@ -37,16 +39,28 @@ def main() -> int:
     given = parser.parse_args()
     if unknown := set(given.part) - set(known):
         parser.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(known)}")
-    console, failed = Console(soft_wrap=True), 0
+    failed = 0
     for name in given.part or known:
-        count = held = 0
-        for result in known[name](given.size, given.seed):
+        failed += _run(name, known[name](given.size, given.seed))
+    return int(failed > 0)
+
+
+def _run(name: str, results: Iterator[Result]) -> int:
+    """Tells what did not hold, and every minute how far it is; the number that did not."""
+    console = Console(soft_wrap=True, markup=False)
+    count = held = 0
+    told_s = time.monotonic()
+    try:
+        for result in results:
             count, held = count + 1, held + result.held
             if not result.held:
-                console.print(f"{name}: {result.name}: {result.what}", markup=False)
-        console.print(f"{name}: {held} of {count} held", markup=False)
-        failed += count - held
-    return int(failed > 0)
+                console.print(f"{name}: {result.name}: {result.what}")
+            if time.monotonic() - told_s > TELL_S:
+                told_s = time.monotonic()
+                console.print(f"{name}: {held} of {count} held so far")
+    finally:  # also if it is interrupted
+        console.print(f"{name}: {held} of {count} held")
+    return count - held
 
 
 if __name__ == "__main__":

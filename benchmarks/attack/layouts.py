@@ -22,13 +22,13 @@ from meshwright.ir.cluster import Cluster
 from meshwright.ir.errors import MeshwrightError
 from meshwright.ir.graph import Graph
 from meshwright.ir.plan import Plan, model_mesh
-from meshwright.ir.step import TrainingStep, flatten_batch
 from meshwright.ir.trace import trace
 from meshwright.planner.candidates import build_plan, uniform_choice
 from meshwright.planner.problem import make_problem
 from meshwright.runtime.export import full_state
 from meshwright.runtime.job import compile as compile_job
 from tests.codegen.test_models import split_all
+from tests.plain import plain_step
 from tests.spawn import RankFailed, alone, run_ranks
 
 MODELS = {**OPS, **MODULES, **NOISY, **SHARED}
@@ -120,18 +120,7 @@ def reference(model: Model, batches: list[Any], parts: int = 1) -> Trained:
     """Plain training; batches in `parts` where statistics are those of a micro-batch."""
     module = model.made().train()
     optimizer = torch.optim.SGD(module.parameters(), lr=LR)
-    losses = []
-    for batch in batches:
-        values = flatten_batch(batch)
-        step = TrainingStep(module, model.loss, tuple(values))
-        optimizer.zero_grad()
-        total = 0.0
-        for part in zip(*(tensor.chunk(parts) for tensor in values.values()), strict=True):
-            loss = step(*part) / parts
-            loss.backward()
-            total += float(loss.detach())
-        optimizer.step()
-        losses.append(total)
+    losses = [plain_step(module, model.loss, optimizer, batch, parts) for batch in batches]
     return Trained(tuple(losses), copy.deepcopy(dict(module.state_dict())))
 
 

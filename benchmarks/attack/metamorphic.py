@@ -30,6 +30,8 @@ class Instance:
 
     graph: Graph
     cluster: Cluster
+    graph_of_faster: Graph
+    """The same model as measured on devices that are twice as fast."""
     pins: tuple[str, ...] = ()
     """Of all searches."""
 
@@ -48,8 +50,13 @@ def instance(seed: int, layers: int = 6, batch: int = 16) -> Instance:
     profile = LayerProfile("chain", measured, tuple((i, i + 1) for i in range(count - 1)), 1)
     kept = {layer.name: draw.choice((1_000_000, 20_000_000)) for layer in measured}
     speed = draw.choice((1.5, 2.3, 4.0))
-    graph = profiled_graph(profile, batch, kept_bytes=kept, speeds={"slow": 1.0, "fast": speed})
-    return Instance(graph, _cluster(draw, speed))
+    graph, faster = (
+        profiled_graph(
+            profile, batch, kept_bytes=kept, speeds={"slow": times, "fast": times * speed}
+        )
+        for times in (1.0, 2.0)
+    )
+    return Instance(graph, _cluster(draw, speed), faster)
 
 
 def _cluster(draw: Random, speed: float) -> Cluster:
@@ -106,6 +113,11 @@ def more(given: Instance) -> Iterator[tuple[str, Instance]]:
     cluster = given.cluster
     roomy = tuple(replace(d, memory_bytes=2 * d.memory_bytes) for d in cluster.device_types)
     yield "memory", replace(given, cluster=replace(cluster, device_types=roomy))
+    faster = tuple(map(_twice_as_fast, cluster.device_types))
+    yield (
+        "speed",
+        replace(given, graph=given.graph_of_faster, cluster=replace(cluster, device_types=faster)),
+    )
     between = cluster.between_nodes
     assert between
     quick = replace(between, bandwidth_bytes_per_s=2 * between.bandwidth_bytes_per_s)
@@ -118,6 +130,13 @@ def more(given: Instance) -> Iterator[tuple[str, Instance]]:
         for node in cluster.nodes
     )
     yield "inner link", replace(given, cluster=replace(cluster, nodes=inside))
+
+
+def _twice_as_fast(device: DeviceType) -> DeviceType:
+    return replace(
+        device, peak_flops={dtype: 2 * rate for dtype, rate in device.peak_flops.items()},
+        memory_bandwidth_bytes_per_s=2 * device.memory_bandwidth_bytes_per_s,
+    )  # fmt: skip
 
 
 def _pins(given: Instance, free: Plan | None, seed: int) -> Iterator[str]:
@@ -153,7 +172,7 @@ def _rules(given: Instance, free: Plan | None, seed: int) -> Iterator[str]:
         if finding.severity == "error":
             yield str(finding)
     assert free.evidence
-    if free.evidence.gap < 0 or free.evidence.bound_s > step_s(free) * (1 + SAME):
+    if (free.evidence.gap or 0) < 0 or free.evidence.bound_s > step_s(free) * (1 + SAME):
         yield f"bound {free.evidence.bound_s:.6g} s above the step {step_s(free):.6g} s"
 
 

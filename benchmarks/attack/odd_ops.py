@@ -210,11 +210,9 @@ def _fourier_models() -> dict[str, Model]:
     }  # fmt: skip
 
 
-def _shape_models() -> dict[str, Model]:
-    order = torch.tensor([3, 1, 2, 0, 5, 4])
+def _order_models() -> dict[str, Model]:
+    """Scans, ranks and what needs an order of the values."""
     return {
-        "roll": around(lambda x: x.roll(5, -1) + x.roll((1, 2), (1, 2))),
-        "flip": around(lambda x: x.flip(-1) + x.flip(1)),
         "cumsum": around(lambda x: x.cumsum(-1) / 8 + x.cumsum(1) / 4),
         "cumprod": around(lambda x: x.sigmoid().cumprod(-1)),
         "cummax": around(lambda x: x.cummax(-1).values),
@@ -225,6 +223,51 @@ def _shape_models() -> dict[str, Model]:
         "median": around(lambda x: x.median(-1, keepdim=True).values + x.tanh()),
         "quantile": around(lambda x: x.quantile(0.3, -1, keepdim=True) * x),
         "mode": around(lambda x: x.round().mode(-1, keepdim=True).values + x),
+        "searchsorted": around(lambda x: torch.bucketize(
+            x, torch.tensor([-1.0, 0.0, 1.0]).double()) * x),
+        "trapezoid": around(lambda x: torch.cumulative_trapezoid(x, dim=-1)),
+        "diff": around(lambda x: x.diff(dim=-1)),
+    }  # fmt: skip
+
+
+def _algebra_models() -> dict[str, Model]:
+    """Linear algebra of small matrices."""
+    return {
+        "whitened": around(lambda x: torch.linalg.solve(_square(x), x)),
+        "inverse": around(lambda x: torch.linalg.inv(_square(x)) @ x),
+        "cholesky": around(lambda x: torch.linalg.cholesky(_square(x)) @ x),
+        "singular": around(lambda x: torch.linalg.svdvals(x).unsqueeze(-1) * x),
+        "triangular": around(lambda x: torch.linalg.solve_triangular(
+            _square(x).tril(), x, upper=False)),
+        "determinant": around(lambda x: torch.linalg.slogdet(_square(x))[1].view(-1, 1, 1) * x),
+        "eigh": around(lambda x: torch.linalg.eigvalsh(_square(x)).unsqueeze(-1) * x),
+        "matrix_exp": around(lambda x: torch.matrix_exp(_square(x) / 20) @ x),
+        "pinv": around(lambda x: torch.linalg.pinv(_square(x)) @ x),
+        "qr": around(lambda x: torch.linalg.qr(_square(x))[0] @ x),
+        "logdet_scalar": around(lambda x: x * torch.logdet(_square(x)).view(-1, 1, 1)),
+        "cross": around(lambda x: torch.linalg.cross(x[..., :3], x[..., 3:6])),
+        "vander": around(lambda x: torch.linalg.vander(x[..., 0].tanh(), N=5)),
+    }  # fmt: skip
+
+
+def _sample_models() -> dict[str, Model]:
+    """Samples that depend on each other."""
+    return {
+        "across_samples": around(lambda x: x - x.mean(0, keepdim=True)),
+        "sample_pairs": around(lambda x: torch.softmax(x @ x.T, -1) @ x, batch=rows),
+        "roll_samples": around(lambda x: x + x.roll(1, 0)),
+        "flip_samples": around(lambda x: x + x.flip(0), batch=rows),
+        "sorted_samples": around(lambda x: x.sort(0).values, batch=rows),
+        "cumsum_samples": around(lambda x: x.cumsum(0), batch=rows),
+    }  # fmt: skip
+
+
+def _move_models() -> dict[str, Model]:
+    """Values that are taken from elsewhere, repeated, padded or joined."""
+    order = torch.tensor([3, 1, 2, 0, 5, 4])
+    return {
+        "roll": around(lambda x: x.roll(5, -1) + x.roll((1, 2), (1, 2))),
+        "flip": around(lambda x: x.flip(-1) + x.flip(1)),
         "gather": around(lambda x: x.gather(1, order.view(1, 6, 1).expand(x.shape[0], 6, 24))),
         "take_along": around(lambda x: torch.take_along_dim(x, x.argsort(-1), -1).tanh()),
         "index_add": around(lambda x: torch.zeros_like(x).index_add(1, order % 3, x)),
@@ -233,6 +276,22 @@ def _shape_models() -> dict[str, Model]:
         "index_select": around(lambda x: x.index_select(-1, order)),
         "unfold": around(lambda x: x.unfold(-1, 6, 3).flatten(2)),
         "diag": around(lambda x: torch.diag_embed(x).sum(-1).tril()),
+        "masked_fill": around(lambda x: x.masked_fill(x > 1, -0.5) + x.masked_fill(x < 0, 0)),
+        "where": around(lambda x: torch.where(x > 0, x, x.sum(-1, keepdim=True))),
+        "repeat": around(lambda x: x.repeat_interleave(2, 1).repeat(1, 1, 2)),
+        "swap": around(lambda x: x.unflatten(-1, (4, 6)).movedim(-1, 1).flatten(2)),
+        "chunked": around(lambda x: torch.cat(
+            [p * (i + 1) for i, p in enumerate(x.chunk(5, -1))], -1)),
+        "tensor_split": around(lambda x: torch.cat(x.tensor_split(3, -1)[::-1], -1)),
+        "hsplit": around(lambda x: torch.stack(x.unbind(-1)[:4], -1)),
+        "pad_reflect": around(lambda x: F.pad(x, (2, 3), mode="reflect")),
+        "pad_circular": around(lambda x: F.pad(x, (2, 3), mode="circular")),
+    }  # fmt: skip
+
+
+def _value_models() -> dict[str, Model]:
+    """Functions of each value, sums and norms."""
+    return {
         "outer": around(lambda x: torch.einsum(
             "bti,btj->btij", x[..., :4], x[..., 4:7]).flatten(2)),
         "einsum_ellipsis": around(lambda x: torch.einsum("...ij,...kj->...ik", x, x)),
@@ -249,53 +308,22 @@ def _shape_models() -> dict[str, Model]:
         "std": around(lambda x: (x - x.mean(-1, keepdim=True)) / x.std(-1, keepdim=True)),
         "var_mean": around(lambda x: torch.var_mean(x, (1, 2), keepdim=True)[0] * x),
         "prod": around(lambda x: x.sigmoid().prod(1, keepdim=True) + x),
-        "searchsorted": around(lambda x: torch.bucketize(
-            x, torch.tensor([-1.0, 0.0, 1.0]).double()) * x),
         "renorm": around(lambda x: torch.renorm(x.tanh(), 2, 1, 0.5)),
         "glu": around(lambda x: F.glu(x, -1) + F.glu(x, 1).repeat(1, 2, 1)[..., :12]),
         "softmin": around(lambda x: F.softmin(x, 1) + F.gumbel_softmax(x, hard=False) * 0),
         "prelu": around(lambda x: F.prelu(x, torch.tensor([0.2]).double())),
-        "trapezoid": around(lambda x: torch.cumulative_trapezoid(x, dim=-1)),
-        "diff": around(lambda x: x.diff(dim=-1)),
         "special": around(lambda x: torch.special.i0e(x) + torch.special.erfcx(
             x) + torch.special.entr(x.sigmoid()) + torch.special.log_ndtr(
             x) + torch.special.xlog1py(x, x.exp())),
         "lgamma": around(lambda x: torch.lgamma(x.exp()) + torch.digamma(
             x.exp() + 1) + torch.sinc(x)),
         "hypot": around(lambda x: torch.hypot(x, x.roll(1, -1)) + torch.ldexp(x, torch.tensor(1))),
-        "whitened": around(lambda x: torch.linalg.solve(_square(x), x)),
-        "inverse": around(lambda x: torch.linalg.inv(_square(x)) @ x),
-        "cholesky": around(lambda x: torch.linalg.cholesky(_square(x)) @ x),
-        "singular": around(lambda x: torch.linalg.svdvals(x).unsqueeze(-1) * x),
-        "triangular": around(lambda x: torch.linalg.solve_triangular(
-            _square(x).tril(), x, upper=False)),
-        "determinant": around(lambda x: torch.linalg.slogdet(_square(x))[1].view(-1, 1, 1) * x),
-        "eigh": around(lambda x: torch.linalg.eigvalsh(_square(x)).unsqueeze(-1) * x),
-        "matrix_exp": around(lambda x: torch.matrix_exp(_square(x) / 20) @ x),
-        "pinv": around(lambda x: torch.linalg.pinv(_square(x)) @ x),
-        "qr": around(lambda x: torch.linalg.qr(_square(x))[0] @ x),
-        "logdet_scalar": around(lambda x: x * torch.logdet(_square(x)).view(-1, 1, 1)),
-        "cross": around(lambda x: torch.linalg.cross(x[..., :3], x[..., 3:6])),
-        "vander": around(lambda x: torch.linalg.vander(x[..., 0].tanh(), N=5)),
-        "masked_fill": around(lambda x: x.masked_fill(x > 1, -0.5) + x.masked_fill(x < 0, 0)),
-        "where": around(lambda x: torch.where(x > 0, x, x.sum(-1, keepdim=True))),
-        "repeat": around(lambda x: x.repeat_interleave(2, 1).repeat(1, 1, 2)),
-        "swap": around(lambda x: x.unflatten(-1, (4, 6)).movedim(-1, 1).flatten(2)),
-        "chunked": around(lambda x: torch.cat(
-            [p * (i + 1) for i, p in enumerate(x.chunk(5, -1))], -1)),
-        "tensor_split": around(lambda x: torch.cat(x.tensor_split(3, -1)[::-1], -1)),
-        "hsplit": around(lambda x: torch.stack(x.unbind(-1)[:4], -1)),
-        "pad_reflect": around(lambda x: F.pad(x, (2, 3), mode="reflect")),
-        "pad_circular": around(lambda x: F.pad(x, (2, 3), mode="circular")),
         "addcmul": around(lambda x: torch.addcmul(x, x, x.tanh(), value=0.3)),
         "lerp": around(lambda x: torch.lerp(x, x.mean(-1, keepdim=True), 0.3)),
-        "across_samples": around(lambda x: x - x.mean(0, keepdim=True)),
-        "sample_pairs": around(lambda x: torch.softmax(x @ x.T, -1) @ x, batch=rows),
-        "roll_samples": around(lambda x: x + x.roll(1, 0)),
-        "flip_samples": around(lambda x: x + x.flip(0), batch=rows),
-        "sorted_samples": around(lambda x: x.sort(0).values, batch=rows),
-        "cumsum_samples": around(lambda x: x.cumsum(0), batch=rows),
     }  # fmt: skip
 
 
-OPS: dict[str, Model] = {**_fourier_models(), **_shape_models()}
+OPS: dict[str, Model] = (
+    _fourier_models() | _move_models() | _order_models() | _value_models() | _algebra_models()
+    | _sample_models()
+)  # fmt: skip

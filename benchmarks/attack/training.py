@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
 from benchmarks.attack.result import Result
+from meshwright.forms.sync.running import Held
 from meshwright.ir.errors import CheckFailed, MeshwrightError
-from meshwright.runtime import job as job_module
-from meshwright.runtime.gradsync.base import Held
+from meshwright.runtime import step_end
 from meshwright.runtime.job import Job
 from meshwright.runtime.job import compile as compile_job
 from tests.runtime.nets import CHOICES, Net, data, plan_for
@@ -124,7 +124,7 @@ def _broken(how: str) -> Any:
     if how == "a parameter not stepped":
         return patch.object(Job, "update", _forgetful(Job.update))
     factors = {"a gradient lost": 0.0, "a gradient doubled": 2.0}
-    return patch.object(job_module, "sum_ties", _scaling(factors.get(how, 1.0)))
+    return patch.object(step_end, "sum_ties", _scaling(factors.get(how, 1.0)))
 
 
 def _scaling(factor: float) -> Callable[..., None]:

@@ -114,7 +114,7 @@ def _update_s(row: Row, recipe: Recipe, ground: Ground, part: Part) -> float:
     own = part.parameters / (p.shard if p.zero else 1)
     if system.whole_parameters and p.zero in (1, 2) and part.first:
         own = max(own, row.shape.vocab * row.shape.hidden / p.tp)
-    traffic = optimizer_traffic(ceil(4 * own), "adamw", zero=0, dp_shard=1)
+    traffic = optimizer_traffic(ceil(4 * own), "adamw")
     traffic += system.update_bytes * own + system.bucket_copy_bytes * part.parameters
     traffic += system.clip_bytes * (own if p.zero == 3 else part.parameters)
     traffic += (4 + system.parameter_bytes) * own

@@ -13,13 +13,13 @@ from meshwright.ir.cluster import Cluster
 from meshwright.ir.errors import MeshwrightError
 from meshwright.ir.graph import Graph
 from meshwright.ir.plan import Plan
-from meshwright.ir.step import TrainingStep, flatten_batch
 from meshwright.ir.trace import trace
 from meshwright.planner.search import search
 from meshwright.planner.strategies import found_by_trying
 from meshwright.planner.why import name_of
 from meshwright.runtime.export import full_state
 from meshwright.runtime.job import compile as compile_job
+from tests.plain import plain_step
 from tests.spawn import RankFailed, alone, run_ranks
 
 LEARNING_RATE, STEPS = 1e-3, 3
@@ -150,27 +150,10 @@ def reference(
     normed = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
     parts = microbatches if normed else 1
     optimizer = adam([p for p in model.parameters() if p.requires_grad])
-    losses = []
     with all_double():
-        for batch in batches:
-            losses.append(_step(entry, model, optimizer, batch, parts))
+        losses = [plain_step(model, entry.loss_fn, optimizer, batch, parts) for batch in batches]
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return losses, {name: tensor.detach().clone() for name, tensor in state.items()}
-
-
-def _step(
-    entry: Entry, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, parts: int
-) -> float:
-    values = flatten_batch(batch)
-    step = TrainingStep(model, entry.loss_fn, tuple(values))
-    optimizer.zero_grad()
-    total = 0.0
-    for part in zip(*(tensor.chunk(parts) for tensor in values.values()), strict=True):
-        loss = step(*part) / parts
-        loss.backward()
-        total += float(loss.detach())
-    optimizer.step()
-    return total
 
 
 def train(

@@ -1,7 +1,7 @@
 """Kernels whose places follow from how a plan lays a model out: one file per kernel.
 
 A file has `find(plan, graph)`: every place that is right for the kernel, or looks right and is not.
-Patterns of `ir.fusions` are looked for while a model is traced, these once there is a plan; both
+Patterns of `ir.kernels` are looked for while a model is traced, these once there is a plan; both
 have their names in `kernels`. Emitted code and the runtime use them where the plan has places.
 """
 
@@ -9,8 +9,8 @@ import importlib
 from collections import Counter
 from dataclasses import replace
 
-from meshwright.ir.fusions import PLACED
 from meshwright.ir.graph import Block, Fusion, Graph, Missed
+from meshwright.ir.kernels import PLACED
 from meshwright.ir.placed.found import Found, Worth
 from meshwright.ir.placed.spots import Spot, spots
 from meshwright.ir.plan import Plan

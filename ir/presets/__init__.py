@@ -3,6 +3,8 @@
 A file has `PRESET`, an `ir.preset.Preset`. MESHWRIGHT_PRESETS names folders with more.
 """
 
+import sys
+
 from meshwright.ir.device import DeviceType, Link, OpClass
 from meshwright.ir.errors import PlanError
 from meshwright.ir.extensions import Files, add_folders
@@ -11,7 +13,7 @@ from meshwright.ir.links import NETWORKS as SHARED
 from meshwright.ir.preset import Preset
 
 add_folders("MESHWRIGHT_PRESETS", __path__)
-_FILES = Files(__name__, __path__, "preset", dashed=True)
+_FILES = Files(sys.modules[__name__], "preset", dashed=True)
 PRESETS: dict[str, Preset] = {name: _FILES.load(name).PRESET for name in _FILES.names}
 
 

@@ -8,6 +8,7 @@ Exit codes: 0 done; 1 a failure while running; 2 wrong usage; 3 no plan meets th
 """
 
 import os
+import sys
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -19,7 +20,7 @@ from meshwright.ir.terminal import Terminal
 from meshwright.runtime import children
 
 add_folders("MESHWRIGHT_COMMANDS", __path__)
-COMMANDS = Files(__name__, __path__, "command", dashed=True)
+COMMANDS = Files(sys.modules[__name__], "command", dashed=True)
 app = typer.Typer(
     help="Find the fastest way to train a PyTorch model on a cluster, look at it, run it.",
     no_args_is_help=True,

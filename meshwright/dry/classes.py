@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from meshwright.codegen.lower import lower
 from meshwright.codegen.program import StageProgram
+from meshwright.forms.sync.flat import chunk_rows
 from meshwright.ir.graph import Graph
 from meshwright.ir.plan import Plan
-from meshwright.runtime.pieces import chunk_rows
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,11 +16,10 @@ from meshwright.ir.torch_private import fake_mode
 from meshwright.runtime.batch import BatchCutter
 from meshwright.runtime.build import RankParts, build_rank
 from meshwright.runtime.executor import Executor, Progress
-from meshwright.runtime.gradients import clip, sum_over_model
 from meshwright.runtime.mailbox import Mailbox
 from meshwright.runtime.messages import plan_messages
 from meshwright.runtime.optimizer import make_optimizer
-from meshwright.runtime.tied import sum_ties
+from meshwright.runtime.step_end import StepEnd
 from meshwright.runtime.tracking import tracking
 
 CPU = torch.device("cpu")
@@ -35,8 +34,11 @@ def step_rank(plan: Plan, short: Plan, graph: Graph, group: RankClass) -> Tensor
         optimizer = make_optimizer(plan.optimizer, parts.held, None, torch.nn.Module())
         batch = _batch(plan, short)
         with tracking(parts, optimizer, batch.values()) as found:
-            _schedule(short, graph, parts, batch)
-            _apply(plan, parts, optimizer)
+            end = StepEnd(parts, optimizer, CPU, plan.world_size)
+            _step(plan, short, graph, parts, batch, end)
+            if not parts.is_settled:
+                # A step begins with what the one before has left to it.
+                _step(plan, short, graph, parts, batch, end)
         memory = found[0]
     left_out = sum(_nbytes(x) for x in _batch_specs(plan)) - sum(x.nbytes for x in batch.values())
     return replace(
@@ -74,6 +76,16 @@ def _batch(plan: Plan, short: Plan) -> dict[str, Tensor]:
     return found
 
 
+def _step(
+    plan: Plan, short: Plan, graph: Graph, parts: RankParts, batch: Mapping[str, Tensor],
+    end: StepEnd,
+) -> None:  # fmt: skip
+    _schedule(short, graph, parts, batch)
+    end.sum_gradients()
+    end.scale_gradients(1.0, plan.max_grad_norm)
+    end.update()
+
+
 def _schedule(short: Plan, graph: Graph, parts: RankParts, batch: Mapping[str, Tensor]) -> None:
     programs, schedule = parts.programs, short.schedule.parse()
     cutter = BatchCutter(graph, short, programs, parts.rank, CPU)
@@ -93,15 +105,3 @@ def _schedule(short: Plan, graph: Graph, parts: RankParts, batch: Mapping[str, T
         for index, stage in parts.stages.items()
     }
     executor.run(lambda stage, microbatch: cut[stage, microbatch] | totals[stage])
-
-
-def _apply(plan: Plan, parts: RankParts, optimizer: torch.optim.Optimizer) -> None:
-    for index, stage in parts.stages.items():
-        stage.sync.finish()
-        sum_over_model(stage.sync.held, parts.lines[index])
-    sum_ties(parts.ties, parts.held, parts.groups, parts.rank)
-    if plan.max_grad_norm is not None:
-        clip(parts.held, parts.counted, plan.max_grad_norm, CPU, plan.world_size)
-    optimizer.step()
-    for stage in parts.stages.values():
-        stage.sync.publish()

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from meshwright.explain.facts import Facts
+from meshwright.ir.beside import bounded
 from meshwright.ir.detail import Traffic
 from meshwright.ir.show import SHARES, seconds, size
 
@@ -128,11 +129,11 @@ def _links(facts: Facts) -> Iterator[Sentence]:
 
 def _bound(facts: Facts) -> Iterator[Sentence]:
     evidence = facts.plan.evidence
-    if evidence and evidence.bound_s:
+    if evidence and evidence.gap is not None:
         yield Sentence(
             "bound",
-            f"no plan takes less than {seconds(evidence.bound_s)} by the same figures; this one "
-            f"is {evidence.gap:.1%} above",
+            f"{bounded(facts.plan)} takes less than {seconds(evidence.bound_s)} by the same "
+            f"figures; this one is {evidence.gap:.1%} above",
         )
     if facts.plan.constraints:
         yield Sentence("asked", f"what was asked for binds: {', '.join(facts.plan.constraints)}")

@@ -1,14 +1,13 @@
 """A DeepSpeed configuration, for `deepspeed --deepspeed_config`."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from meshwright.export import Exported, Request
 from meshwright.export_tensor import tensor_splits
+from meshwright.forms.updates import names_elsewhere
 from meshwright.ir.plan import Plan
-
-_OPTIMIZERS = {"adamw": "AdamW", "adam": "Adam", "adagrad": "Adagrad"}
 
 
 def export(request: Request) -> Exported:
@@ -24,8 +23,8 @@ def export(request: Request) -> Exported:
         content["zero_optimization"]["zero_hpz_partition_size"] = shape.dp_shard
     if plan.precision == "bf16":
         content["bf16"] = {"enabled": True}
-    if plan.optimizer in _OPTIMIZERS:
-        content["optimizer"] = {"type": _OPTIMIZERS[plan.optimizer], "params": {}}
+    if name := _optimizers().get(plan.optimizer):
+        content["optimizer"] = {"type": name, "params": {}}
     if shape.tp > 1:
         content["tensor_parallel"] = {"autotp_size": shape.tp}
     return Exported(json.dumps(content, indent=2) + "\n", (*shape.odd, *_missing(plan, request)))
@@ -51,6 +50,10 @@ def _missing(plan: Plan, request: Request) -> Iterator[str]:
         )
     if plan.precision == "fp64":
         yield "precision fp64"
-    if plan.optimizer not in _OPTIMIZERS:
+    if plan.optimizer not in _optimizers():
         yield f"optimizer {plan.optimizer!r}: pass it to deepspeed.initialize"
     yield from tensor_splits(plan)
+
+
+def _optimizers() -> Mapping[str, str]:
+    return names_elsewhere("deepspeed")

@@ -4,10 +4,9 @@ from collections.abc import Iterator
 
 from meshwright.export import Exported, Request, title_comment
 from meshwright.export_tensor import tensor_splits
+from meshwright.forms.updates import names_elsewhere
 from meshwright.ir.plan import Plan
 
-_OPTIMIZERS = {"adamw": "adam", "sgd_momentum": "sgd"}
-"""Megatron's adam decays weights as AdamW does, and its sgd has momentum."""
 _SIZES = {
     "hidden-size": "hidden_size", "ffn-hidden-size": "intermediate_size",
     "num-attention-heads": "num_attention_heads",
@@ -73,8 +72,8 @@ def _zero(request: Request) -> Iterator[str]:
 def _training(plan: Plan) -> Iterator[str]:
     if plan.precision == "bf16":
         yield "--bf16"
-    if plan.optimizer in _OPTIMIZERS:
-        yield f"--optimizer {_OPTIMIZERS[plan.optimizer]}"
+    if name := names_elsewhere("megatron").get(plan.optimizer):
+        yield f"--optimizer {name}"
     yield f"--clip-grad {plan.max_grad_norm or 0.0}"
 
 
@@ -116,8 +115,10 @@ def _missing(request: Request) -> Iterator[str]:
         yield f"the schedule {plan.schedule.name!r}: Megatron has 1F1B and its interleaved form"
     if plan.precision == "fp64":
         yield "precision fp64"
-    if plan.optimizer not in _OPTIMIZERS:
-        yield f"optimizer {plan.optimizer!r}; Megatron has adamw (called adam) and sgd_momentum"
+    known = names_elsewhere("megatron")
+    if plan.optimizer not in known:
+        names = (f"{own} (called {other})" for own, other in known.items())
+        yield f"optimizer {plan.optimizer!r}; Megatron has {' and '.join(names)}"
     if shape.recompute == "some" and not shape.recomputed_layers:
         yield "recomputation of layers that are not the same number of first ones in every stage"
     if shape.zero > 1 and shape.pp > 1:

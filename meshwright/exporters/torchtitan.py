@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from meshwright.export import Exported, Request, title
 from meshwright.export_tensor import tensor_splits
+from meshwright.forms.updates import names_elsewhere
 from meshwright.ir.plain_text import docstring, quoted
 from meshwright.ir.plan import Plan
 
@@ -112,6 +113,6 @@ def _missing(request: Request) -> Iterator[str]:
         yield "recomputation of some layers only: none is given"
     if plan.precision == "fp64":
         yield "precision fp64"
-    if plan.optimizer != "adamw":
+    if plan.optimizer not in names_elsewhere("torchtitan"):
         yield f"optimizer {plan.optimizer!r}: set optim in your recipe"
     yield from tensor_splits(plan)

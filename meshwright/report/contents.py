@@ -5,6 +5,7 @@ from typing import Any
 
 from meshwright.costmodel.compare import check_run
 from meshwright.costmodel.replay import replay
+from meshwright.ir.beside import bounded
 from meshwright.ir.measured import Measured
 from meshwright.ir.plan import Evidence, Plan
 from meshwright.report.measured_rows import measured_rows
@@ -27,7 +28,7 @@ def contents(plan: Plan, runs: Sequence[Measured] = ()) -> dict[str, Any]:
         "memory": memory_groups(played),
         "traffic": traffic_rows(plan),
         "model": model_tree(plan),
-        "search": _search(plan.evidence) if plan.evidence else None,
+        "search": _search(plan, plan.evidence) if plan.evidence else None,
         "measured": measured_rows(plan, runs) if runs else None,
         "warnings": _warnings(plan),
         "notes": list(plan.notes),
@@ -60,7 +61,7 @@ def _headline(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _search(evidence: Evidence) -> dict[str, Any]:
+def _search(plan: Plan, evidence: Evidence) -> dict[str, Any]:
     return {
         "searcher": evidence.searcher,
         "seed": evidence.seed,
@@ -69,6 +70,7 @@ def _search(evidence: Evidence) -> dict[str, Any]:
         "exhausted": evidence.exhausted,
         "pruned": evidence.pruned,
         "bound_s": evidence.bound_s,
+        "bounded": bounded(plan),
         "gap": evidence.gap,
         "improved": [
             {"at": found.candidates, "name": found.name, "step_s": found.step_s,

@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from meshwright import Plan
+from meshwright.ir.beside import bounded
 from meshwright.ir.show import seconds
 from pictures.style import CLOCK, SOFT, STAGES, WIDTH, closed
 
@@ -17,9 +18,10 @@ def search(plan: Plan) -> Figure:
     assert found and predicted
     figure, (left, right) = plt.subplots(1, 2, figsize=(WIDTH, 3.4), width_ratios=(1, 1.25))
     progress(left, [(i.candidates, i.step_s) for i in found.improved], found.candidates, STAGES[0])
-    left.axhline(found.bound_s, color="#2b7d5f", ls="--", lw=1.5)
-    left.text(found.candidates, found.bound_s, "no plan can be faster", color="#2b7d5f",
-              va="bottom", ha="right", size=9)  # fmt: skip
+    if found.bound_s:
+        left.axhline(found.bound_s, color="#2b7d5f", ls="--", lw=1.5)
+        left.text(found.candidates, found.bound_s, f"{bounded(plan)} can be faster",
+                  color="#2b7d5f", va="bottom", ha="right", size=9)  # fmt: skip
     left.set(xlabel="candidates judged", ylim=(0, None), title="The best so far")
     names = [("this plan", predicted.step_s), *((a.name, a.step_s) for a in found.alternatives)]
     for y, (_, step_s) in enumerate(names):

@@ -99,7 +99,7 @@ class _Guess:
         trained = stored * self._trained_share
         state = training_state(
             int(stored / draft.ranks), int(trained / draft.ranks),
-            optimizer=self.problem.optimizer, zero=mesh.zero, dp_shard=mesh.dp_shard,
+            optimizer=self.problem.optimizer, exchange=mesh.exchange, dp_shard=mesh.dp_shard,
         )  # fmt: skip
         flight = min(draft.count, draft.ranks)
         needed = state.parameters_bytes + state.gradients_bytes + state.optimizer_bytes

@@ -62,7 +62,13 @@ class ModeCosts:
     ) -> tuple[_More, _More]:
         tensors = self.problem.graph.tensors
         trained = tuple(tensors[name].requires_grad for name in block.inputs)
-        key = (block.pattern, trained, self.problem.tables.blocks.layout_key(layout), spot.device)
+        key = (
+            block.pattern,
+            mode,
+            trained,
+            self.problem.tables.blocks.layout_key(layout),
+            spot.device,
+        )
         if key not in self._ends:
             ends = (1, min(_MANY, self.problem.batch))
             one, many = (

@@ -9,9 +9,11 @@ import numpy as np
 
 from meshwright.costmodel.block import BlockCost
 from meshwright.costmodel.comm import Levels, collective_time
-from meshwright.costmodel.memory import OPTIMIZER_COPIES
 from meshwright.costmodel.offload import copy_s
 from meshwright.costmodel.optimizer import optimizer_time
+from meshwright.forms.retention import moves, retention
+from meshwright.forms.sync.exchange import Send
+from meshwright.forms.updates import update
 from meshwright.ir.conversions import Primitive
 from meshwright.planner.across.run_costs import At, RunCosts
 from meshwright.planner.across.spans import Matrix
@@ -61,6 +63,9 @@ class BlockRates:
         self.kind_of = np.array(_numbers(runs, self.kinds))
         """Per block, the number of its kind."""
         self.free = free_modes(self.problem)
+        whole = (name for name in self.free if moves(name) and retention(name).choose is None)
+        self.moved = next(whole, "")
+        """The mode that moves all values; whatever another one moves takes no time here."""
         self._work: dict[At, tuple[Matrix, ...]] = {}
         self._held: dict[object, tuple[Matrix, Matrix]] = {}
         self._slopes: dict[tuple[Primitive, Levels], float] = {}
@@ -91,35 +96,32 @@ class BlockRates:
     def _reduced_s(self, case: Case) -> Matrix:
         """Gradients that are reduced beside the last backward."""
         _, trained = self._state_of(case, 1)
-        mesh = case.mesh
-        if mesh.zero == 0:
-            return trained * self._slope(Primitive.ALL_REDUCE, case.spot.dp_levels)
-        if mesh.zero == 1:
-            return trained * self._slope(Primitive.REDUCE_SCATTER, case.shard)
-        return trained * 0.0
+        sends = case.mesh.exchange.last_backward
+        return trained * sum([self._slope(send, case) for send in sends])
 
     def _once_of(self, case: Case) -> tuple[Matrix, Matrix]:
         """(optimizer and parameters on their way after it, gathering twice per micro-batch)."""
-        mesh = case.mesh
-        key = (mesh.model, mesh.variant, mesh.zero, mesh.dp_shard, case.shard, case.replicate)
+        mesh, exchange = case.mesh, case.mesh.exchange
+        key = (mesh.model, mesh.variant, exchange, mesh.dp_shard, case.shard, case.replicate)
         if key not in self._once:
             _, trained = self._state_of(case, 1)
-            kept = trained / (mesh.dp_shard if mesh.zero else 1)
+            kept = trained / exchange.parts("optimizer", mesh.dp_shard)
             once = kept * self._optimizer_slope(case)
-            once = once + trained / mesh.dp_shard * (
-                self._slope(Primitive.ALL_REDUCE, case.replicate) if mesh.zero else 0.0
-            )
-            gather = trained * self._slope(Primitive.ALL_GATHER, case.shard)
-            if mesh.zero in (1, 2):
-                once = once + gather
-            self._once[key] = once, 2 * gather if mesh.zero == 3 else gather * 0.0
+            for send in exchange.at_end:
+                sent = trained / mesh.dp_shard if send.of_part else trained
+                once = once + sent * self._slope(send, case)
+            for send in exchange.published:
+                once = once + trained * self._slope(send, case)
+            gather = sum([trained * self._slope(send, case) for send in exchange.fetches])
+            self._once[key] = once, gather + trained * 0.0
         return self._once[key]
 
-    def _slope(self, primitive: Primitive, levels: Levels) -> float:
+    def _slope(self, send: Send, case: Case) -> float:
         """Seconds per byte of large collectives: smaller ones take no less."""
-        key = (primitive, levels)
+        levels = case.levels(send.axis)
+        key = (send.primitive, levels)
         if key not in self._slopes:
-            low, high = (collective_time(primitive, n, levels) for n in (_LARGE, 2 * _LARGE))
+            low, high = (collective_time(send.primitive, n, levels) for n in (_LARGE, 2 * _LARGE))
             self._slopes[key] = max(0.0, min((high - low) / _LARGE, low / _LARGE))
         return self._slopes[key]
 
@@ -154,8 +156,8 @@ class BlockRates:
             inputs = np.array([[c.forward_s + c.backward_input_s for c in row] for row in timed])
             copies = np.array([self._copy_s(at, cost) for cost in kept]) * self.treated
             compute = found - np.array(talk)
-            if "offload" in self.free:
-                found[2 + self.free.index("offload")] += self._waits_s(timed[1], copies)
+            if self.moved and self.runs.waits:
+                found[2 + self.free.index(self.moved)] += self._waits_s(timed[1], copies)
             self._work[at] = found, compute, np.array(flight), forward, inputs, copies
         return self._work[at]
 
@@ -165,7 +167,7 @@ class BlockRates:
 
     def _saving(self, mode: str, at: At, kept: Sequence[BlockCost]) -> list[BlockCost]:
         """What is held at least in a mode."""
-        if mode == "offload":
+        if moves(mode):
             return [
                 replace(cost, saved_bytes=0) if self.runs.may_recompute(kind.block) else cost
                 for cost, kind in zip(kept, self.kinds, strict=True)
@@ -175,7 +177,8 @@ class BlockRates:
 
     def _waits_s(self, again: Sequence[BlockCost], copies: Matrix) -> Matrix:
         """What is moved comes back while one other block has its backward, which takes no longer
-        than that of the longest of those that can be recomputed; but for a few others' sake."""
+        than that of the longest of those that can be recomputed; but for a few others' sake. Of
+        costs that are the least there are, no such longest is known."""
         longest = max(c.backward_s for c, held in zip(again, self.treated, strict=True) if held)
         found: Matrix = np.maximum(0.0, copies - longest) * self.treated
         return found
@@ -192,7 +195,7 @@ class BlockRates:
 
     def _copy_s(self, at: At, cost: BlockCost) -> float:
         tables = self.problem.tables
-        if "offload" not in self.free:
+        if not self.moved:
             return 0.0
         return copy_s(tables.devices[at.spot.device], cost.saved_bytes, tables.profile)
 
@@ -219,14 +222,16 @@ class BlockRates:
     def _state_of(self, case: Case, num_microbatches: int) -> tuple[Matrix, Matrix]:
         """(bytes of parameters, gradients and optimizer, trained bytes); tied ones count once."""
         mesh, several = case.mesh, num_microbatches > 1
-        key = (mesh.model, mesh.variant, mesh.zero, mesh.dp_shard, several)
+        exchange = mesh.exchange
+        key = (mesh.model, mesh.variant, exchange, mesh.dp_shard, several)
         if key not in self._held:
             stored, trained = self._parameters(case)
             shard = mesh.dp_shard
-            copies = OPTIMIZER_COPIES[self.problem.optimizer]
-            parameters = stored - trained + trained / (shard if mesh.zero == 3 else 1)
-            gradients = trained / (shard if mesh.zero >= 2 else 1) if several else trained * 0.0
-            optimizer = copies * trained / (shard if mesh.zero else 1)
+            copies = update(self.problem.optimizer).copies
+            parameters = stored - trained + trained / exchange.parts("parameters", shard)
+            kept = trained / exchange.parts("gradients", shard)
+            gradients = kept if several else trained * 0.0
+            optimizer = copies * trained / exchange.parts("optimizer", shard)
             self._held[key] = parameters + gradients + optimizer, trained
         return self._held[key]
 

@@ -216,6 +216,7 @@ class Relaxation:
         both = [0, 1] if True in self.tables.modes else [0]
         free = [name for name in self.rates.free if self._may_pay(rates, name)]
         both += [2 + self.rates.free.index(name) for name in free]
+        moved = self.rates.moved
         memory = rates.state_bytes[:, None, :] + rates.flight_bytes
         busy = np.where(memory <= room, rates.busy_s, np.inf)[:, both]
         load = busy + rates.once_s[:, both] / frame.num_microbatches
@@ -223,11 +224,13 @@ class Relaxation:
             self.rates.counts, busy, load, rates.state_bytes[:, None], rates.flight_bytes[:, both],
             room, self._prices(rates), rates.input_s[:, both], rates.forward_s,
             self._forward_share(rates), rates.copy_s,
-            len(both) - len(free) + free.index("offload") if "offload" in free else -1,
-            self._spared_s(rates, "offload" in free), rates.busy_s[:, 0],
+            len(both) - len(free) + free.index(moved) if moved in free else -1,
+            self._spared_s(rates, moved in free), rates.busy_s[:, 0],
         )  # fmt: skip
 
     def _forward_share(self, rates: Rates) -> Matrix:
+        if not self.rates.runs.waits:
+            return np.ones(len(rates.busy_s))  # blocks hide more of one direction than another
         share: Matrix = (rates.forward_s / np.maximum(rates.busy_s[:, 0], 1e-12)).max(axis=1)
         return np.clip(share, 1e-6, 1.0)
 
@@ -235,7 +238,7 @@ class Relaxation:
         """Beside blocks that are longer than the others."""
         if not moves:
             return np.zeros(len(rates.busy_s))
-        at = 2 + self.rates.free.index("offload")
+        at = 2 + self.rates.free.index(self.rates.moved)
         waits = rates.busy_s[:, at] - rates.busy_s[:, 0]
         found: Matrix = self.rates.others * waits.max(axis=1)
         return found

@@ -56,6 +56,9 @@ class Work(NamedTuple):
 class RunCosts:
     """Arrays over the kinds of runs of one problem; keeps what it has computed."""
 
+    waits = True
+    """Whether blocks wait for their collectives."""
+
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.blocks = problem.graph.blocks

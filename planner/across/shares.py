@@ -106,6 +106,6 @@ def _state(problem: Problem, stage: StageChoice, cost: StageCost) -> tuple[int, 
     trained = sum(n for name, n in cost.params.items() if name in problem.tables.trained)
     state = training_state(
         sum(cost.params.values()), trained,
-        optimizer=problem.optimizer, zero=stage.zero, dp_shard=stage.dp_shard,
+        optimizer=problem.optimizer, exchange=stage.exchange, dp_shard=stage.dp_shard,
     )  # fmt: skip
     return state.parameters_bytes, state.gradients_bytes, state.optimizer_bytes

@@ -190,7 +190,7 @@ def steps(
         )
         found.append(start)
     if cheap:
-        found.append(_beyond(start, keep, in_mode("selective"), rest))
+        found.append(_beyond(start, keep, in_mode(cheap), rest))
     if True in sets.modes:
         if hidden:
             found.append(_beyond(start, keep, full, rest))

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from meshwright.costmodel.comm import Levels, collective_time
 from meshwright.costmodel.fragmentation import fragmentation_of
-from meshwright.costmodel.memory import OPTIMIZER_COPIES
 from meshwright.costmodel.optimizer import optimizer_time
 from meshwright.costmodel.tables import Spot
+from meshwright.forms.sync.exchange import Axis
+from meshwright.forms.updates import update
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.device import Link
 from meshwright.planner.across.places import Places
@@ -54,6 +55,12 @@ class Case:
 
     def __hash__(self) -> int:
         return self._hash
+
+    def levels(self, axis: Axis) -> Levels:
+        """The links of an axis of replicas."""
+        if axis == "dp":
+            return self.spot.dp_levels
+        return self.shard if axis == "dp_shard" else self.replicate
 
 
 class _Fixed(NamedTuple):
@@ -195,14 +202,15 @@ class StageTables:
             # A heap does not use the place of activations for flat ones. Where those are more, it
             # is they that leave holes.
             beside = beside + holes.moving * np.maximum(0.0, flat - (flight + workspace) / beyond)
-        elif sync.zero < 3:
+        elif not sync.exchange.reduces_blocks:
             beside = np.maximum(0.0, beside - flight)
         begun = begun * (1.0 + holes.gradients)
         static = held + always
-        apart = sync.zero == 3 or (device.kind == "cpu" and sync.zero < 2)
+        exchange = sync.exchange
+        apart = exchange.reduces_blocks or (device.kind == "cpu" and not exchange.every_backward)
         static = static + (workspace + beside if apart else np.maximum(workspace, beside))
         static = static + 2 * (arrives + leaves) * beyond
-        if num_microbatches == 1 and not (sync.zero and device.kind == "cpu"):
+        if num_microbatches == 1 and not (exchange.packs and device.kind == "cpu"):
             # Gradients come as activations go; a heap does not use the holes for flat ones.
             return static + np.maximum(begun, flight), np.zeros_like(flight), workspace
         return static + begun, flight, workspace
@@ -211,12 +219,14 @@ class StageTables:
         """Parameters, with those of blocks that are gathered, and optimizer state."""
         mesh = case.mesh
         kept = state.trained / mesh.dp_shard
-        copies = OPTIMIZER_COPIES[self.problem.optimizer]
+        copies = update(self.problem.optimizer).copies
         parameters = state.stored
-        if mesh.zero == 3 and mesh.dp_shard > 1:
+        if mesh.exchange.is_split("parameters"):
             gathered = np.minimum(state.trained - kept, state.largest * (1 + mesh.prefetch))
             parameters = parameters - state.trained + kept + gathered
-        found: Matrix = parameters + copies * (kept if mesh.zero else state.trained)
+        found: Matrix = parameters + copies * (
+            kept if mesh.exchange.is_split("optimizer") else state.trained
+        )
         return found
 
     def _sync(self, case: Case) -> StageSync:
@@ -227,20 +237,26 @@ class StageTables:
 
     def _trained(self, case: Case, state: State) -> Trained:
         none = np.zeros_like(state.trained)
-        if case.mesh.zero < 3:
+        fetches = case.mesh.exchange.fetches
+        if not fetches:
             return Trained(state.trained, state.largest, none, none, none)
         gathered, scattered = self._gathers_at(case)
-        first = self.collective(Primitive.ALL_GATHER, state.largest, case.shard)
+        first = self.collective(fetches[0].primitive, state.largest, case.shard)
         return Trained(state.trained, state.largest, gathered, scattered, first)
 
     def _gathers_at(self, case: Case) -> tuple[Matrix, Matrix]:
-        """ZeRO 3: seconds to gather the parameters block by block, and to scatter gradients."""
-        key = (case.spot.model, case.mesh.variant, case.shard)
+        """Seconds to gather the parameters block by block, and to send gradients after each
+        backward."""
+        exchange = case.mesh.exchange
+        fetch, *sends = exchange.fetches[0], *exchange.every_backward
+        primitives = (fetch.primitive, *(send.primitive for send in sends))
+        key = (case.spot.model, case.mesh.variant, case.shard, primitives)
         if key not in self._gathers:
-            self._gathers[key] = (
-                self.runs.of(self._by_block(case, Primitive.ALL_GATHER)),
-                self.runs.of(self._by_block(case, Primitive.REDUCE_SCATTER, but_first=True)),
-            )
+            gathered = self.runs.of(self._by_block(case, fetch.primitive))
+            scattered = np.zeros_like(gathered)
+            for send in sends:
+                scattered = self.runs.of(self._by_block(case, send.primitive, but_first=True))
+            self._gathers[key] = gathered, scattered
         return self._gathers[key]
 
     def _by_block(self, case: Case, primitive: Primitive, *, but_first: bool = False) -> Matrix:
@@ -256,7 +272,7 @@ class StageTables:
 
     def _optimizer_s(self, case: Case, state: State) -> Matrix:
         mesh, device = case.mesh, case.spot.device
-        kept = state.trained / (mesh.dp_shard if mesh.zero else 1)
+        kept = state.trained / mesh.exchange.parts("optimizer", mesh.dp_shard)
         if device not in self._steps:
             self._steps[device] = self._optimizer_line(device)
         per_byte, per_tensor = self._steps[device]

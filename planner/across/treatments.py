@@ -16,6 +16,7 @@ from typing import NamedTuple
 from meshwright.costmodel.block import BlockCost
 from meshwright.costmodel.offload import copy_s
 from meshwright.costmodel.tables import Spot
+from meshwright.forms.retention import moves
 from meshwright.ir.graph import Block
 from meshwright.planner.across.ladder import (
     PLAIN,
@@ -56,7 +57,8 @@ class Treatments:
         self._steps: dict[tuple[str, ...], tuple[Step, ...]] = {}
         """Of the ladder of blocks of these patterns."""
         self._savings: dict[str, Mapping[str, Saving]] = {}
-        self._copies: dict[str, float] = {}
+        self._copies: dict[tuple[str, str], float] = {}
+        """By pattern and mode."""
         self._costs: dict[tuple[str, str], BlockCost] = {}
         self._totals: dict[tuple[str, ...], tuple[Saving, ...]] = {}
         """Of all treatments of blocks of these patterns."""
@@ -113,15 +115,15 @@ class Treatments:
         return self._known(block).get(mode, Saving(0.0, 0.0))
 
     @cached_property
-    def usual(self) -> tuple[float, bool]:
-        """Of the layers of which there are most: the share whose values move unseen, and whether
-        something is cheap to make again."""
+    def usual(self) -> tuple[float, str]:
+        """Of the layers of which there are most: the share whose values move unseen, and the mode
+        in which something cheap is made again; empty if there is none."""
         blocks = self._treated(self.problem.graph.blocks)
         if not blocks:
-            return 0.0, False
+            return 0.0, ""
         pattern = Counter(block.pattern for block in blocks).most_common(1)[0][0]
         block = next(b for b in blocks if b.pattern == pattern)
-        return self.hidden(block), "selective" in self._known(block)
+        return self.hidden(block), next(iter(self._cheap(block)), "")
 
     # One block ------------------------------------------------------------------------------------
 
@@ -145,17 +147,25 @@ class Treatments:
         for name in free_modes(self.problem):
             cost = self._cost(block, name)
             more_s = cost.backward_s - kept.backward_s
-            if name == "offload":
-                more_s = self._waits_s(block, cost)
+            if moves(name):
+                more_s = self._waits_s(block, name, cost)
             saving = Saving(_held(kept) - _held(cost), more_s)
             if saving.nbytes > 0 and self._is_worth(saving, again):
                 yield name, saving
 
-    def _waits_s(self, block: Block, cost: BlockCost) -> float:
+    def _moving(self, block: Block) -> str:
+        """The mode in which values are moved; empty if there is none."""
+        return next(filter(moves, self._known(block)), "")
+
+    def _cheap(self, block: Block) -> tuple[str, ...]:
+        """Modes in which part of a block is made again."""
+        return tuple(name for name in self._known(block) if name != "full" and not moves(name))
+
+    def _waits_s(self, block: Block, mode: str, cost: BlockCost) -> float:
         """What comes back is asked for as the block before begins its backward."""
         tables = self.problem.tables
         copies = copy_s(tables.devices[self.spot.device], cost.moved_bytes, tables.profile)
-        self._copies[block.pattern] = copies
+        self._copies[block.pattern, mode] = copies
         return max(0.0, copies - cost.backward_s)
 
     def _is_worth(self, saving: Saving, again: Saving) -> bool:
@@ -177,11 +187,10 @@ class Treatments:
 
     def hidden(self, block: Block) -> float:
         """The share of equal blocks whose values move while the others are computed."""
-        if "offload" not in self._known(block):
+        if not (mode := self._moving(block)):
             return 0.0
-        return min(
-            1.0, self._cost(block, "keep").forward_s / max(1e-12, self._copies[block.pattern])
-        )
+        copies = self._copies[block.pattern, mode]
+        return min(1.0, self._cost(block, "keep").forward_s / max(1e-12, copies))
 
     # Stages ---------------------------------------------------------------------------------------
 
@@ -198,9 +207,9 @@ class Treatments:
                     continue
                 own = known[mode]
                 seconds, nbytes = seconds + count * own.seconds, nbytes + count * own.nbytes
-                if mode == "offload":
+                if moves(mode):
                     computing = len(group) * self._cost(group[0], "keep").forward_s
-                    copies = self._copies[group[0].pattern]
+                    copies = self._copies[group[0].pattern, mode]
                     seconds += max(0.0, count * copies - computing)
         return Saving(nbytes, seconds)
 
@@ -252,18 +261,19 @@ class Treatments:
         for n in order:
             size = len(groups[n])
             for count in range(1, floor(self.hidden(groups[n][0]) * size) + 1):
-                now[n] = evenly(size, count, "offload")
+                now[n] = evenly(size, count, self._moving(groups[n][0]))
                 yield tuple(now)
-        for wanted in ("selective", "full"):
+        cheap = dict.fromkeys(name for group in groups for name in self._cheap(group[0]))
+        for wanted in (*cheap, "full"):
             for n in order:
                 if wanted not in self._offered(groups[n][0]):
                     continue
                 for at, mode in enumerate(now[n]):
-                    if mode != "offload":
+                    if not moves(mode):
                         now[n] = (*now[n][:at], wanted, *now[n][at + 1 :])
                         yield tuple(now)
-        last = "full" if True in self.modes else "offload"
         for n in order:
+            last = "full" if True in self.modes else self._moving(groups[n][0])
             if last in self._offered(groups[n][0]):
                 now[n] = (last,) * len(groups[n])
         yield tuple(now)

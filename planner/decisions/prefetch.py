@@ -4,6 +4,7 @@ there is nothing to fetch."""
 from collections.abc import Callable
 from dataclasses import replace
 
+from meshwright.forms.sync import exchange_of
 from meshwright.ir.plan import Stage
 from meshwright.ir.schedule import Schedule
 from meshwright.planner.pins.decision import Decision
@@ -16,7 +17,7 @@ def _admits(pin: Pin, stage: Stage) -> bool:
 
 
 def _apply(stage: Stage, value: Value, table: Callable[[], Schedule]) -> Stage:
-    if stage.zero != 3 or stage.prefetch:
+    if stage.prefetch or not exchange_of(stage).fetches_ahead:
         return stage
     return replace(stage, prefetch=int(value))
 

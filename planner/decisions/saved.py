@@ -1,16 +1,25 @@
 """What becomes of the values of layers that the backward needs (`planner.saved_modes`)."""
 
+from meshwright.forms.retention import names_of, offered
 from meshwright.ir.errors import PlanError
-from meshwright.ir.plan import Stage
+from meshwright.ir.graph import Graph
+from meshwright.ir.plan import Plan, Stage
 from meshwright.planner.pins.decision import Decision
 from meshwright.planner.pins.decisions import Pin
 from meshwright.planner.saved_names import saved_name
+
+_NONE = "none"
 
 
 def _check(text: str, pin: Pin) -> None:
     if isinstance(pin.value, tuple):
         first = text.rpartition(" in ")[2].split(",")[0].strip()
         raise PlanError(f"constraint {text}: saved is pinned to one word; write saved={first}")
+
+
+def _keeps(pin: Pin, plan: Plan, graph: Graph) -> bool:
+    """Several forms may have been chosen for the same plan."""
+    return any(map(pin.admits, names_of(plan) or (_NONE,)))
 
 
 def _show(stage: Stage) -> str:
@@ -21,9 +30,10 @@ def _show(stage: Stage) -> str:
 
 
 DECISION = Decision(
-    words=("none", "selective", "offload"),
+    words=(_NONE, *offered()),
     scope="plan",
     read=lambda plan, stage: saved_name(plan),
     check=_check,
+    keeps=_keeps,
     show=_show,
 )

@@ -11,6 +11,7 @@ from meshwright.ir.digest import digest
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Graph, Op
 from meshwright.ir.operators import operator
+from meshwright.ir.rules import Dims, Rule, input_shapes, make_rule, output_shapes
 from meshwright.ir.torch_private import written_arguments
 from meshwright.planner.discovery.apart import explore_apart
 from meshwright.planner.discovery.found import Cut, Found
@@ -18,7 +19,6 @@ from meshwright.planner.discovery.probe import confirm
 from meshwright.planner.discovery.sample import LARGEST, sample, samples, shrunk
 from meshwright.planner.discovery.store import load, save
 from meshwright.planner.discovery.trial import numbered
-from meshwright.planner.inside.rules import Dims, Rule, input_shapes, make_rule, output_shapes
 
 _SEEN: dict[str, Found] = {}
 """What this process has tried or confirmed, by key and sizes."""

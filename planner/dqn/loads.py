@@ -11,12 +11,14 @@ from numpy.typing import NDArray
 from meshwright.costmodel.block import BlockCost
 from meshwright.costmodel.memory import training_state
 from meshwright.costmodel.tables import Spot
+from meshwright.forms.retention import offered
+from meshwright.forms.sync.exchange import Exchange
 from meshwright.ir.plan import ModelMesh
 from meshwright.planner.across.run_costs import At, RunCosts
 from meshwright.planner.across.spans import Matrix, sums_of_named
 from meshwright.planner.candidates import StageChoice
 
-MODES = ("keep", "full", "offload", "selective")
+MODES = ("keep", "full", *offered())
 Codes = NDArray[np.int64]
 
 
@@ -70,17 +72,16 @@ class Loads:
         size = len(stage.devices) // stage.dp
         rate = self._rate(stage.devices[::size]) if stage.dp > 1 else np.inf
         sync_s = 2 * (stage.dp - 1) / stage.dp * stored / rate
-        if stage.zero == 3:
-            sync_s *= 1 + count / 2
+        sync_s *= 1 + count * len(stage.exchange.fetches) / 4
         room = max(self._room(stage.devices), 1)
-        held = self._state(stored, stage.zero, stage.dp_shard)
+        held = self._state(stored, stage.exchange, stage.dp_shard)
         saved = own[0][1] * in_flight
         busy_s = count * max(busy for busy, _ in own)
         return Load(busy_s, float(sync_s), held / room, (held + saved) / room)
 
     def state(self, stage: StageChoice) -> float:
         """`Load.state`, which does not depend on micro-batches."""
-        held = self._state(self._stored(stage), stage.zero, stage.dp_shard)
+        held = self._state(self._stored(stage), stage.exchange, stage.dp_shard)
         return held / max(self._room(stage.devices), 1)
 
     def _stored(self, stage: StageChoice) -> int:
@@ -96,9 +97,9 @@ class Loads:
             ])  # fmt: skip
         return int(self._trained[key][stage.start, stage.stop])
 
-    def _held_bytes(self, stored: int, zero: int, dp_shard: int) -> int:
+    def _held_bytes(self, stored: int, exchange: Exchange, dp_shard: int) -> int:
         found = training_state(
-            stored, stored, optimizer=self.problem.optimizer, zero=zero, dp_shard=dp_shard
+            stored, stored, optimizer=self.problem.optimizer, exchange=exchange, dp_shard=dp_shard
         )
         return found.parameters_bytes + found.gradients_bytes + found.optimizer_bytes
 

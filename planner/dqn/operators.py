@@ -174,7 +174,7 @@ class Operators:
             total += self.bytes[name] * float(parts.min()) if len(parts) else 0.0
         stored = int(total / len(self.base.stages))
         state = training_state(
-            stored, stored, optimizer=self.problem.optimizer, zero=self.stage.zero,
+            stored, stored, optimizer=self.problem.optimizer, exchange=self.stage.exchange,
             dp_shard=self.stage.dp_shard,
         )  # fmt: skip
         return state.parameters_bytes + state.gradients_bytes + state.optimizer_bytes

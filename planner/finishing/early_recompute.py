@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from meshwright.forms.retention import retention, said_by
 from meshwright.ir.plan import Plan
 from meshwright.planner.finish import changed
 from meshwright.planner.pins.constraints import allowed
@@ -36,5 +37,5 @@ def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
 def recomputes(plan: Plan) -> bool:
     """Whether stages make something again, and nothing comes from the host."""
     again = any("full" in stage.recompute.values() for stage in plan.stages)
-    said = {what for stage in plan.stages for p in stage.saved.values() for what in p.values()}
-    return (again or "recompute" in said) and "offload" not in said
+    forms = [retention(name) for name in said_by(plan)]
+    return (again or any(f.again for f in forms)) and not any(f.moved for f in forms)

@@ -57,9 +57,3 @@ def overlapped(problem: Problem, plan: Plan, level: Overlap) -> Plan:
         replace(stage, overlap=level) if stage.model_size > 1 else stage for stage in plan.stages
     )
     return plan if stages == plan.stages else changed(problem, plan, stages=stages)
-
-
-def overlaps(plan: Plan) -> bool:
-    """Whether something goes on beside collectives, or blocks are compiled: bounds take collectives
-    and blocks as they come."""
-    return any(stage.overlap != "none" or stage.compile for stage in plan.stages)

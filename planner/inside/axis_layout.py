@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from meshwright.ir.conversions import Conversion
 from meshwright.ir.graph import Graph, Kind, Op
 from meshwright.ir.layout import RP, Partial, Placement, R, Replicate, Shard, Strategy, units_of
+from meshwright.ir.rules import name_of
 from meshwright.planner.inside.factors import AxisKind, Split, strategies
 from meshwright.planner.inside.frontier import Run, Solution, Step, solve
 from meshwright.planner.inside.inside_prices import inside_s
 from meshwright.planner.inside.prices import Prices
-from meshwright.planner.inside.rules import name_of
 from meshwright.planner.inside.segments import Segment
 
 PICOSECONDS = 1e12

@@ -12,10 +12,11 @@ from math import prod
 from meshwright.costmodel.comm import collective_time
 from meshwright.costmodel.compute import op_time
 from meshwright.costmodel.local_op import LocalInput, LocalOp
-from meshwright.costmodel.memory import OPTIMIZER_COPIES, optimizer_traffic
+from meshwright.costmodel.memory import optimizer_traffic
 from meshwright.costmodel.op_classes import COMPUTE, classify
 from meshwright.costmodel.site import Site
 from meshwright.costmodel.tables import CostTables
+from meshwright.forms.updates import update
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.device import DeviceType, OpClass
 from meshwright.ir.graph import DTYPE_BYTES, Kind, Op
@@ -135,8 +136,8 @@ def cluster_regime(
     count = max(1, tables.graph.batch_size // (dp * samples))
     computing_s = timer.whole_s(samples) / size
     per_byte = memory * computing_s / site.device.usable_bytes
-    state = 2 + OPTIMIZER_COPIES[optimizer]
-    update_s = optimizer_traffic(10**9, optimizer, zero=0, dp_shard=1) / 1e9
+    state = 2 + update(optimizer).copies
+    update_s = optimizer_traffic(10**9, optimizer) / 1e9
     update_s /= site.device.memory_bandwidth_bytes_per_s
     return Regime(
         prices=tuple(AxisPrices(site, axis) for axis, _ in model),

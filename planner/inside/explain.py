@@ -14,8 +14,8 @@ from meshwright.ir.layout import (
     parse_strategy,
 )
 from meshwright.ir.plan import BlockLayout, param_key
+from meshwright.ir.rules import name_of
 from meshwright.planner.inside.factors import AxisKind, natural_splits
-from meshwright.planner.inside.rules import name_of
 from meshwright.planner.inside.segments import PRELUDE, prelude_block
 from meshwright.planner.strategies import find_rule
 

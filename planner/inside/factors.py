@@ -11,7 +11,7 @@ from math import prod
 
 from meshwright.ir.graph import Graph, Op, Tensor
 from meshwright.ir.layout import RP, P, Placement, R, Shard, Strategy
-from meshwright.planner.inside.rules import Dims, Rule
+from meshwright.ir.rules import Dims, Rule
 
 
 @dataclass(frozen=True, slots=True)

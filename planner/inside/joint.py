@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from meshwright.ir.graph import Graph, Op
 from meshwright.ir.layout import Placement, Shard, Strategy, units_of
-from meshwright.planner.inside.rules import Rule
+from meshwright.ir.rules import Rule
 from meshwright.planner.inside.together import brought_once
 
 Ints = NDArray[np.int64]

@@ -7,12 +7,12 @@ from meshwright.ir.conversions import Conversion
 from meshwright.ir.graph import Graph, Kind, Op
 from meshwright.ir.inside import sends
 from meshwright.ir.layout import RP, R, Shard
+from meshwright.ir.rules import name_of
 from meshwright.planner.inside.axis_layout import FREE, LOOKUPS, strategy_share
 from meshwright.planner.inside.inside_prices import inside_s
 from meshwright.planner.inside.mesh_space import MeshSpace, OpSpace
 from meshwright.planner.inside.moves import MoveTable, Step, share
 from meshwright.planner.inside.regime import Regime
-from meshwright.planner.inside.rules import name_of
 
 Floats = NDArray[np.float64]
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from meshwright.ir.graph import Block, Graph, Kind, Op
-from meshwright.planner.inside.rules import Rule
+from meshwright.ir.rules import Rule
 from meshwright.planner.strategies import find_rule
 
 PRELUDE = "(prelude)"

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from meshwright.ir.graph import Op
 from meshwright.ir.layout import Shard
+from meshwright.ir.rules import Dims, Rule
 from meshwright.planner.inside.factors import (
     AxisKind,
     Split,
@@ -20,7 +21,6 @@ from meshwright.planner.inside.factors import (
     split_of,
     with_together,
 )
-from meshwright.planner.inside.rules import Dims, Rule
 
 Shards = dict[str, dict[Shard, None]]
 """Value -> placements it may have, in order of discovery."""

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.ir.layout import Placement, Shard
-from meshwright.planner.inside.rules import Rule
+from meshwright.ir.rules import Rule
 
 Side = tuple[Placement, ...]
 """Placements of an op's inputs and outputs on one axis."""

@@ -1,7 +1,7 @@
 """The text form of constraints: `[stage K | block GLOB] NAME RELATION VALUE`, and a few phrases.
 
 tp=2   tp<=4   pp in 1,2,4   num_microbatches>=8   stage 0 zero=3   block h.* recompute=full
-overlap=block   compile=true   recompute=stage_aware   block h.* layout=h.* tp2
+overlap=block   compile=true   sync=dear   recompute=stage_aware   block h.* layout=h.* tp2
 block h.3 on stage 1   block h.3 starts stage 1
 stage 0 devices 0-3,8   stage 0 mesh dp_shard=2,tp=2   stage 0 shares 3,1
 stage 0 device_type=v100-32   place h.*.attn tp=R   place *.c_fc.weight tp=S(1)

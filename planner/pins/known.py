@@ -9,7 +9,7 @@ from meshwright.planner import decisions
 from meshwright.planner.pins.decision import Decision
 
 _AXES = ("dp_replicate", "dp_shard", *MODEL_AXES)
-_FILES = Files(decisions.__name__, decisions.__path__, "pin")
+_FILES = Files(decisions, "pin")
 
 
 def _size(axis: str, plan: Plan, stage: Stage) -> int:

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.costmodel.comm import send_time
-from meshwright.costmodel.memory import OPTIMIZER_COPIES
 from meshwright.costmodel.tables import Spot
+from meshwright.forms.updates import update
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.device import Link
 from meshwright.planner.across.spans import Matrix, sums, sums_of_named
@@ -142,7 +142,7 @@ class _Runs:
         """Runs that fit into each of `replicas` devices, with as many behind them in the pipeline:
         a version of the weights, and a share of the activations, per micro-batch in flight."""
         in_flight = ceil((behind + replicas) / replicas)
-        copies = 1 + OPTIMIZER_COPIES[self.problem.optimizer]
+        copies = 1 + update(self.problem.optimizer).copies
         weights = (in_flight + copies) * self.weight_bytes
         needed = weights + in_flight * self.saved_bytes / replicas
         found: NDArray[np.bool_] = needed <= self.room_bytes

@@ -1,7 +1,8 @@
 """Op strategies: one file per op family, each with `rule(op, graph) -> Rule | None`.
 
-A new file is found by itself. The rule of an op that no file knows is found by trying it
-(`planner.discovery`); if nothing is found, it is computed whole.
+A new file is found by itself. Operators that have facts of their own (`ir.ops`) have their rule
+there. The rule of an op that no file knows is found by trying it (`planner.discovery`); if nothing
+is found, it is computed whole.
 """
 
 import importlib
@@ -10,9 +11,10 @@ import pkgutil
 from meshwright.ir.changing import written
 from meshwright.ir.graph import Graph, Op
 from meshwright.ir.operators import operator
+from meshwright.ir.ops import facts
+from meshwright.ir.rules import Rule
 from meshwright.ir.torch_private import makes_view
 from meshwright.planner.discovery.rule import discovered
-from meshwright.planner.inside.rules import Rule
 
 FAMILIES = tuple(sorted(module.name for module in pkgutil.iter_modules(__path__)))
 
@@ -47,6 +49,9 @@ def _is_view(op: Op) -> bool:
 
 def known_rule(op: Op, graph: Graph) -> Rule | None:
     """The rule of the first family that knows the op."""
+    known = facts(op.target)
+    if known and known.rule:
+        return known.rule(op, graph)
     for family in FAMILIES:
         module = importlib.import_module(f"{__name__}.{family}")
         found: Rule | None = module.rule(op, graph)

@@ -4,7 +4,7 @@ queries and keys together, which then go round."""
 from math import prod
 
 from meshwright.ir.graph import Graph, Op
-from meshwright.planner.inside.rules import (
+from meshwright.ir.rules import (
     Dims,
     Rule,
     aligned,

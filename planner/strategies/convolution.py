@@ -6,8 +6,7 @@ Where space is split, the ranks exchange what windows read beyond their parts.
 from collections.abc import Callable
 
 from meshwright.ir.graph import Graph, Op
-from meshwright.ir.windows import windows
-from meshwright.planner.inside.rules import (
+from meshwright.ir.rules import (
     Dims,
     Rule,
     given,
@@ -19,6 +18,7 @@ from meshwright.planner.inside.rules import (
     slot,
     slots,
 )
+from meshwright.ir.windows import windows
 
 POOLS = frozenset(
     "max_pool1d max_pool2d max_pool3d max_pool2d_with_indices avg_pool1d avg_pool2d avg_pool3d "

@@ -1,7 +1,7 @@
 """Values made from nothing: constant ones may be made in parts, counting ones only whole."""
 
 from meshwright.ir.graph import Graph, Op
-from meshwright.planner.inside.rules import (
+from meshwright.ir.rules import (
     Dims,
     Rule,
     input_shapes,

@@ -2,7 +2,7 @@
 and experts together, so that tokens travel."""
 
 from meshwright.ir.graph import Graph, Op
-from meshwright.planner.inside.rules import Rule, input_shapes, make_rule, name_of
+from meshwright.ir.rules import Rule, input_shapes, make_rule, name_of
 
 
 def rule(op: Op, graph: Graph) -> Rule | None:

@@ -1,7 +1,7 @@
 """Losses: sums over rows are summands of the whole loss; classes may be split in cross-entropy."""
 
 from meshwright.ir.graph import Graph, Op
-from meshwright.planner.inside.rules import (
+from meshwright.ir.rules import (
     Rule,
     aligned,
     given,

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from meshwright.ir.graph import Graph, Op
-from meshwright.planner.inside.rules import (
+from meshwright.ir.rules import (
     Dims,
     Rule,
     aligned,

@@ -2,7 +2,7 @@
 from noise runs sample by sample, and only samples are split."""
 
 from meshwright.ir.graph import Graph, Op
-from meshwright.planner.inside.rules import (
+from meshwright.ir.rules import (
     Dims,
     Rule,
     given,

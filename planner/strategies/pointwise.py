@@ -1,7 +1,7 @@
 """Element by element with broadcasting: every dim may be split; sums pass through linear ones."""
 
 from meshwright.ir.graph import DTYPE_BYTES, Graph, Op, Ref
-from meshwright.planner.inside.rules import (
+from meshwright.ir.rules import (
     Rule,
     aligned,
     given,

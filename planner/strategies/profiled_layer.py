@@ -2,7 +2,7 @@
 
 from meshwright.ir.graph import Graph, Kind, Op
 from meshwright.ir.profiled_graph import LAYER
-from meshwright.planner.inside.rules import Dims, Rule, input_shapes, make_rule, output_shapes
+from meshwright.ir.rules import Dims, Rule, input_shapes, make_rule, output_shapes
 
 
 def rule(op: Op, graph: Graph) -> Rule | None:

@@ -1,7 +1,7 @@
 """Recurrent layers, whole as one op: only the batch may be split."""
 
 from meshwright.ir.graph import Graph, Op
-from meshwright.planner.inside.rules import (
+from meshwright.ir.rules import (
     Dims,
     Rule,
     given,

@@ -8,7 +8,7 @@ from itertools import pairwise
 from math import gcd, prod
 
 from meshwright.ir.graph import Graph, Op
-from meshwright.planner.inside.rules import (
+from meshwright.ir.rules import (
     Dims,
     Rule,
     input_shapes,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from meshwright.ir.graph import Graph, Op
-from meshwright.planner.inside.rules import (
+from meshwright.ir.rules import (
     Rule,
     given,
     input_shapes,

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from meshwright.forms.updates import update
 from meshwright.ir.errors import MeshwrightError
 from meshwright.ir.step import LossFn, TrainingStep
 from meshwright.ir.still import Still, Unsettled
 from meshwright.ir.torch_private import copy_hooks
 from meshwright.runtime.check.difference import Outcome
-from meshwright.runtime.optimizer import OptimizerChoice, by_name
+from meshwright.runtime.optimizer import OptimizerChoice
 
 FAILURES = (
     RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError,
@@ -193,5 +194,5 @@ def _over_copy(
         return twin
     trained = [p for p in made.parameters() if p.requires_grad]
     if isinstance(choice, str):
-        return by_name(choice, trained, lr, fused=False)
+        return update(choice).make(trained, lr, fused=False)
     return choice([{"params": trained}])

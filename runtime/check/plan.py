@@ -20,8 +20,8 @@ from meshwright.runtime.check.undisturbed import undisturbed
 from meshwright.runtime.job import Job
 from meshwright.runtime.whole import (
     differing_copies,
-    its_gradient,
     whole_buffers,
+    whole_gradients,
     whole_parameters,
     without_gradient,
     write_parameters,
@@ -70,10 +70,7 @@ def _stepped(
     loss = job.backward(as_batch(batch))
     job.sum_gradients()
     none = without_gradient(job)
-    gradients = {
-        fqn: None if fqn in none else whole.cpu()
-        for fqn, whole in whole_parameters(job, its_gradient)
-    }
+    gradients = {fqn: None if fqn in none else whole.cpu() for fqn, whole in whole_gradients(job)}
     job.scale_gradients(1.0)
     never_still(job.optimizer)
     job.update()

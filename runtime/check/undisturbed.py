@@ -30,6 +30,7 @@ def undisturbed(job: "Job") -> Iterator[None]:
     try:
         with job.recorder.paused():
             yield
+            job.parts.settle()
     finally:
         for stage, autocast in stages:
             stage.sync.begin()

@@ -4,7 +4,7 @@ Between a layer's forward and its backward those of the others run, as in a stag
 comes from memory and not from a cache.
 """
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import psutil
@@ -15,10 +15,10 @@ from meshwright.codegen.comm import Comm
 from meshwright.codegen.lower import lower
 from meshwright.codegen.program import StageProgram
 from meshwright.codegen.where import Where, where
+from meshwright.forms.sync.running import SyncRun
 from meshwright.ir.graph import Graph
 from meshwright.ir.images import channels_last, is_channels_last
 from meshwright.runtime.build import AUTOCAST
-from meshwright.runtime.gradsync.base import Held
 from meshwright.runtime.profiling.free_lines import FreeLine
 from meshwright.runtime.profiling.tasks import BlockTask
 from meshwright.runtime.profiling.values import drawn, parameter, rows_below
@@ -29,33 +29,6 @@ _COLD_BYTES = 64 * 2**20
 _LAYERS = (2, 6)
 _MEMORY_SHARE = 0.3
 _SEED = 20
-
-
-class _NoSync:
-    """Gradients stay where autograd puts them."""
-
-    held: tuple[Held, ...] = ()
-
-    def begin(self) -> None:
-        pass
-
-    def open(self, call: int, ahead: Sequence[int]) -> None:
-        pass
-
-    def close(self, call: int) -> None:
-        pass
-
-    def after_backward(self, call: int, last: bool) -> None:
-        pass
-
-    def finish(self) -> None:
-        pass
-
-    def over_gradients(self, stepped: Set[int]) -> list[Tensor]:
-        return []
-
-    def publish(self) -> None:
-        pass
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,7 +115,7 @@ class Bench:
         program, comm = self.program, self._comm()
         tensors = {p.name: parameter(self.graph, p, self.device, draw) for p in program.params}
         plain = replace(program, prelude=None, totals=None)
-        module = StageModule(plain, comm, tensors, _NoSync(), AUTOCAST[self.task.plan.precision])
+        module = StageModule(plain, comm, tensors, SyncRun(), AUTOCAST[self.task.plan.precision])
         values = self._inputs(draw) | self._received(draw)
         for call in (program.totals, program.prelude):
             if call is not None:

@@ -15,11 +15,11 @@ from torch import nn
 
 from meshwright.codegen.lower import lower
 from meshwright.codegen.where import where
+from meshwright.forms.sync.running import Held
 from meshwright.ir.graph import Graph
 from meshwright.ir.plan import Plan
 from meshwright.ir.profile import MemoryRecord
 from meshwright.ir.torch_private import on_gradient, watching
-from meshwright.runtime.gradsync.base import Held
 from meshwright.runtime.optimizer import make_optimizer
 from meshwright.runtime.profiling.bench import Bench, Layer
 from meshwright.runtime.profiling.tasks import BlockTask

@@ -7,11 +7,11 @@ import psutil
 import torch
 from torch import nn
 
-from meshwright.codegen.program import Param
+from meshwright.forms.sync.running import Held
 from meshwright.ir.graph import Kind
 from meshwright.ir.nesting import whole_runs
+from meshwright.ir.param import Param
 from meshwright.ir.profile import OptimizerRecord
-from meshwright.runtime.gradsync.base import Held
 from meshwright.runtime.optimizer import make_optimizer
 from meshwright.runtime.profiling.stopwatch import watch_for
 from meshwright.runtime.profiling.tasks import OptimizerTask

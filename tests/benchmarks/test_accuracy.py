@@ -37,10 +37,11 @@ from benchmarks.accuracy_report import (
     spearman,
 )
 from meshwright.ir.cluster import Cluster
+from meshwright.ir.collective import What
 from meshwright.ir.schedule import Action, Work
 from meshwright.ir.verify import check
 from meshwright.planner.problem import make_problem
-from meshwright.runtime.record import Collected, Passed, Section, StepRecord, What
+from meshwright.runtime.record import Collected, Passed, Section, StepRecord
 
 MIB = 2**20
 

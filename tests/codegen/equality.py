@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from meshwright.codegen.comm import Comm
 from meshwright.codegen.lower import lower
 from meshwright.codegen.one_process import run_local
-from meshwright.codegen.program import Param
 from meshwright.codegen.simulated import simulate
 from meshwright.codegen.whole import held
 from meshwright.ir.graph import Graph, Kind
+from meshwright.ir.param import Param
 from meshwright.ir.plan import (
     BlockLayout,
     ClusterId,

@@ -15,8 +15,8 @@ from torch.library import opcheck
 
 from meshwright.codegen import together
 from meshwright.codegen.comm import Comm
-from meshwright.codegen.kernels.route import route_home, route_out
 from meshwright.codegen.simulated import simulate
+from meshwright.ir.kernels.route import route_home, route_out
 from tests.spawn import run_ranks
 
 OPERATORS = torch.ops.meshwright

@@ -14,6 +14,7 @@ from meshwright.costmodel.placement import slowdown, step_cores
 from meshwright.costmodel.table import Table
 from meshwright.costmodel.tables import CostTables
 from meshwright.costmodel.timeline import Ran, Times
+from meshwright.forms.sync import exchange
 from meshwright.ir.cluster import Cluster, Node
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.errors import PlanError
@@ -176,11 +177,13 @@ def test_the_breakdown_sums_to_the_step(asked: dict[str, int]) -> None:
 
 
 def test_state_rounds_up_and_names_optimizers() -> None:
-    state = training_state(110, 100, optimizer="sgd_momentum", zero=3, dp_shard=3)
+    state = training_state(
+        110, 100, optimizer="sgd_momentum", exchange=exchange("zero3", 3), dp_shard=3
+    )
     assert (state.parameters_bytes, state.gradients_bytes, state.optimizer_bytes) == (44, 34, 34)
-    assert optimizer_traffic(100, "sgd", zero=1, dp_shard=4) == 75
-    with pytest.raises(PlanError, match=r"'lion'.*adamw"):
-        training_state(1, 1, optimizer="lion", zero=0, dp_shard=1)
+    assert optimizer_traffic(25, "sgd") == 75
+    with pytest.raises(PlanError, match=r"no optimizer 'lion'; nearest is 'sgd_momentum'"):
+        training_state(1, 1, optimizer="lion", exchange=exchange("zero0", 1), dp_shard=1)
 
 
 def test_warm_tables_only_play_the_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from meshwright.costmodel.simulate import StageTimes, simulate
 from meshwright.costmodel.stage_memory import BlockMemory, Bytes, StageMemory
 from meshwright.costmodel.sync import Bucket
 from meshwright.costmodel.table import table_of
+from meshwright.forms.sync import exchange
 from meshwright.ir.schedule import parse_schedule
 from meshwright.planner.schedule_tools import make_schedule
 
@@ -21,7 +22,8 @@ def stage(
     blocks: int = 2, *, zero: int = 0, shard: int = 1, reduces: bool = False, **more: int
 ) -> StageMemory:
     return StageMemory(
-        zero=zero, shard=shard, reduces=reduces, prefetch=more.get("prefetch", 0),
+        exchange=exchange(f"zero{zero}", 2 if reduces else 1), shard=shard,
+        prefetch=more.get("prefetch", 0),
         parameters=0, optimizer=0, temporary=more.get("temporary", 0), summed=more.get("summed", 0),
         border=more.get("border", 0), entry=more.get("entry", 0), blocks=(BLOCK,) * blocks,
         buckets=tuple(Bucket(i, 100, 1) for i in reversed(range(blocks))),

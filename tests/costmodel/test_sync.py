@@ -15,12 +15,13 @@ from meshwright.costmodel.program import Do, play
 from meshwright.costmodel.sync import BUCKET_BYTES, BlockTimes, Bucket, Owned, Sync, buckets
 from meshwright.costmodel.sync import Param as OnRank
 from meshwright.costmodel.table import LAST, B, F, I, W
+from meshwright.forms.sync import exchange, flat
+from meshwright.forms.sync.running import Slot
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.device import Link
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Kind
 from meshwright.ir.presets import device
-from meshwright.runtime.gradsync import base
 
 # 100 kB/s and nothing else: an all-gather of n bytes over two takes n / 200,000 s.
 LINK = Link(name="slow", bandwidth_bytes_per_s=1e5, latency_s=0.0)
@@ -45,7 +46,8 @@ def sync(
 ) -> Sync:
     """Equal blocks with parameters of `nbytes`, one bucket each, over two ranks."""
     made = Sync(
-        zero=zero, prefetch=prefetch, shard=2 if zero else 1,
+        exchange=exchange(f"zero{zero}", 2 if more.get("buckets", True) else 1), prefetch=prefetch,
+        shard=2 if zero else 1,
         blocks=blocks_of or (replace(BLOCK, gathered_bytes=nbytes),) * blocks,
         buckets=tuple(Bucket(i, nbytes, 1) for i in reversed(range(len(blocks_of) or blocks))),
         prelude_s=0.0, dp=TWO, shard_levels=TWO if zero else (), replicate_levels=(),
@@ -84,14 +86,14 @@ def test_buckets_are_those_of_the_runtime(
         dtype = getattr(torch, on_rank.dtype)
         numel = on_rank.nbytes // dtype.itemsize
         whole = nn.Parameter(torch.empty(numel, dtype=dtype, device="meta"))
-        slots.append(base.Slot(param, whole, users))
+        slots.append(Slot(param, whole, users))
     expected = [
         (min(s.owner for s in found), sum(s.whole.nbytes for s in found), len(found))
-        for found in base.buckets(slots, limit)
+        for found in flat.buckets(slots, limit)
     ]
     owned = [Owned.of([p for users, p in held if users[0] == block]) for block in range(6)]
     assert [(b.owner, b.nbytes, b.tensors) for b in buckets(owned, limit)] == expected
-    assert base.BUCKET_BYTES == BUCKET_BYTES
+    assert flat.BUCKET_BYTES == BUCKET_BYTES
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from meshwright.ir.errors import PlanError
-from meshwright.ir.fusions import KERNELS
 from meshwright.ir.graph import Fusion, Graph, Missed
+from meshwright.ir.kernels import KERNELS
 from meshwright.ir.trace import trace
 from tests.models import CASES
 

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from meshwright.ir.graph import Graph, Op
 from meshwright.ir.layout import Axis, parse_strategy
+from meshwright.ir.rules import Rule
 from meshwright.ir.step import flatten_batch
 from meshwright.ir.trace import trace
 from meshwright.planner.discovery import rule as discovery
@@ -21,7 +22,6 @@ from meshwright.planner.discovery.probe import Probe, explore
 from meshwright.planner.discovery.rule import discovered
 from meshwright.planner.discovery.sample import sample
 from meshwright.planner.inside.factors import AxisKind, natural_splits, split_strategy
-from meshwright.planner.inside.rules import Rule
 from meshwright.planner.strategies import find_rule, known_rule
 from tests.models import CASES
 from tests.planner.simulated_ops import check_strategy, run_whole, whole_of

@@ -18,7 +18,7 @@ from tests.planner.problems import TINY, cluster, mlp, problem
 from tests.planner.tiny import Tiny, tiny
 
 
-@settings(max_examples=20, derandomize=True, database=None, deadline=None)
+@settings(max_examples=12, derandomize=True, database=None, deadline=None)
 @given(tiny())
 def test_equal_to_the_whole_space(instance: Tiny) -> None:
     row = compared(instance, most=60)

@@ -15,8 +15,8 @@ from meshwright.costmodel.placement import layouts_of, spots
 from meshwright.costmodel.routing import routed
 from meshwright.costmodel.tables import CostTables
 from meshwright.ir.cluster import Cluster
-from meshwright.ir.fusions import PLACED
 from meshwright.ir.graph import Fusion, Graph
+from meshwright.ir.kernels import PLACED
 from meshwright.ir.placed import JOINT, placed
 from meshwright.ir.plan import Plan
 from meshwright.planner.candidates import build_plan, uniform_choice

@@ -7,6 +7,7 @@ import pytest
 
 from meshwright.costmodel.keeping import Makers, effect
 from meshwright.costmodel.tables import Spot
+from meshwright.forms.retention.selective import CHEAP
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.errors import Infeasible
 from meshwright.ir.trace import trace
@@ -14,7 +15,7 @@ from meshwright.ir.verify import check
 from meshwright.planner.inside.saved_choice import SavedChoice
 from meshwright.planner.pins.constraints import broken
 from meshwright.planner.problem import Problem, make_problem
-from meshwright.planner.saved_modes import CHEAP, SavedMode, saved_modes
+from meshwright.planner.saved_modes import SavedMode, saved_modes
 from meshwright.planner.saved_names import saved_name
 from meshwright.planner.search import search_problem
 from tests.forms import case
@@ -89,7 +90,7 @@ def test_selective_is_what_is_cheap() -> None:
     cluster = Cluster.preset("a100-40", num_nodes=1, devices_per_node=1)
     at = make_problem(graph, cluster, precision="fp32", optimizer="adam")
     block = graph.blocks[2]
-    selective, offload = saved_modes(at, block.pattern)
+    offload, selective = saved_modes(at, block.pattern)
     assert selective == SavedMode("selective", (("act/gelu", "recompute"),))
     assert offload == SavedMode("offload", (("*", "offload"),))
     layout = next(x for x in at.layouts(()) if x.pattern == block.pattern)

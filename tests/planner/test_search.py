@@ -122,7 +122,7 @@ def test_from_a_module() -> None:
 @pytest.mark.parametrize(
     "changes,says",
     [
-        ({"optimizer": "adamm"}, "optimizer 'adamm' has no known state"),
+        ({"optimizer": "adamm"}, "no optimizer 'adamm'; nearest is 'adam'"),
         ({"max_grad_norm": 0.0}, "max_grad_norm is 0.0; it must be positive"),
         ({"precision": "fp8"}, "nearest is 'fp64'|nearest is"),
         ({"objective": "speed"}, "objective 'speed'"),

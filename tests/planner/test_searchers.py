@@ -54,6 +54,7 @@ def test_never_better_than_all_plans(searcher: str, name: str) -> None:
     plan, best = solved(searcher, name), solved("exhaustive", name)
     assert plan.predicted and plan.evidence
     assert value(plan) == pytest.approx(value(best), rel=1e-9)
+    assert plan.evidence.gap is not None
     assert plan.evidence.bound_s <= solved("exhaustive", name).predicted.step_s  # type: ignore[union-attr]
     assert plan.predicted.step_s == pytest.approx(
         plan.evidence.bound_s * (1 + plan.evidence.gap), rel=1e-5

@@ -3,7 +3,7 @@
 import numpy as np
 
 from meshwright.ir.layout import Strategy, parse_strategy
-from meshwright.planner.inside.rules import Rule
+from meshwright.ir.rules import Rule
 from meshwright.planner.inside.together import Side, brought_once
 
 ATTENTION = Rule(

@@ -10,11 +10,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, fx, nn
 
-from meshwright.codegen.program import BlockCode, Call, Param, StageProgram, Value
+from meshwright.codegen.program import BlockCode, Call, StageProgram, Value
 from meshwright.ir.graph import Block, Graph, Kind
 from meshwright.ir.graph import Tensor as GraphTensor
 from meshwright.ir.layout import Shard
 from meshwright.ir.nesting import whole_runs
+from meshwright.ir.param import Param
 from meshwright.ir.plan import ClusterId, InputSpec, ModelId, Plan, ScheduleTable, Stage
 from meshwright.ir.schedule import Schedule
 from meshwright.runtime.build import build_rank

@@ -121,7 +121,7 @@ def test_an_optimizer_is_rebuilt_with_its_groups():
 
 
 def test_an_unknown_optimizer_is_named():
-    with pytest.raises(PlanError, match="'adamx' is none of adamw"):
+    with pytest.raises(PlanError, match="no optimizer 'adamx'; nearest is 'adam'"):
         make_optimizer("adamx", (), None, Chain(4))
 
 

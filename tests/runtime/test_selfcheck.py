@@ -14,6 +14,7 @@ from meshwright.codegen.one_process import run_local
 from meshwright.ir import plan_io
 from meshwright.ir.errors import CheckFailed, MeshwrightError
 from meshwright.runtime import job as job_module
+from meshwright.runtime import step_end
 from meshwright.runtime.check import model as model_check
 from meshwright.runtime.check import run
 from meshwright.runtime.export import full_state
@@ -178,7 +179,7 @@ def wrongs():
     found = {}
     found["rule"] = outcome(Soft, with_wrong_rule())
     for name in ("zero1", "zero3"):
-        with patch.object(job_module, "sum_ties", unsummed):
+        with patch.object(step_end, "sum_ties", unsummed):
             found[f"gradient under {name}"] = outcome(Net, net_plan(name))
     found["optimizer"] = outcome(
         Net, net_plan("zero3"), optimizer=lambda m: torch.optim.Adafactor(m.parameters(), lr=0.01)

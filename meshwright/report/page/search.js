@@ -5,8 +5,9 @@ function searchSection() {
   if (!s) return null;
   const seen = s.exhausted ? "its whole space" : "part of its space";
   const words = `${s.searcher} (seed ${s.seed}) judged ${plural(s.candidates, "candidate")}, ${whole(s.infeasible)} of them `
-    + `infeasible, ${seen}. No plan is faster than ${seconds(s.bound_s)}; this one takes ${seconds(DATA.plan.step_s)}, `
-    + `${percent(s.gap, 1)} more.`;
+    + `infeasible, ${seen}. `
+    + (s.bound_s ? `By the bound, ${s.bounded} is faster than ${seconds(s.bound_s)}; this one takes `
+      + `${seconds(DATA.plan.step_s)}, ${percent(s.gap, 1)} more.` : "No bound is known.");
   const pruned = Object.entries(s.pruned).map(([why, n]) => `${whole(n)} by ${why}`).join(", ");
   return section("search", "Search", words, pruned && el("p", { class: "why", text: `Ruled out without judging: ${pruned}.` }),
     s.improved.length > 1 && fitted((width) => progressChart(s, width)), s.others.length > 0 && othersTable(s));

@@ -34,9 +34,9 @@ function figures() {
       : "on the fullest rank", fullest.room && `${percent(fullest.used / fullest.room)} used`),
     figure(percent((busy.seconds.wait || 0) / p.step_s), "of the step the busiest rank waits"),
   ];
-  if (DATA.search) {
+  if (DATA.search && DATA.search.bound_s) {
     const s = DATA.search;
-    found.push(figure(percent(s.gap, 1), "above the bound", `no plan takes less than ${seconds(s.bound_s)}`));
+    found.push(figure(percent(s.gap, 1), "above the bound", `${s.bounded} takes less than ${seconds(s.bound_s)}`));
   }
   return el("div", { class: "figures" }, found);
 }

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshwright.codegen.kernels import launch, load, route
+from meshwright.ir import launch
+from meshwright.ir.kernels import load_all, route
 
 OPERATORS: dict[str, tuple[Any, Callable[..., Any]]] = {}
-for module in load():
-    OPERATORS |= module.OPERATORS
+for module in load_all():
+    OPERATORS |= getattr(module, "OPERATORS", {})
 DTYPES = {"float64": 1e-12, "float32": 2e-5, "bfloat16": 3e-2, "float16": 4e-3}
 """Error against the reference in float64, relative to its largest value."""
 ROWS = ((1, 1), (3, 37), (2, 3, 64), (5, 130), (0, 8))

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from meshwright.codegen.kernels import bucket, launch
+from meshwright.ir import launch
+from meshwright.ir.kernels import bucket
 
 RANKS = 3
 SHAPES = ((7, 5), (1,), (3, 1000), (2, 3, 4), (0, 6), (1025,))

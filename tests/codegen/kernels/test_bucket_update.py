@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from meshwright.codegen.kernels import bucket_update, launch
+from meshwright.ir import launch
 from meshwright.ir.errors import PlanError
+from meshwright.ir.kernels import bucket_update
 from meshwright.runtime.updates import Stepped, stepped_by_kernel
 
 SHAPES = ((7, 5), (1,), (), (3, 700), (0, 6), (1025,))

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.library import opcheck
 from torch.nn.functional import gelu
 
-from meshwright.codegen.kernels import launch
-from meshwright.codegen.kernels.gelu_dropout import gelu_dropout, masks
+from meshwright.ir import launch
+from meshwright.ir.kernels.bias_gelu.dropout import gelu_dropout, masks
 
 LAYOUTS: list[tuple[tuple[int, ...], int, int, int]] = [
     ((3, 2, 37), 0, 1, 1),

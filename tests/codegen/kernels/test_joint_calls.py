@@ -15,9 +15,10 @@ from torch import Tensor
 
 from meshwright.codegen import peer_calls, together
 from meshwright.codegen.comm import Comm
-from meshwright.codegen.kernels import gather_linear, launch, linear_scatter, reduce_norm
 from meshwright.codegen.simulated import simulate
 from meshwright.codegen.symmetric import Turn
+from meshwright.ir import launch
+from meshwright.ir.kernels import gather_linear, linear_scatter, reduce_norm
 from meshwright.ir.placed import peers
 
 RANKS = 2

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from meshwright.codegen.kernels import gather_linear, linear_scatter, reduce_norm
+from meshwright.ir.kernels import gather_linear, linear_scatter, reduce_norm
 
 RANKS = (1, 3)
 DTYPES = {"float32": 2e-5, "float16": 4e-3}

@@ -1,0 +1,62 @@
+"""Fused kernels, one file each, which has all that anybody must know of one.
+
+`OPERATORS`: by name an operator of torch, which traces, compiles and differentiates, and its
+reference in plain torch. Operators take Triton on a GPU and torch elsewhere; `launch.way` says
+which. `builds`: what to compile ahead of time.
+`FACTS`: by operator, what search and cost model know of it (`ir.op_facts`).
+`ANCHORS` and `find(flow, op)`, of kernels that stand for a run of operators: at which operators to
+look; a Match, a Miss that says why not, or None where there is nothing to fuse. With `AFTER` it
+comes after the patterns of those names, and is compared with what they leave.
+
+The file's name is the kernel's in plans. MESHWRIGHT_KERNELS names folders with more.
+"""
+
+import difflib
+import pkgutil
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+from meshwright.ir.errors import PlanError
+from meshwright.ir.extensions import Files, add_folders
+from meshwright.ir.op_facts import OpFacts, joined_facts
+
+add_folders("MESHWRIGHT_KERNELS", __path__)
+_FILES = Files(sys.modules[__name__], "kernel")
+KERNELS = tuple(sorted(_FILES.names))
+"""Names that plans and searches know."""
+_FOLDER = Path(__file__).parents[1] / "placed"
+_SHARED = {"found", "peers", "spots"}
+PLACED = tuple(sorted({m.name for m in pkgutil.iter_modules([str(_FOLDER)])} - _SHARED))
+"""Those whose places a plan's layout decides (`ir.placed`)."""
+TRACED = tuple(name for name in KERNELS if name not in PLACED)
+"""Kernels that are put in while a model is traced."""
+
+
+def check_kernels(names: Sequence[str]) -> tuple[str, ...]:
+    """The names, each once, in order; PlanError for one that is none."""
+    for name in names:
+        if name not in KERNELS:
+            near = difflib.get_close_matches(name, KERNELS, 1, 0.0)[0]
+            known = ", ".join(KERNELS)
+            raise PlanError(f"kernel {name!r} is not known: there are {known}; nearest: {near}")
+    return tuple(name for name in KERNELS if name in names)
+
+
+def load(name: str) -> ModuleType:
+    """Import a kernel's file, by which torch knows its operators; PlanError if there is none."""
+    module: ModuleType = _FILES.load(name)
+    return module
+
+
+def load_all() -> tuple[ModuleType, ...]:
+    """Import all kernels' files."""
+    return tuple(map(load, KERNELS))
+
+
+@cache
+def operator_facts() -> Mapping[str, OpFacts]:
+    """What all files say of their operators, by namespace and name (`meshwright.rotary`)."""
+    return joined_facts({f"kernel {m.__name__}": getattr(m, "FACTS", {}) for m in load_all()})

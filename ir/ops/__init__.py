@@ -1,0 +1,30 @@
+"""Facts of operators, one file per family: `FACTS`, by namespace and name (`aten.rms_norm`).
+
+MESHWRIGHT_OPS names folders with more. Operators of fused kernels have theirs in `ir.kernels`.
+"""
+
+import sys
+from collections.abc import Mapping
+from functools import cache
+
+from meshwright.ir.extensions import Files, add_folders
+from meshwright.ir.kernels import operator_facts
+from meshwright.ir.op_facts import OpFacts, joined_facts
+
+add_folders("MESHWRIGHT_OPS", __path__)
+_FILES = Files(sys.modules[__name__], "family of operators")
+
+
+@cache
+def facts(target: str) -> OpFacts | None:
+    """What files say of an operator, such as `aten.rms_norm.default`; None if none speaks of it."""
+    name = ".".join(target.split(".")[:2])
+    found = _family_facts().get(name)
+    # Kernels bring Triton, which takes its time to import.
+    return found if found or name.startswith("aten.") else operator_facts().get(name)
+
+
+@cache
+def _family_facts() -> Mapping[str, OpFacts]:
+    modules = (_FILES.load(name) for name in _FILES.names)
+    return joined_facts({f"operators {m.__name__}": m.FACTS for m in modules})

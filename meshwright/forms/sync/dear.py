@@ -1,0 +1,226 @@
+"""DeAR: the second half of the all-reduce goes under the next step's forward (Zhang et al. 2023).
+
+Gradients are reduce-scattered under the backward, as soon as their bucket is complete. With zero 1
+each rank steps its rows, and gathers *parameters* before the next forward reads them. With zero 0
+it gathers *gradients* instead, and steps a bucket whole when they have come, with the settings that
+the optimizer had at its step. What reads parameters otherwise waits for all of them (`settle`).
+
+A bucket is consecutive parameters in the order of the forward. Its gather is waited for by the
+first block that reads one of them, and begins `ahead` blocks earlier.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+import torch
+from torch import Tensor
+
+from meshwright.forms.sync.exchange import Event, Exchange, Hold, Send
+from meshwright.forms.sync.flat import (
+    BUCKET_BYTES,
+    ShardedBucket,
+    ShardedGradients,
+    ShardedOptimizer,
+    held_whole,
+    trainable,
+)
+from meshwright.forms.sync.running import Held, Lines, Slot, SyncRun, Update
+from meshwright.ir.conversions import Primitive
+from meshwright.ir.direct import Work
+from meshwright.ir.plan import Stage
+
+_DEFAULTS = {"ahead": 1, "bucket_bytes": BUCKET_BYTES}
+_LARGEST = {"ahead": 2**20, "bucket_bytes": 2**50}
+
+
+def describe(replicas: int, sharded: bool) -> Exchange:
+    """Returns what is sent and held. The gather stands at the end of the step, as if nothing hid
+    it: `Exchange` has no event of the next step's forward."""
+    gradients = (
+        Hold(kind="parameters", since=Event.BEGIN, until=Event.NEXT_BEGIN, whole=1),
+        Hold(kind="gradients", since=Event.AFTER_BACKWARD, until=Event.AFTER_LAST, whole=1),
+        Hold(kind="gradients", since=Event.AFTER_LAST, until=Event.NEXT_BEGIN, part=1),
+        Send(what="gradients", primitive=Primitive.REDUCE_SCATTER,
+             axis="dp_shard" if sharded else "dp", unit="bucket", at=Event.AFTER_LAST,
+             until=Event.END, packs="whole"),
+    )  # fmt: skip
+    if not sharded:
+        return Exchange((
+            *gradients,
+            Hold(kind="optimizer", since=Event.BEGIN, until=Event.NEXT_BEGIN, whole=1),
+            Hold(kind="communication", unit="bucket", since=Event.END, until=Event.UPDATED,
+                 whole=2),
+            Send(what="gradients", primitive=Primitive.ALL_GATHER, axis="dp", unit="bucket",
+                 at=Event.END, until=Event.END, unpacks=True),
+        ))  # fmt: skip
+    return Exchange((
+        *gradients,
+        Hold(kind="optimizer", since=Event.BEGIN, until=Event.NEXT_BEGIN, part=1),
+        Hold(kind="communication", unit="bucket", since=Event.UPDATED, until=Event.UPDATED,
+             whole=1, part=1),
+        Send(what="gradients", primitive=Primitive.ALL_REDUCE, axis="dp_replicate", unit="bucket",
+             at=Event.END, until=Event.END, of_part=True),
+        Send(what="parameters", primitive=Primitive.ALL_GATHER, axis="dp_shard", unit="bucket",
+             at=Event.UPDATED, until=Event.UPDATED, packs="part", unpacks=True),
+    ))  # fmt: skip
+
+
+def check(stage: Stage) -> Iterator[tuple[str, str]]:
+    """Yields what is wrong with the form in a stage, and what would be right."""
+    if stage.zero > 1:
+        message = f"zero {stage.zero} has its own time for gathers; dear moves those of zero 0 or 1"
+        yield message, "zero 1, or no sync"
+    for name, value in (stage.sync.settings if stage.sync else {}).items():
+        if name not in _DEFAULTS:
+            near = get_close_matches(name[:64], _DEFAULTS, 1, 0.0)[0]
+            yield f"dear has no setting {name[:64]!r}", f"{near} {_DEFAULTS[near]}"
+        elif not 1 <= value <= _LARGEST[name]:
+            nearest = max(1, min(value, _LARGEST[name]))
+            yield f"{name} must be from 1 to {_LARGEST[name]}, not {value}", f"{name} {nearest}"
+
+
+def build(slots: Sequence[Slot], lines: Lines, stage: Stage) -> SyncRun:
+    """Returns what runs the form in a stage."""
+    settings = _DEFAULTS | (stage.sync.settings if stage.sync else {})
+    groups = in_forward_order(trainable(slots), settings["bucket_bytes"])
+    if stage.is_sharded:
+        return _ParametersLate(slots, groups, lines, settings["ahead"])
+    return _GradientsLate(slots, groups, lines, settings["ahead"])
+
+
+def in_forward_order(slots: Sequence[Slot], limit_bytes: int) -> list[list[Slot]]:
+    """Returns consecutive slots of one dtype, in the order in which the forward first reads them.
+
+    A bucket is closed when it has `limit_bytes`; with 1, each parameter has its own.
+    """
+    found: list[list[Slot]] = []
+    for dtype in dict.fromkeys(slot.whole.dtype for slot in slots):
+        nbytes = limit_bytes
+        for slot in sorted(slots, key=lambda slot: slot.owner):
+            if slot.whole.dtype == dtype:
+                if nbytes >= limit_bytes:
+                    found.append([])
+                    nbytes = 0
+                found[-1].append(slot)
+                nbytes += slot.whole.nbytes
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Late:
+    """Buckets whose gather the next forward waits for."""
+
+    buckets: Sequence[ShardedBucket]
+    ahead: int
+    gather: Callable[[int], tuple[Tensor, Work]]
+    """Starts the gather of a bucket."""
+    land: Callable[[int, Tensor, Work], None]
+    """Waits for it, and does what is to be done."""
+    due: dict[int, tuple[Tensor, Work] | None]
+    """None: the gather has not begun."""
+
+    def owe(self) -> None:
+        """All buckets are due; those of the first blocks begin."""
+        self.due.update(dict.fromkeys(range(len(self.buckets))))
+        self._begin(range(self.ahead))
+
+    def before(self, call: int) -> None:
+        """A block is about to be entered, for the first time since or not."""
+        if not self.due:
+            return
+        for index in [i for i in self.due if call in self.buckets[i].calls]:
+            self._arrive(index)
+        self._begin(range(call + 1, call + 1 + self.ahead))
+
+    def settle(self) -> None:
+        """Nothing is due any more."""
+        for index in list(self.due):
+            self._arrive(index)
+
+    def _begin(self, calls: range) -> None:
+        # By first reader: a shared parameter has come when a later block reads it again.
+        for index, moving in self.due.items():
+            if moving is None and self.buckets[index].owner in calls:
+                self.due[index] = self.gather(index)
+
+    def _arrive(self, index: int) -> None:
+        whole, work = self.due.pop(index) or self.gather(index)
+        self.land(index, whole, work)
+
+
+class _ParametersLate(ShardedOptimizer):
+    def __init__(
+        self, slots: Sequence[Slot], groups: Sequence[Sequence[Slot]], lines: Lines, ahead: int
+    ) -> None:
+        super().__init__(slots, groups, lines)
+        self._late = _Late(self._buckets, ahead, self._gather, self._land, {})
+
+    @property
+    def is_settled(self) -> bool:
+        return not self._late.due
+
+    def before_forward(self, call: int, ahead: Sequence[int]) -> None:
+        super().before_forward(call, ahead)
+        self._late.before(call)
+
+    def written(self) -> None:
+        self._late.owe()
+
+    def settle(self) -> None:
+        self._late.settle()
+
+
+class _GradientsLate(ShardedGradients):
+    whole_updates = False
+
+    def __init__(
+        self, slots: Sequence[Slot], groups: Sequence[Sequence[Slot]], lines: Lines, ahead: int
+    ) -> None:
+        super().__init__(groups, lines, lines.replicas)
+        self.held = held_whole(slots, lines)
+        self._rows = self.held_rows()
+        self._summed: dict[int, Tensor] = {}
+        """Flat shards of gradients that are to be gathered."""
+        self._late = _Late(self._buckets, ahead, self._gather, self._land, {})
+        self._update: Update | None = None
+
+    @property
+    def reduced(self) -> tuple[Held, ...]:
+        return self._rows
+
+    @property
+    def is_settled(self) -> bool:
+        return not self._late.due
+
+    def before_forward(self, call: int, ahead: Sequence[int]) -> None:
+        super().before_forward(call, ahead)
+        self._late.before(call)
+
+    def _deliver(self, index: int, flat: Tensor) -> None:
+        super()._deliver(index, flat)
+        self._summed[index] = flat
+
+    def updated(self, later: Callable[[], Update]) -> None:
+        self._update = later()
+        self._late.owe()
+
+    def settle(self) -> None:
+        self._late.settle()
+
+    def _gather(self, index: int) -> tuple[Tensor, Work]:
+        for shard in self._shards[index]:
+            shard.grad = None
+        return self._buckets[index].gather(self._summed.pop(index), "gradients")
+
+    def _land(self, index: int, whole: Tensor, work: Work) -> None:
+        work.wait()
+        wholes = [slot.whole for slot in self._buckets[index].slots]
+        gradients = [torch.empty_like(x) for x in wholes]
+        self._buckets[index].unpack(whole, gradients)
+        for x, gradient in zip(wholes, gradients, strict=True):
+            x.grad = gradient
+        assert self._update is not None
+        self._update(wholes)
+        for x in wholes:
+            x.grad = None

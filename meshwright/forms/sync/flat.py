@@ -1,0 +1,273 @@
+"""Parameters in flat buckets, of which each rank has its rows; and gradients that are summed so."""
+
+from collections.abc import Sequence, Set
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from meshwright.forms.sync.running import Held, Lines, Peers, Slot, SyncRun
+from meshwright.ir.collective import What
+from meshwright.ir.direct import Work
+from meshwright.ir.measured import Purpose
+from meshwright.ir.torch_private import reduce_scatter, start_all_gather
+
+BUCKET_BYTES = 25 * 2**20
+"""DDP's default: large enough to use the bandwidth, small enough to overlap with backward."""
+
+
+def chunk_rows(rows: int, parts: int, index: int) -> tuple[int, int]:
+    """First row and one past the last of part `index`: equal chunks, the last ones shorter."""
+    chunk = -(-rows // parts)
+    return min(index * chunk, rows), min((index + 1) * chunk, rows)
+
+
+def buckets(slots: Sequence[Slot], limit_bytes: int) -> list[list[Slot]]:
+    """Consecutive slots of one dtype, in the order in which backward completes them.
+
+    A bucket is closed when it has `limit_bytes`; with 0, each owner has its own.
+    """
+    found: list[list[Slot]] = []
+    for slot in sorted(slots, key=lambda slot: -slot.owner):
+        last = found[-1] if found else []
+        joins = last and last[-1].whole.dtype == slot.whole.dtype and (
+            last[-1].owner == slot.owner or sum(s.whole.nbytes for s in last) < limit_bytes
+        )  # fmt: skip
+        if joins:
+            last.append(slot)
+        else:
+            found.append([slot])
+    return found
+
+
+def sum_over_copies(flat: Tensor, lines: Lines) -> None:
+    """A flat shard becomes the sum over dp_replicate."""
+    peers = lines.copies
+    if peers.group is not None:
+        what = What("gradients", lines.stage, peers.axis, "all_reduce", flat.nbytes, peers.size)
+        with lines.recorder.collective(what):
+            dist.all_reduce(flat, group=peers.group)
+
+
+class ShardedBucket:
+    """Slots that are cut in rows over peers and move together: flat, rank by rank, padded."""
+
+    def __init__(self, slots: Sequence[Slot], lines: Lines, peers: Peers) -> None:
+        self.slots, self._lines, self.peers = tuple(slots), lines, peers
+        self.owner = min(slot.owner for slot in slots)
+        self.calls = frozenset(call for slot in slots for call in slot.calls)
+        """All that read a parameter of it."""
+        self._row = [slot.whole.numel() // max(slot.rows, 1) for slot in slots]
+        self._chunk = [
+            -(-slot.rows // peers.size) * row for slot, row in zip(slots, self._row, strict=True)
+        ]
+        self.size = sum(self._chunk)
+        """Elements of one rank's flat shard."""
+        own = [
+            (stop - start) * row
+            for (start, stop), row in zip(map(self.rows, slots), self._row, strict=True)
+        ]
+        sizes = [slot.whole.numel() for slot in slots]
+        self._packing = lines.packing(sizes, own, self._chunk, peers.size, slots[0].whole)
+
+    def rows(self, slot: Slot) -> tuple[int, int]:
+        return chunk_rows(slot.rows, self.peers.size, self.peers.coordinate)
+
+    def pack(self, tensors: Sequence[Tensor | None]) -> Tensor:
+        """Whole tensors, one per slot, as all ranks' flat shards; None is zero."""
+        return self._packing.pack(tensors)
+
+    def unpack(self, flat: Tensor, tensors: Sequence[Tensor]) -> None:
+        """Writes all ranks' flat shards to whole tensors, one per slot."""
+        self._packing.unpack(flat, tensors)
+
+    def views(self, flat_shard: Tensor) -> list[Tensor]:
+        """This rank's rows of each slot, in its flat shard."""
+        found = []
+        parts = torch.split(flat_shard.reshape(-1), self._chunk)
+        for slot, row, part in zip(self.slots, self._row, parts, strict=True):
+            start, stop = self.rows(slot)
+            shape = (stop - start, *slot.whole.shape[1:]) if slot.whole.ndim else (stop - start,)
+            found.append(part[: (stop - start) * row].view(shape))
+        return found
+
+    def pack_shards(self, shards: Sequence[Tensor]) -> Tensor:
+        """This rank's rows, one tensor per slot, as its flat shard."""
+        return self._packing.pack_own(shards)
+
+    def gather(self, flat_shard: Tensor, purpose: Purpose = "parameters") -> tuple[Tensor, Work]:
+        """Starts to fetch all ranks' flat shards."""
+        flat = flat_shard.new_empty((self.peers.size, self.size))
+        what = self._what(purpose, "all_gather", flat.nbytes)
+        start = self._lines.recorder.mark()
+        work = start_all_gather(flat.view(-1), flat_shard.view(-1), self.peers.group)
+        return flat, self._lines.recorder.pending(what, work, start)
+
+    def scatter(self, gradients: Sequence[Tensor | None]) -> tuple[Tensor, Work]:
+        """Starts the sum of whole gradients over the peers; this rank's flat shard comes out."""
+        flat = self.pack(gradients)
+        mine = flat.new_empty(self.size)
+        what = self._what("gradients", "reduce_scatter", flat.nbytes)
+        start = self._lines.recorder.mark()
+        work = reduce_scatter(mine, flat.view(-1), self.peers.group)
+        return mine, self._lines.recorder.pending(what, work, start)
+
+    def _what(self, purpose: Purpose, primitive: str, nbytes: int) -> What:
+        peers = self.peers
+        return What(purpose, self._lines.stage, peers.axis, primitive, nbytes, peers.size)
+
+
+class ShardedGradients(SyncRun):
+    """Gradients whole until the last backward that adds to a bucket; then each rank gets the sum of
+    its rows, while the backward goes on."""
+
+    def __init__(self, groups: Sequence[Sequence[Slot]], lines: Lines, peers: Peers) -> None:
+        self._lines = lines
+        self._buckets = [ShardedBucket(group, lines, peers) for group in groups]
+        self._shards = [_shards(bucket) for bucket in self._buckets]
+        self._works: list[tuple[int, Tensor, Work]] = []
+        self._sums: dict[int, Tensor] = {}
+        """Buckets whose gradients have come: this rank's part."""
+        self._opened = 0
+
+    def held_rows(self, *copies: str) -> tuple[Held, ...]:
+        """This rank's rows of all slots, of which there are copies along some axes."""
+        lines = self._lines
+        return tuple(
+            Held(s.param, lines.stage, x, b.rows(s), lines.is_primary(s.param, *copies))
+            for b, shards in zip(self._buckets, self._shards, strict=True)
+            for s, x in zip(b.slots, shards, strict=True)
+        )
+
+    def begin(self) -> None:
+        for bucket, shards in zip(self._buckets, self._shards, strict=True):
+            for slot, shard in zip(bucket.slots, shards, strict=True):
+                slot.whole.grad = shard.grad = None
+        self._sums.clear()
+
+    def before_forward(self, call: int, ahead: Sequence[int]) -> None:
+        if call > self._opened:
+            # What the backward before this forward left has had the time of a block.
+            self._collect(keep=0)
+        self._opened = call
+
+    before_backward = before_forward
+
+    def after_backward(self, call: int, last: bool) -> None:
+        for index, bucket in enumerate(self._buckets):
+            if last and bucket.owner == call:
+                self._start(index)
+
+    def _start(self, index: int) -> None:
+        self._collect(keep=1)
+        bucket = self._buckets[index]
+        flat, work = bucket.scatter([slot.whole.grad for slot in bucket.slots])
+        self._works.append((index, flat, work))
+        for slot in bucket.slots:
+            slot.whole.grad = None
+
+    def _collect(self, keep: int) -> None:
+        """Adds up what has arrived, all but the newest `keep`, which may still be on its way."""
+        while len(self._works) > keep:
+            index, flat, work = self._works.pop(0)
+            work.wait()
+            if index in self._sums:
+                self._sums[index] += flat
+            else:
+                self._sums[index] = flat
+
+    def finish(self) -> None:
+        started = {*self._sums, *(index for index, _, _ in self._works)}
+        for index in range(len(self._buckets)):
+            if index not in started:
+                self._start(index)
+        self._deliver_all()
+
+    def _deliver_all(self) -> None:
+        self._collect(keep=0)
+        for index, flat in self._sums.items():
+            self._deliver(index, flat)
+        self._sums.clear()
+
+    def _deliver(self, index: int, flat: Tensor) -> None:
+        """The summed flat shard becomes the shards' gradients."""
+        views = self._buckets[index].views(flat)
+        for shard, view in zip(self._shards[index], views, strict=True):
+            shard.grad = view
+
+
+class ShardedOptimizer(ShardedGradients):
+    """The optimizer steps this rank's rows, which all ranks gather when it has."""
+
+    def __init__(
+        self, slots: Sequence[Slot], groups: Sequence[Sequence[Slot]], lines: Lines
+    ) -> None:
+        super().__init__(groups, lines, lines.shards)
+        self._over: set[int] = set()
+        """Buckets whose parameters the optimizer writes over their gradients."""
+        self._summed: dict[int, Tensor] = {}
+        """Their flat shards: gradients, and once the optimizer has stepped parameters."""
+        self.held = (*self.held_rows("dp_replicate"), *held_whole(frozen(slots), lines))
+
+    def _deliver(self, index: int, flat: Tensor) -> None:
+        sum_over_copies(flat, self._lines)
+        super()._deliver(index, flat)
+        if index in self._over:
+            self._summed[index] = flat
+
+    def over_gradients(self, stepped: Set[int]) -> list[Tensor]:
+        """Of buckets all of whose tensors are stepped."""
+        self._over = {
+            index for index, shards in enumerate(self._shards)
+            if all(id(shard) in stepped for shard in shards if shard.numel())
+        }  # fmt: skip
+        return [shard for index in self._over for shard in self._shards[index]]
+
+    def written(self) -> None:
+        for index in range(len(self._buckets)):
+            whole, work = self._gather(index)
+            self._land(index, whole, work)
+
+    def _gather(self, index: int) -> tuple[Tensor, Work]:
+        """Starts to gather a bucket's parameters."""
+        bucket, shards = self._buckets[index], self._shards[index]
+        if index in self._summed:
+            flat = self._summed.pop(index)
+            for shard in shards:
+                shard.grad = None
+        else:
+            flat = bucket.pack_shards([shard.detach() for shard in shards])
+        return bucket.gather(flat)
+
+    def _land(self, index: int, whole: Tensor, work: Work) -> None:
+        """Waits for a bucket's parameters, which blocks then read."""
+        work.wait()
+        bucket = self._buckets[index]
+        bucket.unpack(whole, [slot.whole.detach() for slot in bucket.slots])
+
+
+def _shards(bucket: ShardedBucket) -> list[nn.Parameter]:
+    """This rank's rows of the whole parameters: what is written to them is there too."""
+    found = []
+    for slot in bucket.slots:
+        start, stop = bucket.rows(slot)
+        whole = slot.whole.detach()
+        found.append(nn.Parameter((whole if whole.ndim else whole.view(1))[start:stop]))
+    return found
+
+
+def trainable(slots: Sequence[Slot]) -> list[Slot]:
+    """Those that get gradients."""
+    return [slot for slot in slots if slot.param.requires_grad]
+
+
+def frozen(slots: Sequence[Slot]) -> list[Slot]:
+    """Those that get none."""
+    return [slot for slot in slots if not slot.param.requires_grad]
+
+
+def held_whole(slots: Sequence[Slot], lines: Lines) -> tuple[Held, ...]:
+    """Slots that every replica holds whole."""
+    return tuple(
+        Held(s.param, lines.stage, s.whole, None, lines.is_primary(s.param, "dp")) for s in slots
+    )

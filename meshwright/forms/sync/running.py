@@ -1,0 +1,178 @@
+"""How a form of synchronisation runs: what it is given, and when it is called."""
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from meshwright.ir.collective import Notes
+from meshwright.ir.param import Param
+from meshwright.ir.plan import Stage
+
+Update = Callable[[Sequence[Tensor]], None]
+"""Steps these parameters, whose gradients are set, as the optimizer was set in its step."""
+
+
+@dataclass(frozen=True, eq=False)
+class Slot:
+    """A parameter of a stage as its blocks read it."""
+
+    param: Param
+    whole: nn.Parameter
+    """The tensor-parallel local tensor, whole on dp."""
+    calls: tuple[int, ...]
+    """Indices of the stage's calls that read it, ascending."""
+
+    @property
+    def owner(self) -> int:
+        """The call whose backward is the last to add to its gradient."""
+        return self.calls[0]
+
+    @property
+    def rows(self) -> int:
+        return self.whole.shape[0] if self.whole.ndim else 1
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """A parameter as this rank's optimizer holds it: whole, or some rows."""
+
+    param: Param
+    stage: int
+    tensor: nn.Parameter
+    rows: tuple[int, int] | None
+    """Rows of the tensor-parallel local tensor; None: all."""
+    primary: bool
+    """No other rank with these elements counts or writes them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Peers:
+    """The ranks along one data-parallel axis of a stage, this one among them."""
+
+    axis: str
+    group: dist.ProcessGroup | None
+    """None where there is one rank."""
+    size: int
+    coordinate: int
+    """Of this rank."""
+
+
+class Packing(Protocol):
+    """Moves the tensors of a bucket to flat ones and back."""
+
+    def pack(self, tensors: Sequence[Tensor | None]) -> Tensor:
+        """Returns whole tensors as [ranks, elements of a rank], padded with zeros; None is zero."""
+
+    def pack_own(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Returns this rank's rows of each tensor as [1, elements of a rank]."""
+
+    def unpack(self, flat: Tensor, tensors: Sequence[Tensor]) -> None:
+        """Writes [ranks, elements of a rank] to whole tensors."""
+
+
+class MakePacking(Protocol):
+    """Makes the packing of a bucket."""
+
+    def __call__(
+        self,
+        sizes: Sequence[int],
+        own: Sequence[int],
+        chunks: Sequence[int],
+        ranks: int,
+        like: Tensor,
+    ) -> Packing:
+        """`sizes`: elements of each whole tensor; `own`: of this rank's rows; `chunks`: room for
+        the rows of a rank; `like`: has the dtype and the device."""  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Lines:
+    """The ranks among which a stage's parameters are replicated or sharded."""
+
+    stage: int
+    replicas: Peers
+    """All of dp."""
+    shards: Peers
+    """Along dp_shard."""
+    copies: Peers
+    """Along dp_replicate: those that hold the same shard."""
+    model: Mapping[str, dist.ProcessGroup | None]
+    """Per model axis."""
+    coordinates: Mapping[str, int]
+    """On all axes of the stage."""
+    recorder: Notes
+    packing: MakePacking
+
+    def is_primary(self, param: Param, *axes: str) -> bool:
+        """Whether this rank stands for all that hold the same elements: copies lie along `axes`,
+        and along the model axes that do not split the parameter."""
+        copies = [*axes, *(self.model.keys() - set(param.split_on))]
+        return not any(self.coordinates[axis] for axis in copies)
+
+    @property
+    def first_of_replica(self) -> bool:
+        """Whether the rank has coordinate 0 on all model axes."""
+        return not any(self.coordinates[axis] for axis in self.model)
+
+
+class SyncRun:
+    """One stage's synchronisation on one rank: called by the stage and the job, by all ranks of a
+    line in the same order. What a form has no use for it leaves as it is here."""
+
+    held: tuple[Held, ...] = ()
+    """What the optimizer gets, and what checkpoints and exports read once all is settled."""
+    whole_updates = True
+    """The optimizer's own step changes all of `held`; False: parts of it are stepped later."""
+
+    @property
+    def reduced(self) -> tuple[Held, ...]:
+        """What has the gradients, summed over dp (only there), from `finish` to `updated`."""
+        return self.held
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether `settle` has nothing to do."""
+        return True
+
+    def begin(self) -> None:
+        """Before the first micro-batch of a step: gradients are zero."""
+
+    def before_forward(self, call: int, ahead: Sequence[int]) -> None:
+        """The call is about to read its parameters; those of `ahead` may be fetched meanwhile."""
+
+    def before_backward(self, call: int, ahead: Sequence[int]) -> None:
+        """The same, for its backward, or to run it again for that."""
+
+    def close(self, call: int) -> None:
+        """The call's parameters have been read."""
+
+    def after_backward(self, call: int, last: bool) -> None:
+        """The call's gradients of a micro-batch have been added; `last`: none will follow."""
+
+    def finish(self) -> None:
+        """All micro-batches are over."""
+
+    def over_gradients(self, stepped: Set[int]) -> list[Tensor]:
+        """Returns those of the tensors that the optimizer steps (`stepped`: their ids) whose new
+        values it is to write over their gradients too, from where they are taken."""
+        return []
+
+    def updated(self, later: Callable[[], Update]) -> None:
+        """The optimizer has stepped; `later()` returns how to step what has no gradient yet."""
+        self.written()
+
+    def written(self) -> None:
+        """What is held has new values: they are to reach all who read them."""
+
+    def settle(self) -> None:
+        """Parameters are about to be read other than by a call: all are to have their values."""
+
+
+class RunningForm(Protocol):
+    """What a file of this folder has for the runtime."""
+
+    def build(self, slots: Sequence[Slot], lines: Lines, stage: Stage) -> SyncRun:
+        """Returns what runs the form in one stage of the plan."""

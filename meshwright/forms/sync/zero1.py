@@ -1,0 +1,33 @@
+"""Each rank of dp_shard sums, holds the optimizer state of, and steps its part of the parameters
+(Rajbhandari et al. 2020, stage 1): buckets go as blocks finish in the last backward."""
+
+from collections.abc import Sequence
+
+from meshwright.forms.sync.exchange import Event, Exchange, Hold, Send
+from meshwright.forms.sync.flat import BUCKET_BYTES, ShardedOptimizer, buckets, trainable
+from meshwright.forms.sync.running import Lines, Slot, SyncRun
+from meshwright.ir.conversions import Primitive
+from meshwright.ir.plan import Stage
+
+
+def describe(replicas: int) -> Exchange:
+    """Gradients are whole until their bucket is packed; new parameters are gathered at once."""
+    return Exchange((
+        Hold(kind="parameters", since=Event.BEGIN, until=Event.NEXT_BEGIN, whole=1),
+        Hold(kind="optimizer", since=Event.BEGIN, until=Event.NEXT_BEGIN, part=1),
+        Hold(kind="gradients", since=Event.AFTER_BACKWARD, until=Event.AFTER_LAST, whole=1),
+        Hold(kind="gradients", since=Event.AFTER_LAST, until=Event.NEXT_BEGIN, part=1),
+        Hold(kind="communication", unit="bucket", since=Event.UPDATED, until=Event.UPDATED,
+             whole=1, part=1),
+        Send(what="gradients", primitive=Primitive.REDUCE_SCATTER, axis="dp_shard", unit="bucket",
+             at=Event.AFTER_LAST, until=Event.END, packs="whole"),
+        Send(what="gradients", primitive=Primitive.ALL_REDUCE, axis="dp_replicate", unit="bucket",
+             at=Event.END, until=Event.END, of_part=True),
+        Send(what="parameters", primitive=Primitive.ALL_GATHER, axis="dp_shard", unit="bucket",
+             at=Event.UPDATED, until=Event.UPDATED, packs="part", unpacks=True),
+    ))  # fmt: skip
+
+
+def build(slots: Sequence[Slot], lines: Lines, stage: Stage) -> SyncRun:
+    """Returns what runs the form in a stage."""
+    return ShardedOptimizer(slots, buckets(trainable(slots), BUCKET_BYTES), lines)

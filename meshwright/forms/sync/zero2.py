@@ -1,0 +1,44 @@
+"""Each rank of dp_shard also holds only its part of the gradients (Rajbhandari et al. 2020, stage
+2): buckets go after every backward, and what arrives is added up."""
+
+from collections.abc import Sequence
+
+from meshwright.forms.sync.exchange import Event, Exchange, Hold, Send
+from meshwright.forms.sync.flat import BUCKET_BYTES, ShardedOptimizer, buckets, trainable
+from meshwright.forms.sync.running import Lines, Slot, SyncRun
+from meshwright.ir.conversions import Primitive
+from meshwright.ir.plan import Stage
+
+
+def describe(replicas: int) -> Exchange:
+    """Gradients are whole from a block's backward until their bucket is packed."""
+    return Exchange((
+        Hold(kind="parameters", since=Event.BEGIN, until=Event.NEXT_BEGIN, whole=1),
+        Hold(kind="optimizer", since=Event.BEGIN, until=Event.NEXT_BEGIN, part=1),
+        Hold(kind="gradients", unit="bucket", since=Event.AFTER_BACKWARD,
+             until=Event.AFTER_BACKWARD, whole=1),
+        Hold(kind="gradients", since=Event.AFTER_BACKWARD, until=Event.NEXT_BEGIN, part=1),
+        Hold(kind="communication", unit="bucket", since=Event.UPDATED, until=Event.UPDATED,
+             whole=1, part=1),
+        Send(what="gradients", primitive=Primitive.REDUCE_SCATTER, axis="dp_shard", unit="bucket",
+             at=Event.AFTER_BACKWARD, until=Event.END, packs="whole", adds=True),
+        Send(what="gradients", primitive=Primitive.ALL_REDUCE, axis="dp_replicate", unit="bucket",
+             at=Event.END, until=Event.END, of_part=True),
+        Send(what="parameters", primitive=Primitive.ALL_GATHER, axis="dp_shard", unit="bucket",
+             at=Event.UPDATED, until=Event.UPDATED, packs="part", unpacks=True),
+    ))  # fmt: skip
+
+
+def build(slots: Sequence[Slot], lines: Lines, stage: Stage) -> SyncRun:
+    """Returns what runs the form in a stage."""
+    return _ScatteredEarly(slots, buckets(trainable(slots), BUCKET_BYTES), lines)
+
+
+class _ScatteredEarly(ShardedOptimizer):
+    def after_backward(self, call: int, last: bool) -> None:
+        for index, bucket in enumerate(self._buckets):
+            if bucket.owner == call:
+                self._start(index)
+
+    def finish(self) -> None:
+        self._deliver_all()

@@ -1,0 +1,13 @@
+"""RMSprop: a running mean of squares. Torch has no fused kernel for it."""
+
+import torch
+
+from meshwright.forms.updates import Update
+
+UPDATE = Update(
+    kind=torch.optim.RMSprop,
+    copies=1,
+    passes=9,
+    launches=6,
+    made=1,  # the root of the squares
+)

@@ -1,1 +1,0 @@
-"""How replicas agree on gradients, one way per file; each has `build(slots, lines)`."""

@@ -1,0 +1,108 @@
+"""Bounds of all plans, also of those that compute beside their collectives: below every step."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from meshwright.ir.beside import bounded, waits_for_collectives
+from meshwright.ir.graph import Fusion
+from meshwright.ir.placed import JOINT, used
+from meshwright.ir.plan import OVERLAPS, Plan
+from meshwright.planner.across.bound import lower_bound
+from meshwright.planner.across.choice_space import Choices
+from meshwright.planner.across.relaxation import frames
+from meshwright.planner.candidates import build_plan
+from meshwright.planner.evidence import with_evidence
+from meshwright.planner.finish import variants
+from meshwright.planner.found import Found
+from meshwright.planner.pins.obey import obey
+from meshwright.planner.predict import excess_bytes
+from meshwright.planner.problem import Problem, make_problem
+from meshwright.planner.search import search_problem
+from tests.planner.problems import TINY, problem
+from tests.planner.test_placed_kernels import RANKS, large
+from tests.planner.test_placed_kernels import cluster as gpus
+from tests.test_compiled import profiled
+from tests.test_overlap import priced
+
+FEW = 12
+"""Choices of each problem, taken evenly over its space, each with all variants."""
+
+
+def on_gpus(name: str) -> Problem:
+    """A tiny problem on devices that do not share cores: there collectives do hide."""
+    asked = TINY[name]()
+    device = replace(asked.cluster.device_types[0], kind="cuda")
+    machine = replace(asked.cluster, device_types=(device,))
+    pins = asked.constraints
+    return problem(asked.graph, machine, constraints=pins, objective=asked.objective)
+
+
+def plans(asked: Problem) -> Iterator[Plan]:
+    """That fit: as they are, with each level of overlap, compiled, with kernels that pay."""
+    choices = Choices(asked)
+    every = [choice for frame in frames(asked) for choice in choices.of(frame)]
+    for choice in every[:: max(1, len(every) // FEW)]:
+        plan = build_plan(asked, obey(asked, choice))
+        for found in (plan, *variants("overlap", asked, plan), *variants("compiled", asked, plan)):
+            if not excess_bytes(asked, found):
+                yield found
+
+
+def check_below(asked: Problem) -> list[Plan]:
+    bound_s = lower_bound(asked, waits=False)
+    found = list(plans(asked))
+    assert 0 < bound_s <= lower_bound(asked) * (1 + 1e-9)
+    for plan in found:
+        assert plan.predicted
+        assert bound_s <= plan.predicted.step_s * (1 + 1e-5), plan
+    return found
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_tiny_problems(name: str) -> None:
+    check_below(TINY[name]())
+    check_below(on_gpus(name))
+
+
+@pytest.mark.parametrize("pins", [("tp=4",), ("tp=2", "num_microbatches=2"), ("recompute=full",)])
+def test_every_level(pins: tuple[str, ...]) -> None:
+    found = check_below(priced(*pins))
+    assert {plan.stages[0].overlap for plan in found} == set(OVERLAPS)
+
+
+@pytest.mark.parametrize("ratio", [0.5, 1.5])
+def test_compiled_blocks(ratio: float) -> None:
+    found = check_below(profiled(ratio))
+    assert any(plan.stages[0].compile for plan in found)
+
+
+def test_kernels() -> None:
+    kernels = tuple(Fusion(name, 0, priced=True) for name in sorted(JOINT))
+    graph = replace(large(), fusions=kernels)
+    pins = (f"tp={RANKS}", "pp=1")
+    asked = make_problem(graph, gpus(), precision="bf16", constraints=pins)
+    assert any(used(plan) & JOINT for plan in check_below(asked))
+
+
+def test_the_bound_of_a_plan_that_overlaps_is_of_all_plans() -> None:
+    """What plans that wait cannot beat, this one does: to show that as its bound was no proof."""
+    asked = priced("tp=4", "num_microbatches=1")
+    best = search_problem(asked, "ilp")
+    assert best.predicted and best.evidence and best.evidence.gap is not None
+    assert not waits_for_collectives(best) and bounded(best) == "no plan"
+    assert best.evidence.bound_s < best.predicted.step_s < lower_bound(asked)
+    assert best.predicted.step_s == pytest.approx(
+        best.evidence.bound_s * (1 + best.evidence.gap), rel=1e-5
+    )
+
+
+def test_a_bound_that_a_plan_beats_is_not_claimed() -> None:
+    asked = TINY["one device"]()
+    best = search_problem(asked, "ilp")
+    assert best.predicted and best.evidence
+    wrong = Found(best=best, bound_s=2 * best.predicted.step_s)
+    told = with_evidence(asked, replace(best, evidence=None), wrong, "ilp")
+    assert told.evidence and told.evidence.bound_s == 0 and told.evidence.gap is None
+    assert "no bound is known" in str(told)
