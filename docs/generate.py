@@ -2,12 +2,15 @@
 
 import html
 import json
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import typer
+from typer.cli import get_docs_for_click
+
+from meshwright.cli import app
 from meshwright.ir.plan import SCHEMA
 from meshwright.ir.plan_io import json_schema
 
@@ -37,11 +40,12 @@ def pages() -> dict[str, str]:
 
 def cli_page() -> str:
     """All commands with their options, as typer describes them."""
-    command = [sys.executable, "-m", "typer", "meshwright.cli", "utils", "docs"]
-    command += ["--name", "meshwright", "--title", "The command line"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=DOCS.parent)
+    command = typer.main.get_command(app)
+    made = get_docs_for_click(
+        obj=command, ctx=typer.Context(command), name="meshwright", title="The command line"
+    )
     note = "Made by `python docs/generate.py` from the commands themselves.\n"
-    text = html.unescape(done.stdout).replace("**Usage**:\n\n", "", 1)
+    text = html.unescape(made.strip() + "\n").replace("**Usage**:\n\n", "", 1)
     head, _, rest = text.partition("\n\n")
     return f"{head}\n\n{note}\n{rest.strip()}\n{CODES}"
 

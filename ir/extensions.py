@@ -3,7 +3,7 @@
 import difflib
 import os
 import pkgutil
-from collections.abc import Iterable, MutableSequence, Sequence
+from collections.abc import Iterable, MutableSequence
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
@@ -18,7 +18,8 @@ def add_folders(variable: str, path: MutableSequence[str]) -> None:
     for folder in filter(None, os.environ.get(variable, "").split(os.pathsep)):
         if not Path(folder).is_dir():
             raise PlanError(f"{variable}: {folder!r} is no folder")
-        path.append(folder)
+        if folder not in path:
+            path.append(folder)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -37,8 +38,7 @@ class Files:
     def names(self) -> tuple[str, ...]:
         """All keys; PlanError where two folders have a file of the same name."""
         found: dict[str, str] = {}
-        folders: Sequence[str] = self._package.__path__
-        for folder in folders:
+        for folder in self._package.__path__:
             for module in pkgutil.iter_modules([folder]):
                 if module.name in found:
                     raise PlanError(

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from meshwright.ir.trace import trace as trace
     from meshwright.logs import MetricLog as MetricLog
     from meshwright.planner.complete import complete as complete
+    from meshwright.planner.options import SearchOptions as SearchOptions
     from meshwright.planner.search import rank as rank
     from meshwright.planner.search import search as search
     from meshwright.profiling import profile as profile
@@ -48,6 +49,7 @@ _HOME = {
     "NonFinite": "ir.errors",
     "Plan": "ir.plan",
     "PlanError": "ir.errors",
+    "SearchOptions": "planner.options",
     "TraceError": "ir.errors",
     "compile": "runtime.job",
     "complete": "planner.complete",

@@ -7,7 +7,7 @@ from itertools import accumulate
 from math import prod
 
 from meshwright.costmodel.tables import Mode
-from meshwright.forms.sync import chosen, exchange, suits
+from meshwright.forms.sync import exchange
 from meshwright.forms.sync.exchange import Exchange
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.errors import PlanError
@@ -15,24 +15,22 @@ from meshwright.ir.graph import Block, Graph
 from meshwright.ir.keeping import Keeping
 from meshwright.ir.layout import balanced
 from meshwright.ir.plan import (
-    OVERLAPS,
     ClusterId,
     InputSpec,
     ModelId,
     ModelMesh,
-    Overlap,
     Plan,
     ProfileId,
     ScheduleTable,
     Stage,
-    SyncChoice,
     model_mesh,
     sync_name,
 )
-from meshwright.ir.schedule import Schedule, halves_backwards
+from meshwright.ir.schedule import Schedule
 from meshwright.planner.deadline import check_time
 from meshwright.planner.notes import notes_of
 from meshwright.planner.pins.constraints import STAGE_AWARE, pinned
+from meshwright.planner.pins.known import DECISIONS
 from meshwright.planner.placed_kernels import put_in
 from meshwright.planner.predict import predict_plan
 from meshwright.planner.problem import Problem
@@ -167,11 +165,15 @@ def model_id(graph: Graph) -> ModelId:
     )
 
 
+_APPLIED = {name: found.apply for name, found in DECISIONS.items() if found.apply is not None}
+"""How a stage gets what is pinned everywhere; else it is tried on good plans only."""
+
+
 def _stage(problem: Problem, choice: Choice, stage: StageChoice) -> Stage:
     blocks = problem.graph.blocks[stage.start : stage.stop]
     used = {block.pattern for block in blocks} | {"(prelude)"}
     samples = problem.batch // choice.num_microbatches
-    return Stage(
+    made = Stage(
         first=blocks[0].name,
         last=blocks[-1].name,
         mesh={
@@ -182,18 +184,19 @@ def _stage(problem: Problem, choice: Choice, stage: StageChoice) -> Stage:
         devices=stage.devices,
         batch_shares=stage.shares or balanced(samples, stage.dp),
         zero=stage.zero,  # type: ignore[arg-type]
-        prefetch=(stage.prefetch or _asked_prefetch(problem)) * stage.exchange.fetches_ahead,
-        sync=_asked_sync(problem, stage),
+        prefetch=stage.prefetch * stage.exchange.fetches_ahead,
         recompute=dict.fromkeys(stage.recompute, "full"),
         saved=_saved(problem, stage, blocks),
-        overlap=_asked_overlap(problem, choice, stage),
-        compile=_asks_compile(problem, choice),
         layouts={
             layout.pattern: layout.name
             for layout in problem.layouts(stage.model, stage.variant)
             if layout.pattern in used
         },
     )
+    for name, apply in _APPLIED.items():
+        value = pinned(problem.constraints, name)
+        made = made if value is None else apply(made, value, choice.table)
+    return made
 
 
 def modes_of(problem: Problem, stage: StageChoice) -> tuple[Mode, ...]:
@@ -228,32 +231,6 @@ def _saved(
         if pattern not in again and pattern not in policies
     }
     return {name: policy for name, policy in policies.items() if policy}
-
-
-def _asked_sync(problem: Problem, stage: StageChoice) -> SyncChoice | None:
-    """What a pin asks for, where there are replicas and it goes with their zero."""
-    asked = pinned(problem.constraints, "sync")
-    if asked not in chosen() or stage.dp == 1 or not suits(str(asked), stage.zero):
-        return None
-    return SyncChoice(form=str(asked))
-
-
-def _asked_prefetch(problem: Problem) -> int:
-    return int(pinned(problem.constraints, "prefetch") or 0)
-
-
-def _asked_overlap(problem: Problem, choice: Choice, stage: StageChoice) -> Overlap:
-    """What a pin asks for, where it has an effect; else it is tried on good plans only."""
-    asked = pinned(problem.constraints, "overlap")
-    if asked is None or not stage.model or halves_backwards(choice.table()):
-        return "none"
-    return next(level for level in OVERLAPS if level == asked)
-
-
-def _asks_compile(problem: Problem, choice: Choice) -> bool:
-    """Whether a pin asks for it, where backwards are whole; else it is tried on good plans only."""
-    asked = pinned(problem.constraints, "compile") == "true"
-    return asked and not halves_backwards(choice.table())
 
 
 def even_cuts(work: Sequence[float], num_stages: int) -> tuple[int, ...]:

@@ -8,8 +8,8 @@ from meshwright.ir.errors import Infeasible
 from meshwright.ir.plan import Plan
 from meshwright.ir.show import size
 from meshwright.planner.pins.constraints import Constraint, MemoryCap, OnStage, Pin, StepCap
+from meshwright.planner.pins.known import DECISIONS
 from meshwright.planner.problem import Problem
-from meshwright.planner.saved_names import saved_name
 from meshwright.planner.why import name_of
 
 
@@ -85,22 +85,5 @@ def _value_of(problem: Problem, item: Constraint, plan: Plan) -> str:
         for index, stage in enumerate(plan.stages):
             if names.index(item.block) <= names.index(stage.last):
                 return f"block {item.block} on stage {index}"
-    if not isinstance(item, Pin) or item.name == "layout":
-        return name_of(plan)
-    values: dict[str, object] = {
-        "pp": len(plan.schedule.rows),
-        "model": "/".join(str(n) for n in dict.fromkeys(s.model_size for s in plan.stages)),
-        "dp": "/".join(str(n) for n in dict.fromkeys(s.dp for s in plan.stages)),
-        "zero": "/".join(str(n) for n in dict.fromkeys(s.zero for s in plan.stages)),
-        "prefetch": max(s.prefetch for s in plan.stages),
-        "num_microbatches": plan.num_microbatches,
-        "schedule": plan.schedule.name,
-        "recompute": "full" if any(s.recompute for s in plan.stages) else "none",
-        "saved": saved_name(plan),
-        "sync": next((s.sync.form for s in plan.stages if s.sync), "zero"),
-        "compile": "true" if any(s.compile for s in plan.stages) else "false",
-    }
-    if item.name in values:
-        return f"{item.name}={values[item.name]}"
-    sizes = dict.fromkeys(stage.mesh.get(item.name, 1) for stage in plan.stages)
-    return f"{item.name}={'/'.join(map(str, sizes))}"
+    said = DECISIONS[item.name].explain(item.name, plan) if isinstance(item, Pin) else ""
+    return said or name_of(plan)

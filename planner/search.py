@@ -5,16 +5,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
-from meshwright.forms.updates import USUAL
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.errors import Infeasible, PlanError
 from meshwright.ir.graph import Graph
 from meshwright.ir.plan import Improvement, Plan
-from meshwright.ir.profile import Profile
-from meshwright.ir.profile_store import load_profile
 from meshwright.ir.trace import trace
 from meshwright.ir.verify import check
 from meshwright.planner.across.first_plans import first_choices
@@ -32,11 +28,8 @@ from meshwright.planner.largest_batch import largest_batch
 from meshwright.planner.node_order import in_one_order
 from meshwright.planner.objectives import bounds_batch, rating
 from meshwright.planner.offers import Offer, check_logs, find_searcher, is_baseline
-from meshwright.planner.pins.constraints import (
-    Constraint,
-    broken,
-    pinned,
-)
+from meshwright.planner.options import SearchOptions
+from meshwright.planner.pins.constraints import broken, pinned
 from meshwright.planner.pins.obey import obey
 from meshwright.planner.predict import excess_bytes
 from meshwright.planner.problem import Problem, make_problem
@@ -62,121 +55,61 @@ clusters the three first by `_promise` held the best schedule of all, within 1 %
 def search(
     model_or_graph: Any,
     cluster: Cluster | Sequence[Cluster],
-    *,
-    global_batch_size: int | None = None,
-    example_inputs: Any = None,
-    loss_fn: Callable[..., Any] | None = None,
-    optimizer: str = USUAL,
-    precision: str = "bf16",
-    max_grad_norm: float | None = None,
-    kernels: str | Sequence[str] = "none",
-    searcher: str = "auto",
-    constraints: Sequence[str | Constraint] = (),
-    objective: str = "throughput",
-    time_limit_s: float = 60,
-    seed: int = 0,
-    progress: bool = True,
-    profile: Profile | Path | str | None = None,
-    tensorboard: Path | str | None = None,
+    options: SearchOptions | None = None,
+    **more: Any,
 ) -> Plan:
-    """The best plan found within the time limit for a module, or for a Graph from `trace`.
+    """Finds the best plan within the time limit for a module, or for a Graph from `trace`.
 
-    Of several clusters, the plan on the best one (`rank` shows them all). `kernels`: fused ones to
-    put in where their patterns hold: `all`, names, `torch`, those that are its own operators, or
-    `auto`, those that the cost model says are worth it. `profile`: what was
-    measured of the cluster's machines, or the file that holds it. Ctrl-C gives the best plan so
-    far. Within the limit, equal arguments give equal plans. `tensorboard`:
-    the folder where a searcher that trains (`dqn`) logs how that goes.
+    Of several clusters, the plan on the best one (`rank` shows them all). Options are keyword
+    arguments, or one `SearchOptions`, where each is explained. Ctrl-C gives the best plan so far.
+    Within the limit, equal arguments give equal plans.
     """
-    ranking = rank(
-        model_or_graph, [cluster] if isinstance(cluster, Cluster) else cluster,
-        global_batch_size=global_batch_size, example_inputs=example_inputs, loss_fn=loss_fn,
-        optimizer=optimizer, precision=precision, max_grad_norm=max_grad_norm, kernels=kernels,
-        searcher=searcher, constraints=constraints, objective=objective,
-        time_limit_s=time_limit_s, seed=seed, progress=progress, profile=profile,
-        tensorboard=tensorboard,
-    )  # fmt: skip
-    return ranking.best
+    clusters = [cluster] if isinstance(cluster, Cluster) else cluster
+    return rank(model_or_graph, clusters, SearchOptions.of(options, **more)).best
 
 
 def rank(
     model_or_graph: Any,
     clusters: Sequence[Cluster],
-    *,
-    global_batch_size: int | None = None,
-    example_inputs: Any = None,
-    loss_fn: Callable[..., Any] | None = None,
-    optimizer: str = USUAL,
-    precision: str = "bf16",
-    max_grad_norm: float | None = None,
-    kernels: str | Sequence[str] = "none",
-    searcher: str = "auto",
-    constraints: Sequence[str | Constraint] = (),
-    objective: str = "throughput",
-    time_limit_s: float = 60,
-    seed: int = 0,
-    progress: bool = True,
-    profile: Profile | Path | str | None = None,
-    tensorboard: Path | str | None = None,
-    finalists: int = 1,
+    options: SearchOptions | None = None,
+    **more: Any,
 ) -> Ranking:
-    """The best plan on each cluster, best cluster first; the time limit is for each of them.
-
-    `finalists`: so many plans of each cluster at most, the best one and those that are predicted to
-    take little more: which of them is fastest only running them can say (`race`).
-    """
-    if time_limit_s <= 0:
-        raise PlanError(f"time_limit_s is {time_limit_s}; it must be positive, such as 60")
-    _check_finalists(finalists, objective)
-    measured = load_profile(profile) if isinstance(profile, str | Path) else profile
-    names = asked_kernels(kernels)
-    wins = worth(clusters) if kernels == AUTO else None
+    """Finds the best plan on each cluster, best cluster first; options as in `search`."""
+    asked = SearchOptions.of(options, **more)
+    measured = asked.measured()
+    names = asked_kernels(asked.kernels)
+    wins = worth(clusters) if asked.kernels == AUTO else None
 
     @cache
     def graph(batch: int | None) -> Graph:
         if not isinstance(model_or_graph, Graph):
             return trace(
-                model_or_graph, example_inputs, loss_fn, global_batch_size=batch, kernels=names,
-                wins=wins,
+                model_or_graph, asked.example_inputs, asked.loss_fn, global_batch_size=batch,
+                kernels=names, wins=wins,
             )  # fmt: skip
         _check_graph(model_or_graph, batch, names)
         return model_or_graph
 
     def problem(cluster: Cluster, batch: int | None) -> Problem:
         return make_problem(
-            graph(batch), cluster, optimizer=optimizer, precision=precision,
-            max_grad_norm=max_grad_norm, constraints=tuple(constraints), objective=objective,
-            seed=seed, profile=measured,
-            log_dir=_log_dir(tensorboard, cluster, several=len(clusters) > 1),
+            graph(batch), cluster, optimizer=asked.optimizer, precision=asked.precision,
+            max_grad_norm=asked.max_grad_norm, constraints=tuple(asked.constraints),
+            objective=asked.objective, seed=asked.seed, profile=measured,
+            log_dir=asked.log_dir(cluster.name, several=len(clusters) > 1),
         )  # fmt: skip
 
     def solve(cluster: Cluster) -> tuple[Plan, ...]:
-        first = problem(cluster, global_batch_size)
-        if objective == "batch":
+        first = problem(cluster, asked.global_batch_size)
+        if asked.objective == "batch":
             _check_traceable(model_or_graph)
-            return (_largest(partial(problem, cluster), first, searcher, time_limit_s),)
+            at_batch = partial(problem, cluster)
+            return (_largest(at_batch, first, asked.searcher, asked.time_limit_s),)
         return search_finalists(
-            first, searcher, finalists, time_limit_s=time_limit_s, progress=progress
-        )
+            first, asked.searcher, asked.finalists, time_limit_s=asked.time_limit_s,
+            progress=asked.progress,
+        )  # fmt: skip
 
-    return rank_clusters(clusters, objective, solve)
-
-
-def _log_dir(given: Path | str | None, cluster: Cluster, *, several: bool) -> Path | None:
-    """A folder for each of several clusters."""
-    if given is None:
-        return None
-    return Path(given) / cluster.name if several else Path(given)
-
-
-def _check_finalists(finalists: int, objective: str) -> None:
-    if finalists < 1:
-        raise PlanError(f"finalists is {finalists}; it must be at least 1, the best plan alone")
-    if finalists > 1 and objective != "throughput":
-        raise PlanError(
-            f"finalists is {finalists} and the objective {objective!r}: they are plans of nearly "
-            "the same speed, of objective 'throughput'; nearest is finalists=1"
-        )
+    return rank_clusters(clusters, asked.objective, solve)
 
 
 def _check_traceable(given: Any) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.published.notes import HEAD
 from docs.generate import DOCS, cli_page, pages, schema_page
-from meshwright.cli import app
+from meshwright.cli import COMMANDS
 from meshwright.ir.plan_io import json_schema
 
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
@@ -20,8 +20,10 @@ def test_generated_pages_are_current():
 
 def test_every_command_and_key_has_its_place():
     text = cli_page()
-    names = [command.name or command.callback.__name__ for command in app.registered_commands]
-    assert len(names) > 8 and all(f"## `meshwright {name}`" in text for name in names)
+    assert len(COMMANDS.names) > 8
+    for name in COMMANDS.names:
+        assert f"## `meshwright {name}`" in text
+        assert all(f"`{line}`" in text for line in COMMANDS.load(name).EXAMPLES)
     schema = json_schema()
     page = schema_page(schema)
     parts = (schema, *schema["$defs"].values())

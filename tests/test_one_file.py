@@ -7,6 +7,9 @@ from pathlib import Path
 from textwrap import dedent
 from uuid import uuid4
 
+from meshwright.ir import plan_io
+from tests.exporters.plans import uniform
+
 ROOT = Path(__file__).parent.parent
 GPT2 = (
     'hf:GPT2Config{"n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 64, "n_positions": 32, '
@@ -87,3 +90,117 @@ def test_two_presets_that_disagree_are_refused(tmp_path: Path) -> None:
     (tmp_path / "l4.py").rename(tmp_path / "z.py")
     (tmp_path / "z.py").write_text(PRESET.replace("wire-{name}", "nvlink3").format(name="z"))
     assert "a link 'nvlink3' is described otherwise" in run(*load, PRESETS=tmp_path).stderr
+
+
+COMMAND = '''
+"""A command of one's own."""
+
+from meshwright.ir import plan_io
+from meshwright.options import PlanFile
+
+EXAMPLES = ("meshwright {name}-it plan.json",)
+
+
+def command(plan_file: PlanFile) -> None:
+    """Say how many ranks a plan is for."""
+    print("ranks:", plan_io.load(plan_file).world_size)
+'''
+
+
+def test_a_command(tmp_path: Path) -> None:
+    """Its help, a place in docs/cli.md, running it, and our errors as one line and a code."""
+    mine = name()
+    (tmp_path / f"{mine}_it.py").write_text(COMMAND.format(name=mine))
+    plan_io.save(uniform(), tmp_path / "plan.json")
+    done = run("-c", dedent(f"""
+        from docs.generate import DOCS, cli_page
+        from meshwright.cli import app, main
+        text = cli_page()
+        assert "## `meshwright {mine}-it`" in text and "`meshwright {mine}-it plan.json`" in text
+        assert text != (DOCS / "cli.md").read_text()
+        app(["--help"], standalone_mode=False)
+        app(["{mine}-it", {str(tmp_path / "plan.json")!r}], standalone_mode=False)
+        main(lambda: app(["{mine}-it", "/no/such/plan.json"]))
+    """), COMMANDS=tmp_path)  # fmt: skip
+    said = " ".join(done.stdout.split())
+    assert done.returncode == 4 and f"{mine}-it Say how many ranks" in said, done.stderr
+    assert f"ranks: {uniform().world_size}" in said and "PlanError: " in done.stderr
+
+
+def test_a_command_of_a_known_name_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "show.py").write_text(COMMAND.format(name="x"))
+    assert "a command 'show' is in" in run("-m", "meshwright", "show", COMMANDS=tmp_path).stderr
+
+
+PIN = '''
+"""Whether all blocks run again."""
+
+from dataclasses import replace
+
+from meshwright.planner.pins.decision import Decision
+
+
+def _read(plan, stage):
+    return "tight" if len(stage.recompute) >= len(stage.layouts) - 1 else "loose"
+
+
+def _apply(stage, value, table):
+    again = {pattern: "full" for pattern in stage.layouts if pattern != "(prelude)"}
+    return replace(stage, recompute=again) if value == "tight" else stage
+
+
+DECISION = Decision(words=("loose", "tight"), scope="plan", read=_read, apply=_apply,
+                    show=lambda stage: _read(None, stage))
+'''
+
+
+def test_a_pin(tmp_path: Path) -> None:
+    """Given in Python, on the command line and in a plan by hand; refused if wrong; kept by the
+    plan, where it is also said; in conflict with another; in a difference of plans."""
+    mine, plan = name(), tmp_path / "plan.json"
+    (tmp_path / f"{mine}.py").write_text(PIN)
+    done = run("-c", dedent(f"""
+        import json
+        import pytest
+        from meshwright.cli import app
+        from meshwright.diff.rows import structure
+        from meshwright.ir import plan_io
+        from meshwright.ir.cluster import Cluster
+        from meshwright.ir.errors import Infeasible, PlanError
+        from meshwright.planner.complete import complete
+        from meshwright.planner.search import search
+        from meshwright.targets import load_target
+        given = load_target({GPT2!r}, meta=True)
+        example, cluster = {{"example_inputs": given.example_inputs}}, Cluster.local(2)
+        few = ["pp=1", "dp_shard=2", "zero=0", "num_microbatches=1", "saved=none"]
+        def found(*pins):
+            return search(given.model, cluster, constraints=(*few, *pins), global_batch_size=4,
+                          precision="fp32", progress=False, **example)
+        tight, loose = found("{mine}=tight"), found("{mine}=loose")
+        assert all(stage.recompute for stage in tight.stages) and not loose.stages[0].recompute
+        assert "{mine}=tight" in tight.constraints
+        assert tight.predicted.step_s > loose.predicted.step_s
+        rows = {{row.what: (row.first, row.second) for row in structure(tight, loose)}}
+        assert rows["0: {mine}"] == ("tight", "loose")
+        with pytest.raises(PlanError, match="nearest legal value is 'tight'"):
+            found("{mine}=tigth")
+        with pytest.raises(PlanError, match="nearest is '{mine}'"):
+            found("{mine}x=tight")
+        with pytest.raises(PlanError, match="decision of the whole plan"):
+            found("stage 0 {mine}=tight")
+        with pytest.raises(Infeasible, match="without '{mine}=tight': {mine}=loose"):
+            found("{mine}=tight", "recompute=none")
+        hand = {{"pp": 1, "dp_shard": 2, "zero": 0, "num_microbatches": 1, "saved": "none",
+                 "precision": "fp32", "global_batch_size": 4, "{mine}": "tight"}}
+        made = complete(hand, given.model, cluster, **example)
+        assert made.hash == plan_io.loads(plan_io.dumps(made)).hash
+        assert [s.recompute for s in made.stages] == [s.recompute for s in tight.stages]
+        with pytest.raises(PlanError, match="nearest legal value is 'loose'"):
+            complete(hand | {{"{mine}": "lose"}}, given.model, cluster, **example)
+        pins = [word for pin in (*few, "{mine}=tight") for word in ("--pin", pin)]
+        app(["search", {GPT2!r}, "-b", "4", "-c", "local:2", "--precision", "fp32", *pins,
+             "-o", {str(plan)!r}], standalone_mode=False)
+        written = plan_io.load({str(plan)!r})
+        assert "{mine}=tight" in written.constraints and written.stages == tight.stages
+    """), PINS=tmp_path)  # fmt: skip
+    assert done.returncode == 0, done.stderr

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from meshwright import heats
-from meshwright.cli_race import _start
+from meshwright.cli.race import _start
 from meshwright.heats import Heat, Standing
 from meshwright.ir import plan_io
 from meshwright.ir.cluster import Cluster

@@ -18,7 +18,8 @@ import yaml
 from typer.main import get_command
 
 from benchmarks.attack.files_mutate import MARK
-from meshwright import cli, cli_race
+from meshwright import cli
+from meshwright.cli import race
 from meshwright.export import TARGETS, export
 from meshwright.ir.errors import MeshwrightError
 from meshwright.ir.plain_text import odd_character
@@ -106,7 +107,7 @@ def _where() -> str:
 @contextmanager
 def _consoles(printed: io.StringIO) -> Iterator[None]:
     """Consoles that were made when modules were loaded write there too."""
-    homes = ((cli, "out"), (cli, "err"), (cli_race, "out"), (cli_race, "err"))
+    homes = ((cli, "err"), (race, "out"), (race, "err"))
     before = [getattr(module, name) for module, name in homes]
     for module, name in homes:
         setattr(module, name, Terminal(file=printed))

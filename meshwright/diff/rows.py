@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from meshwright.ir.plan import BlockLayout, Plan, Stage
+from meshwright.ir.plan import BlockLayout, Plan
 from meshwright.ir.show import ranges
+from meshwright.planner.pins.known import DECISIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +72,7 @@ def _described(plan: Plan, index: int) -> dict[str, str]:
         "devices": ranges(stage.devices),
         "mesh": mesh or "one device",
         "samples": "+".join(map(str, stage.batch_shares)),
-        "zero": f"{stage.zero}, {stage.prefetch} ahead" if stage.prefetch else str(stage.zero),
-        "sync": str(stage.sync or "-"),
-        "recompute": _keys(stage.recompute) or "-",
-        "saved": _saved(stage) or "-",
-        "overlap": "-" if stage.overlap == "none" else stage.overlap,
-        "compile": "yes" if stage.compile else "-",
+        **{name: found.show(stage) for name, found in DECISIONS.items() if found.show},
     }
 
 
@@ -85,17 +81,6 @@ def _told(described: Mapping[str, str]) -> list[str]:
     return [
         text for name, text in described.items() if name != "samples" and text not in ("-", "0")
     ]
-
-
-def _keys(how: Mapping[str, str]) -> str:
-    return ", ".join(sorted(key for key, said in how.items() if said != "none"))
-
-
-def _saved(stage: Stage) -> str:
-    return "; ".join(
-        f"{block}: " + ", ".join(f"{how} {key}" for key, how in sorted(policy.items()))
-        for block, policy in sorted(stage.saved.items()) if policy
-    )  # fmt: skip
 
 
 def _schedule(a: Plan, b: Plan) -> Iterator[Row]:

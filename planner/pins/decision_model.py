@@ -1,13 +1,14 @@
 """Constraints checked against the model and the cluster that they are for."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.errors import PlanError
+from meshwright.ir.extensions import nearest
 from meshwright.ir.graph import Graph
-from meshwright.planner.pins.decision_text import near, parse_constraint
+from meshwright.planner.pins.decision_text import parse_constraint
 from meshwright.planner.pins.decisions import (
     Constraint,
     OnStage,
@@ -16,6 +17,7 @@ from meshwright.planner.pins.decisions import (
     Placed,
     StageDevices,
 )
+from meshwright.planner.pins.known import DECISIONS
 from meshwright.planner.pins.placement_rules import check_placed, parameter_names, placement_rules
 
 
@@ -24,22 +26,12 @@ def parse_constraints(
 ) -> tuple[Constraint, ...]:
     """All constraints in a canonical order, checked against block and parameter names."""
     found = {_checked(parse_constraint(item), graph, cluster): None for item in given}
-    if Pin("compile", "true") in found:
-        found |= _of_compiled(found)
+    pins = tuple(item for item in found if isinstance(item, Pin))
+    for pin in pins:
+        if (together := DECISIONS[pin.name].together) is not None:
+            found |= dict.fromkeys(together(pin, pins))
     placement_rules(found, graph)  # refuses what cannot hold together
     return tuple(sorted(found, key=lambda item: (type(item).__name__, str(item))))
-
-
-def _of_compiled(found: Iterable[Constraint]) -> dict[Constraint, None]:
-    """What follows for compiled blocks: what their ops keep is torch.compile's to say."""
-    kept = Pin("saved", "none")
-    for item in found:
-        if isinstance(item, Pin) and item.name == "saved" and item != kept:
-            raise PlanError(
-                f"constraints compile=true and {item}: what single ops of compiled blocks keep is "
-                "torch.compile's to say; nearest is recompute=full"
-            )
-    return {kept: None}
 
 
 def _checked(item: Constraint, graph: Graph, cluster: Cluster | None) -> Constraint:
@@ -64,8 +56,8 @@ def _checked(item: Constraint, graph: Graph, cluster: Cluster | None) -> Constra
 def _blocks(item: Constraint, pattern: str, graph: Graph) -> None:
     names = [block.name for block in graph.blocks]
     if not any(fnmatchcase(name, pattern) for name in names):
-        nearest = near(pattern, names)
-        raise PlanError(f"constraint '{item}': no such block; nearest is {nearest!r}")
+        near = nearest(pattern, names)
+        raise PlanError(f"constraint '{item}': no such block; nearest is {near!r}")
 
 
 def _placed(item: Placed, graph: Graph) -> Placed:
@@ -73,8 +65,8 @@ def _placed(item: Placed, graph: Graph) -> Placed:
     paths = parameter_names(graph)
     named = {tensor for path, tensor in paths.items() if item.names(path)}
     if not named:
-        nearest = near(item.pattern, list(paths))
-        raise PlanError(f"constraint '{item}': no such parameter; nearest is {nearest!r}")
+        near = nearest(item.pattern, list(paths))
+        raise PlanError(f"constraint '{item}': no such parameter; nearest is {near!r}")
     readers = (block.name for block in graph.blocks if not named.isdisjoint(block.params))
     return replace(item, blocks=tuple(readers))
 
@@ -88,7 +80,7 @@ def _on_type(item: Pin, cluster: Cluster | None) -> OnType:
         if name not in known:
             raise PlanError(
                 f"constraint '{item}': {cluster.name} has no {name!r}; nearest is "
-                f"{near(str(name), known)!r}"
+                f"{nearest(str(name), known)!r}"
             )
     names = [name for node in cluster.nodes for name in node.devices]
     return OnType(item, tuple(rank for rank, name in enumerate(names) if name in wanted))

@@ -8,23 +8,16 @@ stage 0 device_type=v100-32   place h.*.attn tp=R   place *.c_fc.weight tp=S(1)
 memory<=60GB   step<=1.2s
 """
 
-import difflib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from meshwright.forms.retention import offered
-from meshwright.forms.sync import chosen
 from meshwright.ir.device import parse_quantity
 from meshwright.ir.errors import PlanError
+from meshwright.ir.extensions import nearest
 from meshwright.ir.layout import Shard, parse_placement
-from meshwright.ir.plan import MODEL_AXES, OVERLAPS
+from meshwright.ir.plan import MODEL_AXES
 from meshwright.planner.pins.decisions import (
     EVERYWHERE,
-    NUMBERS,
-    OF_ALL,
-    OF_BLOCKS,
-    STAGE_AWARE,
-    WORDS,
     Constraint,
     MemoryCap,
     OnStage,
@@ -38,18 +31,13 @@ from meshwright.planner.pins.decisions import (
     StepCap,
     Value,
 )
-from meshwright.planner.schedule_tools import MADE, SCHEDULES
+from meshwright.planner.pins.known import DECISIONS
 
-RECOMPUTE = ("none", "full", STAGE_AWARE)
-COMPILE = ("false", "true")
-SAVED = ("none", *offered())
-"""What becomes of the values of layers that the backward needs (`planner.saved_modes`)."""
 EXAMPLES = (
     "tp=2, tp<=4, pp in 1,2,4, schedule=gpipe, stage 0 mesh dp_shard=2,tp=2, stage 0 devices 0-3, "
     "block h.3 on stage 1, block h.* recompute=full, saved=offload, place h.*.attn tp=R, "
     "memory<=60GB, step<=1.2s"
 )
-_LEAST = {"zero": 0, "prefetch": 0}
 _SCOPE = re.compile(r"(?:stage\s+(?P<stage>\d+)|block\s+(?P<block>\S+))\s+(?P<rest>.+)")
 _ON_STAGE = re.compile(r"(on|starts)\s+stage\s+(\d+)")
 _LIST = re.compile(r"(devices|mesh|shares)\s+(\S.*)")
@@ -82,11 +70,6 @@ def parse_constraint(given: str | Constraint) -> Constraint:
     raise PlanError(f"constraint {given!r} is none that exists; write for example {EXAMPLES}")
 
 
-def near(name: str, known: Sequence[str]) -> str:
-    """The known name that looks most like `name`."""
-    return next(iter(difflib.get_close_matches(name, known, 1, 0.0)), "")
-
-
 def _scope(text: str) -> tuple[Scope, str]:
     match = _SCOPE.fullmatch(text)
     if not match:
@@ -108,59 +91,51 @@ def _cap(name: str, value: str) -> Constraint:
 
 
 def _pin(text: str, scope: Scope, name: str, relation: str, value: str) -> Pin:
-    known = (*NUMBERS, *WORDS)
-    if name not in known:
+    if name not in DECISIONS:
         raise PlanError(
-            f"constraint {text}: there is no {name!r}; nearest is {near(name, known)!r}"
+            f"constraint {text}: there is no {name!r}; nearest is {nearest(name, DECISIONS)!r}"
         )
-    if name in OF_ALL and scope != EVERYWHERE:
+    decision = DECISIONS[name]
+    if decision.scope == "plan" and scope != EVERYWHERE:
         raise PlanError(
             f"constraint {text}: {name} is a decision of the whole plan; write {name}{relation}"
             f"{value}"
         )
-    if name in OF_BLOCKS and not scope.block:
+    if decision.scope == "blocks" and not scope.block:
         raise PlanError(
             f"constraint {text}: a {name} is of blocks; write 'block h.* {name}={value}'"
         )
-    if relation in ("<=", ">=") and name in WORDS:
+    if relation in ("<=", ">=") and decision.words is not None:
         raise PlanError(f"constraint {text}: a word has no order; write {name}={value}")
-    if name == "saved" and relation == "in":
-        nearest = near(value.split(",")[0].strip(), SAVED)
-        raise PlanError(f"constraint {text}: saved is pinned to one word; write saved={nearest}")
-    if STAGE_AWARE in value and (relation == "in" or scope != EVERYWHERE):
-        raise PlanError(
-            f"constraint {text}: {STAGE_AWARE} says how much each of all stages recomputes; write "
-            f"recompute={STAGE_AWARE}"
-        )
     parts = value.split(",") if relation == "in" else [value]
     values = tuple(_value(text, name, part.strip()) for part in parts)
     if relation == "in":
         ordered = sorted(set(values), key=lambda v: (str(type(v)), v))
-        return Pin(name, tuple(ordered), "in", scope)
-    sign: Relation = "=" if relation == "=" else "<=" if relation == "<=" else ">="
-    return Pin(name, values[0], sign, scope)
+        pin = Pin(name, tuple(ordered), "in", scope)
+    else:
+        sign: Relation = "=" if relation == "=" else "<=" if relation == "<=" else ">="
+        pin = Pin(name, values[0], sign, scope)
+    if decision.check is not None:
+        decision.check(text, pin)
+    return pin
 
 
 def _value(text: str, name: str, value: str) -> Value:
-    if name in NUMBERS:
-        least = _LEAST.get(name, 1)
-        if not value.isdecimal() or int(value) < least or (name == "zero" and int(value) > 3):
-            legal = "0, 1, 2 or 3" if name == "zero" else f"a whole number from {least}"
-            raise PlanError(f"constraint {text}: {name} must be {legal}")
-        return int(value)
-    words = {"schedule": (*SCHEDULES, MADE), "recompute": RECOMPUTE, "saved": SAVED,
-             "overlap": OVERLAPS, "compile": COMPILE,
-             "sync": ("zero", *chosen())}.get(name, ())  # fmt: skip
-    if words and value not in words:
-        raise PlanError(f"constraint {text}: nearest legal value is {near(value, words)!r}")
-    return value
+    decision = DECISIONS[name]
+    found = decision.legal(value)
+    if found is None and decision.words is None:
+        raise PlanError(f"constraint {text}: {name} must be {decision.numbers()}")
+    if found is None:
+        near = nearest(value, decision.words or ())
+        raise PlanError(f"constraint {text}: nearest legal value is {near!r}")
+    return found
 
 
 def _placed(text: str, pattern: str, axis: str, placement: str) -> Placed:
     axes = ("model", *MODEL_AXES)
     if axis not in axes:
         raise PlanError(f"constraint {text!r}: no model axis {axis!r}; nearest is "
-                        f"{near(axis, axes)!r}")  # fmt: skip
+                        f"{nearest(axis, axes)!r}")  # fmt: skip
     if placement in ("R", "S"):
         return Placed(pattern, axis, placement)
     if placement in ("P", "R|P"):
@@ -196,7 +171,9 @@ def _mesh(text: str, stage: int, values: str) -> StageMesh:
         axis, sign, size = (piece.strip() for piece in part.partition("="))
         if axis not in axes or axis in given:
             again = (
-                "is named twice" if axis in given else f"is none; nearest is {near(axis, axes)!r}"
+                "is named twice"
+                if axis in given
+                else f"is none; nearest is {nearest(axis, axes)!r}"
             )
             raise PlanError(f"constraint {text!r}: mesh axis {axis!r} {again}")
         if not sign or not size.isdecimal() or int(size) < 1:

@@ -10,15 +10,8 @@ Value = int | str
 Relation = Literal["=", "<=", ">=", "in"]
 STAGE_SIZES = ("dp", "dp_replicate", "dp_shard", "model", *MODEL_AXES)
 """Sizes of a stage; `dp` is replicas in all, `model` the ranks of one replica."""
-NUMBERS = ("pp", "num_microbatches", *STAGE_SIZES, "zero", "prefetch")
-"""`prefetch` of 1 or more asks for zero 3 everywhere: elsewhere there is nothing to fetch."""
-WORDS = ("schedule", "recompute", "saved", "overlap", "compile", "layout", "device_type", "sync")
-OF_ALL = ("pp", "num_microbatches", "schedule", "saved", "overlap", "compile", "sync")
-"""Decisions of the whole plan; all others may be pinned for one stage or for some blocks."""
 STAGE_AWARE = "stage_aware"
 """A word for recompute: searchers ask for full recompute, of which plans keep a part."""
-OF_BLOCKS = ("layout",)
-"""Decisions that only blocks have."""
 
 
 @dataclass(frozen=True, slots=True)

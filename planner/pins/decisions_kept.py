@@ -3,13 +3,10 @@
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
-from meshwright.forms.retention import names_of
-from meshwright.forms.sync import exchange_of
 from meshwright.ir.graph import Block, Graph
 from meshwright.ir.layout import R, parse_placement
 from meshwright.ir.plan import MODEL_AXES, Plan, Stage, param_key
 from meshwright.planner.pins.decisions import (
-    STAGE_AWARE,
     Constraint,
     MemoryCap,
     OnStage,
@@ -21,10 +18,9 @@ from meshwright.planner.pins.decisions import (
     StageMesh,
     StageShares,
     StepCap,
-    Value,
 )
+from meshwright.planner.pins.known import DECISIONS
 from meshwright.planner.pins.placement_rules import lies, parameter_names
-from meshwright.planner.stage_aware import is_stage_aware
 
 
 def broken(constraints: Iterable[Constraint], plan: Plan, graph: Graph) -> tuple[Constraint, ...]:
@@ -81,52 +77,24 @@ def _on_stage(item: OnStage, plan: Plan, graph: Graph) -> bool:
 
 
 def _pin_holds(pin: Pin, plan: Plan, graph: Graph) -> bool:
-    match pin.name:
-        case "pp":
-            return pin.admits(len(plan.schedule.rows))
-        case "num_microbatches":
-            return pin.admits(plan.num_microbatches)
-        case "schedule":
-            return pin.admits(plan.schedule.name)
-        case "saved":
-            return any(map(pin.admits, names_of(plan) or ("none",)))
-        case "recompute" if pin.value == STAGE_AWARE:
-            return is_stage_aware(plan, graph)
+    decision = DECISIONS[pin.name]
+    kept = decision.keeps(pin, plan, graph) if decision.keeps else None
+    if kept is not None:
+        return kept
     found = _covered(pin.scope, plan, graph)
-    return bool(found) and all(_admits(pin, stage, blocks) for stage, blocks in found)
+    return bool(found) and all(_admits(pin, plan, stage, blocks) for stage, blocks in found)
 
 
-def _admits(pin: Pin, stage: Stage, blocks: tuple[Block, ...]) -> bool:
+def _admits(pin: Pin, plan: Plan, stage: Stage, blocks: tuple[Block, ...]) -> bool:
     """Whether a stage keeps a pin of it, or of some of its blocks."""
-    named = [b for b in blocks if not pin.scope.block or fnmatchcase(b.name, pin.scope.block)]
-    match pin.name:
-        case "recompute" if pin.scope.block:
-            return all(pin.admits("full" if stage.recomputes(b) else "none") for b in named)
-        case "recompute":
-            return pin.admits("full" if "full" in stage.recompute.values() else "none")
-        case "layout":
-            return all(pin.admits(stage.layouts.get(block.pattern, "")) for block in named)
-        case "overlap":
-            return stage.model_size == 1 or pin.admits(stage.overlap)
-        case "sync":
-            return stage.dp == 1 or pin.admits(stage.sync.form if stage.sync else "zero")
-        case "compile":
-            return pin.admits("true" if stage.compile else "false")
-        case "prefetch":
-            asked = pin.value not in (0, (0,)) and pin.relation in ("=", ">=", "in")
-            return pin.admits(stage.prefetch) and (exchange_of(stage).fetches_ahead or not asked)
-    return pin.admits(_size(stage, pin.name))
-
-
-def _size(stage: Stage, name: str) -> Value:
-    match name:
-        case "dp":
-            return stage.dp
-        case "model":
-            return stage.model_size
-        case "zero":
-            return stage.zero
-    return stage.mesh.get(name, 1)
+    decision = DECISIONS[pin.name]
+    if decision.read_block is not None and pin.scope.block:
+        named = (block for block in blocks if fnmatchcase(block.name, pin.scope.block))
+        return all(pin.admits(decision.read_block(stage, block)) for block in named)
+    if decision.admits is not None:
+        return decision.admits(pin, stage)
+    assert decision.read is not None
+    return pin.admits(decision.read(plan, stage))
 
 
 def _placed(item: Placed, plan: Plan, graph: Graph) -> bool:

@@ -7,12 +7,15 @@ import typer
 
 from meshwright.ir import plan_io
 from meshwright.ir.terminal import Terminal
+from meshwright.options import PlanFile
 from meshwright.report.page import write_report
 from meshwright.report.trace import write_trace
 
+EXAMPLES = ("meshwright report plan.json --run runs/first -o plan.html",)
 
-def report_command(
-    plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="a plan file")],
+
+def command(
+    plan_file: PlanFile,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="where the page goes; PLAN.html if not given"),

@@ -17,6 +17,7 @@ from meshwright.ir import plan_io
 from meshwright.ir.plan import Plan
 from meshwright.ir.show import STYLE, seconds
 from meshwright.ir.terminal import Terminal
+from meshwright.options import MODEL, Data, Json, Target
 from meshwright.planner.why import name_of
 from meshwright.targets import load_target
 
@@ -26,10 +27,14 @@ if TYPE_CHECKING:
 out, err = Terminal(), Terminal(stderr=True)
 
 
-def race_command(
-    target: Annotated[
-        str, typer.Argument(metavar="TARGET", help="module:callable or hf:ConfigClass{json}")
-    ],
+EXAMPLES = (
+    f"meshwright race {MODEL} plan.json plan.2.json plan.3.json -o fastest.json",
+    f"torchrun --nnodes 2 --nproc-per-node 8 ... -m meshwright race {MODEL} plan.json ...",
+)
+
+
+def command(
+    target: Target,
     plan_files: Annotated[
         list[Path], typer.Argument(metavar="PLAN...", help="what `search --finalists` wrote")
     ],
@@ -39,13 +44,8 @@ def race_command(
     turns: Annotated[int, typer.Option(min=1, help="how often those in front run")] = 3,
     steps: Annotated[int, typer.Option(min=1, help="steps of a run that count")] = 5,
     warmup: Annotated[int, typer.Option(min=0, help="steps before them")] = 2,
-    data: Annotated[
-        str | None,
-        typer.Option(help="module:callable returning an iterable of global batches"),
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="print one JSON object instead of a table")
-    ] = False,
+    data: Data = None,
+    as_json: Json = False,
 ) -> None:
     """Run plans in turns and keep the fastest. Under torchrun, this process is one rank; otherwise
     torchrun is started here, and again if a plan ends the job: the second time that plan is out.

@@ -9,13 +9,17 @@ from meshwright.export import TARGETS, export, run_command
 from meshwright.ir import plan_io
 from meshwright.ir.terminal import Terminal
 from meshwright.ir.verify import check
+from meshwright.options import MODEL, PlanFile
 from meshwright.targets import cluster_of, load_target
 
 INCOMPLETE = 4
 
 
-def export_command(
-    plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="a plan file")],
+EXAMPLES = (f"meshwright export plan.json --to megatron --model {MODEL} -o flags.sh",)
+
+
+def command(
+    plan_file: PlanFile,
     to: Annotated[str, typer.Option(help=f"one of {', '.join(TARGETS)}")],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="the file; printed if not given")

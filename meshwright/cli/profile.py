@@ -10,6 +10,7 @@ from rich.table import Table
 
 from meshwright.ir.profile import COMPILED, Profile, Timing
 from meshwright.ir.terminal import Terminal
+from meshwright.options import MODEL, Json
 from meshwright.targets import load_cluster, load_target
 
 MIB = 1024**2
@@ -17,7 +18,10 @@ _ROWS = 20
 """Blocks that are listed; all are in the file."""
 
 
-def profile_command(
+EXAMPLES = (f"meshwright profile --model {MODEL} -c local:4 -b 64 -m 5 -o profile.db",)
+
+
+def command(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="the profile; what it has is not measured again")
     ] = Path("profile.db"),
@@ -40,9 +44,7 @@ def profile_command(
     compiled: Annotated[
         bool, typer.Option("--compile", help="blocks as torch.compile makes them too")
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="print one JSON object instead of a table")
-    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Measure this machine: blocks of a model, ops, collectives, memory."""
     from meshwright.ir.trace import trace  # torch is loaded only where it is needed

@@ -12,12 +12,16 @@ from rich.table import Table
 from meshwright.costmodel.compare import Comparison, Row, check_run, compare, expected_of
 from meshwright.ir import measured, plan_io
 from meshwright.ir.terminal import Terminal
+from meshwright.options import Json, PlanFile
 
 MIB = 1024**2
 
 
-def compare_command(
-    plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="a plan file")],
+EXAMPLES = ("meshwright compare plan.json runs/first",)
+
+
+def command(
+    plan_file: PlanFile,
     run_folder: Annotated[
         Path, typer.Argument(metavar="RUN_DIR", help="what `meshwright run` left")
     ],
@@ -34,9 +38,7 @@ def compare_command(
     learn: Annotated[
         Path | None, typer.Option(help="with --model: a profile that the run is folded into")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="print one JSON object instead of a table")
-    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Set what a run took beside what its plan predicted; exit 5 if it is of another plan."""
     if target is None and (profile or learn or cluster):

@@ -14,6 +14,7 @@ from meshwright.ir.plan import Plan
 from meshwright.ir.profile_store import load_profile
 from meshwright.ir.terminal import Terminal
 from meshwright.ir.verify import check
+from meshwright.options import MODEL, Json, PlanFile
 from meshwright.targets import cluster_of, load_target
 from meshwright.utilisation import Utilisation, step_flops
 
@@ -22,8 +23,11 @@ if TYPE_CHECKING:
     from meshwright.ir.graph import Graph
 
 
-def explain_command(
-    plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="a plan file")],
+EXAMPLES = (f"meshwright explain plan.json --model {MODEL}",)
+
+
+def command(
+    plan_file: PlanFile,
     target: Annotated[
         str | None,
         typer.Option("--model", help="also price and search again: module:callable or hf:..."),
@@ -37,9 +41,7 @@ def explain_command(
     time_limit_s: Annotated[
         float, typer.Option("--time-limit", help="with --model: seconds of each search")
     ] = 20.0,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="print one JSON object instead of tables")
-    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Tell where time and memory go, what binds the plan, and what would change it."""
     if target is None and (profile or cluster):

@@ -9,14 +9,15 @@ import typer
 from meshwright.diff.show import as_data, difference, render
 from meshwright.ir import plan_io
 from meshwright.ir.terminal import Terminal
+from meshwright.options import Json
+
+EXAMPLES = ("meshwright diff a.json b.json",)
 
 
-def diff_command(
+def command(
     first: Annotated[Path, typer.Argument(metavar="A", help="a plan file")],
     second: Annotated[Path, typer.Argument(metavar="B", help="another one")],
-    as_json: Annotated[
-        bool, typer.Option("--json", help="print one JSON object instead of tables")
-    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Compare two plans: how they are built, what they take, and what they send."""
     names = ("a", "b") if first.stem == second.stem else (first.stem, second.stem)

@@ -15,13 +15,20 @@ from meshwright.ir.plan import Plan
 from meshwright.ir.show import render
 from meshwright.ir.terminal import Terminal
 from meshwright.ir.verify import Finding
+from meshwright.options import MODEL, Json
 from meshwright.planner.minimal import is_minimal, parse_minimal
 from meshwright.targets import load_cluster, load_target
 
 BROKEN = 4
 
 
-def check_command(
+EXAMPLES = (
+    "meshwright check plan.json --rehash",
+    f"meshwright check by_hand.json --model {MODEL} -c a100-80:4x8 -o plan.json --dry-run",
+)
+
+
+def command(
     plan_file: Annotated[
         Path, typer.Argument(metavar="PLAN", help="a plan, or one by hand: {'tp': 4, 'pp': 2}")
     ],
@@ -51,9 +58,7 @@ def check_command(
         bool, typer.Option("--dry-run", help="also step every rank of it on fake tensors")
     ] = False,
     strict: Annotated[bool, typer.Option(help="warnings count as errors")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="print one JSON object instead of text")
-    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Check a plan by every rule, or complete and price one by hand; exit 4 if a rule is broken."""
     _need(target, cluster, output=output, profile=profile)

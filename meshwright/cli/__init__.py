@@ -1,0 +1,60 @@
+"""The command line: `meshwright search`, `run`, `check`, `explain` and the like, one file each.
+
+A file has the function `command` and its `EXAMPLES`; its name is the command's, with dashes.
+MESHWRIGHT_COMMANDS names folders with more.
+
+Exit codes: 0 done; 1 a failure while running; 2 wrong usage; 3 no plan meets the constraints;
+4 an input (plan, cluster, model) breaks a rule; 5 ranks or world do not match the plan.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+import typer
+
+from meshwright.ir.errors import Infeasible, MeshwrightError, MismatchError
+from meshwright.ir.extensions import Files, add_folders
+from meshwright.ir.terminal import Terminal
+from meshwright.runtime import children
+
+add_folders("MESHWRIGHT_COMMANDS", __path__)
+COMMANDS = Files(sys.modules[__name__], "command", dashed=True)
+app = typer.Typer(
+    help="Find the fastest way to train a PyTorch model on a cluster, look at it, run it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+err = Terminal(stderr=True)
+
+
+def _add(name: str) -> None:
+    """Adds the command of a file, with its examples at the end of its help."""
+    file = COMMANDS.load(name)
+    epilog = "\n\n".join(("For example:", *(f"`{line}`" for line in file.EXAMPLES)))
+    app.command(name, epilog=epilog)(file.command)
+
+
+for _name in COMMANDS.names:
+    _add(_name)
+
+
+def _fail(error: Exception, code: int) -> NoReturn:
+    err.print(f"{type(error).__name__}: {error}", style="red", highlight=False, soft_wrap=True)
+    raise SystemExit(code)
+
+
+def main(command: Callable[[], None] = app) -> None:
+    """Entry point: turns our errors into one line and an exit code."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # a rank does not outlive torchrun
+        children.die_with_parent()
+    try:
+        command()
+    except Infeasible as error:
+        _fail(error, 3)
+    except MismatchError as error:
+        _fail(error, 5)
+    except MeshwrightError as error:
+        _fail(error, 4)

@@ -1,0 +1,120 @@
+"""`meshwright search`: the fastest plan for a model and a cluster, or for the best of several."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from meshwright.ir import plan_io
+from meshwright.ir.plan import Plan
+from meshwright.ir.show import render
+from meshwright.ir.terminal import Terminal
+from meshwright.options import MODEL, Json, Target
+from meshwright.planner.why import name_of
+from meshwright.targets import load_cluster, load_target
+
+if TYPE_CHECKING:
+    from meshwright.planner.ranking import Ranking
+
+PLAN_FILE = Path("plan.json")
+Clusters = Annotated[
+    list[str],
+    typer.Option(
+        "--cluster", "-c",
+        help="local:4, h100-sxm:8x8 or cluster.yaml; repeatable: then the best is chosen",
+    ),
+]  # fmt: skip
+Clip = Annotated[float | None, typer.Option(help="gradients are clipped to this global norm")]
+Kernels = Annotated[
+    str,
+    typer.Option(
+        help="fused kernels to put in: none, torch (its own), auto (if they pay), all or names"
+    ),
+]
+Pins = Annotated[
+    list[str] | None,
+    typer.Option("--pin", help="such as tp=2, 'stage 0 devices 0-3' or 'step<=1.2s'; repeatable"),
+]
+Objective = Annotated[
+    str, typer.Option(help="throughput, memory, cheapest (needs prices) or batch")
+]
+Measured = Annotated[
+    Path | None, typer.Option(help="what `meshwright profile` measured of the machines")
+]
+Logs = Annotated[Path | None, typer.Option(help="where `--searcher dqn` logs its training")]
+
+Finalists = Annotated[
+    int,
+    typer.Option(
+        help="so many plans at most, the best and those predicted to take little more: "
+        "plan.json, plan.2.json, ...; `race` runs them"
+    ),
+]  # fmt: skip
+
+
+EXAMPLES = (
+    f"meshwright search {MODEL} -c h100-sxm:2x8 -b 256 --pin tp=2 -o plan.json",
+    f"meshwright search {MODEL} -c local:8 --profile profile.db --finalists 5 -o plan.json",
+    "meshwright search 'hf:GPT2Config{\"n_layer\": 48}' -c a100-80:1x8 -c l40s:2x8 -b 128",
+)
+
+
+def command(
+    context: typer.Context,
+    target: Target,
+    cluster: Clusters,
+    output: Annotated[Path, typer.Option("--output", "-o", help="where the plan goes")] = PLAN_FILE,
+    global_batch_size: Annotated[int | None, typer.Option("--global-batch", "-b")] = None,
+    optimizer: str = "adamw",
+    precision: str = "bf16",
+    max_grad_norm: Clip = None,
+    kernels: Kernels = "none",
+    searcher: str = "auto",
+    constraints: Pins = None,
+    objective: Objective = "throughput",
+    time_limit_s: Annotated[float, typer.Option("--time-limit")] = 60.0,
+    seed: int = 0,
+    profile: Measured = None,
+    tensorboard: Logs = None,
+    finalists: Finalists = 1,
+    as_json: Json = False,
+) -> None:
+    """Search a plan and write it."""
+    # Torch is loaded only where it is needed.
+    from meshwright.planner.options import SearchOptions
+    from meshwright.planner.search import rank
+
+    found = load_target(target, meta=True)
+    fields = SearchOptions.__dataclass_fields__
+    options = SearchOptions(
+        **{k: v for k, v in context.params.items() if k in fields and v is not None},
+        example_inputs=found.example_inputs,
+        loss_fn=found.loss_fn,
+        progress=not as_json,
+    )
+    ranking = rank(found.model, [load_cluster(name) for name in cluster], options)
+    for plan, path in _files(ranking, output):
+        plan_io.save(plan, path)
+    _print_found(ranking, output, several=len(cluster) > 1, as_json=as_json)
+
+
+def _print_found(ranking: "Ranking", output: Path, *, several: bool, as_json: bool) -> None:
+    plan, out = ranking.best, Terminal()
+    if as_json:
+        clusters = {"clusters": ranking.rows()} if several else {}
+        out.print_json(json.dumps(json.loads(plan_io.dumps(plan)) | clusters))
+        return
+    if several:
+        out.print(ranking.table())
+    out.print(render(plan))
+    for each, path in _files(ranking, output):
+        out.print(f"wrote {path} ({each.hash[:12]}): {name_of(each)}", highlight=False)
+
+
+def _files(ranking: "Ranking", output: Path) -> list[tuple[Plan, Path]]:
+    """plan.json for the best plan, plan.2.json and so on for the others."""
+    return [
+        (plan, output if number == 1 else output.with_suffix(f".{number}{output.suffix}"))
+        for number, plan in enumerate(ranking.finalists, 1)
+    ]

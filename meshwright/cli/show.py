@@ -1,0 +1,17 @@
+"""`meshwright show`: a plan as tables."""
+
+from meshwright.ir import plan_io
+from meshwright.ir.show import render
+from meshwright.ir.terminal import Terminal
+from meshwright.options import Json, PlanFile
+
+EXAMPLES = ("meshwright show plan.json",)
+
+
+def command(plan_file: PlanFile, as_json: Json = False) -> None:
+    """Print a plan as tables."""
+    plan, out = plan_io.load(plan_file), Terminal()
+    if as_json:
+        out.print_json(plan_io.dumps(plan))
+    else:
+        out.print(render(plan))

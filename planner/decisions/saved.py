@@ -1,0 +1,39 @@
+"""What becomes of the values of layers that the backward needs (`planner.saved_modes`)."""
+
+from meshwright.forms.retention import names_of, offered
+from meshwright.ir.errors import PlanError
+from meshwright.ir.graph import Graph
+from meshwright.ir.plan import Plan, Stage
+from meshwright.planner.pins.decision import Decision
+from meshwright.planner.pins.decisions import Pin
+from meshwright.planner.saved_names import saved_name
+
+_NONE = "none"
+
+
+def _check(text: str, pin: Pin) -> None:
+    if isinstance(pin.value, tuple):
+        first = text.rpartition(" in ")[2].split(",")[0].strip()
+        raise PlanError(f"constraint {text}: saved is pinned to one word; write saved={first}")
+
+
+def _keeps(pin: Pin, plan: Plan, graph: Graph) -> bool:
+    """Several forms may have been chosen for the same plan."""
+    return any(map(pin.admits, names_of(plan) or (_NONE,)))
+
+
+def _show(stage: Stage) -> str:
+    return "; ".join(
+        f"{block}: " + ", ".join(f"{how} {key}" for key, how in sorted(policy.items()))
+        for block, policy in sorted(stage.saved.items()) if policy
+    ) or "-"  # fmt: skip
+
+
+DECISION = Decision(
+    words=(_NONE, *offered()),
+    scope="plan",
+    read=lambda plan, stage: saved_name(plan),
+    check=_check,
+    keeps=_keeps,
+    show=_show,
+)

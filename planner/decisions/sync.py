@@ -1,0 +1,38 @@
+"""How replicas agree on gradients: as `zero` says, or by a form of its own."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from meshwright.forms.sync import chosen, suits
+from meshwright.ir.plan import Stage, SyncChoice
+from meshwright.ir.schedule import Schedule
+from meshwright.planner.pins.decision import Decision
+from meshwright.planner.pins.decisions import Pin, Value
+
+_AS_ZERO = "zero"
+
+
+def _form(stage: Stage) -> str:
+    return stage.sync.form if stage.sync else _AS_ZERO
+
+
+def _admits(pin: Pin, stage: Stage) -> bool:
+    return stage.dp == 1 or pin.admits(_form(stage))
+
+
+def _apply(stage: Stage, value: Value, table: Callable[[], Schedule]) -> Stage:
+    """Where there are replicas and it goes with their zero."""
+    form = str(value)
+    if form not in chosen() or stage.dp == 1 or not suits(form, stage.zero):
+        return stage
+    return replace(stage, sync=SyncChoice(form=form))
+
+
+DECISION = Decision(
+    words=(_AS_ZERO, *chosen()),
+    scope="plan",
+    read=lambda plan, stage: _form(stage),
+    admits=_admits,
+    apply=_apply,
+    show=lambda stage: str(stage.sync or "-"),
+)
