@@ -424,7 +424,8 @@ class Sync:
 
     def publish(self) -> Iterator[Step]:
         """From the optimizer's step to the next forward, with what that waits for."""
-        yield talk(self.late_s, "gather")
+        if self.exchange.late:
+            yield talk(self.late_s, "gather")
         known: dict[int, list[Step]] = {}
         for bucket in self.buckets:
             if bucket.nbytes not in known:

@@ -173,7 +173,8 @@ class Stage:
     @property
     def is_sharded(self) -> bool:
         """Whether its optimizer holds rows of the parameters, and not all."""
-        return self.zero >= 1 and self.mesh.get("dp_shard", 1) > 1
+        shard = self.mesh.get("dp_shard", 1)
+        return sync_name(self.zero, shard) != sync_name(0, shard)
 
     @property
     def sync_form(self) -> str:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from meshwright.costmodel.memory import optimizer_traffic, training_state
+from meshwright.forms.sync import exchange
 from meshwright.forms.updates import UPDATES, update
 from meshwright.ir.errors import PlanError
 from meshwright.runtime.elementwise import reach
@@ -71,7 +72,9 @@ def test_state_is_as_large_as_it_says(name: str) -> None:
     state = [x for p in tensors for x in made.state[p].values() if isinstance(x, Tensor)]
     assert sum(x.nbytes for x in state if x.numel() > 1) == update(name).copies * NBYTES
     assert sum(x.nbytes for x in state if x.numel() == 1) <= 8 * len(tensors)
-    known = training_state(NBYTES, NBYTES, optimizer=name, zero=0, dp_shard=1)
+    known = training_state(
+        NBYTES, NBYTES, optimizer=name, exchange=exchange("zero0", 1), dp_shard=1
+    )
     assert known.optimizer_bytes == update(name).copies * NBYTES
 
 
@@ -81,7 +84,7 @@ def test_a_step_moves_what_it_says(name: str) -> None:
     by op tensors are read and written again, of which caches hold part: RMSprop says 9 passes and
     its ops make 14."""
     *_, moved = stepped(name)
-    found, known = moved.read + moved.written, optimizer_traffic(NBYTES, name, zero=0, dp_shard=1)
+    found, known = moved.read + moved.written, optimizer_traffic(NBYTES, name)
     assert known == update(name).passes * NBYTES
     if update(name).launches == 1:
         assert found == known

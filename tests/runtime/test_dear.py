@@ -376,7 +376,7 @@ def test_a_pin_asks_for_it():
     plan = build_plan(problem, choice)
     assert plan.stages[0].sync == SyncChoice(form="dear") and any("dear" in n for n in plan.notes)
     assert not broken(problem.constraints, plan, problem.graph)
-    # Without what the next forward hides it costs what ZeRO-1 does, message by message.
+    # Four processes on fewer cores hide nothing: it costs what ZeRO-1 does but for its buckets.
     usual = make_problem(problem.graph, problem.cluster, precision="fp64", optimizer="adamw")
     zero1, zero0 = (
         build_plan(usual, uniform_choice(usual, **size)).predicted
@@ -384,7 +384,8 @@ def test_a_pin_asks_for_it():
     )
     whole = build_plan(problem, uniform_choice(problem, dp_replicate=4)).predicted
     assert plan.predicted and whole and zero1 and zero0
-    assert plan.predicted.step_s == zero1.step_s and whole.step_s >= zero0.step_s
+    assert plan.predicted.step_s == pytest.approx(zero1.step_s, rel=0.01)
+    assert whole.step_s >= zero0.step_s
     bare = replace(plan, stages=(replace(plan.stages[0], sync=None),))
     assert [str(item) for item in broken(problem.constraints, bare, problem.graph)] == ["sync=dear"]
     with pytest.raises(PlanError, match="'dear'"):

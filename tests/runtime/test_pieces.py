@@ -5,9 +5,10 @@ from itertools import product
 import pytest
 import torch
 
+from meshwright.forms.sync.flat import chunk_rows
 from meshwright.ir.layout import Axis, Layout, Shard
 from meshwright.ir.nesting import tensor_runs
-from meshwright.runtime.pieces import chunk_rows, pieces
+from meshwright.runtime.pieces import pieces
 
 SHAPE = (12, 10)
 AXES = {"tp_depth": Axis(2), "tp_row": Axis(2), "tp_col": Axis(3)}

@@ -39,7 +39,9 @@ OFFERS = tuple(
 """Settings that a search tries."""
 
 
-def describe(replicas: int, sharded: bool, settings: Mapping[str, int]) -> Exchange:
+def describe(
+    replicas: int, sharded: bool = True, settings: Mapping[str, int] = _DEFAULTS
+) -> Exchange:
     """Returns what is sent and held; the next step's forward hides the gather."""
     told = {**_DEFAULTS, **settings}
     gradients = (
