@@ -67,7 +67,7 @@ def _overlap(plan: Plan) -> Iterator[str]:
 def _sync(plan: Plan) -> Iterator[str]:
     """What is not in the prediction of forms that go on under the next step."""
     for name in sorted({stage.sync.form for stage in plan.stages if stage.sync}):
-        yield f"sync {name}: its messages go under the next step's forward, as far as that hides them"
+        yield f"sync {name}: the next step's forward hides what it can of its messages"
 
 
 def _compile(problem: Problem, plan: Plan) -> Iterator[str]:
