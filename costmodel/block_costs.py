@@ -163,9 +163,11 @@ class BlockCosts:
         self, block: Block, layout: BlockLayout, spot: Spot, overlap: OverlapLevel
     ) -> Hidden:
         """What goes on beside other work if the stage asks for it."""
-        at = (*self._id(block, layout, spot), overlap)
+        # What goes on into the next block is for a run of them to say (`chained`).
+        level: OverlapLevel = "block" if overlap == "blocks" else overlap
+        at = (*self._id(block, layout, spot), level)
         if at not in self._hidden:
-            self._hidden[at] = self._overlapped(block, layout, spot, overlap)
+            self._hidden[at] = self._overlapped(block, layout, spot, level)
         return self._hidden[at]
 
     def joint(
@@ -209,7 +211,7 @@ class BlockCosts:
         self, block: Block, layout: BlockLayout, spot: Spot, overlap: OverlapLevel
     ) -> Hidden:
         walk = self.walk(block, layout, spot)
-        if overlap in ("block", "blocks") and self.halves(block, layout, spot):
+        if overlap == "block" and self.halves(block, layout, spot):
             return in_halves(walk, self._halved(block, layout, spot))
         return beside_weights(walk, rows=overlap != "gradients")
 

@@ -15,8 +15,9 @@ from meshwright.costmodel.tables import Spot
 from meshwright.ir.graph import Block
 from meshwright.ir.placed import JOINT
 from meshwright.ir.plan import OVERLAPS, BlockLayout
-from meshwright.planner.across.run_costs import RunCosts
+from meshwright.planner.across.run_costs import At, RunCosts
 from meshwright.planner.pins.constraints import allowed
+from meshwright.planner.problem import Problem
 
 
 class LeastCosts(RunCosts):
@@ -24,13 +25,33 @@ class LeastCosts(RunCosts):
 
     waits = False
 
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        self._bytes: dict[At, list[BlockCost]] = {}
+
+    def bytes_of(self, at: At) -> list[BlockCost]:
+        """Without pricing what may be hidden, which changes no bytes."""
+        at = self.canonical(at)
+        if at not in self._bytes:
+            layouts = self.layouts(at.spot.model, at.variant)
+            self._bytes[at] = self._for_all(
+                [_least(self._costs_of(block, layouts[block.pattern], at.spot))
+                 for block in self._first_of_kind]
+            )  # fmt: skip
+        return self._bytes[at]
+
     def _block_cost(self, block: Block, layout: BlockLayout, spot: Spot) -> BlockCost:
+        saved = self._saved(block, layout, spot)
+        costs = self._costs_of(block, layout, spot)
+        return _least([self._without(cost, saved) for cost in costs])
+
+    def _costs_of(self, block: Block, layout: BlockLayout, spot: Spot) -> list[BlockCost]:
+        """Of the block as it is and, where that was measured, compiled."""
         costs = [super()._block_cost(block, layout, spot)]
         compiled = replace(spot, compiled=True)
         if self.problem.tables.blocks.is_measured(block, layout, compiled):
             costs.append(self.problem.tables.block(block, layout, compiled))
-        saved = self._saved(block, layout, spot)
-        return _least([self._without(cost, saved) for cost in costs])
+        return costs
 
     def _saved(self, block: Block, layout: BlockLayout, spot: Spot) -> Hidden:
         """Of computing, at most, as negative seconds; collectives are told apart."""

@@ -203,7 +203,7 @@ class BlockRates:
 
     def workspace_bytes(self, at: At) -> float:
         """Of the block that needs most, whatever else is done to save memory."""
-        costs = self.runs.block_costs(at)
+        costs = self.runs.bytes_of(at)
         return max(costs[kind.block].workspace_bytes for kind in self.kinds)
 
     def compute_of(self, at: At) -> Matrix:
@@ -238,7 +238,7 @@ class BlockRates:
         return self._held[key]
 
     def _parameters(self, case: Case) -> tuple[Matrix, Matrix]:
-        costs, known = self.runs.block_costs(case.at), self.problem.tables.trained
+        costs, known = self.runs.bytes_of(case.at), self.problem.tables.trained
         stored, trained = np.zeros(len(self.kinds)), np.zeros(len(self.kinds))
         for index, kind in enumerate(self.kinds):
             block = self.runs.blocks[kind.block]

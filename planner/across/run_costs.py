@@ -130,6 +130,10 @@ class RunCosts:
             self._costs[at] = self._for_all(self._kind_costs(at))
         return self._costs[at]
 
+    def bytes_of(self, at: At) -> list[BlockCost]:
+        """Of all blocks, where their seconds do not count."""
+        return self.block_costs(at)
+
     def _kind_costs(self, at: At) -> tuple[BlockCost, ...]:
         """Of each kind of block; `at` is canonical."""
         if at not in self._each:
