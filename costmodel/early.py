@@ -6,10 +6,11 @@ Where its backward then finds all that it needs, the stage is as one that recomp
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from meshwright.costmodel.merging import merged
 from meshwright.costmodel.placement import stage_costs
 from meshwright.costmodel.program import Program, Step, run, talk
 from meshwright.costmodel.stage_model import StageModel, stage_model
-from meshwright.costmodel.sync import Sync, merged
+from meshwright.costmodel.sync import Sync
 from meshwright.costmodel.table import HELD, LAST, B, F, I, K, R
 from meshwright.costmodel.tables import CostTables
 from meshwright.ir.plan import Plan

@@ -107,7 +107,7 @@ def _ending(
     norm of gradients over all ranks, if they are clipped."""
     finish = [step for model in models for step in model.finish]
     publish = [step for model in models for step in model.publish]
-    hidden = [talk(model.sync.hidden_s, "gather") for model in models]
+    hidden = [talk(model.hidden_s, "gather") for model in models]
     return Ending(
         finish=slowed(finish, slow),
         tied_s=sum(tied_s),

@@ -11,7 +11,7 @@ from functools import cached_property
 from math import ceil, inf
 from typing import NamedTuple, Protocol
 
-from meshwright.costmodel.sync import Bucket
+from meshwright.costmodel.buckets import Bucket
 from meshwright.forms.sync.exchange import Exchange
 
 

@@ -5,17 +5,19 @@ from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
 
+from meshwright.costmodel.buckets import Held, Owned, Param, buckets, forward_buckets
 from meshwright.costmodel.clip import clip_time
 from meshwright.costmodel.comm import Levels
+from meshwright.costmodel.late import late_of
 from meshwright.costmodel.memory import training_state
 from meshwright.costmodel.offload import arriving_s, copy_s, leaving_s
 from meshwright.costmodel.optimizer import OptimizerTime, optimizer_time, temporary_bytes
 from meshwright.costmodel.overheads import overheads_of
 from meshwright.costmodel.overlap import NOTHING
 from meshwright.costmodel.placement import StageCosts
-from meshwright.costmodel.program import IDLE, Program, Step, play
+from meshwright.costmodel.program import IDLE, Program, Step, play, talk
 from meshwright.costmodel.stage_memory import BlockMemory, StageMemory
-from meshwright.costmodel.sync import BlockTimes, Held, Owned, Param, Sync, buckets, forward_buckets
+from meshwright.costmodel.sync import BlockTimes, Sync
 from meshwright.costmodel.table import B, F
 from meshwright.costmodel.tables import CostTables
 from meshwright.forms.sync import exchange_of
@@ -38,7 +40,9 @@ class StageModel:
     clip_s: float
     """Clipping gradients, but for the sum of their norms over ranks."""
     publish: tuple[Step, ...]
-    """From the optimizer's step to the next forward."""
+    """From the optimizer's step to the next forward, with what makes that longer."""
+    hidden_s: float
+    """Of what goes under the next step's first forward, what that hides."""
     memory: StageMemory
     uncertain_s: float
     """Of one micro-batch: seconds times relative error."""
@@ -51,6 +55,7 @@ class _Actions(NamedTuple):
     forward_s: float
     backward_s: float
     publish: tuple[Step, ...]
+    hidden_s: float
 
 
 def stage_model(tables: CostTables, plan: Plan, index: int, costs: StageCosts) -> StageModel:
@@ -83,6 +88,7 @@ def _make(tables: CostTables, optimizer: str, stage: Stage, costs: StageCosts) -
         optimizer=optimizer_time(costs.device, optimizer, *own, tables.profile),
         clip_s=clip_time(costs.device, *own, scales=not costs.updates),
         publish=actions.publish,
+        hidden_s=actions.hidden_s,
         memory=_memory(tables, optimizer, costs, held, sync),
         uncertain_s=costs.cost.uncertain_s
         + costs.passage.uncertain_s
@@ -99,12 +105,13 @@ def _actions(tables: CostTables, sync: Sync, device: str) -> _Actions:
     )  # fmt: skip
     found = tables.models.get(key)
     if found is None:
-        programs = sync.programs()
+        programs, late = sync.programs(), late_of(sync)
         found = tables.models[key] = _Actions(
             programs,
             play(programs[F].steps, IDLE, sync.overlap)[0],
             play(programs[B].steps, IDLE, sync.overlap)[0],
-            tuple(sync.publish()),
+            (*sync.publish(), *([talk(late.exposed_s, "gather")] if late.exposed_s else [])),
+            late.hidden_s,
         )
     assert isinstance(found, _Actions)
     return found

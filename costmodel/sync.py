@@ -4,22 +4,20 @@ Buckets go as blocks finish, in the last backward of a step or in each; what is 
 block runs may go `prefetch` blocks ahead.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import groupby, pairwise
-from typing import NamedTuple
 
+from meshwright.costmodel.buckets import Bucket
 from meshwright.costmodel.comm import Levels, collective_time
+from meshwright.costmodel.merging import Programs, Steps, with_neighbours
 from meshwright.costmodel.overheads import Overheads
 from meshwright.costmodel.program import (
-    IDLE,
     SCATTER,
     Do,
     Overlap,
     Program,
     Step,
-    play,
     run,
     talk,
 )
@@ -32,109 +30,6 @@ PACKED, PACKED_BY_KERNEL, UNPACKED = 3, 2, 2
 place; and out of it."""
 ADDED = 3
 """The same for adding one tensor to another."""
-
-BUCKET_BYTES = 25 * 2**20
-"""Gradients that the runtime reduces together."""
-
-
-class Param(NamedTuple):
-    """A parameter on one rank."""
-
-    nbytes: int
-    dtype: str
-    trained: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Owned:
-    """Parameters that a block is the first of its stage to read: its backward is the last to add to
-    their gradients. Equal blocks share one of these."""
-
-    nbytes: int
-    trained_bytes: int
-    tensors: int
-    """Trained ones."""
-    largest: int
-    """Bytes of the largest, trained or not."""
-    largest_trained: int
-    runs: tuple[tuple[str, int, int], ...]
-    """Trained ones in order, those of one dtype together: (dtype, bytes, tensors)."""
-
-    @classmethod
-    def of(cls, params: Sequence[Param]) -> "Owned":
-        trained = [param for param in params if param.trained]
-        runs = [(dtype, [p.nbytes for p in own])
-                for dtype, own in groupby(trained, key=lambda p: p.dtype)]  # fmt: skip
-        return cls(
-            sum([p.nbytes for p in params]), sum([p.nbytes for p in trained]), len(trained),
-            max([p.nbytes for p in params], default=0),
-            max([p.nbytes for p in trained], default=0),
-            tuple((dtype, sum(sizes), len(sizes)) for dtype, sizes in runs),
-        )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """The parameters of a stage on one rank, by the block that owns them."""
-
-    owned: tuple[Owned, ...]
-    also: Mapping[int, frozenset[int]]
-    """Block -> earlier ones of which it reads parameters too."""
-
-    @property
-    def gathered(self) -> list[int]:
-        """Bytes of each block's parameters: what it reads, and all kept with that."""
-        found = [own.nbytes for own in self.owned]
-        for block, others in self.also.items():
-            found[block] += sum(self.owned[other].nbytes for other in others)
-        return found
-
-
-class Bucket(NamedTuple):
-    """Gradients that move together."""
-
-    owner: int
-    nbytes: int
-    tensors: int
-
-
-def buckets(owned: Sequence[Owned], limit_bytes: int) -> tuple[Bucket, ...]:
-    """As `forms.sync.flat.buckets` makes them; `limit_bytes` 0: one for each owner."""
-    found: list[Bucket] = []
-    last = ""
-    nbytes = tensors = 0
-    for owner in range(len(owned) - 1, -1, -1):
-        for number, (dtype, more_bytes, more) in enumerate(owned[owner].runs):
-            # The rest of a run is of one dtype and one owner: it joins its first.
-            if number == 0 and dtype == last and nbytes < limit_bytes:
-                nbytes, tensors = nbytes + more_bytes, tensors + more
-                found[-1] = Bucket(owner, nbytes, tensors)
-            else:
-                last, nbytes, tensors = dtype, more_bytes, more
-                found.append(Bucket(owner, nbytes, tensors))
-    return tuple(found)
-
-
-def forward_buckets(owned: Sequence[Owned], limit_bytes: int) -> tuple[Bucket, ...]:
-    """Returns buckets of consecutive parameters as the forward reads them, a dtype at a time; one
-    is closed when it has `limit_bytes`. Tensors of a block are taken to be of equal size."""
-    found: list[Bucket] = []
-    for dtype in dict.fromkeys(dtype for own in owned for dtype, *_ in own.runs):
-        nbytes = limit_bytes
-        for owner, own in enumerate(owned):
-            for kind, run_bytes, tensors in own.runs:
-                left, unsent = run_bytes, tensors if kind == dtype else 0
-                while unsent:
-                    if nbytes >= limit_bytes:
-                        found.append(Bucket(owner, 0, 0))
-                        nbytes = 0
-                    each = max(1, left // unsent)
-                    count = min(unsent, -((nbytes - limit_bytes) // each))
-                    taken = left if count == unsent else count * each
-                    last = found[-1]
-                    found[-1] = Bucket(last.owner, last.nbytes + taken, last.tensors + count)
-                    nbytes, left, unsent = nbytes + taken, left - taken, unsent - count
-    return tuple(reversed(found))
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,13 +111,13 @@ class Sync:
 
     def programs(self) -> Mapping[int, Program]:
         """Kind of action -> what it does."""
-        steps: dict[int, _Steps] = {
+        steps: dict[int, Steps] = {
             F: self._forward, I: partial(self._backward, inputs=True, weights=False)
         }  # fmt: skip
         for last in (0, LAST):
             steps[B + last] = partial(self._backward, inputs=True, weights=True, last=bool(last))
             steps[W + last] = partial(self._backward, inputs=False, weights=True, last=bool(last))
-        return _Programs(steps)
+        return Programs(steps)
 
     def _forward(self) -> list[Step]:
         found = [
@@ -235,11 +130,11 @@ class Sync:
             if gathers:
                 found += gathers[index]
             if id(block) not in made:
-                made[id(block)] = _with_neighbours(self._block_forward(block))
+                made[id(block)] = with_neighbours(self.block_forward(block))
             found += made[id(block)]
         return found
 
-    def _block_forward(self, block: BlockTimes) -> list[Step]:
+    def block_forward(self, block: BlockTimes) -> list[Step]:
         return [
             run(block.overhead_s, "overhead"),
             *self._tensor(block.tensor_forward_s, block.forward_s, "forward"),
@@ -262,16 +157,14 @@ class Sync:
                 found += gathers[index]
             block = self.blocks[index]
             if id(block) not in made:
-                made[id(block)] = _with_neighbours(
+                made[id(block)] = with_neighbours(
                     self._block_backward(block, inputs, weights, last)
                 )
             found += made[id(block)]
             if reduces and index in self.owned:
                 for bucket in self.owned[index]:
                     if bucket.nbytes not in reduced:
-                        reduced[bucket.nbytes] = _with_neighbours(
-                            self._reduce(sends, bucket.nbytes)
-                        )
+                        reduced[bucket.nbytes] = with_neighbours(self._reduce(sends, bucket.nbytes))
                     found += reduced[bucket.nbytes]
         return found
 
@@ -355,10 +248,10 @@ class Sync:
     def _gathering(self, index: int) -> Step:
         """Begins to make a block's parameters whole."""
         nbytes, send = self.blocks[index].gathered_bytes, self.exchange.fetches[0]
-        seconds = self._collective_s(send.primitive, nbytes, self.levels(send.axis))
+        seconds = self.collective_s(send.primitive, nbytes, self.levels(send.axis))
         return Step(Do.START, seconds if nbytes else 0.0, index, "gather")
 
-    def _collective_s(self, primitive: Primitive, nbytes: int, levels: Levels) -> float:
+    def collective_s(self, primitive: Primitive, nbytes: int, levels: Levels) -> float:
         """Equal blocks send equal bytes: each time is looked up once."""
         key = primitive, nbytes
         if key not in self._known_s:
@@ -369,7 +262,7 @@ class Sync:
     def _known_s(self) -> dict[tuple[Primitive, int], float]:
         return {}
 
-    def _copy_s(self, nbytes: float) -> float:
+    def copy_s(self, nbytes: float) -> float:
         """Equal blocks copy equal bytes, too."""
         if nbytes not in self._copies_s:
             self._copies_s[nbytes] = self.overheads.copy_s(nbytes)
@@ -393,14 +286,14 @@ class Sync:
         for send in sends:
             if send.adds:  # what has come of the bucket before the last
                 found.append(Step(Do.WAIT_SCATTER, 0.0, SCATTER, "gradients"))
-                found.append(run(self._copy_s(ADDED * n / self.shard), "gradients"))
+                found.append(run(self.copy_s(ADDED * n / self.shard), "gradients"))
             if send.packs:
-                found.append(run(self._copy_s(self._packed(n)), "gradients"))
-            seconds = self._collective_s(send.primitive, n, self.levels(send.axis))
+                found.append(run(self.copy_s(self.packed_bytes(n)), "gradients"))
+            seconds = self.collective_s(send.primitive, n, self.levels(send.axis))
             found.append(Step(Do.START, seconds, SCATTER, "gradients"))
         return found
 
-    def _packed(self, nbytes: float) -> float:
+    def packed_bytes(self, nbytes: float) -> float:
         """Bytes that move for it."""
         return (PACKED_BY_KERNEL if self.packs else PACKED) * nbytes
 
@@ -423,9 +316,7 @@ class Sync:
                 yield run(self.overheads.copy_s(4 * held), "gradients")
 
     def publish(self) -> Iterator[Step]:
-        """From the optimizer's step to the next forward, with what that waits for."""
-        if self.exchange.late:
-            yield talk(self.late_s, "gather")
+        """From the optimizer's step to the next forward; for what goes under it see `late`."""
         known: dict[int, list[Step]] = {}
         for bucket in self.buckets:
             if bucket.nbytes not in known:
@@ -438,125 +329,12 @@ class Sync:
         for send in self.exchange.published:
             if send.packs:
                 own = n / self.shard if send.packs == "part" else n
-                packed = own if self.updates else self._packed(own)
-                found.append(run(self._copy_s(packed), "gather"))
-            seconds = self._collective_s(send.primitive, n, self.levels(send.axis))
+                packed = own if self.updates else self.packed_bytes(own)
+                found.append(run(self.copy_s(packed), "gather"))
+            seconds = self.collective_s(send.primitive, n, self.levels(send.axis))
             found.append(talk(seconds, "gather"))
             if send.unpacks:
-                found.append(run(self._copy_s(UNPACKED * n), "gather"))
+                found.append(run(self.copy_s(UNPACKED * n), "gather"))
         for work in self.exchange.cleared:
-            found.append(run(self._copy_s(work.moved * n), work.what))
+            found.append(run(self.copy_s(work.moved * n), work.what))
         return found
-
-    @cached_property
-    def late_s(self) -> float:
-        """By how much what goes under the next step's first forward makes that longer."""
-        if not self.exchange.late:
-            return 0.0
-        alone = [step for block in self.blocks for step in self._block_forward(block)]
-        seconds = [play(steps, IDLE, self.overlap)[0] for steps in (self._late_forward(), alone)]
-        return max(0.0, seconds[0] - seconds[1])
-
-    @cached_property
-    def hidden_s(self) -> float:
-        """Of what goes under the next step's first forward, the seconds that it hides."""
-        if not self.exchange.late:
-            return 0.0
-        late = Program(tuple(self._late_forward()))
-        moved_s = sum(late.jobs_by_what.values()) + late.own_by_what.get("gather", 0.0)
-        return max(0.0, moved_s - self.late_s)
-
-    def _late_forward(self) -> list[Step]:
-        """A forward in which buckets arrive before the first block that reads them, each begun
-        `run_ahead` blocks earlier."""
-        ahead, begun = self.exchange.run_ahead, set[int]()
-
-        def begin(calls: Iterable[int]) -> list[Step]:
-            new = [call for call in calls if call in self.owned and call not in begun]
-            begun.update(new)
-            return [step for call in new for step in self._late_begin(call)]
-
-        found = begin(range(ahead))
-        for call, block in enumerate(self.blocks):
-            found += begin([call])
-            for number, bucket in enumerate(self.owned.get(call, ())):
-                unpacked = [send for send in self.exchange.late if send.unpacks]
-                found.append(Step(Do.WAIT, 0.0, _job(call, number), "gather"))
-                found += [run(self._copy_s(UNPACKED * bucket.nbytes), "gather") for _ in unpacked]
-            found += begin(range(call + 1, call + 1 + ahead))
-            found += self._block_forward(block)
-        return found
-
-    def _late_begin(self, owner: int) -> Iterator[Step]:
-        for number, bucket in enumerate(self.owned.get(owner, ())):
-            for send in self.exchange.late:
-                if send.packs:
-                    own = bucket.nbytes / self.shard if send.packs == "part" else bucket.nbytes
-                    yield run(self._copy_s(self._packed(own)), "gather")
-                levels = self.levels(send.axis)
-                seconds = self._collective_s(send.primitive, bucket.nbytes, levels)
-                yield Step(Do.START, seconds, _job(owner, number), "gather")
-
-
-def _job(owner: int, number: int) -> int:
-    """A number for the gather of a block's bucket; a block has fewer than 2^20."""
-    return (owner << 20) + number
-
-
-_Steps = Callable[[], list[Step]]
-
-
-class _Programs(Mapping[int, Program]):
-    """Each is worked out when it is first asked for: most schedules have few kinds of actions."""
-
-    def __init__(self, steps: Mapping[int, _Steps]) -> None:
-        self._steps = steps
-        self._made: dict[int, Program] = {}
-
-    def __getitem__(self, kind: int) -> Program:
-        if kind not in self._made:
-            self._made[kind] = Program(merged(self._steps[kind]()))
-        return self._made[kind]
-
-    def __contains__(self, kind: object) -> bool:
-        return kind in self._steps
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._steps)
-
-    def __len__(self) -> int:
-        return len(self._steps)
-
-
-def merged(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """The same with steps of one kind put together, and empty ones left out.
-
-    Beside a channel only neighbours are; without one the order makes no difference.
-    """
-    if any([step.do > Do.TALK for step in steps]):
-        whole = [step for step in steps if step.seconds or step.do > Do.TALK]
-        joints = [1 for a, b in pairwise(whole) if a.do == b.do <= Do.TALK and a.what == b.what]
-        return tuple(_with_neighbours(whole) if joints else whole)
-    totals: dict[tuple[Do, str], float] = {}
-    for do, seconds, _, what in steps:
-        if seconds:
-            key = do, what
-            totals[key] = totals[key] + seconds if key in totals else seconds
-    return tuple([Step(do, seconds, 0, what) for (do, what), seconds in totals.items()])
-
-
-def _with_neighbours(steps: Sequence[Step]) -> list[Step]:
-    """With neighbours of one kind put together."""
-    found: list[Step] = []
-    last: tuple[Do, str] | None = None
-    for step in steps:
-        do, seconds, _, what = step
-        if do > Do.TALK:
-            found.append(step)
-            last = None
-        elif seconds and last == (do, what):
-            found[-1] = Step(do, found[-1].seconds + seconds, 0, what)
-        elif seconds:
-            found.append(step)
-            last = do, what
-    return found

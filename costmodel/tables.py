@@ -9,13 +9,13 @@ from typing import Any
 from meshwright.costmodel.block import BlockCost, price_prelude
 from meshwright.costmodel.block_costs import BlockCosts
 from meshwright.costmodel.block_costs import Spot as Spot
+from meshwright.costmodel.buckets import BUCKET_BYTES, Owned
 from meshwright.costmodel.calibrated import calibrated
 from meshwright.costmodel.comm import Levels, group_levels
 from meshwright.costmodel.compute import OpTimer, worst_source
 from meshwright.costmodel.keeping import Policy
 from meshwright.costmodel.layer_profile import layer_timer
 from meshwright.costmodel.profile_timer import profile_timer
-from meshwright.costmodel.sync import BUCKET_BYTES, Owned
 from meshwright.costmodel.walk import GraphFacts
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.device import DeviceType, Link, Source

@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from meshwright.costmodel.buckets import Bucket
 from meshwright.costmodel.comm import Level
 from meshwright.costmodel.estimate import estimate_all
 from meshwright.costmodel.program import Do, play
 from meshwright.costmodel.stage_memory import BlockMemory, StageMemory
-from meshwright.costmodel.sync import Bucket, Sync
+from meshwright.costmodel.sync import Sync
 from meshwright.costmodel.table import LAST, B, F, I, W
 from meshwright.costmodel.volume import _data
 from meshwright.forms import sync as forms

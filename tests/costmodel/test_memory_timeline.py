@@ -5,10 +5,10 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshwright.costmodel.buckets import Bucket
 from meshwright.costmodel.memory_timeline import end, held_stages, over_time, peak
 from meshwright.costmodel.simulate import StageTimes, simulate
 from meshwright.costmodel.stage_memory import BlockMemory, Bytes, StageMemory
-from meshwright.costmodel.sync import Bucket
 from meshwright.costmodel.table import table_of
 from meshwright.forms.sync import exchange
 from meshwright.ir.schedule import parse_schedule

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from meshwright.codegen.program import Param
+from meshwright.costmodel.buckets import BUCKET_BYTES, Bucket, Owned, buckets
+from meshwright.costmodel.buckets import Param as OnRank
 from meshwright.costmodel.comm import Level, collective_time
 from meshwright.costmodel.overheads import Overheads
 from meshwright.costmodel.program import Do, play
-from meshwright.costmodel.sync import BUCKET_BYTES, BlockTimes, Bucket, Owned, Sync, buckets
-from meshwright.costmodel.sync import Param as OnRank
+from meshwright.costmodel.sync import BlockTimes, Sync
 from meshwright.costmodel.table import LAST, B, F, I, W
 from meshwright.forms.sync import exchange, flat
 from meshwright.forms.sync.running import Slot

@@ -1,0 +1,109 @@
+"""Parameters of a stage on a rank, and the buckets in which their gradients move."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import NamedTuple
+
+BUCKET_BYTES = 25 * 2**20
+"""Gradients that the runtime reduces together."""
+
+
+class Param(NamedTuple):
+    """A parameter on one rank."""
+
+    nbytes: int
+    dtype: str
+    trained: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """Parameters that a block is the first of its stage to read: its backward is the last to add to
+    their gradients. Equal blocks share one of these."""
+
+    nbytes: int
+    trained_bytes: int
+    tensors: int
+    """Trained ones."""
+    largest: int
+    """Bytes of the largest, trained or not."""
+    largest_trained: int
+    runs: tuple[tuple[str, int, int], ...]
+    """Trained ones in order, those of one dtype together: (dtype, bytes, tensors)."""
+
+    @classmethod
+    def of(cls, params: Sequence[Param]) -> "Owned":
+        trained = [param for param in params if param.trained]
+        runs = [(dtype, [p.nbytes for p in own])
+                for dtype, own in groupby(trained, key=lambda p: p.dtype)]  # fmt: skip
+        return cls(
+            sum([p.nbytes for p in params]), sum([p.nbytes for p in trained]), len(trained),
+            max([p.nbytes for p in params], default=0),
+            max([p.nbytes for p in trained], default=0),
+            tuple((dtype, sum(sizes), len(sizes)) for dtype, sizes in runs),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The parameters of a stage on one rank, by the block that owns them."""
+
+    owned: tuple[Owned, ...]
+    also: Mapping[int, frozenset[int]]
+    """Block -> earlier ones of which it reads parameters too."""
+
+    @property
+    def gathered(self) -> list[int]:
+        """Bytes of each block's parameters: what it reads, and all kept with that."""
+        found = [own.nbytes for own in self.owned]
+        for block, others in self.also.items():
+            found[block] += sum(self.owned[other].nbytes for other in others)
+        return found
+
+
+class Bucket(NamedTuple):
+    """Gradients that move together."""
+
+    owner: int
+    nbytes: int
+    tensors: int
+
+
+def buckets(owned: Sequence[Owned], limit_bytes: int) -> tuple[Bucket, ...]:
+    """As `forms.sync.flat.buckets` makes them; `limit_bytes` 0: one for each owner."""
+    found: list[Bucket] = []
+    last = ""
+    nbytes = tensors = 0
+    for owner in range(len(owned) - 1, -1, -1):
+        for number, (dtype, more_bytes, more) in enumerate(owned[owner].runs):
+            # The rest of a run is of one dtype and one owner: it joins its first.
+            if number == 0 and dtype == last and nbytes < limit_bytes:
+                nbytes, tensors = nbytes + more_bytes, tensors + more
+                found[-1] = Bucket(owner, nbytes, tensors)
+            else:
+                last, nbytes, tensors = dtype, more_bytes, more
+                found.append(Bucket(owner, nbytes, tensors))
+    return tuple(found)
+
+
+def forward_buckets(owned: Sequence[Owned], limit_bytes: int) -> tuple[Bucket, ...]:
+    """Returns buckets of consecutive parameters as the forward reads them, a dtype at a time; one
+    is closed when it has `limit_bytes`. Tensors of a block are taken to be of equal size."""
+    found: list[Bucket] = []
+    for dtype in dict.fromkeys(dtype for own in owned for dtype, *_ in own.runs):
+        nbytes = limit_bytes
+        for owner, own in enumerate(owned):
+            for kind, run_bytes, tensors in own.runs:
+                left, unsent = run_bytes, tensors if kind == dtype else 0
+                while unsent:
+                    if nbytes >= limit_bytes:
+                        found.append(Bucket(owner, 0, 0))
+                        nbytes = 0
+                    each = max(1, left // unsent)
+                    count = min(unsent, -((nbytes - limit_bytes) // each))
+                    taken = left if count == unsent else count * each
+                    last = found[-1]
+                    found[-1] = Bucket(last.owner, last.nbytes + taken, last.tensors + count)
+                    nbytes, left, unsent = nbytes + taken, left - taken, unsent - count
+    return tuple(reversed(found))
