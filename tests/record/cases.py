@@ -152,24 +152,21 @@ PROFILES: dict[str, Callable[[Problem], Profile]] = {
 }
 
 
-def _pinned() -> dict[str, Case]:
-    """What each pins is one form; the rest is pinned to what is common."""
-    base: tuple[str, ...] = (
-        "pp=1",
-        "model=1",
-        "num_microbatches=2",
-        "recompute=none",
-        "saved=none",
-    )
+BASE = ("pp=1", "model=1", "num_microbatches=2", "recompute=none", "saved=none")
+AXES = BASE[2:]
+
+
+def _replicas() -> dict[str, Case]:
+    """How replicas agree on gradients, and optimizers."""
     found: dict[str, Case] = {}
     for cluster in ("a100 2x4", "local:4"):
         size = 8 if cluster.startswith("a100") else 4
         for zero in range(4):
-            pins = (*base, f"zero={zero}", "dp_replicate=2", f"dp_shard={size // 2}")
+            pins = (*BASE, f"zero={zero}", "dp_replicate=2", f"dp_shard={size // 2}")
             if zero == 3:
                 pins = (*pins, "prefetch=0")
             found[f"zero {zero} of 2 x {size // 2} on {cluster}"] = Case("gpt2", cluster, pins)
-    shards = (*base, "dp_shard=4")
+    shards = (*BASE, "dp_shard=4")
     found |= {
         "zero 3 ahead": Case("gpt2", "v100 2x2 ether", (*shards, "zero=3", "prefetch=2")),
         "zero 1, shared cores": Case("gpt2", "local:4 on 2", (*shards, "zero=1")),
@@ -180,13 +177,19 @@ def _pinned() -> dict[str, Case]:
             "gpt2", "v100 2x2 ether", (*shards, "zero=2"), {"max_grad_norm": 1.0}
         ),
         "zero 0, clipped": Case(
-            "gpt2", "a100 x4", (*base, "dp_replicate=4"), {"max_grad_norm": 1.0}
+            "gpt2", "a100 x4", (*BASE, "dp_replicate=4"), {"max_grad_norm": 1.0}
         ),
     }
     for optimizer in OPTIMIZERS:
         settings = {"optimizer": optimizer, "precision": "fp32"}
-        pins = (*base, "dp_replicate=2", "dp_shard=2", "zero=1")
+        pins = (*BASE, "dp_replicate=2", "dp_shard=2", "zero=1")
         found[optimizer] = Case("mlp", "a100 x4", pins, settings)
+    return found
+
+
+def _stages() -> dict[str, Case]:
+    """What is saved for the backward, and how stages and devices differ."""
+    found: dict[str, Case] = {}
     for saved in ("selective", "offload"):
         pins = ("pp=1", "model=1", "dp_shard=4", "zero=2", "num_microbatches=2", f"saved={saved}")
         found[f"saved {saved}"] = Case("gpt2", "a100 x4", (*pins, "recompute=none"))
@@ -210,23 +213,40 @@ def _pinned() -> dict[str, Case]:
         "mixed": Case("gpt2", "mixed", ("pp=2", "model=1", "num_microbatches=4", "saved=none")),
         "mixed replicas": Case("gpt2", "mixed", ("pp=1", "dp=4", "num_microbatches=2", "zero=1")),
     }  # fmt: skip
+    return found
+
+
+def _schedules() -> dict[str, Case]:
+    """Every schedule."""
+    found: dict[str, Case] = {}
     for schedule in SCHEDULES:
         pins = ("pp=2", "model=1", "dp_shard=2", "num_microbatches=4", "saved=none",
                 f"schedule={schedule}")  # fmt: skip
         found[f"schedule {schedule}"] = Case("mlp", "toy:4 slow", pins, {"precision": "fp32"})
-    axes = ("num_microbatches=2", "recompute=none", "saved=none")
+    return found
+
+
+def _model_axes() -> dict[str, Case]:
+    """Axes inside a replica, and what goes on beside their collectives."""
+    found: dict[str, Case] = {}
     found |= {
-        "tp": Case("gpt2", "a100 x4", (*axes, "pp=1", "tp=2", "dp_shard=2", "zero=1")),
-        "tp of a local job": Case("llama", "local:4", (*axes, "pp=2", "tp=2", "dp=1")),
-        "cp": Case("gpt2", "a100 x4", (*axes, "pp=1", "cp=2", "dp_shard=2", "zero=3")),
-        "ep": Case("mixtral", "a100 x4", (*axes, "pp=1", "ep=2", "dp_shard=2", "zero=1")),
-        "2D": Case("llama", "a100 x4", (*axes, "pp=1", "tp_row=2", "tp_col=2")),
-        "3D": Case("llama", "h100 x8", (*axes, "pp=1", "tp_depth=2", "tp_row=2", "tp_col=2")),
+        "tp": Case("gpt2", "a100 x4", (*AXES, "pp=1", "tp=2", "dp_shard=2", "zero=1")),
+        "tp of a local job": Case("llama", "local:4", (*AXES, "pp=2", "tp=2", "dp=1")),
+        "cp": Case("gpt2", "a100 x4", (*AXES, "pp=1", "cp=2", "dp_shard=2", "zero=3")),
+        "ep": Case("mixtral", "a100 x4", (*AXES, "pp=1", "ep=2", "dp_shard=2", "zero=1")),
+        "2D": Case("llama", "a100 x4", (*AXES, "pp=1", "tp_row=2", "tp_col=2")),
+        "3D": Case("llama", "h100 x8", (*AXES, "pp=1", "tp_depth=2", "tp_row=2", "tp_col=2")),
     }
     for overlap in ("none", "gradients", "linear", "block", "blocks"):
-        pins = ("pp=1", "tp=4", "dp=1", *axes, f"overlap={overlap}")
+        pins = ("pp=1", "tp=4", "dp=1", *AXES, f"overlap={overlap}")
         found[f"overlap {overlap}"] = Case("gpt2", "v100 2x2 ether", pins)
-    fused = ("pp=1", *axes)
+    return found
+
+
+def _kernels() -> dict[str, Case]:
+    """Fused kernels, and profiles."""
+    found: dict[str, Case] = {}
+    fused = ("pp=1", *AXES)
     found |= {
         "kernels": Case(
             "gpt2 fused", "h100 x8", (*fused, "tp=2", "dp_shard=4", "zero=2"),
@@ -264,6 +284,8 @@ def _free() -> dict[str, Case]:
     }
 
 
-CASES: dict[str, Case] = _pinned() | _free()
+CASES: dict[str, Case] = (
+    _replicas() | _stages() | _schedules() | _model_axes() | _kernels() | _free()
+)
 TINIES: tuple[str, ...] = tuple(TINY)
 """Free searches, too, of problems that every searcher meets."""

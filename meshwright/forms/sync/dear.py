@@ -156,12 +156,10 @@ class _Late:
         self.land(index, whole, work)
 
 
-class _ParametersLate(ShardedOptimizer):
-    def __init__(
-        self, slots: Sequence[Slot], groups: Sequence[Sequence[Slot]], lines: Lines, ahead: int
-    ) -> None:
-        super().__init__(slots, groups, lines)
-        self._late = _Late(self._buckets, ahead, self._gather, self._land, {})
+class _Settling(SyncRun):
+    """Work of a step that the next forward waits for, block by block, or whoever reads before."""
+
+    _late: _Late
 
     @property
     def is_settled(self) -> bool:
@@ -171,14 +169,22 @@ class _ParametersLate(ShardedOptimizer):
         super().before_forward(call, ahead)
         self._late.before(call)
 
-    def written(self) -> None:
-        self._late.owe()
-
     def settle(self) -> None:
         self._late.settle()
 
 
-class _GradientsLate(ShardedGradients):
+class _ParametersLate(_Settling, ShardedOptimizer):
+    def __init__(
+        self, slots: Sequence[Slot], groups: Sequence[Sequence[Slot]], lines: Lines, ahead: int
+    ) -> None:
+        super().__init__(slots, groups, lines)
+        self._late = _Late(self._buckets, ahead, self._gather, self._land, {})
+
+    def written(self) -> None:
+        self._late.owe()
+
+
+class _GradientsLate(_Settling, ShardedGradients):
     whole_updates = False
 
     def __init__(
@@ -196,14 +202,6 @@ class _GradientsLate(ShardedGradients):
     def reduced(self) -> tuple[Held, ...]:
         return self._rows
 
-    @property
-    def is_settled(self) -> bool:
-        return not self._late.due
-
-    def before_forward(self, call: int, ahead: Sequence[int]) -> None:
-        super().before_forward(call, ahead)
-        self._late.before(call)
-
     def _deliver(self, index: int, flat: Tensor) -> None:
         super()._deliver(index, flat)
         self._summed[index] = flat
@@ -211,9 +209,6 @@ class _GradientsLate(ShardedGradients):
     def updated(self, later: Callable[[], Update]) -> None:
         self._update = later()
         self._late.owe()
-
-    def settle(self) -> None:
-        self._late.settle()
 
     def _gather(self, index: int) -> tuple[Tensor, Work]:
         for shard in self._shards[index]:
