@@ -13,5 +13,11 @@ Data = Annotated[
     str | None, typer.Option(help="module:callable returning an iterable of global batches")
 ]
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object instead of text")]
+WithCluster = Annotated[
+    str | None, typer.Option("--cluster", "-c", help="with --model: local:4 or cluster.yaml")
+]
+WithProfile = Annotated[
+    Path | None, typer.Option(help="with --model: measurements to predict with")
+]
 MODEL = "train:build_model"
 """The model of examples."""

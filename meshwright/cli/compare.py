@@ -12,7 +12,7 @@ from rich.table import Table
 from meshwright.costmodel.compare import Comparison, Row, check_run, compare, expected_of
 from meshwright.ir import measured, plan_io
 from meshwright.ir.terminal import Terminal
-from meshwright.options import Json, PlanFile
+from meshwright.options import Json, PlanFile, WithCluster, WithProfile
 
 MIB = 1024**2
 
@@ -29,12 +29,8 @@ def command(
         str | None,
         typer.Option("--model", help="predict again, in detail: module:callable or hf:..."),
     ] = None,
-    cluster: Annotated[
-        str | None, typer.Option("--cluster", "-c", help="with --model: local:4 or cluster.yaml")
-    ] = None,
-    profile: Annotated[
-        Path | None, typer.Option(help="with --model: measurements to predict with")
-    ] = None,
+    cluster: WithCluster = None,
+    profile: WithProfile = None,
     learn: Annotated[
         Path | None, typer.Option(help="with --model: a profile that the run is folded into")
     ] = None,

@@ -14,7 +14,7 @@ from meshwright.ir.plan import Plan
 from meshwright.ir.profile_store import load_profile
 from meshwright.ir.terminal import Terminal
 from meshwright.ir.verify import check
-from meshwright.options import MODEL, Json, PlanFile
+from meshwright.options import MODEL, Json, PlanFile, WithCluster, WithProfile
 from meshwright.targets import cluster_of, load_target
 from meshwright.utilisation import Utilisation, step_flops
 
@@ -32,12 +32,8 @@ def command(
         str | None,
         typer.Option("--model", help="also price and search again: module:callable or hf:..."),
     ] = None,
-    cluster: Annotated[
-        str | None, typer.Option("--cluster", "-c", help="with --model: local:4 or cluster.yaml")
-    ] = None,
-    profile: Annotated[
-        Path | None, typer.Option(help="with --model: measurements to predict with")
-    ] = None,
+    cluster: WithCluster = None,
+    profile: WithProfile = None,
     time_limit_s: Annotated[
         float, typer.Option("--time-limit", help="with --model: seconds of each search")
     ] = 20.0,
