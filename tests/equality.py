@@ -1,6 +1,7 @@
 """Compares a parallel job on forked ranks with plain training of the same model in one process."""
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -42,13 +43,39 @@ def check_equal(
     run: Callable[..., list[Any]] = run_ranks,
 ) -> Difference:
     """Trains `case` (name, build, batch, loss_fn) both ways with Adam in float64."""
-    batches = _batches(case, plan.global_batch_size, steps)
+    (found,) = check_each_equal(case, [(plan, graph)], steps, timeout_s, run)
+    return found
+
+
+def check_each_equal(
+    case: Any,
+    planned: Sequence[tuple[Plan, Graph]],
+    steps: int = 3,
+    timeout_s: float = 300.0,
+    run: Callable[..., list[Any]] = run_ranks,
+) -> list[Difference]:
+    """The same of several plans for as many ranks, one after the other in the same processes."""
     model = case.model()
-    parts = plan.num_microbatches if _normed(model) else 1
+    jobs = [(plan, graph, _batches(case, plan.global_batch_size, steps)) for plan, graph in planned]
+    (world,) = {plan.world_size for plan, _ in planned}
+    results = run(world, _train_each, model, jobs, case.loss_fn, timeout_s=timeout_s)
+    normed = _normed(model)
+    return [
+        _difference(case, plan, graph, steps, [rank[number] for rank in results], normed)
+        for number, (plan, graph) in enumerate(planned)
+    ]
+
+
+def _difference(
+    case: Any,
+    plan: Plan,
+    graph: Graph,
+    steps: int,
+    results: Sequence[tuple[list[float], dict[str, Tensor]]],
+    normed: bool,
+) -> Difference:
+    parts = plan.num_microbatches if normed else 1
     wanted_losses, wanted = _wanted(case, plan.global_batch_size, steps, parts)
-    results = run(
-        plan.world_size, _train, model, plan, graph, batches, case.loss_fn, timeout_s=timeout_s
-    )
     for losses, _ in results:
         assert losses == results[0][0], "ranks report different losses"
     losses, state = results[0]
@@ -88,6 +115,12 @@ def reference(
     )
     losses = [plain_step(model, loss_fn, optimizer, batch, parts) for batch in batches]
     return losses, {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def _train_each(
+    model: nn.Module, jobs: Sequence[tuple[Plan, Graph, list[Any]]], loss_fn: Any
+) -> list[tuple[list[float], dict[str, Tensor]]]:
+    return [_train(copy.deepcopy(model), *job, loss_fn) for job in jobs]
 
 
 def _train(
