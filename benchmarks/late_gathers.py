@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from meshwright.forms.sync.flat import ShardedBucket
+from meshwright.forms.flat import ShardedBucket
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.plan import Plan, SyncChoice
 from meshwright.ir.plan_io import rehash

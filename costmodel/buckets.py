@@ -71,7 +71,7 @@ class Bucket(NamedTuple):
 
 
 def buckets(owned: Sequence[Owned], limit_bytes: int) -> tuple[Bucket, ...]:
-    """As `forms.sync.flat.buckets` makes them; `limit_bytes` 0: one for each owner."""
+    """As `forms.flat.buckets` makes them; `limit_bytes` 0: one for each owner."""
     found: list[Bucket] = []
     last = ""
     nbytes = tensors = 0

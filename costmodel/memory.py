@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from math import ceil
 
-from meshwright.forms.sync.exchange import Exchange
+from meshwright.forms.exchange import Exchange
 from meshwright.forms.updates import update
 
 

@@ -12,7 +12,7 @@ from math import ceil, inf
 from typing import NamedTuple, Protocol
 
 from meshwright.costmodel.buckets import Bucket
-from meshwright.forms.sync.exchange import Exchange
+from meshwright.forms.exchange import Exchange
 
 
 class Bytes(NamedTuple):

@@ -22,7 +22,7 @@ from meshwright.costmodel.program import (
     talk,
 )
 from meshwright.costmodel.table import LAST, B, F, I, W
-from meshwright.forms.sync.exchange import Axis, Exchange, Send
+from meshwright.forms.exchange import Axis, Exchange, Send
 from meshwright.ir.conversions import Primitive
 
 PACKED, PACKED_BY_KERNEL, UNPACKED = 3, 2, 2

@@ -12,7 +12,7 @@ from meshwright.costmodel.stage_model import StageModel
 from meshwright.costmodel.sync import Sync
 from meshwright.costmodel.tables import CostTables
 from meshwright.costmodel.walk import Move, Walk
-from meshwright.forms.sync.exchange import Event, Send
+from meshwright.forms.exchange import Event, Send
 from meshwright.ir.conversions import COMMUNICATES, Primitive
 from meshwright.ir.detail import Traffic, TrafficPurpose
 from meshwright.ir.graph import Block

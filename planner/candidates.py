@@ -7,8 +7,8 @@ from itertools import accumulate
 from math import prod
 
 from meshwright.costmodel.tables import Mode
+from meshwright.forms.exchange import Exchange
 from meshwright.forms.sync import exchange
-from meshwright.forms.sync.exchange import Exchange
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Block, Graph

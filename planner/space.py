@@ -6,8 +6,8 @@ from functools import cached_property
 from itertools import combinations, pairwise
 from math import prod
 
+from meshwright.forms.exchange import Exchange
 from meshwright.forms.sync import chosen, exchange, suits
-from meshwright.forms.sync.exchange import Exchange
 from meshwright.ir.plan import ModelMesh, sync_name
 from meshwright.planner.across.model_space import divisors as divisors
 from meshwright.planner.across.model_space import tensor_sizes as tensor_sizes

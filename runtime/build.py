@@ -9,8 +9,8 @@ from torch import Tensor
 
 from meshwright.codegen.comm import Comm
 from meshwright.codegen.program import StageProgram
+from meshwright.forms.running import Held, Lines, Peers, SyncRun
 from meshwright.forms.sync import check, running
-from meshwright.forms.sync.running import Held, Lines, Peers, SyncRun
 from meshwright.ir.graph import Graph
 from meshwright.ir.placed import used_at
 from meshwright.ir.plan import Plan

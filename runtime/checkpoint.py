@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from meshwright.forms.sync.running import Held
+from meshwright.forms.running import Held
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Kind
 from meshwright.ir.nesting import whole_runs

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from meshwright.forms.sync.running import Held, Lines
+from meshwright.forms.running import Held, Lines
 from meshwright.ir.collective import What
 from meshwright.runtime.tied import gradient
 from meshwright.runtime.updates import Stepped

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from meshwright.forms.sync.running import Held
+from meshwright.forms.running import Held
 from meshwright.forms.updates import update
 from meshwright.ir.errors import PlanError
 from meshwright.ir.torch_private import leaves

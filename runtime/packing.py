@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from meshwright.forms.sync.running import MakePacking, Packing
+from meshwright.forms.running import MakePacking, Packing
 from meshwright.ir.kernels import bucket
 
 

@@ -17,7 +17,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from meshwright.codegen.comm import Comm
 from meshwright.codegen.halves import add
 from meshwright.codegen.program import Call, StageProgram
-from meshwright.forms.sync.running import SyncRun
+from meshwright.forms.running import SyncRun
 from meshwright.runtime.chain import Chain, Gate, Link, chains_of
 from meshwright.runtime.host import HostMemory
 from meshwright.runtime.keeping import Keeper, Script

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshwright.forms.sync.running import Update
+from meshwright.forms.running import Update
 from meshwright.runtime.build import RankParts
 from meshwright.runtime.gradients import scaled, sum_over_model
 from meshwright.runtime.tied import sum_ties

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.codegen.stored import stored_splits
-from meshwright.forms.sync.running import Held
+from meshwright.forms.running import Held
 from meshwright.ir.graph import Graph
 from meshwright.ir.plan import Plan
 from meshwright.runtime.groups import Groups, Line

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from meshwright.forms.sync.running import SyncRun
+from meshwright.forms.running import SyncRun
 from meshwright.forms.updates import KernelStep, update, with_kernel
 from meshwright.ir.errors import PlanError
 from meshwright.ir.kernels import bucket_update as kernel

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.codegen.program import StageProgram
-from meshwright.forms.sync.running import Slot
+from meshwright.forms.running import Slot
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Graph, Kind
 from meshwright.ir.param import Param

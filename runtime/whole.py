@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.forms.sync.running import Held
+from meshwright.forms.running import Held
 from meshwright.ir.graph import Kind
 from meshwright.ir.graph import Tensor as GraphTensor
 from meshwright.runtime.pieces import pieces

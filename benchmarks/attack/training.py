@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
 from benchmarks.attack.result import Result
-from meshwright.forms.sync.running import Held
+from meshwright.forms.running import Held
 from meshwright.ir.errors import CheckFailed, MeshwrightError
 from meshwright.runtime import step_end
 from meshwright.runtime.job import Job

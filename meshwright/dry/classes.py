@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from meshwright.codegen.lower import lower
 from meshwright.codegen.program import StageProgram
+from meshwright.forms.flat import chunk_rows
 from meshwright.forms.sync import exchange_of
-from meshwright.forms.sync.flat import chunk_rows
 from meshwright.ir.graph import Graph
 from meshwright.ir.plan import Plan
 

@@ -11,8 +11,8 @@ from meshwright.costmodel.block import BlockCost
 from meshwright.costmodel.comm import Levels, collective_time
 from meshwright.costmodel.offload import copy_s
 from meshwright.costmodel.optimizer import optimizer_time
+from meshwright.forms.exchange import Send
 from meshwright.forms.retention import moves, retention
-from meshwright.forms.sync.exchange import Send
 from meshwright.forms.updates import update
 from meshwright.ir.conversions import Primitive
 from meshwright.planner.across.run_costs import At, RunCosts

@@ -11,7 +11,7 @@ import numpy as np
 from meshwright.costmodel.comm import Levels
 from meshwright.costmodel.overheads import Overheads
 from meshwright.costmodel.sync import PACKED, UNPACKED
-from meshwright.forms.sync.exchange import Exchange, Send
+from meshwright.forms.exchange import Exchange, Send
 from meshwright.ir.conversions import Primitive
 from meshwright.planner.across.spans import Collectives, Matrix
 from meshwright.planner.space import Mesh

@@ -17,7 +17,7 @@ from meshwright.costmodel.comm import Levels, collective_time
 from meshwright.costmodel.fragmentation import fragmentation_of
 from meshwright.costmodel.optimizer import optimizer_time
 from meshwright.costmodel.tables import Spot
-from meshwright.forms.sync.exchange import Axis
+from meshwright.forms.exchange import Axis
 from meshwright.forms.updates import update
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.device import Link

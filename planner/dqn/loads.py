@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from meshwright.costmodel.block import BlockCost
 from meshwright.costmodel.memory import training_state
 from meshwright.costmodel.tables import Spot
+from meshwright.forms.exchange import Exchange
 from meshwright.forms.retention import offered
-from meshwright.forms.sync.exchange import Exchange
 from meshwright.ir.plan import ModelMesh
 from meshwright.planner.across.run_costs import At, RunCosts
 from meshwright.planner.across.spans import Matrix, sums_of_named

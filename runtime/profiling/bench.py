@@ -15,7 +15,7 @@ from meshwright.codegen.comm import Comm
 from meshwright.codegen.lower import lower
 from meshwright.codegen.program import StageProgram
 from meshwright.codegen.where import Where, where
-from meshwright.forms.sync.running import SyncRun
+from meshwright.forms.running import SyncRun
 from meshwright.ir.graph import Graph
 from meshwright.ir.images import channels_last, is_channels_last
 from meshwright.runtime.build import AUTOCAST

@@ -15,7 +15,7 @@ from torch import nn
 
 from meshwright.codegen.lower import lower
 from meshwright.codegen.where import where
-from meshwright.forms.sync.running import Held
+from meshwright.forms.running import Held
 from meshwright.ir.graph import Graph
 from meshwright.ir.plan import Plan
 from meshwright.ir.profile import MemoryRecord

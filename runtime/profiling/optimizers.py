@@ -7,7 +7,7 @@ import psutil
 import torch
 from torch import nn
 
-from meshwright.forms.sync.running import Held
+from meshwright.forms.running import Held
 from meshwright.ir.graph import Kind
 from meshwright.ir.nesting import whole_runs
 from meshwright.ir.param import Param

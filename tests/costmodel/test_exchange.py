@@ -20,8 +20,8 @@ from meshwright.costmodel.sync import Sync
 from meshwright.costmodel.table import LAST, B, F, I, W
 from meshwright.costmodel.volume import _data
 from meshwright.forms import sync as forms
+from meshwright.forms.exchange import Event, Exchange, Hold, Rewrite, Row, Send
 from meshwright.forms.sync import exchange
-from meshwright.forms.sync.exchange import Event, Exchange, Hold, Rewrite, Row, Send
 from meshwright.ir import plan as plans
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.errors import PlanError
@@ -90,7 +90,7 @@ def test_the_folder_has_the_usual_four() -> None:
     }  # fmt: skip
     with pytest.raises(PlanError, match="nearest is 'zero2'"):
         exchange("zero22", 2)
-    with pytest.raises(PlanError, match="'running' is no form"):
+    with pytest.raises(PlanError, match="no form of synchronisation 'running'; nearest is 'dear'"):
         exchange("running", 2)
 
 

@@ -10,9 +10,9 @@ from meshwright.costmodel.buckets import Bucket, Owned, Param, forward_buckets
 from meshwright.costmodel.late import Late, late_of
 from meshwright.costmodel.program import play
 from meshwright.costmodel.sync import Sync
+from meshwright.forms.running import Slot
 from meshwright.forms.sync import exchange, exchange_of, offers
 from meshwright.forms.sync.dear import in_forward_order
-from meshwright.forms.sync.running import Slot
 from meshwright.ir.beside import waits_for_collectives
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.plan import Stage, SyncChoice

@@ -16,8 +16,9 @@ from meshwright.costmodel.overheads import Overheads
 from meshwright.costmodel.program import Do, play
 from meshwright.costmodel.sync import BlockTimes, Sync
 from meshwright.costmodel.table import LAST, B, F, I, W
-from meshwright.forms.sync import exchange, flat
-from meshwright.forms.sync.running import Slot
+from meshwright.forms import flat
+from meshwright.forms.running import Slot
+from meshwright.forms.sync import exchange
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.device import Link
 from meshwright.ir.errors import PlanError

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from meshwright.forms.flat import ShardedBucket
 from meshwright.forms.sync import check, findings
 from meshwright.forms.sync.dear import in_forward_order
-from meshwright.forms.sync.flat import ShardedBucket
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.errors import NonFinite, PlanError
 from meshwright.ir.plan import Plan, SyncChoice

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import meshwright as mw
-from meshwright.forms.sync.flat import ShardedBucket
+from meshwright.forms.flat import ShardedBucket
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Fusion, Graph, Missed
 from meshwright.ir.kernels import KERNELS, TRACED

@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 import torch
 
-from meshwright.forms.sync.flat import chunk_rows
+from meshwright.forms.flat import chunk_rows
 from meshwright.ir.layout import Axis, Layout, Shard
 from meshwright.ir.nesting import tensor_runs
 from meshwright.runtime.pieces import pieces

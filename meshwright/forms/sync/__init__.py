@@ -14,8 +14,8 @@ from functools import cache
 from types import ModuleType
 from typing import cast
 
-from meshwright.forms.sync.exchange import Exchange
-from meshwright.forms.sync.running import RunningForm
+from meshwright.forms.exchange import Exchange
+from meshwright.forms.running import RunningForm
 from meshwright.ir.errors import PlanError
 from meshwright.ir.extensions import Files, add_folders, nearest
 from meshwright.ir.plain_text import SHOWN

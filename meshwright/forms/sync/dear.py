@@ -16,8 +16,8 @@ from difflib import get_close_matches
 import torch
 from torch import Tensor
 
-from meshwright.forms.sync.exchange import Event, Exchange, Hold, Send
-from meshwright.forms.sync.flat import (
+from meshwright.forms.exchange import Event, Exchange, Hold, Send
+from meshwright.forms.flat import (
     BUCKET_BYTES,
     ShardedBucket,
     ShardedGradients,
@@ -25,7 +25,7 @@ from meshwright.forms.sync.flat import (
     held_whole,
     trainable,
 )
-from meshwright.forms.sync.running import Held, Lines, Slot, SyncRun, Update
+from meshwright.forms.running import Held, Lines, Slot, SyncRun, Update
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.direct import Work
 from meshwright.ir.plan import Stage

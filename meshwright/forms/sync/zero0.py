@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from meshwright.forms.sync.exchange import Event, Exchange, Hold, Rewrite, Send
-from meshwright.forms.sync.flat import BUCKET_BYTES, buckets, held_whole, trainable
-from meshwright.forms.sync.running import Lines, Slot, SyncRun
+from meshwright.forms.exchange import Event, Exchange, Hold, Rewrite, Send
+from meshwright.forms.flat import BUCKET_BYTES, buckets, held_whole, trainable
+from meshwright.forms.running import Lines, Slot, SyncRun
 from meshwright.ir.collective import What
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.direct import Work

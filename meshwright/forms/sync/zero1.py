@@ -3,9 +3,9 @@
 
 from collections.abc import Sequence
 
-from meshwright.forms.sync.exchange import Event, Exchange, Hold, Send
-from meshwright.forms.sync.flat import BUCKET_BYTES, ShardedOptimizer, buckets, trainable
-from meshwright.forms.sync.running import Lines, Slot, SyncRun
+from meshwright.forms.exchange import Event, Exchange, Hold, Send
+from meshwright.forms.flat import BUCKET_BYTES, ShardedOptimizer, buckets, trainable
+from meshwright.forms.running import Lines, Slot, SyncRun
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.plan import Stage
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from meshwright.forms.sync.exchange import Event, Exchange, Hold, Send
-from meshwright.forms.sync.flat import ShardedBucket, buckets, frozen, sum_over_copies, trainable
-from meshwright.forms.sync.running import Held, Lines, Slot, SyncRun
+from meshwright.forms.exchange import Event, Exchange, Hold, Send
+from meshwright.forms.flat import ShardedBucket, buckets, frozen, sum_over_copies, trainable
+from meshwright.forms.running import Held, Lines, Slot, SyncRun
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.direct import Work
 from meshwright.ir.plan import Stage

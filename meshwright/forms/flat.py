@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from meshwright.forms.sync.running import Held, Lines, Peers, Slot, SyncRun
+from meshwright.forms.running import Held, Lines, Peers, Slot, SyncRun
 from meshwright.ir.collective import What
 from meshwright.ir.direct import Work
 from meshwright.ir.measured import Purpose

@@ -172,7 +172,7 @@ class SyncRun:
 
 
 class RunningForm(Protocol):
-    """What a file of this folder has for the runtime."""
+    """What a file of `forms/sync` has for the runtime."""
 
     def build(self, slots: Sequence[Slot], lines: Lines, stage: Stage) -> SyncRun:
         """Returns what runs the form in one stage of the plan."""
