@@ -11,7 +11,7 @@ import pytest
 
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.graph import Graph
-from meshwright.ir.plan import BlockLayout, Plan, model_mesh
+from meshwright.ir.plan import BlockLayout, Plan, SyncChoice, model_mesh
 from meshwright.ir.trace import trace
 from meshwright.planner.candidates import build_plan, uniform_choice
 from meshwright.planner.problem import make_problem
@@ -96,17 +96,44 @@ WORLDS = sorted({kind.world for kind in PLANS.values()})
 def test_parallel_runs_equal_the_single_process(model_name: str, world: int) -> None:
     """All plans for as many ranks, in the same processes: forking them takes longer than a plan."""
     names = [name for name, kind in PLANS.items() if kind.world == world]
-    planned = [planned_for(model_name, name) for name in names]
+    planned = [planned_for(model_name, PLANS[name]) for name in names]
     found = dict(zip(names, check_each_equal(MODELS[model_name], planned), strict=True))
     bad = {n: str(d) for n, d in found.items() if not (d.loss <= 1e-9 and d.parameters <= 1e-9)}
     assert not bad
 
 
-def planned_for(model_name: str, plan_name: str) -> tuple[Plan, Graph]:
-    kind = PLANS[plan_name]
+def planned_for(model_name: str, kind: Case) -> tuple[Plan, Graph]:
     graph = traced(model_name, kind.batch)
     problem = make_problem(graph, Cluster.local(kind.world), precision="fp64", optimizer="adam")
-    if "tp" in plan_name:  # prices at which all that can be split is split, however small
+    if {
+        "tp",
+        "stage_tp",
+    } & kind.choice.keys():  # prices at which all that can be split is split, however small
         for tp in (2, 3, 4):
             problem.solved[model_mesh({"tp": tp}), ""] = split(model_name, kind.batch, tp)
     return build_plan(problem, uniform_choice(problem, **kind.choice), predict=False), graph
+
+
+LATE = {
+    "parameters_tp2": Case(4, {"dp_shard": 2, "zero": 1, "tp": 2, "num_microbatches": 2}),
+    "gradients_tp2": Case(4, {"dp_replicate": 2, "tp": 2}),
+    "parameters_pp2": Case(4, {"dp_shard": 2, "zero": 1, "pp": 2, "num_microbatches": 4}),
+    "gradients_pp2": Case(4, {"dp_replicate": 2, "pp": 2, "num_microbatches": 4,
+                              "schedule": "zero_bubble"}),
+    "parameters_hsdp": Case(4, {"dp_replicate": 2, "dp_shard": 2, "zero": 1}),
+    "gradients_of_both": Case(4, {"dp_replicate": 2, "dp_shard": 2, "recompute": "full"}),
+}  # fmt: skip
+"""What goes under the next step's forward (`Stage.sync`), in pipelines and beside model axes."""
+
+
+@pytest.mark.parametrize("model_name", ["gpt2", "t5", "vgg19"])
+def test_late_gathers_equal_the_single_process(model_name: str) -> None:
+    planned = []
+    for kind in LATE.values():
+        plan, graph = planned_for(model_name, kind)
+        late = SyncChoice(form="dear", settings={"bucket_bytes": 4096, "ahead": 2})
+        stages = tuple(replace(stage, sync=late) for stage in plan.stages)
+        planned.append((replace(plan, stages=stages), graph))
+    found = dict(zip(LATE, check_each_equal(MODELS[model_name], planned), strict=True))
+    bad = {n: str(d) for n, d in found.items() if not (d.loss <= 1e-9 and d.parameters <= 1e-9)}
+    assert not bad

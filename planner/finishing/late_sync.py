@@ -1,6 +1,6 @@
 """Other forms of synchronisation (`Stage.sync`) with settings that are predicted to pay.
 
-Only where a pin asks for a form: with pipelines, model axes and kernels they have not been proven.
+Only where a pin asks for a form: beside fused kernels and on GPUs they have not been proven.
 """
 
 from collections.abc import Iterator
