@@ -70,6 +70,9 @@ class Spot:
 
 _Kind = tuple[str, tuple[bool, ...], str]
 _Id = tuple[_Kind, Spot]
+_WalkKey = tuple[str, str, ModelMesh, bool]
+RECENT = 8
+"""Walks that are kept, for those who ask for one several times in a row: all would be too many."""
 
 
 def on_data_alone(layout: BlockLayout) -> BlockLayout:
@@ -110,7 +113,8 @@ class BlockCosts:
         self._joint: dict[_Id, dict[tuple[str, str], Price]] = {}
         self._halvable: dict[_Id, bool] = {}
         self._chains: dict[tuple[_Id, ...], tuple[Hidden, ...]] = {}
-        self._walks: dict[tuple[str, str, ModelMesh, bool], Walk] = {}
+        self._walks: dict[_WalkKey, Walk] = {}
+        self._recent: dict[tuple[_WalkKey, Spot], Walk] = {}
         self._apart: set[_Kind] = set()
         """Blocks whose replicas have nothing to do with each other while they run."""
         self._alike: dict[Spot, Spot] = {}
@@ -165,6 +169,8 @@ class BlockCosts:
         """What goes on beside other work if the stage asks for it."""
         # What goes on into the next block is for a run of them to say (`chained`).
         level: OverlapLevel = "block" if overlap == "blocks" else overlap
+        if level == "block" and not self.halves(block, layout, spot):
+            level = "linear"
         at = (*self._id(block, layout, spot), level)
         if at not in self._hidden:
             self._hidden[at] = self._overlapped(block, layout, spot, level)
@@ -211,7 +217,7 @@ class BlockCosts:
         self, block: Block, layout: BlockLayout, spot: Spot, overlap: OverlapLevel
     ) -> Hidden:
         walk = self.walk(block, layout, spot)
-        if overlap == "block" and self.halves(block, layout, spot):
+        if overlap == "block":
             return in_halves(walk, self._halved(block, layout, spot))
         return beside_weights(walk, rows=overlap != "gradients")
 
@@ -266,9 +272,13 @@ class BlockCosts:
         if key not in self._walks:
             self._walks[key] = walk_block(self._facts, block, layout, site, self._timer)
             return self._walks[key]
-        walk = self._walks[key].again(site, spot.samples)
-        walk.clock.settle(site.device)
-        return walk
+        at = key, spot
+        if at not in self._recent:
+            while len(self._recent) >= RECENT:
+                self._recent.pop(next(iter(self._recent)))
+            self._recent[at] = walk = self._walks[key].again(site, spot.samples)
+            walk.clock.settle(site.device)
+        return self._recent[at]
 
     def _key(self, walk: Walk, spot: Spot) -> str:
         precision = self._facts.precision
