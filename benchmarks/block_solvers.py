@@ -23,7 +23,7 @@ from meshwright.ir.graph import Graph
 from meshwright.ir.plan import ModelMesh
 from meshwright.ir.trace import trace
 from meshwright.planner.inside.choice_ilp import UNIT, Solver, solve_program
-from meshwright.planner.inside.choices import Choices, cost_of
+from meshwright.planner.inside.choices import BlockProblem, cost_of
 from meshwright.planner.inside.choose import choose
 from meshwright.planner.inside.data_layout import solve_data
 from meshwright.planner.inside.eliminate import reduce
@@ -85,7 +85,7 @@ def models() -> dict[str, Graph]:
     return found
 
 
-def problems() -> Iterator[tuple[str, Choices]]:
+def problems() -> Iterator[tuple[str, BlockProblem]]:
     """At prices where splitting borders pays."""
     for name, graph in models().items():
         data = solve_data(graph)
@@ -98,7 +98,7 @@ def problems() -> Iterator[tuple[str, Choices]]:
             yield f"{name}, {axes}", choices
 
 
-def runs(name: str, choices: Choices, limit_s: float) -> Iterator[Row]:
+def runs(name: str, choices: BlockProblem, limit_s: float) -> Iterator[Row]:
     """Every solver on one problem."""
     reduced = reduce(choices)
     states = sum(len(costs) for costs in reduced.costs.values())

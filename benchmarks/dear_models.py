@@ -14,7 +14,7 @@ from transformers import BertConfig, BertForPreTraining
 
 from benchmarks.dear_schedules import Gradient
 from meshwright.costmodel.memory import optimizer_traffic
-from meshwright.costmodel.walk import GraphFacts, Site, Walk
+from meshwright.costmodel.walk import GraphFacts, StageSite, Walk
 from meshwright.ir import presets
 from meshwright.ir.device import DeviceType
 from meshwright.ir.graph import Graph, Kind
@@ -110,7 +110,7 @@ def timed(model: Model) -> Timed:
 
 def op_seconds(graph: Graph, gpu: DeviceType) -> list[tuple[float, float]]:
     """(forward, backward) of each op on one device with the whole batch."""
-    site = Site(
+    site = StageSite(
         axes={"dp": Axis(1, (graph.batch_size,), graph.batch_size), "tp": Axis(1)},
         coordinates={"dp": 0, "tp": 0},
         device=gpu,

@@ -9,8 +9,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from meshwright.costmodel.fit_compute import Sample
-from meshwright.costmodel.formulas import Gemm, Work
+from meshwright.costmodel.fit_compute import KernelTiming
+from meshwright.costmodel.formulas import Gemm, KernelWork
 from meshwright.costmodel.local_op import LocalInput, LocalOp
 from meshwright.costmodel.works import forward_work, input_work, weight_work
 from meshwright.ir.device import OpClass
@@ -34,7 +34,7 @@ def _rows(name: str) -> Iterator[dict[str, Any]]:
             yield {**row, **whole}
 
 
-def products(gpu: str) -> list[Sample]:
+def products(gpu: str) -> list[KernelTiming]:
     """In the order of their shapes."""
     found = []
     for row in _rows("product"):
@@ -42,12 +42,12 @@ def products(gpu: str) -> list[Sample]:
         if row["gpu"] != gpu or min(m, n) < NARROW:
             continue
         moved = BYTES[dtype] * (m * k + k * n + m * n)
-        work = Work(OpClass.MATMUL, dtype, 2.0 * m * n * k, moved, (Gemm(1, m, n, k),))
-        found.append(Sample(work, float(row["us"]) * 1e-6, LAUNCH_S))
+        work = KernelWork(OpClass.MATMUL, dtype, 2.0 * m * n * k, moved, (Gemm(1, m, n, k),))
+        found.append(KernelTiming(work, float(row["us"]) * 1e-6, LAUNCH_S))
     return sorted(found, key=lambda s: (s.work.dtype, s.work.gemms[0].m, s.work.flops))
 
 
-def convolutions(gpu: str) -> list[Sample]:
+def convolutions(gpu: str) -> list[KernelTiming]:
     """Forward, gradient of the image and of the weight, of layers after the first."""
     found = []
     for row in _rows("convolution"):
@@ -58,7 +58,7 @@ def convolutions(gpu: str) -> list[Sample]:
                            ("weight", weight_work(op))):  # fmt: skip
             us = row[f"{name}_us"]
             if us and work and float(us) * 1e-6 > _LONG_S:
-                found.append(Sample(work, float(us) * 1e-6, LAUNCH_S))
+                found.append(KernelTiming(work, float(us) * 1e-6, LAUNCH_S))
     return found
 
 

@@ -21,8 +21,8 @@ from typing import Any
 
 from benchmarks import deepbench
 from benchmarks.preset_text import call, put
-from meshwright.costmodel.fit_compute import Sample, fit_curve
-from meshwright.costmodel.formulas import Gemm, Work, kernel_s
+from meshwright.costmodel.fit_compute import KernelTiming, fit_curve
+from meshwright.costmodel.formulas import Gemm, KernelWork, kernel_s
 from meshwright.ir.device import DeviceType, OpClass, OpCurve
 from meshwright.ir.preset import WINOGRAD
 from meshwright.ir.presets import DEVICES
@@ -65,19 +65,19 @@ class Error:
     relative: float
 
 
-def samples(rows: Iterable[dict[str, float]]) -> list[Sample]:
+def samples(rows: Iterable[dict[str, float]]) -> list[KernelTiming]:
     """The timings of one GPU, in the order of their shapes."""
     shapes = sorted((int(r["m"]), int(r["n"]), int(r["k"]), r["latency_us"]) for r in rows)
-    return [Sample(work(Gemm(1, m, n, k)), us * 1e-6) for m, n, k, us in shapes]
+    return [KernelTiming(work(Gemm(1, m, n, k)), us * 1e-6) for m, n, k, us in shapes]
 
 
-def work(g: Gemm, dtype: str = "bfloat16") -> Work:
+def work(g: Gemm, dtype: str = "bfloat16") -> KernelWork:
     size = 4 if dtype == "float32" else 2
     moved = size * (g.m * g.k + g.k * g.n + g.m * g.n)
-    return Work(OpClass.MATMUL, dtype, 2.0 * g.m * g.n * g.k, moved, (g,))
+    return KernelWork(OpClass.MATMUL, dtype, 2.0 * g.m * g.n * g.k, moved, (g,))
 
 
-def fitted(measured: Sequence[Sample], device: DeviceType) -> OpCurve:
+def fitted(measured: Sequence[KernelTiming], device: DeviceType) -> OpCurve:
     wide = any(s.work.dtype == "float32" for s in measured)
     source = "DeepBench (da81ba7)" if wide else "aiconfigurator (095f58a)"
     start = replace(START, wide_share=START.share) if wide else START
@@ -85,7 +85,7 @@ def fitted(measured: Sequence[Sample], device: DeviceType) -> OpCurve:
     return fit_curve(OpClass.MATMUL, measured, device, start, reference=note)
 
 
-def fitted_convolution(measured: Sequence[Sample], device: DeviceType) -> OpCurve:
+def fitted_convolution(measured: Sequence[KernelTiming], device: DeviceType) -> OpCurve:
     """Their images are in the layout that kernels take, and some are Winograd's: what the presets
     say of both stays theirs."""
     note = f"{len(measured)} kernels of DeepBench (da81ba7)"
@@ -94,7 +94,9 @@ def fitted_convolution(measured: Sequence[Sample], device: DeviceType) -> OpCurv
     return replace(found, winograd=1.0)
 
 
-def convolution_errors(measured: Sequence[Sample], device: DeviceType, dtype: str) -> list[float]:
+def convolution_errors(
+    measured: Sequence[KernelTiming], device: DeviceType, dtype: str
+) -> list[float]:
     """Of every other kernel by a fit to the rest."""
     curve = replace(fitted_convolution(measured[::2], device), winograd=WINOGRAD)
     scene = replace(device, curves={**device.curves, OpClass.CONVOLUTION: curve})
@@ -102,7 +104,7 @@ def convolution_errors(measured: Sequence[Sample], device: DeviceType, dtype: st
     return [(kernel_s(s.work, scene) + s.dispatch_s) / s.seconds - 1 for s in held]
 
 
-def errors(held: Sequence[Sample], device: DeviceType, curve: OpCurve) -> list[Error]:
+def errors(held: Sequence[KernelTiming], device: DeviceType, curve: OpCurve) -> list[Error]:
     scene = with_matmul(device, curve)
     return [
         Error(s.work.gemms[0], (kernel_s(s.work, scene) + s.dispatch_s) / s.seconds - 1)
@@ -189,7 +191,9 @@ def sustained(name: str, curve: OpCurve, rows: Sequence[dict[str, object]]) -> O
     return replace(curve, share=share, reference=note)
 
 
-def curves(grids: dict[str, list[Sample]], rows: Sequence[dict[str, object]]) -> dict[str, OpCurve]:
+def curves(
+    grids: dict[str, list[KernelTiming]], rows: Sequence[dict[str, object]]
+) -> dict[str, OpCurve]:
     """Preset -> curve, fitted to all that is there."""
     made = {name: fitted(grid, DEVICES[name]) for name, grid in grids.items()}
     made = {name: sustained(name, curve, rows) for name, curve in made.items()}
@@ -267,7 +271,7 @@ Rate: TFLOP/s of an 8192 cube in float16.
 |---|---|---|---|---|---|"""
 
 
-def report(grids: dict[str, list[Sample]], made: dict[str, OpCurve]) -> str:
+def report(grids: dict[str, list[KernelTiming]], made: dict[str, OpCurve]) -> str:
     lines = [HEAD.format(today=date.today())]
     for name, grid in grids.items():
         device = DEVICES[name]
@@ -295,7 +299,7 @@ def convolution_rows(gpu: str, name: str) -> str:
     )
 
 
-def convolutions(gpu: str) -> list[Sample]:
+def convolutions(gpu: str) -> list[KernelTiming]:
     """P100's were computed in float32 in either format."""
     found = deepbench.convolutions(gpu)
     return [s for s in found if gpu != "P100" or s.work.dtype == "float32"]

@@ -31,8 +31,8 @@ from benchmarks.link_tables import (
 from benchmarks.preset_text import call, put
 from meshwright.costmodel.comm import Level, collective_time
 from meshwright.costmodel.fit_comm import (
+    CommTiming,
     Points,
-    Row,
     errors,
     fit_curves,
     fit_points,
@@ -56,7 +56,7 @@ def bare(link: Link) -> Link:
     return replace(link, curves=())
 
 
-def vtrain_v100(series: Iterable[Series]) -> list[Row]:
+def vtrain_v100(series: Iterable[Series]) -> list[CommTiming]:
     return [row for s in series if s.link == "nvlink2" for row in s.rows]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from meshwright.costmodel.fit_comm import Row
+from meshwright.costmodel.fit_comm import CommTiming
 
 NCCL = "nccl_single_node_aiconfigurator.json"
 NETWORK = "network_collectives_measured.json"
@@ -41,26 +41,26 @@ class Series:
     link: str
     nodes: int
     inside: int
-    rows: tuple[Row, ...]
+    rows: tuple[CommTiming, ...]
     judges: bool = False
     """Several nodes: only compared with the link's curves, which come from another source."""
 
 
-def nccl_rows(folder: Path) -> dict[str, list[Row]]:
+def nccl_rows(folder: Path) -> dict[str, list[CommTiming]]:
     """Preset link -> rows."""
-    found: dict[str, list[Row]] = {link: [] for link in SINGLE.values()}
+    found: dict[str, list[CommTiming]] = {link: [] for link in SINGLE.values()}
     for raw in _rows(folder / NCCL):
         operation = _OPERATIONS.get(raw["op"], raw["op"])
         # nccl-tests counts what one rank of an all-to-all holds.
         nbytes = raw["bytes"] * (raw["gpus"] if operation == "all_to_all" else 1)
-        row = Row(operation, nbytes, raw["gpus"], raw["latency_us"] * 1e-6)
+        row = CommTiming(operation, nbytes, raw["gpus"], raw["latency_us"] * 1e-6)
         found[SINGLE[raw["gpu"]]].append(row)
     return found
 
 
 def other_series(folder: Path) -> list[Series]:
     """What other sources measured, one node and several."""
-    found: dict[tuple[str, str, int, int], list[Row]] = {}
+    found: dict[tuple[str, str, int, int], list[CommTiming]] = {}
     for raw in _rows(folder / NETWORK):
         hardware = raw["hardware"]
         # Rows without a tool repeat others with one algorithm forced.
@@ -71,7 +71,7 @@ def other_series(folder: Path) -> list[Series]:
         link = _link_of(hardware["gpu"], nodes)
         seconds = _seconds(raw["measured"], raw["bytes"], gpus, "all_reduce")
         key = (f"{raw['source'].split()[0]}, {hardware['gpu']}", link, nodes, gpus // nodes)
-        found.setdefault(key, []).append(Row("all_reduce", raw["bytes"], gpus, seconds))
+        found.setdefault(key, []).append(CommTiming("all_reduce", raw["bytes"], gpus, seconds))
     for raw in _rows(folder / PLAYBOOK):
         if raw["kind"] != "collective_bandwidth":
             continue
@@ -79,14 +79,16 @@ def other_series(folder: Path) -> list[Series]:
         seconds = _seconds(raw["measured"], _PLAYBOOK_BYTES, hardware["gpus"], operation)
         link = "efa-p5" if hardware["nodes"] > 1 else "nvlink4"
         key = (_PLAYBOOK, link, hardware["nodes"], hardware["gpus_per_node"])
-        found.setdefault(key, []).append(Row(operation, _PLAYBOOK_BYTES, hardware["gpus"], seconds))
+        found.setdefault(key, []).append(
+            CommTiming(operation, _PLAYBOOK_BYTES, hardware["gpus"], seconds)
+        )
     series = [Series(*key, tuple(rows), key[0] == _PLAYBOOK) for key, rows in found.items()]
     return [*series, *p5_series()]
 
 
 def p5_series() -> list[Series]:
     """Collectives of nccl-tests on AWS p5."""
-    found: dict[int, list[Row]] = {}
+    found: dict[int, list[CommTiming]] = {}
     lines = [line for line in P5.read_text().splitlines() if not line.startswith("#")]
     for raw in csv.DictReader(lines):
         nodes, operation, nbytes = int(raw["nodes"]), raw["operation"], float(raw["mib"]) * 2**20
@@ -95,7 +97,7 @@ def p5_series() -> list[Series]:
         seconds = _seconds(rate, nbytes, gpus, operation)
         # nccl-tests counts what one rank of an all-to-all holds.
         whole = nbytes * (gpus if operation == "all_to_all" else 1)
-        found.setdefault(nodes, []).append(Row(operation, whole, gpus, seconds))
+        found.setdefault(nodes, []).append(CommTiming(operation, whole, gpus, seconds))
     name = _P5_SOURCE
     return [Series(name, "efa-p5", n, _P5_GPUS, tuple(rows)) for n, rows in sorted(found.items())]
 
@@ -111,11 +113,11 @@ def continued(half: Series, last: Series) -> Series:
         growth = max(0.0, row.seconds - before[key])
         more = 2 * growth if row.operation == "all_gather" else growth
         whole = row.nbytes * (2 if row.operation == "all_to_all" else 1)
-        rows.append(Row(row.operation, whole, 2 * row.size, row.seconds + more))
+        rows.append(CommTiming(row.operation, whole, 2 * row.size, row.seconds + more))
     return Series(f"continued: {last.source}", last.link, 2 * last.nodes, last.inside, tuple(rows))
 
 
-def _size(row: Row) -> float:
+def _size(row: CommTiming) -> float:
     """Bytes as nccl-tests counts them."""
     return row.nbytes / row.size if row.operation == "all_to_all" else row.nbytes
 

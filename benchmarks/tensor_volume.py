@@ -17,8 +17,8 @@ import torch
 
 from meshwright.costmodel.block import summary, walk_block
 from meshwright.costmodel.comm import Level
-from meshwright.costmodel.tables import Spot
-from meshwright.costmodel.walk import GraphFacts, Move, Site
+from meshwright.costmodel.tables import BlockSpot
+from meshwright.costmodel.walk import GraphFacts, PricedMove, StageSite
 from meshwright.ir.cluster import Cluster, Node
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.device import Link
@@ -88,11 +88,11 @@ def volume(graph: Graph, block: Block, layout: BlockLayout) -> Volume:
     machine = cluster()
     link = machine.nodes[0].link
     levels = {name: (Level(size, link),) if size > 1 else () for name, size in sizes.items()}
-    site = Site(axes, dict.fromkeys(axes, 0), machine.device(0), levels)
+    site = StageSite(axes, dict.fromkeys(axes, 0), machine.device(0), levels)
     walk = walk_block(GraphFacts.of(graph, "fp32"), block, layout, site)
     kept = gathered = 0.0
     for entry in walk.trail:
-        if isinstance(entry, Move):
+        if isinstance(entry, PricedMove):
             forward = _received(entry.conversion.forward, entry.nbytes, entry.size)
             kept += forward
             if graph.tensors[entry.name].requires_grad:
@@ -159,7 +159,7 @@ def candidates(graph: Graph) -> Iterator[tuple[float, str, Volume]]:
     whole = sum(graph.tensors[name].nbytes for name in block.params)
     for model in meshes():
         levels = problem.tables.model_levels(range(DEVICES), model)
-        spot = Spot(graph.batch_size, 1, model, problem.tables.device_names[0], (), levels)
+        spot = BlockSpot(graph.batch_size, 1, model, problem.tables.device_names[0], (), levels)
         for variant in problem.variants(model):
             layouts = problem.layouts(model, variant)
             layout = next(x for x in layouts if x.pattern == block.pattern)

@@ -25,7 +25,7 @@ from meshwright.ir.layout import balanced
 from meshwright.ir.plan import Plan
 from meshwright.ir.presets import LINKS, MACHINES, device
 from meshwright.ir.trace import trace
-from meshwright.planner.across.balance import Device, whale_shares
+from meshwright.planner.across.balance import ReplicaDevice, whale_shares
 from meshwright.planner.across.shares import balanced_shares
 from meshwright.planner.candidates import Choice, build_plan, uniform_choice
 from meshwright.planner.predict import excess_bytes
@@ -142,7 +142,7 @@ def published_shares(problem: Problem) -> tuple[int, ...]:
     types = [problem.cluster.device(rank) for rank in range(problem.cluster.num_devices)]
     found = whale_shares(
         problem.batch,
-        [Device(t.peak("float32"), t.usable_bytes, state, sample) for t in types],
+        [ReplicaDevice(t.peak("float32"), t.usable_bytes, state, sample) for t in types],
     )
     assert found is not None
     return found

@@ -18,7 +18,7 @@ SCORES = 1 << 24
 """Scores that are held at a time."""
 
 
-class Part(NamedTuple):
+class PartialAttention(NamedTuple):
     """Attention to some of the keys, in the precision that is added up in."""
 
     out: Tensor
@@ -86,11 +86,11 @@ def wide(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, visible: Visible) -> Part:
+def attend(query: Tensor, key: Tensor, value: Tensor, visible: Visible) -> PartialAttention:
     """Attention to these keys alone."""
     if visible.is_plain and fused.fits(query, key, value):
         causal = visible.first is not None
-        return Part(*map(wide, fused.forward(query, key, value, causal, visible.scale)))
+        return PartialAttention(*map(wide, fused.forward(query, key, value, causal, visible.scale)))
     query, key, value = wide(query), wide(key), wide(value)
     out = query.new_zeros(*query.shape[:-1], value.shape[-1])
     total = query.new_full((*query.shape[:-1], 1), -torch.inf)
@@ -99,14 +99,14 @@ def attend(query: Tensor, key: Tensor, value: Tensor, visible: Visible) -> Part:
         sums = scores.logsumexp(-1, keepdim=True)
         total[..., rows, :] = sums
         out[..., rows, :] = _by_head((scores - _finite(sums)).exp(), value)
-    return Part(out, total)
+    return PartialAttention(out, total)
 
 
-def merged(one: Part, other: Part) -> Part:
+def merged(one: PartialAttention, other: PartialAttention) -> PartialAttention:
     """Attention to the keys of both."""
     total = torch.logaddexp(one.total, other.total)
     weights = [(part.total - _finite(total)).exp() for part in (one, other)]
-    return Part(one.out * weights[0] + other.out * weights[1], total)
+    return PartialAttention(one.out * weights[0] + other.out * weights[1], total)
 
 
 def _finite(total: Tensor) -> Tensor:
@@ -124,7 +124,7 @@ class Gradients(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class AttentionStats:
     """What the backward of a part needs of the whole attention."""
 
     out: Tensor
@@ -134,7 +134,12 @@ class Known:
 
 
 def attend_backward(
-    query: Tensor, key: Tensor, value: Tensor, visible: Visible, known: Known, wants_mask: bool
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    visible: Visible,
+    known: AttentionStats,
+    wants_mask: bool,
 ) -> Gradients:
     """What these keys add to the gradients."""
     if visible.is_plain and fused.fits(query, key, value):
@@ -149,7 +154,12 @@ def attend_backward(
 
 
 def _backward(
-    query: Tensor, key: Tensor, value: Tensor, visible: Visible, known: Known, wants_mask: bool
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    visible: Visible,
+    known: AttentionStats,
+    wants_mask: bool,
 ) -> Gradients:
     to_query, to_key, to_value = (torch.zeros_like(x) for x in (query, key, value))
     mask = visible.mask

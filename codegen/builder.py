@@ -13,7 +13,7 @@ from torch.fx.node import Argument
 from meshwright.codegen import joint
 from meshwright.codegen.local import bind, form_of
 from meshwright.codegen.sharded import update
-from meshwright.codegen.site import Device, Form, In, Site
+from meshwright.codegen.site import Form, In, OpSite, RankDevice
 from meshwright.ir.changing import written
 from meshwright.ir.conversions import COMMUNICATES, Conversion, Primitive
 from meshwright.ir.errors import PlanError
@@ -34,7 +34,7 @@ from meshwright.ir.layout import (
 from meshwright.ir.nesting import local_split
 from meshwright.ir.operators import operator
 from meshwright.ir.paths import path
-from meshwright.ir.placed.spots import Spot
+from meshwright.ir.placed.spots import KernelSpot
 from meshwright.ir.torch_private import makes_view, returns_list
 
 Placed = tuple[Placement, ...]
@@ -157,7 +157,7 @@ class Builder:
 
     def add_op(self, op: Op, strategies: Mapping[str, Strategy]) -> None:
         """One op in its local form, with the conversions its inputs need."""
-        site = Site(op, self.graph.tensors, strategies, self.axes, self.coordinates)
+        site = OpSite(op, self.graph.tensors, strategies, self.axes, self.coordinates)
         before = len(self.fx.nodes)
         inputs = [self.need(name, site.input_layout(i)) for i, name in enumerate(op.inputs)]
         self._mark(before, operands_key(op.key))
@@ -170,7 +170,7 @@ class Builder:
         for node in islice(reversed(self.fx.nodes), len(self.fx.nodes) - before):
             node.meta["key"] = key
 
-    def _add(self, op: Op, site: Site, inputs: list[fx.Node]) -> None:
+    def _add(self, op: Op, site: OpSite, inputs: list[fx.Node]) -> None:
         form = form_of(site)
         for i in form.guarded:
             inputs[i] = self.fx.call_function(update, (self.comm, inputs[i]))
@@ -182,13 +182,13 @@ class Builder:
         else:
             self.outputs(site, node, form)
 
-    def outputs(self, site: Site, node: fx.Node, form: Form | None = None) -> None:
+    def outputs(self, site: OpSite, node: fx.Node, form: Form | None = None) -> None:
         """What others read of a call's several results."""
         for i, name in enumerate(site.op.outputs):
             if name in self.graph.users or name == self.graph.loss:
                 self._output(site, i, self.fx.call_function(getitem, (node, i)), form)
 
-    def call(self, site: Site, inputs: Sequence[fx.Node], name: str) -> fx.Node:
+    def call(self, site: OpSite, inputs: Sequence[fx.Node], name: str) -> fx.Node:
         """An op in its local form, of these values in place of its operands."""
         return self._call(site, form_of(site), inputs, name)
 
@@ -197,7 +197,7 @@ class Builder:
         for key in [key for key in self.nodes if key[0] == name and key[1] != kept]:
             del self.nodes[key]
 
-    def _output(self, site: Site, index: int, node: fx.Node, form: Form | None) -> None:
+    def _output(self, site: OpSite, index: int, node: fx.Node, form: Form | None) -> None:
         layout = site.output_layout(index)
         if form and form.divisor != 1:
             node = self.fx.call_function(truediv, (node, form.divisor))
@@ -210,12 +210,12 @@ class Builder:
             }
         self.made_as(site.op.outputs[index], node, layout)
 
-    def _call(self, site: Site, form: Form, inputs: Sequence[fx.Node], name: str) -> fx.Node:
+    def _call(self, site: OpSite, form: Form, inputs: Sequence[fx.Node], name: str) -> fx.Node:
         inputs = list(inputs)
         for i in form.channels_last:
             inputs[i] = self._channels_last(inputs[i], len(site.input(i).shape))
 
-        def resolve(arg: In | Device) -> fx.Node:
+        def resolve(arg: In | RankDevice) -> fx.Node:
             return inputs[arg.index] if isinstance(arg, In) else self._device()
 
         target, args, kwargs = bind(form, resolve)
@@ -243,7 +243,7 @@ class Builder:
         return _identifier(name)
 
     def add_joint(
-        self, kernel: str, spot: Spot, strategies: Callable[[Op], Mapping[str, Strategy]]
+        self, kernel: str, spot: KernelSpot, strategies: Callable[[Op], Mapping[str, Strategy]]
     ) -> None:
         """A call of a kernel that takes over an op with the collective beside it."""
         before = len(self.fx.nodes)

@@ -27,7 +27,7 @@ class Share:
         return self.sizes[rank] * self.sections
 
 
-class Piece(NamedTuple):
+class VisiblePair(NamedTuple):
     """Queries and keys here, as slices, and what these queries see of these keys."""
 
     rows: slice
@@ -79,15 +79,15 @@ class Ring:
         size = self.keys.sizes[owner]
         return [mask[..., start : start + size] for start in self.keys.starts(owner)]
 
-    def pieces(self, owner: int, mask: Tensor | None) -> Iterator[Piece]:
+    def pieces(self, owner: int, mask: Tensor | None) -> Iterator[VisiblePair]:
         """What this rank's queries see of the owner's keys."""
         if self.causal:
             yield from self._up_to_own_place(owner)
         else:
             mine = None if mask is None else torch.cat(self.columns(mask, owner), -1)
-            yield Piece(slice(None), slice(None), Visible(self.scale, mine))
+            yield VisiblePair(slice(None), slice(None), Visible(self.scale, mine))
 
-    def _up_to_own_place(self, owner: int) -> Iterator[Piece]:
+    def _up_to_own_place(self, owner: int) -> Iterator[VisiblePair]:
         """Run by run of queries: the keys that all of them see, and a run that some of them do."""
         rows, keys = self.queries.sizes[self.rank], self.keys.sizes[owner]
         for i, place in enumerate(self.queries.starts(self.rank)):
@@ -95,11 +95,11 @@ class Ring:
             first = [place - start for start in self.keys.starts(owner)]
             past = sum(at >= keys - 1 for at in first)
             if past:
-                yield Piece(here, slice(0, past * keys), Visible(self.scale))
+                yield VisiblePair(here, slice(0, past * keys), Visible(self.scale))
             for j, at in enumerate(first[past:], past):
                 if at + rows > 0:
                     there = slice(j * keys, (j + 1) * keys)
-                    yield Piece(here, there, Visible(self.scale, first=at))
+                    yield VisiblePair(here, there, Visible(self.scale, first=at))
 
     def rounds(self, key: Tensor, value: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Step by step whose keys are here, the keys and the values."""

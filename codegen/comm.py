@@ -15,12 +15,12 @@ from torch import Tensor
 
 from meshwright.codegen.line import Alone, GroupLine, Line
 from meshwright.codegen.meter import Meter
-from meshwright.codegen.primitives import Part, begin, run
+from meshwright.codegen.primitives import DimShares, begin, run
 from meshwright.ir.conversions import COMMUNICATES, Primitive
 from meshwright.ir.inside import SHIFT
 
 
-class Traffic(NamedTuple):
+class SentCollective(NamedTuple):
     """One collective that ran: for tests and benchmarks."""
 
     axis: str
@@ -30,14 +30,14 @@ class Traffic(NamedTuple):
     """Of the local tensor that went in."""
 
 
-class Move(NamedTuple):
+class AxisConversion(NamedTuple):
     """One conversion: what moves a value on an axis, and what moves its gradient back."""
 
     axis: str
     forward: Primitive
     backward: Primitive
-    source: Part | None
-    target: Part | None
+    source: DimShares | None
+    target: DimShares | None
     keeps: bool
 
 
@@ -68,7 +68,7 @@ class Comm:
         """True: random ops give constants (`ir.still`), for comparing with another layout."""
         self.recomputing = False
         """True while a block is run again for its backward: buffers are not updated twice."""
-        self.log: list[Traffic] | None = None
+        self.log: list[SentCollective] | None = None
         self.meter: Meter | None = None
         self.stage = 0
         """For the meter."""
@@ -211,9 +211,9 @@ class Comm:
 
     def _part(
         self, dim: int, sizes: Sequence[int], outer: int = 1, whole: int = 0, per_sample: int = 0
-    ) -> Part:
+    ) -> DimShares:
         start = self.sample_offset * per_sample if per_sample else -1
-        return Part(dim, tuple(sizes), outer, whole, start)
+        return DimShares(dim, tuple(sizes), outer, whole, start)
 
     def _convert(
         self,
@@ -221,22 +221,27 @@ class Comm:
         axis: str,
         forward: Primitive,
         backward: str,
-        source: Part | None = None,
-        target: Part | None = None,
+        source: DimShares | None = None,
+        target: DimShares | None = None,
     ) -> Tensor:
         apply: Callable[..., Tensor] = _Convert.apply
         return apply(x, self, self._move(axis, forward, backward, source, target))
 
     def _move(
-        self, axis: str, forward: Primitive, backward: str, source: Part | None, target: Part | None
-    ) -> Move:
+        self,
+        axis: str,
+        forward: Primitive,
+        backward: str,
+        source: DimShares | None,
+        target: DimShares | None,
+    ) -> AxisConversion:
         keeps = self.coordinates.get(axis, 0) == 0 and (axis != "dp" or self.microbatch == 0)
         gradient = Primitive.IDENTITY if backward == "none" else Primitive(backward)
-        return Move(axis, forward, gradient, source, target, keeps)
+        return AxisConversion(axis, forward, gradient, source, target, keeps)
 
     def move(
         self, forward: str, axis: str, *where: Any, backward: str = "none", **more: int
-    ) -> Move:
+    ) -> AxisConversion:
         """The conversion that the method of that name stands for."""
         primitive = Primitive(forward)
         source = target = None
@@ -251,16 +256,21 @@ class Comm:
             source, target = (part, None) if gives_whole else (None, part)
         return self._move(axis, primitive, backward, source, target)
 
-    def begin_forward(self, move: Move, x: Tensor) -> Callable[[], Tensor]:
+    def begin_forward(self, move: AxisConversion, x: Tensor) -> Callable[[], Tensor]:
         """Starts to move a value, without autograd; what it returns waits for that."""
         return self._begin(move.forward, x, move, move.source, move.target)
 
-    def begin_backward(self, move: Move, gradient: Tensor) -> Callable[[], Tensor]:
+    def begin_backward(self, move: AxisConversion, gradient: Tensor) -> Callable[[], Tensor]:
         """Starts to move its gradient back."""
         return self._begin(move.backward, gradient, move, move.target, move.source)
 
     def _begin(
-        self, primitive: Primitive, x: Tensor, move: Move, source: Part | None, target: Part | None
+        self,
+        primitive: Primitive,
+        x: Tensor,
+        move: AxisConversion,
+        source: DimShares | None,
+        target: DimShares | None,
     ) -> Callable[[], Tensor]:
         line = self._logged(primitive, move.axis, x)
         start = None if self.meter is None else self.meter.mark()
@@ -285,7 +295,7 @@ class Comm:
 
     def _note(self, kind: str, axis: str, line: Line, nbytes: int) -> None:
         if self.log is not None and line.size > 1:
-            self.log.append(Traffic(axis, kind, nbytes))
+            self.log.append(SentCollective(axis, kind, nbytes))
 
     def _met(
         self, kind: str, axis: str, line: Line, nbytes: int, start: Any, blocked: Any = None
@@ -298,8 +308,8 @@ class Comm:
         primitive: Primitive,
         x: Tensor,
         axis: str,
-        source: Part | None,
-        target: Part | None,
+        source: DimShares | None,
+        target: DimShares | None,
         keeps: bool,
     ) -> Tensor:
         """One primitive, without autograd."""
@@ -355,7 +365,7 @@ class _Convert(torch.autograd.Function):
         ctx: Any,
         x: Tensor,
         comm: Comm,
-        move: Move,
+        move: AxisConversion,
     ) -> Tensor:
         ctx.comm, ctx.move = comm, move
         result = comm.run(move.forward, x, move.axis, move.source, move.target, move.keeps)
@@ -363,7 +373,7 @@ class _Convert(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        move: Move = ctx.move
+        move: AxisConversion = ctx.move
         gradient = ctx.comm.run(
             move.backward, gradients[0], move.axis, move.target, move.source, move.keeps
         )

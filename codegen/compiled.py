@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 
 from meshwright.codegen.halves import Halves
 from meshwright.codegen.program import BlockCode
-from meshwright.codegen.segments import Cut
+from meshwright.codegen.segments import Phases
 from meshwright.ir.torch_private import OpOverload, is_watched
 
 BACKEND = "inductor"
@@ -61,7 +61,7 @@ def _halves(halves: Halves) -> Halves:
     return replace(halves, cuts=(first, second))
 
 
-def _cut(cut: Cut, half: int) -> Cut:
+def _cut(cut: Phases, half: int) -> Phases:
     phases = (
         replace(phase, code=in_regions(phase.code, f"half{half}_{number}_part"))
         for number, phase in enumerate(cut.phases)

@@ -12,7 +12,7 @@ from torch import fx
 from meshwright.codegen.compiled import Region
 from meshwright.codegen.halves import Halves
 from meshwright.codegen.program import BlockCode, Call, StageProgram
-from meshwright.codegen.segments import Cut
+from meshwright.codegen.segments import Phases
 from meshwright.codegen.sharded import FUNCTIONS
 from meshwright.codegen.where import Where
 from meshwright.ir.plain_text import comment, docstring, quoted
@@ -131,7 +131,7 @@ def _in_halves(code: BlockCode, halves: Halves, name: str) -> str:
     return "\n\n".join([*parted, *texts])
 
 
-def _half_lines(cut: Cut, name: str) -> Iterator[str]:
+def _half_lines(cut: Phases, name: str) -> Iterator[str]:
     for phase in cut.phases[1:]:
         yield from _lines(list(phase.code.graph.nodes), name)
         for moved in phase.moves:

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from meshwright.codegen.comm import Comm
-from meshwright.codegen.segments import Cut, Phase
+from meshwright.codegen.segments import Phase, Phases
 
 Turns = Iterator[None]
 """Yields where a collective has begun."""
 
 
 @dataclass(eq=False)
-class _Tape:
+class _HalfTape:
     """One half of a micro-batch: values by name, and the results of each phase with their graph."""
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class _Tape:
 class Halves:
     """`halves(comm, *params, *inputs)` gives what the block's module gives."""
 
-    cuts: tuple[Cut, Cut]
+    cuts: tuple[Phases, Phases]
     """The block's code for the samples of each half."""
     samples: tuple[int, int]
     num_params: int
@@ -60,10 +60,10 @@ class Halves:
 
     def forward(
         self, comm: Comm, tensors: Sequence[Tensor], *, graph: bool
-    ) -> tuple[tuple[Tensor, ...], "Run"]:
+    ) -> tuple[tuple[Tensor, ...], "HalvesRun"]:
         inputs = tensors[self.num_params :]
         parts = [self.entering(x, i, graph=graph) for i, x in enumerate(inputs)]
-        run = Run(self, comm, tensors[: self.num_params], graph)
+        run = HalvesRun(self, comm, tensors[: self.num_params], graph)
         turns = {half: run.forward(half, [part[half] for part in parts]) for half in (0, 1)}
         take_turns(comm, self.samples[0], turns)
         joined = (torch.cat([run.results(half)[i].detach() for half in (0, 1)], dim)
@@ -108,12 +108,12 @@ def add(leaf: Tensor, more: Tensor) -> None:
         leaf.grad = more if leaf.grad is None else leaf.grad + more
 
 
-class Run:
+class HalvesRun:
     """A block on the halves of one micro-batch."""
 
     def __init__(self, halves: Halves, comm: Comm, params: Sequence[Tensor], graph: bool) -> None:
         self.halves, self.comm, self.graph = halves, comm, graph
-        self.shared, self.tapes = _Tape(), (_Tape(), _Tape())
+        self.shared, self.tapes = _HalfTape(), (_HalfTape(), _HalfTape())
         self.params = params
         self.shared.values |= dict(zip(halves.cuts[0].arguments, params, strict=False))
 
@@ -143,7 +143,7 @@ class Run:
                 result = arrive().detach()
                 tape.values[moved.made] = result.requires_grad_(self.graph and x.requires_grad)
 
-    def _compute(self, phase: Phase, number: int, tape: _Tape) -> None:
+    def _compute(self, phase: Phase, number: int, tape: _HalfTape) -> None:
         given = [tape.values[name] for name in phase.reads]
         with torch.set_grad_enabled(self.graph):
             results = phase.code(self.comm, *given)
@@ -192,7 +192,7 @@ class _Piped(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        run: Run = ctx.run
+        run: HalvesRun = ctx.run
         ctx.run = None
         halves, tapes = run.halves, run.tapes
         for i, (whole, dim) in enumerate(zip(gradients, halves.joins, strict=True)):

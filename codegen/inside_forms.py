@@ -3,27 +3,27 @@
 from dataclasses import replace
 
 from meshwright.codegen.shape_forms import Rule
-from meshwright.codegen.site import Form, In, Site, Value
+from meshwright.codegen.site import Form, In, OpSite, Value
 from meshwright.ir.errors import PlanError
 from meshwright.ir.inside import goes_round
 from meshwright.ir.layout import Shard
 from meshwright.ir.windows import CONVOLUTIONS, POOLS, Window, spans, windows
 
 
-def _sizes(site: Site, axis: str, size: int, shard: Shard) -> tuple[int, ...]:
+def _sizes(site: OpSite, axis: str, size: int, shard: Shard) -> tuple[int, ...]:
     """Elements of each rank, which are one run of a dim of global `size`."""
     if shard.outer > 1:
         raise PlanError(f"{site.op.key}: {shard} on {axis} has sections; outer must be 1")
     return tuple(shard.inner * n for n in site.axes[axis].sizes(size // shard.inner))
 
 
-def _splitting(site: Site, index: int, dim: int) -> list[str]:
+def _splitting(site: OpSite, index: int, dim: int) -> list[str]:
     """Axes that split a dim of an input."""
     shards = site.input_shards(index)
     return [axis for axis, p in shards if p.dim == dim and site.axes[axis].size > 1]
 
 
-def _only_axis(site: Site, dim: int, axes: list[str]) -> str:
+def _only_axis(site: OpSite, dim: int, axes: list[str]) -> str:
     if len(axes) > 1:
         raise PlanError(
             f"{site.op.key}: dim {dim} is split over {', '.join(axes)}; "
@@ -32,7 +32,7 @@ def _only_axis(site: Site, dim: int, axes: list[str]) -> str:
     return axes[0]
 
 
-def _attention(site: Site, form: Form) -> Form:
+def _attention(site: OpSite, form: Form) -> Form:
     dims = len(site.input(0).shape)
     axes = [a for a, s in site.strategies.items() if site.axes[a].size > 1 and goes_round(s, dims)]
     if not axes:
@@ -56,7 +56,7 @@ def _attention(site: Site, form: Form) -> Form:
     return replace(form.having(**extra), target="sharded.ring_attention")
 
 
-def _experts(site: Site, form: Form) -> Form:
+def _experts(site: OpSite, form: Form) -> Form:
     """Tokens may be split in any way: they only travel."""
     tokens, experts = _splitting(site, 0, 0), _splitting(site, 3, 0)
     if not set(tokens) & set(experts):
@@ -71,7 +71,7 @@ def _experts(site: Site, form: Form) -> Form:
     )
 
 
-def _windowed(site: Site, form: Form) -> Form:
+def _windowed(site: OpSite, form: Form) -> Form:
     shapes = [site.input(i).shape for i in range(len(site.op.inputs))]
     output = site.tensors[site.op.outputs[0]].shape
     found = windows(site.op, shapes, output)
@@ -90,7 +90,7 @@ def _windowed(site: Site, form: Form) -> Form:
     return _with_halos(form, tuple(halos), tuple(paddings))
 
 
-def _halo(site: Site, axis: str, dim: int, window: Window) -> tuple[Value, ...]:
+def _halo(site: OpSite, axis: str, dim: int, window: Window) -> tuple[Value, ...]:
     """Axis, dim, what each rank holds, what it reads."""
     holds, makes = site.input_layout(0)[axis], site.output_layout(0)[axis]
     if not isinstance(holds, Shard) or makes != Shard(dim, 1, getattr(makes, "inner", 1)):

@@ -8,13 +8,13 @@ from torch import fx
 from torch.fx.node import Argument
 
 from meshwright.codegen import together
-from meshwright.codegen.site import Site
+from meshwright.codegen.site import OpSite
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.graph import Block, Op
 from meshwright.ir.layout import Layout, Shard, Strategy
 from meshwright.ir.nesting import local_split
 from meshwright.ir.placed import joint_spots
-from meshwright.ir.placed.spots import Spot
+from meshwright.ir.placed.spots import KernelSpot
 
 if TYPE_CHECKING:
     from meshwright.codegen.builder import Builder
@@ -23,35 +23,39 @@ if TYPE_CHECKING:
 Strategies = Callable[[Op], Mapping[str, Strategy]]
 
 
-def spots_of(at: "Where", block: Block) -> dict[str, tuple[str, Spot]]:
+def spots_of(at: "Where", block: Block) -> dict[str, tuple[str, KernelSpot]]:
     """`Op.key` -> kernel and spot, of what the plan's kernels take over in a block."""
     return joint_spots(at.plan, at.graph, at.stage, block)
 
 
-def skipped(found: Mapping[str, tuple[str, Spot]]) -> frozenset[str]:
+def skipped(found: Mapping[str, tuple[str, KernelSpot]]) -> frozenset[str]:
     """Keys of ops that are part of another's call."""
     return frozenset(
         op.key for _, spot in found.values() for op in (*spot.others, spot.via) if op is not None
     )
 
 
-def add(builder: "Builder", kernel: str, spot: Spot, strategies: Strategies) -> None:
+def add(builder: "Builder", kernel: str, spot: KernelSpot, strategies: Strategies) -> None:
     """One call in the place of the collective and the ops."""
     _ADD[kernel](builder, spot, strategies)
 
 
-def _site(builder: "Builder", op: Op, strategies: Strategies) -> Site:
-    return Site(op, builder.graph.tensors, strategies(op), builder.axes, builder.coordinates)
+def _site(builder: "Builder", op: Op, strategies: Strategies) -> OpSite:
+    return OpSite(op, builder.graph.tensors, strategies(op), builder.axes, builder.coordinates)
 
 
-def _inputs(builder: "Builder", site: Site, but: int) -> Iterator[fx.Node | None]:
+def _inputs(builder: "Builder", site: OpSite, but: int) -> Iterator[fx.Node | None]:
     """What an op reads, as it wants it; None for the operand that the call converts itself."""
     for i, name in enumerate(site.op.inputs):
         yield None if i == but else builder.need(name, site.input_layout(i))
 
 
 def _call(
-    builder: "Builder", kernel: str, spot: Spot, args: tuple[Argument, ...], backward: Primitive
+    builder: "Builder",
+    kernel: str,
+    spot: KernelSpot,
+    args: tuple[Argument, ...],
+    backward: Primitive,
 ) -> fx.Node:
     assert spot.conversion is not None
     target = together.FUNCTIONS[f"sharded.{kernel}"]
@@ -64,7 +68,7 @@ def _call(
     return node
 
 
-def _reduce_norm(builder: "Builder", spot: Spot, strategies: Strategies) -> None:
+def _reduce_norm(builder: "Builder", spot: KernelSpot, strategies: Strategies) -> None:
     site = _site(builder, spot.op, strategies)
     assert spot.conversion is not None
     inputs = list(_inputs(builder, site, spot.index))
@@ -90,7 +94,7 @@ def _reduce_norm(builder: "Builder", spot: Spot, strategies: Strategies) -> None
     builder.outputs(site, node)
 
 
-def _viewed(builder: "Builder", spot: Spot, strategies: Strategies) -> fx.Node:
+def _viewed(builder: "Builder", spot: KernelSpot, strategies: Strategies) -> fx.Node:
     """The view, of summands in place of their sum."""
     assert spot.via is not None and spot.conversion is not None
     site = _site(builder, spot.via, strategies)
@@ -98,7 +102,7 @@ def _viewed(builder: "Builder", spot: Spot, strategies: Strategies) -> fx.Node:
     return builder.call(site, [builder.need(spot.via.inputs[0], wanted)], spot.via.outputs[0])
 
 
-def _gather_linear(builder: "Builder", spot: Spot, strategies: Strategies) -> None:
+def _gather_linear(builder: "Builder", spot: KernelSpot, strategies: Strategies) -> None:
     sites = [_site(builder, op, strategies) for op in (spot.op, *spot.others)]
     assert spot.conversion is not None
     wanted = {**sites[0].input_layout(0), spot.axis: spot.conversion.source}
@@ -116,7 +120,7 @@ def _gather_linear(builder: "Builder", spot: Spot, strategies: Strategies) -> No
         builder.made_as(site.op.outputs[0], made, site.output_layout(0))
 
 
-def _linear_scatter(builder: "Builder", spot: Spot, strategies: Strategies) -> None:
+def _linear_scatter(builder: "Builder", spot: KernelSpot, strategies: Strategies) -> None:
     site = _site(builder, spot.op, strategies)
     assert spot.conversion is not None
     x, weight, *bias = _inputs(builder, site, -1)
@@ -137,7 +141,7 @@ def _part(
     return {"dim": shard.dim, "sizes": own.sizes}
 
 
-_ADD: dict[str, Callable[["Builder", Spot, Strategies], None]] = {
+_ADD: dict[str, Callable[["Builder", KernelSpot, Strategies], None]] = {
     "reduce_norm": _reduce_norm,
     "gather_linear": _gather_linear,
     "linear_scatter": _linear_scatter,

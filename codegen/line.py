@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.ir import torch_private
-from meshwright.ir.direct import Work
+from meshwright.ir.direct import Waitable
 
 
 class Line(Protocol):
@@ -165,7 +165,7 @@ def _flat(x: Tensor) -> Tensor:
     return on_wire(x.contiguous()).view(-1)
 
 
-def _result(result: Tensor, work: Work | None) -> Callable[[], Tensor]:
+def _result(result: Tensor, work: Waitable | None) -> Callable[[], Tensor]:
     def wait() -> Tensor:
         assert work is not None
         work.wait()

@@ -3,7 +3,7 @@
 An op runs unchanged on local tensors unless it says sizes (views, factories, splits), averages
 over a split dim, draws random numbers, or is one of the few that must know the whole (vocabulary
 lookup, cross-entropy, batch statistics). The rules are tables from op name to a function of the
-`Site`. `evaluate` runs a form at once; with `codegen.simulated` it tests a strategy:
+`OpSite`. `evaluate` runs a form at once; with `codegen.simulated` it tests a strategy:
 
     simulate({"tp": 2}, lambda comm: evaluate(form_of(site(comm)), comm, local_inputs(comm)))
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 from meshwright.codegen import inside_forms, mesh_forms, shape_forms
 from meshwright.codegen.comm import Comm
 from meshwright.codegen.sharded import FUNCTIONS
-from meshwright.codegen.site import Device, Dtype, Form, In, Site, Value
+from meshwright.codegen.site import Dtype, Form, In, OpSite, RankDevice, Value
 from meshwright.ir.changing import written
 from meshwright.ir.graph import Kind
 from meshwright.ir.images import channels_last
@@ -25,7 +25,7 @@ from meshwright.ir.ops import facts
 from meshwright.ir.windows import convolves_channels_last
 
 
-def form_of(site: Site) -> Form:
+def form_of(site: OpSite) -> Form:
     """What the rank calls for the op."""
     name = site.op.target.rpartition(".")[0]
     form = Form(
@@ -42,13 +42,13 @@ def form_of(site: Site) -> Form:
 
 
 def bind(
-    form: Form, resolve: Callable[[In | Device], object]
+    form: Form, resolve: Callable[[In | RankDevice], object]
 ) -> tuple[Callable[..., object], tuple[object, ...], dict[str, object]]:
     """Callable, positional and keyword arguments; `resolve` says what In and Device stand for."""
 
     def value(arg: Value) -> object:
         match arg:
-            case In() | Device():
+            case In() | RankDevice():
                 return resolve(arg)
             case Dtype(name):
                 return getattr(torch, name)
@@ -87,7 +87,7 @@ def evaluate(form: Form, comm: Comm, inputs: Sequence[Tensor]) -> tuple[Tensor, 
     for i in form.channels_last:
         given[i] = channels_last(given[i])
 
-    def resolve(arg: In | Device) -> object:
+    def resolve(arg: In | RankDevice) -> object:
         return given[arg.index] if isinstance(arg, In) else comm.device
 
     target, args, kwargs = bind(form, resolve)
@@ -100,7 +100,7 @@ def evaluate(form: Form, comm: Comm, inputs: Sequence[Tensor]) -> tuple[Tensor, 
     return outputs
 
 
-def _changed_buffers(site: Site) -> tuple[int, ...]:
+def _changed_buffers(site: OpSite) -> tuple[int, ...]:
     name = site.op.target.split(".")[1]
     if name == "batch_norm":
         return tuple(i for i in range(len(site.op.inputs)) if _is_buffer(site, i))
@@ -108,10 +108,10 @@ def _changed_buffers(site: Site) -> tuple[int, ...]:
     return tuple(i for i, x in enumerate(site.op.inputs) if x in changed and _is_buffer(site, i))
 
 
-def _images(site: Site) -> tuple[int, ...]:
+def _images(site: OpSite) -> tuple[int, ...]:
     """What a convolution reads, where its results had their channels innermost in the trace."""
     return (0,) if convolves_channels_last(site.op, site.tensors) else ()
 
 
-def _is_buffer(site: Site, index: int) -> bool:
+def _is_buffer(site: OpSite, index: int) -> bool:
     return site.input(index).kind is Kind.BUFFER

@@ -11,7 +11,7 @@ from meshwright.codegen.joint import skipped, spots_of
 from meshwright.codegen.overlap import overlap_gradients, split_rows
 from meshwright.codegen.piped import in_halves
 from meshwright.codegen.prelude import lower_prelude
-from meshwright.codegen.program import BlockCode, Call, StageProgram, Value
+from meshwright.codegen.program import BlockCode, BorderValue, Call, StageProgram
 from meshwright.codegen.stored import param_of, stored_layouts
 from meshwright.codegen.where import Where, label_of, parsed, strategies, where
 from meshwright.forms.sync import exchange_of
@@ -68,14 +68,14 @@ def _lower_stage(at: Where, crossing: dict[str, Crossing]) -> StageProgram:
     return replace(program, source=stage_source(program, at))
 
 
-def _value(at: Where, name: str, layout: Layout) -> Value:
+def _value(at: Where, name: str, layout: Layout) -> BorderValue:
     tensor, data = at.graph.tensors[name], layout.get("dp", R)
     shape = at.local_shape(name, layout)
     if isinstance(data, Shard):
         size = tensor.shape[data.dim]
         seen = local_split(size, "dp", data, layout, at.axes, at.coordinates)
         data = replace(data, outer=seen.outer)
-    return Value(name, shape, tensor.dtype, tensor.requires_grad, data, tensor.channels_last)
+    return BorderValue(name, shape, tensor.dtype, tensor.requires_grad, data, tensor.channels_last)
 
 
 def _calls(

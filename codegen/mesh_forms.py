@@ -4,7 +4,7 @@ from dataclasses import replace
 from keyword import iskeyword
 
 from meshwright.codegen.shape_forms import Rule
-from meshwright.codegen.site import Form, In, Site, Value
+from meshwright.codegen.site import Form, In, OpSite, Value
 from meshwright.ir.errors import PlanError
 from meshwright.ir.layout import Shard, local_shape
 from meshwright.ir.nesting import dim_runs, local_split, splits_of
@@ -27,7 +27,7 @@ def _index_of(form: Form, name: str) -> int:
     return value.index
 
 
-def _own(site: Site, index: int, dim: int) -> dict[str, Value]:
+def _own(site: OpSite, index: int, dim: int) -> dict[str, Value]:
     """Which axes split this dim of an input, and which elements of it the rank has; or nothing."""
     splits = splits_of(site.input_layout(index), site.axes).get(dim, {})
     if not splits:
@@ -40,12 +40,12 @@ def _own(site: Site, index: int, dim: int) -> dict[str, Value]:
     return {"axes": tuple(splits), "start": start, "size": size}
 
 
-def _embedding(site: Site, form: Form) -> Form:
+def _embedding(site: OpSite, form: Form) -> Form:
     rows = _own(site, _index_of(form, "weight"), 0)
     return _sharded(form, "embedding", **rows) if rows else form
 
 
-def _embedding_bag(site: Site, form: Form) -> Form:
+def _embedding_bag(site: OpSite, form: Form) -> Form:
     rows = _own(site, _index_of(form, "weight"), 0)
     offsets = _index_of(form, "offsets")
     if not rows and site.local_input(offsets) == site.input(offsets).shape:
@@ -57,26 +57,26 @@ def _embedding_bag(site: Site, form: Form) -> Form:
     return _sharded(form, "embedding_bag", **rows)
 
 
-def _cross_entropy_sum(site: Site, form: Form) -> Form:
+def _cross_entropy_sum(site: OpSite, form: Form) -> Form:
     own = _own(site, 0, 1)
     if not own:
         return form
     return _sharded(form, "cross_entropy_sum", **own, classes=site.input(0).shape[1])
 
 
-def _cross_entropy_total(site: Site, form: Form) -> Form:
+def _cross_entropy_total(site: OpSite, form: Form) -> Form:
     own = _own(site, 0, 1)
     if not own:
         return form
     return _sharded(form, "cross_entropy_total", **own, classes=site.input(0).shape[1])
 
 
-def _experts(site: Site, form: Form) -> Form:
+def _experts(site: OpSite, form: Form) -> Form:
     own = _own(site, _index_of(form, "gate_up"), 0)
     return _sharded(form, "experts", start=own["start"]) if own else form
 
 
-def _index(site: Site, form: Form) -> Form:
+def _index(site: OpSite, form: Form) -> Form:
     """Where an indexed dim is split, so is its index, which names positions in the whole."""
     indices = form.arg("indices")
     assert isinstance(indices, tuple)
@@ -96,7 +96,7 @@ def _index(site: Site, form: Form) -> Form:
     return _sharded(form, "index", starts=tuple(starts), per_sample=tuple(steps))
 
 
-def _batch_norm(site: Site, form: Form) -> Form:
+def _batch_norm(site: OpSite, form: Form) -> Form:
     if form.arg("training") is not True:
         return form
     shape, shards = site.input(0).shape, dict(site.input_shards(0))
@@ -113,7 +113,7 @@ def _batch_norm(site: Site, form: Form) -> Form:
     return _sharded(_without(form, "training"), "batch_norm", **extra)
 
 
-def _channels(site: Site, axes: list[str]) -> dict[str, Value]:
+def _channels(site: OpSite, axes: list[str]) -> dict[str, Value]:
     split = site.split(axes[0], site.input(0).shape, site.input_layout(0))
     if len(axes) > 1 or split.outer > 1:
         raise PlanError(
@@ -123,7 +123,7 @@ def _channels(site: Site, axes: list[str]) -> dict[str, Value]:
     return {"channel_axis": axes[0], "channels": split.sizes}
 
 
-def _in_microbatch(site: Site, shards: dict[str, Shard], dim: int, size: int) -> int:
+def _in_microbatch(site: OpSite, shards: dict[str, Shard], dim: int, size: int) -> int:
     """Elements of a dim that all ranks together hold for one micro-batch."""
     for axis, shard in shards.items():
         along = site.axes[axis]
@@ -132,7 +132,7 @@ def _in_microbatch(site: Site, shards: dict[str, Shard], dim: int, size: int) ->
     return size
 
 
-def _samples(site: Site) -> dict[str, Value]:
+def _samples(site: OpSite) -> dict[str, Value]:
     """Where the samples lie in what the op makes, and which other axes split it."""
     layout = site.output_layout(0)
     others = tuple(axis for axis, p in layout.items() if isinstance(p, Shard) and axis != "dp")
@@ -145,13 +145,13 @@ def _samples(site: Site) -> dict[str, Value]:
     return found
 
 
-def _dropout(site: Site, form: Form) -> Form:
+def _dropout(site: OpSite, form: Form) -> Form:
     if form.arg("train") is not True or not form.arg("p"):
         return form
     return _sharded(_without(form, "train"), "dropout", key=site.op.key, **_samples(site))
 
 
-def _gelu_dropout(site: Site, form: Form) -> Form:
+def _gelu_dropout(site: OpSite, form: Form) -> Form:
     """With the masks of the dropout that is part of it."""
     key = site.op.key.replace("/bias_gelu_dropout", "/dropout")
     plain = _without(_without(form, "seeds"), *_OF_SAMPLES)
@@ -161,7 +161,7 @@ def _gelu_dropout(site: Site, form: Form) -> Form:
 _OF_SAMPLES = ("dim", "outer", "per_sample")
 
 
-def _attention(site: Site, form: Form) -> Form:
+def _attention(site: OpSite, form: Form) -> Form:
     if not form.arg("dropout_p"):
         return form
     samples = _samples(site)
@@ -170,7 +170,7 @@ def _attention(site: Site, form: Form) -> Form:
     return _sharded(form, "attention", name=site.op.key, **samples)
 
 
-def _noise(site: Site, form: Form) -> Form:
+def _noise(site: OpSite, form: Form) -> Form:
     """Whole but for its samples, also where it is split on model axes."""
     layout = {axis: p for axis, p in site.output_layout(0).items() if axis == "dp"}
     shape = site.tensors[site.op.outputs[0]].shape
@@ -185,7 +185,7 @@ def _noise(site: Site, form: Form) -> Form:
     return replace(_sharded(plain, "noise", **found), whole=True, by_sample=True)
 
 
-def _each_sample(site: Site, form: Form) -> Form:
+def _each_sample(site: OpSite, form: Form) -> Form:
     cut = [
         name for name, value in form.args
         if isinstance(value, In) and isinstance(site.input_layout(value.index).get("dp"), Shard)
@@ -196,14 +196,14 @@ def _each_sample(site: Site, form: Form) -> Form:
     return _sharded(form, "each_sample", **extra, **_rows(site))
 
 
-def _rows(site: Site) -> dict[str, Value]:
+def _rows(site: OpSite) -> dict[str, Value]:
     """How many rows each sample has along dim 0."""
     size, batch = site.tensors[site.op.outputs[0]].shape[0], site.axes.get("dp")
     split = isinstance(site.output_layout(0).get("dp"), Shard) and batch and batch.whole
     return {"per_sample": size // batch.whole} if split and batch else {}
 
 
-def _random(site: Site, form: Form) -> Form:
+def _random(site: OpSite, form: Form) -> Form:
     if "dropout" in dict(form.args) and not (form.arg("train") and form.arg("dropout")):
         return form
     layout = {} if form.whole else site.output_layout(0)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from meshwright.codegen.comm import Comm, Traffic
-from meshwright.codegen.primitives import Part
+from meshwright.codegen.comm import Comm, SentCollective
+from meshwright.codegen.primitives import DimShares
 from meshwright.codegen.symmetric import Turn, Workspace, workspace
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.kernels import gather_linear as gathering
@@ -42,7 +42,7 @@ def reduce_norm(
 
 
 def gather_linear(
-    comm: Comm, axis: str, part: Part, x: Tensor, weights: Sequence[Tensor],
+    comm: Comm, axis: str, part: DimShares, x: Tensor, weights: Sequence[Tensor],
     biases: Sequence[Tensor | None],
 ) -> tuple[Tensor, list[Tensor]] | str:  # fmt: skip
     """The whole of x, for the backward, and the products."""
@@ -65,7 +65,7 @@ def gather_linear(
 
 
 def begin_linear_scatter(
-    comm: Comm, axis: str, part: Part, x: Tensor, weight: Tensor, bias: Tensor | None
+    comm: Comm, axis: str, part: DimShares, x: Tensor, weight: Tensor, bias: Tensor | None
 ) -> Callable[[], Tensor] | str:
     """Starts this rank's part of the sum of all ranks' products; what it returns waits for them."""
     ranks = comm.line(axis).size
@@ -86,7 +86,7 @@ def begin_linear_scatter(
     return lambda: scattering.sum_parts(slot, turn.signals, turn.epoch).view(*shape, n)
 
 
-def _why_not(part: Part, x: Tensor) -> str:
+def _why_not(part: DimShares, x: Tensor) -> str:
     if len(set(part.sizes)) > 1 or part.outer > 1 or part.start >= 0:
         return "the ranks' parts are not equal"
     if x.dtype not in gathering.DTYPES:
@@ -107,5 +107,5 @@ def _turn(
         return space
     if comm.log is not None:
         moved = nbytes if primitive is Primitive.REDUCE_SCATTER else x.nbytes
-        comm.log.append(Traffic(axis, primitive, moved))
+        comm.log.append(SentCollective(axis, primitive, moved))
     return space, space.turn(nbytes)

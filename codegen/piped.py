@@ -6,7 +6,7 @@ from dataclasses import replace
 from torch import fx
 
 from meshwright.codegen.halves import Halves
-from meshwright.codegen.segments import Cut, cut
+from meshwright.codegen.segments import Phases, cut
 from meshwright.codegen.where import Where
 from meshwright.ir.changing import written
 from meshwright.ir.graph import Block
@@ -63,13 +63,13 @@ def _mixes(at: Where, block: Block) -> bool:
     return any("batch_norm" in op.target or written(op) for op in ops)
 
 
-def _is_worth(found: Cut) -> bool:
+def _is_worth(found: Phases) -> bool:
     """Whether phases after the first wait for a collective of a model axis, and none for `dp`."""
     moves = [moved for phase in found.phases for moved in phase.moves]
     return bool(moves) and all(moved.axis != "dp" for moved in moves)
 
 
-def _alike(first: Cut, second: Cut) -> bool:
+def _alike(first: Phases, second: Phases) -> bool:
     """Whether what parameters alone go into is the same in both halves."""
     texts = [str(found.phases[0].code.graph) for found in (first, second)]
     return texts[0] == texts[1] and len(first.phases) == len(second.phases)

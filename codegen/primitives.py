@@ -12,7 +12,7 @@ from meshwright.ir.conversions import COMMUNICATES, Primitive
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class DimShares:
     """How the ranks of an axis share a tensor dim: `outer` sections, each split into `sizes`."""
 
     dim: int
@@ -36,8 +36,8 @@ def run(
     primitive: Primitive,
     x: Tensor,
     line: Line,
-    source: Part | None = None,
-    target: Part | None = None,
+    source: DimShares | None = None,
+    target: DimShares | None = None,
     keeps: bool = True,
 ) -> Tensor:
     """What this rank holds after `primitive`; x itself (not a copy) where nothing moves.
@@ -68,8 +68,8 @@ def begin(
     primitive: Primitive,
     x: Tensor,
     line: Line,
-    source: Part | None = None,
-    target: Part | None = None,
+    source: DimShares | None = None,
+    target: DimShares | None = None,
     keeps: bool = True,
 ) -> Callable[[], Tensor]:
     """Starts what `run` does; what it returns waits for that. All-to-all is over at once."""
@@ -89,18 +89,18 @@ def begin(
     return lambda: result
 
 
-def _given(part: Part | None) -> Part:
+def _given(part: DimShares | None) -> DimShares:
     assert part is not None
     return part
 
 
-def sections(x: Tensor, part: Part) -> Tensor:
+def sections(x: Tensor, part: DimShares) -> Tensor:
     """x with dim `dim` as two: sections, and elements in a section."""
     shape, dim = x.shape, part.dim
     return x.reshape(*shape[:dim], part.outer, shape[dim] // part.outer, *shape[dim + 1 :])
 
 
-def take(x: Tensor, part: Part, rank: int) -> Tensor:
+def take(x: Tensor, part: DimShares, rank: int) -> Tensor:
     """The elements of `rank`, out of the whole."""
     start, size, _ = part.span(rank)
     if part.outer == 1:
@@ -109,7 +109,7 @@ def take(x: Tensor, part: Part, rank: int) -> Tensor:
     return mine.flatten(part.dim, part.dim + 1).contiguous()
 
 
-def _pad(x: Tensor, part: Part, rank: int) -> Tensor:
+def _pad(x: Tensor, part: DimShares, rank: int) -> Tensor:
     before, _, after = part.span(rank)
     dims_behind = x.ndim - part.dim - 1
     whole = pad(sections(x, part), [0, 0] * dims_behind + [before, after])
@@ -122,40 +122,40 @@ def _padded(x: Tensor, dim: int, size: int) -> Tensor:
     return pad(x, [0, 0] * (x.ndim - dim - 1) + [0, missing]) if missing else x
 
 
-def _gather(x: Tensor, line: Line, part: Part) -> Tensor:
+def _gather(x: Tensor, line: Line, part: DimShares) -> Tensor:
     if line.size == 1:
         return x
     return _joined(line.all_gather(_gathered_part(x, part)), part)
 
 
-def _gathered_part(x: Tensor, part: Part) -> Tensor:
+def _gathered_part(x: Tensor, part: DimShares) -> Tensor:
     return _padded(sections(x, part), part.dim + 1, max(part.sizes))
 
 
-def _joined(everyone: Tensor, part: Part) -> Tensor:
+def _joined(everyone: Tensor, part: DimShares) -> Tensor:
     dim = part.dim + 1
     parts = [theirs.narrow(dim, 0, size) for theirs, size in zip(everyone, part.sizes, strict=True)]
     return torch.cat(parts, dim).flatten(part.dim, dim)
 
 
-def _reduce_scatter(x: Tensor, line: Line, part: Part) -> Tensor:
+def _reduce_scatter(x: Tensor, line: Line, part: DimShares) -> Tensor:
     if line.size == 1:
         return x
     return _own_part(line.reduce_scatter(_scattered_parts(x, part)), part, line.rank)
 
 
-def _scattered_parts(x: Tensor, part: Part) -> Tensor:
+def _scattered_parts(x: Tensor, part: DimShares) -> Tensor:
     dim, longest = part.dim + 1, max(part.sizes)
     split = torch.split_with_sizes(sections(x, part), part.sizes, dim)
     return torch.stack([_padded(one, dim, longest) for one in split])
 
 
-def _own_part(summed: Tensor, part: Part, rank: int) -> Tensor:
+def _own_part(summed: Tensor, part: DimShares, rank: int) -> Tensor:
     mine = summed.narrow(part.dim + 1, 0, part.sizes[rank])
     return mine.flatten(part.dim, part.dim + 1).contiguous()
 
 
-def _all_to_all(x: Tensor, line: Line, source: Part, target: Part) -> Tensor:
+def _all_to_all(x: Tensor, line: Line, source: DimShares, target: DimShares) -> Tensor:
     if line.size == 1:
         return x
     if source.dim == target.dim:

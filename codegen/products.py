@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from meshwright.codegen.comm import Comm, Move
+from meshwright.codegen.comm import AxisConversion, Comm
 
 Product = tuple[str, Tensor, Tensor | None]
 """`linear`, `addmm` or `mm` of the input with a weight, and what is added."""
@@ -44,7 +44,12 @@ def rows(
 class _Columns(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, comm: Comm, move: Move, kinds: tuple[str, ...], *operands: Tensor
+        ctx: Any,
+        x: Tensor,
+        comm: Comm,
+        move: AxisConversion,
+        kinds: tuple[str, ...],
+        *operands: Tensor,
     ) -> tuple[Tensor, ...]:
         ctx.comm, ctx.move, ctx.kinds = comm, move, kinds
         ctx.dtypes = [x.dtype, *(None if o is None else o.dtype for o in operands)]
@@ -83,7 +88,7 @@ class _Rows(torch.autograd.Function):
         ctx: Any,
         x: Tensor,
         comm: Comm,
-        move: Move,
+        move: AxisConversion,
         kind: str,
         weight: Tensor,
         added: Tensor | None,

@@ -19,7 +19,7 @@ PRELUDE, TOTALS = "(prelude)", "(totals)"
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class BorderValue:
     """A value that crosses a stage border, as a rank of either side has it."""
 
     name: str
@@ -74,8 +74,8 @@ class StageProgram:
     """Everything one rank does for one micro-batch in one stage."""
 
     index: int
-    receives: tuple[Value, ...]
-    sends: tuple[Value, ...]
+    receives: tuple[BorderValue, ...]
+    sends: tuple[BorderValue, ...]
     totals: Call | None
     """Local summands of one micro-batch; the runtime sums them over micro-batches and dp once per
     step, and keeps the sums in the environment under the outputs' names."""

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from meshwright.codegen.attend import (
+    AttentionStats,
     Gradients,
-    Known,
-    Part,
+    PartialAttention,
     attend,
     attend_backward,
     merged,
@@ -44,7 +44,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, mask, out, total = ctx.saved_tensors
-        known = Known(out, total, grads[0])
+        known = AttentionStats(out, total, grads[0])
         way_back = _Backward(ctx.ring, query, mask, known, ctx.needs_input_grad[3])
         with torch.autocast(query.device.type, enabled=False):
             to_query, to_key, to_value, to_mask = way_back.run(key, value)
@@ -52,13 +52,15 @@ class _Attention(torch.autograd.Function):
         return to_query.to(narrow), to_key.to(narrow), to_value.to(narrow), to_mask, None
 
 
-def _forward(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, ring: Ring) -> Part:
+def _forward(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, ring: Ring
+) -> PartialAttention:
     found = _nothing(wide(query), value)
     for step, its_key, its_value in ring.rounds(key, value):
         for rows, columns, visible in ring.pieces(ring.owner(step), mask):
             keys, values = its_key[..., columns, :], its_value[..., columns, :]
             part = attend(query[..., rows, :], keys, values, visible)
-            both = merged(Part(*(x[..., rows, :] for x in found)), part)
+            both = merged(PartialAttention(*(x[..., rows, :] for x in found)), part)
             for whole, new in zip(found, both, strict=True):
                 whole[..., rows, :] = new
     return found
@@ -71,7 +73,7 @@ class _Backward:
     ring: Ring
     query: Tensor
     mask: Tensor | None
-    known: Known
+    known: AttentionStats
     wants_mask: bool
 
     def run(self, key: Tensor, value: Tensor) -> Gradients:
@@ -100,7 +102,7 @@ class _Backward:
         for rows, columns, visible in ring.pieces(owner, self.mask):
             found = attend_backward(
                 self.query[..., rows, :], key[..., columns, :], value[..., columns, :], visible,
-                Known(*(x[..., rows, :] for x in (known.out, known.total, known.grad))),
+                AttentionStats(*(x[..., rows, :] for x in (known.out, known.total, known.grad))),
                 self.wants_mask,
             )  # fmt: skip
             to_query[..., rows, :] += found.query
@@ -116,10 +118,10 @@ class _Backward:
         return torch.cat([to_key.reshape(-1), to_value.reshape(-1)])
 
 
-def _nothing(query: Tensor, value: Tensor) -> Part:
+def _nothing(query: Tensor, value: Tensor) -> PartialAttention:
     """What queries that see no keys find."""
     out = query.new_zeros(*query.shape[:-1], value.shape[-1])
-    return Part(out, query.new_full((*query.shape[:-1], 1), -torch.inf))
+    return PartialAttention(out, query.new_full((*query.shape[:-1], 1), -torch.inf))
 
 
 def ring_attention(

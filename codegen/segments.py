@@ -45,7 +45,7 @@ class Phase:
 
 
 @dataclass(frozen=True, eq=False)
-class Cut:
+class Phases:
     """A block in phases; `phases[0]` is of what only parameters go into."""
 
     phases: tuple[Phase, ...]
@@ -54,7 +54,7 @@ class Cut:
     results: tuple[str, ...]
 
 
-def cut(module: fx.GraphModule, num_params: int) -> Cut:
+def cut(module: fx.GraphModule, num_params: int) -> Phases:
     """The phases of a block; its first `num_params` arguments are parameters."""
     nodes = list(module.graph.nodes)
     arguments = [n for n in nodes if n.op == "placeholder"][1:]
@@ -69,7 +69,7 @@ def cut(module: fx.GraphModule, num_params: int) -> Cut:
         made = [n for n in own if n in needed]
         found.append(_phase(own, made, tuple(map(_moved, after))))
     results = tuple(n.name for n in nodes[-1].args[0])
-    return Cut(tuple(found), tuple(n.name for n in arguments), results)
+    return Phases(tuple(found), tuple(n.name for n in arguments), results)
 
 
 def _computes(node: fx.Node) -> bool:

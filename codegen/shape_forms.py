@@ -5,26 +5,26 @@ from dataclasses import replace
 from itertools import zip_longest
 from math import prod
 
-from meshwright.codegen.site import Device, Form, In, Site, Value
+from meshwright.codegen.site import Form, In, OpSite, RankDevice, Value
 from meshwright.ir.errors import PlanError
 from meshwright.ir.layout import Shard
 from meshwright.ir.operators import arguments, operator
 
-Rule = Callable[[Site, Form], Form]
+Rule = Callable[[OpSite, Form], Form]
 
 
-def factory(site: Site, form: Form) -> Form:
+def factory(site: OpSite, form: Form) -> Form:
     """No tensor argument says the device; what has no size argument is made whole."""
     names = {argument.name for argument in arguments(operator(form.target))}
     args = tuple((name, arg) for name, arg in form.args if name != "device")
     if "device" in names:
-        args = (*args, ("device", Device()))
+        args = (*args, ("device", RankDevice()))
     sized = site.op.target.rpartition(".")[0] in _SIZES
     split = any(isinstance(p, Shard) for p in site.output_layout(0).values())
     return replace(form, args=args, whole=split and not sized)
 
 
-def _size(site: Site, form: Form) -> Form:
+def _size(site: OpSite, form: Form) -> Form:
     argument = _SIZES[site.op.target.rpartition(".")[0]]
     if argument not in dict(form.args):
         return form
@@ -34,21 +34,21 @@ def _size(site: Site, form: Form) -> Form:
 def _as(target: str, argument: str) -> Rule:
     """The other tensor only lends its shape, and may be placed otherwise."""
 
-    def rule(site: Site, form: Form) -> Form:
+    def rule(site: OpSite, form: Form) -> Form:
         args: tuple[tuple[str, Value], ...] = (("self", In(0)), (argument, site.local_output()))
         return replace(form, target=target, args=args)
 
     return rule
 
 
-def _unflatten(site: Site, form: Form) -> Form:
+def _unflatten(site: OpSite, form: Form) -> Form:
     dim = int(str(form.arg("dim"))) % len(site.input(0).shape)
     behind = len(site.input(0).shape) - dim - 1
     shape = site.local_output()
     return form.having(sizes=shape[dim : len(shape) - behind])
 
 
-def _split(site: Site, form: Form) -> Form:
+def _split(site: OpSite, form: Form) -> Form:
     dim = _dim(site, form)
     if not site.is_split(0, dim):
         return form
@@ -57,13 +57,13 @@ def _split(site: Site, form: Form) -> Form:
     return replace(form, target="aten.split_with_sizes.default", args=args)
 
 
-def _dim(site: Site, form: Form) -> int:
+def _dim(site: OpSite, form: Form) -> int:
     dim = form.arg("dim") or 0
     assert isinstance(dim, int)
     return dim % len(site.input(0).shape)
 
 
-def _slice(site: Site, form: Form) -> Form:
+def _slice(site: OpSite, form: Form) -> Form:
     dim = _dim(site, form)
     if not site.is_split(0, dim):
         return form
@@ -72,16 +72,16 @@ def _slice(site: Site, form: Form) -> Form:
     return form.having(start=0, end=site.local_output()[dim])
 
 
-def _narrow(site: Site, form: Form) -> Form:
+def _narrow(site: OpSite, form: Form) -> Form:
     dim = _dim(site, form)
     return form.having(length=site.local_output()[dim]) if site.is_split(0, dim) else form
 
 
-def _repeat_interleave(site: Site, form: Form) -> Form:
+def _repeat_interleave(site: OpSite, form: Form) -> Form:
     return form.having(output_size=None)
 
 
-def _squeeze(site: Site, form: Form) -> Form:
+def _squeeze(site: OpSite, form: Form) -> Form:
     """A dim that is 1 only locally must stay."""
     ones = zip(site.input(0).shape, site.local_input(0), strict=True)
     if all(whole == 1 or local != 1 for whole, local in ones):
@@ -90,7 +90,7 @@ def _squeeze(site: Site, form: Form) -> Form:
     return replace(form, target="aten.reshape.default", args=args)
 
 
-def _mean(site: Site, form: Form) -> Form:
+def _mean(site: OpSite, form: Form) -> Form:
     if not site.sums() or site.is_whole():
         return form
     shape, given = site.input(0).shape, dict(form.args)
@@ -103,7 +103,7 @@ def _mean(site: Site, form: Form) -> Form:
     return replace(form, target=target, args=tuple(args.items()), divisor=count)
 
 
-def _mean_loss(site: Site, form: Form) -> Form:
+def _mean_loss(site: OpSite, form: Form) -> Form:
     """Reduction 1 is the mean: the local sum over the global count."""
     if not site.sums() or site.is_whole() or form.arg("reduction") != 1:
         return form
@@ -113,10 +113,10 @@ def _mean_loss(site: Site, form: Form) -> Form:
     )
 
 
-def _groups(argument: str) -> Callable[[Site, Form], Form]:
+def _groups(argument: str) -> Callable[[OpSite, Form], Form]:
     """Groups of channels are split with the channels."""
 
-    def rule(site: Site, form: Form) -> Form:
+    def rule(site: OpSite, form: Form) -> Form:
         groups = form.arg(argument)
         if groups == 1 or not site.is_split(0, 1):
             return form

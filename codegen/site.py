@@ -26,7 +26,7 @@ class In:
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class RankDevice:
     """Stands for the device of the rank."""
 
 
@@ -37,7 +37,7 @@ class Dtype:
     name: str
 
 
-Value = In | Device | Dtype | int | float | complex | bool | str | None | tuple["Value", ...]
+Value = In | RankDevice | Dtype | int | float | complex | bool | str | None | tuple["Value", ...]
 """An argument of a form."""
 
 
@@ -68,7 +68,7 @@ class Form:
 
 
 @dataclass(frozen=True)
-class Site:
+class OpSite:
     """An op, its strategies, and the rank's place in the mesh."""
 
     op: Op

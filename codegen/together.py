@@ -19,7 +19,7 @@ from torch.nn.functional import linear
 
 from meshwright.codegen import peer_calls
 from meshwright.codegen.comm import Comm, comm_of
-from meshwright.codegen.primitives import Part
+from meshwright.codegen.primitives import DimShares
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.kernels.layer_norm import add_layer_norm, layer_norm_backward
 from meshwright.ir.kernels.rms_norm import add_rms_norm, rms_norm_backward
@@ -101,7 +101,7 @@ def _gather_linear(
     comm: int, axis: str, dim: int, sizes: Sequence[int],
 ) -> list[Tensor]:  # fmt: skip
     """x as if whole on the axis, and its products, some of which have one of the biases `given`."""
-    mesh, part = comm_of(comm), Part(dim, tuple(sizes))
+    mesh, part = comm_of(comm), DimShares(dim, tuple(sizes))
     left = iter(given)
     biases = [next(left) if one else None for one in biased]
     found = peer_calls.gather_linear(mesh, axis, part, x, weights, biases)
@@ -192,7 +192,7 @@ def _begin_linear_scatter(
     sizes: Sequence[int],
 ) -> Callable[[], Tensor]:  # fmt: skip
     """Starts it; what comes back waits for the summands of the others."""
-    part = Part(dim, tuple(sizes))
+    part = DimShares(dim, tuple(sizes))
     begun = peer_calls.begin_linear_scatter(mesh, axis, part, x, weight, bias)
     TAKEN["linear_scatter", begun if isinstance(begun, str) else ""] += 1
     if not isinstance(begun, str):

@@ -7,7 +7,7 @@ from functools import cached_property
 from meshwright.costmodel.comm import group_levels
 from meshwright.costmodel.compute import OpTimer, worst_source
 from meshwright.costmodel.local_op import LocalOp
-from meshwright.costmodel.walk import GraphFacts, Site, Step, Walk, Where
+from meshwright.costmodel.walk import GraphFacts, PricedOp, StageSite, Walk, Where
 from meshwright.costmodel.walk_script import SavedKey
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.device import Source
@@ -119,7 +119,7 @@ def block_cost(
     """
     rank = groups["dp"][coordinates["dp"]]
     levels = {axis: group_levels(groups[axis], cluster) for axis in axes}
-    site = Site(axes, coordinates, cluster.device(rank), levels)
+    site = StageSite(axes, coordinates, cluster.device(rank), levels)
     cost = price_block(GraphFacts.of(graph, precision), block, layout, site, timer)
     return cost.recomputed() if recompute else cost
 
@@ -128,7 +128,7 @@ def price_block(
     facts: GraphFacts,
     block: Block,
     layout: BlockLayout,
-    site: Site,
+    site: StageSite,
     timer: OpTimer | None = None,
 ) -> BlockCost:
     """`block_cost` with what many blocks share already made."""
@@ -139,7 +139,7 @@ def walk_block(
     facts: GraphFacts,
     block: Block,
     layout: BlockLayout,
-    site: Site,
+    site: StageSite,
     timer: OpTimer | None = None,
 ) -> Walk:
     """A walk that has been through the whole block."""
@@ -153,7 +153,11 @@ def walk_block(
 
 
 def begin_walk(
-    facts: GraphFacts, block: Block, layout: BlockLayout, site: Site, timer: OpTimer | None = None
+    facts: GraphFacts,
+    block: Block,
+    layout: BlockLayout,
+    site: StageSite,
+    timer: OpTimer | None = None,
 ) -> tuple[Walk, list[tuple[Op, dict[str, Strategy]]], list[Where]]:
     """A walk that stands before the block, the ops on its way, and how the outputs leave."""
     graph = facts.graph
@@ -174,7 +178,7 @@ def _stored(
     block: Block,
     layout: BlockLayout,
     ops: Sequence[tuple[Op, Mapping[str, Strategy]]],
-    site: Site,
+    site: StageSite,
 ) -> dict[str, Where]:
     """How each parameter is stored, and what its gradient is where it is whole: a summand if that
     of any use is, and on dp always."""
@@ -233,7 +237,7 @@ def summary(walk: Walk, block: Block, layout: BlockLayout) -> BlockCost:
         flops=walk.flops,
         source=worst_source([walk.site.device.source, *walk.clock.sources]),
         uncertain_s=walk.clock.uncertain_s,
-        halved_bytes=sum([_for_weights(s.local) for s in walk.trail if isinstance(s, Step)]),
+        halved_bytes=sum([_for_weights(s.local) for s in walk.trail if isinstance(s, PricedOp)]),
     )
 
 
@@ -253,7 +257,7 @@ def _pop_saved(walk: Walk, saved: dict[SavedKey, int], name: str, where: Where) 
 
 
 def price_prelude(
-    facts: GraphFacts, layout: BlockLayout, needed: frozenset[str], site: Site
+    facts: GraphFacts, layout: BlockLayout, needed: frozenset[str], site: StageSite
 ) -> tuple[float, int]:
     """(forward seconds, bytes of what it makes) of the prelude ops behind the `needed` values."""
     walk = Walk(facts, site, None)

@@ -22,18 +22,18 @@ from meshwright.costmodel.overlap import (
     in_halves,
     is_worth,
 )
-from meshwright.costmodel.walk import GraphFacts, Site, Walk
+from meshwright.costmodel.walk import GraphFacts, StageSite, Walk
 from meshwright.ir.device import DeviceType
 from meshwright.ir.graph import Block
 from meshwright.ir.layout import Axis
-from meshwright.ir.placed.spots import Laid
+from meshwright.ir.placed.spots import LaidBlock
 from meshwright.ir.plan import BlockLayout, ModelMesh
 from meshwright.ir.plan import Overlap as OverlapLevel
 from meshwright.ir.profile import BlockRecord, Profile
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class BlockSpot:
     """All that a block's cost depends on besides the block and its layout."""
 
     samples: int
@@ -69,7 +69,7 @@ class Spot:
 
 
 _Kind = tuple[str, tuple[bool, ...], str]
-_Id = tuple[_Kind, Spot]
+_Id = tuple[_Kind, BlockSpot]
 _WalkKey = tuple[str, str, ModelMesh, bool]
 RECENT = 8
 """Walks that are kept, for those who ask for one several times in a row: all would be too many."""
@@ -109,21 +109,21 @@ class BlockCosts:
         self._keys: dict[_Id, str] = {}
         self._inputs: dict[str, tuple[bool, ...]] = {}
         """Block -> which of its inputs get gradients."""
-        self._hidden: dict[tuple[_Kind, Spot, OverlapLevel], Hidden] = {}
+        self._hidden: dict[tuple[_Kind, BlockSpot, OverlapLevel], Hidden] = {}
         self._joint: dict[_Id, dict[tuple[str, str], Price]] = {}
         self._halvable: dict[_Id, bool] = {}
         self._chains: dict[tuple[_Id, ...], tuple[Hidden, ...]] = {}
         self._walks: dict[_WalkKey, Walk] = {}
-        self._recent: dict[tuple[_WalkKey, Spot], Walk] = {}
+        self._recent: dict[tuple[_WalkKey, BlockSpot], Walk] = {}
         self._apart: set[_Kind] = set()
         """Blocks whose replicas have nothing to do with each other while they run."""
-        self._alike: dict[Spot, Spot] = {}
+        self._alike: dict[BlockSpot, BlockSpot] = {}
         """Spots of such blocks -> one that stands for all numbers of replicas."""
         self._layout_keys: dict[int, tuple[BlockLayout, str]] = {}
         blocks = profile.blocks.values() if profile else ()
         self._samples = sorted({(record.tp, record.samples) for record in blocks})
 
-    def cost(self, block: Block, layout: BlockLayout, spot: Spot) -> BlockCost:
+    def cost(self, block: Block, layout: BlockLayout, spot: BlockSpot) -> BlockCost:
         """Of one micro-batch of the block; equal for all blocks of its pattern."""
         if spot.compiled and not self.is_measured(block, layout, spot):
             spot = replace(spot, compiled=False)
@@ -140,14 +140,14 @@ class BlockCosts:
             self._costs[at] = cost
         return self._costs[at]
 
-    def is_measured(self, block: Block, layout: BlockLayout, spot: Spot) -> bool:
+    def is_measured(self, block: Block, layout: BlockLayout, spot: BlockSpot) -> bool:
         """Whether the profile has the block, of this or other numbers of samples."""
         if not self._profile or self._devices[spot.device].kind != self._profile.machine.kind:
             return False
         known = self.key(block, layout, spot) in self._profile.blocks
         return known or any(self._neighbours(block, layout, spot))
 
-    def kept(self, block: Block, layout: BlockLayout, spot: Spot, policy: Policy) -> BlockCost:
+    def kept(self, block: Block, layout: BlockLayout, spot: BlockSpot, policy: Policy) -> BlockCost:
         """The same under a policy on what its ops make (`ir.keeping`)."""
         at = self._id(block, layout, spot)
         if (at, policy) not in self._kept:
@@ -156,7 +156,7 @@ class BlockCosts:
             self._kept[at, policy] = kept_cost(cost, block, makers, policy)
         return self._kept[at, policy]
 
-    def makers(self, block: Block, layout: BlockLayout, spot: Spot) -> Makers:
+    def makers(self, block: Block, layout: BlockLayout, spot: BlockSpot) -> Makers:
         """Who makes what of a block."""
         at = self._id(block, layout, spot)
         if at not in self._makers:
@@ -164,7 +164,7 @@ class BlockCosts:
         return self._makers[at]
 
     def hidden(
-        self, block: Block, layout: BlockLayout, spot: Spot, overlap: OverlapLevel
+        self, block: Block, layout: BlockLayout, spot: BlockSpot, overlap: OverlapLevel
     ) -> Hidden:
         """What goes on beside other work if the stage asks for it."""
         # What goes on into the next block is for a run of them to say (`chained`).
@@ -177,17 +177,17 @@ class BlockCosts:
         return self._hidden[at]
 
     def joint(
-        self, block: Block, layout: BlockLayout, spot: Spot
+        self, block: Block, layout: BlockLayout, spot: BlockSpot
     ) -> Mapping[tuple[str, str], Price]:
         """(kernel, `Op.key`) -> price of a call that takes over an op with its collective."""
         at = self._id(block, layout, spot)
         if at not in self._joint:
-            laid = Laid(self._facts.graph, block, layout, self.site(spot).axes)
+            laid = LaidBlock(self._facts.graph, block, layout, self.site(spot).axes)
             self._joint[at] = prices(self.walk(block, layout, spot), laid)
         return self._joint[at]
 
     def chained(
-        self, blocks: Sequence[Block], layouts: Mapping[str, BlockLayout], spot: Spot
+        self, blocks: Sequence[Block], layouts: Mapping[str, BlockLayout], spot: BlockSpot
     ) -> tuple[Hidden, ...]:
         """The same of a run of blocks whose halves go on from one to the next."""
         at = tuple(self._id(block, layouts[block.pattern], spot) for block in blocks)
@@ -200,7 +200,7 @@ class BlockCosts:
             self._chains[at] = chained([walks[k][0] for k in at], [walks[k][1:] for k in at])
         return self._chains[at]
 
-    def halves(self, block: Block, layout: BlockLayout, spot: Spot) -> bool:
+    def halves(self, block: Block, layout: BlockLayout, spot: BlockSpot) -> bool:
         """Whether the block runs on halves of its samples where that is asked for."""
         at = self._id(block, layout, spot)
         if at not in self._halvable:
@@ -208,20 +208,20 @@ class BlockCosts:
             self._halvable[at] = can and is_worth(self.walk(block, layout, spot))
         return self._halvable[at]
 
-    def _halved(self, block: Block, layout: BlockLayout, spot: Spot) -> list[Walk]:
+    def _halved(self, block: Block, layout: BlockLayout, spot: BlockSpot) -> list[Walk]:
         less = spot.samples // 2
         sizes = spot.samples - less, less
         return [self.walk(block, layout, replace(spot, samples=n)) for n in sizes]
 
     def _overlapped(
-        self, block: Block, layout: BlockLayout, spot: Spot, overlap: OverlapLevel
+        self, block: Block, layout: BlockLayout, spot: BlockSpot, overlap: OverlapLevel
     ) -> Hidden:
         walk = self.walk(block, layout, spot)
         if overlap == "block":
             return in_halves(walk, self._halved(block, layout, spot))
         return beside_weights(walk, rows=overlap != "gradients")
 
-    def key(self, block: Block, layout: BlockLayout, spot: Spot) -> str:
+    def key(self, block: Block, layout: BlockLayout, spot: BlockSpot) -> str:
         """Under which a profile has the block."""
         at = self._id(block, layout, spot)
         if at not in self._keys:
@@ -236,20 +236,20 @@ class BlockCosts:
             held = self._layout_keys[id(layout)] = (layout, text)
         return held[1]
 
-    def site(self, spot: Spot) -> Site:
+    def site(self, spot: BlockSpot) -> StageSite:
         """The first rank of a stage."""
         # Local shapes depend on this rank's share alone, so all shares may be called equal.
         shares = (spot.samples,) * spot.dp
         data = Axis(spot.dp, shares, self._facts.graph.batch_size)
         names = [axis for axis, _ in spot.model]
-        return Site(
+        return StageSite(
             axes={"dp": data, **{axis: Axis(size) for axis, size in spot.model}},
             coordinates=dict.fromkeys(["dp", *names], 0),
             device=self._devices[spot.device],
             levels={"dp": spot.dp_levels, **dict(zip(names, spot.model_levels, strict=True))},
         )
 
-    def _id(self, block: Block, layout: BlockLayout, spot: Spot) -> _Id:
+    def _id(self, block: Block, layout: BlockLayout, spot: BlockSpot) -> _Id:
         # The first block of a pattern may read the batch where the others read activations.
         trained = self._inputs.get(block.name)
         if trained is None:
@@ -264,7 +264,7 @@ class BlockCosts:
             spot = alike
         return kind, spot
 
-    def walk(self, block: Block, layout: BlockLayout, spot: Spot) -> Walk:
+    def walk(self, block: Block, layout: BlockLayout, spot: BlockSpot) -> Walk:
         """All ops and conversions of the block, priced."""
         # What happens to which value depends on the axes there are, not on samples or replicas.
         key = block.name, self.layout_key(layout), spot.model, spot.dp > 1
@@ -280,12 +280,12 @@ class BlockCosts:
             walk.clock.settle(site.device)
         return self._recent[at]
 
-    def _key(self, walk: Walk, spot: Spot) -> str:
+    def _key(self, walk: Walk, spot: BlockSpot) -> str:
         precision = self._facts.precision
         return block_key(walk.trail, precision, spot.sizes, compiled=spot.compiled)
 
     def _measured(
-        self, block: Block, layout: BlockLayout, spot: Spot, walk: Walk, cost: BlockCost
+        self, block: Block, layout: BlockLayout, spot: BlockSpot, walk: Walk, cost: BlockCost
     ) -> BlockCost:
         """The cost by the profile, or by that of other numbers of samples; else as it is."""
         assert self._profile
@@ -305,7 +305,7 @@ class BlockCosts:
         return measured_cost(cost, walk, found, "interpolated", band)
 
     def _as_alone(
-        self, block: Block, layout: BlockLayout, spot: Spot, cost: BlockCost
+        self, block: Block, layout: BlockLayout, spot: BlockSpot, cost: BlockCost
     ) -> BlockCost:
         """The cost corrected by what was measured of the block on no model axes. Otherwise blocks
         that nobody measured would look faster than those that somebody did."""
@@ -316,7 +316,7 @@ class BlockCosts:
         return as_alone(cost, self.cost(block, whole, alone), modelled)
 
     def _neighbours(
-        self, block: Block, layout: BlockLayout, spot: Spot
+        self, block: Block, layout: BlockLayout, spot: BlockSpot
     ) -> tuple[BlockRecord | None, BlockRecord | None]:
         """The block as measured with the next fewer and the next more samples."""
         assert self._profile

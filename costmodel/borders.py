@@ -10,7 +10,7 @@ from math import ceil, prod
 
 from meshwright.costmodel.block import placements
 from meshwright.costmodel.comm import send_time
-from meshwright.costmodel.tables import CostTables, Spot
+from meshwright.costmodel.tables import BlockSpot, CostTables
 from meshwright.costmodel.walk import Walk, Where
 from meshwright.ir.crossing import Crossing, crossings, same_on_model
 from meshwright.ir.graph import DTYPE_BYTES, Kind
@@ -152,7 +152,7 @@ def _change(name: str, source: Where, target: Where) -> Iterator[_Change]:
         yield name, tuple(source.items()), tuple(target.items())
 
 
-def passage(tables: CostTables, found: Borders, spot: Spot) -> Passage:
+def passage(tables: CostTables, found: Borders, spot: BlockSpot) -> Passage:
     """What the conversions between the blocks of a stage cost."""
     if not found.changes:
         return Passage()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import hypot
 
 from meshwright.costmodel.simulate import StageTimes
-from meshwright.costmodel.step import Stepped
+from meshwright.costmodel.step import StepTimes
 from meshwright.costmodel.table import Table
 from meshwright.ir.device import LINK_BAND
 from meshwright.ir.plan import Breakdown
@@ -32,7 +32,7 @@ def counts(table: Table) -> tuple[Mapping[tuple[int, int], int], ...]:
     return kept[1]
 
 
-def breakdown(stepped: Stepped, stages: Sequence[StageTimes], overhead_s: float) -> Breakdown:
+def breakdown(stepped: StepTimes, stages: Sequence[StageTimes], overhead_s: float) -> Breakdown:
     """Of the rank that waits least. `overhead_s`: of a step, outside its actions."""
     busy = stepped.timeline.busy_s
     filled = [b + e.total_s for b, e in zip(busy, stepped.ended, strict=True)]
@@ -41,7 +41,7 @@ def breakdown(stepped: Stepped, stages: Sequence[StageTimes], overhead_s: float)
 
 
 def breakdown_of(
-    rank: int, stepped: Stepped, stages: Sequence[StageTimes], overhead_s: float
+    rank: int, stepped: StepTimes, stages: Sequence[StageTimes], overhead_s: float
 ) -> Breakdown:
     """Of one pipeline rank."""
     timeline = stepped.timeline

@@ -9,7 +9,7 @@ BUCKET_BYTES = 25 * 2**20
 """Gradients that the runtime reduces together."""
 
 
-class Param(NamedTuple):
+class LocalParam(NamedTuple):
     """A parameter on one rank."""
 
     nbytes: int
@@ -33,7 +33,7 @@ class Owned:
     """Trained ones in order, those of one dtype together: (dtype, bytes, tensors)."""
 
     @classmethod
-    def of(cls, params: Sequence[Param]) -> "Owned":
+    def of(cls, params: Sequence[LocalParam]) -> "Owned":
         trained = [param for param in params if param.trained]
         runs = [(dtype, [p.nbytes for p in own])
                 for dtype, own in groupby(trained, key=lambda p: p.dtype)]  # fmt: skip
@@ -46,7 +46,7 @@ class Owned:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class BlockParams:
     """The parameters of a stage on one rank, by the block that owns them."""
 
     owned: tuple[Owned, ...]

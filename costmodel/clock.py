@@ -8,7 +8,7 @@ from meshwright.ir.device import DeviceType, Source
 
 
 @dataclass
-class Clock:
+class BlockSums:
     """Sums over the ops of one block.
 
     A GPU works off what the CPU has queued. Where its kernels are longer than the CPU needs to

@@ -21,7 +21,7 @@ _SHARE = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class ComparedFigure:
     """One figure, in seconds or bytes."""
 
     group: Group
@@ -82,8 +82,8 @@ class Comparison:
 
     plan: str
     error_band: float
-    step: Row
-    rows: tuple[Row, ...]
+    step: ComparedFigure
+    rows: tuple[ComparedFigure, ...]
     kernels: tuple[KernelMeasured, ...] = ()
     """Which way calls of fused kernels went, on all ranks together."""
 
@@ -192,7 +192,7 @@ def compare(plan: Plan, expected: Expected, runs: Sequence[Measured]) -> Compari
     """
     check_run(plan, runs)
     step_s = max(median(s.step_s for s in m.steps if s.kind == "timed") for m in runs)
-    step = Row(
+    step = ComparedFigure(
         group="step", what="step", unit="s", predicted=expected.step_s, measured=step_s,
         per_step_s=step_s,
     )  # fmt: skip
@@ -200,7 +200,7 @@ def compare(plan: Plan, expected: Expected, runs: Sequence[Measured]) -> Compari
     for devices, stages in _held(plan).items():
         rows += _ranks(expected, stages, [runs[rank] for rank in devices])
 
-    def order(row: Row) -> tuple[bool, bool, float]:
+    def order(row: ComparedFigure) -> tuple[bool, bool, float]:
         small = row.unit == "s" and row.per_step_s < _SHARE * step_s
         return row.error is None, small, -abs(row.error or 0.0)
 
@@ -221,7 +221,7 @@ def _kernels(runs: Sequence[Measured]) -> tuple[KernelMeasured, ...]:
     return tuple(replace(key, calls=calls) for key, calls in found.items())
 
 
-def _actions(expected: Expected, runs: Sequence[Measured]) -> Iterator[Row]:
+def _actions(expected: Expected, runs: Sequence[Measured]) -> Iterator[ComparedFigure]:
     slowest: dict[tuple[int, Work], tuple[float, float]] = {}
     for m in runs:
         for action in m.actions:
@@ -230,13 +230,13 @@ def _actions(expected: Expected, runs: Sequence[Measured]) -> Iterator[Row]:
             found = busy, busy * action.count / m.timed_steps
             slowest[key] = max(found, slowest.get(key, (0.0, 0.0)))
     for (stage, work), (busy, per_step_s) in sorted(slowest.items()):
-        yield Row(
+        yield ComparedFigure(
             group="action", what=f"stage {stage} {work}", unit="s",
             predicted=expected.actions.get((stage, work)), measured=busy, per_step_s=per_step_s,
         )  # fmt: skip
 
 
-def _collectives(expected: Expected, runs: Sequence[Measured]) -> Iterator[Row]:
+def _collectives(expected: Expected, runs: Sequence[Measured]) -> Iterator[ComparedFigure]:
     quickest: dict[CollectiveKind, tuple[float, float]] = {}
     for m in runs:
         for c in m.collectives:
@@ -245,7 +245,7 @@ def _collectives(expected: Expected, runs: Sequence[Measured]) -> Iterator[Row]:
             quickest[key] = min(found, quickest.get(key, found))
     for kind, (seconds, per_step_s) in quickest.items():
         where = f"stage {kind.stage}" if kind.stage >= 0 else "job"
-        yield Row(
+        yield ComparedFigure(
             group="collective",
             what=f"{where} {kind.purpose} {kind.primitive} {kind.nbytes} B on {kind.axis}",
             unit="s", predicted=expected.collectives.get(kind), measured=seconds,
@@ -265,7 +265,9 @@ def _held(plan: Plan) -> dict[tuple[int, ...], list[int]]:
     return found
 
 
-def _ranks(expected: Expected, stages: Sequence[int], runs: Sequence[Measured]) -> Iterator[Row]:
+def _ranks(
+    expected: Expected, stages: Sequence[int], runs: Sequence[Measured]
+) -> Iterator[ComparedFigure]:
     """What ranks do once in a step for all the stages that they hold."""
     where = f"stage {'+'.join(map(str, stages))}"
     waiting = min(_waiting(m) for m in runs)
@@ -282,9 +284,9 @@ def _sum(by_stage: Mapping[int, float], stages: Sequence[int]) -> float | None:
     return sum(known) if known else None
 
 
-def _seconds(group: Group, what: str, predicted: float | None, measured: float) -> Row:
+def _seconds(group: Group, what: str, predicted: float | None, measured: float) -> ComparedFigure:
     """Of something that happens once in a step."""
-    return Row(
+    return ComparedFigure(
         group=group, what=what, unit="s", predicted=predicted, measured=measured,
         per_step_s=measured,
     )  # fmt: skip
@@ -299,7 +301,9 @@ def _phase(m: Measured, phase: Phase) -> float:
     return m.phases[phase].median_s if phase in m.phases else 0.0
 
 
-def _memory(expected: Expected, where: str, index: int, runs: Sequence[Measured]) -> Iterator[Row]:
+def _memory(
+    expected: Expected, where: str, index: int, runs: Sequence[Measured]
+) -> Iterator[ComparedFigure]:
     """Of the rank with the highest peak; a prediction is that of all that the rank holds."""
     tracked = [m.memory.tensors for m in runs if m.memory.tensors is not None]
     if tracked:
@@ -329,5 +333,7 @@ def added_bytes(m: Measured) -> int:
     return memory.cuda_reserved_bytes or (memory.resident_peak_bytes - memory.resident_before_bytes)
 
 
-def _bytes(what: str, predicted: int | None, measured: int) -> Row:
-    return Row(group="memory", what=what, unit="bytes", predicted=predicted, measured=measured)
+def _bytes(what: str, predicted: int | None, measured: int) -> ComparedFigure:
+    return ComparedFigure(
+        group="memory", what=what, unit="bytes", predicted=predicted, measured=measured
+    )

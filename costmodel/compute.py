@@ -6,7 +6,7 @@ from typing import Protocol, get_args
 
 from meshwright.costmodel.formulas import (
     SOURCE_BAND,
-    Work,
+    KernelWork,
     curve_of,
     kernel_s,
     memory_s,
@@ -124,7 +124,7 @@ def gradient_sum(nbytes: int, device: DeviceType) -> OpTime:
     return dispatched(OpTime(0.0, seconds, 0.0, curve.source, curve.band), device, 0, 1.0, 0)
 
 
-def _seconds(work: Work | None, device: DeviceType) -> float:
+def _seconds(work: KernelWork | None, device: DeviceType) -> float:
     return kernel_s(work, device) if work else 0.0
 
 

@@ -22,7 +22,7 @@ from meshwright.ir.detail import (
     ParameterShape,
     RankDetail,
     StageDetail,
-    Traffic,
+    StageTraffic,
 )
 from meshwright.ir.graph import Graph, Kind
 from meshwright.ir.plan import Breakdown, Plan, param_key
@@ -107,7 +107,7 @@ def _links(cluster: Cluster) -> dict[str, float]:
 
 
 def _stage(
-    found: Estimate, index: int, actions: dict[str, float], traffic: tuple[Traffic, ...]
+    found: Estimate, index: int, actions: dict[str, float], traffic: tuple[StageTraffic, ...]
 ) -> StageDetail:
     held = found.models[index].memory
     return StageDetail(

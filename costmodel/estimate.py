@@ -22,7 +22,7 @@ from meshwright.costmodel.program import Overlap, talk
 from meshwright.costmodel.rank_memory import rank_memories
 from meshwright.costmodel.simulate import StageTimes
 from meshwright.costmodel.stage_model import StageModel, stage_model
-from meshwright.costmodel.step import Ending, Stepped, by_stage, slowed, take_step
+from meshwright.costmodel.step import Ending, StepTimes, by_stage, slowed, take_step
 from meshwright.costmodel.table import table_of
 from meshwright.costmodel.tables import PRELUDE, CostTables
 from meshwright.costmodel.timeline import Timeline
@@ -38,7 +38,7 @@ class Estimate:
     """A prediction and all that it rests on."""
 
     prediction: Prediction
-    stepped: Stepped
+    stepped: StepTimes
     costs: tuple[StageCosts, ...]
     models: tuple[StageModel, ...]
     times: tuple[StageTimes, ...]
@@ -161,7 +161,7 @@ def _prediction(
     costs: Sequence[StageCosts],
     models: Sequence[StageModel],
     times: Sequence[StageTimes],
-    stepped: Stepped,
+    stepped: StepTimes,
 ) -> Prediction:
     extra = models[0].sync.overheads.step_s + _totals_s(tables, plan, costs)
     parts = breakdown(stepped, times, extra)
@@ -182,7 +182,7 @@ def _stages(
     plan: Plan,
     costs: Sequence[StageCosts],
     models: Sequence[StageModel],
-    stepped: Stepped,
+    stepped: StepTimes,
 ) -> tuple[StagePrediction, ...]:
     table = stepped.timeline.table
     memories = rank_memories(tables, plan, table, costs, models)

@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 
 from meshwright.costmodel.ports import Ports
 from meshwright.costmodel.program import IDLE, SCATTER, Do, Step
-from meshwright.costmodel.rank_state import Job, Process, RankState
+from meshwright.costmodel.rank_state import ChannelJob, Process, RankState
 from meshwright.costmodel.table import B, F, I, Item, Table
 from meshwright.costmodel.timeline import Logged, Ran, Times
 
@@ -237,7 +237,7 @@ class _Events:
         rank.total += seconds
         if seconds <= 0.0:
             return
-        rank.jobs.append(Job(seconds, rank.total, what))
+        rank.jobs.append(ChannelJob(seconds, rank.total, what))
         if len(rank.jobs) == 1:
             self._settle(rank)
             self._demand(self.times.talking * rank.processes)

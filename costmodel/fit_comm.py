@@ -18,7 +18,7 @@ Points = tuple[tuple[float, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CommTiming:
     """One timing: of `operation` on `nbytes` (the whole value) among `size` devices of a tier."""
 
     operation: str
@@ -51,7 +51,7 @@ def _missed(points: Points) -> float:
     return sum(abs(log((first_s + (n - first_n) * slope) / s)) for n, s in points[1:-1])
 
 
-def fit_curves(rows: Iterable[Row]) -> tuple[Curve, ...]:
+def fit_curves(rows: Iterable[CommTiming]) -> tuple[Curve, ...]:
     """One curve per operation and group size."""
     timings: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
     for row in rows:
@@ -62,9 +62,9 @@ def fit_curves(rows: Iterable[Row]) -> tuple[Curve, ...]:
     )
 
 
-def halves(rows: Iterable[Row]) -> tuple[list[Row], list[Row]]:
+def halves(rows: Iterable[CommTiming]) -> tuple[list[CommTiming], list[CommTiming]]:
     """Every other size of each operation and group, ends in the first half; and the rest."""
-    ordered: dict[tuple[str, int], list[Row]] = defaultdict(list)
+    ordered: dict[tuple[str, int], list[CommTiming]] = defaultdict(list)
     for row in rows:
         ordered[row.operation, row.size].append(row)
     first, second = [], []
@@ -75,7 +75,7 @@ def halves(rows: Iterable[Row]) -> tuple[list[Row], list[Row]]:
     return first, second
 
 
-def errors(link: Link, rows: Iterable[Row]) -> list[float]:
+def errors(link: Link, rows: Iterable[CommTiming]) -> list[float]:
     """Relative error of the link's time for each row."""
     return [curve(link, row.operation, row.size)(row.nbytes) / row.seconds - 1 for row in rows]
 

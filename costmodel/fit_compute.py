@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.costmodel.formulas import Gemm, Work, kernel_s
+from meshwright.costmodel.formulas import Gemm, KernelWork, kernel_s
 from meshwright.costmodel.op_classes import COMPUTE
 from meshwright.costmodel.works import forward_gemms, windows
 from meshwright.ir.device import DeviceType, OpClass, OpCurve, Source
@@ -45,10 +45,10 @@ _WIDE = ("float32", "float64")
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class KernelTiming:
     """One kernel and what it took."""
 
-    work: Work
+    work: KernelWork
     seconds: float
     dispatch_s: float = 0.0
     """How much of that the cost model accounts as dispatch (on a CPU)."""
@@ -56,7 +56,7 @@ class Sample:
 
 def fit_curve(
     op_class: OpClass,
-    samples: Sequence[Sample],
+    samples: Sequence[KernelTiming],
     device: DeviceType,
     start: OpCurve,
     *,
@@ -79,7 +79,7 @@ def fit_curve(
     return replace(curve, band=band, source=source, reference=reference)
 
 
-def _residual_band(samples: Sequence[Sample], errors: Floats, parameters: int) -> float:
+def _residual_band(samples: Sequence[KernelTiming], errors: Floats, parameters: int) -> float:
     """What four fifths of the samples are within, where the kernel and not its dispatch decides."""
     judged = [abs(np.expm1(e)) for s, e in zip(samples, errors, strict=True)
               if s.seconds > 2.0 * s.dispatch_s] or [1.0]  # fmt: skip
@@ -106,7 +106,7 @@ def _range(name: str, device: DeviceType) -> tuple[float, float]:
 
 
 def _free(
-    op_class: OpClass, samples: Sequence[Sample], device: DeviceType, start: OpCurve
+    op_class: OpClass, samples: Sequence[KernelTiming], device: DeviceType, start: OpCurve
 ) -> tuple[str, ...]:
     sizes = {round(log(max(1.0, s.work.flops + s.work.nbytes)), 1) for s in samples}
     tiled = device.processors and all(s.work.gemms for s in samples)
@@ -139,7 +139,7 @@ def _with(curve: OpCurve, names: Sequence[str], logs: Floats) -> OpCurve:
 
 def _residuals(
     op_class: OpClass,
-    samples: Sequence[Sample],
+    samples: Sequence[KernelTiming],
     device: DeviceType,
     start: OpCurve,
     names: Sequence[str],
@@ -205,7 +205,7 @@ def _cost(error: Floats) -> float:
     return float(np.sum(np.sqrt(1.0 + (error / _OUTLIER) ** 2) - 1.0))
 
 
-def record_work(record: OpRecord) -> Work:
+def record_work(record: OpRecord) -> KernelWork:
     """The forward of a measured op."""
     op_class = OpClass(record.op_class)
     gemms: tuple[Gemm, ...] = ()
@@ -216,11 +216,11 @@ def record_work(record: OpRecord) -> Work:
     flops = record.flops * skipped
     moved = record.moved_bytes
     if op_class is not OpClass.CONVOLUTION:
-        return Work(op_class, record.dtype, flops, moved, gemms, keys * skipped)
+        return KernelWork(op_class, record.dtype, flops, moved, gemms, keys * skipped)
     small, images, results = windows(record.inputs, record.flops)
     # Images come as results go, but for a model's first, which have few channels.
     turned = 0 if record.channels_last else (images + results) * DTYPE_BYTES[record.dtype]
-    return Work(
+    return KernelWork(
         op_class, record.dtype, flops, moved, gemms, small_window=small, turned_bytes=turned
     )
 
@@ -242,7 +242,7 @@ def fit_device(device: DeviceType, records: Iterable[OpRecord]) -> DeviceType:
 def _fit_class(op_class: OpClass, records: Sequence[OpRecord], device: DeviceType) -> OpCurve:
     # On a CPU a measured op includes its dispatch, which the cost model adds again.
     dispatch = device.overhead_s if device.kind == "cpu" else 0.0
-    samples = [Sample(record_work(r), r.forward.median_s, dispatch) for r in records]
+    samples = [KernelTiming(record_work(r), r.forward.median_s, dispatch) for r in records]
     start = device.curves.get(op_class) or OpCurve(share=device.efficiency.get(op_class, 0.5))
     reference = f"{len(records)} ops of a profile"
     return fit_curve(op_class, samples, device, start, reference=reference)

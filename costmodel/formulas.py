@@ -68,7 +68,7 @@ class Gemm:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class KernelWork:
     """What one kernel, or a few of one kind, has to do."""
 
     op_class: OpClass
@@ -98,7 +98,7 @@ def curve_of(op_class: OpClass, device: DeviceType) -> OpCurve:
     return curve or _flat(device.efficiency.get(op_class, 1.0), device.source)
 
 
-def kernel_s(work: Work, device: DeviceType) -> float:
+def kernel_s(work: KernelWork, device: DeviceType) -> float:
     """Seconds on the device, dispatch left out."""
     curve = curve_of(work.op_class, device)
     if work.op_class not in COMPUTE:
@@ -125,7 +125,7 @@ def memory_s(nbytes: float, curve: OpCurve, device: DeviceType) -> float:
     return near / (rate * curve.cache_share) + (nbytes - near) / (rate * curve.share)
 
 
-def _rate(work: Work, curve: OpCurve, device: DeviceType) -> tuple[float, float]:
+def _rate(work: KernelWork, curve: OpCurve, device: DeviceType) -> tuple[float, float]:
     """(FLOP/s, share of the curve's depths): starting and ending a product takes as long at any
     rate, so that it stands for fewer steps where no tensor cores are used."""
     peak = _peak(work, device)
@@ -140,19 +140,19 @@ def _rate(work: Work, curve: OpCurve, device: DeviceType) -> tuple[float, float]
     return rate * (curve.winograd if work.small_window and plain else 1.0), start
 
 
-def _peak(work: Work, device: DeviceType) -> float:
+def _peak(work: KernelWork, device: DeviceType) -> float:
     # cuDNN may use TF32 by default where cuBLAS may not.
     tf32 = work.op_class is OpClass.CONVOLUTION and work.dtype == "float32"
     return device.peak("tf32" if tf32 and "tf32" in device.peak_flops else work.dtype)
 
 
-def _tensor_cores(work: Work, device: DeviceType) -> bool:
+def _tensor_cores(work: KernelWork, device: DeviceType) -> bool:
     """Whether the work's format is one that tensor cores take; TF32 reaches the same share of its
     peak as half precision (matmuls of A100, H100, L4 and RTX 3080 to 5090)."""
     return _peak(work, device) > device.peak("float32")
 
 
-def _arithmetic_s(work: Work, curve: OpCurve, device: DeviceType) -> float:
+def _arithmetic_s(work: KernelWork, curve: OpCurve, device: DeviceType) -> float:
     rate, start = _rate(work, curve, device)
     if work.gemms and device.processors:
         half = work.dtype in _HALF

@@ -5,7 +5,7 @@ from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING
 
-from meshwright.costmodel.joint import Price, Way
+from meshwright.costmodel.joint import JointTime, Price
 from meshwright.costmodel.overlap import NOTHING, Hidden
 from meshwright.costmodel.routing import routed
 from meshwright.costmodel.walk import Walk
@@ -15,7 +15,7 @@ from meshwright.ir.placed import JOINT, declined, peers, used, used_at
 from meshwright.ir.plan import BlockLayout, Plan, Stage
 
 if TYPE_CHECKING:
-    from meshwright.costmodel.block_costs import Spot
+    from meshwright.costmodel.block_costs import BlockSpot
     from meshwright.costmodel.tables import CostTables
 
 ON_CPU = "on {0} it would be torch's operators, one after the other"
@@ -63,7 +63,7 @@ def saved_by_kernels(
     index: int,
     blocks: Sequence[Block],
     layouts: Mapping[str, BlockLayout],
-    spot: "Spot",
+    spot: "BlockSpot",
 ) -> tuple[Hidden, ...]:
     """Per block; nothing where collectives already go on beside other work."""
     stage, kernels = plan.stages[index], used(plan) & JOINT
@@ -91,7 +91,7 @@ def with_routing(
     index: int,
     blocks: Sequence[Block],
     layouts: Mapping[str, BlockLayout],
-    spot: "Spot",
+    spot: "BlockSpot",
     hidden: tuple[Hidden, ...],
 ) -> tuple[Hidden, ...]:
     """`hidden` per block, with what the kernel `route` saves where the stage has it."""
@@ -142,7 +142,7 @@ def _sum(prices: Iterator[Price]) -> Hidden:
     return hidden
 
 
-def _of_collective(way: Way) -> float:
+def _of_collective(way: JointTime) -> float:
     """What is saved of the collective; the rest is of the ops beside it."""
     return min(way.saved_s, way.sent_s)
 

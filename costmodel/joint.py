@@ -10,23 +10,22 @@ from importlib import import_module
 
 from meshwright.costmodel.comm import collective_band, collective_time
 from meshwright.costmodel.compute import OpTime, op_time, worst_source
-from meshwright.costmodel.formulas import SOURCE_BAND, Work, curve_of, kernel_s, memory_s
+from meshwright.costmodel.formulas import SOURCE_BAND, KernelWork, curve_of, kernel_s, memory_s
 from meshwright.costmodel.overlap import slowing
-from meshwright.costmodel.program import IDLE, Do, play, run
-from meshwright.costmodel.program import Step as Turn
-from meshwright.costmodel.walk import Move, Step, Walk
+from meshwright.costmodel.program import IDLE, Do, Step, play, run
+from meshwright.costmodel.walk import PricedMove, PricedOp, Walk
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.device import OpClass, Source
 from meshwright.ir.layout import Shard
 from meshwright.ir.placed import JOINT, peers
-from meshwright.ir.placed.spots import Laid, Spot
+from meshwright.ir.placed.spots import KernelSpot, LaidBlock
 
 TILE_SHARE = 0.9
 """Of the library's rate, that our kernels' products reach; an assumption, not measured."""
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class JointTime:
     """Seconds of one direction."""
 
     separate_s: float
@@ -44,8 +43,8 @@ class Price:
     """A call in the place of separate ones, for one micro-batch on one rank."""
 
     axis: str
-    forward: Way
-    backward: Way
+    forward: JointTime
+    backward: JointTime
     source: Source
     band: float
     """Relative error to expect."""
@@ -59,7 +58,7 @@ class Price:
         return (self.forward.joint_s + self.backward.joint_s) / separate_s if separate_s else 1.0
 
 
-def prices(walk: Walk, laid: Laid) -> dict[tuple[str, str], Price]:
+def prices(walk: Walk, laid: LaidBlock) -> dict[tuple[str, str], Price]:
     """(kernel, `Op.key`) -> price, of all calls that can be made in a block."""
     found: dict[tuple[str, str], Price] = {}
     for kernel in sorted(JOINT):
@@ -75,21 +74,23 @@ class _Place:
     """A spot as the walk has priced it."""
 
     walk: Walk
-    spot: Spot
-    steps: tuple[Step, ...]
+    spot: KernelSpot
+    steps: tuple[PricedOp, ...]
     """The ops."""
-    move: Move
+    move: PricedMove
     """The conversion."""
 
     @classmethod
-    def of(cls, walk: Walk, spot: Spot) -> "_Place":
+    def of(cls, walk: Walk, spot: KernelSpot) -> "_Place":
         names = [op.name for op in (spot.op, *spot.others)]
-        steps = [step for step in walk.trail if isinstance(step, Step) and step.op.name in names]
+        steps = [
+            step for step in walk.trail if isinstance(step, PricedOp) and step.op.name in names
+        ]
         assert spot.conversion is not None
         moved = {*spot.op.inputs, *spot.op.outputs, *(spot.via.inputs if spot.via else ())}
         move = next(
             move for move in walk.trail
-            if isinstance(move, Move) and move.name in moved and move.axis == spot.axis
+            if isinstance(move, PricedMove) and move.name in moved and move.axis == spot.axis
             and move.conversion == spot.conversion
         )  # fmt: skip
         return cls(walk, spot, tuple(steps), move)
@@ -114,9 +115,11 @@ class _Place:
 
     def memory_s(self, op_class: OpClass, nbytes: float) -> float:
         device = self.walk.site.device
-        return kernel_s(Work(op_class, self.steps[0].local.dtype, 0.0, nbytes), device)
+        return kernel_s(KernelWork(op_class, self.steps[0].local.dtype, 0.0, nbytes), device)
 
-    def price(self, forward: Way, backward: Way, *, assumed: bool, why: str = "") -> Price:
+    def price(
+        self, forward: JointTime, backward: JointTime, *, assumed: bool, why: str = ""
+    ) -> Price:
         """With the least certain source, and the widest band, of what it is made of."""
         levels = self.walk.site.levels[self.move.axis]
         times = self.times()
@@ -151,25 +154,25 @@ def _linear_scatter(place: _Place) -> Price:
     return place.price(forward, back, assumed=True, why=_why_no_product(place))
 
 
-def _gathering(place: _Place, product_s: float) -> Way:
+def _gathering(place: _Place, product_s: float) -> JointTime:
     sent_s = place.sent_s(Primitive.ALL_GATHER)
     joint_s = _while_parts_come(place, sent_s, product_s / TILE_SHARE) + place.barrier_s
-    return Way(sent_s + product_s, joint_s, sent_s)
+    return JointTime(sent_s + product_s, joint_s, sent_s)
 
 
-def _scattering(place: _Place, product_s: float, beside_s: float = 0.0) -> Way:
+def _scattering(place: _Place, product_s: float, beside_s: float = 0.0) -> JointTime:
     """`beside_s`: other work between the product and the sum."""
     sent_s = place.sent_s(Primitive.REDUCE_SCATTER)
     joint_s = _while_parts_leave(place, sent_s, product_s / TILE_SHARE, beside_s)
-    return Way(sent_s + product_s + beside_s, joint_s, sent_s)
+    return JointTime(sent_s + product_s + beside_s, joint_s, sent_s)
 
 
 def _while_parts_come(place: _Place, sent_s: float, product_s: float) -> float:
     """The rank's own part is there at once, and each other one after an equal share of the time."""
     ranks = place.move.size
-    turns = [Turn(Do.START, sent_s / (ranks - 1), job, "") for job in range(1, ranks)]
+    turns = [Step(Do.START, sent_s / (ranks - 1), job, "") for job in range(1, ranks)]
     for part in range(ranks):
-        turns += [Turn(Do.WAIT, 0.0, part, "")] if part else []
+        turns += [Step(Do.WAIT, 0.0, part, "")] if part else []
         turns.append(run(product_s / ranks, ""))
     return play(turns, IDLE, slowing(place.walk, place.move))[0]
 
@@ -177,10 +180,10 @@ def _while_parts_come(place: _Place, sent_s: float, product_s: float) -> float:
 def _while_parts_leave(place: _Place, sent_s: float, product_s: float, beside_s: float) -> float:
     """The rank's own part is the last; then a pass sums what all have sent."""
     ranks = place.move.size
-    turns: list[Turn] = []
+    turns: list[Step] = []
     for part in range(1, ranks):
-        turns += [run(product_s / ranks, ""), Turn(Do.START, sent_s / (ranks - 1), part, "")]
-    turns += [run(product_s / ranks + beside_s, ""), Turn(Do.WAIT, 0.0, ranks - 1, "")]
+        turns += [run(product_s / ranks, ""), Step(Do.START, sent_s / (ranks - 1), part, "")]
+    turns += [run(product_s / ranks + beside_s, ""), Step(Do.WAIT, 0.0, ranks - 1, "")]
     summed_s = place.memory_s(OpClass.ELEMENTWISE, place.move.nbytes * (1 + 1 / ranks))
     return play(turns, IDLE, slowing(place.walk, place.move))[0] + summed_s
 
@@ -214,8 +217,8 @@ def _reduce_norm(place: _Place) -> Price:
     joint_s = copied_s + read_s + max(time.forward_s - unread_s, 0.0)
     width = place.steps[0].local.outputs[0][-1]
     why = f"no program holds rows of {width}" if width > peers.MOST_WIDTH else ""
-    forward = Way(sent_s + time.forward_s, joint_s, sent_s)
-    back = Way(time.backward_input_s, time.backward_input_s, 0.0)
+    forward = JointTime(sent_s + time.forward_s, joint_s, sent_s)
+    back = JointTime(time.backward_input_s, time.backward_input_s, 0.0)
     return place.price(forward, back, assumed=False, why=why)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from meshwright.costmodel.block import BlockCost, begin_walk
 from meshwright.costmodel.compute import OpTimer
-from meshwright.costmodel.walk import GraphFacts, Site, Walk, Where
+from meshwright.costmodel.walk import GraphFacts, StageSite, Walk, Where
 from meshwright.costmodel.walk_script import SavedKey
 from meshwright.forms.retention import KEEP, retention
 from meshwright.ir.graph import Block, Kind, Op
@@ -25,7 +25,7 @@ Storage = tuple[str, tuple[Placement, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class OpMemories:
     """An op of a block, and the memories that it reads."""
 
     op: Op
@@ -42,7 +42,7 @@ class Makers:
     """A block's walk, with who makes and who keeps what."""
 
     walk: Walk
-    parts: dict[str, Part] = field(default_factory=dict)
+    parts: dict[str, OpMemories] = field(default_factory=dict)
     """By `Op.key`, in order."""
     made: dict[Storage, str] = field(default_factory=dict)
     """Memory -> key of its maker."""
@@ -68,7 +68,11 @@ class Makers:
 
 
 def makers_of(
-    facts: GraphFacts, block: Block, layout: BlockLayout, site: Site, timer: OpTimer | None = None
+    facts: GraphFacts,
+    block: Block,
+    layout: BlockLayout,
+    site: StageSite,
+    timer: OpTimer | None = None,
 ) -> Makers:
     """Walks a block once more."""
     walk, ops, leave = begin_walk(facts, block, layout, site, timer)
@@ -85,7 +89,7 @@ def makers_of(
 def _note(found: Makers, op: Op, strategies: Mapping[str, Strategy]) -> None:
     walk = found.walk
     converted, saved = set(walk.converted), set(walk.saved)
-    part = Part(op, strategies, ())
+    part = OpMemories(op, strategies, ())
     before = _spent(walk)
     for i, name in enumerate(op.inputs):
         walk.convert(name, part.where(i))

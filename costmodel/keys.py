@@ -10,7 +10,7 @@ from hashlib import blake2b
 
 from meshwright.costmodel.local_op import LocalOp
 from meshwright.costmodel.op_classes import op_name
-from meshwright.costmodel.walk import Move, Step
+from meshwright.costmodel.walk import PricedMove, PricedOp
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.device import OpClass
 from meshwright.ir.graph import Arg, Op, Ref
@@ -35,7 +35,7 @@ def op_key(op: LocalOp) -> str:
 
 
 def block_key(
-    trail: Iterable[Step | Move],
+    trail: Iterable[PricedOp | PricedMove],
     precision: str,
     sizes: Mapping[str, int],
     *,
@@ -48,7 +48,7 @@ def block_key(
     numbers: dict[str, int] = {}
     facts: list[object] = [precision]
     for entry in trail:
-        if isinstance(entry, Step):
+        if isinstance(entry, PricedOp):
             facts.append(_step_facts(entry, numbers, sizes))
         elif not _is_nothing(entry):
             value = numbers.setdefault(entry.name, len(numbers))
@@ -56,13 +56,13 @@ def block_key(
     return _digest(facts) + COMPILED * compiled
 
 
-def _is_nothing(move: Move) -> bool:
+def _is_nothing(move: PricedMove) -> bool:
     conversion = move.conversion
     return conversion.forward is conversion.backward is Primitive.IDENTITY
 
 
 def _step_facts(
-    step: Step, numbers: dict[str, int], sizes: Mapping[str, int]
+    step: PricedOp, numbers: dict[str, int], sizes: Mapping[str, int]
 ) -> tuple[object, ...]:
     op = step.op
     wiring = [numbers.setdefault(name, len(numbers)) for name in (*op.inputs, *op.outputs) if name]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from math import prod
 
-from meshwright.costmodel.site import Site
+from meshwright.costmodel.site import StageSite
 from meshwright.ir.graph import Graph
 from meshwright.ir.layout import Placement, local_shape
 
@@ -21,7 +21,7 @@ class Values:
     numbers: dict[tuple[str, tuple[tuple[str, Placement], ...]], int] = field(default_factory=dict)
     held: list[tuple[str, Where]] = field(default_factory=list)
     forms: dict[int, _Form | None] = field(default_factory=dict)
-    ends: tuple[Site, Site] | None = None
+    ends: tuple[StageSite, StageSite] | None = None
     """The site with one sample per replica, and with the whole batch."""
 
     def number(self, name: str, where: Where) -> int:
@@ -32,12 +32,12 @@ class Values:
             self.held.append((name, where))
         return found
 
-    def shape(self, number: int, site: Site) -> Shape:
+    def shape(self, number: int, site: StageSite) -> Shape:
         """On a rank."""
         name, where = self.held[number]
         return local_shape(self.graph.tensors[name].shape, where, site.axes, site.coordinates)
 
-    def shapes_for(self, numbers: range, site: Site, samples: int) -> list[Shape]:
+    def shapes_for(self, numbers: range, site: StageSite, samples: int) -> list[Shape]:
         """On a rank, for so many samples; quicker where values are asked for at many numbers."""
         forms = self.forms
         for number in numbers:
@@ -50,7 +50,7 @@ class Values:
             for number in numbers
         ]
 
-    def _form(self, number: int, site: Site) -> _Form | None:
+    def _form(self, number: int, site: StageSite) -> _Form | None:
         """None where parts are rounded. Sizes are whole parts of a multiple of the samples, so what
         is exact for one and for the whole batch is exact between."""
         batch = self.graph.batch_size
@@ -64,7 +64,7 @@ class Values:
         return form if exact else None
 
 
-def with_samples(site: Site, samples: int) -> Site:
+def with_samples(site: StageSite, samples: int) -> StageSite:
     """The site when each replica has so many."""
     data = site.axes["dp"]
     return replace(
@@ -77,7 +77,7 @@ class LocalValues:
     """Shapes of values on one rank."""
 
     values: Values
-    site: Site
+    site: StageSite
     samples: int = 0
     """Of a replica; 0: what the site says, and shapes are not asked for at other numbers."""
     shapes: list[Shape] = field(default_factory=list)
@@ -91,7 +91,7 @@ class LocalValues:
         return found
 
     @classmethod
-    def of(cls, values: Values, site: Site, samples: int) -> "LocalValues":
+    def of(cls, values: Values, site: StageSite, samples: int) -> "LocalValues":
         """All values that have a number, for so many samples."""
         found = cls(values, site, samples)
         found._reach(len(values.held))

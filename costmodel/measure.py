@@ -16,8 +16,8 @@ import torch.distributed as dist
 
 from meshwright.costmodel import kernels
 from meshwright.costmodel.calibrate_links import fit_link
-from meshwright.costmodel.fit_compute import Sample, fit_curve
-from meshwright.costmodel.formulas import Gemm, Work, curve_of, kernel_s, memory_s
+from meshwright.costmodel.fit_compute import KernelTiming, fit_curve
+from meshwright.costmodel.formulas import Gemm, KernelWork, curve_of, kernel_s, memory_s
 from meshwright.costmodel.kernels import Kernel, seconds_per_call, typical_seconds
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.device import DeviceType, OpClass, OpCurve
@@ -35,7 +35,7 @@ _Sizes = dict[OpClass, dict[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _Measured:
     """What one process measured."""
 
     flops: dict[str, float]
@@ -80,7 +80,7 @@ def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
-def _device(assumed: DeviceType, seen: list[_Seen], per_core: float) -> DeviceType:
+def _device(assumed: DeviceType, seen: list[_Measured], per_core: float) -> DeviceType:
     """The speed of one process times the number of processes that shared a core."""
     flops = {name: per_core * _mean([s.flops[name] for s in seen]) for name in _DTYPES}
     memory = {
@@ -114,7 +114,9 @@ def _with_curves(
     Memory first: a product leans on the curve of copies.
     """
     measured = {
-        op_class: [_sample(device, Work(op_class, "float32", 0.0, n), s) for n, s in sizes.items()]
+        op_class: [
+            _sample(device, KernelWork(op_class, "float32", 0.0, n), s) for n, s in sizes.items()
+        ]
         for op_class, sizes in memory.items()
     }
     for op_class, samples in measured.items():
@@ -127,7 +129,7 @@ def _with_curves(
     return _with_products(device, products, flat_s)
 
 
-def _with_products(device: DeviceType, cubes: list[Sample], flat_s: float) -> DeviceType:
+def _with_products(device: DeviceType, cubes: list[KernelTiming], flat_s: float) -> DeviceType:
     """A cube's arithmetic outweighs what it moves, a flat product's does not: each in turn tells
     the one from the other."""
     rows, edge = kernels.FLAT
@@ -143,16 +145,16 @@ def _with_products(device: DeviceType, cubes: list[Sample], flat_s: float) -> De
     return replace(device, curves={**device.curves, OpClass.MATMUL: start})
 
 
-def _sample(device: DeviceType, work: Work, seconds: float) -> Sample:
-    return Sample(work, seconds, device.overhead_s)
+def _sample(device: DeviceType, work: KernelWork, seconds: float) -> KernelTiming:
+    return KernelTiming(work, seconds, device.overhead_s)
 
 
-def _product(m: int, n: int, k: int) -> Work:
+def _product(m: int, n: int, k: int) -> KernelWork:
     nbytes = 4.0 * (m * k + k * n + m * n)
-    return Work(OpClass.MATMUL, "float32", 2.0 * m * n * k, nbytes, (Gemm(1, m, n, k),))
+    return KernelWork(OpClass.MATMUL, "float32", 2.0 * m * n * k, nbytes, (Gemm(1, m, n, k),))
 
 
-def _records(seen: list[_Seen]) -> list[CollectiveRecord]:
+def _records(seen: list[_Measured]) -> list[CollectiveRecord]:
     """The mean over the processes of what each saw."""
     times: dict[tuple[str, int, int], list[float]] = {}
     for process in seen:
@@ -174,7 +176,7 @@ def _records(seen: list[_Seen]) -> list[CollectiveRecord]:
     ]
 
 
-def _fork(num_processes: int, budget_s: float) -> list[_Seen]:
+def _fork(num_processes: int, budget_s: float) -> list[_Measured]:
     """What each rank saw; all processes are gone when it returns."""
     context = multiprocessing.get_context("fork")
     processes: list[ForkProcess] = []
@@ -198,11 +200,11 @@ def _fork(num_processes: int, budget_s: float) -> list[_Seen]:
                 process.join()
 
 
-def _receive(pipe: Connection, rank: int) -> _Seen:
+def _receive(pipe: Connection, rank: int) -> _Measured:
     if wait([pipe], timeout=_TIMEOUT_S):
         with suppress(EOFError):
             seen = pipe.recv()
-            assert isinstance(seen, _Seen)
+            assert isinstance(seen, _Measured)
             return seen
     raise MeshwrightError(f"measuring this machine failed on process {rank}")
 
@@ -221,7 +223,7 @@ def _child(rank: int, count: int, budget_s: float, store: str, writer: Connectio
     elif count > 2:
         seconds_per_call(kernels.matmul(torch.float32)[0], _LOADED_S)
     dist.barrier()
-    writer.send(_Seen(*speeds, calls_s))
+    writer.send(_Measured(*speeds, calls_s))
     writer.close()
     dist.barrier()
 

@@ -8,7 +8,7 @@ from meshwright.forms.updates import update
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class JobBytes:
     """Bytes of one rank that live as long as the job."""
 
     parameters_bytes: int
@@ -18,12 +18,12 @@ class State:
 
 def training_state(
     stored_bytes: int, trained_bytes: int, *, optimizer: str, exchange: Exchange, dp_shard: int
-) -> State:
+) -> JobBytes:
     """Returns the bytes of a rank that would hold `stored_bytes` of parameters and buffers if
     nothing were split over `dp_shard` ranks."""
     part = ceil(trained_bytes / dp_shard)
     kept = part if exchange.is_split("parameters") else trained_bytes
-    return State(
+    return JobBytes(
         parameters_bytes=stored_bytes - trained_bytes + kept,
         gradients_bytes=part if exchange.is_split("gradients") else trained_bytes,
         optimizer_bytes=update(optimizer).copies

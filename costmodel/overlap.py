@@ -14,8 +14,7 @@ from meshwright.costmodel.formulas import kernel_s
 from meshwright.costmodel.op_classes import op_name
 from meshwright.costmodel.overheads import CPU_TURNS
 from meshwright.costmodel.program import IDLE, Do, Overlap, Step, play, run
-from meshwright.costmodel.walk import Move, Walk
-from meshwright.costmodel.walk import Step as Priced
+from meshwright.costmodel.walk import PricedMove, PricedOp, Walk
 from meshwright.costmodel.works import forward_work
 from meshwright.ir.changing import written
 from meshwright.ir.conversions import COMMUNICATES, Primitive
@@ -64,7 +63,7 @@ def beside_weights(walk: Walk, rows: bool) -> Hidden:
     """Sums of gradients beside those of weights; with `rows`, halves of row-parallel products."""
     forward_s = backward_s = more_s = 0.0
     for index, move in enumerate(walk.trail):
-        if not isinstance(move, Move) or move.size == 1:
+        if not isinstance(move, PricedMove) or move.size == 1:
             continue
         if users := _columns(walk, index, move):
             weights_s = sum(_time(walk, step).backward_weight_s for step in users)
@@ -83,7 +82,7 @@ def beside_weights(walk: Walk, rows: bool) -> Hidden:
     return Hidden(max(0.0, forward_s), max(0.0, backward_s), more_s)
 
 
-def _halving_s(walk: Walk, step: Priced) -> float:
+def _halving_s(walk: Walk, step: PricedOp) -> float:
     """What a product takes more on two halves of its rows: its weight is read twice."""
     work, device = forward_work(step.local), walk.site.device
     weights = sum(operand.nbytes for operand in step.local.inputs if operand.is_param)
@@ -94,28 +93,30 @@ def _halving_s(walk: Walk, step: Priced) -> float:
     return max(0.0, 2 * kernel_s(half, device) - kernel_s(work, device))
 
 
-def _columns(walk: Walk, index: int, move: Move) -> list[Priced]:
+def _columns(walk: Walk, index: int, move: PricedMove) -> list[PricedOp]:
     """The products that read a moved value, if nothing else does, and its gradient is sent."""
     if move.conversion.backward not in COMMUNICATES or not _trained(walk, move.name):
         return []
     users = [step for step in walk.trail[index + 1 :] if _reads(step, move)]
-    found = [step for step in users if isinstance(step, Priced) and _is_product(step, move.name)]
+    found = [step for step in users if isinstance(step, PricedOp) and _is_product(step, move.name)]
     return found if len(found) == len(users) else []
 
 
-def _row(walk: Walk, index: int, move: Move) -> Priced | None:
+def _row(walk: Walk, index: int, move: PricedMove) -> PricedOp | None:
     """The product whose result is summed, if its gradient is not."""
     conversion = move.conversion
     if conversion.forward is not Primitive.ALL_REDUCE:
         return None
     if conversion.backward is not Primitive.IDENTITY:
         return None
-    makers = [s for s in walk.trail[:index] if isinstance(s, Priced) and move.name in s.op.outputs]
+    makers = [
+        s for s in walk.trail[:index] if isinstance(s, PricedOp) and move.name in s.op.outputs
+    ]
     return makers[0] if makers and op_name(makers[0].op.target) in _PRODUCTS else None
 
 
-def _reads(step: Priced | Move, move: Move) -> bool:
-    if isinstance(step, Move):
+def _reads(step: PricedOp | PricedMove, move: PricedMove) -> bool:
+    if isinstance(step, PricedMove):
         return step.name == move.name and step.conversion.source == move.conversion.target != (
             move.conversion.source
         )
@@ -126,12 +127,12 @@ def _reads(step: Priced | Move, move: Move) -> bool:
     return any(n == move.name and p == move.conversion.target for n, p in wanted)
 
 
-def _is_product(step: Priced, name: str) -> bool:
+def _is_product(step: PricedOp, name: str) -> bool:
     kind = op_name(step.op.target)
     return kind in _PRODUCTS and step.op.inputs[_INPUT.get(kind, 0)] == name
 
 
-def _time(walk: Walk, step: Priced) -> OpTime:
+def _time(walk: Walk, step: PricedOp) -> OpTime:
     return op_time(step.local, walk.site.device, walk.timer)
 
 
@@ -147,7 +148,7 @@ def _wait(job: int) -> Step:
     return Step(Do.WAIT, 0.0, job, "tensor")
 
 
-def slowing(walk: Walk, *moves: Move) -> Overlap:
+def slowing(walk: Walk, *moves: PricedMove) -> Overlap:
     """By how much computing and the links of the moves' axes slow each other down."""
     slowdowns = [
         level.link.slowdowns(move.nbytes) for move in moves for level in walk.site.levels[move.axis]
@@ -226,8 +227,8 @@ def chained(walks: Sequence[Walk], halves: Sequence[Sequence[Walk]]) -> tuple[Hi
     )
 
 
-def _moves(walk: Walk) -> list[Move]:
-    return [m for m in walk.trail if isinstance(m, Move) and not _of_params(walk, m)]
+def _moves(walk: Walk) -> list[PricedMove]:
+    return [m for m in walk.trail if isinstance(m, PricedMove) and not _of_params(walk, m)]
 
 
 def is_worth(walk: Walk) -> bool:
@@ -265,7 +266,7 @@ def _in_a_row(parts: Sequence[_Phases]) -> _Phases:
     return found
 
 
-def _of_params(walk: Walk, move: Move) -> bool:
+def _of_params(walk: Walk, move: PricedMove) -> bool:
     return walk.facts.graph.tensors[move.name].kind in (Kind.PARAMETER, Kind.BUFFER)
 
 
@@ -274,7 +275,7 @@ def _phases(walk: Walk) -> _Phases:
     base: dict[str, int] = {}
     moved: dict[tuple[str, str, object], int] = {}
     for entry in walk.trail:
-        if isinstance(entry, Move):
+        if isinstance(entry, PricedMove):
             _place_move(walk, entry, base, moved, found)
         else:
             _place_op(walk, entry, base, moved, found)
@@ -283,7 +284,7 @@ def _phases(walk: Walk) -> _Phases:
 
 def _place_move(
     walk: Walk,
-    move: Move,
+    move: PricedMove,
     base: dict[str, int],
     moved: dict[tuple[str, str, object], int],
     found: _Phases,
@@ -302,7 +303,7 @@ def _place_move(
 
 def _place_op(
     walk: Walk,
-    step: Priced,
+    step: PricedOp,
     base: dict[str, int],
     moved: dict[tuple[str, str, object], int],
     found: _Phases,

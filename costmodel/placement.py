@@ -9,7 +9,7 @@ from meshwright.costmodel.borders import Passage, border, borders, passage
 from meshwright.costmodel.comm import Levels, collective_time
 from meshwright.costmodel.fused import runs, saved_by_kernels, with_routing
 from meshwright.costmodel.overlap import NOTHING, Hidden
-from meshwright.costmodel.tables import CostTables, Mode, Spot, StageCost
+from meshwright.costmodel.tables import BlockSpot, CostTables, Mode, StageCost
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.device import DeviceType
@@ -25,7 +25,7 @@ class StageCosts:
     blocks: tuple[Block, ...]
     modes: tuple[Mode, ...]
     """Per block: recomputed or not, or what becomes of what its ops make."""
-    spot: Spot
+    spot: BlockSpot
     device: DeviceType
     shard_levels: Levels
     replicate_levels: Levels
@@ -64,20 +64,20 @@ def axis_ranks(stage: Stage, axis: str) -> tuple[int, ...]:
     return stage.devices[: inner * stage.mesh.get(axis, 1) : inner]
 
 
-def spots(tables: CostTables, stage: Stage) -> tuple[Spot, ...]:
+def spots(tables: CostTables, stage: Stage) -> tuple[BlockSpot, ...]:
     """The distinct situations of the stage's replicas."""
     dp, model = stage.dp, stage.model
     key = stage.devices, stage.batch_shares, model, stage.compile
     if key not in tables.spots:
         size, names = stage.model_size, tables.device_names
         dp_levels = tables.levels(stage.devices[::size])
-        found: dict[Spot, None] = {}
+        found: dict[BlockSpot, None] = {}
         for coordinate in range(dp):
             replica = stage.devices[coordinate * size : (coordinate + 1) * size]
             levels = tables.model_levels(replica, model)
             for name in sorted({names[rank] for rank in replica}):
                 share = stage.batch_shares[coordinate]
-                spot = Spot(share, dp, model, name, dp_levels, levels, stage.compile)
+                spot = BlockSpot(share, dp, model, name, dp_levels, levels, stage.compile)
                 found[spot] = None
         tables.spots[key] = tuple(found)
     return tables.spots[key]
@@ -125,7 +125,7 @@ def _hidden(
     blocks: Sequence[Block],
     modes: Sequence[Mode],
     layouts: Mapping[str, BlockLayout],
-    spot: Spot,
+    spot: BlockSpot,
 ) -> tuple[Hidden, ...]:
     if stage.overlap == "none" or stage.model_size == 1:
         return ()
@@ -147,7 +147,7 @@ def _over_borders(
     blocks: Sequence[Block],
     modes: Sequence[Mode],
     layouts: Mapping[str, BlockLayout],
-    spot: Spot,
+    spot: BlockSpot,
     found: tuple[Hidden, ...],
 ) -> tuple[Hidden, ...]:
     """What is hidden of each block, with halves that go on to the next; `found`: where they do not.

@@ -10,7 +10,7 @@ Process = Generator[None, None, None]
 """Runs until it must wait, and is resumed by the event that it waits for."""
 
 
-class Job(NamedTuple):
+class ChannelJob(NamedTuple):
     """A job of a channel."""
 
     seconds: float
@@ -34,7 +34,7 @@ class RankState:
         self.processes, self.overlap = 1, NO_SLOWDOWN
         self.running, self.run_left, self.run_factor, self.run_from = False, 0.0, 1.0, 0.0
         self.run_version = self.channel_version = 0
-        self.jobs: deque[Job] = deque()
+        self.jobs: deque[ChannelJob] = deque()
         self.channel_left, self.channel_factor, self.channel_from = 0.0, 1.0, 0.0
         self.total = self.done = self.newest = self.previous = self.begun_s = 0.0
         self.waits_for: float | None = None

@@ -7,7 +7,7 @@ The kernel `route` does either in one pass; torch's operators cast, clear and ad
 from collections.abc import Sequence
 
 from meshwright.costmodel.compute import OpTime, dispatched
-from meshwright.costmodel.formulas import Work, curve_of, kernel_s
+from meshwright.costmodel.formulas import KernelWork, curve_of, kernel_s
 from meshwright.costmodel.local_op import LocalOp
 from meshwright.ir.device import DeviceType, OpClass
 from meshwright.ir.experts import EXPERTS
@@ -45,7 +45,7 @@ def routed(op: LocalOp, ranks: int, device: DeviceType, by_kernel: bool) -> OpTi
     curve = curve_of(OpClass.GATHER, device)
 
     def seconds(kernels: Sequence[float]) -> float:
-        works = (Work(OpClass.GATHER, op.dtype, 0.0, nbytes) for nbytes in kernels)
+        works = (KernelWork(OpClass.GATHER, op.dtype, 0.0, nbytes) for nbytes in kernels)
         return sum(kernel_s(work, device) for work in works)
 
     time = OpTime(seconds(forward), seconds(backward), 0.0, curve.source, curve.band)

@@ -12,7 +12,7 @@ from meshwright.ir.layout import Axis
 
 
 @dataclass(frozen=True)
-class Site:
+class StageSite:
     """One rank's view of its stage."""
 
     axes: Mapping[str, Axis]

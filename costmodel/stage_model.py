@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
 
-from meshwright.costmodel.buckets import Held, Owned, Param, buckets, forward_buckets
+from meshwright.costmodel.buckets import BlockParams, LocalParam, Owned, buckets, forward_buckets
 from meshwright.costmodel.clip import clip_time
 from meshwright.costmodel.comm import Levels
 from meshwright.costmodel.late import late_of
@@ -127,7 +127,7 @@ def _summed(costs: StageCosts) -> tuple[tuple[int, Levels], ...]:
     )
 
 
-def _held(tables: CostTables, costs: StageCosts) -> Held:
+def _held(tables: CostTables, costs: StageCosts) -> BlockParams:
     """The stage's parameters on one rank."""
     owners, sizes = _shared(tables, costs)
     owned: list[Owned] = []
@@ -146,10 +146,10 @@ def _held(tables: CostTables, costs: StageCosts) -> Held:
         key = kinds, held
         if key not in tables.owned:
             tables.owned[key] = Owned.of(
-                [Param(size, *kind) for size, kind in zip(held, kinds, strict=True) if kind]
+                [LocalParam(size, *kind) for size, kind in zip(held, kinds, strict=True) if kind]
             )
         owned.append(tables.owned[key])
-    return Held(tuple(owned), also)
+    return BlockParams(tuple(owned), also)
 
 
 def _shared(tables: CostTables, costs: StageCosts) -> tuple[dict[str, int], dict[str, int]]:
@@ -167,7 +167,7 @@ def _shared(tables: CostTables, costs: StageCosts) -> tuple[dict[str, int], dict
     return owners, sizes
 
 
-def _sync(tables: CostTables, stage: Stage, costs: StageCosts, held: Held) -> Sync:
+def _sync(tables: CostTables, stage: Stage, costs: StageCosts, held: BlockParams) -> Sync:
     exchange = exchange_of(stage)
     limit_bytes = exchange.bucket_bytes or (0 if exchange.reduces_blocks else tables.bucket_bytes)
     made = forward_buckets if exchange.in_forward_order else buckets
@@ -183,7 +183,9 @@ def _sync(tables: CostTables, stage: Stage, costs: StageCosts, held: Held) -> Sy
     )  # fmt: skip
 
 
-def _block_times(tables: CostTables, costs: StageCosts, held: Held) -> tuple[BlockTimes, ...]:
+def _block_times(
+    tables: CostTables, costs: StageCosts, held: BlockParams
+) -> tuple[BlockTimes, ...]:
     """Of each block; those that are alike share one object."""
     overheads = overheads_of(costs.device)
     rows = zip(
@@ -237,7 +239,7 @@ def _copy_waits(tables: CostTables, costs: StageCosts) -> tuple[list[float], lis
     return leaving_s([cost.forward_s for cost in blocks], copies), back[::-1]
 
 
-def _trained(held: Held, sync: Sync) -> tuple[int, int]:
+def _trained(held: BlockParams, sync: Sync) -> tuple[int, int]:
     """Tensors that the optimizer steps over, and the bytes of this rank's part of them."""
     nbytes = sum([own.trained_bytes for own in held.owned])
     tensors = sum([own.tensors for own in held.owned])
@@ -245,7 +247,7 @@ def _trained(held: Held, sync: Sync) -> tuple[int, int]:
 
 
 def _memory(
-    tables: CostTables, optimizer: str, costs: StageCosts, held: Held, sync: Sync
+    tables: CostTables, optimizer: str, costs: StageCosts, held: BlockParams, sync: Sync
 ) -> StageMemory:
     trained = sum([own.trained_bytes for own in held.owned])
     parts = sync.exchange.parts("optimizer", sync.shard)
@@ -267,7 +269,7 @@ def _memory(
     )  # fmt: skip
 
 
-def _block_memories(costs: StageCosts, held: Held) -> tuple[BlockMemory, ...]:
+def _block_memories(costs: StageCosts, held: BlockParams) -> tuple[BlockMemory, ...]:
     """Of each block; those that are alike share one object."""
     on_device = costs.device.kind != "cpu"
     rows = zip(costs.cost.blocks, costs.cost.block_saved, held.owned, held.gathered, strict=True)

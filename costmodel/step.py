@@ -46,7 +46,7 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Stepped:
+class StepTimes:
     """One step."""
 
     step_s: float
@@ -64,7 +64,7 @@ def take_step(
     cores: float = float("inf"),
     talking: float = 0.0,
     detail: bool = False,
-) -> Stepped:
+) -> StepTimes:
     """The step of a job that has been running for a while. `meeting_s`: summing the loss."""
     known = {"cores": cores, "talking": talking, "detail": detail}
     guess = tuple(_alone(ending) for ending in endings)
@@ -78,7 +78,7 @@ def take_step(
         moved = _moved(timeline, offsets, better) if alone else None
         timeline = moved or simulate(schedule, stages, offsets=better, **known)  # type: ignore[arg-type]
         ended = ended if moved else _end(timeline, endings, meeting_s)
-    return Stepped(timeline.step_s + meeting_s + min(e.total_s for e in ended), timeline, ended)
+    return StepTimes(timeline.step_s + meeting_s + min(e.total_s for e in ended), timeline, ended)
 
 
 def _alone(ending: Ending) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 
 from meshwright.costmodel.block import BlockCost, price_prelude
 from meshwright.costmodel.block_costs import BlockCosts
-from meshwright.costmodel.block_costs import Spot as Spot
+from meshwright.costmodel.block_costs import BlockSpot as BlockSpot
 from meshwright.costmodel.buckets import BUCKET_BYTES, Owned
 from meshwright.costmodel.calibrated import calibrated
 from meshwright.costmodel.comm import Levels, group_levels
@@ -91,7 +91,7 @@ class CostTables:
         """What `costmodel.stage_model` keeps."""
         self.owned: dict[object, Owned] = {}
         """What `costmodel.stage_model` keeps of blocks."""
-        self.spots: dict[object, tuple[Spot, ...]] = {}
+        self.spots: dict[object, tuple[BlockSpot, ...]] = {}
         """What `costmodel.placement` keeps."""
         self.borders: dict[object, Any] = {}
         self.last_borders: tuple[Plan, Any] | None = None
@@ -182,7 +182,9 @@ class CostTables:
             self._schedules[key] = table.parse()
         return self._schedules[key]
 
-    def block(self, block: Block, layout: BlockLayout, spot: Spot, mode: Mode = False) -> BlockCost:
+    def block(
+        self, block: Block, layout: BlockLayout, spot: BlockSpot, mode: Mode = False
+    ) -> BlockCost:
         """Cost of one micro-batch of the block; equal for all blocks of its pattern."""
         if isinstance(mode, tuple):
             return self.blocks.kept(block, layout, spot, mode)
@@ -194,7 +196,7 @@ class CostTables:
         blocks: Sequence[Block],
         layouts: Mapping[str, BlockLayout],
         modes: Sequence[Mode],
-        spot: Spot,
+        spot: BlockSpot,
     ) -> StageCost:
         """Cost of one micro-batch of a run of blocks. `layouts`: by pattern, with `(prelude)`."""
         patterns = sorted({block.pattern for block in blocks})
@@ -209,7 +211,7 @@ class CostTables:
         blocks: Sequence[Block],
         layouts: Mapping[str, BlockLayout],
         modes: Sequence[Mode],
-        spot: Spot,
+        spot: BlockSpot,
     ) -> StageCost:
         costs = self._each(blocks, layouts, modes, spot)
         kept: dict[str, int] = {}
@@ -255,7 +257,7 @@ class CostTables:
         blocks: Sequence[Block],
         layouts: Mapping[str, BlockLayout],
         modes: Sequence[Mode],
-        spot: Spot,
+        spot: BlockSpot,
     ) -> list[BlockCost]:
         """Of each block; those that are alike are looked up once."""
         tensors = self.graph.tensors
@@ -270,7 +272,7 @@ class CostTables:
         return found
 
     def _prelude(
-        self, blocks: Sequence[Block], layout: BlockLayout | None, spot: Spot
+        self, blocks: Sequence[Block], layout: BlockLayout | None, spot: BlockSpot
     ) -> tuple[float, int]:
         used = {name for block in blocks for name in block.inputs}
         needed = self.facts.prelude_values & used

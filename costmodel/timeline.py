@@ -26,7 +26,7 @@ class Times:
     """Per pipeline rank."""
 
 
-class Entry(NamedTuple):
+class TimelineEntry(NamedTuple):
     """One action as it ran."""
 
     action: Action
@@ -101,11 +101,11 @@ class Timeline:
         return 1 - sum(self.busy_s) / whole if whole else 0.0
 
     @cached_property
-    def entries(self) -> tuple[tuple[Entry, ...], ...]:
+    def entries(self) -> tuple[tuple[TimelineEntry, ...], ...]:
         """One tuple per pipeline rank."""
         starts, ends = self.ran.starts, self.ran.ends
         return tuple(
-            tuple(Entry(self.table.action(p), starts[p], ends[p]) for p in row)
+            tuple(TimelineEntry(self.table.action(p), starts[p], ends[p]) for p in row)
             for row in self.table.rows
         )
 

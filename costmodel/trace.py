@@ -14,8 +14,8 @@ from meshwright.costmodel.dtypes import (
 )
 from meshwright.costmodel.local_values import LocalValues, Values, Where
 from meshwright.costmodel.op_classes import COMPUTE, classify, op_name
-from meshwright.costmodel.site import Site
-from meshwright.costmodel.walk_script import Kept, MoveStep, Operand, OpStep, Target
+from meshwright.costmodel.site import StageSite
+from meshwright.costmodel.walk_script import MoveStep, OpStep, PricedInput, SavedTensor, Target
 from meshwright.ir.conversions import Conversion
 from meshwright.ir.device import OpClass
 from meshwright.ir.graph import DTYPE_BYTES, Graph, Kind, Op, Tensor
@@ -50,7 +50,7 @@ class Trace(ABC):
     """Follows ops one after the other; what they do is kept as steps, which `Walk` prices."""
 
     facts: GraphFacts
-    site: Site
+    site: StageSite
     timer: OpTimer | None
     placed: dict[str, Where] = field(default_factory=dict)
     converted: set[tuple[str, Target]] = field(default_factory=set)
@@ -158,7 +158,7 @@ class Trace(ABC):
             if kind is Kind.PARAMETER and self.normal(where) != self.normal(stored):
                 yield self._wide(name, where)
 
-    def _read_again(self, op: Op, operands: Sequence[Operand]) -> Iterator[int]:
+    def _read_again(self, op: Op, operands: Sequence[PricedInput]) -> Iterator[int]:
         """Inputs whose gradients are added to those of earlier readers."""
         for index, (name, operand) in enumerate(zip(op.inputs, operands, strict=True)):
             if not operand.requires_grad or operand.is_param or not self._has_gradient(op):
@@ -204,9 +204,9 @@ class Trace(ABC):
         cast = op_class in COMPUTE or (norm and not is_fused(op.target))
         return cast and self.facts.precision == "bf16" and is_float(self.facts.dtypes[name])
 
-    def _operand(self, name: str, where: Where, dtype: str) -> Operand:
+    def _operand(self, name: str, where: Where, dtype: str) -> PricedInput:
         tensor, own = self._tensor(name), self.facts.dtypes[name]
-        return Operand(
+        return PricedInput(
             self.local.number(name, where), DTYPE_BYTES[dtype or own], DTYPE_BYTES[own],
             dtype not in ("", own), tensor.requires_grad, tensor.kind is Kind.PARAMETER,
             tensor.channels_last,
@@ -225,7 +225,7 @@ class Trace(ABC):
         floats = [self.facts.dtypes[n] for n in (*op.outputs, *op.inputs) if n]
         return next(filter(is_float, floats), "float32")
 
-    def _kept(self, op: Op, inputs: Sequence[Where], cast: str) -> Iterator[Kept]:
+    def _kept(self, op: Op, inputs: Sequence[Where], cast: str) -> Iterator[SavedTensor]:
         for name in op.saved:
             dtype = self.facts.dtypes[name]
             if classify(op.target) in COMPUTE and is_float(dtype):
@@ -234,7 +234,7 @@ class Trace(ABC):
             is_cast = dtype != self.facts.dtypes[storage]
             stays = storage in self.facts.prelude_values or self._is_state(storage, target)
             where = dict(zip(self.site.axes, target, strict=True))
-            yield Kept(
+            yield SavedTensor(
                 name, None if stays and not is_cast else (storage, dtype, target),
                 self.local.number(storage, where), DTYPE_BYTES[dtype],
             )  # fmt: skip

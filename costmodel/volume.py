@@ -11,10 +11,10 @@ from meshwright.costmodel.placement import StageCosts
 from meshwright.costmodel.stage_model import StageModel
 from meshwright.costmodel.sync import Sync
 from meshwright.costmodel.tables import CostTables
-from meshwright.costmodel.walk import Move, Walk
+from meshwright.costmodel.walk import PricedMove, Walk
 from meshwright.forms.exchange import Event, Send
 from meshwright.ir.conversions import COMMUNICATES, Primitive
-from meshwright.ir.detail import Traffic, TrafficPurpose
+from meshwright.ir.detail import StageTraffic, TrafficPurpose
 from meshwright.ir.graph import Block
 from meshwright.ir.inside import SHIFT, Inner
 from meshwright.ir.plan import Plan
@@ -38,10 +38,10 @@ Walked = dict[tuple[object, ...], list[_Sent]]
 
 def stage_traffic(
     tables: CostTables, plan: Plan, index: int, costs: StageCosts, model: StageModel, walked: Walked
-) -> tuple[Traffic, ...]:
+) -> tuple[StageTraffic, ...]:
     """Of stage `index`, the most bytes first."""
     rows = [
-        Traffic(purpose=sent.purpose, axis=sent.axis, link=sent.link, nbytes=ceil(sent.nbytes),
+        StageTraffic(purpose=sent.purpose, axis=sent.axis, link=sent.link, nbytes=ceil(sent.nbytes),
                 seconds=float(f"{sent.seconds:.6g}"))
         for sent in _together(_all(tables, plan, index, costs, model, walked)) if sent.nbytes
     ]  # fmt: skip
@@ -136,7 +136,7 @@ def _of_walk(tables: CostTables, walk: Walk, times: int, *, again: bool) -> Iter
     """`again`: the forward runs a second time for the backward."""
     forwards = times * (1 + again)
     for entry in walk.trail:
-        if isinstance(entry, Move):
+        if isinstance(entry, PricedMove):
             change, levels = entry.conversion, walk.site.levels[entry.axis]
             of: tuple[TrafficPurpose, str] = ("tensors", entry.axis)
             yield from _collective(*of, change.forward, entry.nbytes, levels, forwards)

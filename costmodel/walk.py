@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from meshwright.costmodel.clock import Clock
+from meshwright.costmodel.clock import BlockSums
 from meshwright.costmodel.comm import collective_band
 from meshwright.costmodel.compute import OpTime, gradient_sum, op_time
 from meshwright.costmodel.local_op import LocalInput, LocalOp
@@ -11,20 +11,19 @@ from meshwright.costmodel.local_values import LocalValues, Shape
 from meshwright.costmodel.local_values import Where as Where
 from meshwright.costmodel.op_classes import classify
 from meshwright.costmodel.routing import is_routed, routed
-from meshwright.costmodel.site import Site as Site
+from meshwright.costmodel.site import StageSite as StageSite
 from meshwright.costmodel.trace import GraphFacts as GraphFacts
 from meshwright.costmodel.trace import Trace
-from meshwright.costmodel.walk_script import MoveStep, Operand, OpStep, SavedKey
+from meshwright.costmodel.walk_script import MoveStep, OpStep, PricedInput, SavedKey
 from meshwright.ir.conversions import Conversion, Primitive
 from meshwright.ir.device import OpClass
 from meshwright.ir.graph import DTYPE_BYTES, Op
-from meshwright.ir.inside import Inner, inner_traffic, kept_apart
-from meshwright.ir.inside import Operand as Whole
+from meshwright.ir.inside import Inner, LocalOperand, inner_traffic, kept_apart
 from meshwright.ir.layout import R, Strategy
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PricedOp:
     """An op as it was priced."""
 
     op: Op
@@ -33,7 +32,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class PricedMove:
     """A conversion as it was priced."""
 
     name: str
@@ -52,10 +51,10 @@ class Walk(Trace):
     saved: dict[SavedKey, int] = field(default_factory=dict)
     apart: dict[tuple[str, str], int] = field(default_factory=dict)
     """(op, memory of an operand) -> bytes of the copy that the op keeps in its place."""
-    clock: Clock = field(default_factory=Clock)
+    clock: BlockSums = field(default_factory=BlockSums)
     workspace: int = 0
     flops: float = 0.0
-    trail: list["Step | Move"] = field(default_factory=list)
+    trail: list["PricedOp | PricedMove"] = field(default_factory=list)
     """All ops and conversions that were priced, in order."""
     sent: list[tuple[str, Inner]] = field(default_factory=list)
     """Axis, and messages of ops on it."""
@@ -67,11 +66,11 @@ class Walk(Trace):
         moved = (
             {entry.conversion.forward, entry.conversion.backward} != {Primitive.IDENTITY}
             for entry in self.trail
-            if isinstance(entry, Move) and entry.axis == axis
+            if isinstance(entry, PricedMove) and entry.axis == axis
         )
         return any(moved) or any(on == axis for on, _ in self.sent)
 
-    def again(self, site: Site, samples: int) -> "Walk":
+    def again(self, site: StageSite, samples: int) -> "Walk":
         """The same walk where each replica has so many samples."""
         new = Walk(
             self.facts, site, self.timer, self.placed, self.converted, self.storage, self.used,
@@ -98,7 +97,7 @@ class Walk(Trace):
         whole = self.local.elements[step.whole] * DTYPE_BYTES[self.facts.dtypes[step.name]]
         if line.shares and step.splits:
             whole = whole * sum(line.shares) // line.whole
-        self.trail.append(Move(step.name, axis, conversion, line.size, whole))
+        self.trail.append(PricedMove(step.name, axis, conversion, line.size, whole))
         forward_s = self.site.primitive_s(conversion.forward, whole, axis)
         backward_s = 0.0
         if step.has_gradient:
@@ -116,7 +115,7 @@ class Walk(Trace):
         for value, dim, size in step.parts:
             share *= self.local.shapes[value][dim] / size
         local = self._local(step, share)
-        self.trail.append(Step(step.op, local, step.strategies))
+        self.trail.append(PricedOp(step.op, local, step.strategies))
         time = op_time(local, self.site.device, self.timer)
         self.clock.add(time)
         if step.sends:
@@ -156,13 +155,13 @@ class Walk(Trace):
 
     def _operands(
         self, op: Op, names: Sequence[str], places: Sequence[Where], axis: str
-    ) -> list[Whole]:
+    ) -> list[LocalOperand]:
         """Values as they would be on the rank if they were whole on the axis."""
         dtype = self._compute_dtype(op, classify(op.target))
         whole = [{**where, axis: R} for where in places]
         return [
-            Whole(self.shape(n, w), self.nbytes(n, w, dtype if self._casts(op, n) else ""))
-            if n else Whole((), 0)
+            LocalOperand(self.shape(n, w), self.nbytes(n, w, dtype if self._casts(op, n) else ""))
+            if n else LocalOperand((), 0)
             for n, w in zip(names, whole, strict=True)
         ]  # fmt: skip
 
@@ -190,7 +189,7 @@ class Walk(Trace):
             step.channels_last,
         )
 
-    def _local_input(self, operand: Operand) -> LocalInput:
+    def _local_input(self, operand: PricedInput) -> LocalInput:
         shape, elements = self.local.shapes[operand.value], self.local.elements[operand.value]
         nbytes = elements * operand.width
         return LocalInput(

@@ -29,7 +29,7 @@ class MoveStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Operand:
+class PricedInput:
     """An input of an op."""
 
     value: int
@@ -43,7 +43,7 @@ class Operand:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class SavedTensor:
     """What autograd keeps for an op."""
 
     name: str
@@ -63,7 +63,7 @@ class OpStep:
     dtype: str
     places: tuple[tuple[Where, ...], tuple[Where, ...]]
     """Of inputs and outputs."""
-    inputs: tuple[Operand, ...]
+    inputs: tuple[PricedInput, ...]
     outputs: tuple[tuple[int, int], ...]
     """Value and width of each."""
     parts: tuple[tuple[int, int, int], ...]
@@ -79,5 +79,5 @@ class OpStep:
     """Value and width of parameters that are made whole for it."""
     backward: tuple[tuple[int, int], ...]
     """Value and width of what its backward reads besides gradients."""
-    kept: tuple[Kept, ...]
+    kept: tuple[SavedTensor, ...]
     sends: bool

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import gcd, prod
 
 from meshwright.costmodel.dtypes import is_fused
-from meshwright.costmodel.formulas import NARROW, Gemm, Work
+from meshwright.costmodel.formulas import NARROW, Gemm, KernelWork
 from meshwright.costmodel.local_op import LocalInput, LocalOp
 from meshwright.costmodel.op_classes import COMPUTE, op_name
 from meshwright.ir.device import OpClass
@@ -76,7 +76,7 @@ def _convolution_gemms(shapes: Sequence[Shape], flops: float) -> tuple[Gemm, ...
     return (Gemm(groups, rows, n, k, packed=(1, together, together)),)
 
 
-def forward_work(op: LocalOp) -> Work:
+def forward_work(op: LocalOp) -> KernelWork:
     """All of the forward."""
     read = sum(i.nbytes for i in op.inputs)
     if op.op_class is OpClass.GATHER:
@@ -85,7 +85,7 @@ def forward_work(op: LocalOp) -> Work:
     return _work(op, _flops(op), read + op.output_bytes + _logarithms(op), _gemms(op))
 
 
-def input_work(op: LocalOp) -> Work | None:
+def input_work(op: LocalOp) -> KernelWork | None:
     """The gradients of the activations; None if there are none, or they cost no kernel."""
     wanted = _wanted(op, params=False)
     if not wanted or _passes_on(op, wanted):
@@ -107,7 +107,7 @@ def input_work(op: LocalOp) -> Work | None:
     return _work(op, flops, op.output_bytes + _saved(op) + grads + passed, gemms)
 
 
-def weight_work(op: LocalOp) -> Work | None:
+def weight_work(op: LocalOp) -> KernelWork | None:
     """The gradients of the parameters."""
     wanted = _wanted(op, params=True)
     if not wanted:
@@ -206,15 +206,15 @@ def _weight_gemms(op: LocalOp) -> tuple[Gemm, ...]:
     return tuple(g.for_weight() for g in _gemms(op))
 
 
-def _work(op: LocalOp, flops: float, nbytes: float, gemms: tuple[Gemm, ...] = ()) -> Work:
+def _work(op: LocalOp, flops: float, nbytes: float, gemms: tuple[Gemm, ...] = ()) -> KernelWork:
     depth = 0.0
     if op.op_class is OpClass.ATTENTION and len(op.inputs) > 1:
         keys = op.inputs[1].shape[-2] if len(op.inputs[1].shape) > 1 else 0
         depth = keys * (_SKIPPED_BY_CAUSAL if op.causal else 1.0)
     if op.op_class is not OpClass.CONVOLUTION:
-        return Work(op.op_class, op.dtype, flops, nbytes, gemms, depth)
+        return KernelWork(op.op_class, op.dtype, flops, nbytes, gemms, depth)
     small, images, results = windows([i.shape for i in op.inputs], op.flops)
     images *= not any(i.channels_last for i in op.inputs)
     results *= not op.channels_last
     turned = (images + results) * DTYPE_BYTES[op.dtype]
-    return Work(op.op_class, op.dtype, flops, nbytes, gemms, depth, small, turned)
+    return KernelWork(op.op_class, op.dtype, flops, nbytes, gemms, depth, small, turned)

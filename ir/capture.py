@@ -21,8 +21,8 @@ from meshwright.ir.forbidden import check_modules, check_tensor, forbidden
 from meshwright.ir.functions import own_functions
 from meshwright.ir.hooks import check_hooks, no_gradient_hooks
 from meshwright.ir.images import channels_last, is_channels_last
-from meshwright.ir.known import Known, Own
-from meshwright.ir.moving import Kept, kept_state, moved
+from meshwright.ir.known import KnownValues, Own
+from meshwright.ir.moving import HeldState, kept_state, moved
 from meshwright.ir.step import LossFn, TrainingStep
 from meshwright.ir.unmoved import parameters_stay
 
@@ -89,7 +89,7 @@ def _export(
     step: TrainingStep, inputs: tuple[torch.Tensor, ...], originals: Mapping[int, torch.Tensor]
 ) -> tuple[ExportedProgram, bool]:
     """The program, and whether forward left traces in Python."""
-    after: dict[str, Kept] = {}
+    after: dict[str, HeldState] = {}
     functions = (step.loss_fn,)
     # An export puts attributes back; hooks run before that.
     hook = step.register_forward_hook(lambda *_: after.update(kept_state(step, functions)))
@@ -112,7 +112,7 @@ def as_traced(step: TrainingStep, originals: Mapping[int, torch.Tensor]) -> Iter
 
             hf.prepare(step.model)
             stack.enter_context(hf.tracing(step.names))
-        stack.enter_context(Known(_own(step, originals)))
+        stack.enter_context(KnownValues(_own(step, originals)))
         stack.enter_context(own_functions())
         stack.enter_context(assigned_buffers())
         stack.enter_context(parameters_stay())

@@ -3,7 +3,7 @@
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
-from meshwright.ir.direct import Work
+from meshwright.ir.direct import Waitable
 from meshwright.ir.measured import Purpose
 
 
@@ -25,7 +25,7 @@ class Notes(Protocol):
     def mark(self) -> Any:
         """Returns the present moment."""
 
-    def pending(self, what: What, work: Work, start: Any) -> Work:
+    def pending(self, what: What, work: Waitable, start: Any) -> Waitable:
         """Returns `work`, begun at the moment `start`; waiting for it is noted."""
 
     def collective(self, what: What) -> AbstractContextManager[None]:

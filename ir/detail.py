@@ -51,7 +51,7 @@ class DeviceRun:
 
 
 @dataclass(frozen=True, config=_strict, kw_only=True)
-class Traffic:
+class StageTraffic:
     """What one rank of a stage sends in a step for one purpose."""
 
     purpose: TrafficPurpose
@@ -92,7 +92,7 @@ class StageDetail:
     rises: dict[str, Moving]
     """Most within an action: `F`, `I`, and backwards: `B`, `B first`, `B last`, `B first last`;
     `K`, `R` and the same with `held` where the schedule has such actions."""
-    traffic: Many[Traffic]
+    traffic: Many[StageTraffic]
     kept_bytes: int = 0
     """Per micro-batch in flight of which all was kept, or has been made again."""
 

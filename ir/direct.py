@@ -17,7 +17,7 @@ _TAG = 0x6D77
 """Of these messages alone: those of pipelines and rings have others."""
 
 
-class Work(Protocol):
+class Waitable(Protocol):
     """Something under way."""
 
     def wait(self) -> object:
@@ -26,7 +26,7 @@ class Work(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class _Gathering:
-    messages: Sequence[Work]
+    messages: Sequence[Waitable]
 
     def wait(self) -> None:
         for message in self.messages:
@@ -35,7 +35,7 @@ class _Gathering:
 
 @dataclass(frozen=True, eq=False)
 class _Summing:
-    messages: Sequence[Work]
+    messages: Sequence[Waitable]
     parts: Sequence[Tensor]
     """Of all ranks, in their order, once the messages are here."""
     result: Tensor
@@ -49,7 +49,7 @@ class _Summing:
             self.result.add_(part)
 
 
-def gather(result: Tensor, part: Tensor, group: dist.ProcessGroup | None) -> Work:
+def gather(result: Tensor, part: Tensor, group: dist.ProcessGroup | None) -> Waitable:
     """Flat: starts to fill `result` with every rank's `part`, in the order of the ranks."""
     group = _given(group)
     rank, rows = group.rank(), result.view(group.size(), -1)
@@ -62,7 +62,7 @@ def gather(result: Tensor, part: Tensor, group: dist.ProcessGroup | None) -> Wor
     return _Gathering(messages)
 
 
-def reduce_scatter(result: Tensor, whole: Tensor, group: dist.ProcessGroup | None) -> Work:
+def reduce_scatter(result: Tensor, whole: Tensor, group: dist.ProcessGroup | None) -> Waitable:
     """Flat: starts to sum this rank's part of every rank's `whole`, in the order of the ranks.
 
     The parts of the others are there beside it until it has been waited for.

@@ -25,7 +25,7 @@ SHIFT = "shift"
 
 
 @dataclass(frozen=True, slots=True)
-class Operand:
+class LocalOperand:
     """An input or output of an op as a rank would hold it if it were whole on the axis in question,
     split as it is on the others, for one micro-batch."""
 
@@ -49,7 +49,7 @@ class Inner:
     """Whether the op computes meanwhile."""
 
 
-Operands = Sequence[Operand]
+Operands = Sequence[LocalOperand]
 
 
 def inner_traffic(

@@ -67,7 +67,7 @@ Own = Mapping[int, tuple[torch.nn.Module, str]]
 """Identity of a parameter or buffer of the user's model -> module of the copy, and name there."""
 
 
-class Known(TorchFunctionMode):
+class KnownValues(TorchFunctionMode):
     """Within it, reads of values that depend on no data succeed, and code that reaches the user's
     model from outside (a loss function that sums its weights) gets the tensors of the copy."""
 

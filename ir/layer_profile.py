@@ -25,7 +25,7 @@ _PROFILED = re.compile(r"-pbs-(\d+)$")
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class MeasuredLayer:
     """One measured layer; times and activations are of one profiled micro-batch."""
 
     name: str
@@ -50,7 +50,7 @@ class LayerProfile:
     """A graph of measured layers in an order in which they can run."""
 
     name: str
-    layers: tuple[Layer, ...]
+    layers: tuple[MeasuredLayer, ...]
     edges: tuple[tuple[int, int], ...]
     """(from, to) as positions in `layers`; the edges of one layer in the order of the file."""
     micro_batch: int
@@ -88,7 +88,7 @@ class LayerProfile:
         )
 
 
-def _emitted(layer: Layer, readers: Sequence[int]) -> tuple[Emitted, ...]:
+def _emitted(layer: MeasuredLayer, readers: Sequence[int]) -> tuple[Emitted, ...]:
     """Which reader takes what is not in the file.
 
     As many tensors as readers: one for each, in order, and equal sizes are the same tensor (a cell
@@ -119,7 +119,7 @@ def read_layer_profile(path: str | Path, micro_batch: int | None = None) -> Laye
 
 def parse_layer_profile(text: str, name: str, micro_batch: int) -> LayerProfile:
     """The profile that a text describes; PlanError names the line that is wrong."""
-    layers: dict[str, Layer] = {}
+    layers: dict[str, MeasuredLayer] = {}
     edges: dict[tuple[str, str], int] = {}
     for number, line in enumerate(text.splitlines(), 1):
         where = f"layer profile {name}, line {number}: "
@@ -145,12 +145,12 @@ def parse_layer_profile(text: str, name: str, micro_batch: int) -> LayerProfile:
     return _ordered(name, layers, list(edges), micro_batch)
 
 
-def _layer(node: str, description: str, fields: str, where: str) -> Layer:
+def _layer(node: str, description: str, fields: str, where: str) -> MeasuredLayer:
     values = dict(re.findall(r"(\w+)=(\[[^\]]*\]|[^,\s]*)", fields))
     if tuple(values) != _FIELDS:
         raise PlanError(f"{where}{node} has the fields {[*values]}; it needs {', '.join(_FIELDS)}")
     sizes = values["activation_size"].strip("[]").split(";")
-    return Layer(
+    return MeasuredLayer(
         name=node,
         description=description.strip(),
         forward_s=_number(values["forward_compute_time"], where) * 1e-3,
@@ -171,7 +171,7 @@ def _number(text: str, where: str) -> float:
 
 
 def _ordered(
-    name: str, layers: Mapping[str, Layer], edges: list[tuple[str, str]], micro_batch: int
+    name: str, layers: Mapping[str, MeasuredLayer], edges: list[tuple[str, str]], micro_batch: int
 ) -> LayerProfile:
     """The layers in the topological order that takes the lowest node number first."""
     waits = dict.fromkeys(layers, 0)

@@ -36,7 +36,7 @@ _CACHED: Any = type(lru_cache(lambda: None))
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StatePlace:
     """Where something is kept: `calls` of a module, `state["n"]`, global `COUNT`."""
 
     name: str
@@ -68,26 +68,26 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class HeldState:
     """What a place held: a plain value, a tensor, or the number of items of a container."""
 
-    place: Place
+    place: StatePlace
     value: Any
 
 
-def kept_state(model: nn.Module, functions: tuple[Any, ...] = ()) -> dict[str, Kept]:
+def kept_state(model: nn.Module, functions: tuple[Any, ...] = ()) -> dict[str, HeldState]:
     """Everything plain that the model and `functions` keep, by name."""
-    found: dict[str, Kept] = {}
+    found: dict[str, HeldState] = {}
     seen: set[int] = set()
     for path, module in model.named_modules():
         made = sum(buffer is not None for buffer in module._buffers.values())
-        found[f"{path} buffers"] = Kept(
-            Place(path, module, "_buffers", "attribute"), f"{made} of them"
+        found[f"{path} buffers"] = HeldState(
+            StatePlace(path, module, "_buffers", "attribute"), f"{made} of them"
         )
         for key in vars(module):
             if key not in _SKIPPED:
                 name = f"{path}.{key}" if path else key
-                _look(Place(name, module, key, "attribute"), found, seen, 0)
+                _look(StatePlace(name, module, key, "attribute"), found, seen, 0)
     for function in _functions(model, functions):
         for place in _around(function):
             _look(place, found, seen, 0)
@@ -98,7 +98,7 @@ def kept_state(model: nn.Module, functions: tuple[Any, ...] = ()) -> dict[str, K
 def put_back(model: nn.Module, functions: tuple[Any, ...]) -> Iterator[None]:
     """Afterwards globals, closures and caches of the model's code hold no fake tensors: they are
     what they were, caches of `functools` empty if something was added."""
-    found: dict[str, Kept] = {}
+    found: dict[str, HeldState] = {}
     cached: dict[int, Any] = {}
     for function in _functions(model, functions):
         known: list[Any] = [*map(function.__globals__.get, _names(function.__code__))]
@@ -123,33 +123,33 @@ def put_back(model: nn.Module, functions: tuple[Any, ...]) -> Iterator[None]:
                 kept.place.put(kept.value)
 
 
-def _look(place: Place, found: dict[str, Kept], seen: set[int], depth: int) -> None:
+def _look(place: StatePlace, found: dict[str, HeldState], seen: set[int], depth: int) -> None:
     value = place.get()
     if isinstance(value, Plain | Tensor):
-        found[place.name] = Kept(place, value)
+        found[place.name] = HeldState(place, value)
         return
     if (stands := standing(value)) is not None:
-        found[place.name] = Kept(place, digest([stands])[:8])
+        found[place.name] = HeldState(place, digest([stands])[:8])
         return
     if isinstance(value, nn.Module | type | FunctionType) or depth > DEEPEST or id(value) in seen:
         return
     seen.add(id(value))
     if isinstance(value, list | tuple | deque | dict | set):
-        found[place.name] = Kept(place, len(value))
+        found[place.name] = HeldState(place, len(value))
     for inner in _inside(place.name, value):
         _look(inner, found, seen, depth + 1)
 
 
-def _inside(name: str, value: Any) -> Iterator[Place]:
+def _inside(name: str, value: Any) -> Iterator[StatePlace]:
     if isinstance(value, dict):
         for key in list(value)[:LONGEST]:
-            yield Place(f"{name}[{key!r}]", value, key, "item")
+            yield StatePlace(f"{name}[{key!r}]", value, key, "item")
     elif isinstance(value, list | deque | tuple):
         for index in range(min(len(value), LONGEST)):
-            yield Place(f"{name}[{index}]", value, index, "item")
+            yield StatePlace(f"{name}[{index}]", value, index, "item")
     elif type(value).__module__.split(".")[0] not in _FOREIGN and hasattr(value, "__dict__"):
         for key in list(vars(value))[:LONGEST]:
-            yield Place(f"{name}.{key}", value, key, "attribute")
+            yield StatePlace(f"{name}.{key}", value, key, "attribute")
 
 
 def _functions(model: nn.Module, more: tuple[Any, ...]) -> Iterator[FunctionType]:
@@ -205,15 +205,15 @@ def _bare(given: Any) -> FunctionType | None:
             return given if isinstance(given, FunctionType) else None
 
 
-def _around(function: FunctionType) -> Iterator[Place]:
+def _around(function: FunctionType) -> Iterator[StatePlace]:
     for name in _names(function.__code__):
         value = function.__globals__.get(name)
         if name in function.__globals__ and not callable(value) and not _is_module(value):
-            yield Place(f"global {name}", function.__globals__, name, "item")
+            yield StatePlace(f"global {name}", function.__globals__, name, "item")
     cells = function.__closure__ or ()
     for name, cell in zip(function.__code__.co_freevars, cells, strict=True):
         if name != "__class__" and _is_set(cell) and not callable(cell.cell_contents):
-            yield Place(f"{name} around {function.__qualname__}", cell, None, "cell")
+            yield StatePlace(f"{name} around {function.__qualname__}", cell, None, "cell")
 
 
 def _is_set(cell: Any) -> bool:
@@ -228,7 +228,9 @@ def _is_module(value: Any) -> bool:
     return type(value).__name__ == "module"
 
 
-def moved(before: dict[str, Kept], after: dict[str, Kept]) -> dict[str, tuple[Any, Kept]]:
+def moved(
+    before: dict[str, HeldState], after: dict[str, HeldState]
+) -> dict[str, tuple[Any, HeldState]]:
     """What differs: the value before, and what is there after."""
     return {
         name: (before[name].value if name in before else None, kept)

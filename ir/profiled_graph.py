@@ -11,7 +11,7 @@ from typing import Any
 from meshwright.ir.digest import digest
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Block, Graph, Kind, Op, Ref, Tensor
-from meshwright.ir.layer_profile import Layer, LayerProfile
+from meshwright.ir.layer_profile import LayerProfile, MeasuredLayer
 
 LAYER = "profile.layer"
 _BATCH, _LOSS = "batch", "loss"
@@ -43,7 +43,7 @@ def profiled_graph(
                 f"profile {profile.name}: the speed of {device} is {speed}; it must be positive, "
                 "such as 2.3 for times that are 2.3 times as short as those measured"
             )
-    made = _Maker(profile, batch_size, kept, tuple(sorted((speeds or {}).items())))
+    made = _GraphMaker(profile, batch_size, kept, tuple(sorted((speeds or {}).items())))
     ops = tuple(made.op(position) for position in range(len(profile.layers)))
     return Graph(
         tensors=made.tensors,
@@ -60,7 +60,7 @@ def profiled_graph(
     )
 
 
-class _Maker:
+class _GraphMaker:
     """Makes ops in order, and the tensors they need."""
 
     def __init__(
@@ -101,7 +101,7 @@ class _Maker:
             saved_extra_bytes=self.kept.get(layer.name, 0) * self.batch,
         )
 
-    def _parameter(self, layer: Layer) -> tuple[str, ...]:
+    def _parameter(self, layer: MeasuredLayer) -> tuple[str, ...]:
         if not layer.parameter_bytes:
             return ()
         fqn = f"{_name(layer)}.weight"
@@ -109,7 +109,7 @@ class _Maker:
         self.tensors[fqn] = Tensor(fqn, shape, _DTYPE, Kind.PARAMETER, fqn, requires_grad=True)
         return (fqn,)
 
-    def _outputs(self, position: int, layer: Layer) -> tuple[str, ...]:
+    def _outputs(self, position: int, layer: MeasuredLayer) -> tuple[str, ...]:
         """What the op gives. What no parameter reaches is an input of the graph instead: each
         stage takes it from the batch, and the op is there for its time."""
         reached = self.profile.reached[position]
@@ -132,7 +132,7 @@ class _Maker:
         return tuple(names)
 
 
-def _name(layer: Layer) -> str:
+def _name(layer: MeasuredLayer) -> str:
     """`node5.layer_0`: the first word of the description, for people."""
     word = "".join(c if c.isalnum() or c in "_-" else " " for c in layer.description).split()
     return ".".join((layer.name, *word[:1]))

@@ -36,7 +36,7 @@ LARGEST = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Operand:
+class ReadMemory:
     """A tensor as a call reads it: a piece of memory, and how it lies there."""
 
     memory: int
@@ -46,12 +46,12 @@ class Operand:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class RecordedCall:
     """One operator that depends on data."""
 
     operator: str
     args: tuple[Any, ...]
-    """As given, tensors as `Operand`."""
+    """As given, tensors as `ReadMemory`."""
     outputs: tuple[int, ...]
     written: tuple[int, ...]
     """Memory that it makes or changes, and that it changes."""
@@ -61,7 +61,7 @@ class Entry:
 
 
 @dataclass(slots=True)
-class Recorder:
+class CallRecorder:
     """Follows one copy of a step through its calls."""
 
     given: dict[int, str] = field(default_factory=dict)
@@ -73,10 +73,10 @@ class Recorder:
     """Memory whose content depends on data."""
     _from_outside: set[int] = field(default_factory=set)
     """Memory of tensors that no recorded call made."""
-    _entries: list[Entry] = field(default_factory=list)
+    _entries: list[RecordedCall] = field(default_factory=list)
 
     @contextmanager
-    def call(self) -> Iterator[list[Entry]]:
+    def call(self) -> Iterator[list[RecordedCall]]:
         """Records what is done inside, as the next call."""
         for memory in self._bound - self.given.keys():
             self._content[memory] = f"{OLD} {memory}"
@@ -108,7 +108,7 @@ class Recorder:
         results = [x for x in leaves(result) if isinstance(x, Tensor)]
         self._alive += [*tensors, *results]
         read = tuple(self._operand(x) if isinstance(x, Tensor) else _plain(x) for x in given)
-        operands = [x for x in read if isinstance(x, Operand)]
+        operands = [x for x in read if isinstance(x, ReadMemory)]
         made = dict.fromkeys(map(storage_key, results))
         if _is_operator(func) and makes_view(func) and operands:
             self._viewed(operands[0], made)
@@ -119,17 +119,17 @@ class Recorder:
             self._bound.update(changed)
             for memory in changed:
                 self._content.pop(memory, None)
-            entry = Entry(
+            entry = RecordedCall(
                 str(func), read, changed, written, torch.is_grad_enabled(), *_place()
             )  # fmt: skip
             self._entries.append(entry)
             return
-        known = [x.content + x.form if isinstance(x, Operand) else x for x in read]
+        known = [x.content + x.form if isinstance(x, ReadMemory) else x for x in read]
         how = digest([str(func), known])
         for number, memory in enumerate(changed):
             self._content[memory] = f"{how} {number}"
 
-    def _viewed(self, base: Operand, made: Iterable[int]) -> None:
+    def _viewed(self, base: ReadMemory, made: Iterable[int]) -> None:
         """The fake of a real tensor has memory of its own."""
         for memory in made:
             if memory != base.memory and memory not in self._content:
@@ -145,22 +145,22 @@ class Recorder:
         found = [x for name in names for x in leaves(bound.get(name)) if isinstance(x, Tensor)]
         return tuple(map(storage_key, found))
 
-    def _operand(self, tensor: Tensor) -> Operand:
+    def _operand(self, tensor: Tensor) -> ReadMemory:
         memory = storage_key(tensor)
         form = f"{tuple(tensor.shape)} {tensor.stride()} {tensor.storage_offset()} {tensor.dtype}"
         if memory in self._bound:
-            return Operand(memory, form, "")
+            return ReadMemory(memory, form, "")
         if memory not in self._content:
             self._content[memory] = _values(tensor)
             self._from_outside.add(memory)
-        return Operand(memory, form, self._content[memory])
+        return ReadMemory(memory, form, self._content[memory])
 
 
 def _is_operator(func: Any) -> bool:
     return hasattr(func, "_schema")
 
 
-def _depends(operand: Operand) -> bool:
+def _depends(operand: ReadMemory) -> bool:
     return not operand.content or operand.content.startswith(OLD)
 
 
@@ -186,12 +186,12 @@ def _plain(value: Any) -> Any:
 _TOLD = (torch.dtype, torch.device, torch.layout, torch.memory_format, complex)
 
 
-def needed(entries: list[Entry], loss: int, given: Mapping[int, str]) -> list[Entry]:
+def needed(entries: list[RecordedCall], loss: int, given: Mapping[int, str]) -> list[RecordedCall]:
     """The entries that the loss or what a parameter or buffer becomes depends on."""
     wanted, kept = {loss}, []
     for entry in reversed(entries):
         if any(m in given for m in entry.written) or not wanted.isdisjoint(entry.outputs):
-            wanted.update(x.memory for x in entry.args if isinstance(x, Operand))
+            wanted.update(x.memory for x in entry.args if isinstance(x, ReadMemory))
             kept.append(entry)
     return kept[::-1]
 

@@ -28,8 +28,8 @@ from meshwright.ir.chance import (
 from meshwright.ir.errors import TraceError
 from meshwright.ir.explain import explained, user_line, user_line_here
 from meshwright.ir.graph import Graph
-from meshwright.ir.moving import Kept, kept_state, moved, put_back, watched
-from meshwright.ir.recording import OLD, Entry, Operand, Recorder, needed
+from meshwright.ir.moving import HeldState, kept_state, moved, put_back, watched
+from meshwright.ir.recording import OLD, CallRecorder, ReadMemory, RecordedCall, needed
 from meshwright.ir.step import Batch, LossFn, TrainingStep, find_loss, flatten_batch
 from meshwright.ir.torch_private import DATA_DEPENDENT, fake_mode, storage_key
 
@@ -100,7 +100,7 @@ def undisturbed(model: nn.Module, loss_fn: LossFn | None) -> Iterator[None]:
 class _Done:
     """What one call did."""
 
-    entries: list[Entry]
+    entries: list[RecordedCall]
     form: list[tuple[Any, ...]]
     """The same without identities, to compare."""
 
@@ -110,7 +110,7 @@ class _Calls:
 
     def __init__(self, step: TrainingStep, inputs: tuple[Tensor, ...]) -> None:
         self._step, self._inputs = step, inputs
-        self._recorder = Recorder()
+        self._recorder = CallRecorder()
         self._state = [self._kept()]
         self._buffers = frozenset(name for name, _ in step.named_buffers())
         self._tensors_before = {name: storage_key(x) for name, x in self._given().items()}
@@ -146,7 +146,7 @@ class _Calls:
                     f"{self._culprits()}: change it in place, in the same shape and dtype"
                 )
 
-    def _kept(self) -> dict[str, Kept]:
+    def _kept(self) -> dict[str, HeldState]:
         return kept_state(self._step, (self._step.loss_fn,))
 
     def _run(self) -> _Done:
@@ -193,23 +193,23 @@ class _Calls:
         what = self._difference(before, after)
         raise TraceError(f"{where} {when}: {what}{self._culprits()}; {_WAY_OUT}")
 
-    def _difference(self, before: Entry | None, after: Entry | None) -> str:
+    def _difference(self, before: RecordedCall | None, after: RecordedCall | None) -> str:
         if before is None or after is None or before.operator != after.operator:
             ran = " then ".join(x.operator if x else "nothing" for x in (before, after))
             return f"other operators run ({ran})"
         if before.grad != after.grad:
             return "gradients are recorded at one of them only"
         for a, b in zip(before.args, after.args, strict=False):
-            if isinstance(b, Operand) and b.content.startswith(OLD):
+            if isinstance(b, ReadMemory) and b.content.startswith(OLD):
                 return f"it reads {self._holder(b)}, which an earlier call computed"
-            if isinstance(a, Operand) and isinstance(b, Operand):
+            if isinstance(a, ReadMemory) and isinstance(b, ReadMemory):
                 if a.content != b.content:
                     return f"a tensor made in Python has other values ({b.form})"
             elif a != b and isinstance(a, tuple) and isinstance(b, tuple):
                 return f"{a[1]} becomes {b[1]} ({after.operator})"
         return f"{after.operator} reads other tensors"
 
-    def _holder(self, operand: Operand) -> str:
+    def _holder(self, operand: ReadMemory) -> str:
         for name, tensor in _tensors(self._kept()):
             if storage_key(tensor) == operand.memory:
                 return f"`{name}`"
@@ -228,7 +228,7 @@ class _Calls:
         told += [f"`{name}` (a tensor)" for name in held]
         return f". What changes in Python: {', '.join(told[:3])}" if told else ""
 
-    def _move_on(self, later: Mapping[str, Kept], first: _Done) -> None:
+    def _move_on(self, later: Mapping[str, HeldState], first: _Done) -> None:
         """Calls at which numbers are far on, and at which each comparison of one goes otherwise."""
         lines = dict[str, None]()
 
@@ -246,7 +246,7 @@ class _Calls:
         self._again({}, note, first, _LATER)
 
     def _again(
-        self, later: Mapping[str, Kept], asked: Callable[[bool], bool], first: _Done, when: str
+        self, later: Mapping[str, HeldState], asked: Callable[[bool], bool], first: _Done, when: str
     ) -> None:
         for kept in later.values():
             value = kept.place.get()
@@ -289,7 +289,7 @@ def _once(line: str) -> Callable[[bool], bool]:
     return asked
 
 
-def _far(kept: Kept) -> None:
+def _far(kept: HeldState) -> None:
     value = kept.place.get()
     if isinstance(value, int | float):
         kept.place.put(value + FAR)
@@ -301,13 +301,13 @@ def _own(name: str) -> str:
     return name.removeprefix("model.")
 
 
-def _tensors(state: Mapping[str, Kept]) -> Iterator[tuple[str, Tensor]]:
+def _tensors(state: Mapping[str, HeldState]) -> Iterator[tuple[str, Tensor]]:
     for name, kept in state.items():
         if isinstance(kept.value, Tensor):
             yield _own(name), kept.value
 
 
-def _form(entries: Sequence[Entry], given: Mapping[int, str]) -> list[tuple[Any, ...]]:
+def _form(entries: Sequence[RecordedCall], given: Mapping[int, str]) -> list[tuple[Any, ...]]:
     """The entries with memory numbered as it appears."""
     numbers: dict[int, Any] = dict(given)
 
@@ -317,7 +317,7 @@ def _form(entries: Sequence[Entry], given: Mapping[int, str]) -> list[tuple[Any,
     return [
         (
             entry.operator, entry.grad,
-            tuple((x.form, x.content or number(x.memory)) if isinstance(x, Operand) else x
+            tuple((x.form, x.content or number(x.memory)) if isinstance(x, ReadMemory) else x
                   for x in entry.args),
             tuple(map(number, entry.outputs)),
         )

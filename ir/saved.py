@@ -16,7 +16,7 @@ from meshwright.ir.torch_private import storage_key
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class SavedOfCall:
     """What one call keeps; tensors as positions among its inputs and outputs."""
 
     inputs: tuple[int, ...]
@@ -30,9 +30,9 @@ class Memory:
     """Looks up what calls keep; remembers the calls it has seen."""
 
     def __init__(self) -> None:
-        self._seen: dict[Any, Kept] = {}
+        self._seen: dict[Any, SavedOfCall] = {}
 
-    def of(self, op: RawOp, fakes: Mapping[str, torch.Tensor]) -> Kept:
+    def of(self, op: RawOp, fakes: Mapping[str, torch.Tensor]) -> SavedOfCall:
         if op.name == "aten.scaled_dot_product_attention.default":
             # With dropout the CPU keeps every score; the kernels of devices redo the mask instead.
             op = replace(op, args=op.args | {"dropout_p": 0.0})
@@ -92,7 +92,7 @@ def call_target(
     return list(result) if isinstance(result, list | tuple) else [result]
 
 
-def _ask(op: RawOp, fakes: Mapping[str, torch.Tensor]) -> Kept:
+def _ask(op: RawOp, fakes: Mapping[str, torch.Tensor]) -> SavedOfCall:
     names = list(dict.fromkeys(op.inputs))
     wide = op.name.startswith(_RECURRENT)
     leaves = {n: _leaf(fakes[n], wide) for n in names}
@@ -118,7 +118,7 @@ def _ask(op: RawOp, fakes: Mapping[str, torch.Tensor]) -> Kept:
         if storage_key(t) not in owners and storage_key(t) not in made
     }
     stored = {storage_key(t) for t in kept}
-    return Kept(
+    return SavedOfCall(
         tuple(op.inputs.index(n) for k, n in owners.items() if k in stored),
         tuple(i for k, i in made.items() if k in stored and k not in owners),
         sum(extra.values()) * fakes[names[0]].element_size() // 8 if wide else sum(extra.values()),

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from meshwright.ir.beside import bounded
-from meshwright.ir.detail import Traffic
+from meshwright.ir.detail import StageTraffic
 from meshwright.ir.plan import Evidence, Plan, Prediction, Stage
 from meshwright.ir.terminal import Terminal
 
@@ -241,7 +241,7 @@ _PURPOSES = {"tensors": "inside blocks", "gradients": "of gradients",
 def _traffic(predicted: Prediction) -> list[RenderableType]:
     """What takes most seconds on each link, of the stage that sends most."""
     detail = predicted.detail
-    most: dict[str, Traffic] = {}
+    most: dict[str, StageTraffic] = {}
     for one in (one for kind in detail.kinds for one in kind.traffic) if detail else ():
         if one.link not in most or one.seconds > most[one.link].seconds:
             most[one.link] = one

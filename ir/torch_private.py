@@ -38,7 +38,7 @@ from torch.utils._python_dispatch import (
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from meshwright.ir import direct
-from meshwright.ir.direct import Work
+from meshwright.ir.direct import Waitable
 
 CHECKED_ON = ("2.11", "2.13", "2.15")
 ANY_REGION = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
@@ -142,19 +142,19 @@ def all_gather(result: Tensor, part: Tensor, group: dist.ProcessGroup | None) ->
     start_all_gather(result, part, group).wait()
 
 
-def start_all_gather(result: Tensor, part: Tensor, group: dist.ProcessGroup | None) -> Work:
+def start_all_gather(result: Tensor, part: Tensor, group: dist.ProcessGroup | None) -> Waitable:
     """Flat: starts to gather; `result` will be every rank's `part`, one after the other."""
     if result.device.type == "cpu":
         return direct.gather(result, part, group)
-    work: Work = _all_gather(result, part, group=group, async_op=True)
+    work: Waitable = _all_gather(result, part, group=group, async_op=True)
     return work
 
 
-def reduce_scatter(result: Tensor, whole: Tensor, group: dist.ProcessGroup | None) -> Work:
+def reduce_scatter(result: Tensor, whole: Tensor, group: dist.ProcessGroup | None) -> Waitable:
     """Flat: starts to sum `whole` over the ranks; `result` will be this rank's part."""
     if result.device.type == "cpu":
         return direct.reduce_scatter(result, whole, group)
-    work: Work = _reduce_scatter(result, whole, group=group, async_op=True)
+    work: Waitable = _reduce_scatter(result, whole, group=group, async_op=True)
     return work
 
 
@@ -217,7 +217,7 @@ def watching(seen: Callable[[list[Tensor]], None]) -> AbstractContextManager[Any
     return _Watch(seen)
 
 
-class _Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _PrivateUse(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, called: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._called = called
@@ -234,7 +234,7 @@ def recording(
     called: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None],
 ) -> AbstractContextManager[Any]:
     """Inside, `called` gets every operator with its arguments and results, below autograd."""
-    return _Record(called)
+    return _PrivateUse(called)
 
 
 def is_random(target: Any) -> bool:

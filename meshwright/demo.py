@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from meshwright.costmodel.measure import measure_local
-from meshwright.display import MIB, StepRecord, read_records, recording
+from meshwright.display import MIB, ShownStep, read_records, recording
 from meshwright.ir import measured, plan_io
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.graph import Graph
@@ -48,7 +48,7 @@ TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class DemoOptions:
     """What the command line asks for."""
 
     role: Literal["main", "worker", "single"]
@@ -81,7 +81,7 @@ def batches() -> Iterator[dict[str, torch.Tensor]]:
         yield {"input_ids": ids, "labels": ids}
 
 
-def worker(options: Options) -> int:
+def worker(options: DemoOptions) -> int:
     """One rank of the parallel run."""
     plan = plan_io.load(FOLDER / "plan.json")
     job = compile_job(
@@ -98,7 +98,7 @@ def worker(options: Options) -> int:
     return 0
 
 
-def single(options: Options) -> int:
+def single(options: DemoOptions) -> int:
     """The same training in one process, in plain PyTorch."""
     model = build_model().train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
@@ -116,7 +116,7 @@ def single(options: Options) -> int:
 
 
 def measure_model(
-    graph: Graph, cluster: Cluster, options: Options, console: Console
+    graph: Graph, cluster: Cluster, options: DemoOptions, console: Console
 ) -> Profile | None:
     """The model's own blocks on this machine, as far as the time goes; None if there is none.
 
@@ -165,7 +165,7 @@ def verdict(plan: Plan, console: Console) -> bool:
     return agree
 
 
-def _predictions(plan: Plan, parallel: list[StepRecord], alone: list[StepRecord]) -> Table:
+def _predictions(plan: Plan, parallel: list[ShownStep], alone: list[ShownStep]) -> Table:
     assert plan.predicted
     table = Table(
         "", "predicted", "measured", "error", title="Predicted against measured",
@@ -195,7 +195,7 @@ def _predictions(plan: Plan, parallel: list[StepRecord], alone: list[StepRecord]
     return table
 
 
-def main(options: Options) -> int:
+def main(options: DemoOptions) -> int:
     """Profile, search, run both ways, compare."""
     console = Terminal()
     FOLDER.mkdir(exist_ok=True)
@@ -234,7 +234,7 @@ def write_stage_sources(graph: Graph, plan: Plan) -> None:
     write_sources(programs, FOLDER / "stages")
 
 
-def parse(arguments: list[str]) -> Options:
+def parse(arguments: list[str]) -> DemoOptions:
     """Exits with 2 if they are none of ours."""
     parser = argparse.ArgumentParser("python -m meshwright.demo", description=__doc__)
     parser.add_argument(
@@ -248,7 +248,7 @@ def parse(arguments: list[str]) -> Options:
         help="of profiling the model (%(default)g); 0: none",
     )
     parser.add_argument("--quiet", action="store_true", help="no progress")
-    return Options(**vars(parser.parse_args(arguments)))
+    return DemoOptions(**vars(parser.parse_args(arguments)))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ _SHOWN = 6
 
 
 @dataclass(frozen=True)
-class StepRecord:
+class ShownStep:
     """One optimizer step as a rank saw it."""
 
     step: int
@@ -44,7 +44,7 @@ class StepRecord:
         )
 
 
-class Recorder:
+class StepDisplay:
     """Times steps, shows them on one rank, keeps all of them."""
 
     def __init__(self, progress: Progress | None, title: str, steps: int, tokens_per_step: int):
@@ -52,7 +52,7 @@ class Recorder:
         self._task = progress.add_task(title, total=steps, figures="") if progress else None
         self._tokens = tokens_per_step
         self._start = time.perf_counter()
-        self.records: list[StepRecord] = []
+        self.records: list[ShownStep] = []
 
     def start(self) -> None:
         """A step begins now."""
@@ -61,7 +61,7 @@ class Recorder:
     def stop(self, loss: float, kind: StepKind = "timed") -> None:
         """The step that began last is over."""
         seconds = time.perf_counter() - self._start
-        record = StepRecord(
+        record = ShownStep(
             step=len(self.records),
             loss=loss,
             step_s=seconds,
@@ -80,7 +80,7 @@ class Recorder:
 
 
 @contextmanager
-def recording(title: str, steps: int, tokens_per_step: int, *, show: bool) -> Iterator[Recorder]:
+def recording(title: str, steps: int, tokens_per_step: int, *, show: bool) -> Iterator[StepDisplay]:
     """A recorder, with a live progress line if `show`; plain lines where there is no terminal."""
     console = Terminal(stderr=True)
     columns = (
@@ -91,7 +91,7 @@ def recording(title: str, steps: int, tokens_per_step: int, *, show: bool) -> It
         TimeRemainingColumn(),
     )
     if not (show and console.is_terminal):
-        recorder = Recorder(None, title, steps, tokens_per_step)
+        recorder = StepDisplay(None, title, steps, tokens_per_step)
         yield recorder
         if show and recorder.records:
             for record in _some(recorder.records):
@@ -99,15 +99,15 @@ def recording(title: str, steps: int, tokens_per_step: int, *, show: bool) -> It
                 console.print(line, highlight=False, soft_wrap=True)
         return
     with Progress(*columns, console=console) as progress:
-        yield Recorder(progress, title, steps, tokens_per_step)
+        yield StepDisplay(progress, title, steps, tokens_per_step)
 
 
-def _some(records: Sequence[StepRecord]) -> Iterator[StepRecord]:
+def _some(records: Sequence[ShownStep]) -> Iterator[ShownStep]:
     """Steps at even distances, and all that are no usual ones."""
     every = -(-len(records) // _SHOWN)
     return (r for r in records if r.kind != "timed" or r.step % every == 0)
 
 
-def read_records(path: Path) -> list[StepRecord]:
-    """What `Recorder.write` wrote."""
-    return [StepRecord(**json.loads(line)) for line in path.read_text().splitlines()]
+def read_records(path: Path) -> list[ShownStep]:
+    """What `StepDisplay.write` wrote."""
+    return [ShownStep(**json.loads(line)) for line in path.read_text().splitlines()]

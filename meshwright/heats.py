@@ -33,7 +33,7 @@ class Heat:
 
 
 @dataclass(frozen=True, config=_strict, kw_only=True)
-class Standing:
+class RaceStanding:
     """A race as far as it has come."""
 
     plans: tuple[str, ...]
@@ -95,25 +95,25 @@ class Standing:
         alive = [number for number in last if number not in self.failed]
         return tuple(sorted(alive, key=lambda n: (-last[n], self.step_s(n) or 0.0, n)))
 
-    def starts(self, number: int) -> "Standing":
+    def starts(self, number: int) -> "RaceStanding":
         """Said before a plan runs: if the job ends under it, this is what is left."""
         return replace(self, running=number)
 
-    def ends(self, heat: Heat | None = None) -> "Standing":
+    def ends(self, heat: Heat | None = None) -> "RaceStanding":
         """The plan that was running is done, with a heat unless it was called off."""
         return replace(self, running=None, heats=(*self.heats, heat) if heat else self.heats)
 
-    def gone_on(self) -> "Standing":
+    def gone_on(self) -> "RaceStanding":
         """Where a job that goes on begins."""
         if self.running is None:
             return self
         return replace(self, running=None, ended=(*self.ended, self.running))
 
 
-_JOURNAL = TypeAdapter(Standing)
+_JOURNAL = TypeAdapter(RaceStanding)
 
 
-def save(standing: Standing, path: Path) -> None:
+def save(standing: RaceStanding, path: Path) -> None:
     """At once, so that a job that ends meanwhile leaves one or the other."""
     path.parent.mkdir(parents=True, exist_ok=True)
     written = path.with_name(path.name + ".part")
@@ -121,9 +121,9 @@ def save(standing: Standing, path: Path) -> None:
     written.replace(path)
 
 
-def load(path: Path, plans: Sequence[str]) -> Standing:
+def load(path: Path, plans: Sequence[str]) -> RaceStanding:
     """The journal, or a race that has not begun; PlanError if it is of other plans."""
-    fresh = Standing(plans=tuple(plans))
+    fresh = RaceStanding(plans=tuple(plans))
     if not path.exists():
         return fresh
     try:

@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.display import Recorder, recording
+from meshwright.display import StepDisplay, recording
 from meshwright.ir import plan_io
 from meshwright.ir.measured import StepKind
 from meshwright.ir.plan import Plan
 from meshwright.ir.step import Batch
-from meshwright.leaving import Asked, leaving
+from meshwright.leaving import LeaveRequest, leaving
 from meshwright.logs import MetricLog, parse_kinds
 from meshwright.metrics import tokens_per_sample
 from meshwright.runtime import children, run_dir
@@ -101,7 +101,7 @@ def train(
         report(output, steps, trace=trace, as_json=as_json)
 
 
-def _say_ended(asked: Asked, job: Job, output: Path) -> None:
+def _say_ended(asked: LeaveRequest, job: Job, output: Path) -> None:
     assert asked.by is not None
     if job.parts.rank == 0:
         print(
@@ -116,9 +116,9 @@ def _steps(
     kinds: list[StepKind],
     source: Iterator[Any],
     output: Path,
-    recorder: Recorder,
+    recorder: StepDisplay,
     metrics: MetricLog,
-    asked: Asked,
+    asked: LeaveRequest,
 ) -> None:
     """Steps of the given kinds, or as many as there are batches, until the rank is asked to end."""
     for kind in kinds:

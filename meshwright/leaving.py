@@ -16,7 +16,7 @@ _ASKING = frozenset({"SIGTERM", "SIGINT", "SIGHUP"})
 
 
 @dataclass(slots=True)
-class Asked:
+class LeaveRequest:
     """The signal by which this rank was asked to end, if it was."""
 
     by: signal.Signals | None = None
@@ -28,13 +28,13 @@ class Asked:
 
 
 @contextmanager
-def leaving(tell: Callable[[str], None], at_last: Callable[[], None]) -> Iterator[Asked]:
+def leaving(tell: Callable[[str], None], at_last: Callable[[], None]) -> Iterator[LeaveRequest]:
     """Inside, a signal to end is only noted, for the loop to look at between steps.
 
     `tell` gets its name at once. If the block is not over `LEAVE_S` later, the process calls
     `at_last` and exits: its main thread may be stuck where no signal reaches it.
     """
-    asked = Asked()
+    asked = LeaveRequest()
 
     def note(number: int, frame: FrameType | None) -> None:
         asked.by = asked.by or signal.Signals(number)

@@ -20,7 +20,7 @@ from meshwright.planner.pins.constraints import Constraint, pinned
 from meshwright.planner.problem import Problem, make_problem
 from meshwright.profiling_progress import ProfilingProgress
 from meshwright.profiling_ranks import RankRun
-from meshwright.profiling_run import Run
+from meshwright.profiling_run import ProfilingRun
 from meshwright.profiling_work import block_tasks, tasks_of_plans
 from meshwright.runtime.machine import machine as this_machine
 from meshwright.runtime.profiling.optimizers import optimizer_tasks
@@ -63,11 +63,11 @@ def profile(
         given = isinstance(model_or_graph, Graph)
         graph = model_or_graph if given else trace(model_or_graph, example_inputs, loss_fn)
     problem = _problem(graph, cluster, precision, optimizer, tuple(constraints))
-    kind, joined = Run, False
+    kind, joined = ProfilingRun, False
     if "RANK" in os.environ or dist.is_initialized():
         joined = join(cluster.num_devices, device, _TIMEOUT_S)
         take(device)
-        kind = RankRun if dist.is_initialized() else Run
+        kind = RankRun if dist.is_initialized() else ProfilingRun
     first = rank() == 0
     with (
         open_store(path if path and first else ":memory:") as store,

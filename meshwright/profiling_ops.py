@@ -4,17 +4,17 @@ from collections.abc import Iterator, Mapping
 from math import prod
 
 from meshwright.codegen.local import form_of
-from meshwright.codegen.site import Form, In, Site
+from meshwright.codegen.site import Form, In, OpSite
 from meshwright.costmodel.keys import op_key
 from meshwright.costmodel.local_op import LocalInput, LocalOp
 from meshwright.costmodel.op_classes import COMPUTE, classify
-from meshwright.costmodel.walk import Step
+from meshwright.costmodel.walk import PricedOp
 from meshwright.ir.device import OpClass
 from meshwright.ir.graph import DTYPE_BYTES, Block, Ref
 from meshwright.ir.plan import BlockLayout
 from meshwright.planner.problem import Problem
 from meshwright.profiling_work import Local, distinct_blocks, locals_of
-from meshwright.runtime.profiling.tasks import Operand, OpTask
+from meshwright.runtime.profiling.tasks import OpTask, TaskInput
 from meshwright.runtime.profiling.values import rows_below
 
 
@@ -37,13 +37,13 @@ def _of_block(
     costs = problem.tables.blocks
     site = costs.site(spot)
     for entry in costs.walk(block, layout, spot).trail:
-        if isinstance(entry, Step) and entry.local.op_class is not OpClass.VIEW:
-            at = Site(entry.op, problem.graph.tensors, entry.strategies, site.axes,
+        if isinstance(entry, PricedOp) and entry.local.op_class is not OpClass.VIEW:
+            at = OpSite(entry.op, problem.graph.tensors, entry.strategies, site.axes,
                       site.coordinates)  # fmt: skip
             yield _task(problem, entry, form_of(at), {"dp": local.dp, **dict(local.model)})
 
 
-def _task(problem: Problem, step: Step, form: Form, sizes: Mapping[str, int]) -> OpTask:
+def _task(problem: Problem, step: PricedOp, form: Form, sizes: Mapping[str, int]) -> OpTask:
     op, local = step.op, step.local
     facts = problem.tables.facts
     computes = local.op_class in COMPUTE
@@ -52,7 +52,7 @@ def _task(problem: Problem, step: Step, form: Form, sizes: Mapping[str, int]) ->
         own = facts.dtypes[name]
         floats = own.startswith(("float", "bfloat"))
         operands.append(
-            Operand(
+            TaskInput(
                 shape=operand.shape,
                 dtype=local.dtype if floats and (computes or operand.cast_bytes) else own,
                 requires_grad=operand.requires_grad and local.differentiable,
@@ -78,7 +78,7 @@ def _task(problem: Problem, step: Step, form: Form, sizes: Mapping[str, int]) ->
     )
 
 
-def _step(step: Step, name: str) -> int:
+def _step(step: PricedOp, name: str) -> int:
     """Where bags begin: they are equally long."""
     args = dict(step.op.args)
     if args.get("offsets") != Ref(name):
@@ -154,7 +154,7 @@ def _made(
 ) -> OpTask:
     """A task whose operands all have gradients, but for whole numbers."""
     operands = [
-        Operand(
+        TaskInput(
             shape=shape,
             dtype="int64" if name == "indices" else dtype,
             requires_grad=name != "indices",

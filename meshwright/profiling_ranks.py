@@ -13,12 +13,12 @@ from meshwright.ir.errors import MismatchError
 from meshwright.ir.graph import Graph
 from meshwright.ir.profile import Machine, Profile
 from meshwright.planner.problem import Problem
-from meshwright.profiling_run import Run
+from meshwright.profiling_run import ProfilingRun
 from meshwright.runtime.profiling.collectives import group_shapes, measure_collectives
 from meshwright.runtime.profiling.run import (
     Here,
-    Outcome,
     Record,
+    TaskOutcome,
     describe,
     seconds_for,
     together,
@@ -33,8 +33,8 @@ Answer = tuple[Machine, int, Record | None, str]
 
 
 @dataclass(frozen=True, eq=False)
-class RankRun(Run):
-    """What `Run` does, on one of several ranks. Ranks but 0 have a store in memory."""
+class RankRun(ProfilingRun):
+    """What `ProfilingRun` does, on one of several ranks. Ranks but 0 have a store in memory."""
 
     @property
     def rank(self) -> int:
@@ -63,7 +63,7 @@ class RankRun(Run):
             }
         )
         by = Here(work_on(graph, tasks, self.device, self.processes))
-        shown, ends, outcome = self.shown.phase(phase), self.deadline(phase), Outcome()
+        shown, ends, outcome = self.shown.phase(phase), self.deadline(phase), TaskOutcome()
         rounds = dealt(machines, unknown, alike=self.device.type == "cpu")
         for number, round_ in enumerate(rounds):
             # Decided by one, for all.
@@ -86,7 +86,7 @@ class RankRun(Run):
             return self.machine, task, None, str(error)
 
     def _keep(
-        self, tasks: Sequence[Task], answers: Sequence[Answer | None], outcome: Outcome
+        self, tasks: Sequence[Task], answers: Sequence[Answer | None], outcome: TaskOutcome
     ) -> None:
         """Stores what the ranks of a machine say of a task, together."""
         held: dict[tuple[Machine, int], list[Answer]] = {}

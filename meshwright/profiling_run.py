@@ -24,7 +24,7 @@ from meshwright.runtime.profiling.gloo_forks import forked_collectives
 from meshwright.runtime.profiling.heap import Grown, grown, memory_records
 from meshwright.runtime.profiling.optimizers import free_bytes
 from meshwright.runtime.profiling.process import process_records
-from meshwright.runtime.profiling.run import Here, Outcome, measure_all, measurer
+from meshwright.runtime.profiling.run import Here, TaskOutcome, measure_all, measurer
 from meshwright.runtime.profiling.tasks import Task
 from meshwright.runtime.profiling.team import Failed, Team, first_lines
 
@@ -45,7 +45,7 @@ def _grown(
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class ProfilingRun:
     """One profiling of one machine."""
 
     cluster: Cluster
@@ -55,7 +55,7 @@ class Run:
     shown: ProfilingProgress
     minutes: float | None
     started: float = field(default_factory=monotonic)
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[TaskOutcome] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def check(self) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 
-from meshwright.costmodel.tables import PRELUDE, Spot
+from meshwright.costmodel.tables import PRELUDE, BlockSpot
 from meshwright.ir.graph import Block, Graph, Kind
 from meshwright.ir.layout import balanced
 from meshwright.ir.plan import (
@@ -34,10 +34,10 @@ class Local:
     def model_size(self) -> int:
         return prod(size for _, size in self.model)
 
-    def spot(self, device: str) -> Spot:
+    def spot(self, device: str) -> BlockSpot:
         """Its costs without those of links."""
         levels = ((),) * len(self.model)
-        return Spot(self.samples, self.dp, self.model, device, (), levels, self.compiled)
+        return BlockSpot(self.samples, self.dp, self.model, device, (), levels, self.compiled)
 
 
 def block_tasks(problem: Problem, *, compiled: bool = False) -> list[BlockTask]:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from meshwright import heats
-from meshwright.heats import Heat, Standing
+from meshwright.heats import Heat, RaceStanding
 from meshwright.ir.errors import MeshwrightError, PlanError
 from meshwright.ir.graph import Fusion, Graph
 from meshwright.ir.plan import Plan
@@ -37,7 +37,7 @@ class Race:
     """A race that is over."""
 
     plans: tuple[Plan, ...]
-    standing: Standing
+    standing: RaceStanding
 
     @property
     def best(self) -> Plan:
@@ -95,7 +95,7 @@ def race(
     chosen = pick_device(device, plans[0].cluster.device_kind)
     take(chosen)
     path = Path(journal) if journal is not None else None
-    standing: Standing = from_first(_begun(plans, path))
+    standing: RaceStanding = from_first(_begun(plans, path))
     data = tuple(islice(batches, warmup + steps))
     if not data:
         raise PlanError("no batch to run the plans on; give at least one, as --data does")
@@ -149,12 +149,12 @@ def check_plans(plans: Sequence[Plan]) -> None:
         raise PlanError(f"plan {', '.join(twice)} is given twice; give each plan once")
 
 
-def _begun(plans: Sequence[Plan], path: Path | None) -> Standing:
+def _begun(plans: Sequence[Plan], path: Path | None) -> RaceStanding:
     hashes = [plan.hash for plan in plans]
-    return Standing(plans=tuple(hashes)) if path is None else heats.load(path, hashes).gone_on()
+    return RaceStanding(plans=tuple(hashes)) if path is None else heats.load(path, hashes).gone_on()
 
 
-def _write(standing: Standing, path: Path | None) -> None:
+def _write(standing: RaceStanding, path: Path | None) -> None:
     if path is not None and (not dist.is_initialized() or dist.get_rank() == 0):
         heats.save(standing, path)
 

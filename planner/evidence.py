@@ -10,7 +10,7 @@ from meshwright.ir.schedule import says_when_to_recompute
 from meshwright.planner.across.bound import lower_bound
 from meshwright.planner.across.run_classes import DEEP
 from meshwright.planner.deadline import TimeUp, until
-from meshwright.planner.found import Found
+from meshwright.planner.found import SearchLog
 from meshwright.planner.notes import filled
 from meshwright.planner.pins.constraints import Pin, allowed, freed
 from meshwright.planner.predict import in_detail
@@ -25,7 +25,7 @@ ROUNDING = 2e-6
 
 
 def with_evidence(
-    problem: Problem, best: Plan, found: Found, searcher: str, end: float = float("inf")
+    problem: Problem, best: Plan, found: SearchLog, searcher: str, end: float = float("inf")
 ) -> Plan:
     """The plan with its evidence, versions and hash. A bound that would take longer than to `end`
     is left out."""
@@ -53,7 +53,7 @@ def with_evidence(
     return rehash(replace(in_detail(problem, best), evidence=evidence, versions=_versions()))
 
 
-def _proven_s(problem: Problem, found: Found, step_s: float) -> float:
+def _proven_s(problem: Problem, found: SearchLog, step_s: float) -> float:
     """What no plan can beat, in six digits as steps are; 0 where that is not known.
 
     A bound that some plan does beat is wrong, and so not claimed.
@@ -64,7 +64,7 @@ def _proven_s(problem: Problem, found: Found, step_s: float) -> float:
     return float(f"{min(bound_s, step_s):.6g}")
 
 
-def _bound_s(problem: Problem, found: Found) -> float:
+def _bound_s(problem: Problem, found: SearchLog) -> float:
     """By the relaxation, or because nothing better is left open; 0 where none is known.
 
     Where the best plan waits for its collectives, of plans that do; else of all there are.

@@ -12,7 +12,7 @@ from meshwright.planner.why import kind_of, name_of
 
 
 @dataclass
-class Found:
+class SearchLog:
     """What a run has seen so far."""
 
     best: Plan | None = None
@@ -60,7 +60,7 @@ class Found:
             _keep_better(self.pipelines, (kind, *_order(plan)), entry)
 
 
-def simplest(problem: Problem, found: Found) -> Plan:
+def simplest(problem: Problem, found: SearchLog) -> Plan:
     """Of the plans that tie with the best, the one with the least machinery: the lowest ZeRO level,
     then fewest kinds of meshes, then fewest stages, then fewest model axes, then no halves of
     micro-batches, then the fastest."""
@@ -86,7 +86,7 @@ def _is_near(plan: Plan, least_s: float) -> bool:
     return plan.predicted.step_s <= least_s * (1 + NEAR)
 
 
-def close_to(best: Plan, found: Found) -> Iterator[Plan]:
+def close_to(best: Plan, found: SearchLog) -> Iterator[Plan]:
     """Other plans for as many ranks that may be as fast, best first; no two that run alike."""
     seen = {executed(best)}
     for _, plan in sorted(found.near.values(), key=lambda entry: entry[0]):
@@ -102,7 +102,7 @@ def executed(plan: Plan) -> Hashable:
     return repr(plan.stages), plan.num_microbatches, plan.schedule.rows
 
 
-def with_reason(best: Plan, found: Found) -> Plan:
+def with_reason(best: Plan, found: SearchLog) -> Plan:
     """The plan with a note if another one is faster."""
     fastest = found.best
     assert best.predicted and fastest and fastest.predicted
@@ -127,7 +127,7 @@ def _machinery(plan: Plan) -> _Machinery:
     return zero, len(meshes), len(plan.stages), len(axes), halves
 
 
-def pipelines(found: Found) -> list[Plan]:
+def pipelines(found: SearchLog) -> list[Plan]:
     """The best of each kind and order of stages, best first."""
     ranked = sorted(found.pipelines.values(), key=lambda entry: (entry[1], entry[0]))
     return [plan for _, _, plan in ranked]

@@ -13,17 +13,17 @@ from meshwright.planner.problem import Problem
 from meshwright.planner.why import name_of
 
 
-class Outcome(Protocol):
+class RunOutcome(Protocol):
     """What this needs to know of a run."""
 
     best: Plan | None
     least_excess: tuple[int, Plan] | None
 
 
-Solve = Callable[[Problem], Outcome]
+Solve = Callable[[Problem], RunOutcome]
 
 
-def explain(problem: Problem, outcome: Outcome, solve: Solve) -> Infeasible:
+def explain(problem: Problem, outcome: RunOutcome, solve: Solve) -> Infeasible:
     """The error to raise for a problem that `solve` found no plan for."""
     free = solve(replace(problem, constraints=())) if problem.constraints else outcome
     if free.best is None:
@@ -35,7 +35,7 @@ def explain(problem: Problem, outcome: Outcome, solve: Solve) -> Infeasible:
     return Infeasible("; ".join(line for line in lines if line))
 
 
-def _too_large(problem: Problem, outcome: Outcome) -> str:
+def _too_large(problem: Problem, outcome: RunOutcome) -> str:
     where = f"{problem.cluster.num_devices} devices of {problem.cluster.name}"
     if outcome.least_excess is None:
         return f"no plan exists for a batch of {problem.batch} on the {where}"

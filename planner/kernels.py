@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from meshwright.costmodel.compute import KeptTimes
-from meshwright.costmodel.formulas import Work, kernel_s
+from meshwright.costmodel.formulas import KernelWork, kernel_s
 from meshwright.costmodel.local_op import LocalInput, LocalOp
 from meshwright.costmodel.op_classes import COMPUTE, classify
 from meshwright.ir.cluster import Cluster
@@ -61,7 +61,7 @@ def _bias_s(op: LocalOp, device: DeviceType) -> float:
     biases = [i for i in op.inputs if i.is_param and i.requires_grad and len(i.shape) == 1]
     if op.op_class not in COMPUTE or not biases:
         return 0.0
-    return kernel_s(Work(OpClass.REDUCTION, op.dtype, 0.0, op.output_bytes), device)
+    return kernel_s(KernelWork(OpClass.REDUCTION, op.dtype, 0.0, op.output_bytes), device)
 
 
 def whole_op(op: Op, tensors: Mapping[str, Tensor]) -> LocalOp:

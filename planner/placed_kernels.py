@@ -6,13 +6,13 @@ from math import prod
 from meshwright.costmodel.fused import why_no_kernel, why_no_peers
 from meshwright.costmodel.placement import layouts_of, spots
 from meshwright.costmodel.routing import routed
-from meshwright.costmodel.tables import Spot
-from meshwright.costmodel.walk import Step
+from meshwright.costmodel.tables import BlockSpot
+from meshwright.costmodel.walk import PricedOp
 from meshwright.forms.sync import exchange_of
 from meshwright.forms.updates import update, with_kernel
 from meshwright.ir.graph import Block, Fusion
 from meshwright.ir.placed import JOINT, placed
-from meshwright.ir.placed.found import Found
+from meshwright.ir.placed.found import FoundSpot
 from meshwright.ir.placed.route import travels
 from meshwright.ir.plan import BlockLayout, Plan, Stage
 from meshwright.planner.problem import Problem
@@ -35,7 +35,7 @@ class _Worth:
     priced: bool
     """Else all that are right are worth it."""
 
-    def __call__(self, kernel: str, at: Found) -> str:
+    def __call__(self, kernel: str, at: FoundSpot) -> str:
         if kernel == "bucket_update" and not update(self.plan.optimizer).step:
             known = ", ".join(with_kernel())
             return f"no kernel steps {self.plan.optimizer}; there are {known}"
@@ -53,17 +53,17 @@ class _Worth:
         whys = (find(kernel, at, spot) for spot in spots(self.problem.tables, self._stage(at)))
         return next(filter(None, whys), "")
 
-    def _stage(self, at: Found) -> Stage:
+    def _stage(self, at: FoundSpot) -> Stage:
         return self.plan.stages[at.stage]
 
-    def _why_no_kernel(self, at: Found) -> str:
+    def _why_no_kernel(self, at: FoundSpot) -> str:
         return why_no_kernel(self.problem.cluster, self._stage(at))
 
-    def _block(self, at: Found) -> tuple[Block, BlockLayout]:
+    def _block(self, at: FoundSpot) -> tuple[Block, BlockLayout]:
         block = self.problem.graph.blocks[self.problem.tables.block_index[at.block]]
         return block, layouts_of(self.plan, self._stage(at))[block.pattern]
 
-    def _joint(self, kernel: str, at: Found, spot: Spot) -> str:
+    def _joint(self, kernel: str, at: FoundSpot, spot: BlockSpot) -> str:
         stage, tables = self._stage(at), self.problem.tables
         if stage.overlap != "none":
             return f"overlap '{stage.overlap}' has its collective beside other work already"
@@ -73,22 +73,22 @@ class _Worth:
         known = f"{price.source}, within {price.band:.0%}"
         return _slower(price.ratio, spot, known)
 
-    def _route(self, kernel: str, at: Found, spot: Spot) -> str:
+    def _route(self, kernel: str, at: FoundSpot, spot: BlockSpot) -> str:
         tables = self.problem.tables
         walk = tables.blocks.walk(*self._block(at), spot)
-        step = next(s for s in walk.trail if isinstance(s, Step) and s.op.key == at.op)
+        step = next(s for s in walk.trail if isinstance(s, PricedOp) and s.op.key == at.op)
         given = step.local, _ranks(step, spot), tables.devices[spot.device]
         ours, torchs = (routed(*given, by_kernel) for by_kernel in (True, False))
         known = f"{ours.source}, within {ours.band:.0%}"
         return _slower(ours.total_s / torchs.total_s, spot, known)
 
 
-def _ranks(step: Step, spot: Spot) -> int:
+def _ranks(step: PricedOp, spot: BlockSpot) -> int:
     """Of the axis that splits tokens and experts."""
     strategies = step.strategies.items()
     return prod(spot.sizes[axis] for axis, found in strategies if travels(found))
 
 
-def _slower(ratio: float, spot: Spot, known: str) -> str:
+def _slower(ratio: float, spot: BlockSpot, known: str) -> str:
     longer = f"it would take {ratio:.2f} times as long on {spot.device} ({known})"
     return "" if ratio < 1.0 else longer

@@ -15,7 +15,7 @@ from meshwright.planner.why import name_of
 REFRESH_S = 0.1
 
 
-class Progress:
+class ProgressLine:
     """Use as a context; silent unless `show`."""
 
     def __init__(self, searcher: str, time_limit_s: float, *, show: bool) -> None:

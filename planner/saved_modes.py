@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from meshwright.costmodel.keeping import Policy
-from meshwright.costmodel.tables import Spot
+from meshwright.costmodel.tables import BlockSpot
 from meshwright.forms.retention import fate_of, moves, offered, retention
 from meshwright.ir.changing import reads_changed
 from meshwright.ir.graph import Block
@@ -62,7 +62,7 @@ def _policy(problem: Problem, block: Block, name: str) -> Policy:
         return (("*", fate),)
     layout = next(x for x in problem.layouts(()) if x.pattern == block.pattern)
     samples = max(1, problem.batch // problem.cluster.num_devices)
-    spot = Spot(samples, 1, (), problem.tables.device_names[0], (), ())
+    spot = BlockSpot(samples, 1, (), problem.tables.device_names[0], (), ())
     makers = problem.tables.blocks.makers(block, layout, spot)
     forward_s = problem.tables.block(block, layout, spot).forward_s
     return tuple((key, fate) for key in sorted(form.choose(SavedChoice(makers), forward_s)))

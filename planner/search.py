@@ -19,7 +19,7 @@ from meshwright.planner.collecting import rare_collections
 from meshwright.planner.deadline import TimeUp, check_time, until
 from meshwright.planner.evidence import with_any_schedule, with_evidence
 from meshwright.planner.finish import BEST, CLOSE, finished
-from meshwright.planner.found import Found as Found
+from meshwright.planner.found import SearchLog as SearchLog
 from meshwright.planner.found import close_to, pipelines, with_reason
 from meshwright.planner.found import simplest as simplest
 from meshwright.planner.infeasible import explain
@@ -33,7 +33,7 @@ from meshwright.planner.pins.constraints import broken, pinned
 from meshwright.planner.pins.obey import obey
 from meshwright.planner.predict import excess_bytes
 from meshwright.planner.problem import Problem, make_problem
-from meshwright.planner.progress import Progress
+from meshwright.planner.progress import ProgressLine
 from meshwright.planner.ranking import Ranking, rank_clusters
 from meshwright.planner.searchers.exhaustive import count
 from meshwright.planner.synthesis.choose import asked_for, possible_s, synthesised
@@ -187,7 +187,7 @@ def _finalists(
     name = _searcher(free, searcher, deadline)
     check_logs(problem, name)
     end = deadline + LATE * time_limit_s + LATE_S
-    with Progress(name, time_limit_s, show=progress) as shown:
+    with ProgressLine(name, time_limit_s, show=progress) as shown:
         found = run(free, find_searcher(name)(free), deadline, shown)
         if found.best is None and not found.exhausted:
             _take_first(free, found, end, shown)
@@ -216,7 +216,7 @@ def _searcher(problem: Problem, name: str, deadline: float = float("inf")) -> st
         return "ilp"
 
 
-def _take_first(problem: Problem, found: Found, end: float, shown: Progress) -> None:
+def _take_first(problem: Problem, found: SearchLog, end: float, shown: ProgressLine) -> None:
     """Where time was up before there was a plan: plans of equal stages until one fits."""
     try:
         with until(end):
@@ -229,7 +229,7 @@ def _take_first(problem: Problem, found: Found, end: float, shown: Progress) -> 
         return
 
 
-def _improve(problem: Problem, found: Found, deadline: float) -> None:
+def _improve(problem: Problem, found: SearchLog, deadline: float) -> None:
     """What is tried on the best plans of a searcher."""
     try:
         with until(deadline):
@@ -240,7 +240,7 @@ def _improve(problem: Problem, found: Found, deadline: float) -> None:
 
 
 def _why_none(
-    problem: Problem, found: Found, searcher: str, time_limit_s: float, end: float
+    problem: Problem, found: SearchLog, searcher: str, time_limit_s: float, end: float
 ) -> Infeasible:
     """Why there is no plan, if the time that is left is enough to say so."""
     looked = f"({found.candidates} looked at, time limit {time_limit_s:g} s)"
@@ -250,7 +250,7 @@ def _why_none(
             "decisions, such as tp=1"
         )
 
-    def solve(relaxed: Problem) -> Found:
+    def solve(relaxed: Problem) -> SearchLog:
         outcome = run(relaxed, find_searcher(_searcher(relaxed, searcher, end))(relaxed), end)
         if outcome.best is None and not outcome.exhausted and time.monotonic() > end:
             raise TimeUp
@@ -270,10 +270,10 @@ def run(
     problem: Problem,
     offers: Iterator[Offer],
     deadline: float = float("inf"),
-    shown: Progress | None = None,
-) -> Found:
+    shown: ProgressLine | None = None,
+) -> SearchLog:
     """Takes offers until they end, the deadline passes or Ctrl-C; keeps the best legal plan."""
-    found = Found()
+    found = SearchLog()
     try:
         with until(deadline):
             for offer in offers:
@@ -290,7 +290,7 @@ def run(
     return found
 
 
-def _is_covered(found: Found) -> bool:
+def _is_covered(found: SearchLog) -> bool:
     """Whether a search that has ended left nothing that could be better."""
     if found.open_s is None or found.best is None:
         return found.open_s in (None, float("inf"))
@@ -298,7 +298,7 @@ def _is_covered(found: Found) -> bool:
     return found.open_s >= found.best.predicted.step_s
 
 
-def _take(problem: Problem, offer: Offer, found: Found) -> None:
+def _take(problem: Problem, offer: Offer, found: SearchLog) -> None:
     found.candidates += offer.candidates
     found.infeasible += offer.infeasible
     for reason, number in offer.pruned.items():
@@ -328,7 +328,7 @@ def _take(problem: Problem, offer: Offer, found: Found) -> None:
         found.improved.append(_improvement(plan, found))
 
 
-def _improvement(plan: Plan, found: Found) -> Improvement:
+def _improvement(plan: Plan, found: SearchLog) -> Improvement:
     assert plan.predicted
     return Improvement(
         candidates=found.candidates, name=name_of(plan), step_s=plan.predicted.step_s,
@@ -336,7 +336,7 @@ def _improvement(plan: Plan, found: Found) -> Improvement:
     )  # fmt: skip
 
 
-def _all_made(problem: Problem, found: Found, deadline: float) -> Found:
+def _all_made(problem: Problem, found: SearchLog, deadline: float) -> SearchLog:
     """The best pipelines with schedules made for them, and nothing else."""
     made = replace(found, best=None, value=(), exhausted=False, least_excess=None)
     made.kinds, made.pipelines, made.lean, made.near, made.improved = {}, {}, {}, {}, []
@@ -349,7 +349,7 @@ def _all_made(problem: Problem, found: Found, deadline: float) -> Found:
     return made
 
 
-def _make_schedules(problem: Problem, found: Found, deadline: float) -> None:
+def _make_schedules(problem: Problem, found: SearchLog, deadline: float) -> None:
     """Schedules made for the best pipelines, and for what fits under no schedule of a file."""
     if problem.objective == "memory":
         return
@@ -369,7 +369,7 @@ def _promise(problem: Problem, plan: Plan) -> float:
     return plan.predicted.step_s * possible_s(problem, plan)
 
 
-def _finish_best(problem: Problem, found: Found, deadline: float) -> None:
+def _finish_best(problem: Problem, found: SearchLog, deadline: float) -> None:
     """The best plan of each kind with what is tried on good plans only."""
     ranked = sorted(found.kinds.values(), key=lambda entry: (entry[1], entry[0]))
     for _, excess, plan in ranked[:BEST]:
@@ -387,6 +387,6 @@ def _value(problem: Problem, plan: Plan) -> tuple[float, ...]:
     return (*rating(problem.objective, problem.cluster, plan), float(len(plan.stages)))
 
 
-def _finish(problem: Problem, found: Found, searcher: str, end: float = float("inf")) -> Plan:
+def _finish(problem: Problem, found: SearchLog, searcher: str, end: float = float("inf")) -> Plan:
     best = with_reason(simplest(problem, found), found)
     return with_evidence(problem, best, found, searcher, end)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from meshwright.ir.errors import PlanError
-from meshwright.runtime.pieces import Piece
+from meshwright.runtime.pieces import ShardBox
 from meshwright.runtime.stored.manifest import StoredPiece, StoredTensor, Wanted
 from meshwright.runtime.stored.parts import Box
 from meshwright.runtime.stored.values import dtype_name
@@ -18,7 +18,7 @@ class Boxed:
     """The boxes of one global tensor that this rank holds."""
 
     shape: tuple[int, ...]
-    parts: tuple[tuple[Piece, Tensor], ...]
+    parts: tuple[tuple[ShardBox, Tensor], ...]
     """Boxes, and the local tensors that hold them."""
     writes: bool = True
     """False where another rank (or copy) writes the same elements."""
@@ -87,7 +87,9 @@ def to_fill(
     return [Fill(key[0], stored[key[0]].dtype, key[1], tuple(copies[key])) for key in order]
 
 
-def _copies(box: Piece, tensor: Tensor, found: StoredTensor) -> Iterator[tuple[StoredPiece, Copy]]:
+def _copies(
+    box: ShardBox, tensor: Tensor, found: StoredTensor
+) -> Iterator[tuple[StoredPiece, Copy]]:
     for piece in found.pieces:
         source, target = [], []
         for at, size, own, length, local in zip(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from meshwright.codegen.comm import Comm
-from meshwright.codegen.halves import Halves, Run, Turns, add, gradient, take_turns
+from meshwright.codegen.halves import Halves, HalvesRun, Turns, add, gradient, take_turns
 from meshwright.codegen.program import Call, StageProgram
 
 
@@ -29,7 +29,7 @@ class Gate(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Link:
+class ChainBlock:
     """A block of a chain."""
 
     index: int
@@ -64,7 +64,7 @@ class Chain:
 
     def __init__(
         self,
-        links: Sequence[Link],
+        links: Sequence[ChainBlock],
         comm: Comm,
         gate: Gate,
         casts: Callable[[], AbstractContextManager[None]],
@@ -78,7 +78,7 @@ class Chain:
         self._dims: dict[str, int | None] = {}
         """Where samples are in what enters and in what is made."""
         self._entered: list[str] = []
-        self._runs: dict[int, Run] = {}
+        self._runs: dict[int, HalvesRun] = {}
         self._left: dict[int, int] = {}
         """Blocks that one half has left, and the other has not."""
         self._entered_back: set[int] = set()
@@ -125,7 +125,7 @@ class Chain:
             if link.index not in self._runs:
                 self._gate.enter(link.index)
                 graph = self._keep and not link.again
-                self._runs[link.index] = Run(link.halves, self._comm, link.tensors, graph)
+                self._runs[link.index] = HalvesRun(link.halves, self._comm, link.tensors, graph)
             run = self._runs[link.index]
             yield from self._named(link, run.forward(half, self._inputs(link, half)))
             differs = self._keep and link.again and self._has_gradient(link, half)
@@ -137,28 +137,28 @@ class Chain:
                 self._gate.leave(link.index)
                 self._forget(link)
 
-    def _inputs(self, link: Link, half: int) -> list[Tensor]:
+    def _inputs(self, link: ChainBlock, half: int) -> list[Tensor]:
         return [self._parts[name][half] for name in link.call.inputs]
 
-    def _has_gradient(self, link: Link, half: int) -> bool:
+    def _has_gradient(self, link: ChainBlock, half: int) -> bool:
         """Whether what a block makes without a graph will have one."""
         return any(x.requires_grad for x in (*link.tensors, *self._inputs(link, half)))
 
-    def _named(self, link: Link, turns: Turns) -> Turns:
+    def _named(self, link: ChainBlock, turns: Turns) -> Turns:
         """The turns of a half in a block, on whose name the masks of dropout depend."""
         self._comm.block = link.call.block
         for _ in turns:
             yield
             self._comm.block = link.call.block
 
-    def _is_through(self, link: Link) -> bool:
+    def _is_through(self, link: ChainBlock) -> bool:
         """Whether the half that leaves a block is the second to do so."""
         left = self._left.pop(link.index, 0)
         if not left:
             self._left[link.index] = 1
         return bool(left)
 
-    def _forget(self, link: Link) -> None:
+    def _forget(self, link: ChainBlock) -> None:
         """Lets go of what no backward will need."""
         if link.again or not self._keep:
             del self._runs[link.index]
@@ -176,8 +176,8 @@ class Chain:
                 self._remake(link)
                 self._gate.leave(link.index)
 
-    def _remake(self, link: Link) -> None:
-        run = self._runs[link.index] = Run(link.halves, self._comm, link.tensors, graph=True)
+    def _remake(self, link: ChainBlock) -> None:
+        run = self._runs[link.index] = HalvesRun(link.halves, self._comm, link.tensors, graph=True)
         turns = {half: run.forward(half, self._inputs(link, half)) for half in (0, 1)}
         self._comm.block, self._comm.recomputing = link.call.block, True
         # The halves are under way already: what one of them has begun goes on beside this.

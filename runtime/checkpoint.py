@@ -22,7 +22,7 @@ from meshwright.ir.graph import Kind
 from meshwright.ir.nesting import whole_runs
 from meshwright.runtime.boxes import Boxed, copy, to_fill, to_write
 from meshwright.runtime.export import persistent
-from meshwright.runtime.pieces import Piece, pieces
+from meshwright.runtime.pieces import ShardBox, pieces
 from meshwright.runtime.stored import folder as folders
 from meshwright.runtime.stored import manifest, parts, torch_format
 from meshwright.runtime.stored.files import DamagedError, write
@@ -216,7 +216,7 @@ def _boxed(job: "Job", held: Held, x: Tensor, writes: bool) -> Boxed:
                 f"the optimizer keeps a tensor of shape {tuple(x.shape)} for {held.param.fqn!r}, "
                 f"which has {tuple(held.tensor.shape)}: such a state cannot be cut for another plan"
             )
-        return Boxed((), ((Piece((), (), ()), x),), writes)
+        return Boxed((), ((ShardBox((), (), ()), x),), writes)
     shape = held.param.global_shape
     boxes = pieces(held.param.runs, held.rows)
     return Boxed(shape, tuple((piece, x) for piece in boxes), writes)

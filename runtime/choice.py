@@ -14,7 +14,7 @@ from meshwright.ir.graph import Graph
 from meshwright.ir.plan import Plan
 from meshwright.runtime.elementwise import KNOWN, CannotTry, Group, Make, reach
 from meshwright.runtime.stage import StageModule
-from meshwright.runtime.updates import Stepped
+from meshwright.runtime.updates import FormOptimizer
 
 _Group = tuple[type, Group, Make, frozenset[str] | None]
 Choice = str | torch.optim.Optimizer | Callable[..., torch.optim.Optimizer]
@@ -88,7 +88,7 @@ def _check_step(kind: type) -> None:
 def _check(
     kind: type, settings: Group, make: Make, names: frozenset[str] | None, plan: Plan, graph: Graph
 ) -> None:
-    if issubclass(kind, Stepped):
+    if issubclass(kind, FormOptimizer):
         return
     cut = next(_cut(plan, graph, names), "")
     apart = _apart(plan)
@@ -144,7 +144,7 @@ def _apart(plan: Plan) -> str:
 
 def check_parts(made: torch.optim.Optimizer, stages: Iterable[StageModule]) -> None:
     """PlanError if a stage steps its parameters part by part, and the optimizer may notice."""
-    known = type(made) in KNOWN or isinstance(made, Stepped)
+    known = type(made) in KNOWN or isinstance(made, FormOptimizer)
     if not known and any(not stage.sync.whole_updates for stage in stages):
         raise PlanError(
             "the plan steps parameters part by part, as their gradients come, and nobody knows "

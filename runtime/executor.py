@@ -17,7 +17,7 @@ Inputs = Callable[[int, int], Mapping[str, Tensor]]
 
 
 @dataclass(eq=False)
-class Progress:
+class RankProgress:
     """Where a rank is, for those who watch it."""
 
     step: int = 0
@@ -45,7 +45,7 @@ class Executor:
         mailbox: Mailbox,
         offsets: Mapping[int, int],
         samples_per_microbatch: int,
-        progress: Progress,
+        progress: RankProgress,
         recorder: Recorder,
     ) -> None:
         self._row, self._stages, self._mailbox = row, stages, mailbox

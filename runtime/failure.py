@@ -15,10 +15,10 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from meshwright.ir.torch_private import job_store
-from meshwright.runtime.executor import Progress
+from meshwright.runtime.executor import RankProgress
 from meshwright.runtime.standing import (
     LEFT,
-    Standing,
+    RankStanding,
     dumps,
     first_cause,
     left,
@@ -37,7 +37,7 @@ _FAILED = "meshwright/failure"
 class Failures:
     """Watches this rank and its neighbour; alone, it only names where an exception came from."""
 
-    def __init__(self, rank: int, world_size: int, progress: Progress, hang_s: float) -> None:
+    def __init__(self, rank: int, world_size: int, progress: RankProgress, hang_s: float) -> None:
         self._rank, self._world, self._progress, self._hang_s = rank, world_size, progress, hang_s
         self._closed = threading.Event()
         self._ended_by = ""
@@ -124,7 +124,7 @@ class Failures:
                     self._leave(f"the store of the job is gone ({error}); its rank died")
                 return  # the others are done, and so is this rank
 
-    def _judge_silent(self, peer: int, last: Standing) -> None:
+    def _judge_silent(self, peer: int, last: RankStanding) -> None:
         """Publishes why the neighbour does not beat, if it should."""
         if last.phase != LEFT:
             self._publish(
@@ -155,7 +155,7 @@ class Failures:
         place = f", in {last.place}" * bool(last.place)
         return f"rank {first}, {last}{phase}: no progress for {self._hang_s:g} s{place}"
 
-    def _standings(self) -> dict[int, Standing]:
+    def _standings(self) -> dict[int, RankStanding]:
         keys = {rank: _beat_key(rank) for rank in range(self._world)}
         return {r: loads(self._store.get(k)) for r, k in keys.items() if self._store.check([k])}
 
@@ -206,7 +206,7 @@ def _beat_key(rank: int) -> str:
     return f"meshwright/beat/{rank}"
 
 
-def _has_left(rank: int, last: Standing) -> str:
+def _has_left(rank: int, last: RankStanding) -> str:
     return f"rank {rank} left the job, {last}, while others need it"
 
 

@@ -10,7 +10,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from meshwright.forms.running import Held, Lines
 from meshwright.ir.collective import What
 from meshwright.runtime.tied import gradient
-from meshwright.runtime.updates import Stepped
+from meshwright.runtime.updates import FormOptimizer
 
 
 def sum_over_model(held: Sequence[Held], lines: Lines) -> None:
@@ -66,7 +66,7 @@ def scaled(
 ) -> Tensor | None:  # fmt: skip
     """Scales all gradients, and limits their global norm, which comes back if there is a limit. An
     optimizer that scales what it reads is told the factor instead."""
-    if isinstance(optimizer, Stepped):
+    if isinstance(optimizer, FormOptimizer):
         optimizer.factor = torch.full((), gradient_scale, dtype=torch.float64, device=device)
         if max_norm is None:
             return None

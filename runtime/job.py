@@ -27,7 +27,7 @@ from meshwright.runtime.build import RankParts, build_rank
 from meshwright.runtime.check.run import Checking, SelfCheck, wanted
 from meshwright.runtime.choice import check_choice, check_parts
 from meshwright.runtime.compiling import check_compiler
-from meshwright.runtime.executor import Executor, Progress
+from meshwright.runtime.executor import Executor, RankProgress
 from meshwright.runtime.export import check_writable, export, sync_to
 from meshwright.runtime.failure import Failures
 from meshwright.runtime.finite import Policy, check_loss, check_norm, check_policy
@@ -52,14 +52,14 @@ from meshwright.runtime.step_end import StepEnd
 from meshwright.runtime.sums import whole_loss, whole_totals
 from meshwright.runtime.tracking import tracking, tracking_cuda
 from meshwright.runtime.unread import Unread
-from meshwright.runtime.updates import Stepped
+from meshwright.runtime.updates import FormOptimizer
 from meshwright.runtime.user_groups import UserGroups
 from meshwright.runtime.weights import model_tensors
 from meshwright.runtime.world import join, pick_device, rank, take
 
 
 @dataclass(slots=True)
-class State:
+class TrainState:
     """Where training stands; part of every checkpoint."""
 
     step: int = 0
@@ -124,7 +124,7 @@ def compile(
     )
     check_choice(chosen_optimizer, made, plan, graph, model)
     check_parts(made, parts.stages.values())
-    if isinstance(made, Stepped):
+    if isinstance(made, FormOptimizer):
         made.write_over(stage.sync for stage in parts.stages.values())
     norm = plan.max_grad_norm if max_grad_norm is None else max_grad_norm
     if chosen.type == "cpu":
@@ -167,7 +167,7 @@ class Job:
         if not all(stage.sync.whole_updates for stage in parts.stages.values()):
             optimizer.register_state_dict_pre_hook(lambda _: self.settle())
         self.end = StepEnd(parts, optimizer, device, plan.world_size)
-        self.state = State()
+        self.state = TrainState()
         self.stats = Stats()
         self.grad_norm: Tensor | None = None
         """Global norm at the last step; None unless gradients are clipped."""
@@ -180,7 +180,7 @@ class Job:
         self.checked: SelfCheck | None = None
         """What was compared with plain PyTorch; None: nothing."""
         self._guard = Guard(model)
-        self.progress = Progress()
+        self.progress = RankProgress()
         self.failures = Failures(parts.rank, plan.world_size, self.progress, hang_s)
         self._owns_world = owns_world
         self._run_dir = run_dir

@@ -48,7 +48,7 @@ class Script:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class _Maker:
+class _MemoryMaker:
     """Who made a memory, and as which of its results."""
 
     node: fx.Node
@@ -81,7 +81,7 @@ class Keeper:
 
     def __init__(self, call: Call, script: Script, host: HostMemory | None) -> None:
         self._call, self._script, self._host = call, script, host
-        self._makers: dict[int, _Maker] = {}
+        self._makers: dict[int, _MemoryMaker] = {}
         self._parts: MutableMapping[int, Movable] = WeakValueDictionary()
         self._handles: list[ref[_Again]] = []
         self._held: dict[fx.Node, Any] = {}
@@ -135,7 +135,7 @@ class Keeper:
         """Who made the memory of its results; and what it reads, if it may have to run again."""
         found = [x for x in leaves(values[node]) if isinstance(x, Tensor)]
         for i, x in enumerate(found):
-            made = _Maker(node, i, memory_of(x))
+            made = _MemoryMaker(node, i, memory_of(x))
             self._makers.setdefault(storage_key(x), made)
         self._differs[node] = any(x.requires_grad for x in found)
         # Views go with what they look into, whoever makes them.

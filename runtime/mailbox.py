@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.codegen.line import on_wire, settled
-from meshwright.codegen.program import StageProgram, Value
+from meshwright.codegen.program import BorderValue, StageProgram
 from meshwright.ir.border import piece_view
 from meshwright.ir.layout import Shard
 from meshwright.runtime.groups import Groups
@@ -141,7 +141,7 @@ class Mailbox:
                 waiting.append(entry)
         self._sent[received.source] = waiting
 
-    def _end(self, message: Message, *, at_target: bool) -> tuple[Value, int]:
+    def _end(self, message: Message, *, at_target: bool) -> tuple[BorderValue, int]:
         """The value as the stage at one end has it, and that stage's samples here."""
         stage = message.border + (at_target is not message.gradient)
         return self._values[stage, message.value], self._samples[stage]
@@ -154,7 +154,7 @@ class Mailbox:
         return torch.empty(numel, dtype=getattr(torch, value.dtype), device=self._device)
 
 
-def _as_sent(value: Value) -> Value:
+def _as_sent(value: BorderValue) -> BorderValue:
     """With its dims in the order in which it lies in memory: nothing is turned on the way."""
     if not value.channels_last:
         return value
@@ -165,7 +165,7 @@ def _as_sent(value: Value) -> Value:
     return replace(value, shape=(samples, *space, channels), dp=dp)
 
 
-def _piece(x: Tensor, value: Value, samples: int, span: tuple[int, int] | None) -> Tensor:
+def _piece(x: Tensor, value: BorderValue, samples: int, span: tuple[int, int] | None) -> Tensor:
     if span is None or span == (0, samples):
         return x
     assert isinstance(value.dp, Shard)

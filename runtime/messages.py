@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from meshwright.codegen.program import StageProgram, Value
+from meshwright.codegen.program import BorderValue, StageProgram
 from meshwright.ir.border import Side, Transfer, forward_transfers, gradient_transfers
 from meshwright.ir.plan import Plan
 from meshwright.ir.schedule import FORWARDS, Action, Schedule, Work
@@ -81,7 +81,7 @@ def _action(at: dict[Action, int], stage: int, gradient: bool, microbatch: int) 
     return whole if whole in at else Action(stage, Work.BACKWARD_INPUT, microbatch)
 
 
-def _borders(programs: tuple[StageProgram, ...]) -> Iterator[tuple[int, tuple[Value, ...]]]:
+def _borders(programs: tuple[StageProgram, ...]) -> Iterator[tuple[int, tuple[BorderValue, ...]]]:
     """The borders that the rank's stages have; one between two of its own stages comes once."""
     values = {}
     for program in programs:
@@ -93,7 +93,7 @@ def _borders(programs: tuple[StageProgram, ...]) -> Iterator[tuple[int, tuple[Va
 
 
 def _transfers(
-    plan: Plan, border: int, values: tuple[Value, ...], gradient: bool
+    plan: Plan, border: int, values: tuple[BorderValue, ...], gradient: bool
 ) -> Iterator[tuple[str, Transfer]]:
     sides = side(plan, border), side(plan, border + 1)
     for value in values:

@@ -11,7 +11,7 @@ from meshwright.ir.nesting import Runs
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ShardBox:
     """One box: where it lies in the global tensor and where in the local one."""
 
     offsets: tuple[int, ...]
@@ -31,16 +31,18 @@ def _box(x: Tensor, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
     return x.view(()) if not sizes else x
 
 
-def pieces(runs: tuple[Runs, ...], rows: tuple[int, int] | None = None) -> tuple[Piece, ...]:
+def pieces(runs: tuple[Runs, ...], rows: tuple[int, int] | None = None) -> tuple[ShardBox, ...]:
     """The boxes that a rank holds, whose elements of each dim are `runs`; `rows` are those of its
     local tensor that it keeps."""
     if not runs:
-        return (Piece((), (), ()),) if rows is None or rows[1] > rows[0] else ()
+        return (ShardBox((), (), ()),) if rows is None or rows[1] > rows[0] else ()
     dims = [list(_placed(found)) for found in runs]
     if rows is not None:
         dims[0] = [cut for span in dims[0] for cut in _cut(span, rows)]
     return tuple(
-        Piece(tuple(s.start for s in box), tuple(s.length for s in box), tuple(s.at for s in box))
+        ShardBox(
+            tuple(s.start for s in box), tuple(s.length for s in box), tuple(s.at for s in box)
+        )
         for box in product(*dims)
     )
 

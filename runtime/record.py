@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from meshwright.ir.collective import What
-from meshwright.ir.direct import Work
+from meshwright.ir.direct import Waitable
 from meshwright.ir.measured import Phase, StepKind
 from meshwright.ir.schedule import Action
 from meshwright.runtime.messages import Message
@@ -175,7 +175,7 @@ class Recorder:
         yield
         self.collected(what, start, start)
 
-    def pending(self, what: What, work: Work, start: Mark) -> "Pending":
+    def pending(self, what: What, work: Waitable, start: Mark) -> "Pending":
         """A collective that goes on in the background."""
         return Pending(self, what, work, start)
 
@@ -211,7 +211,7 @@ class Pending:
 
     recorder: Recorder
     what: What
-    work: Work
+    work: Waitable
     start: Mark
 
     def wait(self) -> None:

@@ -18,7 +18,7 @@ from meshwright.codegen.comm import Comm
 from meshwright.codegen.halves import add
 from meshwright.codegen.program import Call, StageProgram
 from meshwright.forms.running import SyncRun
-from meshwright.runtime.chain import Chain, Gate, Link, chains_of
+from meshwright.runtime.chain import Chain, ChainBlock, Gate, chains_of
 from meshwright.runtime.host import HostMemory
 from meshwright.runtime.keeping import Keeper, Script
 from meshwright.runtime.split import WeightWork, backward_input
@@ -64,7 +64,7 @@ class _Output:
 
 
 @dataclass(eq=False)
-class _Tape:
+class _StageTape:
     """What one micro-batch keeps for its backward."""
 
     leaves: dict[str, Tensor] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class StageModule(nn.Module):
         self.blocks = nn.ModuleList(BlockModule(call, tensors) for call in program.calls)
         self._tensors = dict(tensors)
         self.autocast, self._prefetch = autocast, prefetch
-        self._tapes: dict[int, _Tape] = {}
+        self._tapes: dict[int, _StageTape] = {}
         self._chains = chains_of(program)
         self._scripts = {i: Script.of(call) for i, call in enumerate(program.calls) if call.saved}
         moves = any(script.moves for script in self._scripts.values())
@@ -129,7 +129,7 @@ class StageModule(nn.Module):
         With `keep`, what the backward of this micro-batch needs is kept; with `whole`, all of it.
         """
         env = dict(values)
-        tape = _Tape(whole=whole)
+        tape = _StageTape(whole=whole)
         for value in self.program.receives:
             if keep and value.requires_grad:
                 env[value.name] = tape.leaves[value.name] = (
@@ -162,7 +162,7 @@ class StageModule(nn.Module):
         index: int,
         call: Call,
         env: dict[str, Tensor],
-        tape: _Tape,
+        tape: _StageTape,
         keep: bool,
         ahead: Sequence[int],
     ) -> None:
@@ -192,12 +192,12 @@ class StageModule(nn.Module):
                 env.pop(name, None)
 
     def _forward_chain(
-        self, indices: range, env: dict[str, Tensor], tape: _Tape, keep: bool
+        self, indices: range, env: dict[str, Tensor], tape: _StageTape, keep: bool
     ) -> None:
         calls = [self.program.calls[index] for index in indices]
         again = {i: c.recompute and not tape.whole for i, c in zip(indices, calls, strict=True)}
         links = [
-            Link(i, call, cast(BlockModule, self.blocks[i]).tensors(), again[i])
+            ChainBlock(i, call, cast(BlockModule, self.blocks[i]).tensors(), again[i])
             for i, call in zip(indices, calls, strict=True)
         ]
         gate = self._gate(self.sync.before_forward, indices)
@@ -217,7 +217,7 @@ class StageModule(nn.Module):
             env.pop(name, None)
 
     def _backward_chain(
-        self, indices: range, tape: _Tape, gradients: Mapping[str, Tensor], last: bool
+        self, indices: range, tape: _StageTape, gradients: Mapping[str, Tensor], last: bool
     ) -> None:
         chain = tape.chains.pop(indices.start)
         arriving = {}
@@ -316,7 +316,7 @@ class StageModule(nn.Module):
             tape.keepers.pop(index, None)
             self.sync.after_backward(index, last)
 
-    def _begin_backward(self, microbatch: int, gradients: Mapping[str, Tensor]) -> _Tape:
+    def _begin_backward(self, microbatch: int, gradients: Mapping[str, Tensor]) -> _StageTape:
         tape = self._tapes[microbatch]
         for name, gradient in gradients.items():
             leaf = tape.leaves.get(name)
@@ -325,7 +325,7 @@ class StageModule(nn.Module):
         return tape
 
     def _starts(
-        self, index: int, tape: _Tape, gradients: Mapping[str, Tensor]
+        self, index: int, tape: _StageTape, gradients: Mapping[str, Tensor]
     ) -> tuple[list[GradientEdge], list[Tensor]]:
         """Where the block's backward starts, with the gradients that arrive there."""
         call = self.program.calls[index]
@@ -346,7 +346,7 @@ class StageModule(nn.Module):
                 arriving.append(gradient.to(output.dtype))
         return edges, arriving
 
-    def _recompute(self, index: int, tape: _Tape) -> list[_Output]:
+    def _recompute(self, index: int, tape: _StageTape) -> list[_Output]:
         call = self.program.calls[index]
         inputs = [
             tape.leaves[name] if name in tape.leaves else tape.values[name] for name in call.inputs
@@ -363,7 +363,7 @@ class StageModule(nn.Module):
             if output.requires_grad
         ]
 
-    def _prepare(self, tape: _Tape, coming: Sequence[int]) -> None:
+    def _prepare(self, tape: _StageTape, coming: Sequence[int]) -> None:
         """What the first of the coming blocks did not keep is here again, or made again; what the
         next one has moved away is on its way."""
         index, *following = coming
@@ -373,7 +373,7 @@ class StageModule(nn.Module):
             if later in tape.keepers and self._host is not None and self._host.ahead:
                 tape.keepers[later].fetch()
 
-    def _forget(self, index: int, tape: _Tape) -> None:
+    def _forget(self, index: int, tape: _StageTape) -> None:
         """Frees the block's graph and the gradients that it has used."""
         tape.outputs[index] = []
         received = {value.name for value in self.program.receives}
@@ -381,7 +381,7 @@ class StageModule(nn.Module):
             if name not in received:
                 tape.leaves.pop(name, None)
 
-    def _received_gradients(self, tape: _Tape) -> dict[str, Tensor]:
+    def _received_gradients(self, tape: _StageTape) -> dict[str, Tensor]:
         found = {}
         for value in self.program.receives:
             if value.requires_grad:

@@ -13,7 +13,7 @@ from types import FrameType
 
 import torch
 
-from meshwright.runtime.executor import Progress
+from meshwright.runtime.executor import RankProgress
 
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 _TORCH = os.path.dirname(torch.__file__)
@@ -31,7 +31,7 @@ LEFT = "left"
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class RankStanding:
     """What a rank says of itself at a beat."""
 
     step: int
@@ -59,39 +59,41 @@ class Standing:
         return f"step {self.step}, action {self.action}"
 
 
-def standing(progress: Progress) -> Standing:
+def standing(progress: RankProgress) -> RankStanding:
     """Where the rank of this process is now."""
     frame = sys._current_frames().get(progress.thread)
     waits = progress.phase == "receiving" or (
         progress.phase != "idle" and frame is not None and _is_waiting(frame)
     )
     place = "" if frame is None else _place(frame)
-    return Standing(progress.step, progress.action, progress.phase, progress.entered, waits, place)
+    return RankStanding(
+        progress.step, progress.action, progress.phase, progress.entered, waits, place
+    )
 
 
-def left(found: Standing, ended_by: str) -> Standing:
+def left(found: RankStanding, ended_by: str) -> RankStanding:
     """Of a rank that leaves; `ended_by` is a signal, or nothing."""
     how = f", ended by {ended_by}" * bool(ended_by)
     return replace(found, action=f"{found}{how}", phase=LEFT, waits=False)
 
 
-def dumps(found: Standing, count: int) -> str:
+def dumps(found: RankStanding, count: int) -> str:
     """A beat: it changes with the count."""
     return json.dumps([count, asdict(found)])
 
 
-def loads(beat: bytes) -> Standing:
+def loads(beat: bytes) -> RankStanding:
     """What a rank said at a beat."""
-    return Standing(**json.loads(beat)[1])
+    return RankStanding(**json.loads(beat)[1])
 
 
-def first_cause(standings: Mapping[int, Standing]) -> int:
+def first_cause(standings: Mapping[int, RankStanding]) -> int:
     """The rank that the others wait for: one that has left, else the one furthest behind of those
     that do not wait; if all wait, the one furthest behind."""
     return min(standings, key=lambda rank: (_order(standings[rank]), rank))
 
 
-def _order(found: Standing) -> tuple[int, int, int]:
+def _order(found: RankStanding) -> tuple[int, int, int]:
     step = found.step + (found.outside and found.action == "end")
     return (0 if found.phase == LEFT else 1 + found.waits), step, found.entered
 

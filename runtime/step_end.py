@@ -11,7 +11,7 @@ from meshwright.forms.running import Update
 from meshwright.runtime.build import RankParts
 from meshwright.runtime.gradients import scaled, sum_over_model
 from meshwright.runtime.tied import sum_ties
-from meshwright.runtime.updates import Stepped
+from meshwright.runtime.updates import FormOptimizer
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +53,7 @@ class StepEnd:
         """How to step parameters whose gradients come after the step, with its settings."""
         optimizer = self.optimizer
         settings = [_settings(group) for group in optimizer.param_groups]
-        factor = optimizer.factor if isinstance(optimizer, Stepped) else None
+        factor = optimizer.factor if isinstance(optimizer, FormOptimizer) else None
 
         def update(parameters: Sequence[Tensor]) -> None:
             wanted = {id(p) for p in parameters}
@@ -61,7 +61,7 @@ class StepEnd:
             now = [dict(group) for group in groups]
             for group, then in zip(groups, settings, strict=True):
                 group.update(then, params=[p for p in group["params"] if id(p) in wanted])
-            if isinstance(optimizer, Stepped):
+            if isinstance(optimizer, FormOptimizer):
                 optimizer.factor = factor
             try:
                 optimizer.step()

@@ -28,7 +28,7 @@ _FLAT, _LOOKS = 0.005, 5
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class SizeTrial:
     """A size that was tried."""
 
     size_bytes: int
@@ -53,7 +53,7 @@ class BucketTuner:
     steps: int = STEPS
     seed: int = 0
     done: bool = False
-    tried: list[Trial] = field(default_factory=list)
+    tried: list[SizeTrial] = field(default_factory=list)
     _times: list[float] = field(default_factory=list)
     _search: Any = None
 
@@ -81,7 +81,7 @@ class BucketTuner:
         self._times.append(seconds)
         if len(self._times) < self.steps:
             return False
-        self.tried.append(Trial(self.size_bytes, median(self._times[1:])))
+        self.tried.append(SizeTrial(self.size_bytes, median(self._times[1:])))
         self._times.clear()
         before = self.size_bytes
         self.size_bytes = self._next()

@@ -16,7 +16,7 @@ Group = dict[str, Any]
 _Key = tuple[object, ...]
 
 
-class Stepped:
+class FormOptimizer:
     """An optimizer of torch's whose step is a kernel, as its form says (`forms.updates`)."""
 
     rule: ClassVar[KernelStep]
@@ -83,7 +83,7 @@ def _gradients(params: Sequence[Tensor]) -> list[Tensor]:
 def _classes() -> dict[type, Any]:
     """Classes of the same names with the step of a kernel, by those of torch's."""
     forms = {update(name).kind: update(name).step for name in with_kernel()}
-    return {kind: type(kind.__name__, (Stepped, kind), {"rule": rule})
+    return {kind: type(kind.__name__, (FormOptimizer, kind), {"rule": rule})
             for kind, rule in forms.items()}  # fmt: skip
 
 

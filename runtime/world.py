@@ -67,7 +67,7 @@ def take(device: torch.device) -> None:
         keep_freed_memory()
     backends = _backends()
     if backends.get("cpu") == "gloo":
-        check_devices([*map(Place.of, of_all(_place(device)))], backends.get("cuda") == "nccl")
+        check_devices([*map(RankPlace.of, of_all(_place(device)))], backends.get("cuda") == "nccl")
 
 
 def _backends() -> dict[str, str]:
@@ -79,7 +79,7 @@ def _backends() -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankPlace:
     """Where a rank computes."""
 
     host: str
@@ -97,7 +97,7 @@ def _place(device: torch.device) -> tuple[str, str, str]:
     return socket.gethostname(), device.type, gpu
 
 
-def check_devices(places: Sequence[Place], by_nccl: bool) -> None:
+def check_devices(places: Sequence[RankPlace], by_nccl: bool) -> None:
     """MismatchError unless the ranks of a job can work together."""
     for rank, place in enumerate(places):
         if place.kind != places[0].kind:

@@ -14,7 +14,7 @@ from torch import fx
 from meshwright.codegen import compiled
 from meshwright.codegen.compiled import Region
 from meshwright.codegen.lower import lower
-from meshwright.costmodel.tables import Spot
+from meshwright.costmodel.tables import BlockSpot
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.errors import MeshwrightError, PlanError
 from meshwright.ir.graph import Graph
@@ -145,7 +145,9 @@ def profiled(ratio: float, *pins: str) -> Problem:
         block, stage = named[task.pattern], task.plan.stages[task.stage]
         layout = task.plan.layout(stage.layouts[task.pattern])
         levels = ((),) * len(stage.model)
-        spot = Spot(task.samples, stage.dp, stage.model, machine.device_types[0].name, (), levels)
+        spot = BlockSpot(
+            task.samples, stage.dp, stage.model, machine.device_types[0].name, (), levels
+        )
         cost = plain.tables.blocks.cost(block, layout, spot)
         times = ratio if task.compiled else 1.0
         blocks[task.key] = BlockRecord(

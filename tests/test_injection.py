@@ -16,7 +16,7 @@ from torch import nn
 from meshwright.codegen import lower as lowering
 from meshwright.codegen.emit import stage_source
 from meshwright.codegen.lower import lower
-from meshwright.diff.show import Difference
+from meshwright.diff.show import PlanDifference
 from meshwright.diff.show import render as render_diff
 from meshwright.export import TARGETS, export
 from meshwright.ir import plan_io
@@ -253,7 +253,7 @@ def test_terminals_get_text_only():
         except PlanError:
             continue  # detail of devices that the plan has not
         assert not any(map(odd_character, text.split("\n"))), where
-    table = render_diff(Difference("[/a]", "\x1b[1m", "[/b]\x07", (), ()))
+    table = render_diff(PlanDifference("[/a]", "\x1b[1m", "[/b]\x07", (), ()))
     assert "[/b]" in printed(table) and "\x07" not in printed(table)
 
 

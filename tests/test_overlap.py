@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from meshwright.codegen.comm import Move
+from meshwright.codegen.comm import AxisConversion
 from meshwright.codegen.lower import lower
 from meshwright.codegen.products import columns, rows
 from meshwright.costmodel.overlap import _Phases, _turns
@@ -117,7 +117,7 @@ def order_of(graph: Graph, plan: Plan) -> list[tuple[str, str, int]]:
     comm = job.parts.stages[0].comm
     begin, events = comm.begin_forward, []
 
-    def watched(move: Move, x: Tensor) -> Callable[[], Tensor]:
+    def watched(move: AxisConversion, x: Tensor) -> Callable[[], Tensor]:
         block, sample = comm.block, comm.sample_offset
         arrive = begin(move, x)
         if move.forward not in COMMUNICATES:

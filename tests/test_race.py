@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from meshwright import heats
 from meshwright.cli.race import _start
-from meshwright.heats import Heat, Standing
+from meshwright.heats import Heat, RaceStanding
 from meshwright.ir import plan_io
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.errors import MismatchError, PlanError
@@ -50,10 +50,10 @@ def plans() -> tuple[Plan, ...]:
     )  # fmt: skip
 
 
-def standing(*seconds: tuple[int, int, float]) -> Standing:
+def standing(*seconds: tuple[int, int, float]) -> RaceStanding:
     """Of four plans, after heats (plan, turn, seconds)."""
     ran = tuple(Heat(number, turn, (9.0, s, s, 9.0)) for number, turn, s in seconds)
-    return Standing(plans=("a", "b", "c", "d"), heats=ran)
+    return RaceStanding(plans=("a", "b", "c", "d"), heats=ran)
 
 
 FIRST = ((0, 0, 1.05), (1, 0, 1.0), (2, 0, 1.4), (3, 0, 1.25))
@@ -156,7 +156,7 @@ def test_all_run_and_one_is_kept(plans: tuple[Plan, ...], tmp_path: Path) -> Non
 def test_a_race_that_was_broken_off_goes_on(plans: tuple[Plan, ...], tmp_path: Path) -> None:
     path = tmp_path / "race"
     hashes = tuple(plan.hash for plan in plans)
-    heats.save(Standing(plans=hashes, heats=(Heat(0, 0, (1e-6, 1e-6)),), running=1), path)
+    heats.save(RaceStanding(plans=hashes, heats=(Heat(0, 0, (1e-6, 1e-6)),), running=1), path)
     (best, over, told, _), _ = run_ranks(2, _race, plans, path)
     assert over.ended == (1,) and over.heats[0].steps_s == (1e-6, 1e-6)
     assert told == [(1, 2), (2, 2)] and executed(best) == executed(plans[0])

@@ -11,7 +11,7 @@ from meshwright.ir.cluster import Cluster, Node
 from meshwright.ir.device import DeviceType, Link
 from meshwright.ir.errors import Infeasible, MeshwrightError
 from meshwright.ir.graph import Graph
-from meshwright.ir.layer_profile import Layer, LayerProfile
+from meshwright.ir.layer_profile import LayerProfile, MeasuredLayer
 from meshwright.ir.plan import Plan
 from meshwright.ir.profiled_graph import profiled_graph
 from meshwright.planner.offers import TIE
@@ -41,7 +41,7 @@ def instance(seed: int, layers: int = 6, batch: int = 16) -> Instance:
     draw = Random(seed)
     count = draw.randint(2, layers)
     measured = tuple(
-        Layer(
+        MeasuredLayer(
             f"node{i}", "layer", seconds := draw.choice((0.001, 0.002, 0.004)), 2 * seconds,
             (draw.choice((4_096, 262_144)),), draw.choice((4_096, 4_194_304)),
         )

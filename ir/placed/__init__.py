@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from meshwright.ir.graph import Block, Fusion, Graph, Missed
 from meshwright.ir.kernels import PLACED
-from meshwright.ir.placed.found import Found, Worth
-from meshwright.ir.placed.spots import Spot, spots
+from meshwright.ir.placed.found import FoundSpot, Worth
+from meshwright.ir.placed.spots import KernelSpot, spots
 from meshwright.ir.plan import Plan
 
 JOINT = frozenset({"gather_linear", "linear_scatter", "reduce_norm"})
@@ -30,7 +30,7 @@ def placed(plan: Plan, graph: Graph, worth: Worth | None = None) -> tuple[Fusion
 
 def _placed(fusion: Fusion, plan: Plan, graph: Graph, worth: Worth | None) -> Fusion:
     module = importlib.import_module(f"meshwright.ir.placed.{fusion.kernel}")
-    found: Counter[Found] = Counter(module.find(plan, graph))
+    found: Counter[FoundSpot] = Counter(module.find(plan, graph))
     left: dict[str, str] = {}
     # What does not pay in one stage is left out in all: a place has no stage in its name.
     for at in found if worth else ():
@@ -65,9 +65,11 @@ def declined(plan: Plan) -> frozenset[tuple[str, str]]:
     return frozenset((f.kernel, m.where) for f in plan.kernels for m in f.missed if m.declined)
 
 
-def joint_spots(plan: Plan, graph: Graph, stage: int, block: Block) -> dict[str, tuple[str, Spot]]:
+def joint_spots(
+    plan: Plan, graph: Graph, stage: int, block: Block
+) -> dict[str, tuple[str, KernelSpot]]:
     """`Op.key` -> kernel and spot, of what the plan's kernels take over in a block."""
-    found: dict[str, tuple[str, Spot]] = {}
+    found: dict[str, tuple[str, KernelSpot]] = {}
     without = declined(plan)
     for kernel in sorted(used(plan) & JOINT):
         look = importlib.import_module(f"meshwright.ir.placed.{kernel}").look

@@ -3,15 +3,15 @@
 from collections.abc import Iterator
 
 from meshwright.ir.graph import Graph
-from meshwright.ir.placed.found import Found
+from meshwright.ir.placed.found import FoundSpot
 from meshwright.ir.plan import Plan
 
 
-def find(plan: Plan, graph: Graph) -> Iterator[Found]:
+def find(plan: Plan, graph: Graph) -> Iterator[FoundSpot]:
     """One place for each stage that shards."""
     for index, stage in enumerate(plan.stages):
         if stage.dp == 1:
             continue
         sharded = stage.zero >= 1 and stage.mesh.get("dp_shard", 1) > 1
         why = "" if sharded else "its gradients lie in their bucket already: nothing is packed"
-        yield Found(f"stage {index}", why, index)
+        yield FoundSpot(f"stage {index}", why, index)

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 
 from meshwright.ir.graph import Graph
-from meshwright.ir.placed.found import Found
+from meshwright.ir.placed.found import FoundSpot
 from meshwright.ir.plan import Plan
 
 
-def find(plan: Plan, graph: Graph) -> Iterator[Found]:
+def find(plan: Plan, graph: Graph) -> Iterator[FoundSpot]:
     """One place for each stage; the planner knows which optimizers the kernel steps."""
     for index in range(len(plan.stages)):
-        yield Found(f"stage {index}", "", index)
+        yield FoundSpot(f"stage {index}", "", index)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundSpot:
     """A place that is right for a kernel, or looks right and is not."""
 
     where: str
@@ -18,5 +18,5 @@ class Found:
     """`Op.key` in the block."""
 
 
-Worth = Callable[[str, Found], str]
+Worth = Callable[[str, FoundSpot], str]
 """Of a kernel at a place that is right for it: "" if it is worth it there, else why not."""

@@ -6,18 +6,18 @@ from collections.abc import Iterator
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.graph import Graph
 from meshwright.ir.layout import Shard
-from meshwright.ir.placed.found import Found
-from meshwright.ir.placed.spots import Laid, Read, Spot, everywhere
+from meshwright.ir.placed.found import FoundSpot
+from meshwright.ir.placed.spots import KernelSpot, LaidBlock, Read, everywhere
 from meshwright.ir.plan import Plan
 
 LINEAR = "aten.linear.default"
 
 
-def find(plan: Plan, graph: Graph) -> Iterator[Found]:
+def find(plan: Plan, graph: Graph) -> Iterator[FoundSpot]:
     return everywhere(plan, graph, look)
 
 
-def look(laid: Laid) -> Iterator[Spot]:
+def look(laid: LaidBlock) -> Iterator[KernelSpot]:
     """Linears, those that read the same value together."""
     reads = laid.reads()
     done: set[str] = set()
@@ -29,7 +29,7 @@ def look(laid: Laid) -> Iterator[Spot]:
         done.add(read.name)
         why = _why_not(laid, read) or _others(laid, reads, read)
         if why:
-            yield Spot(read.op, why=why)
+            yield KernelSpot(read.op, why=why)
         else:
             # Others that read it do so as it lies.
             others = tuple(
@@ -37,10 +37,10 @@ def look(laid: Laid) -> Iterator[Spot]:
                 if (r.name, r.moves) == (read.name, read.moves) and r.op is not read.op
             )  # fmt: skip
             assert read.only
-            yield Spot(read.op, *read.only, others=others)
+            yield KernelSpot(read.op, *read.only, others=others)
 
 
-def _why_not(laid: Laid, read: Read) -> str:
+def _why_not(laid: LaidBlock, read: Read) -> str:
     if read.only is None:
         return "what it reads is converted on several axes"
     axis, conversion = read.only
@@ -57,7 +57,7 @@ def _why_not(laid: Laid, read: Read) -> str:
     return ""
 
 
-def _others(laid: Laid, reads: list[Read], read: Read) -> str:
+def _others(laid: LaidBlock, reads: list[Read], read: Read) -> str:
     """Everything that reads the value gathered has to be part of the call."""
     for other in reads:
         if other.name != read.name or other.op is read.op:

@@ -5,18 +5,18 @@ from collections.abc import Iterator
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.graph import Graph
 from meshwright.ir.layout import Shard
-from meshwright.ir.placed.found import Found
-from meshwright.ir.placed.spots import Laid, Read, Spot, everywhere
+from meshwright.ir.placed.found import FoundSpot
+from meshwright.ir.placed.spots import KernelSpot, LaidBlock, Read, everywhere
 from meshwright.ir.plan import Plan
 
 LINEAR = "aten.linear.default"
 
 
-def find(plan: Plan, graph: Graph) -> Iterator[Found]:
+def find(plan: Plan, graph: Graph) -> Iterator[FoundSpot]:
     return everywhere(plan, graph, look)
 
 
-def look(laid: Laid) -> Iterator[Spot]:
+def look(laid: LaidBlock) -> Iterator[KernelSpot]:
     """Linears all of whose readers want the same part of the sum."""
     reads = laid.reads()
     for op in laid.ops:
@@ -27,14 +27,14 @@ def look(laid: Laid) -> Iterator[Spot]:
             continue
         own = next(read for read in reads if read.op is op and read.index == 0)
         if why := _why_not(laid, own, readers):
-            yield Spot(op, why=why)
+            yield KernelSpot(op, why=why)
         else:
             only = readers[0].only
             assert only
-            yield Spot(op, *only)
+            yield KernelSpot(op, *only)
 
 
-def _why_not(laid: Laid, own: Read, readers: list[Read]) -> str:
+def _why_not(laid: LaidBlock, own: Read, readers: list[Read]) -> str:
     if any(c.forward is Primitive.ALL_GATHER for _, c in own.moves):
         return "it gathers what it reads"
     only = readers[0].only

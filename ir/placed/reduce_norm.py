@@ -4,19 +4,19 @@ from collections.abc import Iterator
 
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.graph import Graph, Op
-from meshwright.ir.placed.found import Found
-from meshwright.ir.placed.spots import Laid, Read, Spot, everywhere
+from meshwright.ir.placed.found import FoundSpot
+from meshwright.ir.placed.spots import KernelSpot, LaidBlock, Read, everywhere
 from meshwright.ir.plan import Plan
 
 VIEWS = ("aten.view.default", "aten.reshape.default")
 NORMS = ("meshwright.add_rms_norm.default", "meshwright.add_layer_norm.default")
 
 
-def find(plan: Plan, graph: Graph) -> Iterator[Found]:
+def find(plan: Plan, graph: Graph) -> Iterator[FoundSpot]:
     return everywhere(plan, graph, look)
 
 
-def look(laid: Laid) -> Iterator[Spot]:
+def look(laid: LaidBlock) -> Iterator[KernelSpot]:
     """Norms of a sum one term of which is summands of the ranks of one axis."""
     reads = laid.reads()
     for op in laid.ops:
@@ -24,7 +24,7 @@ def look(laid: Laid) -> Iterator[Spot]:
             continue
         terms = [term for name in op.inputs[:2] if (term := _summed(reads, op, name))]
         if len(terms) > 1:
-            yield Spot(op, why="both terms are summands")
+            yield KernelSpot(op, why="both terms are summands")
         elif terms:
             yield _spot(laid, reads, op, terms[0])
 
@@ -39,17 +39,17 @@ def _summed(reads: list[Read], op: Op, name: str) -> Read | None:
     return None
 
 
-def _spot(laid: Laid, reads: list[Read], op: Op, read: Read) -> Spot:
+def _spot(laid: LaidBlock, reads: list[Read], op: Op, read: Read) -> KernelSpot:
     only, via = read.only, None if read.op is op else read.op
     name = read.name if via is None else via.outputs[0]
     if only is None:
-        return Spot(op, why="what it adds is converted on several axes")
+        return KernelSpot(op, why="what it adds is converted on several axes")
     if only[1].backward is not Primitive.IDENTITY:
-        return Spot(op, why="the gradient of its summands is converted too")
+        return KernelSpot(op, why="the gradient of its summands is converted too")
     if any(r.name in (name, read.name) and r.op not in (op, via) for r in reads):
-        return Spot(op, why="the sum of its summands is read elsewhere too")
+        return KernelSpot(op, why="the sum of its summands is read elsewhere too")
     if {name, read.name} & laid.leaves():
-        return Spot(op, why="another block reads the sum of its summands")
+        return KernelSpot(op, why="another block reads the sum of its summands")
     if via and any(r.moves for r in reads if r.op is op and r.name == name):
-        return Spot(op, why="what it adds is converted on several axes")
-    return Spot(op, *only, index=op.inputs.index(name), via=via)
+        return KernelSpot(op, why="what it adds is converted on several axes")
+    return KernelSpot(op, *only, index=op.inputs.index(name), via=via)

@@ -6,11 +6,11 @@ from dataclasses import replace
 from meshwright.ir.experts import EXPERTS
 from meshwright.ir.graph import Graph, Op
 from meshwright.ir.layout import Shard, Strategy, parse_strategy
-from meshwright.ir.placed.found import Found
+from meshwright.ir.placed.found import FoundSpot
 from meshwright.ir.plan import BlockLayout, Plan, Stage
 
 
-def find(plan: Plan, graph: Graph) -> Iterator[Found]:
+def find(plan: Plan, graph: Graph) -> Iterator[FoundSpot]:
     for index, stage in enumerate(plan.stages):
         first: dict[str, str] = {}
         for block in plan.stage_blocks(graph, index):
@@ -19,11 +19,11 @@ def find(plan: Plan, graph: Graph) -> Iterator[Found]:
                 if op.target == str(EXPERTS) and name is not None:
                     alike = first.setdefault(block.pattern, block.name)
                     where = f"{block.pattern}.{op.key}"
-                    found = Found(where, stage=index, block=alike, op=op.key)
+                    found = FoundSpot(where, stage=index, block=alike, op=op.key)
                     yield from _found(stage, plan.layout(name), op, found)
 
 
-def _found(stage: Stage, layout: BlockLayout, op: Op, here: Found) -> Iterator[Found]:
+def _found(stage: Stage, layout: BlockLayout, op: Op, here: FoundSpot) -> Iterator[FoundSpot]:
     sizes = {"dp": stage.dp} | dict(stage.model)
     found = {
         axis: parse_strategy(text)

@@ -7,7 +7,7 @@ from meshwright.ir.conversions import Conversion, Primitive
 from meshwright.ir.graph import Block, Graph, Op
 from meshwright.ir.layout import Axis, Layout, R, Strategy, parse_placement, parse_strategy
 from meshwright.ir.paths import path
-from meshwright.ir.placed.found import Found
+from meshwright.ir.placed.found import FoundSpot
 from meshwright.ir.plan import BlockLayout, Plan, Stage, param_key
 
 
@@ -29,7 +29,7 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class KernelSpot:
     """An op that a kernel takes over with the collective beside it."""
 
     op: Op
@@ -46,7 +46,7 @@ class Spot:
 
 
 @dataclass(frozen=True)
-class Laid:
+class LaidBlock:
     """A block as a stage has it: what its ops read, and how."""
 
     graph: Graph
@@ -107,39 +107,39 @@ def _parsed(placements: Mapping[str, str]) -> Layout:
     return {axis: parse_placement(text) for axis, text in placements.items()}
 
 
-Look = Callable[[Laid], Iterator[Spot]]
+Look = Callable[[LaidBlock], Iterator[KernelSpot]]
 
 
-def spots(plan: Plan, graph: Graph, stage: int, block: Block, look: Look) -> list[Spot]:
+def spots(plan: Plan, graph: Graph, stage: int, block: Block, look: Look) -> list[KernelSpot]:
     """What a look at a block of a stage finds, and what stands against it there."""
     at = plan.stages[stage]
     name = at.layouts.get(block.pattern)
     if name is None:
         return []
     axes = at.axes(plan.global_batch_size)
-    return _kept(list(look(Laid(graph, block, plan.layout(name), axes))), at, block)
+    return _kept(list(look(LaidBlock(graph, block, plan.layout(name), axes))), at, block)
 
 
-def _kept(found: list[Spot], stage: Stage, block: Block) -> list[Spot]:
+def _kept(found: list[KernelSpot], stage: Stage, block: Block) -> list[KernelSpot]:
     if not stage.keeping(block):
         return found
     why = "the plan says op by op what the block keeps"
-    return [Spot(spot.op, why=spot.why or why) for spot in found]
+    return [KernelSpot(spot.op, why=spot.why or why) for spot in found]
 
 
-def everywhere(plan: Plan, graph: Graph, look: Look) -> Iterator[Found]:
+def everywhere(plan: Plan, graph: Graph, look: Look) -> Iterator[FoundSpot]:
     """The same of all blocks of all stages; equal blocks of a stage are looked at once."""
     for index, stage in enumerate(plan.stages):
         axes = stage.axes(plan.global_batch_size)
-        seen: dict[str, tuple[Block, list[Spot]]] = {}
+        seen: dict[str, tuple[Block, list[KernelSpot]]] = {}
         for block in plan.stage_blocks(graph, index):
             name = stage.layouts.get(block.pattern)
             if name is None:
                 continue
             if block.pattern not in seen:
-                found = list(look(Laid(graph, block, plan.layout(name), axes)))
+                found = list(look(LaidBlock(graph, block, plan.layout(name), axes)))
                 seen[block.pattern] = block, found
             first, found = seen[block.pattern]
             for spot in _kept(found, stage, block):
                 where = f"{block.pattern}.{spot.op.key}"
-                yield Found(where, spot.why, index, first.name, spot.op.key)
+                yield FoundSpot(where, spot.why, index, first.name, spot.op.key)

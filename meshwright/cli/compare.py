@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from meshwright.costmodel.compare import Comparison, Row, check_run, compare, expected_of
+from meshwright.costmodel.compare import ComparedFigure, Comparison, check_run, compare, expected_of
 from meshwright.ir import measured, plan_io
 from meshwright.ir.terminal import Terminal
 from meshwright.options import Json, PlanFile, WithCluster, WithProfile
@@ -104,5 +104,5 @@ def _show_kernels(found: Comparison, console: Console) -> None:
     console.print(table)
 
 
-def _figure(row: Row, value: float) -> str:
+def _figure(row: ComparedFigure, value: float) -> str:
     return f"{value / MIB:,.2f} MiB" if row.unit == "bytes" else f"{value * 1e3:,.3f} ms"

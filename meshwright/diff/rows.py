@@ -9,7 +9,7 @@ from meshwright.planner.pins.known import DECISIONS
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class DiffRow:
     """One difference."""
 
     section: str
@@ -18,15 +18,15 @@ class Row:
     second: str
 
 
-def structure(a: Plan, b: Plan) -> tuple[Row, ...]:
+def structure(a: Plan, b: Plan) -> tuple[DiffRow, ...]:
     """What they are for, their stages, layouts and schedules."""
     return (*_asked(a, b), *_stages(a, b), *_schedule(a, b), *_layouts(a, b))
 
 
-def _differing(section: str, pairs: Iterable[tuple[str, object, object]]) -> Iterator[Row]:
+def _differing(section: str, pairs: Iterable[tuple[str, object, object]]) -> Iterator[DiffRow]:
     for what, first, second in pairs:
         if first != second:
-            yield Row(section, what, _text(first), _text(second))
+            yield DiffRow(section, what, _text(first), _text(second))
 
 
 def _text(value: object) -> str:
@@ -35,7 +35,7 @@ def _text(value: object) -> str:
     return "-" if value is None else str(value)
 
 
-def _asked(a: Plan, b: Plan) -> Iterator[Row]:
+def _asked(a: Plan, b: Plan) -> Iterator[DiffRow]:
     names = ("global_batch_size", "num_microbatches", "optimizer", "precision", "max_grad_norm",
              "objective", "constraints")  # fmt: skip
     pairs = [
@@ -49,13 +49,15 @@ def _asked(a: Plan, b: Plan) -> Iterator[Row]:
     return _differing("asked", pairs)
 
 
-def _stages(a: Plan, b: Plan) -> Iterator[Row]:
+def _stages(a: Plan, b: Plan) -> Iterator[DiffRow]:
     if len(a.stages) != len(b.stages):
-        yield Row("stages", "stages", str(len(a.stages)), str(len(b.stages)))
+        yield DiffRow("stages", "stages", str(len(a.stages)), str(len(b.stages)))
     for index in range(max(len(a.stages), len(b.stages))):
         first, second = (_described(plan, index) for plan in (a, b))
         if not first or not second:
-            yield Row("stages", str(index), *(", ".join(_told(x)) or "-" for x in (first, second)))
+            yield DiffRow(
+                "stages", str(index), *(", ".join(_told(x)) or "-" for x in (first, second))
+            )
             continue
         pairs = [(key, first.get(key), second.get(key)) for key in first | second]
         yield from _differing("stages", ((f"{index}: {k}", x, y) for k, x, y in pairs))
@@ -83,17 +85,17 @@ def _told(described: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _schedule(a: Plan, b: Plan) -> Iterator[Row]:
+def _schedule(a: Plan, b: Plan) -> Iterator[DiffRow]:
     if a.schedule.name != b.schedule.name:
-        yield Row("schedule", "name", a.schedule.name, b.schedule.name)
+        yield DiffRow("schedule", "name", a.schedule.name, b.schedule.name)
     if len(a.schedule.rows) != len(b.schedule.rows):
         counts = (str(len(plan.schedule.rows)) for plan in (a, b))
-        yield Row("schedule", "pipeline ranks", *counts)
+        yield DiffRow("schedule", "pipeline ranks", *counts)
         return
     for rank, (first, second) in enumerate(zip(a.schedule.rows, b.schedule.rows, strict=True)):
         if first != second and a.num_microbatches == b.num_microbatches:
             at, x, y = _first_difference(first.split(), second.split())
-            yield Row("schedule", f"rank {rank}, from action {at}", x, y)
+            yield DiffRow("schedule", f"rank {rank}, from action {at}", x, y)
 
 
 SHOWN = 4
@@ -107,18 +109,18 @@ def _first_difference(a: list[str], b: list[str]) -> tuple[int, str, str]:
     return at, first, second
 
 
-def _layouts(a: Plan, b: Plan) -> Iterator[Row]:
+def _layouts(a: Plan, b: Plan) -> Iterator[DiffRow]:
     """By block pattern: parameters and ops that are placed otherwise."""
     used_a, used_b = _used(a), _used(b)
     for pattern in dict.fromkeys((*used_a, *used_b)):
         first, second = used_a.get(pattern, ()), used_b.get(pattern, ())
         if not first or not second:
             gone = ("-", "laid out") if not first else ("laid out", "-")
-            yield Row("layouts", pattern, *gone)
+            yield DiffRow("layouts", pattern, *gone)
         elif len(first) == len(second) == 1:
             yield from _layout(pattern, first[0], second[0])
         elif [x.parameters for x in first] != [y.parameters for y in second]:
-            yield Row("layouts", pattern, f"{len(first)} ways", f"{len(second)} ways")
+            yield DiffRow("layouts", pattern, f"{len(first)} ways", f"{len(second)} ways")
 
 
 def _used(plan: Plan) -> dict[str, tuple[BlockLayout, ...]]:
@@ -131,7 +133,7 @@ def _used(plan: Plan) -> dict[str, tuple[BlockLayout, ...]]:
     return {pattern: tuple(layouts.values()) for pattern, layouts in found.items()}
 
 
-def _layout(pattern: str, a: BlockLayout, b: BlockLayout) -> Iterator[Row]:
+def _layout(pattern: str, a: BlockLayout, b: BlockLayout) -> Iterator[DiffRow]:
     keys = dict.fromkeys((*a.parameters, *b.parameters))
     yield from _differing("layouts", (
         (f"{pattern} {key}", _placed(a.parameters.get(key, {})), _placed(b.parameters.get(key, {})))
@@ -143,7 +145,7 @@ def _layout(pattern: str, a: BlockLayout, b: BlockLayout) -> Iterator[Row]:
         text = ", ".join(changed[:SHOWN]) + f" and {len(changed) - SHOWN} more" * (
             len(changed) > SHOWN
         )
-        yield Row("layouts", f"{pattern}: {len(changed)} ops split otherwise", text, "")
+        yield DiffRow("layouts", f"{pattern}: {len(changed)} ops split otherwise", text, "")
 
 
 def _placed(where: Mapping[str, str]) -> str:

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from meshwright.diff.figures import Figure, figures
-from meshwright.diff.rows import Row, structure
+from meshwright.diff.rows import DiffRow, structure
 from meshwright.ir.plan import Plan
 from meshwright.ir.plan_io import content_hash, rehash
 from meshwright.ir.show import STYLE, seconds, size
@@ -20,7 +20,7 @@ ROWS = 40
 
 
 @dataclass(frozen=True)
-class Difference:
+class PlanDifference:
     """Between two plans."""
 
     first: str
@@ -28,11 +28,11 @@ class Difference:
     """Their names for people."""
     same: str
     """In how far they are equal; empty if they are not."""
-    structure: tuple[Row, ...]
+    structure: tuple[DiffRow, ...]
     figures: tuple[Figure, ...]
 
 
-def difference(a: Plan, b: Plan, names: Sequence[str] = ("a", "b")) -> Difference:
+def difference(a: Plan, b: Plan, names: Sequence[str] = ("a", "b")) -> PlanDifference:
     """Empty where both do the same."""
     check(a)
     check(b)
@@ -42,7 +42,7 @@ def difference(a: Plan, b: Plan, names: Sequence[str] = ("a", "b")) -> Differenc
         same = "the plans are equal"
     elif content_hash(_bare(a)) == content_hash(_bare(b)):
         same = "the plans do the same; only what is said about them differs"
-    return Difference(names[0], names[1], same, rows, found)
+    return PlanDifference(names[0], names[1], same, rows, found)
 
 
 def _bare(plan: Plan) -> Plan:
@@ -52,7 +52,7 @@ def _bare(plan: Plan) -> Plan:
                    constraints=(), objective="throughput", cluster=cluster, hash="")  # fmt: skip
 
 
-def render(found: Difference) -> RenderableType:
+def render(found: PlanDifference) -> RenderableType:
     """Tables; of equal plans one line."""
     changed = [figure for figure in found.figures if figure.first != figure.second]
     parts: list[RenderableType] = [Text(found.same)] if found.same else []
@@ -63,7 +63,7 @@ def render(found: Difference) -> RenderableType:
     return Group(*parts)
 
 
-def _structure(found: Difference) -> RenderableType:
+def _structure(found: PlanDifference) -> RenderableType:
     table = Table(title="What differs", **STYLE)
     for name in ("", "what", found.first, found.second):
         table.add_column(Text(name))
@@ -77,7 +77,7 @@ def _structure(found: Difference) -> RenderableType:
     return Group(table, *note)
 
 
-def _figures(found: Difference) -> Table:
+def _figures(found: PlanDifference) -> Table:
     table = Table(title="Predicted, of a step", **STYLE)
     table.add_column("")
     table.add_column("what")
@@ -112,7 +112,7 @@ def _change(figure: Figure) -> str:
     return f"{change:+.1%}" if change < 10 else f"x{change + 1:.3g}"
 
 
-def as_data(found: Difference) -> dict[str, Any]:
+def as_data(found: PlanDifference) -> dict[str, Any]:
     """The same for programs."""
     return {
         "equal": found.same == "the plans are equal",

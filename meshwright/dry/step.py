@@ -15,7 +15,7 @@ from meshwright.ir.torch_fake import fake_world
 from meshwright.ir.torch_private import fake_mode
 from meshwright.runtime.batch import BatchCutter
 from meshwright.runtime.build import RankParts, build_rank
-from meshwright.runtime.executor import Executor, Progress
+from meshwright.runtime.executor import Executor, RankProgress
 from meshwright.runtime.mailbox import Mailbox
 from meshwright.runtime.messages import plan_messages
 from meshwright.runtime.optimizer import make_optimizer
@@ -95,7 +95,7 @@ def _schedule(short: Plan, graph: Graph, parts: RankParts, batch: Mapping[str, T
     )  # fmt: skip
     executor = Executor(
         schedule.ranks[schedule.rank_of(programs[0].index)], parts.stages, mailbox,
-        cutter.offsets, short.samples_per_microbatch, Progress(), parts.recorder,
+        cutter.offsets, short.samples_per_microbatch, RankProgress(), parts.recorder,
     )  # fmt: skip
     for stage in parts.stages.values():
         stage.sync.begin()

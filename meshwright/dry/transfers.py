@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 
-from meshwright.codegen.program import Value
+from meshwright.codegen.program import BorderValue
 from meshwright.dry.classes import RankClass
 from meshwright.ir.border import Transfer, forward_transfers, gradient_transfers
 from meshwright.ir.plan import Plan
@@ -11,7 +11,7 @@ from meshwright.ir.verify import Finding
 from meshwright.runtime.messages import plan_messages, side
 from meshwright.runtime.ordering import doings, standstill
 
-Sent = Mapping[tuple[int, int], Mapping[str, Value]]
+Sent = Mapping[tuple[int, int], Mapping[str, BorderValue]]
 """(rank, stage) -> values by name."""
 
 
@@ -89,6 +89,6 @@ def _samples(plan: Plan, stage: int, rank: int) -> int:
     return found.batch_shares[found.coordinates(rank)["dp"]]
 
 
-def _numel(value: Value, span: tuple[int, int] | None, samples: int) -> int:
+def _numel(value: BorderValue, span: tuple[int, int] | None, samples: int) -> int:
     whole = prod(value.shape)
     return whole if span is None else whole // samples * (span[1] - span[0])

@@ -6,7 +6,7 @@ from math import ceil
 
 from meshwright.explain.facts import Facts
 from meshwright.ir.beside import bounded
-from meshwright.ir.detail import Traffic
+from meshwright.ir.detail import StageTraffic
 from meshwright.ir.show import SHARES, seconds, size
 
 FULL = 0.9
@@ -100,7 +100,7 @@ def _waiting(facts: Facts) -> Iterator[Sentence]:
     yield Sentence("waiting", text)
 
 
-def traffic(facts: Facts) -> list[tuple[int, Traffic]]:
+def traffic(facts: Facts) -> list[tuple[int, StageTraffic]]:
     """(stage, what it sends), what takes longest first."""
     detail = facts.played.detail
     if detail is None:

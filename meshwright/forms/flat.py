@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from meshwright.forms.running import Held, Lines, Peers, Slot, SyncRun
 from meshwright.ir.collective import What
-from meshwright.ir.direct import Work
+from meshwright.ir.direct import Waitable
 from meshwright.ir.measured import Purpose
 from meshwright.ir.torch_private import reduce_scatter, start_all_gather
 
@@ -95,7 +95,9 @@ class ShardedBucket:
         """This rank's rows, one tensor per slot, as its flat shard."""
         return self._packing.pack_own(shards)
 
-    def gather(self, flat_shard: Tensor, purpose: Purpose = "parameters") -> tuple[Tensor, Work]:
+    def gather(
+        self, flat_shard: Tensor, purpose: Purpose = "parameters"
+    ) -> tuple[Tensor, Waitable]:
         """Starts to fetch all ranks' flat shards."""
         flat = flat_shard.new_empty((self.peers.size, self.size))
         what = self._what(purpose, "all_gather", flat.nbytes)
@@ -103,7 +105,7 @@ class ShardedBucket:
         work = start_all_gather(flat.view(-1), flat_shard.view(-1), self.peers.group)
         return flat, self._lines.recorder.pending(what, work, start)
 
-    def scatter(self, gradients: Sequence[Tensor | None]) -> tuple[Tensor, Work]:
+    def scatter(self, gradients: Sequence[Tensor | None]) -> tuple[Tensor, Waitable]:
         """Starts the sum of whole gradients over the peers; this rank's flat shard comes out."""
         flat = self.pack(gradients)
         mine = flat.new_empty(self.size)
@@ -125,7 +127,7 @@ class ShardedGradients(SyncRun):
         self._lines = lines
         self._buckets = [ShardedBucket(group, lines, peers) for group in groups]
         self._shards = [_shards(bucket) for bucket in self._buckets]
-        self._works: list[tuple[int, Tensor, Work]] = []
+        self._works: list[tuple[int, Tensor, Waitable]] = []
         self._sums: dict[int, Tensor] = {}
         """Buckets whose gradients have come: this rank's part."""
         self._opened = 0
@@ -228,7 +230,7 @@ class ShardedOptimizer(ShardedGradients):
             whole, work = self._gather(index)
             self._land(index, whole, work)
 
-    def _gather(self, index: int) -> tuple[Tensor, Work]:
+    def _gather(self, index: int) -> tuple[Tensor, Waitable]:
         """Starts to gather a bucket's parameters."""
         bucket, shards = self._buckets[index], self._shards[index]
         if index in self._summed:
@@ -239,7 +241,7 @@ class ShardedOptimizer(ShardedGradients):
             flat = bucket.pack_shards([shard.detach() for shard in shards])
         return bucket.gather(flat)
 
-    def _land(self, index: int, whole: Tensor, work: Work) -> None:
+    def _land(self, index: int, whole: Tensor, work: Waitable) -> None:
         """Waits for a bucket's parameters, which blocks then read."""
         work.wait()
         bucket = self._buckets[index]

@@ -35,7 +35,7 @@ class _Wrapped(nn.Module):
         self.module = module
 
 
-class _Seen:
+class _CallbackModel:
     """The model as callbacks see it: all but its parameters, which are those from before."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -114,7 +114,7 @@ class JobTrainer(Trainer):
         trainer: Any = super()
         found = trainer._prepare_for_training(*args, **kwargs)
         assert isinstance(self.model, nn.Module)
-        self.callback_handler.model = _Seen(self.model)
+        self.callback_handler.model = _CallbackModel(self.model)
         return found
 
     def get_batch_samples(

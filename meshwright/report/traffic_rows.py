@@ -3,7 +3,7 @@
 from collections import defaultdict
 from typing import Any
 
-from meshwright.ir.detail import Traffic
+from meshwright.ir.detail import StageTraffic
 from meshwright.ir.plan import Plan
 
 
@@ -12,7 +12,7 @@ def traffic_rows(plan: Plan) -> list[dict[str, Any]]:
     detail = plan.predicted.detail if plan.predicted else None
     if detail is None:
         return []
-    found: dict[tuple[str, str, str], dict[int, Traffic]] = defaultdict(dict)
+    found: dict[tuple[str, str, str], dict[int, StageTraffic]] = defaultdict(dict)
     for index in range(len(plan.stages)):
         for one in detail.stage(index).traffic:
             found[one.purpose, one.axis, one.link][index] = one

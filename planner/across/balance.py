@@ -44,7 +44,7 @@ def exact_shares(samples: int, replicas: Sequence[Replica]) -> tuple[int, ...] |
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class ReplicaDevice:
     """What Whale knows of the device of a replica."""
 
     flops: float
@@ -67,7 +67,7 @@ class Device:
         return max(0, floor(room / self.sample_bytes))
 
 
-def whale_shares(samples: int, devices: Sequence[Device]) -> tuple[int, ...] | None:
+def whale_shares(samples: int, devices: Sequence[ReplicaDevice]) -> tuple[int, ...] | None:
     """Algorithm 1 of Whale (Jia et al. 2022): shares by peak FLOP/s, then moved out of memory.
 
     While a device needs more memory than it has and another is free, the fullest one gives what it

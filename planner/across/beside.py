@@ -11,7 +11,7 @@ from dataclasses import replace
 from meshwright.costmodel.block import BlockCost
 from meshwright.costmodel.fused import kernels_save, routing_saves
 from meshwright.costmodel.overlap import NOTHING, Hidden
-from meshwright.costmodel.tables import Spot
+from meshwright.costmodel.tables import BlockSpot
 from meshwright.ir.graph import Block
 from meshwright.ir.placed import JOINT
 from meshwright.ir.plan import OVERLAPS, BlockLayout
@@ -40,12 +40,12 @@ class LeastCosts(RunCosts):
             )  # fmt: skip
         return self._bytes[at]
 
-    def _block_cost(self, block: Block, layout: BlockLayout, spot: Spot) -> BlockCost:
+    def _block_cost(self, block: Block, layout: BlockLayout, spot: BlockSpot) -> BlockCost:
         saved = self._saved(block, layout, spot)
         costs = self._costs_of(block, layout, spot)
         return _least([self._without(cost, saved) for cost in costs])
 
-    def _costs_of(self, block: Block, layout: BlockLayout, spot: Spot) -> list[BlockCost]:
+    def _costs_of(self, block: Block, layout: BlockLayout, spot: BlockSpot) -> list[BlockCost]:
         """Of the block as it is and, where that was measured, compiled."""
         costs = [super()._block_cost(block, layout, spot)]
         compiled = replace(spot, compiled=True)
@@ -53,7 +53,7 @@ class LeastCosts(RunCosts):
             costs.append(self.problem.tables.block(block, layout, compiled))
         return costs
 
-    def _saved(self, block: Block, layout: BlockLayout, spot: Spot) -> Hidden:
+    def _saved(self, block: Block, layout: BlockLayout, spot: BlockSpot) -> Hidden:
         """Of computing, at most, as negative seconds; collectives are told apart."""
         tables = self.problem.tables
         names = frozenset(fusion.kernel for fusion in self.problem.graph.fusions)
@@ -72,7 +72,7 @@ class LeastCosts(RunCosts):
             more_backward_s=best.more_backward_s + min(0.0, routed.more_backward_s),
         )
 
-    def _overlaps(self, block: Block, layout: BlockLayout, spot: Spot) -> Iterator[Hidden]:
+    def _overlaps(self, block: Block, layout: BlockLayout, spot: BlockSpot) -> Iterator[Hidden]:
         if not spot.model:
             return
         left = allowed(self.problem.constraints, "overlap", OVERLAPS)

@@ -18,14 +18,14 @@ from meshwright.planner.space import Mesh, compositions, cuts, meshes, schedules
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class DeviceGroup:
     """Devices of one pipeline rank with their mesh."""
 
     devices: tuple[int, ...]
     mesh: Mesh
 
 
-class Choices:
+class ChoiceSpace:
     """The choices of one problem."""
 
     def __init__(self, problem: Problem) -> None:
@@ -57,7 +57,7 @@ class Choices:
 
     def of(self, frame: Frame) -> Iterator[Choice]:
         """Every choice, but those that save memory where `fits` says that there is enough."""
-        seen: set[tuple[Group, ...]] = set()
+        seen: set[tuple[DeviceGroup, ...]] = set()
         for places in self.places:
             for sizes in self._sizes(frame):
                 for held in product(*(self._of(frame, size) for size in sizes)):
@@ -85,7 +85,7 @@ class Choices:
         return self._meshes[key]
 
     def _cut(
-        self, frame: Frame, groups: tuple[Group, ...], schedule: str, chunks: int
+        self, frame: Frame, groups: tuple[DeviceGroup, ...], schedule: str, chunks: int
     ) -> Iterator[Choice]:
         num_stages = frame.num_ranks * chunks
         if not fits(schedule, num_stages, frame.num_microbatches, frame.num_ranks):
@@ -123,15 +123,15 @@ class Choices:
                 yield (*steps[:stage], before, *steps[stage + 1 :])
 
 
-def _groups(places: Places, held: tuple[Mesh, ...]) -> tuple[Group, ...]:
+def _groups(places: Places, held: tuple[Mesh, ...]) -> tuple[DeviceGroup, ...]:
     ends = accumulate(mesh.size for mesh in held)
     return tuple(
-        Group(places.ranks(end - mesh.size, mesh.size, mesh), mesh)
+        DeviceGroup(places.ranks(end - mesh.size, mesh.size, mesh), mesh)
         for mesh, end in zip(held, ends, strict=True)
     )
 
 
-def stage_on(group: Group, start: int, stop: int, treatment: Treatment) -> StageChoice:
+def stage_on(group: DeviceGroup, start: int, stop: int, treatment: Treatment) -> StageChoice:
     """Blocks `start` to `stop` on a group."""
     mesh = group.mesh
     return StageChoice(

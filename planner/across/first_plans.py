@@ -11,7 +11,7 @@ from math import ceil, prod
 
 from meshwright.costmodel.block import BlockCost
 from meshwright.costmodel.memory import training_state
-from meshwright.costmodel.tables import Spot
+from meshwright.costmodel.tables import BlockSpot
 from meshwright.ir.plan import ModelMesh
 from meshwright.planner.candidates import Choice, recomputable, uniform_choice
 from meshwright.planner.deadline import check_time
@@ -128,7 +128,9 @@ class _Guess:
                 check_time()
                 each = [
                     tables.block(
-                        block, layouts[block.pattern], Spot(samples, 1, model, name, (), levels)
+                        block,
+                        layouts[block.pattern],
+                        BlockSpot(samples, 1, model, name, (), levels),
                     )
                     for name in dict.fromkeys(tables.device_names)
                 ]

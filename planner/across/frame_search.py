@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.costmodel.placement import step_cores
-from meshwright.planner.across.choice_space import Group, stage_on
+from meshwright.planner.across.choice_space import DeviceGroup, stage_on
 from meshwright.planner.across.partition import (
-    Part,
     Pipeline,
+    StagePart,
     load,
     memory,
     path_within,
@@ -25,7 +25,7 @@ from meshwright.planner.across.partition import (
 from meshwright.planner.across.places import Places
 from meshwright.planner.across.relaxation import Bound, Frame, group_sizes
 from meshwright.planner.across.run_costs import RunCosts
-from meshwright.planner.across.stage_options import Few, Fitted, Options
+from meshwright.planner.across.stage_options import Few, Fitted, StageOptions
 from meshwright.planner.across.stage_tables import StageTables
 from meshwright.planner.across.treatments import Treatments
 from meshwright.planner.candidates import Choice, StageChoice
@@ -93,11 +93,11 @@ class FrameSearch:
         path = solve(light, path_within(limit_s), join=np.add)
         return busiest is None or path is None or busiest[0] + path[0] > limit_s
 
-    def _least(self, asked: Pipeline, frame: Frame) -> tuple[float, tuple[Part, ...]] | None:
+    def _least(self, asked: Pipeline, frame: Frame) -> tuple[float, tuple[StagePart, ...]] | None:
         """Stages of least load; of a single one, what it takes in all."""
         return solve(asked, load if frame.num_ranks > 1 else step, join=np.maximum)
 
-    def _splits(self, asked: Pipeline, limit_s: float) -> Iterator[tuple[Part, ...]]:
+    def _splits(self, asked: Pipeline, limit_s: float) -> Iterator[tuple[StagePart, ...]]:
         """Of two stages, the best of every way to share out the devices: what tables say of them
         is close, and wrong by more than that where replicas differ."""
         for size in asked.sizes if asked.num_stages == 2 and len(asked.sizes) > 1 else ():
@@ -140,7 +140,7 @@ class FrameSearch:
         few = self._few(frame, limit_s)
         known: dict[object, Fitted | None] = {}
 
-        def options(first: int, size: int) -> Options | None:
+        def options(first: int, size: int) -> StageOptions | None:
             found = best or self._all(frame, size)
             if not found:
                 return None
@@ -168,13 +168,13 @@ class FrameSearch:
             pins=self.problem.stage_of_block if self._one_stage() else {},
         )  # fmt: skip
 
-    def _few(self, frame: Frame, limit_s: float) -> Callable[[Options], Options | Few]:
+    def _few(self, frame: Frame, limit_s: float) -> Callable[[StageOptions], StageOptions | Few]:
         """Of options, those of runs that stages may have: not too long, nor too much work even
         where all activations are kept."""
-        known: dict[int, Options | Few] = {}
+        known: dict[int, StageOptions | Few] = {}
         short = self._runs(frame)
 
-        def few(options: Options) -> Options | Few:
+        def few(options: StageOptions) -> StageOptions | Few:
             if id(options) not in known:  # tables keep them
                 light = options.keep.load_s.min(axis=0) <= limit_s
                 if short is not None:
@@ -227,7 +227,7 @@ class FrameSearch:
         ]
         return names[0] if names and USUAL not in names else USUAL
 
-    def _step_s(self, asked: Pipeline, parts: Sequence[Part], frame: Frame) -> float:
+    def _step_s(self, asked: Pipeline, parts: Sequence[StagePart], frame: Frame) -> float:
         """About the step time of these stages."""
         path = most = work = 0.0
         for stage, part in enumerate(parts):
@@ -240,13 +240,13 @@ class FrameSearch:
             work += (load_s + busy_s) * part.mesh.size
         return max(path + most, work / step_cores(self.problem.cluster))
 
-    def _choice(self, parts: Sequence[Part], frame: Frame) -> Choice:
+    def _choice(self, parts: Sequence[StagePart], frame: Frame) -> Choice:
         return Choice(
             stages=tuple(map(self._stage, parts)), num_microbatches=frame.num_microbatches,
             schedule=self._schedule(frame), num_ranks=frame.num_ranks,
         )  # fmt: skip
 
-    def _stage(self, part: Part) -> StageChoice:
+    def _stage(self, part: StagePart) -> StageChoice:
         devices = self.places.ranks(part.first, part.mesh.size, part.mesh)
         treatment = self.sets.that_saves(part.start, part.stop, part.saved)
-        return stage_on(Group(devices, part.mesh), part.start, part.stop, treatment)
+        return stage_on(DeviceGroup(devices, part.mesh), part.start, part.stop, treatment)

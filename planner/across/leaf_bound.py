@@ -7,7 +7,7 @@ from itertools import accumulate
 from math import ceil
 from typing import NamedTuple
 
-from meshwright.costmodel.tables import Spot
+from meshwright.costmodel.tables import BlockSpot
 from meshwright.planner.across.run_costs import At, RunCosts
 from meshwright.planner.candidates import Choice, StageChoice
 from meshwright.planner.deadline import check_time
@@ -71,7 +71,7 @@ class LeafBound:
         shares = stage.shares or (ceil(samples / stage.dp),)
         alike = len(self.problem.tables.devices) == 1
         spots = {
-            Spot(share, stage.dp, stage.model, name, dp_levels, levels)
+            BlockSpot(share, stage.dp, stage.model, name, dp_levels, levels)
             for share, name in (
                 {(share, names[0]) for share in shares}
                 if alike

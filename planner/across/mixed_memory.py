@@ -7,7 +7,7 @@ from meshwright.costmodel.placement import StageCosts, stage_costs
 from meshwright.costmodel.rank_memory import rank_memories
 from meshwright.costmodel.stage_model import stage_model
 from meshwright.costmodel.table import table_of
-from meshwright.costmodel.tables import Spot
+from meshwright.costmodel.tables import BlockSpot
 from meshwright.ir.plan import Plan, RankMemory, Stage
 from meshwright.planner.problem import Problem
 
@@ -65,7 +65,7 @@ def _costs_at(
     problem: Problem, plan: Plan, index: int, costs: StageCosts, samples: int, device: str
 ) -> StageCosts:
     """The same stage on another of its replicas."""
-    spot: Spot = replace(costs.spot, samples=samples, device=device)
+    spot: BlockSpot = replace(costs.spot, samples=samples, device=device)
     layouts = {pattern: plan.layout(name) for pattern, name in plan.stages[index].layouts.items()}
     return replace(
         costs,

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.costmodel.block import BlockCost
-from meshwright.costmodel.tables import Spot
+from meshwright.costmodel.tables import BlockSpot
 from meshwright.ir.graph import Block
 from meshwright.ir.plan import BlockLayout
 from meshwright.planner.problem import Problem
@@ -29,13 +29,13 @@ class ModeCosts:
         self.problem = problem
         self._ends: dict[object, tuple[_More, _More]] = {}
 
-    def exact(self, block: Block, layout: BlockLayout, spot: Spot, mode: str) -> BlockCost:
+    def exact(self, block: Block, layout: BlockLayout, spot: BlockSpot, mode: str) -> BlockCost:
         """As plans are judged."""
         policy = policy_of(self.problem, block.pattern, mode)
         return self.problem.tables.block(block, layout, spot, policy or False)
 
     def about(
-        self, block: Block, layout: BlockLayout, spot: Spot, mode: str, kept: BlockCost
+        self, block: Block, layout: BlockLayout, spot: BlockSpot, mode: str, kept: BlockCost
     ) -> BlockCost:
         """The cost of a block that costs `kept` when it keeps all."""
         if not policy_of(self.problem, block.pattern, mode):
@@ -58,7 +58,7 @@ class ModeCosts:
         )
 
     def _line(
-        self, block: Block, layout: BlockLayout, spot: Spot, mode: str
+        self, block: Block, layout: BlockLayout, spot: BlockSpot, mode: str
     ) -> tuple[_More, _More]:
         tensors = self.problem.graph.tensors
         trained = tuple(tensors[name].requires_grad for name in block.inputs)
@@ -78,7 +78,7 @@ class ModeCosts:
             self._ends[key] = one, many
         return self._ends[key]
 
-    def _more(self, block: Block, layout: BlockLayout, spot: Spot, mode: str) -> _More:
+    def _more(self, block: Block, layout: BlockLayout, spot: BlockSpot, mode: str) -> _More:
         kept = self.problem.tables.block(block, layout, spot)
         cost = self.exact(block, layout, spot, mode)
         borders = [

@@ -18,7 +18,7 @@ from meshwright.planner.space import Mesh
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StagePart:
     """A stage of the answer: blocks `start` to `stop` on `size` devices."""
 
     start: int
@@ -101,7 +101,7 @@ class _Row:
 
 def solve(
     asked: Pipeline, measure: Measure, *, join: np.ufunc
-) -> tuple[float, tuple[Part, ...]] | None:
+) -> tuple[float, tuple[StagePart, ...]] | None:
     """Stages of least sum (`join` np.add) or least maximum (np.maximum) of the measure."""
     rows: list[dict[int, _Row]] = [{0: _Row.empty(asked.num_blocks)}]
     rows[0][0].value[0] = 0.0 if join is np.add else -np.inf
@@ -156,9 +156,11 @@ def _extend(
     target.mesh[reached] = pick[asked.classes.index[start, at]][better]
 
 
-def _trace_back(asked: Pipeline, rows: list[dict[int, _Row]], measure: Measure) -> tuple[Part, ...]:
+def _trace_back(
+    asked: Pipeline, rows: list[dict[int, _Row]], measure: Measure
+) -> tuple[StagePart, ...]:
     stop, used = asked.num_blocks, asked.num_devices
-    parts: list[Part] = []
+    parts: list[StagePart] = []
     for stage in range(asked.num_stages, 0, -1):
         row = rows[stage][used]
         start, size, mesh = int(row.start[stop]), int(row.size[stop]), int(row.mesh[stop])
@@ -168,6 +170,6 @@ def _trace_back(asked: Pipeline, rows: list[dict[int, _Row]], measure: Measure) 
         again = float(fitted.share[mesh, asked.classes.index[start, stop]])
         if measure is memory or again > 1.0:
             again = float(len(fitted.options.more()) > 0)
-        parts.append(Part(start, stop, used, fitted.options.meshes[mesh], again))
+        parts.append(StagePart(start, stop, used, fitted.options.meshes[mesh], again))
         stop = start
     return tuple(reversed(parts))

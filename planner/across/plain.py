@@ -7,7 +7,7 @@ are always simulated.
 from collections.abc import Iterator
 from math import ceil
 
-from meshwright.costmodel.tables import Spot
+from meshwright.costmodel.tables import BlockSpot
 from meshwright.planner.across.relaxation import Frame
 from meshwright.planner.across.run_costs import At, RunCosts
 from meshwright.planner.candidates import Choice, StageChoice, even_cuts, recomputable
@@ -70,5 +70,5 @@ def _times(runs: RunCosts, samples: int, mesh: Mesh) -> list[float]:
     tables, width = runs.problem.tables, mesh.model_size
     levels = tables.model_levels(tuple(range(width)), mesh.model)
     replicas = tables.levels(tuple(range(0, mesh.size, width)))
-    spot = Spot(samples, mesh.dp, mesh.model, tables.device_names[0], replicas, levels)
+    spot = BlockSpot(samples, mesh.dp, mesh.model, tables.device_names[0], replicas, levels)
     return runs.block_s(At(spot, ""))

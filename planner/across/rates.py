@@ -46,7 +46,7 @@ class Rates(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class EqualBlocks:
     """Equal blocks: the first of them, and how many there are."""
 
     block: int
@@ -163,7 +163,7 @@ class BlockRates:
             self._work[at] = found, compute, np.array(flight), forward, inputs, copies
         return self._work[at]
 
-    def _recomputed(self, kind: Kind, costs: Sequence[BlockCost]) -> BlockCost:
+    def _recomputed(self, kind: EqualBlocks, costs: Sequence[BlockCost]) -> BlockCost:
         cost = costs[kind.block]
         return cost.recomputed() if self.runs.may_recompute(kind.block) else cost
 
@@ -211,7 +211,7 @@ class BlockRates:
         found: Matrix = self._work_of(at)[1][0]
         return found
 
-    def _kept(self, kind: Kind, inside: float, entering: tuple[int, ...]) -> float:
+    def _kept(self, kind: EqualBlocks, inside: float, entering: tuple[int, ...]) -> float:
         """Activations, counting what two blocks share for the later one."""
         if not kind.block:
             return inside
@@ -259,15 +259,15 @@ def _key_of(runs: RunCosts, number: int) -> object:
     return runs.kinds[number], shared, number == 0
 
 
-def _kinds(runs: RunCosts) -> list[Kind]:
+def _kinds(runs: RunCosts) -> list[EqualBlocks]:
     """Blocks of one pattern that start and end alike, and hold parameters of their own."""
     found: dict[object, list[int]] = {}
     for number in range(len(runs.blocks)):
         found.setdefault(_key_of(runs, number), []).append(number)
-    return [Kind(numbers[0], len(numbers)) for numbers in found.values()]
+    return [EqualBlocks(numbers[0], len(numbers)) for numbers in found.values()]
 
 
-def _numbers(runs: RunCosts, kinds: list[Kind]) -> list[int]:
+def _numbers(runs: RunCosts, kinds: list[EqualBlocks]) -> list[int]:
     """Per block, the number of its kind."""
     known = {_key_of(runs, kind.block): index for index, kind in enumerate(kinds)}
     return [known[_key_of(runs, number)] for number in range(len(runs.blocks))]

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwright.costmodel.placement import step_cores
-from meshwright.costmodel.tables import Spot
+from meshwright.costmodel.tables import BlockSpot
 from meshwright.planner.across.block_ways import (
     BlockWays,
     Totals,
@@ -441,7 +441,7 @@ class Relaxation:
         for model, variant in ways(self.problem):
             width = prod(size for _, size in model)
             for share in divisors(samples):
-                spot = Spot(share, 1, model, device, (), ((),) * len(model))
+                spot = BlockSpot(share, 1, model, device, (), ((),) * len(model))
                 spent = self.rates.compute_of(At(spot, variant)) * width * samples / share
                 best = np.minimum(best, spent)
         return max(1e-12, float(best @ self.rates.counts))

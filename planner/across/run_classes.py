@@ -14,7 +14,7 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.costmodel.tables import Spot
+from meshwright.costmodel.tables import BlockSpot
 from meshwright.ir.graph import Block
 from meshwright.planner.deadline import check_time
 from meshwright.planner.problem import Problem
@@ -79,7 +79,7 @@ def _seconds(problem: Problem) -> list[float]:
     """Of each block for one sample, all its parameters whole."""
     tables = problem.tables
     layouts = {layout.pattern: layout for layout in problem.layouts(())}
-    spot = Spot(1, 1, (), tables.device_names[0], (), ())
+    spot = BlockSpot(1, 1, (), tables.device_names[0], (), ())
     costs = [tables.block(b, layouts[b.pattern], spot) for b in problem.graph.blocks]
     return [cost.forward_s + cost.backward_s for cost in costs]
 

@@ -12,7 +12,7 @@ from meshwright.costmodel.borders import part_bytes
 from meshwright.costmodel.comm import Level, send_time
 from meshwright.costmodel.overheads import Overheads, overheads_of
 from meshwright.costmodel.placement import slowdown
-from meshwright.costmodel.tables import Spot
+from meshwright.costmodel.tables import BlockSpot
 from meshwright.ir.device import Link
 from meshwright.ir.graph import Block
 from meshwright.ir.plan import BlockLayout, ModelMesh
@@ -29,11 +29,11 @@ T = TypeVar("T")
 class At(NamedTuple):
     """What the costs of a block depend on: where it runs, and which layouts it has there."""
 
-    spot: Spot
+    spot: BlockSpot
     variant: str
 
 
-class State(NamedTuple):
+class RunState(NamedTuple):
     """Parameters of runs of blocks on a rank, in bytes, and the number of trained ones."""
 
     stored: Matrix
@@ -43,7 +43,7 @@ class State(NamedTuple):
     """Trained parameters of the largest block."""
 
 
-class Work(NamedTuple):
+class RunWork(NamedTuple):
     """A micro-batch in runs of blocks."""
 
     busy_s: Matrix
@@ -84,8 +84,8 @@ class RunCosts:
         self._roots: dict[str, tuple[tuple[int, str], ...]] = {}
         self._trained: dict[tuple[ModelMesh, str], list[int]] = {}
         self._under: dict[object, BlockCost] = {}
-        self._states: dict[tuple[ModelMesh, str], State] = {}
-        self._works: dict[tuple[At, str], Work] = {}
+        self._states: dict[tuple[ModelMesh, str], RunState] = {}
+        self._works: dict[tuple[At, str], RunWork] = {}
         self._modes = ModeCosts(problem)
         self._sent: dict[object, tuple[Matrix, Matrix]] = {}
         self._crossing: dict[tuple[ModelMesh, str], Matrix] = {}
@@ -152,7 +152,7 @@ class RunCosts:
         """What each kind of block has, for all blocks."""
         return [each[kind] for kind in self._kind_numbers]
 
-    def _block_cost(self, block: Block, layout: BlockLayout, spot: Spot) -> BlockCost:
+    def _block_cost(self, block: Block, layout: BlockLayout, spot: BlockSpot) -> BlockCost:
         policy = pinned_policy(self.problem, block.pattern) if self._asks(block) else ()
         if not policy:
             return self.problem.tables.block(block, layout, spot)
@@ -194,7 +194,7 @@ class RunCosts:
         )
 
     def _talk_s(
-        self, pattern: str, layouts: dict[str, BlockLayout], spot: Spot
+        self, pattern: str, layouts: dict[str, BlockLayout], spot: BlockSpot
     ) -> tuple[float, float]:
         block = next(b for b in self.blocks if b.pattern == pattern)
         cost = self.problem.tables.block(block, layouts[pattern], spot)
@@ -226,13 +226,13 @@ class RunCosts:
                 found.append(self._modes.about(block, layout, at.spot, mode, cost))
         return found
 
-    def work(self, at: At, mode: str) -> Work:
+    def work(self, at: At, mode: str) -> RunWork:
         at = self.canonical(at)
         if (at, mode) not in self._works:
             self._works[at, mode] = self._work(at, mode)
         return self._works[at, mode]
 
-    def _work(self, at: At, mode: str) -> Work:
+    def _work(self, at: At, mode: str) -> RunWork:
         made = self._in_mode(at, mode)
         spare = 1 - 1 / self.slow
         known = self.overheads(at)
@@ -250,7 +250,7 @@ class RunCosts:
         prelude_s, prelude_bytes = self._prelude(at)
         forward_s = self.of(sums(self._for_all(forward))) + prelude_s + known.action_s
         backward_s = self.of(sums(self._for_all(backward)))
-        return Work(
+        return RunWork(
             forward_s + backward_s + known.action_s,
             forward_s,
             backward_s,
@@ -294,7 +294,7 @@ class RunCosts:
         roots = [facts.roots[name] for name in (*block.inputs, *block.outputs)]
         return tuple([(i, r) for i, r in enumerate(roots) if r not in facts.prelude_values])
 
-    def state(self, at: At) -> State:
+    def state(self, at: At) -> RunState:
         key = (at.spot.model, at.variant)
         if key not in self._states:
             costs, trained = self.block_costs(at), self.problem.tables.trained
@@ -303,7 +303,7 @@ class RunCosts:
                 for block, cost in zip(self.blocks, costs, strict=True)
             ]
             learned = [{n: b for n, b in sizes.items() if n in trained} for sizes in held]
-            self._states[key] = State(
+            self._states[key] = RunState(
                 self.of(sums_of_named(held)),
                 self.of(sums_of_named(learned)),
                 self.of(sums_of_named([dict.fromkeys(sizes, 1) for sizes in learned])),

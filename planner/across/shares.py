@@ -5,7 +5,7 @@ from math import floor
 import numpy as np
 
 from meshwright.costmodel.memory import training_state
-from meshwright.costmodel.tables import Spot, StageCost
+from meshwright.costmodel.tables import BlockSpot, StageCost
 from meshwright.planner.across.balance import Replica, exact_shares
 from meshwright.planner.candidates import StageChoice, modes_of
 from meshwright.planner.problem import Problem
@@ -60,7 +60,7 @@ def _cost(problem: Problem, stage: StageChoice, device: str, samples: int) -> St
     layouts = {x.pattern: x for x in problem.layouts(stage.model, stage.variant)}
     levels = tables.model_levels(stage.devices[:size], stage.model)
     dp_levels = tables.levels(stage.devices[::size])
-    spot = Spot(samples, stage.dp, stage.model, device, dp_levels, levels)
+    spot = BlockSpot(samples, stage.dp, stage.model, device, dp_levels, levels)
     return tables.stage(blocks, layouts, modes_of(problem, stage), spot)
 
 

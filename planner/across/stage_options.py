@@ -52,7 +52,7 @@ class _Ladder(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Options:
+class StageOptions:
     """All ways to run a stage on a group of devices."""
 
     meshes: tuple[Mesh, ...]
@@ -67,7 +67,7 @@ class Options:
 
     def few(self, runs: Runs) -> "Few":
         """Of some kinds of runs."""
-        some = Options(
+        some = StageOptions(
             self.meshes, self.keep.of(runs), lambda: tuple(each.of(runs) for each in self.more()),
             self.layers[:, runs], self.modes,
         )  # fmt: skip
@@ -133,8 +133,8 @@ class Options:
 class Few:
     """Options of some kinds of runs alone."""
 
-    every: Options
-    some: Options
+    every: StageOptions
+    some: StageOptions
     runs: Runs
 
     def fitted(self, in_flight: int, room: float) -> "Fitted":
@@ -159,7 +159,7 @@ def _parts(held: Matrix, beside_bytes: Matrix, layers: Matrix, room: float) -> M
 class Fitted(NamedTuple):
     """Options within the memory of their devices: arrays over [mesh, kind of run]."""
 
-    options: Options
+    options: StageOptions
     share: Matrix
     """Of what can be saved: what is."""
     path_s: Matrix

@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 from meshwright.costmodel.comm import Levels, collective_time
 from meshwright.costmodel.fragmentation import fragmentation_of
 from meshwright.costmodel.optimizer import optimizer_time
-from meshwright.costmodel.tables import Spot
+from meshwright.costmodel.tables import BlockSpot
 from meshwright.forms.exchange import Axis
 from meshwright.forms.updates import update
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.device import Link
 from meshwright.planner.across.places import Places
-from meshwright.planner.across.run_costs import At, RunCosts, State, Work
+from meshwright.planner.across.run_costs import At, RunCosts, RunState, RunWork
 from meshwright.planner.across.spans import Collectives, Matrix, sums
-from meshwright.planner.across.stage_options import Figures, Options, steps
+from meshwright.planner.across.stage_options import Figures, StageOptions, steps
 from meshwright.planner.across.stage_sync import StageSync, Trained
 from meshwright.planner.across.treatments import Treatments
 from meshwright.planner.deadline import check_time
@@ -41,7 +41,7 @@ class Case:
     """A mesh with all that its numbers depend on."""
 
     mesh: Mesh
-    spot: Spot
+    spot: BlockSpot
     shard: Levels
     replicate: Levels
     at: At
@@ -86,7 +86,7 @@ class StageTables:
         self.blocks = self.problem.graph.blocks
         self.collective = Collectives()
         self.modes = self.sets.modes
-        self._made: dict[object, Options] = {}
+        self._made: dict[object, StageOptions] = {}
         self._cases: dict[object, Case] = {}
         self._sites: dict[object, _Tiers] = {}
         self._entries: dict[object, Figures] = {}
@@ -97,7 +97,7 @@ class StageTables:
 
     def options(
         self, start: int, size: int, num_microbatches: int, meshes: Sequence[Mesh]
-    ) -> Options:
+    ) -> StageOptions:
         """Ways to run a stage on the `size` devices from place `start`."""
         link = self.places.link(start, size)
         cases = [self.case(start, mesh, num_microbatches) for mesh in meshes]
@@ -106,7 +106,9 @@ class StageTables:
             self._made[key] = self._options(cases, link, num_microbatches)
         return self._made[key]
 
-    def _options(self, cases: Sequence[Case], link: Link | None, num_microbatches: int) -> Options:
+    def _options(
+        self, cases: Sequence[Case], link: Link | None, num_microbatches: int
+    ) -> StageOptions:
         kept = [self.entry(c, "keep", link, num_microbatches) for c in cases]
         chosen = _undominated(kept)
         keep, held = _stack([kept[i] for i in chosen]), [cases[i] for i in chosen]
@@ -118,7 +120,7 @@ class StageTables:
         def more() -> tuple[Figures, ...]:
             return steps(keep, layers, self.sets, in_mode)
 
-        return Options(tuple(c.mesh for c in held), keep, cache(more), layers, self.modes)
+        return StageOptions(tuple(c.mesh for c in held), keep, cache(more), layers, self.modes)
 
     def case(self, start: int, mesh: Mesh, num_microbatches: int) -> Case:
         """A mesh on the devices from place `start`."""
@@ -131,7 +133,7 @@ class StageTables:
 
     def _case(self, start: int, mesh: Mesh, samples: int) -> Case:
         slowest, replicas, model, shard, replicate = self._tiers(start, mesh)
-        spot = Spot(ceil(samples / mesh.dp), mesh.dp, mesh.model, slowest, replicas, model)
+        spot = BlockSpot(ceil(samples / mesh.dp), mesh.dp, mesh.model, slowest, replicas, model)
         at = self.runs.canonical(At(spot, mesh.variant))
         return Case(mesh, spot, shard, replicate, at)
 
@@ -183,7 +185,7 @@ class StageTables:
         return self._fixed[case]
 
     def _memory(
-        self, case: Case, work: Work, num_microbatches: int
+        self, case: Case, work: RunWork, num_microbatches: int
     ) -> tuple[Matrix, Matrix, Matrix]:
         """(always, per micro-batch in flight, workspace)."""
         sync, trained, _, held = self._fixed_of(case)
@@ -215,7 +217,7 @@ class StageTables:
             return static + np.maximum(begun, flight), np.zeros_like(flight), workspace
         return static + begun, flight, workspace
 
-    def _state_bytes(self, case: Case, state: State) -> Matrix:
+    def _state_bytes(self, case: Case, state: RunState) -> Matrix:
         """Parameters, with those of blocks that are gathered, and optimizer state."""
         mesh = case.mesh
         kept = state.trained / mesh.dp_shard
@@ -235,7 +237,7 @@ class StageTables:
             self.runs.overheads(case.at), self.collective, self.problem.tables.bucket_bytes,
         )  # fmt: skip
 
-    def _trained(self, case: Case, state: State) -> Trained:
+    def _trained(self, case: Case, state: RunState) -> Trained:
         none = np.zeros_like(state.trained)
         fetches = case.mesh.exchange.fetches
         if not fetches:
@@ -270,7 +272,7 @@ class StageTables:
         # The scatter of a stage's first block goes on after its backward.
         return found - np.array([*seconds, 0.0])[:, None] if but_first else found
 
-    def _optimizer_s(self, case: Case, state: State) -> Matrix:
+    def _optimizer_s(self, case: Case, state: RunState) -> Matrix:
         mesh, device = case.mesh, case.spot.device
         kept = state.trained / mesh.exchange.parts("optimizer", mesh.dp_shard)
         if device not in self._steps:

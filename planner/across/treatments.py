@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from meshwright.costmodel.block import BlockCost
 from meshwright.costmodel.offload import copy_s
-from meshwright.costmodel.tables import Spot
+from meshwright.costmodel.tables import BlockSpot
 from meshwright.forms.retention import moves
 from meshwright.ir.graph import Block
 from meshwright.planner.across.ladder import (
@@ -128,11 +128,11 @@ class Treatments:
     # One block ------------------------------------------------------------------------------------
 
     @cached_property
-    def spot(self) -> Spot:
+    def spot(self) -> BlockSpot:
         """Where blocks are compared, so that plans stay readable: the same for all stages."""
         problem = self.problem
         samples = max(1, problem.batch // problem.cluster.num_devices)
-        return Spot(samples, 1, (), problem.tables.device_names[0], (), ())
+        return BlockSpot(samples, 1, (), problem.tables.device_names[0], (), ())
 
     def _known(self, block: Block) -> Mapping[str, Saving]:
         """Modes of a pattern, each worth its bytes beside the next one."""

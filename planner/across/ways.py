@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.costmodel.tables import Spot
+from meshwright.costmodel.tables import BlockSpot
 from meshwright.ir.plan import ModelMesh
 from meshwright.planner.across.model_space import divisors, forms
 from meshwright.planner.across.spans import Matrix
@@ -29,14 +29,14 @@ SAME = 1.001
 """Costs within this factor are equal."""
 
 
-class Way(NamedTuple):
+class MeshVariant(NamedTuple):
     """A model mesh, and which of its layouts."""
 
     model: ModelMesh
     variant: str
 
 
-def ways(problem: Problem) -> tuple[Way, ...]:
+def ways(problem: Problem) -> tuple[MeshVariant, ...]:
     """All that are tried, single tensor axes first; pins kept."""
     key = ("ways", problem.constraints)
     if key not in problem.kept:
@@ -56,10 +56,10 @@ def variants(problem: Problem, model: ModelMesh) -> tuple[str, ...]:
     return tuple(way.variant for way in ways(problem) if way.model == model)
 
 
-def _ways(problem: Problem) -> tuple[Way, ...]:
+def _ways(problem: Problem) -> tuple[MeshVariant, ...]:
     asked = asked_meshes(problem.constraints)
     legal = _legal(problem, asked)
-    found: list[tuple[Way, Matrix]] = []
+    found: list[tuple[MeshVariant, Matrix]] = []
     for mesh in legal:
         own = _distinct([(way, _costs(problem, way)) for way in _of(mesh)])
         if _is_plain(mesh) or mesh in asked:
@@ -87,19 +87,19 @@ def _legal(problem: Problem, asked: tuple[ModelMesh, ...]) -> list[ModelMesh]:
     return plain + [mesh for mesh in legal if mesh not in plain][: OPS // max(1, ops)]
 
 
-def _of(mesh: ModelMesh) -> list[Way]:
+def _of(mesh: ModelMesh) -> list[MeshVariant]:
     if not mesh:
-        return [Way(mesh, "")]
-    return [Way(mesh, name) for name in (VARIANTS if _is_plain(mesh) else VARIANTS[1:2])]
+        return [MeshVariant(mesh, "")]
+    return [MeshVariant(mesh, name) for name in (VARIANTS if _is_plain(mesh) else VARIANTS[1:2])]
 
 
 def _is_plain(mesh: ModelMesh) -> bool:
     return all(axis == "tp" for axis, _ in mesh)
 
 
-def _distinct(found: Sequence[tuple[Way, Matrix]]) -> list[tuple[Way, Matrix]]:
+def _distinct(found: Sequence[tuple[MeshVariant, Matrix]]) -> list[tuple[MeshVariant, Matrix]]:
     """Those that are better in something than each one before."""
-    kept: list[tuple[Way, Matrix]] = []
+    kept: list[tuple[MeshVariant, Matrix]] = []
     for way, costs in found:
         if not any(bool((other <= SAME * costs).all()) for _, other in kept):
             kept = [(w, other) for w, other in kept if not bool((costs <= other).all())]
@@ -108,11 +108,11 @@ def _distinct(found: Sequence[tuple[Way, Matrix]]) -> list[tuple[Way, Matrix]]:
 
 
 def _undominated(
-    own: Sequence[tuple[Way, Matrix]], others: Sequence[tuple[Way, Matrix]]
-) -> list[tuple[Way, Matrix]]:
+    own: Sequence[tuple[MeshVariant, Matrix]], others: Sequence[tuple[MeshVariant, Matrix]]
+) -> list[tuple[MeshVariant, Matrix]]:
     """Those that no other mesh of as many ranks beats."""
 
-    def size(way: Way) -> int:
+    def size(way: MeshVariant) -> int:
         return prod(n for _, n in way.model)
 
     return [
@@ -122,7 +122,7 @@ def _undominated(
     ]
 
 
-def _costs(problem: Problem, way: Way) -> Matrix:
+def _costs(problem: Problem, way: MeshVariant) -> Matrix:
     """Seconds, then bytes of each kind, per block pattern: for one sample and for several."""
     width = prod(n for _, n in way.model)
     most = max(1, problem.batch * width // problem.cluster.num_devices)
@@ -130,11 +130,11 @@ def _costs(problem: Problem, way: Way) -> Matrix:
     return np.concatenate([_at(problem, way, samples) for samples in sorted({1, several})])
 
 
-def _at(problem: Problem, way: Way, samples: int) -> Matrix:
+def _at(problem: Problem, way: MeshVariant, samples: int) -> Matrix:
     tables = problem.tables
     ranks = tuple(range(prod(n for _, n in way.model)))
     levels = tables.model_levels(ranks, way.model)
-    spot = Spot(samples, 1, way.model, tables.device_names[0], (), levels)
+    spot = BlockSpot(samples, 1, way.model, tables.device_names[0], (), levels)
     layouts = {layout.pattern: layout for layout in problem.layouts(*way)}
     total: list[float] = []
     rows: list[float] = []

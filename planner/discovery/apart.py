@@ -8,16 +8,16 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from meshwright.planner.discovery.found import Cut, Found
+from meshwright.planner.discovery.found import DimCut, FoundRule
 from meshwright.planner.discovery.probe import explore
-from meshwright.planner.discovery.sample import Sample
+from meshwright.planner.discovery.sample import TrialSample
 
 CRASHES = 8
 """Splits that may crash or hang before the op is given up."""
 HANGS_S = 60.0
 
 
-def explore_apart(sample: Sample) -> Found:
+def explore_apart(sample: TrialSample) -> FoundRule:
     """What `explore` finds, without the splits that crash.
 
     A split may do its harm unseen and crash a later one: it is guilty that crashes a process in
@@ -25,7 +25,7 @@ def explore_apart(sample: Sample) -> Found:
     """
     if "fork" not in multiprocessing.get_all_start_methods():
         return explore(sample)
-    known: dict[Cut, bool] = {}
+    known: dict[DimCut, bool] = {}
     crashes = 0
     while crashes <= CRASHES:
         found, told, last = _once(sample, known)
@@ -38,12 +38,12 @@ def explore_apart(sample: Sample) -> Found:
             break
         known[last] = False
         crashes += 1
-    return Found()
+    return FoundRule()
 
 
 def _once(
-    sample: Sample, known: Mapping[Cut, bool]
-) -> tuple[Found | None, dict[Cut, bool], Cut | None]:
+    sample: TrialSample, known: Mapping[DimCut, bool]
+) -> tuple[FoundRule | None, dict[DimCut, bool], DimCut | None]:
     """What was found; or, of a child that did not get so far, which splits it has seen to hold or
     not, and the one that it tried last."""
     context = multiprocessing.get_context("fork")
@@ -51,12 +51,12 @@ def _once(
     child = context.Process(target=_child, args=(writer, sample, known), daemon=True)
     child.start()
     writer.close()
-    told: dict[Cut, bool] = {}
-    last: Cut | None = None
+    told: dict[DimCut, bool] = {}
+    last: DimCut | None = None
     try:
         while reader.poll(HANGS_S):
             heard = reader.recv()
-            if isinstance(heard, Found):
+            if isinstance(heard, FoundRule):
                 return heard, told, last
             last, holds = heard
             if holds is not None:
@@ -69,7 +69,7 @@ def _once(
     return None, told, last
 
 
-def _child(writer: Connection, sample: Sample, known: Mapping[Cut, bool]) -> None:
+def _child(writer: Connection, sample: TrialSample, known: Mapping[DimCut, bool]) -> None:
     torch.set_num_threads(1)
     # A crash is one of the answers: nobody needs to read about it.
     faulthandler.disable()

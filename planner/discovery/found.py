@@ -7,7 +7,7 @@ Dim = int | None
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Cut:
+class DimCut:
     """Dims that are split together; an output without one is a sum."""
 
     inputs: tuple[Dim, ...]
@@ -15,8 +15,8 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundRule:
     """How an op may be split, and the sets of inputs in which it is linear."""
 
-    cuts: tuple[Cut, ...] = ()
+    cuts: tuple[DimCut, ...] = ()
     linear: tuple[tuple[int, ...], ...] = ()

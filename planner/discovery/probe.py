@@ -8,11 +8,11 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from meshwright.planner.discovery.found import Cut, Dim, Found
-from meshwright.planner.discovery.sample import SEED, Sample, differs
+from meshwright.planner.discovery.found import Dim, DimCut, FoundRule
+from meshwright.planner.discovery.sample import SEED, TrialSample, differs
 from meshwright.planner.discovery.trial import CannotRun, Tensors, near
 
-Note = Callable[[Cut | None, bool | None], None]
+Note = Callable[[DimCut | None, bool | None], None]
 """Hears of a split before it is tried, with None, and then whether it holds; of no split at last.
 """
 MOST = 4096
@@ -22,7 +22,7 @@ MOST = 4096
 class Probe:
     """A sample with gradients of its outputs, and what follows from them."""
 
-    def __init__(self, sample: Sample) -> None:
+    def __init__(self, sample: TrialSample) -> None:
         self.trial, self.outputs = sample.trial, sample.outputs
         generator = torch.Generator().manual_seed(SEED + 1)
         self.given: Tensors = tuple(
@@ -33,7 +33,7 @@ class Probe:
         )
         self.grads = self.trial.both(self.trial.inputs, self.given)[1]
 
-    def holds(self, cut: Cut) -> bool:
+    def holds(self, cut: DimCut) -> bool:
         """Whether the op agrees with its parts, cut evenly and at the last unit."""
         size = self.units(cut)
         try:
@@ -41,17 +41,17 @@ class Probe:
         except CannotRun:
             return False
 
-    def units(self, cut: Cut) -> int:
+    def units(self, cut: DimCut) -> int:
         """How many units are split: the size of the smallest dim."""
         return min(x.shape[d] for x, d in self._cut_dims(cut))
 
-    def _cut_dims(self, cut: Cut) -> Iterator[tuple[Tensor, int]]:
+    def _cut_dims(self, cut: DimCut) -> Iterator[tuple[Tensor, int]]:
         tensors = (*self.trial.inputs, *self.outputs)
         for x, dim in zip(tensors, (*cut.inputs, *cut.outputs), strict=True):
             if x is not None and dim is not None:
                 yield x, dim
 
-    def _agrees(self, cut: Cut, at: int, units: int) -> bool:
+    def _agrees(self, cut: DimCut, at: int, units: int) -> bool:
         pieces = ((0, at), (at, units))
         inputs = [_parts(self.trial.inputs, cut.inputs, piece, units) for piece in pieces]
         # Most splits are wrong already forwards.
@@ -130,9 +130,9 @@ def _sum(parts: Sequence[Tensor | None]) -> Tensor | None:
 
 
 def explore(
-    sample: Sample, known: Mapping[Cut, bool] = MappingProxyType({}),
+    sample: TrialSample, known: Mapping[DimCut, bool] = MappingProxyType({}),
     about: Note = lambda cut, holds: None,
-) -> Found:  # fmt: skip
+) -> FoundRule:  # fmt: skip
     """All ways to split the op; a dim is part of one of them at most.
 
     `known`: whether splits hold that are not tried again.
@@ -140,8 +140,8 @@ def explore(
     try:
         probe = Probe(sample)
     except CannotRun:
-        return Found()
-    cuts: list[Cut] = []
+        return FoundRule()
+    cuts: list[DimCut] = []
     taken: set[tuple[bool, int, int]] = set()
     for cut in candidates(sample):
         places = set(_places(cut))
@@ -156,22 +156,22 @@ def explore(
             cuts.append(cut)
             taken |= places
     about(None, None)
-    return Found(tuple(cuts), tuple(_linear(probe)))
+    return FoundRule(tuple(cuts), tuple(_linear(probe)))
 
 
-def confirm(sample: Sample, found: Found) -> Found:
+def confirm(sample: TrialSample, found: FoundRule) -> FoundRule:
     """What of it still holds: an operator may have changed since it was tried."""
     try:
         probe = Probe(sample)
     except CannotRun:
-        return Found()
-    return Found(
+        return FoundRule()
+    return FoundRule(
         tuple(cut for cut in found.cuts if _fits(cut, sample) and probe.holds(cut)),
         tuple(group for group in found.linear if probe.is_linear(group)),
     )
 
 
-def _fits(cut: Cut, sample: Sample) -> bool:
+def _fits(cut: DimCut, sample: TrialSample) -> bool:
     tensors = (*sample.trial.inputs, *sample.outputs)
     dims = (*cut.inputs, *cut.outputs)
     return len(dims) == len(tensors) and all(
@@ -179,20 +179,20 @@ def _fits(cut: Cut, sample: Sample) -> bool:
     )
 
 
-def _places(cut: Cut) -> Iterator[tuple[bool, int, int]]:
+def _places(cut: DimCut) -> Iterator[tuple[bool, int, int]]:
     for is_output, dims in ((False, cut.inputs), (True, cut.outputs)):
         for i, dim in enumerate(dims):
             if dim is not None:
                 yield is_output, i, dim
 
 
-def candidates(sample: Sample) -> Iterator[Cut]:
+def candidates(sample: TrialSample) -> Iterator[DimCut]:
     """Splits worth trying: those that cut more tensors first, sums last."""
     inputs, outputs = sample.trial.inputs, sample.outputs
-    found: dict[Cut, None] = {}
+    found: dict[DimCut, None] = {}
     for size in sorted({n for x in inputs for n in x.shape if n > 1}):
         for dims in product(*_choices((*inputs, *outputs), size)):
-            cut = Cut(dims[: len(inputs)], dims[len(inputs) :])
+            cut = DimCut(dims[: len(inputs)], dims[len(inputs) :])
             if any(d is not None for d in cut.inputs) and _least(cut, sample) == size:
                 found[cut] = None
     yield from sorted(found, key=lambda cut: (_sums(cut, sample), -len([*_places(cut)]), str(cut)))
@@ -212,14 +212,14 @@ def _choices(tensors: Tensors, size: int) -> list[list[Dim]]:
     return [[None] for _ in tensors]
 
 
-def _least(cut: Cut, sample: Sample) -> int:
+def _least(cut: DimCut, sample: TrialSample) -> int:
     tensors = (*sample.trial.inputs, *sample.outputs)
     dims = (*cut.inputs, *cut.outputs)
     pairs = zip(tensors, dims, strict=True)
     return min(x.shape[d] for x, d in pairs if x is not None and d is not None)
 
 
-def _sums(cut: Cut, sample: Sample) -> int:
+def _sums(cut: DimCut, sample: TrialSample) -> int:
     return sum(
         x is not None and d is None for x, d in zip(sample.outputs, cut.outputs, strict=True)
     )

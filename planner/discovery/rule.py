@@ -14,13 +14,13 @@ from meshwright.ir.operators import operator
 from meshwright.ir.rules import Dims, Rule, input_shapes, make_rule, output_shapes
 from meshwright.ir.torch_private import written_arguments
 from meshwright.planner.discovery.apart import explore_apart
-from meshwright.planner.discovery.found import Cut, Found
+from meshwright.planner.discovery.found import DimCut, FoundRule
 from meshwright.planner.discovery.probe import confirm
 from meshwright.planner.discovery.sample import LARGEST, sample, samples, shrunk
 from meshwright.planner.discovery.store import load, save
 from meshwright.planner.discovery.trial import numbered
 
-_SEEN: dict[str, Found] = {}
+_SEEN: dict[str, FoundRule] = {}
 """What this process has tried or confirmed, by key and sizes."""
 
 
@@ -40,7 +40,7 @@ def _can_be_tried(target: str) -> bool:
         return False
 
 
-def _found(op: Op, graph: Graph) -> Found:
+def _found(op: Op, graph: Graph) -> FoundRule:
     key = _key(op, graph)
     at = digest([key, input_shapes(op, graph)])
     if at not in _SEEN:
@@ -48,10 +48,10 @@ def _found(op: Op, graph: Graph) -> Found:
     return _SEEN[at]
 
 
-def _tried(op: Op, graph: Graph, key: Mapping[str, Any]) -> Found:
+def _tried(op: Op, graph: Graph, key: Mapping[str, Any]) -> FoundRule:
     drawn = samples(op, graph)
     if not drawn:
-        return Found()
+        return FoundRule()
     small, *others = drawn
     found = load(key)
     if found is None:
@@ -65,7 +65,7 @@ def _tried(op: Op, graph: Graph, key: Mapping[str, Any]) -> Found:
     shapes = input_shapes(op, graph)
     if sum(map(prod, shapes)) <= LARGEST and tuple(x.shape for x in small.trial.inputs) != shapes:
         own = sample(op, graph, shapes)
-        found = confirm(own, found) if own else Found()
+        found = confirm(own, found) if own else FoundRule()
     return found
 
 
@@ -90,7 +90,7 @@ def _kind(dtype: str) -> str:
     return "complex" if kind.is_complex else "bool" if kind is torch.bool else "int"
 
 
-def _rule(op: Op, graph: Graph, found: Found) -> Rule:
+def _rule(op: Op, graph: Graph, found: FoundRule) -> Rule:
     shapes = (*input_shapes(op, graph), *output_shapes(op, graph))
     dims: list[list[tuple[str, ...]]] = [
         [(f"w{i}_{d}",) for d in range(len(shape))] for i, shape in enumerate(shapes)
@@ -109,7 +109,7 @@ def _rule(op: Op, graph: Graph, found: Found) -> Rule:
 
 def _place(
     factor: str,
-    cut: Cut,
+    cut: DimCut,
     shapes: tuple[tuple[int, ...], ...],
     dims: list[list[tuple[str, ...]]],
     sizes: dict[str, int],

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from meshwright.ir.graph import Graph, Op
 from meshwright.ir.graph import Tensor as GraphTensor
-from meshwright.planner.discovery.trial import CannotRun, Trial, numbered
+from meshwright.planner.discovery.trial import CannotRun, OpTrial, numbered
 
 Shape = tuple[int, ...]
 SMALLEST, STEP = 4, 2
@@ -23,19 +23,19 @@ WIDE = 6.0
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class TrialSample:
     """A trial, with what the op makes of its tensors."""
 
-    trial: Trial
+    trial: OpTrial
     outputs: tuple[Tensor | None, ...]
 
 
-def sample(op: Op, graph: Graph, at: tuple[Shape, ...] = ()) -> Sample | None:
+def sample(op: Op, graph: Graph, at: tuple[Shape, ...] = ()) -> TrialSample | None:
     """The op on the smallest tensors that it takes, or `at` these; None if it cannot be tried."""
     return next(iter(samples(op, graph, at)), None)
 
 
-def samples(op: Op, graph: Graph, at: tuple[Shape, ...] = ()) -> tuple[Sample, ...]:
+def samples(op: Op, graph: Graph, at: tuple[Shape, ...] = ()) -> tuple[TrialSample, ...]:
     """The op on tensors of these sizes, drawn in every way from which something can be learned."""
     for sizes in (at,) if at else _tried(tuple(graph.tensors[name].shape for name in op.inputs)):
         drawn = (_try(op, graph, sizes, draw) for draw in DRAWS)
@@ -45,7 +45,7 @@ def samples(op: Op, graph: Graph, at: tuple[Shape, ...] = ()) -> tuple[Sample, .
     return ()
 
 
-def _is_telling(op: Op, graph: Graph, found: Sample) -> bool:
+def _is_telling(op: Op, graph: Graph, found: TrialSample) -> bool:
     """Whether what it made is as the graph says, finite, and more than zeros: those of all parts
     add up to those of the whole whatever the op does."""
     wanted = tuple(len(graph.tensors[name].shape) if name else 0 for name in op.outputs)
@@ -71,7 +71,7 @@ def shrunk(shapes: tuple[Shape, ...]) -> tuple[Shape, ...]:
     return tuple(tuple(new.get(n, n) for n in shape) for shape in shapes)
 
 
-def _try(op: Op, graph: Graph, shapes: tuple[Shape, ...], draw: str) -> Sample | None:
+def _try(op: Op, graph: Graph, shapes: tuple[Shape, ...], draw: str) -> TrialSample | None:
     generator = torch.Generator().manual_seed(SEED + DRAWS.index(draw))
     inputs = tuple(
         _drawn(shape, graph.tensors[name], draw, generator)
@@ -82,14 +82,14 @@ def _try(op: Op, graph: Graph, shapes: tuple[Shape, ...], draw: str) -> Sample |
         for name, x in zip(op.inputs, inputs, strict=True)
     )
     read = tuple(bool(name) and (name in graph.users or name == graph.loss) for name in op.outputs)
-    trial = Trial(op.target, numbered(op), inputs, live, read)
+    trial = OpTrial(op.target, numbered(op), inputs, live, read)
     before = tuple(x.clone() for x in inputs)
     try:
         outputs, again = trial.forward(inputs), trial.forward(inputs)
     except CannotRun:
         return None
     pure = all(torch.equal(a, b) for a, b in zip(before, inputs, strict=True))
-    return Sample(trial, outputs) if pure and _equal(outputs, again) else None
+    return TrialSample(trial, outputs) if pure and _equal(outputs, again) else None
 
 
 def _drawn(shape: Shape, like: GraphTensor, draw: str, generator: torch.Generator) -> Tensor:

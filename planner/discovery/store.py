@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.ir.digest import digest
-from meshwright.planner.discovery.found import Cut, Found
+from meshwright.planner.discovery.found import DimCut, FoundRule
 
 VERSION = 2
 
@@ -22,7 +22,7 @@ def folder() -> Path:
     return (Path(home) if home else Path.home() / ".cache") / "meshwright" / "rules"
 
 
-def load(key: Mapping[str, Any]) -> Found | None:
+def load(key: Mapping[str, Any]) -> FoundRule | None:
     """What was found for the op; None if nothing, or nothing that can be read."""
     try:
         held = json.loads(_file(key).read_text(encoding="utf-8"))
@@ -33,8 +33,8 @@ def load(key: Mapping[str, Any]) -> Found | None:
     cuts, linear = held.get("cuts"), held.get("linear")
     if not (isinstance(cuts, list) and isinstance(linear, list)):
         return None
-    return Found(
-        tuple(Cut(_dims(cut["inputs"]), _dims(cut["outputs"])) for cut in cuts),
+    return FoundRule(
+        tuple(DimCut(_dims(cut["inputs"]), _dims(cut["outputs"])) for cut in cuts),
         tuple(tuple(int(i) for i in group) for group in linear),
     )
 
@@ -43,7 +43,7 @@ def _dims(given: list[int | None]) -> tuple[int | None, ...]:
     return tuple(None if d is None else int(d) for d in given)
 
 
-def save(key: Mapping[str, Any], found: Found) -> None:
+def save(key: Mapping[str, Any], found: FoundRule) -> None:
     """Keeps it; a folder that cannot be written to only means that it is tried again."""
     file = _file(key)
     text = json.dumps({"key": key, **asdict(found)}, indent=1)

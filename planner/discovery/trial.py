@@ -24,7 +24,7 @@ class CannotRun(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class OpTrial:
     """An op with tensors to try it on."""
 
     target: str

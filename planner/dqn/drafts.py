@@ -8,7 +8,7 @@ from math import log2
 
 import numpy as np
 
-from meshwright.costmodel.tables import Spot
+from meshwright.costmodel.tables import BlockSpot
 from meshwright.ir.plan import ModelMesh
 from meshwright.planner.across.ladder import Treatment
 from meshwright.planner.across.leaf_bound import LeafBound
@@ -18,7 +18,7 @@ from meshwright.planner.across.run_costs import At, RunCosts
 from meshwright.planner.across.treatments import Treatments
 from meshwright.planner.candidates import Choice, StageChoice
 from meshwright.planner.dqn.decisions import Floats
-from meshwright.planner.dqn.loads import Load, Loads
+from meshwright.planner.dqn.loads import Loads, StageLoad
 from meshwright.planner.problem import Problem
 from meshwright.planner.schedule_tools import USUAL
 from meshwright.planner.space import Mesh, meshes
@@ -76,7 +76,7 @@ class Sketches:
     @cached_property
     def block_s(self) -> tuple[float, ...]:
         """Of each block, alone on the first device."""
-        spot = Spot(1, 1, (), self.problem.tables.device_names[0], (), ())
+        spot = BlockSpot(1, 1, (), self.problem.tables.device_names[0], (), ())
         costs = self.runs.block_costs(At(spot, ""))
         return tuple(cost.forward_s + cost.backward_s for cost in costs)
 
@@ -168,7 +168,7 @@ class Sketches:
                 found[mesh.model, mesh.variant] = mesh
         return tuple(found.values())
 
-    def loads(self, choice: Choice) -> list[Load]:
+    def loads(self, choice: Choice) -> list[StageLoad]:
         """Per stage."""
         count, ranks = choice.num_microbatches, choice.num_ranks
         return [

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from meshwright.ir.plan import ModelMesh
-from meshwright.planner.across.choice_space import Choices
+from meshwright.planner.across.choice_space import ChoiceSpace
 from meshwright.planner.across.relaxation import Frame, Relaxation, frames
 from meshwright.planner.across.run_costs import RunCosts
-from meshwright.planner.across.ways import Way, ways
+from meshwright.planner.across.ways import MeshVariant, ways
 from meshwright.planner.candidates import Choice
 from meshwright.planner.dqn.decisions import Pruning
 from meshwright.planner.dqn.envs import DecisionEnv
@@ -79,7 +79,7 @@ class Explorer:
             yield Offer(candidates=0, open_s=self.bound_s)
 
     def _bound(self) -> Offer:
-        choices = Choices(self.problem)
+        choices = ChoiceSpace(self.problem)
         relaxed = Relaxation(RunCosts(self.problem), choices.places)
         self.bounds = {frame: relaxed.bound(frame).seconds for frame in frames(self.problem)}
         least = min(self.bounds.values(), default=np.inf)
@@ -117,7 +117,7 @@ class Explorer:
 
     def _first_value(self) -> float:
         """What the first choice of all has."""
-        choices = Choices(self.problem)
+        choices = ChoiceSpace(self.problem)
         for frame in frames(self.problem):
             for choice in choices.of(frame):
                 return max(self.judge(choice).value, 1e-12)
@@ -141,8 +141,8 @@ class Explorer:
             best = min(best_of(agent), best_of(single), key=lambda found: found.verdict)
             if best.verdict < agent.known(ways(self.problem)):
                 added = True
-                self._add(Way(model, best.variant))
-                yield from self._with(Way(model, best.variant))
+                self._add(MeshVariant(model, best.variant))
+                yield from self._with(MeshVariant(model, best.variant))
         if added:
             yield from self._polish(IMPROVING / 2)
             yield self._bound()
@@ -159,14 +159,14 @@ class Explorer:
         ranked = sorted(self.judge.seen.items(), key=lambda item: item[1])
         return next(c for c, _ in ranked if any(s.model == model for s in c.stages))
 
-    def _add(self, way: Way) -> None:
+    def _add(self, way: MeshVariant) -> None:
         """To what all searches of this problem look at."""
         kept = self.problem.kept
         kept["ways", self.problem.constraints] = (*ways(self.problem), way)
         for key in [key for key in kept if isinstance(key, tuple) and key[0] == "meshes"]:
             del kept[key]
 
-    def _with(self, way: Way) -> Iterator[Offer]:
+    def _with(self, way: MeshVariant) -> Iterator[Offer]:
         """The best plans on that mesh, with its new layouts."""
         ranked = sorted(self.judge.seen.items(), key=lambda item: item[1])
         held = [c for c, _ in ranked if any(s.model == way.model for s in c.stages)]
@@ -214,7 +214,7 @@ class Explorer:
 
     def _rest(self) -> Iterator[Offer]:
         """All choices of a small space that may be better."""
-        choices, pruned = Choices(self.problem), 0
+        choices, pruned = ChoiceSpace(self.problem), 0
         for frame, bound_s in self.bounds.items():
             if self._is_slower(bound_s):
                 pruned += 1

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from meshwright.ir.layout import Placement
 from meshwright.ir.plan import BlockLayout, ModelMesh
-from meshwright.planner.inside.choices import Choices, Chosen, Link, Reader
+from meshwright.planner.inside.choices import BlockProblem, Chosen, Reader, ValueEdge
 from meshwright.planner.inside.choose import Effort, choose
 from meshwright.planner.inside.cluster_prices import OpTimes, cluster_regime
 from meshwright.planner.inside.layouts import Solved, layouts_of
@@ -30,7 +30,7 @@ class Completer:
     problem: Problem
     model: ModelMesh
     mesh: MeshProblem
-    choices: Choices
+    choices: BlockProblem
 
     @classmethod
     def of(cls, problem: Problem, model: ModelMesh, samples: int) -> "Completer":
@@ -68,17 +68,17 @@ class Completer:
         return layouts_of(self.problem.graph, self.problem.data, self.model, solved, variant)
 
 
-def restricted(choices: Choices, kept: Mapping[int, Bools]) -> Choices:
+def restricted(choices: BlockProblem, kept: Mapping[int, Bools]) -> BlockProblem:
     """With fewer states of some nodes."""
     costs = tuple(
         cost[kept[node]] if node in kept else cost for node, cost in enumerate(choices.costs)
     )
-    return Choices(costs, tuple(_link(link, kept) for link in choices.links))
+    return BlockProblem(costs, tuple(_link(link, kept) for link in choices.links))
 
 
-def _link(link: Link, kept: Mapping[int, Bools]) -> Link:
+def _link(link: ValueEdge, kept: Mapping[int, Bools]) -> ValueEdge:
     made = link.made[kept[link.source]] if link.source in kept else link.made
     readers: Sequence[Reader] = [
         Reader(r.node, r.wants[kept[r.node]] if r.node in kept else r.wants) for r in link.readers
     ]
-    return Link(link.source, made, tuple(readers), link.price)
+    return ValueEdge(link.source, made, tuple(readers), link.price)

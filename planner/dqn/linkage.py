@@ -21,7 +21,7 @@ Dim = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class DimGroup:
     """Dims of parameters that one axis splits together, or not at all."""
 
     axis: int
@@ -32,7 +32,7 @@ class Group:
 class Linkage:
     """Groups of a space, axis by axis, and what decisions leave of where parameters may lie."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[DimGroup, ...]
     params: tuple[str, ...]
     split: tuple[tuple[Bools, ...], ...]
     """Per group and parameter: places in which the group splits it."""
@@ -84,14 +84,14 @@ def trained(space: MeshSpace, kinds: dict[str, Kind]) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _splits(places: Sequence[Sequence[Placement]], name: str, group: Group) -> Bools:
+def _splits(places: Sequence[Sequence[Placement]], name: str, group: DimGroup) -> Bools:
     def held(p: Placement) -> bool:
         return isinstance(p, Shard) and (name, p.dim) in group.dims
 
     return np.array([held(place[group.axis]) for place in places], np.bool_)
 
 
-def _groups(space: MeshSpace, parameters: frozenset[str], linked: bool) -> Iterator[Group]:
+def _groups(space: MeshSpace, parameters: frozenset[str], linked: bool) -> Iterator[DimGroup]:
     """Of all axes; those that split most tensors first."""
     for axis in range(len(space.mesh)):
         joined = _joined(space, axis) if linked else {}
@@ -101,7 +101,7 @@ def _groups(space: MeshSpace, parameters: frozenset[str], linked: bool) -> Itera
             for dim in sorted(dims):
                 found.setdefault(joined.get((name, dim), (name, dim)), set()).add((name, dim))
         for root in sorted(found, key=lambda root: (-len(found[root]), root)):
-            yield Group(axis, frozenset(found[root]))
+            yield DimGroup(axis, frozenset(found[root]))
 
 
 def _joined(space: MeshSpace, axis: int) -> dict[Dim, Dim]:

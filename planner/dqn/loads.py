@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from meshwright.costmodel.block import BlockCost
 from meshwright.costmodel.memory import training_state
-from meshwright.costmodel.tables import Spot
+from meshwright.costmodel.tables import BlockSpot
 from meshwright.forms.exchange import Exchange
 from meshwright.forms.retention import offered
 from meshwright.ir.plan import ModelMesh
@@ -22,7 +22,7 @@ MODES = ("keep", "full", *offered())
 Codes = NDArray[np.int64]
 
 
-class Load(NamedTuple):
+class StageLoad(NamedTuple):
     """A stage by estimate."""
 
     busy_s: float
@@ -62,7 +62,7 @@ class Loads:
         """Of runs of blocks, by mesh and layouts."""
         self._state = cache(self._held_bytes)
 
-    def _of(self, stage: StageChoice, count: int, in_flight: int) -> Load:
+    def _of(self, stage: StageChoice, count: int, in_flight: int) -> StageLoad:
         """Of a stage that holds so many micro-batches."""
         samples = ceil(self.problem.batch / count / stage.dp)
         ats = self._ats(stage.devices, stage.dp, stage.model, stage.variant, samples)
@@ -77,10 +77,10 @@ class Loads:
         held = self._state(stored, stage.exchange, stage.dp_shard)
         saved = own[0][1] * in_flight
         busy_s = count * max(busy for busy, _ in own)
-        return Load(busy_s, float(sync_s), held / room, (held + saved) / room)
+        return StageLoad(busy_s, float(sync_s), held / room, (held + saved) / room)
 
     def state(self, stage: StageChoice) -> float:
-        """`Load.state`, which does not depend on micro-batches."""
+        """`StageLoad.state`, which does not depend on micro-batches."""
         held = self._state(self._stored(stage), stage.exchange, stage.dp_shard)
         return held / max(self._room(stage.devices), 1)
 
@@ -115,7 +115,7 @@ class Loads:
         dp_levels = tables.levels(devices[::size])
         names = dict.fromkeys(tables.device_names[rank] for rank in devices)
         return tuple(
-            self.runs.canonical(At(Spot(samples, dp, model, name, dp_levels, levels), variant))
+            self.runs.canonical(At(BlockSpot(samples, dp, model, name, dp_levels, levels), variant))
             for name in names
         )
 

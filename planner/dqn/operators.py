@@ -19,7 +19,7 @@ from meshwright.costmodel.memory import training_state
 from meshwright.ir.errors import PlanError
 from meshwright.ir.layout import Shard
 from meshwright.ir.plan import BlockLayout, ModelMesh
-from meshwright.planner.across.ways import Way
+from meshwright.planner.across.ways import MeshVariant
 from meshwright.planner.candidates import Choice, StageChoice
 from meshwright.planner.dqn.decisions import WORST, Floats, Offered, Pruning, nothing
 from meshwright.planner.dqn.judge import Judge, Verdict, reward
@@ -247,7 +247,7 @@ class Operators:
             for stage in self.base.stages
         ))  # fmt: skip
 
-    def known(self, ways: Sequence[Way]) -> Verdict:
+    def known(self, ways: Sequence[MeshVariant]) -> Verdict:
         """The best of the layouts that there are without these decisions."""
         found = [self.judge(self.on(way.variant)) for way in ways if way.model == self.model]
         return min(found, default=Verdict(float("inf"), float("inf")))

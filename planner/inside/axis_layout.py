@@ -8,10 +8,10 @@ from meshwright.ir.graph import Graph, Kind, Op
 from meshwright.ir.layout import RP, Partial, Placement, R, Replicate, Shard, Strategy, units_of
 from meshwright.ir.rules import name_of
 from meshwright.planner.inside.factors import AxisKind, Split, strategies
-from meshwright.planner.inside.frontier import Run, Solution, Step, solve
+from meshwright.planner.inside.frontier import OpChain, OpCosts, Solution, solve
 from meshwright.planner.inside.inside_prices import inside_s
 from meshwright.planner.inside.prices import Prices
-from meshwright.planner.inside.segments import Segment
+from meshwright.planner.inside.segments import LayoutSegment
 
 PICOSECONDS = 1e12
 MICROBATCHES = 8
@@ -28,7 +28,7 @@ FREE = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Laid:
+class LaidSegment:
     """One segment on one axis."""
 
     cost: int
@@ -43,18 +43,18 @@ Given = Mapping[str, tuple[tuple[Placement, int], ...]]
 
 def lay_out(
     graph: Graph,
-    segment: Segment,
+    segment: LayoutSegment,
     axis: AxisKind,
     splits: Mapping[str, tuple[Split, ...]],
     given: Given,
     exits: Mapping[str, Placement],
     prices: Prices,
-) -> Laid:
+) -> LaidSegment:
     """The cheapest layout of the segment."""
     ranks = max(axis.size, 2)
     choices = _choices(graph, segment, axis, splits, given, exits)
     steps = tuple(
-        Step(
+        OpCosts(
             op.inputs,
             op.outputs,
             found,
@@ -62,14 +62,14 @@ def lay_out(
         )
         for op, found in zip(segment.ops, choices, strict=True)
     )
-    solution: Solution = solve(Run(steps, given, exits, _price(graph, ranks, prices)))
+    solution: Solution = solve(OpChain(steps, given, exits, _price(graph, ranks, prices)))
     chosen = {op.name: s for op, s in zip(segment.ops, solution.chosen, strict=True)}
-    return Laid(solution.cost, chosen, solution.placed)
+    return LaidSegment(solution.cost, chosen, solution.placed)
 
 
 def _choices(
     graph: Graph,
-    segment: Segment,
+    segment: LayoutSegment,
     axis: AxisKind,
     splits: Mapping[str, tuple[Split, ...]],
     given: Given,
@@ -86,7 +86,7 @@ def _choices(
 
 
 def useful(
-    segment: Segment,
+    segment: LayoutSegment,
     every: Mapping[str, Sequence[Strategy]],
     summed: set[str],
     wanted: set[str],

@@ -18,7 +18,7 @@ from meshwright.planner.inside.axis_layout import FREE, LOOKUPS, useful
 from meshwright.planner.inside.data_layout import DataLayout, is_state, taken_dims
 from meshwright.planner.inside.factors import AxisKind, Split, Taken, strategies
 from meshwright.planner.inside.joint import OwnSplits
-from meshwright.planner.inside.segments import PRELUDE, Segment, aliases, tied
+from meshwright.planner.inside.segments import PRELUDE, LayoutSegment, aliases, tied
 from meshwright.planner.inside.spread import Shards, spread
 
 T = TypeVar("T")
@@ -57,7 +57,7 @@ class Spreader:
     mesh: ModelMesh
 
     @cached_property
-    def segments(self) -> tuple[Segment, ...]:
+    def segments(self) -> tuple[LayoutSegment, ...]:
         """Without the prelude, which every rank computes whole."""
         return tuple(s for s in self.data.segments if s.block.pattern != PRELUDE)
 

@@ -19,7 +19,7 @@ from ortools.math_opt import model_pb2  # type: ignore[import-untyped]
 from ortools.math_opt.python import mathopt  # type: ignore[import-untyped]
 
 from meshwright.ir.errors import MeshwrightError
-from meshwright.planner.inside.choices import Link
+from meshwright.planner.inside.choices import ValueEdge
 from meshwright.planner.inside.eliminate import Reduced
 
 Ints = NDArray[np.int64]
@@ -147,7 +147,7 @@ def _flow(
     program.entries(into + columns, b + np.arange(len(columns)), -1.0)
 
 
-def _link(program: _Program, first: dict[int, int], link: Link) -> None:
+def _link(program: _Program, first: dict[int, int], link: ValueEdge) -> None:
     made, rows = np.unique(link.made, return_inverse=True)
     targets = np.unique(np.concatenate([r.wants for r in link.readers]))
     price = link.price[np.ix_(made, targets)]

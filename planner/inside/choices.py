@@ -30,7 +30,7 @@ class Reader:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class ValueEdge:
     """A value between nodes; its source does not read it."""
 
     source: int
@@ -42,12 +42,12 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
+class BlockProblem:
     """What to choose."""
 
     costs: tuple[Ints, ...]
     """Per node, of each state."""
-    links: tuple[Link, ...]
+    links: tuple[ValueEdge, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +60,13 @@ class Chosen:
     """No choice is cheaper."""
 
 
-def cost_of(choices: Choices, states: Sequence[int]) -> int:
+def cost_of(choices: BlockProblem, states: Sequence[int]) -> int:
     """What a choice costs."""
     own = sum(int(costs[s]) for costs, s in zip(choices.costs, states, strict=True))
     return own + sum(link_cost(link, states) for link in choices.links)
 
 
-def link_cost(link: Link, states: Sequence[int]) -> int:
+def link_cost(link: ValueEdge, states: Sequence[int]) -> int:
     """Each wanted placement once."""
     row = link.price[link.made[states[link.source]]]
     wanted = {int(reader.wants[states[reader.node]]) for reader in link.readers}

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.planner.inside.choice_ilp import UNIT, Solver, solve_program
-from meshwright.planner.inside.choices import Choices, Chosen, cost_of
+from meshwright.planner.inside.choices import BlockProblem, Chosen, cost_of
 from meshwright.planner.inside.dual_ascent import Ascent
 from meshwright.planner.inside.eliminate import Reduced, reduce, restricted
 from meshwright.planner.inside.polish import polish
@@ -33,7 +33,7 @@ class Effort:
     solver: Solver = field(default_factory=Solver)
 
 
-def choose(choices: Choices, effort: Effort | None = None) -> Chosen:
+def choose(choices: BlockProblem, effort: Effort | None = None) -> Chosen:
     """The cheapest choice, with a bound that proves it as far as it is proven."""
     effort, reduced = effort or Effort(), reduce(choices)
     ascent, best, known = Ascent.of(reduced), None, dict[int, int]()
@@ -51,7 +51,7 @@ def choose(choices: Choices, effort: Effort | None = None) -> Chosen:
 
 
 def _finish(
-    choices: Choices,
+    choices: BlockProblem,
     reduced: Reduced,
     ascent: Ascent,
     known: Mapping[int, int],
@@ -78,7 +78,7 @@ def _finish(
     return best
 
 
-def _chosen(choices: Choices, states: tuple[int, ...], bound: int) -> Chosen:
+def _chosen(choices: BlockProblem, states: tuple[int, ...], bound: int) -> Chosen:
     cost = cost_of(choices, states)
     return Chosen(states, cost, min(cost, bound))
 

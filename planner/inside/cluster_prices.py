@@ -14,7 +14,7 @@ from meshwright.costmodel.compute import op_time
 from meshwright.costmodel.local_op import LocalInput, LocalOp
 from meshwright.costmodel.memory import optimizer_traffic
 from meshwright.costmodel.op_classes import COMPUTE, classify
-from meshwright.costmodel.site import Site
+from meshwright.costmodel.site import StageSite
 from meshwright.costmodel.tables import CostTables
 from meshwright.forms.updates import update
 from meshwright.ir.conversions import Primitive
@@ -34,7 +34,7 @@ they are summed in larger pieces."""
 class AxisPrices:
     """Collectives along one axis."""
 
-    site: Site
+    site: StageSite
     axis: str
 
     def primitive_s(self, primitive: Primitive, nbytes: int, ranks: int) -> float:
@@ -152,11 +152,11 @@ def cluster_regime(
     )
 
 
-def _site(tables: CostTables, model: ModelMesh) -> Site:
+def _site(tables: CostTables, model: ModelMesh) -> StageSite:
     replica = tuple(range(prod(size for _, size in model)))
     levels = tables.model_levels(replica, model)
     names = [axis for axis, _ in model]
-    return Site(
+    return StageSite(
         axes={axis: Axis(size) for axis, size in model},
         coordinates=dict.fromkeys(names, 0),
         device=tables.cluster.device(0),

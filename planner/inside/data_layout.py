@@ -7,10 +7,10 @@ from typing import Any
 
 from meshwright.ir.graph import Block, Graph, Kind
 from meshwright.ir.layout import RP, P, Placement, R, Shard
-from meshwright.planner.inside.axis_layout import Laid, lay_out
+from meshwright.planner.inside.axis_layout import LaidSegment, lay_out
 from meshwright.planner.inside.factors import AxisKind, Split
 from meshwright.planner.inside.prices import DataPrices
-from meshwright.planner.inside.segments import Segment, aliases, segments
+from meshwright.planner.inside.segments import LayoutSegment, aliases, segments
 from meshwright.planner.inside.spread import spread
 
 COUPLING = DataPrices()
@@ -23,8 +23,8 @@ Labels = Callable[[str], Placement]
 class DataLayout:
     """The dp axis of all segments."""
 
-    segments: tuple[Segment, ...]
-    laid: tuple[Laid, ...]
+    segments: tuple[LayoutSegment, ...]
+    laid: tuple[LaidSegment, ...]
     splits: dict[str, tuple[Split, ...]]
     """Per op name."""
     label: Labels
@@ -56,11 +56,11 @@ def solve_data(graph: Graph) -> DataLayout:
 
 def _lay(
     graph: Graph,
-    segment: Segment,
+    segment: LayoutSegment,
     axis: AxisKind,
     splits: Mapping[str, tuple[Split, ...]],
     label: Labels,
-) -> Laid:
+) -> LaidSegment:
     block = segment.block
     given = {name: ((label(name), 0),) for name in block.inputs}
     for name in block.params:
@@ -69,7 +69,7 @@ def _lay(
     return lay_out(graph, segment, axis, splits, given, exits, COUPLING)
 
 
-def taken_dims(segment: Segment, data: Laid, batch: int) -> dict[str, dict[int, int]]:
+def taken_dims(segment: LayoutSegment, data: LaidSegment, batch: int) -> dict[str, dict[int, int]]:
     """Dims that dp splits, of each value of the segment, and the parts that others split inside."""
     found: dict[str, dict[int, int]] = {}
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.planner.inside.choice_ilp import UNIT
-from meshwright.planner.inside.choices import Link
+from meshwright.planner.inside.choices import ValueEdge
 from meshwright.planner.inside.eliminate import Reduced
 
 Ints = NDArray[np.int64]
@@ -206,7 +206,7 @@ def _pairs(reduced: Reduced) -> Iterator[_Edge]:
                 )
 
 
-def _of_link(link: Link) -> Iterator[_Edge]:
+def _of_link(link: ValueEdge) -> Iterator[_Edge]:
     made, rows = np.unique(link.made, return_inverse=True)
     targets = np.unique(np.concatenate([r.wants for r in link.readers]))
     price = link.price[np.ix_(made, targets)] / UNIT

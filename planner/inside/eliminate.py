@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.planner.inside.choices import Choices, Link, Reader
+from meshwright.planner.inside.choices import BlockProblem, Reader, ValueEdge
 
 Ints = NDArray[np.int64]
 
@@ -25,7 +25,7 @@ class Reduced:
     """Per node that is left."""
     edges: dict[int, dict[int, Ints]]
     """Node -> neighbour -> table over the states of both; held both ways."""
-    links: list[Link]
+    links: list[ValueEdge]
     """With several readers."""
     folded: list[tuple[int, dict[int, Ints], Ints]] = field(default_factory=list)
     """Nodes that were taken out: with their tables to the neighbours of then, and costs."""
@@ -45,7 +45,7 @@ class Reduced:
         return tuple(int(self.kept[n][found[n]]) for n in sorted(found))
 
 
-def reduce(choices: Choices, largest: int = 4_000_000) -> Reduced:
+def reduce(choices: BlockProblem, largest: int = 4_000_000) -> Reduced:
     """Takes out what can be taken out; no table gets more than `largest` entries."""
     costs = {n: own.copy() for n, own in enumerate(choices.costs)}
     found = Reduced(costs, {n: {} for n in costs}, [])
@@ -61,7 +61,7 @@ def reduce(choices: Choices, largest: int = 4_000_000) -> Reduced:
     return found
 
 
-def _merge_equal(found: Reduced, choices: Choices) -> None:
+def _merge_equal(found: Reduced, choices: BlockProblem) -> None:
     """Of states that look alike to all neighbours the cheapest stays."""
     looks: dict[int, list[Ints]] = {n: [] for n in found.costs}
     for link in choices.links:
@@ -80,10 +80,10 @@ def _merge_equal(found: Reduced, choices: Choices) -> None:
         found.costs[node] = costs[found.kept[node]]
 
 
-def _on_kept(found: Reduced, choices: Choices) -> list[Link]:
+def _on_kept(found: Reduced, choices: BlockProblem) -> list[ValueEdge]:
     """The links over the states that are left."""
     return [
-        Link(
+        ValueEdge(
             link.source,
             link.made[found.kept[link.source]],
             tuple(Reader(r.node, r.wants[found.kept[r.node]]) for r in link.readers),
@@ -93,7 +93,7 @@ def _on_kept(found: Reduced, choices: Choices) -> list[Link]:
     ]
 
 
-def _add_link(found: Reduced, link: Link) -> None:
+def _add_link(found: Reduced, link: ValueEdge) -> None:
     """As costs or edges where it is that simple."""
     fixed = [r for r in link.readers if (r.wants == r.wants[0]).all()]
     price = link.price.copy()
@@ -110,7 +110,7 @@ def _add_link(found: Reduced, link: Link) -> None:
     elif len(nodes) == 2 and (link.made == link.made[0]).all():
         _add_pair(found, price[link.made[0]], readers)
     else:
-        found.links.append(Link(link.source, link.made, tuple(readers), price))
+        found.links.append(ValueEdge(link.source, link.made, tuple(readers), price))
 
 
 def _table(rows: Ints, wants: Sequence[Ints]) -> Ints:
@@ -176,11 +176,11 @@ def _through(left: Ints, costs: Ints, right: Ints) -> Ints:
     return np.stack([(first[:, i, None] + right).min(0) for i in range(first.shape[1])])
 
 
-def _touches(link: Link, node: int) -> bool:
+def _touches(link: ValueEdge, node: int) -> bool:
     return link.source == node or any(r.node == node for r in link.readers)
 
 
-def restricted(found: Reduced, alive: Mapping[int, NDArray[np.bool_]]) -> Choices:
+def restricted(found: Reduced, alive: Mapping[int, NDArray[np.bool_]]) -> BlockProblem:
     """What is left, with the states that are alive only; nodes are numbered anew, in order."""
     number = {n: i for i, n in enumerate(sorted(found.costs))}
     edges = [
@@ -190,7 +190,7 @@ def restricted(found: Reduced, alive: Mapping[int, NDArray[np.bool_]]) -> Choice
         if a < b
     ]
     links = [
-        Link(
+        ValueEdge(
             number[link.source],
             link.made[alive[link.source]],
             tuple(Reader(number[r.node], r.wants[alive[r.node]]) for r in link.readers),
@@ -198,10 +198,10 @@ def restricted(found: Reduced, alive: Mapping[int, NDArray[np.bool_]]) -> Choice
         )
         for link in found.links
     ]
-    return Choices(tuple(found.costs[n][alive[n]] for n in number), (*edges, *links))
+    return BlockProblem(tuple(found.costs[n][alive[n]] for n in number), (*edges, *links))
 
 
-def _plain_link(a: int, b: int, table: Ints) -> Link:
+def _plain_link(a: int, b: int, table: Ints) -> ValueEdge:
     """An edge as a link with one reader."""
     rows, columns = (np.arange(n, dtype=np.int64) for n in table.shape)
-    return Link(a, rows, (Reader(b, columns),), table)
+    return ValueEdge(a, rows, (Reader(b, columns),), table)

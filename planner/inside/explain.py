@@ -21,7 +21,7 @@ from meshwright.planner.strategies import find_rule
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class ExplainedMove:
     """One conversion of a value in a block."""
 
     value: str
@@ -41,16 +41,16 @@ class Move:
         return any(primitive in COMMUNICATES for primitive in self.primitives)
 
 
-def moves(graph: Graph, block: Block, layout: BlockLayout, axis: str) -> tuple[Move, ...]:
+def moves(graph: Graph, block: Block, layout: BlockLayout, axis: str) -> tuple[ExplainedMove, ...]:
     """The conversions that a block needs on one axis, each (value, target) once."""
     placed = _entry(graph, block, layout, axis)
-    found: dict[tuple[str, Placement], Move] = {}
+    found: dict[tuple[str, Placement], ExplainedMove] = {}
 
     def need(name: str, target: Placement, op: Op | None) -> None:
         source = placed.get(name, R)
         if source != target and (name, target) not in found:
             grad = graph.tensors[name].requires_grad
-            found[name, target] = Move(name, Conversion(source, target), op, grad)
+            found[name, target] = ExplainedMove(name, Conversion(source, target), op, grad)
 
     for op in graph.block_ops(block):
         strategy = strategy_of(op, layout, axis)
@@ -95,14 +95,14 @@ def batch_coupling(graph: Graph, layouts: Sequence[BlockLayout]) -> tuple[str, .
     return tuple(dict.fromkeys(found))
 
 
-def _couples(graph: Graph, block: Block, move: Move) -> bool:
+def _couples(graph: Graph, block: Block, move: ExplainedMove) -> bool:
     forward = move.conversion.forward
     if block.pattern == PRELUDE and forward is Primitive.ALL_REDUCE:
         return False
     return move.communicates
 
 
-def _coupled(graph: Graph, block: Block, move: Move) -> str:
+def _coupled(graph: Graph, block: Block, move: ExplainedMove) -> str:
     producer = graph.producer.get(move.value)
     if move.op:
         place = f"{move.op.target} needs {move.value} {move.conversion.target}"

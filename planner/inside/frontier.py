@@ -23,7 +23,7 @@ Price = Callable[[str, Placement, Placement], int]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class OpCosts:
     """One op: its strategies and what each costs, in picoseconds."""
 
     inputs: tuple[str, ...]
@@ -33,10 +33,10 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class OpChain:
     """What to solve."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[OpCosts, ...]
     given: Mapping[str, tuple[tuple[Placement, int], ...]]
     """Value that no step makes -> placements it may come in, and what each costs. Others are R."""
     exits: Mapping[str, Placement]
@@ -51,7 +51,7 @@ class Solution:
     cost: int
     chosen: tuple[Strategy, ...]
     placed: dict[str, Placement]
-    """Placement of each value of `Run.given` that a step reads."""
+    """Placement of each value of `OpChain.given` that a step reads."""
 
 
 @dataclass
@@ -122,7 +122,7 @@ class _Layer:
     choice: Ints
 
 
-def solve(run: Run, beam: int = 2048) -> Solution:
+def solve(run: OpChain, beam: int = 2048) -> Solution:
     """The cheapest strategies of all steps."""
     values, uses = _values(run)
     steps = [*run.steps, _exit_step(run)]
@@ -139,12 +139,12 @@ def solve(run: Run, beam: int = 2048) -> Solution:
     return _trace_back(run, steps, layers)
 
 
-def _exit_step(run: Run) -> Step:
+def _exit_step(run: OpChain) -> OpCosts:
     names, wanted = tuple(run.exits), tuple(run.exits.values())
-    return Step(names, (), (Strategy(wanted, ()),), (0,))
+    return OpCosts(names, (), (Strategy(wanted, ()),), (0,))
 
 
-def _values(run: Run) -> tuple[dict[str, _Value], dict[str, list[tuple[int, set[Placement]]]]]:
+def _values(run: OpChain) -> tuple[dict[str, _Value], dict[str, list[tuple[int, set[Placement]]]]]:
     """Every value, and per value the steps that read it with the placements they may want."""
     uses: dict[str, list[tuple[int, set[Placement]]]] = {}
     sources: dict[str, dict[Placement, None]] = {}
@@ -178,7 +178,7 @@ def _open(layer: _Layer, value: _Value, given: Sequence[tuple[Placement, int]]) 
 
 def _advance(
     layer: _Layer,
-    step: Step,
+    step: OpCosts,
     values: Mapping[str, _Value],
     uses: Mapping[str, Sequence[tuple[int, set[Placement]]]],
     at: int,
@@ -266,7 +266,9 @@ def _distinct(layer: _Layer, values: Mapping[str, _Value]) -> Ints:
     return np.sort(order[first])
 
 
-def _trace_back(run: Run, steps: Sequence[Step], layers: Sequence[tuple[str, _Layer]]) -> Solution:
+def _trace_back(
+    run: OpChain, steps: Sequence[OpCosts], layers: Sequence[tuple[str, _Layer]]
+) -> Solution:
     state = int(np.argmin(layers[-1][1].cost))
     cost = int(layers[-1][1].cost[state])
     chosen: list[Strategy] = []

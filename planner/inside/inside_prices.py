@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.graph import Graph, Op
-from meshwright.ir.inside import SHIFT, Inner, Operand, inner_traffic
+from meshwright.ir.inside import SHIFT, Inner, LocalOperand, inner_traffic
 from meshwright.ir.layout import Strategy
 from meshwright.planner.inside.prices import Prices
 
@@ -24,7 +24,7 @@ class Inside(NamedTuple):
 def inside_s(graph: Graph, op: Op, strategy: Strategy, ranks: int, prices: Prices) -> Inside:
     """Messages inside an op on an axis of `ranks`; nothing for most ops."""
     inputs = [_operand(graph, name) for name in op.inputs]
-    outputs = [_operand(graph, name) if name else Operand((), 0) for name in op.outputs]
+    outputs = [_operand(graph, name) if name else LocalOperand((), 0) for name in op.outputs]
     messages = inner_traffic(op, strategy, ranks, inputs, outputs)
     trains = any(name and graph.tensors[name].requires_grad for name in op.outputs)
     seconds = [0.0, 0.0]
@@ -34,9 +34,9 @@ def inside_s(graph: Graph, op: Op, strategy: Strategy, ranks: int, prices: Price
     return Inside(beside=seconds[True], alone=seconds[False])
 
 
-def _operand(graph: Graph, name: str) -> Operand:
+def _operand(graph: Graph, name: str) -> LocalOperand:
     tensor = graph.tensors[name]
-    return Operand(tensor.shape, tensor.nbytes)
+    return LocalOperand(tensor.shape, tensor.nbytes)
 
 
 def _message_s(message: Inner, samples: int, ranks: int, prices: Prices) -> float:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from meshwright.ir.graph import Graph, Kind
 from meshwright.ir.layout import RP, Placement, R, Strategy
 from meshwright.ir.plan import BlockLayout, ModelMesh, param_key
-from meshwright.planner.inside.axis_layout import Laid
+from meshwright.planner.inside.axis_layout import LaidSegment
 from meshwright.planner.inside.choices import Chosen
 from meshwright.planner.inside.choose import choose
 from meshwright.planner.inside.data_layout import DataLayout, solve_data
@@ -17,7 +17,7 @@ from meshwright.planner.inside.mesh_problem import MeshProblem, mesh_problem
 from meshwright.planner.inside.mesh_space import mesh_space
 from meshwright.planner.inside.moves import Moves
 from meshwright.planner.inside.regime import Regime, usual
-from meshwright.planner.inside.segments import PRELUDE, Segment
+from meshwright.planner.inside.segments import PRELUDE, LayoutSegment
 from meshwright.planner.pins.placement_rules import NO_RULES, PlacementRules
 
 
@@ -68,8 +68,8 @@ class _Assembly:
     graph: Graph
     data: DataLayout
     model: ModelMesh
-    segment: Segment
-    dp: Laid
+    segment: LayoutSegment
+    dp: LaidSegment
     solved: Solved | None
 
     def layout(self, name: str) -> BlockLayout:

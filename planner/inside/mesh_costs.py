@@ -11,7 +11,7 @@ from meshwright.ir.rules import name_of
 from meshwright.planner.inside.axis_layout import FREE, LOOKUPS, strategy_share
 from meshwright.planner.inside.inside_prices import inside_s
 from meshwright.planner.inside.mesh_space import MeshSpace, OpSpace
-from meshwright.planner.inside.moves import MoveTable, Step, share
+from meshwright.planner.inside.moves import AxisMove, MoveTable, share
 from meshwright.planner.inside.regime import Regime
 
 Floats = NDArray[np.float64]
@@ -32,7 +32,7 @@ def move_seconds(
     key = (id(table), nbytes, grad, stored)
     if key not in known:
 
-        def step_s(step: Step) -> float:
+        def step_s(step: AxisMove) -> float:
             ranks, prices = space.mesh[step.axis][1], regime.prices[step.axis]
             part = round(nbytes * step.share)
             forward_s = prices.primitive_s(step.forward, part, ranks)

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from meshwright.ir.graph import Graph
 from meshwright.ir.layout import Placement, R, Strategy
 from meshwright.planner.inside.axis_layout import PICOSECONDS
-from meshwright.planner.inside.choices import Choices, Link, Reader
+from meshwright.planner.inside.choices import BlockProblem, Reader, ValueEdge
 from meshwright.planner.inside.data_layout import results
 from meshwright.planner.inside.mesh_costs import move_seconds, op_seconds, stored_seconds
 from meshwright.planner.inside.mesh_space import MeshSpace, OpSpace
 from meshwright.planner.inside.moves import Moves, MoveTable, Places
 from meshwright.planner.inside.regime import Regime
-from meshwright.planner.inside.segments import Segment
+from meshwright.planner.inside.segments import LayoutSegment
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -33,7 +33,7 @@ class NodeKey(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class UnpricedEdge:
     """A link before prices."""
 
     name: str
@@ -56,14 +56,14 @@ class MeshProblem:
     nodes: Mapping[NodeKey, int]
     repeats: Mapping[NodeKey, int]
     """How many there are of each node: blocks of the op's pattern, tensors like this one."""
-    values: tuple[Value, ...]
+    values: tuple[UnpricedEdge, ...]
 
-    def choices(self, regime: Regime) -> Choices:
+    def choices(self, regime: Regime) -> BlockProblem:
         """The problem at some prices."""
         costs = tuple(self._cost(node, regime) for node in self.nodes)
         known: dict[object, Floats] = {}
         links = tuple(
-            Link(
+            ValueEdge(
                 value.source, value.made, value.readers,
                 _picoseconds(
                     move_seconds(self.graph, self.space, regime, value.name, value.table, known),
@@ -72,7 +72,7 @@ class MeshProblem:
             )
             for value in self.values
         )  # fmt: skip
-        return Choices(costs, links)
+        return BlockProblem(costs, links)
 
     def _cost(self, node: NodeKey, regime: Regime) -> Ints:
         if node.kind == "border":
@@ -105,7 +105,7 @@ def mesh_problem(
     """The problem of a mesh; with whole borders, values between blocks are not split."""
     whole = ((R,) * len(space.mesh),)
     borders = {n: p if split_borders else whole for n, p in space.borders.items()}
-    maker = _Maker(graph, space, moves, borders | {"": whole})
+    maker = _EdgeMaker(graph, space, moves, borders | {"": whole})
     for name, count in _copies(graph, space):
         maker.add("param", name, count)
     for root in maker.borders:
@@ -132,7 +132,7 @@ class _Placed(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Maker:
+class _EdgeMaker:
     """Nodes and values in the making."""
 
     graph: Graph
@@ -142,14 +142,14 @@ class _Maker:
     """The loss, which has the empty name, included."""
     nodes: dict[NodeKey, int] = field(default_factory=dict)
     repeats: dict[NodeKey, int] = field(default_factory=dict)
-    values: list[Value] = field(default_factory=list)
+    values: list[UnpricedEdge] = field(default_factory=list)
 
     def add(self, kind: str, name: str, repeats: int) -> int:
         key = NodeKey(kind, name)
         self.nodes[key], self.repeats[key] = len(self.nodes), repeats
         return self.nodes[key]
 
-    def segment(self, segment: Segment, repeats: int) -> None:
+    def segment(self, segment: LayoutSegment, repeats: int) -> None:
         """The ops of a block, and the values between them and what it reads and hands on."""
         made, wanted = self._read(segment), dict[str, list[_Placed]]()
         for op in segment.ops:
@@ -168,7 +168,7 @@ class _Maker:
             if others:
                 self.values.append(self._value(name, made[name], others, repeats))
 
-    def _read(self, segment: Segment) -> dict[str, _Placed]:
+    def _read(self, segment: LayoutSegment) -> dict[str, _Placed]:
         """What the block has from elsewhere."""
         block = segment.block
         stored = {
@@ -187,7 +187,9 @@ class _Maker:
     def _side(self, node: int, own: OpSpace, slot: int) -> _Placed:
         return _Placed(node, self.moves.combined(own.placements(slot), own.picks))
 
-    def _value(self, name: str, made: _Placed, readers: Sequence[_Placed], repeats: int) -> Value:
+    def _value(
+        self, name: str, made: _Placed, readers: Sequence[_Placed], repeats: int
+    ) -> UnpricedEdge:
         sources, rows = _distinct(made.places)
         targets, columns = _distinct(np.concatenate([reader.places for reader in readers]))
         ends = np.cumsum([len(reader.places) for reader in readers])[:-1]
@@ -196,7 +198,7 @@ class _Maker:
             for reader, wants in zip(readers, np.split(columns, ends), strict=True)
         )
         table = self.moves.table(self.graph.tensors[name].shape, sources, targets)
-        return Value(name, made.node, rows, found, table, repeats)
+        return UnpricedEdge(name, made.node, rows, found, table, repeats)
 
 
 def _distinct(places: Places) -> tuple[Places, Ints]:

@@ -9,7 +9,7 @@ from meshwright.ir.plan import ModelMesh
 from meshwright.planner.inside.axis_space import AxisSpace, Spreader
 from meshwright.planner.inside.data_layout import DataLayout
 from meshwright.planner.inside.joint import Picks, joint_placements, joint_strategies
-from meshwright.planner.inside.segments import Segment
+from meshwright.planner.inside.segments import LayoutSegment
 from meshwright.planner.pins.placement_rules import NO_RULES, PlacementRules
 
 Place = tuple[Placement, ...]
@@ -38,7 +38,7 @@ class MeshSpace:
     """All that can be chosen on one mesh."""
 
     mesh: ModelMesh
-    segments: tuple[Segment, ...]
+    segments: tuple[LayoutSegment, ...]
     """Without the prelude, which every rank computes whole."""
     ops: dict[str, OpSpace]
     """Per op name."""
@@ -60,7 +60,7 @@ def mesh_space(
     """The space of a mesh; `asked`: what constraints say of parameters."""
     spreader = Spreader(graph, data, mesh)
     each = tuple(spreader.axis(at) for at in range(len(mesh)))
-    maker = _Maker(graph, spreader, each)
+    maker = _SpaceMaker(graph, spreader, each)
     stored: dict[str, dict[str, None]] = {}
     for name in (name for s in spreader.segments for name in s.block.params):
         stored.setdefault(spreader.tied(name), {})[name] = None
@@ -85,7 +85,7 @@ def _common(found: list[tuple[Place, ...]]) -> tuple[Place, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Maker:
+class _SpaceMaker:
     graph: Graph
     spreader: Spreader
     each: tuple[AxisSpace, ...]

@@ -24,7 +24,7 @@ Places = Ints
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class AxisMove:
     """One conversion on one axis, of the share of a value that the other axes leave."""
 
     axis: int
@@ -37,12 +37,12 @@ class Step:
 class MoveTable:
     """The steps of all moves from some places to others."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[AxisMove, ...]
     codes: tuple[Ints, ...]
     """First steps, second steps, ... of each move; 0 for none, else one more than the step."""
     shape: tuple[int, int]
 
-    def cost(self, seconds: Callable[[Step], float]) -> Floats:
+    def cost(self, seconds: Callable[[AxisMove], float]) -> Floats:
         """Sums of what the steps cost."""
         each = np.array([0.0, *map(seconds, self.steps)])
         total = np.zeros(self.shape)
@@ -134,7 +134,7 @@ class _Walk:
         ):
             axis, direct = self._next(ahead)
             codes.append(self._step(axis, direct, keys))
-        steps = tuple(Step(a, *_both(kind), left) for a, kind, left in keys)
+        steps = tuple(AxisMove(a, *_both(kind), left) for a, kind, left in keys)
         return MoveTable(steps, tuple(codes), self.extent)
 
     def _next(self, ahead: Sequence[Bools]) -> tuple[Ints, Bools]:

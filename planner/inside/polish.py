@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.planner.inside.choices import Link
+from meshwright.planner.inside.choices import ValueEdge
 from meshwright.planner.inside.eliminate import Reduced
 
 Ints = NDArray[np.int64]
@@ -28,15 +28,15 @@ def polish(reduced: Reduced, states: Mapping[int, int]) -> dict[int, int]:
     return found
 
 
-def _links_of(reduced: Reduced) -> dict[int, list[Link]]:
-    near: dict[int, list[Link]] = {n: [] for n in reduced.costs}
+def _links_of(reduced: Reduced) -> dict[int, list[ValueEdge]]:
+    near: dict[int, list[ValueEdge]] = {n: [] for n in reduced.costs}
     for link in reduced.links:
         for node in dict.fromkeys((link.source, *(r.node for r in link.readers))):
             near[node].append(link)
     return near
 
 
-def _costs(reduced: Reduced, near: list[Link], node: int, states: Mapping[int, int]) -> Ints:
+def _costs(reduced: Reduced, near: list[ValueEdge], node: int, states: Mapping[int, int]) -> Ints:
     """Of each state of a node, with what its neighbours are in."""
     total = reduced.costs[node].copy()
     for other, table in reduced.edges[node].items():
@@ -46,13 +46,13 @@ def _costs(reduced: Reduced, near: list[Link], node: int, states: Mapping[int, i
     return total
 
 
-def _made(link: Link, states: Mapping[int, int]) -> Ints:
+def _made(link: ValueEdge, states: Mapping[int, int]) -> Ints:
     """Per state of the source."""
     wanted = sorted({int(r.wants[states[r.node]]) for r in link.readers})
     return np.asarray(link.price[link.made][:, wanted].sum(1))
 
 
-def _read(link: Link, node: int, states: Mapping[int, int]) -> Ints:
+def _read(link: ValueEdge, node: int, states: Mapping[int, int]) -> Ints:
     """Per state of a reader: what is not wanted by others, or twice by itself."""
     row = link.price[link.made[states[link.source]]].copy()
     row[[int(r.wants[states[r.node]]) for r in link.readers if r.node != node]] = 0

@@ -15,7 +15,7 @@ storing them counts once."""
 Shape = tuple[int, ...]
 
 
-class OpTimer(Protocol):
+class OpSeconds(Protocol):
     """Seconds of an op, forward and backward."""
 
     def __call__(
@@ -40,7 +40,7 @@ class Regime:
     """What a stored parameter byte costs; by default what the prices say."""
     saved_s_per_byte: float = 0.0
     """What a byte of an activation costs that is kept for backward."""
-    timer: OpTimer | None = None
+    timer: OpSeconds | None = None
     dtypes: Mapping[str, str] = field(default_factory=dict)
     """Of values at run time, where they are others than the graph's."""
 

@@ -22,7 +22,7 @@ _CONFLICTS = 10**5
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class MakerSet:
     """A set of makers that run again."""
 
     keys: tuple[str, ...]
@@ -46,25 +46,25 @@ class SavedChoice:
                 found[maker] = found.get(maker, 0) + nbytes
         return found
 
-    def fastest(self, kept_bytes: int) -> Way | None:
+    def fastest(self, kept_bytes: int) -> MakerSet | None:
         """The least seconds with so many bytes inside the block; None if that is impossible."""
-        model = _Model(self)
+        model = _SavedModel(self)
         model.add_limit(kept_bytes)
         return model.solve(model.seconds())
 
-    def smallest(self, again_s: float) -> Way:
+    def smallest(self, again_s: float) -> MakerSet:
         """The fewest bytes for so many seconds."""
-        model = _Model(self)
+        model = _SavedModel(self)
         model.cp.add(model.seconds() <= round(again_s * 1e9))
         found = model.solve(model.kept())
         assert found is not None  # nothing runs again
         return found
 
-    def front(self, points: int) -> tuple[Way, ...]:
+    def front(self, points: int) -> tuple[MakerSet, ...]:
         """From all kept to all made again, at even steps of bytes; without those that others
         beat."""
         most = sum(self.saved_bytes.values())
-        ways: list[Way] = []
+        ways: list[MakerSet] = []
         for step in range(points + 1):
             way = self.fastest(most * (points - step) // points)
             if way is not None and (not ways or way.kept_bytes < ways[-1].kept_bytes):
@@ -81,13 +81,13 @@ class SavedChoice:
             if made == maker:
                 yield walk.stored(storage[0], walk.placed[storage[0]])
 
-    def way(self, keys: Sequence[str]) -> Way:
+    def way(self, keys: Sequence[str]) -> MakerSet:
         """What a set of makers costs and leaves."""
         again = set(keys)
         kept = sum(n for maker, n in self.saved_bytes.items() if maker not in again)
         read = {storage for key in keys for storage in self.reads(key)}
         kept += sum(self.held_bytes(s) for s in read if self.makers.inside(s) not in again)
-        return Way(tuple(keys), sum(self.makers.cost_s[key] for key in keys), kept)
+        return MakerSet(tuple(keys), sum(self.makers.cost_s[key] for key in keys), kept)
 
     def held_bytes(self, storage: Storage) -> int:
         """Bytes of a memory if it is held only for what runs again; 0 if it is there anyway."""
@@ -107,7 +107,7 @@ class SavedChoice:
 
 
 @dataclass
-class _Model:
+class _SavedModel:
     choice: SavedChoice
     cp: cp_model.CpModel = field(default_factory=cp_model.CpModel)
     again: dict[str, cp_model.IntVar] = field(default_factory=dict)
@@ -147,7 +147,7 @@ class _Model:
     def add_limit(self, kept_bytes: int) -> None:
         self.cp.add(self.kept() <= kept_bytes)
 
-    def solve(self, least: cp_model.LinearExpr) -> Way | None:
+    def solve(self, least: cp_model.LinearExpr) -> MakerSet | None:
         self.cp.minimize(least)
         solver = cp_model.CpSolver()
         solver.parameters.num_workers = 1

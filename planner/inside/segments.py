@@ -11,7 +11,7 @@ PRELUDE = "(prelude)"
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class LayoutSegment:
     """A run of ops that is laid out as one."""
 
     block: Block
@@ -20,11 +20,13 @@ class Segment:
     """Per op name."""
 
 
-def segments(graph: Graph) -> tuple[Segment, ...]:
+def segments(graph: Graph) -> tuple[LayoutSegment, ...]:
     """The prelude, then one segment per pattern, in order."""
     blocks = [prelude_block(graph), *graph.distinct_blocks()]
     return tuple(
-        Segment(b, graph.block_ops(b), {op.name: find_rule(op, graph) for op in graph.block_ops(b)})
+        LayoutSegment(
+            b, graph.block_ops(b), {op.name: find_rule(op, graph) for op in graph.block_ops(b)}
+        )
         for b in blocks
     )
 

@@ -30,7 +30,7 @@ LEAN = 4.0
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundVariant:
     """A way to lay out all patterns, and how good it is at its own prices."""
 
     layouts: tuple[BlockLayout, ...]
@@ -60,7 +60,7 @@ class MeshVariants:
     data: DataLayout
     model: ModelMesh
     asked: PlacementRules
-    solved: dict[str, Found] = field(default_factory=dict)
+    solved: dict[str, FoundVariant] = field(default_factory=dict)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -72,15 +72,15 @@ class MeshVariants:
                 kept[name] = content
         return tuple(kept)
 
-    def found(self, name: str) -> Found:
+    def found(self, name: str) -> FoundVariant:
         if name not in self.solved:
             self.solved[name] = self._solve(name)
         return self.solved[name]
 
-    def _solve(self, name: str) -> Found:
+    def _solve(self, name: str) -> FoundVariant:
         check_time()
         if not self.model:
-            return Found(layouts_of(self.graph, self.data, (), None), 0.0, 0.0)
+            return FoundVariant(layouts_of(self.graph, self.data, (), None), 0.0, 0.0)
         recipe = self._recipes.get(name)
         if recipe is None:
             near = difflib.get_close_matches(name, self._recipes, 1, 0.0)[0]
@@ -92,7 +92,7 @@ class MeshVariants:
         effort = Effort(gap=CLOSE if len(self.model) > 1 else 0.0)
         chosen = choose(problem.choices(self._regime(recipe)), effort)
         layouts = layouts_of(self.graph, self.data, self.model, Solved(problem, chosen), name)
-        return Found(layouts, chosen.cost / 1e12, chosen.bound / 1e12)
+        return FoundVariant(layouts, chosen.cost / 1e12, chosen.bound / 1e12)
 
     @cached_property
     def _recipes(self) -> dict[str, _Recipe]:

@@ -9,7 +9,7 @@ more.
 from collections.abc import Iterator
 
 from meshwright.ir.errors import PlanError
-from meshwright.planner.across.choice_space import Choices
+from meshwright.planner.across.choice_space import ChoiceSpace
 from meshwright.planner.across.relaxation import frames
 from meshwright.planner.candidates import build_plan
 from meshwright.planner.offers import Offer
@@ -30,7 +30,7 @@ def search(problem: Problem) -> Iterator[Offer]:
             f"more than {MOST} plans: too many to try all; use searcher='ilp', or pin decisions "
             "such as pp or num_microbatches"
         )
-    choices = Choices(problem)
+    choices = ChoiceSpace(problem)
     for frame in frames(problem):
         for choice in choices.of(frame):
             plan = build_plan(problem, obey(problem, choice))
@@ -44,7 +44,7 @@ def search(problem: Problem) -> Iterator[Offer]:
 
 def count(problem: Problem, most: int) -> int:
     """How many choices there are; stops soon after `most`."""
-    total, choices = 0, Choices(problem)
+    total, choices = 0, ChoiceSpace(problem)
     for frame in frames(problem):
         total += choices.count(frame, most - total)
         if total > most:

@@ -16,7 +16,7 @@ from itertools import islice
 import numpy as np
 
 from meshwright.ir.plan import Plan
-from meshwright.planner.across.choice_space import Choices, with_shares
+from meshwright.planner.across.choice_space import ChoiceSpace, with_shares
 from meshwright.planner.across.first_plans import first_choices
 from meshwright.planner.across.frame_search import MESHES, Finalist, FrameSearch
 from meshwright.planner.across.ladder import Treatment
@@ -63,7 +63,7 @@ Family = tuple[bool, tuple[str, ...], int]
 
 
 @dataclass(slots=True)
-class State:
+class IlpState:
     """What the search has seen."""
 
     seen: set[Choice] = field(default_factory=set)
@@ -79,12 +79,12 @@ class State:
 class _Search:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.choices = Choices(problem)
+        self.choices = ChoiceSpace(problem)
         self.runs = RunCosts(problem)
         self.relaxation = Relaxation(self.runs, self.choices.places)
         self.solvers = [FrameSearch(self.runs, p, self.choices.sets) for p in self.choices.places]
         self.leaf = LeafBound(self.runs)
-        self.state = State()
+        self.state = IlpState()
         self.timed = problem.objective != "memory"
         self.mixed = len(problem.tables.devices) > 1
         self.bounds: list[tuple[Frame, Bound]] = []

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.costmodel.comm import send_time
-from meshwright.costmodel.tables import Spot
+from meshwright.costmodel.tables import BlockSpot
 from meshwright.forms.updates import update
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.device import Link
@@ -115,7 +115,7 @@ class _Runs:
         tables, blocks = problem.tables, problem.graph.blocks
         names = dict.fromkeys(tables.device_names)
         slowest = min(names, key=lambda name: tables.devices[name].peak("bfloat16"))
-        spot = Spot(samples, 1, (), slowest, (), ())
+        spot = BlockSpot(samples, 1, (), slowest, (), ())
         layouts = {layout.pattern: layout for layout in problem.layouts(())}
         costs = [tables.block(block, layouts[block.pattern], spot) for block in blocks]
         weights = [

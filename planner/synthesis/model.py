@@ -34,7 +34,7 @@ change places."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SolvedSchedule:
     """What the solver found."""
 
     rows: list[Row] | None
@@ -50,13 +50,13 @@ def solve(
     cores: bool,
     free: Labels | None = None,
     relaxed: bool = False,
-) -> Answer:
+) -> SolvedSchedule:
     """An order no worse than `rows`, if one is found within `effort`, the solver's own measure.
 
     `cores`: raise the bound until a schedule is found, rather than improve the schedule.
     `relaxed`: halves are as quick and small as a whole backward: only the bound counts.
     """  # fmt: skip
-    model = _Model(task, rows, relaxed, ROUGH_TICKS if free else TICKS)
+    model = _ScheduleModel(task, rows, relaxed, ROUGH_TICKS if free else TICKS)
     model.build(free)
     solver = cp_model.CpSolver()
     known = solver.parameters
@@ -68,10 +68,10 @@ def solve(
     status = solver.solve(model.cp)
     bound_s = max(0.0, solver.best_objective_bound) * model.tick_s - model.rounded_s()
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return Answer(None, bound_s)
+        return SolvedSchedule(None, bound_s)
     starts = {key: solver.value(start) for key, start in model.starts.items()}
     joined = {key for key, one in model.joined.items() if solver.value(one)}
-    return Answer(_rows(task, starts, joined), bound_s)
+    return SolvedSchedule(_rows(task, starts, joined), bound_s)
 
 
 def _rows(task: Task, starts: dict[Key, int], joined: set[tuple[int, int]]) -> list[Row]:
@@ -88,7 +88,7 @@ def _rows(task: Task, starts: dict[Key, int], joined: set[tuple[int, int]]) -> l
     return found
 
 
-class _Model:
+class _ScheduleModel:
     """Variables and constraints."""
 
     def __init__(self, task: Task, rows: list[Row], relaxed: bool, ticks: int) -> None:

@@ -16,7 +16,7 @@ from meshwright.ir.schedule import Schedule, check_schedule
 from meshwright.planner.schedule_tools import MADE as NAME
 from meshwright.planner.synthesis.bound import bound_s
 from meshwright.planner.synthesis.greedy import RULES, Rules, list_schedule
-from meshwright.planner.synthesis.model import Answer, solve
+from meshwright.planner.synthesis.model import SolvedSchedule, solve
 from meshwright.planner.synthesis.repeat import extended
 from meshwright.planner.synthesis.task import (
     Row,
@@ -181,7 +181,7 @@ def _whole(task: Task, best: _Best, effort: float) -> float:
     return bound
 
 
-def _counted_s(task: Task, answer: Answer) -> float:
+def _counted_s(task: Task, answer: SolvedSchedule) -> float:
     """The bound, where halves cost nothing: else the model leaves some schedules out."""
     return 0.0 if _costly(task) else answer.bound_s
 

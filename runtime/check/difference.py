@@ -16,7 +16,7 @@ zero (of the bias of attention keys) is made of the rounding of what is not."""
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class TensorDifference:
     """A tensor that differs by more than rounding explains."""
 
     what: str
@@ -34,7 +34,7 @@ class Difference:
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
+class StepOutcome:
     """What one step makes before the optimizer: by module path, on the CPU."""
 
     loss: float
@@ -56,11 +56,13 @@ def rounding(graph: Graph) -> float:
     return float(max(steps) ** 0.5)
 
 
-def first_difference(found: Outcome, wanted: Outcome, rounding: float) -> Difference | None:
+def first_difference(
+    found: StepOutcome, wanted: StepOutcome, rounding: float
+) -> TensorDifference | None:
     """Of the losses, then the gradients, then the buffers."""
     by, allowed = abs(found.loss - wanted.loss), rounding * abs(wanted.loss)
     if not by <= allowed:
-        return Difference("the loss", by, allowed)
+        return TensorDifference("the loss", by, allowed)
     share = _SHARE * rounding * max(_size(g) for g in wanted.gradients.values() if g is not None)
     for name, gradient in wanted.gradients.items():
         what = f"the gradient of {name!r}"
@@ -79,7 +81,7 @@ def first_update(
     found: Mapping[str, Tensor],
     wanted: Mapping[str, Tensor],
     rounding: float,
-) -> Difference | None:
+) -> TensorDifference | None:
     """Of the parameters after the optimizer has stepped with the same gradients; what counts is
     how far they have moved."""
     for name, after in wanted.items():
@@ -95,28 +97,28 @@ def first_update(
 
 def _gradient(
     what: str, found: Tensor | None, wanted: Tensor | None, rounding: float, share: float
-) -> Difference | None:
+) -> TensorDifference | None:
     if found is None and wanted is None:
         return None
     if found is None or wanted is None:
         has = "None, where PyTorch has one" if found is None else "there, where PyTorch has None"
         # Zero and None are one to a model, not to an optimizer: weights decay only with the first.
-        return Difference(what, inf, 0.0, f"is {has}")
+        return TensorDifference(what, inf, 0.0, f"is {has}")
     return _tensor(what, found, wanted, rounding, share)
 
 
 def _tensor(
     what: str, found: Tensor, wanted: Tensor, rounding: float, least: float
-) -> Difference | None:
+) -> TensorDifference | None:
     if found.shape != wanted.shape:
         why = f"has shape {tuple(found.shape)}, not {tuple(wanted.shape)}"
-        return Difference(what, inf, 0.0, why)
+        return TensorDifference(what, inf, 0.0, why)
     if not wanted.numel():
         return None
     by = float((found.to(_wide(wanted)) - wanted.to(_wide(wanted))).abs().max())
     exact = not (wanted.is_floating_point() or wanted.is_complex())
     allowed = 0.0 if exact else rounding * _size(wanted) + least
-    return None if by <= allowed else Difference(what, by, allowed)
+    return None if by <= allowed else TensorDifference(what, by, allowed)
 
 
 def _size(x: Tensor) -> float:

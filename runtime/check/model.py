@@ -16,7 +16,12 @@ from meshwright.ir.step import LossFn
 from meshwright.ir.trace import trace
 from meshwright.runtime.batch import as_batch
 from meshwright.runtime.check.data import first_samples
-from meshwright.runtime.check.difference import Difference, Outcome, first_difference, rounding
+from meshwright.runtime.check.difference import (
+    StepOutcome,
+    TensorDifference,
+    first_difference,
+    rounding,
+)
 from meshwright.runtime.check.plain import Uncheckable, copied, plain_step
 from meshwright.runtime.check.short import cut, with_values
 from meshwright.runtime.weights import model_tensors
@@ -28,7 +33,7 @@ SAMPLES = 2
 class ModelCheck:
     """What it found."""
 
-    difference: Difference | None
+    difference: TensorDifference | None
     how: str
     """`2 samples, float64, 10 equal blocks left out`."""
 
@@ -66,7 +71,7 @@ def check_model(
 def _compared(
     twin: nn.Module, loss_fn: LossFn | None, plan: Plan, batch: Mapping[str, Tensor], samples: int,
     dtype: torch.dtype | None,
-) -> Difference | None:  # fmt: skip
+) -> TensorDifference | None:  # fmt: skip
     if dtype is not None:
         twin = copied(twin).to(dtype)
         batch = {n: x.to(dtype) if x.is_floating_point() else x for n, x in batch.items()}
@@ -80,7 +85,7 @@ def _compared(
 
 def _emitted(
     graph: Graph, plan: Plan, source: Mapping[str, Tensor], batch: Mapping[str, Tensor]
-) -> Outcome:
+) -> StepOutcome:
     """A step of the program for one rank, by torch's autograd."""
     programs = lower(graph, one_rank(plan, graph), 0)
     params: dict[str, Tensor] = {}
@@ -100,7 +105,7 @@ def _emitted(
         torch.autograd.backward(loss)
     except RuntimeError as error:
         raise Uncheckable(f"the emitted program of one rank fails ({error})") from error
-    return Outcome(
+    return StepOutcome(
         float(loss.detach()),
         {graph.tensors[n].fqn: x.grad for n, x in params.items() if x.requires_grad},
         {
@@ -131,12 +136,12 @@ def one_rank(plan: Plan, graph: Graph) -> Plan:
 
 def repeats(
     model: nn.Module, loss_fn: LossFn | None, batch: Mapping[str, Tensor], graph: Graph
-) -> Difference | None:
+) -> TensorDifference | None:
     """Two steps of plain PyTorch on equal data and buffers: they differ if the module keeps state
     elsewhere, or draws numbers that are not torch's."""
     twin = copied(model)
     before = {name: b.detach().clone() for name, b in twin.named_buffers()}
-    found: list[Outcome] = []
+    found: list[StepOutcome] = []
     for _ in range(2):
         with torch.no_grad():
             for name, b in twin.named_buffers():

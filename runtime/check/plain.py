@@ -15,7 +15,7 @@ from meshwright.ir.errors import MeshwrightError
 from meshwright.ir.step import LossFn, TrainingStep
 from meshwright.ir.still import Still, Unsettled
 from meshwright.ir.torch_private import copy_hooks
-from meshwright.runtime.check.difference import Outcome
+from meshwright.runtime.check.difference import StepOutcome
 from meshwright.runtime.optimizer import OptimizerChoice
 
 FAILURES = (
@@ -43,7 +43,7 @@ def copied(model: nn.Module) -> nn.Module:
 
 def plain_step(
     model: nn.Module, loss_fn: LossFn | None, batch: Mapping[str, Tensor], parts: int = 1
-) -> Outcome:
+) -> StepOutcome:
     """Forward and backward, random numbers as in `ir.still`. The buffers of the module change.
 
     With `parts`, micro-batch by micro-batch: their mean, as batch-norm has it by contract.
@@ -58,7 +58,7 @@ def plain_step(
             _check_leaves(loss, model)
             _backward(loss)
             total += float(loss.detach())
-    return Outcome(
+    return StepOutcome(
         total,
         {name: _kept(p.grad) for name, p in model.named_parameters() if p.requires_grad},
         {name: b.detach().cpu().clone() for name, b in model.named_buffers()},
@@ -136,7 +136,9 @@ class Reference:
         made = copied(model).to(device)
         return cls(made, _over_copy(choice, lr, model, made))
 
-    def run(self, loss_fn: LossFn | None, batch: Mapping[str, Tensor], parts: int = 1) -> Outcome:
+    def run(
+        self, loss_fn: LossFn | None, batch: Mapping[str, Tensor], parts: int = 1
+    ) -> StepOutcome:
         """A step's gradients. Buffers are put back."""
         before = {name: b.detach().clone() for name, b in self.model.named_buffers()}
         device = next(self.model.parameters()).device

@@ -9,8 +9,8 @@ from torch import Tensor
 from meshwright.ir.step import LossFn
 from meshwright.runtime.batch import as_batch
 from meshwright.runtime.check.difference import (
-    Difference,
-    Outcome,
+    StepOutcome,
+    TensorDifference,
     first_difference,
     first_update,
     rounding,
@@ -32,7 +32,7 @@ from meshwright.runtime.world import from_first
 def check_plan(
     job: Job, reference: Reference | None, loss_fn: LossFn | None, batch: Mapping[str, Tensor],
     *, moved: bool,
-) -> Difference | None:  # fmt: skip
+) -> TensorDifference | None:  # fmt: skip
     """All ranks call it, rank 0 with a reference; the same comes back everywhere.
 
     `moved`: with other weights than the model's, for a second opinion: rounding may put a value on
@@ -53,19 +53,19 @@ def check_plan(
         if moved:
             write_parameters(job, _moved)
         found, after, apart = _stepped(job, batch)
-    differs: Difference | None = None
+    differs: TensorDifference | None = None
     if reference is not None and wanted is not None:
         differs = _compared(job, reference, found, wanted, after)
     if differs is None and apart:
         what = f"{apart[0]!r} after the step"
-        differs = Difference(what, inf, 0.0, "is not the same on all ranks that have it")
-    agreed: Difference | None = from_first(differs)
+        differs = TensorDifference(what, inf, 0.0, "is not the same on all ranks that have it")
+    agreed: TensorDifference | None = from_first(differs)
     return agreed
 
 
 def _stepped(
     job: Job, batch: Mapping[str, Tensor]
-) -> tuple[Outcome, dict[str, Tensor], tuple[str, ...]]:
+) -> tuple[StepOutcome, dict[str, Tensor], tuple[str, ...]]:
     """A step of the job; what rank 0 gets of it."""
     loss = job.backward(as_batch(batch))
     job.sum_gradients()
@@ -77,15 +77,16 @@ def _stepped(
     after = {fqn: whole.cpu().clone() for fqn, whole in whole_parameters(job)}
     buffers = {fqn: whole.cpu().clone() for fqn, whole in whole_buffers(job)}
     return (
-        Outcome(float(loss), gradients, buffers),
+        StepOutcome(float(loss), gradients, buffers),
         after,
         differing_copies(job, rounding(job.graph)),
     )
 
 
 def _compared(
-    job: Job, reference: Reference, found: Outcome, wanted: Outcome, after: Mapping[str, Tensor]
-) -> Difference | None:  # fmt: skip
+    job: Job, reference: Reference, found: StepOutcome, wanted: StepOutcome,
+    after: Mapping[str, Tensor],
+) -> TensorDifference | None:  # fmt: skip
     allowed = rounding(job.graph)
     if differs := first_difference(_as_summed(job, found, wanted), wanted, allowed):
         return differs
@@ -100,14 +101,14 @@ def _compared(
     return differs
 
 
-def _as_summed(job: Job, found: Outcome, wanted: Outcome) -> Outcome:
+def _as_summed(job: Job, found: StepOutcome, wanted: StepOutcome) -> StepOutcome:
     """A loss that is a sum over samples, while batch-norm has micro-batches, is `parts` times the
     mean of theirs."""
     parts = _parts(job)
     if parts == 1 or abs(found.loss - wanted.loss) <= abs(found.loss / parts - wanted.loss):
         return found
     gradients = {n: None if g is None else g / parts for n, g in found.gradients.items()}
-    return Outcome(found.loss / parts, gradients, found.buffers)
+    return StepOutcome(found.loss / parts, gradients, found.buffers)
 
 
 def _parts(job: Job) -> int:

@@ -18,7 +18,7 @@ from meshwright.ir.retrace import check_repeats
 from meshwright.ir.step import Batch, LossFn, flatten_batch
 from meshwright.runtime.batch import as_batch
 from meshwright.runtime.check.data import batch_of, first_samples
-from meshwright.runtime.check.difference import Difference
+from meshwright.runtime.check.difference import TensorDifference
 from meshwright.runtime.check.model import SAMPLES, check_model, repeats
 from meshwright.runtime.check.plain import Reference, Uncheckable
 from meshwright.runtime.check.undisturbed import same_draws
@@ -129,7 +129,7 @@ class Checking:
         inputs = as_batch(self._batch()) if self.given is None else self.given
         size = self.plan.global_batch_size
 
-        def twice() -> Difference | str | None:
+        def twice() -> TensorDifference | str | None:
             check_repeats(self.model, inputs, self.loss_fn, self.graph, global_batch_size=size)
             why = self._too_much()
             batch = first_samples(self._batch(), SAMPLES, size)
@@ -217,7 +217,7 @@ class Checking:
             )
         self.checked.append(f"the model on one rank ({how})")
 
-    def _compare_model(self) -> tuple[Difference | None, str]:
+    def _compare_model(self) -> tuple[TensorDifference | None, str]:
         seconds = _seconds(self.graph, torch.device("cpu")) * self._few
         problems = []
         for short in (False, True):

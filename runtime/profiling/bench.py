@@ -32,7 +32,7 @@ _SEED = 20
 
 
 @dataclass(frozen=True, eq=False)
-class Layer:
+class BenchBlock:
     """A block with its own parameters, what arrives in forward and what arrives in backward."""
 
     module: StageModule
@@ -76,7 +76,7 @@ def bench(graph: Graph, task: BlockTask, device: torch.device) -> "Bench":
     return Bench(graph, task, at, program, device)
 
 
-def layers_for(layer: Layer, kept_bytes: int, processes: int) -> int:
+def layers_for(layer: BenchBlock, kept_bytes: int, processes: int) -> int:
     """As many as it takes to fill the caches, within what memory there is."""
     given = sum(x.nbytes for x in (*layer.given, *layer.gradients.values())) + 1
     device = layer.module.comm.device
@@ -109,7 +109,7 @@ class Bench:
     program: StageProgram
     device: torch.device
 
-    def layer(self) -> Layer:
+    def layer(self) -> BenchBlock:
         """Equal for every call: times must not depend on numbers drawn."""
         draw = torch.Generator().manual_seed(_SEED)
         program, comm = self.program, self._comm()
@@ -126,7 +126,7 @@ class Bench:
                         *(values[name] for name in call.inputs),
                     )
                 values |= dict(zip(call.outputs, made, strict=True))
-        return Layer(module, tensors, values, self._gradients(module, values, draw))
+        return BenchBlock(module, tensors, values, self._gradients(module, values, draw))
 
     def _comm(self) -> Comm:
         sizes = {axis: along.size for axis, along in self.at.axes.items()}

@@ -12,7 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from meshwright.ir.graph import Graph
 from meshwright.ir.profile import BlockRecord, Timing
 from meshwright.ir.torch_private import on_gradient, storage_key, watching
-from meshwright.runtime.profiling.bench import Layer, bench, layers_for
+from meshwright.runtime.profiling.bench import BenchBlock, bench, layers_for
 from meshwright.runtime.profiling.stopwatch import Stopwatch, watch_for
 from meshwright.runtime.profiling.tasks import BlockTask
 from meshwright.runtime.profiling.timings import mean, summarised
@@ -27,7 +27,7 @@ _RARELY = 2
 
 
 @dataclass
-class _Seen:
+class _BlockTimes:
     """Seconds of single calls."""
 
     forward: list[float] = field(default_factory=list)
@@ -56,7 +56,7 @@ def measure_block(
     watch = watch_for(device)
     _warm_up(made, watch)
     ends = perf_counter() + budget_s
-    seen, rounds = _Seen(), 0
+    seen, rounds = _BlockTimes(), 0
     while agree(rounds < _ROUNDS[0] or (rounds < _ROUNDS[1] and perf_counter() < ends)):
         _passes(made, watch, seen, agree)
         if rounds % _RARELY == 0:
@@ -65,14 +65,14 @@ def measure_block(
     return _record(task, seen, saved, workspace, processes)
 
 
-def _warm_up(made: Sequence[Layer], watch: Stopwatch) -> None:
+def _warm_up(made: Sequence[BenchBlock], watch: Stopwatch) -> None:
     """Faults memory in, for all layers at once."""
     _forward(made, watch, [])
     for layer in reversed(made):
         watch.time(layer.backward)
 
 
-def _passes(made: Sequence[Layer], watch: Stopwatch, seen: _Seen, agree: Agree) -> None:
+def _passes(made: Sequence[BenchBlock], watch: Stopwatch, seen: _BlockTimes, agree: Agree) -> None:
     """Forward through all layers and back, as a stage does, without and with gradients there."""
     for layer in made:
         layer.forget_gradients()
@@ -83,7 +83,9 @@ def _passes(made: Sequence[Layer], watch: Stopwatch, seen: _Seen, agree: Agree) 
             backward.append(watch.time(layer.backward)[1])
 
 
-def _halves(made: Sequence[Layer], watch: Stopwatch, seen: _Seen, *, split: bool) -> None:
+def _halves(
+    made: Sequence[BenchBlock], watch: Stopwatch, seen: _BlockTimes, *, split: bool
+) -> None:
     if split:
         _forward(made, watch, seen.forward)
         for layer in reversed(made):
@@ -94,7 +96,7 @@ def _halves(made: Sequence[Layer], watch: Stopwatch, seen: _Seen, *, split: bool
         seen.no_grad.append(watch.time(partial(layer.forward, keep=False))[1])
 
 
-def _forward(made: Sequence[Layer], watch: Stopwatch, seconds: list[float]) -> None:
+def _forward(made: Sequence[BenchBlock], watch: Stopwatch, seconds: list[float]) -> None:
     kept = []
     for layer in made:
         outputs, took = watch.time(layer.forward)
@@ -103,7 +105,7 @@ def _forward(made: Sequence[Layer], watch: Stopwatch, seconds: list[float]) -> N
 
 
 def _record(
-    task: BlockTask, seen: _Seen, saved: int, workspace: int, processes: int
+    task: BlockTask, seen: _BlockTimes, saved: int, workspace: int, processes: int
 ) -> BlockRecord:
     return BlockRecord(
         key=task.key,
@@ -128,7 +130,7 @@ def _more(longer: Sequence[float], shorter: Sequence[float]) -> Timing:
     return Timing(median_s=more, spread=summarised(list(longer)).spread, count=len(longer))
 
 
-def memory_of(layer: Layer) -> tuple[int, int]:
+def memory_of(layer: BenchBlock) -> tuple[int, int]:
     """(bytes that are kept for the backward, most beyond them at once)."""
     layer.forget_gradients()
     saved = _saved_bytes(layer)
@@ -151,7 +153,7 @@ def memory_of(layer: Layer) -> tuple[int, int]:
     return saved, max(0, most - saved)
 
 
-def _saved_bytes(layer: Layer) -> int:
+def _saved_bytes(layer: BenchBlock) -> int:
     """Of a forward: each storage once, without what was there before."""
     before = _keys(layer.given)
     kept: list[Tensor] = []

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from meshwright.ir.cluster import Cluster
-from meshwright.ir.direct import Work
+from meshwright.ir.direct import Waitable
 
 Span = tuple[float, float, float]
 """Start, end, and processor time of one rank in one collective, in seconds."""
@@ -20,7 +20,7 @@ Lines = Sequence[Sequence[int]]
 """The groups of one kind: their global ranks."""
 
 
-class Clock(ABC):
+class GroupClock(ABC):
     """Seconds that the members of a group agree on."""
 
     device = torch.device("cpu")
@@ -31,7 +31,7 @@ class Clock(ABC):
 
     @abstractmethod
     def beside(
-        self, group: dist.ProcessGroup, start: Callable[[], Work], unit: Callable[[], None]
+        self, group: dist.ProcessGroup, start: Callable[[], Waitable], unit: Callable[[], None]
     ) -> tuple[Span, int]:
         """The same while this rank computes, and how many units it computed meanwhile."""
 
@@ -77,7 +77,7 @@ def _span(values: Sequence[float]) -> Span:
     return start, end, busy
 
 
-class HostClock(Clock):
+class HostClock(GroupClock):
     """Processes of one host share a clock: from the last to come to the last to leave."""
 
     def timed(self, group: dist.ProcessGroup, run: Callable[[], None]) -> Span:
@@ -86,7 +86,7 @@ class HostClock(Clock):
         return start, perf_counter(), process_time() - busy
 
     def beside(
-        self, group: dist.ProcessGroup, start: Callable[[], Work], unit: Callable[[], None]
+        self, group: dist.ProcessGroup, start: Callable[[], Waitable], unit: Callable[[], None]
     ) -> tuple[Span, int]:
         ended: list[float] = []
         busy, began = process_time(), perf_counter()
@@ -141,7 +141,7 @@ class CrowdedClock(SharedClock):
         return mean(busy for _, _, busy in spans) * self.per_core
 
 
-def _note_end(work: Work, ended: list[float]) -> None:
+def _note_end(work: Waitable, ended: list[float]) -> None:
     work.wait()
     ended.append(perf_counter())
 
@@ -157,7 +157,7 @@ class ApartClock(HostClock):
         return max(end - start for start, end, _ in spans)
 
 
-class CudaClock(Clock):
+class CudaClock(GroupClock):
     """Events on the device; members meet just before, and the slowest counts."""
 
     def __init__(self, device: torch.device) -> None:
@@ -179,7 +179,7 @@ class CudaClock(Clock):
         return 0.0, first.elapsed_time(last) / 1e3, 0.0
 
     def beside(
-        self, group: dist.ProcessGroup, start: Callable[[], Work], unit: Callable[[], None]
+        self, group: dist.ProcessGroup, start: Callable[[], Waitable], unit: Callable[[], None]
     ) -> tuple[Span, int]:
         """Computation is queued for as long as the collective took the last time, and half more."""
         first, computed, arrived = _events(3)
@@ -207,7 +207,7 @@ def _events(count: int) -> list[torch.cuda.Event]:
     return [event(enable_timing=True) for _ in range(count)]
 
 
-def make_clock(device: torch.device, cluster: Cluster, size: int) -> Clock:
+def make_clock(device: torch.device, cluster: Cluster, size: int) -> GroupClock:
     """The clock for groups of `size` ranks of the default process group that do nothing else."""
     if device.type == "cuda":
         return CudaClock(device)
@@ -219,14 +219,14 @@ def make_clock(device: torch.device, cluster: Cluster, size: int) -> Clock:
     return (CrowdedClock if size < processes else SharedClock)(processes / cores)
 
 
-def message_clock(device: torch.device, cluster: Cluster) -> Clock:
+def message_clock(device: torch.device, cluster: Cluster) -> GroupClock:
     """The clock for messages: they are on their way while their receivers wait."""
     if device.type == "cpu" and cluster.num_nodes == 1:
         return HostClock()
     return make_clock(device, cluster, 2)
 
 
-def loaded_clock(device: torch.device, cluster: Cluster, size: int) -> Clock:
+def loaded_clock(device: torch.device, cluster: Cluster, size: int) -> GroupClock:
     """The clock for collectives beside computing.
 
     Where processes share cores members begin far apart, and the last to come counts.

@@ -19,15 +19,15 @@ from meshwright.ir.device import OPERATIONS
 from meshwright.ir.heap import keep_freed_memory
 from meshwright.ir.profile import CollectiveRecord, GroupShape
 from meshwright.runtime.profiling.clocks import (
-    Clock,
+    GroupClock,
     Span,
     is_crowded,
     loaded_clock,
     make_clock,
     message_clock,
 )
-from meshwright.runtime.profiling.exchange import Exchange
-from meshwright.runtime.profiling.load import WINDOW_S, Load, Pace, mean_pace, measured_pace
+from meshwright.runtime.profiling.exchange import RepeatedExchange
+from meshwright.runtime.profiling.load import WINDOW_S, BusyLoad, Pace, mean_pace, measured_pace
 from meshwright.runtime.profiling.timings import averaged
 
 SIZES = tuple(4**i for i in range(5, 16))
@@ -99,10 +99,10 @@ def measure_collectives(
     kinds = [s for s in (shapes or group_shapes(cluster)) if members(s, world)]
     tasks = _tasks(kinds)
     groups = {shape: _join(shape, rank, world) for shape in kinds}
-    load = Load(device)
+    load = BusyLoad(device)
     limit = _memory_limit(device, world, cluster)
     for left, task in zip(count(len(tasks), -1), tasks, strict=False):
-        exchange = Exchange(task.operation, groups[task.shape], device)
+        exchange = RepeatedExchange(task.operation, groups[task.shape], device)
         clock = _clock(task, device, cluster)
         share = clock.agree(max(0.0, ends - perf_counter()) / left)
         lines = members(task.shape, world)
@@ -118,7 +118,7 @@ def _tasks(kinds: Sequence[GroupShape]) -> list[_Task]:
     return alone + [_Task(s, op, True) for s in kinds for op in LOADED]
 
 
-def _clock(task: _Task, device: torch.device, cluster: Cluster) -> Clock:
+def _clock(task: _Task, device: torch.device, cluster: Cluster) -> GroupClock:
     if task.operation == "send":
         return message_clock(device, cluster)
     return (loaded_clock if task.loaded else make_clock)(device, cluster, task.shape.size)
@@ -143,7 +143,7 @@ def _memory_limit(device: torch.device, world: int, cluster: Cluster) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _Round:
     """One round on one rank."""
 
     span: Span
@@ -162,9 +162,9 @@ class _Runner:
     pipeline do: a process that waited gets a core back when the scheduler lets it.
     """
 
-    clock: Clock
-    exchange: Exchange
-    load: Load
+    clock: GroupClock
+    exchange: RepeatedExchange
+    load: BusyLoad
     task: _Task
     lines: tuple[tuple[int, ...], ...]
     crowded: bool
@@ -227,7 +227,7 @@ class _Runner:
     def _pace(self) -> Pace:
         return measured_pace(self.load, self.clock.synchronize)
 
-    def _seen(self, nbytes: int, rounds: int) -> list[_Seen]:
+    def _seen(self, nbytes: int, rounds: int) -> list[_Round]:
         group = self.exchange.group
         if group is None or dist.get_rank() not in chain(*self.lines):
             for _ in range(rounds if self.task.operation == "send" else 0):
@@ -236,23 +236,23 @@ class _Runner:
         self.exchange.prepare(nbytes)
         return [self._round(group) for _ in range(rounds)]
 
-    def _round(self, group: dist.ProcessGroup) -> _Seen:
+    def _round(self, group: dist.ProcessGroup) -> _Round:
         self.exchange.fill()
         before = process_time()
         units = 0 if self.exchange.waits else self.load.some()
         busy_s = process_time() - before
         if self.task.loaded:
             span, beside = self.clock.beside(group, self.exchange.start, self.load.unit)
-            return _Seen(span, beside, units, busy_s)
-        return _Seen(self.clock.timed(group, self.exchange.run), 0, units, busy_s)
+            return _Round(span, beside, units, busy_s)
+        return _Round(self.clock.timed(group, self.exchange.run), 0, units, busy_s)
 
-    def _charged(self, one: _Seen, pace: Pace) -> Span:
+    def _charged(self, one: _Round, pace: Pace) -> Span:
         """With what computing before it took more than alone: caches were filled by others."""
         if self.task.loaded or self.exchange.device.type != "cpu":
             return one.span
         return self.clock.with_slowed(one.span, one.busy_s - one.units * pace.busy_s)
 
-    def _slowdown(self, one: _Seen, pace: Pace) -> float:
+    def _slowdown(self, one: _Round, pace: Pace) -> float:
         """Of the computing beside it. Where cores are shared, by the processor time that is not
         computing's own: on the wall it depends on who else has a core just then."""
         if not one.beside:

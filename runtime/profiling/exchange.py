@@ -6,13 +6,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.ir.direct import Work
+from meshwright.ir.direct import Waitable
 from meshwright.ir.torch_private import reduce_scatter, start_all_gather
 
 _ITEM = torch.float32.itemsize
 
 
-class Exchange:
+class RepeatedExchange:
     """Runs one operation again and again. `group` is None on ranks that only look on."""
 
     def __init__(
@@ -21,7 +21,7 @@ class Exchange:
         self.operation, self.group, self.device = operation, group, device
         self._numel = 0
         self._sent = self._got = torch.empty(0)
-        self._arriving: Work | None = None
+        self._arriving: Waitable | None = None
 
     def prepare(self, nbytes: int) -> None:
         """The size of what follows: of the whole value, or of the message."""
@@ -53,9 +53,9 @@ class Exchange:
         """The operation, to its end."""
         self.start().wait()
 
-    def start(self) -> Work:
+    def start(self) -> Waitable:
         """The operation, under way."""
-        starts: dict[str, Callable[[], Work | None]] = {
+        starts: dict[str, Callable[[], Waitable | None]] = {
             "all_reduce": lambda: dist.all_reduce(self._sent, group=self.group, async_op=True),
             "all_gather": lambda: start_all_gather(self._got, self._sent, self.group),
             "reduce_scatter": lambda: reduce_scatter(self._got, self._sent, self.group),
@@ -69,13 +69,13 @@ class Exchange:
         assert work is not None
         return work
 
-    def _all_to_all(self) -> Work | None:
-        work: Work | None = dist.all_to_all_single(
+    def _all_to_all(self) -> Waitable | None:
+        work: Waitable | None = dist.all_to_all_single(
             self._got, self._sent, group=self.group, async_op=True
         )
         return work
 
-    def _message(self) -> Work | None:
+    def _message(self) -> Waitable | None:
         if self.waits:
             return self._arriving
         return dist.isend(self._sent, self._peer(1), group=self.group)

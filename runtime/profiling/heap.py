@@ -21,7 +21,7 @@ from meshwright.ir.plan import Plan
 from meshwright.ir.profile import MemoryRecord
 from meshwright.ir.torch_private import on_gradient, watching
 from meshwright.runtime.optimizer import make_optimizer
-from meshwright.runtime.profiling.bench import Bench, Layer
+from meshwright.runtime.profiling.bench import Bench, BenchBlock
 from meshwright.runtime.profiling.tasks import BlockTask
 from meshwright.runtime.resident import peak_bytes, reset_peak
 from meshwright.runtime.tensors import TensorTracker, optimizer_tensors
@@ -71,13 +71,13 @@ def grown(graph: Graph, plan: Plan, device: torch.device) -> Grown:
     return Grown(most, peak.rest_bytes, peak.peak_bytes - peak.rest_bytes, gradients)
 
 
-def _stack(graph: Graph, plan: Plan, device: torch.device) -> Layer:
+def _stack(graph: Graph, plan: Plan, device: torch.device) -> BenchBlock:
     at = where(graph, plan, 0, 0)
     task = BlockTask(key="", pattern="", plan=plan, stage=0, dtypes={})
     return Bench(graph, task, at, lower(graph, plan, 0)[0], device).layer()
 
 
-def _held(stack: Layer) -> list[Held]:
+def _held(stack: BenchBlock) -> list[Held]:
     """What the optimizer gets."""
     program, own = stack.module.program, stack.tensors
     return [
@@ -87,7 +87,7 @@ def _held(stack: Layer) -> list[Held]:
     ]
 
 
-def _step(stack: Layer, plan: Plan, optimizer: torch.optim.Optimizer) -> None:
+def _step(stack: BenchBlock, plan: Plan, optimizer: torch.optim.Optimizer) -> None:
     stack.forget_gradients()
     for _ in range(plan.num_microbatches):
         stack.forward()

@@ -24,7 +24,7 @@ _ROWS, _WIDTH, _WEIGHTS = 48, 384, 16
 """Of layers on a CPU: their weights fill more than the caches of a core."""
 
 
-class Load:
+class BusyLoad:
     """Pieces of about 0.5 ms on a CPU core, of about 0.1 ms on a GPU."""
 
     def __init__(self, device: torch.device) -> None:
@@ -93,7 +93,7 @@ def mean_pace(paces: Sequence[Pace]) -> Pace:
     return Pace(mean(p.wall_s for p in paces), mean(p.busy_s for p in paces))
 
 
-def measured_pace(load: Load, synchronize: Callable[[], None]) -> Pace:
+def measured_pace(load: BusyLoad, synchronize: Callable[[], None]) -> Pace:
     """Measured again and again: a machine's speed changes with time."""
     dist.barrier()
     synchronize()

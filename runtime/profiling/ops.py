@@ -12,13 +12,13 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from meshwright.codegen.comm import Comm
 from meshwright.codegen.local import bind
-from meshwright.codegen.site import Device, Form, In
+from meshwright.codegen.site import Form, In, RankDevice
 from meshwright.ir.images import channels_last
 from meshwright.ir.profile import OpRecord, Timing
 from meshwright.ir.torch_private import storage_key
 from meshwright.runtime.profiling.free_lines import FreeLine
 from meshwright.runtime.profiling.stopwatch import Stopwatch, watch_for
-from meshwright.runtime.profiling.tasks import Operand, OpTask
+from meshwright.runtime.profiling.tasks import OpTask, TaskInput
 from meshwright.runtime.profiling.timings import summarised
 from meshwright.runtime.profiling.values import drawn
 
@@ -32,7 +32,7 @@ Call = Callable[[], object]
 
 
 @dataclass
-class _Seen:
+class _OpTimes:
     forward: list[float] = field(default_factory=list)
     backward: list[float] = field(default_factory=list)
     inputs: list[float] = field(default_factory=list)
@@ -49,7 +49,7 @@ def measure_op(
     """Inputs take turns, so that they come from memory as in training."""
     sets = [(x, _bound(task, x, device)) for x in _operands(task, device)]
     watch = watch_for(device, host=False)
-    seen, calls = _Seen(), 0
+    seen, calls = _OpTimes(), 0
     floor_s = _floor_s(watch, device)
     ends = perf_counter() + budget_s
     turns = cycle(sets)
@@ -58,7 +58,7 @@ def measure_op(
         for _ in range(1 if calls else len(sets)):
             _time(task, *next(turns), watch, seen)
         if not calls:
-            seen = _Seen()
+            seen = _OpTimes()
         calls += 1
     return OpRecord(
         key=task.key,
@@ -104,7 +104,7 @@ def _operands(task: OpTask, device: torch.device) -> list[list[Tensor]]:
     return [first, *copies]
 
 
-def _operand(operand: Operand, device: torch.device, draw: torch.Generator) -> Tensor:
+def _operand(operand: TaskInput, device: torch.device, draw: torch.Generator) -> Tensor:
     if operand.step:
         return torch.arange(0, operand.shape[0] * operand.step, operand.step, device=device)
     x = drawn(operand.shape, operand.dtype, device, operand.below, draw, positive=True)
@@ -118,7 +118,7 @@ def _bound(task: OpTask, operands: Sequence[Tensor], device: torch.device) -> Ca
     lines = {axis: FreeLine(size, 0) for axis, size in sizes.items()}
     comm = Comm(lines, sizes, dict.fromkeys(sizes, 0), device=device)
 
-    def resolve(arg: In | Device) -> object:
+    def resolve(arg: In | RankDevice) -> object:
         return operands[arg.index] if isinstance(arg, In) else device
 
     target, args, kwargs = bind(Form(task.call, task.args), resolve)  # type: ignore[arg-type]
@@ -128,7 +128,7 @@ def _bound(task: OpTask, operands: Sequence[Tensor], device: torch.device) -> Ca
 
 
 def _time(
-    task: OpTask, operands: Sequence[Tensor], call: Call, watch: Stopwatch, seen: _Seen
+    task: OpTask, operands: Sequence[Tensor], call: Call, watch: Stopwatch, seen: _OpTimes
 ) -> None:
     result, took = watch.time(call)
     seen.forward.append(took)

@@ -14,7 +14,7 @@ from meshwright.ir.graph import Graph
 from meshwright.ir.profile import BlockRecord, Machine, OpRecord, OptimizerRecord, Timing
 from meshwright.ir.profile_store import ProfileStore
 from meshwright.runtime.profiling.blocks import measure_block, merged
-from meshwright.runtime.profiling.load import Load
+from meshwright.runtime.profiling.load import BusyLoad
 from meshwright.runtime.profiling.ops import measure_op
 from meshwright.runtime.profiling.optimizers import measure_optimizer
 from meshwright.runtime.profiling.tasks import BlockTask, OpTask, Task
@@ -44,7 +44,7 @@ class Shown(Protocol):
 
 
 @dataclass
-class Outcome:
+class TaskOutcome:
     """What became of a list of tasks."""
 
     measured: int = 0
@@ -114,11 +114,11 @@ def work_on(
 ) -> Work:
     """What a process does with the number of a task."""
 
-    loads: list[Load] = []
+    loads: list[BusyLoad] = []
 
     def work(number: int, budget_s: float, agree: Callable[[bool], bool]) -> Record | float:
         if number == _PACE:
-            loads.extend(() if loads else [Load(device)])
+            loads.extend(() if loads else [BusyLoad(device)])
             agree(True)
             return loads[0].unit_s()
         return _measured(graph, tasks[number], device, budget_s, processes, agree)
@@ -159,9 +159,9 @@ def measure_all(
     *,
     deadline: float = float("inf"),
     shown: Shown | None = None,
-) -> Outcome:
+) -> TaskOutcome:
     """Measures the tasks in order; `deadline` is of `time.monotonic`."""
-    outcome = Outcome()
+    outcome = TaskOutcome()
     paces = Paces(by)
     for number, task in enumerate(tasks):
         if shown:
@@ -194,7 +194,7 @@ def _measure_slow_again(
     store: ProfileStore,
     machine: Machine,
     deadline: float,
-    outcome: Outcome,
+    outcome: TaskOutcome,
 ) -> None:
     slow = paces.slow()
     for place, number in enumerate(slow):

@@ -41,7 +41,7 @@ class BlockTask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Operand:
+class TaskInput:
     """A tensor that an op gets."""
 
     shape: tuple[int, ...]
@@ -67,7 +67,7 @@ class OpTask:
     op_class: str
     args: tuple[tuple[str, object], ...]
     """By name; `codegen.site.In` stands for operands, `Dtype` and `Device` for these."""
-    operands: tuple[Operand, ...]
+    operands: tuple[TaskInput, ...]
     dtype: str
     flops: float
     moved_bytes: float

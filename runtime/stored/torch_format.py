@@ -43,7 +43,7 @@ _BROKEN = (
 """What readers of pickles and zip files raise on damaged bytes."""
 
 
-class _Record:
+class _PickledObject:
     """Stands for an object of the index: holds what the pickle says, does nothing."""
 
     def __init__(self, *args: Any) -> None:
@@ -63,7 +63,7 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in _RECORDS:
-            return type(name, (_Record,), {})
+            return type(name, (_PickledObject,), {})
         if (module, name) == ("torch", "Size"):
             return tuple
         if (module, name) == ("collections", "OrderedDict"):

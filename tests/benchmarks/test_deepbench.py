@@ -6,13 +6,13 @@ import pytest
 
 from benchmarks import deepbench
 from benchmarks.fit_devices import OLDER, convolutions
-from meshwright.costmodel.fit_compute import Sample
+from meshwright.costmodel.fit_compute import KernelTiming
 from meshwright.costmodel.formulas import kernel_s
 from meshwright.ir.device import DeviceType
 from meshwright.ir.presets import DEVICES
 
 
-def errors(samples: list[Sample], device: DeviceType, dtype: str) -> list[float]:
+def errors(samples: list[KernelTiming], device: DeviceType, dtype: str) -> list[float]:
     return [
         (kernel_s(s.work, device) + s.dispatch_s) / s.seconds - 1
         for s in samples

@@ -17,7 +17,7 @@ from benchmarks.published.stages import stages_of
 from benchmarks.published.sync import extra_of
 from benchmarks.published.systems import system_of
 from meshwright.costmodel.comm import Level, collective_time
-from meshwright.costmodel.fit_comm import Row, outer_timings
+from meshwright.costmodel.fit_comm import CommTiming, outer_timings
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.presets import LINKS
 from tests.benchmarks.test_published import raw
@@ -166,4 +166,4 @@ def test_all_to_alls_between_nodes_are_taken_apart_as_they_are_put_together():
     ]
     (_, low), (_, high) = outer_timings(timings, inner, outer, "all_to_all")
     assert high - low == pytest.approx(8 * (timings[1][1] - timings[0][1]))
-    assert Row("all_to_all", 1.0, 32, low).seconds > 0
+    assert CommTiming("all_to_all", 1.0, 32, low).seconds > 0

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from meshwright.codegen.comm import Comm, Traffic
+from meshwright.codegen.comm import Comm, SentCollective
 from meshwright.codegen.local import evaluate, form_of
 from meshwright.codegen.simulated import coordinates_of, simulate
-from meshwright.codegen.site import Site
+from meshwright.codegen.site import OpSite
 from meshwright.codegen.whole import part as part_on
 from meshwright.ir.graph import Arg, Kind, Op, Ref
 from meshwright.ir.graph import Tensor as Value
@@ -35,7 +35,9 @@ class Case:
         kept = (x.detach().clone() for x in tensors)
         return [x.requires_grad_() if x.is_floating_point() else x for x in kept]
 
-    def site(self, strategies: Mapping[str, Strategy], output: tuple[int, ...], comm: Comm) -> Site:
+    def site(
+        self, strategies: Mapping[str, Strategy], output: tuple[int, ...], comm: Comm
+    ) -> OpSite:
         args: dict[str, Arg] = {}
         known: dict[str, Value] = {}
         for name, arg in self.args.items():
@@ -46,7 +48,7 @@ class Case:
         known["made"] = _value("made", output, self.tensors[0])
         op = Op("op", "op", self.target, tuple(args.items()), tuple(known)[:-1], ("made",), "")
         axes = {axis: Axis(size) for axis, size in comm.sizes.items()}
-        return Site(op, known, strategies, axes, comm.coordinates)
+        return OpSite(op, known, strategies, axes, comm.coordinates)
 
     def run(
         self, comm: Comm, strategies: Mapping[str, Strategy], output: tuple[int, ...],
@@ -75,7 +77,9 @@ def part(x: Tensor, layout: Mapping[str, Placement], sizes: Where, at: Where) ->
     return x
 
 
-def check(case: Case, strategies: Mapping[str, str], sizes: dict[str, int]) -> list[list[Traffic]]:
+def check(
+    case: Case, strategies: Mapping[str, str], sizes: dict[str, int]
+) -> list[list[SentCollective]]:
     """What each rank sent; raises unless the ranks together do what the op does."""
     parsed = {axis: parse_strategy(text) for axis, text in strategies.items()}
     alone = Comm({}, dict.fromkeys(sizes, 1), dict.fromkeys(sizes, 0))
@@ -86,7 +90,7 @@ def check(case: Case, strategies: Mapping[str, str], sizes: dict[str, int]) -> l
     outputs = {axis: strategy.outputs[0] for axis, strategy in parsed.items()}
     inputs = [{a: s.inputs[i] for a, s in parsed.items()} for i in range(len(case.tensors))]
 
-    logs: dict[tuple[int, ...], list[Traffic]] = {}
+    logs: dict[tuple[int, ...], list[SentCollective]] = {}
 
     def body(comm: Comm) -> tuple[Tensor, list[Tensor | None]]:
         at = comm.coordinates

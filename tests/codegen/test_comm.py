@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from meshwright.codegen.comm import Comm, Traffic
+from meshwright.codegen.comm import Comm, SentCollective
 from meshwright.codegen.simulated import simulate
 from meshwright.ir.conversions import Primitive
 from tests.codegen.conversions import PLACEMENTS, check
@@ -48,13 +48,13 @@ def test_every_conversion_on_gloo(ranks: int) -> None:
 
 
 def test_traffic_is_counted() -> None:
-    def body(comm: Comm) -> list[Traffic]:
+    def body(comm: Comm) -> list[SentCollective]:
         comm.log = []
         x = torch.ones(4, requires_grad=True)
         comm.all_reduce(comm.identity(x, "tp", "all_reduce"), "tp", "identity").sum().backward()
         return comm.log
 
-    expected = [Traffic("tp", Primitive.ALL_REDUCE, 16)] * 2
+    expected = [SentCollective("tp", Primitive.ALL_REDUCE, 16)] * 2
     assert simulate({"tp": 2}, body) == [expected, expected]
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from meshwright.codegen.comm import Comm, Traffic
+from meshwright.codegen.comm import Comm, SentCollective
 from meshwright.codegen.lower import lower
 from meshwright.codegen.one_process import run_local
 from meshwright.codegen.simulated import simulate
@@ -139,7 +139,7 @@ def sent(case: ModelCase, form: Form, *, recompute: bool) -> Counter[str]:
     return found[0]
 
 
-def volume(log: Iterable[Traffic], sizes: dict[str, int]) -> Counter[str]:
+def volume(log: Iterable[SentCollective], sizes: dict[str, int]) -> Counter[str]:
     """What a ring moves to each rank, in elements of float64."""
     total: Counter[str] = Counter()
     for axis, primitive, nbytes in log:

@@ -9,7 +9,7 @@ from torch import Tensor
 from meshwright.codegen.comm import Comm
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.graph import Arg
-from meshwright.ir.inside import Operand, inner_traffic
+from meshwright.ir.inside import LocalOperand, inner_traffic
 from meshwright.ir.layout import parse_strategy
 from tests.codegen.one_op import Case, check
 
@@ -94,9 +94,9 @@ def test_what_is_said_is_sent(name: str, ranks: int) -> None:
     case, text = CASES[name]
     logs = check(case, {"tp": text}, {"tp": ranks})
     site = case.site({}, (), Comm({}, {}, {}))
-    inputs = [Operand(tuple(x.shape), x.nbytes) for x in case.tensors]
+    inputs = [LocalOperand(tuple(x.shape), x.nbytes) for x in case.tensors]
     output = (2, 3, 12, 6) if "halo" not in name else _shape(case)
-    found = inner_traffic(site.op, parse_strategy(text), ranks, inputs, [Operand(output, 0)])
+    found = inner_traffic(site.op, parse_strategy(text), ranks, inputs, [LocalOperand(output, 0)])
     said: Counter[str] = Counter()
     for message in found:
         whole = message.kind == Primitive.ALL_TO_ALL

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from meshwright.codegen import attend, fused
-from meshwright.codegen.comm import Comm, Traffic
+from meshwright.codegen.comm import Comm, SentCollective
 from meshwright.codegen.ring import ring_attention
 from meshwright.codegen.simulated import simulate
 from meshwright.ir.errors import PlanError
@@ -221,7 +221,7 @@ def test_volume() -> None:
     """Keys and values go round forward; in backward again, and their gradients."""
     case = CASES["causal uneven"]
 
-    def body(comm: Comm) -> list[Traffic]:
+    def body(comm: Comm) -> list[SentCollective]:
         comm.log = []
         ringed(case, comm)
         return comm.log

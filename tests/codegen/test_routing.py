@@ -6,13 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from meshwright.codegen.comm import Comm, Traffic
+from meshwright.codegen.comm import Comm, SentCollective
 from meshwright.codegen.routing import routed_experts
 from meshwright.codegen.simulated import simulate
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Op
-from meshwright.ir.inside import Operand, inner_traffic
+from meshwright.ir.inside import LocalOperand, inner_traffic
 from meshwright.ir.layout import parse_strategy
 from meshwright.runtime.profiling.free_lines import FreeLine
 from tests.codegen.one_op import Case, check
@@ -108,7 +108,7 @@ INDEX = torch.tensor([[0, 1], [2, 3], [0, 3], [1, 0], [3, 1]])
 def test_a_token_is_sent_once_to_a_rank() -> None:
     """Both experts of tokens 0, 1 and 3 are on one rank."""
 
-    def body(comm: Comm) -> list[Traffic]:
+    def body(comm: Comm) -> list[SentCollective]:
         comm.log = []
         routed(comm, (3, 2), (2, 2), INDEX)
         return comm.log
@@ -127,15 +127,16 @@ def test_expected_traffic_is_that_of_balanced_routing() -> None:
     pairs = [(a, b) for a in range(4) for b in range(4)] * 2
     index = torch.tensor(pairs)
 
-    def body(comm: Comm) -> list[Traffic]:
+    def body(comm: Comm) -> list[SentCollective]:
         comm.log = []
         routed(comm, (16, 16), (2, 2), index)
         return comm.log
 
     logs = simulate({"ep": 2}, body)
     operands = [
-        Operand((32, WIDTH), 32 * WIDTH * 8), Operand((32, 2), 512), Operand((32, 2), 512),
-        Operand((4, 6, 4), 768), Operand((4, 4, 3), 384),
+        LocalOperand((32, WIDTH), 32 * WIDTH * 8),
+        LocalOperand((32, 2), 512), LocalOperand((32, 2), 512),
+        LocalOperand((4, 6, 4), 768), LocalOperand((4, 4, 3), 384),
     ]  # fmt: skip
     op = Op("o", "o", "meshwright.experts.default", (), ("a", "b", "c", "d", "e"), ("f",), "")
     strategy = parse_strategy("S(0) S(0) S(0) S(0) S(0) -> S(0)")

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from meshwright.codegen.comm import Traffic
+from meshwright.codegen.comm import SentCollective
 from meshwright.codegen.lower import lower
 from meshwright.costmodel.borders import border, borders, part_bytes
 from meshwright.costmodel.comm import send_time
@@ -65,7 +65,7 @@ def test_conversions_between_blocks_are_those_that_are_run(cuts: tuple[int, ...]
     found = same_traffic(model, graph, plan_of(graph, mixed(), (BATCH,), cuts=cuts), batch)
     # Without a border only columns are gathered; before one the value is made whole on rows too.
     for part in (4, 2):  # in forward there, and what the other side has sliced in backward
-        assert found[Traffic("tp_row", Primitive.ALL_GATHER, TOKENS // part)] == bool(cuts)
+        assert found[SentCollective("tp_row", Primitive.ALL_GATHER, TOKENS // part)] == bool(cuts)
 
 
 def test_a_part_crosses_where_both_stages_place_it_alike() -> None:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.costmodel.clock import Clock
+from meshwright.costmodel.clock import BlockSums
 from meshwright.costmodel.compute import OpTime, formula, op_time
-from meshwright.costmodel.formulas import Gemm, Work, curve_of, kernel_s, memory_s
+from meshwright.costmodel.formulas import Gemm, KernelWork, curve_of, kernel_s, memory_s
 from meshwright.costmodel.local_op import LocalInput, LocalOp
 from meshwright.costmodel.op_classes import classify
 from meshwright.costmodel.works import forward_gemms, forward_work, input_work
@@ -91,7 +91,7 @@ def test_a_larger_product_never_takes_less(
 def test_more_bytes_and_flops_never_take_less(
     device: DeviceType, op_class: OpClass, nbytes: float, times: float
 ) -> None:
-    work = Work(op_class, "float32", 10 * nbytes, nbytes)
+    work = KernelWork(op_class, "float32", 10 * nbytes, nbytes)
     more_bytes = replace(work, nbytes=nbytes * times)
     more_flops = replace(work, flops=10 * nbytes * times)
     seconds = kernel_s(work, device)
@@ -125,7 +125,7 @@ def test_waves_of_tiles() -> None:
     )  # fmt: skip
 
     def seconds(tiles: int) -> float:
-        work = Work(OpClass.MATMUL, "bfloat16", 0.0, 1.0, (Gemm(1, 256 * tiles, 128, 4096),))
+        work = KernelWork(OpClass.MATMUL, "bfloat16", 0.0, 1.0, (Gemm(1, 256 * tiles, 128, 4096),))
         return kernel_s(work, device)
 
     assert seconds(4) == pytest.approx(seconds(3), rel=1e-6)
@@ -161,7 +161,7 @@ def test_batches_of_products_that_are_not_aligned() -> None:
 
     def seconds(device: DeviceType, values: int) -> float:
         gemm = forward_gemms("aten.bmm.default", [(64, 2048, values), (64, values, 2048)], 0)
-        return kernel_s(Work(OpClass.MATMUL, "float16", 0.0, 1.0, gemm), device)
+        return kernel_s(KernelWork(OpClass.MATMUL, "float16", 0.0, 1.0, gemm), device)
 
     flops = 2.0 * 64 * 2048 * 2048 * 108
     assert flops / seconds(DEVICES["a100-80"], 108) == pytest.approx(9.6e12, rel=0.02)
@@ -358,7 +358,7 @@ def test_narrow_products_share_a_tile() -> None:
     assert narrow.in_tiles() == Gemm(2, 4096, 64, 576)
     assert narrow.for_input(9).in_tiles() == Gemm(2, 4096, 64, 576)
     assert narrow.for_weight().in_tiles() == Gemm(2, 64, 576, 4096)
-    work = Work(OpClass.CONVOLUTION, "bfloat16", 1e30, 1.0, (narrow,))
+    work = KernelWork(OpClass.CONVOLUTION, "bfloat16", 1e30, 1.0, (narrow,))
     dense = replace(work, gemms=(Gemm(2, 4096, 64, 576),))
     assert kernel_s(work, H100) == kernel_s(dense, H100)
     plain = replace(work, gemms=(replace(narrow, packed=(1, 1, 1)),))
@@ -411,8 +411,8 @@ def test_casts_are_paid_forward_and_backward() -> None:
     assert cast.forward_dispatch_s == pytest.approx(2 * plain.forward_dispatch_s)
 
 
-def block(op: LocalOp, count: int, device: DeviceType) -> Clock:
-    clock = Clock()
+def block(op: LocalOp, count: int, device: DeviceType) -> BlockSums:
+    clock = BlockSums()
     for _ in range(count):
         clock.add(op_time(op, device))
     clock.settle(device)
@@ -438,7 +438,7 @@ def test_large_blocks_on_a_gpu_hide_dispatch() -> None:
 
 def test_one_large_op_hides_the_dispatch_of_small_ones() -> None:
     """The queue evens out: a block takes the longer of both sums."""
-    clock = Clock()
+    clock = BlockSums()
     ops = [pointwise(2**28), *[pointwise(64)] * 20]
     for op in ops:
         clock.add(op_time(op, H100))
@@ -460,7 +460,7 @@ def test_presets_are_complete(name: str) -> None:
     assert set(device.curves) == set(OpClass) - {OpClass.VIEW}
     assert name in MACHINES and device.processors > 0
     for dtype, op_class in product(("float32", "float16", "bfloat16"), device.curves):
-        assert kernel_s(Work(op_class, dtype, 1e9, 1e6), device) > 0.0
+        assert kernel_s(KernelWork(op_class, dtype, 1e9, 1e6), device) > 0.0
     for curve in device.curves.values():
         assert curve.reference or curve.source == "assumption"
         assert 0.0 < curve.band < 1.0

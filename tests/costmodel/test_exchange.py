@@ -27,7 +27,7 @@ from meshwright.ir.conversions import Primitive
 from meshwright.ir.errors import PlanError
 from meshwright.ir.extensions import Files
 from meshwright.planner import candidates, space
-from meshwright.planner.across.choice_space import Choices
+from meshwright.planner.across.choice_space import ChoiceSpace
 from meshwright.planner.across.rates import BlockRates
 from meshwright.planner.across.run_costs import RunCosts
 from meshwright.planner.across.stage_tables import StageTables
@@ -191,7 +191,7 @@ def test_memory_of_a_table_by_hand() -> None:
 def _arrays(problem: Problem) -> list[np.ndarray]:
     """Rates, from which bounds come, and figures of stages, of meshes that split gradients."""
     runs = RunCosts(problem)
-    tables = StageTables(runs, Choices(problem).places[0])
+    tables = StageTables(runs, ChoiceSpace(problem).places[0])
     found: list[np.ndarray] = []
     for prefetch, shape in ((0, (2, 2)), (0, (1, 4))):
         mesh = Mesh(*shape, (), 2, "", prefetch)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from meshwright.costmodel.comm import Level, collective_time
 from meshwright.costmodel.fit_comm import (
-    Row,
+    CommTiming,
     errors,
     fit_curves,
     fit_points,
@@ -32,10 +32,10 @@ def nccl_like(nbytes: float, size: int) -> float:
     return min(start + 2 * size * 4e-7 + moved / rate for start, rate in ways)
 
 
-def rows(noise: float) -> list[Row]:
+def rows(noise: float) -> list[CommTiming]:
     random = Random(1)
     return [
-        Row(
+        CommTiming(
             "all_reduce",
             n,
             size,

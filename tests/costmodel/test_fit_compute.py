@@ -6,8 +6,8 @@ from random import Random
 import pytest
 
 from meshwright.costmodel.calibrated import calibrated
-from meshwright.costmodel.fit_compute import Sample, fit_curve, fit_device
-from meshwright.costmodel.formulas import Gemm, Work, kernel_s
+from meshwright.costmodel.fit_compute import KernelTiming, fit_curve, fit_device
+from meshwright.costmodel.formulas import Gemm, KernelWork, kernel_s
 from meshwright.costmodel.optimizer import optimizer_time
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.device import DeviceType, OpClass, OpCurve
@@ -23,17 +23,17 @@ def noisy(seconds: float, random: Random) -> float:
     return seconds * random.lognormvariate(0.0, NOISE)
 
 
-def products(device: DeviceType, count: int, random: Random) -> list[Sample]:
+def products(device: DeviceType, count: int, random: Random) -> list[KernelTiming]:
     samples = []
     for _ in range(count):
         m, n, k = (64 * round(2 ** random.uniform(0, 8)) for _ in range(3))
         moved = 2.0 * (m * k + k * n + m * n)
-        work = Work(OpClass.MATMUL, "bfloat16", 2.0 * m * n * k, moved, (Gemm(1, m, n, k),))
-        samples.append(Sample(work, noisy(kernel_s(work, device), random)))
+        work = KernelWork(OpClass.MATMUL, "bfloat16", 2.0 * m * n * k, moved, (Gemm(1, m, n, k),))
+        samples.append(KernelTiming(work, noisy(kernel_s(work, device), random)))
     return samples
 
 
-def median_error(device: DeviceType, samples: list[Sample]) -> float:
+def median_error(device: DeviceType, samples: list[KernelTiming]) -> float:
     found = sorted(abs(kernel_s(s.work, device) / s.seconds - 1) for s in samples)
     return found[len(found) // 2]
 
@@ -56,9 +56,9 @@ def test_memory_fit_finds_both_rates_and_the_floor() -> None:
     law = OpCurve(share=0.6, cache_share=2.4, cache_bytes=2**22, floor_s=5e-6)
     truth = replace(A100, curves={OpClass.ELEMENTWISE: law})
     random = Random(2)
-    works = [Work(OpClass.ELEMENTWISE, "float32", 0.0, 2 ** random.uniform(10, 30))
+    works = [KernelWork(OpClass.ELEMENTWISE, "float32", 0.0, 2 ** random.uniform(10, 30))
              for _ in range(120)]  # fmt: skip
-    samples = [Sample(w, noisy(kernel_s(w, truth), random)) for w in works]
+    samples = [KernelTiming(w, noisy(kernel_s(w, truth), random)) for w in works]
     curve = fit_curve(OpClass.ELEMENTWISE, samples[::2], A100, OpCurve(share=0.9))
     fitted = replace(A100, curves={OpClass.ELEMENTWISE: curve})
     assert median_error(fitted, samples[1::2]) < 1.5 * NOISE
@@ -67,9 +67,9 @@ def test_memory_fit_finds_both_rates_and_the_floor() -> None:
 
 
 def test_one_size_tells_the_share_alone() -> None:
-    work = Work(OpClass.COPY, "float32", 0.0, 1e8)
+    work = KernelWork(OpClass.COPY, "float32", 0.0, 1e8)
     start = A100.curves[OpClass.COPY]
-    curve = fit_curve(OpClass.COPY, [Sample(work, 1e-3)] * 3, A100, start)
+    curve = fit_curve(OpClass.COPY, [KernelTiming(work, 1e-3)] * 3, A100, start)
     fitted = replace(A100, curves={OpClass.COPY: curve})
     assert kernel_s(work, fitted) == pytest.approx(1e-3, rel=0.01)
     assert curve.floor_s == start.floor_s and curve.cache_bytes == start.cache_bytes
@@ -79,8 +79,8 @@ def test_one_size_tells_the_share_alone() -> None:
 
 def test_outliers_do_not_move_the_fit() -> None:
     truth = replace(A100, curves={OpClass.COPY: OpCurve(share=0.5, floor_s=4e-6)})
-    works = [Work(OpClass.COPY, "float32", 0.0, 2.0**e) for e in range(12, 30)]
-    samples = [Sample(w, kernel_s(w, truth)) for w in works]
+    works = [KernelWork(OpClass.COPY, "float32", 0.0, 2.0**e) for e in range(12, 30)]
+    samples = [KernelTiming(w, kernel_s(w, truth)) for w in works]
     samples[9] = replace(samples[9], seconds=5 * samples[9].seconds)
     curve = fit_curve(OpClass.COPY, samples, A100, OpCurve(share=0.9))
     fitted = replace(A100, curves={OpClass.COPY: curve})
@@ -118,7 +118,7 @@ def test_calibrated_devices_give_measured_times_back() -> None:
     device = cluster.device(0)
     assert device.source == "fitted" and "a CPU" in device.reference
     for n in (48, 200, 700):  # between those that were measured
-        work = Work(OpClass.MATMUL, "float32", 2.0 * n**3, 12.0 * n * n, (Gemm(1, n, n, n),))
+        work = KernelWork(OpClass.MATMUL, "float32", 2.0 * n**3, 12.0 * n * n, (Gemm(1, n, n, n),))
         seconds = kernel_s(work, device) + device.overhead_s
         assert seconds == pytest.approx(2e-5 + 2.0 * n**3 / 4e10, rel=0.15)
 
@@ -128,8 +128,10 @@ def test_a_profile_in_float32_says_what_float32_takes() -> None:
     device = DEVICES["v100-16"]
     before = device.curves[OpClass.MATMUL]
     samples = [
-        Sample(Work(OpClass.MATMUL, "float32", 2.0 * n**3, 12.0 * n * n, (Gemm(1, n, n, n),)),
-               2.0 * n**3 / 5e12)
+        KernelTiming(
+            KernelWork(OpClass.MATMUL, "float32", 2.0 * n**3, 12.0 * n * n, (Gemm(1, n, n, n),)),
+            2.0 * n**3 / 5e12,
+        )
         for n in (1024, 2048, 3072, 4096, 6144, 8192)
     ]  # fmt: skip
     after = fit_curve(OpClass.MATMUL, samples, device, before)

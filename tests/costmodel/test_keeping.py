@@ -11,7 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from meshwright.costmodel.comm import Level
 from meshwright.costmodel.estimate import estimate_all
 from meshwright.costmodel.offload import arriving_s, copy_s, leaving_s
-from meshwright.costmodel.tables import CostTables, Spot
+from meshwright.costmodel.tables import BlockSpot, CostTables
 from meshwright.ir import presets
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.graph import Graph
@@ -138,7 +138,7 @@ def test_gathering_again_is_priced_as_communication_alone() -> None:
     layouts = test_model_axes.forms.layouts(made, test_model_axes.FORMS["1d_sequence"])
     layout = next(layout for layout in layouts if layout.pattern == block.pattern)
     levels = (Level(2, cluster.nodes[0].link),)
-    spot = Spot(4, 1, (("tp", 2),), "a100-40", (), (levels,))
+    spot = BlockSpot(4, 1, (("tp", 2),), "a100-40", (), (levels,))
     plain = tables.block(block, layout, spot)
     again = tables.block(block, layout, spot, (("up/linear<", "recompute"),))
     whole = 4 * 4 * 4 * 4  # samples, tokens, width, bytes

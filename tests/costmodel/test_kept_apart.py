@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from meshwright.costmodel.comm import group_levels
-from meshwright.costmodel.walk import GraphFacts, Site, Walk
+from meshwright.costmodel.walk import GraphFacts, StageSite, Walk
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.graph import Graph, Op
 from meshwright.ir.layout import Axis, parse_strategy
@@ -30,7 +30,7 @@ def saved_bytes(ranks: int) -> int:
     graph, relu, conv = traced()
     axes = {"dp": Axis(1), "cp": Axis(ranks)}
     levels = {axis: group_levels(range(line.size), CLUSTER) for axis, line in axes.items()}
-    site = Site(axes, dict.fromkeys(axes, 0), CLUSTER.device(0), levels)
+    site = StageSite(axes, dict.fromkeys(axes, 0), CLUSTER.device(0), levels)
     walk = Walk(GraphFacts.of(graph, "fp32"), site, None)
     for op, text in ((relu, "S(2) -> S(2)"), (conv, "S(2) R|P R|P -> S(2)")):
         walk.op(op, {"cp": parse_strategy(text)})

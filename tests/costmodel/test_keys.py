@@ -5,7 +5,7 @@ import torch
 
 from meshwright.costmodel.keys import op_key
 from meshwright.costmodel.local_op import LocalInput, LocalOp
-from meshwright.costmodel.tables import CostTables, Spot
+from meshwright.costmodel.tables import BlockSpot, CostTables
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.device import OpClass
 from meshwright.ir.graph import Graph
@@ -30,7 +30,7 @@ def keys(
     layouts = {x.pattern: x for x in solve_layouts(graph, model_mesh({"tp": layout_tp or tp}))}
     blocks = CostTables(graph, CPU, precision).blocks
     model = model_mesh({"tp": tp})
-    spot = Spot(samples, dp, model, CPU.device_types[0].name, (), ((),) * len(model))
+    spot = BlockSpot(samples, dp, model, CPU.device_types[0].name, (), ((),) * len(model))
     return [blocks.key(block, layouts[block.pattern], spot) for block in graph.blocks]
 
 

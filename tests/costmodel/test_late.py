@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from meshwright.costmodel.buckets import Bucket, Owned, Param, forward_buckets
+from meshwright.costmodel.buckets import Bucket, LocalParam, Owned, forward_buckets
 from meshwright.costmodel.late import Late, late_of
 from meshwright.costmodel.program import play
 from meshwright.costmodel.sync import Sync
@@ -85,7 +85,7 @@ def test_buckets_are_those_of_the_runtime(limit: int) -> None:
         for _ in range(count)
     ]
     owned = [
-        Owned.of([Param(n * dtype.itemsize, str(dtype), True) for _ in range(count)])
+        Owned.of([LocalParam(n * dtype.itemsize, str(dtype), True) for _ in range(count)])
         for call in range(4)
         for dtype, count, n in [sizes.get(call, (torch.float32, 0, 0))]
     ]

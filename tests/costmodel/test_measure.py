@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from meshwright.costmodel import kernels
-from meshwright.costmodel.fit_compute import Sample
-from meshwright.costmodel.formulas import Work, kernel_s
+from meshwright.costmodel.fit_compute import KernelTiming
+from meshwright.costmodel.formulas import KernelWork, kernel_s
 from meshwright.costmodel.measure import _product, _with_products, measure_local
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.device import OpClass, OpCurve
@@ -34,11 +34,13 @@ def test_a_flat_product_tells_what_packing_costs() -> None:
                     curves={OpClass.COPY: copy})  # fmt: skip
     truth = replace(plain, curves={**plain.curves, OpClass.MATMUL: OpCurve(share=0.8, packing=1.5)})
 
-    def took(work: Work) -> float:
+    def took(work: KernelWork) -> float:
         return kernel_s(work, truth) + plain.overhead_s
 
     cubes = [
-        Sample(w, took(w), plain.overhead_s) for n in kernels.EDGES for w in [_product(n, n, n)]
+        KernelTiming(w, took(w), plain.overhead_s)
+        for n in kernels.EDGES
+        for w in [_product(n, n, n)]
     ]
     rows, edge = kernels.FLAT
     found = _with_products(plain, cubes, took(_product(rows, edge, edge))).curves[OpClass.MATMUL]

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from meshwright.costmodel.block import BlockCost
-from meshwright.costmodel.block_costs import Spot, on_data_alone
+from meshwright.costmodel.block_costs import BlockSpot, on_data_alone
 from meshwright.costmodel.tables import CostTables
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.profile import BlockRecord, Profile
@@ -20,8 +20,8 @@ CLUSTER = Cluster.local(2)
 PROBLEM = make_problem(GRAPH, CLUSTER, precision="fp32")
 BLOCK = GRAPH.blocks[1]
 NAME = CLUSTER.device_types[0].name
-ALONE = Spot(2, 1, (), NAME, (), ())
-SPLIT = Spot(4, 1, (("tp", 2),), NAME, (), ((),))
+ALONE = BlockSpot(2, 1, (), NAME, (), ())
+SPLIT = BlockSpot(4, 1, (("tp", 2),), NAME, (), ((),))
 
 
 def layout(model):

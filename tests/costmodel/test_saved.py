@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from meshwright.costmodel.tables import CostTables, Spot
+from meshwright.costmodel.tables import BlockSpot, CostTables
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.graph import Graph
 from meshwright.ir.plan import BlockLayout
@@ -67,7 +67,7 @@ def test_saved_bytes(name: str) -> None:
     batch = case.example(dtype=torch.float32)
     graph = trace(model, batch, case.loss_fn)
     tables = CostTables(graph, CLUSTER, "fp32")
-    spot = Spot(graph.batch_size, 1, (), "a100-80", (), ())
+    spot = BlockSpot(graph.batch_size, 1, (), "a100-80", (), ())
     cost = tables.stage(graph.blocks, whole(graph), [False] * len(graph.blocks), spot)
     expected = kept_by_autograd(model, case, batch)
     assert cost.saved_bytes == pytest.approx(expected, rel=0.1)

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from meshwright.codegen.program import Param
-from meshwright.costmodel.buckets import BUCKET_BYTES, Bucket, Owned, buckets
-from meshwright.costmodel.buckets import Param as OnRank
+from meshwright.costmodel.buckets import BUCKET_BYTES, Bucket, LocalParam, Owned, buckets
 from meshwright.costmodel.comm import Level, collective_time
 from meshwright.costmodel.overheads import Overheads
 from meshwright.costmodel.program import Do, play
@@ -66,7 +65,7 @@ HELD = st.lists(
     st.tuples(
         st.lists(st.integers(0, 5), min_size=1, max_size=2).map(lambda x: tuple(sorted(set(x)))),
         st.builds(
-            OnRank,
+            LocalParam,
             st.integers(1, 12).map(lambda n: n * BUCKET_BYTES // 4),
             st.sampled_from(["float32", "float32", "bfloat16"]),
             st.just(True),
@@ -80,7 +79,7 @@ HELD = st.lists(
 @settings(max_examples=60, deadline=None)
 @given(HELD, st.sampled_from([0, BUCKET_BYTES]))
 def test_buckets_are_those_of_the_runtime(
-    held: list[tuple[tuple[int, ...], OnRank]], limit: int
+    held: list[tuple[tuple[int, ...], LocalParam]], limit: int
 ) -> None:
     param = Param("", "", Kind.PARAMETER, (), "float32", True, (), (), ())
     slots = []

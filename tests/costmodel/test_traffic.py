@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from meshwright.codegen.comm import Traffic
+from meshwright.codegen.comm import SentCollective
 from meshwright.costmodel.block import summary
 from meshwright.costmodel.comm import group_levels
-from meshwright.costmodel.site import Site
+from meshwright.costmodel.site import StageSite
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.inside import SHIFT, Inner
@@ -53,11 +53,11 @@ def test_two_axes_by_hand() -> None:
     tokens, weight = BATCH * LENGTH * WIDTH * 8 // 2, WIDTH * 16 * 8 // 2
     gather, scatter = Primitive.ALL_GATHER, Primitive.REDUCE_SCATTER
     # x is gathered for `up`, the sum of `down` scattered; backward mirrors it, but for the input.
-    assert found[Traffic("tp_col", gather, tokens // 2)] == 3 + 3
-    assert found[Traffic("tp_col", scatter, tokens)] == 3 + 2
-    assert found[Traffic("tp_row", gather, weight // 2)] == 2 * 3
-    assert found[Traffic("tp_row", scatter, weight)] == 2 * 3
-    assert found[Traffic("tp_col", Primitive.ALL_REDUCE, 8)] == 1  # the loss, on both axes
+    assert found[SentCollective("tp_col", gather, tokens // 2)] == 3 + 3
+    assert found[SentCollective("tp_col", scatter, tokens)] == 3 + 2
+    assert found[SentCollective("tp_row", gather, weight // 2)] == 2 * 3
+    assert found[SentCollective("tp_row", scatter, weight)] == 2 * 3
+    assert found[SentCollective("tp_col", Primitive.ALL_REDUCE, 8)] == 1  # the loss, on both axes
     assert found.total() == 25
 
 
@@ -132,7 +132,7 @@ def test_tokens_go_to_their_experts_as_is_priced() -> None:
 def test_messages_cost_no_transfer_where_no_tiers_are_given():
     """A block's key is made without knowing where it runs."""
     device = Cluster.local(2).device_types[0]
-    site = Site(axes={"tp": Axis(2)}, coordinates={"tp": 0}, device=device, levels={"tp": ()})
+    site = StageSite(axes={"tp": Axis(2)}, coordinates={"tp": 0}, device=device, levels={"tp": ()})
     message = Inner(SHIFT, 4096, 3, backward=False)
     here = replace(site, levels={"tp": group_levels((0, 1), Cluster.local(2))})
     assert 0 < site.inner_s(message, "tp") < here.inner_s(message, "tp")

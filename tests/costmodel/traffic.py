@@ -7,7 +7,7 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from meshwright.codegen.comm import Comm, Traffic
+from meshwright.codegen.comm import Comm, SentCollective
 from meshwright.codegen.lower import lower
 from meshwright.codegen.one_process import run_local
 from meshwright.codegen.simulated import simulate
@@ -16,7 +16,7 @@ from meshwright.costmodel.block import walk_block
 from meshwright.costmodel.borders import borders
 from meshwright.costmodel.comm import group_levels
 from meshwright.costmodel.tables import CostTables
-from meshwright.costmodel.walk import GraphFacts, Move, Site, Walk
+from meshwright.costmodel.walk import GraphFacts, PricedMove, StageSite, Walk
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.conversions import COMMUNICATES, Primitive
 from meshwright.ir.graph import Graph
@@ -30,12 +30,14 @@ _PART = frozenset({Primitive.ALL_GATHER, Primitive.ALL_TO_ALL})
 """Each rank hands in its part of the value; to others the whole."""
 
 
-def sent(model: nn.Module, graph: Graph, plan: Plan, batch: dict[str, Tensor]) -> list[Traffic]:
+def sent(
+    model: nn.Module, graph: Graph, plan: Plan, batch: dict[str, Tensor]
+) -> list[SentCollective]:
     """What the first rank sends for one micro-batch, forward and backward."""
     stage = plan.stages[0]
     share = stage.batch_shares[0]
 
-    def body(comm: Comm) -> list[Traffic]:
+    def body(comm: Comm) -> list[SentCollective]:
         programs = lower(graph, plan, rank_of(stage, comm))
         start = comm.coordinates["dp"] * share
         params = {p.name: p for program in programs for p in program.params}
@@ -64,10 +66,10 @@ def walks(graph: Graph, plan: Plan) -> list[Walk]:
     ]
 
 
-def site_of(plan: Plan) -> Site:
+def site_of(plan: Plan) -> StageSite:
     axes = plan.stages[0].axes(plan.global_batch_size)
     levels = {axis: group_levels(range(line.size), CLUSTER) for axis, line in axes.items()}
-    return Site(axes, dict.fromkeys(axes, 0), CLUSTER.device(0), levels)
+    return StageSite(axes, dict.fromkeys(axes, 0), CLUSTER.device(0), levels)
 
 
 def between(graph: Graph, plan: Plan) -> list[Walk]:
@@ -83,35 +85,35 @@ def between(graph: Graph, plan: Plan) -> list[Walk]:
     return found
 
 
-def expected(graph: Graph, plan: Plan) -> list[Traffic]:
+def expected(graph: Graph, plan: Plan) -> list[SentCollective]:
     """The same as `sent` by the cost model."""
     everything = [*walks(graph, plan), *between(graph, plan)]
     return [t for walk in everything for t in _of_walk(graph, walk)]
 
 
-def _of_walk(graph: Graph, walk: Walk) -> Iterator[Traffic]:
+def _of_walk(graph: Graph, walk: Walk) -> Iterator[SentCollective]:
     for entry in walk.trail:
-        if isinstance(entry, Move):
+        if isinstance(entry, PricedMove):
             conversion = entry.conversion
             both = (conversion.forward, conversion.backward)
             for primitive in both if graph.tensors[entry.name].requires_grad else both[:1]:
                 if primitive in COMMUNICATES:
                     size = entry.size if primitive in _PART else 1
-                    yield Traffic(entry.axis, primitive, entry.nbytes // size)
+                    yield SentCollective(entry.axis, primitive, entry.nbytes // size)
     for axis, message in walk.sent:
         yield from [_of_message(axis, message, walk.site.axes[axis].size)] * message.times
 
 
-def _of_message(axis: str, message: Inner, ranks: int) -> Traffic:
+def _of_message(axis: str, message: Inner, ranks: int) -> SentCollective:
     if message.kind == SHIFT:
-        return Traffic(axis, SHIFT, message.nbytes)
+        return SentCollective(axis, SHIFT, message.nbytes)
     primitive = Primitive(message.kind)
-    return Traffic(axis, primitive, message.nbytes // (ranks if primitive in _PART else 1))
+    return SentCollective(axis, primitive, message.nbytes // (ranks if primitive in _PART else 1))
 
 
 def same_traffic(
     model: nn.Module, graph: Graph, plan: Plan, batch: dict[str, Tensor]
-) -> Counter[Traffic]:
+) -> Counter[SentCollective]:
     """Checks that both are equal, and returns what is sent."""
     found, priced = Counter(sent(model, graph, plan, batch)), Counter(expected(graph, plan))
     assert found == priced, f"only sent: {found - priced}\nonly priced: {priced - found}"

@@ -12,7 +12,7 @@ from uuid import uuid4
 import pytest
 
 from meshwright.costmodel.keeping import Makers, effect
-from meshwright.costmodel.tables import Spot
+from meshwright.costmodel.tables import BlockSpot
 from meshwright.forms.retention import RETENTIONS, fate_of, retention, unknown
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Block
@@ -92,7 +92,7 @@ def test_bytes_and_seconds_are_those_of_its_makers(name: str) -> None:
 def _makers(problem: Problem, block: Block) -> Makers:
     layout = next(x for x in problem.layouts(()) if x.pattern == block.pattern)
     device = problem.tables.device_names[0]
-    return problem.tables.blocks.makers(block, layout, Spot(4, 1, (), device, (), ()))
+    return problem.tables.blocks.makers(block, layout, BlockSpot(4, 1, (), device, (), ()))
 
 
 def test_an_unknown_one_is_named() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from meshwright.ir.conversions import Primitive
 from meshwright.ir.graph import Arg, Op
-from meshwright.ir.inside import SHIFT, Inner, Operand, inner_traffic, kept_apart
+from meshwright.ir.inside import SHIFT, Inner, LocalOperand, inner_traffic, kept_apart
 from meshwright.ir.layout import parse_strategy
 from meshwright.ir.windows import Window, sent, spans, windows
 
@@ -14,11 +14,11 @@ def op(target: str, inputs: int, **args: Arg) -> Op:
     return Op("op", "op", target, tuple(args.items()), names, ("o",), "")
 
 
-def value(*shape: int, item: int = 2) -> Operand:
+def value(*shape: int, item: int = 2) -> LocalOperand:
     count = item
     for size in shape:
         count *= size
-    return Operand(shape, count)
+    return LocalOperand(shape, count)
 
 
 def test_ring_attention_passes_keys_and_values_round() -> None:

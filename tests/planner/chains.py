@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.graph import Graph
-from meshwright.ir.layer_profile import Layer, LayerProfile
+from meshwright.ir.layer_profile import LayerProfile, MeasuredLayer
 from meshwright.ir.profiled_graph import profiled_graph
 from meshwright.planner.problem import Problem, make_problem
 
@@ -16,7 +16,9 @@ def chain(layers: int, batch: int) -> Graph:
     """Equal layers with next to no parameters and small borders."""
     profile = LayerProfile(
         name=f"chain{layers}",
-        layers=tuple(Layer(f"node{i}", "layer", 0.01, 0.02, (4096,), 4096) for i in range(layers)),
+        layers=tuple(
+            MeasuredLayer(f"node{i}", "layer", 0.01, 0.02, (4096,), 4096) for i in range(layers)
+        ),
         edges=tuple((i, i + 1) for i in range(layers - 1)),
         micro_batch=1,
     )

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from meshwright.codegen.comm import Comm
 from meshwright.codegen.local import evaluate, form_of
 from meshwright.codegen.simulated import simulate
-from meshwright.codegen.site import Site
+from meshwright.codegen.site import OpSite
 from meshwright.codegen.whole import part
 from meshwright.ir.conversions import dual
 from meshwright.ir.graph import Graph, Kind, Op
@@ -49,7 +49,7 @@ def _constant(model: nn.Module, graph: Graph, name: str) -> Tensor:
 def whole_op(op: Op, graph: Graph, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """The op on one rank."""
     comm = Comm({}, {"dp": 1, "tp": 1}, {"dp": 0, "tp": 0})
-    site = Site(op, graph.tensors, {}, {"dp": Axis(1), "tp": Axis(1)}, comm.coordinates)
+    site = OpSite(op, graph.tensors, {}, {"dp": Axis(1), "tp": Axis(1)}, comm.coordinates)
     return evaluate(form_of(site), comm, inputs)
 
 
@@ -107,7 +107,7 @@ def check_strategy(
         rank = comm.coordinates[axis_name]
         comm.sample_offset = sum(axis.shares[:rank])
         axes = {"dp": Axis(1), "tp": Axis(1)} | {axis_name: axis}
-        site = Site(op, graph.tensors, {axis_name: strategy}, axes, comm.coordinates)
+        site = OpSite(op, graph.tensors, {axis_name: strategy}, axes, comm.coordinates)
         leaves = _leaves(op, graph, [parts[rank] for parts in split_in])
         form = form_of(site)
         outputs = evaluate(form, comm, leaves)

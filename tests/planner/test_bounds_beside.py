@@ -10,12 +10,12 @@ from meshwright.ir.graph import Fusion
 from meshwright.ir.placed import JOINT, used
 from meshwright.ir.plan import OVERLAPS, Plan
 from meshwright.planner.across.bound import lower_bound
-from meshwright.planner.across.choice_space import Choices
+from meshwright.planner.across.choice_space import ChoiceSpace
 from meshwright.planner.across.relaxation import frames
 from meshwright.planner.candidates import build_plan
 from meshwright.planner.evidence import with_evidence
 from meshwright.planner.finish import variants
-from meshwright.planner.found import Found
+from meshwright.planner.found import SearchLog
 from meshwright.planner.pins.obey import obey
 from meshwright.planner.predict import excess_bytes
 from meshwright.planner.problem import Problem, make_problem
@@ -41,7 +41,7 @@ def on_gpus(name: str) -> Problem:
 
 def plans(asked: Problem) -> Iterator[Plan]:
     """That fit: as they are, with each level of overlap, compiled, with kernels that pay."""
-    choices = Choices(asked)
+    choices = ChoiceSpace(asked)
     every = [choice for frame in frames(asked) for choice in choices.of(frame)]
     for choice in every[:: max(1, len(every) // FEW)]:
         plan = build_plan(asked, obey(asked, choice))
@@ -102,7 +102,7 @@ def test_a_bound_that_a_plan_beats_is_not_claimed() -> None:
     asked = TINY["one device"]()
     best = search_problem(asked, "ilp")
     assert best.predicted and best.evidence
-    wrong = Found(best=best, bound_s=2 * best.predicted.step_s)
+    wrong = SearchLog(best=best, bound_s=2 * best.predicted.step_s)
     told = with_evidence(asked, replace(best, evidence=None), wrong, "ilp")
     assert told.evidence and told.evidence.bound_s == 0 and told.evidence.gap is None
     assert "no bound is known" in str(told)

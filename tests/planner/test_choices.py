@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.planner.inside.choice_ilp import Solver, solve_program
-from meshwright.planner.inside.choices import Choices, Link, Reader, cost_of
+from meshwright.planner.inside.choices import BlockProblem, Reader, ValueEdge, cost_of
 from meshwright.planner.inside.choose import UNIT, choose
 from meshwright.planner.inside.dual_ascent import Ascent
 from meshwright.planner.inside.eliminate import reduce
 
 
 @st.composite
-def small_choices(draw: st.DrawFn) -> Choices:
+def small_choices(draw: st.DrawFn) -> BlockProblem:
     """Up to six nodes of up to four states, links with up to three readers; one may read twice."""
     count = draw(st.integers(2, 6))
     sizes = [draw(st.integers(1, 4)) for _ in range(count)]
@@ -33,18 +33,18 @@ def small_choices(draw: st.DrawFn) -> Choices:
             )
             made = random.integers(0, rows, sizes[source])
             price = random.integers(0, 30, (rows, columns))
-            links += [Link(source, made, readers, price)] * bool(readers)
-    return Choices(costs, tuple(links))
+            links += [ValueEdge(source, made, readers, price)] * bool(readers)
+    return BlockProblem(costs, tuple(links))
 
 
-def cheapest(choices: Choices) -> int:
+def cheapest(choices: BlockProblem) -> int:
     every = product(*(range(len(costs)) for costs in choices.costs))
     return min(cost_of(choices, states) for states in every)
 
 
 @settings(max_examples=150, deadline=None)
 @given(small_choices())
-def test_the_choice_equals_brute_force(choices: Choices) -> None:
+def test_the_choice_equals_brute_force(choices: BlockProblem) -> None:
     found, best = choose(choices), cheapest(choices)
     assert found.cost == best == cost_of(choices, found.states)
     assert best - 1 <= found.bound <= best
@@ -52,7 +52,7 @@ def test_the_choice_equals_brute_force(choices: Choices) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(small_choices())
-def test_bounds_hold_for_the_ascent_and_the_program(choices: Choices) -> None:
+def test_bounds_hold_for_the_ascent_and_the_program(choices: BlockProblem) -> None:
     reduced, best = reduce(choices), cheapest(choices)
     ascent = Ascent.of(reduced)
     for _ in range(5):
@@ -65,7 +65,7 @@ def test_bounds_hold_for_the_ascent_and_the_program(choices: Choices) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(small_choices())
-def test_slacks_drop_no_state_of_a_better_choice(choices: Choices) -> None:
+def test_slacks_drop_no_state_of_a_better_choice(choices: BlockProblem) -> None:
     """With each state forced in turn, the cheapest choice is at least the bound and its slack."""
     reduced = reduce(choices)
     ascent = Ascent.of(reduced)
@@ -86,10 +86,10 @@ def test_equal_choices_give_equal_states(seed: int) -> None:
     random = np.random.default_rng(seed)
     costs = tuple(random.integers(0, 5, 4) for _ in range(8))
     links = tuple(
-        Link(
+        ValueEdge(
             n, np.arange(4), tuple(Reader(m, np.arange(4)) for m in (n + 1, (n + 3) % 8) if m < 8),
             random.integers(0, 5, (4, 4)),
         )
         for n in range(8)
     )  # fmt: skip
-    assert choose(Choices(costs, links)) == choose(Choices(costs, links))
+    assert choose(BlockProblem(costs, links)) == choose(BlockProblem(costs, links))

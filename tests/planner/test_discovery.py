@@ -17,7 +17,7 @@ from meshwright.ir.step import flatten_batch
 from meshwright.ir.trace import trace
 from meshwright.planner.discovery import rule as discovery
 from meshwright.planner.discovery.apart import explore_apart
-from meshwright.planner.discovery.found import Cut
+from meshwright.planner.discovery.found import DimCut
 from meshwright.planner.discovery.probe import Probe, explore
 from meshwright.planner.discovery.rule import discovered
 from meshwright.planner.discovery.sample import sample
@@ -123,7 +123,7 @@ def test_harm_that_shows_later_is_not_blamed_on_what_was_tried_then(monkeypatch)
     assert len(expected.cuts) == 2
     harmed = []
 
-    def holds(probe: Probe, cut: Cut) -> bool:
+    def holds(probe: Probe, cut: DimCut) -> bool:
         if harmed and os.getpid() != here:
             os.kill(os.getpid(), signal.SIGKILL)
         found = tries(probe, cut)

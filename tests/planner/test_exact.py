@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from benchmarks.exact import compared
 from meshwright.planner.across import relaxation
 from meshwright.planner.across.bound import lower_bound
-from meshwright.planner.across.choice_space import Choices
+from meshwright.planner.across.choice_space import ChoiceSpace
 from meshwright.planner.across.leaf_bound import LeafBound
 from meshwright.planner.across.relaxation import Relaxation, frames
 from meshwright.planner.across.run_costs import RunCosts
@@ -29,7 +29,7 @@ def test_equal_to_the_whole_space(instance: Tiny) -> None:
 
 def check_bounds(problem: Problem, every: int) -> int:
     """How many choices were compared with their bounds."""
-    choices, runs = Choices(problem), RunCosts(problem)
+    choices, runs = ChoiceSpace(problem), RunCosts(problem)
     relaxed, leaf = Relaxation(runs, choices.places), LeafBound(runs)
     least, compared_with = lower_bound(problem), 0
     for frame in frames(problem):

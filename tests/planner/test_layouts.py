@@ -16,7 +16,7 @@ from meshwright.ir.layout import RP, P, Placement, R, Shard, Strategy
 from meshwright.ir.plan import BlockLayout, ModelMesh, model_mesh, param_key
 from meshwright.ir.trace import trace
 from meshwright.planner.inside.explain import batch_coupling, batch_norms, moves, why_whole
-from meshwright.planner.inside.frontier import Run, Step, solve
+from meshwright.planner.inside.frontier import OpChain, OpCosts, solve
 from meshwright.planner.inside.layouts import solve_layouts
 from meshwright.planner.inside.segments import prelude_block
 from tests.models import CASES
@@ -225,7 +225,7 @@ def test_broken_layouts_are_found() -> None:
 PLACES: tuple[Placement, ...] = (R, RP, P, Shard(0), Shard(1))
 
 
-def random_run(seed: int) -> Run:
+def random_run(seed: int) -> OpChain:
     """A small random dag of ops with random strategies and prices that obey the triangle rule."""
     rng = random.Random(seed)
     names = ["x"]
@@ -238,7 +238,7 @@ def random_run(seed: int) -> Run:
         )
         strategies = tuple(dict.fromkeys(drawn))
         costs = tuple(rng.randrange(20) for _ in strategies)
-        steps.append(Step(inputs, (f"v{i}",), strategies, costs))
+        steps.append(OpCosts(inputs, (f"v{i}",), strategies, costs))
         names.append(f"v{i}")
     height = {place: rng.randrange(8) for place in PLACES}
 
@@ -246,10 +246,10 @@ def random_run(seed: int) -> Run:
         return 3 + abs(height[source] - height[target])
 
     given = {"x": ((R, 0), (Shard(0), 2))}
-    return Run(tuple(steps), given, {"v4": R, "v2": Shard(1)}, price)
+    return OpChain(tuple(steps), given, {"v4": R, "v2": Shard(1)}, price)
 
 
-def cost_of(run: Run, start: Placement, chosen: tuple[Strategy, ...]) -> int:
+def cost_of(run: OpChain, start: Placement, chosen: tuple[Strategy, ...]) -> int:
     placed = {"x": start}
     total = dict(run.given["x"])[start] if any("x" in s.inputs for s in run.steps) else 0
     paid: set[tuple[str, Placement]] = set()

@@ -21,7 +21,7 @@ from meshwright.ir.step import flatten_batch
 from meshwright.ir.trace import trace
 from meshwright.planner.inside.axis_layout import lay_out, stored_choices
 from meshwright.planner.inside.axis_space import Spreader
-from meshwright.planner.inside.choices import Choices, Link, Reader, cost_of
+from meshwright.planner.inside.choices import BlockProblem, Reader, ValueEdge, cost_of
 from meshwright.planner.inside.choose import choose
 from meshwright.planner.inside.data_layout import DataLayout, results, solve_data
 from meshwright.planner.inside.factors import AxisKind
@@ -207,10 +207,10 @@ def test_a_layer_on_two_axes_equals_brute_force(seed: int) -> None:
         np.sort(random.choice(len(costs), min(len(costs), 2 + (n % 3 == 0)), replace=False))
         for n, costs in enumerate(choices.costs)
     ]
-    small = Choices(
+    small = BlockProblem(
         tuple(costs[alive] for costs, alive in zip(choices.costs, kept, strict=True)),
         tuple(
-            Link(
+            ValueEdge(
                 link.source,
                 link.made[kept[link.source]],
                 tuple(Reader(r.node, r.wants[kept[r.node]]) for r in link.readers),

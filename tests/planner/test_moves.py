@@ -8,7 +8,7 @@ from meshwright.ir.conversions import Conversion
 from meshwright.ir.layout import RP, Axis, P, Placement, R, Shard
 from meshwright.ir.nesting import nests
 from meshwright.ir.paths import path
-from meshwright.planner.inside.moves import Moves, Step, share
+from meshwright.planner.inside.moves import AxisMove, Moves, share
 
 SHAPE = (8, 24, 12)
 Place = tuple[Placement, ...]
@@ -21,7 +21,7 @@ def placements(size: int, count: int) -> list[Placement]:
     return [R, RP, P, Shard(1), Shard(0), *nested, *([Shard(2, inner=2)] if size == 3 else [])]
 
 
-def steps(sizes: tuple[int, ...], source: Place, target: Place) -> list[Step]:
+def steps(sizes: tuple[int, ...], source: Place, target: Place) -> list[AxisMove]:
     names = [f"a{i}" for i in range(len(sizes))]
     axes = {name: Axis(size) for name, size in zip(names, sizes, strict=True)}
     now, found = dict(zip(names, source, strict=True)), []
@@ -30,7 +30,7 @@ def steps(sizes: tuple[int, ...], source: Place, target: Place) -> list[Step]:
         for other, size in zip(names, sizes, strict=True):
             left *= share(SHAPE, now[other], size) if other != name else 1.0
         move = Conversion(now[name], placement)
-        found.append(Step(names.index(name), move.forward, move.backward, left))
+        found.append(AxisMove(names.index(name), move.forward, move.backward, left))
         now[name] = placement
     return found
 

@@ -13,7 +13,7 @@ from meshwright.planner.across.places import Places
 from meshwright.planner.across.run_classes import RunClasses
 from meshwright.planner.across.run_costs import RunCosts
 from meshwright.planner.across.spans import highest, sums, sums_of_named
-from meshwright.planner.across.stage_options import Figures, Options
+from meshwright.planner.across.stage_options import Figures, StageOptions
 from meshwright.planner.across.stage_tables import StageTables
 from meshwright.planner.candidates import build_plan, uniform_choice
 from meshwright.planner.space import Mesh
@@ -30,7 +30,7 @@ CLASSES = RunClasses(
 """Every run is of a kind of its own."""
 
 
-def options_of(seed: int, size: int, modes: tuple[bool, ...] = (False, True)) -> Options:
+def options_of(seed: int, size: int, modes: tuple[bool, ...] = (False, True)) -> StageOptions:
     """Two random meshes; recomputing takes longer and needs less."""
     rng = np.random.default_rng((seed, size))
     shape = (2, (BLOCKS + 1) ** 2)
@@ -39,7 +39,7 @@ def options_of(seed: int, size: int, modes: tuple[bool, ...] = (False, True)) ->
     again = Figures(path + 10, load + 10, load + 10, room, room / 4, 0 * room)
     layers = np.broadcast_to((CLASSES.stop - CLASSES.start).clip(0).astype(float), shape)
     names = (Mesh(size, 1, (), 0), Mesh(1, size, (), 1))
-    return Options(names, keep, lambda: (again,) if True in modes else (), layers, modes)
+    return StageOptions(names, keep, lambda: (again,) if True in modes else (), layers, modes)
 
 
 def by_hand(asked: Pipeline, limit: float, room: float) -> float:
@@ -61,7 +61,7 @@ def by_hand(asked: Pipeline, limit: float, room: float) -> float:
 
 def stage_by_hand(
     asked: Pipeline,
-    found: Options,
+    found: StageOptions,
     stage: int,
     in_flight: int,
     room: float,

@@ -10,7 +10,7 @@ from torch import nn
 import meshwright as mw
 from meshwright.codegen.lower import lower
 from meshwright.costmodel.estimate import estimate
-from meshwright.costmodel.joint import Price, Way
+from meshwright.costmodel.joint import JointTime, Price
 from meshwright.costmodel.placement import layouts_of, spots
 from meshwright.costmodel.routing import routed
 from meshwright.costmodel.tables import CostTables
@@ -107,7 +107,7 @@ def test_a_plan_with_them_is_predicted_with_them():
     assert after.step_s < before.step_s
 
 
-def _check(price: Price, way: Way) -> None:
+def _check(price: Price, way: JointTime) -> None:
     """No less than the longer of both, and no more than one after the other."""
     product_s = way.separate_s - way.sent_s
     assert max(way.sent_s, product_s) < way.joint_s < way.separate_s

@@ -6,7 +6,7 @@ from itertools import combinations
 import pytest
 
 from meshwright.costmodel.keeping import Makers, effect
-from meshwright.costmodel.tables import Spot
+from meshwright.costmodel.tables import BlockSpot
 from meshwright.forms.retention.selective import CHEAP
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.errors import Infeasible
@@ -36,7 +36,7 @@ def makers(name: str) -> Makers:
     at = problem(name)
     block = at.graph.blocks[2]
     layout = next(x for x in at.layouts(()) if x.pattern == block.pattern)
-    return at.tables.blocks.makers(block, layout, Spot(4, 1, (), "cpu", (), ()))
+    return at.tables.blocks.makers(block, layout, BlockSpot(4, 1, (), "cpu", (), ()))
 
 
 def by_trying_all(found: Makers) -> list[tuple[int, float]]:
@@ -94,7 +94,7 @@ def test_selective_is_what_is_cheap() -> None:
     assert selective == SavedMode("selective", (("act/gelu", "recompute"),))
     assert offload == SavedMode("offload", (("*", "offload"),))
     layout = next(x for x in at.layouts(()) if x.pattern == block.pattern)
-    spot = Spot(16, 1, (), "a100-40", (), ())
+    spot = BlockSpot(16, 1, (), "a100-40", (), ())
     plain, cheap = (at.tables.block(block, layout, spot, m) for m in (False, selective.policy))
     assert 0 < cheap.again_s <= CHEAP * plain.forward_s
     assert plain.saved_bytes - cheap.saved_bytes == 16 * 512 * 4 * 1024 * 4

@@ -12,7 +12,7 @@ from meshwright.ir.layout import Axis, Strategy
 from meshwright.ir.trace import trace
 from meshwright.planner.inside.data_layout import is_state, solve_data, taken_dims
 from meshwright.planner.inside.factors import AxisKind, Split, strategies
-from meshwright.planner.inside.segments import Segment
+from meshwright.planner.inside.segments import LayoutSegment
 from meshwright.planner.inside.spread import spread
 from tests.models import CASES
 from tests.planner.simulated_ops import Whole, check_strategy, run_whole, whole_of
@@ -42,7 +42,7 @@ def _strategies(graph: Graph, size: int) -> Iterator[tuple[Op, str, Axis, Strate
 
 
 def _tensor_splits(
-    graph: Graph, segment: Segment, axis: AxisKind, taken: dict[str, dict[int, int]]
+    graph: Graph, segment: LayoutSegment, axis: AxisKind, taken: dict[str, dict[int, int]]
 ) -> dict[str, tuple[Split, ...]]:
     return spread(
         segment.ops, segment.rules, axis, taken=taken, seeds={}, natural=lambda op: True,

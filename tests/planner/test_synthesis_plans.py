@@ -13,7 +13,7 @@ from meshwright.ir.trace import trace
 from meshwright.ir.verify import check
 from meshwright.planner import search
 from meshwright.planner.candidates import build_plan, uniform_choice
-from meshwright.planner.found import Found, pipelines
+from meshwright.planner.found import SearchLog, pipelines
 from meshwright.planner.predict import excess_bytes
 from meshwright.planner.problem import Problem, make_problem
 from meshwright.planner.schedule_tools import MADE, SCHEDULES, stages_per_rank
@@ -139,7 +139,7 @@ def test_pipelines_of_every_order_of_stages_are_kept_for_the_solver() -> None:
         build_plan(asked, uniform_choice(asked, pp=2, cuts=cuts, num_microbatches=4, schedule=name))
         for cuts, name in (((2, 4, 6), "zbv"), ((2, 4, 6), "interleaved"), ((4,), "one_f_one_b"))
     ]
-    found = Found()
+    found = SearchLog()
     for number, plan in enumerate(made):
         found.note((float(number),), 0, plan)
         found.note((float(number + 10),), 0, plan)  # a worse one changes nothing
@@ -152,7 +152,7 @@ def test_slow_pipelines_of_which_little_is_known_do_not_go_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked = problem(mlp(8), cluster(2))
-    found, possible = Found(), {}
+    found, possible = SearchLog(), {}
     for number, (now_s, least_s) in enumerate([(1.0, 0.9), (1.2, 0.8), (4.0, 0.5), (9.0, 0.2)]):
         plan = piped_in_two(asked, number)
         plan = replace(plan, predicted=replace(plan.predicted, step_s=now_s))

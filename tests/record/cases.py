@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from meshwright.costmodel.block_costs import Spot
+from meshwright.costmodel.block_costs import BlockSpot
 from meshwright.ir import presets
 from meshwright.ir.cluster import Cluster, Node
 from meshwright.ir.graph import Graph
@@ -135,7 +135,7 @@ def _blocks(problem: Problem) -> Profile:
         block, stage = named[task.pattern], task.plan.stages[task.stage]
         layout = task.plan.layout(stage.layouts[task.pattern])
         device = problem.cluster.device_types[0].name
-        spot = Spot(task.samples, stage.dp, stage.model, device, (), ((),) * len(stage.model))
+        spot = BlockSpot(task.samples, stage.dp, stage.model, device, (), ((),) * len(stage.model))
         cost = problem.tables.blocks.cost(block, layout, spot)
         blocks[task.key] = BlockRecord(
             key=task.key, pattern=task.pattern, samples=task.samples, tp=task.tp, processes=2,

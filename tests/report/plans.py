@@ -10,7 +10,7 @@ from meshwright.ir.detail import (
     ParameterShape,
     RankDetail,
     StageDetail,
-    Traffic,
+    StageTraffic,
 )
 from meshwright.ir.plan import (
     Alternative,
@@ -133,7 +133,7 @@ def _detail(stage: int, many: int) -> StageDetail:
         saved_bytes=50 * GB // many, halved_bytes=0, always=Moving(communication=GB // 10),
         begun=Moving(gradients=4 * GB),
         rises={name: rise for name in ("F", "I", "B", "B first", "B last", "B first last")},
-        traffic=(Traffic(purpose="gradients", axis="dp", link="nvlink", nbytes=4 * GB,
+        traffic=(StageTraffic(purpose="gradients", axis="dp", link="nvlink", nbytes=4 * GB,
                          seconds=0.02),),
     )  # fmt: skip
 

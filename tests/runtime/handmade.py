@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, fx, nn
 
-from meshwright.codegen.program import BlockCode, Call, StageProgram, Value
+from meshwright.codegen.program import BlockCode, BorderValue, Call, StageProgram
 from meshwright.ir.graph import Block, Graph, Kind
 from meshwright.ir.graph import Tensor as GraphTensor
 from meshwright.ir.layout import Shard
@@ -162,9 +162,9 @@ def _program(chain: Chain, graph: Graph, plan: Plan, index: int, share: int) -> 
         for t in (graph.tensors[n],)
     )
 
-    def border(block: int) -> tuple[Value, ...]:
+    def border(block: int) -> tuple[BorderValue, ...]:
         names = dict.fromkeys((f"h{block}", "h0"))
-        return tuple(Value(n, (share, WIDTH), "float64", True, Shard(0)) for n in names)
+        return tuple(BorderValue(n, (share, WIDTH), "float64", True, Shard(0)) for n in names)
 
     ends = last == chain.num_blocks - 1
     return StageProgram(

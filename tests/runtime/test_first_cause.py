@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.attack.faulty_ranks import cause, said_by_the_other
-from meshwright.runtime.standing import Standing, first_cause
+from meshwright.runtime.standing import RankStanding, first_cause
 
 FAULTS = [
     ("zero3", "forward"), ("tp", "forward"), ("pp", "forward"), ("pp", "loader"),
@@ -21,7 +21,7 @@ def test_the_rank_and_the_step_of_a_fault_are_named(layout, fault, tmp_path):
 
 
 def at(step, phase="running", waits=False, entered=10, action="0F0"):
-    return Standing(step, action, phase, entered, waits, "")
+    return RankStanding(step, action, phase, entered, waits, "")
 
 
 @pytest.mark.parametrize(

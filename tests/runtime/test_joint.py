@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 
 import meshwright as mw
-from meshwright.codegen.comm import Comm, Traffic
+from meshwright.codegen.comm import Comm, SentCollective
 from meshwright.codegen.lower import lower
 from meshwright.codegen.simulated import simulate
 from meshwright.ir.graph import Fusion, Graph
@@ -102,16 +102,16 @@ def test_what_is_sent_is_the_same():
     case, graph = mlp(5)
     plain = plan_of(graph, (Part(SEQUENCE, shares=(2,)),), count=2)
 
-    def logs(plan: Plan) -> list[list[Traffic]]:
+    def logs(plan: Plan) -> list[list[SentCollective]]:
         return [sorted(log) for log in simulate({"dp": 1, "tp": 2}, logged(plan, case, graph))]
 
     assert logs(joint(plain, graph)) == logs(plain)
 
 
-def logged(plan: Plan, case: ModelCase, graph: Graph) -> Callable[[Comm], list[Traffic]]:
+def logged(plan: Plan, case: ModelCase, graph: Graph) -> Callable[[Comm], list[SentCollective]]:
     """What a rank sends in the forward and the backward of a micro-batch."""
 
-    def body(comm: Comm) -> list[Traffic]:
+    def body(comm: Comm) -> list[SentCollective]:
         comm.log = []
         (program,) = lower(graph, plan, comm.coordinates["tp"])
         values = dict(zip(graph.inputs, case.example(), strict=True))

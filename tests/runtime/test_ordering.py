@@ -14,7 +14,7 @@ from meshwright.dry.transfers import check_order
 from meshwright.ir.errors import PlanError
 from meshwright.ir.schedule import Schedule
 from meshwright.planner.schedule_tools import SCHEDULES, make_schedule, stages_per_rank
-from meshwright.runtime.executor import Executor, Progress
+from meshwright.runtime.executor import Executor, RankProgress
 from meshwright.runtime.groups import Groups
 from meshwright.runtime.mailbox import Mailbox
 from meshwright.runtime.messages import plan_messages
@@ -129,7 +129,7 @@ def test_executor_and_mailbox_do_what_is_looked_at(
         )
         stages: Any = {p.index: _Stage(p) for p in programs}
         offsets = dict.fromkeys(stages, 0)
-        Executor(row, stages, mailbox, offsets, 6, Progress(), recorder).run(lambda s, m: {})
+        Executor(row, stages, mailbox, offsets, 6, RankProgress(), recorder).run(lambda s, m: {})
         wanted = list(doings(messages, rank, len(row)))
         assert _by_action(done) == _by_action(wanted), f"rank {rank}"
 

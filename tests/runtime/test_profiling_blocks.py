@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from meshwright.costmodel.tables import Spot
+from meshwright.costmodel.tables import BlockSpot
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.graph import Graph
 from meshwright.ir.profile import BlockRecord
@@ -126,7 +126,7 @@ def test_the_cost_model_agrees_on_what_is_saved() -> None:
     layout = next(x for x in problem.layouts((("tp", 2),)) if x.pattern == block.pattern)
     device = problem.tables.device_names[0]
     cost = problem.tables.block(
-        block, layout, Spot(task.samples, 1, (("tp", 2),), device, (), ((),))
+        block, layout, BlockSpot(task.samples, 1, (("tp", 2),), device, (), ((),))
     )
     (record,) = measured(problem, [task])
     assert record.saved_bytes == cost.saved_bytes + sum(cost.saved_outputs)

@@ -5,8 +5,8 @@ import torch
 
 from meshwright.costmodel.keys import op_key
 from meshwright.costmodel.profile_timer import profile_timer
-from meshwright.costmodel.tables import Spot
-from meshwright.costmodel.walk import Move, Step
+from meshwright.costmodel.tables import BlockSpot
+from meshwright.costmodel.walk import PricedMove, PricedOp
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.device import OpClass
 from meshwright.ir.profile import Machine, MemoryRecord, OpRecord, Profile
@@ -63,9 +63,9 @@ def test_what_is_measured_is_what_the_cost_model_asks_for() -> None:
     assert keys == asked
 
 
-def _steps(trail: list[Step | Move]) -> list[Step]:
+def _steps(trail: list[PricedOp | PricedMove]) -> list[PricedOp]:
     """All but views."""
-    steps = [x for x in trail if isinstance(x, Step)]
+    steps = [x for x in trail if isinstance(x, PricedOp)]
     return [step for step in steps if step.local.op_class is not OpClass.VIEW]
 
 
@@ -77,7 +77,7 @@ def test_measured_ops_are_looked_up() -> None:
     assert profile_timer(timed.cluster, profile)
     block = problem.graph.blocks[1]
     layout = next(x for x in timed.layouts(()) if x.pattern == block.pattern)
-    spot = Spot(4, 1, (), timed.tables.device_names[0], (), ())
+    spot = BlockSpot(4, 1, (), timed.tables.device_names[0], (), ())
     trail = timed.tables.blocks.walk(block, layout, spot).trail
     known = [profile.ops[op_key(step.local)] for step in _steps(trail)]
     assert len(known) >= 2

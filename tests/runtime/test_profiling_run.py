@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import meshwright as mw
-from meshwright.costmodel.tables import CostTables, Spot
+from meshwright.costmodel.tables import BlockSpot, CostTables
 from meshwright.ir.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import Graph
@@ -19,7 +19,7 @@ from meshwright.ir.trace import trace
 from meshwright.planner.candidates import build_plan, uniform_choice
 from meshwright.planner.problem import make_problem
 from meshwright.profiling_progress import ProfilingProgress
-from meshwright.profiling_run import Run
+from meshwright.profiling_run import ProfilingRun
 from meshwright.profiling_work import block_tasks, tasks_of_plans
 from meshwright.runtime.profiling import run as profiling_run
 from meshwright.runtime.profiling.run import measure_all, measurer, together
@@ -144,7 +144,9 @@ def test_the_deadline_is_kept_and_shared_out(tmp_path: Path) -> None:
 
 def test_what_a_phase_leaves_of_its_time_goes_to_those_after_it(tmp_path: Path) -> None:
     def left_s(phase: str, ago_s: float) -> float:
-        run = Run(Cluster.local(2), store, HERE, CPU, shown, 1.0, started=monotonic() - ago_s)
+        run = ProfilingRun(
+            Cluster.local(2), store, HERE, CPU, shown, 1.0, started=monotonic() - ago_s
+        )
         return run.deadline(phase) - monotonic()
 
     with open_store(tmp_path / "p.db") as store, ProfilingProgress(show=False, minutes=1) as shown:
@@ -304,7 +306,7 @@ def _cost(graph: Graph, profile: Profile, pattern: str):  # type: ignore[no-unty
     block = next(b for b in graph.blocks if b.pattern == pattern)
     layout = next(x for x in problem.layouts(()) if x.pattern == pattern)
 
-    spot = Spot(4, 1, (), problem.tables.device_names[0], (), ())
+    spot = BlockSpot(4, 1, (), problem.tables.device_names[0], (), ())
     return problem.tables.block(block, layout, spot)
 
 

@@ -14,7 +14,7 @@ from meshwright.ir.errors import MismatchError
 from meshwright.launch import where
 from meshwright.planner.candidates import cluster_id
 from meshwright.runtime import world
-from meshwright.runtime.world import BACKEND, Place, check_devices, join, pick_device, take
+from meshwright.runtime.world import BACKEND, RankPlace, check_devices, join, pick_device, take
 from tests.runtime.handmade import plan_of
 from tests.runtime.test_executor import gpipe, stage
 from tests.spawn import run_ranks
@@ -84,15 +84,17 @@ def test_the_backend_is_what_was_asked_for(
 
 
 def test_ranks_that_share_a_gpu_are_refused_under_nccl_only() -> None:
-    shared = [Place("here", "cuda", "GPU-1")] * 8 + [Place("there", "cuda", "GPU-2")]
+    shared = [RankPlace("here", "cuda", "GPU-1")] * 8 + [RankPlace("there", "cuda", "GPU-2")]
     with pytest.raises(MismatchError, match=r"8 ranks on here, 1 GPU: ranks 0 and 1 share one.*"
                        r"device='cpu'.*MESHWRIGHT_BACKEND=gloo"):  # fmt: skip
         check_devices(shared, by_nccl=True)
     check_devices(shared, by_nccl=False)
-    check_devices([Place("here", "cuda", f"GPU-{i}") for i in range(4)], by_nccl=True)
-    check_devices([Place("here", "cpu")] * 4, by_nccl=True)
+    check_devices([RankPlace("here", "cuda", f"GPU-{i}") for i in range(4)], by_nccl=True)
+    check_devices([RankPlace("here", "cpu")] * 4, by_nccl=True)
     with pytest.raises(MismatchError, match="rank 1 is on cpu, rank 0 on cuda"):
-        check_devices([Place("here", "cuda", "GPU-1"), Place("there", "cpu")], by_nccl=False)
+        check_devices(
+            [RankPlace("here", "cuda", "GPU-1"), RankPlace("there", "cpu")], by_nccl=False
+        )
 
 
 def _on_one_gpu(backends: str) -> str:

@@ -27,7 +27,7 @@ from meshwright.forms.flat import (
 )
 from meshwright.forms.running import Held, Lines, Slot, SyncRun, Update
 from meshwright.ir.conversions import Primitive
-from meshwright.ir.direct import Work
+from meshwright.ir.direct import Waitable
 from meshwright.ir.plan import Stage
 
 _DEFAULTS = {"ahead": 1, "bucket_bytes": BUCKET_BYTES}
@@ -120,11 +120,11 @@ class _Late:
 
     buckets: Sequence[ShardedBucket]
     ahead: int
-    gather: Callable[[int], tuple[Tensor, Work]]
+    gather: Callable[[int], tuple[Tensor, Waitable]]
     """Starts the gather of a bucket."""
-    land: Callable[[int, Tensor, Work], None]
+    land: Callable[[int, Tensor, Waitable], None]
     """Waits for it, and does what is to be done."""
-    due: dict[int, tuple[Tensor, Work] | None]
+    due: dict[int, tuple[Tensor, Waitable] | None]
     """None: the gather has not begun."""
 
     def owe(self) -> None:
@@ -210,12 +210,12 @@ class _GradientsLate(_Settling, ShardedGradients):
         self._update = later()
         self._late.owe()
 
-    def _gather(self, index: int) -> tuple[Tensor, Work]:
+    def _gather(self, index: int) -> tuple[Tensor, Waitable]:
         for shard in self._shards[index]:
             shard.grad = None
         return self._buckets[index].gather(self._summed.pop(index), "gradients")
 
-    def _land(self, index: int, whole: Tensor, work: Work) -> None:
+    def _land(self, index: int, whole: Tensor, work: Waitable) -> None:
         work.wait()
         wholes = [slot.whole for slot in self._buckets[index].slots]
         gradients = [torch.empty_like(x) for x in wholes]

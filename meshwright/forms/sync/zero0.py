@@ -10,7 +10,7 @@ from meshwright.forms.flat import BUCKET_BYTES, buckets, held_whole, trainable
 from meshwright.forms.running import Lines, Slot, SyncRun
 from meshwright.ir.collective import What
 from meshwright.ir.conversions import Primitive
-from meshwright.ir.direct import Work
+from meshwright.ir.direct import Waitable
 from meshwright.ir.plan import Stage
 
 
@@ -66,7 +66,7 @@ class _Whole(SyncRun):
         self._buckets = (
             [_Bucket(b) for b in buckets(self._trainable, BUCKET_BYTES)] if shared else []
         )
-        self._works: dict[_Bucket, Work] = {}
+        self._works: dict[_Bucket, Waitable] = {}
         self.held = held_whole(slots, lines)
 
     def begin(self) -> None:

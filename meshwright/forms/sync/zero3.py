@@ -9,7 +9,7 @@ from meshwright.forms.exchange import Event, Exchange, Hold, Send
 from meshwright.forms.flat import ShardedBucket, buckets, frozen, sum_over_copies, trainable
 from meshwright.forms.running import Held, Lines, Slot, SyncRun
 from meshwright.ir.conversions import Primitive
-from meshwright.ir.direct import Work
+from meshwright.ir.direct import Waitable
 from meshwright.ir.plan import Stage
 
 
@@ -54,7 +54,7 @@ class _Unit:
             for slot, view in zip(slots, bucket.views(self.flat), strict=True)
         ]
         self.users = 0
-        self._arriving: tuple[Tensor, Work] | None = None
+        self._arriving: tuple[Tensor, Waitable] | None = None
         self.sum: Tensor | None = None
         self._bytes = [slot.whole.untyped_storage().nbytes() for slot in slots]
         self._free()
@@ -99,7 +99,7 @@ class _Sharded(SyncRun):
             for bucket in buckets(group, 0)
         ]
         self._of_call: dict[int, list[_Unit]] = {}
-        self._works: list[tuple[_Unit, Tensor, Work]] = []
+        self._works: list[tuple[_Unit, Tensor, Waitable]] = []
         self._opened = 0
         self.held = tuple(
             Held(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from meshwright.ir import launch
 from meshwright.ir.errors import PlanError
 from meshwright.ir.kernels import bucket_update
-from meshwright.runtime.updates import Stepped, stepped_by_kernel
+from meshwright.runtime.updates import FormOptimizer, stepped_by_kernel
 
 SHAPES = ((7, 5), (1,), (), (3, 700), (0, 6), (1025,))
 OPTIMIZERS: list[tuple[type[torch.optim.Optimizer], dict[str, Any]]] = [
@@ -36,7 +36,7 @@ def difference(index: int, dtype: torch.dtype, exact: torch.dtype = torch.float6
     ours, theirs = ([nn.Parameter(x.to(t, copy=True)) for x in start] for t in (dtype, exact))
     made = stepped_by_kernel(kind(ours, **settings))
     wanted = kind(theirs, **settings, foreach=False)
-    assert isinstance(made, Stepped)
+    assert isinstance(made, FormOptimizer)
     made.over = frozenset(id(p) for p in ours[::2])
     worst = 0.0
     for step in range(3):
