@@ -34,16 +34,16 @@ from benchmarks.accuracy_plans import ON_FOUR, ON_TWO, POOL, Sketch, apart, plan
 from benchmarks.accuracy_predict import predicted
 from benchmarks.accuracy_report import report
 from benchmarks.disturbance import pace_s
-from meshwright.costmodel.measure import measure_local
-from meshwright.ir import plan_io
-from meshwright.ir.cluster import Cluster
+from meshwright.costmodel.fit.measure import measure_local
+from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
-from meshwright.ir.graph import Graph
-from meshwright.ir.plan import Plan
-from meshwright.ir.profile_store import load_profile
-from meshwright.planner.problem import Problem, make_problem
-from meshwright.profiling import profile as measure_profile
-from meshwright.runtime.machine import machine
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.plan import plan_io
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.profile.profile_store import load_profile
+from meshwright.planner.problem.problem import Problem, make_problem
+from meshwright.profiling.profiling import profile as measure_profile
+from meshwright.runtime.job.machine import machine
 
 OF_A_MODEL = ("profile", "predict", "measure")
 SIZES = (2, 4)

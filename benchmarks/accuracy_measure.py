@@ -29,13 +29,13 @@ from torch import nn
 from benchmarks.accuracy_data import KINDS, Measured
 from benchmarks.accuracy_models import Subject
 from benchmarks.disturbance import FixedWork, mark, others_share
-from meshwright.ir.graph import Graph
+from meshwright.ir.graph.graph import Graph
 from meshwright.ir.heap import give_back_freed_memory
-from meshwright.ir.plan import Plan
-from meshwright.ir.schedule import FORWARDS, Action
-from meshwright.runtime.job import compile as compile_job
-from meshwright.runtime.record import Collected, StepRecord
-from meshwright.runtime.resident import resident_bytes
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.plan.schedule import FORWARDS, Action
+from meshwright.runtime.job.job import compile as compile_job
+from meshwright.runtime.record.record import Collected, StepRecord
+from meshwright.runtime.record.resident import resident_bytes
 from tests.spawn import run_ranks
 
 LEARNING_RATE = 1e-4

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from meshwright.ir.graph import Graph
-from meshwright.ir.trace import trace
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.trace.trace import trace
 from tests.networks import vgg19
 
 Batch = dict[str, torch.Tensor] | tuple[torch.Tensor, ...]

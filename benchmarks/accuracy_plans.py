@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import log
 
-from meshwright.ir.plan import Plan
-from meshwright.ir.plan_io import rehash
-from meshwright.planner.candidates import build_plan, uniform_choice
-from meshwright.planner.problem import Problem
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.plan.plan_io import rehash
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.problem import Problem
 
 ON_TWO, ON_FOUR = 8, 4
 """Plans of each model on 2 and on 4 processes."""

@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 
 from benchmarks.accuracy_data import Predicted
 from meshwright.costmodel.estimate import estimate
-from meshwright.ir.plan import Breakdown, Plan
-from meshwright.planner.problem import Problem
+from meshwright.ir.plan.plan import Breakdown, Plan
+from meshwright.planner.problem.problem import Problem
 
 
 def predicted(model: str, name: str, problem: Problem, plan: Plan, base_bytes: int) -> Predicted:

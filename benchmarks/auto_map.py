@@ -25,8 +25,8 @@ from benchmarks.auto_map_prunings import HEADS as PRUNED
 from benchmarks.auto_map_prunings import prunings
 from benchmarks.auto_map_rows import Row, Rows, table
 from benchmarks.auto_map_warm import CASES, steps_to, target_of
-from meshwright.ir.cluster import Cluster
-from meshwright.planner.dqn.decisions import Pruning
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.planner.searchers.dqn.decisions import Pruning
 
 EQUAL = 1e-9
 COUNTED = ("states", "simulated", "cpu_s")

@@ -4,10 +4,10 @@ from typing import Any
 
 from benchmarks.auto_map_exact import Instance, learned, operators
 from benchmarks.auto_map_models import searched
-from meshwright.planner.across.ways import ways
-from meshwright.planner.dqn.decisions import Pruning
-from meshwright.planner.dqn.flips import best_of, flipped
-from meshwright.planner.dqn.judge import Verdict
+from meshwright.planner.across.mesh_variants import ways
+from meshwright.planner.searchers.dqn.decisions import Pruning
+from meshwright.planner.searchers.dqn.flips import best_of, flipped
+from meshwright.planner.searchers.dqn.judge import Verdict
 
 FLIPS = 200
 PINS = ("zero=0", "recompute=none", "saved=none")

@@ -9,19 +9,19 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from meshwright.ir.cluster import Cluster
-from meshwright.ir.device import DeviceType, Link
-from meshwright.ir.graph import Graph
-from meshwright.ir.plan import ModelMesh
-from meshwright.ir.trace import trace
-from meshwright.planner.across.ways import ways
-from meshwright.planner.dqn.decisions import Pruning
-from meshwright.planner.dqn.envs import DecisionEnv
-from meshwright.planner.dqn.flips import best_of, flipped
-from meshwright.planner.dqn.judge import Judge
-from meshwright.planner.dqn.operators import Operators
-from meshwright.planner.dqn.training import Settings, Trainer
-from meshwright.planner.problem import Problem, make_problem
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.cluster.device import DeviceType, Link
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.plan.plan import ModelMesh
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.across.mesh_variants import ways
+from meshwright.planner.problem.problem import Problem, make_problem
+from meshwright.planner.searchers.dqn.decisions import Pruning
+from meshwright.planner.searchers.dqn.envs import DecisionEnv
+from meshwright.planner.searchers.dqn.flips import best_of, flipped
+from meshwright.planner.searchers.dqn.judge import Judge
+from meshwright.planner.searchers.dqn.operators import Operators
+from meshwright.planner.searchers.dqn.training import Settings, Trainer
 
 SEEDS = tuple(range(20))
 WIDTHS = (6, 16, 32, 64, 96, 128, 256)

@@ -10,14 +10,14 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from meshwright.ir.cluster import Cluster
-from meshwright.ir.graph import Graph
-from meshwright.ir.layer_profile import read_layer_profile
-from meshwright.ir.profiled_graph import profiled_graph
-from meshwright.ir.trace import trace
-from meshwright.planner.problem import make_problem
-from meshwright.planner.search import search_problem
-from meshwright.planner.why import name_of
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.graph.profiled_graph import profiled_graph
+from meshwright.ir.profile.layer_profile import read_layer_profile
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.problem.problem import make_problem
+from meshwright.planner.search.plan_comparison import name_of
+from meshwright.planner.search.search import search_problem
 from tests.networks import ResNet50, vgg19
 
 

@@ -9,13 +9,13 @@ from benchmarks.auto_map_exact import Instance, Learned, instance, learned, oper
 from benchmarks.auto_map_models import MIXTRAL
 from benchmarks.auto_map_rows import Rows
 from benchmarks.auto_map_warm import CASES, Case
-from meshwright.ir.cluster import Cluster
-from meshwright.planner.across.bound import lower_bound
-from meshwright.planner.dqn.decisions import Pruning
-from meshwright.planner.dqn.envs import DecisionEnv
-from meshwright.planner.dqn.judge import Judge
-from meshwright.planner.dqn.pipelines import Pipelines
-from meshwright.planner.dqn.training import Settings, Trainer
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.planner.bounds.bound import lower_bound
+from meshwright.planner.searchers.dqn.decisions import Pruning
+from meshwright.planner.searchers.dqn.envs import DecisionEnv
+from meshwright.planner.searchers.dqn.judge import Judge
+from meshwright.planner.searchers.dqn.pipelines import Pipelines
+from meshwright.planner.searchers.dqn.training import Settings, Trainer
 
 OPERATORS = {
     "all": Pruning(),

@@ -1,6 +1,6 @@
 """Trains the pipeline agent that ships with the package, on small models and machines.
 
-python benchmarks/auto_map_train.py -o planner/dqn/agents/pipelines --steps 6000
+python benchmarks/auto_map_train.py -o planner/searchers/dqn/agents/pipelines --steps 6000
 """
 
 import argparse
@@ -9,16 +9,16 @@ from pathlib import Path
 import torch
 
 from benchmarks.auto_map_models import small
-from meshwright.ir.cluster import Cluster
-from meshwright.planner.across.bound import lower_bound
-from meshwright.planner.dqn.decisions import Pruning
-from meshwright.planner.dqn.envs import DecisionEnv
-from meshwright.planner.dqn.judge import Judge
-from meshwright.planner.dqn.pipelines import Pipelines
-from meshwright.planner.dqn.several import Several
-from meshwright.planner.dqn.training import Settings, Trainer
-from meshwright.planner.dqn.weights import card_of, save_agent
-from meshwright.planner.problem import make_problem
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.planner.bounds.bound import lower_bound
+from meshwright.planner.problem.problem import make_problem
+from meshwright.planner.searchers.dqn.decisions import Pruning
+from meshwright.planner.searchers.dqn.envs import DecisionEnv
+from meshwright.planner.searchers.dqn.judge import Judge
+from meshwright.planner.searchers.dqn.pipelines import Pipelines
+from meshwright.planner.searchers.dqn.several import Several
+from meshwright.planner.searchers.dqn.training import Settings, Trainer
+from meshwright.planner.searchers.dqn.weights import card_of, save_agent
 
 MACHINES = (("a100-40", 1, 4), ("v100-16", 2, 2))
 CHUNK = 500

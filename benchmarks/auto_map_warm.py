@@ -5,17 +5,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.auto_map_models import BERT_LARGE, GPT2, T5_LARGE, VGG19, searched
-from meshwright.ir.cluster import Cluster
-from meshwright.ir.graph import Graph
-from meshwright.planner.across.bound import lower_bound
-from meshwright.planner.dqn.decisions import Pruning
-from meshwright.planner.dqn.envs import DecisionEnv
-from meshwright.planner.dqn.explore import SHIPPED, warm
-from meshwright.planner.dqn.judge import Judge
-from meshwright.planner.dqn.pipelines import Pipelines
-from meshwright.planner.dqn.training import Settings, Trainer
-from meshwright.planner.dqn.weights import card_of, load_agent
-from meshwright.planner.problem import Problem, make_problem
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.graph.graph import Graph
+from meshwright.planner.bounds.bound import lower_bound
+from meshwright.planner.problem.problem import Problem, make_problem
+from meshwright.planner.searchers.dqn.decisions import Pruning
+from meshwright.planner.searchers.dqn.envs import DecisionEnv
+from meshwright.planner.searchers.dqn.explore import SHIPPED, warm
+from meshwright.planner.searchers.dqn.judge import Judge
+from meshwright.planner.searchers.dqn.pipelines import Pipelines
+from meshwright.planner.searchers.dqn.training import Settings, Trainer
+from meshwright.planner.searchers.dqn.weights import card_of, load_agent
 
 CLOSE = 1.02
 STEPS, CHUNK = 3000, 8

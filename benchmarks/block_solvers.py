@@ -19,19 +19,19 @@ from ortools.math_opt.python import mathopt  # type: ignore[import-untyped]
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from meshwright.ir.errors import MeshwrightError
-from meshwright.ir.graph import Graph
-from meshwright.ir.plan import ModelMesh
-from meshwright.ir.trace import trace
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.plan.plan import ModelMesh
+from meshwright.ir.trace.trace import trace
 from meshwright.planner.inside.choice_ilp import UNIT, Solver, solve_program
 from meshwright.planner.inside.choices import BlockProblem, cost_of
 from meshwright.planner.inside.choose import choose
 from meshwright.planner.inside.data_layout import solve_data
 from meshwright.planner.inside.eliminate import reduce
+from meshwright.planner.inside.layout_objective import usual
 from meshwright.planner.inside.mesh_problem import mesh_problem
 from meshwright.planner.inside.mesh_space import mesh_space
 from meshwright.planner.inside.moves import Moves
 from meshwright.planner.inside.prices import AlphaBeta
-from meshwright.planner.inside.regime import usual
 
 MESHES: tuple[ModelMesh, ...] = (
     (("tp", 8),),

@@ -18,14 +18,14 @@ import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from meshwright.ir.cluster import Cluster
-from meshwright.ir.graph import Graph
-from meshwright.ir.plan import Plan
-from meshwright.ir.trace import trace
-from meshwright.planner.search import search
-from meshwright.profiling import profile
-from meshwright.runtime.job import Job
-from meshwright.runtime.job import compile as compile_job
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.search.search import search
+from meshwright.profiling.profiling import profile
+from meshwright.runtime.job.job import Job
+from meshwright.runtime.job.job import compile as compile_job
 from tests.spawn import run_ranks
 
 PINS = ("num_microbatches=1", "recompute=none", "saved=none")

@@ -26,11 +26,11 @@ from benchmarks.dapple_setup import (
     read,
     speedup,
 )
-from meshwright.costmodel.comm import collective_time, group_levels
-from meshwright.ir.conversions import Primitive
-from meshwright.ir.layer_profile import LayerProfile
-from meshwright.ir.plan import Plan
-from meshwright.planner.candidates import build_plan, uniform_choice
+from meshwright.costmodel.comm.comm import collective_time, group_levels
+from meshwright.ir.layout.conversions import Primitive
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.profile.layer_profile import LayerProfile
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
 
 FOUR = Published((8,) * 4)
 # Model -> profile, batch, plan on 2x8 (table 6), its speedup (read off figure 12), and the same on

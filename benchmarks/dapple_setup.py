@@ -12,17 +12,17 @@ from itertools import accumulate
 from pathlib import Path
 
 from meshwright.ir import presets
-from meshwright.ir.cluster import Cluster, Node
-from meshwright.ir.device import Curve, Link
+from meshwright.ir.cluster.cluster import Cluster, Node
+from meshwright.ir.cluster.device import Curve, Link
 from meshwright.ir.errors import PlanError
-from meshwright.ir.graph import Graph
-from meshwright.ir.layer_profile import LayerProfile, read_layer_profile
-from meshwright.ir.plan import Plan
-from meshwright.ir.profiled_graph import profiled_graph
-from meshwright.planner.candidates import build_plan, uniform_choice
-from meshwright.planner.predict import excess_bytes
-from meshwright.planner.problem import Problem, make_problem
-from meshwright.planner.space import microbatch_counts
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.graph.profiled_graph import profiled_graph
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.profile.layer_profile import LayerProfile, read_layer_profile
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.predict import excess_bytes
+from meshwright.planner.problem.problem import Problem, make_problem
+from meshwright.planner.problem.space import microbatch_counts
 
 GB = 1e9
 DEVICE = "v100-16"

@@ -26,15 +26,15 @@ from benchmarks.dapple_setup import (
     speedup,
     step_s,
 )
-from meshwright.costmodel.tables import CostTables
+from meshwright.costmodel.cost_cache import CostTables
 from meshwright.ir.errors import Infeasible
-from meshwright.ir.graph import Graph
-from meshwright.ir.layer_profile import LayerProfile
-from meshwright.ir.plan import Plan
-from meshwright.ir.profiled_graph import profiled_graph
-from meshwright.planner.problem import Problem
-from meshwright.planner.search import search_problem
-from meshwright.planner.why import name_of
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.graph.profiled_graph import profiled_graph
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.profile.layer_profile import LayerProfile
+from meshwright.planner.problem.problem import Problem
+from meshwright.planner.search.plan_comparison import name_of
+from meshwright.planner.search.search import search_problem
 
 MAX_SAMPLES = {"BERT-48": 2, "XLNet-36": 2, "VGG-19": 190, "GNMT-16": 1024, "AmoebaNet-36": 4}
 """Samples that one device can train at a time: `max_bs` of the authors' script for XLNet, VGG and

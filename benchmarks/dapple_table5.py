@@ -13,15 +13,15 @@ import torch
 from transformers import BertConfig, BertForQuestionAnswering
 
 from benchmarks.dapple_setup import ETHERNET, cluster, even, problem, step_s
-from meshwright.costmodel.placement import stage_costs
-from meshwright.costmodel.simulate import StageTimes, simulate
-from meshwright.ir.layer_profile import LayerProfile
-from meshwright.ir.plan import Plan
-from meshwright.ir.profiled_graph import profiled_graph
-from meshwright.ir.trace import trace
-from meshwright.planner.candidates import build_plan, uniform_choice
-from meshwright.planner.problem import make_problem
-from meshwright.planner.schedule_tools import make_schedule
+from meshwright.costmodel.simulate.simulate import StageTimes, simulate
+from meshwright.costmodel.stage.placement import stage_costs
+from meshwright.ir.graph.profiled_graph import profiled_graph
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.profile.layer_profile import LayerProfile
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.problem import make_problem
+from meshwright.planner.problem.schedule_tools import make_schedule
 
 MICRO_BATCH = 2
 SEQUENCE = 384

@@ -13,13 +13,13 @@ from torch.nn import functional
 from transformers import BertConfig, BertForPreTraining
 
 from benchmarks.dear_schedules import Gradient
-from meshwright.costmodel.memory import optimizer_traffic
-from meshwright.costmodel.walk import GraphFacts, StageSite, Walk
+from meshwright.costmodel.block.price_ops import GraphFacts, StageSite, Walk
+from meshwright.costmodel.memory.memory import optimizer_traffic
 from meshwright.ir import presets
-from meshwright.ir.device import DeviceType
-from meshwright.ir.graph import Graph, Kind
-from meshwright.ir.layout import Axis
-from meshwright.ir.trace import trace
+from meshwright.ir.cluster.device import DeviceType
+from meshwright.ir.graph.graph import Graph, Kind
+from meshwright.ir.layout.layout import Axis
+from meshwright.ir.trace.trace import trace
 from tests.networks import ResNet50
 
 BERT_TOKENS = 64

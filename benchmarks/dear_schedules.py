@@ -1,14 +1,14 @@
 """One data parallel step under WFBP, MG-WFBP and DeAR, through the simulator's channel.
 
 A gradient is ready when its op's backward is over. Jobs go over the channel in the order in which
-they are started, beside the computing (`costmodel.program`).
+they are started, beside the computing (`costmodel.stage.program`).
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from meshwright.costmodel.program import Do, Program, Step, play, run
+from meshwright.costmodel.stage.program import Do, Program, Step, play, run
 
 Seconds = Callable[[float], float]
 """Of a collective, by its bytes."""

@@ -11,8 +11,8 @@ import numpy as np
 
 from benchmarks.dear_rows import TABLE
 from benchmarks.dear_schedules import Gradient, Line, backward, groups_of, merged_by_bytes
-from meshwright.costmodel.program import Do, Step, play, run
-from meshwright.runtime.tuning import BucketTuner
+from meshwright.costmodel.stage.program import Do, Step, play, run
+from meshwright.runtime.step.tuning import BucketTuner
 
 DEFAULT_BYTES = 25 << 20
 LOW_BYTES = 32 << 10

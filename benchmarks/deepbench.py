@@ -9,11 +9,11 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from meshwright.costmodel.fit_compute import KernelTiming
-from meshwright.costmodel.formulas import Gemm, KernelWork
-from meshwright.costmodel.local_op import LocalInput, LocalOp
-from meshwright.costmodel.works import forward_work, input_work, weight_work
-from meshwright.ir.device import OpClass
+from meshwright.costmodel.fit.fit_compute import KernelTiming
+from meshwright.costmodel.ops.formulas import Gemm, KernelWork
+from meshwright.costmodel.ops.kernel_work import forward_work, input_work, weight_work
+from meshwright.costmodel.ops.local_op import LocalInput, LocalOp
+from meshwright.ir.cluster.device import OpClass
 
 TABLES = Path(__file__).parent / "tables"
 BYTES = {"float32": 4, "float16": 2}

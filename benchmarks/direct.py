@@ -1,4 +1,5 @@
-"""Gathers and reduce-scatters straight between ranks (`ir.direct`) against PyTorch's own for Gloo.
+"""Gathers and reduce-scatters straight between ranks (`ir.comm.p2p_collectives`) against PyTorch's
+own for Gloo.
 
     python -m benchmarks.direct [--ranks 2,4] [--kib 16,256,4096,32768]
 
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from meshwright.ir import torch_private as private
 from meshwright.ir.heap import keep_freed_memory
-from meshwright.runtime.resident import peak_bytes, reset_peak
+from meshwright.runtime.record.resident import peak_bytes, reset_peak
 from tests.spawn import run_ranks
 
 REPEATS, WARM = 24, 4

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, given, settings
 
-from meshwright.ir.plan import Plan
-from meshwright.planner.offers import find_searcher
-from meshwright.planner.problem import Problem
-from meshwright.planner.search import run, simplest
+from meshwright.ir.plan.plan import Plan
+from meshwright.planner.problem.problem import Problem
+from meshwright.planner.search.offers import find_searcher
+from meshwright.planner.search.search import run, simplest
 from tests.planner.tiny import Tiny, tiny
 
 CHOICES = 400

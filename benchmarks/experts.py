@@ -27,15 +27,15 @@ from benchmarks.published.rows import Row, tables
 from benchmarks.published.shapes import Shape
 from benchmarks.published.sites import cluster_of
 from meshwright.ir.errors import Infeasible, PlanError
-from meshwright.ir.graph import Graph
-from meshwright.ir.plan import Plan
-from meshwright.ir.trace import trace
-from meshwright.planner.candidates import block_flops, build_plan, even_cuts, uniform_choice
-from meshwright.planner.predict import excess_bytes
-from meshwright.planner.problem import Problem, make_problem
-from meshwright.planner.schedule_tools import SCHEDULES
-from meshwright.planner.search import search_problem
-from meshwright.planner.why import name_of
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.problem.candidates import block_flops, build_plan, even_cuts, uniform_choice
+from meshwright.planner.problem.predict import excess_bytes
+from meshwright.planner.problem.problem import Problem, make_problem
+from meshwright.planner.problem.schedule_tools import SCHEDULES
+from meshwright.planner.search.plan_comparison import name_of
+from meshwright.planner.search.search import search_problem
 
 WHOLE = "megatron_sc21_table1"
 """The table of which every row is taken; of the others a few, evenly spaced."""

@@ -21,13 +21,13 @@ from benchmarks.fastest_race import after_race
 from benchmarks.fastest_report import Contest, report
 from benchmarks.fastest_run import read as read_runs
 from benchmarks.fastest_run import run_contest
-from meshwright.costmodel.measure import measure_local
-from meshwright.ir.cluster import Cluster
-from meshwright.ir.graph import Graph
-from meshwright.ir.profile import Profile
-from meshwright.ir.profile_store import load_profile
-from meshwright.planner.problem import Problem, make_problem
-from meshwright.profiling import profile as measure_profile
+from meshwright.costmodel.fit.measure import measure_local
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.profile.profile import Profile
+from meshwright.ir.profile.profile_store import load_profile
+from meshwright.planner.problem.problem import Problem, make_problem
+from meshwright.profiling.profiling import profile as measure_profile
 
 PRECISION, OPTIMIZER = "fp32", "adamw"
 REFINED = 1

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.accuracy_plans import Sketch, plan_of
-from meshwright.ir import plan_io
 from meshwright.ir.errors import PlanError
-from meshwright.ir.plan import Plan
-from meshwright.ir.plan_io import rehash
-from meshwright.planner.found import executed
-from meshwright.planner.offers import find_searcher
-from meshwright.planner.predict import excess_bytes
-from meshwright.planner.problem import Problem
-from meshwright.planner.search import search_finalists
-from meshwright.planner.why import kind_of, name_of
+from meshwright.ir.plan import plan_io
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.plan.plan_io import rehash
+from meshwright.planner.problem.predict import excess_bytes
+from meshwright.planner.problem.problem import Problem
+from meshwright.planner.search.found import executed
+from meshwright.planner.search.offers import find_searcher
+from meshwright.planner.search.plan_comparison import kind_of, name_of
+from meshwright.planner.search.search import search_finalists
 
 FIXED = {
     4: (

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from benchmarks.accuracy_models import Subject
 from benchmarks.fastest_plans import Entrant
-from meshwright.heats import Heat
-from meshwright.ir.plan import Plan
-from meshwright.racing import Race, race
-from meshwright.runtime.world import rank
+from meshwright.ir.plan.plan import Plan
+from meshwright.runtime.world.world import rank
+from meshwright.tools.race.racing import Race, race
+from meshwright.tools.race.standing import Heat
 from tests.spawn import run_ranks
 
 RACED = ("search", "finalist")

@@ -12,8 +12,8 @@ from benchmarks.accuracy_report import quantile, spearman
 from benchmarks.fastest_plans import FINALISTS, Entrant
 from benchmarks.fastest_race import RACED
 from benchmarks.fastest_run import BAR, MOST, SURE, TURNS, Ran, measured_s, noise
-from meshwright.planner.found import NEAR
-from meshwright.runtime.machine import machine
+from meshwright.planner.search.found import NEAR
+from meshwright.runtime.job.machine import machine
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from benchmarks.accuracy_measure import Effort, Trial, run_plan
 from benchmarks.accuracy_models import Subject
 from benchmarks.disturbance import pace_s
 from benchmarks.fastest_plans import Entrant
-from meshwright.ir.graph import Graph
+from meshwright.ir.graph.graph import Graph
 
 HEAT = Effort(warmup=2, steps=2, tracked=False)
 FINAL = Effort(warmup=2, steps=5, tracked=False)

@@ -21,10 +21,10 @@ from typing import Any
 
 from benchmarks import deepbench
 from benchmarks.preset_text import call, put
-from meshwright.costmodel.fit_compute import KernelTiming, fit_curve
-from meshwright.costmodel.formulas import Gemm, KernelWork, kernel_s
-from meshwright.ir.device import DeviceType, OpClass, OpCurve
-from meshwright.ir.preset import WINOGRAD
+from meshwright.costmodel.fit.fit_compute import KernelTiming, fit_curve
+from meshwright.costmodel.ops.formulas import Gemm, KernelWork, kernel_s
+from meshwright.ir.cluster.device import DeviceType, OpClass, OpCurve
+from meshwright.ir.cluster.preset import WINOGRAD
 from meshwright.ir.presets import DEVICES
 
 GRIDS = {

@@ -1,5 +1,5 @@
-"""Remakes the curves of links in `ir/links.py` and `ir/presets` from published NCCL timings, and
-reports the error held out.
+"""Remakes the curves of links in `ir/cluster/links.py` and `ir/presets` from published NCCL
+timings, and reports the error held out.
 
 python -m benchmarks.fit_links CALIBRATE_DIR [-o docs/results/links.md] [--presets]
 
@@ -29,8 +29,8 @@ from benchmarks.link_tables import (
     two_node_groups,
 )
 from benchmarks.preset_text import call, put
-from meshwright.costmodel.comm import Level, collective_time
-from meshwright.costmodel.fit_comm import (
+from meshwright.costmodel.comm.comm import Level, collective_time
+from meshwright.costmodel.fit.fit_comm import (
     CommTiming,
     Points,
     errors,
@@ -39,8 +39,8 @@ from meshwright.costmodel.fit_comm import (
     halves,
     outer_timings,
 )
-from meshwright.ir.conversions import Primitive
-from meshwright.ir.device import Curve, Link
+from meshwright.ir.cluster.device import Curve, Link
+from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.presets import LINKS
 
 BANDS = {"< 64 KiB": 2.0**16, "< 8 MiB": 2.0**23, "larger": float("inf")}

@@ -22,15 +22,15 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.forms.flat import ShardedBucket
-from meshwright.ir.cluster import Cluster
-from meshwright.ir.plan import Plan, SyncChoice
-from meshwright.ir.plan_io import rehash
-from meshwright.ir.trace import trace
-from meshwright.planner.candidates import build_plan, uniform_choice
-from meshwright.planner.problem import make_problem
-from meshwright.runtime.job import Job
-from meshwright.runtime.job import compile as compile_job
-from meshwright.runtime.stage import BlockModule
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.plan.plan import Plan, SyncChoice
+from meshwright.ir.plan.plan_io import rehash
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.problem import make_problem
+from meshwright.runtime.job.job import Job
+from meshwright.runtime.job.job import compile as compile_job
+from meshwright.runtime.stage.stage import BlockModule
 from tests.spawn import run_ranks
 
 RANKS, BATCH = 2, 8

@@ -5,9 +5,9 @@ python -m benchmarks.merak; a forward and a recompute take 1, a backward 2, mess
 
 from collections.abc import Sequence
 
-from meshwright.costmodel.simulate import StageTimes, simulate
-from meshwright.planner.schedule_tools import make_schedule
-from meshwright.planner.stage_aware import ratios
+from meshwright.costmodel.simulate.simulate import StageTimes, simulate
+from meshwright.planner.problem.schedule_tools import make_schedule
+from meshwright.planner.problem.stage_aware import ratios
 
 NAMES = ("one_f_one_b", "pre_recompute_1f1b", "last_no_recompute_1f1b", "full_critical_path_1f1b")
 SIZES = ((4, 8), (8, 16), (8, 32))

@@ -14,15 +14,15 @@ from pathlib import Path
 
 from benchmarks.dapple_setup import GB, step_s
 from meshwright.ir import presets
-from meshwright.ir.cluster import Cluster, Node
-from meshwright.ir.device import DeviceType, Link
+from meshwright.ir.cluster.cluster import Cluster, Node
+from meshwright.ir.cluster.device import DeviceType, Link
 from meshwright.ir.errors import Infeasible, PlanError
-from meshwright.ir.graph import Graph
-from meshwright.ir.layer_profile import read_layer_profile
-from meshwright.ir.profiled_graph import profiled_graph
-from meshwright.planner.problem import make_problem
-from meshwright.planner.search import search_problem
-from meshwright.planner.why import name_of
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.graph.profiled_graph import profiled_graph
+from meshwright.ir.profile.layer_profile import read_layer_profile
+from meshwright.planner.problem.problem import make_problem
+from meshwright.planner.search.plan_comparison import name_of
+from meshwright.planner.search.search import search_problem
 
 FASTER, BATCH, PAIRS = 2.3, 2048, 4
 """An A100 to a V100; samples of a step; pairs of a node."""

@@ -21,20 +21,20 @@ import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from meshwright.codegen.line import Line
-from meshwright.costmodel.comm import Levels, collective_time, group_levels
-from meshwright.costmodel.measure import measure_local
-from meshwright.costmodel.tables import CostTables
-from meshwright.ir.cluster import Cluster
-from meshwright.ir.conversions import Primitive
-from meshwright.ir.graph import Graph
-from meshwright.ir.plan import OVERLAPS, Overlap, Plan, model_mesh
-from meshwright.ir.trace import trace
-from meshwright.planner.candidates import build_plan, uniform_choice
+from meshwright.codegen.collectives.line import Line
+from meshwright.costmodel.comm.comm import Levels, collective_time, group_levels
+from meshwright.costmodel.cost_cache import CostTables
+from meshwright.costmodel.fit.measure import measure_local
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.layout.conversions import Primitive
+from meshwright.ir.plan.plan import OVERLAPS, Overlap, Plan, model_mesh
+from meshwright.ir.trace.trace import trace
 from meshwright.planner.finishing.overlap import overlapped
-from meshwright.planner.problem import Problem, make_problem
-from meshwright.runtime.job import Job
-from meshwright.runtime.job import compile as compile_job
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.problem import Problem, make_problem
+from meshwright.runtime.job.job import Job
+from meshwright.runtime.job.job import compile as compile_job
 from tests.codegen.test_models import split_all
 from tests.spawn import run_ranks
 

@@ -16,11 +16,11 @@ from statistics import median
 
 from benchmarks.dapple_setup import CONFIGS, config, corrected, problem, speedup, step_s
 from meshwright.ir.errors import Infeasible, PlanError
-from meshwright.ir.layer_profile import LayerProfile, read_layer_profile
-from meshwright.ir.plan import Plan
-from meshwright.ir.profiled_graph import profiled_graph
-from meshwright.planner.search import search_problem
-from meshwright.planner.why import name_of
+from meshwright.ir.graph.profiled_graph import profiled_graph
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.profile.layer_profile import LayerProfile, read_layer_profile
+from meshwright.planner.search.plan_comparison import name_of
+from meshwright.planner.search.search import search_problem
 
 PUBLISHED = 3.23
 """DAPPLE's abstract: at most so many times as fast as PipeDream's planner, on VGG-19."""

@@ -24,7 +24,7 @@ def put(name: str, text: str, preset: str = "", folder: Path = IR) -> bool:
     """Puts the assignment `text` in the place of that of `name`, in the file of `preset` or in
     whichever has one. False if none has."""
     file = f"{preset.replace('-', '_') or '*'}.py"
-    for path in (folder / "links.py", *sorted((folder / "presets").glob(file))):
+    for path in (folder / "cluster" / "links.py", *sorted((folder / "presets").glob(file))):
         old = path.read_text()
         found = re.search(rf"^{name} = \w*\(.*?\)\n(?=\S|\Z)", old, re.DOTALL | re.MULTILINE)
         if found:

@@ -29,14 +29,14 @@ from benchmarks.published_models import (
     box_loss,
     token_loss,
 )
-from meshwright.costmodel.comm import sped
-from meshwright.ir.cluster import Cluster
-from meshwright.ir.device import DeviceType, OpClass
+from meshwright.costmodel.comm.comm import sped
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.cluster.device import DeviceType, OpClass
 from meshwright.ir.errors import PlanError
-from meshwright.ir.graph import Graph
-from meshwright.ir.trace import trace
-from meshwright.planner.candidates import build_plan, uniform_choice
-from meshwright.planner.problem import make_problem
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.problem import make_problem
 
 PRESETS = {
     "A100-SXM4-80GB": "a100-80",

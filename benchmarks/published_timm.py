@@ -30,11 +30,11 @@ from transformers import (
 
 from benchmarks.published_ddp import summary
 from benchmarks.published_models import VGG, Logits, ResNet
-from meshwright.ir.cluster import Cluster
-from meshwright.ir.graph import Graph
-from meshwright.ir.trace import trace
-from meshwright.planner.candidates import build_plan, uniform_choice
-from meshwright.planner.problem import make_problem
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.problem import make_problem
 
 LAST = torch.channels_last
 TABLE = Path(__file__).parent / "tables" / "timm.csv"

@@ -19,12 +19,12 @@ from torch import nn
 from torch.nn import functional
 
 from benchmarks.published_ddp import read, summary
-from meshwright.ir.cluster import Cluster
-from meshwright.ir.device import OpClass
-from meshwright.ir.graph import Graph
-from meshwright.ir.trace import trace
-from meshwright.planner.candidates import build_plan, uniform_choice
-from meshwright.planner.problem import make_problem
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.cluster.device import OpClass
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.problem import make_problem
 
 _CLASSES = 1024
 _INTRA_ONLY_STEPS = {1: 48, 2: 32, 4: 32, 8: 48}

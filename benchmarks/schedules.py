@@ -15,9 +15,9 @@ from time import process_time
 
 import ortools
 
-from meshwright.costmodel.simulate import StageTimes
-from meshwright.ir.schedule import check_schedule
-from meshwright.planner.schedule_tools import (
+from meshwright.costmodel.simulate.simulate import StageTimes
+from meshwright.ir.plan.schedule import check_schedule
+from meshwright.planner.problem.schedule_tools import (
     SCHEDULES,
     USUAL,
     recomputes_early,

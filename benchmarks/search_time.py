@@ -20,10 +20,10 @@ import torch
 import transformers
 
 from benchmarks.search_growth import CPU_S, draw
-from meshwright.ir.cluster import Cluster
-from meshwright.ir.trace import trace
-from meshwright.planner.search import search
-from meshwright.planner.why import name_of
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.search.plan_comparison import name_of
+from meshwright.planner.search.search import search
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,14 @@ from time import process_time
 import torch
 
 from benchmarks.trace_full_size import llama_70b
+from meshwright.costmodel.cost_cache import CostTables
 from meshwright.costmodel.estimate import estimate
-from meshwright.costmodel.simulate import StageTimes, simulate
-from meshwright.costmodel.tables import CostTables
-from meshwright.ir.cluster import Cluster
-from meshwright.ir.trace import trace
-from meshwright.planner.candidates import build_plan, uniform_choice
-from meshwright.planner.problem import make_problem
-from meshwright.planner.schedule_tools import make_schedule
+from meshwright.costmodel.simulate.simulate import StageTimes, simulate
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.problem import make_problem
+from meshwright.planner.problem.schedule_tools import make_schedule
 
 STAGES, MICROBATCHES = 64, 512
 BATCH = 1024

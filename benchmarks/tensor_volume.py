@@ -15,19 +15,19 @@ from pathlib import Path
 
 import torch
 
-from meshwright.costmodel.block import summary, walk_block
-from meshwright.costmodel.comm import Level
-from meshwright.costmodel.tables import BlockSpot
-from meshwright.costmodel.walk import GraphFacts, PricedMove, StageSite
-from meshwright.ir.cluster import Cluster, Node
-from meshwright.ir.conversions import Primitive
-from meshwright.ir.device import Link
-from meshwright.ir.graph import Block, Graph
-from meshwright.ir.layout import Axis
-from meshwright.ir.plan import BlockLayout, ModelMesh
+from meshwright.costmodel.block.block import summary, walk_block
+from meshwright.costmodel.block.price_ops import GraphFacts, PricedMove, StageSite
+from meshwright.costmodel.comm.comm import Level
+from meshwright.costmodel.cost_cache import BlockSpot
+from meshwright.ir.cluster.cluster import Cluster, Node
+from meshwright.ir.cluster.device import Link
+from meshwright.ir.graph.graph import Block, Graph
+from meshwright.ir.layout.conversions import Primitive
+from meshwright.ir.layout.layout import Axis
+from meshwright.ir.plan.plan import BlockLayout, ModelMesh
 from meshwright.ir.presets import device
-from meshwright.ir.trace import trace
-from meshwright.planner.problem import make_problem
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.problem.problem import make_problem
 from tests import forms
 from tests.forms import Form
 

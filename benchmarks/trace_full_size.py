@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from meshwright.ir.trace import trace
+from meshwright.ir.trace.trace import trace
 
 
 def llama_70b() -> tuple[nn.Module, int]:

@@ -22,9 +22,9 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn.parallel import DistributedDataParallel
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from meshwright.ir.cluster import Cluster
-from meshwright.planner.search import search
-from meshwright.runtime.job import compile as compile_job
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.planner.search.search import search
+from meshwright.runtime.job.job import compile as compile_job
 
 BATCH, SEQUENCE, MICROBATCHES, LR = 8, 256, 4, 1e-4
 

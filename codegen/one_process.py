@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from meshwright.codegen.comm import Comm
-from meshwright.codegen.program import Call, StageProgram
+from meshwright.codegen.collectives.comm import Comm
+from meshwright.codegen.lower.program import Call, StageProgram
 
 
 def run_local(

@@ -6,31 +6,31 @@ Loading data is not part of a step.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from meshwright.costmodel.breakdown import Bands, breakdown, error_band
-from meshwright.costmodel.comm import Levels, collective_band, collective_time
-from meshwright.costmodel.compute import worst_source
-from meshwright.costmodel.early import early_models
-from meshwright.costmodel.overheads import TALKING
-from meshwright.costmodel.placement import (
+from meshwright.costmodel.comm.comm import Levels, collective_band, collective_time
+from meshwright.costmodel.cost_cache import PRELUDE, CostTables
+from meshwright.costmodel.explain.breakdown import Bands, breakdown, error_band
+from meshwright.costmodel.memory.rank_memory import rank_memories
+from meshwright.costmodel.ops.compute import worst_source
+from meshwright.costmodel.ops.overheads import TALKING
+from meshwright.costmodel.simulate.compiled_schedule import table_of
+from meshwright.costmodel.simulate.simulate import StageTimes
+from meshwright.costmodel.simulate.step import Ending, StepTimes, by_stage, slowed, take_step
+from meshwright.costmodel.simulate.timeline import Timeline
+from meshwright.costmodel.stage.early_recompute import early_models
+from meshwright.costmodel.stage.placement import (
     StageCosts,
     slowdown,
     stage_costs,
     step_cores,
     tied_between,
 )
-from meshwright.costmodel.program import Overlap, talk
-from meshwright.costmodel.rank_memory import rank_memories
-from meshwright.costmodel.simulate import StageTimes
-from meshwright.costmodel.stage_model import StageModel, stage_model
-from meshwright.costmodel.step import Ending, StepTimes, by_stage, slowed, take_step
-from meshwright.costmodel.table import table_of
-from meshwright.costmodel.tables import PRELUDE, CostTables
-from meshwright.costmodel.timeline import Timeline
-from meshwright.ir.cluster import Cluster
-from meshwright.ir.conversions import Primitive
-from meshwright.ir.graph import Graph
-from meshwright.ir.layout import Partial, parse_strategy
-from meshwright.ir.plan import Plan, Prediction, StagePrediction
+from meshwright.costmodel.stage.program import Overlap, talk
+from meshwright.costmodel.stage.stage_model import StageModel, stage_model
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.layout.conversions import Primitive
+from meshwright.ir.layout.layout import Partial, parse_strategy
+from meshwright.ir.plan.plan import Plan, Prediction, StagePrediction
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ import typer
 from typer.cli import get_docs_for_click
 
 from meshwright.cli import app
-from meshwright.ir.plan import SCHEMA
-from meshwright.ir.plan_io import json_schema
+from meshwright.ir.plan.plan import SCHEMA
+from meshwright.ir.plan.plan_io import json_schema
 
 DOCS = Path(__file__).parent
 CODES = """

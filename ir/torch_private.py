@@ -37,8 +37,8 @@ from torch.utils._python_dispatch import (
 )
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from meshwright.ir import direct
-from meshwright.ir.direct import Waitable
+from meshwright.ir.comm import p2p_collectives as direct
+from meshwright.ir.comm.p2p_collectives import Waitable
 
 CHECKED_ON = ("2.11", "2.13", "2.15")
 ANY_REGION = ("wrap_with_set_grad_enabled", "wrap_with_autocast")

@@ -9,11 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from meshwright.costmodel.measure import measure_local as measure_local
-    from meshwright.ir.annotate import replicate as replicate
-    from meshwright.ir.annotate import split as split
-    from meshwright.ir.annotate import stage as stage
-    from meshwright.ir.cluster import Cluster as Cluster
+    from meshwright.costmodel.fit.measure import measure_local as measure_local
+    from meshwright.ir.cluster.cluster import Cluster as Cluster
     from meshwright.ir.errors import CheckFailed as CheckFailed
     from meshwright.ir.errors import Infeasible as Infeasible
     from meshwright.ir.errors import MeshwrightError as MeshwrightError
@@ -21,47 +18,50 @@ if TYPE_CHECKING:
     from meshwright.ir.errors import NonFinite as NonFinite
     from meshwright.ir.errors import PlanError as PlanError
     from meshwright.ir.errors import TraceError as TraceError
-    from meshwright.ir.graph import Graph as Graph
-    from meshwright.ir.plan import Plan as Plan
-    from meshwright.ir.trace import trace as trace
-    from meshwright.logs import MetricLog as MetricLog
-    from meshwright.planner.complete import complete as complete
-    from meshwright.planner.options import SearchOptions as SearchOptions
-    from meshwright.planner.search import rank as rank
-    from meshwright.planner.search import search as search
-    from meshwright.profiling import profile as profile
-    from meshwright.racing import race as race
-    from meshwright.runtime.job import Job as Job
-    from meshwright.runtime.job import compile as compile
+    from meshwright.ir.graph.graph import Graph as Graph
+    from meshwright.ir.plan.plan import Plan as Plan
+    from meshwright.ir.trace.annotate import replicate as replicate
+    from meshwright.ir.trace.annotate import split as split
+    from meshwright.ir.trace.annotate import stage as stage
+    from meshwright.ir.trace.trace import trace as trace
+    from meshwright.planner.search.complete import complete as complete
+    from meshwright.planner.search.options import SearchOptions as SearchOptions
+    from meshwright.planner.search.search import rank as rank
+    from meshwright.planner.search.search import search as search
+    from meshwright.profiling.profiling import profile as profile
+    from meshwright.running.logs import MetricLog as MetricLog
+    from meshwright.runtime.job.job import Job as Job
+    from meshwright.runtime.job.job import compile as compile
+    from meshwright.tools.race.racing import race as race
 
 __version__ = "0.1.0"
 
 # Loaded on first use, so that looking at a plan does not import torch.
 _HOME = {
     "CheckFailed": "ir.errors",
-    "Cluster": "ir.cluster",
-    "Graph": "ir.graph",
+    "Cluster": "ir.cluster.cluster",
+    "Graph": "ir.graph.graph",
     "Infeasible": "ir.errors",
-    "Job": "runtime.job",
+    "Job": "runtime.job.job",
     "MeshwrightError": "ir.errors",
-    "MetricLog": "logs",
+    "MetricLog": "running.logs",
     "MismatchError": "ir.errors",
     "NonFinite": "ir.errors",
-    "Plan": "ir.plan",
+    "Plan": "ir.plan.plan",
     "PlanError": "ir.errors",
-    "SearchOptions": "planner.options",
+    "SearchOptions": "planner.search.options",
     "TraceError": "ir.errors",
-    "compile": "runtime.job",
-    "complete": "planner.complete",
-    "measure_local": "costmodel.measure",
-    "profile": "profiling",
-    "race": "racing",
-    "rank": "planner.search",
-    "replicate": "ir.annotate",
-    "search": "planner.search",
-    "split": "ir.annotate",
-    "stage": "ir.annotate",
-    "trace": "ir.trace",
+    "compile": "runtime.job.job",
+    "complete": "planner.search.complete",
+    "measure_local": "costmodel.fit.measure",
+    "profile": "profiling.profiling",
+    "race": "tools.race.racing",
+    "rank": "planner.search.search",
+    "replicate": "ir.trace.annotate",
+    "search": "planner.search.search",
+    "split": "ir.trace.annotate",
+    "stage": "ir.trace.annotate",
+    "trace": "ir.trace.trace",
 }
 __all__ = list(_HOME)
 

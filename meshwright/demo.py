@@ -19,21 +19,23 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from meshwright.costmodel.measure import measure_local
-from meshwright.display import MIB, ShownStep, read_records, recording
-from meshwright.ir import measured, plan_io
-from meshwright.ir.cluster import Cluster
-from meshwright.ir.graph import Graph
-from meshwright.ir.plan import Plan
-from meshwright.ir.profile import Profile
-from meshwright.ir.show import render
-from meshwright.ir.terminal import Terminal
-from meshwright.ir.trace import trace
-from meshwright.launch import torchrun, where
-from meshwright.planner.search import search
-from meshwright.profiling import profile
-from meshwright.runtime import children, run_dir
-from meshwright.runtime.job import compile as compile_job
+from meshwright.costmodel.fit.measure import measure_local
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.plan import plan_io
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.plan.show import render
+from meshwright.ir.profile import measured
+from meshwright.ir.profile.profile import Profile
+from meshwright.ir.text.terminal import Terminal
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.search.search import search
+from meshwright.profiling.profiling import profile
+from meshwright.running.display import MIB, ShownStep, read_records, recording
+from meshwright.running.launch import torchrun, where
+from meshwright.runtime.job.job import compile as compile_job
+from meshwright.runtime.record import run_dir
+from meshwright.runtime.world import children
 
 if TYPE_CHECKING:
     from torch import nn
@@ -227,8 +229,8 @@ def main(options: DemoOptions) -> int:
 
 def write_stage_sources(graph: Graph, plan: Plan) -> None:
     """The generated stage modules, for review."""
-    from meshwright.codegen.emit import write_sources
-    from meshwright.codegen.lower import lower
+    from meshwright.codegen.emit.emit import write_sources
+    from meshwright.codegen.lower.lower import lower
 
     programs = [p for stage in plan.stages for p in lower(graph, plan, stage.devices[0])]
     write_sources(programs, FOLDER / "stages")

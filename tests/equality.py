@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from meshwright.ir.graph import Graph
-from meshwright.ir.plan import Plan
-from meshwright.runtime.export import full_state
-from meshwright.runtime.job import compile as compile_job
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.plan.plan import Plan
+from meshwright.runtime.checkpoint.export import full_state
+from meshwright.runtime.job.job import compile as compile_job
 from tests.plain import plain_step
 from tests.spawn import alone, run_ranks
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from meshwright.ir.graph import Graph
-from meshwright.ir.plan import BlockLayout
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.plan.plan import BlockLayout
 from tests.models import ModelCase
 
 Axes = dict[str, str]

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from meshwright.ir.plan import Plan
+from meshwright.ir.plan.plan import Plan
 
 MARK = "PWNED"
 REFUSED = (f"a\ntouch {MARK}", f"\x1b[31m{MARK}", f"{MARK}\u2028{MARK}: 1", f"\u202e{MARK}",

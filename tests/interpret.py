@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from meshwright.ir.graph import Graph, Kind, Op, Tensor
-from meshwright.ir.operators import operator
-from meshwright.ir.saved import call_target
-from meshwright.ir.step import flatten_batch
+from meshwright.ir.graph.graph import Graph, Kind, Op, Tensor
+from meshwright.ir.graph.operators import operator
+from meshwright.ir.graph.saved import call_target
+from meshwright.ir.trace.loss_module import flatten_batch
 
 
 def values_of(graph: Graph, model: nn.Module, batch: Any) -> dict[str, torch.Tensor]:

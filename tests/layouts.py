@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from meshwright.ir.images import is_channels_last
+from meshwright.ir.graph.images import is_channels_last
 
 
 class Layouts(TorchDispatchMode):

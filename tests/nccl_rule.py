@@ -24,7 +24,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.ir import direct, torch_private
+from meshwright.ir import torch_private
+from meshwright.ir.comm import p2p_collectives
 from tests.spawn import run_ranks
 
 NAME = "nccl_rule"
@@ -82,7 +83,7 @@ def _make(store: dist.Store, rank: int, size: int, timeout: timedelta) -> "Ruled
 def _as_on_gpus() -> Iterator[None]:
     """Gathers and reduce-scatters are torch's, which go straight from rank to rank on CPUs only;
     batches of messages are one operation, which torch does for groups of its own alone."""
-    held = direct.gather, direct.reduce_scatter, dist.batch_isend_irecv
+    held = p2p_collectives.gather, p2p_collectives.reduce_scatter, dist.batch_isend_irecv
 
     def gather(result: Tensor, part: Tensor, group: Any) -> Any:
         return torch_private._all_gather(result, part, group=group, async_op=True)
@@ -95,11 +96,15 @@ def _as_on_gpus() -> Iterator[None]:
         assert isinstance(group, RuledGroup)
         return [group.batch(operations)]
 
-    direct.gather, direct.reduce_scatter, dist.batch_isend_irecv = gather, reduce_scatter, batch
+    p2p_collectives.gather, p2p_collectives.reduce_scatter, dist.batch_isend_irecv = (
+        gather,
+        reduce_scatter,
+        batch,
+    )
     try:
         yield
     finally:
-        direct.gather, direct.reduce_scatter, dist.batch_isend_irecv = held
+        p2p_collectives.gather, p2p_collectives.reduce_scatter, dist.batch_isend_irecv = held
 
 
 class RuledWork(dist._Work):

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from meshwright.ir.step import TrainingStep, flatten_batch
+from meshwright.ir.trace.loss_module import TrainingStep, flatten_batch
 
 
 def plain_step(

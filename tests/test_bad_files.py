@@ -12,10 +12,10 @@ import pytest
 from benchmarks.attack.files import attack
 from benchmarks.attack.files_bases import Bases, make_bases, sound
 from benchmarks.attack.files_commands import command
-from meshwright.ir import plan_io
+from meshwright.arguments.targets import load_callable, load_target
 from meshwright.ir.errors import PlanError
-from meshwright.ir.profile_store import load_profile
-from meshwright.targets import load_callable, load_target
+from meshwright.ir.plan import plan_io
+from meshwright.ir.profile.profile_store import load_profile
 from tests.injection import plain
 
 FRESH = int(os.environ.get("MESHWRIGHT_FUZZ_SEED", int.from_bytes(os.urandom(4))))

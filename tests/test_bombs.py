@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 
-from meshwright.ir import measured, plan_io
-from meshwright.ir.cluster import MAX_DEVICES, Cluster
+from meshwright.arguments.targets import cluster_of, load_cluster
+from meshwright.ir.cluster.cluster import MAX_DEVICES, Cluster
 from meshwright.ir.errors import PlanError
-from meshwright.ir.plan import ScheduleTable
-from meshwright.ir.profile_store import load_profile
-from meshwright.ir.verify import check
-from meshwright.planner.minimal import check_batch
-from meshwright.targets import cluster_of, load_cluster
+from meshwright.ir.plan import plan_io
+from meshwright.ir.plan.plan import ScheduleTable
+from meshwright.ir.plan.verify import check
+from meshwright.ir.profile import measured
+from meshwright.ir.profile.profile_store import load_profile
+from meshwright.planner.search.handwritten import check_batch
 from tests.injection import plain
 from tests.ir.plans import plan
 
@@ -72,6 +73,7 @@ HEAD = '{"schema": "meshwright.plan/2.0", "stages": ['
             edited("model", "inputs", 0, "shape", value=[10**12, 4]),
             "at most 68,719,476,736 elements",
         ),
+        (edited("model", "inputs", 0, "dtype", value="int64x"), "int64x'; nearest is 'int64'"),
         (edited("predicted", "step_s", value=0.0), "predicted.step_s is 0.0; it must be between"),
         (edited("predicted", "stages", 0, "forward_s", value=-1.0), "forward_s is -1.0"),
         (

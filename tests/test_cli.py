@@ -13,8 +13,9 @@ import psutil
 import pytest
 
 from meshwright.cli import app, main
-from meshwright.ir import measured, plan_io
-from meshwright.launch import step_kinds
+from meshwright.ir.plan import plan_io
+from meshwright.ir.profile import measured
+from meshwright.running.launch import step_kinds
 
 ROOT = Path(__file__).parent.parent
 GPT2 = (

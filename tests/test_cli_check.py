@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from meshwright.cli import app, main
-from meshwright.ir import plan_io
+from meshwright.ir.plan import plan_io
 from tests.spawn import run_ranks
 
 GPT2 = (

@@ -6,16 +6,17 @@ from typing import Any
 
 import pytest
 
-from meshwright.costmodel.compare import Expected
-from meshwright.costmodel.expected import block_uses, expected_in_detail
-from meshwright.costmodel.tables import CostTables
-from meshwright.details import Details
-from meshwright.ir import measured, plan_io
-from meshwright.ir.measured import ActionMeasured, KernelMeasured, Measured, StepMeasured
-from meshwright.ir.plan import Plan
-from meshwright.ir.profile_store import load_profile, open_store
-from tests.costmodel.test_compare import MACHINE, flat, predicted_plan, run_of, runs_of
-from tests.costmodel.test_learn import block
+from meshwright.costmodel.cost_cache import CostTables
+from meshwright.costmodel.explain.compare import Expected
+from meshwright.costmodel.explain.expected import block_uses, expected_in_detail
+from meshwright.ir.plan import plan_io
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.profile import measured
+from meshwright.ir.profile.measured import ActionMeasured, KernelMeasured, Measured, StepMeasured
+from meshwright.ir.profile.profile_store import load_profile, open_store
+from meshwright.tools.repredict import Details
+from tests.costmodel.explain.test_compare import MACHINE, flat, predicted_plan, run_of, runs_of
+from tests.costmodel.fit.test_learn import block
 from tests.test_cli import GPT2, SEARCH, invoke
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.ir.profile_store import load_profile
+from meshwright.ir.profile.profile_store import load_profile
 
 TARGET = (
     'hf:GPT2Config{"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 64, "n_positions": 16}'

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from meshwright.cli import app, main
-from meshwright.ir import plan_io
-from tests.report.plans import piped
+from meshwright.ir.plan import plan_io
+from tests.tools.report.plans import piped
 
 
 def invoke(*arguments: str) -> int:

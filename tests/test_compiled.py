@@ -11,25 +11,25 @@ import pytest
 import torch
 from torch import fx
 
-from meshwright.codegen import compiled
-from meshwright.codegen.compiled import Region
-from meshwright.codegen.lower import lower
-from meshwright.costmodel.tables import BlockSpot
-from meshwright.ir.cluster import Cluster
+from meshwright.codegen.lower.lower import lower
+from meshwright.codegen.passes import compiled
+from meshwright.codegen.passes.compiled import Region
+from meshwright.costmodel.cost_cache import BlockSpot
+from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import MeshwrightError, PlanError
-from meshwright.ir.graph import Graph
-from meshwright.ir.plan import Plan
-from meshwright.ir.plan_io import dumps, loads
-from meshwright.ir.profile import BlockRecord, Profile
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.plan.plan_io import dumps, loads
+from meshwright.ir.profile.profile import BlockRecord, Profile
 from meshwright.ir.torch_private import watching
-from meshwright.planner.candidates import build_plan, uniform_choice
-from meshwright.planner.problem import Problem, make_problem
-from meshwright.planner.search import search_problem
-from meshwright.profiling_work import block_tasks
-from meshwright.runtime.compiling import check_compiler
-from meshwright.runtime.job import compile as compile_job
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.problem import Problem, make_problem
+from meshwright.planner.search.search import search_problem
+from meshwright.profiling.work import block_tasks
+from meshwright.runtime.job.compiling import check_compiler
+from meshwright.runtime.job.job import compile as compile_job
 from meshwright.runtime.profiling.blocks import measure_block
-from tests.costmodel.test_learn import MACHINE, timing
+from tests.costmodel.fit.test_learn import MACHINE, timing
 from tests.equality import check_equal
 from tests.models import CASES
 from tests.planner.problems import traced

@@ -4,8 +4,8 @@ import pytest
 from rich.console import Console
 
 from meshwright import demo
-from meshwright.ir.cluster import Cluster
-from meshwright.ir.profile import Profile
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.profile.profile import Profile
 
 
 def test_options():

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.published.notes import HEAD
 from docs.generate import DOCS, cli_page, pages, schema_page
 from meshwright.cli import COMMANDS
-from meshwright.ir.plan_io import json_schema
+from meshwright.ir.plan.plan_io import json_schema
 
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 

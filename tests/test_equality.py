@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from meshwright.ir.cluster import Cluster
-from meshwright.ir.graph import Graph
-from meshwright.ir.plan import BlockLayout, Plan, SyncChoice, model_mesh
-from meshwright.ir.trace import trace
-from meshwright.planner.candidates import build_plan, uniform_choice
-from meshwright.planner.problem import make_problem
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.plan.plan import BlockLayout, Plan, SyncChoice, model_mesh
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.problem import make_problem
 from tests.codegen.test_models import split_all
 from tests.equality import check_each_equal
 from tests.models import CASES

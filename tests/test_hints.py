@@ -8,13 +8,13 @@ from torch import nn
 
 import meshwright as mw
 from meshwright.ir.errors import Infeasible
-from meshwright.ir.graph import Graph
-from meshwright.ir.layout import Replicate, Shard, parse_placement
-from meshwright.ir.plan import Plan, param_key
-from meshwright.ir.trace import trace
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.layout.layout import Replicate, Shard, parse_placement
+from meshwright.ir.plan.plan import Plan, param_key
+from meshwright.ir.trace.trace import trace
 from meshwright.planner.pins.constraints import broken
-from meshwright.planner.problem import make_problem
-from meshwright.planner.search import search_problem
+from meshwright.planner.problem.problem import make_problem
+from meshwright.planner.search.search import search_problem
 from tests.equality import check_equal
 from tests.models import Batch, ModelCase
 

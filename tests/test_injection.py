@@ -13,24 +13,24 @@ import torch
 import yaml
 from torch import nn
 
-from meshwright.codegen import lower as lowering
-from meshwright.codegen.emit import stage_source
-from meshwright.codegen.lower import lower
-from meshwright.diff.show import PlanDifference
-from meshwright.diff.show import render as render_diff
-from meshwright.export import TARGETS, export
-from meshwright.ir import plan_io
+from meshwright.codegen.emit.emit import stage_source
+from meshwright.codegen.lower.lower import lower
+from meshwright.codegen.lower.lower import lower as lowering
 from meshwright.ir.errors import PlanError, TraceError
-from meshwright.ir.graph import Graph
-from meshwright.ir.plain_text import comment, docstring, odd_character, quoted
-from meshwright.ir.plan import Plan
-from meshwright.ir.show import printed, to_text
-from meshwright.ir.trace import trace
-from meshwright.report.page import html
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.plan import plan_io
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.plan.show import printed, to_text
+from meshwright.ir.text.plain_text import comment, docstring, odd_character, quoted
+from meshwright.ir.trace.trace import trace
+from meshwright.tools.diff.show import PlanDifference
+from meshwright.tools.diff.show import render as render_diff
+from meshwright.tools.export.export import TARGETS, export
+from meshwright.tools.report.page import html
 from tests.codegen import mlp
 from tests.exporters.plans import CLUSTER, CONFIG, uniform
 from tests.injection import MARK, READ, REFUSED, plain, spoiled, text_places, with_text
-from tests.report.plans import piped
+from tests.tools.report.plans import piped
 
 SHELLS, YAMLS = ("torchrun", "slurm", "megatron"), ("accelerate", "kubeflow", "skypilot")
 STUBS = {"torchrun": 'printf "%s\\n" "$@"', "scontrol": "echo host0",
@@ -220,9 +220,9 @@ def _traced(model: nn.Module) -> Graph:
 
 
 def test_names_of_modules_reach_plans_sources_and_terminals_as_texts(tmp_path):
-    from meshwright.ir.cluster import Cluster
-    from meshwright.planner.search import search
-    from meshwright.runtime.job import compile as compile_job
+    from meshwright.ir.cluster.cluster import Cluster
+    from meshwright.planner.search.search import search
+    from meshwright.runtime.job.job import compile as compile_job
 
     plan = search(_traced(Odd()), Cluster.local(1), precision="fp32", progress=False,
                   time_limit_s=5.0, constraints=("recompute=none",))  # fmt: skip

@@ -4,21 +4,21 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.costmodel.simulate import StageTimes, simulate
-from meshwright.ir.cluster import Cluster
+from meshwright.costmodel.simulate.simulate import StageTimes, simulate
+from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
-from meshwright.ir.plan import Plan
-from meshwright.ir.schedule import EARLY
-from meshwright.ir.trace import trace
-from meshwright.ir.verify import check
-from meshwright.planner.candidates import build_plan, uniform_choice
-from meshwright.planner.finish import variants
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.plan.schedule import EARLY
+from meshwright.ir.plan.verify import check
+from meshwright.ir.trace.trace import trace
 from meshwright.planner.pins.constraints import MemoryCap
-from meshwright.planner.predict import excess_bytes
-from meshwright.planner.problem import Problem, make_problem
-from meshwright.planner.schedule_tools import SCHEDULES, make_schedule, recomputes_early
-from meshwright.planner.search import search_problem
-from meshwright.planner.stage_aware import is_stage_aware, ratios, stage_aware
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.predict import excess_bytes
+from meshwright.planner.problem.problem import Problem, make_problem
+from meshwright.planner.problem.schedule_tools import SCHEDULES, make_schedule, recomputes_early
+from meshwright.planner.problem.stage_aware import is_stage_aware, ratios, stage_aware
+from meshwright.planner.search.finish import variants
+from meshwright.planner.search.search import search_problem
 from tests.equality import check_equal
 from tests.models import CASES
 from tests.planner.problems import cluster, mlp, problem

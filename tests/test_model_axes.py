@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from meshwright.codegen.lower import lower
-from meshwright.ir.graph import Graph
-from meshwright.ir.plan import ClusterId, InputSpec, ModelId, Plan, ScheduleTable, Stage
-from meshwright.ir.trace import trace
-from meshwright.ir.verify import check
-from meshwright.runtime.export import full_state
-from meshwright.runtime.job import compile as compile_job
+from meshwright.codegen.lower.lower import lower
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.plan.plan import ClusterId, InputSpec, ModelId, Plan, ScheduleTable, Stage
+from meshwright.ir.plan.verify import check
+from meshwright.ir.trace.trace import trace
+from meshwright.runtime.checkpoint.export import full_state
+from meshwright.runtime.job.job import compile as compile_job
 from tests import forms
 from tests.equality import LEARNING_RATE, check_equal
 from tests.models import ModelCase

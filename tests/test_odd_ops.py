@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from benchmarks.attack.layouts import MODELS, attack, plan_of
-from meshwright.ir.changing import shared
-from meshwright.ir.cluster import Cluster
+from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
-from meshwright.ir.graph import Graph
-from meshwright.ir.plan import Plan
-from meshwright.ir.trace import trace
-from meshwright.ir.verify import check
-from meshwright.planner.search import search
-from meshwright.runtime.job import compile as compile_job
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.plan.verify import check
+from meshwright.ir.trace.changing import shared
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.search.search import search
+from meshwright.runtime.job.job import compile as compile_job
 from tests.spawn import alone, run_ranks
 
 EQUAL = [

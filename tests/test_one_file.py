@@ -7,7 +7,7 @@ from pathlib import Path
 from textwrap import dedent
 from uuid import uuid4
 
-from meshwright.ir import plan_io
+from meshwright.ir.plan import plan_io
 from tests.exporters.plans import uniform
 
 ROOT = Path(__file__).parent.parent
@@ -33,9 +33,9 @@ def name() -> str:
 PRESET = '''
 """Nobody's accelerator."""
 
-from meshwright.ir.device import OpCurve
-from meshwright.ir.links import Network, link
-from meshwright.ir.preset import Preset
+from meshwright.ir.cluster.device import OpCurve
+from meshwright.ir.cluster.links import Network, link
+from meshwright.ir.cluster.preset import Preset
 
 PRESET = Preset(
     memory_gb=48, bandwidth_gb_s=1234, fp64=5, fp32=21, half=333, processors=99, cache_mb=33,
@@ -57,9 +57,9 @@ def test_a_preset(tmp_path: Path) -> None:
     done = run("-c", dedent(f"""
         from meshwright.cli import app
         from meshwright.ir import detect, plan_io
-        from meshwright.ir.cluster import Cluster
-        from meshwright.costmodel.offload import copy_s
-        from meshwright.export import TARGETS, export
+        from meshwright.ir.cluster.cluster import Cluster
+        from meshwright.costmodel.stage.offload import copy_s
+        from meshwright.tools.export.export import TARGETS, export
         cluster = Cluster.preset({key!r}, num_nodes=2, devices_per_node=2)
         device = cluster.device(0)
         assert device.peak("float16") == 333e12 and device.memory_bytes == 48 * 2**30
@@ -96,7 +96,7 @@ COMMAND = '''
 """A command of one's own."""
 
 from meshwright.ir import plan_io
-from meshwright.options import PlanFile
+from meshwright.arguments.options import PlanFile
 
 EXAMPLES = ("meshwright {name}-it plan.json",)
 
@@ -163,13 +163,13 @@ def test_a_pin(tmp_path: Path) -> None:
         import json
         import pytest
         from meshwright.cli import app
-        from meshwright.diff.rows import structure
+        from meshwright.tools.diff.rows import structure
         from meshwright.ir import plan_io
-        from meshwright.ir.cluster import Cluster
+        from meshwright.ir.cluster.cluster import Cluster
         from meshwright.ir.errors import Infeasible, PlanError
-        from meshwright.planner.complete import complete
-        from meshwright.planner.search import search
-        from meshwright.targets import load_target
+        from meshwright.planner.search.complete import complete
+        from meshwright.planner.search.search import search
+        from meshwright.arguments.targets import load_target
         given = load_target({GPT2!r}, meta=True)
         example, cluster = {{"example_inputs": given.example_inputs}}, Cluster.local(2)
         few = ["pp=1", "dp_shard=2", "zero=0", "num_microbatches=1", "saved=none"]

@@ -9,23 +9,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from meshwright.codegen.comm import AxisConversion
-from meshwright.codegen.lower import lower
-from meshwright.codegen.products import columns, rows
-from meshwright.costmodel.overlap import _Phases, _turns
-from meshwright.costmodel.program import play
-from meshwright.ir.cluster import Cluster
-from meshwright.ir.conversions import COMMUNICATES
-from meshwright.ir.device import OpClass, OpCurve
-from meshwright.ir.graph import Graph
-from meshwright.ir.plan import OVERLAPS, Plan, model_mesh
-from meshwright.ir.trace import trace
-from meshwright.ir.verify import check
-from meshwright.planner.candidates import build_plan, uniform_choice
-from meshwright.planner.finish import variants
-from meshwright.planner.problem import Problem, make_problem
-from meshwright.planner.search import search_problem
-from meshwright.runtime.job import compile as compile_job
+from meshwright.codegen.collectives.comm import AxisConversion
+from meshwright.codegen.collectives.products import columns, rows
+from meshwright.codegen.lower.lower import lower
+from meshwright.costmodel.block.overlap import _Phases, _turns
+from meshwright.costmodel.stage.program import play
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.cluster.device import OpClass, OpCurve
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.layout.conversions import COMMUNICATES
+from meshwright.ir.plan.plan import OVERLAPS, Plan, model_mesh
+from meshwright.ir.plan.verify import check
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.problem import Problem, make_problem
+from meshwright.planner.search.finish import variants
+from meshwright.planner.search.search import search_problem
+from meshwright.runtime.job.job import compile as compile_job
 from tests.codegen.test_models import split_all
 from tests.equality import check_equal
 from tests.models import CASES

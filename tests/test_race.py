@@ -10,19 +10,19 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from meshwright import heats
 from meshwright.cli.race import _start
-from meshwright.heats import Heat, RaceStanding
-from meshwright.ir import plan_io
-from meshwright.ir.cluster import Cluster
+from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import MismatchError, PlanError
-from meshwright.ir.plan import Plan
-from meshwright.ir.trace import trace
-from meshwright.planner.found import NEAR, executed
-from meshwright.planner.problem import Problem, make_problem
-from meshwright.planner.search import rank, search_finalists, search_problem
-from meshwright.planner.why import name_of
-from meshwright.racing import race
+from meshwright.ir.plan import plan_io
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.problem.problem import Problem, make_problem
+from meshwright.planner.search.found import NEAR, executed
+from meshwright.planner.search.plan_comparison import name_of
+from meshwright.planner.search.search import rank, search_finalists, search_problem
+from meshwright.tools.race import standing as heats
+from meshwright.tools.race.racing import race
+from meshwright.tools.race.standing import Heat, RaceStanding
 from tests.models import CASES
 from tests.spawn import RankFailed, run_ranks
 from tests.test_cli import GPT2, ROOT, SEARCH, invoke

@@ -8,18 +8,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from meshwright.ir import plan_io
-from meshwright.ir.cluster import Cluster
-from meshwright.ir.graph import Graph
-from meshwright.ir.layout import Shard, parse_placement
-from meshwright.ir.plan import Plan
-from meshwright.ir.step import TrainingStep, flatten_batch
-from meshwright.ir.trace import trace
-from meshwright.planner.candidates import build_plan, uniform_choice
-from meshwright.planner.problem import make_problem
-from meshwright.planner.search import search
-from meshwright.runtime.export import full_state
-from meshwright.runtime.job import compile as compile_job
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.layout.layout import Shard, parse_placement
+from meshwright.ir.plan import plan_io
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.trace.loss_module import TrainingStep, flatten_batch
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.problem import make_problem
+from meshwright.planner.search.search import search
+from meshwright.runtime.checkpoint.export import full_state
+from meshwright.runtime.job.job import compile as compile_job
 from tests.equality import check_equal
 from tests.models import CASES
 from tests.spawn import alone, run_ranks

@@ -31,11 +31,11 @@ from benchmarks.attack.faulty_ranks import (
 )
 from benchmarks.attack.result import Result
 from meshwright.ir.errors import PlanError
-from meshwright.ir.graph import Graph
-from meshwright.ir.plan import Plan
-from meshwright.planner.candidates import build_plan, uniform_choice
-from meshwright.planner.problem import make_problem
-from meshwright.runtime.children import GRACE_S
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.plan.plan import Plan
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.problem import make_problem
+from meshwright.runtime.world.children import GRACE_S
 
 FLIPS = 200
 STEP = "step-00000001"

@@ -14,10 +14,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import meshwright as mw
-from meshwright.ir.plan import Plan
-from meshwright.planner.candidates import build_plan, uniform_choice
-from meshwright.planner.problem import make_problem
-from meshwright.runtime import failure
+from meshwright.ir.plan.plan import Plan
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.problem import make_problem
+from meshwright.runtime.world import failure
 
 WIDTH, BATCH = 4, 4
 LAYOUTS: dict[str, dict[str, Any]] = {

@@ -20,15 +20,15 @@ from benchmarks.attack.files_bases import TARGET, Bases, make_bases, sound
 from benchmarks.attack.files_commands import command, exported, html_injection, judged
 from benchmarks.attack.files_mutate import EVIL, EXTREMES, json_text, mutated, scribbled
 from benchmarks.attack.result import Result
-from meshwright.dry.run import dry_run
-from meshwright.ir import plan_io
-from meshwright.ir.cluster import Cluster
+from meshwright.arguments.targets import load_cluster
+from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
-from meshwright.ir.plan import Plan
-from meshwright.ir.profile_store import load_profile
-from meshwright.ir.verify import verify
-from meshwright.planner.problem import make_problem
-from meshwright.targets import load_cluster
+from meshwright.ir.plan import plan_io
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.plan.verify import verify
+from meshwright.ir.profile.profile_store import load_profile
+from meshwright.planner.problem.problem import make_problem
+from meshwright.tools.dry.run import dry_run
 
 FULL = 30_000
 """Spoiled files at size 100: about 40 minutes on a core of its own."""

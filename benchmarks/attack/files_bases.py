@@ -5,10 +5,14 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from meshwright.ir import measured, plan_io
-from meshwright.ir.cluster import Cluster
-from meshwright.ir.graph import Graph
-from meshwright.ir.measured import (
+from meshwright.arguments.targets import load_target
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.plan import plan_io
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.plan.schedule import Work
+from meshwright.ir.profile import measured
+from meshwright.ir.profile.measured import (
     ActionMeasured,
     CollectiveMeasured,
     KernelMeasured,
@@ -21,8 +25,7 @@ from meshwright.ir.measured import (
     TimedMessage,
     TimelineMeasured,
 )
-from meshwright.ir.plan import Plan
-from meshwright.ir.profile import (
+from meshwright.ir.profile.profile import (
     BlockRecord,
     CollectiveRecord,
     CopyRecord,
@@ -33,11 +36,9 @@ from meshwright.ir.profile import (
     OptimizerRecord,
     Timing,
 )
-from meshwright.ir.profile_store import open_store
-from meshwright.ir.schedule import Work
-from meshwright.ir.trace import trace
-from meshwright.planner.search import search
-from meshwright.targets import load_target
+from meshwright.ir.profile.profile_store import open_store
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.search.search import search
 
 TARGET = (
     'hf:GPT2Config{"n_embd": 32, "n_layer": 4, "n_head": 4, "vocab_size": 64, "n_positions": 16, '

@@ -20,10 +20,10 @@ from typer.main import get_command
 from benchmarks.attack.files_mutate import MARK
 from meshwright import cli
 from meshwright.cli import race
-from meshwright.export import TARGETS, export
 from meshwright.ir.errors import MeshwrightError
-from meshwright.ir.plain_text import odd_character
-from meshwright.ir.terminal import Terminal
+from meshwright.ir.text.plain_text import odd_character
+from meshwright.ir.text.terminal import Terminal
+from meshwright.tools.export.export import TARGETS, export
 
 LIMIT_S = 5.0
 """Of computing; twelve times as many may pass."""

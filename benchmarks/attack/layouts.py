@@ -18,15 +18,15 @@ from benchmarks.attack.odd_modules import MODULES
 from benchmarks.attack.odd_ops import OPS, Model
 from benchmarks.attack.result import Result
 from benchmarks.attack.shared import SHARED
-from meshwright.ir.cluster import Cluster
+from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import MeshwrightError
-from meshwright.ir.graph import Graph
-from meshwright.ir.plan import Plan, model_mesh
-from meshwright.ir.trace import trace
-from meshwright.planner.candidates import build_plan, uniform_choice
-from meshwright.planner.problem import make_problem
-from meshwright.runtime.export import full_state
-from meshwright.runtime.job import compile as compile_job
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.plan.plan import Plan, model_mesh
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.problem import make_problem
+from meshwright.runtime.checkpoint.export import full_state
+from meshwright.runtime.job.job import compile as compile_job
 from tests.codegen.test_models import split_all
 from tests.plain import plain_step
 from tests.spawn import RankFailed, alone, run_ranks

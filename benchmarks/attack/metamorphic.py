@@ -7,16 +7,16 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from benchmarks.attack.result import Result
-from meshwright.ir.cluster import Cluster, Node
-from meshwright.ir.device import DeviceType, Link
+from meshwright.ir.cluster.cluster import Cluster, Node
+from meshwright.ir.cluster.device import DeviceType, Link
 from meshwright.ir.errors import Infeasible, MeshwrightError
-from meshwright.ir.graph import Graph
-from meshwright.ir.layer_profile import LayerProfile, MeasuredLayer
-from meshwright.ir.plan import Plan
-from meshwright.ir.profiled_graph import profiled_graph
-from meshwright.planner.offers import TIE
-from meshwright.planner.problem import make_problem
-from meshwright.planner.search import search_problem
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.graph.profiled_graph import profiled_graph
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.profile.layer_profile import LayerProfile, MeasuredLayer
+from meshwright.planner.problem.problem import make_problem
+from meshwright.planner.search.offers import TIE
+from meshwright.planner.search.search import search_problem
 
 INSTANCES = 40
 """At full size."""

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.attack.result import Result
-from meshwright.ir.cluster import Cluster
+from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import MeshwrightError
-from meshwright.ir.step import LossFn, TrainingStep, flatten_batch
-from meshwright.ir.trace import trace
-from meshwright.planner.search import search
-from meshwright.runtime.export import full_state
-from meshwright.runtime.job import compile as compile_job
+from meshwright.ir.trace.loss_module import LossFn, TrainingStep, flatten_batch
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.search.search import search
+from meshwright.runtime.checkpoint.export import full_state
+from meshwright.runtime.job.job import compile as compile_job
 
 STEPS, BAR, LEARNING_RATE = 4, 1e-11, 0.1
 Draw = Callable[[torch.Generator], Any]

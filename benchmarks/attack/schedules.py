@@ -12,21 +12,21 @@ from typing import Any
 import torch
 
 from benchmarks.attack.result import Result
-from meshwright.costmodel.simulate import StageTimes
-from meshwright.ir.cluster import Cluster
+from meshwright.costmodel.simulate.simulate import StageTimes
+from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
-from meshwright.ir.plan import Plan, Stage, model_mesh
-from meshwright.ir.schedule import Schedule
-from meshwright.ir.trace import trace
-from meshwright.planner.candidates import build_plan, uniform_choice
+from meshwright.ir.plan.plan import Plan, Stage, model_mesh
+from meshwright.ir.plan.schedule import Schedule
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.inside.layout_objective import usual
 from meshwright.planner.inside.layouts import solve_layouts
 from meshwright.planner.inside.prices import AlphaBeta
-from meshwright.planner.inside.regime import usual
-from meshwright.planner.problem import make_problem
-from meshwright.planner.schedule_tools import SCHEDULES, make_schedule, stages_per_rank
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.problem import make_problem
+from meshwright.planner.problem.schedule_tools import SCHEDULES, make_schedule, stages_per_rank
 from meshwright.planner.synthesis.solve import synthesise
 from meshwright.planner.synthesis.task import Task
-from meshwright.runtime.export import full_state
+from meshwright.runtime.checkpoint.export import full_state
 from tests.equality import Difference, check_equal
 from tests.models import CASES
 from tests.nccl_rule import run_under_rule

@@ -11,10 +11,10 @@ from functools import lru_cache
 from math import log
 from statistics import median
 
-from meshwright.costmodel.comm import Level, Levels, collective_time
-from meshwright.costmodel.curves import curve
-from meshwright.ir.conversions import Primitive
-from meshwright.ir.device import Curve
+from meshwright.costmodel.comm.comm import Level, Levels, collective_time
+from meshwright.costmodel.comm.curves import curve
+from meshwright.ir.cluster.device import Curve
+from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.presets import LINKS
 
 MEASURED = "as measured"

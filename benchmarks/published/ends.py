@@ -2,7 +2,7 @@
 
 from benchmarks.published.ops import Message, Piece, linear, lookup, pointwise
 from benchmarks.published.site import Site, add, entering, input_kept_once, norm
-from meshwright.ir.conversions import Primitive
+from meshwright.ir.layout.conversions import Primitive
 
 
 def embedding(site: Site) -> tuple[Piece, ...]:

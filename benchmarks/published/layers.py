@@ -6,8 +6,8 @@ from benchmarks.published.float8 import scaled
 from benchmarks.published.moe import experts as expert_block
 from benchmarks.published.ops import Message, Piece, batched, flash, linear, pointwise
 from benchmarks.published.site import Site, add, announced, entering, input_kept_once, leaving, norm
-from meshwright.ir.conversions import Primitive
-from meshwright.ir.device import OpClass
+from meshwright.ir.cluster.device import OpClass
+from meshwright.ir.layout.conversions import Primitive
 
 
 def layer(site: Site, experts: bool = False) -> tuple[Piece, ...]:

@@ -8,7 +8,7 @@ from benchmarks.published.recipes import Recipe
 from benchmarks.published.rows import Row
 from benchmarks.published.sites import Ground
 from benchmarks.published.stages import Part, padded_vocab, site_of
-from meshwright.costmodel.timeline import Timeline
+from meshwright.costmodel.simulate.timeline import Timeline
 
 _FRAGMENTATION = 0.03
 """Reserved beyond what is allocated at the peak; assumption for torch's caching allocator."""

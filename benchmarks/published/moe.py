@@ -4,8 +4,8 @@ from math import ceil
 
 from benchmarks.published.ops import Message, Piece, batched, grouped, linear, pointwise
 from benchmarks.published.site import Site, add, norm
-from meshwright.ir.conversions import Primitive
-from meshwright.ir.device import OpClass
+from meshwright.ir.cluster.device import OpClass
+from meshwright.ir.layout.conversions import Primitive
 
 
 def experts(site: Site) -> tuple[Piece, ...]:

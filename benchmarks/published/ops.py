@@ -3,9 +3,9 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from meshwright.costmodel.local_op import LocalInput, LocalOp
-from meshwright.ir.conversions import Primitive
-from meshwright.ir.device import OpClass
+from meshwright.costmodel.ops.local_op import LocalInput, LocalOp
+from meshwright.ir.cluster.device import OpClass
+from meshwright.ir.layout.conversions import Primitive
 
 Phase = Literal["forward", "backward"]
 Under = Literal["nothing", "forward share", "input", "input share", "weight", "chunks", "tuned"]

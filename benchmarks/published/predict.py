@@ -12,11 +12,11 @@ from benchmarks.published.sites import Ground, ground_of
 from benchmarks.published.stages import Part, site_of, stages_of
 from benchmarks.published.sync import Extra, extra_of, tied_s
 from benchmarks.published.systems import system_of
-from meshwright.costmodel.comm import Level, collective_time, send_time
-from meshwright.costmodel.simulate import StageTimes, simulate
-from meshwright.costmodel.timeline import Timeline
-from meshwright.ir.conversions import Primitive
-from meshwright.ir.schedule import Schedule
+from meshwright.costmodel.comm.comm import Level, collective_time, send_time
+from meshwright.costmodel.simulate.simulate import StageTimes, simulate
+from meshwright.costmodel.simulate.timeline import Timeline
+from meshwright.ir.layout.conversions import Primitive
+from meshwright.ir.plan.schedule import Schedule
 from meshwright.planner.schedules import gpipe, interleaved, one_f_one_b, zbv, zero_bubble
 
 _SCHEDULES = {

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from benchmarks.published.ops import Message, Piece, Under, pointwise
 from benchmarks.published.shapes import Shape
 from benchmarks.published.systems import System
-from meshwright.ir.conversions import Primitive
-from meshwright.ir.device import OpClass
+from meshwright.ir.cluster.device import OpClass
+from meshwright.ir.layout.conversions import Primitive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,10 +7,10 @@ from functools import lru_cache
 from benchmarks.published.efa import MEASURED, as_measured
 from benchmarks.published.measured import RowError
 from benchmarks.published.rows import Row
-from meshwright.costmodel.comm import Levels, group_levels
+from meshwright.costmodel.comm.comm import Levels, group_levels
 from meshwright.ir import presets
-from meshwright.ir.cluster import Cluster, Node
-from meshwright.ir.device import DeviceType, Link
+from meshwright.ir.cluster.cluster import Cluster, Node
+from meshwright.ir.cluster.device import DeviceType, Link
 from meshwright.ir.errors import PlanError
 
 # Words of a GPU's name, all of which it must have, and the preset; the first that fits.

@@ -13,8 +13,8 @@ from benchmarks.published.site import Site, announced
 from benchmarks.published.sites import Ground
 from benchmarks.published.systems import System
 from benchmarks.published.times import Cost, cost, recomputed
-from meshwright.ir.device import OpClass
-from meshwright.ir.layout import balanced
+from meshwright.ir.cluster.device import OpClass
+from meshwright.ir.layout.layout import balanced
 
 
 @dataclass(frozen=True, slots=True)

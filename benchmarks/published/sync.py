@@ -7,10 +7,10 @@ from benchmarks.published.recipes import Recipe
 from benchmarks.published.rows import Row
 from benchmarks.published.sites import Ground
 from benchmarks.published.stages import Part
-from meshwright.costmodel.comm import Levels, broadcast_time, collective_time
-from meshwright.costmodel.memory import optimizer_traffic
-from meshwright.ir.conversions import Primitive
-from meshwright.ir.device import OpClass
+from meshwright.costmodel.comm.comm import Levels, broadcast_time, collective_time
+from meshwright.costmodel.memory.memory import optimizer_traffic
+from meshwright.ir.cluster.device import OpClass
+from meshwright.ir.layout.conversions import Primitive
 
 _PYTHON_STEP_S = 5e-3
 """Data loading, logging and bookkeeping once per step; assumption."""

@@ -7,12 +7,12 @@ from math import isinf, prod
 
 from benchmarks.published.ops import Message, Phase, Piece, Under, linear
 from benchmarks.published.sites import Ground, device_named
-from meshwright.costmodel.comm import Levels, collective_time
-from meshwright.costmodel.compute import OpTime, op_time
-from meshwright.costmodel.formulas import row_rate
-from meshwright.costmodel.local_op import LocalOp
-from meshwright.costmodel.works import forward_gemms
-from meshwright.ir.device import OpClass
+from meshwright.costmodel.comm.comm import Levels, collective_time
+from meshwright.costmodel.ops.compute import OpTime, op_time
+from meshwright.costmodel.ops.formulas import row_rate
+from meshwright.costmodel.ops.kernel_work import forward_gemms
+from meshwright.costmodel.ops.local_op import LocalOp
+from meshwright.ir.cluster.device import OpClass
 
 _COLLECTIVE_OPS = 16
 """Dispatches that a collective takes as long as: torch.distributed's checks, streams and events,

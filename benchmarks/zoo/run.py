@@ -9,16 +9,16 @@ from torch import Tensor, nn
 
 from benchmarks.zoo.double import all_double
 from benchmarks.zoo.entry import BATCH, Batch, Entry
-from meshwright.ir.cluster import Cluster
+from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import MeshwrightError
-from meshwright.ir.graph import Graph
-from meshwright.ir.plan import Plan
-from meshwright.ir.trace import trace
-from meshwright.planner.search import search
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.search.plan_comparison import name_of
+from meshwright.planner.search.search import search
 from meshwright.planner.strategies import found_by_trying
-from meshwright.planner.why import name_of
-from meshwright.runtime.export import full_state
-from meshwright.runtime.job import compile as compile_job
+from meshwright.runtime.checkpoint.export import full_state
+from meshwright.runtime.job.job import compile as compile_job
 from tests.plain import plain_step
 from tests.spawn import RankFailed, alone, run_ranks
 

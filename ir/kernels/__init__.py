@@ -3,7 +3,7 @@
 `OPERATORS`: by name an operator of torch, which traces, compiles and differentiates, and its
 reference in plain torch. Operators take Triton on a GPU and torch elsewhere; `launch.way` says
 which. `builds`: what to compile ahead of time.
-`FACTS`: by operator, what search and cost model know of it (`ir.op_facts`).
+`FACTS`: by operator, what search and cost model know of it (`ir.graph.op_facts`).
 `ANCHORS` and `find(flow, op)`, of kernels that stand for a run of operators: at which operators to
 look; a Match, a Miss that says why not, or None where there is nothing to fuse. With `AFTER` it
 comes after the patterns of those names, and is compared with what they leave.
@@ -21,7 +21,7 @@ from types import ModuleType
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.extensions import Files, add_folders
-from meshwright.ir.op_facts import OpFacts, joined_facts
+from meshwright.ir.graph.op_facts import OpFacts, joined_facts
 
 add_folders("MESHWRIGHT_KERNELS", __path__)
 _FILES = Files(sys.modules[__name__], "kernel")

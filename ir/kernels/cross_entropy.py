@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from meshwright.ir.device import OpClass
-from meshwright.ir.flow import Flow, Match, Miss, kernel_call
-from meshwright.ir.graph import Arg, Graph, Op, Ref
+from meshwright.ir.cluster.device import OpClass
+from meshwright.ir.graph.graph import Arg, Graph, Op, Ref
+from meshwright.ir.graph.op_facts import OpFacts
+from meshwright.ir.graph.rules import Rule, make_rule
 from meshwright.ir.launch import Build, held_dtype, jit, tl, triton, way, wide
-from meshwright.ir.op_facts import OpFacts
-from meshwright.ir.raw import RawOp, make_op
-from meshwright.ir.rules import Rule, make_rule
+from meshwright.ir.trace.flat_trace import RawOp, make_op
+from meshwright.ir.trace.flow import Flow, Match, Miss, kernel_call
 
 COLUMNS = 4096
 """Of a row, that a program holds at once."""

@@ -4,9 +4,9 @@ from math import isclose, pi, sqrt
 
 import torch
 
-from meshwright.ir.flow import Flow, Match, Miss, either_way
-from meshwright.ir.graph import Arg
-from meshwright.ir.raw import RawOp, make_op
+from meshwright.ir.graph.graph import Arg
+from meshwright.ir.trace.flat_trace import RawOp, make_op
+from meshwright.ir.trace.flow import Flow, Match, Miss, either_way
 
 ANCHORS = ("aten.mul.Tensor",)
 

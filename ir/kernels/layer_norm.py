@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from meshwright.ir.device import OpClass
-from meshwright.ir.flow import Flow, Match, Miss, kernel_call, residual_sum
+from meshwright.ir.cluster.device import OpClass
+from meshwright.ir.graph.op_facts import OpFacts
+from meshwright.ir.graph.rules import along_last
 from meshwright.ir.launch import (
     Build,
     block,
@@ -21,9 +22,8 @@ from meshwright.ir.launch import (
     way,
     wide,
 )
-from meshwright.ir.op_facts import OpFacts
-from meshwright.ir.raw import RawOp
-from meshwright.ir.rules import along_last
+from meshwright.ir.trace.flat_trace import RawOp
+from meshwright.ir.trace.flow import Flow, Match, Miss, kernel_call, residual_sum
 
 
 def reference(

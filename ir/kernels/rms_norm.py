@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from meshwright.ir.device import OpClass
-from meshwright.ir.flow import Flow, Match, Miss, either_way, kernel_call, residual_sum
-from meshwright.ir.graph import Arg, Ref
+from meshwright.ir.cluster.device import OpClass
+from meshwright.ir.graph.graph import Arg, Ref
+from meshwright.ir.graph.op_facts import OpFacts, per_element
+from meshwright.ir.graph.rules import along_last
 from meshwright.ir.launch import (
     Build,
     block,
@@ -23,9 +24,8 @@ from meshwright.ir.launch import (
     way,
     wide,
 )
-from meshwright.ir.op_facts import OpFacts, per_element
-from meshwright.ir.raw import RawOp
-from meshwright.ir.rules import along_last
+from meshwright.ir.trace.flat_trace import RawOp
+from meshwright.ir.trace.flow import Flow, Match, Miss, either_way, kernel_call, residual_sum
 
 
 def reference(x: Tensor, gain: Tensor, eps: float) -> Tensor:

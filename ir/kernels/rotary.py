@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from meshwright.ir.flow import Flow, Match, Miss, either_way, kernel_call
-from meshwright.ir.graph import Arg, Graph, Op, Ref
+from meshwright.ir.graph.graph import Arg, Graph, Op, Ref
+from meshwright.ir.graph.op_facts import OpFacts
+from meshwright.ir.graph.rules import Rule, make_rule
 from meshwright.ir.launch import Build, block, jit, tl, way, wide
-from meshwright.ir.op_facts import OpFacts
-from meshwright.ir.raw import RawOp
-from meshwright.ir.rules import Rule, make_rule
+from meshwright.ir.trace.flat_trace import RawOp
+from meshwright.ir.trace.flow import Flow, Match, Miss, either_way, kernel_call
 
 
 def reference(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:

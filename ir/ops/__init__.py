@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from functools import cache
 
 from meshwright.ir.extensions import Files, add_folders
+from meshwright.ir.graph.op_facts import OpFacts, joined_facts
 from meshwright.ir.kernels import operator_facts
-from meshwright.ir.op_facts import OpFacts, joined_facts
 
 add_folders("MESHWRIGHT_OPS", __path__)
 _FILES = Files(sys.modules[__name__], "family of operators")

@@ -1,7 +1,7 @@
 """Norms that torch has."""
 
-from meshwright.ir.device import OpClass
-from meshwright.ir.op_facts import OpFacts, per_element
+from meshwright.ir.cluster.device import OpClass
+from meshwright.ir.graph.op_facts import OpFacts, per_element
 
 FACTS = {
     # On a CPU torch runs it one operator after the other, as we do.

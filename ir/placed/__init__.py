@@ -9,11 +9,11 @@ import importlib
 from collections import Counter
 from dataclasses import replace
 
-from meshwright.ir.graph import Block, Fusion, Graph, Missed
+from meshwright.ir.graph.graph import Block, Fusion, Graph, Missed
 from meshwright.ir.kernels import PLACED
 from meshwright.ir.placed.found import FoundSpot, Worth
 from meshwright.ir.placed.spots import KernelSpot, spots
-from meshwright.ir.plan import Plan
+from meshwright.ir.plan.plan import Plan
 
 JOINT = frozenset({"gather_linear", "linear_scatter", "reduce_norm"})
 """Those that take over an op with the collective beside it: emitted code has one call for both."""

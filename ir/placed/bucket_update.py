@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from meshwright.ir.graph import Graph
+from meshwright.ir.graph.graph import Graph
 from meshwright.ir.placed.found import FoundSpot
-from meshwright.ir.plan import Plan
+from meshwright.ir.plan.plan import Plan
 
 
 def find(plan: Plan, graph: Graph) -> Iterator[FoundSpot]:

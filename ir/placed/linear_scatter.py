@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
-from meshwright.ir.conversions import Primitive
-from meshwright.ir.graph import Graph
-from meshwright.ir.layout import Shard
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.layout.conversions import Primitive
+from meshwright.ir.layout.layout import Shard
 from meshwright.ir.placed.found import FoundSpot
 from meshwright.ir.placed.spots import KernelSpot, LaidBlock, Read, everywhere
-from meshwright.ir.plan import Plan
+from meshwright.ir.plan.plan import Plan
 
 LINEAR = "aten.linear.default"
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-from meshwright.ir.conversions import Primitive
-from meshwright.ir.graph import Graph, Op
+from meshwright.ir.graph.graph import Graph, Op
+from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.placed.found import FoundSpot
 from meshwright.ir.placed.spots import KernelSpot, LaidBlock, Read, everywhere
-from meshwright.ir.plan import Plan
+from meshwright.ir.plan.plan import Plan
 
 VIEWS = ("aten.view.default", "aten.reshape.default")
 NORMS = ("meshwright.add_rms_norm.default", "meshwright.add_layer_norm.default")

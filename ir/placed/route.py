@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from meshwright.ir.experts import EXPERTS
-from meshwright.ir.graph import Graph, Op
-from meshwright.ir.layout import Shard, Strategy, parse_strategy
+from meshwright.ir.graph.experts import EXPERTS
+from meshwright.ir.graph.graph import Graph, Op
+from meshwright.ir.layout.layout import Shard, Strategy, parse_strategy
 from meshwright.ir.placed.found import FoundSpot
-from meshwright.ir.plan import BlockLayout, Plan, Stage
+from meshwright.ir.plan.plan import BlockLayout, Plan, Stage
 
 
 def find(plan: Plan, graph: Graph) -> Iterator[FoundSpot]:

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from meshwright.ir.conversions import Conversion, Primitive
-from meshwright.ir.graph import Block, Graph, Op
-from meshwright.ir.layout import Axis, Layout, R, Strategy, parse_placement, parse_strategy
-from meshwright.ir.paths import path
+from meshwright.ir.graph.graph import Block, Graph, Op
+from meshwright.ir.layout.conversions import Conversion, Primitive
+from meshwright.ir.layout.layout import Axis, Layout, R, Strategy, parse_placement, parse_strategy
+from meshwright.ir.layout.paths import path
 from meshwright.ir.placed.found import FoundSpot
-from meshwright.ir.plan import BlockLayout, Plan, Stage, param_key
+from meshwright.ir.plan.plan import BlockLayout, Plan, Stage, param_key
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,16 @@
 """Well-known devices: one file each, whose name with dashes is the preset's.
 
-A file has `PRESET`, an `ir.preset.Preset`. MESHWRIGHT_PRESETS names folders with more.
+A file has `PRESET`, an `ir.cluster.preset.Preset`. MESHWRIGHT_PRESETS names folders with more.
 """
 
 import sys
 
-from meshwright.ir.device import DeviceType, Link, OpClass
+from meshwright.ir.cluster.device import DeviceType, Link, OpClass
+from meshwright.ir.cluster.links import INSIDE
+from meshwright.ir.cluster.links import NETWORKS as SHARED
+from meshwright.ir.cluster.preset import Preset
 from meshwright.ir.errors import PlanError
 from meshwright.ir.extensions import Files, add_folders
-from meshwright.ir.links import INSIDE
-from meshwright.ir.links import NETWORKS as SHARED
-from meshwright.ir.preset import Preset
 
 add_folders("MESHWRIGHT_PRESETS", __path__)
 _FILES = Files(sys.modules[__name__], "preset", dashed=True)
@@ -79,5 +79,5 @@ def cpu_process(memory_bytes: int) -> DeviceType:
         overhead_s=8e-6,
         reserved_bytes=0,
         source="assumption",
-        reference="one core of a server CPU; costmodel.measure.measure_local measures it",
+        reference="one core of a server CPU; costmodel.fit.measure.measure_local measures it",
     )

@@ -1,8 +1,8 @@
 """NVIDIA A10."""
 
-from meshwright.ir.device import OpCurve
-from meshwright.ir.links import ETHERNET_100G
-from meshwright.ir.preset import Preset
+from meshwright.ir.cluster.device import OpCurve
+from meshwright.ir.cluster.links import ETHERNET_100G
+from meshwright.ir.cluster.preset import Preset
 
 # fmt: off
 MATMUL = OpCurve(share=0.451, wide_share=0.457, floor_s=1e-06, depth=88.6, split_depth=13.1,

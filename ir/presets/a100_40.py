@@ -1,8 +1,8 @@
 """NVIDIA A100 of 40 GB, SXM4."""
 
-from meshwright.ir.device import OpCurve
-from meshwright.ir.links import INFINIBAND_HDR
-from meshwright.ir.preset import Preset
+from meshwright.ir.cluster.device import OpCurve
+from meshwright.ir.cluster.links import INFINIBAND_HDR
+from meshwright.ir.cluster.preset import Preset
 from meshwright.ir.presets.a100_80 import AMPERE_BATCHES, AMPERE_ROWS, NVLINK3
 
 # fmt: off

@@ -1,8 +1,8 @@
 """NVIDIA A100 of 80 GB, SXM4."""
 
-from meshwright.ir.device import OpCurve
-from meshwright.ir.links import BESIDE, ENGINEERING, INFINIBAND_HDR, NCCL, curve, link
-from meshwright.ir.preset import Preset
+from meshwright.ir.cluster.device import OpCurve
+from meshwright.ir.cluster.links import BESIDE, ENGINEERING, INFINIBAND_HDR, NCCL, curve, link
+from meshwright.ir.cluster.preset import Preset
 from meshwright.ir.presets.h100_sxm import HOPPER_ROWS
 
 # fmt: off

@@ -1,8 +1,16 @@
 """NVIDIA B200, SXM."""
 
-from meshwright.ir.device import OpCurve
-from meshwright.ir.links import BESIDE, ENGINEERING, INFINIBAND_NDR, NCCL, PCIE_5, curve, link
-from meshwright.ir.preset import Preset
+from meshwright.ir.cluster.device import OpCurve
+from meshwright.ir.cluster.links import (
+    BESIDE,
+    ENGINEERING,
+    INFINIBAND_NDR,
+    NCCL,
+    PCIE_5,
+    curve,
+    link,
+)
+from meshwright.ir.cluster.preset import Preset
 
 # fmt: off
 MATMUL = OpCurve(share=0.687, wide_share=0.843, floor_s=2.79e-06, depth=0.1, split_depth=936,

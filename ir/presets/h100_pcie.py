@@ -1,8 +1,8 @@
 """NVIDIA H100, PCIe."""
 
-from meshwright.ir.device import OpCurve
-from meshwright.ir.links import INFINIBAND_NDR, PCIE_5
-from meshwright.ir.preset import Preset
+from meshwright.ir.cluster.device import OpCurve
+from meshwright.ir.cluster.links import INFINIBAND_NDR, PCIE_5
+from meshwright.ir.cluster.preset import Preset
 from meshwright.ir.presets.h100_sxm import HOPPER_ROWS
 
 # fmt: off

@@ -1,8 +1,16 @@
 """NVIDIA H100, SXM5."""
 
-from meshwright.ir.device import OpCurve
-from meshwright.ir.links import BESIDE, ENGINEERING, INFINIBAND_NDR, NCCL, PCIE_5, curve, link
-from meshwright.ir.preset import Preset
+from meshwright.ir.cluster.device import OpCurve
+from meshwright.ir.cluster.links import (
+    BESIDE,
+    ENGINEERING,
+    INFINIBAND_NDR,
+    NCCL,
+    PCIE_5,
+    curve,
+    link,
+)
+from meshwright.ir.cluster.preset import Preset
 
 # fmt: off
 HOPPER_ROWS = ((2, 1.15e14), (8, 1.5e14))

@@ -1,8 +1,8 @@
 """NVIDIA L40S."""
 
-from meshwright.ir.device import OpCurve
-from meshwright.ir.links import ETHERNET_100G, NCCL, curve, link
-from meshwright.ir.preset import Preset
+from meshwright.ir.cluster.device import OpCurve
+from meshwright.ir.cluster.links import ETHERNET_100G, NCCL, curve, link
+from meshwright.ir.cluster.preset import Preset
 
 # fmt: off
 MATMUL = OpCurve(share=0.824, wide_share=0.739, floor_s=1e-06, depth=222, split_depth=260,

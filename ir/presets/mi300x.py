@@ -1,8 +1,8 @@
 """AMD MI300X."""
 
-from meshwright.ir.device import OpCurve
-from meshwright.ir.links import BESIDE, INFINIBAND_NDR, PCIE_5, link, mesh
-from meshwright.ir.preset import Preset
+from meshwright.ir.cluster.device import OpCurve
+from meshwright.ir.cluster.links import BESIDE, INFINIBAND_NDR, PCIE_5, link, mesh
+from meshwright.ir.cluster.preset import Preset
 
 # fmt: off
 FP8_SHARE = 0.8

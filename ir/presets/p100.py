@@ -1,8 +1,8 @@
 """NVIDIA P100, PCIe."""
 
-from meshwright.ir.device import OpCurve
-from meshwright.ir.links import PCIE_3
-from meshwright.ir.preset import Preset
+from meshwright.ir.cluster.device import OpCurve
+from meshwright.ir.cluster.links import PCIE_3
+from meshwright.ir.cluster.preset import Preset
 
 # fmt: off
 _COPY = 0.85 * 900 / 1.5 / 732

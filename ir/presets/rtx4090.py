@@ -1,7 +1,7 @@
 """NVIDIA GeForce RTX 4090."""
 
-from meshwright.ir.device import OpCurve
-from meshwright.ir.preset import Preset
+from meshwright.ir.cluster.device import OpCurve
+from meshwright.ir.cluster.preset import Preset
 
 # fmt: off
 MATMUL = OpCurve(share=1.02, wide_share=0.666, floor_s=1e-06, depth=150, split_depth=22.2,

@@ -1,7 +1,7 @@
 """NVIDIA RTX A6000."""
 
-from meshwright.ir.device import OpCurve
-from meshwright.ir.preset import Preset
+from meshwright.ir.cluster.device import OpCurve
+from meshwright.ir.cluster.preset import Preset
 
 # fmt: off
 MATMUL = OpCurve(share=0.809, wide_share=0.632, floor_s=1e-06, depth=166, split_depth=24.6,

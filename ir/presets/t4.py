@@ -1,8 +1,8 @@
 """NVIDIA T4."""
 
-from meshwright.ir.device import OpCurve
-from meshwright.ir.links import PCIE_3
-from meshwright.ir.preset import Preset
+from meshwright.ir.cluster.device import OpCurve
+from meshwright.ir.cluster.links import PCIE_3
+from meshwright.ir.cluster.preset import Preset
 
 # fmt: off
 MATMUL = OpCurve(share=0.76, wide_share=0.619, floor_s=2.77e-06, depth=200, split_depth=836,

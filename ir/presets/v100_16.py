@@ -1,8 +1,8 @@
 """NVIDIA V100 of 16 GB, SXM2."""
 
-from meshwright.ir.device import OpCurve
-from meshwright.ir.links import BESIDE, INFINIBAND_EDR, PCIE_3, curve, link
-from meshwright.ir.preset import Preset
+from meshwright.ir.cluster.device import OpCurve
+from meshwright.ir.cluster.links import BESIDE, INFINIBAND_EDR, PCIE_3, curve, link
+from meshwright.ir.cluster.preset import Preset
 
 # fmt: off
 MATMUL = OpCurve(share=0.774, wide_share=0.865, floor_s=5.33e-06, depth=143, split_depth=497,

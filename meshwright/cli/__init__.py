@@ -16,8 +16,8 @@ import typer
 
 from meshwright.ir.errors import Infeasible, MeshwrightError, MismatchError
 from meshwright.ir.extensions import Files, add_folders
-from meshwright.ir.terminal import Terminal
-from meshwright.runtime import children
+from meshwright.ir.text.terminal import Terminal
+from meshwright.runtime.world import children
 
 add_folders("MESHWRIGHT_COMMANDS", __path__)
 COMMANDS = Files(sys.modules[__name__], "command", dashed=True)

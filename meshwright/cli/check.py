@@ -7,17 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
-from meshwright.check import Checked, check_plan, read_plan
-from meshwright.ir import plan_io
-from meshwright.ir.canonical import parse_json, read_text
+from meshwright.arguments.options import MODEL, Json
+from meshwright.arguments.targets import load_cluster, load_target
 from meshwright.ir.errors import Infeasible
-from meshwright.ir.plan import Plan
-from meshwright.ir.show import render
-from meshwright.ir.terminal import Terminal
-from meshwright.ir.verify import Finding
-from meshwright.options import MODEL, Json
-from meshwright.planner.minimal import is_minimal, parse_minimal
-from meshwright.targets import load_cluster, load_target
+from meshwright.ir.plan import plan_io
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.plan.show import render
+from meshwright.ir.plan.verify import Finding
+from meshwright.ir.text.canonical import parse_json, read_text
+from meshwright.ir.text.terminal import Terminal
+from meshwright.planner.search.handwritten import is_minimal, parse_minimal
+from meshwright.tools.check import Checked, check_plan, read_plan
 
 BROKEN = 4
 
@@ -104,8 +104,8 @@ def _completed(
     if target is None or cluster is None:
         parse_minimal(parse_json(read_text(path), str(path)), str(path))
         raise typer.BadParameter("a plan by hand is completed for --model and --cluster")
-    from meshwright.planner.complete import least_excess, minimal_problem
-    from meshwright.planner.search import search_problem
+    from meshwright.planner.search.complete import least_excess, minimal_problem
+    from meshwright.planner.search.search import search_problem
 
     found, machines = load_target(target, meta=True), load_cluster(cluster)
     problem = minimal_problem(
@@ -133,7 +133,7 @@ def _checked(
     machines = load_cluster(cluster) if cluster else None
     measured = None
     if profile is not None:
-        from meshwright.ir.profile_store import load_profile
+        from meshwright.ir.profile.profile_store import load_profile
 
         measured = load_profile(profile)
     return check_plan(read, graph, machines, measured)
@@ -141,8 +141,8 @@ def _checked(
 
 def _stepped(checked: Checked, target: str, *, quiet: bool) -> Checked:
     """With what a dry run finds."""
-    from meshwright.dry.run import dry_run
-    from meshwright.dry.show import show
+    from meshwright.tools.dry.run import dry_run
+    from meshwright.tools.dry.show import show
 
     plan = checked.fresh or checked.plan
     assert plan is not None
@@ -153,7 +153,7 @@ def _stepped(checked: Checked, target: str, *, quiet: bool) -> Checked:
 
 
 def _graph(plan: Plan, target: str) -> Any:
-    from meshwright.ir.trace import trace  # torch is loaded only where it is needed
+    from meshwright.ir.trace.trace import trace  # torch is loaded only where it is needed
 
     found = load_target(target, meta=True)
     return trace(

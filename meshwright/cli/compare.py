@@ -9,10 +9,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from meshwright.costmodel.compare import ComparedFigure, Comparison, check_run, compare, expected_of
-from meshwright.ir import measured, plan_io
-from meshwright.ir.terminal import Terminal
-from meshwright.options import Json, PlanFile, WithCluster, WithProfile
+from meshwright.arguments.options import Json, PlanFile, WithCluster, WithProfile
+from meshwright.costmodel.explain.compare import (
+    ComparedFigure,
+    Comparison,
+    check_run,
+    compare,
+    expected_of,
+)
+from meshwright.ir.plan import plan_io
+from meshwright.ir.profile import measured
+from meshwright.ir.text.terminal import Terminal
 
 MIB = 1024**2
 
@@ -45,7 +52,7 @@ def command(
     if target is None:
         _print(compare(plan, expected_of(plan), runs), as_json=as_json)
         return
-    from meshwright.details import Details  # torch is loaded only where it is needed
+    from meshwright.tools.repredict import Details  # torch is loaded only where it is needed
 
     details = Details.of(plan, target, cluster, runs)
     if learn is None:

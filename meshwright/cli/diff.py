@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from meshwright.diff.show import as_data, difference, render
-from meshwright.ir import plan_io
-from meshwright.ir.terminal import Terminal
-from meshwright.options import Json
+from meshwright.arguments.options import Json
+from meshwright.ir.plan import plan_io
+from meshwright.ir.text.terminal import Terminal
+from meshwright.tools.diff.show import as_data, difference, render
 
 EXAMPLES = ("meshwright diff a.json b.json",)
 

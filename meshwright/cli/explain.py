@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshwright.explain.answers import Answer
-from meshwright.explain.show import Explanation, as_data, heading, point, render
-from meshwright.ir import plan_io
-from meshwright.ir.plan import Plan
-from meshwright.ir.profile_store import load_profile
-from meshwright.ir.terminal import Terminal
-from meshwright.ir.verify import check
-from meshwright.options import MODEL, Json, PlanFile, WithCluster, WithProfile
-from meshwright.targets import cluster_of, load_target
-from meshwright.utilisation import Utilisation, step_flops
+from meshwright.arguments.options import MODEL, Json, PlanFile, WithCluster, WithProfile
+from meshwright.arguments.targets import cluster_of, load_target
+from meshwright.ir.plan import plan_io
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.plan.verify import check
+from meshwright.ir.profile.profile_store import load_profile
+from meshwright.ir.text.terminal import Terminal
+from meshwright.running.utilisation import Utilisation, step_flops
+from meshwright.tools.explain.answers import Answer
+from meshwright.tools.explain.show import Explanation, as_data, heading, point, render
 
 if TYPE_CHECKING:
-    from meshwright.explain.whatif import Asked
-    from meshwright.ir.graph import Graph
+    from meshwright.ir.graph.graph import Graph
+    from meshwright.tools.explain.whatif import Asked
 
 
 EXAMPLES = (f"meshwright explain plan.json --model {MODEL}",)
@@ -68,7 +68,7 @@ def command(
 def _asked(
     plan: Plan, target: str, cluster: str | None, profile: Path | None, time_limit_s: float
 ) -> "Asked":
-    from meshwright.explain.whatif import Asked  # torch is loaded only where it is needed
+    from meshwright.tools.explain.whatif import Asked  # torch is loaded only where it is needed
 
     machines = cluster_of(plan, cluster)
     known = load_profile(profile) if profile else None
@@ -76,7 +76,7 @@ def _asked(
 
 
 def _graphs(plan: Plan, target: str) -> "Callable[[int], Graph]":
-    from meshwright.ir.trace import trace
+    from meshwright.ir.trace.trace import trace
 
     model = load_target(target, meta=True)
 

@@ -5,12 +5,12 @@ from typing import Annotated, Any
 
 import typer
 
-from meshwright.export import TARGETS, export, run_command
-from meshwright.ir import plan_io
-from meshwright.ir.terminal import Terminal
-from meshwright.ir.verify import check
-from meshwright.options import MODEL, PlanFile
-from meshwright.targets import cluster_of, load_target
+from meshwright.arguments.options import MODEL, PlanFile
+from meshwright.arguments.targets import cluster_of, load_target
+from meshwright.ir.plan import plan_io
+from meshwright.ir.plan.verify import check
+from meshwright.ir.text.terminal import Terminal
+from meshwright.tools.export.export import TARGETS, export, run_command
 
 INCOMPLETE = 4
 

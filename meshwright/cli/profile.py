@@ -8,10 +8,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from meshwright.ir.profile import COMPILED, Profile, Timing
-from meshwright.ir.terminal import Terminal
-from meshwright.options import MODEL, Json
-from meshwright.targets import load_cluster, load_target
+from meshwright.arguments.options import MODEL, Json
+from meshwright.arguments.targets import load_cluster, load_target
+from meshwright.ir.profile.profile import COMPILED, Profile, Timing
+from meshwright.ir.text.terminal import Terminal
 
 MIB = 1024**2
 _ROWS = 20
@@ -47,8 +47,8 @@ def command(
     as_json: Json = False,
 ) -> None:
     """Measure this machine: blocks of a model, ops, collectives, memory."""
-    from meshwright.ir.trace import trace  # torch is loaded only where it is needed
-    from meshwright.profiling import profile
+    from meshwright.ir.trace.trace import trace  # torch is loaded only where it is needed
+    from meshwright.profiling.profiling import profile
 
     graph = None
     if target is not None:

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from meshwright import heats
-from meshwright.heats import Heat
-from meshwright.ir import plan_io
-from meshwright.ir.plan import Plan
-from meshwright.ir.show import STYLE, seconds
-from meshwright.ir.terminal import Terminal
-from meshwright.options import MODEL, Data, Json, Target
-from meshwright.planner.why import name_of
-from meshwright.targets import load_target
+from meshwright.arguments.options import MODEL, Data, Json, Target
+from meshwright.arguments.targets import load_target
+from meshwright.ir.plan import plan_io
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.plan.show import STYLE, seconds
+from meshwright.ir.text.terminal import Terminal
+from meshwright.planner.search.plan_comparison import name_of
+from meshwright.tools.race import standing as heats
+from meshwright.tools.race.standing import Heat
 
 if TYPE_CHECKING:
-    from meshwright.racing import Race
+    from meshwright.tools.race.racing import Race
 
 out, err = Terminal(), Terminal(stderr=True)
 
@@ -50,8 +50,11 @@ def command(
     """Run plans in turns and keep the fastest. Under torchrun, this process is one rank; otherwise
     torchrun is started here, and again if a plan ends the job: the second time that plan is out.
     """
-    from meshwright.launch import batches, torchrun  # torch is loaded only where it is needed
-    from meshwright.racing import check_plans, race
+    from meshwright.running.launch import (  # torch is loaded only where it is needed
+        batches,
+        torchrun,
+    )
+    from meshwright.tools.race.racing import check_plans, race
 
     plans = [plan_io.load(path) for path in plan_files]
     check_plans(plans)

@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
-from meshwright.ir import plan_io
-from meshwright.ir.terminal import Terminal
-from meshwright.options import PlanFile
-from meshwright.report.page import write_report
-from meshwright.report.trace import write_trace
+from meshwright.arguments.options import PlanFile
+from meshwright.ir.plan import plan_io
+from meshwright.ir.text.terminal import Terminal
+from meshwright.tools.report.page import write_report
+from meshwright.tools.report.trace import write_trace
 
 EXAMPLES = ("meshwright report plan.json --run runs/first -o plan.html",)
 

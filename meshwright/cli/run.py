@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from meshwright.options import MODEL, Data, Json, PlanFile, Target
+from meshwright.arguments.options import MODEL, Data, Json, PlanFile, Target
 
 EXAMPLES = (
     f"meshwright run plan.json {MODEL} --data train:batches --steps 100 -o runs/first",
@@ -35,7 +35,7 @@ def command(
     as_json: Json = False,
 ) -> None:
     """Train. Under torchrun, this process is one rank; otherwise torchrun is started here."""
-    from meshwright.launch import train
+    from meshwright.running.launch import train
 
     train(
         plan_file,

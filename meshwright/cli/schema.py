@@ -2,8 +2,8 @@
 
 import json
 
-from meshwright.ir import plan_io
-from meshwright.ir.terminal import Terminal
+from meshwright.ir.plan import plan_io
+from meshwright.ir.text.terminal import Terminal
 
 EXAMPLES = ("meshwright schema > plan.schema.json",)
 

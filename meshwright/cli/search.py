@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshwright.ir import plan_io
-from meshwright.ir.plan import Plan
-from meshwright.ir.show import render
-from meshwright.ir.terminal import Terminal
-from meshwright.options import MODEL, Json, Target
-from meshwright.planner.why import name_of
-from meshwright.targets import load_cluster, load_target
+from meshwright.arguments.options import MODEL, Json, Target
+from meshwright.arguments.targets import load_cluster, load_target
+from meshwright.ir.plan import plan_io
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.plan.show import render
+from meshwright.ir.text.terminal import Terminal
+from meshwright.planner.search.plan_comparison import name_of
 
 if TYPE_CHECKING:
-    from meshwright.planner.ranking import Ranking
+    from meshwright.planner.search.ranking import Ranking
 
 PLAN_FILE = Path("plan.json")
 Clusters = Annotated[
@@ -82,8 +82,8 @@ def command(
 ) -> None:
     """Search a plan and write it."""
     # Torch is loaded only where it is needed.
-    from meshwright.planner.options import SearchOptions
-    from meshwright.planner.search import rank
+    from meshwright.planner.search.options import SearchOptions
+    from meshwright.planner.search.search import rank
 
     found = load_target(target, meta=True)
     fields = SearchOptions.__dataclass_fields__

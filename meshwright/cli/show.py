@@ -1,9 +1,9 @@
 """`meshwright show`: a plan as tables."""
 
-from meshwright.ir import plan_io
-from meshwright.ir.show import render
-from meshwright.ir.terminal import Terminal
-from meshwright.options import Json, PlanFile
+from meshwright.arguments.options import Json, PlanFile
+from meshwright.ir.plan import plan_io
+from meshwright.ir.plan.show import render
+from meshwright.ir.text.terminal import Terminal
 
 EXAMPLES = ("meshwright show plan.json",)
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import yaml
 
-from meshwright.export import Exported, Request, title_comment
-from meshwright.export_tensor import tensor_splits
-from meshwright.launch_shape import LaunchShape, launch_shape
+from meshwright.running.launch_shape import LaunchShape, launch_shape
+from meshwright.tools.export.export import Exported, Request, title_comment
+from meshwright.tools.export.export_tensor import tensor_splits
 
 
 def export(request: Request) -> Exported:

@@ -4,10 +4,10 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from meshwright.export import Exported, Request
-from meshwright.export_tensor import tensor_splits
 from meshwright.forms.updates import names_elsewhere
-from meshwright.ir.plan import Plan
+from meshwright.ir.plan.plan import Plan
+from meshwright.tools.export.export import Exported, Request
+from meshwright.tools.export.export_tensor import tensor_splits
 
 
 def export(request: Request) -> Exported:

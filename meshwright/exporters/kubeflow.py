@@ -5,8 +5,8 @@ from typing import Any
 
 import yaml
 
-from meshwright.export import Exported, Request, title_comment
-from meshwright.launch_shape import launch_shape
+from meshwright.running.launch_shape import launch_shape
+from meshwright.tools.export.export import Exported, Request, title_comment
 
 
 def export(request: Request) -> Exported:

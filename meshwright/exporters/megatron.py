@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from meshwright.export import Exported, Request, title_comment
-from meshwright.export_tensor import tensor_splits
 from meshwright.forms.updates import names_elsewhere
-from meshwright.ir.plan import Plan
+from meshwright.ir.plan.plan import Plan
+from meshwright.tools.export.export import Exported, Request, title_comment
+from meshwright.tools.export.export_tensor import tensor_splits
 
 _SIZES = {
     "hidden-size": "hidden_size", "ffn-hidden-size": "intermediate_size",

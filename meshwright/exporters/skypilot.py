@@ -5,9 +5,9 @@ from typing import Any
 
 import yaml
 
-from meshwright.export import Exported, Request, shell, title_comment
 from meshwright.ir.presets import PRESETS
-from meshwright.launch_shape import LaunchShape, launch_shape
+from meshwright.running.launch_shape import LaunchShape, launch_shape
+from meshwright.tools.export.export import Exported, Request, shell, title_comment
 
 
 def export(request: Request) -> Exported:

@@ -2,8 +2,8 @@
 
 import re
 
-from meshwright.export import Exported, Request, shell, title_comment
-from meshwright.launch_shape import LaunchShape, launch_shape
+from meshwright.running.launch_shape import LaunchShape, launch_shape
+from meshwright.tools.export.export import Exported, Request, shell, title_comment
 
 
 def export(request: Request) -> Exported:

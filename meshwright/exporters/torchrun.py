@@ -1,7 +1,7 @@
 """A shell script that starts the job's ranks on one node; run it once on each of them."""
 
-from meshwright.export import Exported, Request, shell, title_comment
-from meshwright.launch_shape import launch_shape
+from meshwright.running.launch_shape import launch_shape
+from meshwright.tools.export.export import Exported, Request, shell, title_comment
 
 
 def export(request: Request) -> Exported:

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-from meshwright.export import Exported, Request, title
-from meshwright.export_tensor import tensor_splits
 from meshwright.forms.updates import names_elsewhere
-from meshwright.ir.plain_text import docstring, quoted
-from meshwright.ir.plan import Plan
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.text.plain_text import docstring, quoted
+from meshwright.tools.export.export import Exported, Request, title
+from meshwright.tools.export.export_tensor import tensor_splits
 
 _SCHEDULES = {
     "gpipe": "GPipe", "one_f_one_b": "1F1B", "interleaved": "Interleaved1F1B",

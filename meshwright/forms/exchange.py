@@ -10,8 +10,8 @@ from enum import IntEnum
 from functools import cached_property
 from typing import Literal
 
-from meshwright.ir.conversions import Primitive
 from meshwright.ir.errors import PlanError
+from meshwright.ir.layout.conversions import Primitive
 
 What = Literal["gradients", "parameters"]
 Kind = Literal["gradients", "parameters", "optimizer", "communication"]

@@ -7,9 +7,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from meshwright.forms.running import Held, Lines, Peers, Slot, SyncRun
-from meshwright.ir.collective import What
-from meshwright.ir.direct import Waitable
-from meshwright.ir.measured import Purpose
+from meshwright.ir.comm.collective import What
+from meshwright.ir.comm.p2p_collectives import Waitable
+from meshwright.ir.profile.measured import Purpose
 from meshwright.ir.torch_private import reduce_scatter, start_all_gather
 
 BUCKET_BYTES = 25 * 2**20

@@ -7,9 +7,9 @@ from typing import Protocol
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from meshwright.ir.collective import Notes
-from meshwright.ir.param import Param
-from meshwright.ir.plan import Stage
+from meshwright.ir.comm.collective import Notes
+from meshwright.ir.graph.param import Param
+from meshwright.ir.plan.plan import Stage
 
 Update = Callable[[Sequence[Tensor]], None]
 """Steps these parameters, whose gradients are set, as the optimizer was set in its step."""

@@ -19,9 +19,9 @@ from meshwright.integrations.hf_arguments import check_arguments, check_override
 from meshwright.integrations.hf_data import EpochSampler, batches, check_counts, check_same
 from meshwright.integrations.job_optimizer import JobOptimizer
 from meshwright.ir.errors import PlanError
-from meshwright.ir.plan import Plan
-from meshwright.runtime.job import Job
-from meshwright.runtime.job import compile as compile_job
+from meshwright.ir.plan.plan import Plan
+from meshwright.runtime.job.job import Job
+from meshwright.runtime.job.job import compile as compile_job
 
 _CHECKPOINT = "job"
 """Folder of a Trainer checkpoint that holds the job's."""

@@ -11,7 +11,7 @@ from typing import Any
 from transformers import Trainer, TrainingArguments
 
 from meshwright.ir.errors import PlanError
-from meshwright.ir.plan import Plan
+from meshwright.ir.plan.plan import Plan
 
 WORKS = frozenset(
     """

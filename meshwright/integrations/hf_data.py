@@ -12,7 +12,7 @@ from transformers import Trainer
 from transformers.trainer_utils import seed_worker
 
 from meshwright.ir.errors import MismatchError, PlanError
-from meshwright.runtime.world import of_all
+from meshwright.runtime.world.world import of_all
 
 
 class EpochSampler(Sampler[int]):

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshwright.runtime.job import Job
+from meshwright.runtime.job.job import Job
 
 
 class JobOptimizer(torch.optim.Optimizer):

@@ -23,11 +23,11 @@ from meshwright.integrations.job_optimizer import JobOptimizer
 from meshwright.integrations.lightning_checks import check_lightning, limit_of
 from meshwright.integrations.lightning_step import StandIn, check_result, standing_in
 from meshwright.ir.errors import PlanError
-from meshwright.ir.plan import Plan
-from meshwright.ir.step import LossFn
-from meshwright.runtime.job import Job
-from meshwright.runtime.job import compile as compile_job
-from meshwright.runtime.world import pick_device
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.trace.loss_module import LossFn
+from meshwright.runtime.job.job import Job
+from meshwright.runtime.job.job import compile as compile_job
+from meshwright.runtime.world.world import pick_device
 
 _LIGHTNING_FILE = "lightning.ckpt"
 

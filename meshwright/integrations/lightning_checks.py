@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from lightning.pytorch import Callback, LightningModule, Trainer, callbacks
 
 from meshwright.ir.errors import PlanError
-from meshwright.ir.plan import Plan
+from meshwright.ir.plan.plan import Plan
 
 _GRADIENTS = "gradients are the job's, in pieces on many ranks, and not those of this module"
 _WEIGHTS = "weights are the job's, and this module's are those from before training"

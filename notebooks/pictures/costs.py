@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from meshwright import Plan
-from meshwright.ir.show import SHARES
-from meshwright.report.contents import contents
+from meshwright.ir.plan.show import SHARES
+from meshwright.tools.report.contents import contents
 from pictures.pipeline import rank_names
 from pictures.style import BYTES, CLOCK, SECONDS, WIDTH, closed, legend
 

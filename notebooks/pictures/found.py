@@ -7,8 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from meshwright import Plan
-from meshwright.ir.beside import bounded
-from meshwright.ir.show import seconds
+from meshwright.ir.plan.beside import bounded
+from meshwright.ir.plan.show import seconds
 from pictures.style import CLOCK, SOFT, STAGES, WIDTH, closed
 
 

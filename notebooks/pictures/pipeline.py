@@ -8,9 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from meshwright import Plan
-from meshwright.ir.show import seconds
-from meshwright.report.contents import contents
-from meshwright.report.timeline_rows import TICKS
+from meshwright.ir.plan.show import seconds
+from meshwright.tools.report.contents import contents
+from meshwright.tools.report.timeline_rows import TICKS
 from pictures.style import CLOCK, TRACK, WIDTH, WORKS, closed, legend
 
 MARKED = TICKS // 500

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from meshwright import Plan
-from meshwright.report.contents import contents
+from meshwright.tools.report.contents import contents
 from pictures.style import AXES, INK, SOFT, STAGES, WIDTH, closed, legend
 
 

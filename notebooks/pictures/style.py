@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Patch
 from matplotlib.ticker import FuncFormatter
 
-from meshwright.ir.show import seconds
+from meshwright.ir.plan.show import seconds
 
 INK, SOFT, LINE, TRACK = "#1d2430", "#5c6675", "#e4e2dc", "#f0eee8"
 WORKS = {
@@ -14,7 +14,7 @@ WORKS = {
     "backward, weights": "#9277c7", "gradients": "#46a38a", "optimizer": "#c4648a",
     "gathering parameters": "#7d93ad",
 }  # fmt: skip
-"""Kinds of bars in a timeline, in the order of `meshwright.report`."""
+"""Kinds of bars in a timeline, in the order of `meshwright.tools.report`."""
 SECONDS = {
     "forward": "#4a8fd0", "backward": "#e59a3f", "recompute": "#c9a227", "tensor": "#d2605a",
     "wait": "#d9d6ce", "gradients": "#46a38a", "gather": "#7d93ad", "optimizer": "#c4648a",

@@ -7,14 +7,14 @@ from math import prod
 
 from meshwright.planner.across.ladder import Ladder, Treatment
 from meshwright.planner.across.places import Places, orders
-from meshwright.planner.across.relaxation import Frame, group_sizes
 from meshwright.planner.across.shares import balanced_shares
 from meshwright.planner.across.treatments import Treatments
-from meshwright.planner.candidates import Choice, StageChoice
-from meshwright.planner.deadline import check_time
-from meshwright.planner.problem import Problem
-from meshwright.planner.schedule_tools import fits, make_schedule
-from meshwright.planner.space import Mesh, compositions, cuts, meshes, schedules
+from meshwright.planner.bounds.relaxation import Frame, group_sizes
+from meshwright.planner.problem.candidates import Choice, StageChoice
+from meshwright.planner.problem.problem import Problem
+from meshwright.planner.problem.schedule_tools import fits, make_schedule
+from meshwright.planner.problem.space import Mesh, compositions, cuts, meshes, schedules
+from meshwright.planner.search.deadline import check_time
 
 
 @dataclass(frozen=True, slots=True)

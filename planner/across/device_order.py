@@ -3,10 +3,10 @@
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
-from meshwright.ir.cluster import Cluster
-from meshwright.ir.device import DeviceType
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.cluster.device import DeviceType
 from meshwright.ir.errors import PlanError
-from meshwright.planner.problem import Problem
+from meshwright.planner.problem.problem import Problem
 
 _PEAK = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16"}
 

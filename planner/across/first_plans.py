@@ -9,15 +9,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, prod
 
-from meshwright.costmodel.block import BlockCost
-from meshwright.costmodel.memory import training_state
-from meshwright.costmodel.tables import BlockSpot
-from meshwright.ir.plan import ModelMesh
-from meshwright.planner.candidates import Choice, recomputable, uniform_choice
-from meshwright.planner.deadline import check_time
-from meshwright.planner.problem import Problem
-from meshwright.planner.schedule_tools import USUAL
-from meshwright.planner.space import (
+from meshwright.costmodel.block.block import BlockCost
+from meshwright.costmodel.cost_cache import BlockSpot
+from meshwright.costmodel.memory.memory import training_state
+from meshwright.ir.plan.plan import ModelMesh
+from meshwright.planner.problem.candidates import Choice, recomputable, uniform_choice
+from meshwright.planner.problem.problem import Problem
+from meshwright.planner.problem.schedule_tools import USUAL
+from meshwright.planner.problem.space import (
     Mesh,
     meshes,
     microbatch_counts,
@@ -25,6 +24,7 @@ from meshwright.planner.space import (
     recompute_modes,
     schedules,
 )
+from meshwright.planner.search.deadline import check_time
 
 COUNTS = 6
 """Numbers of micro-batches that are tried for each number of stages."""

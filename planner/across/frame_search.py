@@ -11,7 +11,7 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.costmodel.placement import step_cores
+from meshwright.costmodel.stage.placement import step_cores
 from meshwright.planner.across.choice_space import DeviceGroup, stage_on
 from meshwright.planner.across.partition import (
     Pipeline,
@@ -23,15 +23,15 @@ from meshwright.planner.across.partition import (
     step,
 )
 from meshwright.planner.across.places import Places
-from meshwright.planner.across.relaxation import Bound, Frame, group_sizes
 from meshwright.planner.across.run_costs import RunCosts
 from meshwright.planner.across.stage_options import Few, Fitted, StageOptions
 from meshwright.planner.across.stage_tables import StageTables
 from meshwright.planner.across.treatments import Treatments
-from meshwright.planner.candidates import Choice, StageChoice
+from meshwright.planner.bounds.relaxation import Bound, Frame, group_sizes
 from meshwright.planner.pins.constraints import pinned
-from meshwright.planner.schedule_tools import USUAL, fits, most_held
-from meshwright.planner.space import Mesh, meshes, schedules
+from meshwright.planner.problem.candidates import Choice, StageChoice
+from meshwright.planner.problem.schedule_tools import USUAL, fits, most_held
+from meshwright.planner.problem.space import Mesh, meshes, schedules
 
 LIMITS = (1.0, 1.05, 1.2, 1.6)
 """Loads tried, as multiples of the least possible one."""

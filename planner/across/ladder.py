@@ -5,12 +5,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from meshwright.ir.graph import Block
-from meshwright.planner.candidates import StageChoice
+from meshwright.ir.graph.graph import Block
+from meshwright.planner.problem.candidates import StageChoice
 
 Modes = tuple[str, ...]
 """Of blocks of one pattern in order: `full` where they are recomputed, else one of
-`planner.saved_modes`; empty where all is kept."""
+`planner.problem.saved_modes`; empty where all is kept."""
 Step = tuple[Modes, ...]
 """Per group of such blocks."""
 Groups = Sequence[Sequence[Block]]

@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from meshwright.costmodel.placement import StageCosts, stage_costs
-from meshwright.costmodel.rank_memory import rank_memories
-from meshwright.costmodel.stage_model import stage_model
-from meshwright.costmodel.table import table_of
-from meshwright.costmodel.tables import BlockSpot
-from meshwright.ir.plan import Plan, RankMemory, Stage
-from meshwright.planner.problem import Problem
+from meshwright.costmodel.cost_cache import BlockSpot
+from meshwright.costmodel.memory.rank_memory import rank_memories
+from meshwright.costmodel.simulate.compiled_schedule import table_of
+from meshwright.costmodel.stage.placement import StageCosts, stage_costs
+from meshwright.costmodel.stage.stage_model import stage_model
+from meshwright.ir.plan.plan import Plan, RankMemory, Stage
+from meshwright.planner.problem.problem import Problem
 
 
 def is_mixed(problem: Problem, stage: Stage) -> bool:

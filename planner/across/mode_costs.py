@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.costmodel.block import BlockCost
-from meshwright.costmodel.tables import BlockSpot
-from meshwright.ir.graph import Block
-from meshwright.ir.plan import BlockLayout
-from meshwright.planner.problem import Problem
-from meshwright.planner.saved_modes import policy_of
+from meshwright.costmodel.block.block import BlockCost
+from meshwright.costmodel.cost_cache import BlockSpot
+from meshwright.ir.graph.graph import Block
+from meshwright.ir.plan.plan import BlockLayout
+from meshwright.planner.problem.problem import Problem
+from meshwright.planner.problem.saved_modes import policy_of
 
 _MANY = 8
 """Samples at the other end of the line; one at this."""

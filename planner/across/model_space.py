@@ -5,10 +5,10 @@ from functools import cache
 from itertools import zip_longest
 from math import prod
 
-from meshwright.ir.graph import Graph, Kind
-from meshwright.ir.plan import ModelMesh, model_mesh
+from meshwright.ir.graph.graph import Graph, Kind
+from meshwright.ir.plan.plan import ModelMesh, model_mesh
 from meshwright.planner.pins.constraints import allowed
-from meshwright.planner.problem import Problem
+from meshwright.planner.problem.problem import Problem
 
 NODES = 2
 """Model axes in several factors may reach over so many nodes."""

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from meshwright.planner.across.run_classes import RunClasses
 from meshwright.planner.across.spans import Matrix
 from meshwright.planner.across.stage_options import Fitted
-from meshwright.planner.deadline import check_time
-from meshwright.planner.space import Mesh
+from meshwright.planner.problem.space import Mesh
+from meshwright.planner.search.deadline import check_time
 
 
 @dataclass(frozen=True, slots=True)

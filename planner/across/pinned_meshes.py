@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from math import prod
 
-from meshwright.ir.plan import MODEL_AXES, model_mesh
-from meshwright.planner.candidates import Choice, StageChoice, block_flops, recomputable
+from meshwright.ir.plan.plan import MODEL_AXES, model_mesh
 from meshwright.planner.pins.constraints import allowed
 from meshwright.planner.pins.decisions import Pin, StageMesh
-from meshwright.planner.problem import Problem
-from meshwright.planner.schedule_tools import USUAL
-from meshwright.planner.space import microbatch_counts, pipeline_sizes, recompute_modes
+from meshwright.planner.problem.candidates import Choice, StageChoice, block_flops, recomputable
+from meshwright.planner.problem.problem import Problem
+from meshwright.planner.problem.schedule_tools import USUAL
+from meshwright.planner.problem.space import microbatch_counts, pipeline_sizes, recompute_modes
 
 Sizes = dict[str, int]
 REPLICAS = ("dp_replicate", "dp_shard")

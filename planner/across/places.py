@@ -2,10 +2,10 @@
 
 from functools import cached_property
 
-from meshwright.ir.device import Link
+from meshwright.ir.cluster.device import Link
 from meshwright.planner.across.device_order import device_orders
-from meshwright.planner.problem import Problem
-from meshwright.planner.space import Mesh
+from meshwright.planner.problem.problem import Problem
+from meshwright.planner.problem.space import Mesh
 
 SCATTERED = 64
 """Devices up to which stages may also be spread over nodes."""

@@ -6,16 +6,16 @@ from dataclasses import replace
 from meshwright.planner.across.choice_space import with_shares
 from meshwright.planner.across.ladder import Treatment
 from meshwright.planner.across.treatments import Treatments
-from meshwright.planner.candidates import (
+from meshwright.planner.problem.candidates import (
     Choice,
     StageChoice,
     block_flops,
     even_cuts,
     recomputable,
 )
-from meshwright.planner.problem import Problem
-from meshwright.planner.schedule_tools import fits, make_schedule
-from meshwright.planner.space import (
+from meshwright.planner.problem.problem import Problem
+from meshwright.planner.problem.schedule_tools import fits, make_schedule
+from meshwright.planner.problem.space import (
     Mesh,
     meshes,
     microbatch_counts,

@@ -7,21 +7,21 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from meshwright.costmodel.block import BlockCost
-from meshwright.costmodel.borders import part_bytes
-from meshwright.costmodel.comm import Level, send_time
-from meshwright.costmodel.overheads import Overheads, overheads_of
-from meshwright.costmodel.placement import slowdown
-from meshwright.costmodel.tables import BlockSpot
-from meshwright.ir.device import Link
-from meshwright.ir.graph import Block
-from meshwright.ir.plan import BlockLayout, ModelMesh
+from meshwright.costmodel.block.block import BlockCost
+from meshwright.costmodel.comm.borders import part_bytes
+from meshwright.costmodel.comm.comm import Level, send_time
+from meshwright.costmodel.cost_cache import BlockSpot
+from meshwright.costmodel.ops.overheads import Overheads, overheads_of
+from meshwright.costmodel.stage.placement import slowdown
+from meshwright.ir.cluster.device import Link
+from meshwright.ir.graph.graph import Block
+from meshwright.ir.plan.plan import BlockLayout, ModelMesh
 from meshwright.planner.across.mode_costs import ModeCosts
 from meshwright.planner.across.run_classes import kind_of_block, run_classes
 from meshwright.planner.across.spans import Matrix, highest, sums, sums_of_named
-from meshwright.planner.candidates import recomputable
-from meshwright.planner.problem import Problem
-from meshwright.planner.saved_modes import pinned_policy
+from meshwright.planner.problem.candidates import recomputable
+from meshwright.planner.problem.problem import Problem
+from meshwright.planner.problem.saved_modes import pinned_policy
 
 T = TypeVar("T")
 
@@ -201,7 +201,7 @@ class RunCosts:
         return cost.comm_forward_s, cost.comm_backward_s
 
     def under(self, block: Block, at: At, mode: str) -> BlockCost:
-        """The cost of a block in one of `planner.saved_modes`."""
+        """The cost of a block in one of `planner.problem.saved_modes`."""
         key = self.kinds[self.problem.tables.block_index[block.name]], at, mode
         if key not in self._under:
             layout = self.layouts(at.spot.model, at.variant)[block.pattern]

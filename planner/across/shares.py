@@ -4,11 +4,11 @@ from math import floor
 
 import numpy as np
 
-from meshwright.costmodel.memory import training_state
-from meshwright.costmodel.tables import BlockSpot, StageCost
+from meshwright.costmodel.cost_cache import BlockSpot, StageCost
+from meshwright.costmodel.memory.memory import training_state
 from meshwright.planner.across.balance import Replica, exact_shares
-from meshwright.planner.candidates import StageChoice, modes_of
-from meshwright.planner.problem import Problem
+from meshwright.planner.problem.candidates import StageChoice, modes_of
+from meshwright.planner.problem.problem import Problem
 
 _EACH, _POINTS = 8, 12
 """Sample counts that are priced: each up to here, then so many up to all; others lie between."""

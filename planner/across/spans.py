@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.costmodel.comm import Levels, bends, collective_time
-from meshwright.ir.conversions import Primitive
+from meshwright.costmodel.comm.comm import Levels, bends, collective_time
+from meshwright.ir.layout.conversions import Primitive
 
 Matrix = NDArray[np.float64]
 GRID: Matrix = np.concatenate([[0.0], np.geomspace(1.0, 1e13, 53)])

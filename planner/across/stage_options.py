@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from meshwright.planner.across.spans import Matrix
 from meshwright.planner.across.treatments import Treatments
-from meshwright.planner.space import Mesh
+from meshwright.planner.problem.space import Mesh
 
 Runs = NDArray[np.int64]
 """Numbers of kinds of runs."""

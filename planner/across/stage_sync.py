@@ -1,4 +1,4 @@
-"""What synchronising costs kinds of runs of blocks, as arrays: `costmodel.sync` all at once.
+"""What synchronising costs kinds of runs of blocks, as arrays: `costmodel.stage.sync` all at once.
 
 The order of jobs on the channel is not played, but summed up: what can hide behind the computing
 beside it does, and the rest is exposed.
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.costmodel.comm import Levels
-from meshwright.costmodel.overheads import Overheads
-from meshwright.costmodel.sync import PACKED, UNPACKED
+from meshwright.costmodel.comm.comm import Levels
+from meshwright.costmodel.ops.overheads import Overheads
+from meshwright.costmodel.stage.sync import PACKED, UNPACKED
 from meshwright.forms.exchange import Exchange, Send
-from meshwright.ir.conversions import Primitive
+from meshwright.ir.layout.conversions import Primitive
 from meshwright.planner.across.spans import Collectives, Matrix
-from meshwright.planner.space import Mesh
+from meshwright.planner.problem.space import Mesh
 
 
 @dataclass(frozen=True, slots=True)

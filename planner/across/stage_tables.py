@@ -13,22 +13,22 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.costmodel.comm import Levels, collective_time
-from meshwright.costmodel.fragmentation import fragmentation_of
-from meshwright.costmodel.optimizer import optimizer_time
-from meshwright.costmodel.tables import BlockSpot
+from meshwright.costmodel.comm.comm import Levels, collective_time
+from meshwright.costmodel.cost_cache import BlockSpot
+from meshwright.costmodel.memory.fragmentation import fragmentation_of
+from meshwright.costmodel.ops.optimizer import optimizer_time
 from meshwright.forms.exchange import Axis
 from meshwright.forms.updates import update
-from meshwright.ir.conversions import Primitive
-from meshwright.ir.device import Link
+from meshwright.ir.cluster.device import Link
+from meshwright.ir.layout.conversions import Primitive
 from meshwright.planner.across.places import Places
 from meshwright.planner.across.run_costs import At, RunCosts, RunState, RunWork
 from meshwright.planner.across.spans import Collectives, Matrix, sums
 from meshwright.planner.across.stage_options import Figures, StageOptions, steps
 from meshwright.planner.across.stage_sync import StageSync, Trained
 from meshwright.planner.across.treatments import Treatments
-from meshwright.planner.deadline import check_time
-from meshwright.planner.space import Mesh
+from meshwright.planner.problem.space import Mesh
+from meshwright.planner.search.deadline import check_time
 
 _FEW, _MANY = (10, 10**6), (100, 10**9)
 """Tensors and bytes between which the optimizer's time is sampled."""

@@ -13,11 +13,11 @@ from itertools import product
 from math import comb, floor, prod
 from typing import NamedTuple
 
-from meshwright.costmodel.block import BlockCost
-from meshwright.costmodel.offload import copy_s
-from meshwright.costmodel.tables import BlockSpot
+from meshwright.costmodel.block.block import BlockCost
+from meshwright.costmodel.cost_cache import BlockSpot
+from meshwright.costmodel.stage.offload import copy_s
 from meshwright.forms.retention import moves
-from meshwright.ir.graph import Block
+from meshwright.ir.graph.graph import Block
 from meshwright.planner.across.ladder import (
     PLAIN,
     Groups,
@@ -29,11 +29,11 @@ from meshwright.planner.across.ladder import (
     named,
     spread_out,
 )
-from meshwright.planner.candidates import recomputable
-from meshwright.planner.deadline import check_time
-from meshwright.planner.problem import Problem
-from meshwright.planner.saved_modes import free_modes, policy_of
-from meshwright.planner.space import recompute_modes
+from meshwright.planner.problem.candidates import recomputable
+from meshwright.planner.problem.problem import Problem
+from meshwright.planner.problem.saved_modes import free_modes, policy_of
+from meshwright.planner.problem.space import recompute_modes
+from meshwright.planner.search.deadline import check_time
 
 FEW = 9
 """Up to so many ways of a stage all are tried: so many blocks of each pattern in each mode."""

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from meshwright.ir.errors import PlanError
-from meshwright.ir.plan import Stage
-from meshwright.ir.schedule import Schedule, halves_backwards
+from meshwright.ir.plan.plan import Stage
+from meshwright.ir.plan.schedule import Schedule, halves_backwards
 from meshwright.planner.pins.decision import Decision
 from meshwright.planner.pins.decisions import Pin, Value
 

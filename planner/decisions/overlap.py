@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from meshwright.ir.plan import OVERLAPS, Stage
-from meshwright.ir.schedule import Schedule, halves_backwards
+from meshwright.ir.plan.plan import OVERLAPS, Stage
+from meshwright.ir.plan.schedule import Schedule, halves_backwards
 from meshwright.planner.pins.decision import Decision
 from meshwright.planner.pins.decisions import Pin, Value
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from meshwright.forms.sync import exchange_of
-from meshwright.ir.plan import Stage
-from meshwright.ir.schedule import Schedule
+from meshwright.ir.plan.plan import Stage
+from meshwright.ir.plan.schedule import Schedule
 from meshwright.planner.pins.decision import Decision
 from meshwright.planner.pins.decisions import Pin, Value
 

@@ -1,11 +1,11 @@
 """Whether blocks keep only their inputs, and run again within their backward."""
 
 from meshwright.ir.errors import PlanError
-from meshwright.ir.graph import Graph
-from meshwright.ir.plan import Plan, Stage
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.plan.plan import Plan, Stage
 from meshwright.planner.pins.decision import Decision
 from meshwright.planner.pins.decisions import EVERYWHERE, STAGE_AWARE, Pin
-from meshwright.planner.stage_aware import is_stage_aware
+from meshwright.planner.problem.stage_aware import is_stage_aware
 
 
 def _check(text: str, pin: Pin) -> None:

@@ -1,12 +1,12 @@
-"""What becomes of the values of layers that the backward needs (`planner.saved_modes`)."""
+"""What becomes of the values of layers that the backward needs (`planner.problem.saved_modes`)."""
 
 from meshwright.forms.retention import names_of, offered
 from meshwright.ir.errors import PlanError
-from meshwright.ir.graph import Graph
-from meshwright.ir.plan import Plan, Stage
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.plan.plan import Plan, Stage
 from meshwright.planner.pins.decision import Decision
 from meshwright.planner.pins.decisions import Pin
-from meshwright.planner.saved_names import saved_name
+from meshwright.planner.problem.saved_names import saved_name
 
 _NONE = "none"
 

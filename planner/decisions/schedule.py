@@ -1,7 +1,7 @@
 """The order in which stages work."""
 
 from meshwright.planner.pins.decision import Decision
-from meshwright.planner.schedule_tools import MADE, SCHEDULES
+from meshwright.planner.problem.schedule_tools import MADE, SCHEDULES
 
 DECISION = Decision(
     words=(*SCHEDULES, MADE), scope="plan", read=lambda plan, stage: plan.schedule.name

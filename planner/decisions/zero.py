@@ -1,6 +1,6 @@
 """What is sharded over dp_shard: 1 optimizer state, 2 also gradients, 3 also parameters."""
 
-from meshwright.ir.plan import Stage
+from meshwright.ir.plan.plan import Stage
 from meshwright.planner.pins.decision import Decision
 
 

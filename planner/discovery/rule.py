@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from meshwright.ir.digest import digest
 from meshwright.ir.errors import PlanError
-from meshwright.ir.graph import Graph, Op
-from meshwright.ir.operators import operator
-from meshwright.ir.rules import Dims, Rule, input_shapes, make_rule, output_shapes
+from meshwright.ir.graph.graph import Graph, Op
+from meshwright.ir.graph.operators import operator
+from meshwright.ir.graph.rules import Dims, Rule, input_shapes, make_rule, output_shapes
+from meshwright.ir.text.digest import digest
 from meshwright.ir.torch_private import written_arguments
 from meshwright.planner.discovery.apart import explore_apart
 from meshwright.planner.discovery.found import DimCut, FoundRule

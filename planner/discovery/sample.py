@@ -7,8 +7,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from meshwright.ir.graph import Graph, Op
-from meshwright.ir.graph import Tensor as GraphTensor
+from meshwright.ir.graph.graph import Graph, Op
+from meshwright.ir.graph.graph import Tensor as GraphTensor
 from meshwright.planner.discovery.trial import CannotRun, OpTrial, numbered
 
 Shape = tuple[int, ...]

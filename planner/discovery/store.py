@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from meshwright.ir.digest import digest
+from meshwright.ir.text.digest import digest
 from meshwright.planner.discovery.found import DimCut, FoundRule
 
 VERSION = 2

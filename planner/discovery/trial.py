@@ -8,9 +8,9 @@ from itertools import count
 import torch
 from torch import Tensor
 
-from meshwright.ir.graph import Arg, Op, Ref
-from meshwright.ir.operators import operator
-from meshwright.ir.saved import call_target
+from meshwright.ir.graph.graph import Arg, Op, Ref
+from meshwright.ir.graph.operators import operator
+from meshwright.ir.graph.saved import call_target
 
 Tensors = tuple[Tensor | None, ...]
 NEAR, NOISE = 1e-9, 1e-13

@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from meshwright.ir.plan import Plan
-from meshwright.ir.schedule import halves_backwards
-from meshwright.planner.compiled import measured_compiled
-from meshwright.planner.finish import changed
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.plan.schedule import halves_backwards
 from meshwright.planner.pins.constraints import allowed
-from meshwright.planner.problem import Problem
+from meshwright.planner.problem.compiled import measured_compiled
+from meshwright.planner.problem.problem import Problem
+from meshwright.planner.search.finish import changed
 
 
 def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:

@@ -3,11 +3,10 @@
 from collections.abc import Iterator
 
 from meshwright.forms.retention import retention, said_by
-from meshwright.ir.plan import Plan
-from meshwright.planner.finish import changed
+from meshwright.ir.plan.plan import Plan
 from meshwright.planner.pins.constraints import allowed
-from meshwright.planner.problem import Problem
-from meshwright.planner.schedule_tools import (
+from meshwright.planner.problem.problem import Problem
+from meshwright.planner.problem.schedule_tools import (
     SCHEDULES,
     fits,
     make_schedule,
@@ -15,6 +14,7 @@ from meshwright.planner.schedule_tools import (
     recomputes_early,
     stages_per_rank,
 )
+from meshwright.planner.search.finish import changed
 
 
 def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:

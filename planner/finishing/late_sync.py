@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from meshwright.forms.sync import chosen, offers, suits
-from meshwright.ir.plan import Plan, Stage, SyncChoice
-from meshwright.planner.finish import changed
+from meshwright.ir.plan.plan import Plan, Stage, SyncChoice
 from meshwright.planner.pins.constraints import Pin, allowed
-from meshwright.planner.problem import Problem
+from meshwright.planner.problem.problem import Problem
+from meshwright.planner.search.finish import changed
 
 
 def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:

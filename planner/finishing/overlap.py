@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from meshwright.ir.plan import OVERLAPS, Overlap, Plan
-from meshwright.ir.schedule import halves_backwards
-from meshwright.planner.finish import changed
+from meshwright.ir.plan.plan import OVERLAPS, Overlap, Plan
+from meshwright.ir.plan.schedule import halves_backwards
 from meshwright.planner.finishing import early_recompute
 from meshwright.planner.pins.constraints import allowed
-from meshwright.planner.predict import excess_bytes
-from meshwright.planner.problem import Problem
-from meshwright.planner.schedule_tools import USUAL, make_schedule, plan_table
+from meshwright.planner.problem.predict import excess_bytes
+from meshwright.planner.problem.problem import Problem
+from meshwright.planner.problem.schedule_tools import USUAL, make_schedule, plan_table
+from meshwright.planner.search.finish import changed
 
 
 def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:

@@ -1,13 +1,14 @@
-"""Stage-aware recompute (`planner.stage_aware`), where stages recompute all of their layers."""
+"""Stage-aware recompute (`planner.problem.stage_aware`), where stages recompute all of their
+layers."""
 
 from collections.abc import Iterator
 
-from meshwright.ir.plan import Plan
-from meshwright.planner.finish import changed
+from meshwright.ir.plan.plan import Plan
 from meshwright.planner.pins.constraints import STAGE_AWARE, allowed, is_scoped, pinned
-from meshwright.planner.predict import excess_bytes
-from meshwright.planner.problem import Problem
-from meshwright.planner.stage_aware import layers, stage_aware
+from meshwright.planner.problem.predict import excess_bytes
+from meshwright.planner.problem.problem import Problem
+from meshwright.planner.problem.stage_aware import layers, stage_aware
+from meshwright.planner.search.finish import changed
 
 
 def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:

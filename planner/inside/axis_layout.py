@@ -3,10 +3,19 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from meshwright.ir.conversions import Conversion
-from meshwright.ir.graph import Graph, Kind, Op
-from meshwright.ir.layout import RP, Partial, Placement, R, Replicate, Shard, Strategy, units_of
-from meshwright.ir.rules import name_of
+from meshwright.ir.graph.graph import Graph, Kind, Op
+from meshwright.ir.graph.rules import name_of
+from meshwright.ir.layout.conversions import Conversion
+from meshwright.ir.layout.layout import (
+    RP,
+    Partial,
+    Placement,
+    R,
+    Replicate,
+    Shard,
+    Strategy,
+    units_of,
+)
 from meshwright.planner.inside.factors import AxisKind, Split, strategies
 from meshwright.planner.inside.frontier import OpChain, OpCosts, Solution, solve
 from meshwright.planner.inside.inside_prices import inside_s

@@ -10,16 +10,16 @@ from itertools import combinations
 from math import lcm, prod
 from typing import TypeVar
 
-from meshwright.ir.graph import Graph, Kind, Op
-from meshwright.ir.layout import RP, P, Placement, R, Shard, Strategy
-from meshwright.ir.plan import ModelMesh
-from meshwright.ir.rules import Rule, name_of
+from meshwright.ir.graph.graph import Graph, Kind, Op
+from meshwright.ir.graph.rules import Rule, name_of
+from meshwright.ir.layout.layout import RP, P, Placement, R, Shard, Strategy
+from meshwright.ir.plan.plan import ModelMesh
 from meshwright.planner.inside.axis_layout import FREE, LOOKUPS, useful
+from meshwright.planner.inside.candidate_splits import Shards, spread
 from meshwright.planner.inside.data_layout import DataLayout, is_state, taken_dims
 from meshwright.planner.inside.factors import AxisKind, Split, Taken, strategies
 from meshwright.planner.inside.joint import OwnSplits
 from meshwright.planner.inside.segments import PRELUDE, LayoutSegment, aliases, tied
-from meshwright.planner.inside.spread import Shards, spread
 
 T = TypeVar("T")
 EXPERTS = "meshwright.experts"

@@ -9,20 +9,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from meshwright.costmodel.comm import collective_time
-from meshwright.costmodel.compute import op_time
-from meshwright.costmodel.local_op import LocalInput, LocalOp
-from meshwright.costmodel.memory import optimizer_traffic
-from meshwright.costmodel.op_classes import COMPUTE, classify
-from meshwright.costmodel.site import StageSite
-from meshwright.costmodel.tables import CostTables
+from meshwright.costmodel.block.site import StageSite
+from meshwright.costmodel.comm.comm import collective_time
+from meshwright.costmodel.cost_cache import CostTables
+from meshwright.costmodel.memory.memory import optimizer_traffic
+from meshwright.costmodel.ops.compute import op_time
+from meshwright.costmodel.ops.local_op import LocalInput, LocalOp
+from meshwright.costmodel.ops.op_classes import COMPUTE, classify
 from meshwright.forms.updates import update
-from meshwright.ir.conversions import Primitive
-from meshwright.ir.device import DeviceType, OpClass
-from meshwright.ir.graph import DTYPE_BYTES, Kind, Op
-from meshwright.ir.layout import Axis
-from meshwright.ir.plan import ModelMesh
-from meshwright.planner.inside.regime import Regime
+from meshwright.ir.cluster.device import DeviceType, OpClass
+from meshwright.ir.graph.graph import DTYPE_BYTES, Kind, Op
+from meshwright.ir.layout.conversions import Primitive
+from meshwright.ir.layout.layout import Axis
+from meshwright.ir.plan.plan import ModelMesh
+from meshwright.planner.inside.layout_objective import Regime
 
 Shape = tuple[int, ...]
 ONCE = 0.9

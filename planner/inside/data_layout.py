@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from math import lcm
 from typing import Any
 
-from meshwright.ir.graph import Block, Graph, Kind
-from meshwright.ir.layout import RP, P, Placement, R, Shard
+from meshwright.ir.graph.graph import Block, Graph, Kind
+from meshwright.ir.layout.layout import RP, P, Placement, R, Shard
 from meshwright.planner.inside.axis_layout import LaidSegment, lay_out
+from meshwright.planner.inside.candidate_splits import spread
 from meshwright.planner.inside.factors import AxisKind, Split
 from meshwright.planner.inside.prices import DataPrices
 from meshwright.planner.inside.segments import LayoutSegment, aliases, segments
-from meshwright.planner.inside.spread import spread
 
 COUPLING = DataPrices()
 

@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from meshwright.ir.conversions import COMMUNICATES, Conversion, Primitive
-from meshwright.ir.graph import Block, Graph, Op
-from meshwright.ir.layout import (
+from meshwright.ir.graph.graph import Block, Graph, Op
+from meshwright.ir.graph.rules import name_of
+from meshwright.ir.layout.conversions import COMMUNICATES, Conversion, Primitive
+from meshwright.ir.layout.layout import (
     Placement,
     R,
     Shard,
@@ -13,8 +14,7 @@ from meshwright.ir.layout import (
     parse_placement,
     parse_strategy,
 )
-from meshwright.ir.plan import BlockLayout, param_key
-from meshwright.ir.rules import name_of
+from meshwright.ir.plan.plan import BlockLayout, param_key
 from meshwright.planner.inside.factors import AxisKind, natural_splits
 from meshwright.planner.inside.segments import PRELUDE, prelude_block
 from meshwright.planner.strategies import find_rule

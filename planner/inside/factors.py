@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
-from meshwright.ir.graph import Graph, Op, Tensor
-from meshwright.ir.layout import RP, P, Placement, R, Shard, Strategy
-from meshwright.ir.rules import Dims, Rule
+from meshwright.ir.graph.graph import Graph, Op, Tensor
+from meshwright.ir.graph.rules import Dims, Rule
+from meshwright.ir.layout.layout import RP, P, Placement, R, Shard, Strategy
 
 
 @dataclass(frozen=True, slots=True)

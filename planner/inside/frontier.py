@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.ir.layout import Placement, R, Strategy
+from meshwright.ir.layout.layout import Placement, R, Strategy
 
 Ints = NDArray[np.int64]
 Price = Callable[[str, Placement, Placement], int]

@@ -6,9 +6,9 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.ir.graph import Graph, Op
-from meshwright.ir.layout import Placement, Shard, Strategy, units_of
-from meshwright.ir.rules import Rule
+from meshwright.ir.graph.graph import Graph, Op
+from meshwright.ir.graph.rules import Rule
+from meshwright.ir.layout.layout import Placement, Shard, Strategy, units_of
 from meshwright.planner.inside.together import brought_once
 
 Ints = NDArray[np.int64]

@@ -3,16 +3,16 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.ir.conversions import Conversion
-from meshwright.ir.graph import Graph, Kind, Op
-from meshwright.ir.inside import sends
-from meshwright.ir.layout import RP, R, Shard
-from meshwright.ir.rules import name_of
+from meshwright.ir.graph.graph import Graph, Kind, Op
+from meshwright.ir.graph.rules import name_of
+from meshwright.ir.layout.conversions import Conversion
+from meshwright.ir.layout.layout import RP, R, Shard
+from meshwright.ir.layout.op_messages import sends
 from meshwright.planner.inside.axis_layout import FREE, LOOKUPS, strategy_share
 from meshwright.planner.inside.inside_prices import inside_s
+from meshwright.planner.inside.layout_objective import Regime
 from meshwright.planner.inside.mesh_space import MeshSpace, OpSpace
 from meshwright.planner.inside.moves import AxisMove, MoveTable, share
-from meshwright.planner.inside.regime import Regime
 
 Floats = NDArray[np.float64]
 

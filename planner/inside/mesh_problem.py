@@ -8,15 +8,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.ir.graph import Graph
-from meshwright.ir.layout import Placement, R, Strategy
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.layout.layout import Placement, R, Strategy
 from meshwright.planner.inside.axis_layout import PICOSECONDS
 from meshwright.planner.inside.choices import BlockProblem, Reader, ValueEdge
 from meshwright.planner.inside.data_layout import results
+from meshwright.planner.inside.layout_objective import Regime
 from meshwright.planner.inside.mesh_costs import move_seconds, op_seconds, stored_seconds
 from meshwright.planner.inside.mesh_space import MeshSpace, OpSpace
 from meshwright.planner.inside.moves import Moves, MoveTable, Places
-from meshwright.planner.inside.regime import Regime
 from meshwright.planner.inside.segments import LayoutSegment
 
 Ints = NDArray[np.int64]

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from meshwright.ir.graph import Graph, Op
-from meshwright.ir.layout import Placement, R, Strategy
-from meshwright.ir.plan import ModelMesh
+from meshwright.ir.graph.graph import Graph, Op
+from meshwright.ir.layout.layout import Placement, R, Strategy
+from meshwright.ir.plan.plan import ModelMesh
 from meshwright.planner.inside.axis_space import AxisSpace, Spreader
 from meshwright.planner.inside.data_layout import DataLayout
 from meshwright.planner.inside.joint import Picks, joint_placements, joint_strategies

@@ -1,8 +1,8 @@
 """What it takes to bring values from one placement on a mesh to another: steps, axis by axis.
 
-The order is that of `ir.paths`, followed here for all pairs of placements at once: what makes a
-value smaller comes first, and a split that is in everyone's way is made whole. A step moves what
-the other axes leave of the value at that time.
+The order is that of `ir.layout.paths`, followed here for all pairs of placements at once: what
+makes a value smaller comes first, and a split that is in everyone's way is made whole. A step moves
+what the other axes leave of the value at that time.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,8 +12,8 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.ir.conversions import Conversion, Primitive
-from meshwright.ir.layout import Placement, R, Shard, units_of
+from meshwright.ir.layout.conversions import Conversion, Primitive
+from meshwright.ir.layout.layout import Placement, R, Shard, units_of
 from meshwright.planner.inside.joint import Sizes, nesting
 
 Floats = NDArray[np.float64]
@@ -210,7 +210,7 @@ def _both(kind: int) -> tuple[Primitive, Primitive]:
 
 
 def _growth(source: Placement, target: Placement) -> int:
-    """When the step comes, as in `ir.paths`."""
+    """When the step comes, as in `ir.layout.paths`."""
     if isinstance(target, Shard):
         return 0
     return 2 if isinstance(source, Shard) else 1

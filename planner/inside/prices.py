@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from meshwright.ir.conversions import COMMUNICATES, Primitive
+from meshwright.ir.layout.conversions import COMMUNICATES, Primitive
 
 
 class Prices(Protocol):

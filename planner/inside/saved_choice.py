@@ -12,10 +12,10 @@ from functools import cached_property
 
 from ortools.sat.python import cp_model
 
-from meshwright.costmodel.keeping import Makers, Storage
+from meshwright.costmodel.block.keeping import Makers, Storage
 from meshwright.ir.errors import MeshwrightError
-from meshwright.ir.graph import Kind
-from meshwright.ir.keeping import operands_key
+from meshwright.ir.graph.graph import Kind
+from meshwright.ir.plan.keeping import operands_key
 
 _CONFLICTS = 10**5
 """Dead ends that the solver may meet; blocks need a few hundred."""

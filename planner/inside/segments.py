@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from meshwright.ir.graph import Block, Graph, Kind, Op
-from meshwright.ir.rules import Rule
+from meshwright.ir.graph.graph import Block, Graph, Kind, Op
+from meshwright.ir.graph.rules import Rule
 from meshwright.planner.strategies import find_rule
 
 PRELUDE = "(prelude)"

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.ir.layout import Placement, Shard
-from meshwright.ir.rules import Rule
+from meshwright.ir.graph.rules import Rule
+from meshwright.ir.layout.layout import Placement, Shard
 
 Side = tuple[Placement, ...]
 """Placements of an op's inputs and outputs on one axis."""

@@ -5,21 +5,21 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 
-from meshwright.costmodel.tables import CostTables
+from meshwright.costmodel.cost_cache import CostTables
 from meshwright.ir.errors import PlanError
-from meshwright.ir.graph import Graph
-from meshwright.ir.plan import BlockLayout, ModelMesh
-from meshwright.planner.deadline import check_time
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.plan.plan import BlockLayout, ModelMesh
 from meshwright.planner.inside.choose import Effort, choose
 from meshwright.planner.inside.cluster_prices import OpTimes, cluster_regime
 from meshwright.planner.inside.data_layout import DataLayout
+from meshwright.planner.inside.layout_objective import Regime, usual
 from meshwright.planner.inside.layouts import Solved, layouts_of
 from meshwright.planner.inside.mesh_problem import MeshProblem, mesh_problem
 from meshwright.planner.inside.mesh_space import MeshSpace, mesh_space
 from meshwright.planner.inside.moves import Moves
 from meshwright.planner.inside.prices import AlphaBeta
-from meshwright.planner.inside.regime import Regime, usual
 from meshwright.planner.pins.placement_rules import PlacementRules
+from meshwright.planner.search.deadline import check_time
 
 CLOSE = 1e-3
 """Layouts are made for prices of a few regimes: on several axes, where proofs are dear, the last

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import TypeVar
 
-from meshwright.ir.graph import Graph
-from meshwright.ir.plan import MODEL_AXES, ModelMesh, model_mesh
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.plan.plan import MODEL_AXES, ModelMesh, model_mesh
 from meshwright.planner.pins.decision_model import parse_constraints as parse_constraints
 from meshwright.planner.pins.decision_text import parse_constraint as parse_constraint
 from meshwright.planner.pins.decisions import EVERYWHERE as EVERYWHERE

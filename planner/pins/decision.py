@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from meshwright.ir.graph import Block, Graph
-from meshwright.ir.plan import Plan, Stage
-from meshwright.ir.schedule import Schedule
+from meshwright.ir.graph.graph import Block, Graph
+from meshwright.ir.plan.plan import Plan, Stage
+from meshwright.ir.plan.schedule import Schedule
 from meshwright.planner.pins.decisions import Pin, Value
 
 

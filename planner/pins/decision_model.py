@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
-from meshwright.ir.cluster import Cluster
+from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.extensions import nearest
-from meshwright.ir.graph import Graph
+from meshwright.ir.graph.graph import Graph
 from meshwright.planner.pins.decision_text import parse_constraint
 from meshwright.planner.pins.decisions import (
     Constraint,

@@ -11,11 +11,13 @@ memory<=60GB   step<=1.2s
 import re
 from collections.abc import Callable
 
-from meshwright.ir.device import parse_quantity
+from meshwright.ir.cluster.cluster import MAX_DEVICES
+from meshwright.ir.cluster.device import parse_quantity
 from meshwright.ir.errors import PlanError
 from meshwright.ir.extensions import nearest
-from meshwright.ir.layout import Shard, parse_placement
-from meshwright.ir.plan import MODEL_AXES
+from meshwright.ir.layout.layout import Shard, parse_placement
+from meshwright.ir.plan.plan import MODEL_AXES
+from meshwright.ir.text.plain_text import shown
 from meshwright.planner.pins.decisions import (
     EVERYWHERE,
     Constraint,
@@ -43,6 +45,8 @@ _ON_STAGE = re.compile(r"(on|starts)\s+stage\s+(\d+)")
 _LIST = re.compile(r"(devices|mesh|shares)\s+(\S.*)")
 _PLACE = re.compile(r"place\s+(\S+)\s+(\w+)\s*=\s*(\S+)")
 _CAP = re.compile(r"(memory|step)\s*<=?\s*(.+)")
+_LONG = re.compile(r"\d{19,}")
+"""No size of a plan is as long, and Python itself refuses to read 4,300 digits."""
 _PIN = re.compile(r"(\w+)(?:\s*(<=|>=|=)\s*|\s+(in)\s+)(\S.*)")
 
 
@@ -51,6 +55,10 @@ def parse_constraint(given: str | Constraint) -> Constraint:
     if not isinstance(given, str):
         return given
     text = given.strip()
+    if match := _LONG.search(text):
+        raise PlanError(
+            f"constraint {shown(text)}: a number of {len(match[0])} digits; at most 18 are taken"
+        )
     if match := _PLACE.fullmatch(text):
         return _placed(text, *match.groups())
     if match := _CAP.fullmatch(text):
@@ -158,7 +166,13 @@ def _devices(text: str, stage: int, values: str) -> StageDevices:
         match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
         if not match or (match[2] and int(match[2]) < int(match[1])):
             raise PlanError(f"constraint {text!r}: devices are ranks and ranges, such as 0-3,8")
-        found += range(int(match[1]), int(match[2] or match[1]) + 1)
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last >= MAX_DEVICES:
+            raise PlanError(
+                f"constraint {text!r}: devices are ranks from 0 to {MAX_DEVICES - 1:,}; no cluster "
+                "has more"
+            )
+        found += range(first, last + 1)
     if len(set(found)) != len(found):
         raise PlanError(f"constraint {text!r}: a device is named twice")
     return StageDevices(stage, tuple(found))

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Literal
 
-from meshwright.ir.plan import MODEL_AXES
+from meshwright.ir.plan.plan import MODEL_AXES
 
 Value = int | str
 Relation = Literal["=", "<=", ">=", "in"]

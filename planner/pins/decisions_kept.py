@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
-from meshwright.ir.graph import Block, Graph
-from meshwright.ir.layout import R, parse_placement
-from meshwright.ir.plan import MODEL_AXES, Plan, Stage, param_key
+from meshwright.ir.graph.graph import Block, Graph
+from meshwright.ir.layout.layout import R, parse_placement
+from meshwright.ir.plan.plan import MODEL_AXES, Plan, Stage, param_key
 from meshwright.planner.pins.decisions import (
     Constraint,
     MemoryCap,

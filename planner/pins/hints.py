@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from meshwright.ir.errors import PlanError
-from meshwright.ir.graph import Block, Graph
-from meshwright.ir.hints import Hint, HintKind
+from meshwright.ir.graph.graph import Block, Graph
+from meshwright.ir.trace.hints import Hint, HintKind
 from meshwright.planner.pins.decisions import Constraint, OnStage, Pin, Placed, Scope
 from meshwright.planner.pins.placement_rules import parameter_names
 

@@ -4,7 +4,7 @@ from functools import partial
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.extensions import Files
-from meshwright.ir.plan import MODEL_AXES, Plan, Stage
+from meshwright.ir.plan.plan import MODEL_AXES, Plan, Stage
 from meshwright.planner import decisions
 from meshwright.planner.pins.decision import Decision
 

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
-from meshwright.planner.candidates import Choice, StageChoice, recomputable
 from meshwright.planner.pins.constraints import (
     Constraint,
     OnType,
@@ -21,8 +20,9 @@ from meshwright.planner.pins.constraints import (
     of_stage,
     pinned,
 )
-from meshwright.planner.problem import Problem
-from meshwright.planner.space import Mesh, meshes
+from meshwright.planner.problem.candidates import Choice, StageChoice, recomputable
+from meshwright.planner.problem.problem import Problem
+from meshwright.planner.problem.space import Mesh, meshes
 
 
 def obey(problem: Problem, choice: Choice) -> Choice:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 from meshwright.ir.errors import PlanError
-from meshwright.ir.graph import Graph, Kind
-from meshwright.ir.layout import Placement, Replicate, Shard
-from meshwright.ir.plan import ModelMesh
+from meshwright.ir.graph.graph import Graph, Kind
+from meshwright.ir.layout.layout import Placement, Replicate, Shard
+from meshwright.ir.plan.plan import ModelMesh
 from meshwright.planner.pins.decisions import Constraint, Placed
 
 Place = tuple[Placement, ...]

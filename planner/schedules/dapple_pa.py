@@ -3,8 +3,8 @@
 In order and memory this is 1F1B; DAPPLE uses it where communication is cheap.
 """
 
-from meshwright.ir.schedule import Schedule
-from meshwright.planner.schedule_tools import chunks_of, early_backward
+from meshwright.ir.plan.schedule import Schedule
+from meshwright.planner.problem.schedule_tools import chunks_of, early_backward
 
 STAGES_PER_RANK = (1,)
 

@@ -4,8 +4,8 @@ Nearly twice the micro-batches in flight of PA: hides communication between stag
 same order as their computation, for more memory.
 """
 
-from meshwright.ir.schedule import Schedule
-from meshwright.planner.schedule_tools import chunks_of, early_backward
+from meshwright.ir.plan.schedule import Schedule
+from meshwright.planner.problem.schedule_tools import chunks_of, early_backward
 
 STAGES_PER_RANK = (1,)
 

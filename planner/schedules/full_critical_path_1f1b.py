@@ -4,8 +4,8 @@ Its first backward and third forward change places, and it keeps its first micro
 forward nor a recompute then lies on the path from the first forward to the last backward.
 """
 
-from meshwright.ir.schedule import Action, Schedule
-from meshwright.planner.schedule_tools import B, F, K, R, chunks_of, recomputing_early
+from meshwright.ir.plan.schedule import Action, Schedule
+from meshwright.planner.problem.schedule_tools import B, F, K, R, chunks_of, recomputing_early
 
 STAGES_PER_RANK = (1,)
 

@@ -1,7 +1,7 @@
 """GPipe (arXiv:1811.06965): all forwards, then all backwards."""
 
-from meshwright.ir.schedule import Schedule
-from meshwright.planner.schedule_tools import chunks_of, early_backward
+from meshwright.ir.plan.schedule import Schedule
+from meshwright.planner.problem.schedule_tools import chunks_of, early_backward
 
 STAGES_PER_RANK = (1,)
 

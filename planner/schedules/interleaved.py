@@ -7,9 +7,9 @@ micro-batches D is legal here (Megatron wants a multiple of R): D // R groups of
 from collections.abc import Iterator
 from itertools import accumulate
 
-from meshwright.ir.layout import balanced
-from meshwright.ir.schedule import Action, Schedule, Work
-from meshwright.planner.schedule_tools import B, F, chunks_of
+from meshwright.ir.layout.layout import balanced
+from meshwright.ir.plan.schedule import Action, Schedule, Work
+from meshwright.planner.problem.schedule_tools import B, F, chunks_of
 
 STAGES_PER_RANK = (2, 3, 4)
 

@@ -4,8 +4,8 @@ The last stage holds one micro-batch at a time, whose backward follows at once. 
 early recompute alone.
 """
 
-from meshwright.ir.schedule import Schedule
-from meshwright.planner.schedule_tools import chunks_of, recomputing_early
+from meshwright.ir.plan.schedule import Schedule
+from meshwright.planner.problem.schedule_tools import chunks_of, recomputing_early
 
 STAGES_PER_RANK = (1,)
 

@@ -1,7 +1,7 @@
 """1F1B as in PipeDream-Flush (arXiv:2006.09503), Megatron-LM and Merak."""
 
-from meshwright.ir.schedule import Schedule
-from meshwright.planner.schedule_tools import chunks_of, early_backward
+from meshwright.ir.plan.schedule import Schedule
+from meshwright.planner.problem.schedule_tools import chunks_of, early_backward
 
 STAGES_PER_RANK = (1,)
 

@@ -3,8 +3,8 @@
 Saves (S-1)R of the (M+S-1)(F+R+B) that 1F1B with full recompute takes.
 """
 
-from meshwright.ir.schedule import Schedule
-from meshwright.planner.schedule_tools import chunks_of, recomputing_early
+from meshwright.ir.plan.schedule import Schedule
+from meshwright.planner.problem.schedule_tools import chunks_of, recomputing_early
 
 STAGES_PER_RANK = (1,)
 

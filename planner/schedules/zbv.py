@@ -4,8 +4,8 @@ Rank r holds stages r and 2R-1-r, so the loss is where the input is, and no rank
 micro-batches. The order is list scheduling with equal times for F, I and W.
 """
 
-from meshwright.ir.schedule import Action, Schedule
-from meshwright.planner.schedule_tools import I, W, chunks_of, greedy
+from meshwright.ir.plan.schedule import Action, Schedule
+from meshwright.planner.problem.schedule_tools import I, W, chunks_of, greedy
 
 STAGES_PER_RANK = (2,)
 

@@ -6,8 +6,8 @@ micro-batches which the first stage of 1F1B holds, and the bubble is a third of 
 
 from collections.abc import Iterator
 
-from meshwright.ir.schedule import Action, Schedule
-from meshwright.planner.schedule_tools import F, I, W, chunks_of
+from meshwright.ir.plan.schedule import Action, Schedule
+from meshwright.planner.problem.schedule_tools import F, I, W, chunks_of
 
 STAGES_PER_RANK = (1,)
 

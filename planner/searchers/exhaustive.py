@@ -10,13 +10,13 @@ from collections.abc import Iterator
 
 from meshwright.ir.errors import PlanError
 from meshwright.planner.across.choice_space import ChoiceSpace
-from meshwright.planner.across.relaxation import frames
-from meshwright.planner.candidates import build_plan
-from meshwright.planner.offers import Offer
+from meshwright.planner.bounds.relaxation import frames
 from meshwright.planner.pins.constraints import broken
 from meshwright.planner.pins.obey import obey
-from meshwright.planner.predict import excess_bytes
-from meshwright.planner.problem import Problem
+from meshwright.planner.problem.candidates import build_plan
+from meshwright.planner.problem.predict import excess_bytes
+from meshwright.planner.problem.problem import Problem
+from meshwright.planner.search.offers import Offer
 
 MOST = 100_000
 """Choices that are still enumerated."""

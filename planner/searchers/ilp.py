@@ -15,27 +15,27 @@ from itertools import islice
 
 import numpy as np
 
-from meshwright.ir.plan import Plan
+from meshwright.ir.plan.plan import Plan
 from meshwright.planner.across.choice_space import ChoiceSpace, with_shares
 from meshwright.planner.across.first_plans import first_choices
 from meshwright.planner.across.frame_search import MESHES, Finalist, FrameSearch
 from meshwright.planner.across.ladder import Treatment
-from meshwright.planner.across.leaf_bound import LeafBound
 from meshwright.planner.across.pinned_meshes import pinned_choices
-from meshwright.planner.across.plain import plain_choices
 from meshwright.planner.across.refine import neighbours, other_schedules, treated
-from meshwright.planner.across.relaxation import Bound, Frame, Relaxation, frames
 from meshwright.planner.across.run_classes import DEEP
 from meshwright.planner.across.run_costs import RunCosts
-from meshwright.planner.candidates import Choice, build_plan
-from meshwright.planner.objectives import rating
-from meshwright.planner.offers import TIE, Offer
+from meshwright.planner.across.uniform_choices import plain_choices
+from meshwright.planner.bounds.leaf_bound import LeafBound
+from meshwright.planner.bounds.relaxation import Bound, Frame, Relaxation, frames
 from meshwright.planner.pins.constraints import allowed, broken
 from meshwright.planner.pins.obey import obey
-from meshwright.planner.predict import excess_bytes
-from meshwright.planner.problem import Problem
-from meshwright.planner.space import Mesh
-from meshwright.planner.why import forms_of
+from meshwright.planner.problem.candidates import Choice, build_plan
+from meshwright.planner.problem.predict import excess_bytes
+from meshwright.planner.problem.problem import Problem
+from meshwright.planner.problem.space import Mesh
+from meshwright.planner.search.objectives import rating
+from meshwright.planner.search.offers import TIE, Offer
+from meshwright.planner.search.plan_comparison import forms_of
 
 SURE = 1.002
 """Bounds must exceed the best step by so much: simulated steps are rounded, and exact to 0.1 %."""

@@ -19,18 +19,18 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.costmodel.comm import send_time
-from meshwright.costmodel.tables import BlockSpot
+from meshwright.costmodel.comm.comm import send_time
+from meshwright.costmodel.cost_cache import BlockSpot
 from meshwright.forms.updates import update
-from meshwright.ir.cluster import Cluster
-from meshwright.ir.device import Link
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.cluster.device import Link
 from meshwright.planner.across.spans import Matrix, sums, sums_of_named
-from meshwright.planner.candidates import Choice, StageChoice, build_plan
-from meshwright.planner.offers import Offer
 from meshwright.planner.pins.constraints import pinned
-from meshwright.planner.problem import Problem
-from meshwright.planner.schedule_tools import USUAL
-from meshwright.planner.space import microbatch_counts
+from meshwright.planner.problem.candidates import Choice, StageChoice, build_plan
+from meshwright.planner.problem.problem import Problem
+from meshwright.planner.problem.schedule_tools import USUAL
+from meshwright.planner.problem.space import microbatch_counts
+from meshwright.planner.search.offers import Offer
 
 BASELINE = "it minimises a closed form for an asynchronous pipeline, without ZeRO, tp or recompute"
 """Why it need not come close to the best plan."""

@@ -8,12 +8,12 @@ is found, it is computed whole.
 import importlib
 import pkgutil
 
-from meshwright.ir.changing import written
-from meshwright.ir.graph import Graph, Op
-from meshwright.ir.operators import operator
+from meshwright.ir.graph.graph import Graph, Op
+from meshwright.ir.graph.operators import operator
+from meshwright.ir.graph.rules import Rule
 from meshwright.ir.ops import facts
-from meshwright.ir.rules import Rule
 from meshwright.ir.torch_private import makes_view
+from meshwright.ir.trace.changing import written
 from meshwright.planner.discovery.rule import discovered
 
 FAMILIES = tuple(sorted(module.name for module in pkgutil.iter_modules(__path__)))

@@ -3,8 +3,8 @@ queries and keys together, which then go round."""
 
 from math import prod
 
-from meshwright.ir.graph import Graph, Op
-from meshwright.ir.rules import (
+from meshwright.ir.graph.graph import Graph, Op
+from meshwright.ir.graph.rules import (
     Dims,
     Rule,
     aligned,

@@ -5,8 +5,8 @@ Where space is split, the ranks exchange what windows read beyond their parts.
 
 from collections.abc import Callable
 
-from meshwright.ir.graph import Graph, Op
-from meshwright.ir.rules import (
+from meshwright.ir.graph.graph import Graph, Op
+from meshwright.ir.graph.rules import (
     Dims,
     Rule,
     given,
@@ -18,7 +18,7 @@ from meshwright.ir.rules import (
     slot,
     slots,
 )
-from meshwright.ir.windows import windows
+from meshwright.ir.graph.windows import windows
 
 POOLS = frozenset(
     "max_pool1d max_pool2d max_pool3d max_pool2d_with_indices avg_pool1d avg_pool2d avg_pool3d "

@@ -1,7 +1,7 @@
 """Values made from nothing: constant ones may be made in parts, counting ones only whole."""
 
-from meshwright.ir.graph import Graph, Op
-from meshwright.ir.rules import (
+from meshwright.ir.graph.graph import Graph, Op
+from meshwright.ir.graph.rules import (
     Dims,
     Rule,
     input_shapes,

@@ -1,8 +1,8 @@
 """A whole mixture of expert MLPs as one op: split tokens, experts, the inner dim of each, or tokens
 and experts together, so that tokens travel."""
 
-from meshwright.ir.graph import Graph, Op
-from meshwright.ir.rules import Rule, input_shapes, make_rule, name_of
+from meshwright.ir.graph.graph import Graph, Op
+from meshwright.ir.graph.rules import Rule, input_shapes, make_rule, name_of
 
 
 def rule(op: Op, graph: Graph) -> Rule | None:

@@ -1,7 +1,7 @@
 """How often rows are looked up is a sum over the batch; gradients are divided where they are."""
 
-from meshwright.ir.graph import Graph, Op
-from meshwright.ir.rules import Rule, input_shapes, letters, make_rule, name_of
+from meshwright.ir.graph.graph import Graph, Op
+from meshwright.ir.graph.rules import Rule, input_shapes, letters, make_rule, name_of
 
 
 def rule(op: Op, graph: Graph) -> Rule | None:

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from meshwright.ir.graph import Graph, Op, Ref
-from meshwright.ir.rules import (
+from meshwright.ir.graph.graph import Graph, Op, Ref
+from meshwright.ir.graph.rules import (
     Dims,
     Rule,
     aligned,

@@ -1,7 +1,7 @@
 """Losses: sums over rows are summands of the whole loss; classes may be split in cross-entropy."""
 
-from meshwright.ir.graph import Graph, Op
-from meshwright.ir.rules import (
+from meshwright.ir.graph.graph import Graph, Op
+from meshwright.ir.graph.rules import (
     Rule,
     aligned,
     given,

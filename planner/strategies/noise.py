@@ -1,8 +1,8 @@
 """Random ops: noise is drawn sample by sample, so it may be split anywhere; what cannot be computed
 from noise runs sample by sample, and only samples are split."""
 
-from meshwright.ir.graph import Graph, Op
-from meshwright.ir.rules import (
+from meshwright.ir.graph.graph import Graph, Op
+from meshwright.ir.graph.rules import (
     Dims,
     Rule,
     given,

@@ -1,7 +1,7 @@
 """Element by element with broadcasting: every dim may be split; sums pass through linear ones."""
 
-from meshwright.ir.graph import DTYPE_BYTES, Graph, Op, Ref
-from meshwright.ir.rules import (
+from meshwright.ir.graph.graph import DTYPE_BYTES, Graph, Op, Ref
+from meshwright.ir.graph.rules import (
     Rule,
     aligned,
     given,

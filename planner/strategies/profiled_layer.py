@@ -1,8 +1,8 @@
 """A layer of a profile, whose inside is unknown: only the batch may be split."""
 
-from meshwright.ir.graph import Graph, Kind, Op
-from meshwright.ir.profiled_graph import LAYER
-from meshwright.ir.rules import Dims, Rule, input_shapes, make_rule, output_shapes
+from meshwright.ir.graph.graph import Graph, Kind, Op
+from meshwright.ir.graph.profiled_graph import LAYER
+from meshwright.ir.graph.rules import Dims, Rule, input_shapes, make_rule, output_shapes
 
 
 def rule(op: Op, graph: Graph) -> Rule | None:

@@ -1,7 +1,7 @@
 """Recurrent layers, whole as one op: only the batch may be split."""
 
-from meshwright.ir.graph import Graph, Op
-from meshwright.ir.rules import (
+from meshwright.ir.graph.graph import Graph, Op
+from meshwright.ir.graph.rules import (
     Dims,
     Rule,
     given,

@@ -1,7 +1,7 @@
 """Ops along some dims: sums and means give summands if those are split, others do not split."""
 
-from meshwright.ir.graph import Graph, Op
-from meshwright.ir.rules import (
+from meshwright.ir.graph.graph import Graph, Op
+from meshwright.ir.graph.rules import (
     Dims,
     Rule,
     given,

@@ -7,8 +7,8 @@ before and after.
 from itertools import pairwise
 from math import gcd, prod
 
-from meshwright.ir.graph import Graph, Op
-from meshwright.ir.rules import (
+from meshwright.ir.graph.graph import Graph, Op
+from meshwright.ir.graph.rules import (
     Dims,
     Rule,
     input_shapes,

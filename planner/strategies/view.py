@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from meshwright.ir.graph import Graph, Op
-from meshwright.ir.rules import (
+from meshwright.ir.graph.graph import Graph, Op
+from meshwright.ir.graph.rules import (
     Rule,
     given,
     input_shapes,

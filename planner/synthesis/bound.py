@@ -7,9 +7,9 @@ the last stage and back; and bytes are held for at least so long.
 
 from math import ceil
 
-from meshwright.costmodel.table import B, F, I, W
+from meshwright.costmodel.simulate.compiled_schedule import B, F, I, W
 from meshwright.ir.errors import Infeasible
-from meshwright.ir.show import size
+from meshwright.ir.plan.show import size
 from meshwright.planner.synthesis.task import Task
 
 

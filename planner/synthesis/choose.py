@@ -4,16 +4,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from meshwright.costmodel.estimate import Estimate, estimate_all
-from meshwright.costmodel.placement import step_cores
+from meshwright.costmodel.stage.placement import step_cores
 from meshwright.ir.errors import Infeasible
-from meshwright.ir.plan import Plan, RankMemory, ScheduleTable
-from meshwright.ir.schedule import Schedule, halves_backwards, says_when_to_recompute
-from meshwright.planner.notes import notes_of
+from meshwright.ir.plan.plan import Plan, RankMemory, ScheduleTable
+from meshwright.ir.plan.schedule import Schedule, halves_backwards, says_when_to_recompute
 from meshwright.planner.pins.constraints import allowed
-from meshwright.planner.placed_kernels import put_in
-from meshwright.planner.predict import excess_bytes, predict_plan
-from meshwright.planner.problem import Problem
-from meshwright.planner.schedule_tools import (
+from meshwright.planner.problem.placed_kernels import put_in
+from meshwright.planner.problem.predict import excess_bytes, predict_plan
+from meshwright.planner.problem.problem import Problem
+from meshwright.planner.problem.schedule_tools import (
     MADE,
     SCHEDULES,
     fits,
@@ -21,6 +20,7 @@ from meshwright.planner.schedule_tools import (
     recomputes_early,
     stages_per_rank,
 )
+from meshwright.planner.search.notes import notes_of
 from meshwright.planner.synthesis.bound import bound_s
 from meshwright.planner.synthesis.solve import synthesise
 from meshwright.planner.synthesis.task import Task, peaks_bytes

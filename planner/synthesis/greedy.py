@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 from itertools import product
 from math import ceil
 
-from meshwright.costmodel.table import B, F, I, W
+from meshwright.costmodel.simulate.compiled_schedule import B, F, I, W
 from meshwright.planner.synthesis.bound import way_s
 from meshwright.planner.synthesis.task import Row, Task
 

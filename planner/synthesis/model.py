@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 from ortools.sat.python import cp_model
 
-from meshwright.costmodel.simulate import simulate
-from meshwright.costmodel.table import WORKS, B, F, I, W
-from meshwright.ir.schedule import Work
+from meshwright.costmodel.simulate.compiled_schedule import WORKS, B, F, I, W
+from meshwright.costmodel.simulate.simulate import simulate
+from meshwright.ir.plan.schedule import Work
 from meshwright.planner.synthesis.bound import bound_s
 from meshwright.planner.synthesis.task import Row, Task, to_schedule
 

@@ -8,8 +8,8 @@ one micro-batch later, and ranks hold as much as before.
 
 from collections.abc import Iterator, Sequence
 
-from meshwright.costmodel.simulate import simulate
-from meshwright.costmodel.table import B, F, I, W
+from meshwright.costmodel.simulate.compiled_schedule import B, F, I, W
+from meshwright.costmodel.simulate.simulate import simulate
 from meshwright.planner.synthesis.task import Row, Task, to_schedule
 
 Counts = dict[tuple[int, int], int]

@@ -10,10 +10,10 @@ work, so that equal tasks give equal schedules.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from meshwright.costmodel.simulate import simulate
-from meshwright.costmodel.table import B, I, W
-from meshwright.ir.schedule import Schedule, check_schedule
-from meshwright.planner.schedule_tools import MADE as NAME
+from meshwright.costmodel.simulate.compiled_schedule import B, I, W
+from meshwright.costmodel.simulate.simulate import simulate
+from meshwright.ir.plan.schedule import Schedule, check_schedule
+from meshwright.planner.problem.schedule_tools import MADE as NAME
 from meshwright.planner.synthesis.bound import bound_s
 from meshwright.planner.synthesis.greedy import RULES, Rules, list_schedule
 from meshwright.planner.synthesis.model import SolvedSchedule, solve

@@ -9,14 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from meshwright.costmodel.program import IDLE, play
-from meshwright.costmodel.simulate import StageTimes, simulate
-from meshwright.costmodel.table import LAST, WORKS, B, F, I, W
+from meshwright.costmodel.simulate.compiled_schedule import LAST, WORKS, B, F, I, W
+from meshwright.costmodel.simulate.simulate import StageTimes, simulate
+from meshwright.costmodel.stage.program import IDLE, play
 from meshwright.ir.errors import PlanError
-from meshwright.ir.schedule import Action, Schedule, Work
+from meshwright.ir.plan.schedule import Action, Schedule, Work
 
 Row = list[tuple[int, int]]
-"""Stage and kind (`costmodel.table`) of each action of a pipeline rank, in order."""
+"""Stage and kind (`costmodel.simulate.compiled_schedule`) of each action of a pipeline rank, in
+order."""
 
 
 @dataclass(frozen=True, kw_only=True)

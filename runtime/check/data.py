@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from meshwright.ir.plan import Plan
+from meshwright.ir.plan.plan import Plan
 
 
 def batch_of(plan: Plan, given: Mapping[str, Tensor] | None, *, seed: int = 0) -> dict[str, Tensor]:

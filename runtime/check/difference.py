@@ -7,7 +7,7 @@ from math import inf, isfinite
 import torch
 from torch import Tensor
 
-from meshwright.ir.graph import Graph
+from meshwright.ir.graph.graph import Graph
 
 _TOO_NARROW = ("float8_e4m3fn", "float8_e5m2")
 _SHARE = 1 / 8

@@ -6,15 +6,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from meshwright.codegen.comm import Comm
-from meshwright.codegen.lower import lower
+from meshwright.codegen.collectives.comm import Comm
+from meshwright.codegen.lower.lower import lower
 from meshwright.codegen.one_process import run_local
 from meshwright.ir.errors import MeshwrightError
-from meshwright.ir.graph import Graph, Kind
-from meshwright.ir.plan import InputSpec, Plan, ScheduleTable, Stage
-from meshwright.ir.step import LossFn
-from meshwright.ir.trace import trace
-from meshwright.runtime.batch import as_batch
+from meshwright.ir.graph.graph import Graph, Kind
+from meshwright.ir.plan.plan import InputSpec, Plan, ScheduleTable, Stage
+from meshwright.ir.trace.loss_module import LossFn
+from meshwright.ir.trace.trace import trace
 from meshwright.runtime.check.data import first_samples
 from meshwright.runtime.check.difference import (
     StepOutcome,
@@ -24,7 +23,8 @@ from meshwright.runtime.check.difference import (
 )
 from meshwright.runtime.check.plain import Uncheckable, copied, plain_step
 from meshwright.runtime.check.short import cut, with_values
-from meshwright.runtime.weights import model_tensors
+from meshwright.runtime.job.weights import model_tensors
+from meshwright.runtime.step.batch import as_batch
 
 SAMPLES = 2
 

@@ -12,11 +12,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from meshwright.forms.updates import update
 from meshwright.ir.errors import MeshwrightError
-from meshwright.ir.step import LossFn, TrainingStep
-from meshwright.ir.still import Still, Unsettled
 from meshwright.ir.torch_private import copy_hooks
+from meshwright.ir.trace.loss_module import LossFn, TrainingStep
+from meshwright.ir.trace.still import Still, Unsettled
 from meshwright.runtime.check.difference import StepOutcome
-from meshwright.runtime.optimizer import OptimizerChoice
+from meshwright.runtime.step.optimizer import OptimizerChoice
 
 FAILURES = (
     RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError,
@@ -44,7 +44,8 @@ def copied(model: nn.Module) -> nn.Module:
 def plain_step(
     model: nn.Module, loss_fn: LossFn | None, batch: Mapping[str, Tensor], parts: int = 1
 ) -> StepOutcome:
-    """Forward and backward, random numbers as in `ir.still`. The buffers of the module change.
+    """Forward and backward, random numbers as in `ir.trace.still`. The buffers of the module
+    change.
 
     With `parts`, micro-batch by micro-batch: their mean, as batch-norm has it by contract.
     """

@@ -6,8 +6,7 @@ from math import inf
 import torch
 from torch import Tensor
 
-from meshwright.ir.step import LossFn
-from meshwright.runtime.batch import as_batch
+from meshwright.ir.trace.loss_module import LossFn
 from meshwright.runtime.check.difference import (
     StepOutcome,
     TensorDifference,
@@ -17,8 +16,8 @@ from meshwright.runtime.check.difference import (
 )
 from meshwright.runtime.check.plain import Reference, Uncheckable, never_still
 from meshwright.runtime.check.undisturbed import undisturbed
-from meshwright.runtime.job import Job
-from meshwright.runtime.whole import (
+from meshwright.runtime.job.job import Job
+from meshwright.runtime.job.whole import (
     differing_copies,
     whole_buffers,
     whole_gradients,
@@ -26,7 +25,8 @@ from meshwright.runtime.whole import (
     without_gradient,
     write_parameters,
 )
-from meshwright.runtime.world import from_first
+from meshwright.runtime.step.batch import as_batch
+from meshwright.runtime.world.world import from_first
 
 
 def check_plan(

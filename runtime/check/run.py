@@ -12,22 +12,22 @@ import torch
 from torch import nn
 
 from meshwright.ir.errors import CheckFailed, MeshwrightError
-from meshwright.ir.graph import Graph
-from meshwright.ir.plan import Plan
-from meshwright.ir.retrace import check_repeats
-from meshwright.ir.step import Batch, LossFn, flatten_batch
-from meshwright.runtime.batch import as_batch
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.trace.loss_module import Batch, LossFn, flatten_batch
+from meshwright.ir.trace.retrace import check_repeats
 from meshwright.runtime.check.data import batch_of, first_samples
 from meshwright.runtime.check.difference import TensorDifference
 from meshwright.runtime.check.model import SAMPLES, check_model, repeats
 from meshwright.runtime.check.plain import Reference, Uncheckable
 from meshwright.runtime.check.undisturbed import same_draws
-from meshwright.runtime.optimizer import OptimizerChoice
-from meshwright.runtime.weights import model_tensors
-from meshwright.runtime.world import from_first, rank
+from meshwright.runtime.job.weights import model_tensors
+from meshwright.runtime.step.batch import as_batch
+from meshwright.runtime.step.optimizer import OptimizerChoice
+from meshwright.runtime.world.world import from_first, rank
 
 if TYPE_CHECKING:
-    from meshwright.runtime.job import Job
+    from meshwright.runtime.job.job import Job
 
 T = TypeVar("T")
 LIMIT_S = 60.0

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from meshwright.ir.heap import give_back_freed_memory
-from meshwright.runtime.stats import Stats
+from meshwright.runtime.record.stats import Stats
 
 if TYPE_CHECKING:
-    from meshwright.runtime.job import Job
+    from meshwright.runtime.job.job import Job
 
 
 @contextmanager

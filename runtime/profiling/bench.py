@@ -11,18 +11,18 @@ import psutil
 import torch
 from torch import Tensor, nn
 
-from meshwright.codegen.comm import Comm
-from meshwright.codegen.lower import lower
-from meshwright.codegen.program import StageProgram
-from meshwright.codegen.where import Where, where
+from meshwright.codegen.collectives.comm import Comm
+from meshwright.codegen.lower.lower import lower
+from meshwright.codegen.lower.program import StageProgram
+from meshwright.codegen.lower.stage_context import Where, where
 from meshwright.forms.running import SyncRun
-from meshwright.ir.graph import Graph
-from meshwright.ir.images import channels_last, is_channels_last
-from meshwright.runtime.build import AUTOCAST
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.graph.images import channels_last, is_channels_last
+from meshwright.runtime.job.build import AUTOCAST
 from meshwright.runtime.profiling.free_lines import FreeLine
 from meshwright.runtime.profiling.tasks import BlockTask
 from meshwright.runtime.profiling.values import drawn, parameter, rows_below
-from meshwright.runtime.stage import StageModule
+from meshwright.runtime.stage.stage import StageModule
 
 _COLD_BYTES = 64 * 2**20
 """More than caches hold."""

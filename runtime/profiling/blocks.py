@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from meshwright.ir.graph import Graph
-from meshwright.ir.profile import BlockRecord, Timing
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.profile.profile import BlockRecord, Timing
 from meshwright.ir.torch_private import on_gradient, storage_key, watching
 from meshwright.runtime.profiling.bench import BenchBlock, bench, layers_for
 from meshwright.runtime.profiling.stopwatch import Stopwatch, watch_for
 from meshwright.runtime.profiling.tasks import BlockTask
 from meshwright.runtime.profiling.timings import mean, summarised
-from meshwright.runtime.tensors import TensorTracker
+from meshwright.runtime.record.tensors import TensorTracker
 
 Agree = Callable[[bool], bool]
 """Meets the other processes that measure the same; all get what the first of them says."""

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from meshwright.ir.cluster import Cluster
-from meshwright.ir.direct import Waitable
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.comm.p2p_collectives import Waitable
 
 Span = tuple[float, float, float]
 """Start, end, and processor time of one rank in one collective, in seconds."""

@@ -14,10 +14,10 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from meshwright.ir.cluster import Cluster
-from meshwright.ir.device import OPERATIONS
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.cluster.device import OPERATIONS
 from meshwright.ir.heap import keep_freed_memory
-from meshwright.ir.profile import CollectiveRecord, GroupShape
+from meshwright.ir.profile.profile import CollectiveRecord, GroupShape
 from meshwright.runtime.profiling.clocks import (
     GroupClock,
     Span,

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import torch
 
-from meshwright.ir.profile import CopyRecord
+from meshwright.ir.profile.profile import CopyRecord
 from meshwright.runtime.profiling.timings import timing
 
 SIZES = tuple(4**i for i in range(5, 16))

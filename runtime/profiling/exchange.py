@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.ir.direct import Waitable
+from meshwright.ir.comm.p2p_collectives import Waitable
 from meshwright.ir.torch_private import reduce_scatter, start_all_gather
 
 _ITEM = torch.float32.itemsize

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from meshwright.codegen.line import AtOnce
+from meshwright.codegen.collectives.line import AtOnce
 
 
 class FreeLine(AtOnce):

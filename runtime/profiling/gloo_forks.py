@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from meshwright.ir.cluster import Cluster
+from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import MeshwrightError
 from meshwright.ir.heap import keep_freed_memory
-from meshwright.ir.profile import CollectiveRecord
+from meshwright.ir.profile.profile import CollectiveRecord
 from meshwright.runtime.profiling.clocks import is_crowded
 from meshwright.runtime.profiling.collectives import SIZES, measure_collectives
 

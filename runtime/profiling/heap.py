@@ -13,18 +13,18 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from meshwright.codegen.lower import lower
-from meshwright.codegen.where import where
+from meshwright.codegen.lower.lower import lower
+from meshwright.codegen.lower.stage_context import where
 from meshwright.forms.running import Held
-from meshwright.ir.graph import Graph
-from meshwright.ir.plan import Plan
-from meshwright.ir.profile import MemoryRecord
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.profile.profile import MemoryRecord
 from meshwright.ir.torch_private import on_gradient, watching
-from meshwright.runtime.optimizer import make_optimizer
 from meshwright.runtime.profiling.bench import Bench, BenchBlock
 from meshwright.runtime.profiling.tasks import BlockTask
-from meshwright.runtime.resident import peak_bytes, reset_peak
-from meshwright.runtime.tensors import TensorTracker, optimizer_tensors
+from meshwright.runtime.record.resident import peak_bytes, reset_peak
+from meshwright.runtime.record.tensors import TensorTracker, optimizer_tensors
+from meshwright.runtime.step.optimizer import make_optimizer
 
 _STEPS = 5
 """Until memory is faulted in and no longer grows much."""

@@ -8,14 +8,14 @@ import torch
 from torch import nn
 
 from meshwright.forms.running import Held
-from meshwright.ir.graph import Kind
-from meshwright.ir.nesting import whole_runs
-from meshwright.ir.param import Param
-from meshwright.ir.profile import OptimizerRecord
-from meshwright.runtime.optimizer import make_optimizer
+from meshwright.ir.graph.graph import Kind
+from meshwright.ir.graph.param import Param
+from meshwright.ir.layout.nesting import whole_runs
+from meshwright.ir.profile.profile import OptimizerRecord
 from meshwright.runtime.profiling.stopwatch import watch_for
 from meshwright.runtime.profiling.tasks import OptimizerTask
 from meshwright.runtime.profiling.timings import summarised
+from meshwright.runtime.step.optimizer import make_optimizer
 
 _ITEM = torch.float32.itemsize
 _LEAST, _MOST = 5, 100

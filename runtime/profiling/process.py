@@ -17,10 +17,10 @@ from torch import nn
 
 from meshwright.ir.errors import MeshwrightError
 from meshwright.ir.heap import keep_freed_memory
-from meshwright.ir.profile import MemoryRecord
-from meshwright.runtime.children import dying_with_parent
-from meshwright.runtime.job import Job
-from meshwright.runtime.resident import resident_bytes
+from meshwright.ir.profile.profile import MemoryRecord
+from meshwright.runtime.job.job import Job
+from meshwright.runtime.record.resident import resident_bytes
+from meshwright.runtime.world.children import dying_with_parent
 
 _IMPORTED = Job
 """A training process has imported what it needs."""

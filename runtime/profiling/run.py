@@ -10,9 +10,9 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from meshwright.ir.graph import Graph
-from meshwright.ir.profile import BlockRecord, Machine, OpRecord, OptimizerRecord, Timing
-from meshwright.ir.profile_store import ProfileStore
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.profile.profile import BlockRecord, Machine, OpRecord, OptimizerRecord, Timing
+from meshwright.ir.profile.profile_store import ProfileStore
 from meshwright.runtime.profiling.blocks import measure_block, merged
 from meshwright.runtime.profiling.load import BusyLoad
 from meshwright.runtime.profiling.ops import measure_op

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from meshwright.ir.plan import ModelMesh, Plan
-from meshwright.ir.profile import BlockRecord, OpRecord, OptimizerRecord
+from meshwright.ir.plan.plan import ModelMesh, Plan
+from meshwright.ir.profile.profile import BlockRecord, OpRecord, OptimizerRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class OpTask:
     call: str
     op_class: str
     args: tuple[tuple[str, object], ...]
-    """By name; `codegen.site.In` stands for operands, `Dtype` and `Device` for these."""
+    """By name; `codegen.lower.site.In` stands for operands, `Dtype` and `Device` for these."""
     operands: tuple[TaskInput, ...]
     dtype: str
     flops: float

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from meshwright.ir.profile import Timing
+from meshwright.ir.profile.profile import Timing
 
 
 def timing(seconds: Sequence[float]) -> Timing:

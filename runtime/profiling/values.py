@@ -6,8 +6,8 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from meshwright.ir.graph import Graph, Kind, Op, Ref
-from meshwright.ir.param import Param
+from meshwright.ir.graph.graph import Graph, Kind, Op, Ref
+from meshwright.ir.graph.param import Param
 
 _TABLES = {
     "aten.embedding": ("indices", "weight", 0),

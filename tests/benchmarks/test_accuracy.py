@@ -36,12 +36,12 @@ from benchmarks.accuracy_report import (
     rows_of,
     spearman,
 )
-from meshwright.ir.cluster import Cluster
-from meshwright.ir.collective import What
-from meshwright.ir.schedule import Action, Work
-from meshwright.ir.verify import check
-from meshwright.planner.problem import make_problem
-from meshwright.runtime.record import Collected, Passed, Section, StepRecord
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.comm.collective import What
+from meshwright.ir.plan.schedule import Action, Work
+from meshwright.ir.plan.verify import check
+from meshwright.planner.problem.problem import make_problem
+from meshwright.runtime.record.record import Collected, Passed, Section, StepRecord
 
 MIB = 2**20
 

@@ -6,9 +6,9 @@ import pytest
 
 from benchmarks import deepbench
 from benchmarks.fit_devices import OLDER, convolutions
-from meshwright.costmodel.fit_compute import KernelTiming
-from meshwright.costmodel.formulas import kernel_s
-from meshwright.ir.device import DeviceType
+from meshwright.costmodel.fit.fit_compute import KernelTiming
+from meshwright.costmodel.ops.formulas import kernel_s
+from meshwright.ir.cluster.device import DeviceType
 from meshwright.ir.presets import DEVICES
 
 

@@ -12,11 +12,11 @@ from benchmarks.fastest_plans import Entrant, entrants, read, write
 from benchmarks.fastest_report import Contest, report
 from benchmarks.fastest_run import MOST, Ran, in_front, measured_s, next_up, noise, undecided
 from benchmarks.fastest_run import read as read_runs
-from meshwright.ir.cluster import Cluster
-from meshwright.ir.trace import trace
-from meshwright.ir.verify import verify
-from meshwright.planner.found import executed
-from meshwright.planner.problem import Problem, make_problem
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.plan.verify import verify
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.problem.problem import Problem, make_problem
+from meshwright.planner.search.found import executed
 from tests.models import CASES
 from tests.spawn import run_ranks
 

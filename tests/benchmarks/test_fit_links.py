@@ -10,10 +10,10 @@ import pytest
 from benchmarks import fit_links
 from benchmarks.link_tables import NCCL, NETWORK, PLAYBOOK, SINGLE, nccl_rows, other_series
 from benchmarks.preset_text import IR, put
-from meshwright.costmodel.comm import Level, collective_time
-from meshwright.ir.conversions import Primitive
-from meshwright.ir.device import Curve
-from meshwright.ir.links import curve
+from meshwright.costmodel.comm.comm import Level, collective_time
+from meshwright.ir.cluster.device import Curve
+from meshwright.ir.cluster.links import curve
+from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.presets import LINKS
 
 OPERATIONS = ("all_gather", "all_reduce", "alltoall", "reduce_scatter")
@@ -81,7 +81,8 @@ def test_rows_count_the_whole_value(folder: Path) -> None:
 def test_the_files_of_presets_hold_the_fit(folder: Path, tmp_path: Path) -> None:
     ir = tmp_path / "ir"
     shutil.copytree(IR / "presets", ir / "presets")
-    shutil.copy(IR / "links.py", ir)
+    (ir / "cluster").mkdir()
+    shutil.copy(IR / "cluster" / "links.py", ir / "cluster")
     curves = fit_links.shipped(folder)
     assert set(curves) == {*SINGLE.values(), "nvlink2", "efa-p5", "efa-p6"}
     texts = fit_links.texts(curves)

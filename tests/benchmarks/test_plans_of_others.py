@@ -10,12 +10,12 @@ from benchmarks import dapple_table4, experts, pipedream, tensor_volume
 from benchmarks.dapple_setup import Published, config, corrected, problem
 from benchmarks.published.rows import Parallel, Row
 from benchmarks.published.shapes import Shape
-from meshwright.ir.cluster import Cluster
+from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
-from meshwright.ir.layer_profile import LayerProfile, parse_layer_profile
-from meshwright.planner.candidates import build_plan, uniform_choice
-from meshwright.planner.predict import excess_bytes
-from meshwright.planner.problem import make_problem
+from meshwright.ir.profile.layer_profile import LayerProfile, parse_layer_profile
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.predict import excess_bytes
+from meshwright.planner.problem.problem import make_problem
 
 GB = 10**9
 

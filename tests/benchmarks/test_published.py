@@ -19,10 +19,10 @@ from benchmarks.published.stages import stages_of
 from benchmarks.published.sync import extra_of
 from benchmarks.published.systems import ALPA, DEEPSPEED, MEGATRON_2022, system_of
 from benchmarks.published.times import cost, recomputed
-from meshwright.costmodel.comm import collective_time
-from meshwright.ir.conversions import Primitive
-from meshwright.ir.device import OpClass
+from meshwright.costmodel.comm.comm import collective_time
+from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.errors import PlanError
+from meshwright.ir.layout.conversions import Primitive
 
 LLAMA_8B = {"name": "Llama3.1 8B", "layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8,
             "ffn": 14336, "vocab": 128256, "act": "swiglu"}  # fmt: skip

@@ -9,8 +9,8 @@ from benchmarks.published.sites import ground_of
 from benchmarks.published.stages import stages_of
 from benchmarks.published.sync import extra_of
 from benchmarks.published.systems import system_of
-from meshwright.costmodel.comm import collective_time
-from meshwright.ir.conversions import Primitive
+from meshwright.costmodel.comm.comm import collective_time
+from meshwright.ir.layout.conversions import Primitive
 from tests.benchmarks.test_published import LLAMA_8B, internevo, llama
 
 SLOWER = 1.2

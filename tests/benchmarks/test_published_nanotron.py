@@ -15,8 +15,8 @@ from benchmarks.published.sites import cluster_of, ground_of
 from benchmarks.published.stages import stages_of
 from benchmarks.published.systems import DEEPSPEED, NANOTRON, NANOTRON_PLAIN, system_of
 from benchmarks.published.times import Cost, cost
-from meshwright.costmodel.comm import collective_time
-from meshwright.ir.conversions import Primitive
+from meshwright.costmodel.comm.comm import collective_time
+from meshwright.ir.layout.conversions import Primitive
 from tests.benchmarks.test_published import raw
 from tests.benchmarks.test_published import row as megatron
 

@@ -16,9 +16,9 @@ from benchmarks.published.sites import ground_of
 from benchmarks.published.stages import stages_of
 from benchmarks.published.sync import extra_of
 from benchmarks.published.systems import system_of
-from meshwright.costmodel.comm import Level, collective_time
-from meshwright.costmodel.fit_comm import CommTiming, outer_timings
-from meshwright.ir.conversions import Primitive
+from meshwright.costmodel.comm.comm import Level, collective_time
+from meshwright.costmodel.fit.fit_comm import CommTiming, outer_timings
+from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.presets import LINKS
 from tests.benchmarks.test_published import raw
 from tests.benchmarks.test_published_nanotron import nanotron, sweep

@@ -3,9 +3,19 @@
 import torch
 from torch import Tensor
 
-from meshwright.codegen.comm import Comm
-from meshwright.ir.conversions import Conversion, Primitive, dual
-from meshwright.ir.layout import RP, Axis, P, Partial, Placement, R, Replicate, Shard, units_of
+from meshwright.codegen.collectives.comm import Comm
+from meshwright.ir.layout.conversions import Conversion, Primitive, dual
+from meshwright.ir.layout.layout import (
+    RP,
+    Axis,
+    P,
+    Partial,
+    Placement,
+    R,
+    Replicate,
+    Shard,
+    units_of,
+)
 
 PLACEMENTS: tuple[Placement, ...] = (
     R, RP, P, Shard(0), Shard(1), Shard(0, outer=2), Shard(1, inner=2), Shard(0, outer=2, inner=2),

@@ -7,14 +7,12 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from meshwright.codegen.comm import Comm
-from meshwright.codegen.lower import lower
+from meshwright.codegen.collectives.comm import Comm
+from meshwright.codegen.lower.lower import lower
 from meshwright.codegen.one_process import run_local
-from meshwright.codegen.simulated import simulate
-from meshwright.codegen.whole import held
-from meshwright.ir.graph import Graph, Kind
-from meshwright.ir.param import Param
-from meshwright.ir.plan import (
+from meshwright.ir.graph.graph import Graph, Kind
+from meshwright.ir.graph.param import Param
+from meshwright.ir.plan.plan import (
     BlockLayout,
     ClusterId,
     InputSpec,
@@ -23,6 +21,8 @@ from meshwright.ir.plan import (
     ScheduleTable,
     Stage,
 )
+from meshwright.testing.simulated import simulate
+from meshwright.testing.whole_values import held
 
 
 def plan_of(

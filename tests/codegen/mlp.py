@@ -4,8 +4,8 @@ from typing import Literal
 
 import torch
 
-from meshwright.ir.graph import Block, Graph, Kind, Op, Ref, Tensor
-from meshwright.ir.plan import (
+from meshwright.ir.graph.graph import Block, Graph, Kind, Op, Ref, Tensor
+from meshwright.ir.plan.plan import (
     BlockLayout,
     ClusterId,
     InputSpec,

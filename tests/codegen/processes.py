@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from meshwright.codegen.comm import Comm
+from meshwright.codegen.collectives.comm import Comm
 
 T = TypeVar("T")
 

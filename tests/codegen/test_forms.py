@@ -7,17 +7,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from meshwright.codegen.comm import Comm, SentCollective
-from meshwright.codegen.lower import lower
+from meshwright.codegen.collectives.comm import Comm, SentCollective
+from meshwright.codegen.lower.lower import lower
 from meshwright.codegen.one_process import run_local
-from meshwright.codegen.simulated import simulate
-from meshwright.codegen.whole import held
-from meshwright.ir.check_layout import layout_problems
-from meshwright.ir.conversions import Primitive
-from meshwright.ir.graph import Graph
-from meshwright.ir.plan import BlockLayout
-from meshwright.ir.step import flatten_batch
-from meshwright.ir.trace import trace
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.layout.check_layout import layout_problems
+from meshwright.ir.layout.conversions import Primitive
+from meshwright.ir.plan.plan import BlockLayout
+from meshwright.ir.trace.loss_module import flatten_batch
+from meshwright.ir.trace.trace import trace
+from meshwright.testing.simulated import simulate
+from meshwright.testing.whole_values import held
 from tests import forms
 from tests.codegen.equality import plan_of, rank_of, run_plan, samples_of, whole_tensor
 from tests.forms import Form

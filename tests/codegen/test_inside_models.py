@@ -4,11 +4,11 @@ attention in rings, halos and tokens that travel, and it is the model itself."""
 import pytest
 import torch
 
-from meshwright.ir.plan import model_mesh
-from meshwright.ir.step import flatten_batch
+from meshwright.ir.plan.plan import model_mesh
+from meshwright.ir.trace.loss_module import flatten_batch
+from meshwright.planner.inside.layout_objective import usual
 from meshwright.planner.inside.layouts import solve_layouts
 from meshwright.planner.inside.prices import AlphaBeta
-from meshwright.planner.inside.regime import usual
 from tests.codegen.equality import plan_of, run_plan
 from tests.codegen.test_models import traced, wanted
 

@@ -1,4 +1,4 @@
-"""Ops send what `ir.inside` says: that is what plans are priced with."""
+"""Ops send what `ir.layout.op_messages` says: that is what plans are priced with."""
 
 from collections import Counter
 
@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from meshwright.codegen.comm import Comm
-from meshwright.ir.conversions import Primitive
-from meshwright.ir.graph import Arg
-from meshwright.ir.inside import LocalOperand, inner_traffic
-from meshwright.ir.layout import parse_strategy
+from meshwright.codegen.collectives.comm import Comm
+from meshwright.ir.graph.graph import Arg
+from meshwright.ir.layout.conversions import Primitive
+from meshwright.ir.layout.layout import parse_strategy
+from meshwright.ir.layout.op_messages import LocalOperand, inner_traffic
 from tests.codegen.one_op import Case, check
 
 F64 = torch.float64

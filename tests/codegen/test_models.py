@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from meshwright.codegen.comm import Comm
-from meshwright.codegen.lower import lower
-from meshwright.ir.graph import Graph
-from meshwright.ir.plan import BlockLayout, model_mesh
-from meshwright.ir.step import TrainingStep, flatten_batch
-from meshwright.ir.trace import trace
+from meshwright.codegen.collectives.comm import Comm
+from meshwright.codegen.lower.lower import lower
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.plan.plan import BlockLayout, model_mesh
+from meshwright.ir.trace.loss_module import TrainingStep, flatten_batch
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.inside.layout_objective import usual
 from meshwright.planner.inside.layouts import solve_layouts
 from meshwright.planner.inside.prices import AlphaBeta
-from meshwright.planner.inside.regime import usual
 from tests.codegen.equality import plan_of, run_plan, samples_of, whole_tensor
 from tests.models import CASES, ModelCase
 

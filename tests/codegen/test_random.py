@@ -9,12 +9,12 @@ from torch.nn import functional as F
 
 from benchmarks.attack.layouts import attack, plan_of
 from benchmarks.attack.noisy import NOISY
-from meshwright.codegen.comm import Comm
-from meshwright.codegen.noise import noise
+from meshwright.codegen.collectives.comm import Comm
+from meshwright.codegen.sharded.noise import noise
 from meshwright.ir.errors import TraceError
-from meshwright.ir.trace import trace
+from meshwright.ir.trace.trace import trace
 from meshwright.planner.discovery import rule as discovery
-from meshwright.runtime.job import compile as compile_job
+from meshwright.runtime.job.job import compile as compile_job
 from tests.planner.simulated_ops import run_whole
 from tests.spawn import alone
 

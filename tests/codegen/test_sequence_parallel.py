@@ -6,15 +6,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from meshwright.codegen.comm import Comm
-from meshwright.codegen.lower import lower
-from meshwright.codegen.simulated import simulate
-from meshwright.ir.graph import Block, Graph
-from meshwright.ir.plan import BlockLayout
-from meshwright.ir.step import TrainingStep, flatten_batch
-from meshwright.ir.trace import trace
-from meshwright.ir.verify import GRAPH_RULES
+from meshwright.codegen.collectives.comm import Comm
+from meshwright.codegen.lower.lower import lower
+from meshwright.ir.graph.graph import Block, Graph
+from meshwright.ir.plan.plan import BlockLayout
+from meshwright.ir.plan.verify import GRAPH_RULES
+from meshwright.ir.trace.loss_module import TrainingStep, flatten_batch
+from meshwright.ir.trace.trace import trace
 from meshwright.planner.inside.layouts import solve_layouts
+from meshwright.testing.simulated import simulate
 from tests.codegen.equality import plan_of, rank_of, run_plan
 from tests.models import CASES
 

@@ -10,11 +10,11 @@ from torch.nn import functional as F
 from benchmarks.model_zoo import ENTRIES
 from benchmarks.zoo.configs import hf
 from benchmarks.zoo.run import traced
-from meshwright.codegen.lower import lower
-from meshwright.ir.cluster import Cluster
-from meshwright.ir.graph import Graph
-from meshwright.ir.trace import trace
-from meshwright.planner.search import search
+from meshwright.codegen.lower.lower import lower
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.search.search import search
 
 
 def compiled(graph: Graph, ranks: int = 2, precision: str = "fp32") -> Iterator[str]:

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from meshwright.ir.cluster import Cluster
-from meshwright.ir.graph import Block, Graph, Kind, Op, Ref, Tensor
-from meshwright.ir.layout import balanced
-from meshwright.ir.plan import BlockLayout, ClusterId, ModelId, Plan, ScheduleTable, Stage
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.graph.graph import Block, Graph, Kind, Op, Ref, Tensor
+from meshwright.ir.layout.layout import balanced
+from meshwright.ir.plan.plan import BlockLayout, ClusterId, ModelId, Plan, ScheduleTable, Stage
 
 BATCH, WIDTH, HIDDEN = 8, 16, 64
 _MEGATRON = {

@@ -4,21 +4,23 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from meshwright.costmodel import block_costs, run_ahead, simulate, stage_model, table
-from meshwright.costmodel.breakdown import Bands, error_band
-from meshwright.costmodel.comm import collective_time, group_levels
+from meshwright.costmodel.block import block_costs
+from meshwright.costmodel.comm.comm import collective_time, group_levels
+from meshwright.costmodel.cost_cache import CostTables
 from meshwright.costmodel.estimate import estimate
-from meshwright.costmodel.memory import optimizer_traffic, training_state
-from meshwright.costmodel.overheads import overheads_of
-from meshwright.costmodel.placement import slowdown, step_cores
-from meshwright.costmodel.table import Table
-from meshwright.costmodel.tables import CostTables
-from meshwright.costmodel.timeline import Ran, Times
+from meshwright.costmodel.explain.breakdown import Bands, error_band
+from meshwright.costmodel.memory.memory import optimizer_traffic, training_state
+from meshwright.costmodel.ops.overheads import overheads_of
+from meshwright.costmodel.simulate import compiled_schedule, run_ahead, simulate
+from meshwright.costmodel.simulate.compiled_schedule import Table
+from meshwright.costmodel.simulate.timeline import Ran, Times
+from meshwright.costmodel.stage import stage_model
+from meshwright.costmodel.stage.placement import slowdown, step_cores
 from meshwright.forms.sync import exchange
-from meshwright.ir.cluster import Cluster, Node
-from meshwright.ir.conversions import Primitive
+from meshwright.ir.cluster.cluster import Cluster, Node
 from meshwright.ir.errors import PlanError
-from meshwright.ir.plan import Breakdown, Plan, Prediction
+from meshwright.ir.layout.conversions import Primitive
+from meshwright.ir.plan.plan import Breakdown, Plan, Prediction
 from meshwright.ir.presets import DEVICES, LINKS
 from tests.costmodel.models import BATCH, HIDDEN, WIDTH, mlp, plan
 
@@ -204,7 +206,7 @@ def test_warm_tables_only_play_the_step(monkeypatch: pytest.MonkeyPatch) -> None
         return run_ahead.run_ahead(table, times)
 
     monkeypatch.setattr(block_costs, "walk_block", refused)
-    monkeypatch.setattr(table, "_compile", refused)
+    monkeypatch.setattr(compiled_schedule, "_compile", refused)
     monkeypatch.setattr(stage_model, "_make", refused)
     monkeypatch.setattr(simulate, "run_ahead", counted)
     assert estimate(graph, cluster, made, tables)[0] == first

@@ -11,30 +11,30 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from meshwright.costmodel.buckets import Bucket
-from meshwright.costmodel.comm import Level
+from meshwright.costmodel.comm.comm import Level
+from meshwright.costmodel.comm.volume import _data
 from meshwright.costmodel.estimate import estimate_all
-from meshwright.costmodel.program import Do, play
-from meshwright.costmodel.stage_memory import BlockMemory, StageMemory
-from meshwright.costmodel.sync import Sync
-from meshwright.costmodel.table import LAST, B, F, I, W
-from meshwright.costmodel.volume import _data
+from meshwright.costmodel.memory.stage_memory import BlockMemory, StageMemory
+from meshwright.costmodel.simulate.compiled_schedule import LAST, B, F, I, W
+from meshwright.costmodel.stage.buckets import Bucket
+from meshwright.costmodel.stage.program import Do, play
+from meshwright.costmodel.stage.sync import Sync
 from meshwright.forms import sync as forms
 from meshwright.forms.exchange import Event, Exchange, Hold, Rewrite, Row, Send
 from meshwright.forms.sync import exchange
-from meshwright.ir import plan as plans
-from meshwright.ir.conversions import Primitive
 from meshwright.ir.errors import PlanError
 from meshwright.ir.extensions import Files
-from meshwright.planner import candidates, space
+from meshwright.ir.layout.conversions import Primitive
+from meshwright.ir.plan import plan as plans
 from meshwright.planner.across.choice_space import ChoiceSpace
-from meshwright.planner.across.rates import BlockRates
 from meshwright.planner.across.run_costs import RunCosts
 from meshwright.planner.across.stage_tables import StageTables
-from meshwright.planner.candidates import build_plan, uniform_choice
-from meshwright.planner.problem import Problem
-from meshwright.planner.space import Mesh
-from tests.costmodel.test_sync import BLOCK, LINK, NO_OVERHEADS, TWO
+from meshwright.planner.bounds.rates import BlockRates
+from meshwright.planner.problem import candidates, space
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.problem import Problem
+from meshwright.planner.problem.space import Mesh
+from tests.costmodel.stage.test_sync import BLOCK, LINK, NO_OVERHEADS, TWO
 from tests.planner.problems import cluster, mlp, problem
 
 ROOT = Path(__file__).parent.parent.parent
@@ -253,15 +253,15 @@ def test_folders_of_a_users_own(tmp_path: Path) -> None:
 
 
 LEFT = {
-    "ir/verify.py": "warns of plans' keys that have no effect; ir may not import forms",
+    "ir/plan/verify.py": "warns of plans' keys that have no effect; ir may not import forms",
     "ir/placed/bucket.py": "where the packing kernel has places; ir may not import forms",
     "meshwright/exporters/accelerate.py": "the level is the other system's word",
     "meshwright/exporters/deepspeed.py": "the same",
     "meshwright/exporters/megatron.py": "the same",
     "meshwright/exporters/torchtitan.py": "the same",
-    "planner/candidates.py": "short ways to write a choice for tests and benchmarks",
-    "planner/dqn/improve.py": "what kinds of choices an agent tells apart",
-    "planner/why.py": "names of plans leave 0 out",
+    "planner/problem/candidates.py": "short ways to write a choice for tests and benchmarks",
+    "planner/searchers/dqn/improve.py": "what kinds of choices an agent tells apart",
+    "planner/search/plan_comparison.py": "names of plans leave 0 out",
     "meshwright/forms/sync": "forms",
 }
 """Files that still look into the number of a level, and why."""

@@ -4,12 +4,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from meshwright.costmodel.comm import group_levels
-from meshwright.costmodel.walk import GraphFacts, StageSite, Walk
-from meshwright.ir.cluster import Cluster
-from meshwright.ir.graph import Graph, Op
-from meshwright.ir.layout import Axis, parse_strategy
-from meshwright.ir.trace import trace
+from meshwright.costmodel.block.price_ops import GraphFacts, StageSite, Walk
+from meshwright.costmodel.comm.comm import group_levels
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.graph.graph import Graph, Op
+from meshwright.ir.layout.layout import Axis, parse_strategy
+from meshwright.ir.trace.trace import trace
 
 CLUSTER = Cluster.preset("a100-80")
 

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from meshwright.costmodel.tables import BlockSpot, CostTables
-from meshwright.ir.cluster import Cluster
-from meshwright.ir.graph import Graph
-from meshwright.ir.plan import BlockLayout
-from meshwright.ir.step import TrainingStep
-from meshwright.ir.trace import trace
+from meshwright.costmodel.cost_cache import BlockSpot, CostTables
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.plan.plan import BlockLayout
+from meshwright.ir.trace.loss_module import TrainingStep
+from meshwright.ir.trace.trace import trace
 from tests.models import CASES, ModelCase
 
 CLUSTER = Cluster.preset("a100-80")

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from meshwright.costmodel.estimate import estimate
-from meshwright.costmodel.overheads import TALKING
-from meshwright.costmodel.program import Program, run, talk
-from meshwright.costmodel.simulate import StageTimes, simulate
-from meshwright.costmodel.table import F
-from meshwright.ir.cluster import Cluster, Node
-from meshwright.ir.schedule import parse_schedule
+from meshwright.costmodel.ops.overheads import TALKING
+from meshwright.costmodel.simulate.compiled_schedule import F
+from meshwright.costmodel.simulate.simulate import StageTimes, simulate
+from meshwright.costmodel.stage.program import Program, run, talk
+from meshwright.ir.cluster.cluster import Cluster, Node
+from meshwright.ir.plan.schedule import parse_schedule
 from tests.costmodel.models import mlp, plan
 
 

@@ -6,17 +6,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from meshwright.codegen.comm import SentCollective
-from meshwright.costmodel.block import summary
-from meshwright.costmodel.comm import group_levels
-from meshwright.costmodel.site import StageSite
-from meshwright.ir.cluster import Cluster
-from meshwright.ir.conversions import Primitive
-from meshwright.ir.inside import SHIFT, Inner
-from meshwright.ir.layout import Axis
-from meshwright.ir.plan import ModelMesh
-from meshwright.ir.trace import trace
-from meshwright.planner.problem import make_problem
+from meshwright.codegen.collectives.comm import SentCollective
+from meshwright.costmodel.block.block import summary
+from meshwright.costmodel.block.site import StageSite
+from meshwright.costmodel.comm.comm import group_levels
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.layout.conversions import Primitive
+from meshwright.ir.layout.layout import Axis
+from meshwright.ir.layout.op_messages import SHIFT, Inner
+from meshwright.ir.plan.plan import ModelMesh
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.problem.problem import make_problem
 from tests.codegen.equality import plan_of
 from tests.costmodel.traffic import (
     BATCH,

@@ -7,22 +7,22 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from meshwright.codegen.comm import Comm, SentCollective
-from meshwright.codegen.lower import lower
+from meshwright.codegen.collectives.comm import Comm, SentCollective
+from meshwright.codegen.lower.lower import lower
 from meshwright.codegen.one_process import run_local
-from meshwright.codegen.simulated import simulate
-from meshwright.codegen.whole import held
-from meshwright.costmodel.block import walk_block
-from meshwright.costmodel.borders import borders
-from meshwright.costmodel.comm import group_levels
-from meshwright.costmodel.tables import CostTables
-from meshwright.costmodel.walk import GraphFacts, PricedMove, StageSite, Walk
-from meshwright.ir.cluster import Cluster
-from meshwright.ir.conversions import COMMUNICATES, Primitive
-from meshwright.ir.graph import Graph
-from meshwright.ir.inside import SHIFT, Inner
-from meshwright.ir.plan import BlockLayout, Plan
-from meshwright.ir.trace import trace
+from meshwright.costmodel.block.block import walk_block
+from meshwright.costmodel.block.price_ops import GraphFacts, PricedMove, StageSite, Walk
+from meshwright.costmodel.comm.borders import borders
+from meshwright.costmodel.comm.comm import group_levels
+from meshwright.costmodel.cost_cache import CostTables
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.layout.conversions import COMMUNICATES, Primitive
+from meshwright.ir.layout.op_messages import SHIFT, Inner
+from meshwright.ir.plan.plan import BlockLayout, Plan
+from meshwright.ir.trace.trace import trace
+from meshwright.testing.simulated import simulate
+from meshwright.testing.whole_values import held
 from tests.codegen.equality import rank_of, samples_of, whole_tensor
 
 CLUSTER = Cluster.preset("a100-80")

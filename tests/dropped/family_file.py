@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from meshwright.ir.device import OpClass
-from meshwright.ir.graph import Graph, Op
-from meshwright.ir.op_facts import OpFacts
-from meshwright.ir.rules import Rule, input_shapes, letters, make_rule
+from meshwright.ir.cluster.device import OpClass
+from meshwright.ir.graph.graph import Graph, Op
+from meshwright.ir.graph.op_facts import OpFacts
+from meshwright.ir.graph.rules import Rule, input_shapes, letters, make_rule
 
 
 @custom_op("NAME::stretch", mutates_args=())

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from meshwright.ir.device import OpClass
-from meshwright.ir.flow import Flow, Match, Miss, kernel_call
-from meshwright.ir.graph import Graph, Op
+from meshwright.ir.cluster.device import OpClass
+from meshwright.ir.graph.graph import Graph, Op
+from meshwright.ir.graph.op_facts import OpFacts, per_element
+from meshwright.ir.graph.rules import Rule, input_shapes, letters, make_rule
 from meshwright.ir.launch import ELEMENTS, Build, grid, jit, tl, way
-from meshwright.ir.op_facts import OpFacts, per_element
-from meshwright.ir.raw import RawOp
-from meshwright.ir.rules import Rule, input_shapes, letters, make_rule
+from meshwright.ir.trace.flat_trace import RawOp
+from meshwright.ir.trace.flow import Flow, Match, Miss, kernel_call
 
 
 def reference(x: Tensor) -> Tensor:

@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from meshwright.costmodel.compute import op_time
-from meshwright.costmodel.op_classes import classify
-from meshwright.ir.cluster import Cluster
-from meshwright.ir.graph import Op
+from meshwright.costmodel.ops.compute import op_time
+from meshwright.costmodel.ops.op_classes import classify
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.graph.graph import Op
 from meshwright.ir.ops import facts
-from meshwright.ir.trace import trace
-from meshwright.planner.kernels import whole_op
-from meshwright.planner.problem import make_problem
-from meshwright.planner.search import search_problem
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.problem.kernels import whole_op
+from meshwright.planner.problem.problem import make_problem
+from meshwright.planner.search.search import search_problem
 from tests.equality import check_equal
 
 WIDTH, BATCH = 16, 8

@@ -70,7 +70,7 @@ for build in module.builds("bf16", 128):
 
 def test_two_files_that_say_the_same_are_refused(tmp_path: Path) -> None:
     text = (
-        "from meshwright.ir.op_facts import OpFacts\n"
+        "from meshwright.ir.graph.op_facts import OpFacts\n"
         "FACTS = {'aten.rms_norm': OpFacts()}\n"
     )  # fmt: skip
     (tmp_path / "mine.py").write_text(text)

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from meshwright.ir.cluster import Cluster
-from meshwright.ir.graph import Graph
-from meshwright.ir.plan import Plan
-from meshwright.ir.plan_io import rehash
-from meshwright.ir.trace import trace
-from meshwright.planner.candidates import build_plan, uniform_choice
-from meshwright.planner.problem import make_problem
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.plan.plan_io import rehash
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.problem import make_problem
 
 CLUSTER = Cluster.preset("a100-80", num_nodes=2, devices_per_node=8)
 CONFIG = SimpleNamespace(

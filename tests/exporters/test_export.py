@@ -11,11 +11,11 @@ import pytest
 import yaml
 
 from meshwright.cli import app, main
-from meshwright.export import TARGETS, export
-from meshwright.export_shape import shape_of
-from meshwright.ir import plan_io
-from meshwright.ir.cluster import Cluster
+from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
+from meshwright.ir.plan import plan_io
+from meshwright.tools.export.export import TARGETS, export
+from meshwright.tools.export.export_shape import shape_of
 from tests.exporters.plans import CLUSTER, CONFIG, odd, replicas, uniform
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -3,9 +3,9 @@
 import json
 from pathlib import Path
 
-from meshwright.export import export
-from meshwright.ir.verify import verify
-from meshwright.planner.complete import complete
+from meshwright.ir.plan.verify import verify
+from meshwright.planner.search.complete import complete
+from meshwright.tools.export.export import export
 from tests.exporters.plans import CLUSTER, CONFIG, graph
 
 # At this size it would be faster to leave layers whole, as the head is.

@@ -7,18 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from meshwright.check import check_plan, read_plan
 from meshwright.forms.updates import Reach, update
-from meshwright.ir import plan_io
-from meshwright.ir.cluster import Cluster
-from meshwright.ir.graph import Graph
-from meshwright.ir.plan import Plan
-from meshwright.ir.trace import trace
-from meshwright.planner.candidates import build_plan, uniform_choice
-from meshwright.planner.problem import make_problem
-from meshwright.planner.search import search_problem
-from meshwright.runtime.export import full_state
-from meshwright.runtime.job import compile as compile_job
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.plan import plan_io
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.problem import make_problem
+from meshwright.planner.search.search import search_problem
+from meshwright.runtime.checkpoint.export import full_state
+from meshwright.runtime.job.job import compile as compile_job
+from meshwright.tools.check import check_plan, read_plan
 from tests.spawn import alone, run_ranks
 
 STEPS, BATCH, WIDTH, LR = 5, 8, 12, 0.01

@@ -11,17 +11,17 @@ from uuid import uuid4
 
 import pytest
 
-from meshwright.costmodel.keeping import Makers, effect
-from meshwright.costmodel.tables import BlockSpot
+from meshwright.costmodel.block.keeping import Makers, effect
+from meshwright.costmodel.cost_cache import BlockSpot
 from meshwright.forms.retention import RETENTIONS, fate_of, retention, unknown
 from meshwright.ir.errors import PlanError
-from meshwright.ir.graph import Block
-from meshwright.ir.keeping import makers
-from meshwright.ir.plan import Plan
+from meshwright.ir.graph.graph import Block
+from meshwright.ir.plan.keeping import makers
+from meshwright.ir.plan.plan import Plan
 from meshwright.planner.inside.saved_choice import SavedChoice
-from meshwright.planner.predict import predict_plan
-from meshwright.planner.problem import Problem, make_problem
-from meshwright.runtime.job import compile as compile_job
+from meshwright.planner.problem.predict import predict_plan
+from meshwright.planner.problem.problem import Problem, make_problem
+from meshwright.runtime.job.job import compile as compile_job
 from tests.form_files.small import Cluster, batches, difference, graph, model, plan_for
 from tests.spawn import alone
 

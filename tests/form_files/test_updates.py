@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from meshwright.costmodel.memory import optimizer_traffic, training_state
+from meshwright.costmodel.memory.memory import optimizer_traffic, training_state
 from meshwright.forms.sync import exchange
 from meshwright.forms.updates import UPDATES, update
 from meshwright.ir.errors import PlanError
-from meshwright.runtime.elementwise import reach
+from meshwright.runtime.step.elementwise import reach
 from tests.form_files.small import difference, plan_for
 
 ROWS = 64

@@ -8,9 +8,9 @@ from torch.utils.data import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import meshwright as mw
-from meshwright.ir.plan import Plan
-from meshwright.planner.candidates import build_plan, uniform_choice
-from meshwright.planner.problem import make_problem
+from meshwright.ir.plan.plan import Plan
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.problem import make_problem
 
 BATCH, STEPS, LR = 4, 3, 1e-2
 

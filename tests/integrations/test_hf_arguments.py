@@ -18,9 +18,9 @@ from transformers import (
 import meshwright as mw
 from meshwright.integrations.hf_arguments import DEPENDS, PARTS, REFUSED, WORKS, check_arguments
 from meshwright.ir.errors import PlanError
-from meshwright.ir.plan import Plan
-from meshwright.planner.candidates import build_plan, uniform_choice
-from meshwright.planner.problem import make_problem
+from meshwright.ir.plan.plan import Plan
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.problem import make_problem
 from tests.integrations.setting import Tokens
 from tests.spawn import alone
 

@@ -10,9 +10,9 @@ from torch.utils.data import DataLoader
 
 import meshwright as mw
 from meshwright.ir.errors import PlanError
-from meshwright.ir.plan import Plan
-from meshwright.planner.candidates import build_plan, uniform_choice
-from meshwright.planner.problem import make_problem
+from meshwright.ir.plan.plan import Plan
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.problem import make_problem
 from tests.spawn import alone
 
 lightning = pytest.importorskip("lightning")

@@ -3,9 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
-from meshwright.ir.cluster import Cluster
-from meshwright.ir.graph import Block, Graph, Kind, Op, Ref, Tensor
-from meshwright.ir.plan import (
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.graph.graph import Block, Graph, Kind, Op, Ref, Tensor
+from meshwright.ir.plan.plan import (
     BlockLayout,
     ClusterId,
     InputSpec,

@@ -2,7 +2,8 @@
 
 import pytest
 
-from meshwright.ir import detect, presets
+from meshwright.ir import presets
+from meshwright.ir.cluster import detect
 
 
 @pytest.mark.parametrize(

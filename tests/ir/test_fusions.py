@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from meshwright.ir.errors import PlanError
-from meshwright.ir.graph import Fusion, Graph, Missed
+from meshwright.ir.graph.graph import Fusion, Graph, Missed
 from meshwright.ir.kernels import KERNELS
-from meshwright.ir.trace import trace
+from meshwright.ir.trace.trace import trace
 from tests.models import CASES
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from meshwright.ir.heap import give_back_freed_memory, keep_freed_memory
-from meshwright.runtime.resident import resident_bytes
+from meshwright.runtime.record.resident import resident_bytes
 from tests.spawn import run_ranks
 
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from transformers import BertConfig, BertModel
 
 from meshwright.ir.errors import TraceError
-from meshwright.ir.trace import trace
+from meshwright.ir.trace.trace import trace
 
 
 class _Step(nn.Module):
@@ -101,6 +101,10 @@ def test_batch_dim_is_needed() -> None:
         trace(_Step(torch.sum), (torch.tensor(1.0),))
     with pytest.raises(TraceError, match="global_batch_size is 0"):
         trace(_Step(torch.sum), EXAMPLE, global_batch_size=0)
+    with pytest.raises(TraceError, match="at most 1,099,511,627,776 is taken"):
+        trace(_Step(torch.sum), EXAMPLE, global_batch_size=10**23)
+    with pytest.raises(TraceError, match="at most 68,719,476,736 elements"):
+        trace(_Step(torch.sum), EXAMPLE, global_batch_size=2**40)
 
 
 class _Decayed(nn.Linear):

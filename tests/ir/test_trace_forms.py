@@ -28,10 +28,10 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from meshwright.ir.experts import EXPERTS
-from meshwright.ir.graph import Graph, Kind
-from meshwright.ir.step import TrainingStep, flatten_batch
-from meshwright.ir.trace import trace
+from meshwright.ir.graph.experts import EXPERTS
+from meshwright.ir.graph.graph import Graph, Kind
+from meshwright.ir.trace.loss_module import TrainingStep, flatten_batch
+from meshwright.ir.trace.trace import trace
 from tests.interpret import interpret
 from tests.models import CASES
 
@@ -320,7 +320,7 @@ def test_fingerprint_is_the_same_in_every_process() -> None:
     case = CASES["sequential"]
     graph = trace(case.model(), case.example(), case.loss_fn)
     code = (
-        "from tests.models import CASES; from meshwright.ir.trace import trace;"
+        "from tests.models import CASES; from meshwright.ir.trace.trace import trace;"
         "c = CASES['sequential']; g = trace(c.model(), c.example(), c.loss_fn);"
         "print(g.fingerprint, [b.signature for b in g.blocks])"
     )

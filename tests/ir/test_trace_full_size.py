@@ -6,8 +6,8 @@ import time
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from meshwright.ir.graph import Graph
-from meshwright.ir.trace import trace
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.trace.trace import trace
 
 
 def _llama_3_70b(layers: int) -> Graph:

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from meshwright.ir.graph import Graph, Kind
-from meshwright.ir.step import TrainingStep, flatten_batch
+from meshwright.ir.graph.graph import Graph, Kind
 from meshwright.ir.torch_private import storage_key
-from meshwright.ir.trace import trace
+from meshwright.ir.trace.loss_module import TrainingStep, flatten_batch
+from meshwright.ir.trace.trace import trace
 from tests.interpret import interpret
 from tests.models import CASES, ModelCase
 

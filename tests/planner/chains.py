@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from meshwright.ir.cluster import Cluster
-from meshwright.ir.graph import Graph
-from meshwright.ir.layer_profile import LayerProfile, MeasuredLayer
-from meshwright.ir.profiled_graph import profiled_graph
-from meshwright.planner.problem import Problem, make_problem
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.graph.profiled_graph import profiled_graph
+from meshwright.ir.profile.layer_profile import LayerProfile, MeasuredLayer
+from meshwright.planner.problem.problem import Problem, make_problem
 
 KEPT_BYTES = 10**8
 """Per sample and layer, where all is kept."""

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
-from meshwright.ir.cluster import Cluster
-from meshwright.ir.device import DeviceType, Link
-from meshwright.ir.graph import Graph
-from meshwright.ir.trace import trace
-from meshwright.planner.problem import Problem, make_problem
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.cluster.device import DeviceType, Link
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.problem.problem import Problem, make_problem
 from tests.costmodel import models as by_hand
 from tests.models import CASES
 

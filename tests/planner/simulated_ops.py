@@ -6,14 +6,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from meshwright.codegen.comm import Comm
-from meshwright.codegen.local import evaluate, form_of
-from meshwright.codegen.simulated import simulate
-from meshwright.codegen.site import OpSite
-from meshwright.codegen.whole import part
-from meshwright.ir.conversions import dual
-from meshwright.ir.graph import Graph, Kind, Op
-from meshwright.ir.layout import Axis, Partial, Placement, Replicate, Shard, Strategy
+from meshwright.codegen.collectives.comm import Comm
+from meshwright.codegen.lower.local import evaluate, form_of
+from meshwright.codegen.lower.site import OpSite
+from meshwright.ir.graph.graph import Graph, Kind, Op
+from meshwright.ir.layout.conversions import dual
+from meshwright.ir.layout.layout import Axis, Partial, Placement, Replicate, Shard, Strategy
+from meshwright.testing.simulated import simulate
+from meshwright.testing.whole_values import part
 
 Values = dict[str, Tensor]
 

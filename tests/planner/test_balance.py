@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ortools.sat.python import cp_model
 
-from meshwright.ir.cluster import Cluster, Node
+from meshwright.ir.cluster.cluster import Cluster, Node
 from meshwright.ir.errors import PlanError
 from meshwright.planner.across.balance import Replica, ReplicaDevice, exact_shares, whale_shares
 from meshwright.planner.across.device_order import device_orders, placements
 from meshwright.planner.across.shares import balanced_shares
-from meshwright.planner.candidates import Choice, StageChoice, build_plan, uniform_choice
-from meshwright.planner.predict import excess_bytes
-from meshwright.planner.problem import Problem
+from meshwright.planner.problem.candidates import Choice, StageChoice, build_plan, uniform_choice
+from meshwright.planner.problem.predict import excess_bytes
+from meshwright.planner.problem.problem import Problem
 from tests.planner.problems import cluster, mlp, problem
 
 

@@ -5,24 +5,24 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.ir.beside import bounded, waits_for_collectives
-from meshwright.ir.graph import Fusion
+from meshwright.ir.graph.graph import Fusion
 from meshwright.ir.placed import JOINT, used
-from meshwright.ir.plan import OVERLAPS, Plan
-from meshwright.planner.across.bound import lower_bound
+from meshwright.ir.plan.beside import bounded, waits_for_collectives
+from meshwright.ir.plan.plan import OVERLAPS, Plan
 from meshwright.planner.across.choice_space import ChoiceSpace
-from meshwright.planner.across.relaxation import frames
-from meshwright.planner.candidates import build_plan
-from meshwright.planner.evidence import with_evidence
-from meshwright.planner.finish import variants
-from meshwright.planner.found import SearchLog
+from meshwright.planner.bounds.bound import lower_bound
+from meshwright.planner.bounds.relaxation import frames
 from meshwright.planner.pins.obey import obey
-from meshwright.planner.predict import excess_bytes
-from meshwright.planner.problem import Problem, make_problem
-from meshwright.planner.search import search_problem
+from meshwright.planner.problem.candidates import build_plan
+from meshwright.planner.problem.predict import excess_bytes
+from meshwright.planner.problem.problem import Problem, make_problem
+from meshwright.planner.search.evidence import with_evidence
+from meshwright.planner.search.finish import variants
+from meshwright.planner.search.found import SearchLog
+from meshwright.planner.search.search import search_problem
+from tests.planner.problem.test_placed_kernels import RANKS, large
+from tests.planner.problem.test_placed_kernels import cluster as gpus
 from tests.planner.problems import TINY, problem
-from tests.planner.test_placed_kernels import RANKS, large
-from tests.planner.test_placed_kernels import cluster as gpus
 from tests.test_compiled import profiled
 from tests.test_overlap import priced
 

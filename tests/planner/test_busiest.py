@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from meshwright.planner.across.places import Places, orders
-from meshwright.planner.across.relaxation import Frame, Relaxation
 from meshwright.planner.across.run_costs import RunCosts
-from meshwright.planner.search import search_problem
+from meshwright.planner.bounds.relaxation import Frame, Relaxation
+from meshwright.planner.search.search import search_problem
 from tests.planner.problems import cluster, mlp, problem
 
 COUNT = 4

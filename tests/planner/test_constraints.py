@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 
 from meshwright.ir.errors import PlanError
-from meshwright.ir.layout import RP, Placement, R, Shard
-from meshwright.ir.plan import BlockLayout, ModelMesh, Plan
-from meshwright.planner.candidates import build_plan, uniform_choice
+from meshwright.ir.layout.layout import RP, Placement, R, Shard
+from meshwright.ir.plan.plan import BlockLayout, ModelMesh, Plan
 from meshwright.planner.pins.constraints import (
     NO_RULES,
     Constraint,
@@ -34,7 +33,8 @@ from meshwright.planner.pins.constraints import (
     stage_of_block,
     step_cap,
 )
-from meshwright.planner.search import search_problem
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.search.search import search_problem
 from tests.planner.problems import cluster, mlp, problem, traced
 
 
@@ -83,6 +83,8 @@ def test_parse(text: str | Constraint, parsed: Constraint) -> None:
         ("tpp=2", "nearest is 'tp'"),
         ("tp=0", "a whole number from 1"),
         ("tp=two", "a whole number from 1"),
+        (f"tp={'9' * 6000}", "a number of 6000 digits; at most 18"),
+        (f"stage 0 devices 0-{10**17}", "no cluster has more"),
         ("zero=4", "0, 1, 2 or 3"),
         ("zero<=4", "0, 1, 2 or 3"),
         ("schedule=gpip", "'gpipe'"),

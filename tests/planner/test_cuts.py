@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from meshwright.costmodel.tables import CostTables
+from meshwright.costmodel.cost_cache import CostTables
 from meshwright.planner.across import run_classes as module
 from meshwright.planner.across.run_classes import cuts, run_classes
-from meshwright.planner.candidates import build_plan, uniform_choice
-from meshwright.planner.search import search_problem
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.search.search import search_problem
 from tests.planner.test_pipedream import Layers, machines, problem
 
 

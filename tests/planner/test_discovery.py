@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from meshwright.ir.graph import Graph, Op
-from meshwright.ir.layout import Axis, parse_strategy
-from meshwright.ir.rules import Rule
-from meshwright.ir.step import flatten_batch
-from meshwright.ir.trace import trace
+from meshwright.ir.graph.graph import Graph, Op
+from meshwright.ir.graph.rules import Rule
+from meshwright.ir.layout.layout import Axis, parse_strategy
+from meshwright.ir.trace.loss_module import flatten_batch
+from meshwright.ir.trace.trace import trace
 from meshwright.planner.discovery import rule as discovery
 from meshwright.planner.discovery.apart import explore_apart
 from meshwright.planner.discovery.found import DimCut

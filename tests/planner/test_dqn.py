@@ -11,14 +11,14 @@ import torch
 
 from benchmarks.auto_map_exact import SEEDS, brute_force, instance, learned, operators
 from meshwright.ir.errors import PlanError
-from meshwright.ir.plan_io import dumps
-from meshwright.planner.dqn.agent import NEVER, any_legal
-from meshwright.planner.dqn.decisions import Decisions, Pruning
-from meshwright.planner.dqn.envs import DecisionEnv, PipelinePartitionEnv
-from meshwright.planner.dqn.explore import SHIPPED
-from meshwright.planner.dqn.training import Settings, Trainer
-from meshwright.planner.dqn.weights import card_of, load_agent, read_card, save_agent
-from meshwright.planner.search import search_problem
+from meshwright.ir.plan.plan_io import dumps
+from meshwright.planner.search.search import search_problem
+from meshwright.planner.searchers.dqn.agent import NEVER, any_legal
+from meshwright.planner.searchers.dqn.decisions import Decisions, Pruning
+from meshwright.planner.searchers.dqn.envs import DecisionEnv, PipelinePartitionEnv
+from meshwright.planner.searchers.dqn.explore import SHIPPED
+from meshwright.planner.searchers.dqn.training import Settings, Trainer
+from meshwright.planner.searchers.dqn.weights import card_of, load_agent, read_card, save_agent
 from tests.planner.problems import TINY
 
 

@@ -9,14 +9,19 @@ from gymnasium.utils.env_checker import check_env
 from stable_baselines3 import PPO
 
 from benchmarks.auto_map_exact import instance, operators
-from meshwright.ir.layout import Shard
-from meshwright.ir.verify import verify
-from meshwright.planner.dqn.batch_dims import BatchDims
-from meshwright.planner.dqn.decisions import WORST, Pruning
-from meshwright.planner.dqn.envs import IDS, DecisionEnv, OperatorPartitionEnv, PipelinePartitionEnv
-from meshwright.planner.dqn.operators import Operators
-from meshwright.planner.dqn.pipelines import Pipelines
-from meshwright.planner.problem import Problem
+from meshwright.ir.layout.layout import Shard
+from meshwright.ir.plan.verify import verify
+from meshwright.planner.problem.problem import Problem
+from meshwright.planner.searchers.dqn.batch_dims import BatchDims
+from meshwright.planner.searchers.dqn.decisions import WORST, Pruning
+from meshwright.planner.searchers.dqn.envs import (
+    IDS,
+    DecisionEnv,
+    OperatorPartitionEnv,
+    PipelinePartitionEnv,
+)
+from meshwright.planner.searchers.dqn.operators import Operators
+from meshwright.planner.searchers.dqn.pipelines import Pipelines
 from tests.planner.problems import TINY, cluster, mlp, problem, traced
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.auto_map_rows import Rows
-from meshwright.planner.candidates import Choice
-from meshwright.planner.dqn.drafts import Draft, Sketches
-from meshwright.planner.dqn.explore import Explorer
-from meshwright.planner.dqn.improve import Improver, family, starts
-from meshwright.planner.dqn.judge import Judge
-from meshwright.planner.problem import Problem
+from meshwright.planner.problem.candidates import Choice
+from meshwright.planner.problem.problem import Problem
+from meshwright.planner.searchers.dqn.drafts import Draft, Sketches
+from meshwright.planner.searchers.dqn.explore import Explorer
+from meshwright.planner.searchers.dqn.improve import Improver, family, starts
+from meshwright.planner.searchers.dqn.judge import Judge
 from tests.planner.problems import TINY, cluster, mlp, problem
 
 

@@ -4,16 +4,16 @@ import pytest
 from hypothesis import given, settings
 
 from benchmarks.exact import compared
-from meshwright.planner.across import relaxation
-from meshwright.planner.across.bound import lower_bound
 from meshwright.planner.across.choice_space import ChoiceSpace
-from meshwright.planner.across.leaf_bound import LeafBound
-from meshwright.planner.across.relaxation import Relaxation, frames
 from meshwright.planner.across.run_costs import RunCosts
-from meshwright.planner.candidates import build_plan
+from meshwright.planner.bounds import relaxation
+from meshwright.planner.bounds.bound import lower_bound
+from meshwright.planner.bounds.leaf_bound import LeafBound
+from meshwright.planner.bounds.relaxation import Relaxation, frames
 from meshwright.planner.pins.obey import obey
-from meshwright.planner.predict import excess_bytes
-from meshwright.planner.problem import Problem
+from meshwright.planner.problem.candidates import build_plan
+from meshwright.planner.problem.predict import excess_bytes
+from meshwright.planner.problem.problem import Problem
 from tests.planner.problems import TINY, cluster, mlp, problem
 from tests.planner.tiny import Tiny, tiny
 

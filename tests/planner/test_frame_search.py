@@ -7,11 +7,11 @@ import pytest
 
 from meshwright.planner.across.frame_search import FrameSearch
 from meshwright.planner.across.places import Places, orders
-from meshwright.planner.across.relaxation import Bound, Frame, Relaxation
 from meshwright.planner.across.run_costs import RunCosts
 from meshwright.planner.across.stage_options import Figures
 from meshwright.planner.across.stage_tables import Case
 from meshwright.planner.across.treatments import Treatments
+from meshwright.planner.bounds.relaxation import Bound, Frame, Relaxation
 from tests.planner.problems import cluster, mlp, problem
 
 FRAMES = [Frame(1, 1), Frame(2, 4), Frame(4, 8)]

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.ir.plan import Plan
+from meshwright.ir.plan.plan import Plan
 from meshwright.planner.pins.decision_text import parse_constraint
 from meshwright.planner.pins.decisions import MemoryCap
-from meshwright.planner.search import search_problem
+from meshwright.planner.search.search import search_problem
 from tests.planner.problems import cluster, mlp, problem
 
 ASKED = ("dp=1", "pp=1", "recompute=none", "num_microbatches=1")

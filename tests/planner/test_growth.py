@@ -5,7 +5,7 @@ import pstats
 
 import pytest
 
-from meshwright.planner.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from tests.planner.problems import cluster, mlp, problem
 
 MOST = 110

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from meshwright.ir.errors import PlanError
-from meshwright.ir.graph import Graph
-from meshwright.ir.hints import Hint
-from meshwright.ir.trace import trace
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.trace.hints import Hint
+from meshwright.ir.trace.trace import trace
 from meshwright.planner.pins.hints import hint_constraints
 from tests.planner.problems import cluster, problem, traced
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from meshwright.ir.check_layout import layout_problems, tied_problems
-from meshwright.ir.graph import Block, Graph
-from meshwright.ir.layout import RP, P, Placement, R, Shard, Strategy
-from meshwright.ir.plan import BlockLayout, ModelMesh, model_mesh, param_key
-from meshwright.ir.trace import trace
+from meshwright.ir.graph.graph import Block, Graph
+from meshwright.ir.layout.check_layout import layout_problems, tied_problems
+from meshwright.ir.layout.layout import RP, P, Placement, R, Shard, Strategy
+from meshwright.ir.plan.plan import BlockLayout, ModelMesh, model_mesh, param_key
+from meshwright.ir.trace.trace import trace
 from meshwright.planner.inside.explain import batch_coupling, batch_norms, moves, why_whole
 from meshwright.planner.inside.frontier import OpChain, OpCosts, solve
 from meshwright.planner.inside.layouts import solve_layouts

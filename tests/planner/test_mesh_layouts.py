@@ -10,31 +10,31 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from meshwright.costmodel.tables import CostTables
-from meshwright.ir.check_layout import layout_problems, tied_problems
-from meshwright.ir.cluster import Cluster
+from meshwright.costmodel.cost_cache import CostTables
+from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
-from meshwright.ir.graph import Graph, Kind
-from meshwright.ir.layout import Shard, parse_placement, parse_strategy
-from meshwright.ir.plan import BlockLayout, ModelMesh, param_key
-from meshwright.ir.step import flatten_batch
-from meshwright.ir.trace import trace
+from meshwright.ir.graph.graph import Graph, Kind
+from meshwright.ir.layout.check_layout import layout_problems, tied_problems
+from meshwright.ir.layout.layout import Shard, parse_placement, parse_strategy
+from meshwright.ir.plan.plan import BlockLayout, ModelMesh, param_key
+from meshwright.ir.trace.loss_module import flatten_batch
+from meshwright.ir.trace.trace import trace
 from meshwright.planner.inside.axis_layout import lay_out, stored_choices
 from meshwright.planner.inside.axis_space import Spreader
 from meshwright.planner.inside.choices import BlockProblem, Reader, ValueEdge, cost_of
 from meshwright.planner.inside.choose import choose
 from meshwright.planner.inside.data_layout import DataLayout, results, solve_data
 from meshwright.planner.inside.factors import AxisKind
+from meshwright.planner.inside.layout_objective import usual
 from meshwright.planner.inside.layouts import solve_layouts
 from meshwright.planner.inside.mesh_problem import mesh_problem
 from meshwright.planner.inside.mesh_space import mesh_space
 from meshwright.planner.inside.moves import Moves
 from meshwright.planner.inside.prices import AlphaBeta
-from meshwright.planner.inside.regime import usual
 from meshwright.planner.inside.segments import prelude_block
 from meshwright.planner.inside.variants import MeshVariants
 from meshwright.planner.pins.placement_rules import NO_RULES
-from meshwright.planner.problem import Problem, make_problem
+from meshwright.planner.problem.problem import Problem, make_problem
 from tests import forms
 from tests.codegen.equality import plan_of, run_plan
 from tests.codegen.test_models import traced, wanted

@@ -8,13 +8,13 @@ import pytest
 from benchmarks.attack.metamorphic import CHECKS, Instance, instance, solved
 from benchmarks.mixed_devices import cluster
 from meshwright.ir.errors import PlanError
-from meshwright.ir.verify import verify
+from meshwright.ir.plan.verify import verify
 from meshwright.planner.across.refine import neighbours
 from meshwright.planner.across.treatments import Treatments
-from meshwright.planner.candidates import Choice, StageChoice, build_plan
-from meshwright.planner.node_order import in_one_order
-from meshwright.planner.offers import TIE
-from meshwright.planner.problem import Problem, make_problem
+from meshwright.planner.problem.candidates import Choice, StageChoice, build_plan
+from meshwright.planner.problem.node_order import in_one_order
+from meshwright.planner.problem.problem import Problem, make_problem
+from meshwright.planner.search.offers import TIE
 from meshwright.planner.searchers.exhaustive import count
 from tests.planner.chains import chain
 

@@ -1,13 +1,13 @@
-"""All moves between placements at once, against `ir.paths` one by one."""
+"""All moves between placements at once, against `ir.layout.paths` one by one."""
 
 from itertools import product
 
 import pytest
 
-from meshwright.ir.conversions import Conversion
-from meshwright.ir.layout import RP, Axis, P, Placement, R, Shard
-from meshwright.ir.nesting import nests
-from meshwright.ir.paths import path
+from meshwright.ir.layout.conversions import Conversion
+from meshwright.ir.layout.layout import RP, Axis, P, Placement, R, Shard
+from meshwright.ir.layout.nesting import nests
+from meshwright.ir.layout.paths import path
 from meshwright.planner.inside.moves import AxisMove, Moves, share
 
 SHAPE = (8, 24, 12)

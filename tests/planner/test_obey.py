@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from meshwright.ir.errors import Infeasible
-from meshwright.ir.plan import Plan
-from meshwright.planner.candidates import uniform_choice
+from meshwright.ir.plan.plan import Plan
 from meshwright.planner.pins.constraints import broken
 from meshwright.planner.pins.obey import obey
-from meshwright.planner.search import search_problem
+from meshwright.planner.problem.candidates import uniform_choice
+from meshwright.planner.search.search import search_problem
 from tests.planner.problems import cluster, mlp, problem
 from tests.planner.test_balance import mixed
 

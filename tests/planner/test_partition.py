@@ -15,8 +15,8 @@ from meshwright.planner.across.run_costs import RunCosts
 from meshwright.planner.across.spans import highest, sums, sums_of_named
 from meshwright.planner.across.stage_options import Figures, StageOptions
 from meshwright.planner.across.stage_tables import StageTables
-from meshwright.planner.candidates import build_plan, uniform_choice
-from meshwright.planner.space import Mesh
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.space import Mesh
 from tests.planner.problems import cluster, mlp, problem, traced
 
 BLOCKS = 5

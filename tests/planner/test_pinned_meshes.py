@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from meshwright.ir.errors import Infeasible
 from meshwright.planner.across.pinned_meshes import pinned_choices, proportional_cuts
-from meshwright.planner.search import search_problem
+from meshwright.planner.search.search import search_problem
 from tests.planner.problems import cluster, mlp, problem
 
 

@@ -5,18 +5,18 @@ from itertools import combinations, product
 
 import pytest
 
-from meshwright.costmodel.comm import send_time
+from meshwright.costmodel.comm.comm import send_time
 from meshwright.ir import presets
-from meshwright.ir.cluster import Cluster, Node
-from meshwright.ir.device import Link
-from meshwright.ir.graph import Graph
-from meshwright.ir.layer_profile import parse_layer_profile
-from meshwright.ir.profiled_graph import profiled_graph
-from meshwright.ir.verify import verify
-from meshwright.planner.problem import Problem, make_problem
-from meshwright.planner.search import search_problem
+from meshwright.ir.cluster.cluster import Cluster, Node
+from meshwright.ir.cluster.device import Link
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.graph.profiled_graph import profiled_graph
+from meshwright.ir.plan.verify import verify
+from meshwright.ir.profile.layer_profile import parse_layer_profile
+from meshwright.planner.problem.problem import Problem, make_problem
+from meshwright.planner.problem.space import compositions
+from meshwright.planner.search.search import search_problem
 from meshwright.planner.searchers.pipedream import stages_of, units_of
-from meshwright.planner.space import compositions
 
 Layers = list[tuple[float, int, int]]
 """Milliseconds of forward and backward, bytes that leave, bytes of parameters; of one sample."""

@@ -5,19 +5,19 @@ from itertools import combinations
 
 import pytest
 
-from meshwright.costmodel.keeping import Makers, effect
-from meshwright.costmodel.tables import BlockSpot
+from meshwright.costmodel.block.keeping import Makers, effect
+from meshwright.costmodel.cost_cache import BlockSpot
 from meshwright.forms.retention.selective import CHEAP
-from meshwright.ir.cluster import Cluster
+from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import Infeasible
-from meshwright.ir.trace import trace
-from meshwright.ir.verify import check
+from meshwright.ir.plan.verify import check
+from meshwright.ir.trace.trace import trace
 from meshwright.planner.inside.saved_choice import SavedChoice
 from meshwright.planner.pins.constraints import broken
-from meshwright.planner.problem import Problem, make_problem
-from meshwright.planner.saved_modes import SavedMode, saved_modes
-from meshwright.planner.saved_names import saved_name
-from meshwright.planner.search import search_problem
+from meshwright.planner.problem.problem import Problem, make_problem
+from meshwright.planner.problem.saved_modes import SavedMode, saved_modes
+from meshwright.planner.problem.saved_names import saved_name
+from meshwright.planner.search.search import search_problem
 from tests.forms import case
 from tests.models import CASES
 

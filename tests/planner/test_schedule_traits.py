@@ -11,9 +11,9 @@ import pytest
 
 import meshwright
 from meshwright.ir.errors import PlanError
-from meshwright.ir.schedule import Action, Schedule, Work, in_flight, parse_schedule
-from meshwright.planner import schedule_tools
-from meshwright.planner.schedule_tools import (
+from meshwright.ir.plan.schedule import Action, Schedule, Work, in_flight, parse_schedule
+from meshwright.planner.problem import schedule_tools
+from meshwright.planner.problem.schedule_tools import (
     MADE,
     SCHEDULES,
     USUAL,
@@ -23,7 +23,7 @@ from meshwright.planner.schedule_tools import (
     traits,
     twin,
 )
-from meshwright.planner.search import search_problem
+from meshwright.planner.search.search import search_problem
 from tests.planner.chains import problem
 
 COPIES = {
@@ -32,7 +32,7 @@ COPIES = {
 }  # fmt: skip
 COMPARE = """
 from meshwright.planner.across import relaxation
-from meshwright.planner.search import search_problem
+from meshwright.planner.search.search import search_problem
 from tests.planner.chains import problem
 relaxation.UNITS = 0  # bounds as on large clusters, where not all is gone through
 for pair in {pairs}:
@@ -71,7 +71,7 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
 
 def test_the_name_of_made_schedules_is_taken(tmp_path: Path) -> None:
     (tmp_path / f"{MADE}.py").write_text("STAGES_PER_RANK = (1,)\n")
-    text = f"from meshwright.planner.schedule_tools import traits; traits({MADE!r})"
+    text = f"from meshwright.planner.problem.schedule_tools import traits; traits({MADE!r})"
     assert "give the file another name" in in_folder(tmp_path, text).stderr
 
 

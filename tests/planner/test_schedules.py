@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.distributed.pipelining.schedules import _Action, _validate_schedule
 
 from meshwright.ir.errors import PlanError
-from meshwright.ir.schedule import (
+from meshwright.ir.plan.schedule import (
     FORWARDS,
     Action,
     Schedule,
@@ -17,7 +17,7 @@ from meshwright.ir.schedule import (
     check_schedule,
     parse_schedule,
 )
-from meshwright.planner.schedule_tools import SCHEDULES, make_schedule, stages_per_rank
+from meshwright.planner.problem.schedule_tools import SCHEDULES, make_schedule, stages_per_rank
 
 GOLDEN = {
     "gpipe": """

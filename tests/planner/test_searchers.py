@@ -6,12 +6,12 @@ from importlib import import_module
 import pytest
 
 from meshwright.ir.errors import Infeasible
-from meshwright.ir.plan import Plan
-from meshwright.ir.plan_io import dumps, loads
-from meshwright.ir.verify import verify
-from meshwright.planner.offers import SEARCHERS
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.plan.plan_io import dumps, loads
+from meshwright.ir.plan.verify import verify
 from meshwright.planner.pins.constraints import broken
-from meshwright.planner.search import search_problem
+from meshwright.planner.search.offers import SEARCHERS
+from meshwright.planner.search.search import search_problem
 from tests.planner.problems import TINY
 
 BASELINES = {

@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from meshwright.costmodel.offload import arriving_s, leaving_s
-from meshwright.costmodel.simulate import StageTimes, simulate
+from meshwright.costmodel.simulate.simulate import StageTimes, simulate
+from meshwright.costmodel.stage.offload import arriving_s, leaving_s
 from meshwright.planner.across.block_ways import BlockWays
 from meshwright.planner.across.places import Places, orders
-from meshwright.planner.across.relaxation import Frame, Relaxation
 from meshwright.planner.across.run_costs import RunCosts
-from meshwright.planner.schedule_tools import make_schedule
+from meshwright.planner.bounds.relaxation import Frame, Relaxation
+from meshwright.planner.problem.schedule_tools import make_schedule
 from tests.planner.problems import cluster, mlp, problem
 
 RANKS, CHUNKS, COUNT, BLOCKS = 2, 4, 8, 16

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from meshwright.ir.errors import PlanError
-from meshwright.ir.graph import Graph, Op, Ref
-from meshwright.ir.layout import Axis, Strategy
-from meshwright.ir.trace import trace
+from meshwright.ir.graph.graph import Graph, Op, Ref
+from meshwright.ir.layout.layout import Axis, Strategy
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.inside.candidate_splits import spread
 from meshwright.planner.inside.data_layout import is_state, solve_data, taken_dims
 from meshwright.planner.inside.factors import AxisKind, Split, strategies
 from meshwright.planner.inside.segments import LayoutSegment
-from meshwright.planner.inside.spread import spread
 from tests.models import CASES
 from tests.planner.simulated_ops import Whole, check_strategy, run_whole, whole_of
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from meshwright.costmodel.simulate import StageTimes
+from meshwright.costmodel.simulate.simulate import StageTimes
 from meshwright.ir.errors import Infeasible, PlanError
-from meshwright.ir.schedule import Schedule, check_schedule, parse_schedule
-from meshwright.planner.schedule_tools import make_schedule
+from meshwright.ir.plan.schedule import Schedule, check_schedule, parse_schedule
+from meshwright.planner.problem.schedule_tools import make_schedule
 from meshwright.planner.synthesis.bound import bound_s
 from meshwright.planner.synthesis.choose import files
 from meshwright.planner.synthesis.greedy import RULES, list_schedule

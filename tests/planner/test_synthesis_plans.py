@@ -4,24 +4,23 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.costmodel.simulate import StageTimes
-from meshwright.ir.cluster import Cluster
-from meshwright.ir.plan import Plan
-from meshwright.ir.plan_io import dumps, loads
-from meshwright.ir.schedule import Work
-from meshwright.ir.trace import trace
-from meshwright.ir.verify import check
-from meshwright.planner import search
-from meshwright.planner.candidates import build_plan, uniform_choice
-from meshwright.planner.found import SearchLog, pipelines
-from meshwright.planner.predict import excess_bytes
-from meshwright.planner.problem import Problem, make_problem
-from meshwright.planner.schedule_tools import MADE, SCHEDULES, stages_per_rank
-from meshwright.planner.search import search_problem
+from meshwright.costmodel.simulate.simulate import StageTimes
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.plan.plan_io import dumps, loads
+from meshwright.ir.plan.schedule import Work
+from meshwright.ir.plan.verify import check
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.predict import excess_bytes
+from meshwright.planner.problem.problem import Problem, make_problem
+from meshwright.planner.problem.schedule_tools import MADE, SCHEDULES, stages_per_rank
+from meshwright.planner.search.found import SearchLog, pipelines
+from meshwright.planner.search.plan_comparison import kind_of
+from meshwright.planner.search.search import search, search_problem
 from meshwright.planner.synthesis.choose import synthesised, with_schedule
 from meshwright.planner.synthesis.solve import synthesise
 from meshwright.planner.synthesis.task import Task
-from meshwright.planner.why import kind_of
 from tests.equality import check_equal
 from tests.models import CASES
 from tests.planner.problems import cluster, mlp, problem

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from benchmarks.tensor_volume import SAMPLES, by_hand, volume
-from meshwright.ir.graph import Graph
-from meshwright.ir.layout import Shard, parse_placement
-from meshwright.ir.plan import BlockLayout, ModelMesh
-from meshwright.ir.trace import trace
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.layout.layout import Shard, parse_placement
+from meshwright.ir.plan.plan import BlockLayout, ModelMesh
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.inside.layout_objective import Regime
 from meshwright.planner.inside.layouts import solve_layouts
 from meshwright.planner.inside.prices import AlphaBeta
-from meshwright.planner.inside.regime import Regime
 from tests import forms
 
 WIDTH = 3072

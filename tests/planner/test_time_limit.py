@@ -5,11 +5,11 @@ import time
 import pytest
 
 from meshwright.ir.errors import Infeasible
-from meshwright.ir.plan_io import dumps, loads
+from meshwright.ir.plan.plan_io import dumps, loads
 from meshwright.planner.across import run_classes
-from meshwright.planner.deadline import TimeUp, check_time, until
-from meshwright.planner.problem import make_problem
-from meshwright.planner.search import search_problem
+from meshwright.planner.problem.problem import make_problem
+from meshwright.planner.search.deadline import TimeUp, check_time, until
+from meshwright.planner.search.search import search_problem
 from tests.planner.chains import chain, machine, problem
 
 SLACK_S = 4.0

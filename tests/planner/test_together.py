@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from meshwright.ir.layout import Strategy, parse_strategy
-from meshwright.ir.rules import Rule
+from meshwright.ir.graph.rules import Rule
+from meshwright.ir.layout.layout import Strategy, parse_strategy
 from meshwright.planner.inside.together import Side, brought_once
 
 ATTENTION = Rule(

@@ -5,11 +5,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from meshwright.ir.cluster import Cluster
-from meshwright.ir.trace import trace
-from meshwright.planner.notes import notes_of
-from meshwright.planner.problem import make_problem
-from meshwright.planner.search import search_problem
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.problem.problem import make_problem
+from meshwright.planner.search.notes import notes_of
+from meshwright.planner.search.search import search_problem
 
 
 class Words(nn.Module):

@@ -7,11 +7,11 @@ import torch
 from hypothesis import strategies as st
 from torch import nn
 
-from meshwright.ir.cluster import Cluster, Node
-from meshwright.ir.device import DeviceType, Link
-from meshwright.ir.graph import Graph
-from meshwright.ir.trace import trace
-from meshwright.planner.problem import Problem, make_problem
+from meshwright.ir.cluster.cluster import Cluster, Node
+from meshwright.ir.cluster.device import DeviceType, Link
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.problem.problem import Problem, make_problem
 from meshwright.planner.searchers.exhaustive import count
 
 WIDTH = 8

@@ -11,19 +11,19 @@ from typing import Any
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from meshwright.costmodel.block_costs import BlockSpot
+from meshwright.costmodel.block.block_costs import BlockSpot
 from meshwright.ir import presets
-from meshwright.ir.cluster import Cluster, Node
-from meshwright.ir.graph import Graph
-from meshwright.ir.profile import BlockRecord, Profile
-from meshwright.ir.trace import trace
-from meshwright.planner.kernels import asked_kernels, worth
-from meshwright.planner.problem import Problem, make_problem
-from meshwright.planner.schedule_tools import SCHEDULES
-from meshwright.profiling_work import block_tasks
+from meshwright.ir.cluster.cluster import Cluster, Node
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.profile.profile import BlockRecord, Profile
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.problem.kernels import asked_kernels, worth
+from meshwright.planner.problem.problem import Problem, make_problem
+from meshwright.planner.problem.schedule_tools import SCHEDULES
+from meshwright.profiling.work import block_tasks
+from tests.costmodel.fit.test_fit_compute import cpu_profile
+from tests.costmodel.fit.test_learn import MACHINE, timing
 from tests.costmodel.models import mlp
-from tests.costmodel.test_fit_compute import cpu_profile
-from tests.costmodel.test_learn import MACHINE, timing
 from tests.models import CASES as ZOO
 from tests.planner.problems import TINY
 from tests.planner.problems import cluster as toy

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.costmodel.estimate import estimate_all
-from meshwright.ir.plan import Plan
-from meshwright.planner.placed_kernels import put_in
-from meshwright.planner.problem import Problem
-from meshwright.planner.search import search_problem
+from meshwright.ir.plan.plan import Plan
+from meshwright.planner.problem.placed_kernels import put_in
+from meshwright.planner.problem.problem import Problem
+from meshwright.planner.search.search import search_problem
+from tests.planner.problem.test_placed_kernels import asked, cluster, large
 from tests.planner.problems import TINY
-from tests.planner.test_placed_kernels import asked, cluster, large
 from tests.record.cases import CASES, TINIES
 
 RECORD = Path(__file__).parent / "record.json"

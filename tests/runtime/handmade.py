@@ -10,18 +10,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, fx, nn
 
-from meshwright.codegen.program import BlockCode, BorderValue, Call, StageProgram
-from meshwright.ir.graph import Block, Graph, Kind
-from meshwright.ir.graph import Tensor as GraphTensor
-from meshwright.ir.layout import Shard
-from meshwright.ir.nesting import whole_runs
-from meshwright.ir.param import Param
-from meshwright.ir.plan import ClusterId, InputSpec, ModelId, Plan, ScheduleTable, Stage
-from meshwright.ir.schedule import Schedule
-from meshwright.runtime.build import build_rank
-from meshwright.runtime.job import Job
-from meshwright.runtime.optimizer import make_optimizer
-from meshwright.runtime.weights import model_tensors
+from meshwright.codegen.lower.program import BlockCode, BorderValue, Call, StageProgram
+from meshwright.ir.graph.graph import Block, Graph, Kind
+from meshwright.ir.graph.graph import Tensor as GraphTensor
+from meshwright.ir.graph.param import Param
+from meshwright.ir.layout.layout import Shard
+from meshwright.ir.layout.nesting import whole_runs
+from meshwright.ir.plan.plan import ClusterId, InputSpec, ModelId, Plan, ScheduleTable, Stage
+from meshwright.ir.plan.schedule import Schedule
+from meshwright.runtime.job.build import build_rank
+from meshwright.runtime.job.job import Job
+from meshwright.runtime.job.weights import model_tensors
+from meshwright.runtime.step.optimizer import make_optimizer
 
 WIDTH = 6
 BATCH = 24

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 import meshwright as mw
-from meshwright.ir.cluster import Cluster
-from meshwright.ir.trace import trace
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.trace.trace import trace
 from tests.models import CASES
 
 

@@ -11,26 +11,26 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from meshwright.codegen import compiled
-from meshwright.codegen.comm import Comm
-from meshwright.codegen.emit import write_sources
-from meshwright.codegen.lower import lower
-from meshwright.costmodel.fit_compute import record_work
-from meshwright.ir.cluster import Cluster
-from meshwright.ir.device import OpClass
-from meshwright.ir.graph import Graph
-from meshwright.ir.images import channels_last, is_channels_last
-from meshwright.ir.plan import Plan, model_mesh
-from meshwright.ir.trace import trace
-from meshwright.planner.candidates import build_plan, uniform_choice
-from meshwright.planner.problem import make_problem
-from meshwright.profiling_ops import op_tasks
-from meshwright.profiling_work import block_tasks
-from meshwright.runtime.job import compile as compile_job
-from meshwright.runtime.mailbox import Mailbox
+from meshwright.codegen.collectives.comm import Comm
+from meshwright.codegen.emit.emit import write_sources
+from meshwright.codegen.lower.lower import lower
+from meshwright.codegen.passes import compiled
+from meshwright.costmodel.fit.fit_compute import record_work
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.cluster.device import OpClass
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.graph.images import channels_last, is_channels_last
+from meshwright.ir.plan.plan import Plan, model_mesh
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.problem import make_problem
+from meshwright.profiling.ops import op_tasks
+from meshwright.profiling.work import block_tasks
+from meshwright.runtime.job.job import compile as compile_job
+from meshwright.runtime.job.weights import model_tensors
+from meshwright.runtime.messages.mailbox import Mailbox
 from meshwright.runtime.profiling.bench import bench
 from meshwright.runtime.profiling.ops import measure_op
-from meshwright.runtime.weights import model_tensors
 from tests.codegen.test_models import split_all
 from tests.equality import check_equal
 from tests.layouts import Layouts

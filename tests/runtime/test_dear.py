@@ -13,20 +13,20 @@ from torch import Tensor, nn
 from meshwright.forms.flat import ShardedBucket
 from meshwright.forms.sync import check, findings
 from meshwright.forms.sync.dear import in_forward_order
-from meshwright.ir.cluster import Cluster
+from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import NonFinite, PlanError
-from meshwright.ir.plan import Plan, SyncChoice
-from meshwright.ir.plan_io import dumps, loads, rehash
-from meshwright.ir.trace import trace
-from meshwright.planner.candidates import build_plan, uniform_choice
+from meshwright.ir.plan.plan import Plan, SyncChoice
+from meshwright.ir.plan.plan_io import dumps, loads, rehash
+from meshwright.ir.trace.trace import trace
 from meshwright.planner.pins.decision_text import parse_constraint
 from meshwright.planner.pins.decisions_kept import broken
-from meshwright.planner.problem import make_problem
-from meshwright.planner.space import meshes
-from meshwright.runtime.export import full_state
-from meshwright.runtime.job import Job
-from meshwright.runtime.job import compile as compile_job
-from meshwright.runtime.stage import BlockModule
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.problem import make_problem
+from meshwright.planner.problem.space import meshes
+from meshwright.runtime.checkpoint.export import full_state
+from meshwright.runtime.job.job import Job
+from meshwright.runtime.job.job import compile as compile_job
+from meshwright.runtime.stage.stage import BlockModule
 from tests.runtime.nets import plan_for
 from tests.spawn import alone, run_ranks
 

@@ -10,10 +10,10 @@ from benchmarks.published.recipes import recipe_of
 from benchmarks.published.sites import ground_of
 from benchmarks.published.stages import stages_of
 from benchmarks.published.systems import system_of
-from meshwright.ir.cluster import Cluster
-from meshwright.ir.trace import trace
-from meshwright.planner.problem import make_problem
-from meshwright.planner.search import search_problem
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.problem.problem import make_problem
+from meshwright.planner.search.search import search_problem
 from tests.benchmarks.test_published import GPT3, row
 from tests.equality import check_equal
 from tests.models import Batch, ModelCase

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.attack.faulty_ranks import cause, said_by_the_other
-from meshwright.runtime.standing import RankStanding, first_cause
+from meshwright.runtime.world.standing import RankStanding, first_cause
 
 FAULTS = [
     ("zero3", "forward"), ("tp", "forward"), ("pp", "forward"), ("pp", "loader"),

@@ -10,14 +10,14 @@ import torch
 import meshwright as mw
 from meshwright.forms.flat import ShardedBucket
 from meshwright.ir.errors import PlanError
-from meshwright.ir.graph import Fusion, Graph, Missed
+from meshwright.ir.graph.graph import Fusion, Graph, Missed
 from meshwright.ir.kernels import KERNELS, TRACED
-from meshwright.planner.candidates import build_plan, uniform_choice
+from meshwright.planner.inside.layout_objective import usual
 from meshwright.planner.inside.layouts import solve_layouts
-from meshwright.planner.inside.regime import usual
-from meshwright.planner.kernels import asked_kernels
-from meshwright.planner.problem import make_problem
-from meshwright.runtime.export import full_state
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.kernels import asked_kernels
+from meshwright.planner.problem.problem import make_problem
+from meshwright.runtime.checkpoint.export import full_state
 from tests.codegen.test_inside_models import QUICK
 from tests.equality import check_equal
 from tests.models import CASES

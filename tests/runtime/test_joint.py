@@ -7,15 +7,15 @@ from functools import cache
 import pytest
 
 import meshwright as mw
-from meshwright.codegen.comm import Comm, SentCollective
-from meshwright.codegen.lower import lower
-from meshwright.codegen.simulated import simulate
-from meshwright.ir.graph import Fusion, Graph
+from meshwright.codegen.collectives.comm import Comm, SentCollective
+from meshwright.codegen.lower.lower import lower
+from meshwright.ir.graph.graph import Fusion, Graph
 from meshwright.ir.placed import JOINT, placed
-from meshwright.ir.plan import BlockLayout, Plan
-from meshwright.ir.verify import check
-from meshwright.planner.candidates import build_plan, uniform_choice
-from meshwright.planner.problem import make_problem
+from meshwright.ir.plan.plan import BlockLayout, Plan
+from meshwright.ir.plan.verify import check
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.problem import make_problem
+from meshwright.testing.simulated import simulate
 from tests import forms
 from tests.equality import check_equal
 from tests.models import CASES, ModelCase

@@ -15,8 +15,8 @@ from benchmarks.attack.schedules import (
     train_all,
     train_traced,
 )
-from meshwright.planner.schedule_tools import make_schedule
-from meshwright.runtime.job import Job
+from meshwright.planner.problem.schedule_tools import make_schedule
+from meshwright.runtime.job.job import Job
 from tests.nccl_rule import run_under_rule
 from tests.runtime.handmade import batches, make_job
 from tests.spawn import RankFailed

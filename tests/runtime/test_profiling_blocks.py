@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from meshwright.costmodel.tables import BlockSpot
-from meshwright.ir.cluster import Cluster
-from meshwright.ir.graph import Graph
-from meshwright.ir.profile import BlockRecord
+from meshwright.costmodel.cost_cache import BlockSpot
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.profile.profile import BlockRecord
 from meshwright.ir.torch_private import storage_key, watching
-from meshwright.ir.trace import trace
-from meshwright.planner.problem import Problem, make_problem
-from meshwright.profiling_work import block_tasks
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.problem.problem import Problem, make_problem
+from meshwright.profiling.work import block_tasks
 from meshwright.runtime.profiling.bench import bench
 from meshwright.runtime.profiling.blocks import measure_block, memory_of
 from meshwright.runtime.profiling.free_lines import FreeLine

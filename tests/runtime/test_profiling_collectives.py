@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from meshwright.ir.cluster import Cluster
-from meshwright.ir.device import OPERATIONS
-from meshwright.ir.profile import CollectiveRecord, GroupShape
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.cluster.device import OPERATIONS
+from meshwright.ir.profile.profile import CollectiveRecord, GroupShape
 from meshwright.runtime.profiling import collectives
 from meshwright.runtime.profiling.clocks import loaded_clock, make_clock, message_clock
 from meshwright.runtime.profiling.collectives import (

@@ -3,19 +3,19 @@
 import pytest
 import torch
 
-from meshwright.costmodel.keys import op_key
-from meshwright.costmodel.profile_timer import profile_timer
-from meshwright.costmodel.tables import BlockSpot
-from meshwright.costmodel.walk import PricedMove, PricedOp
-from meshwright.ir.cluster import Cluster
-from meshwright.ir.device import OpClass
-from meshwright.ir.profile import Machine, MemoryRecord, OpRecord, Profile
-from meshwright.ir.trace import trace
-from meshwright.planner.candidates import build_plan, uniform_choice
-from meshwright.planner.problem import Problem, make_problem
-from meshwright.profiling_memory import heap_plans
-from meshwright.profiling_ops import grid, op_tasks
-from meshwright.profiling_work import locals_of
+from meshwright.costmodel.block.price_ops import PricedMove, PricedOp
+from meshwright.costmodel.cost_cache import BlockSpot
+from meshwright.costmodel.ops.keys import op_key
+from meshwright.costmodel.ops.profile_timer import profile_timer
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.cluster.device import OpClass
+from meshwright.ir.profile.profile import Machine, MemoryRecord, OpRecord, Profile
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.problem import Problem, make_problem
+from meshwright.profiling.memory import heap_plans
+from meshwright.profiling.ops import grid, op_tasks
+from meshwright.profiling.work import locals_of
 from meshwright.runtime.profiling.heap import Grown, grown, memory_records
 from meshwright.runtime.profiling.ops import measure_op
 from meshwright.runtime.profiling.optimizers import measure_optimizer, optimizer_tasks

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.ir.profile import Machine
-from meshwright.ir.profile_store import load_profile
-from meshwright.profiling_ranks import dealt
+from meshwright.ir.profile.profile import Machine
+from meshwright.ir.profile.profile_store import load_profile
+from meshwright.profiling.ranks import dealt
 
 
 def machine(name: str) -> Machine:

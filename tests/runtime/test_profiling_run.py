@@ -9,18 +9,18 @@ import pytest
 import torch
 
 import meshwright as mw
-from meshwright.costmodel.tables import BlockSpot, CostTables
-from meshwright.ir.cluster import Cluster
+from meshwright.costmodel.cost_cache import BlockSpot, CostTables
+from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
-from meshwright.ir.graph import Graph
-from meshwright.ir.profile import BlockRecord, Machine, OptimizerRecord, Profile, Timing
-from meshwright.ir.profile_store import load_profile, open_store
-from meshwright.ir.trace import trace
-from meshwright.planner.candidates import build_plan, uniform_choice
-from meshwright.planner.problem import make_problem
-from meshwright.profiling_progress import ProfilingProgress
-from meshwright.profiling_run import ProfilingRun
-from meshwright.profiling_work import block_tasks, tasks_of_plans
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.profile.profile import BlockRecord, Machine, OptimizerRecord, Profile, Timing
+from meshwright.ir.profile.profile_store import load_profile, open_store
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.problem import make_problem
+from meshwright.profiling.progress import ProfilingProgress
+from meshwright.profiling.run import ProfilingRun
+from meshwright.profiling.work import block_tasks, tasks_of_plans
 from meshwright.runtime.profiling import run as profiling_run
 from meshwright.runtime.profiling.run import measure_all, measurer, together
 from meshwright.runtime.profiling.tasks import OptimizerTask

@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import nn
 
-from meshwright.codegen.comm import Comm
+from meshwright.codegen.collectives.comm import Comm
 from meshwright.codegen.one_process import run_local
-from meshwright.ir import plan_io
 from meshwright.ir.errors import CheckFailed, MeshwrightError
-from meshwright.runtime import job as job_module
-from meshwright.runtime import step_end
+from meshwright.ir.plan import plan_io
 from meshwright.runtime.check import model as model_check
 from meshwright.runtime.check import run
-from meshwright.runtime.export import full_state
-from meshwright.runtime.job import compile as compile_job
+from meshwright.runtime.checkpoint.export import full_state
+from meshwright.runtime.job import job as job_module
+from meshwright.runtime.job.job import compile as compile_job
+from meshwright.runtime.step import step_end
 from tests.runtime.nets import CHOICES, Net, data, net_plan, plan_for
 from tests.spawn import run_ranks
 

@@ -19,12 +19,12 @@ from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from meshwright.ir.errors import PlanError
-from meshwright.runtime import run_dir
-from meshwright.runtime.stored import parts
-from meshwright.runtime.stored.values import decode, encode
+from meshwright.runtime.checkpoint import parts
+from meshwright.runtime.checkpoint.values import decode, encode
+from meshwright.runtime.record import run_dir
+from tests.runtime.checkpoint.test_checkpoint import PLANS
 from tests.runtime.handmade import Chain, batches
-from tests.runtime.test_checkpoint import PLANS
-from tests.runtime.test_executor import make_job
+from tests.runtime.step.test_executor import make_job
 from tests.spawn import alone, run_ranks
 
 ONE = PLANS["one"]

@@ -10,8 +10,8 @@ from safetensors.torch import load_file, load_model
 from torch import nn
 
 from meshwright.ir.errors import PlanError
-from meshwright.ir.trace import trace
-from meshwright.runtime.job import compile as compile_job
+from meshwright.ir.trace.trace import trace
+from meshwright.runtime.job.job import compile as compile_job
 from tests.runtime.nets import CHOICES, Net, data, net_plan, plan_for
 from tests.spawn import alone, run_ranks
 

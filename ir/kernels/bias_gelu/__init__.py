@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from meshwright.ir.device import OpClass
-from meshwright.ir.flow import Flow, Match, Miss, kernel_call
-from meshwright.ir.graph import Arg, Graph, Op, Ref
+from meshwright.ir.cluster.device import OpClass
+from meshwright.ir.graph.graph import Arg, Graph, Op, Ref
+from meshwright.ir.graph.op_facts import OpFacts
+from meshwright.ir.graph.operators import operator
+from meshwright.ir.graph.rules import Rule, input_shapes, letters, make_rule
 from meshwright.ir.kernels.bias_gelu import dropout as dropping
 from meshwright.ir.kernels.bias_gelu.share import kind, share_of
 from meshwright.ir.kernels.gelu import tanh_gelu
@@ -25,10 +27,8 @@ from meshwright.ir.launch import (
     way,
     wide,
 )
-from meshwright.ir.op_facts import OpFacts
-from meshwright.ir.operators import operator
-from meshwright.ir.raw import RawOp, make_op
-from meshwright.ir.rules import Rule, input_shapes, letters, make_rule
+from meshwright.ir.trace.flat_trace import RawOp, make_op
+from meshwright.ir.trace.flow import Flow, Match, Miss, kernel_call
 
 
 def reference(x: Tensor, bias: Tensor, tanh: bool) -> Tensor:

@@ -13,8 +13,8 @@ from typing import Protocol
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.extensions import Files, add_folders, nearest
-from meshwright.ir.plan import Plan
-from meshwright.ir.verify import Finding
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.plan.verify import Finding
 
 add_folders("MESHWRIGHT_RETENTION", __path__)
 _FILES = Files(sys.modules[__name__], "retention")
@@ -40,7 +40,7 @@ class Savings(Protocol):
 
     @property
     def saved_bytes(self) -> Mapping[str, int]:
-        """Maker (`ir.keeping`) -> bytes that the backward needs of it."""
+        """Maker (`ir.plan.keeping`) -> bytes that the backward needs of it."""
 
     def smallest(self, again_s: float) -> Remade:
         """Finds the fewest bytes if so many seconds of a forward may run again."""

@@ -18,9 +18,9 @@ from meshwright.forms.exchange import Exchange
 from meshwright.forms.running import RunningForm
 from meshwright.ir.errors import PlanError
 from meshwright.ir.extensions import Files, add_folders, nearest
-from meshwright.ir.plain_text import SHOWN
-from meshwright.ir.plan import Plan, Stage, SyncChoice
-from meshwright.ir.verify import Finding
+from meshwright.ir.plan.plan import Plan, Stage, SyncChoice
+from meshwright.ir.plan.verify import Finding
+from meshwright.ir.text.plain_text import SHOWN
 
 add_folders("MESHWRIGHT_SYNC", __path__)
 _FILES = Files(sys.modules[__name__], "form of synchronisation")

@@ -26,9 +26,9 @@ from meshwright.forms.flat import (
     trainable,
 )
 from meshwright.forms.running import Held, Lines, Slot, SyncRun, Update
-from meshwright.ir.conversions import Primitive
-from meshwright.ir.direct import Waitable
-from meshwright.ir.plan import Stage
+from meshwright.ir.comm.p2p_collectives import Waitable
+from meshwright.ir.layout.conversions import Primitive
+from meshwright.ir.plan.plan import Stage
 
 _DEFAULTS = {"ahead": 1, "bucket_bytes": BUCKET_BYTES}
 _LARGEST = {"ahead": 2**20, "bucket_bytes": 2**50}

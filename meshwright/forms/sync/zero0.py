@@ -8,10 +8,10 @@ import torch.distributed as dist
 from meshwright.forms.exchange import Event, Exchange, Hold, Rewrite, Send
 from meshwright.forms.flat import BUCKET_BYTES, buckets, held_whole, trainable
 from meshwright.forms.running import Lines, Slot, SyncRun
-from meshwright.ir.collective import What
-from meshwright.ir.conversions import Primitive
-from meshwright.ir.direct import Waitable
-from meshwright.ir.plan import Stage
+from meshwright.ir.comm.collective import What
+from meshwright.ir.comm.p2p_collectives import Waitable
+from meshwright.ir.layout.conversions import Primitive
+from meshwright.ir.plan.plan import Stage
 
 
 def describe(replicas: int) -> Exchange:

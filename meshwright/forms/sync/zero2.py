@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from meshwright.forms.exchange import Event, Exchange, Hold, Send
 from meshwright.forms.flat import BUCKET_BYTES, ShardedOptimizer, buckets, trainable
 from meshwright.forms.running import Lines, Slot, SyncRun
-from meshwright.ir.conversions import Primitive
-from meshwright.ir.plan import Stage
+from meshwright.ir.layout.conversions import Primitive
+from meshwright.ir.plan.plan import Stage
 
 
 def describe(replicas: int) -> Exchange:

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from meshwright.forms.exchange import Event, Exchange, Hold, Send
 from meshwright.forms.flat import ShardedBucket, buckets, frozen, sum_over_copies, trainable
 from meshwright.forms.running import Held, Lines, Slot, SyncRun
-from meshwright.ir.conversions import Primitive
-from meshwright.ir.direct import Waitable
-from meshwright.ir.plan import Stage
+from meshwright.ir.comm.p2p_collectives import Waitable
+from meshwright.ir.layout.conversions import Primitive
+from meshwright.ir.plan.plan import Stage
 
 
 def describe(replicas: int) -> Exchange:

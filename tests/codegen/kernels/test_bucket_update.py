@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from meshwright.ir import launch
 from meshwright.ir.errors import PlanError
 from meshwright.ir.kernels import bucket_update
-from meshwright.runtime.updates import FormOptimizer, stepped_by_kernel
+from meshwright.runtime.step.updates import FormOptimizer, stepped_by_kernel
 
 SHAPES = ((7, 5), (1,), (), (3, 700), (0, 6), (1025,))
 OPTIMIZERS: list[tuple[type[torch.optim.Optimizer], dict[str, Any]]] = [

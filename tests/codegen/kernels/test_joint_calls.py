@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from meshwright.codegen import peer_calls, together
-from meshwright.codegen.comm import Comm
-from meshwright.codegen.simulated import simulate
-from meshwright.codegen.symmetric import Turn
+from meshwright.codegen.collectives import peer_calls, together
+from meshwright.codegen.collectives.comm import Comm
+from meshwright.codegen.collectives.symmetric import Turn
 from meshwright.ir import launch
 from meshwright.ir.kernels import gather_linear, linear_scatter, reduce_norm
 from meshwright.ir.placed import peers
+from meshwright.testing.simulated import simulate
 
 RANKS = 2
 NBYTES = 1 << 16

@@ -1,0 +1,1 @@
+"""Attention over keys that several ranks hold."""

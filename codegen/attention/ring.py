@@ -1,0 +1,183 @@
+"""Attention whose queries and keys are split along the sequence: keys and values go round.
+
+Each rank attends with its queries to the keys it holds, hands them to the next rank and takes those
+of the rank before, until it has seen all. In backward keys and values go round again, and behind
+them their gradients, which end where the keys belong. A message travels while a part is computed.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meshwright.codegen.attention.attend import (
+    AttentionStats,
+    Gradients,
+    PartialAttention,
+    attend,
+    attend_backward,
+    merged,
+    wide,
+)
+from meshwright.codegen.attention.ring_ownership import Ring, Share
+from meshwright.codegen.collectives.comm import Comm
+from meshwright.ir.errors import PlanError
+
+
+class _Attention(torch.autograd.Function):
+    """Queries [..., g, r, l, e], keys and values [..., g, s, e], mask [..., g, r, l, s]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, ring: Ring
+    ) -> Tensor:
+        with torch.autocast(query.device.type, enabled=False):
+            found = _forward(query, key, value, mask, ring)
+        out = found.out.to(query.dtype)
+        ctx.save_for_backward(query, key, value, mask, out, found.total)
+        ctx.ring = ring
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, mask, out, total = ctx.saved_tensors
+        known = AttentionStats(out, total, grads[0])
+        way_back = _Backward(ctx.ring, query, mask, known, ctx.needs_input_grad[3])
+        with torch.autocast(query.device.type, enabled=False):
+            to_query, to_key, to_value, to_mask = way_back.run(key, value)
+        narrow = query.dtype
+        return to_query.to(narrow), to_key.to(narrow), to_value.to(narrow), to_mask, None
+
+
+def _forward(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, ring: Ring
+) -> PartialAttention:
+    found = _nothing(wide(query), value)
+    for step, its_key, its_value in ring.rounds(key, value):
+        for rows, columns, visible in ring.pieces(ring.owner(step), mask):
+            keys, values = its_key[..., columns, :], its_value[..., columns, :]
+            part = attend(query[..., rows, :], keys, values, visible)
+            both = merged(PartialAttention(*(x[..., rows, :] for x in found)), part)
+            for whole, new in zip(found, both, strict=True):
+                whole[..., rows, :] = new
+    return found
+
+
+@dataclass(frozen=True)
+class _Backward:
+    """The way back: keys and values go round, their gradients one step behind."""
+
+    ring: Ring
+    query: Tensor
+    mask: Tensor | None
+    known: AttentionStats
+    wants_mask: bool
+
+    def run(self, key: Tensor, value: Tensor) -> Gradients:
+        ring, to_query = self.ring, torch.zeros_like(wide(self.query))
+        to_mask = torch.zeros_like(self.mask) if self.wants_mask and self.mask is not None else None
+        own = travelling = torch.zeros(0)
+        arrive = None
+        for step, its_key, its_value in ring.rounds(key, value):
+            owner = ring.owner(step)
+            packed = self._add(owner, its_key, its_value, to_query, to_mask)
+            if step == 0:
+                own = packed
+                continue
+            travelling = packed + arrive() if arrive else packed
+            arrive = ring.comm.shift(travelling, ring.axis, (ring.numel(ring.owner(step + 1)),))
+        if arrive:
+            own = own + arrive()
+        return Gradients(to_query, *ring.parts(own, ring.rank), to_mask)
+
+    def _add(
+        self, owner: int, key: Tensor, value: Tensor, to_query: Tensor, to_mask: Tensor | None
+    ) -> Tensor:
+        """The gradients of an owner's keys and values; those of queries and mask are added up."""
+        ring, known = self.ring, self.known
+        to_key, to_value = (torch.zeros_like(wide(x)) for x in (key, value))
+        for rows, columns, visible in ring.pieces(owner, self.mask):
+            found = attend_backward(
+                self.query[..., rows, :], key[..., columns, :], value[..., columns, :], visible,
+                AttentionStats(*(x[..., rows, :] for x in (known.out, known.total, known.grad))),
+                self.wants_mask,
+            )  # fmt: skip
+            to_query[..., rows, :] += found.query
+            to_key[..., columns, :] += found.key
+            to_value[..., columns, :] += found.value
+            if to_mask is not None and found.mask is not None:
+                places = ring.columns(to_mask, owner)
+                widths = [place.shape[-1] for place in places]
+                for place, part in zip(
+                    places, torch.split_with_sizes(found.mask, widths, -1), strict=True
+                ):
+                    place += part
+        return torch.cat([to_key.reshape(-1), to_value.reshape(-1)])
+
+
+def _nothing(query: Tensor, value: Tensor) -> PartialAttention:
+    """What queries that see no keys find."""
+    out = query.new_zeros(*query.shape[:-1], value.shape[-1])
+    return PartialAttention(out, query.new_full((*query.shape[:-1], 1), -torch.inf))
+
+
+def ring_attention(
+    comm: Comm,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    axis: str,
+    queries: tuple[int, ...],
+    keys: tuple[int, ...],
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    sections: tuple[int, int] = (1, 1),
+) -> Tensor:
+    """Attention of [..., h, l, e] to [..., g, s, e], both split along the sequence over the axis.
+
+    `queries` and `keys` are each rank's share of every section that the two sequences are cut into.
+    With several sections a rank has early and late queries, which evens out causal work. A mask
+    holds the rank's queries, or one for all, and all of the keys.
+    """
+    if dropout_p and comm.training:
+        raise PlanError(f"attention split along keys has no dropout; {dropout_p} is given, not 0")
+    query, key, value = (_as_autocast(x) for x in (query, key, value))
+    groups = key.shape[-3] if key.ndim > 2 else 1
+    heads = query.shape[-3] // groups if query.ndim > 2 else 1
+    scale = 1 / sqrt(query.shape[-1]) if scale is None else scale
+    ring = Ring(
+        comm, axis, Share(queries, sections[0]), Share(keys, sections[1]), scale, is_causal,
+        tuple(key.shape[:-2]), (key.shape[-1], value.shape[-1]),
+    )  # fmt: skip
+    grouped = _grouped(query, groups, heads)
+    mask = None if attn_mask is None else _grouped_mask(attn_mask, query.ndim, groups, heads)
+    apply: Callable[..., Tensor] = _Attention.apply
+    return apply(grouped, key, value, mask, ring).view(*query.shape[:-1], value.shape[-1])
+
+
+def _grouped(x: Tensor, groups: int, heads: int) -> Tensor:
+    """[..., h, l, e] as [..., g, r, l, e]."""
+    if x.ndim == 2:
+        return x.unsqueeze(0)
+    return x.reshape(*x.shape[:-3], groups, heads, *x.shape[-2:])
+
+
+def _grouped_mask(mask: Tensor, dims: int, groups: int, heads: int) -> Tensor:
+    if mask.ndim < 2:
+        mask = mask.view(1, -1)
+    if dims < 3 or mask.ndim < 3:
+        return mask
+    split = mask.shape[-3] > 1
+    return _grouped(mask, groups, heads) if split else mask.unsqueeze(-3)
+
+
+def _as_autocast(x: Tensor) -> Tensor:
+    """As torch's own attention takes it under autocast."""
+    device = x.device.type
+    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x

@@ -1,0 +1,1 @@
+"""What generated code calls to communicate, alone and beside products."""

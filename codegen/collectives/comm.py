@@ -1,0 +1,381 @@
+"""What generated code calls for everything that depends on the mesh.
+
+Each collective names what it does forward and what its gradient does backward; both come from the
+one table in `ir.layout.conversions`. On an axis of size 1 nothing communicates and no group is
+needed.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from meshwright.codegen.collectives.line import Alone, GroupLine, Line
+from meshwright.codegen.collectives.meter import Meter
+from meshwright.codegen.collectives.primitives import DimShares, begin, run
+from meshwright.ir.layout.conversions import COMMUNICATES, Primitive
+from meshwright.ir.layout.op_messages import SHIFT
+
+
+class SentCollective(NamedTuple):
+    """One collective that ran: for tests and benchmarks."""
+
+    axis: str
+    primitive: str
+    """A communicating primitive, or SHIFT of `ir.layout.op_messages`."""
+    nbytes: int
+    """Of the local tensor that went in."""
+
+
+class AxisConversion(NamedTuple):
+    """One conversion: what moves a value on an axis, and what moves its gradient back."""
+
+    axis: str
+    forward: Primitive
+    backward: Primitive
+    source: DimShares | None
+    target: DimShares | None
+    keeps: bool
+
+
+class Comm:
+    """The mesh as one rank sees it, and where training stands."""
+
+    def __init__(
+        self,
+        groups: Mapping[str, dist.ProcessGroup | Line | None],
+        sizes: Mapping[str, int],
+        coordinates: Mapping[str, int],
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.sizes = dict(sizes)
+        self.coordinates = dict(coordinates)
+        self.seed = seed
+        self.device = torch.device(device)
+        self.step = 0
+        self.microbatch = 0
+        self.sample_offset = 0
+        """Global index of the first sample this rank has in this micro-batch."""
+        self.block = ""
+        """Name of the block that runs."""
+        self.training = True
+        """False: no dropout, and batch-norm uses its running statistics."""
+        self.still = False
+        """True: random ops give constants (`ir.trace.still`), for comparing with another layout."""
+        self.recomputing = False
+        """True while a block is run again for its backward: buffers are not updated twice."""
+        self.log: list[SentCollective] | None = None
+        self.meter: Meter | None = None
+        self.stage = 0
+        """For the meter."""
+        self.kernels: frozenset[str] = frozenset()
+        """Fused ones that the plan has places for."""
+        self._lines = {axis: _line(axis, size, groups.get(axis)) for axis, size in sizes.items()}
+        self.number = next(_NUMBERS)
+        """By which operators of torch, which take no objects, find it."""
+        _COMMS[self.number] = self
+
+    def line(self, axis: str) -> Line:
+        """The ranks along an axis; an axis that the mesh lacks has one rank."""
+        return self._lines.get(axis) or Alone()
+
+    def identity(self, x: Tensor, axis: str, backward: str = "none") -> Tensor:
+        """Replicate to Replicate: only the gradient moves."""
+        return self._convert(x, axis, Primitive.IDENTITY, backward)
+
+    def all_reduce(self, x: Tensor, axis: str, backward: str = "none") -> Tensor:
+        """Partial to Replicate: the sum over the axis."""
+        return self._convert(x, axis, Primitive.ALL_REDUCE, backward)
+
+    def mask(self, x: Tensor, axis: str, backward: str = "none") -> Tensor:
+        """Replicate to Partial: one rank, in one micro-batch, keeps the value."""
+        return self._convert(x, axis, Primitive.MASK, backward)
+
+    def all_gather(
+        self,
+        x: Tensor,
+        axis: str,
+        dim: int,
+        sizes: Sequence[int],
+        backward: str = "none",
+        **more: int,
+    ) -> Tensor:
+        """Shard to Replicate. `sizes` are the elements of each rank in each of `outer` sections."""
+        source = self._part(dim, sizes, **more)
+        return self._convert(x, axis, Primitive.ALL_GATHER, backward, source=source)
+
+    def slice(
+        self,
+        x: Tensor,
+        axis: str,
+        dim: int,
+        sizes: Sequence[int],
+        backward: str = "none",
+        **more: int,
+    ) -> Tensor:
+        """Replicate to Shard: this rank's part, of this micro-batch if there are `per_sample`
+        elements for each sample in a section of `whole`."""
+        target = self._part(dim, sizes, **more)
+        return self._convert(x, axis, Primitive.SLICE, backward, target=target)
+
+    def pad(
+        self,
+        x: Tensor,
+        axis: str,
+        dim: int,
+        sizes: Sequence[int],
+        backward: str = "none",
+        **more: int,
+    ) -> Tensor:
+        """Shard to Partial: this rank's part in zeros of the full shape."""
+        source = self._part(dim, sizes, **more)
+        return self._convert(x, axis, Primitive.PAD, backward, source=source)
+
+    def reduce_scatter(
+        self,
+        x: Tensor,
+        axis: str,
+        dim: int,
+        sizes: Sequence[int],
+        backward: str = "none",
+        **more: int,
+    ) -> Tensor:
+        """Partial to Shard: this rank's part of the sum."""
+        target = self._part(dim, sizes, **more)
+        return self._convert(x, axis, Primitive.REDUCE_SCATTER, backward, target=target)
+
+    def all_to_all(
+        self,
+        x: Tensor,
+        axis: str,
+        dim: int,
+        sizes: Sequence[int],
+        to_dim: int,
+        to_sizes: Sequence[int],
+        backward: str = "none",
+        outer: int = 1,
+        to_outer: int = 1,
+    ) -> Tensor:
+        """Shard of one dim to Shard of another."""
+        source, target = self._part(dim, sizes, outer), self._part(to_dim, to_sizes, to_outer)
+        return self._convert(x, axis, Primitive.ALL_TO_ALL, backward, source, target)
+
+    def sum_over(self, x: Tensor, axis: str) -> Tensor:
+        """The sum over the axis of a tensor that has no gradient."""
+        return self._reduced(x, axis, largest=False)
+
+    def max_over(self, x: Tensor, axis: str) -> Tensor:
+        """The maximum over the axis of a tensor that has no gradient."""
+        return self._reduced(x, axis, largest=True)
+
+    def _reduced(self, x: Tensor, axis: str, *, largest: bool) -> Tensor:
+        line = self._logged(Primitive.ALL_REDUCE, axis, x)
+        if self.meter is None:
+            return line.all_reduce(x, largest)
+        start = self.meter.mark()
+        result = line.all_reduce(x, largest)
+        self._metered(Primitive.ALL_REDUCE, axis, line, x, result, start)
+        return result
+
+    def shift(self, x: Tensor, axis: str, shape: tuple[int, ...]) -> Callable[[], Tensor]:
+        """Starts to send x, which has no gradient, to the next rank of the axis; what it returns
+        waits for what the rank before sends. The meter is told of the waiting only."""
+        line = self.line(axis)
+        self._note(SHIFT, axis, line, x.nbytes)
+        arrive = line.shift(x, shape)
+
+        def wait() -> Tensor:
+            start = None if self.meter is None else self.meter.mark()
+            received = arrive()
+            self._met(SHIFT, axis, line, x.nbytes, start)
+            return received
+
+        return wait
+
+    def trade(
+        self, parts: list[Tensor], axis: str, shapes: list[tuple[int, ...]], neighbours: bool
+    ) -> list[Tensor]:
+        """Part i, which has no gradient, goes to rank i of the axis, from which comes one of shape
+        i. With `neighbours` most parts are empty."""
+        line, kind = self.line(axis), SHIFT if neighbours else Primitive.ALL_TO_ALL
+        nbytes = sum(part.nbytes for part in parts)
+        self._note(kind, axis, line, nbytes)
+        start = None if self.meter is None else self.meter.mark()
+        received = line.all_to_all(parts, shapes)
+        self._met(kind, axis, line, nbytes * (1 if neighbours else line.size), start)
+        return received
+
+    def _part(
+        self, dim: int, sizes: Sequence[int], outer: int = 1, whole: int = 0, per_sample: int = 0
+    ) -> DimShares:
+        start = self.sample_offset * per_sample if per_sample else -1
+        return DimShares(dim, tuple(sizes), outer, whole, start)
+
+    def _convert(
+        self,
+        x: Tensor,
+        axis: str,
+        forward: Primitive,
+        backward: str,
+        source: DimShares | None = None,
+        target: DimShares | None = None,
+    ) -> Tensor:
+        apply: Callable[..., Tensor] = _Convert.apply
+        return apply(x, self, self._move(axis, forward, backward, source, target))
+
+    def _move(
+        self,
+        axis: str,
+        forward: Primitive,
+        backward: str,
+        source: DimShares | None,
+        target: DimShares | None,
+    ) -> AxisConversion:
+        keeps = self.coordinates.get(axis, 0) == 0 and (axis != "dp" or self.microbatch == 0)
+        gradient = Primitive.IDENTITY if backward == "none" else Primitive(backward)
+        return AxisConversion(axis, forward, gradient, source, target, keeps)
+
+    def move(
+        self, forward: str, axis: str, *where: Any, backward: str = "none", **more: int
+    ) -> AxisConversion:
+        """The conversion that the method of that name stands for."""
+        primitive = Primitive(forward)
+        source = target = None
+        if primitive is Primitive.ALL_TO_ALL:
+            dim, sizes, to_dim, to_sizes = where
+            source = self._part(dim, sizes, more.get("outer", 1))
+            target = self._part(to_dim, to_sizes, more.get("to_outer", 1))
+        elif where:
+            dim, sizes = where
+            part = self._part(dim, sizes, **more)
+            gives_whole = primitive in (Primitive.ALL_GATHER, Primitive.PAD)
+            source, target = (part, None) if gives_whole else (None, part)
+        return self._move(axis, primitive, backward, source, target)
+
+    def begin_forward(self, move: AxisConversion, x: Tensor) -> Callable[[], Tensor]:
+        """Starts to move a value, without autograd; what it returns waits for that."""
+        return self._begin(move.forward, x, move, move.source, move.target)
+
+    def begin_backward(self, move: AxisConversion, gradient: Tensor) -> Callable[[], Tensor]:
+        """Starts to move its gradient back."""
+        return self._begin(move.backward, gradient, move, move.target, move.source)
+
+    def _begin(
+        self,
+        primitive: Primitive,
+        x: Tensor,
+        move: AxisConversion,
+        source: DimShares | None,
+        target: DimShares | None,
+    ) -> Callable[[], Tensor]:
+        line = self._logged(primitive, move.axis, x)
+        start = None if self.meter is None else self.meter.mark()
+        arrive = begin(primitive, x, line, source, target, move.keeps)
+        if self.meter is None or primitive not in COMMUNICATES:
+            return arrive
+
+        def wait() -> Tensor:
+            assert self.meter is not None
+            blocked = self.meter.mark()
+            result = arrive()
+            self._metered(primitive, move.axis, line, x, result, start, blocked)
+            return result
+
+        return wait
+
+    def _logged(self, primitive: Primitive, axis: str, x: Tensor) -> Line:
+        line = self.line(axis)
+        if primitive in COMMUNICATES:
+            self._note(primitive, axis, line, x.nbytes)
+        return line
+
+    def _note(self, kind: str, axis: str, line: Line, nbytes: int) -> None:
+        if self.log is not None and line.size > 1:
+            self.log.append(SentCollective(axis, kind, nbytes))
+
+    def _met(
+        self, kind: str, axis: str, line: Line, nbytes: int, start: Any, blocked: Any = None
+    ) -> None:
+        if self.meter is not None and line.size > 1:
+            self.meter.block_collective(self.stage, axis, kind, nbytes, line.size, start, blocked)
+
+    def run(
+        self,
+        primitive: Primitive,
+        x: Tensor,
+        axis: str,
+        source: DimShares | None,
+        target: DimShares | None,
+        keeps: bool,
+    ) -> Tensor:
+        """One primitive, without autograd."""
+        line = self._logged(primitive, axis, x)
+        if self.meter is None or primitive not in COMMUNICATES:
+            return run(primitive, x, line, source, target, keeps)
+        start = self.meter.mark()
+        result = run(primitive, x, line, source, target, keeps)
+        self._metered(primitive, axis, line, x, result, start)
+        return result
+
+    def _metered(
+        self,
+        primitive: Primitive,
+        axis: str,
+        line: Line,
+        x: Tensor,
+        result: Tensor,
+        start: Any,
+        blocked: Any = None,
+    ) -> None:
+        whole = result.nbytes if primitive is Primitive.ALL_GATHER else x.nbytes
+        if primitive is Primitive.ALL_TO_ALL:
+            whole *= line.size
+        self._met(primitive, axis, line, whole, start, blocked)
+
+
+_NUMBERS = count()
+_COMMS: WeakValueDictionary[int, Comm] = WeakValueDictionary()
+
+
+def comm_of(number: int) -> Comm:
+    """The one of this number in this process."""
+    return _COMMS[int(number)]
+
+
+def _line(axis: str, size: int, group: "dist.ProcessGroup | Line | None") -> Line:
+    if size == 1:
+        return Alone()
+    if group is None:
+        raise ValueError(f"axis {axis!r} has {size} ranks; it needs a process group")
+    line = GroupLine(group) if isinstance(group, dist.ProcessGroup) else group
+    if line.size != size:
+        raise ValueError(f"axis {axis!r} has {size} ranks, its process group {line.size}")
+    return line
+
+
+class _Convert(torch.autograd.Function):
+    """One row of the conversion table: a primitive forward, a primitive backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        comm: Comm,
+        move: AxisConversion,
+    ) -> Tensor:
+        ctx.comm, ctx.move = comm, move
+        result = comm.run(move.forward, x, move.axis, move.source, move.target, move.keeps)
+        return result.view_as(result) if result is x else result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        move: AxisConversion = ctx.move
+        gradient = ctx.comm.run(
+            move.backward, gradients[0], move.axis, move.target, move.source, move.keeps
+        )
+        return gradient, None, None

@@ -1,0 +1,1 @@
+"""From plan and graph to the programs of one rank."""

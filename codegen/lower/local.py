@@ -1,0 +1,117 @@
+"""What a rank calls for an op: the op itself with local shapes, or its sharded form.
+
+An op runs unchanged on local tensors unless it says sizes (views, factories, splits), averages
+over a split dim, draws random numbers, or is one of the few that must know the whole (vocabulary
+lookup, cross-entropy, batch statistics). The rules are tables from op name to a function of the
+`OpSite`. `evaluate` runs a form at once; with `testing.simulated` it tests a strategy:
+
+    simulate({"tp": 2}, lambda comm: evaluate(form_of(site(comm)), comm, local_inputs(comm)))
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from meshwright.codegen.collectives.comm import Comm
+from meshwright.codegen.lower import inside_forms, mesh_forms, shape_forms
+from meshwright.codegen.lower.site import Dtype, Form, In, OpSite, RankDevice, Value
+from meshwright.codegen.sharded.sharded import FUNCTIONS
+from meshwright.ir.graph.graph import Kind
+from meshwright.ir.graph.images import channels_last
+from meshwright.ir.graph.operators import arguments, operator
+from meshwright.ir.graph.windows import convolves_channels_last
+from meshwright.ir.ops import facts
+from meshwright.ir.trace.changing import written
+
+
+def form_of(site: OpSite) -> Form:
+    """What the rank calls for the op."""
+    name = site.op.target.rpartition(".")[0]
+    form = Form(
+        site.op.target, tuple(site.arguments().items()),
+        guarded=_changed_buffers(site), channels_last=_images(site),
+    )  # fmt: skip
+    if not site.op.inputs:
+        form = shape_forms.factory(site, form)
+    for rules in (shape_forms.RULES, mesh_forms.RULES, inside_forms.RULES):
+        if name in rules:
+            form = rules[name](site, form)
+    known = facts(site.op.target)
+    return known.form(site, form) if known and known.form else form
+
+
+def bind(
+    form: Form, resolve: Callable[[In | RankDevice], object]
+) -> tuple[Callable[..., object], tuple[object, ...], dict[str, object]]:
+    """Callable, positional and keyword arguments; `resolve` says what In and Device stand for."""
+
+    def value(arg: Value) -> object:
+        match arg:
+            case In() | RankDevice():
+                return resolve(arg)
+            case Dtype(name):
+                return getattr(torch, name)
+            case tuple():
+                return tuple(value(item) for item in arg)
+        return arg
+
+    given = {name: value(arg) for name, arg in form.args}
+    if form.target.startswith("sharded."):
+        return FUNCTIONS[form.target], (), given
+    op = operator(form.target)
+    schema = arguments(op)
+    for argument in reversed(schema):
+        name = argument.name
+        absent = name not in given or (given[name] is None and argument.keyword_only)
+        same = name in given and not argument.required and _equal(given[name], argument.default)
+        if absent or same:
+            given.pop(name, None)
+        elif not argument.keyword_only:
+            break
+    positional = tuple(given.pop(a.name) for a in schema if not a.keyword_only and a.name in given)
+    return op, positional, given
+
+
+def _equal(value: object, default: object) -> bool:
+    """Whether an argument is its default; lists are tuples in a graph."""
+    if isinstance(default, list):
+        default = tuple(default)
+    return type(value) is type(default) and value == default
+
+
+def evaluate(form: Form, comm: Comm, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Runs the form on local inputs."""
+
+    given = list(inputs)
+    for i in form.channels_last:
+        given[i] = channels_last(given[i])
+
+    def resolve(arg: In | RankDevice) -> object:
+        return given[arg.index] if isinstance(arg, In) else comm.device
+
+    target, args, kwargs = bind(form, resolve)
+    if form.target.startswith("sharded."):
+        args = (comm, *args)
+    result = target(*args, **kwargs)
+    outputs = tuple(result) if isinstance(result, tuple | list) else (result,)
+    if form.divisor != 1:
+        outputs = tuple(output / form.divisor for output in outputs)
+    return outputs
+
+
+def _changed_buffers(site: OpSite) -> tuple[int, ...]:
+    name = site.op.target.split(".")[1]
+    if name == "batch_norm":
+        return tuple(i for i in range(len(site.op.inputs)) if _is_buffer(site, i))
+    changed = set(written(site.op))
+    return tuple(i for i, x in enumerate(site.op.inputs) if x in changed and _is_buffer(site, i))
+
+
+def _images(site: OpSite) -> tuple[int, ...]:
+    """What a convolution reads, where its results had their channels innermost in the trace."""
+    return (0,) if convolves_channels_last(site.op, site.tensors) else ()
+
+
+def _is_buffer(site: OpSite, index: int) -> bool:
+    return site.input(index).kind is Kind.BUFFER

@@ -1,0 +1,91 @@
+"""What codegen hands to the runtime: per stage of a rank, the blocks to call and what flows."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from torch import Tensor, fx
+
+from meshwright.ir.graph.param import Param
+from meshwright.ir.layout.layout import Placement
+from meshwright.ir.plan.keeping import Keeping
+
+if TYPE_CHECKING:
+    from meshwright.codegen.collectives.comm import Comm
+    from meshwright.codegen.passes.halves import Halves
+
+PRELUDE, TOTALS = "(prelude)", "(totals)"
+"""Names of the calls that a stage makes before its blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class BorderValue:
+    """A value that crosses a stage border, as a rank of either side has it."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Local, of one micro-batch."""
+    dtype: str
+    requires_grad: bool
+    dp: Placement
+    """Where its samples lie in the local part."""
+    channels_last: bool = False
+    """Images that lie so travel so."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockCode:
+    """The code of all blocks of one pattern in one layout."""
+
+    pattern: str
+    module: fx.GraphModule
+    """`module(comm, *params, *inputs)` gives a tuple of the outputs."""
+    halves: "Halves | None" = None
+    """Runs in its place: the same on the micro-batch in two halves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One block run: environment names in, environment names out."""
+
+    block: str
+    code: BlockCode
+    params: tuple[str, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    recompute: bool = False
+    saved: Mapping[str, Keeping] = field(default_factory=dict)
+    """What becomes of what its ops make for the backward; a node's key is `meta["key"]`."""
+    drop: tuple[str, ...] = ()
+    """Values that nothing in the stage reads after this call: forget them."""
+    follows: bool = False
+    """Its halves may begin when those of the call before it are through, one by one."""
+
+    def run(self, comm: "Comm", *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Runs the block on its params and inputs. Checkpoint this, not the module: it says which
+        block it is, on which the dropout masks depend."""
+        comm.block = self.block
+        outputs: tuple[Tensor, ...] = (self.code.halves or self.code.module)(comm, *tensors)
+        return outputs
+
+
+@dataclass(frozen=True, slots=True)
+class StageProgram:
+    """Everything one rank does for one micro-batch in one stage."""
+
+    index: int
+    receives: tuple[BorderValue, ...]
+    sends: tuple[BorderValue, ...]
+    totals: Call | None
+    """Local summands of one micro-batch; the runtime sums them over micro-batches and dp once per
+    step, and keeps the sums in the environment under the outputs' names."""
+    prelude: Call | None
+    """Runs before `calls` for each micro-batch; reads graph inputs, constants and totals."""
+    calls: tuple[Call, ...]
+    inputs: tuple[str, ...]
+    """Graph INPUTs it reads (in totals, prelude or calls)."""
+    params: tuple[Param, ...]
+    loss: str
+    """Name of the loss, a summand on dp; empty except in the last stage."""
+    source: str
+    """The same as readable Python."""

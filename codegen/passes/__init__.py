@@ -1,0 +1,1 @@
+"""Changes of a block's program that let collectives go on beside work."""

@@ -1,0 +1,127 @@
+"""Cuts the graph of a block where collectives can be waited for: phases, and what moves between.
+
+A value's phase is the number of conversions behind it. What only parameters go into is made once,
+ahead of all phases.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx, nn
+
+from meshwright.ir.layout.conversions import COMMUNICATES
+
+
+@dataclass(frozen=True, eq=False)
+class Moved:
+    """A conversion between two phases, by the names of what goes in and what comes out."""
+
+    source: str
+    made: str
+    method: str
+    axis: str
+    where: tuple[Any, ...]
+    more: Mapping[str, Any]
+
+    @property
+    def sends_forward(self) -> bool:
+        return self.method in COMMUNICATES
+
+    @property
+    def sends_backward(self) -> bool:
+        return self.more.get("backward") in COMMUNICATES
+
+
+@dataclass(frozen=True, eq=False)
+class Phase:
+    """Code that waits for nothing, and the conversions after it."""
+
+    code: fx.GraphModule
+    """`code(comm, *reads)` gives `made`."""
+    reads: tuple[str, ...]
+    made: tuple[str, ...]
+    moves: tuple[Moved, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Phases:
+    """A block in phases; `phases[0]` is of what only parameters go into."""
+
+    phases: tuple[Phase, ...]
+    arguments: tuple[str, ...]
+    """Names of the block's params and inputs."""
+    results: tuple[str, ...]
+
+
+def cut(module: fx.GraphModule, num_params: int) -> Phases:
+    """The phases of a block; its first `num_params` arguments are parameters."""
+    nodes = list(module.graph.nodes)
+    arguments = [n for n in nodes if n.op == "placeholder"][1:]
+    phase = _phases(nodes, set(arguments[:num_params]))
+    moves = [n for n in nodes if _is_move(n) and phase[n]]
+    last = 1 + max(phase.values())
+    needed = _read_elsewhere(nodes, phase, set(moves))
+    found = []
+    for number in range(last):
+        own = [n for n in nodes if phase[n] == number and _computes(n) and n not in moves]
+        after = [n for n in moves if phase[n] == number + 1]
+        made = [n for n in own if n in needed]
+        found.append(_phase(own, made, tuple(map(_moved, after))))
+    results = tuple(n.name for n in nodes[-1].args[0])
+    return Phases(tuple(found), tuple(n.name for n in arguments), results)
+
+
+def _computes(node: fx.Node) -> bool:
+    return node.op not in ("placeholder", "output")
+
+
+def _is_move(node: fx.Node) -> bool:
+    moves = {node.target, node.kwargs.get("backward")}
+    return node.op == "call_method" and not moves.isdisjoint(COMMUNICATES)
+
+
+def _phases(nodes: Sequence[fx.Node], params: set[fx.Node]) -> dict[fx.Node, int]:
+    found: dict[fx.Node, int] = {}
+    alone = set(params)
+    for node in nodes:
+        read = [n for n in node.all_input_nodes if n.name != "comm"]
+        if read and _computes(node) and alone.issuperset(read):
+            alone.add(node)
+            found[node] = 0
+        else:
+            before = max((found[n] for n in read if n not in alone), default=1)
+            found[node] = before + _is_move(node)
+    return found
+
+
+def _read_elsewhere(
+    nodes: Sequence[fx.Node], phase: Mapping[fx.Node, int], moves: set[fx.Node]
+) -> set[fx.Node]:
+    """What is read in another phase, moved, or given out."""
+    return {
+        read
+        for node in nodes
+        for read in node.all_input_nodes
+        if not _computes(node) or node in moves or phase[node] != phase[read]
+    }
+
+
+def _phase(own: Sequence[fx.Node], made: Sequence[fx.Node], moves: tuple[Moved, ...]) -> Phase:
+    graph = fx.Graph()
+    comm = graph.placeholder("comm")
+    inside = set(own)
+    reads = dict.fromkeys(n for x in own for n in x.all_input_nodes if n not in inside)
+    copies = {n: comm if n.name == "comm" else graph.placeholder(n.name) for n in reads}
+    for node in own:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(tuple(copies[n] for n in made))
+    code = fx.GraphModule(nn.Module(), graph)
+    names = tuple(n.name for n in reads if n.name != "comm")
+    return Phase(code, names, tuple(n.name for n in made), moves)
+
+
+def _moved(node: fx.Node) -> Moved:
+    _, source, axis, *where = node.args
+    assert isinstance(source, fx.Node)
+    return Moved(source.name, node.name, str(node.target), str(axis), tuple(where), node.kwargs)

@@ -1,0 +1,1 @@
+"""Ops that must know the mesh."""

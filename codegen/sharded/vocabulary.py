@@ -1,0 +1,52 @@
+"""Cross-entropy over classes that ranks share, by kernels that keep no probabilities."""
+
+# mypy: disallow-untyped-defs=False
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from meshwright.codegen.collectives.comm import Comm
+from meshwright.ir.kernels.cross_entropy import parts, total_gradient, total_of
+
+
+class _Total(torch.autograd.Function):
+    """Ranks exchange three numbers per token, and each makes the gradient of its own classes."""
+
+    @staticmethod
+    def forward(ctx, logits, target, comm, axes, start, classes, ignore_index):
+        own, total, picked = parts(logits, target, start)
+        largest = own
+        for axis in axes:
+            largest = comm.max_over(largest, axis)
+        sums = torch.stack([total * (own - largest).exp(), picked])
+        for axis in axes:
+            sums = comm.all_reduce(sums, axis, "identity")
+        total, picked = sums.unbind(0)
+        ctx.save_for_backward(logits, target, largest, total)
+        ctx.start, ctx.ignore_index = start, ignore_index
+        ctx.mark_non_differentiable(largest, total)
+        return total_of((largest, total, picked), target, classes, ignore_index), largest, total
+
+    @staticmethod
+    def backward(ctx, grad, *_):
+        back = total_gradient(grad, ctx.saved_tensors, ctx.start, ctx.ignore_index)
+        return back, None, None, None, None, None, None
+
+
+def cross_entropy_total(
+    comm: Comm,
+    logits: Tensor,
+    target: Tensor,
+    axes: tuple[str, ...],
+    start: int,
+    size: int,
+    classes: int,
+    ignore_index: int = -100,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`meshwright.cross_entropy_total` of logits [tokens, size], columns from `start` of `classes`;
+    the sum is whole on every rank."""
+    assert logits.shape[1] == size
+    apply: Callable[..., tuple[Tensor, Tensor, Tensor]] = _Total.apply
+    return apply(logits, target, comm, axes, start, classes, ignore_index)

@@ -1,0 +1,285 @@
+"""Cost of one block on one rank: its ops at local shapes, and the conversions between them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from meshwright.costmodel.block.price_ops import GraphFacts, PricedOp, StageSite, Walk, Where
+from meshwright.costmodel.block.reprice import SavedKey
+from meshwright.costmodel.comm.comm import group_levels
+from meshwright.costmodel.ops.compute import OpTimer, worst_source
+from meshwright.costmodel.ops.local_op import LocalOp
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.cluster.device import Source
+from meshwright.ir.graph.graph import Block, Graph, Kind, Op
+from meshwright.ir.layout.layout import (
+    RP,
+    Axis,
+    R,
+    Shard,
+    Strategy,
+    parse_placement,
+    parse_strategy,
+)
+from meshwright.ir.plan.plan import BlockLayout, param_key
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockCost:
+    """One micro-batch through one block on one rank. Times include communication."""
+
+    forward_s: float
+    backward_input_s: float
+    backward_weight_s: float
+    comm_forward_s: float
+    """Of the forward; conversions on any axis."""
+    comm_backward_s: float
+    saved_bytes: int
+    """What autograd keeps of values made inside the block that do not leave it."""
+    saved_inputs: tuple[int, ...]
+    """Bytes per `Block.inputs` that must stay alive for the backward; 0 if not needed."""
+    saved_outputs: tuple[int, ...]
+    """The same per `Block.outputs`."""
+    input_bytes: tuple[int, ...]
+    """Local size of each of `Block.inputs`."""
+    output_bytes: tuple[int, ...]
+    param_bytes: tuple[int, ...]
+    """Local size per `Block.params` as stored (float32 under bf16); 0 for constants."""
+    summed_over: tuple[tuple[str, ...], ...]
+    """Per `Block.params`: the model axes that its gradient is summed over once per step."""
+    workspace_bytes: int
+    """Largest operands and results of one op."""
+    flops: float
+    source: Source
+    uncertain_s: float = 0.0
+    """Seconds times relative error, summed over forward and backward with communication."""
+    no_grad_s: float | None = None
+    """The forward where nothing is kept, if it was measured."""
+    accumulate_s: float = 0.0
+    """Of `backward_weight_s`, if it was measured: adding to gradients that are there already."""
+    split_s: float = 0.0
+    """If it was measured: what a backward in two halves takes more than a whole one."""
+
+    halved_bytes: int = 0
+    """Gradients that the first half of a split backward keeps for the second."""
+    again_s: float = 0.0
+    """Of `backward_input_s`: computing the forward again; its communication is not part of it."""
+    remade_bytes: int = 0
+    """What is made again for the backward and there until its end, beside `workspace_bytes`."""
+    moved_bytes: int = 0
+    """To the host and back; no part of `saved_bytes`, but where host and device are one."""
+
+    @property
+    def backward_s(self) -> float:
+        return self.backward_input_s + self.backward_weight_s
+
+    @property
+    def _total_s(self) -> float:
+        return self.forward_s + self.backward_s
+
+    def recomputed(self) -> "BlockCost":
+        """The same block when it keeps only its inputs and runs its forward again."""
+        return self._recomputed
+
+    @cached_property
+    def _recomputed(self) -> "BlockCost":
+        return replace(
+            self,
+            forward_s=self.forward_s if self.no_grad_s is None else self.no_grad_s,
+            backward_input_s=self.backward_input_s + self.forward_s,
+            comm_backward_s=self.comm_backward_s + self.comm_forward_s,
+            again_s=self.forward_s - self.comm_forward_s,
+            saved_bytes=0,
+            saved_inputs=self.input_bytes,
+            saved_outputs=(0,) * len(self.saved_outputs),
+            workspace_bytes=self.workspace_bytes + self.saved_bytes + sum(self.saved_outputs),
+            uncertain_s=self.uncertain_s * (1 + self.forward_s / max(1e-12, self._total_s)),
+        )
+
+
+def placements(named: Mapping[str, str]) -> Where:
+    """Axis -> placement from its text."""
+    return {axis: parse_placement(text) for axis, text in named.items()}
+
+
+def _strategies(layout: BlockLayout, op: Op) -> dict[str, Strategy]:
+    named = layout.ops.get(op.key, {})
+    return {axis: parse_strategy(text) for axis, text in named.items()}
+
+
+def block_cost(
+    graph: Graph,
+    block: Block,
+    layout: BlockLayout,
+    *,
+    axes: Mapping[str, Axis],
+    coordinates: Mapping[str, int],
+    groups: Mapping[str, Sequence[int]],
+    cluster: Cluster,
+    precision: str,
+    recompute: bool = False,
+    timer: OpTimer | None = None,
+) -> BlockCost:
+    """Cost of one micro-batch of `block` on the rank at `coordinates`.
+
+    `groups`: global ranks of the rank's line on each of `axes`, itself included. For many blocks
+    `costmodel.cost_cache.CostTables` shares the work.
+    """
+    rank = groups["dp"][coordinates["dp"]]
+    levels = {axis: group_levels(groups[axis], cluster) for axis in axes}
+    site = StageSite(axes, coordinates, cluster.device(rank), levels)
+    cost = price_block(GraphFacts.of(graph, precision), block, layout, site, timer)
+    return cost.recomputed() if recompute else cost
+
+
+def price_block(
+    facts: GraphFacts,
+    block: Block,
+    layout: BlockLayout,
+    site: StageSite,
+    timer: OpTimer | None = None,
+) -> BlockCost:
+    """`block_cost` with what many blocks share already made."""
+    return summary(walk_block(facts, block, layout, site, timer), block, layout)
+
+
+def walk_block(
+    facts: GraphFacts,
+    block: Block,
+    layout: BlockLayout,
+    site: StageSite,
+    timer: OpTimer | None = None,
+) -> Walk:
+    """A walk that has been through the whole block."""
+    walk, ops, leaving = begin_walk(facts, block, layout, site, timer)
+    for op, strategies in ops:
+        walk.op(op, strategies)
+    for name, where in zip(block.outputs, leaving, strict=True):
+        walk.convert(name, where)
+    walk.clock.settle(site.device)
+    return walk
+
+
+def begin_walk(
+    facts: GraphFacts,
+    block: Block,
+    layout: BlockLayout,
+    site: StageSite,
+    timer: OpTimer | None = None,
+) -> tuple[Walk, list[tuple[Op, dict[str, Strategy]]], list[Where]]:
+    """A walk that stands before the block, the ops on its way, and how the outputs leave."""
+    graph = facts.graph
+    walk = Walk(facts, site, timer)
+    for name, entry in zip(block.inputs, layout.inputs, strict=True):
+        walk.placed[name] = placements(entry)
+    ops = [(op, _strategies(layout, op)) for op in graph.block_ops(block)]
+    walk.placed |= _stored(graph, block, layout, ops, site)
+    leaving = []
+    for name, leave in zip(block.outputs, layout.outputs, strict=True):
+        whole = {"dp": leave["dp"]} if "dp" in leave else {}
+        leaving.append(placements(whole if name == graph.loss else leave))
+    return walk, ops, leaving
+
+
+def _stored(
+    graph: Graph,
+    block: Block,
+    layout: BlockLayout,
+    ops: Sequence[tuple[Op, Mapping[str, Strategy]]],
+    site: StageSite,
+) -> dict[str, Where]:
+    """How each parameter is stored, and what its gradient is where it is whole: a summand if that
+    of any use is, and on dp always."""
+    found: dict[str, Where] = {}
+    for name in block.params:
+        tensor = graph.tensors[name]
+        splits = placements(layout.parameters.get(param_key(block, tensor.fqn or name), {}))
+        split = {axis: p for axis, p in splits.items() if axis != "dp" and isinstance(p, Shard)}
+        found[name] = {"dp": RP if tensor.requires_grad else R, **split}
+    for op, strategies in ops:
+        for axis, strategy in strategies.items():
+            for name, wanted in zip(op.inputs, strategy.inputs, strict=True):
+                if name in found and wanted == RP and graph.tensors[name].requires_grad:
+                    found[name].setdefault(axis, RP)
+    real = [axis for axis, line in site.axes.items() if line.size > 1]
+    return {name: {a: where[a] for a in real if a in where} for name, where in found.items()}
+
+
+def _summed_over(stored: Where) -> tuple[str, ...]:
+    return tuple([axis for axis, placement in stored.items() if placement == RP and axis != "dp"])
+
+
+def summary(walk: Walk, block: Block, layout: BlockLayout) -> BlockCost:
+    """What a walk has found."""
+    tensors = walk.facts.graph.tensors
+    entries = [placements(place) for place in layout.inputs]
+    exits = [placements(place) for place in layout.outputs]
+    # A value that two blocks keep is one piece of memory: those at the borders are told apart.
+    saved = dict(walk.saved)
+    entering = [_pop_saved(walk, saved, n, w) for n, w in zip(block.inputs, entries, strict=True)]
+    leaving = [_pop_saved(walk, saved, n, w) for n, w in zip(block.outputs, exits, strict=True)]
+    return BlockCost(
+        forward_s=walk.clock.forward_s,
+        backward_input_s=walk.clock.backward_input_s,
+        backward_weight_s=walk.clock.backward_weight_s,
+        comm_forward_s=walk.clock.comm_forward_s,
+        comm_backward_s=walk.clock.comm_backward_s,
+        saved_bytes=sum(saved.values()),
+        saved_inputs=tuple(entering),
+        saved_outputs=tuple(leaving),
+        input_bytes=tuple(
+            [
+                walk.nbytes(n, where) * (tensors[n].kind is Kind.ACTIVATION)
+                for n, where in zip(block.inputs, entries, strict=True)
+            ]
+        ),
+        output_bytes=tuple([walk.nbytes(n, w) for n, w in zip(block.outputs, exits, strict=True)]),
+        param_bytes=tuple(
+            [
+                walk.nbytes(n, walk.placed[n]) * (tensors[n].kind in (Kind.PARAMETER, Kind.BUFFER))
+                for n in block.params
+            ]
+        ),
+        summed_over=tuple([_summed_over(walk.placed[name]) for name in block.params]),
+        workspace_bytes=walk.workspace,
+        flops=walk.flops,
+        source=worst_source([walk.site.device.source, *walk.clock.sources]),
+        uncertain_s=walk.clock.uncertain_s,
+        halved_bytes=sum([_for_weights(s.local) for s in walk.trail if isinstance(s, PricedOp)]),
+    )
+
+
+def _for_weights(op: LocalOp) -> int:
+    """The gradient that a parameter's waits for: that of the result of the op that reads it."""
+    if op.differentiable:
+        for operand in op.inputs:
+            if operand.is_param and operand.requires_grad:
+                return op.output_bytes
+    return 0
+
+
+def _pop_saved(walk: Walk, saved: dict[SavedKey, int], name: str, where: Where) -> int:
+    """Take out of `saved` the memory of a value as it enters or leaves the block."""
+    stored, target = walk.stored(name, where)
+    return saved.pop((stored, walk.facts.dtypes[stored], target), 0)
+
+
+def price_prelude(
+    facts: GraphFacts, layout: BlockLayout, needed: frozenset[str], site: StageSite
+) -> tuple[float, int]:
+    """(forward seconds, bytes of what it makes) of the prelude ops behind the `needed` values."""
+    walk = Walk(facts, site, None)
+    for name in facts.graph.inputs:
+        batch = name in facts.graph.batch_inputs
+        walk.placed[name] = {"dp": Shard(0)} if batch else {}
+    wanted = set(needed)
+    chosen = []
+    for op in reversed(facts.graph.prelude_ops):
+        if wanted.intersection(op.outputs):
+            wanted.update(op.inputs)
+            chosen.append(op)
+    for op in reversed(chosen):
+        walk.op(op, _strategies(layout, op))
+    own = [out for op in chosen for out in op.outputs if out and facts.roots[out] == out]
+    walk.clock.settle(site.device)
+    return walk.clock.forward_s, sum(walk.nbytes(n, walk.placed[n]) for n in own)

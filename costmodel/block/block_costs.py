@@ -1,0 +1,333 @@
+"""Costs of blocks, each computed once: measured where a profile has them, else op by op."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+
+from pydantic import RootModel
+
+from meshwright.costmodel.block.block import BlockCost, summary, walk_block
+from meshwright.costmodel.block.keeping import Makers, Policy, kept_cost, makers_of
+from meshwright.costmodel.block.measured_blocks import as_alone, beside, between, measured_cost
+from meshwright.costmodel.block.overlap import (
+    Hidden,
+    beside_weights,
+    can_halve,
+    chained,
+    in_halves,
+    is_worth,
+)
+from meshwright.costmodel.block.price_ops import GraphFacts, StageSite, Walk
+from meshwright.costmodel.comm.comm import Levels
+from meshwright.costmodel.ops.compute import KeptTimes, OpTimer
+from meshwright.costmodel.ops.joint import Price, prices
+from meshwright.costmodel.ops.keys import block_key
+from meshwright.ir.cluster.device import DeviceType
+from meshwright.ir.graph.graph import Block
+from meshwright.ir.layout.layout import Axis
+from meshwright.ir.placed.spots import LaidBlock
+from meshwright.ir.plan.plan import BlockLayout, ModelMesh
+from meshwright.ir.plan.plan import Overlap as OverlapLevel
+from meshwright.ir.profile.profile import BlockRecord, Profile
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSpot:
+    """All that a block's cost depends on besides the block and its layout."""
+
+    samples: int
+    """Of one micro-batch on this rank."""
+    dp: int
+    model: ModelMesh
+    device: str
+    dp_levels: Levels
+    model_levels: tuple[Levels, ...]
+    """Tiers of the rank's line on each of the model axes."""
+    compiled: bool = False
+    """By torch.compile."""
+    _hash: int = field(init=False, repr=False, compare=False, default=0)
+
+    def __post_init__(self) -> None:
+        # Costs are looked up by spot very often, and tiers are long.
+        parts = (self.samples, self.dp, self.model, self.device, self.dp_levels,
+                 self.model_levels, self.compiled)  # fmt: skip
+        object.__setattr__(self, "_hash", hash(parts))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Ranks of each layout axis."""
+        return {"dp": self.dp, **dict(self.model)}
+
+    @property
+    def model_size(self) -> int:
+        """Ranks of one replica."""
+        return prod(size for _, size in self.model)
+
+
+_Kind = tuple[str, tuple[bool, ...], str]
+_Id = tuple[_Kind, BlockSpot]
+_WalkKey = tuple[str, str, ModelMesh, bool]
+RECENT = 8
+"""Walks that are kept, for those who ask for one several times in a row: all would be too many."""
+
+
+def on_data_alone(layout: BlockLayout) -> BlockLayout:
+    """The layout where there are no model axes."""
+
+    def rows(found: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
+        return {key: _data(placed) for key, placed in found.items()}
+
+    return replace(
+        layout, mesh={}, parameters=rows(layout.parameters), ops=rows(layout.ops),
+        inputs=tuple(map(_data, layout.inputs)), outputs=tuple(map(_data, layout.outputs)),
+    )  # fmt: skip
+
+
+def _data(placed: Mapping[str, str]) -> dict[str, str]:
+    return {axis: text for axis, text in placed.items() if axis == "dp"}
+
+
+class BlockCosts:
+    """Keeps every cost and every key that it has computed."""
+
+    def __init__(
+        self,
+        facts: GraphFacts,
+        devices: Mapping[str, DeviceType],
+        timer: OpTimer | None = None,
+        profile: Profile | None = None,
+    ) -> None:
+        self._facts, self._devices, self._timer = facts, devices, KeptTimes(timer)
+        self._profile = profile
+        self._costs: dict[_Id, BlockCost] = {}
+        self._kept: dict[tuple[_Id, Policy], BlockCost] = {}
+        self._makers: dict[_Id, Makers] = {}
+        self._keys: dict[_Id, str] = {}
+        self._inputs: dict[str, tuple[bool, ...]] = {}
+        """Block -> which of its inputs get gradients."""
+        self._hidden: dict[tuple[_Kind, BlockSpot, OverlapLevel], Hidden] = {}
+        self._joint: dict[_Id, dict[tuple[str, str], Price]] = {}
+        self._halvable: dict[_Id, bool] = {}
+        self._chains: dict[tuple[_Id, ...], tuple[Hidden, ...]] = {}
+        self._walks: dict[_WalkKey, Walk] = {}
+        self._recent: dict[tuple[_WalkKey, BlockSpot], Walk] = {}
+        self._apart: set[_Kind] = set()
+        """Blocks whose replicas have nothing to do with each other while they run."""
+        self._alike: dict[BlockSpot, BlockSpot] = {}
+        """Spots of such blocks -> one that stands for all numbers of replicas."""
+        self._layout_keys: dict[int, tuple[BlockLayout, str]] = {}
+        blocks = profile.blocks.values() if profile else ()
+        self._samples = sorted({(record.tp, record.samples) for record in blocks})
+
+    def cost(self, block: Block, layout: BlockLayout, spot: BlockSpot) -> BlockCost:
+        """Of one micro-batch of the block; equal for all blocks of its pattern."""
+        if spot.compiled and not self.is_measured(block, layout, spot):
+            spot = replace(spot, compiled=False)
+        at = self._id(block, layout, spot)
+        if at not in self._costs:
+            walk = self.walk(block, layout, spot)
+            if spot.dp > 1 and not walk.communicates("dp"):
+                self._apart.add(at[0])
+                at = self._id(block, layout, spot)
+            cost = summary(walk, block, layout)
+            if self._profile and self._devices[spot.device].kind == self._profile.machine.kind:
+                self._keys[at] = self._key(walk, spot)
+                cost = self._measured(block, layout, spot, walk, cost)
+            self._costs[at] = cost
+        return self._costs[at]
+
+    def is_measured(self, block: Block, layout: BlockLayout, spot: BlockSpot) -> bool:
+        """Whether the profile has the block, of this or other numbers of samples."""
+        if not self._profile or self._devices[spot.device].kind != self._profile.machine.kind:
+            return False
+        known = self.key(block, layout, spot) in self._profile.blocks
+        return known or any(self._neighbours(block, layout, spot))
+
+    def kept(self, block: Block, layout: BlockLayout, spot: BlockSpot, policy: Policy) -> BlockCost:
+        """The same under a policy on what its ops make (`ir.plan.keeping`)."""
+        at = self._id(block, layout, spot)
+        if (at, policy) not in self._kept:
+            cost = self.cost(block, layout, spot)
+            makers = self.makers(block, layout, spot)
+            self._kept[at, policy] = kept_cost(cost, block, makers, policy)
+        return self._kept[at, policy]
+
+    def makers(self, block: Block, layout: BlockLayout, spot: BlockSpot) -> Makers:
+        """Who makes what of a block."""
+        at = self._id(block, layout, spot)
+        if at not in self._makers:
+            self._makers[at] = makers_of(self._facts, block, layout, self.site(spot), self._timer)
+        return self._makers[at]
+
+    def hidden(
+        self, block: Block, layout: BlockLayout, spot: BlockSpot, overlap: OverlapLevel
+    ) -> Hidden:
+        """What goes on beside other work if the stage asks for it."""
+        # What goes on into the next block is for a run of them to say (`chained`).
+        level: OverlapLevel = "block" if overlap == "blocks" else overlap
+        if level == "block" and not self.halves(block, layout, spot):
+            level = "linear"
+        at = (*self._id(block, layout, spot), level)
+        if at not in self._hidden:
+            self._hidden[at] = self._overlapped(block, layout, spot, level)
+        return self._hidden[at]
+
+    def joint(
+        self, block: Block, layout: BlockLayout, spot: BlockSpot
+    ) -> Mapping[tuple[str, str], Price]:
+        """(kernel, `Op.key`) -> price of a call that takes over an op with its collective."""
+        at = self._id(block, layout, spot)
+        if at not in self._joint:
+            laid = LaidBlock(self._facts.graph, block, layout, self.site(spot).axes)
+            self._joint[at] = prices(self.walk(block, layout, spot), laid)
+        return self._joint[at]
+
+    def chained(
+        self, blocks: Sequence[Block], layouts: Mapping[str, BlockLayout], spot: BlockSpot
+    ) -> tuple[Hidden, ...]:
+        """The same of a run of blocks whose halves go on from one to the next."""
+        at = tuple(self._id(block, layouts[block.pattern], spot) for block in blocks)
+        if at not in self._chains:
+            walks = {
+                key: [self.walk(block, layout, spot), *self._halved(block, layout, spot)]
+                for key, block in dict(zip(at, blocks, strict=True)).items()
+                for layout in [layouts[block.pattern]]
+            }
+            self._chains[at] = chained([walks[k][0] for k in at], [walks[k][1:] for k in at])
+        return self._chains[at]
+
+    def halves(self, block: Block, layout: BlockLayout, spot: BlockSpot) -> bool:
+        """Whether the block runs on halves of its samples where that is asked for."""
+        at = self._id(block, layout, spot)
+        if at not in self._halvable:
+            can = can_halve(self._facts.graph, block, layout, spot.samples)
+            self._halvable[at] = can and is_worth(self.walk(block, layout, spot))
+        return self._halvable[at]
+
+    def _halved(self, block: Block, layout: BlockLayout, spot: BlockSpot) -> list[Walk]:
+        less = spot.samples // 2
+        sizes = spot.samples - less, less
+        return [self.walk(block, layout, replace(spot, samples=n)) for n in sizes]
+
+    def _overlapped(
+        self, block: Block, layout: BlockLayout, spot: BlockSpot, overlap: OverlapLevel
+    ) -> Hidden:
+        walk = self.walk(block, layout, spot)
+        if overlap == "block":
+            return in_halves(walk, self._halved(block, layout, spot))
+        return beside_weights(walk, rows=overlap != "gradients")
+
+    def key(self, block: Block, layout: BlockLayout, spot: BlockSpot) -> str:
+        """Under which a profile has the block."""
+        at = self._id(block, layout, spot)
+        if at not in self._keys:
+            self._keys[at] = self._key(self.walk(block, layout, spot), spot)
+        return self._keys[at]
+
+    def layout_key(self, layout: BlockLayout) -> str:
+        """A text that equal layouts share."""
+        held = self._layout_keys.get(id(layout))
+        if held is None:
+            text = json.dumps(RootModel[BlockLayout](layout).model_dump(), sort_keys=True)
+            held = self._layout_keys[id(layout)] = (layout, text)
+        return held[1]
+
+    def site(self, spot: BlockSpot) -> StageSite:
+        """The first rank of a stage."""
+        # Local shapes depend on this rank's share alone, so all shares may be called equal.
+        shares = (spot.samples,) * spot.dp
+        data = Axis(spot.dp, shares, self._facts.graph.batch_size)
+        names = [axis for axis, _ in spot.model]
+        return StageSite(
+            axes={"dp": data, **{axis: Axis(size) for axis, size in spot.model}},
+            coordinates=dict.fromkeys(["dp", *names], 0),
+            device=self._devices[spot.device],
+            levels={"dp": spot.dp_levels, **dict(zip(names, spot.model_levels, strict=True))},
+        )
+
+    def _id(self, block: Block, layout: BlockLayout, spot: BlockSpot) -> _Id:
+        # The first block of a pattern may read the batch where the others read activations.
+        trained = self._inputs.get(block.name)
+        if trained is None:
+            tensors = self._facts.graph.tensors
+            trained = tuple([tensors[name].requires_grad for name in block.inputs])
+            self._inputs[block.name] = trained
+        kind = block.pattern, trained, self.layout_key(layout)
+        if spot.dp > 1 and kind in self._apart:
+            alike = self._alike.get(spot)
+            if alike is None:
+                alike = self._alike[spot] = replace(spot, dp=2, dp_levels=())
+            spot = alike
+        return kind, spot
+
+    def walk(self, block: Block, layout: BlockLayout, spot: BlockSpot) -> Walk:
+        """All ops and conversions of the block, priced."""
+        # What happens to which value depends on the axes there are, not on samples or replicas.
+        key = block.name, self.layout_key(layout), spot.model, spot.dp > 1
+        site = self.site(spot)
+        if key not in self._walks:
+            self._walks[key] = walk_block(self._facts, block, layout, site, self._timer)
+            return self._walks[key]
+        at = key, spot
+        if at not in self._recent:
+            while len(self._recent) >= RECENT:
+                self._recent.pop(next(iter(self._recent)))
+            self._recent[at] = walk = self._walks[key].again(site, spot.samples)
+            walk.clock.settle(site.device)
+        return self._recent[at]
+
+    def _key(self, walk: Walk, spot: BlockSpot) -> str:
+        precision = self._facts.precision
+        return block_key(walk.trail, precision, spot.sizes, compiled=spot.compiled)
+
+    def _measured(
+        self, block: Block, layout: BlockLayout, spot: BlockSpot, walk: Walk, cost: BlockCost
+    ) -> BlockCost:
+        """The cost by the profile, or by that of other numbers of samples; else as it is."""
+        assert self._profile
+        record = self._profile.blocks.get(self.key(block, layout, spot))
+        if record is not None:
+            return measured_cost(cost, walk, record)
+        low, high = self._neighbours(block, layout, spot)
+        near = low or high
+        if near is None:
+            return self._as_alone(block, layout, spot, cost) if spot.model else cost
+        if low and high:
+            found, band = between(low, high, spot.samples)
+        else:
+            there = replace(spot, samples=near.samples)
+            theirs = summary(self.walk(block, layout, there), block, layout)
+            found, band = beside((near, theirs), cost, spot.samples)
+        return measured_cost(cost, walk, found, "interpolated", band)
+
+    def _as_alone(
+        self, block: Block, layout: BlockLayout, spot: BlockSpot, cost: BlockCost
+    ) -> BlockCost:
+        """The cost corrected by what was measured of the block on no model axes. Otherwise blocks
+        that nobody measured would look faster than those that somebody did."""
+        whole = on_data_alone(layout)
+        samples = max(1, round(spot.samples / spot.model_size))
+        alone = replace(spot, samples=samples, model=(), model_levels=())
+        modelled = summary(self.walk(block, whole, alone), block, whole)
+        return as_alone(cost, self.cost(block, whole, alone), modelled)
+
+    def _neighbours(
+        self, block: Block, layout: BlockLayout, spot: BlockSpot
+    ) -> tuple[BlockRecord | None, BlockRecord | None]:
+        """The block as measured with the next fewer and the next more samples."""
+        assert self._profile
+        low = high = None
+        for tp, samples in self._samples:
+            if tp != spot.model_size or high:
+                continue
+            key = self.key(block, layout, replace(spot, samples=samples))
+            found = self._profile.blocks.get(key)
+            if found and samples < spot.samples:
+                low = found
+            elif found:
+                high = found
+        return low, high

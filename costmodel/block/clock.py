@@ -1,0 +1,62 @@
+"""Adds up the times of a run of ops: kernels, communication, and the CPU that dispatches them."""
+
+from dataclasses import dataclass, field
+
+from meshwright.costmodel.ops.compute import OpTime
+from meshwright.costmodel.ops.formulas import SOURCE_BAND
+from meshwright.ir.cluster.device import DeviceType, Source
+
+
+@dataclass
+class BlockSums:
+    """Sums over the ops of one block.
+
+    A GPU works off what the CPU has queued. Where its kernels are longer than the CPU needs to
+    dispatch them, dispatch hides; where they are shorter, the GPU waits for the CPU. So a block
+    takes the longer of the two sums, not both, and not the sum of the longer of each op: the queue
+    evens out. Blocks are whole layers, so the queue between blocks makes little difference.
+    """
+
+    forward_s: float = 0.0
+    """Kernels and communication; on a CPU dispatch too."""
+    backward_input_s: float = 0.0
+    backward_weight_s: float = 0.0
+    comm_forward_s: float = 0.0
+    comm_backward_s: float = 0.0
+    forward_dispatch_s: float = 0.0
+    input_dispatch_s: float = 0.0
+    weight_dispatch_s: float = 0.0
+    uncertain_s: float = 0.0
+    comm_uncertain_s: float = 0.0
+    """Of it, the part of communication."""
+    sources: set[Source] = field(default_factory=set)
+
+    def add(self, time: OpTime) -> None:
+        self.forward_s += time.forward_s
+        self.backward_input_s += time.backward_input_s
+        self.backward_weight_s += time.backward_weight_s
+        self.forward_dispatch_s += time.forward_dispatch_s
+        self.input_dispatch_s += time.input_dispatch_s
+        self.weight_dispatch_s += time.weight_dispatch_s
+        self.uncertain_s += time.total_s * time.band
+        self.sources.add(time.source)
+
+    def communicate(self, forward_s: float, backward_s: float, band: float) -> None:
+        self.forward_s += forward_s
+        self.comm_forward_s += forward_s
+        self.backward_input_s += backward_s
+        self.comm_backward_s += backward_s
+        self.uncertain_s += band * (forward_s + backward_s)
+        self.comm_uncertain_s += band * (forward_s + backward_s)
+
+    def settle(self, device: DeviceType) -> None:
+        """Add the time that the device waits for dispatch; the backward's parts share theirs."""
+        forward = max(0.0, self.forward_dispatch_s - self.forward_s)
+        dispatch = self.input_dispatch_s + self.weight_dispatch_s
+        backward = max(0.0, dispatch - self.backward_input_s - self.backward_weight_s)
+        part = self.input_dispatch_s / dispatch if dispatch else 0.0
+        self.forward_s += forward
+        self.backward_input_s += backward * part
+        self.backward_weight_s += backward * (1.0 - part)
+        self.uncertain_s += SOURCE_BAND[device.source] * (forward + backward)
+        self.forward_dispatch_s = self.input_dispatch_s = self.weight_dispatch_s = 0.0

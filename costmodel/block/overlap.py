@@ -1,0 +1,354 @@
+"""What `Stage.overlap` hides of a block's collectives, and what working in halves costs.
+
+It follows `codegen.collectives.products` and `codegen.passes.halves`: the same patterns, phases and
+turns, played with the collectives of model axes on a channel of their own.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from math import ceil
+
+from meshwright.costmodel.block.price_ops import PricedMove, PricedOp, Walk
+from meshwright.costmodel.ops.compute import OpTime, op_time
+from meshwright.costmodel.ops.formulas import kernel_s
+from meshwright.costmodel.ops.kernel_work import forward_work
+from meshwright.costmodel.ops.op_classes import op_name
+from meshwright.costmodel.ops.overheads import CPU_TURNS
+from meshwright.costmodel.stage.program import IDLE, Do, Overlap, Step, play, run
+from meshwright.ir.graph.graph import Block, Graph, Kind
+from meshwright.ir.layout.conversions import COMMUNICATES, Primitive
+from meshwright.ir.layout.layout import Shard, parse_placement
+from meshwright.ir.plan.plan import BlockLayout
+from meshwright.ir.trace.changing import written
+
+_PRODUCTS = frozenset({"linear", "addmm", "mm"})
+_INPUT = {"addmm": 1}
+"""Where a product's input stands among its tensors, if not first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """Of one block and micro-batch."""
+
+    forward_s: float = 0.0
+    """Of its collectives."""
+    backward_s: float = 0.0
+    more_forward_s: float = 0.0
+    """Computing that is only there because of the halves; below 0 what kernels save of it."""
+    more_backward_s: float = 0.0
+    uncertain_s: float = 0.0
+    """Seconds times relative error, of what kernels save."""
+    again_s: float | None = None
+    """Of the collectives of a forward that is made again; None: as in the forward."""
+
+    def unhidden(self) -> "Hidden":
+        """The same where nothing hides."""
+        again_s = None if self.again_s is None else min(0.0, self.again_s)
+        return replace(
+            self, forward_s=min(0.0, self.forward_s), backward_s=min(0.0, self.backward_s),
+            again_s=again_s,
+        )  # fmt: skip
+
+    @property
+    def remade_s(self) -> float:
+        """Of the collectives of a forward that is made again."""
+        return self.forward_s if self.again_s is None else self.again_s
+
+
+NOTHING = Hidden()
+
+
+def beside_weights(walk: Walk, rows: bool) -> Hidden:
+    """Sums of gradients beside those of weights; with `rows`, halves of row-parallel products."""
+    forward_s = backward_s = more_s = 0.0
+    for index, move in enumerate(walk.trail):
+        if not isinstance(move, PricedMove) or move.size == 1:
+            continue
+        if users := _columns(walk, index, move):
+            weights_s = sum(_time(walk, step).backward_weight_s for step in users)
+            sent_s = walk.site.primitive_s(move.conversion.backward, move.nbytes, move.axis)
+            steps = [_start(0, sent_s), run(weights_s, ""), _wait(0)]
+            backward_s += sent_s + weights_s - play(steps, IDLE, slowing(walk, move))[0]
+        elif rows and (maker := _row(walk, index, move)):
+            halving_s = _halving_s(walk, maker)
+            half_s = (_time(walk, maker).forward_s + halving_s) / 2
+            sent_s = walk.site.primitive_s(Primitive.ALL_REDUCE, move.nbytes // 2, move.axis)
+            steps = [run(half_s, ""), _start(0, sent_s), run(half_s, ""), _start(1, sent_s),
+                     _wait(1)]  # fmt: skip
+            whole_s = walk.site.primitive_s(Primitive.ALL_REDUCE, move.nbytes, move.axis)
+            forward_s += 2 * half_s + whole_s - play(steps, IDLE, slowing(walk, move))[0]
+            more_s += halving_s
+    return Hidden(max(0.0, forward_s), max(0.0, backward_s), more_s)
+
+
+def _halving_s(walk: Walk, step: PricedOp) -> float:
+    """What a product takes more on two halves of its rows: its weight is read twice."""
+    work, device = forward_work(step.local), walk.site.device
+    weights = sum(operand.nbytes for operand in step.local.inputs if operand.is_param)
+    half = replace(
+        work, flops=work.flops / 2, nbytes=weights + (work.nbytes - weights) / 2,
+        gemms=tuple(replace(gemm, m=ceil(gemm.m / 2)) for gemm in work.gemms),
+    )  # fmt: skip
+    return max(0.0, 2 * kernel_s(half, device) - kernel_s(work, device))
+
+
+def _columns(walk: Walk, index: int, move: PricedMove) -> list[PricedOp]:
+    """The products that read a moved value, if nothing else does, and its gradient is sent."""
+    if move.conversion.backward not in COMMUNICATES or not _trained(walk, move.name):
+        return []
+    users = [step for step in walk.trail[index + 1 :] if _reads(step, move)]
+    found = [step for step in users if isinstance(step, PricedOp) and _is_product(step, move.name)]
+    return found if len(found) == len(users) else []
+
+
+def _row(walk: Walk, index: int, move: PricedMove) -> PricedOp | None:
+    """The product whose result is summed, if its gradient is not."""
+    conversion = move.conversion
+    if conversion.forward is not Primitive.ALL_REDUCE:
+        return None
+    if conversion.backward is not Primitive.IDENTITY:
+        return None
+    makers = [
+        s for s in walk.trail[:index] if isinstance(s, PricedOp) and move.name in s.op.outputs
+    ]
+    return makers[0] if makers and op_name(makers[0].op.target) in _PRODUCTS else None
+
+
+def _reads(step: PricedOp | PricedMove, move: PricedMove) -> bool:
+    if isinstance(step, PricedMove):
+        return step.name == move.name and step.conversion.source == move.conversion.target != (
+            move.conversion.source
+        )
+    strategy = step.strategies.get(move.axis)
+    if strategy is None:
+        return False
+    wanted = zip(step.op.inputs, strategy.inputs, strict=False)
+    return any(n == move.name and p == move.conversion.target for n, p in wanted)
+
+
+def _is_product(step: PricedOp, name: str) -> bool:
+    kind = op_name(step.op.target)
+    return kind in _PRODUCTS and step.op.inputs[_INPUT.get(kind, 0)] == name
+
+
+def _time(walk: Walk, step: PricedOp) -> OpTime:
+    return op_time(step.local, walk.site.device, walk.timer)
+
+
+def _trained(walk: Walk, name: str) -> bool:
+    return walk.facts.graph.tensors[name].requires_grad
+
+
+def _start(job: int, seconds: float) -> Step:
+    return Step(Do.START, seconds, job, "tensor")
+
+
+def _wait(job: int) -> Step:
+    return Step(Do.WAIT, 0.0, job, "tensor")
+
+
+def slowing(walk: Walk, *moves: PricedMove) -> Overlap:
+    """By how much computing and the links of the moves' axes slow each other down."""
+    slowdowns = [
+        level.link.slowdowns(move.nbytes) for move in moves for level in walk.site.levels[move.axis]
+    ]
+    compute, comm = zip((1.0, 1.0), *slowdowns, strict=True)
+    return Overlap(max(compute), max(comm))
+
+
+# Halves.
+
+
+@dataclass(slots=True)
+class _Phases:
+    """Seconds of each phase of a half, and of the collectives after it."""
+
+    forward: list[float]
+    backward: list[float]
+    sent: list[float]
+    sent_back: list[float]
+    dispatch_s: float = 0.0
+    dispatch_back_s: float = 0.0
+
+    @property
+    def forward_s(self) -> float:
+        """Of computing."""
+        return max(sum(self.forward), self.dispatch_s)
+
+    @property
+    def backward_s(self) -> float:
+        return max(sum(self.backward), self.dispatch_back_s)
+
+
+def can_halve(graph: Graph, block: Block, layout: BlockLayout, samples: int) -> bool:
+    """As `codegen.passes.piped` decides."""
+    mixes = any("batch_norm" in op.target or written(op) for op in graph.block_ops(block))
+    apart = all(_samples_apart(placed, needed=True) for placed in layout.outputs)
+    apart = apart and all(_samples_apart(placed, needed=False) for placed in layout.inputs)
+    return samples > 1 and apart and not mixes
+
+
+def _samples_apart(placed: dict[str, str], *, needed: bool) -> bool:
+    found = {axis: parse_placement(text) for axis, text in placed.items()}
+    data = found.pop("dp", None)
+    if not isinstance(data, Shard):
+        return not needed
+    dims = [p.dim for p in found.values() if isinstance(p, Shard)]
+    return data.outer == 1 and data.dim not in dims
+
+
+def in_halves(walk: Walk, halves: Sequence[Walk]) -> Hidden:
+    """The block on two halves of its samples, against the whole."""
+    return chained([walk], [halves])[0]
+
+
+def chained(walks: Sequence[Walk], halves: Sequence[Sequence[Walk]]) -> tuple[Hidden, ...]:
+    """Per block of a run of them, on two halves that go on from one to the next."""
+    # Equal blocks share their walks.
+    single = {id(w): w for w in (*walks, *(half for pair in halves for half in pair))}
+    known = {key: _phases(walk) for key, walk in single.items()}
+    whole = [known[id(walk)] for walk in walks]
+    parts = [[known[id(half)] for half in pair] for pair in halves]
+    slow = slowing(walks[0], *(move for walk in single.values() for move in _moves(walk)))
+    lines = [_in_a_row([pair[half] for pair in parts]) for half in (0, 1)]
+    forward_s = _hidden_s(lines, slow, back=False, sent_s=sum(sum(w.sent) for w in whole))
+    backward_s = _hidden_s(lines, slow, back=True, sent_s=sum(sum(w.sent_back) for w in whole))
+    sent = [sum(sum(w.sent) for w in whole), sum(sum(w.sent_back) for w in whole)]
+    times = 1.0 + (CPU_TURNS if walks[0].site.device.kind == "cpu" else 0.0)
+    return tuple(
+        Hidden(
+            forward_s * _share(sum(one.sent), sent[0]),
+            backward_s * _share(sum(one.sent_back), sent[1]),
+            sum(p.forward_s for p in pair) * times - one.forward_s,
+            sum(p.backward_s for p in pair) * times - one.backward_s,
+        )
+        for one, pair in zip(whole, parts, strict=True)
+    )
+
+
+def _moves(walk: Walk) -> list[PricedMove]:
+    return [m for m in walk.trail if isinstance(m, PricedMove) and not _of_params(walk, m)]
+
+
+def is_worth(walk: Walk) -> bool:
+    """Whether a block waits for collectives of model axes, and for none of `dp`: as
+    `codegen.passes.piped` decides."""
+    sent = [
+        move
+        for move in _moves(walk)
+        if move.size > 1
+        and not COMMUNICATES.isdisjoint((move.conversion.forward, move.conversion.backward))
+    ]
+    return bool(sent) and all(move.axis != "dp" for move in sent)
+
+
+def _hidden_s(lines: Sequence[_Phases], slow: Overlap, *, back: bool, sent_s: float) -> float:
+    """Of collectives that take `sent_s` where nothing is beside them."""
+    took_s = play(tuple(_turns(lines[::-1] if back else lines, back=back)), IDLE, slow)[0]
+    return sent_s - (took_s - sum(sum(p.backward if back else p.forward) for p in lines))
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+def _in_a_row(parts: Sequence[_Phases]) -> _Phases:
+    """The phases of one block after those of another."""
+    found = _Phases([], [], [], [])
+    for part in parts:
+        lists = [part.forward, part.backward, part.sent, part.sent_back]
+        length = max(map(len, lists))
+        for own, more in zip(
+            (found.forward, found.backward, found.sent, found.sent_back), lists, strict=True
+        ):
+            own += [*more, *[0.0] * (length - len(more))]
+    return found
+
+
+def _of_params(walk: Walk, move: PricedMove) -> bool:
+    return walk.facts.graph.tensors[move.name].kind in (Kind.PARAMETER, Kind.BUFFER)
+
+
+def _phases(walk: Walk) -> _Phases:
+    found = _Phases([], [], [], [])
+    base: dict[str, int] = {}
+    moved: dict[tuple[str, str, object], int] = {}
+    for entry in walk.trail:
+        if isinstance(entry, PricedMove):
+            _place_move(walk, entry, base, moved, found)
+        else:
+            _place_op(walk, entry, base, moved, found)
+    return found
+
+
+def _place_move(
+    walk: Walk,
+    move: PricedMove,
+    base: dict[str, int],
+    moved: dict[tuple[str, str, object], int],
+    found: _Phases,
+) -> None:
+    sends = not COMMUNICATES.isdisjoint((move.conversion.forward, move.conversion.backward))
+    if not sends or _of_params(walk, move):
+        return
+    source = max([base.get(move.name, 0), *(n for key, n in moved.items() if key[0] == move.name
+                                            and key[1] != move.axis)])  # fmt: skip
+    moved[move.name, move.axis, move.conversion.target] = source + 1
+    price = walk.site.primitive_s
+    _at(found.sent, source, price(move.conversion.forward, move.nbytes, move.axis))
+    if _trained(walk, move.name):
+        _at(found.sent_back, source, price(move.conversion.backward, move.nbytes, move.axis))
+
+
+def _place_op(
+    walk: Walk,
+    step: PricedOp,
+    base: dict[str, int],
+    moved: dict[tuple[str, str, object], int],
+    found: _Phases,
+) -> None:
+    phase = 0
+    for index, name in enumerate(step.op.inputs):
+        phase = max(phase, base.get(name, 0))
+        for axis, strategy in step.strategies.items():
+            if index < len(strategy.inputs):
+                phase = max(phase, moved.get((name, axis, strategy.inputs[index]), 0))
+    base.update(dict.fromkeys(step.op.outputs, phase))
+    time = _time(walk, step)
+    _at(found.forward, phase, time.forward_s)
+    _at(found.backward, phase, time.backward_input_s + time.backward_weight_s)
+    found.dispatch_s += time.forward_dispatch_s
+    found.dispatch_back_s += time.input_dispatch_s + time.weight_dispatch_s
+
+
+def _at(seconds: list[float], phase: int, more_s: float) -> None:
+    seconds.extend([0.0] * (phase + 1 - len(seconds)))
+    seconds[phase] += more_s
+
+
+def _turns(parts: Sequence[_Phases], *, back: bool) -> Iterator[Step]:
+    """Both halves, each as far as its next collective, in turn."""
+    left = [_half(part, 10**6 * n, back) for n, part in enumerate(parts)]
+    while left:
+        for half in list(left):
+            turn = next(half, None)
+            if turn is None:
+                left.remove(half)
+            else:
+                yield from turn
+
+
+def _half(part: _Phases, job: int, back: bool) -> Iterator[list[Step]]:
+    computed, sent = (part.backward, part.sent_back) if back else (part.forward, part.sent)
+    phases = list(zip_longest(computed, sent, fillvalue=0.0))
+    steps: list[Step] = []
+    for number, (seconds, sent_s) in enumerate(phases[::-1] if back else phases, job):
+        if not back:
+            steps.append(run(seconds, ""))
+        if sent_s:
+            yield [*steps, _start(number, sent_s)]
+            steps = [_wait(number)]
+        if back:
+            steps.append(run(seconds, ""))
+    yield steps

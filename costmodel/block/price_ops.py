@@ -1,0 +1,209 @@
+"""Prices a run of ops at one rank's local shapes: their time, conversions, what is saved."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from meshwright.costmodel.block.clock import BlockSums
+from meshwright.costmodel.block.reprice import MoveStep, OpStep, PricedInput, SavedKey
+from meshwright.costmodel.block.site import StageSite as StageSite
+from meshwright.costmodel.block.value_placements import GraphFacts as GraphFacts
+from meshwright.costmodel.block.value_placements import Trace
+from meshwright.costmodel.comm.comm import collective_band
+from meshwright.costmodel.ops.compute import OpTime, gradient_sum, op_time
+from meshwright.costmodel.ops.local_op import LocalInput, LocalOp
+from meshwright.costmodel.ops.local_values import LocalValues, Shape
+from meshwright.costmodel.ops.local_values import Where as Where
+from meshwright.costmodel.ops.op_classes import classify
+from meshwright.costmodel.ops.routing import is_routed, routed
+from meshwright.ir.cluster.device import OpClass
+from meshwright.ir.graph.graph import DTYPE_BYTES, Op
+from meshwright.ir.layout.conversions import Conversion, Primitive
+from meshwright.ir.layout.layout import R, Strategy
+from meshwright.ir.layout.op_messages import Inner, LocalOperand, inner_traffic, kept_apart
+
+
+@dataclass(frozen=True, slots=True)
+class PricedOp:
+    """An op as it was priced."""
+
+    op: Op
+    local: LocalOp
+    strategies: Mapping[str, Strategy]
+
+
+@dataclass(frozen=True, slots=True)
+class PricedMove:
+    """A conversion as it was priced."""
+
+    name: str
+    axis: str
+    conversion: Conversion
+    size: int
+    """Ranks of the axis."""
+    nbytes: int
+    """Of the value as if whole on the axis."""
+
+
+@dataclass
+class Walk(Trace):
+    """Prices ops one after the other, keeping track of where values lie."""
+
+    saved: dict[SavedKey, int] = field(default_factory=dict)
+    apart: dict[tuple[str, str], int] = field(default_factory=dict)
+    """(op, memory of an operand) -> bytes of the copy that the op keeps in its place."""
+    clock: BlockSums = field(default_factory=BlockSums)
+    workspace: int = 0
+    flops: float = 0.0
+    trail: list["PricedOp | PricedMove"] = field(default_factory=list)
+    """All ops and conversions that were priced, in order."""
+    sent: list[tuple[str, Inner]] = field(default_factory=list)
+    """Axis, and messages of ops on it."""
+    routes: list[tuple[LocalOp, int]] = field(default_factory=list)
+    """Ops whose tokens travel, priced as torch's operators route them; and to how many ranks."""
+
+    def communicates(self, axis: str) -> bool:
+        """Whether anything has moved, or is cut or padded, on an axis."""
+        moved = (
+            {entry.conversion.forward, entry.conversion.backward} != {Primitive.IDENTITY}
+            for entry in self.trail
+            if isinstance(entry, PricedMove) and entry.axis == axis
+        )
+        return any(moved) or any(on == axis for on, _ in self.sent)
+
+    def again(self, site: StageSite, samples: int) -> "Walk":
+        """The same walk where each replica has so many samples."""
+        new = Walk(
+            self.facts, site, self.timer, self.placed, self.converted, self.storage, self.used,
+            self.script,
+        )  # fmt: skip
+        new.local = LocalValues.of(self.local.values, site, samples)
+        for step in self.script:
+            if isinstance(step, MoveStep):
+                new._pay(step)
+            else:
+                new._price(step)
+        return new
+
+    def shape(self, name: str, where: Where) -> Shape:
+        return self.local.shapes[self.local.number(name, where)]
+
+    def nbytes(self, name: str, where: Where, dtype: str = "") -> int:
+        width = DTYPE_BYTES[dtype or self.facts.dtypes[name]]
+        return self.local.elements[self.local.number(name, where)] * width
+
+    def _pay(self, step: MoveStep) -> None:
+        """The price of a conversion, for one micro-batch."""
+        axis, conversion, line = step.axis, step.conversion, self.site.axes[step.axis]
+        whole = self.local.elements[step.whole] * DTYPE_BYTES[self.facts.dtypes[step.name]]
+        if line.shares and step.splits:
+            whole = whole * sum(line.shares) // line.whole
+        self.trail.append(PricedMove(step.name, axis, conversion, line.size, whole))
+        forward_s = self.site.primitive_s(conversion.forward, whole, axis)
+        backward_s = 0.0
+        if step.has_gradient:
+            backward_s = self.site.primitive_s(conversion.backward, whole, axis)
+        self._communicate(axis, forward_s, backward_s, whole)
+
+    def _communicate(self, axis: str, forward_s: float, backward_s: float, nbytes: int) -> None:
+        levels = self.site.levels[axis]
+        self.clock.communicate(forward_s, backward_s, collective_band(levels, nbytes))
+        if forward_s or backward_s:
+            self.clock.sources.update(level.link.source for level in levels)
+
+    def _price(self, step: OpStep) -> None:
+        share, elements = 1.0, self.local.elements
+        for value, dim, size in step.parts:
+            share *= self.local.shapes[value][dim] / size
+        local = self._local(step, share)
+        self.trail.append(PricedOp(step.op, local, step.strategies))
+        time = op_time(local, self.site.device, self.timer)
+        self.clock.add(time)
+        if step.sends:
+            self._inside(step, local, time)
+        for index in step.read_again:
+            self.clock.add(gradient_sum(local.inputs[index].nbytes, self.site.device))
+        self.flops += local.flops
+        if step.op_class is not OpClass.VIEW:
+            operands = sum([i.nbytes for i in local.inputs if not i.is_param])
+            # In backward the gradients of gathered parameters take the same room.
+            operands += sum([elements[value] * width for value, width in step.gathered])
+            self.workspace = max(self.workspace, operands + local.output_bytes)
+        self._save(step, share)
+
+    def _inside(self, step: OpStep, local: LocalOp, time: OpTime) -> None:
+        """Price what the op sends by itself. What it sends while it computes takes the longer."""
+        op, places = step.op, step.places
+        for axis, strategy in step.strategies.items():
+            ranks = self.site.axes[axis].size
+            if is_routed(op, strategy, ranks):
+                self.routes.append((local, ranks))
+                self.clock.add(routed(local, ranks, self.site.device, by_kernel=False))
+            inputs = self._operands(op, op.inputs, places[0], axis)
+            outputs = self._operands(op, op.outputs, places[1], axis)
+            found = inner_traffic(op, strategy, ranks, inputs, outputs)
+            for i, nbytes in kept_apart(op, strategy, ranks, inputs, outputs).items():
+                self.apart[op.name, self.facts.roots[op.inputs[i]]] = nbytes
+            forward = [m for m in found if not m.backward]
+            backward = [m for m in found if m.backward and self._has_gradient(op)]
+            self.sent += [(axis, message) for message in (*forward, *backward)]
+            self._communicate(
+                axis,
+                self._exposed_s(forward, axis, time.forward_s),
+                self._exposed_s(backward, axis, time.backward_input_s),
+                max((m.nbytes for m in found), default=0),
+            )
+
+    def _operands(
+        self, op: Op, names: Sequence[str], places: Sequence[Where], axis: str
+    ) -> list[LocalOperand]:
+        """Values as they would be on the rank if they were whole on the axis."""
+        dtype = self._compute_dtype(op, classify(op.target))
+        whole = [{**where, axis: R} for where in places]
+        return [
+            LocalOperand(self.shape(n, w), self.nbytes(n, w, dtype if self._casts(op, n) else ""))
+            if n else LocalOperand((), 0)
+            for n, w in zip(names, whole, strict=True)
+        ]  # fmt: skip
+
+    def _exposed_s(self, messages: Sequence[Inner], axis: str, computing_s: float) -> float:
+        beside = sum(self.site.inner_s(m, axis) for m in messages if m.beside)
+        alone = sum(self.site.inner_s(m, axis) for m in messages if not m.beside)
+        return alone + max(0.0, beside - computing_s)
+
+    def _local(self, step: OpStep, share: float) -> LocalOp:
+        op, sections = step.op, step.sections
+        shapes, elements = self.local.shapes, self.local.elements
+        backward = sum([elements[value] * width for value, width in step.backward])
+        return LocalOp(
+            op.target,
+            step.op_class,
+            step.dtype,
+            # Of queries in n sections the last rank sees so much of the keys.
+            op.flops * share * ((sections + 1) / (2 * sections) if sections else 1.0),
+            tuple([self._local_input(operand) for operand in step.inputs]),
+            tuple([shapes[value] for value, _ in step.outputs]),
+            sum([elements[value] * width for value, width in step.outputs]),
+            step.has_gradient,
+            backward + round(op.saved_extra_bytes * share),
+            step.is_causal and not sections,
+            step.channels_last,
+        )
+
+    def _local_input(self, operand: PricedInput) -> LocalInput:
+        shape, elements = self.local.shapes[operand.value], self.local.elements[operand.value]
+        nbytes = elements * operand.width
+        return LocalInput(
+            shape, nbytes, operand.requires_grad, operand.is_param,
+            elements * operand.own_width + nbytes if operand.is_cast else 0, operand.channels_last,
+        )  # fmt: skip
+
+    def _save(self, step: OpStep, share: float) -> None:
+        """Note what autograd keeps of this op, each storage once."""
+        op = step.op
+        for kept in step.kept:
+            if nbytes := self.apart.get((op.name, self.facts.roots[kept.name])):
+                self.saved[op.name, kept.name, ()] = nbytes
+            elif kept.key:
+                self.saved[kept.key] = self.local.elements[kept.value] * kept.width
+        if op.saved_extra_bytes and step.has_gradient:
+            self.saved[op.name, "extra", ()] = round(op.saved_extra_bytes * share)

@@ -1,0 +1,43 @@
+"""Where a block runs, and what moving values between the ranks of one of its axes takes there."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from meshwright.costmodel.comm.comm import Levels, collective_time, send_time
+from meshwright.costmodel.ops.formulas import curve_of, memory_s
+from meshwright.ir.cluster.device import DeviceType, OpClass
+from meshwright.ir.layout.conversions import Primitive
+from meshwright.ir.layout.layout import Axis
+from meshwright.ir.layout.op_messages import SHIFT, Inner
+
+
+@dataclass(frozen=True)
+class StageSite:
+    """One rank's view of its stage."""
+
+    axes: Mapping[str, Axis]
+    coordinates: Mapping[str, int]
+    device: DeviceType
+    levels: Mapping[str, Levels]
+    """Tiers of the rank's group on each axis."""
+
+    def primitive_s(self, primitive: Primitive, whole_bytes: int, axis: str) -> float:
+        """A primitive of `ir.layout.conversions` on a value of so many bytes as if whole on the
+        axis."""
+        if primitive is Primitive.IDENTITY:
+            return 0.0
+        # Reading, and writing or packing, beside the transfer.
+        local = self._copied_s(whole_bytes / self.axes[axis].size)
+        return collective_time(primitive, whole_bytes, self.levels[axis]) + local
+
+    def inner_s(self, message: Inner, axis: str) -> float:
+        """The messages that an op sends by itself; no time where no tiers are given."""
+        if message.kind == SHIFT:
+            sent = (send_time(message.nbytes, level.link) for level in self.levels[axis])
+            one = max(sent, default=0.0)
+            return message.times * (one + self._copied_s(message.nbytes))
+        return message.times * self.primitive_s(Primitive(message.kind), message.nbytes, axis)
+
+    def _copied_s(self, nbytes: float) -> float:
+        curve = curve_of(OpClass.COPY, self.device)
+        return memory_s(nbytes, curve, self.device) + self.device.overhead_s

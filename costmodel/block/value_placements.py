@@ -1,0 +1,267 @@
+"""Where values of a run of ops lie, what converts them, what ops read, make and keep."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from meshwright.costmodel.block.reprice import MoveStep, OpStep, PricedInput, SavedTensor, Target
+from meshwright.costmodel.block.site import StageSite
+from meshwright.costmodel.ops.compute import OpTimer
+from meshwright.costmodel.ops.dtypes import (
+    NORMS_AS_GIVEN,
+    is_float,
+    is_fused,
+    runtime_dtypes,
+    storage_roots,
+)
+from meshwright.costmodel.ops.local_values import LocalValues, Values, Where
+from meshwright.costmodel.ops.op_classes import COMPUTE, classify, op_name
+from meshwright.ir.cluster.device import OpClass
+from meshwright.ir.graph.graph import DTYPE_BYTES, Graph, Kind, Op, Tensor
+from meshwright.ir.layout.conversions import Conversion
+from meshwright.ir.layout.layout import R, Replicate, Shard, Strategy
+from meshwright.ir.layout.op_messages import sends
+from meshwright.ir.layout.paths import path
+
+
+@dataclass(frozen=True)
+class GraphFacts:
+    """What the costs of all blocks of a graph share under one precision."""
+
+    graph: Graph
+    precision: str
+    dtypes: Mapping[str, str]
+    roots: Mapping[str, str]
+    prelude_values: frozenset[str]
+
+    @classmethod
+    def of(cls, graph: Graph, precision: str) -> "GraphFacts":
+        values = frozenset(out for op in graph.prelude_ops for out in op.outputs)
+        dtypes = runtime_dtypes(graph, precision)
+        return cls(graph, precision, dtypes, storage_roots(graph), values)
+
+
+Storage = tuple[str, Target]
+"""A value that has its own memory, and its placement."""
+
+
+@dataclass
+class Trace(ABC):
+    """Follows ops one after the other; what they do is kept as steps, which `Walk` prices."""
+
+    facts: GraphFacts
+    site: StageSite
+    timer: OpTimer | None
+    placed: dict[str, Where] = field(default_factory=dict)
+    converted: set[tuple[str, Target]] = field(default_factory=set)
+    """Values with the placements that they have been brought to."""
+    storage: dict[tuple[str, Target], Storage] = field(default_factory=dict)
+    """(value, placement) -> the memory it looks into, which may be another value's."""
+    used: set[str] = field(default_factory=set)
+    """Values that an op has read: each further reader adds its gradient to theirs."""
+    script: list[MoveStep | OpStep] = field(default_factory=list)
+    """All steps so far, in order."""
+    local: LocalValues = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.local = LocalValues(Values(self.facts.graph), self.site)
+
+    @abstractmethod
+    def _price(self, step: OpStep) -> None: ...
+
+    @abstractmethod
+    def _pay(self, step: MoveStep) -> None: ...
+
+    def _tensor(self, name: str) -> Tensor:
+        return self.facts.graph.tensors[name]
+
+    def convert(self, name: str, target: Where) -> None:
+        """Price what codegen inserts to have `name` placed as `target`, axis after axis, each
+        placement on the way once."""
+        now = dict(self.placed.get(name, {}))
+        for axis, goal in path(self._tensor(name).shape, now, target, self.site.axes):
+            source, now = now.get(axis, R), now | {axis: goal}
+            key = (name, self._everywhere(now))
+            if self.site.axes[axis].size > 1 and key not in self.converted:
+                self.converted.add(key)
+                self._move(name, axis, Conversion(source, goal), now)
+
+    def _move(self, name: str, axis: str, conversion: Conversion, where: Where) -> None:
+        """One conversion that ends with the value placed as `where`."""
+        splits = isinstance(conversion.source, Shard) or isinstance(conversion.target, Shard)
+        step = MoveStep(
+            name, axis, conversion, self.local.number(name, {**where, axis: R}), splits,
+            self._tensor(name).requires_grad,
+        )  # fmt: skip
+        self.script.append(step)
+        self._pay(step)
+
+    def op(self, op: Op, strategies: Mapping[str, Strategy]) -> None:
+        inputs = [self._where(strategies, i, is_input=True) for i in range(len(op.inputs))]
+        outputs = [self._where(strategies, i, is_input=False) for i in range(len(op.outputs))]
+        for name, where in zip(op.inputs, inputs, strict=True):
+            self.convert(name, where)
+        for name, where in zip(op.outputs, outputs, strict=True):
+            if name:
+                self.placed[name] = where
+                if self.facts.roots[name] != name:
+                    looked_at = self.stored(op.inputs[0], inputs[0])
+                    self.storage[name, self.normal(where)] = looked_at
+        step = self._step(op, strategies, inputs, outputs)
+        self.script.append(step)
+        self._price(step)
+
+    def _step(
+        self,
+        op: Op,
+        strategies: Mapping[str, Strategy],
+        inputs: Sequence[Where],
+        outputs: Sequence[Where],
+    ) -> OpStep:
+        """All of an op that does not depend on the number of samples."""
+        op_class = classify(op.target)
+        dtype = self._compute_dtype(op, op_class)
+        causal = op_class is OpClass.ATTENTION and ("is_causal", True) in op.args
+        operands = tuple(
+            self._operand(name, where, dtype if self._casts(op, name) else "")
+            for name, where in zip(op.inputs, inputs, strict=True)
+        )
+        made = [(n, w) for n, w in zip(op.outputs, outputs, strict=True) if n]
+        return OpStep(
+            op=op,
+            strategies=strategies,
+            op_class=op_class,
+            dtype=dtype,
+            places=(tuple(inputs), tuple(outputs)),
+            inputs=operands,
+            outputs=tuple(self._wide(name, where) for name, where in made),
+            parts=tuple(self._parts(op, strategies)),
+            sections=self._sections(op.inputs[0], inputs[0]) if causal else 0,
+            is_causal=causal,
+            channels_last=any(self._tensor(name).channels_last for name, _ in made),
+            has_gradient=self._has_gradient(op),
+            read_again=tuple(self._read_again(op, operands)),
+            gathered=tuple(self._gathered(op, inputs)),
+            backward=tuple(self._backward(op, inputs)),
+            kept=tuple(self._kept(op, inputs, dtype)) if self._has_gradient(op) else (),
+            sends=sends(op),
+        )
+
+    def _wide(self, name: str, where: Where) -> tuple[int, int]:
+        """A value and the bytes of its elements."""
+        return self.local.number(name, where), DTYPE_BYTES[self.facts.dtypes[name]]
+
+    def _gathered(self, op: Op, inputs: Sequence[Where]) -> Iterator[tuple[int, int]]:
+        """Parameters that are stored in parts and made whole for the op, and nothing else."""
+        for name, where in zip(op.inputs, inputs, strict=True):
+            kind, stored = self._tensor(name).kind, self.placed.get(name, {})
+            if kind is Kind.PARAMETER and self.normal(where) != self.normal(stored):
+                yield self._wide(name, where)
+
+    def _read_again(self, op: Op, operands: Sequence[PricedInput]) -> Iterator[int]:
+        """Inputs whose gradients are added to those of earlier readers."""
+        for index, (name, operand) in enumerate(zip(op.inputs, operands, strict=True)):
+            if not operand.requires_grad or operand.is_param or not self._has_gradient(op):
+                continue
+            if name in self.used:
+                yield index
+            self.used.add(name)
+
+    def _has_gradient(self, op: Op) -> bool:
+        return any(n and self._tensor(n).requires_grad for n in op.outputs)
+
+    def _where(self, strategies: Mapping[str, Strategy], index: int, *, is_input: bool) -> Where:
+        return {
+            axis: (strategy.inputs if is_input else strategy.outputs)[index]
+            for axis, strategy in strategies.items()
+        }
+
+    def _parts(self, op: Op, strategies: Mapping[str, Strategy]) -> Iterator[tuple[int, int, int]]:
+        """One factor of the op's work is split on each axis."""
+        for axis, strategy in strategies.items():
+            named = zip(
+                (*op.inputs, *op.outputs), (*strategy.inputs, *strategy.outputs), strict=True
+            )
+            for name, placement in named:
+                if name and isinstance(placement, Shard):
+                    size = self.facts.graph.tensors[name].shape[placement.dim]
+                    if size:
+                        yield self.local.number(name, {axis: placement}), placement.dim, size
+                        break
+
+    def _sections(self, name: str, where: Where) -> int:
+        """In how many parts a rank has the sequence of queries; 0: it has all of it."""
+        dim, axes = len(self._tensor(name).shape) - 2, self.site.axes
+        return min(
+            (p.outer for axis, p in where.items()
+             if isinstance(p, Shard) and p.dim == dim and axes[axis].size > 1), default=0,
+        )  # fmt: skip
+
+    def _casts(self, op: Op, name: str) -> bool:
+        """Whether autocast may hand the op this operand in another dtype."""
+        op_class = classify(op.target)
+        norm = op_class is OpClass.NORMALIZATION and op_name(op.target) not in NORMS_AS_GIVEN
+        cast = op_class in COMPUTE or (norm and not is_fused(op.target))
+        return cast and self.facts.precision == "bf16" and is_float(self.facts.dtypes[name])
+
+    def _operand(self, name: str, where: Where, dtype: str) -> PricedInput:
+        tensor, own = self._tensor(name), self.facts.dtypes[name]
+        return PricedInput(
+            self.local.number(name, where), DTYPE_BYTES[dtype or own], DTYPE_BYTES[own],
+            dtype not in ("", own), tensor.requires_grad, tensor.kind is Kind.PARAMETER,
+            tensor.channels_last,
+        )  # fmt: skip
+
+    def _backward(self, op: Op, inputs: Sequence[Where]) -> Iterator[tuple[int, int]]:
+        """What the op's backward reads besides gradients. What it saves may go by the name of
+        another value in the same memory."""
+        for saved in op.saved:
+            name, target = self._where_saved(op, saved, inputs)
+            yield self._wide(name, dict(zip(self.site.axes, target, strict=True)))
+
+    def _compute_dtype(self, op: Op, op_class: OpClass) -> str:
+        if self.facts.precision == "bf16" and op_class in COMPUTE:
+            return "bfloat16"
+        floats = [self.facts.dtypes[n] for n in (*op.outputs, *op.inputs) if n]
+        return next(filter(is_float, floats), "float32")
+
+    def _kept(self, op: Op, inputs: Sequence[Where], cast: str) -> Iterator[SavedTensor]:
+        for name in op.saved:
+            dtype = self.facts.dtypes[name]
+            if classify(op.target) in COMPUTE and is_float(dtype):
+                dtype = cast
+            storage, target = self._where_saved(op, name, inputs)
+            is_cast = dtype != self.facts.dtypes[storage]
+            stays = storage in self.facts.prelude_values or self._is_state(storage, target)
+            where = dict(zip(self.site.axes, target, strict=True))
+            yield SavedTensor(
+                name, None if stays and not is_cast else (storage, dtype, target),
+                self.local.number(storage, where), DTYPE_BYTES[dtype],
+            )  # fmt: skip
+
+    def stored(self, name: str, where: Where) -> Storage:
+        """The memory that a value looks into where it is placed so."""
+        key = name, self.normal(where)
+        return self.storage.get(key, key)
+
+    def _where_saved(self, op: Op, name: str, inputs: Sequence[Where]) -> Storage:
+        """The memory that is kept: that of an operand as the op gets it, or of a result."""
+        roots = self.facts.roots
+        for operand, where in zip(op.inputs, inputs, strict=True):
+            if operand == name or roots[operand] == roots[name]:
+                return self.stored(operand, where)
+        return self.stored(name, self.placed.get(name, {}))
+
+    def _is_state(self, name: str, target: Target) -> bool:
+        """Whether it is there anyway: not if its parts have been gathered for the op."""
+        kind = self._tensor(name).kind
+        return kind is not Kind.ACTIVATION and target == self.normal(self.placed.get(name, {}))
+
+    def _everywhere(self, where: Where) -> Target:
+        return tuple(where.get(axis, R) for axis in self.site.axes)
+
+    def normal(self, where: Where) -> Target:
+        return tuple(
+            R if isinstance(where.get(axis, R), Replicate) else where[axis]
+            for axis in self.site.axes
+        )

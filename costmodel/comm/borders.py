@@ -1,0 +1,189 @@
+"""What crosses the borders between stages: bytes of each rank, and conversions on the way.
+
+Blocks are priced as their layouts declare what enters and leaves them. Where a value comes to a
+block otherwise, or has to be whole to cross a border, one more conversion stands between.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import ceil, prod
+
+from meshwright.costmodel.block.block import placements
+from meshwright.costmodel.block.price_ops import Walk, Where
+from meshwright.costmodel.comm.comm import send_time
+from meshwright.costmodel.cost_cache import BlockSpot, CostTables
+from meshwright.ir.graph.graph import DTYPE_BYTES, Kind
+from meshwright.ir.layout.crossing import Crossing, crossings, same_on_model
+from meshwright.ir.layout.layout import Axis, Placement, R, Shard, local_shape
+from meshwright.ir.plan.plan import BlockLayout, ModelMesh, Plan
+
+_Placed = tuple[tuple[str, Placement], ...]
+_Change = tuple[str, _Placed, _Placed]
+"""A value, how it is placed, and how it is needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """Conversions of one micro-batch between the blocks of a stage and on its way in and out."""
+
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    uncertain_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Borders:
+    """Of one stage."""
+
+    changes: tuple[_Change, ...]
+    whole_bytes: int
+    """One rank's part of what leaves, for one global batch on one data parallel rank."""
+    fixed_bytes: int
+    """The same of what does not depend on the batch."""
+
+
+def borders(tables: CostTables, plan: Plan) -> tuple[Borders, ...]:
+    """Per stage. Equal stages with equal layouts share them."""
+    if tables.last_borders is None or tables.last_borders[0] is not plan:
+        tables.last_borders = plan, _borders(tables, plan)
+    found: tuple[Borders, ...] = tables.last_borders[1]
+    return found
+
+
+def _borders(tables: CostTables, plan: Plan) -> tuple[Borders, ...]:
+    named = {layout.name: layout for layout in plan.layouts}
+    key = tuple(
+        (
+            s.first,
+            s.last,
+            s.model,
+            *(tables.blocks.layout_key(named[n]) for n in s.layouts.values()),
+        )
+        for s in plan.stages
+    )
+    if key not in tables.borders:
+        crossing = crossings(plan, tables.graph)
+        indices = range(len(plan.stages))
+        tables.borders[key] = tuple(_of_stage(tables, plan, i, crossing, named) for i in indices)
+    found: tuple[Borders, ...] = tables.borders[key]
+    return found
+
+
+def _of_stage(
+    tables: CostTables,
+    plan: Plan,
+    index: int,
+    crossing: Mapping[str, Crossing],
+    named: Mapping[str, BlockLayout],
+) -> Borders:
+    model = plan.stages[index].model
+    parts = [_part(tables, n, c.layout, model) for n, c in crossing.items() if c.leaves(index)]
+    whole, fixed = (sum(column) for column in zip(*parts, (0, 0), strict=True))
+    return Borders(tuple(_changes(tables, plan, index, crossing, named)), whole, fixed)
+
+
+def _part(tables: CostTables, name: str, layout: Where, model: ModelMesh) -> tuple[int, int]:
+    """(bytes of one rank's part for a global batch, bytes that do not depend on the batch)."""
+    tensor, axes = tables.graph.tensors[name], {axis: Axis(size) for axis, size in model}
+    if tensor.kind is not Kind.ACTIVATION:
+        return 0, 0
+    split = {axis: placed for axis, placed in layout.items() if axis in axes}
+    shape = local_shape(tensor.shape, split, axes, dict.fromkeys(axes, 0))
+    nbytes = prod(shape) * DTYPE_BYTES[tables.facts.dtypes[name]]
+    return (nbytes, 0) if isinstance(layout.get("dp", R), Shard) else (0, nbytes)
+
+
+def part_bytes(
+    tables: CostTables, layouts: Mapping[str, BlockLayout]
+) -> tuple[tuple[int, int], ...]:
+    """What crosses into each block if a stage begins there: one rank's part for a global batch,
+    and what does not depend on the batch. `layouts`: by pattern, those of the stages on both sides,
+    whose model meshes are equal."""
+    blocks = tables.graph.blocks
+    made: dict[str, tuple[int, Where]] = {}
+    read: dict[str, list[tuple[int, Where]]] = {}
+    wheres = {pattern: _ends(layout) for pattern, layout in layouts.items()}
+    for index, block in enumerate(blocks):
+        entries, exits = wheres[block.pattern]
+        for name, where in zip(block.inputs, entries, strict=True):
+            read.setdefault(name, []).append((index, where))
+        for name, where in zip(block.outputs, exits, strict=True):
+            made[name] = index, where
+    found = [(0, 0)] * len(blocks)
+    for name, (home, where) in made.items():
+        readers = read.get(name, [])
+        for border in range(home + 1, max((r for r, _ in readers), default=home) + 1):
+            alike = all(same_on_model(where, w) for r, w in readers if r >= border)
+            crossing = where if alike else {"dp": where.get("dp", R)}
+            whole, fixed = _part(tables, name, crossing, layouts[blocks[home].pattern].model)
+            found[border] = found[border][0] + whole, found[border][1] + fixed
+    return tuple(found)
+
+
+def _changes(
+    tables: CostTables,
+    plan: Plan,
+    index: int,
+    crossing: Mapping[str, Crossing],
+    named: Mapping[str, BlockLayout],
+) -> Iterator[_Change]:
+    stage = plan.stages[index]
+    known = {name: c.layout for name, c in crossing.items() if c.enters(index)}
+    sent = {name: c.layout for name, c in crossing.items() if c.leaves(index)}
+    wheres = {pattern: _ends(named[name]) for pattern, name in stage.layouts.items()}
+    for block in plan.stage_blocks(tables.graph, index):
+        entries, exits = wheres[block.pattern]
+        for name, where in zip(block.inputs, entries, strict=True):
+            if name in known and known[name] != where:
+                yield from _change(name, known[name], where)
+        for name, made in zip(block.outputs, exits, strict=True):
+            known[name] = sent[name] if name in sent else made
+            if name != tables.graph.loss and known[name] != made:
+                yield from _change(name, made, known[name])
+
+
+def _ends(layout: BlockLayout) -> tuple[list[Where], list[Where]]:
+    """How a block takes and hands on its values."""
+    return [placements(text) for text in layout.inputs], [placements(t) for t in layout.outputs]
+
+
+def _change(name: str, source: Where, target: Where) -> Iterator[_Change]:
+    if any(source.get(a, R) != target.get(a, R) for a in source.keys() | target.keys()):
+        yield name, tuple(source.items()), tuple(target.items())
+
+
+def passage(tables: CostTables, found: Borders, spot: BlockSpot) -> Passage:
+    """What the conversions between the blocks of a stage cost."""
+    if not found.changes:
+        return Passage()
+    key = found.changes, spot
+    if key not in tables.passages:
+        clocks = []
+        for name, source, target in found.changes:
+            walk = Walk(tables.facts, tables.blocks.site(spot), None)
+            walk.placed[name] = dict(source)
+            walk.convert(name, dict(target))
+            clocks.append(walk.clock)
+        tables.passages[key] = Passage(
+            sum(c.comm_forward_s for c in clocks),
+            sum(c.comm_backward_s for c in clocks),
+            sum(c.uncertain_s for c in clocks),
+        )
+    made: Passage = tables.passages[key]
+    return made
+
+
+def border(tables: CostTables, plan: Plan, index: int) -> tuple[float, int]:
+    """(seconds, bytes on the busiest rank) of one micro-batch from stage `index` to the next."""
+    if index + 1 >= len(plan.stages):
+        return 0.0, 0
+    source, target = plan.stages[index], plan.stages[index + 1]
+    found = borders(tables, plan)[index]
+    if source.devices == target.devices or not found.whole_bytes + found.fixed_bytes:
+        return 0.0, 0
+    busiest = max(*source.batch_shares, *target.batch_shares) / plan.global_batch_size
+    # A source rank feeds several target ranks where the next stage splits tensors further.
+    copies = max(1, ceil(target.model_size / source.model_size))
+    sent = (found.whole_bytes * busiest + found.fixed_bytes) * copies
+    slowest = max(send_time(sent, link) for link in tables.links(source, target))
+    return slowest, round(sent)

@@ -1,0 +1,313 @@
+"""Costs that many plans share, each computed once: equal blocks, equal stages, groups, borders."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from meshwright.costmodel.block.block import BlockCost, price_prelude
+from meshwright.costmodel.block.block_costs import BlockCosts
+from meshwright.costmodel.block.block_costs import BlockSpot as BlockSpot
+from meshwright.costmodel.block.keeping import Policy
+from meshwright.costmodel.block.layer_profile import layer_timer
+from meshwright.costmodel.block.price_ops import GraphFacts
+from meshwright.costmodel.comm.comm import Levels, group_levels
+from meshwright.costmodel.fit.calibrated import calibrated
+from meshwright.costmodel.ops.compute import OpTimer, worst_source
+from meshwright.costmodel.ops.profile_timer import profile_timer
+from meshwright.costmodel.stage.buckets import BUCKET_BYTES, Owned
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.cluster.device import DeviceType, Link, Source
+from meshwright.ir.graph.graph import DTYPE_BYTES, Block, Graph, Kind
+from meshwright.ir.plan.plan import BlockLayout, ModelMesh, Plan, ScheduleTable, Stage
+from meshwright.ir.plan.schedule import Schedule
+from meshwright.ir.profile.profile import Profile
+
+PRELUDE = "(prelude)"
+
+Mode = bool | Policy
+"""Whether a block is recomputed whole, or what becomes of what its ops make."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageCost:
+    """One micro-batch of a run of blocks on one rank."""
+
+    forward_s: float
+    backward_input_s: float
+    backward_weight_s: float
+    comm_forward_s: float
+    comm_backward_s: float
+    saved_bytes: int
+    """Per micro-batch in flight."""
+    params: Mapping[str, int]
+    """Local bytes of each parameter and buffer, tied ones once."""
+    summed_over: Mapping[str, frozenset[str]]
+    """Parameter -> model axes that its gradient is summed over once per step, if any."""
+    workspace_bytes: int
+    source: Source
+    uncertain_s: float = 0.0
+    """Seconds times relative error, summed over its blocks."""
+    blocks: tuple[BlockCost, ...] = ()
+    """Each block, as it is recomputed or not; `forward_s` has the prelude beside them."""
+    block_saved: tuple[int, ...] = ()
+    """`saved_bytes` by the block whose backward is the last to need them."""
+
+    @property
+    def backward_s(self) -> float:
+        return self.backward_input_s + self.backward_weight_s
+
+
+class CostTables:
+    """Costs of one graph on one cluster under one precision; keeps everything it has computed."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        cluster: Cluster,
+        precision: str,
+        timer: OpTimer | None = None,
+        profile: Profile | None = None,
+        bucket_bytes: int = BUCKET_BYTES,
+    ) -> None:
+        self.graph = graph
+        self.cluster = calibrated(cluster, profile) if profile else cluster
+        self.precision = precision
+        self.profile = profile
+        self.bucket_bytes = bucket_bytes
+        """Gradients that are reduced together."""
+        self.facts = GraphFacts.of(graph, precision)
+        timer = timer or layer_timer(graph) or profile_timer(self.cluster, profile)
+        devices = {device.name: device for device in self.cluster.device_types}
+        self.blocks = BlockCosts(self.facts, devices, timer, profile)
+        self._stages: dict[tuple[object, ...], StageCost] = {}
+        self._preludes: dict[object, tuple[float, int]] = {}
+        self._levels: dict[tuple[int, ...], Levels] = {}
+        self._borders: dict[int, tuple[int, int]] = {}
+        self._links: dict[tuple[tuple[int, ...], int, tuple[int, ...], int], frozenset[Link]] = {}
+        self._schedules: dict[tuple[str, ...], Schedule] = {}
+        self.models: dict[object, object] = {}
+        """What `costmodel.stage.stage_model` keeps."""
+        self.owned: dict[object, Owned] = {}
+        """What `costmodel.stage.stage_model` keeps of blocks."""
+        self.spots: dict[object, tuple[BlockSpot, ...]] = {}
+        """What `costmodel.stage.placement` keeps."""
+        self.borders: dict[object, Any] = {}
+        self.last_borders: tuple[Plan, Any] | None = None
+        self.passages: dict[object, Any] = {}
+        """What `costmodel.comm.borders` keeps."""
+        self.layout_times: dict[object, float] = {}
+        """What `planner.inside.cluster_prices` keeps."""
+
+    @cached_property
+    def block_index(self) -> dict[str, int]:
+        """Block name -> position."""
+        return {block.name: i for i, block in enumerate(self.graph.blocks)}
+
+    @property
+    def device_names(self) -> tuple[str, ...]:
+        """Device type name of each rank."""
+        return self.cluster.device_names
+
+    @cached_property
+    def devices(self) -> dict[str, DeviceType]:
+        return {device.name: device for device in self.cluster.device_types}
+
+    @cached_property
+    def trained(self) -> frozenset[str]:
+        """Names of the parameters with gradients."""
+        return frozenset(t.name for t in self.graph.parameters if t.requires_grad)
+
+    @cached_property
+    def shared(self) -> Mapping[str, None]:
+        """Parameters and buffers that several blocks read, in order."""
+        seen = Counter(name for block in self.graph.blocks for name in dict.fromkeys(block.params))
+        return {name: None for name, count in seen.items() if count > 1}
+
+    @cached_property
+    def tied(self) -> tuple[str, ...]:
+        """Parameters with gradients that several blocks read."""
+        return tuple(name for name in self.shared if name in self.trained)
+
+    @cached_property
+    def param_kinds(self) -> dict[str, tuple[tuple[str, bool] | None, ...]]:
+        """Block name -> (dtype, trained) of each of its parameters, None for what is none; equal
+        blocks share one object."""
+        known: dict[object, tuple[tuple[str, bool] | None, ...]] = {}
+        found = {}
+        for block in self.graph.blocks:
+            tensors = [self.graph.tensors[name] for name in block.params]
+            kinds = tuple([(t.dtype, t.requires_grad) if t.kind is Kind.PARAMETER else None
+                           for t in tensors])  # fmt: skip
+            found[block.name] = known.setdefault(kinds, kinds)
+        return found
+
+    def levels(self, ranks: Sequence[int]) -> Levels:
+        """Tiers of a group of ranks."""
+        key = tuple(ranks)
+        if key not in self._levels:
+            self._levels[key] = group_levels(key, self.cluster)
+        return self._levels[key]
+
+    def model_levels(self, replica: Sequence[int], model: ModelMesh) -> tuple[Levels, ...]:
+        """Tiers of the line through the first rank of a replica on each model axis."""
+        found, stride = [], len(replica)
+        for _, size in model:
+            stride //= size
+            found.append(self.levels(replica[: stride * size : stride]))
+        return tuple(found)
+
+    def links(self, source: Stage, target: Stage) -> frozenset[Link]:
+        """Links between the ranks of two stages that talk to each other, taking shares as even."""
+        ours, theirs, dp, others = source.model_size, target.model_size, source.dp, target.dp
+        key = (source.devices, ours, target.devices, theirs)
+        if key not in self._links:
+            nodes = self.cluster.node_numbers
+            pairs = {
+                (
+                    nodes[source.devices[to * dp // others * ours + i % ours]],
+                    nodes[target.devices[to * theirs + i]],
+                )
+                for to in range(others)
+                for i in range(theirs)
+            }
+            self._links[key] = frozenset(self.cluster.link_of_nodes(*pair) for pair in pairs)
+        return self._links[key]
+
+    def schedule(self, table: ScheduleTable) -> Schedule:
+        """The parsed table."""
+        key = (table.name, *table.rows)
+        if key not in self._schedules:
+            self._schedules[key] = table.parse()
+        return self._schedules[key]
+
+    def block(
+        self, block: Block, layout: BlockLayout, spot: BlockSpot, mode: Mode = False
+    ) -> BlockCost:
+        """Cost of one micro-batch of the block; equal for all blocks of its pattern."""
+        if isinstance(mode, tuple):
+            return self.blocks.kept(block, layout, spot, mode)
+        cost = self.blocks.cost(block, layout, spot)
+        return cost.recomputed() if mode else cost
+
+    def stage(
+        self,
+        blocks: Sequence[Block],
+        layouts: Mapping[str, BlockLayout],
+        modes: Sequence[Mode],
+        spot: BlockSpot,
+    ) -> StageCost:
+        """Cost of one micro-batch of a run of blocks. `layouts`: by pattern, with `(prelude)`."""
+        patterns = sorted({block.pattern for block in blocks})
+        key = (blocks[0].name, blocks[-1].name, tuple(modes), spot,
+               *(self.blocks.layout_key(layouts[p]) for p in patterns))  # fmt: skip
+        if key not in self._stages:
+            self._stages[key] = self._sum(blocks, layouts, modes, spot)
+        return self._stages[key]
+
+    def _sum(
+        self,
+        blocks: Sequence[Block],
+        layouts: Mapping[str, BlockLayout],
+        modes: Sequence[Mode],
+        spot: BlockSpot,
+    ) -> StageCost:
+        costs = self._each(blocks, layouts, modes, spot)
+        kept: dict[str, int] = {}
+        first: dict[str, int] = {}
+        params: dict[str, int] = {}
+        roots = self.facts.roots
+        for index, (block, cost) in enumerate(zip(blocks, costs, strict=True)):
+            for names, sizes in (
+                (block.inputs, cost.saved_inputs), (block.outputs, cost.saved_outputs)
+            ):  # fmt: skip
+                for name, nbytes in zip(names, sizes, strict=True):
+                    root = roots[name]
+                    if root not in kept:
+                        kept[root], first[root] = nbytes, index
+                    elif nbytes > kept[root]:
+                        kept[root] = nbytes
+            params.update(zip(block.params, cost.param_bytes, strict=True))
+        prelude_s, prelude_bytes = self._prelude(blocks, layouts.get(PRELUDE), spot)
+        for name in self.facts.prelude_values & set(kept):
+            del kept[name]
+        saved = [c.saved_bytes for c in costs]
+        saved[0] += prelude_bytes
+        for root, nbytes in kept.items():
+            saved[first[root]] += nbytes
+        return StageCost(
+            forward_s=sum([c.forward_s for c in costs]) + prelude_s,
+            backward_input_s=sum([c.backward_input_s for c in costs]),
+            backward_weight_s=sum([c.backward_weight_s for c in costs]),
+            comm_forward_s=sum([c.comm_forward_s for c in costs]),
+            comm_backward_s=sum([c.comm_backward_s for c in costs]),
+            saved_bytes=sum(saved),
+            params={name: nbytes for name, nbytes in params.items() if nbytes},
+            summed_over=_summed_over(blocks, costs),
+            workspace_bytes=max([c.workspace_bytes for c in costs]),
+            source=worst_source([c.source for c in costs]),
+            uncertain_s=sum([c.uncertain_s for c in costs]),
+            blocks=tuple(costs),
+            block_saved=tuple(saved),
+        )
+
+    def _each(
+        self,
+        blocks: Sequence[Block],
+        layouts: Mapping[str, BlockLayout],
+        modes: Sequence[Mode],
+        spot: BlockSpot,
+    ) -> list[BlockCost]:
+        """Of each block; those that are alike are looked up once."""
+        tensors = self.graph.tensors
+        known: dict[object, BlockCost] = {}
+        found: list[BlockCost] = []
+        for block, mode in zip(blocks, modes, strict=True):
+            trained = tuple([tensors[name].requires_grad for name in block.inputs])
+            key = block.pattern, trained, mode
+            if key not in known:
+                known[key] = self.block(block, layouts[block.pattern], spot, mode)
+            found.append(known[key])
+        return found
+
+    def _prelude(
+        self, blocks: Sequence[Block], layout: BlockLayout | None, spot: BlockSpot
+    ) -> tuple[float, int]:
+        used = {name for block in blocks for name in block.inputs}
+        needed = self.facts.prelude_values & used
+        if layout is None or not needed:
+            return 0.0, 0
+        key = self.blocks.layout_key(layout), needed, spot
+        if key not in self._preludes:
+            site = self.blocks.site(spot)
+            self._preludes[key] = price_prelude(self.facts, layout, needed, site)
+        return self._preludes[key]
+
+    def border_bytes(self, block: int) -> tuple[int, int]:
+        """What crosses into block number `block`: bytes of one global batch, and bytes that do not
+        depend on the batch."""
+        if block not in self._borders:
+            before = {n for b in self.graph.blocks[:block] for n in b.outputs}
+            after = {n for b in self.graph.blocks[block:] for n in b.inputs}
+            crossing = [self.graph.tensors[n] for n in sorted(before & after)]
+            sizes = {t: t.numel * DTYPE_BYTES[self.facts.dtypes[t.name]] for t in crossing
+                     if t.kind is Kind.ACTIVATION}  # fmt: skip
+            batch = self.graph.batch_size
+            split = {t for t in sizes if any(size and size % batch == 0 for size in t.shape)}
+            self._borders[block] = (
+                sum(sizes[t] for t in split),
+                sum(size for t, size in sizes.items() if t not in split),
+            )
+        return self._borders[block]
+
+
+def _summed_over(blocks: Sequence[Block], costs: Sequence[BlockCost]) -> dict[str, frozenset[str]]:
+    found: dict[str, frozenset[str]] = {}
+    for block, cost in zip(blocks, costs, strict=True):
+        if not any(cost.summed_over):
+            continue
+        for name, axes in zip(block.params, cost.summed_over, strict=True):
+            if axes:
+                found[name] = found[name].union(axes) if name in found else frozenset(axes)
+    return found

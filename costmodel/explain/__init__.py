@@ -1,0 +1,1 @@
+"""What a prediction says to people, and how it compares with a run."""

@@ -1,0 +1,165 @@
+"""What a plan keeps of its prediction for reports (`ir.plan.detail`)."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import fields
+from itertools import groupby
+from statistics import mean
+
+from meshwright.costmodel.comm.volume import Walked, stage_traffic
+from meshwright.costmodel.cost_cache import CostTables
+from meshwright.costmodel.estimate import Estimate, estimate_all
+from meshwright.costmodel.explain.breakdown import breakdown_of
+from meshwright.costmodel.memory.stage_memory import Bytes, StageMemory
+from meshwright.costmodel.simulate.compiled_schedule import HELD, LAST, B, F, I, K, R, W
+from meshwright.costmodel.simulate.timeline import Timeline
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.graph.graph import Graph, Kind
+from meshwright.ir.plan.detail import (
+    BlockName,
+    Detail,
+    DeviceRun,
+    Moving,
+    ParameterShape,
+    RankDetail,
+    StageDetail,
+    StageTraffic,
+)
+from meshwright.ir.plan.plan import Breakdown, Plan, param_key
+
+KIND_NAMES = {F: "F", B: "B", I: "I", W: "W", B + LAST: "B last", W + LAST: "W last",
+              K: "K", R: "R", B + HELD: "B held", I + HELD: "I held",
+              B + HELD + LAST: "B held last"}  # fmt: skip
+RISES = {"B": (False, False), "B first": (True, False), "B last": (False, True),
+         "B first last": (True, True)}  # fmt: skip
+"""Name -> whether it is the first and the last backward of its stage in a step."""
+
+
+def detail_of(tables: CostTables, plan: Plan, cap_bytes: int | None = None) -> Detail:
+    """`cap_bytes`: what a device may use, if that is less than it has."""
+    found = estimate_all(tables.graph, tables.cluster, plan, tables)
+    stepped = found.stepped
+    assert found.prediction.breakdown
+    overhead_s = found.prediction.step_s - stepped.step_s
+    actions, walked = _actions(found.stepped.timeline), Walked()
+    stages = [
+        _stage(found, i, actions[i], stage_traffic(tables, plan, i, costs, model, walked))
+        for i, (costs, model) in enumerate(zip(found.costs, found.models, strict=True))
+    ]
+    kinds = tuple({repr(stage): stage for stage in stages}.values())
+    return Detail(
+        blocks=tuple(BlockName(name=b.name, pattern=b.pattern) for b in tables.graph.blocks),
+        parameters=_parameters(tables.graph),
+        devices=_devices(tables.cluster, cap_bytes),
+        kinds=kinds,
+        stages=tuple(kinds.index(stage) for stage in stages),
+        ranks=tuple(_rank(found, r, overhead_s) for r in range(len(stepped.ended))),
+        meeting_s=_short(
+            stepped.step_s - stepped.timeline.step_s - min(e.total_s for e in stepped.ended)
+        ),
+        overhead_s=_short(overhead_s),
+        links=_links(tables.cluster),
+    )
+
+
+def _short(value: float) -> float:
+    return float(f"{max(value, 0.0):.6g}")
+
+
+def _parameters(graph: Graph) -> dict[str, dict[str, ParameterShape]]:
+    """Of the first block of each pattern; its equals have the same."""
+    found: dict[str, dict[str, ParameterShape]] = {}
+    for block in graph.blocks:
+        if block.pattern not in found:
+            tensors = (graph.tensors[name] for name in block.params)
+            found[block.pattern] = {
+                param_key(block, t.fqn): ParameterShape(
+                    shape=t.shape, dtype=t.dtype, nbytes=t.nbytes
+                )
+                for t in tensors
+                if t.kind is Kind.PARAMETER
+            }
+    return found
+
+
+def _devices(cluster: Cluster, cap_bytes: int | None) -> tuple[DeviceRun, ...]:
+    slots = [
+        (name, len(node.devices)) for node in cluster.nodes for name in node.devices
+    ]  # fmt: skip
+    types = {device.name: device for device in cluster.device_types}
+    runs, first = [], 0
+    for (name, node_devices), group in groupby(slots):
+        count, usable = len(list(group)), types[name].usable_bytes
+        runs.append(DeviceRun(
+            first=first, count=count, device=name, node_devices=node_devices,
+            memory_bytes=types[name].memory_bytes,
+            room_bytes=usable if cap_bytes is None else min(cap_bytes, usable),
+        ))  # fmt: skip
+        first += count
+    return tuple(runs)
+
+
+def _links(cluster: Cluster) -> dict[str, float]:
+    links = [node.link for node in cluster.nodes]
+    links += [node.uplink for node in cluster.nodes if node.uplink]
+    links += [link for link in (cluster.between_nodes, cluster.between_racks) if link]
+    return {link.name: _short(link.rate) for link in links}
+
+
+def _stage(
+    found: Estimate, index: int, actions: dict[str, float], traffic: tuple[StageTraffic, ...]
+) -> StageDetail:
+    held = found.models[index].memory
+    return StageDetail(
+        actions=actions,
+        saved_bytes=held.saved,
+        kept_bytes=held.kept_saved,
+        halved_bytes=held.halved,
+        always=_moving(held.always),
+        begun=_moving(held.begun),
+        rises=_rises(held),
+        traffic=traffic,
+    )
+
+
+def _actions(timeline: Timeline) -> list[dict[str, float]]:
+    """Per stage, mean seconds by kind."""
+    found: list[dict[int, list[float]]] = [defaultdict(list) for _ in timeline.table.owners]
+    for item, start_s, end_s in zip(
+        timeline.table.items, timeline.ran.starts, timeline.ran.ends, strict=True
+    ):
+        found[item.stage][item.kind].append(end_s - start_s)
+    return [{KIND_NAMES[kind]: _short(mean(own[kind])) for kind in sorted(own)} for own in found]
+
+
+def _rises(held: StageMemory) -> dict[str, Moving]:
+    named = {name: held.backward(first=f, last=last) for name, (f, last) in RISES.items()}
+    named |= {"F": held.forward, "I": held.halving}
+    if held.kept:
+        named |= {"K": held.keeping, "R": held.remaking, "I held": held.kept_halving}
+        named |= {f"{name} held": held.backward(first=f, last=last, held=True)
+                  for name, (f, last) in RISES.items()}  # fmt: skip
+    return {name: _moving(rise) for name, rise in named.items()}
+
+
+def _moving(held: Bytes) -> Moving:
+    return Moving(**held._asdict())
+
+
+def _rank(found: Estimate, rank: int, overhead_s: float) -> RankDetail:
+    stepped = found.stepped
+    ended = stepped.ended[rank]
+    parts = breakdown_of(rank, stepped, found.times, overhead_s)
+    return RankDetail(
+        starts_s=_short(stepped.timeline.offsets[rank]),
+        gradients_s=_short(ended.gradients_s),
+        optimizer_s=_short(ended.optimizer_s),
+        publish_s=_short(ended.publish_s),
+        seconds={name: _short(s) for name, s in by_category(parts).items() if s},
+    )
+
+
+def by_category(parts: Breakdown) -> dict[str, float]:
+    """Category -> seconds."""
+    names: Sequence[str] = [f.name for f in fields(parts) if f.name.endswith("_s")]
+    return {name.removesuffix("_s"): getattr(parts, name) for name in names}

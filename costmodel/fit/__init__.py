@@ -1,0 +1,1 @@
+"""Measures machines, and fits devices and links to what was measured."""

@@ -1,0 +1,1 @@
+"""Bytes that ranks hold, and when."""

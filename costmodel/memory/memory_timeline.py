@@ -1,0 +1,224 @@
+"""Memory of a pipeline rank over a step: the peak, and the curve by category for people.
+
+The peak needs no times: a rank's actions come in a known order. Only where activations are copied
+to the host and back does it matter when.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from meshwright.costmodel.memory.stage_memory import NOTHING, Bytes, Holding, StageMemory
+from meshwright.costmodel.simulate.compiled_schedule import HELD, LAST, B, F, I, K, R, Table, W
+from meshwright.costmodel.simulate.timeline import Timeline
+
+
+class Moment(NamedTuple):
+    """What a pipeline rank holds while it runs an action; several actions may be alike."""
+
+    in_flight: tuple[int, ...]
+    """Micro-batches of each of the rank's stages, that of the action included. If the schedule says
+    where all is kept or made again: then, stage by stage, those of which all is there."""
+    halved: tuple[int, ...]
+    """Of these, between the halves of their backward: that of the action is."""
+    begun: tuple[bool, ...]
+    """Whether a backward of the stage has ended."""
+    stage: int
+    """Index among the rank's stages."""
+    kind: int
+    first: bool
+    """No backward of the stage has ended."""
+    whole: bool
+    """Of its micro-batch all was kept, or has been made again."""
+
+
+class Point(NamedTuple):
+    """From a point in time on."""
+
+    time_s: float
+    held: Bytes
+
+
+_MOMENTS: dict[int, tuple[Table, tuple[tuple[Moment, ...], ...]]] = {}
+_MOST = 128
+
+
+def moments(table: Table) -> tuple[tuple[Moment, ...], ...]:
+    """The moments of each pipeline rank that may be its peak. Those of the last tables are kept."""
+    kept = _MOMENTS.get(id(table))
+    if kept is None:
+        while len(_MOMENTS) >= _MOST:
+            del _MOMENTS[next(iter(_MOMENTS))]
+        found = tuple(_undominated(_walk(table, r)) for r in range(len(table.rows)))
+        kept = _MOMENTS[id(table)] = table, found
+    return kept[1]
+
+
+def _undominated(walked: Iterator[Moment]) -> tuple[Moment, ...]:
+    """Those that no other of the same action holds as much as, of everything."""
+    groups: dict[tuple[int, int, bool, bool], list[Moment]] = {}
+    for moment in dict.fromkeys(walked):
+        kept = groups.setdefault((moment.stage, moment.kind, moment.first, moment.whole), [])
+        if not any(_covers(other, moment) for other in kept):
+            kept[:] = [other for other in kept if not _covers(moment, other)] + [moment]
+    return tuple(moment for kept in groups.values() for moment in kept)
+
+
+def _covers(more: Moment, less: Moment) -> bool:
+    return all(
+        a >= b
+        for mine, theirs in zip(more[:3], less[:3], strict=True)
+        for a, b in zip(mine, theirs, strict=True)
+    )
+
+
+def held_stages(table: Table, rank: int) -> tuple[int, ...]:
+    """Stages of a pipeline rank."""
+    return tuple(stage for stage, owner in enumerate(table.owners) if owner == rank)
+
+
+def _walk(table: Table, rank: int) -> Iterator[Moment]:
+    """The moment of each action in order."""
+    place = {stage: i for i, stage in enumerate(held_stages(table, rank))}
+    count, size = len(place), len(place) * (1 + table.early)
+    in_flight, halved, begun = [0] * size, [0] * size, [False] * size
+    whole: set[tuple[int, int]] = set()
+    for position in table.rows[rank]:
+        _, stage, kind, microbatch, *_ = table.items[position]
+        at, plain = place[stage], kind & (LAST - 1)
+        if plain in (K, R):
+            in_flight[at] -= plain == R
+            in_flight[at + count] += 1
+            whole.add((stage, microbatch))
+        in_flight[at] += plain == F
+        halved[at] += plain & 3 == I
+        there = (stage, microbatch) in whole
+        yield Moment(tuple(in_flight), tuple(halved), tuple(begun), at, kind, not begun[at], there)
+        halved[at] -= plain == W
+        if plain in (B, B + HELD, W):
+            in_flight[at + count * there] -= 1
+            begun[at] = True
+
+
+def peak(table: Table, rank: int, stages: Sequence[StageMemory]) -> Bytes:
+    """The most that a rank holds beside parameters and optimizer state."""
+    return max(_held(table, rank, stages), key=lambda held: held.total)
+
+
+def peaks(table: Table, rank: int, stages: Sequence[StageMemory]) -> Bytes:
+    """The most of each kind, at whatever time."""
+    return Bytes(*map(max, zip(*_held(table, rank, stages), strict=True)))
+
+
+def _held(table: Table, rank: int, stages: Sequence[StageMemory]) -> Iterator[Bytes]:
+    """What a rank holds at the moments that may be its peak."""
+    own = [stages[s] for s in held_stages(table, rank)]
+    yield end(own)
+    always = _sum(s.always for s in own)
+    begun = [s.begun.gradients for s in own]
+    saved, halved = [s.saved for s in own], [s.halved for s in own]
+    if table.early:
+        saved += [s.kept_saved for s in own]
+        begun, halved = begun + [0] * len(own), halved + [0] * len(own)
+    rises: dict[tuple[int, int, bool, bool], Bytes] = {}
+    for in_flight, between, on, stage, kind, first, whole in moments(table)[rank]:
+        key = stage, kind, first, whole
+        if key not in rises:
+            rises[key] = rise(own[stage], kind, first, whole).plus(always)
+        gradients, activations, communication, workspace = rises[key]
+        for place, count in enumerate(in_flight):
+            activations += count * saved[place] + between[place] * halved[place]
+            gradients += on[place] * begun[place]
+        yield Bytes(gradients, activations, communication, workspace)
+
+
+def end(own: Sequence[StageMemory]) -> Bytes:
+    """The most after the schedule: gradients are completed, and the optimizer steps."""
+    ends = [s.end for s in own]
+    busiest = max(ends, key=lambda b: b.communication + b.workspace, default=NOTHING)
+    gradients = sum(b.gradients for b in ends) + sum(s.always.gradients for s in own)
+    return Bytes(gradients, 0, busiest.communication, busiest.workspace)
+
+
+def rise(stage: Holding, kind: int, first: bool, whole: bool) -> Bytes:
+    """Most within an action, beside what is in flight with its own micro-batch and gradients.
+    `whole`: of its micro-batch all was kept, or has been made again."""
+    plain = kind & (LAST - 1)
+    # In a forward its own micro-batch counts as in flight, but is not all there yet.
+    if plain == F:
+        return stage.forward.plus(Bytes(activations=-stage.saved))
+    if plain == K:
+        return stage.keeping.plus(Bytes(activations=-stage.kept_saved))
+    if plain == R:
+        return stage.remaking.plus(Bytes(activations=-stage.kept_saved))
+    if plain & 3 == I:
+        return stage.kept_halving if whole else stage.halving
+    return stage.backward(first=first, last=kind >= LAST, held=whole)
+
+
+def over_time(timeline: Timeline, rank: int, stages: Sequence[Holding]) -> tuple[Point, ...]:
+    """What a rank holds beside parameters and optimizer state: most within each action, and after
+    it. Offloaded bytes are there but for the time they are away."""
+    table, ran = timeline.table, timeline.ran
+    own = [stages[s] for s in held_stages(table, rank)]
+    points = []
+    for position, moment in zip(table.rows[rank], _walk(table, rank), strict=True):
+        stage, plain = own[moment.stage], moment.kind & (LAST - 1)
+        held = _between(own, moment)
+        inside = held.plus(rise(stage, moment.kind, moment.first, moment.whole))
+        points.append(Point(ran.starts[position], inside))
+        if plain in (B, B + HELD, W):
+            halved = stage.halved if plain == W else 0
+            freed = stage.kept_saved if moment.whole else stage.saved
+            held = held.plus(Bytes(activations=-freed - halved))
+            if moment.first:
+                held = held.plus(stage.begun)
+        points.append(Point(ran.ends[position], held))
+    return tuple(_offloaded(timeline, rank, points))
+
+
+def _between(own: Sequence[Holding], moment: Moment) -> Bytes:
+    held = _sum(s.always for s in own)
+    count = len(own)
+    held = held.plus(_sum(s.begun for s, on in zip(own, moment.begun[:count], strict=True) if on))
+    counts = zip(moment.in_flight[:count], moment.halved[:count], own, strict=True)
+    kept = sum(n * s.saved + half * s.halved for n, half, s in counts)
+    whole = moment.in_flight[count:]
+    kept += sum(n * s.kept_saved for n, s in zip(whole, own, strict=False))
+    return held.plus(Bytes(activations=kept))
+
+
+def _offloaded(timeline: Timeline, rank: int, points: Sequence[Point]) -> Iterator[Point]:
+    """The points without what is away at their time, and new ones where that changes."""
+    changes = _changes(timeline, rank)
+    if not changes:
+        yield from points
+        return
+    away, at = 0, 0
+    held = NOTHING
+    for point in points:
+        while at < len(changes) and changes[at][0] <= point.time_s:
+            away += changes[at][1]
+            yield Point(changes[at][0], held.plus(Bytes(activations=-away)))
+            at += 1
+        held = point.held
+        yield Point(point.time_s, held.plus(Bytes(activations=-away)))
+
+
+def _changes(timeline: Timeline, rank: int) -> list[tuple[float, int]]:
+    """(time, bytes that leave for the host, or come back if negative) in order."""
+    table, ran = timeline.table, timeline.ran
+    found = []
+    for position in table.rows[rank]:
+        nbytes = timeline.offload_bytes[table.items[position].stage]
+        if position in ran.gone:
+            found.append((ran.gone[position], nbytes))
+        if position in ran.back:
+            found.append((ran.back[position], -nbytes))
+    return sorted(found, key=lambda change: (change[0], -change[1]))
+
+
+def _sum(parts: Iterator[Bytes]) -> Bytes:
+    total = NOTHING
+    for part in parts:
+        total = total.plus(part)
+    return total

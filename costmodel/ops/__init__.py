@@ -1,0 +1,1 @@
+"""Seconds of single ops: by formula, by curve, from a profile."""

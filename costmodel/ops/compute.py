@@ -1,0 +1,169 @@
+"""Time of one op on one device: measured if a timer knows it, otherwise by its class's curve."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol, get_args
+
+from meshwright.costmodel.ops.formulas import (
+    SOURCE_BAND,
+    KernelWork,
+    curve_of,
+    kernel_s,
+    memory_s,
+)
+from meshwright.costmodel.ops.kernel_work import (
+    accumulate_bytes,
+    forward_work,
+    input_work,
+    wanted_inputs,
+    wanted_weights,
+    weight_work,
+)
+from meshwright.costmodel.ops.local_op import LocalOp
+from meshwright.ir.cluster.device import DeviceType, OpClass, Source
+from meshwright.ir.ops import facts
+
+_VIEW_OVERHEAD = 0.4
+"""Share of an op's dispatch that an op without a kernel costs; assumption."""
+_SOURCES: tuple[Source, ...] = get_args(Source)
+
+
+@dataclass(frozen=True, slots=True)
+class OpTime:
+    """Seconds of one op; the backward split into gradients of activations and of parameters.
+
+    On a GPU these are the kernels' times and dispatch is told apart: the CPU runs ahead, so that
+    a run of ops takes the longer of both sums. On a CPU dispatch is part of the times.
+    """
+
+    forward_s: float
+    backward_input_s: float
+    backward_weight_s: float
+    source: Source
+    band: float
+    """Relative error to expect."""
+    forward_dispatch_s: float = 0.0
+    input_dispatch_s: float = 0.0
+    weight_dispatch_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        return self.forward_s + self.backward_input_s + self.backward_weight_s
+
+
+class OpTimer(Protocol):
+    """What a table of measurements provides; None where it has no answer."""
+
+    def __call__(self, op: LocalOp, device: DeviceType) -> OpTime | None: ...
+
+
+def worst_source(sources: Sequence[Source]) -> Source:
+    """The least certain of several sources."""
+    return max(sources, key=_SOURCES.index, default="measured")
+
+
+def op_time(op: LocalOp, device: DeviceType, timer: OpTimer | None = None) -> OpTime:
+    """The timer's answer, otherwise the formula's; and the casts that autocast puts before it."""
+    time = (timer(op, device) if timer else None) or formula(op, device)
+    if not any([operand.cast_bytes for operand in op.inputs]):
+        return time
+    return _with_casts(op, device, time)
+
+
+@dataclass(slots=True)
+class KeptTimes:
+    """A timer that asks another one, or the formula, once for each op."""
+
+    timer: OpTimer | None
+    known: dict[tuple[LocalOp, str], OpTime] = field(default_factory=dict)
+
+    def __call__(self, op: LocalOp, device: DeviceType) -> OpTime:
+        key = op, device.name
+        found = self.known.get(key)
+        if found is None:
+            said = self.timer(op, device) if self.timer else None
+            found = self.known[key] = said or formula(op, device)
+        return found
+
+
+def formula(op: LocalOp, device: DeviceType) -> OpTime:
+    """Kernels by the class's curve and dispatch by the device's overhead."""
+    if op.op_class is OpClass.VIEW:
+        back = float(op.differentiable)
+        return dispatched(OpTime(0.0, 0.0, 0.0, device.source, SOURCE_BAND[device.source]),
+                           device, _VIEW_OVERHEAD, _VIEW_OVERHEAD * back, 0.0)  # fmt: skip
+    curve = curve_of(op.op_class, device)
+    weights = wanted_weights(op)
+    weight_s = curve.backward * _seconds(weight_work(op), device)
+    if weights:
+        adding = curve_of(OpClass.ELEMENTWISE, device)
+        weight_s += adding.floor_s * weights + memory_s(accumulate_bytes(op), adding, device)
+    known = facts(op.target) if device.kind == "cpu" else None
+    passes = known.torch_passes if known else 1.0
+    time = OpTime(
+        passes * kernel_s(forward_work(op), device),
+        passes * curve.backward * _seconds(input_work(op), device),
+        weight_s,
+        curve.source,
+        curve.band,
+    )
+    return dispatched(time, device, 1.0, float(wanted_inputs(op)), 2.0 * weights)
+
+
+def with_dispatch(op: LocalOp, device: DeviceType, kernels: OpTime) -> OpTime:
+    """Measured times of kernels on a GPU, with the CPU's part of the op beside them."""
+    if device.kind == "cpu":
+        return kernels
+    return dispatched(kernels, device, 1.0, float(wanted_inputs(op)), 2.0 * wanted_weights(op))
+
+
+def gradient_sum(nbytes: int, device: DeviceType) -> OpTime:
+    """Adding the gradient of one more reader of a value to that of the others."""
+    curve = curve_of(OpClass.ELEMENTWISE, device)
+    seconds = curve.floor_s + memory_s(3 * nbytes, curve, device)
+    return dispatched(OpTime(0.0, seconds, 0.0, curve.source, curve.band), device, 0, 1.0, 0)
+
+
+def _seconds(work: KernelWork | None, device: DeviceType) -> float:
+    return kernel_s(work, device) if work else 0.0
+
+
+def dispatched(
+    time: OpTime, device: DeviceType, forward: float, inputs: float, weights: float
+) -> OpTime:
+    """Adds the dispatch of so many ops: to the times on a CPU, beside them on a GPU."""
+    each, beside = device.overhead_s, device.kind == "cuda"
+    inside = 0.0 if beside else each
+    outside = each if beside else 0.0
+    # Not by `replace`, which costs more than all the rest.
+    return OpTime(
+        time.forward_s + inside * forward,
+        time.backward_input_s + inside * inputs,
+        time.backward_weight_s + inside * weights,
+        time.source,
+        time.band,
+        time.forward_dispatch_s + outside * forward,
+        time.input_dispatch_s + outside * inputs,
+        time.weight_dispatch_s + outside * weights,
+    )
+
+
+def _with_casts(op: LocalOp, device: DeviceType, time: OpTime) -> OpTime:
+    """Casts in forward, and of the gradients back in backward."""
+    curve = curve_of(OpClass.COPY, device)
+    seconds, counts = [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]
+    for operand in op.inputs:
+        if not operand.cast_bytes:
+            continue
+        took = curve.floor_s + memory_s(operand.cast_bytes, curve, device)
+        back = op.differentiable and operand.requires_grad
+        for part in (0, 1 + operand.is_param) if back else (0,):
+            seconds[part] += took
+            counts[part] += 1
+    cast = replace(
+        time,
+        forward_s=time.forward_s + seconds[0],
+        backward_input_s=time.backward_input_s + seconds[1],
+        backward_weight_s=time.backward_weight_s + seconds[2],
+    )
+    return dispatched(cast, device, *counts)

@@ -1,0 +1,104 @@
+"""Time of an optimizer step: passes over the state, and a little for every tensor.
+
+The runtime asks torch for its fused kernels wherever the optimizer has them: each value is read and
+written once per step. Others run op by op (`foreach` on a GPU), each op a pass of its own; so do
+optimizers that the user brings.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from meshwright.costmodel.memory.memory import optimizer_traffic
+from meshwright.costmodel.ops.formulas import SOURCE_BAND, curve_of
+from meshwright.forms.updates import update
+from meshwright.ir.cluster.device import DeviceType, OpClass, Source
+from meshwright.ir.profile.profile import OptimizerRecord, Profile
+
+_TENSORS_PER_LAUNCH = 32
+"""A fused kernel takes this many tensors at once (torch's multi-tensor lists hold 24 to 110)."""
+_STEP_DISPATCHES = 25
+"""Assumption: Python of `Optimizer.step`, in ops' dispatches."""
+_HOST_PER_TENSOR = 0.3
+"""Assumption: gathering one tensor and its state into the lists, in ops' dispatches."""
+_LEAST_BAND = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerTime:
+    """Seconds of one step on one rank."""
+
+    seconds: float
+    band: float
+    source: Source
+
+
+def optimizer_time(
+    device: DeviceType,
+    optimizer: str,
+    num_tensors: int,
+    nbytes: int,
+    profile: Profile | None = None,
+) -> OptimizerTime:
+    """One step over `num_tensors` tensors of parameters, `nbytes` in all (after ZeRO's split)."""
+    if not num_tensors or not nbytes:
+        return OptimizerTime(0.0, 0.0, "measured")
+    records = [r for r in profile.optimizers if r.optimizer == optimizer] if profile else []
+    if records:
+        return _from_records(records, num_tensors, nbytes)
+    seconds = _formula(device, optimizer, num_tensors, nbytes)
+    curve = curve_of(OpClass.ELEMENTWISE, device)
+    return OptimizerTime(seconds, max(curve.band, SOURCE_BAND[curve.source]), curve.source)
+
+
+def temporary_bytes(device: DeviceType, optimizer: str, nbytes: int, largest_bytes: int) -> int:
+    """What the step holds besides: on a GPU of all tensors together, else of one at a time."""
+    return update(optimizer).made * (
+        nbytes if device.kind == "cuda" else min(nbytes, largest_bytes)
+    )
+
+
+def _formula(device: DeviceType, optimizer: str, num_tensors: int, nbytes: int) -> float:
+    curve = curve_of(OpClass.ELEMENTWISE, device)
+    # The state is larger than any cache when its turn comes: the rate of memory.
+    traffic = optimizer_traffic(nbytes, optimizer)
+    moving = traffic / (device.memory_bandwidth_bytes_per_s * curve.share)
+    if device.kind == "cpu":
+        return moving + device.overhead_s * num_tensors
+    launches = num_tensors / _TENSORS_PER_LAUNCH
+    host = _STEP_DISPATCHES + _HOST_PER_TENSOR * num_tensors
+    if (ops := update(optimizer).launches) > 1:
+        launches *= ops
+        host += launches
+    return max(moving + curve.floor_s * launches, device.overhead_s * host)
+
+
+def _from_records(
+    records: Sequence[OptimizerRecord], num_tensors: int, nbytes: int
+) -> OptimizerTime:
+    """Seconds per byte and per tensor that fit the records best, neither negative."""
+    for r in records:
+        if r.nbytes == nbytes and r.num_tensors == num_tensors:
+            return OptimizerTime(r.time.median_s, max(_LEAST_BAND, r.time.spread), "measured")
+    per_byte, per_tensor = _fit(records)
+    off = [
+        abs((per_byte * r.nbytes + per_tensor * r.num_tensors) / r.time.median_s - 1.0)
+        for r in records
+    ]
+    band = max(_LEAST_BAND, *off) + 0.1 / len(records)
+    seconds = per_byte * nbytes + per_tensor * num_tensors
+    return OptimizerTime(seconds, band, "fitted")
+
+
+def _fit(records: Sequence[OptimizerRecord]) -> tuple[float, float]:
+    """Least squares on relative errors: a = bytes, b = tensors, both over seconds."""
+    rows = [(r.nbytes / r.time.median_s, r.num_tensors / r.time.median_s) for r in records]
+    aa, bb = sum(a * a for a, _ in rows), sum(b * b for _, b in rows)
+    ab, a1, b1 = sum(a * b for a, b in rows), sum(a for a, _ in rows), sum(b for _, b in rows)
+    det = aa * bb - ab * ab
+    if det > 1e-9 * aa * bb:
+        per_byte, per_tensor = (a1 * bb - b1 * ab) / det, (b1 * aa - a1 * ab) / det
+        if per_byte >= 0.0 and per_tensor >= 0.0:
+            return per_byte, per_tensor
+        if per_byte < 0.0:
+            return 0.0, b1 / bb
+    return a1 / aa, 0.0

@@ -1,0 +1,53 @@
+"""What the runtime itself costs beside ops and collectives: Python, copies of packed tensors."""
+
+from dataclasses import dataclass
+
+from meshwright.costmodel.ops.formulas import curve_of, memory_s
+from meshwright.ir.cluster.device import DeviceType, OpClass
+
+# On CPUs, of one process that has a core to itself: medians of benchmarks/overheads.py on a 2-core
+# cloud machine, torch 2.13, 2026-11-21 (block 13 to 20 us, action 37 to 42 us, step 56 to 171 us).
+# On GPUs Python runs ahead of the device and costs nothing, but for what is once per step.
+CPU_ACTION_S = 40e-6
+"""An action of the schedule: the executor, its messages, the start of autograd."""
+CPU_BLOCK_S = 15e-6
+"""A block within an action: its module, its graph's leaves and edges. Measured blocks have it."""
+CPU_STEP_S = 0.1e-3
+"""A step: cutting the batch, the loss, bookkeeping."""
+GPU_STEP_S = 1e-3
+"""A step: until the queue is full again; assumption."""
+CPU_TURNS = 0.05
+"""Share by which computing in halves takes longer than its ops: ranks wait for each other at twice
+as many collectives, and gradients come in twice as many parts. Steps of benchmarks/overlap.py on a
+wire that takes no time took 3 to 6 % longer than with products' own cost, on the same machine."""
+TALKING = 0.5
+"""Share of a core that Gloo needs while a process communicates; assumption. Only where processes
+outnumber cores, and the link has no measured slowdown of computing."""
+CPU_FRAGMENTATION = 0.4
+"""Of activations, buffers and workspace: what the C heap, which keeps freed memory (`ir.heap`),
+grows beyond them. Resident less tracked bytes of a GPT-2 of 6 layers on one process: 0.41 and 0.6
+with 1 and 4 micro-batches, after 40 MB for code and Python. A profile's record replaces it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overheads:
+    """Of one device."""
+
+    action_s: float
+    block_s: float
+    step_s: float
+    device: DeviceType
+
+    def block_of(self, measured: bool) -> float:
+        """Seconds of a block beside its own times, which have it if they were measured."""
+        return 0.0 if measured else self.block_s
+
+    def copy_s(self, nbytes: float) -> float:
+        """Seconds to read and write this many bytes in all."""
+        return memory_s(nbytes, curve_of(OpClass.COPY, self.device), self.device) if nbytes else 0.0
+
+
+def overheads_of(device: DeviceType) -> Overheads:
+    if device.kind == "cpu":
+        return Overheads(CPU_ACTION_S, CPU_BLOCK_S, CPU_STEP_S, device)
+    return Overheads(0.0, 0.0, GPU_STEP_S, device)

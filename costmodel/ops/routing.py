@@ -1,0 +1,66 @@
+"""Seconds of putting experts' tokens into the order of the ranks that they go to, and of summing
+what comes home of each. It follows `codegen.sharded.routing`; what links take is not here.
+
+The kernel `route` does either in one pass; torch's operators cast, clear and add to what is there.
+"""
+
+from collections.abc import Sequence
+
+from meshwright.costmodel.ops.compute import OpTime, dispatched
+from meshwright.costmodel.ops.formulas import KernelWork, curve_of, kernel_s
+from meshwright.costmodel.ops.local_op import LocalOp
+from meshwright.ir.cluster.device import DeviceType, OpClass
+from meshwright.ir.graph.experts import EXPERTS
+from meshwright.ir.graph.graph import DTYPE_BYTES, Op
+from meshwright.ir.layout.layout import Strategy
+from meshwright.ir.layout.op_messages import copies_of
+from meshwright.ir.placed.route import travels
+
+FINDING, FINDING_PER_RANK = 12, 4
+"""Small operators of a forward that find out which token goes where, counted in
+`codegen.sharded.routing.routed_experts`."""
+
+
+def is_routed(op: Op, strategy: Strategy, ranks: int) -> bool:
+    """Whether an op's tokens travel on an axis of `ranks` on which it has this strategy."""
+    return ranks > 1 and op.target == str(EXPERTS) and travels(strategy)
+
+
+def routed(op: LocalOp, ranks: int, device: DeviceType, by_kernel: bool) -> OpTime:
+    """What routing an experts op's tokens takes, for one micro-batch on one rank.
+
+    The tokens, the experts that they picked and the weights of these go out, and tokens come home;
+    in backward the gradient of what came home goes out, those of tokens and weights come home.
+    """
+    tokens, picked, weights = (operand.nbytes for operand in op.inputs[:3])
+    copies = copies_of(ranks, op.inputs[1].shape[-1])
+    width = DTYPE_BYTES[op.dtype]
+    wide = 1.0 if by_kernel else max(width, 4) / width
+    trained = [x.nbytes for x in op.inputs[::2][:2] if op.differentiable and x.requires_grad]
+    casts = _casts(tokens, copies, wide)
+    forward = [(1 + copies) * nbytes for nbytes in (tokens, picked, weights)]
+    forward += [*_sum(tokens, copies, wide, by_kernel), *casts]
+    backward = [(1 + copies) * tokens * wide, *casts] if trained else []
+    backward += [nbytes for n in trained for nbytes in _sum(n, copies, 1.0, by_kernel)]
+    curve = curve_of(OpClass.GATHER, device)
+
+    def seconds(kernels: Sequence[float]) -> float:
+        works = (KernelWork(OpClass.GATHER, op.dtype, 0.0, nbytes) for nbytes in kernels)
+        return sum(kernel_s(work, device) for work in works)
+
+    time = OpTime(seconds(forward), seconds(backward), 0.0, curve.source, curve.band)
+    small = FINDING + FINDING_PER_RANK * ranks
+    return dispatched(time, device, small + len(forward), len(backward), 0)
+
+
+def _sum(nbytes: float, copies: float, wide: float, by_kernel: bool) -> tuple[float, ...]:
+    """Bytes that each kernel moves which sums rows: in one pass, or on top of zeros, `wide` times
+    as wide."""
+    if by_kernel:
+        return ((1 + copies) * nbytes,)
+    return wide * nbytes, 3 * copies * wide * nbytes
+
+
+def _casts(nbytes: float, copies: float, wide: float) -> tuple[float, ...]:
+    """Of rows and tokens to what they are summed in, or back."""
+    return ((1 + wide) * nbytes, (1 + wide) * copies * nbytes) if wide > 1.0 else ()

@@ -1,0 +1,1 @@
+"""Plays a schedule against stage costs."""

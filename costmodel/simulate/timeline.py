@@ -1,0 +1,161 @@
+"""What the simulator is given, and what it saw."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import NamedTuple
+
+from meshwright.costmodel.simulate.compiled_schedule import LAST, B, F, K, R, Table, W
+from meshwright.costmodel.stage.program import ChannelState, Overlap, Program
+from meshwright.ir.plan.schedule import Action
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """Everything that times depend on; per stage but for the last three."""
+
+    programs: tuple[tuple[Program, ...], ...]
+    """By kind of action."""
+    overlaps: tuple[Overlap, ...]
+    send_s: tuple[float, ...]
+    offload_s: tuple[float, ...]
+    processes: tuple[int, ...]
+    cores: float
+    talking: float
+    offsets: tuple[float, ...]
+    """Per pipeline rank."""
+
+
+class TimelineEntry(NamedTuple):
+    """One action as it ran."""
+
+    action: Action
+    start_s: float
+    end_s: float
+
+
+class Logged(NamedTuple):
+    """Something that a rank or its channels did."""
+
+    rank: int
+    """Pipeline rank; of a message the one that gets it."""
+    channel: str
+    """compute, channel, message, to_host, to_device."""
+    what: str
+    start_s: float
+    end_s: float
+
+
+@dataclass(slots=True)
+class Ran:
+    """When things ran: per position of the table, and per pipeline rank."""
+
+    starts: list[float]
+    ends: list[float]
+    channels: list[ChannelState]
+    """What each rank's channel had left when its row ended."""
+    log: list[Logged] = field(default_factory=list)
+    gone: dict[int, float] = field(default_factory=dict)
+    """Position of a forward -> when what it offloads has left the device."""
+    back: dict[int, float] = field(default_factory=dict)
+    """Position of a backward -> when that begins to come back."""
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """One step. Only what is asked for is worked out."""
+
+    table: Table
+    ran: Ran
+    saved_bytes: tuple[int, ...]
+    """Per stage."""
+    offsets: tuple[float, ...]
+    offload_bytes: tuple[int, ...] = ()
+    """Per stage, of `saved_bytes`."""
+
+    def moved(self, later_s: float, offsets: tuple[float, ...]) -> "Timeline":
+        """The same, so much later."""
+        starts = [start + later_s for start in self.ran.starts]
+        ends = [end + later_s for end in self.ran.ends]
+        return replace(self, ran=Ran(starts, ends, self.ran.channels), offsets=offsets)
+
+    @cached_property
+    def row_end_s(self) -> tuple[float, ...]:
+        """Per pipeline rank."""
+        return tuple(self.ran.ends[row[-1]] for row in self.table.rows)
+
+    @cached_property
+    def step_s(self) -> float:
+        return max(self.row_end_s)
+
+    @cached_property
+    def busy_s(self) -> tuple[float, ...]:
+        """Per pipeline rank, seconds in actions."""
+        starts, ends = self.ran.starts, self.ran.ends
+        return tuple(sum(ends[p] - starts[p] for p in row) for row in self.table.rows)
+
+    @property
+    def bubble(self) -> float:
+        """Share of rank-seconds that no action fills."""
+        whole = self.step_s * len(self.table.rows)
+        return 1 - sum(self.busy_s) / whole if whole else 0.0
+
+    @cached_property
+    def entries(self) -> tuple[tuple[TimelineEntry, ...], ...]:
+        """One tuple per pipeline rank."""
+        starts, ends = self.ran.starts, self.ran.ends
+        return tuple(
+            tuple(TimelineEntry(self.table.action(p), starts[p], ends[p]) for p in row)
+            for row in self.table.rows
+        )
+
+    @cached_property
+    def stage_end_s(self) -> tuple[float, ...]:
+        """When each stage's last action ends."""
+        found = [0.0] * len(self.saved_bytes)
+        for position, item in enumerate(self.table.items):
+            found[item.stage] = max(found[item.stage], self.ran.ends[position])
+        return tuple(found)
+
+    @property
+    def log(self) -> Sequence[Logged]:
+        """What ran beside the actions; empty unless detail was asked for."""
+        return self.ran.log
+
+    @cached_property
+    def memory(self) -> tuple[tuple[tuple[float, int], ...], ...]:
+        """Per pipeline rank, the saved bytes from each point in time on."""
+        return tuple(held_over_time(self, row, self.saved_bytes) for row in self.table.rows)
+
+    @cached_property
+    def peak_bytes(self) -> tuple[int, ...]:
+        """Most saved bytes at once, per pipeline rank."""
+        return tuple(max(held for _, held in row) for row in self.memory)
+
+    @cached_property
+    def stage_peak_bytes(self) -> tuple[int, ...]:
+        """Per stage instead of per pipeline rank."""
+        rows: list[list[int]] = [[] for _ in self.saved_bytes]
+        for row in self.table.rows:
+            for position in row:
+                rows[self.table.items[position].stage].append(position)
+        return tuple(
+            max(held for _, held in held_over_time(self, row, self.saved_bytes)) for row in rows
+        )
+
+
+def held_over_time(
+    timeline: Timeline, positions: Sequence[int], saved: Sequence[int]
+) -> tuple[tuple[float, int], ...]:
+    """(time, bytes from then on) of actions in the order of their rank."""
+    held, points = 0, []
+    items, ran = timeline.table.items, timeline.ran
+    for position in positions:
+        item = items[position]
+        if item.kind in (F, K):
+            held += saved[item.stage]
+            points.append((ran.starts[position], held))
+        elif item.kind & 3 in (B, W) and item.kind & (LAST - 1) != R:
+            held -= saved[item.stage]
+            points.append((ran.ends[position], held))
+    return tuple(points)

@@ -1,0 +1,213 @@
+"""What a plan's devices make of its costs: slowest replica, borders, ZeRO, shared cores."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from math import prod
+
+from meshwright.costmodel.block.overlap import NOTHING, Hidden
+from meshwright.costmodel.comm.borders import Passage, border, borders, passage
+from meshwright.costmodel.comm.comm import Levels, collective_time
+from meshwright.costmodel.cost_cache import BlockSpot, CostTables, Mode, StageCost
+from meshwright.costmodel.ops.fused import runs, saved_by_kernels, with_routing
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.cluster.device import DeviceType
+from meshwright.ir.graph.graph import Block
+from meshwright.ir.layout.conversions import Primitive
+from meshwright.ir.plan.plan import MESH_AXES, BlockLayout, Plan, Stage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageCosts:
+    """One stage on its devices: the slowest replica, and what it exchanges."""
+
+    cost: StageCost
+    blocks: tuple[Block, ...]
+    modes: tuple[Mode, ...]
+    """Per block: recomputed or not, or what becomes of what its ops make."""
+    spot: BlockSpot
+    device: DeviceType
+    shard_levels: Levels
+    replicate_levels: Levels
+    passage: Passage
+    send_s: float
+    border_bytes: int
+    """Sent to the next stage by one rank for one micro-batch."""
+    entry_bytes: int
+    processes: int
+    hidden: tuple[Hidden, ...] = ()
+    """Per block, what goes on beside other work, or kernels save; empty if nothing does."""
+    packs: bool = False
+    """Whether a kernel packs buckets."""
+    updates: bool = False
+    """Whether one steps the optimizer, and scales gradients as it reads them."""
+
+
+def slowdown(cluster: Cluster) -> float:
+    """Times by which a process is slower when all work at once; above 1 where cores are shared."""
+    return max((max(1.0, len(n.devices) / n.cores) for n in cluster.nodes if n.cores), default=1.0)
+
+
+def step_cores(cluster: Cluster) -> float:
+    """Processes that can run at full speed at once; infinite where devices share nothing."""
+    if slowdown(cluster) == 1.0:
+        return float("inf")
+    return float(sum(node.cores or len(node.devices) for node in cluster.nodes))
+
+
+def axis_ranks(stage: Stage, axis: str) -> tuple[int, ...]:
+    """The first line of ranks along an axis of the stage."""
+    if axis == "dp":
+        return stage.devices[:: stage.model_size]
+    at = MESH_AXES.index(axis)
+    inner = prod(stage.mesh.get(name, 1) for name in MESH_AXES[at + 1 :])
+    return stage.devices[: inner * stage.mesh.get(axis, 1) : inner]
+
+
+def spots(tables: CostTables, stage: Stage) -> tuple[BlockSpot, ...]:
+    """The distinct situations of the stage's replicas."""
+    dp, model = stage.dp, stage.model
+    key = stage.devices, stage.batch_shares, model, stage.compile
+    if key not in tables.spots:
+        size, names = stage.model_size, tables.device_names
+        dp_levels = tables.levels(stage.devices[::size])
+        found: dict[BlockSpot, None] = {}
+        for coordinate in range(dp):
+            replica = stage.devices[coordinate * size : (coordinate + 1) * size]
+            levels = tables.model_levels(replica, model)
+            for name in sorted({names[rank] for rank in replica}):
+                share = stage.batch_shares[coordinate]
+                spot = BlockSpot(share, dp, model, name, dp_levels, levels, stage.compile)
+                found[spot] = None
+        tables.spots[key] = tuple(found)
+    return tables.spots[key]
+
+
+def stage_costs(tables: CostTables, plan: Plan, index: int) -> StageCosts:
+    """Cost of stage `index` of the plan on its slowest replica."""
+    stage = plan.stages[index]
+    first, last = tables.block_index[stage.first], tables.block_index[stage.last]
+    blocks = tables.graph.blocks[first : last + 1]
+    layouts = layouts_of(plan, stage)
+    modes = _modes(stage, blocks)
+    candidates = [(tables.stage(blocks, layouts, modes, s), s) for s in spots(tables, stage)]
+    cost, spot = max(candidates, key=lambda c: c[0].forward_s + c[0].backward_s)
+    shard = stage.mesh.get("dp_shard", 1)
+    shard_levels = tables.levels(stage.devices[: shard * stage.model_size : stage.model_size])
+    hidden = _hidden(tables, stage, blocks, modes, layouts, spot) or saved_by_kernels(
+        tables, plan, index, blocks, layouts, spot
+    )
+    send_s, sent = border(tables, plan, index)
+    between = borders(tables, plan)[index]
+    entered = border(tables, plan, index - 1)[1] if index else 0
+    return StageCosts(
+        cost=cost,
+        blocks=blocks,
+        modes=modes,
+        spot=spot,
+        device=tables.devices[spot.device],
+        shard_levels=shard_levels,
+        replicate_levels=tables.levels(stage.devices[:: shard * stage.model_size]),
+        passage=passage(tables, between, spot),
+        send_s=send_s,
+        border_bytes=sent,
+        entry_bytes=entered,
+        processes=len(stage.devices),
+        hidden=with_routing(tables, plan, index, blocks, layouts, spot, hidden),
+        packs=runs(tables, plan, index, "bucket"),
+        updates=runs(tables, plan, index, "bucket_update"),
+    )
+
+
+def _hidden(
+    tables: CostTables,
+    stage: Stage,
+    blocks: Sequence[Block],
+    modes: Sequence[Mode],
+    layouts: Mapping[str, BlockLayout],
+    spot: BlockSpot,
+) -> tuple[Hidden, ...]:
+    if stage.overlap == "none" or stage.model_size == 1:
+        return ()
+    found = tuple(
+        NOTHING
+        if isinstance(mode, tuple)  # `saved` says something of it
+        else tables.blocks.hidden(block, layouts[block.pattern], spot, stage.overlap)
+        for block, mode in zip(blocks, modes, strict=True)
+    )
+    if stage.overlap == "blocks" and len(set(stage.batch_shares)) == 1:
+        found = _over_borders(tables, blocks, modes, layouts, spot, found)
+    # Where processes share cores, a collective takes them from other work that it runs beside.
+    shared = slowdown(tables.cluster) > 1.0
+    return tuple(one.unhidden() for one in found) if shared else found
+
+
+def _over_borders(
+    tables: CostTables,
+    blocks: Sequence[Block],
+    modes: Sequence[Mode],
+    layouts: Mapping[str, BlockLayout],
+    spot: BlockSpot,
+    found: tuple[Hidden, ...],
+) -> tuple[Hidden, ...]:
+    """What is hidden of each block, with halves that go on to the next; `found`: where they do not.
+    What is made again is made block by block."""
+    chained: list[Hidden] = []
+
+    def goes_on(index: int) -> bool:
+        block = blocks[index]
+        layout = layouts[block.pattern]
+        whole = isinstance(modes[index], tuple)
+        return not whole and tables.blocks.halves(block, layout, spot)
+
+    for joins, run in groupby(range(len(blocks)), goes_on):
+        own = list(run)
+        if joins:
+            chained += tables.blocks.chained([blocks[i] for i in own], layouts, spot)
+        else:
+            chained += [found[i] for i in own]
+    return tuple(
+        replace(more, again_s=one.forward_s) for more, one in zip(chained, found, strict=True)
+    )
+
+
+def _modes(stage: Stage, blocks: Sequence[Block]) -> tuple[Mode, ...]:
+    """Of each block; those that are not named themselves are as their patterns."""
+    named = stage.saved.keys() | stage.recompute.keys()
+    known: dict[str, Mode] = {}
+    found = []
+    for block in blocks:
+        key = block.name if block.name in named else block.pattern
+        if key not in known:
+            known[key] = mode_of(stage, block)
+        found.append(known[key])
+    return tuple(found)
+
+
+def mode_of(stage: Stage, block: Block) -> Mode:
+    """How a stage keeps what a block's backward needs."""
+    policy = stage.keeping(block)
+    return tuple(sorted(policy.items())) if policy else stage.recomputes(block)
+
+
+def layouts_of(plan: Plan, stage: Stage) -> Mapping[str, BlockLayout]:
+    named = {layout.name: layout for layout in plan.layouts}
+    return {pattern: named[name] for pattern, name in stage.layouts.items()}
+
+
+def tied_between(tables: CostTables, plan: Plan, costs: Sequence[StageCosts]) -> dict[int, float]:
+    """Stage -> seconds of summing gradients of parameters that several stages use."""
+    users = {
+        name: [i for i, stage in enumerate(costs) if name in stage.cost.params]
+        for name in tables.tied
+    }
+    seconds: dict[int, float] = {}
+    for name, stages in users.items():
+        if len(stages) < 2 or len({plan.stages[i].devices for i in stages}) < 2:
+            continue
+        levels = tables.levels(tuple(dict.fromkeys(plan.stages[i].devices[0] for i in stages)))
+        size = max(costs[i].cost.params[name] for i in stages)
+        for i in stages:
+            took = collective_time(Primitive.ALL_REDUCE, size, levels)
+            seconds[i] = seconds.get(i, 0.0) + took
+    return seconds

@@ -1,0 +1,340 @@
+"""What a stage does with its parameters and gradients over a step, from its exchange's table.
+
+Buckets go as blocks finish, in the last backward of a step or in each; what is gathered before a
+block runs may go `prefetch` blocks ahead.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+from meshwright.costmodel.comm.comm import Levels, collective_time
+from meshwright.costmodel.ops.overheads import Overheads
+from meshwright.costmodel.simulate.compiled_schedule import LAST, B, F, I, W
+from meshwright.costmodel.stage.buckets import Bucket
+from meshwright.costmodel.stage.merging import Programs, Steps, with_neighbours
+from meshwright.costmodel.stage.program import (
+    SCATTER,
+    Do,
+    Overlap,
+    Program,
+    Step,
+    run,
+    talk,
+)
+from meshwright.forms.exchange import Axis, Exchange, Send
+from meshwright.ir.layout.conversions import Primitive
+
+PACKED, PACKED_BY_KERNEL, UNPACKED = 3, 2, 2
+"""Bytes that move per byte of a flat tensor: zeros, unless a kernel packs, then every shard in its
+place; and out of it."""
+ADDED = 3
+"""The same for adding one tensor to another."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTimes:
+    """One block: computing, and collectives on its way, in each direction."""
+
+    forward_s: float
+    tensor_forward_s: float
+    again_s: float
+    """Its forward within the backward; 0 unless it is recomputed."""
+    input_s: float
+    weight_s: float
+    accumulate_s: float
+    """Of `weight_s`: adding to gradients that are there already."""
+    split_s: float
+    """What a backward in two halves takes more."""
+    tensor_backward_s: float
+    gathered_bytes: int
+    overhead_s: float = 0.0
+    """Of the runtime, where its times do not have it."""
+    leaves_s: float = 0.0
+    """Waits after its forward, for what goes to the host."""
+    returns_s: float = 0.0
+    """Waits before its backward, for what comes back."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sync:
+    """A stage and how it synchronises."""
+
+    exchange: Exchange
+    prefetch: int
+    shard: int
+    """Ranks among which it shards."""
+    blocks: tuple[BlockTimes, ...]
+    buckets: tuple[Bucket, ...]
+    prelude_s: float
+    dp: Levels
+    shard_levels: Levels
+    replicate_levels: Levels
+    overheads: Overheads
+    passage_forward_s: float = 0.0
+    """Collectives between blocks and at the stage's borders."""
+    passage_backward_s: float = 0.0
+    tensor_overlapped: bool = False
+    """Collectives of tensor parallelism beside the computing of their block."""
+    packs: bool = False
+    """A kernel packs buckets: nobody clears them before."""
+    updates: bool = False
+    """A kernel steps the optimizer, and writes what is gathered where it is gathered from."""
+    side_by_side: bool = False
+    """Collectives of a group do not wait for each other, as Gloo's; NCCL's go in order."""
+
+    @cached_property
+    def trained_bytes(self) -> int:
+        return sum([bucket.nbytes for bucket in self.buckets])
+
+    @cached_property
+    def overlap(self) -> Overlap:
+        """By how much gradients on their way and computing slow each other down."""
+        levels = self.levels(self.exchange.axis)
+        slowdowns = [level.link.slowdowns(self._message_bytes) for level in levels]
+        compute, channel = zip((1.0, 1.0), *slowdowns, strict=True)
+        return Overlap(max(compute), max(channel))
+
+    def levels(self, axis: Axis) -> Levels:
+        """The links of an axis of replicas."""
+        if axis == "dp":
+            return self.dp
+        return self.shard_levels if axis == "dp_shard" else self.replicate_levels
+
+    @property
+    def _message_bytes(self) -> float:
+        """That a byte on its way goes with, on average."""
+        sizes = [bucket.nbytes for bucket in self.buckets]
+        if self.exchange.fetches:
+            sizes += [block.gathered_bytes for block in self.blocks]
+        return sum([n * n for n in sizes]) / sum(sizes) if any(sizes) else 0.0
+
+    def programs(self) -> Mapping[int, Program]:
+        """Kind of action -> what it does."""
+        steps: dict[int, Steps] = {
+            F: self._forward, I: partial(self._backward, inputs=True, weights=False)
+        }  # fmt: skip
+        for last in (0, LAST):
+            steps[B + last] = partial(self._backward, inputs=True, weights=True, last=bool(last))
+            steps[W + last] = partial(self._backward, inputs=False, weights=True, last=bool(last))
+        return Programs(steps)
+
+    def _forward(self) -> list[Step]:
+        found = [
+            run(self.overheads.action_s, "overhead"), run(self.prelude_s, "forward"),
+            talk(self.passage_forward_s, "tensor"),
+        ]  # fmt: skip
+        made: dict[int, list[Step]] = {}
+        gathers = self._gathers(1) if self.exchange.fetches_forward else ()
+        for index, block in enumerate(self.blocks):
+            if gathers:
+                found += gathers[index]
+            if id(block) not in made:
+                made[id(block)] = with_neighbours(self.block_forward(block))
+            found += made[id(block)]
+        return found
+
+    def block_forward(self, block: BlockTimes) -> list[Step]:
+        return [
+            run(block.overhead_s, "overhead"),
+            *self._tensor(block.tensor_forward_s, block.forward_s, "forward"),
+            run(block.leaves_s, "offload"),
+        ]
+
+    def _backward(self, *, inputs: bool, weights: bool, last: bool = False) -> list[Step]:
+        found = [
+            run(self.overheads.action_s, "overhead"),
+            talk(self.passage_backward_s if inputs else 0.0, "tensor"),
+        ]
+        exchange = self.exchange
+        sends = exchange.every_backward + (exchange.last_backward if last else ())
+        reduces = weights and sends
+        made: dict[int, list[Step]] = {}
+        reduced: dict[int, list[Step]] = {}
+        gathers = self._gathers(-1) if self.exchange.fetches_backward else ()
+        for index in range(len(self.blocks) - 1, -1, -1):
+            if gathers:
+                found += gathers[index]
+            block = self.blocks[index]
+            if id(block) not in made:
+                made[id(block)] = with_neighbours(
+                    self._block_backward(block, inputs, weights, last)
+                )
+            found += made[id(block)]
+            if reduces and index in self.owned:
+                for bucket in self.owned[index]:
+                    if bucket.nbytes not in reduced:
+                        reduced[bucket.nbytes] = with_neighbours(self._reduce(sends, bucket.nbytes))
+                    found += reduced[bucket.nbytes]
+        return found
+
+    def _block_backward(
+        self, block: BlockTimes, inputs: bool, weights: bool, last: bool
+    ) -> list[Step]:
+        found = [run(block.overhead_s, "overhead")]
+        if inputs:
+            found += [run(block.returns_s, "offload"), run(block.again_s, "recompute")]
+            found += self._tensor(block.tensor_backward_s, block.input_s, "backward")
+        if weights:
+            split_s = 0.0 if inputs else block.split_s
+            found.append(run(block.weight_s + split_s - self._unadded_s(block, last), "backward"))
+        return found
+
+    def _unadded_s(self, block: BlockTimes, last: bool) -> float:
+        """What is not added to a gradient that is there: there never is one where they go after
+        each backward, and else none before the first, unless they are summed into zeros. The last
+        backward stands for the first: a step has one of each."""
+        if self.exchange.keeps_whole_gradients and (self.exchange.sums_into_zeros or not last):
+            return 0.0
+        return block.accumulate_s
+
+    def _tensor(self, tensor_s: float, compute_s: float, what: str) -> list[Step]:
+        """A block's computing and its collectives."""
+        if self.tensor_overlapped and tensor_s:
+            job = -2
+            return [
+                Step(Do.START, tensor_s, job, "tensor"), run(compute_s, what),
+                Step(Do.WAIT, 0.0, job, "tensor"),
+            ]  # fmt: skip
+        return [run(compute_s, what), talk(tensor_s, "tensor")]
+
+    def _gathers(self, step: int) -> list[list[Step]]:
+        """What makes the parameters of each block whole; `step`: where the next one is."""
+        if self.prefetch and self.exchange.fetches_ahead:
+            return [self._gather(own, step) for own in range(len(self.blocks))]
+        return self._gathers_alone
+
+    @cached_property
+    def _gathers_alone(self) -> list[list[Step]]:
+        """Where nothing is gathered ahead."""
+        if self.side_by_side:
+            talks = [talk(begins.seconds, "gather") for begins in self._begins]
+            return [[own, copies] for own, (_, copies) in zip(talks, self._waits, strict=True)]
+        return [[begins, *waits] for begins, waits in zip(self._begins, self._waits, strict=True)]
+
+    @cached_property
+    def _begins(self) -> list[Step]:
+        return [self._gathering(own) for own in range(len(self.blocks))]
+
+    @cached_property
+    def _waits(self) -> list[tuple[Step, Step]]:
+        """Per block: waiting for its parameters, and unpacking them."""
+        moved = UNPACKED if self.exchange.fetches[0].unpacks else 0
+        copies = {
+            n: run(self.overheads.copy_s(moved * n), "gather")
+            for n in {block.gathered_bytes for block in self.blocks}
+        }
+        return [
+            (Step(Do.WAIT, 0.0, own, "gather"), copies[block.gathered_bytes])
+            for own, block in enumerate(self.blocks)
+        ]
+
+    def _gather(self, own: int, step: int) -> list[Step]:
+        """Make the parameters of a block whole, and then begin with those after it."""
+        count = len(self.blocks)
+        first = own == (0 if step > 0 else count - 1)
+        found = [self._begins[own], *self._waits[own]] if first else [*self._waits[own]]
+        for ahead in range(1, self.prefetch + 1) if first else (self.prefetch,):
+            if 0 <= own + ahead * step < count:
+                found.append(self._begins[own + ahead * step])
+        return found
+
+    def remade(self, index: int) -> tuple[Step, ...]:
+        """What makes a block's parameters whole when its forward runs once more."""
+        if not self.exchange.fetches_forward:
+            return ()
+        return (self._begins[index], *self._waits[index])
+
+    def _gathering(self, index: int) -> Step:
+        """Begins to make a block's parameters whole."""
+        nbytes, send = self.blocks[index].gathered_bytes, self.exchange.fetches[0]
+        seconds = self.collective_s(send.primitive, nbytes, self.levels(send.axis))
+        return Step(Do.START, seconds if nbytes else 0.0, index, "gather")
+
+    def collective_s(self, primitive: Primitive, nbytes: int, levels: Levels) -> float:
+        """Equal blocks send equal bytes: each time is looked up once."""
+        key = primitive, nbytes
+        if key not in self._known_s:
+            self._known_s[key] = collective_time(primitive, nbytes, levels)
+        return self._known_s[key]
+
+    @cached_property
+    def _known_s(self) -> dict[tuple[Primitive, int], float]:
+        return {}
+
+    def copy_s(self, nbytes: float) -> float:
+        """Equal blocks copy equal bytes, too."""
+        if nbytes not in self._copies_s:
+            self._copies_s[nbytes] = self.overheads.copy_s(nbytes)
+        return self._copies_s[nbytes]
+
+    @cached_property
+    def _copies_s(self) -> dict[float, float]:
+        return {}
+
+    @cached_property
+    def owned(self) -> dict[int, list[Bucket]]:
+        """Block -> buckets that are complete after its backward."""
+        found: dict[int, list[Bucket]] = {}
+        for bucket in self.buckets:
+            found.setdefault(bucket.owner, []).append(bucket)
+        return found
+
+    def _reduce(self, sends: Sequence[Send], n: int) -> list[Step]:
+        """What happens to the gradients of a bucket of `n` bytes once all have been added."""
+        found = []
+        for send in sends:
+            if send.adds:  # what has come of the bucket before the last
+                found.append(Step(Do.WAIT_SCATTER, 0.0, SCATTER, "gradients"))
+                found.append(run(self.copy_s(ADDED * n / self.shard), "gradients"))
+            if send.packs:
+                found.append(run(self.copy_s(self.packed_bytes(n)), "gradients"))
+            seconds = self.collective_s(send.primitive, n, self.levels(send.axis))
+            found.append(Step(Do.START, seconds, SCATTER, "gradients"))
+        return found
+
+    def packed_bytes(self, nbytes: float) -> float:
+        """Bytes that move for it."""
+        return (PACKED_BY_KERNEL if self.packs else PACKED) * nbytes
+
+    def finish(self, summed: Sequence[tuple[int, Levels]]) -> Iterator[Step]:
+        """From the end of the schedule to complete gradients; tied parameters left out.
+
+        `summed`: bytes of gradients that are summands on a model axis, and its links.
+        """
+        yield Step(Do.WAIT_ALL, 0.0, 0, "gradients")
+        ended = [(send, self.levels(send.axis)) for send in self.exchange.at_end]
+        for bucket in self.buckets if ended else ():
+            for send, levels in ended:
+                if levels:
+                    nbytes = bucket.nbytes / self.shard if send.of_part else bucket.nbytes
+                    yield talk(collective_time(send.primitive, nbytes, levels), "gradients")
+        for nbytes, levels in summed:
+            held = nbytes / self.exchange.parts("optimizer", self.shard)
+            if held:
+                yield talk(collective_time(Primitive.ALL_REDUCE, held, levels), "gradients")
+                yield run(self.overheads.copy_s(4 * held), "gradients")
+
+    def publish(self) -> Iterator[Step]:
+        """From the optimizer's step to the next forward; for what goes under it see `late`."""
+        known: dict[int, list[Step]] = {}
+        for bucket in self.buckets:
+            if bucket.nbytes not in known:
+                known[bucket.nbytes] = self._published(bucket.nbytes)
+            yield from known[bucket.nbytes]
+
+    def _published(self, n: int) -> list[Step]:
+        """Of a bucket of `n` bytes."""
+        found = []
+        for send in self.exchange.published:
+            if send.packs:
+                own = n / self.shard if send.packs == "part" else n
+                packed = own if self.updates else self.packed_bytes(own)
+                found.append(run(self.copy_s(packed), "gather"))
+            seconds = self.collective_s(send.primitive, n, self.levels(send.axis))
+            found.append(talk(seconds, "gather"))
+            if send.unpacks:
+                found.append(run(self.copy_s(UNPACKED * n), "gather"))
+        for work in self.exchange.cleared:
+            found.append(run(self.copy_s(work.moved * n), work.what))
+        return found

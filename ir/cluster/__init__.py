@@ -1,0 +1,1 @@
+"""The machines a plan is for: devices, links, clusters as files."""

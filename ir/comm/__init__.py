@@ -1,0 +1,1 @@
+"""Messages between processes that several layers know of."""

@@ -1,0 +1,1 @@
+"""The plan: its data, its file, its rules, its schedule, its prediction for people."""

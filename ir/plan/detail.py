@@ -1,0 +1,148 @@
+"""What a prediction keeps for people: the model, the machines and the step, in small.
+
+Reports, tables and traces are made of it, without the model and the cluster that it came from.
+"""
+
+from dataclasses import field
+from typing import Literal
+
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+
+from meshwright.ir.errors import PlanError
+from meshwright.ir.text.many import Many
+
+_strict = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+TrafficPurpose = Literal["tensors", "gradients", "parameters", "stages"]
+
+
+@dataclass(frozen=True, config=_strict, kw_only=True)
+class BlockName:
+    """A block of the model."""
+
+    name: str
+    pattern: str
+
+
+@dataclass(frozen=True, config=_strict, kw_only=True)
+class ParameterShape:
+    """A parameter as the model has it, whole."""
+
+    shape: Many[int]
+    dtype: str
+    nbytes: int
+
+
+@dataclass(frozen=True, config=_strict, kw_only=True)
+class DeviceRun:
+    """Equal devices in a row."""
+
+    first: int
+    """Global rank."""
+    count: int
+    device: str
+    node_devices: int
+    """Of each of their nodes."""
+    memory_bytes: int
+    room_bytes: int
+    """What a plan may use of it."""
+
+
+@dataclass(frozen=True, config=_strict, kw_only=True)
+class StageTraffic:
+    """What one rank of a stage sends in a step for one purpose."""
+
+    purpose: TrafficPurpose
+    """tensors (inside blocks), gradients, parameters, stages."""
+    axis: str
+    """`pp`, a mesh axis, `dp` for both data axes, or `tied` for parameters of several stages."""
+    link: str
+    """The slowest tier that it crosses."""
+    nbytes: int
+    seconds: float
+    """Of the collectives and messages, whether or not anything hides them."""
+
+
+@dataclass(frozen=True, config=_strict, kw_only=True)
+class Moving:
+    """Bytes that come and go within a step."""
+
+    gradients: int = 0
+    activations: int = 0
+    communication: int = 0
+    workspace: int = 0
+
+
+@dataclass(frozen=True, config=_strict, kw_only=True)
+class StageDetail:
+    """What the actions of a stage take and hold."""
+
+    actions: dict[str, float]
+    """F, B, I, W, K, R, and `B last`, `W last` that end the stage's backwards; `held`, those that
+    find all that they need: mean seconds."""
+    saved_bytes: int
+    """Per micro-batch in flight."""
+    halved_bytes: int
+    """Per micro-batch between the halves of its backward."""
+    always: Moving
+    begun: Moving
+    """From the end of the first backward of a step to that of the last."""
+    rises: dict[str, Moving]
+    """Most within an action: `F`, `I`, and backwards: `B`, `B first`, `B last`, `B first last`;
+    `K`, `R` and the same with `held` where the schedule has such actions."""
+    traffic: Many[StageTraffic]
+    kept_bytes: int = 0
+    """Per micro-batch in flight of which all was kept, or has been made again."""
+
+
+@dataclass(frozen=True, config=_strict, kw_only=True)
+class RankDetail:
+    """What a pipeline rank does in a step."""
+
+    starts_s: float
+    """Later than the rank that begins the step first."""
+    gradients_s: float
+    """After the schedule, until they are complete."""
+    optimizer_s: float
+    publish_s: float
+    """Until parameters are there for the next step."""
+    seconds: dict[str, float]
+    """By category; they sum to the step."""
+
+
+@dataclass(frozen=True, config=_strict, kw_only=True)
+class Detail:
+    """What reports show beyond the plan's own figures."""
+
+    blocks: Many[BlockName]
+    parameters: dict[str, dict[str, ParameterShape]]
+    """Block pattern -> `param_key` -> shape."""
+    devices: Many[DeviceRun]
+    kinds: Many[StageDetail]
+    """Stages that differ."""
+    stages: Many[int]
+    """Stage -> index in `kinds`."""
+    ranks: Many[RankDetail]
+    meeting_s: float = 0.0
+    """Summing the loss over all ranks, between the schedule and what ends the step."""
+    overhead_s: float = 0.0
+    """Of a step, outside its actions."""
+    links: dict[str, float] = field(default_factory=dict)
+    """Tier -> bytes per second of a device."""
+
+    def stage(self, index: int) -> StageDetail:
+        if not 0 <= index < len(self.stages) or not 0 <= self.stages[index] < len(self.kinds):
+            raise PlanError(f"the prediction has no detail of stage {index}")
+        return self.kinds[self.stages[index]]
+
+    def device(self, rank: int) -> DeviceRun:
+        """That of a global rank."""
+        for run in self.devices:
+            if run.first <= rank < run.first + run.count:
+                return run
+        raise PlanError(
+            f"rank {rank} is not among the {sum(run.count for run in self.devices)} devices that "
+            "the prediction is for; predict anew with `meshwright check --model ... -o`"
+        )

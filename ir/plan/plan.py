@@ -1,0 +1,475 @@
+"""The plan: complete, executable, comparable, hashable, readable data.
+
+Search makes it, a person may edit it, `ir.plan.verify` checks it, codegen and runtime obey it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import field
+from functools import lru_cache
+from importlib import import_module
+from math import prod
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+
+from meshwright.ir.graph.graph import Block, Fusion, Graph
+from meshwright.ir.layout.layout import Axis
+from meshwright.ir.plan.detail import Detail
+from meshwright.ir.plan.keeping import Keeping
+from meshwright.ir.plan.schedule import Schedule, parse_schedule
+from meshwright.ir.text.many import Many
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from meshwright.ir.cluster.cluster import Cluster
+    from meshwright.ir.plan.verify import Finding
+
+SCHEMA = "meshwright.plan/2.0"
+_strict = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+MODEL_AXES = ("cp", "ep", "tp_depth", "tp_row", "tp_col", "tp")
+"""Axes that split the samples and tensors of one replica. On all of them any op may be split; on
+`cp` parameters are stored whole, on `ep` only those of experts are split."""
+MESH_AXES = ("pp", "dp_replicate", "dp_shard", *MODEL_AXES)
+"""Names a mesh axis may have, outermost first; those of torchtitan, and `tp` in factors."""
+
+Overlap = Literal["none", "gradients", "linear", "block", "blocks"]
+OVERLAPS: tuple[Overlap, ...] = ("none", "gradients", "linear", "block", "blocks")
+"""In the order of how much goes on beside collectives."""
+
+DeviceKind = Literal["cuda", "cpu"]
+
+ModelMesh = tuple[tuple[str, int], ...]
+"""Model axes of more than one rank with their sizes, outermost first."""
+
+
+@dataclass(frozen=True, config=_strict, kw_only=True)
+class InputSpec:
+    """A model input at the global batch size."""
+
+    name: str
+    shape: Many[int]
+    dtype: str
+
+
+@dataclass(frozen=True, config=_strict, kw_only=True)
+class ModelId:
+    """Which model the plan is for."""
+
+    name: str
+    fingerprint: str
+    num_parameters: int
+    num_blocks: int
+    inputs: Many[InputSpec]
+
+
+@dataclass(frozen=True, config=_strict, kw_only=True)
+class ClusterId:
+    """Which cluster the plan is for."""
+
+    name: str
+    fingerprint: str
+    num_devices: int
+    device_kind: DeviceKind | None = None
+    """What its devices are, if all are alike: a job of a plan for `cpu` runs on CPUs also where
+    there is a GPU."""
+
+
+@dataclass(frozen=True, config=_strict, kw_only=True)
+class ProfileId:
+    """Which measurements the prediction rests on."""
+
+    machine: str
+    """Device, driver, torch version, backend; for people."""
+    fingerprint: str
+
+
+@dataclass(frozen=True, config=_strict, kw_only=True)
+class BlockLayout:
+    """How the ops of one block pattern are laid out on `dp` and the model axes.
+
+    An axis that is not listed for an op, a parameter or a value means all replicated.
+    """
+
+    name: str
+    pattern: str
+    mesh: dict[str, int]
+    """Model axes of more than one rank that it was made for, with their sizes."""
+    parameters: dict[str, dict[str, str]]
+    """`param_key` -> axis -> placement: `{"attn.c_attn.weight": {"tp": "S(1,outer=3)"}}`."""
+    inputs: Many[dict[str, str]]
+    """Per `Block.inputs`: axis -> placement on entry."""
+    outputs: Many[dict[str, str]]
+    """Per `Block.outputs`: axis -> placement on exit."""
+    ops: dict[str, dict[str, str]]
+    """`Op.key` -> axis -> strategy text, such as `R|P S(1) S(0) -> S(1)`."""
+
+    @property
+    def model(self) -> ModelMesh:
+        return model_mesh(self.mesh)
+
+
+def sync_name(zero: int, dp_shard: int) -> str:
+    """Returns the form that `Stage.zero` is short for: among one rank nothing is split."""
+    return f"zero{zero}" if dp_shard > 1 else "zero0"
+
+
+@dataclass(frozen=True, config=_strict, kw_only=True)
+class SyncChoice:
+    """A form by which replicas agree on gradients, other than those that `zero` names."""
+
+    form: str
+    """Name of a file of `forms/sync`, such as `dear`."""
+    settings: dict[str, int] = field(default_factory=dict)
+    """What the form can be told; what is left out is as its file says."""
+
+    def __str__(self) -> str:
+        return " ".join([self.form, *(f"{name}={n}" for name, n in sorted(self.settings.items()))])
+
+
+@dataclass(frozen=True, config=_strict, kw_only=True)
+class Stage:
+    """A run of blocks on a group of devices."""
+
+    first: str
+    """Name of the first block."""
+    last: str
+    """Name of the last block, included."""
+    mesh: dict[str, int]
+    """Axis sizes in order, outermost first: `{"dp_replicate": 1, "dp_shard": 2, "tp": 2}`."""
+    devices: Many[int]
+    """Global ranks, row-major over the mesh."""
+    batch_shares: Many[int]
+    """Samples of each micro-batch on each coordinate of `dp` (dp_replicate x dp_shard)."""
+    zero: Literal[0, 1, 2, 3] = 0
+    """What is sharded over dp_shard: 1 optimizer, 2 also gradients, 3 also parameters."""
+    sync: SyncChoice | None = None
+    """How replicas agree on gradients, and when; without it, as `zero` says: at the step's end.
+    With `dear`, zero 1 gathers parameters and zero 0 gradients under the next forward."""
+    prefetch: int = 0
+    """With zero 3: blocks whose parameters are gathered ahead, while another one runs."""
+    recompute: dict[str, Literal["none", "full"]] = field(default_factory=dict)
+    """Block name or pattern -> whether its activations are recomputed; names outrank patterns."""
+    saved: dict[str, dict[str, Keeping]] = field(default_factory=dict)
+    """Block name or pattern -> `Op.key` or pattern of keys -> what becomes of the values that these
+    ops make and the backward needs, where they are not simply kept (`ir.plan.keeping`)."""
+    overlap: Overlap = "none"
+    """What goes on beside the collectives of model axes. `gradients`: weight gradients of
+    column-parallel products, beside the sum of their input's gradient; `linear`: also the second
+    half of a row-parallel product; `block`: the second half of the micro-batch, phase by phase;
+    `blocks`: the same on from one block to the next. Blocks of which `saved` says something run as
+    they are."""
+    compile: bool = False
+    """Whether `torch.compile` makes kernels of what blocks do between collectives; equal blocks
+    share them."""
+    layouts: dict[str, str] = field(default_factory=dict)
+    """Block pattern (and `(prelude)`) -> name of a BlockLayout."""
+
+    @property
+    def dp(self) -> int:
+        return self.mesh.get("dp_replicate", 1) * self.mesh.get("dp_shard", 1)
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether its optimizer holds rows of the parameters, and not all."""
+        shard = self.mesh.get("dp_shard", 1)
+        return sync_name(self.zero, shard) != sync_name(0, shard)
+
+    @property
+    def sync_form(self) -> str:
+        """Key of the form by which replicas agree on gradients: a file of `forms/sync`."""
+        if self.sync is not None and self.dp > 1:
+            return self.sync.form
+        return sync_name(self.zero, self.mesh.get("dp_shard", 1))
+
+    @property
+    def data_axes(self) -> dict[str, int]:
+        """Sizes of the data-parallel axes: of both together, and of each."""
+        shard, replicate = self.mesh.get("dp_shard", 1), self.mesh.get("dp_replicate", 1)
+        return {"dp": self.dp, "dp_shard": shard, "dp_replicate": replicate}
+
+    @property
+    def model(self) -> ModelMesh:
+        return model_mesh(self.mesh)
+
+    @property
+    def model_size(self) -> int:
+        """Ranks of one replica."""
+        return prod(size for _, size in self.model)
+
+    def axes(self, global_batch_size: int) -> dict[str, Axis]:
+        """The layout axes, for `ir.layout.layout.local_shape`."""
+        data = Axis(self.dp, self.batch_shares, global_batch_size)
+        return {"dp": data} | {axis: Axis(size) for axis, size in self.model}
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Coordinates of global `rank` on the layout axes and on dp_replicate and dp_shard."""
+        position = self.devices.index(rank)
+        found: dict[str, int] = {}
+        for axis, size in reversed(self.model):
+            position, found[axis] = divmod(position, size)
+        replicate, shard = divmod(position, self.mesh.get("dp_shard", 1))
+        return {"dp": position, "dp_replicate": replicate, "dp_shard": shard, **found}
+
+    def recomputes(self, block: Block) -> bool:
+        return self.recompute.get(block.name, self.recompute.get(block.pattern, "none")) == "full"
+
+    def keeping(self, block: Block) -> dict[str, Keeping]:
+        """What `saved` says of a block."""
+        return self.saved.get(block.name, self.saved.get(block.pattern, {}))
+
+
+@dataclass(frozen=True, config=_strict, kw_only=True)
+class ScheduleTable:
+    """The pipeline schedule as text: one row per pipeline rank, in order of first stage."""
+
+    name: str
+    rows: Many[str]
+
+    def parse(self) -> Schedule:
+        return parse_schedule(self.name, self.rows)
+
+
+@dataclass(frozen=True, config=_strict, kw_only=True)
+class RankMemory:
+    """Predicted peak of the worst rank of a stage's device group, by category."""
+
+    parameters_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    activations_bytes: int
+    communication_bytes: int
+    workspace_bytes: int
+    inputs_bytes: int = 0
+    """The batch."""
+    fragmentation_bytes: int = 0
+    """What the allocator holds beyond the tensors."""
+    process_bytes: int = 0
+    """The process and its libraries and communicators; on CPU also the user's own module. 0 where
+    that was not measured."""
+
+    @property
+    def tensor_bytes(self) -> int:
+        """All that tensors of the job hold."""
+        state = self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes
+        moving = self.activations_bytes + self.communication_bytes + self.workspace_bytes
+        return state + moving + self.inputs_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        """What must fit into the memory that a device has for training."""
+        return self.tensor_bytes + self.fragmentation_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        """What the operating system or the driver sees."""
+        return self.used_bytes + self.process_bytes
+
+
+@dataclass(frozen=True, config=_strict, kw_only=True)
+class StagePrediction:
+    """Predicted figures of one stage for one micro-batch (times) and at its peak (memory)."""
+
+    forward_s: float
+    backward_s: float
+    send_s: float
+    """Moving the stage's outputs of one micro-batch to the next stage."""
+    sync_s: float
+    """Gradient synchronisation and parameter gathering per step that is not overlapped."""
+    optimizer_s: float
+    memory: RankMemory
+
+
+@dataclass(frozen=True, config=_strict, kw_only=True)
+class Breakdown:
+    """Where the seconds of a step go on the rank that waits least; they sum to the step."""
+
+    rank: int
+    """Pipeline rank."""
+    forward_s: float
+    backward_s: float
+    recompute_s: float
+    tensor_s: float
+    """Collectives inside blocks."""
+    wait_s: float
+    """For other stages, and for the slowest rank at the end of the step."""
+    gradients_s: float
+    """Their synchronisation, where it does not hide behind the backward."""
+    gather_s: float
+    """Of parameters, where it does not hide."""
+    optimizer_s: float
+    overhead_s: float
+    """The runtime itself, the loss and totals of the batch."""
+    offload_s: float = 0.0
+    """Copies to the host and back, where they do not hide."""
+
+
+@dataclass(frozen=True, config=_strict, kw_only=True)
+class Prediction:
+    """What the plan is expected to cost."""
+
+    step_s: float
+    samples_per_s: float
+    error_band: float
+    """Relative: 0.2 means that the step time is expected within 20 %."""
+    source: str
+    """Where the numbers come from: measured, fitted, datasheet."""
+    stages: Many[StagePrediction]
+    breakdown: Breakdown | None = None
+    detail: Detail | None = None
+    """What reports show; made of the plan that is chosen."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """What limits of memory apply to, on the worst rank."""
+        return max(stage.memory.used_bytes for stage in self.stages)
+
+
+@dataclass(frozen=True, config=_strict, kw_only=True)
+class Alternative:
+    """A plan that lost, and why."""
+
+    name: str
+    step_s: float
+    peak_bytes: int
+    why: str
+
+
+@dataclass(frozen=True, config=_strict, kw_only=True)
+class Improvement:
+    """A plan that was the best so far when the search found it."""
+
+    candidates: int
+    """Judged by then."""
+    name: str
+    step_s: float
+    bound_s: float | None = None
+    """What no plan can beat, as far as it was known by then."""
+
+
+@dataclass(frozen=True, config=_strict, kw_only=True)
+class Evidence:
+    """How the plan was found."""
+
+    searcher: str
+    seed: int
+    candidates: int
+    infeasible: int
+    exhausted: bool
+    """True if the whole space was covered, by search or by bounds."""
+    pruned: dict[str, int] = field(default_factory=dict)
+    """What need not be judged, by the reason: bound, memory, dominance."""
+    bound_s: float
+    """No plan of the searched space can be faster, by the same cost model; 0 if that is not known,
+    as where time was up. `ir.plan.beside.bounded` says of which plans it is."""
+    gap: float | None
+    """step_s / bound_s - 1; None where no bound is known."""
+    alternatives: Many[Alternative] = ()
+    improved: Many[Improvement] = ()
+    """How the search went."""
+
+
+@dataclass(frozen=True, config=_strict, kw_only=True)
+class Plan:
+    """How to train one model on one cluster."""
+
+    schema: str = SCHEMA
+    model: ModelId
+    cluster: ClusterId
+    global_batch_size: int
+    num_microbatches: int
+    optimizer: str
+    precision: Literal["fp64", "fp32", "bf16"]
+    max_grad_norm: float | None = None
+    """Gradients are scaled down to this global norm before the optimizer step."""
+    kernels: Many[Fusion] = ()
+    """Fused kernels that the model is traced with, for the graph that the plan is for."""
+    objective: str = "throughput"
+    constraints: Many[str] = ()
+    stages: Many[Stage]
+    schedule: ScheduleTable
+    layouts: Many[BlockLayout]
+    profile: ProfileId | None = None
+    predicted: Prediction | None = None
+    evidence: Evidence | None = None
+    notes: Many[str] = ()
+    versions: dict[str, str] = field(default_factory=dict)
+    hash: str = ""
+    """Of what the plan does: of all but what was predicted, noted and found out about it."""
+    seal: str = ""
+    """Of the whole content, this key left out: it shows that a file was edited or damaged."""
+
+    @property
+    def world_size(self) -> int:
+        return len({rank for stage in self.stages for rank in stage.devices})
+
+    @property
+    def samples_per_microbatch(self) -> int:
+        return self.global_batch_size // self.num_microbatches
+
+    def layout(self, name: str) -> BlockLayout:
+        return next(layout for layout in self.layouts if layout.name == name)
+
+    def stage_blocks(self, graph: Graph, index: int) -> tuple[Block, ...]:
+        """The blocks of stage `index`, in order."""
+        names = [block.name for block in graph.blocks]
+        stage = self.stages[index]
+        return graph.blocks[names.index(stage.first) : names.index(stage.last) + 1]
+
+    # The functions below live in modules that read this one's types.
+
+    def __str__(self) -> str:
+        from meshwright.ir.plan.show import to_text
+
+        return to_text(self)
+
+    def save(self, path: "str | Path") -> None:
+        """Write it as canonical JSON."""
+        from meshwright.ir.plan.plan_io import save
+
+        save(self, path)
+
+    def report(self, path: "str | Path", run: "str | Path | None" = None) -> None:
+        """Write a page that shows all of it, and what a run left in the folder `run`."""
+        # The facade draws. It stands above this module and is found by name.
+        import_module("meshwright.tools.report.page").write_report(self, path, run)
+
+    def trace(self, path: "str | Path") -> None:
+        """Write the predicted step as a Chrome trace, for Perfetto."""
+        import_module("meshwright.tools.report.trace").write_trace(self, path)
+
+    @classmethod
+    def load(cls, path: "str | Path") -> "Plan":
+        """Read it; PlanError names what is wrong with the file."""
+        from meshwright.ir.plan.plan_io import load
+
+        return load(path)
+
+    def verify(
+        self, graph: Graph | None = None, cluster: "Cluster | None" = None
+    ) -> "tuple[Finding, ...]":
+        """Every rule that the plan breaks."""
+        from meshwright.ir.plan.verify import verify
+
+        return verify(self, graph, cluster)
+
+
+def param_key(block: Block, fqn: str) -> str:
+    """The name of a parameter in a layout of the block's pattern: relative to the block."""
+    return fqn.removeprefix(block.name + ".")
+
+
+def model_mesh(mesh: Mapping[str, int]) -> ModelMesh:
+    """The model axes of more than one rank, in canonical order."""
+    return _model_mesh(tuple(mesh.items()))
+
+
+@lru_cache(maxsize=4096)
+def _model_mesh(axes: tuple[tuple[str, int], ...]) -> ModelMesh:
+    sizes = dict(axes)
+    return tuple((axis, sizes[axis]) for axis in MODEL_AXES if sizes.get(axis, 1) > 1)
+
+
+def mesh_size(mesh: dict[str, int]) -> int:
+    return prod(mesh.values())

@@ -1,0 +1,320 @@
+"""A plan for people: tables of what runs where, how long it takes, what it needs, and why."""
+
+from collections.abc import Iterator, Sequence
+from io import StringIO
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from meshwright.ir.plan.beside import bounded
+from meshwright.ir.plan.detail import StageTraffic
+from meshwright.ir.plan.plan import Evidence, Plan, Prediction, Stage
+from meshwright.ir.text.terminal import Terminal
+
+MEMORY_CATEGORIES = {
+    "parameters": "params", "gradients": "grads", "optimizer": "optim.",
+    "activations": "activ.", "communication": "comm.", "workspace": "work",
+    "inputs": "batch", "fragmentation": "frag.", "process": "process",
+}  # fmt: skip
+SHARES = {
+    "forward": "forward", "backward": "backward", "recompute": "recompute",
+    "tensor": "collectives in blocks", "wait": "waiting for other stages",
+    "gradients": "gradients", "gather": "gathering parameters", "optimizer": "optimizer",
+    "overhead": "overhead", "offload": "copies to and from the host",
+}  # fmt: skip
+SCHEDULE_COLUMNS = 24
+"""Actions shown per row of the schedule."""
+SCHEDULE_ROWS = 16
+"""Rows shown of a schedule, and the last."""
+
+
+STYLE: dict[str, Any] = {
+    "title_justify": "left", "box": SIMPLE_HEAD, "pad_edge": False, "padding": (0, 1, 0, 0),
+}  # fmt: skip
+
+
+def seconds(value: float) -> str:
+    """`12.3 ms` and the like."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if value >= scale:
+            return f"{value / scale:.3g} {unit}"
+    return f"{value / 1e-6:.2g} us"
+
+
+def size(value: float) -> str:
+    """`1.5 GB` and the like, in powers of ten."""
+    unit, scale = _unit(value)
+    return f"{value / scale:.3g} {unit}" if scale > 1 else f"{value:.0f} B"
+
+
+def _unit(value: float) -> tuple[str, float]:
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if abs(value) >= scale:
+            return unit, scale
+    return "B", 1.0
+
+
+def render(plan: Plan) -> RenderableType:
+    """The whole plan as a rich renderable."""
+    parts: list[RenderableType] = [
+        Text(_headline(plan), style="bold"),
+        _stages(plan),
+        *_saved(plan),
+        *_overlaps(plan),
+        *_compiled(plan),
+    ]
+    if plan.predicted and plan.predicted.stages:
+        parts += [_times(plan.predicted), *_breakdown(plan.predicted), *_traffic(plan.predicted)]
+        parts.append(_memory(plan))
+    if len(plan.schedule.rows) > 1:
+        parts.append(_schedule(plan))
+    if plan.evidence:
+        parts += _evidence(plan, plan.evidence)
+    if plan.profile:
+        machine = plan.profile.machine
+        parts.append(Text(f"profile: {machine} ({plan.profile.fingerprint[:8]})"))
+    if plan.constraints:
+        parts.append(Text("constraints: " + ", ".join(plan.constraints)))
+    parts += [Text(line) for line in _kernels(plan)]
+    parts += [Text(f"note: {note}") for note in plan.notes]
+    return Group(*parts)
+
+
+def to_text(plan: Plan, width: int = 110) -> str:
+    """The same as plain text."""
+    return printed(render(plan), width)
+
+
+def printed(what: RenderableType, width: int = 110) -> str:
+    """Plain text without trailing blanks."""
+    console = Terminal(file=StringIO(), width=width, color_system=None, legacy_windows=False)
+    with console.capture() as capture:
+        console.print(what)
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+
+def _headline(plan: Plan) -> str:
+    parts = [
+        f"{plan.model.name}, {plan.model.num_parameters / 1e6:,.1f}M parameters",
+        f"{plan.cluster.name}: {plan.world_size} of {plan.cluster.num_devices} devices",
+        f"batch {plan.global_batch_size} = {plan.num_microbatches} x {plan.samples_per_microbatch}",
+        f"{plan.precision}, {plan.optimizer}" + _clipping(plan),
+    ]
+    if plan.predicted:
+        predicted = plan.predicted
+        parts.append(
+            f"{seconds(predicted.step_s)} per step +-{predicted.error_band:.0%} "
+            f"({predicted.samples_per_s:,.4g} samples/s, {predicted.source})"
+        )
+    return "\n".join(parts)
+
+
+def _mesh(stage: Stage) -> str:
+    return "\n".join(f"{axis} {n}" for axis, n in stage.mesh.items() if n > 1) or "one device"
+
+
+def ranges(ranks: tuple[int, ...]) -> str:
+    """`0-3, 8` for 0, 1, 2, 3, 8."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1][1:] = [rank]
+        else:
+            runs.append([rank])
+    return ", ".join("-".join(map(str, run)) for run in runs)
+
+
+def _shares(stage: Stage) -> str:
+    if len(set(stage.batch_shares)) == 1:
+        return f"{stage.dp} x {stage.batch_shares[0]}"
+    return "+".join(map(str, stage.batch_shares))
+
+
+def _blocks(stage: Stage) -> str:
+    return stage.first if stage.first == stage.last else f"{stage.first} .. {stage.last}"
+
+
+def _zero(stage: Stage) -> str:
+    ahead = f", {stage.prefetch} ahead" if stage.prefetch else ""
+    return f"{stage.zero}{ahead}" + (f", {stage.sync}" if stage.sync else "")
+
+
+def _stages(plan: Plan) -> Table:
+    table = Table(title="Stages", **STYLE)
+    for name in ("#", "blocks", "ranks", "mesh", "samples", "zero", "recompute"):
+        table.add_column(name, no_wrap=name in ("#", "mesh", "samples"))
+    for i, stage in enumerate(plan.stages):
+        again = ", ".join(key for key, how in stage.recompute.items() if how == "full") or "-"
+        table.add_row(str(i), _blocks(stage), ranges(stage.devices), _mesh(stage), _shares(stage),
+                      _zero(stage), again)  # fmt: skip
+    return table
+
+
+def _overlaps(plan: Plan) -> list[RenderableType]:
+    """What goes on beside collectives of model axes, stages that say the same together."""
+    stages: dict[str, list[int]] = {}
+    for i, stage in enumerate(plan.stages):
+        if stage.overlap != "none":
+            stages.setdefault(stage.overlap, []).append(i)
+    return [Text(f"overlap, stage {ranges(tuple(own))}: {how}") for how, own in stages.items()]
+
+
+def _compiled(plan: Plan) -> list[RenderableType]:
+    own = tuple(i for i, stage in enumerate(plan.stages) if stage.compile)
+    return [Text(f"torch.compile, stage {ranges(own)}")] if own else []
+
+
+def _saved(plan: Plan) -> list[RenderableType]:
+    """What single ops make and the backward needs, where it is not simply kept; by line, blocks
+    and stages that say the same together."""
+    stages: dict[str, list[int]] = {}
+    for i, stage in enumerate(plan.stages):
+        blocks: dict[str, list[str]] = {}
+        for block, policy in stage.saved.items():
+            for how in sorted(set(policy.values()), reverse=True):
+                keys = ", ".join(key for key, said in policy.items() if said == how)
+                if keys:
+                    blocks.setdefault(f"{how} {keys}", []).append(block)
+        for said, names in blocks.items():
+            stages.setdefault(f"{_names(names)}: {said}", []).append(i)
+    return [Text(f"saved, stage {ranges(tuple(own))}, {line}") for line, own in stages.items()]
+
+
+def _names(blocks: Sequence[str]) -> str:
+    """A few by name, more by their number."""
+    if len(blocks) <= 2:
+        return ", ".join(blocks)
+    return f"{len(blocks)} blocks, {blocks[0]} .. {blocks[-1]}"
+
+
+def _times(predicted: Prediction) -> Table:
+    table = Table(title="Predicted time: of one micro-batch, of one step", **STYLE)
+    times = ("forward", "backward", "send", "sync", "optimizer")
+    for name in ("#", *times):
+        table.add_column(name, justify="left" if name == "#" else "right", no_wrap=True)
+    rows = [tuple(seconds(getattr(s, f"{name}_s")) for name in times) for s in predicted.stages]
+    for stages, row in _together(rows):
+        table.add_row(stages, *row)
+    return table
+
+
+def _together(rows: Sequence[tuple[str, ...]]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """(stages, row) with stages that say the same in one row."""
+    found: dict[tuple[str, ...], list[int]] = {}
+    for stage, row in enumerate(rows):
+        found.setdefault(row, []).append(stage)
+    for row, stages in found.items():
+        yield ranges(tuple(stages)), row
+
+
+def _kernels(plan: Plan) -> Iterator[str]:
+    """Where fused kernels were put in, and where one that was expected was not."""
+    if plan.kernels:
+        yield "fused kernels: " + ", ".join(f"{f.kernel} x{f.places}" for f in plan.kernels)
+    for fusion in plan.kernels:
+        for miss in fusion.missed:
+            yield f"no {fusion.kernel} at {miss.where} ({miss.places} places): {miss.why}"
+
+
+def _clipping(plan: Plan) -> str:
+    return "" if plan.max_grad_norm is None else f", gradients clipped to {plan.max_grad_norm:g}"
+
+
+def _breakdown(predicted: Prediction) -> list[RenderableType]:
+    """The step of the busiest rank in one line, without what is less than 0.5 % of it."""
+    found = predicted.breakdown
+    if found is None or not predicted.step_s:
+        return []
+    shares = {text: getattr(found, f"{name}_s") / predicted.step_s for name, text in SHARES.items()}
+    shown = [f"{text} {share:.0%}" for text, share in shares.items() if share >= 0.005]
+    whose = f" of pipeline rank {found.rank}" if len(predicted.stages) > 1 else ""
+    return [Text(f"the step{whose}: {', '.join(shown)}; loading data is not part of it")]
+
+
+_PURPOSES = {"tensors": "inside blocks", "gradients": "of gradients",
+             "parameters": "of parameters", "stages": "between stages"}  # fmt: skip
+
+
+def _traffic(predicted: Prediction) -> list[RenderableType]:
+    """What takes most seconds on each link, of the stage that sends most."""
+    detail = predicted.detail
+    most: dict[str, StageTraffic] = {}
+    for one in (one for kind in detail.kinds for one in kind.traffic) if detail else ():
+        if one.link not in most or one.seconds > most[one.link].seconds:
+            most[one.link] = one
+    told = [
+        f"{size(x.nbytes)} {_PURPOSES[x.purpose]} over {x.axis} on {x.link} ({seconds(x.seconds)})"
+        for x in sorted(most.values(), key=lambda x: -x.seconds)
+    ]
+    return [Text("a rank sends in a step, most on each link: " + ", ".join(told))] if told else []
+
+
+def _memory(plan: Plan) -> Table:
+    predicted = plan.predicted
+    assert predicted
+    memories = [stage.memory for stage in predicted.stages]
+    unit, scale = _unit(max(m.total_bytes for m in memories))
+    title = f"Predicted peak memory of the worst of the stage's ranks, in {unit}"
+    table = Table(title=title, **STYLE)
+    used = [n for n in MEMORY_CATEGORIES if any(getattr(m, f"{n}_bytes") for m in memories)]
+    limits = _limits(plan)
+    for name in ("#", *(MEMORY_CATEGORIES[n] for n in used), "total", *["of"] * bool(limits)):
+        table.add_column(name, justify="left" if name == "#" else "right", no_wrap=True)
+    figures = [
+        (*(getattr(m, f"{name}_bytes") for name in used), m.total_bytes, *limits[i : i + 1])
+        for i, m in enumerate(memories)
+    ]
+    rows = [tuple(f"{part / scale:.2f}" for part in parts) for parts in figures]
+    for stages, row in _together(rows):
+        table.add_row(stages, *row)
+    return table
+
+
+def _limits(plan: Plan) -> list[int]:
+    """Per stage, what the tightest of its devices has, if the plan says."""
+    detail = plan.predicted.detail if plan.predicted else None
+    if detail is None:
+        return []
+    return [min(detail.device(d).memory_bytes for d in stage.devices) for stage in plan.stages]
+
+
+def _schedule(plan: Plan) -> Table:
+    table = Table(title=f"Schedule: {plan.schedule.name}", **STYLE)
+    table.add_column("group", min_width=5)
+    table.add_column("actions", no_wrap=True, overflow="ellipsis")
+    rows = plan.schedule.rows
+    for i in range(len(rows)):
+        if SCHEDULE_ROWS <= i < len(rows) - 1:
+            if i == SCHEDULE_ROWS:
+                table.add_row("..", f"{len(rows) - 1 - SCHEDULE_ROWS} more groups")
+            continue
+        actions = rows[i].split()
+        more = f" .. {len(actions) - SCHEDULE_COLUMNS} more"
+        shown = " ".join(actions[:SCHEDULE_COLUMNS])
+        table.add_row(str(i), shown + more * (len(actions) > SCHEDULE_COLUMNS))
+    return table
+
+
+def _evidence(plan: Plan, evidence: Evidence) -> list[RenderableType]:
+    seen = "its whole space" if evidence.exhausted else "part of its space"
+    found = Text(
+        f"found by {evidence.searcher} (seed {evidence.seed}): {evidence.candidates:,} candidates, "
+        f"{evidence.infeasible:,} infeasible, {seen}; "
+        + (
+            f"{bounded(plan)} is faster than {seconds(evidence.bound_s)}, gap {evidence.gap:.1%}"
+            if evidence.gap is not None
+            else "no bound is known"
+        )
+    )
+    if not evidence.alternatives:
+        return [found]
+    table = Table(title="Alternatives", **STYLE)
+    for name in ("plan", "step", "peak", "why not"):
+        table.add_column(name, justify="right" if name in ("step", "peak") else "left")
+    for other in evidence.alternatives:
+        step = seconds(other.step_s) if other.step_s else "-"
+        table.add_row(other.name, step, size(other.peak_bytes), other.why)
+    return [found, table]

@@ -1,0 +1,473 @@
+"""The rules of a plan, in one list: what is wrong, by which rule, and the nearest legal value."""
+
+import difflib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+from math import isqrt
+from typing import Literal
+
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.errors import PlanError
+from meshwright.ir.graph.graph import Block, Graph
+from meshwright.ir.kernels import KERNELS
+from meshwright.ir.layout.check_layout import layout_problems, tied_problems
+from meshwright.ir.layout.layout import balanced
+from meshwright.ir.plan.bounds import bound_problems
+from meshwright.ir.plan.check_prediction import prediction_problems
+from meshwright.ir.plan.keeping import makers, torn, unknown
+from meshwright.ir.plan.plan import (
+    MESH_AXES,
+    MODEL_AXES,
+    ModelMesh,
+    Plan,
+    ScheduleTable,
+    Stage,
+    mesh_size,
+)
+from meshwright.ir.plan.schedule import EARLY, Schedule, Work, check_schedule
+from meshwright.ir.trace.changing import buffer_problems
+
+STAGE_AXES = ("dp_replicate", "dp_shard", *MODEL_AXES)
+"""The mesh axes that a stage can have, outermost first."""
+
+
+SHOWN = 16
+"""Numbers that a message shows, and findings of a kind that there can be thousands of."""
+LONGEST = 200
+"""Characters of a name for which the nearest is looked for: that takes the square of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One broken rule."""
+
+    rule: str
+    message: str
+    nearest: str = ""
+    severity: Literal["error", "warning"] = "error"
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.message}" + (f"; nearest: {self.nearest}" * bool(self.nearest))
+
+
+def verify(
+    plan: Plan, graph: Graph | None = None, cluster: Cluster | None = None
+) -> tuple[Finding, ...]:
+    """Every broken rule; those on model and cluster only where they are given."""
+    if beyond := [Finding(rule, message) for rule, message in islice(bound_problems(plan), SHOWN)]:
+        return tuple(beyond)  # nothing may be made of such numbers
+    found = [finding for rule in PLAN_RULES for finding in rule(plan)]
+    if cluster is not None:
+        found += [finding for on_cluster in CLUSTER_RULES for finding in on_cluster(plan, cluster)]
+    if graph is not None:
+        if identity := list(_model(plan, graph)):
+            return (*found, *identity)  # nothing else can match if it is another model
+        found += [finding for on_graph in GRAPH_RULES for finding in on_graph(plan, graph)]
+    return tuple(found)
+
+
+def check(plan: Plan, graph: Graph | None = None, cluster: Cluster | None = None) -> None:
+    """PlanError with all errors that `verify` finds."""
+    errors = [f for f in verify(plan, graph, cluster) if f.severity == "error"]
+    if errors:
+        raise PlanError("the plan breaks the rules:\n" + "\n".join(f"  {f}" for f in errors))
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    name, names = name[:LONGEST], list(known)
+    begins = [other for other in names if other.startswith(name)]
+    return next(iter(begins + difflib.get_close_matches(name, names, 1, 0.0)), "")
+
+
+def _few(numbers: Sequence[int]) -> str:
+    """The first of them, for a message."""
+    shown = ", ".join(map(str, numbers[:SHOWN]))
+    return f"[{shown}, ...]" if len(numbers) > SHOWN else f"[{shown}]"
+
+
+def divisors(number: int) -> Iterator[int]:
+    """All of them, in the time that their square root takes."""
+    for small in range(1, isqrt(number) + 1):
+        if number % small == 0:
+            yield from (small, number // small)
+
+
+def _parsed(plan: Plan) -> Schedule | None:
+    """The schedule, if it is legal and of the plan's stages."""
+    schedule = _legal(plan.schedule)
+    sound = not isinstance(schedule, str) and schedule.num_stages == len(plan.stages)
+    return schedule if sound and not isinstance(schedule, str) else None
+
+
+@lru_cache(maxsize=64)
+def _legal(table: ScheduleTable) -> Schedule | str:
+    """The schedule of a table, or why it is none."""
+    try:
+        schedule = table.parse()
+        check_schedule(schedule)
+    except PlanError as error:
+        return str(error)
+    return schedule
+
+
+def _kernels(plan: Plan) -> Iterator[Finding]:
+    for name in (fusion.kernel for fusion in plan.kernels):
+        if name not in KERNELS:
+            yield Finding("kernels", f"kernel {name!r} is not known", _near(name, KERNELS))
+
+
+def _batch(plan: Plan) -> Iterator[Finding]:
+    batch, count = plan.global_batch_size, plan.num_microbatches
+    if batch % count:
+        legal = min(divisors(batch), key=lambda d: abs(d - count))
+        message = f"global batch {batch} is not a multiple of {count} micro-batches"
+        yield Finding("batch", message, f"{legal} micro-batches")
+
+
+def _schedule(plan: Plan) -> Iterator[Finding]:
+    schedule = _legal(plan.schedule)
+    if isinstance(schedule, str):
+        yield Finding("schedule", schedule)
+        return
+    if schedule.num_stages != len(plan.stages):
+        message = f"the schedule runs {schedule.num_stages} stages, the plan has {len(plan.stages)}"
+        yield Finding("schedule", message, f"{len(plan.stages)} stages in the schedule")
+    if schedule.num_microbatches != plan.num_microbatches:
+        message = (
+            f"the schedule runs {schedule.num_microbatches} micro-batches, "
+            f"the plan has {plan.num_microbatches}"
+        )
+        yield Finding("schedule", message, f"num_microbatches {schedule.num_microbatches}")
+
+
+def _early(plan: Plan) -> Iterator[Finding]:
+    schedule = _parsed(plan)
+    rows = schedule.ranks if schedule else ()
+    for stage in sorted({a.stage for row in rows for a in row if a.work in EARLY}):
+        policies = plan.stages[stage].saved.values()
+        said = {what for policy in policies for what in policy.values()}
+        if other := sorted(said - {"keep", "recompute"}):
+            message = (
+                f"stage {stage}: the schedule keeps or makes again what saved is to {other[0]}"
+            )
+            near = f"a schedule without K and R, or saved without {other[0]}"
+            yield Finding("schedule", message, near)
+
+
+def _meshes(plan: Plan) -> Iterator[Finding]:
+    for i, stage in enumerate(plan.stages):
+        for axis, size in stage.mesh.items():
+            if axis not in MESH_AXES:
+                message = f"stage {i}: there is no mesh axis {axis!r}"
+                yield Finding("mesh", message, _near(axis, STAGE_AXES))
+            elif size < 1 or (size > 1 and axis not in STAGE_AXES):
+                limit = "1 or more" if axis in STAGE_AXES else "1 inside a stage"
+                yield Finding("mesh", f"stage {i}: axis {axis} is {size}; it must be {limit}", "1")
+        ordered = [axis for axis in MESH_AXES if axis in stage.mesh]
+        if list(stage.mesh) != ordered and not stage.mesh.keys() - set(MESH_AXES):
+            message = f"stage {i}: its mesh lists {', '.join(stage.mesh)}; devices are row-major "
+            yield Finding("mesh", f"{message}over {', '.join(ordered)}", "that order")
+        if mesh_size(stage.mesh) != len(stage.devices):
+            message = f"stage {i}: mesh {stage.mesh} needs {mesh_size(stage.mesh)} devices, given "
+            yield Finding("mesh", f"{message}{len(stage.devices)}", _nearest_mesh(stage))
+
+
+def _nearest_mesh(stage: Stage) -> str:
+    """One axis that may be changed so that the mesh has as many places as the stage has devices."""
+    places, given = mesh_size(stage.mesh), len(stage.devices)
+    widest_first = sorted(stage.mesh.items(), key=lambda item: -item[1])
+    fits = [(a, given * n // places) for a, n in widest_first if n and given * n % places == 0]
+    return f"{fits[0][0]} {fits[0][1]}" if fits and fits[0][1] else f"a mesh of {given}"
+
+
+def _shares(plan: Plan) -> Iterator[Finding]:
+    for i, stage in enumerate(plan.stages):
+        samples, shares = plan.samples_per_microbatch, stage.batch_shares
+        fair = f"shares {_few(balanced(samples, stage.dp))}"
+        if len(shares) != stage.dp:
+            message = f"stage {i}: {len(shares)} batch shares for a dp axis of {stage.dp}"
+            yield Finding("batch_shares", message, fair)
+        elif min(shares) < 1:
+            near = fair if samples >= stage.dp else f"at most {samples} replicas"
+            message = f"stage {i}: batch shares {_few(shares)} leave a replica without samples"
+            yield Finding("batch_shares", message, near)
+        elif sum(shares) != samples:
+            message = f"stage {i}: batch shares sum to {sum(shares)}, a micro-batch has {samples}"
+            yield Finding("batch_shares", message, fair)
+
+
+def _devices(plan: Plan) -> Iterator[Finding]:
+    for i, stage in enumerate(plan.stages):
+        if len(set(stage.devices)) != len(stage.devices):
+            twice = Counter(stage.devices).most_common(1)[0][0]
+            yield Finding("devices", f"stage {i}: device {twice} appears twice")
+    used = {rank for stage in plan.stages for rank in stage.devices}
+    if used != set(range(len(used))):
+        missing = sorted(set(range(max(used, default=0) + 1)) - used)[:4]
+        message = f"every rank of the job needs work: ranks {missing} have none"
+        yield Finding("devices", message, f"ranks 0 to {len(used) - 1}")
+    schedule = _parsed(plan)
+    owners = [schedule.rank_of(s) if schedule else s for s in range(len(plan.stages))]
+    groups = [frozenset(stage.devices) for stage in plan.stages]
+    firsts: dict[int, int] = {}
+    homes: dict[int, int] = {}
+    for j, b in enumerate(groups):
+        i = firsts.setdefault(owners[j], j)
+        if groups[i] != b:
+            message = f"stages {i} and {j} are on one pipeline rank but on different devices"
+            yield Finding("devices", message)
+        shared: dict[int, list[int]] = {}
+        for rank in sorted(b):
+            other = homes.setdefault(rank, j)
+            if owners[other] != owners[j]:
+                shared.setdefault(other, []).append(rank)
+        for other, ranks in shared.items():
+            message = f"stages {other} and {j} are on two pipeline ranks but share devices "
+            yield Finding("devices", f"{message}{ranks[:4]}")
+
+
+def _zero(plan: Plan) -> Iterator[Finding]:
+    for i, stage in enumerate(plan.stages):
+        if stage.zero and stage.mesh.get("dp_shard", 1) == 1:
+            message = f"stage {i}: zero {stage.zero} shards over dp_shard, which is 1"
+            yield Finding("zero", message, "zero 0", "warning")
+
+
+def _prefetch(plan: Plan) -> Iterator[Finding]:
+    for i, stage in enumerate(plan.stages):
+        if stage.prefetch < 0:
+            message = f"stage {i}: prefetch {stage.prefetch} blocks must not be negative"
+            yield Finding("prefetch", message, "prefetch 0")
+        elif stage.prefetch and stage.zero != 3:
+            message = f"stage {i}: prefetch {stage.prefetch} has no effect with zero {stage.zero}"
+            yield Finding("prefetch", message, "prefetch 0, or zero 3", "warning")
+
+
+def _overlap(plan: Plan) -> Iterator[Finding]:
+    schedule = _parsed(plan)
+    rows = schedule.ranks if schedule else ()
+    split = {a.stage for row in rows for a in row if a.work is Work.BACKWARD_INPUT}
+    for i, stage in enumerate(plan.stages):
+        if stage.overlap == "none":
+            continue
+        if i in split:
+            message = f"stage {i}: overlap {stage.overlap} needs whole backwards, and the schedule "
+            yield Finding("overlap", f"{message}has halves of them", "overlap none")
+        elif stage.model_size == 1:
+            message = f"stage {i}: overlap {stage.overlap} has no effect without model axes"
+            yield Finding("overlap", message, "overlap none", "warning")
+
+
+def _compile(plan: Plan) -> Iterator[Finding]:
+    schedule = _parsed(plan)
+    rows = schedule.ranks if schedule else ()
+    split = {a.stage for row in rows for a in row if a.work is Work.BACKWARD_INPUT}
+    for i, stage in enumerate(plan.stages):
+        if not stage.compile:
+            continue
+        if i in split:
+            message = f"stage {i}: compiled blocks have whole backwards, and the schedule has "
+            yield Finding("compile", f"{message}halves of them", "compile false, or one_f_one_b")
+        if any(stage.saved.values()):
+            message = f"stage {i}: what single ops of compiled blocks keep is torch.compile's to "
+            near = "saved of nothing, with recompute full where memory is short, or compile false"
+            yield Finding("compile", f"{message}say, and saved says it too", near)
+
+
+def _layout_names(plan: Plan) -> Iterator[Finding]:
+    by_name = {layout.name: layout for layout in plan.layouts}
+    if len(by_name) != len(plan.layouts):
+        yield Finding("layouts", "two layouts have the same name")
+    for i, stage in enumerate(plan.stages):
+        for pattern, name in stage.layouts.items():
+            layout = by_name.get(name)
+            if layout is None:
+                message = f"stage {i}: {pattern} uses layout {name!r}, which does not exist"
+                yield Finding("layouts", message, _near(name, by_name))
+            elif layout.model != stage.model:
+                message = f"stage {i} has {_text(stage.model)}, its layout {name!r} is for "
+                message += _text(layout.model)
+                yield Finding("layouts", message, _fitting(plan, pattern, stage))
+            elif layout.pattern != pattern:
+                message = f"stage {i}: layout {name!r} is for {layout.pattern}, not for {pattern}"
+                yield Finding("layouts", message)
+
+
+def _text(model: ModelMesh) -> str:
+    return " x ".join(f"{axis} {size}" for axis, size in model) or "no model axes"
+
+
+def _fitting(plan: Plan, pattern: str, stage: Stage) -> str:
+    """A layout of the plan that the stage could name."""
+    fits = (x.name for x in plan.layouts if (x.pattern, x.model) == (pattern, stage.model))
+    return next(fits, "")
+
+
+def _predicted(plan: Plan) -> Iterator[Finding]:
+    for problem in islice(prediction_problems(plan, _parsed(plan)), SHOWN):
+        yield Finding("predicted", problem, "predict it anew: check it with --model and --cluster")
+
+
+def _model(plan: Plan, graph: Graph) -> Iterator[Finding]:
+    if plan.model.fingerprint != graph.fingerprint:
+        yield Finding(
+            "model",
+            f"the plan is for {plan.model.name} ({plan.model.fingerprint[:12]}), the model given "
+            f"has fingerprint {graph.fingerprint[:12]}",
+            "search a plan for this model",
+        )
+    if plan.global_batch_size != graph.batch_size:
+        message = f"global batch {plan.global_batch_size}, the model was traced at "
+        yield Finding("model", f"{message}{graph.batch_size}", f"{graph.batch_size}")
+
+
+def _blocks(plan: Plan, graph: Graph) -> Iterator[Finding]:
+    names = {block.name: i for i, block in enumerate(graph.blocks)}
+    expected = 0
+    for i, stage in enumerate(plan.stages):
+        for name in (stage.first, stage.last):
+            if name not in names:
+                message = f"stage {i}: the model has no block {name!r}"
+                yield Finding("blocks", message, _near(name, names))
+                return
+        first, last = names[stage.first], names[stage.last]
+        if first != expected or last < first:
+            near = graph.blocks[min(expected, len(graph.blocks) - 1)].name
+            message = f"stage {i} runs {stage.first} to {stage.last}; the next block is {near}"
+            yield Finding("blocks", message, f"first {near}")
+            return
+        expected = last + 1
+    if expected != len(graph.blocks):
+        rest = [block.name for block in graph.blocks[expected:]]
+        yield Finding("blocks", f"no stage runs {', '.join(rest[:4])}", f"last {rest[-1]}")
+
+
+def _stage_patterns(plan: Plan, graph: Graph, stage: Stage) -> dict[str, None]:
+    names = [block.name for block in graph.blocks]
+    blocks = graph.blocks[names.index(stage.first) : names.index(stage.last) + 1]
+    return dict.fromkeys(block.pattern for block in blocks)
+
+
+def _stage_layouts(plan: Plan, graph: Graph) -> Iterator[Finding]:
+    if list(_blocks(plan, graph)):
+        return
+    for i, stage in enumerate(plan.stages):
+        needed = {**_stage_patterns(plan, graph, stage), "(prelude)": None}
+        for pattern in needed:
+            if pattern not in stage.layouts:
+                message = f"stage {i} ({_text(stage.model)}) names no layout for {pattern}"
+                yield Finding("layouts", message, _fitting(plan, pattern, stage))
+
+
+def _layout_content(plan: Plan, graph: Graph) -> Iterator[Finding]:
+    by_name = {layout.name: layout for layout in plan.layouts}
+    used = {name: None for stage in plan.stages for name in stage.layouts.values()}
+    known = [by_name[name] for name in used if name in by_name]
+    for block in graph.distinct_blocks():
+        for layout in known:
+            if layout.pattern == block.pattern:
+                for problem in layout_problems(graph, block, layout):
+                    yield Finding("layouts", problem)
+    if not list(_blocks(plan, graph)):
+        for index, stage in enumerate(plan.stages):
+            pairs = [
+                (block, by_name[name])
+                for block in plan.stage_blocks(graph, index)
+                if (name := stage.layouts.get(block.pattern)) in by_name
+            ]
+            for problem in tied_problems(graph, pairs):
+                yield Finding("layouts", f"stage {index}: {problem}")
+
+
+def _buffers(plan: Plan, graph: Graph) -> Iterator[Finding]:
+    if not list(_blocks(plan, graph)):
+        for problem in buffer_problems(graph, plan):
+            yield Finding("buffers", problem)
+
+
+def _recompute(plan: Plan, graph: Graph) -> Iterator[Finding]:
+    known = {block.name for block in graph.blocks} | {block.pattern for block in graph.blocks}
+    for i, stage in enumerate(plan.stages):
+        for name in stage.recompute:
+            if name not in known:
+                message = f"stage {i}: recompute names {name!r}, which is no block or pattern"
+                yield Finding("recompute", message, _near(name, sorted(known)))
+
+
+def _saved(plan: Plan, graph: Graph) -> Iterator[Finding]:
+    named = {block.pattern: block for block in graph.distinct_blocks()}
+    named |= {block.name: block for block in graph.blocks}
+    for i, stage in enumerate(plan.stages):
+        known: set[object] = set()  # what is right for one block is for its equals
+        for name, policy in stage.saved.items():
+            if name not in named:
+                message = f"stage {i}: saved names {name!r}, which is no block or pattern"
+                yield Finding("saved", message, _near(name, sorted(named)))
+                continue
+            said = named[name].pattern, tuple(policy.items())
+            if said in known:
+                continue
+            keys = makers(graph, named[name])
+            strange, split = unknown(policy, keys), torn(policy, keys)
+            for key in strange:
+                message = f"stage {i}: saved names {key!r}, which is no op of {name}"
+                yield Finding("saved", message, _near(key, keys))
+            if split:
+                message = f"stage {i}: saved says different things of {split!r} of {name}"
+                yield Finding("saved", message, f"name {split!r} itself beside the patterns")
+            if not (strange or split):
+                known.add(said)
+        yield from _saved_twice(i, stage, () if list(_blocks(plan, graph)) else
+                                plan.stage_blocks(graph, i))  # fmt: skip
+
+
+def _saved_twice(index: int, stage: Stage, blocks: Iterable[Block]) -> Iterator[Finding]:
+    if not (stage.saved and stage.recompute):
+        return
+    for block in blocks:
+        if stage.recomputes(block) and stage.keeping(block):
+            message = (
+                f"stage {index}: {block.name} is recomputed whole, so that saved has no effect"
+            )
+            yield Finding("saved", message, f"recompute none for {block.name}, or no saved")
+            return
+
+
+def _cluster(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
+    if plan.cluster.fingerprint != cluster.fingerprint:
+        message = f"the plan is for cluster {plan.cluster.name}, given {cluster.name}"
+        near = "search again for predictions that hold there"
+        severity: Literal["error", "warning"] = "warning"
+        if plan.world_size > cluster.num_devices:
+            severity, near = "error", f"a cluster of {plan.world_size} devices"
+            message += f" with {cluster.num_devices} devices; the plan uses {plan.world_size}"
+        yield Finding("cluster", message, near, severity)
+
+
+def _memory(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
+    if plan.predicted is None or len(plan.predicted.stages) != len(plan.stages):
+        return
+    count = cluster.num_devices
+    for i, (stage, predicted) in enumerate(zip(plan.stages, plan.predicted.stages, strict=True)):
+        inside = [rank for rank in stage.devices if 0 <= rank < count]
+        # The figure is of the rank with least to spare: which one, only a cost model knows.
+        room = max((device.usable_bytes for device in cluster.types_of(inside)), default=0)
+        if predicted.memory.used_bytes > room:
+            message = (
+                f"stage {i} needs {predicted.memory.used_bytes / 1e9:.2f} GB per device, "
+                f"which has {room / 1e9:.2f} GB"
+            )
+            yield Finding("memory", message, "recompute, a higher zero, more stages or tp")
+
+
+PLAN_RULES: tuple[Callable[[Plan], Iterator[Finding]], ...] = (
+    _kernels, _batch, _schedule, _early, _meshes, _devices, _shares, _zero, _prefetch,
+    _overlap, _compile, _layout_names, _predicted,
+)  # fmt: skip
+CLUSTER_RULES: tuple[Callable[[Plan, Cluster], Iterator[Finding]], ...] = (_cluster, _memory)
+GRAPH_RULES: tuple[Callable[[Plan, Graph], Iterator[Finding]], ...] = (
+    _blocks, _stage_layouts, _layout_content, _recompute, _saved, _buffers,
+)  # fmt: skip

@@ -1,0 +1,1 @@
+"""What was measured on machines, and what a run leaves behind."""

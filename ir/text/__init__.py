@@ -1,0 +1,1 @@
+"""Texts that come from outside and go to people: JSON, YAML, terminals, digests."""

@@ -1,0 +1,1 @@
+"""How a model's training step becomes a graph; `trace` is the way in."""

@@ -1,0 +1,196 @@
+"""Values that the model's code reads while it is traced, where they depend on no data.
+
+A mask made of shapes alone has known values although its tensor is fake. When the code asks for one
+(`if mask.all()`, `.item()`), the calls that made it are done again on real tensors. An `assert` on
+other values is taken to hold.
+"""
+
+import ast
+import linecache
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from meshwright.ir.torch_private import (
+    DATA,
+    DATA_SET,
+    GRAD_FN,
+    REQUIRES_GRAD,
+    leaves,
+    map_tensors,
+    no_modes,
+    storage_key,
+)
+from meshwright.ir.trace.explain import is_users
+from meshwright.ir.trace.forbidden import assigns_data, changes_training
+from meshwright.ir.trace.hooks import Unhooked
+
+Tensor = torch.Tensor
+LARGEST = 1 << 24
+"""Elements of a tensor that is made again."""
+_READS = frozenset(
+    [
+        Tensor.__bool__,
+        Tensor.item,
+        Tensor.tolist,
+        Tensor.__int__,
+        Tensor.__float__,
+        Tensor.__index__,
+    ]
+)
+_FACTORIES = frozenset(
+    "arange full zeros ones eye linspace tensor scalar_tensor tril_indices triu_indices zeros_like "
+    "ones_like full_like new_zeros new_ones new_full new_tensor".split()
+)
+_RANDOM = ("rand", "bernoulli", "dropout", "normal", "multinomial", "uniform", "empty")
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """The call that made a tensor."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    index: int | None
+    """Which of several results."""
+
+
+Own = Mapping[int, tuple[torch.nn.Module, str]]
+"""Identity of a parameter or buffer of the user's model -> module of the copy, and name there."""
+
+
+class KnownValues(TorchFunctionMode):
+    """Within it, reads of values that depend on no data succeed, and code that reaches the user's
+    model from outside (a loss function that sums its weights) gets the tensors of the copy."""
+
+    def __init__(self, own: Own | None = None) -> None:
+        super().__init__()
+        self._own = own or {}
+        self._made = WeakTensorKeyDictionary()
+        self._lost: set[int] = set()
+        """Memory that was written to."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        given = leaves((args, kwargs))
+        if self._own and any(id(x) in self._own for x in given):
+            args, kwargs = map_tensors(self._copied, (args, kwargs))
+            given = leaves((args, kwargs))
+        self._check_training(func, args)
+        if func == DATA:
+            return args[0].detach()
+        if func == DATA_SET and _asked_by_user(sys._getframe(1)):
+            raise assigns_data()
+        if func in _READS and args[0] in self._made and self._is_known(args[0]):
+            with no_modes():
+                return func(self._real(args[0]), *args[1:])
+        if func in (Tensor.__bool__, Tensor.item) and args[0].dtype == torch.bool:
+            holds = asserted(sys._getframe(1))
+            if holds is not None:
+                return holds
+        result = func(*args, **kwargs)
+        if func == GRAD_FN and result is not None and _asked_by_user(sys._getframe(1)):
+            return Unhooked(result)
+        self._note(_Made(func, args, kwargs, None), given, result)
+        return result
+
+    def _copied(self, tensor: Tensor) -> Tensor:
+        """What the copy that is traced has in the place of the user's tensor."""
+        if id(tensor) not in self._own:
+            return tensor
+        module, name = self._own[id(tensor)]
+        found: Tensor = getattr(module, name)
+        return found
+
+    def _check_training(self, func: Any, args: tuple[Any, ...]) -> None:
+        if func is Tensor.requires_grad_ or func == REQUIRES_GRAD:
+            wanted = args[1] if len(args) > 1 else True
+            if args[0].requires_grad == wanted:
+                return  # as of every tensor that is made while a model is copied
+            for module, name in self._own.values():
+                if getattr(module, name) is args[0]:
+                    raise changes_training(f"{name} of {type(module).__name__}", wanted)
+
+    def _note(self, made: _Made, flat: list[Any], result: Any) -> None:
+        """`flat`: what its arguments hold."""
+        name = getattr(made.function, "__name__", "")
+        given = [x for x in flat if isinstance(x, Tensor)]
+        if name == "__setitem__" or (name.endswith("_") and not name.endswith("__")):
+            self._lost.update(storage_key(x) for x in given[:1])
+            return
+        if any(word in name for word in _RANDOM):
+            return
+        if name not in _FACTORIES and (not given or not all(x in self._made for x in given)):
+            return
+        if isinstance(result, Tensor):
+            self._made[result] = made
+        elif isinstance(result, tuple):
+            for index, part in enumerate(result):
+                if isinstance(part, Tensor):
+                    self._made[part] = replace(made, index=index)
+
+    def _is_known(self, tensor: Tensor) -> bool:
+        made: _Made = self._made[tensor]
+        if storage_key(tensor) in self._lost or tensor.numel() > LARGEST:
+            return False
+        given = (x for x in leaves((made.args, made.kwargs)) if isinstance(x, Tensor))
+        return all(self._is_known(x) for x in given if x in self._made)
+
+    def _real(self, tensor: Tensor) -> Tensor:
+        made: _Made = self._made[tensor]
+        # `zeros_like` and the like read only the shape of a tensor that is not known.
+        real = lambda x: self._real(x) if x in self._made else torch.empty_like(x, device="cpu")  # noqa: E731
+        args, kwargs = map_tensors(real, (made.args, dict(made.kwargs)))
+        result = made.function(*args, **kwargs)
+        found: Tensor = result if made.index is None else result[made.index]
+        return found
+
+
+def _asked_by_user(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code.co_name == "__torch_function__":
+        frame = frame.f_back
+    return frame is not None and is_users(frame)
+
+
+def asserted(frame: FrameType | None) -> bool | None:
+    """What the condition must be for the `assert` to hold that the user's code is in, if any."""
+    while frame is not None and _is_between(frame):
+        if frame.f_code.co_name.startswith("_check"):  # torch._check and its kin
+            return True
+        frame = frame.f_back
+    if frame is None:
+        return None
+    for first, last, holds in _assertions(frame.f_code.co_filename):
+        if first <= frame.f_lineno <= last:
+            return holds
+    return None
+
+
+def _is_between(frame: FrameType) -> bool:
+    code = frame.f_code
+    return "/torch/" in code.co_filename or code.co_name == "__torch_function__"
+
+
+@cache
+def _assertions(file: str) -> tuple[tuple[int, int, bool], ...]:
+    """First and last lines of the assertions of a file, and the value that they ask for."""
+    tree = ast.parse("".join(linecache.getlines(file)))
+    return tuple(
+        (node.lineno, node.test.end_lineno or node.lineno, not _negates(node.test))
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assert)
+    )
+
+
+def _negates(test: ast.expr) -> bool:
+    return isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)

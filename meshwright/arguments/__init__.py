@@ -1,0 +1,1 @@
+"""What command lines name, and options that several commands have."""

@@ -1,0 +1,28 @@
+"""The ways of training a model by which its heap is measured: on one process, whole."""
+
+from meshwright.ir.plan.plan import Plan
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.problem import Problem
+from meshwright.planner.problem.space import microbatch_counts
+
+_WAYS = ((1, "none"), (4, "none"), (2, "full"))
+"""(micro-batches, recompute): much, little and next to nothing is kept."""
+_ROOM = 2.0
+"""What a process may hold beside live tensors, relative to them; assumption."""
+
+
+def heap_plans(problem: Problem, free_bytes: int) -> list[Plan]:
+    """Plans for one process that fit into memory, each of another kind."""
+    counts = microbatch_counts(problem)
+    found: dict[tuple[int, str], Plan] = {}
+    for wanted, recompute in _WAYS:
+        count = min(counts, key=lambda n: (abs(n - wanted), n))
+        if (count, recompute) in found:
+            continue
+        plan = build_plan(
+            problem, uniform_choice(problem, num_microbatches=count, recompute=recompute)
+        )
+        assert plan.predicted
+        if _ROOM * plan.predicted.stages[0].memory.tensor_bytes < free_bytes:
+            found[count, recompute] = plan
+    return list(found.values())

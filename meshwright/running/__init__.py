@@ -1,0 +1,1 @@
+"""`meshwright run`: starts ranks, shows and logs what they do."""

@@ -1,0 +1,191 @@
+"""`meshwright run`: be one rank under torchrun, or start torchrun on this machine."""
+
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from meshwright.arguments.targets import load_callable, load_target
+from meshwright.ir.plan import plan_io
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.profile.measured import StepKind
+from meshwright.ir.trace.loss_module import Batch
+from meshwright.running.display import StepDisplay, recording
+from meshwright.running.leaving import LeaveRequest, leaving
+from meshwright.running.logs import MetricLog, parse_kinds
+from meshwright.running.metrics import tokens_per_sample
+from meshwright.runtime.job.job import Job
+from meshwright.runtime.job.job import compile as compile_job
+from meshwright.runtime.record import run_dir
+from meshwright.runtime.world import children
+
+
+def torchrun(world_size: int, *arguments: str) -> int:
+    """Starts `python -m ARGUMENTS` on `world_size` local ranks; the exit code of the job.
+
+    Whatever ends this process ends them, see `children.run`.
+    """
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", str(world_size), "-m", *arguments]
+    # Ranks share the cores; torchrun would choose it too. The profiler of the traced step talks.
+    settings = {"OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "99"}
+    return children.run(command, environment=settings | os.environ)
+
+
+def where(device: torch.device, plan: Plan) -> str:
+    """Which device and which backend this run took: `cpu, gloo`; and for what the plan is, if for
+    something else."""
+    backend = dist.get_backend() if dist.is_initialized() else "no process group"
+    kind = plan.cluster.device_kind
+    other = f"; the plan is for {plan.cluster.name}" if kind not in (None, device.type) else ""
+    return f"{device}, {backend}{other}"
+
+
+def train(
+    plan_file: Path,
+    target: str,
+    *,
+    steps: int,
+    data: str | None,
+    learning_rate: float,
+    output: Path | None,
+    trace: bool,
+    as_json: bool,
+    log: str = "",
+    check: bool | None = None,
+) -> None:
+    """Takes `steps` optimizer steps of TARGET under the plan, or starts the ranks that do.
+
+    `output` is the run directory: the plan, and per rank steps, measurements and a trace.
+    """
+    plan = plan_io.load(plan_file)
+    kinds = parse_kinds(log)
+    output = output or Path("runs") / plan.hash[:12]
+    if "RANK" not in os.environ:
+        run_dir.prepare(output, plan, 0)
+        if plan.world_size > 1:
+            # After `--` torchrun does not take --log for an abbreviation of an option of its own.
+            raise SystemExit(torchrun(plan.world_size, "meshwright", "--", *sys.argv[1:]))
+    found = load_target(target)
+    job = compile_job(
+        found.model, plan, loss_fn=found.loss_fn, example_inputs=found.example_inputs,
+        lr=learning_rate, run_dir=output, check=check,
+    )  # fmt: skip
+    rank = int(os.environ.get("RANK", "0"))
+    tokens = plan.global_batch_size * tokens_per_sample(plan)
+    rows = run_dir.steps_path(output, rank)
+    title, show = f"training ({where(job.device, job.plan)})", rank == 0 and not as_json
+    with (
+        MetricLog(job, output, kinds) as metrics,
+        recording(title, steps, tokens, show=show) as recorder,
+        leaving(job.failures.asked_to_end, lambda: recorder.write(rows)) as asked,
+    ):
+        wanted = step_kinds(steps, trace=trace)
+        try:
+            _steps(job, wanted, batches(plan, data), output, recorder, metrics, asked)
+        except RuntimeError:
+            if asked.by is None:
+                raise
+            # Ranks that were asked a moment before have left this one's step.
+        recorder.write(rows)
+        job.close()
+    if asked.by is not None:
+        _say_ended(asked, job, output)
+        raise SystemExit(asked.exit_code)
+    if rank == 0:
+        report(output, steps, trace=trace, as_json=as_json)
+
+
+def _say_ended(asked: LeaveRequest, job: Job, output: Path) -> None:
+    assert asked.by is not None
+    if job.parts.rank == 0:
+        print(
+            f"meshwright: ended by {asked.by.name} after {job.state.step} steps; {output} "
+            "holds what they took",
+            file=sys.stderr, flush=True,
+        )  # fmt: skip
+
+
+def _steps(
+    job: Job,
+    kinds: list[StepKind],
+    source: Iterator[Any],
+    output: Path,
+    recorder: StepDisplay,
+    metrics: MetricLog,
+    asked: LeaveRequest,
+) -> None:
+    """Steps of the given kinds, or as many as there are batches, until the rank is asked to end."""
+    for kind in kinds:
+        waited = time.perf_counter()
+        batch = next(source, None)
+        if batch is None or asked.by is not None:
+            return
+        recorder.start()
+        data_s = time.perf_counter() - waited
+        loss = float(take(job, kind, batch, output))
+        recorder.stop(loss, kind)
+        metrics.step(loss, step_s=time.perf_counter() - waited, data_s=data_s)
+
+
+def step_kinds(steps: int, *, trace: bool) -> list[StepKind]:
+    """A first step to warm up, timed ones, then one that counts tensors and one for the trace.
+
+    Timed steps go first where there are few.
+    """
+    last: list[StepKind] = ["tracked", "traced"] if trace else ["tracked"]
+    last = last[: max(steps - 2, 0)]
+    timed: list[StepKind] = ["timed"] * (steps - 1 - len(last))
+    first: list[StepKind] = ["warm-up"]
+    return first + timed + last if steps else []
+
+
+def take(job: Job, kind: StepKind, batch: Batch, output: Path) -> Tensor:
+    """One step of the given kind."""
+    match kind:
+        case "tracked":
+            return job.track_memory(batch)
+        case "traced":
+            return job.trace_step(batch, run_dir.trace_path(output, job.parts.rank))
+        case _:
+            return job.step(batch)
+
+
+def report(output: Path, steps: int, *, trace: bool, as_json: bool) -> None:
+    """Says what the run left, and what it could not leave."""
+    if as_json:
+        print(run_dir.steps_path(output, 0).read_text(), end="")
+        return
+    print(f"wrote {output}: compare it with `meshwright compare {output}/plan.json {output}`")
+    if trace and steps < 4:
+        print(f"no trace: it takes a step of its own after 3 others, --steps is {steps}")
+
+
+def batches(plan: Plan, data: str | None) -> Iterator[Any]:
+    """Global batches, the same on every rank: from `module:callable`, else random ones."""
+    if data is None:
+        yield from _random_batches(plan)
+        return
+    source: Iterable[Any] = load_callable(data, "--data")()
+    yield from source
+
+
+def _random_batches(plan: Plan) -> Iterator[Any]:
+    """Random inputs of the planned shapes; integers below 2, so that they are legal everywhere."""
+    generator = torch.Generator().manual_seed(0)
+    while True:
+        batch = {}
+        for spec in plan.model.inputs:
+            dtype = getattr(torch, spec.dtype)
+            if dtype.is_floating_point:
+                batch[spec.name] = torch.randn(spec.shape, generator=generator, dtype=dtype)
+            else:
+                batch[spec.name] = torch.randint(0, 2, spec.shape, generator=generator).to(dtype)
+        numbered = all(name.isdecimal() for name in batch)
+        yield tuple(batch.values()) if numbered else batch

@@ -1,0 +1,47 @@
+"""How much of what the devices can compute a step uses: model FLOPs, as torchtitan counts them."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.plan.plan import Plan
+
+_DTYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16"}
+
+
+def step_flops(graph: Graph) -> float:
+    """Of the whole global batch: a backward is twice a forward, what is made again counts not."""
+    return 3.0 * sum(op.flops for op in graph.ops)
+
+
+@dataclass(frozen=True)
+class Utilisation:
+    """Of a plan on the machines it is for."""
+
+    plan: Plan
+    cluster: Cluster
+    flops: float
+    """Of a step."""
+
+    @cached_property
+    def peak_flops(self) -> float:
+        """What the plan's devices reach together at best, by their data sheets, in a second."""
+        dtype = _DTYPES[self.plan.precision]
+        ranks = {rank for stage in self.plan.stages for rank in stage.devices}
+        return sum(self.cluster.device(rank).peak(dtype) for rank in ranks)
+
+    def mfu(self, step_s: float) -> float:
+        """Share of the peak that a step of so many seconds uses."""
+        return self.flops / step_s / self.peak_flops
+
+    def sentence(self) -> str:
+        """What the prediction comes to."""
+        assert self.plan.predicted
+        step_s = self.plan.predicted.step_s
+        each = self.flops / step_s / self.plan.world_size / 1e12
+        return (
+            f"{each:,.3g} TFLOP/s a device of the model's own work, {self.mfu(step_s):.1%} of the "
+            f"devices' peak in {self.plan.precision} (torchtitan's mfu; what is made again counts "
+            "not)"
+        )

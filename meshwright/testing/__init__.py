@@ -1,0 +1,1 @@
+"""What tests and benchmarks share that is made of the product's own parts."""

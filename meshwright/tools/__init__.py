@@ -1,0 +1,1 @@
+"""What people do with plans: report, explain, compare, race, dry-run, export."""

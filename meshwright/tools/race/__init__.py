@@ -1,0 +1,1 @@
+"""Plans run in turns, to find the fastest."""

@@ -1,0 +1,89 @@
+"""The timeline in numbers: what each pipeline rank does when, as predicted and as measured."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from meshwright.costmodel.simulate.replay import Replay
+from meshwright.ir.plan.schedule import parse_action
+from meshwright.ir.profile.measured import Measured, TimedAction
+
+MOST = 250_000
+"""Actions that a page holds; of more rows only some are shown, evenly picked."""
+TICKS = 10_000_000
+"""A whole timeline in units of its numbers."""
+_KINDS = {"F": 0, "B": 1, "I": 2, "W": 3, "K": 0, "R": 0}
+"""A forward that keeps all, and what is made again, are drawn as forwards."""
+_PHASES = ("gradients", "optimizer", "publish")
+
+Bar = tuple[int, int, int, float, float]
+"""Kind of work (F, B, I, W, or 4 and on for what ends a step), stage, micro-batch, start, end
+in seconds."""
+
+
+def timeline(played: Replay, runs: Sequence[Measured]) -> dict[str, Any]:
+    """Rows of bars, flat: five numbers each, times in TICKS of `span_s`."""
+    table = played.timeline.table
+    shown = _picked(len(table.rows), len(table.items))
+    predicted = [_bars(played, rank) for rank in shown]
+    measured = [_measured(played, runs, rank) for rank in shown] if runs else []
+    span_s = max((bar[4] for row in (*predicted, *measured) for bar in row), default=1.0) or 1.0
+    return {
+        "span_s": span_s,
+        "step_s": played.predicted.step_s,
+        "met_s": played.met_s,
+        "ticks": TICKS,
+        "ranks": shown,
+        "left_out": len(table.rows) - len(shown),
+        "predicted": [_flat(row, span_s) for row in predicted],
+        "measured": [_flat(row, span_s) for row in measured],
+        "stages": len(played.plan.stages),
+        "bubble": played.timeline.bubble,
+    }
+
+
+def _picked(rows: int, actions: int) -> list[int]:
+    every = max(1, -(-actions // MOST))
+    return list(range(0, rows, every))
+
+
+def _bars(played: Replay, rank: int) -> list[Bar]:
+    bars: list[Bar] = [
+        (_KINDS[action.work], action.stage, action.microbatch, start_s, end_s)
+        for action, start_s, end_s in played.timeline.entries[rank]
+    ]
+    ended, now = played.ending(rank), played.met_s
+    for kind, seconds in enumerate((ended.gradients_s, ended.optimizer_s, ended.publish_s), 4):
+        if seconds:
+            bars.append((kind, -1, -1, now, now + seconds))
+            now += seconds
+    return bars
+
+
+def _measured(played: Replay, runs: Sequence[Measured], rank: int) -> list[Bar]:
+    """Of the first device of the pipeline rank; empty if it left no timeline. Clocks of ranks are
+    laid over each other."""
+    stage = played.timeline.table.items[played.timeline.table.rows[rank][0]].stage
+    seen = runs[played.plan.stages[stage].devices[0]].timeline
+    if seen is None:
+        return []
+    later_s = seen.started_s - min(run.timeline.started_s for run in runs if run.timeline)
+    return [bar for timed in seen.actions for bar in _timed(timed, later_s)]
+
+
+def _timed(timed: TimedAction, later_s: float) -> Iterator[Bar]:
+    """Without the waiting that an action begins with."""
+    begun_s = later_s + min(timed.start_s + timed.waiting_s, timed.end_s)
+    end_s = later_s + timed.end_s
+    if timed.name in _PHASES:
+        yield 4 + _PHASES.index(timed.name), -1, -1, begun_s, end_s
+    elif timed.name[:1].isdigit():
+        action = parse_action(timed.name)
+        yield _KINDS[action.work], action.stage, action.microbatch, begun_s, end_s
+
+
+def _flat(bars: Iterable[Bar], span_s: float) -> list[int]:
+    found: list[int] = []
+    for kind, stage, microbatch, start_s, end_s in bars:
+        found += (kind, stage, microbatch, round(start_s / span_s * TICKS),
+                  round(end_s / span_s * TICKS))  # fmt: skip
+    return found

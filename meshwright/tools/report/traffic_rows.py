@@ -1,0 +1,30 @@
+"""Communication of a step by purpose, axis and link tier."""
+
+from collections import defaultdict
+from typing import Any
+
+from meshwright.ir.plan.detail import StageTraffic
+from meshwright.ir.plan.plan import Plan
+
+
+def traffic_rows(plan: Plan) -> list[dict[str, Any]]:
+    """Most seconds first; empty for a plan without detail."""
+    detail = plan.predicted.detail if plan.predicted else None
+    if detail is None:
+        return []
+    found: dict[tuple[str, str, str], dict[int, StageTraffic]] = defaultdict(dict)
+    for index in range(len(plan.stages)):
+        for one in detail.stage(index).traffic:
+            found[one.purpose, one.axis, one.link][index] = one
+    rows = [
+        {
+            "purpose": purpose,
+            "axis": axis,
+            "link": link,
+            "rate": detail.links.get(link, 0.0),
+            "total": sum(one.nbytes * len(plan.stages[i].devices) for i, one in by_stage.items()),
+            "stages": {i: [one.nbytes, one.seconds] for i, one in by_stage.items()},
+        }
+        for (purpose, axis, link), by_stage in found.items()
+    ]
+    return sorted(rows, key=lambda row: -max(seconds for _, seconds in row["stages"].values()))

@@ -1,0 +1,151 @@
+"""Model meshes with their layouts: which are tried, after a look at what they really cost.
+
+On the blocks, at the links that a mesh would have, a mesh or layout is left out if another of the
+same number of ranks is better in time and in every kind of memory.
+"""
+
+from collections.abc import Sequence
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+from meshwright.costmodel.cost_cache import BlockSpot
+from meshwright.ir.plan.plan import ModelMesh
+from meshwright.planner.across.model_space import divisors, forms
+from meshwright.planner.across.spans import Matrix
+from meshwright.planner.pins.constraints import asked_meshes, model_allowed
+from meshwright.planner.problem.problem import Problem
+
+VARIANTS = ("", "fast", "lean")
+"""Layouts that are looked at: the usual ones, those of least time, and those that save memory."""
+MOST = 6
+"""Meshes with layouts that are kept, besides those of a single tensor axis."""
+OPS = 400
+"""Ops that are laid out for meshes of other axes: each mesh costs those of all patterns once."""
+DEEP = 40
+"""Ops up to which three axes are laid out unasked: that takes long."""
+SAME = 1.001
+"""Costs within this factor are equal."""
+
+
+class MeshVariant(NamedTuple):
+    """A model mesh, and which of its layouts."""
+
+    model: ModelMesh
+    variant: str
+
+
+def ways(problem: Problem) -> tuple[MeshVariant, ...]:
+    """All that are tried, single tensor axes first; pins kept."""
+    key = ("ways", problem.constraints)
+    if key not in problem.kept:
+        problem.kept[key] = _ways(problem)
+    found = problem.kept[key]
+    assert isinstance(found, tuple)
+    return found
+
+
+def model_meshes(problem: Problem) -> tuple[ModelMesh, ...]:
+    """The meshes among them."""
+    return tuple(dict.fromkeys(way.model for way in ways(problem)))
+
+
+def variants(problem: Problem, model: ModelMesh) -> tuple[str, ...]:
+    """The layouts of one mesh."""
+    return tuple(way.variant for way in ways(problem) if way.model == model)
+
+
+def _ways(problem: Problem) -> tuple[MeshVariant, ...]:
+    asked = asked_meshes(problem.constraints)
+    legal = _legal(problem, asked)
+    found: list[tuple[MeshVariant, Matrix]] = []
+    for mesh in legal:
+        own = _distinct([(way, _costs(problem, way)) for way in _of(mesh)])
+        if _is_plain(mesh) or mesh in asked:
+            found += own
+        else:
+            found += _undominated(own, found)
+    plain = [way for way, _ in found if _is_plain(way.model) or way.model in asked]
+    others = [item for item in found if item[0] not in plain]
+    others.sort(key=lambda item: (float(item[1][0]), item[0]))
+    return (*plain, *(way for way, _ in others[:MOST]))
+
+
+def _legal(problem: Problem, asked: tuple[ModelMesh, ...]) -> list[ModelMesh]:
+    """Meshes that pins leave: as many as are worth laying out."""
+    graph = problem.graph
+    ops = sum(len(graph.block_ops(block)) for block in graph.distinct_blocks())
+    legal = [
+        mesh
+        for mesh in dict.fromkeys([*forms(problem), *asked])
+        if prod(n for _, n in mesh) <= problem.cluster.num_devices
+        and model_allowed(problem.constraints, mesh)
+        and (len(mesh) < 3 or ops <= DEEP or mesh in asked)
+    ]
+    plain = [mesh for mesh in legal if _is_plain(mesh) or mesh in asked]
+    return plain + [mesh for mesh in legal if mesh not in plain][: OPS // max(1, ops)]
+
+
+def _of(mesh: ModelMesh) -> list[MeshVariant]:
+    if not mesh:
+        return [MeshVariant(mesh, "")]
+    return [MeshVariant(mesh, name) for name in (VARIANTS if _is_plain(mesh) else VARIANTS[1:2])]
+
+
+def _is_plain(mesh: ModelMesh) -> bool:
+    return all(axis == "tp" for axis, _ in mesh)
+
+
+def _distinct(found: Sequence[tuple[MeshVariant, Matrix]]) -> list[tuple[MeshVariant, Matrix]]:
+    """Those that are better in something than each one before."""
+    kept: list[tuple[MeshVariant, Matrix]] = []
+    for way, costs in found:
+        if not any(bool((other <= SAME * costs).all()) for _, other in kept):
+            kept = [(w, other) for w, other in kept if not bool((costs <= other).all())]
+            kept.append((way, costs))
+    return kept
+
+
+def _undominated(
+    own: Sequence[tuple[MeshVariant, Matrix]], others: Sequence[tuple[MeshVariant, Matrix]]
+) -> list[tuple[MeshVariant, Matrix]]:
+    """Those that no other mesh of as many ranks beats."""
+
+    def size(way: MeshVariant) -> int:
+        return prod(n for _, n in way.model)
+
+    return [
+        (way, costs)
+        for way, costs in own
+        if not any(size(w) == size(way) and bool((o <= SAME * costs).all()) for w, o in others)
+    ]
+
+
+def _costs(problem: Problem, way: MeshVariant) -> Matrix:
+    """Seconds, then bytes of each kind, per block pattern: for one sample and for several."""
+    width = prod(n for _, n in way.model)
+    most = max(1, problem.batch * width // problem.cluster.num_devices)
+    several = max(d for d in divisors(problem.batch) if d <= min(most, width))
+    return np.concatenate([_at(problem, way, samples) for samples in sorted({1, several})])
+
+
+def _at(problem: Problem, way: MeshVariant, samples: int) -> Matrix:
+    tables = problem.tables
+    ranks = tuple(range(prod(n for _, n in way.model)))
+    levels = tables.model_levels(ranks, way.model)
+    spot = BlockSpot(samples, 1, way.model, tables.device_names[0], (), levels)
+    layouts = {layout.pattern: layout for layout in problem.layouts(*way)}
+    total: list[float] = []
+    rows: list[float] = []
+    for block in problem.graph.distinct_blocks():
+        cost = tables.block(block, layouts[block.pattern], spot)
+        count = problem.graph.pattern_counts[block.pattern]
+        total.append(count * (cost.forward_s + cost.backward_s))
+        inner = cost.saved_bytes + sum(cost.saved_inputs) + sum(cost.saved_outputs)
+        border = sum(cost.input_bytes)
+        rows += [
+            cost.forward_s, cost.backward_s, inner, border, sum(cost.param_bytes),
+            cost.workspace_bytes,
+        ]  # fmt: skip
+    return np.array([sum(total) * len(ranks) / samples, *rows])

@@ -1,0 +1,1 @@
+"""Step times that no plan can beat."""

@@ -1,1 +1,0 @@
-"""Plans by reinforcement learning: decisions, environments around them, and their agent."""

@@ -1,0 +1,1 @@
+"""What a search is given, the choices it has, and the plans that they stand for."""

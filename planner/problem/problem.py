@@ -1,0 +1,204 @@
+"""What a search is given, and what all candidates of it share."""
+
+import difflib
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from meshwright.costmodel.block.keeping import Policy
+from meshwright.costmodel.block.layer_profile import check_devices
+from meshwright.costmodel.cost_cache import CostTables
+from meshwright.forms.updates import USUAL, Reach, update
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.errors import PlanError
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.plan.plan import BlockLayout, ModelMesh
+from meshwright.ir.profile.profile import Profile
+from meshwright.ir.trace.changing import shared
+from meshwright.planner.inside.data_layout import DataLayout, solve_data
+from meshwright.planner.inside.explain import batch_coupling, batch_norms, why_whole
+from meshwright.planner.inside.variants import MeshVariants
+from meshwright.planner.pins.constraints import (
+    Constraint,
+    OnStage,
+    Pin,
+    Placed,
+    StageDevices,
+    StageMesh,
+    StageShares,
+    memory_cap,
+    parse_constraints,
+    placement_rules,
+    stage_of_block,
+)
+from meshwright.planner.pins.hints import hint_constraints
+from meshwright.planner.problem.profiles import check_profile
+from meshwright.planner.search.objectives import check_objective
+from meshwright.planner.strategies import found_by_trying
+
+Precision = Literal["fp64", "fp32", "bf16"]
+PRECISIONS: tuple[Precision, ...] = ("fp64", "fp32", "bf16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """One graph on one cluster. Costs and layouts are kept once computed."""
+
+    graph: Graph
+    cluster: Cluster
+    optimizer: str
+    precision: Precision
+    max_grad_norm: float | None
+    constraints: tuple[Constraint, ...]
+    objective: str
+    seed: int
+    tables: CostTables = field(compare=False, repr=False)
+    solved: dict[tuple[ModelMesh, str], tuple[BlockLayout, ...]] = field(compare=False, repr=False)
+    laid: dict[tuple[ModelMesh, str], MeshVariants] = field(
+        compare=False, repr=False, default_factory=dict
+    )
+    explained: dict[tuple[ModelMesh, str], tuple[str, ...]] = field(
+        compare=False, repr=False, default_factory=dict
+    )
+    kept: dict[object, object] = field(compare=False, repr=False, default_factory=dict)
+    """What `planner.ways` keeps, by constraints."""
+
+    log_dir: Path | None = field(compare=False, default=None)
+    """Where a searcher that trains writes how that goes."""
+
+    policies: dict[tuple[object, str], Policy] = field(
+        compare=False, repr=False, default_factory=dict
+    )
+    """What `planner.problem.saved_modes` keeps."""
+
+    @property
+    def batch(self) -> int:
+        """Global batch size."""
+        return self.graph.batch_size
+
+    def variants(self, model: ModelMesh) -> tuple[str, ...]:
+        """Names of the ways to lay out all patterns on a model mesh, the usual one first."""
+        return self._on(model).names
+
+    def layouts(self, model: ModelMesh, variant: str = "") -> tuple[BlockLayout, ...]:
+        """One layout per pattern, `(prelude)` included."""
+        key = (model, f"{variant}{self._placed}")
+        if key not in self.solved:
+            self.solved[key] = self._on(model).found(variant).layouts
+        return self.solved[key]
+
+    def keep_layouts(
+        self, model: ModelMesh, variant: str, layouts: tuple[BlockLayout, ...]
+    ) -> None:
+        """Adds a variant that a searcher has made itself."""
+        self.solved[model, f"{variant}{self._placed}"] = layouts
+
+    def _on(self, model: ModelMesh) -> MeshVariants:
+        key = (model, self._placed)
+        if key not in self.laid:
+            asked = placement_rules(self.constraints, self.graph)
+            self.laid[key] = MeshVariants(
+                self.graph, self.tables, self.optimizer, self.data, model, asked
+            )
+        return self.laid[key]
+
+    @cached_property
+    def data(self) -> DataLayout:
+        """How samples are split, on all meshes alike."""
+        return solve_data(self.graph)
+
+    @cached_property
+    def _placed(self) -> str:
+        """Problems that differ in other constraints alone share layouts."""
+        return "".join(f" {item}" for item in self.constraints if isinstance(item, Placed))
+
+    @cached_property
+    def coupling(self) -> tuple[str, ...]:
+        """Why more than one micro-batch would change the result; empty if it would not."""
+        return (*batch_coupling(self.graph, self.layouts(())), *batch_norms(self.graph))
+
+    def whole(self, model: ModelMesh, variant: str = "") -> tuple[str, ...]:
+        """What every rank of a replica computes whole, and why."""
+        key = (model, f"{variant}{self._placed}")
+        if key not in self.explained:
+            found = why_whole(self.graph, self.layouts(model, variant))
+            self.explained[key] = found
+        return self.explained[key]
+
+    def room_bytes(self, devices: tuple[int, ...]) -> int:
+        """Memory that a plan may use on each of `devices`."""
+        usable = min(device.usable_bytes for device in self.cluster.types_of(devices))
+        cap = memory_cap(self.constraints)
+        return usable if cap is None else min(cap, usable)
+
+    @cached_property
+    def tried(self) -> tuple[str, ...]:
+        """Operators whose rules were found by trying."""
+        return found_by_trying(self.graph)
+
+    @property
+    def stage_of_block(self) -> dict[int, int]:
+        return stage_of_block(self.constraints, self.graph)
+
+
+def make_problem(
+    graph: Graph,
+    cluster: Cluster,
+    *,
+    optimizer: str = USUAL,
+    precision: str = "bf16",
+    max_grad_norm: float | None = None,
+    constraints: tuple[str | Constraint, ...] = (),
+    objective: str = "throughput",
+    seed: int = 0,
+    profile: Profile | None = None,
+    log_dir: Path | None = None,
+) -> Problem:
+    """The problem, after checking what was asked."""
+    update(optimizer)  # refuses one that is not known
+    if max_grad_norm is not None and not 0.0 < max_grad_norm < float("inf"):
+        raise PlanError(f"max_grad_norm is {max_grad_norm}; it must be positive, such as 1.0")
+    if profile is not None:
+        check_profile(profile, cluster)
+    if not graph.blocks:
+        raise PlanError("the model has no block to place: no op depends on a parameter")
+    kind: Precision
+    for kind in PRECISIONS:
+        if kind == precision:
+            break
+    else:
+        raise _unknown("precision", precision, PRECISIONS)
+    check_objective(objective, cluster)
+    check_devices(graph, cluster.device_names)
+    asked = parse_constraints((*constraints, *hint_constraints(graph)), graph, cluster)
+    if shared(graph) and not any(map(_names_stages, asked)):
+        # Each stage would have a buffer of its own.
+        asked = parse_constraints((*asked, "pp=1"), graph, cluster)
+    if whole := _WHOLE[update(optimizer).reach]:
+        asked = parse_constraints((*asked, *whole), graph, cluster)
+    return Problem(
+        graph=graph, cluster=cluster, optimizer=optimizer, precision=kind,
+        max_grad_norm=max_grad_norm, constraints=asked, objective=objective, seed=seed,
+        tables=CostTables(graph, cluster, precision, profile=profile), solved={}, log_dir=log_dir,
+    )  # fmt: skip
+
+
+_WHOLE: dict[Reach, tuple[str, ...]] = {
+    Reach.ELEMENT: (),
+    Reach.PARAMETER: ("zero=0", "model=1"),
+    Reach.GROUP: ("zero=0", "model=1", "pp=1"),
+    Reach.CHANCE: ("dp=1", "model=1", "pp=1"),
+}
+"""Pins under which ranks hold all that a step of one element looks at."""
+
+
+def _names_stages(asked: Constraint) -> bool:
+    """Whether the user says something of pipeline stages."""
+    staged = isinstance(asked, OnStage | StageDevices | StageMesh | StageShares)
+    return staged or (isinstance(asked, Pin) and asked.name == "pp")
+
+
+def _unknown(what: str, given: str, known: tuple[str, ...]) -> PlanError:
+    near = difflib.get_close_matches(given, known, 1, 0.0)[0]
+    return PlanError(f"{what} {given!r} is none of {', '.join(known)}; nearest is {near!r}")

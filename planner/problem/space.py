@@ -1,0 +1,204 @@
+"""What searchers enumerate: micro-batch counts, schedules, meshes, cuts; pins already applied."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import combinations, pairwise
+from math import prod
+
+from meshwright.forms.exchange import Exchange
+from meshwright.forms.sync import chosen, exchange, suits
+from meshwright.ir.plan.plan import ModelMesh, sync_name
+from meshwright.planner.across.mesh_variants import model_meshes as model_meshes
+from meshwright.planner.across.mesh_variants import variants as variants
+from meshwright.planner.across.mesh_variants import ways as ways
+from meshwright.planner.across.model_space import divisors as divisors
+from meshwright.planner.across.model_space import tensor_sizes as tensor_sizes
+from meshwright.planner.across.model_space import widest_node
+from meshwright.planner.pins.constraints import allowed, pinned
+from meshwright.planner.problem.problem import Problem
+from meshwright.planner.problem.schedule_tools import (
+    SCHEDULES,
+    USUAL,
+    recomputes_early,
+    stages_per_rank,
+    twin,
+)
+
+FEW = 16
+"""Replicas up to which every divisor is tried as the size of dp_shard."""
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """The mesh of a stage, and what is sharded over it."""
+
+    dp_replicate: int
+    dp_shard: int
+    model: ModelMesh
+    zero: int
+    variant: str = ""
+    """Which of the layouts on the model mesh."""
+    prefetch: int = 0
+    dp_inside: bool = False
+    """Whether neighbouring devices are replicas, and a replica's devices lie apart."""
+
+    @cached_property
+    def dp(self) -> int:
+        return self.dp_replicate * self.dp_shard
+
+    @cached_property
+    def exchange(self) -> Exchange:
+        """What its replicas do to agree."""
+        return exchange(sync_name(self.zero, self.dp_shard), self.dp)
+
+    @cached_property
+    def model_size(self) -> int:
+        """Ranks of one replica."""
+        return prod([size for _, size in self.model])
+
+    @cached_property
+    def size(self) -> int:
+        return self.dp * self.model_size
+
+    def placed(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
+        """The ranks of a group in the order of the mesh."""
+        if not self.dp_inside:
+            return ranks
+        return tuple(ranks[m * self.dp + d] for d in range(self.dp) for m in range(self.model_size))
+
+
+def microbatch_counts(problem: Problem) -> tuple[int, ...]:
+    """Legal numbers of micro-batches; 1 if more would change the result and pins leave it."""
+    found = allowed(problem.constraints, "num_microbatches", divisors(problem.batch))
+    return (1,) if problem.coupling and 1 in found else found
+
+
+def pipeline_sizes(problem: Problem) -> tuple[int, ...]:
+    """Legal numbers of pipeline ranks: at most one per device and block."""
+    most = min(problem.cluster.num_devices, len(problem.graph.blocks))
+    return allowed(problem.constraints, "pp", range(1, most + 1))
+
+
+def schedules(problem: Problem, num_ranks: int) -> Iterator[tuple[str, int]]:
+    """(schedule, stages per rank) for so many pipeline ranks; one rank needs only one schedule."""
+    key = ("schedules", num_ranks, problem.constraints)
+    if key not in problem.kept:
+        problem.kept[key] = tuple(_schedules(problem, num_ranks))
+    found = problem.kept[key]
+    assert isinstance(found, tuple)
+    return iter(found)
+
+
+def _schedules(problem: Problem, num_ranks: int) -> Iterator[tuple[str, int]]:
+    pin = pinned(problem.constraints, "schedule")
+    names = allowed(problem.constraints, "schedule", SCHEDULES)
+    if num_ranks == 1 and pin is None and USUAL in names:
+        names = (USUAL,)
+    # Those that say when to recompute are for finished plans (`planner.search.finish`), unless
+    # asked for.
+    names = tuple(name for name in names if not recomputes_early(name)) or names
+    for name in _distinct(names):
+        for chunks in stages_per_rank(name):
+            if num_ranks * chunks <= len(problem.graph.blocks):
+                yield name, chunks
+
+
+def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Of schedules that are the same under several names one, the usual one first."""
+    firsts = sorted(names, key=lambda name: name != USUAL)
+    return tuple(
+        name
+        for name in names
+        if not any(twin(name, before) for before in firsts[: firsts.index(name)])
+    )
+
+
+def meshes(problem: Problem, size: int, samples: int) -> Iterator[Mesh]:
+    """Every mesh of `size` devices whose replicas all get some of `samples` per micro-batch."""
+    key = ("meshes", size, problem.constraints)
+    if key not in problem.kept:
+        problem.kept[key] = tuple(_meshes(problem, size))
+    found = problem.kept[key]
+    assert isinstance(found, tuple)
+    return (mesh for mesh in found if mesh.dp <= samples)
+
+
+def _meshes(problem: Problem, size: int) -> Iterator[Mesh]:
+    for model, variant in ways(problem):
+        width = prod(n for _, n in model)
+        if size % width == 0 and allowed(problem.constraints, "dp", (size // width,)):
+            yield from _sharded(problem, size // width, model, variant)
+
+
+def _sharded(problem: Problem, dp: int, model: ModelMesh, variant: str) -> Iterator[Mesh]:
+    for shard in allowed(problem.constraints, "dp_shard", _shards(problem, dp, model)):
+        replicate = dp // shard
+        if not allowed(problem.constraints, "dp_replicate", (replicate,)):
+            continue
+        for zero in allowed(problem.constraints, "zero", _levels(problem, dp, shard)):
+            plain = Mesh(replicate, shard, model, zero, variant)
+            for prefetch in _prefetches(problem, plain):
+                yield replace(plain, prefetch=prefetch)
+                if _may_turn(problem, dp, model):
+                    yield replace(plain, prefetch=prefetch, dp_inside=True)
+
+
+def _shards(problem: Problem, dp: int, model: ModelMesh) -> tuple[int, ...]:
+    """Sizes of dp_shard: where there are many replicas, those of a node, of one, and all."""
+    if dp <= FEW or pinned(problem.constraints, "dp_shard") is not None:
+        return divisors(dp)
+    inside = widest_node(problem) // prod(n for _, n in model)
+    return tuple(n for n in divisors(dp) if n in (1, inside, dp))
+
+
+def _levels(problem: Problem, dp: int, shard: int) -> tuple[int, ...]:
+    levels: tuple[int, ...] = (1, 2, 3) if shard > 1 else (0,)
+    if shard > 1 and (pinned(problem.constraints, "dp_shard") or 0) == shard:
+        levels = (0, 1, 2, 3)  # asked for by name: also without sharding anything
+    if 0 not in allowed(problem.constraints, "prefetch", range(5)):
+        levels = tuple(n for n in levels if exchange(sync_name(n, shard), dp).fetches_ahead)
+    sync = pinned(problem.constraints, "sync")
+    return tuple(zero for zero in levels if sync not in chosen() or suits(str(sync), zero))
+
+
+def _prefetches(problem: Problem, mesh: Mesh) -> tuple[int, ...]:
+    if not mesh.exchange.fetches_ahead:
+        return (0,)
+    pin = pinned(problem.constraints, "prefetch")
+    return (int(pin),) if pin is not None else allowed(problem.constraints, "prefetch", (0, 1))
+
+
+def _may_turn(problem: Problem, dp: int, model: ModelMesh) -> bool:
+    """Whether it can pay that replicas are neighbours: a group reaches over nodes."""
+    width = prod(n for _, n in model)
+    nodes = problem.cluster.num_nodes > 1
+    return nodes and width > 1 and 1 < dp <= FEW and dp * width > widest_node(problem)
+
+
+def recompute_modes(problem: Problem) -> tuple[bool, ...]:
+    """Whether a stage may keep, or recompute, its activations; not where single values are made
+    again or moved."""
+    if pinned(problem.constraints, "saved") not in (None, "none"):
+        return (False,)
+    names = allowed(problem.constraints, "recompute", ("none", "full"))
+    return tuple(name == "full" for name in names)
+
+
+def compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
+    """Ways to write `total` as `parts` positive numbers in order."""
+    for cuts in combinations(range(1, total), parts - 1):
+        ends = (0, *cuts, total)
+        yield tuple(b - a for a, b in pairwise(ends))
+
+
+def cuts(problem: Problem, num_stages: int) -> Iterator[tuple[int, ...]]:
+    """Block numbers at which stages begin, 0 and the end included; pinned blocks respected."""
+    blocks, pins = len(problem.graph.blocks), problem.stage_of_block
+    for inner in combinations(range(1, blocks), num_stages - 1):
+        ends = (0, *inner, blocks)
+        if all(
+            stage < num_stages and ends[stage] <= block < ends[stage + 1]
+            for block, stage in pins.items()
+        ):
+            yield ends

@@ -1,0 +1,1 @@
+"""The driver of every search, and what it hands to users."""

@@ -1,0 +1,89 @@
+"""When nothing fits: which constraints are in conflict, and the nearest thing that would work."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from meshwright.ir.errors import Infeasible
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.plan.show import size
+from meshwright.planner.pins.constraints import Constraint, MemoryCap, OnStage, Pin, StepCap
+from meshwright.planner.pins.known import DECISIONS
+from meshwright.planner.problem.problem import Problem
+from meshwright.planner.search.plan_comparison import name_of
+
+
+class RunOutcome(Protocol):
+    """What this needs to know of a run."""
+
+    best: Plan | None
+    least_excess: tuple[int, Plan] | None
+
+
+Solve = Callable[[Problem], RunOutcome]
+
+
+def explain(problem: Problem, outcome: RunOutcome, solve: Solve) -> Infeasible:
+    """The error to raise for a problem that `solve` found no plan for."""
+    free = solve(replace(problem, constraints=())) if problem.constraints else outcome
+    if free.best is None:
+        return Infeasible(_too_large(problem, free))
+    conflict = _minimal(problem, solve)
+    names = " and ".join(f"'{item}'" for item in conflict)
+    lines = [f"no plan meets {names}" + " together" * (len(conflict) > 1)]
+    lines += [_relaxed(problem, conflict, item, solve) for item in conflict]
+    return Infeasible("; ".join(line for line in lines if line))
+
+
+def _too_large(problem: Problem, outcome: RunOutcome) -> str:
+    where = f"{problem.cluster.num_devices} devices of {problem.cluster.name}"
+    if outcome.least_excess is None:
+        return f"no plan exists for a batch of {problem.batch} on the {where}"
+    excess, plan = outcome.least_excess
+    assert plan.predicted
+    peak = plan.predicted.peak_bytes
+    return (
+        f"the model does not fit the {where}: the plan that needs least ({name_of(plan)}) needs "
+        f"{size(peak)} on a rank, {size(excess)} more than there is; nearest: devices with "
+        f"{size(peak)} free, more of them, or a smaller global batch than {problem.batch}"
+    )
+
+
+def _minimal(problem: Problem, solve: Solve) -> tuple[Constraint, ...]:
+    """A subset of the constraints in conflict, of which none can be left out."""
+    kept = list(problem.constraints)
+    for item in problem.constraints:
+        fewer = tuple(other for other in kept if other != item)
+        if fewer and solve(replace(problem, constraints=fewer)).best is None:
+            kept.remove(item)
+    return tuple(kept)
+
+
+def _relaxed(
+    problem: Problem, conflict: Sequence[Constraint], item: Constraint, solve: Solve
+) -> str:
+    """What the dropped constraint would have to be."""
+    others = tuple(other for other in problem.constraints if other != item)
+    if isinstance(item, MemoryCap):
+        least = solve(replace(problem, constraints=others, objective="memory")).best
+        if least is None or least.predicted is None:
+            return ""
+        return f"nearest cap: memory<={least.predicted.peak_bytes}B ({name_of(least)})"
+    found = solve(replace(problem, constraints=others)).best
+    if found is None:
+        return ""
+    if isinstance(item, StepCap):
+        assert found.predicted
+        return f"nearest cap: step<={found.predicted.step_s!r}s ({name_of(found)})"
+    return f"without '{item}': {_value_of(problem, item, found)}"
+
+
+def _value_of(problem: Problem, item: Constraint, plan: Plan) -> str:
+    """What a plan does where the constraint wanted something else."""
+    names = [block.name for block in problem.graph.blocks]
+    if isinstance(item, OnStage) and item.block in names:
+        for index, stage in enumerate(plan.stages):
+            if names.index(item.block) <= names.index(stage.last):
+                return f"block {item.block} on stage {index}"
+    said = DECISIONS[item.name].explain(item.name, plan) if isinstance(item, Pin) else ""
+    return said or name_of(plan)

@@ -1,0 +1,149 @@
+"""What a reader of a plan should know that its numbers do not say."""
+
+from collections.abc import Iterator
+from itertools import islice
+from math import inf
+
+from meshwright.costmodel.ops.formulas import ROW, curve_of, row_rate
+from meshwright.costmodel.ops.kernel_work import forward_gemms
+from meshwright.ir.cluster.device import OpClass
+from meshwright.ir.graph.graph import Kind
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.plan.show import size
+from meshwright.ir.trace.changing import shared
+from meshwright.planner.inside.explain import batch_norms
+from meshwright.planner.pins.constraints import memory_cap, pinned
+from meshwright.planner.problem.compiled import measured_compiled
+from meshwright.planner.problem.problem import Problem
+from meshwright.planner.problem.profiles import profile_notes
+from meshwright.planner.search.random_notes import random_notes
+
+_FULL = 0.95
+"""Who plans to use more of a device's memory should know how far predictions of memory are off."""
+_WORTH = 0.005
+"""Of all work: products that are less are not worth a note."""
+_PADDED = 64
+"""What vocabularies are usually padded to: the next multiple costs next to nothing."""
+_OFF = "2 to 5% at the median and 5 to 21% in one run of ten"
+"""Over the published tables with memory (docs/results/published.md)."""
+
+
+def notes_of(problem: Problem, plan: Plan) -> tuple[str, ...]:
+    """Sentences, most important first."""
+    measured = profile_notes(problem.tables.profile, problem.cluster)
+    return (
+        *_overlap(plan), *_sync(plan), *_compile(problem, plan), *_batch(problem, plan),
+        *_buffers(problem, plan), *_whole(problem, plan), *random_notes(problem.graph, plan),
+        *_idle(plan), *_rows(problem), *_found(problem), *measured,
+    )  # fmt: skip
+
+
+def filled(problem: Problem, plan: Plan) -> Iterator[str]:
+    """Whether the plan leaves less room than predictions of memory are off; not where the user has
+    said how much may be used."""
+    assert plan.predicted
+    if memory_cap(problem.constraints) is not None:
+        return
+    shares = [
+        (predicted.memory.used_bytes / problem.room_bytes(stage.devices), index)
+        for index, (stage, predicted) in enumerate(
+            zip(plan.stages, plan.predicted.stages, strict=True)
+        )
+    ]
+    share, index = max(shares)
+    if _FULL < share <= 1:
+        room = problem.room_bytes(plan.stages[index].devices)
+        yield (
+            f"stage {index} fills {share:.1%} of its devices' memory, and predictions of memory "
+            f"are off by {_OFF}; --pin 'memory<={size(0.9 * room)}' keeps a tenth free"
+        )
+
+
+def _overlap(plan: Plan) -> Iterator[str]:
+    if any(stage.overlap != "none" for stage in plan.stages):
+        yield "other work goes on beside collectives of blocks; the bound is of plans without that"
+
+
+def _sync(plan: Plan) -> Iterator[str]:
+    """What is not in the prediction of forms that go on under the next step."""
+    for name in sorted({stage.sync.form for stage in plan.stages if stage.sync}):
+        yield f"sync {name}: the next step's forward hides what it can of its messages"
+
+
+def _compile(problem: Problem, plan: Plan) -> Iterator[str]:
+    """Why blocks are not compiled, or what is not known of those that are."""
+    known = measured_compiled(problem, plan)
+    said = "`meshwright profile --compile` measures them"
+    if any(stage.compile for stage in plan.stages) and not known:
+        yield f"compiled blocks are predicted as others are: nobody has measured them; {said}"
+    elif problem.tables.profile and problem.tables.profile.blocks and not known:
+        if pinned(problem.constraints, "compile") is None:
+            yield f"torch.compile is not tried: the profile has no compiled blocks; {said}"
+
+
+def _buffers(problem: Problem, plan: Plan) -> Iterator[str]:
+    whole = len(plan.stages) == 1
+    for name, blocks in islice(shared(problem.graph).items(), 1 if whole else 0):
+        yield (
+            f"no pipeline stages are tried: forward changes buffer "
+            f"{problem.graph.tensors[name].fqn}, which blocks {blocks[0]} and {blocks[1]} use"
+        )
+
+
+def _batch(problem: Problem, plan: Plan) -> Iterator[str]:
+    if not problem.coupling:
+        return
+    if plan.num_microbatches > 1:
+        yield "micro-batches change the result: " + "; ".join(problem.coupling)
+    else:
+        yield "one micro-batch, because more would change the result: " + problem.coupling[0]
+    if batch_norms(problem.graph) and any(stage.dp > 1 for stage in plan.stages):
+        yield "the statistics of batch norms are synchronised over dp"
+
+
+def _whole(problem: Problem, plan: Plan) -> Iterator[str]:
+    named = {layout.name: layout for layout in plan.layouts}
+    for model in sorted({named[x].model for stage in plan.stages for x in stage.layouts.values()}):
+        if model:
+            yield from problem.whole(model)
+
+
+def _idle(plan: Plan) -> Iterator[str]:
+    idle = plan.cluster.num_devices - plan.world_size
+    if idle > 0:
+        yield f"{idle} of {plan.cluster.num_devices} devices are not used"
+
+
+def _rows(problem: Problem) -> Iterator[str]:
+    """Products that are slow because the rows of a weight are not aligned: what a user can change
+    by a few more entries."""
+    if problem.precision != "bf16":
+        return
+    graph, floor = problem.graph, _WORTH * sum(op.flops for op in problem.graph.ops)
+    slow: dict[str, str] = {}
+    for op in graph.ops:
+        if op.flops < floor:
+            continue
+        operands = [graph.tensors[name] for name in op.inputs]
+        weights = [x for x in operands if x.kind is Kind.PARAMETER and len(x.shape) == 2]
+        uneven = [(x, n) for x in weights for n in x.shape if n % ROW]
+        if not uneven:
+            continue
+        gemms = forward_gemms(op.target, [x.shape for x in operands], op.flops)
+        (weight, values), *_ = uneven
+        for device in problem.cluster.device_types:
+            curve = curve_of(OpClass.MATMUL, device)
+            rate = min((row_rate(gemm, curve) for gemm in gemms), default=inf)
+            if rate < inf:
+                slow[weight.fqn] = (
+                    f"{weight.fqn} has a dim of {values} values, so that rows of its products do "
+                    f"not begin at multiples of 16 bytes: they reach {rate / 1e12:.0f} TFLOP/s on "
+                    f"{device.name}; {-(-values // _PADDED) * _PADDED} values would be faster"
+                )
+    yield from slow.values()
+
+
+def _found(problem: Problem) -> Iterator[str]:
+    """Ops whose rules nobody wrote."""
+    if targets := problem.tried:
+        yield f"how {', '.join(targets)} may be split was found by trying, whole and in parts"

@@ -1,0 +1,82 @@
+"""What may be asked of a search, beside the model and the clusters."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from meshwright.forms.updates import USUAL
+from meshwright.ir.errors import PlanError
+from meshwright.ir.extensions import nearest
+from meshwright.ir.profile.profile import Profile
+from meshwright.ir.profile.profile_store import load_profile
+from meshwright.planner.pins.decisions import Constraint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchOptions:
+    """The keyword arguments of `search` and `rank`, as one record."""
+
+    global_batch_size: int | None = None
+    """Samples of a step; None: as many as the example has."""
+    example_inputs: Any = None
+    loss_fn: Callable[..., Any] | None = None
+    """Of a model that does not return its loss."""
+    optimizer: str = USUAL
+    precision: str = "bf16"
+    max_grad_norm: float | None = None
+    """Gradients are clipped to this global norm."""
+    kernels: str | Sequence[str] = "none"
+    """Fused ones to put in where their patterns hold: `all`, names, `torch`, those that are its own
+    operators, or `auto`, those that the cost model says are worth it."""
+    searcher: str = "auto"
+    constraints: Sequence[str | Constraint] = ()
+    """Pins: `"tp=2"`, `"step<=1.2s"`."""
+    objective: str = "throughput"
+    """Or `memory`, `cheapest`, `batch`."""
+    time_limit_s: float = 60
+    """For each cluster."""
+    seed: int = 0
+    progress: bool = True
+    profile: Profile | Path | str | None = None
+    """What was measured of the clusters' machines, or the file that holds it."""
+    tensorboard: Path | str | None = None
+    """The folder where a searcher that trains (`dqn`) logs how that goes."""
+    finalists: int = 1
+    """So many plans of each cluster at most, the best one and those that are predicted to take
+    little more: which of them is fastest only running them can say (`race`)."""
+
+    def __post_init__(self) -> None:
+        if self.time_limit_s <= 0:
+            raise PlanError(f"time_limit_s is {self.time_limit_s}; it must be positive, such as 60")
+        if self.finalists < 1:
+            raise PlanError(
+                f"finalists is {self.finalists}; it must be at least 1, the best plan alone"
+            )
+        if self.finalists > 1 and self.objective != "throughput":
+            raise PlanError(
+                f"finalists is {self.finalists} and the objective {self.objective!r}: they are "
+                "plans of nearly the same speed, of objective 'throughput'; nearest is finalists=1"
+            )
+
+    @classmethod
+    def of(cls, given: Self | None, **changes: Any) -> Self:
+        """Makes the options of some, if there are any, and of keyword arguments, which go first;
+        TypeError with the nearest name for one that does not exist."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        for name in changes:
+            if name not in names:
+                near = nearest(name, names)
+                raise TypeError(f"a search has no argument {name!r}; nearest is {near!r}")
+        return dataclasses.replace(given or cls(), **changes)
+
+    def measured(self) -> Profile | None:
+        """Loads the profile, if it is a file."""
+        return load_profile(self.profile) if isinstance(self.profile, str | Path) else self.profile
+
+    def log_dir(self, cluster: str, *, several: bool) -> Path | None:
+        """The folder of logs; each of several clusters has its own."""
+        if self.tensorboard is None:
+            return None
+        return Path(self.tensorboard) / cluster if several else Path(self.tensorboard)

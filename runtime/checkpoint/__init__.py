@@ -1,0 +1,1 @@
+"""Checkpoints: what ranks hold, files on disk, loading under any plan."""

@@ -1,0 +1,260 @@
+"""Saves a job so that any plan for the same model can go on from it, on any number of ranks.
+
+A folder holds `step-N/` and `latest`, a file that names it. `latest` is replaced in one move once
+everything is written, so a crash at any time leaves a checkpoint that loads. A checkpoint is
+safetensors files, one of each rank, and a manifest in JSON with a sum of every piece; nothing in it
+is code. What a load finds damaged is named, and an older checkpoint taken if there is a sound one.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from meshwright.forms.running import Held
+from meshwright.ir.errors import PlanError
+from meshwright.ir.graph.graph import Kind
+from meshwright.ir.layout.nesting import whole_runs
+from meshwright.runtime.checkpoint import folder as folders
+from meshwright.runtime.checkpoint import manifest, parts, torch_format
+from meshwright.runtime.checkpoint.boxes import Boxed, copy, to_fill, to_write
+from meshwright.runtime.checkpoint.export import persistent
+from meshwright.runtime.checkpoint.files import DamagedError, write
+from meshwright.runtime.checkpoint.manifest import Manifest, PartFile, StoredTensor, Wanted
+from meshwright.runtime.checkpoint.parts import Written
+from meshwright.runtime.checkpoint.shard_boxes import ShardBox, pieces
+from meshwright.runtime.checkpoint.values import decode, dtype_named, encode
+from meshwright.runtime.job.unread import boxed
+from meshwright.runtime.world.world import of_all, to_first
+
+if TYPE_CHECKING:
+    from meshwright.runtime.job.job import Job
+
+
+def save(job: "Job", folder: Path, extra: dict[str, Any], keep: int = 1) -> Path:
+    """Writes the job's state; all ranks call it. `extra` is rank 0's (a scheduler's state, say).
+
+    PlanError, and nothing changed, if `extra` holds what only code could bring back. `keep` says
+    how many checkpoints stay, this one included.
+    """
+    if keep < 1:
+        raise PlanError(f"keep={keep}: at least the checkpoint that is saved stays, keep=1")
+    alone, first = job.plan.world_size == 1, job.parts.rank == 0
+    settings, kept = encode(_settings(job.optimizer), "the optimizer's settings"), _kept(extra)
+    partial = folder / f"step-{job.state.step:08d}.partial"
+    with _told(alone, f"{folder}: the checkpoint cannot be written"):
+        if first:
+            folders.begin(folder, job.state.step)
+    content: dict[str, Boxed] = {}
+    for stage in reversed(job.parts.stages):  # the first stage of a shared parameter writes it
+        content |= _contents(job, stage)
+    content |= job.unread.saved(persistent(job.model), first)
+    name = f"part-{job.parts.rank:05d}.safetensors"
+    with _told(alone, f"{partial}: the checkpoint could not be written"):
+        own = name, *parts.write(to_write(content), partial / name)
+    everyone = [own] if alone else to_first(own)
+    with _told(alone, f"{partial}: the checkpoint could not be written"):
+        if first:
+            made = Manifest(
+                job.state.step, job.graph.fingerprint, settings, kept,
+                {name: file for name, file, _ in everyone}, _tensors(everyone),
+            )  # fmt: skip
+            write(partial / manifest.NAME, manifest.dumps(made))
+            folders.finish(folder, partial, keep)
+    return folder / f"step-{job.state.step:08d}"
+
+
+def _kept(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """`extra` as JSON; what it cannot keep is named as the user knows it."""
+    return {key: encode(value, f"the {key}'s state") for key, value in extra.items()}
+
+
+def _tensors(everyone: Sequence[tuple[str, PartFile, list[Written]]]) -> dict[str, StoredTensor]:
+    """All tensors by name. Of a number that several ranks wrote, the first counts."""
+    found: dict[str, dict[tuple[int, ...], Written]] = {}
+    for _, _, boxes in everyone:
+        for box in boxes:
+            found.setdefault(box.name, {}).setdefault(box.piece.offsets, box)
+    made = {}
+    for name, by_place in found.items():
+        first = next(iter(by_place.values()))
+        stored = tuple(box.piece for box in by_place.values())
+        made[name] = StoredTensor(first.dtype, first.shape, stored)
+    return made
+
+
+@contextmanager
+def _told(alone: bool, what: str) -> Iterator[None]:
+    """What fails inside on one rank, on disk or by a rule, is a PlanError on every rank."""
+    text, damaged = "", False
+    try:
+        yield
+    except PlanError as error:
+        text, damaged = str(error), isinstance(error, DamagedError)
+    except OSError as error:
+        text = f"{what}: {error}"
+    texts = [(text, damaged)] if alone else of_all((text, damaged))
+    wrong = [(said, bad) for said, bad in texts if said]
+    if wrong:
+        rest = f" (and on {len(wrong) - 1} more ranks)" * (len(wrong) > 1)
+        kind = DamagedError if all(bad for _, bad in wrong) else PlanError
+        raise kind(wrong[0][0] + rest)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A checkpoint that is read, of our format or of torch's."""
+
+    path: Path
+    step: int
+    model: str
+    settings: Any
+    extra: Any
+    tensors: Mapping[str, StoredTensor]
+    read_all: Callable[[Sequence[Wanted]], Iterator[tuple[int, Tensor]]]
+
+
+def load(job: "Job", folder: Path) -> dict[str, Any]:
+    """Restores what `save` wrote, under any plan; returns its `extra`.
+
+    A checkpoint with damaged bytes is named on stderr and the newest sound one before it taken; if
+    there is none, PlanError says what is damaged, and the job takes no step before a load succeeds.
+    """
+    damage: list[str] = []
+    alone = job.plan.world_size == 1
+    for path in folders.candidates(folder):
+        try:
+            with _told(alone, str(path)):
+                source = _opened(path)
+                _fill(job, source)
+        except DamagedError as error:
+            damage.append(str(error))
+            continue
+        if damage and job.parts.rank == 0:
+            print(
+                f"meshwright: {'; '.join(damage)}. Going on from {path}, step {source.step}",
+                file=sys.stderr, flush=True,
+            )  # fmt: skip
+        for stage in job.parts.stages.values():
+            stage.sync.written()
+        job.state.step = source.step
+        job.missing.clear()
+        extra: dict[str, Any] = source.extra
+        return extra
+    raise PlanError("; ".join(damage) + ". There is no sound checkpoint before it")
+
+
+def _opened(path: Path) -> _Source:
+    folders.check(path)
+    if not (path / manifest.NAME).exists() and (path / torch_format.INDEX).exists():
+        old = torch_format.read(path)
+        values = [old.value(f"job.{key}") for key in ("step", "fingerprint", "settings", "extra")]
+        step, model, settings, extra = values
+        return _Source(path, step, model, settings, extra, old.tensors, old.read_all)
+    found = manifest.read(path)
+    if found.step != folders.step_of(path.with_name(path.name.removesuffix(".old"))):
+        raise DamagedError(f"{path / manifest.NAME} is of step {found.step}: it belongs elsewhere")
+    for name, part in found.files.items():
+        parts.check(path / name, part)
+    return _Source(
+        path, found.step, found.model, decode(found.settings), decode(found.extra), found.tensors,
+        lambda wanted: parts.read_all(path, wanted),
+    )  # fmt: skip
+
+
+def _fill(job: "Job", source: _Source) -> None:
+    """Fills all that the job has; half filled, it has no values."""
+    if source.model != job.graph.fingerprint:
+        raise PlanError(
+            f"{source.path} is a checkpoint of another model ({source.model[:12]}, not "
+            f"{job.graph.fingerprint[:12]})"
+        )
+    _check_settings(job.optimizer, source.settings)
+    _make_room(job, source.tensors)
+    unread = job.unread.room(source.tensors)
+    contents = [_contents(job, stage) for stage in job.parts.stages]
+    fills = to_fill([*contents, boxed(unread)], source.tensors)
+    job.missing |= {fill.name.removeprefix("model/") for fill in fills}
+    for number, read in source.read_all([fill.wanted for fill in fills]):
+        copy(fills[number], read)
+    job.unread.fill(unread)
+    for group, settings in zip(job.optimizer.param_groups, source.settings, strict=True):
+        group.update(settings)
+
+
+def _contents(job: "Job", stage: int) -> dict[str, Boxed]:
+    """What this rank has of a stage, by its name in the checkpoint."""
+    parts = job.parts
+    counted = {id(h) for h in parts.counted(parts.held)}
+    found = {}
+    for h in parts.stages[stage].sync.held:
+        mine = id(h) in counted
+        found[f"model/{h.param.fqn}"] = _boxed(job, h, h.tensor, mine)
+        for key, value in job.optimizer.state.get(h.tensor, {}).items():
+            if isinstance(value, Tensor):
+                found[f"optim/{key}/{h.param.fqn}"] = _boxed(job, h, value, mine)
+    for name, tensor in parts.tensors[stage].items():
+        known = job.graph.tensors[name]
+        if known.kind is Kind.BUFFER:
+            whole = pieces(whole_runs(known.shape))
+            found[f"model/{known.fqn}"] = Boxed(
+                known.shape, tuple((p, tensor) for p in whole), parts.owners[name] == parts.rank
+            )
+    return found
+
+
+def _boxed(job: "Job", held: Held, x: Tensor, writes: bool) -> Boxed:
+    """A tensor of the held one's shape, or a single number that belongs to it."""
+    if x.shape != held.tensor.shape:
+        if x.ndim:
+            raise PlanError(
+                f"the optimizer keeps a tensor of shape {tuple(x.shape)} for {held.param.fqn!r}, "
+                f"which has {tuple(held.tensor.shape)}: such a state cannot be cut for another plan"
+            )
+        return Boxed((), ((ShardBox((), (), ()), x),), writes)
+    shape = held.param.global_shape
+    boxes = pieces(held.param.runs, held.rows)
+    return Boxed(shape, tuple((piece, x) for piece in boxes), writes)
+
+
+def _make_room(job: "Job", stored: Mapping[str, StoredTensor]) -> None:
+    """Gives the optimizer the state tensors that the checkpoint has, to be filled."""
+    by_fqn: dict[str, list[Held]] = {}
+    for h in job.parts.held:
+        if h.param.requires_grad and h.tensor.numel():
+            by_fqn.setdefault(h.param.fqn, []).append(h)
+    on_device = any(g.get("fused") or g.get("capturable") for g in job.optimizer.param_groups)
+    for name, tensor in stored.items():
+        if not name.startswith("optim/"):
+            continue
+        _, key, fqn = name.split("/", 2)
+        dtype = dtype_named(tensor.dtype)
+        for h in by_fqn.get(fqn, []):
+            if key == "step" or tensor.shape != h.param.global_shape:
+                device = h.tensor.device if on_device else torch.device("cpu")
+                room = torch.zeros((), dtype=dtype, device=device)
+            else:
+                room = torch.zeros_like(h.tensor, dtype=dtype, requires_grad=False)
+            job.optimizer.state[h.tensor][key] = room
+
+
+_HOW = ("params", "fused", "foreach", "capturable", "differentiable", "maximize")
+"""Settings of how to compute, which the new job decides for itself."""
+
+
+def _settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    return [{k: v for k, v in g.items() if k not in _HOW} for g in optimizer.param_groups]
+
+
+def _check_settings(optimizer: torch.optim.Optimizer, saved: Any) -> None:
+    if not isinstance(saved, list) or len(saved) != len(optimizer.param_groups):
+        number = len(saved) if isinstance(saved, list) else saved
+        raise PlanError(
+            f"the checkpoint's optimizer has {number} parameter groups, this one "
+            f"{len(optimizer.param_groups)}"
+        )

@@ -1,0 +1,147 @@
+"""Puts a rank's part of a job together: groups, tensors, stages."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from meshwright.codegen.collectives.comm import Comm
+from meshwright.codegen.lower.program import StageProgram
+from meshwright.forms.running import Held, Lines, Peers, SyncRun
+from meshwright.forms.sync import check, running
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.placed import used_at
+from meshwright.ir.plan.plan import Plan
+from meshwright.runtime.job.weights import slots, stage_tensors
+from meshwright.runtime.record.record import Recorder
+from meshwright.runtime.stage.packing import packing
+from meshwright.runtime.stage.stage import StageModule
+from meshwright.runtime.step.tied import Tie, find_ties
+from meshwright.runtime.world.groups import Groups, make_groups
+
+AUTOCAST = {"bf16": torch.bfloat16, "fp32": None, "fp64": None}
+
+
+@dataclass(frozen=True, eq=False)
+class RankParts:
+    """Everything that a rank has of the job."""
+
+    rank: int
+    programs: tuple[StageProgram, ...]
+    groups: Groups
+    recorder: Recorder
+    stages: dict[int, StageModule]
+    lines: dict[int, Lines]
+    tensors: dict[int, dict[str, Tensor]]
+    """Stage -> graph tensor name -> what its blocks read."""
+    missing: tuple[str, ...]
+    """Module paths that have no values yet, since the model was on the meta device."""
+    ties: tuple[Tie, ...]
+    owners: dict[str, int]
+    """Graph tensor name -> the lowest rank that has (part of) it."""
+
+    def any_tensor(self, name: str) -> Tensor:
+        """What blocks of this rank read under a graph tensor name."""
+        return next(tensors[name] for tensors in self.tensors.values() if name in tensors)
+
+    @property
+    def held(self) -> tuple[Held, ...]:
+        return tuple(h for stage in self.stages.values() for h in stage.sync.held)
+
+    @property
+    def reduced(self) -> tuple[Held, ...]:
+        """What has gradients between a step's last backward and its update."""
+        return tuple(h for stage in self.stages.values() for h in stage.sync.reduced)
+
+    def counted(self, held: Iterable[Held]) -> tuple[Held, ...]:
+        """Those that this rank stands for: over all ranks, each element once."""
+        first = {tie.name: tie.stages[0] for tie in self.ties}
+        return tuple(h for h in held if h.primary and first.get(h.param.name, h.stage) == h.stage)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether parameters are what the steps taken have made of them."""
+        return all(stage.sync.is_settled for stage in self.stages.values())
+
+    def settle(self) -> None:
+        """Parameters become so; all ranks call it."""
+        for stage in self.stages.values():
+            stage.sync.settle()
+
+
+def build_rank(
+    plan: Plan,
+    graph: Graph,
+    programs: tuple[StageProgram, ...],
+    source: Mapping[str, Tensor],
+    rank: int,
+    device: torch.device,
+    seed: int,
+    *,
+    shared: bool = True,
+) -> RankParts:
+    """Every rank calls this at the same time: it makes process groups, and ranks tell each other
+    which tensors they have. In a dry run nobody else is there (`shared` is False)."""
+    check(plan)
+    ties = find_ties(graph, plan)
+    recorder = Recorder(device)
+    groups = make_groups(plan, rank, tuple(line for tie in ties for line in tie.groups))
+    stages, lines, tensors = {}, {}, {}
+    missing: tuple[str, ...] = ()
+    for program in programs:
+        index = program.index
+        stage = plan.stages[index]
+        lines[index] = _lines(plan, index, rank, groups, recorder)
+        tensors[index], absent = stage_tensors(program, graph, source, device)
+        missing += absent
+        sizes = {"dp": stage.dp} | dict(stage.model)
+        coordinates = {axis: lines[index].coordinates[axis] for axis in sizes}
+        axes = {"dp": lines[index].replicas.group, **lines[index].model}
+        comm = Comm(axes, sizes, coordinates, seed, device)
+        comm.meter, comm.stage, comm.kernels = recorder, index, used_at(plan, index)
+        sync = _sync(plan, program, tensors[index], lines[index])
+        stages[index] = StageModule(
+            program, comm, tensors[index], sync, AUTOCAST[plan.precision], stage.prefetch
+        )
+    names = {name for found in tensors.values() for name in found}
+    owners = _owners(names) if shared else dict.fromkeys(names, rank)
+    return RankParts(
+        rank, programs, groups, recorder, stages, lines, tensors, missing, ties, owners
+    )
+
+
+def _owners(names: set[str]) -> dict[str, int]:
+    """Graph tensor name -> the lowest rank that has it."""
+    everyone = [names]
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        everyone = everyone * dist.get_world_size()
+        dist.all_gather_object(everyone, names)
+    found: dict[str, int] = {}
+    for rank, theirs in enumerate(everyone):
+        for name in theirs:
+            found.setdefault(name, rank)
+    return found
+
+
+def _lines(plan: Plan, index: int, rank: int, groups: Groups, recorder: Recorder) -> Lines:
+    stage = plan.stages[index]
+    coordinates = stage.coordinates(rank)
+    replicas, shards, copies = (
+        Peers(axis, groups.line(stage, axis, rank), size, coordinates[axis])
+        for axis, size in stage.data_axes.items()
+    )
+    model = {axis: groups.line(stage, axis, rank) for axis in dict(stage.model)}
+    return Lines(
+        index, replicas, shards, copies, model, coordinates, recorder,
+        packing(used_at(plan, index)),
+    )  # fmt: skip
+
+
+def _sync(
+    plan: Plan, program: StageProgram, tensors: Mapping[str, Tensor], lines: Lines
+) -> SyncRun:
+    """The stage's way of synchronising."""
+    stage = plan.stages[program.index]
+    return running(stage.sync_form).build(slots(program, tensors), lines, stage)

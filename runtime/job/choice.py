@@ -1,0 +1,164 @@
+"""Whether a plan can run the optimizer that the user chose."""
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+
+import torch
+from torch import nn
+
+from meshwright.codegen.lower.stored import stored_splits
+from meshwright.forms.updates import Reach, Update, update
+from meshwright.ir.errors import PlanError
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.plan.plan import Plan
+from meshwright.runtime.stage.stage import StageModule
+from meshwright.runtime.step.elementwise import KNOWN, CannotTry, Group, Make, reach
+from meshwright.runtime.step.updates import FormOptimizer
+
+_Group = tuple[type, Group, Make, frozenset[str] | None]
+Choice = str | torch.optim.Optimizer | Callable[..., torch.optim.Optimizer]
+
+
+def check_choice(
+    choice: Choice, made: torch.optim.Optimizer, plan: Plan, graph: Graph, model: nn.Module
+) -> None:
+    """PlanError if ranks hold parts that the optimizer cannot step alone; the same on all ranks.
+
+    `made` is what was made of the choice over the tensors of this rank.
+    """
+    if isinstance(choice, str):
+        make: Make = partial(_by_name, update(choice))
+        groups: Iterable[_Group] = [(update(choice).kind, made.defaults, make, None)]
+    else:
+        groups = _groups(choice, made, model)
+    for kind, settings, maker, names in groups:
+        _check_step(kind)
+        if plan.world_size > 1:
+            _check(kind, settings, maker, names, plan, graph)
+
+
+def _by_name(form: Update, groups: list[Group]) -> torch.optim.Optimizer:
+    return form.make([p for group in groups for p in group["params"]], None, fused=False)
+
+
+def _groups(
+    choice: torch.optim.Optimizer | Callable[..., torch.optim.Optimizer],
+    made: torch.optim.Optimizer,
+    model: nn.Module,
+) -> Iterator[_Group]:
+    """Class and settings of each group, what makes the like of it, and its parameters' names; None
+    if it has all."""
+    if not isinstance(choice, torch.optim.Optimizer):
+        yield type(made), made.defaults, choice, None
+        return
+    kind = type(choice)
+    accepted = inspect.signature(kind).parameters
+    settings = {k: v for k, v in choice.defaults.items() if k in accepted}
+    fqns = {id(p): name for name, p in model.named_parameters()}
+    for group in choice.param_groups:
+        own = {k: v for k, v in group.items() if k not in ("params", "param_names")}
+        names = frozenset(fqns[id(p)] for p in group["params"] if id(p) in fqns)
+        yield kind, choice.defaults | own, _maker(kind, settings, own), names
+
+
+def _maker(kind: type, settings: Group, own: Group) -> Make:
+    # It changes nothing in what is computed, and wants a device that a trial has not.
+    plain: Group = {"capturable": False}
+    calm = own | {k: v for k, v in plain.items() if k in own}
+    given = settings | {k: v for k, v in plain.items() if k in settings}
+
+    def make(groups: list[Group]) -> torch.optim.Optimizer:
+        found: torch.optim.Optimizer = kind([{**calm, **group} for group in groups], **given)
+        return found
+
+    return make
+
+
+def _check_step(kind: type) -> None:
+    """Some compute the loss again inside their step, which a pipeline cannot do for them."""
+    closure = inspect.signature(kind.step).parameters.get("closure")  # type: ignore[attr-defined]
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise PlanError(
+            f"optimizer {kind.__name__} wants a closure that computes the loss again within its "
+            "step, which a job has not: take one that steps from gradients, such as AdamW"
+        )
+
+
+def _check(
+    kind: type, settings: Group, make: Make, names: frozenset[str] | None, plan: Plan, graph: Graph
+) -> None:
+    if issubclass(kind, FormOptimizer):
+        return
+    cut = next(_cut(plan, graph, names), "")
+    apart = _apart(plan)
+    try:
+        found = reach(kind, settings, make)
+    except CannotTry as error:
+        if not cut and not apart:
+            return
+        raise PlanError(
+            f"optimizer {kind.__name__} could not be tried on small tensors ({error}), so nobody "
+            f"knows whether it steps each element by itself, but {cut or apart}; {_KEEPS}"
+        ) from error
+    if found is Reach.CHANCE:
+        raise PlanError(
+            f"optimizer {kind.__name__} draws random numbers: what ranks hold in common would go "
+            "apart; train on one device, or take one that draws none"
+        )
+    what = f"a step of optimizer {kind.__name__} depends on {found.value}"
+    if found in (Reach.PARAMETER, Reach.GROUP) and cut:
+        raise PlanError(f"{what}, but {cut}; {_KEEPS}")
+    if found is Reach.GROUP and apart:
+        raise PlanError(f"{what}, but {apart}; {_KEEPS}")
+
+
+_KEEPS = (
+    "the nearest legal plan keeps parameters whole: search with the pins zero=0 and tp=1, and "
+    "pp=1 if its parameters depend on each other"
+)
+
+
+def _cut(plan: Plan, graph: Graph, names: frozenset[str] | None) -> Iterator[str]:
+    """Parameters of these names that no rank holds whole, and how they are split."""
+    for index, stage in enumerate(plan.stages):
+        blocks = plan.stage_blocks(graph, index)
+        for name in dict.fromkeys(name for block in blocks for name in block.params):
+            tensor = graph.tensors[name]
+            if not tensor.requires_grad or (names is not None and tensor.fqn not in names):
+                continue
+            if stage.is_sharded:
+                yield (
+                    f"zero={stage.zero} splits the rows of {tensor.fqn} over "
+                    f"dp_shard={stage.mesh['dp_shard']}"
+                )
+            for axis, placed in stored_splits(graph, plan, index, name).items():
+                if dict(stage.model).get(axis, 1) > 1:
+                    yield f"{tensor.fqn} is split over {axis} as {placed}"
+
+
+def _apart(plan: Plan) -> str:
+    """Why no rank holds all parameters; empty if each does."""
+    return f"{len(plan.stages)} stages hold different parameters" if len(plan.stages) > 1 else ""
+
+
+def check_parts(made: torch.optim.Optimizer, stages: Iterable[StageModule]) -> None:
+    """PlanError if a stage steps its parameters part by part, and the optimizer may notice."""
+    known = type(made) in KNOWN or isinstance(made, FormOptimizer)
+    if not known and any(not stage.sync.whole_updates for stage in stages):
+        raise PlanError(
+            "the plan steps parameters part by part, as their gradients come, and nobody knows "
+            f"whether {type(made).__name__} may be called so: take an optimizer of torch that "
+            "steps each element by itself, such as AdamW, or a plan with zero=1 in its place, "
+            "which gathers parameters"
+        )
+
+
+def check_tensors(made: torch.optim.Optimizer, given: Sequence[nn.Parameter]) -> None:
+    """PlanError if the optimizer is not over the tensors that it was given."""
+    ours = {id(x) for x in given}
+    if any(id(p) not in ours for group in made.param_groups for p in group["params"]):
+        raise PlanError(
+            f"the callable made a {type(made).__name__} over tensors of its own: it must make one "
+            "of the tensors that it is called with, as `lambda params: AdamW(params)` does"
+        )

@@ -1,0 +1,86 @@
+"""Ranks agree on plan, model and code before they start, or refuse to start."""
+
+from dataclasses import dataclass, fields
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import meshwright
+from meshwright.ir.errors import MismatchError
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.plan import plan_io
+from meshwright.ir.plan.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What must be equal on all ranks."""
+
+    plan: str
+    model: str
+    code: str
+    """Sources of the package, and the version of torch."""
+
+
+def code_hash() -> str:
+    digest = sha256(torch.__version__.encode())
+    root = Path(meshwright.__file__).parent
+    for folder in ("ir", "forms", "codegen", "runtime"):
+        for path in sorted((root / folder).rglob("*.py")):
+            digest.update(str(path.relative_to(root)).encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def identity(plan: Plan, graph: Graph) -> Identity:
+    return Identity(plan_io.content_hash(plan), graph.fingerprint, code_hash())
+
+
+def share_plan(plan: Plan | None) -> Plan:
+    """Rank 0's plan, for ranks that have none; ranks that have one keep theirs, to be checked."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        if plan is None:
+            raise MismatchError("there is no plan: pass one to compile()")
+        return plan
+    texts: list[str | None] = [plan_io.dumps(plan) if plan is not None else None]
+    dist.broadcast_object_list(texts, src=0)
+    if texts[0] is None:
+        raise MismatchError("rank 0 has no plan: pass one to compile() there at least")
+    return plan if plan is not None else plan_io.loads(texts[0], check_hash=False)
+
+
+def check_world(plan: Plan) -> None:
+    world = dist.get_world_size() if dist.is_initialized() else 1
+    if world != plan.world_size:
+        raise MismatchError(
+            f"the plan is for {plan.world_size} ranks, this job has {world}; start it with "
+            f"torchrun --nproc-per-node and --nnodes that make {plan.world_size}, or search again"
+        )
+
+
+def check_model(plan: Plan, graph: Graph) -> None:
+    if plan.model.fingerprint != graph.fingerprint:
+        raise MismatchError(
+            f"the plan is for model {plan.model.name!r} ({plan.model.fingerprint[:12]}), this "
+            f"model is another or has changed ({graph.fingerprint[:12]}); search a plan for it"
+        )
+
+
+def check_identity(own: Identity) -> None:
+    """Raises MismatchError on every rank if one differs from rank 0."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return
+    everyone: list[Identity | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, own)
+    first = everyone[0]
+    assert first is not None
+    for field in fields(Identity):
+        wanted = getattr(first, field.name)
+        others = [r for r, found in enumerate(everyone) if getattr(found, field.name) != wanted]
+        if others:
+            raise MismatchError(
+                f"{field.name} differs from rank 0's on rank {', '.join(map(str, others))}: "
+                f"{getattr(everyone[others[0]], field.name)[:16]} instead of {wanted[:16]}"
+            )

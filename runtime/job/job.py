@@ -1,0 +1,469 @@
+"""`compile(model, plan)`: a job that trains the model as the plan says."""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from meshwright.codegen.lower.lower import lower
+from meshwright.ir.errors import PlanError
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.heap import give_back_freed_memory
+from meshwright.ir.placed import used
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.plan.schedule import FORWARDS
+from meshwright.ir.profile.measured import Measured, StepKind, TensorMemory
+from meshwright.ir.trace.loss_module import Batch, LossFn, flatten_batch
+from meshwright.ir.trace.trace import trace
+from meshwright.runtime.check.run import Checking, SelfCheck, wanted
+from meshwright.runtime.checkpoint import checkpoint
+from meshwright.runtime.checkpoint.export import check_writable, export, sync_to
+from meshwright.runtime.job.build import RankParts, build_rank
+from meshwright.runtime.job.choice import check_choice, check_parts
+from meshwright.runtime.job.compiling import check_compiler
+from meshwright.runtime.job.handshake import (
+    check_identity,
+    check_model,
+    check_world,
+    identity,
+    share_plan,
+)
+from meshwright.runtime.job.stale import Guard, check_fresh
+from meshwright.runtime.job.unread import Unread
+from meshwright.runtime.job.weights import model_tensors
+from meshwright.runtime.messages.mailbox import Mailbox
+from meshwright.runtime.messages.messages import plan_messages
+from meshwright.runtime.record.record import StepRecord
+from meshwright.runtime.record.report import report
+from meshwright.runtime.record.resident import Residence, resident_bytes
+from meshwright.runtime.record.run_dir import begin, prepare, profiling, write
+from meshwright.runtime.record.stats import Stats
+from meshwright.runtime.record.tracking import tracking, tracking_cuda
+from meshwright.runtime.step.batch import BatchCutter, as_batch
+from meshwright.runtime.step.executor import Executor, RankProgress
+from meshwright.runtime.step.finite import Policy, check_loss, check_norm, check_policy
+from meshwright.runtime.step.optimizer import OptimizerChoice, make_optimizer
+from meshwright.runtime.step.step_end import StepEnd
+from meshwright.runtime.step.sums import whole_loss, whole_totals
+from meshwright.runtime.step.updates import FormOptimizer
+from meshwright.runtime.step.user_groups import UserGroups
+from meshwright.runtime.world.failure import Failures
+from meshwright.runtime.world.pairs import open_pairs
+from meshwright.runtime.world.world import join, pick_device, rank, take
+
+
+@dataclass(slots=True)
+class TrainState:
+    """Where training stands; part of every checkpoint."""
+
+    step: int = 0
+    """Optimizer steps taken."""
+
+
+def compile(
+    model: nn.Module,
+    plan: Plan | None,
+    *,
+    optimizer: OptimizerChoice | None = None,
+    lr: float | None = None,
+    loss_fn: LossFn | None = None,
+    device: torch.device | str | None = None,
+    seed: int = 0,
+    max_grad_norm: float | None = None,
+    example_inputs: Batch | None = None,
+    graph: Graph | None = None,
+    hang_s: float = 1800.0,
+    run_dir: str | Path | None = None,
+    check: bool | None = None,
+    on_nonfinite: Policy = "stop",
+) -> "Job":
+    """Called by every rank, under torchrun; alone if the plan is for one.
+
+    `optimizer` is a name (default: the plan's), a callable that makes one from parameters, or an
+    optimizer over `model.parameters()`, whose groups the job then follows; `max_grad_norm` is the
+    plan's too if not given. Ranks other than 0 may pass no plan. A job that makes no progress for
+    `hang_s` seconds is ended. `close` leaves in `run_dir` what the steps took.
+
+    Before it comes back, the job is compared with plain PyTorch on a step that is undone
+    (`Job.checked`), unless `check` is False; CheckFailed names the first tensor that differs. A
+    loss that is not finite ends the job, or as `on_nonfinite` says.
+    """
+    check_policy(on_nonfinite)
+    check_fresh(model)
+    residence = Residence(resident_bytes())
+    joined = join(plan.world_size if plan is not None else 2, device, hang_s)
+    plan = share_plan(plan)
+    check_world(plan)
+    chosen = pick_device(device, plan.cluster.device_kind)
+    take(chosen)
+    if run_dir is not None:
+        begin(Path(run_dir), plan, rank())
+    if graph is None:
+        inputs = example_inputs if example_inputs is not None else inputs_of(plan)
+        graph = trace(
+            model, inputs, loss_fn, global_batch_size=plan.global_batch_size,
+            kernels=plan.kernels,
+        )  # fmt: skip
+    check_model(plan, graph)
+    check_identity(identity(plan, graph))
+    check_compiler(plan, chosen.type)
+    programs = lower(graph, plan, rank())
+    chosen_optimizer = optimizer or plan.optimizer
+    checking = Checking.of(
+        model, plan, graph, loss_fn, example_inputs, chosen_optimizer, lr, chosen
+    ) if wanted(check) else None  # fmt: skip
+    parts = build_rank(plan, graph, programs, model_tensors(model), rank(), chosen, seed)
+    made = make_optimizer(
+        chosen_optimizer, parts.held, lr, model, by_kernel="bucket_update" in used(plan)
+    )
+    check_choice(chosen_optimizer, made, plan, graph, model)
+    check_parts(made, parts.stages.values())
+    if isinstance(made, FormOptimizer):
+        made.write_over(stage.sync for stage in parts.stages.values())
+    norm = plan.max_grad_norm if max_grad_norm is None else max_grad_norm
+    if chosen.type == "cpu":
+        give_back_freed_memory()
+    job = Job(plan, graph, parts, made, model, chosen, norm, hang_s, joined, residence, run_dir)
+    job.on_nonfinite = on_nonfinite
+    if isinstance(optimizer, torch.optim.Optimizer):
+        job.user_groups = UserGroups(optimizer, made)
+    if checking is not None:
+        job.checked = checking.run(job)
+    return job
+
+
+def inputs_of(plan: Plan) -> Batch:
+    """A batch of zeros of the shapes that the plan was made for."""
+    return as_batch(
+        {i.name: torch.zeros(i.shape, dtype=getattr(torch, i.dtype)) for i in plan.model.inputs}
+    )
+
+
+class Job:
+    """One rank of a training job; all ranks call the same methods in the same order."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        graph: Graph,
+        parts: RankParts,
+        optimizer: torch.optim.Optimizer,
+        model: nn.Module,
+        device: torch.device,
+        max_grad_norm: float | None = None,
+        hang_s: float = 1800.0,
+        owns_world: bool = False,
+        residence: Residence | None = None,
+        run_dir: str | Path | None = None,
+    ) -> None:
+        self.plan, self.graph, self.parts, self.model = plan, graph, parts, model
+        self.optimizer, self.device, self.max_grad_norm = optimizer, device, max_grad_norm
+        if not all(stage.sync.whole_updates for stage in parts.stages.values()):
+            optimizer.register_state_dict_pre_hook(lambda _: self.settle())
+        self.end = StepEnd(parts, optimizer, device, plan.world_size)
+        self.state = TrainState()
+        self.stats = Stats()
+        self.grad_norm: Tensor | None = None
+        """Global norm at the last step; None unless gradients are clipped."""
+        self.missing = set(parts.missing)
+        self.unread = Unread.of(model, graph, parts.owners)
+        """Of the module, what no stage has."""
+        self.user_groups: UserGroups | None = None
+        """Of the optimizer that the user passed, if it was one."""
+        self.on_nonfinite: Policy = "stop"
+        self.checked: SelfCheck | None = None
+        """What was compared with plain PyTorch; None: nothing."""
+        self._guard = Guard(model)
+        self.progress = RankProgress()
+        self.failures = Failures(parts.rank, plan.world_size, self.progress, hang_s)
+        self._owns_world = owns_world
+        self._run_dir = run_dir
+        self.recorder = parts.recorder
+        self.tensor_memory: TensorMemory | None = None
+        """Of the last step that was tracked."""
+        self._cutter = BatchCutter(graph, plan, parts.programs, parts.rank, device)
+        self._trainer = self._executor(training=True)
+        self._evaluator = self._executor(training=False)
+        self._open_pairs()
+        self.accumulated = 0
+        """Batches whose gradients wait for the optimizer."""
+        self._spent_s = 0.0
+        self.residence = residence or Residence(resident_bytes())
+        self.residence.started()
+
+    def step(self, batch: Batch, *, sharded: bool = False) -> Tensor:
+        """Trains on one global batch; the loss, the same on every rank.
+
+        Every rank passes the whole batch, or with `sharded` its own part (see `shard`).
+        """
+        return self._step(batch, "timed" if self.stats.taken else "warm-up", sharded)
+
+    def track_memory(self, batch: Batch, *, sharded: bool = False) -> Tensor:
+        """Takes a step that counts the bytes of all live tensors; `tensor_memory` is their peak.
+
+        It trains as any step does, but on CPU more slowly, so its time counts nowhere.
+        """
+        self.residence.note()
+        parts, optimizer = self.parts, self.optimizer
+        with (
+            tracking_cuda(parts, optimizer, self.device)
+            if self.device.type == "cuda"
+            else tracking(parts, optimizer, flatten_batch(batch).values())
+        ) as found:
+            loss = self._step(batch, "tracked", sharded)
+        self.tensor_memory = found[0]
+        self.residence.skip()
+        return loss
+
+    def trace_step(self, batch: Batch, path: str | Path, *, sharded: bool = False) -> Tensor:
+        """Takes a step under torch's profiler and writes its trace, for Perfetto or Chrome.
+
+        It trains as any step does, but more slowly, so its time counts nowhere.
+        """
+        self.residence.note()
+        with profiling(self.recorder, self.device, Path(path)):
+            loss = self._step(batch, "traced", sharded)
+        self.residence.skip()
+        return loss
+
+    def _step(self, batch: Batch, kind: StepKind, sharded: bool) -> Tensor:
+        with self._recording(kind) as record:
+            record.loss = loss = self.backward(batch, sharded=sharded, last=True)
+            self._apply(1.0)
+        return loss
+
+    def accumulate(self, batch: Batch, *, sharded: bool = False) -> Tensor:
+        """Adds a batch's gradients without an optimizer step; `apply` takes it."""
+        with self._recording("timed" if self.stats.taken else "warm-up") as record:
+            record.loss = loss = self.backward(batch, sharded=sharded, last=False)
+        return loss
+
+    def apply(self, gradient_scale: float = 1.0) -> None:
+        """The optimizer step for what `accumulate` has gathered, scaled (1/n gives the mean)."""
+        if not self.accumulated:
+            raise PlanError("apply() needs at least one accumulate(batch) before it")
+        with self._recording("timed"):
+            self._apply(gradient_scale)
+
+    @contextmanager
+    def _recording(self, kind: StepKind) -> Iterator[StepRecord]:
+        """A step, or a part of one that accumulates batches; what the user does between is not."""
+        self._guard.started()
+        record = self.recorder.record
+        if record is None or not self.accumulated:
+            record, self._spent_s = self.recorder.begin(kind), 0.0
+        start = time.perf_counter()
+        yield record
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            check_loss(self, record.loss)
+            if not self.accumulated:
+                check_norm(self)
+        self._spent_s += time.perf_counter() - start
+        if not self.accumulated:
+            record.step_s, self.recorder.record = self._spent_s, None
+            record.close()
+            self.stats.add(record)
+
+    def eval(self, batch: Batch, *, sharded: bool = False) -> Tensor:
+        """The loss of a global batch: no dropout, running batch statistics, nothing changes."""
+        self.settle()
+        for stage in self.parts.stages.values():
+            stage.comm.training = False
+        try:
+            with self.failures.guard(), self.recorder.paused():
+                return self._run(self._evaluator, batch, sharded)
+        finally:
+            for stage in self.parts.stages.values():
+                stage.comm.training = True
+
+    def shard(self, batch: Batch) -> Batch:
+        """This rank's samples of a global batch, for `step(..., sharded=True)`."""
+        return as_batch(self._cutter.shard(batch))
+
+    def save(self, folder: str | Path, scheduler: Any = None, *, keep: int = 1) -> Path:
+        """Writes a checkpoint that any plan for this model can load; every rank calls it.
+
+        The `keep` newest of the folder stay.
+        """
+        extra = {} if scheduler is None else {"scheduler": scheduler.state_dict()}
+        self.settle()
+        check_writable(self, "the checkpoint")
+        if self.user_groups is not None:
+            self.user_groups.take()
+        with self.failures.guard():
+            return checkpoint.save(self, Path(folder), extra, keep)
+
+    def load(self, folder: str | Path, scheduler: Any = None) -> None:
+        """Goes on from the newest checkpoint in `folder`; every rank calls it."""
+        self.settle()
+        with self.failures.guard():
+            extra = checkpoint.load(self, Path(folder))
+        if self.user_groups is not None:
+            self.user_groups.give()
+        if scheduler is not None:
+            if "scheduler" not in extra:
+                raise PlanError(
+                    f"the checkpoint in {folder} was saved without a scheduler; load it without "
+                    "one, and set the schedule yourself"
+                )
+            scheduler.load_state_dict(extra["scheduler"])
+
+    def export(self, folder: str | Path) -> Path | None:
+        """Writes the user's module as `model.safetensors`; rank 0 gets its path."""
+        with self.failures.guard():
+            return export(self, Path(folder))
+
+    def measured(self) -> Measured:
+        """What the steps so far took on this rank."""
+        return report(
+            self.stats, self.residence, self.tensor_memory, self.plan, self.parts, self.device
+        )
+
+    def write_run(self, folder: str | Path) -> Path:
+        """Writes the plan and what the steps took on this rank; every rank calls it."""
+        folder = Path(folder)
+        prepare(folder, self.plan, self.parts.rank)
+        return write(self.measured(), folder)
+
+    def sync_to(self, model: nn.Module | None = None) -> None:
+        """Gives a module (default: `job.model`) the weights and buffers as they are; all ranks.
+
+        Until then, from the first step on, `job.model` refuses to run, to be saved or to be
+        pickled, as it has the weights from before training.
+        """
+        with self.failures.guard():
+            sync_to(self, self.model if model is None else model)
+        if model is None or model is self.model:
+            self._guard.release()
+
+    def settle(self) -> None:
+        """Completes the last step where the plan lets a part of it wait for the next one, as with
+        the form `dear`; every rank calls it. All methods that read parameters do: only what looks
+        into the job's own tensors needs it."""
+        if not self.parts.is_settled:
+            with self.failures.guard():
+                self.parts.settle()
+
+    def close(self, *, sync: bool = False) -> None:
+        """Leaves the job; the last call. With `sync`, `sync_to` comes before."""
+        if sync:
+            self.sync_to()
+        self.settle()
+        if self._run_dir is not None:
+            write(self.measured(), Path(self._run_dir))
+        self.failures.close()
+        if self._owns_world and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _open_pairs(self) -> None:
+        """Those of training, which are also all of evaluation."""
+        parts, schedule = self.parts, self.plan.schedule.parse()
+        messages = plan_messages(self.plan, schedule, parts.programs, parts.rank)
+        self.progress.at(0, "connections between stages", "synchronising")
+        with self.failures.guard():
+            open_pairs(messages, parts.groups, parts.rank, self.device)
+        self.progress.at(0, "start", "idle")
+
+    def _executor(self, *, training: bool) -> Executor:
+        """The loop over this rank's row; evaluation takes only the forwards of it."""
+        plan, programs, rank = self.plan, self.parts.programs, self.parts.rank
+        schedule = plan.schedule.parse()
+        messages = plan_messages(plan, schedule, programs, rank, backward=training)
+        mailbox = Mailbox(
+            rank,
+            messages,
+            programs,
+            self._cutter.samples,
+            self.parts.groups,
+            self.device,
+            self.recorder,
+        )
+        row = schedule.ranks[schedule.rank_of(programs[0].index)]
+        return Executor(
+            row if training else tuple(a for a in row if a.work in FORWARDS),
+            self.parts.stages,
+            mailbox,
+            self._cutter.offsets,
+            plan.samples_per_microbatch,
+            self.progress,
+            self.recorder,
+        )
+
+    def backward(self, batch: Batch, *, sharded: bool = False, last: bool = True) -> Tensor:
+        """Adds a batch's gradients to those of the step, and nothing else; `last`: none follow."""
+        if self.missing:
+            raise PlanError(
+                f"{len(self.missing)} tensors have no values, such as {min(self.missing)!r}: the "
+                "model was on the meta device, or a load failed; call job.load(dir) first"
+            )
+        with self.failures.guard():
+            stages = self.parts.stages.values()
+            for stage in stages:
+                if not self.accumulated:
+                    stage.sync.begin()
+                # Accumulated batches of one step draw different dropout masks.
+                stage.comm.step = self.state.step + (self.accumulated << 32)
+                stage.reduce_early = last and not self.accumulated
+            loss = self._run(self._trainer, batch, sharded)
+        self.accumulated += 1
+        if self.device.type == "cpu":
+            check_loss(self, loss)
+        return loss
+
+    def _run(self, executor: Executor, batch: Batch, sharded: bool) -> Tensor:
+        """Runs the schedule; the loss of the whole job."""
+        section = self.recorder.section
+        with section("batch"):
+            parts = self._cutter.cut(batch, sharded=sharded)
+        self.progress.at(self.state.step, "totals", "running")
+        with section("totals"):
+            totals = whole_totals(
+                self.parts, self.plan.num_microbatches, parts, self._trainer.place
+            )
+
+        def inputs(stage: int, microbatch: int) -> Mapping[str, Tensor]:
+            return parts[stage, microbatch] | totals[stage]
+
+        with section("schedule"):
+            local = executor.run(inputs)
+        with section("loss"):
+            loss = whole_loss(self, local)
+        self.progress.at(self.state.step, "end", "idle")
+        return loss
+
+    def _apply(self, gradient_scale: float) -> None:
+        with self.failures.guard():
+            if self.user_groups is not None:
+                self.user_groups.take()
+            with self.recorder.section("gradients"):
+                self.sum_gradients()
+                self.scale_gradients(gradient_scale)
+        if self.device.type == "cpu":
+            check_norm(self)
+        self.update()
+        if self.user_groups is not None:
+            self.user_groups.stepped()
+
+    def sum_gradients(self) -> None:
+        """After the last batch of a step: each held gradient becomes the sum of all parts."""
+        self.progress.at(self.state.step, "gradients", "synchronising")
+        self.end.sum_gradients()
+
+    def scale_gradients(self, factor: float) -> None:
+        """Scales them, and limits their norm if there is a limit."""
+        self.grad_norm = self.end.scale_gradients(factor, self.max_grad_norm)
+
+    def update(self) -> None:
+        """Steps the optimizer with the gradients as they are."""
+        with self.failures.guard():
+            self.end.update()
+        self.progress.at(self.state.step, "end", "idle")
+        self.state.step += 1
+        self.accumulated = 0

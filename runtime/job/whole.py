@@ -1,0 +1,140 @@
+"""Between the whole tensors of a model and the parts of them that ranks hold."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from meshwright.forms.running import Held
+from meshwright.ir.graph.graph import Kind
+from meshwright.ir.graph.graph import Tensor as GraphTensor
+from meshwright.runtime.checkpoint.shard_boxes import pieces
+from meshwright.runtime.world.world import of_all
+
+if TYPE_CHECKING:
+    from meshwright.runtime.job.job import Job
+
+
+def whole_parameters(job: "Job", *, everyone: bool = False) -> Iterator[tuple[str, Tensor]]:
+    """Module path and whole tensor, on the job's device, one at a time; every rank goes on.
+
+    Only rank 0 gets the values, unless they are for `everyone`.
+    """
+    job.parts.settle()
+    yield from _put_together(job, [(h, _itself(h)) for h in job.parts.held], everyone)
+
+
+def whole_gradients(job: "Job") -> Iterator[tuple[str, Tensor]]:
+    """The same of gradients, between a step's last backward and its update, for rank 0."""
+    yield from _put_together(job, [(h, h.tensor.grad) for h in job.parts.reduced], False)
+
+
+def _itself(held: Held) -> Tensor:
+    return held.tensor.detach()
+
+
+def _put_together(
+    job: "Job", values: Sequence[tuple[Held, Tensor | None]], everyone: bool
+) -> Iterator[tuple[str, Tensor]]:
+    """Each parameter of what ranks have of it; None counts as zeros."""
+    ours = {id(h) for h in job.parts.counted(h for h, _ in values)}
+    counted: dict[str, list[tuple[Held, Tensor | None]]] = {}
+    for h, value in values:
+        if id(h) in ours:
+            counted.setdefault(h.param.name, []).append((h, value))
+    for tensor in _of_job(job, Kind.PARAMETER):
+        whole = _room(tensor, job.device)
+        for h, value in counted.get(tensor.name, []):
+            if value is not None:
+                for piece in pieces(h.param.runs, h.rows):
+                    piece.of_global(whole).copy_(piece.of_local(value))
+        yield tensor.fqn, _summed(whole, job.plan.world_size, everyone)
+
+
+def whole_buffers(job: "Job", *, everyone: bool = False) -> Iterator[tuple[str, Tensor]]:
+    """The same for buffers, as the first rank that reads them has them."""
+    parts = job.parts
+    for tensor in _of_job(job, Kind.BUFFER):
+        whole = _room(tensor, job.device)
+        if parts.owners[tensor.name] == parts.rank:
+            whole.copy_(parts.any_tensor(tensor.name))
+        yield tensor.fqn, _summed(whole, job.plan.world_size, everyone)
+
+
+def without_gradient(job: "Job") -> frozenset[str]:
+    """Module paths of the parameters that got no gradient on any rank; the same on every rank."""
+    mine = {h.param.fqn: True for h in job.parts.held if h.tensor.numel()}
+    reached = [h for h in job.parts.reduced if h.tensor.numel() and h.tensor.grad is not None]
+    everyone = of_all(mine | dict.fromkeys((h.param.fqn for h in reached), False))
+    known = {fqn for found in everyone for fqn in found}
+    return frozenset(fqn for fqn in known if all(found.get(fqn, True) for found in everyone))
+
+
+def write_parameters(job: "Job", change: Callable[[str, Tensor], Tensor]) -> None:
+    """Each parameter becomes what `change(path, whole)` makes of it, the same on every rank."""
+    changed = {}
+    for fqn, whole in whole_parameters(job, everyone=True):
+        for h in job.parts.held:
+            if h.param.fqn == fqn:
+                changed[id(h)] = h, change(fqn, whole)
+    for h, whole in changed.values():
+        for piece in pieces(h.param.runs, h.rows):
+            piece.of_local(h.tensor.detach()).copy_(piece.of_global(whole))
+    for stage in job.parts.stages.values():
+        stage.sync.written()
+
+
+def differing_copies(job: "Job", rounding: float) -> tuple[str, ...]:
+    """Module paths of what two ranks hold differently; the same on every rank."""
+    found = set()
+    for fqn, whole in whole_parameters(job, everyone=True):
+        for h in job.parts.held:
+            if h.param.fqn == fqn and not all(
+                _near(piece.of_local(_itself(h)), piece.of_global(whole), rounding)
+                for piece in pieces(h.param.runs, h.rows)
+            ):
+                found.add(fqn)
+    for fqn, whole in whole_buffers(job, everyone=True):
+        if not all(_near(x, whole, rounding) for x in _buffers(job, fqn)):
+            found.add(fqn)
+    return tuple(sorted(frozenset[str]().union(*of_all(frozenset(found)))))
+
+
+def _buffers(job: "Job", fqn: str) -> Iterator[Tensor]:
+    """What the stages of this rank have under a path."""
+    for index, stage in job.parts.stages.items():
+        for param in stage.program.params:
+            if param.fqn == fqn and param.kind is Kind.BUFFER:
+                yield job.parts.tensors[index][param.name]
+
+
+def _near(found: Tensor, wanted: Tensor, rounding: float) -> bool:
+    if not wanted.numel():
+        return True
+    exact = not wanted.is_floating_point() and not wanted.is_complex()
+    size = float(wanted.abs().max()) if not exact else 0.0
+    return torch.allclose(found, wanted, rtol=0.0, atol=rounding * size, equal_nan=True)
+
+
+def _of_job(job: "Job", kind: Kind) -> Iterator[GraphTensor]:
+    for tensor in job.graph.tensors.values():
+        if tensor.kind is kind and tensor.name in job.parts.owners:
+            yield tensor
+
+
+def _room(tensor: GraphTensor, device: torch.device) -> Tensor:
+    return torch.zeros(tensor.shape, dtype=getattr(torch, tensor.dtype), device=device)
+
+
+def _summed(x: Tensor, world_size: int, everyone: bool) -> Tensor:
+    """The sum over ranks; each element is nonzero on one rank only."""
+    if world_size == 1:
+        return x
+    sendable = x.to(torch.uint8) if x.dtype is torch.bool else x
+    if everyone:
+        dist.all_reduce(sendable)
+    else:
+        dist.reduce(sendable, dst=0)
+    return sendable.to(x.dtype)

@@ -1,0 +1,1 @@
+"""Messages of a step between stages."""

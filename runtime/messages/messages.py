@@ -1,0 +1,118 @@
+"""Every message of a step, known before it starts: who sends what to whom, and in which order."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from meshwright.codegen.lower.program import BorderValue, StageProgram
+from meshwright.ir.layout.border import Side, Transfer, forward_transfers, gradient_transfers
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.plan.schedule import FORWARDS, Action, Schedule, Work
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One piece of a value (or of its gradient) of one micro-batch."""
+
+    border: int
+    """Between stage `border` and `border + 1`."""
+    value: str
+    gradient: bool
+    microbatch: int
+    transfer: Transfer
+    number: int
+    """Position among all messages from its source to its target in a step."""
+    made_at: int
+    """Index of the action in the source's row that makes it."""
+    needed_at: int
+    """Index of the action in the target's row that needs it."""
+
+    @property
+    def source(self) -> int:
+        return self.transfer.source
+
+    @property
+    def target(self) -> int:
+        return self.transfer.target
+
+
+def side(plan: Plan, stage: int) -> Side:
+    """The given stage at its borders."""
+    found = plan.stages[stage]
+    return Side(found.batch_shares, found.model_size, found.devices)
+
+
+def plan_messages(
+    plan: Plan,
+    schedule: Schedule,
+    programs: tuple[StageProgram, ...],
+    rank: int,
+    *,
+    backward: bool = True,
+) -> tuple[Message, ...]:
+    """All messages from or to `rank` (those to itself too), grouped by source and target.
+
+    With `backward` False only forwards run, as in evaluation.
+    """
+    works = set(Work) if backward else FORWARDS
+    rows = [[action for action in row if action.work in works] for row in schedule.ranks]
+    at = {action: index for row in rows for index, action in enumerate(row)}
+    found = []
+    for border, values in _borders(programs):
+        for microbatch in range(plan.num_microbatches):
+            for gradient in (False, True)[: 1 + backward]:
+                made = _action(at, border + gradient, gradient, microbatch)
+                needed = _action(at, border + 1 - gradient, gradient, microbatch)
+                ends = at[made], at[needed]
+                for value, transfer in _transfers(plan, border, values, gradient):
+                    if rank in (transfer.source, transfer.target):
+                        found.append(
+                            Message(border, value, gradient, microbatch, transfer, 0, *ends)
+                        )
+    return _numbered(found)
+
+
+def _action(at: dict[Action, int], stage: int, gradient: bool, microbatch: int) -> Action:
+    """The action of `stage` that makes or needs a message."""
+    if not gradient:
+        plain = Action(stage, Work.FORWARD, microbatch)
+        return plain if plain in at else Action(stage, Work.FORWARD_KEEPING, microbatch)
+    whole = Action(stage, Work.BACKWARD, microbatch)
+    return whole if whole in at else Action(stage, Work.BACKWARD_INPUT, microbatch)
+
+
+def _borders(programs: tuple[StageProgram, ...]) -> Iterator[tuple[int, tuple[BorderValue, ...]]]:
+    """The borders that the rank's stages have; one between two of its own stages comes once."""
+    values = {}
+    for program in programs:
+        if program.receives:
+            values[program.index - 1] = program.receives
+        if program.sends:
+            values[program.index] = program.sends
+    yield from sorted(values.items())
+
+
+def _transfers(
+    plan: Plan, border: int, values: tuple[BorderValue, ...], gradient: bool
+) -> Iterator[tuple[str, Transfer]]:
+    sides = side(plan, border), side(plan, border + 1)
+    for value in values:
+        if gradient and not value.requires_grad:
+            continue
+        transfers = gradient_transfers if gradient else forward_transfers
+        for transfer in transfers(value.dp, *sides):
+            yield value.name, transfer
+
+
+def _numbered(found: list[Message]) -> tuple[Message, ...]:
+    """Numbers each pair's messages in the order in which the source makes them."""
+
+    def pair(message: Message) -> tuple[int, int]:
+        return message.source, message.target
+
+    ordered = sorted(found, key=lambda m: (*pair(m), m.made_at))  # stable within an action
+    return tuple(
+        replace(m, number=number)
+        for _, group in groupby(ordered, pair)
+        for number, m in enumerate(group)
+    )

@@ -1,0 +1,1 @@
+"""What a rank notes of its steps: times, memory, reports."""

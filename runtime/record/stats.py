@@ -1,0 +1,61 @@
+"""What steps took: the last ones in detail, of all others the duration and the loss."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from statistics import median
+
+from torch import Tensor
+
+from meshwright.ir.launch import TAKEN, Call
+from meshwright.ir.plan.schedule import Action
+from meshwright.ir.profile.measured import StepKind
+from meshwright.runtime.record.record import StepRecord
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Taken:
+    """One step."""
+
+    kind: StepKind
+    step_s: float
+    loss: Tensor | None
+
+
+@dataclass(eq=False)
+class Stats:
+    """Steps in order, newest last."""
+
+    keep: int = 10_000
+    detailed: int = 32
+    taken: list[Taken] = field(default_factory=list)
+    records: list[StepRecord] = field(default_factory=list)
+    """The last timed steps, action by action."""
+    called: Counter[Call] = field(default_factory=lambda: Counter(TAKEN))
+    """Calls of kernels in the process before there was anything to take in."""
+
+    def add(self, record: StepRecord) -> None:
+        """Takes in a closed record."""
+        self.taken.append(Taken(record.kind, record.step_s, record.loss))
+        del self.taken[: -self.keep]
+        if record.kind == "timed":
+            self.records.append(record)
+            del self.records[: -self.detailed]
+
+    @property
+    def step_s(self) -> list[float]:
+        """Seconds of the timed steps."""
+        return [step.step_s for step in self.taken if step.kind == "timed"]
+
+    @property
+    def median_step_s(self) -> float:
+        """Of the timed steps; 0 before there is one."""
+        return median(self.step_s) if self.step_s else 0.0
+
+
+def section_s(record: StepRecord) -> dict[str, tuple[float, ...]]:
+    """Kind of work (F, B, I, W) or phase -> seconds of each, in order, waiting included."""
+    found: dict[str, list[float]] = {}
+    for name, start_s, end_s in record.sections:
+        kind = name.work.value if isinstance(name, Action) else name
+        found.setdefault(kind, []).append(end_s - start_s)
+    return {kind: tuple(seconds) for kind, seconds in found.items()}

@@ -1,0 +1,412 @@
+"""One pipeline stage on one rank: runs its blocks forward, and backward block by block.
+
+Each block has its own autograd graph: its inputs are leaves, whose gradients are those of the
+outputs of earlier blocks. So parameters can be gathered for one block at a time, gradients sent off
+as soon as a block's are complete, and a block recomputed or its backward split, without hooks.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from meshwright.codegen.collectives.comm import Comm
+from meshwright.codegen.lower.program import Call, StageProgram
+from meshwright.codegen.passes.halves import add
+from meshwright.forms.running import SyncRun
+from meshwright.runtime.stage.chain import Chain, ChainBlock, Gate, chains_of
+from meshwright.runtime.stage.keeping import Keeper, Script
+from meshwright.runtime.stage.offload_buffers import HostMemory
+from meshwright.runtime.stage.split import WeightWork, backward_input
+
+Before = Callable[[int, Sequence[int]], None]
+"""Called with a block and those whose parameters may be fetched while it runs."""
+
+
+class BlockModule(nn.Module):
+    """A block with the parameters and buffers that it reads; shared ones are the same objects."""
+
+    def __init__(self, call: Call, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.call = call
+        self._attributes = []
+        for name in call.params:
+            attribute = name.replace(".", "_")
+            tensor = tensors[name]
+            if isinstance(tensor, nn.Parameter):
+                self.register_parameter(attribute, tensor)
+            else:
+                self.register_buffer(attribute, tensor)
+            self._attributes.append(attribute)
+
+    def forward(
+        self, comm: Comm, *inputs: Tensor, keeper: Keeper | None = None
+    ) -> tuple[Tensor, ...]:
+        run = self.call.run if keeper is None else keeper.run
+        return run(comm, *self.tensors(), *inputs)
+
+    def tensors(self) -> list[Tensor]:
+        """Its parameters and buffers, in the order of the call."""
+        return [getattr(self, attribute) for attribute in self._attributes]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Output:
+    """Where a block's output stands in the block's graph."""
+
+    name: str
+    edge: GradientEdge
+    dtype: torch.dtype
+
+
+@dataclass(eq=False)
+class _StageTape:
+    """What one micro-batch keeps for its backward."""
+
+    leaves: dict[str, Tensor] = field(default_factory=dict)
+    """Differentiable values that blocks of the stage read, or that it passes on."""
+    values: dict[str, Tensor] = field(default_factory=dict)
+    """Other values that a recomputed block reads."""
+    outputs: list[list[_Output]] = field(default_factory=list)
+    """Per call; empty for a recomputed one."""
+    weights: list[tuple[int, WeightWork | None]] = field(default_factory=list)
+    chains: dict[int, Chain] = field(default_factory=dict)
+    """By the number of their first call."""
+    keepers: dict[int, Keeper] = field(default_factory=dict)
+    """Of the calls of whose ops the plan says what becomes of what they make."""
+    whole: bool = False
+    """All is there for the backward, whatever the plan says of the calls."""
+
+
+class StageModule(nn.Module):
+    """A stage's blocks. Parameters are the tensors that blocks read; `sync` keeps them."""
+
+    def __init__(
+        self,
+        program: StageProgram,
+        comm: Comm,
+        tensors: Mapping[str, Tensor],
+        sync: SyncRun,
+        autocast: torch.dtype | None = None,
+        prefetch: int = 0,
+    ) -> None:
+        super().__init__()
+        self.program, self.comm, self.sync = program, comm, sync
+        self.blocks = nn.ModuleList(BlockModule(call, tensors) for call in program.calls)
+        self._tensors = dict(tensors)
+        self.autocast, self._prefetch = autocast, prefetch
+        self._tapes: dict[int, _StageTape] = {}
+        self._chains = chains_of(program)
+        self._scripts = {i: Script.of(call) for i, call in enumerate(program.calls) if call.saved}
+        moves = any(script.moves for script in self._scripts.values())
+        self._host = HostMemory(comm.device) if moves else None
+        self.reduce_early = True
+        """No further batch adds to this step's gradients."""
+        read = {name for call in program.calls for name in call.inputs}
+        self._relayed = {value.name for value in program.receives} & {
+            value.name for value in program.sends
+        }
+        self._kept_names = read | self._relayed
+        self._sent = {value.name for value in program.sends} | {program.loss}
+
+    def totals(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The local summands of one micro-batch."""
+        return self._plain(self.program.totals, values)
+
+    def forward(
+        self,
+        microbatch: int,
+        values: Mapping[str, Tensor],
+        keep: bool = True,
+        whole: bool = False,
+    ) -> dict[str, Tensor]:
+        """The stage's sends and its loss, from what it received, its inputs and the totals.
+
+        With `keep`, what the backward of this micro-batch needs is kept; with `whole`, all of it.
+        """
+        env = dict(values)
+        tape = _StageTape(whole=whole)
+        for value in self.program.receives:
+            if keep and value.requires_grad:
+                env[value.name] = tape.leaves[value.name] = (
+                    env[value.name].detach().requires_grad_(True)
+                )
+        env |= self._plain(self.program.prelude, env)
+        order = range(len(self.program.calls))
+        for index, call in enumerate(self.program.calls):
+            ahead = self._ahead(order, index)
+            if index in self._chains:
+                self._forward_chain(self._chains[index], env, tape, keep)
+            elif not call.follows:
+                self._forward_call(index, call, env, tape, keep, ahead)
+        if keep:
+            self._tapes[microbatch] = tape
+        wanted = [value.name for value in self.program.sends]
+        return {name: env[name].detach() for name in (*wanted, self.program.loss) if name}
+
+    def _plain(self, call: Call | None, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Runs a call that needs no gradient."""
+        if call is None:
+            return {}
+        tensors = [self._tensors[name] for name in call.params]
+        with torch.no_grad():
+            outputs = call.run(self.comm, *tensors, *(values[name] for name in call.inputs))
+        return dict(zip(call.outputs, outputs, strict=True))
+
+    def _forward_call(
+        self,
+        index: int,
+        call: Call,
+        env: dict[str, Tensor],
+        tape: _StageTape,
+        keep: bool,
+        ahead: Sequence[int],
+    ) -> None:
+        again = call.recompute and not tape.whole
+        graph = keep and not again
+        inputs = [env[name] for name in call.inputs]
+        if keep and index in self._scripts and not tape.whole:
+            tape.keepers[index] = Keeper(call, self._scripts[index], self._host)
+        opened = self._opened(self.sync.before_forward, index, ahead)
+        with opened, torch.set_grad_enabled(graph), self._casts():
+            outputs = self.blocks[index](self.comm, *inputs, keeper=tape.keepers.get(index))
+        found = []
+        for name, output in zip(call.outputs, outputs, strict=True):
+            differs = output.requires_grad if graph else self._differs(index, inputs, output)
+            env[name] = leaf = output.detach()
+            if keep and differs:
+                leaf.requires_grad_(True)
+                if name in self._kept_names:
+                    tape.leaves[name] = leaf
+                if graph:
+                    found.append(_Output(name, get_gradient_edge(output), output.dtype))
+        tape.outputs.append(found)
+        if keep and again:
+            tape.values |= {n: env[n] for n in call.inputs if n not in tape.leaves}
+        for name in call.drop:
+            if name not in self._sent:
+                env.pop(name, None)
+
+    def _forward_chain(
+        self, indices: range, env: dict[str, Tensor], tape: _StageTape, keep: bool
+    ) -> None:
+        calls = [self.program.calls[index] for index in indices]
+        again = {i: c.recompute and not tape.whole for i, c in zip(indices, calls, strict=True)}
+        links = [
+            ChainBlock(i, call, cast(BlockModule, self.blocks[i]).tensors(), again[i])
+            for i, call in zip(indices, calls, strict=True)
+        ]
+        gate = self._gate(self.sync.before_forward, indices)
+        chain = Chain(links, self.comm, gate, self._casts, keep=keep)
+        later = self.program.calls[indices.stop :]
+        wanted = {name for call in later for name in call.inputs} | self._sent
+        env |= chain.forward(env, wanted)
+        for name in (name for call in calls for name in call.outputs if name in env):
+            if keep and chain.differs(name):
+                env[name].requires_grad_(True)
+                if name in self._kept_names:
+                    tape.leaves[name] = env[name]
+        tape.outputs += [[] for _ in calls]
+        if keep:
+            tape.chains[indices.start] = chain
+        for name in (name for call in calls for name in call.drop if name not in self._sent):
+            env.pop(name, None)
+
+    def _backward_chain(
+        self, indices: range, tape: _StageTape, gradients: Mapping[str, Tensor], last: bool
+    ) -> None:
+        chain = tape.chains.pop(indices.start)
+        arriving = {}
+        for name in (name for i in indices for name in self.program.calls[i].outputs):
+            found = tape.leaves[name].grad if name in tape.leaves else gradients.get(name)
+            if found is not None:
+                arriving[name] = found
+        order = range(indices.stop - 1, -1, -1)
+        before = self.sync.before_backward
+        gate = self._gate(before, order, lambda index: self.sync.after_backward(index, last))
+        for name, more in chain.backward(arriving, gate).items():
+            if name in tape.leaves:
+                add(tape.leaves[name], more)
+        for index in indices:
+            self._forget(index, tape)
+
+    def _gate(
+        self, before: Before, order: range, passed: Callable[[int], None] | None = None
+    ) -> Gate:
+        """Around calls that are entered in this order."""
+
+        def enter(index: int) -> None:
+            before(index, self._ahead(order, order.index(index)))
+
+        return Gate(enter, self.sync.close, passed or (lambda index: None))
+
+    def _differs(self, index: int, inputs: Sequence[Tensor], output: Tensor) -> bool:
+        """Whether an output that was made without a graph will have a gradient."""
+        parameters = self.blocks[index].parameters()
+        differs = output.is_floating_point() or output.is_complex()
+        return differs and any(x.requires_grad for x in (*inputs, *parameters))
+
+    def recompute(self, microbatch: int) -> None:
+        """Makes again what the forward did not keep, in its order; the backward need not."""
+        tape = self._tapes[microbatch]
+        chained = {index for own in self._chains.values() for index in own}
+        for index, call in enumerate(self.program.calls):
+            keeper = tape.keepers.get(index)
+            if index in tape.chains:
+                tape.chains[index].recompute()
+            elif call.recompute and index not in chained:
+                with self._open(index, ()):
+                    tape.outputs[index] = self._recompute(index, tape)
+            elif keeper is not None and keeper.runs_again:
+                with self._open(index, ()):
+                    keeper.prepare(self.comm, self._casts)
+        tape.whole = True
+
+    def backward(
+        self, microbatch: int, gradients: Mapping[str, Tensor], last: bool
+    ) -> dict[str, Tensor]:
+        """Adds the parameters' gradients; returns those of what the stage received."""
+        tape = self._begin_backward(microbatch, gradients)
+        order = range(len(self.program.calls))[::-1]
+        ends = {own[-1]: own for own in self._chains.values()}
+        for position, index in enumerate(order):
+            if index in ends:
+                self._backward_chain(ends[index], tape, gradients, last)
+            if any(index in own for own in ends.values()):
+                continue
+            with self._open(index, self._ahead(order, position)):
+                self._prepare(tape, order[position : position + 2])
+                edges, arriving = self._starts(index, tape, gradients)
+                if edges:
+                    torch.autograd.backward(edges, arriving)
+            self._forget(index, tape)
+            tape.keepers.pop(index, None)
+            self.sync.after_backward(index, last)
+        del self._tapes[microbatch]
+        return self._received_gradients(tape)
+
+    def backward_input(self, microbatch: int, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The input half of `backward`."""
+        tape = self._begin_backward(microbatch, gradients)
+        order = range(len(self.program.calls))[::-1]
+        for position, index in enumerate(order):
+            call = self.program.calls[index]
+            with self._open(index, self._ahead(order, position)):
+                self._prepare(tape, order[position : position + 2])
+                edges, arriving = self._starts(index, tape, gradients)
+                leaves = [tape.leaves[n] for n in dict.fromkeys(call.inputs) if n in tape.leaves]
+                parameters = [p for p in self.blocks[index].parameters() if p.requires_grad]
+                work = backward_input(edges, arriving, leaves, parameters) if edges else None
+            tape.weights.append((index, work))
+            self._forget(index, tape)
+        return self._received_gradients(tape)
+
+    def backward_weight(self, microbatch: int, last: bool) -> None:
+        """The weight half of `backward`."""
+        tape = self._tapes.pop(microbatch)
+        order = [index for index, work in tape.weights if work is not None]
+        for index, work in tape.weights:
+            if work is not None:
+                with self._open(index, self._ahead(order, order.index(index))):
+                    work.run()
+            tape.keepers.pop(index, None)
+            self.sync.after_backward(index, last)
+
+    def _begin_backward(self, microbatch: int, gradients: Mapping[str, Tensor]) -> _StageTape:
+        tape = self._tapes[microbatch]
+        for name, gradient in gradients.items():
+            leaf = tape.leaves.get(name)
+            if leaf is not None:  # also read inside the stage, or passed on
+                leaf.grad = gradient if leaf.grad is None else leaf.grad + gradient
+        return tape
+
+    def _starts(
+        self, index: int, tape: _StageTape, gradients: Mapping[str, Tensor]
+    ) -> tuple[list[GradientEdge], list[Tensor]]:
+        """Where the block's backward starts, with the gradients that arrive there."""
+        call = self.program.calls[index]
+        again = call.recompute and not tape.whole
+        outputs = self._recompute(index, tape) if again else tape.outputs[index]
+        edges, arriving = [], []
+        for output in outputs:
+            if output.name == self.program.loss:
+                gradient: Tensor | None = torch.ones(
+                    (), dtype=output.dtype, device=self.comm.device
+                )
+            elif output.name in tape.leaves:
+                gradient = tape.leaves[output.name].grad
+            else:
+                gradient = gradients.get(output.name)
+            if gradient is not None:
+                edges.append(output.edge)
+                arriving.append(gradient.to(output.dtype))
+        return edges, arriving
+
+    def _recompute(self, index: int, tape: _StageTape) -> list[_Output]:
+        call = self.program.calls[index]
+        inputs = [
+            tape.leaves[name] if name in tape.leaves else tape.values[name] for name in call.inputs
+        ]
+        self.comm.recomputing = True
+        try:
+            with torch.enable_grad(), self._casts():
+                outputs = self.blocks[index](self.comm, *inputs)
+        finally:
+            self.comm.recomputing = False
+        return [
+            _Output(name, get_gradient_edge(output), output.dtype)
+            for name, output in zip(call.outputs, outputs, strict=True)
+            if output.requires_grad
+        ]
+
+    def _prepare(self, tape: _StageTape, coming: Sequence[int]) -> None:
+        """What the first of the coming blocks did not keep is here again, or made again; what the
+        next one has moved away is on its way."""
+        index, *following = coming
+        if index in tape.keepers:
+            tape.keepers[index].prepare(self.comm, self._casts)
+        for later in following:
+            if later in tape.keepers and self._host is not None and self._host.ahead:
+                tape.keepers[later].fetch()
+
+    def _forget(self, index: int, tape: _StageTape) -> None:
+        """Frees the block's graph and the gradients that it has used."""
+        tape.outputs[index] = []
+        received = {value.name for value in self.program.receives}
+        for name in self.program.calls[index].outputs:
+            if name not in received:
+                tape.leaves.pop(name, None)
+
+    def _received_gradients(self, tape: _StageTape) -> dict[str, Tensor]:
+        found = {}
+        for value in self.program.receives:
+            if value.requires_grad:
+                leaf = tape.leaves.pop(value.name)
+                found[value.name] = leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)
+        return found
+
+    def _ahead(self, order: Sequence[int], position: int) -> Sequence[int]:
+        """The calls whose parameters may be fetched while the one at `position` runs."""
+        return order[position + 1 : position + 1 + self._prefetch]
+
+    def _open(self, index: int, ahead: Sequence[int]) -> AbstractContextManager[None]:
+        """The block's parameters are whole within, for its backward."""
+        return self._opened(self.sync.before_backward, index, ahead)
+
+    @contextmanager
+    def _opened(self, before: Before, index: int, ahead: Sequence[int]) -> Iterator[None]:
+        before(index, ahead)
+        try:
+            yield
+        finally:
+            self.sync.close(index)
+
+    def _casts(self) -> AbstractContextManager[None]:
+        if self.autocast is None:
+            return nullcontext()
+        device = self.comm.device.type
+        return torch.autocast(device, dtype=self.autocast)

@@ -1,0 +1,1 @@
+"""One training step, from the batch to the optimizer."""

@@ -1,0 +1,122 @@
+"""Cuts the global batch into what each stage reads in each micro-batch."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from meshwright.codegen.lower.program import StageProgram
+from meshwright.ir.errors import PlanError
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.graph.graph import Tensor as GraphTensor
+from meshwright.ir.layout.border import Side
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.trace.loss_module import Batch, flatten_batch
+
+
+class BatchCutter:
+    """Knows which samples a rank reads. A rank with several stages reads the union of theirs."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        plan: Plan,
+        programs: tuple[StageProgram, ...],
+        rank: int,
+        device: torch.device,
+    ) -> None:
+        self._graph, self._plan, self._device = graph, plan, device
+        self._reads = {program.index: program.inputs for program in programs}
+        self.offsets: dict[int, int] = {}
+        """Per stage: this rank's first sample within a micro-batch."""
+        self.samples: dict[int, int] = {}
+        """Per stage: this rank's samples of a micro-batch."""
+        for program in programs:
+            stage = plan.stages[program.index]
+            coordinate = stage.coordinates(rank)["dp"]
+            side = Side(stage.batch_shares, stage.model_size, stage.devices)
+            start, stop = side.spans()[coordinate]
+            self.offsets[program.index], self.samples[program.index] = start, stop - start
+
+    def spans(self, stage: int) -> list[tuple[int, int]]:
+        """Global samples of the stage, per micro-batch."""
+        size, first = self._plan.samples_per_microbatch, self.offsets[stage]
+        starts = [first + m * size for m in range(self._plan.num_microbatches)]
+        return [(start, start + self.samples[stage]) for start in starts]
+
+    def own_samples(self) -> list[int]:
+        """Global indices of the samples that this rank reads, ascending."""
+        spans = [
+            span for stage, reads in self._reads.items() if reads for span in self.spans(stage)
+        ]
+        return sorted({sample for span in spans for sample in range(*span)})
+
+    def shard(self, batch: Batch) -> dict[str, Tensor]:
+        """This rank's samples of a global batch, by input name."""
+        values = self._checked(batch, self._plan.global_batch_size)
+        index = torch.tensor(self.own_samples(), dtype=torch.int64)
+        return {
+            name: x.index_select(0, index.to(x.device)) if self._is_batch(name) else x
+            for name, x in values.items()
+        }
+
+    def cut(self, batch: Batch, *, sharded: bool) -> dict[tuple[int, int], dict[str, Tensor]]:
+        """(stage, micro-batch) -> graph input name -> this rank's part, on the device."""
+        own = self.own_samples()
+        size = len(own) if sharded else self._plan.global_batch_size
+        values = self._checked(batch, size)
+        at = {sample: n for n, sample in enumerate(own)} if sharded else None
+        needed = {name for reads in self._reads.values() for name in reads}
+        graph_names = dict(zip(self._graph.input_names, self._graph.inputs, strict=True))
+        values = {graph_names[n]: x for n, x in values.items() if graph_names[n] in needed}
+        found = {}
+        for stage, reads in self._reads.items():
+            for microbatch, (start, stop) in enumerate(self.spans(stage)):
+                first = start if at is None else at.get(start, 0)
+                part = slice(first, first + stop - start)
+                found[stage, microbatch] = {
+                    name: self._part(name, values[name], part) for name in reads
+                }
+        return found
+
+    def _part(self, name: str, x: Tensor, part: slice) -> Tensor:
+        x = x[part] if name in self._graph.batch_inputs else x
+        return x.to(self._device, non_blocking=True)
+
+    def _is_batch(self, input_name: str) -> bool:
+        index = self._graph.input_names.index(input_name)
+        return self._graph.inputs[index] in self._graph.batch_inputs
+
+    def _checked(self, batch: Batch, size: int) -> dict[str, Tensor]:
+        """The batch's tensors by input name, with the sizes that the plan is for."""
+        values = flatten_batch(batch)
+        expected = {
+            name: self._graph.tensors[tensor]
+            for name, tensor in zip(self._graph.input_names, self._graph.inputs, strict=True)
+        }
+        if missing := expected.keys() - values.keys():
+            raise PlanError(f"the batch lacks {sorted(missing)}; it needs {list(expected)}")
+        if unknown := values.keys() - expected.keys():
+            raise PlanError(f"the batch has {sorted(unknown)}; the plan knows {list(expected)}")
+        for name, tensor in expected.items():
+            self._check(name, values[name], tensor, size)
+        return values
+
+    def _check(self, name: str, x: Tensor, tensor: GraphTensor, size: int) -> None:
+        shape = tensor.shape
+        if self._is_batch(name):
+            shape = (size * shape[0] // self._graph.batch_size, *shape[1:])
+        if tuple(x.shape) != shape:
+            raise PlanError(
+                f"batch input {name!r} has shape {tuple(x.shape)}; the plan expects {shape} "
+                f"({size} samples; trace and search again for another size)"
+            )
+        if str(x.dtype) != f"torch.{tensor.dtype}":
+            raise PlanError(f"batch input {name!r} is {x.dtype}, the plan expects {tensor.dtype}")
+
+
+def as_batch(values: Mapping[str, Tensor]) -> Batch:
+    """Named tensors in the form of the user's batch: a tuple if the names are numbers."""
+    if values and all(name.isdigit() for name in values):
+        return tuple(values[str(index)] for index in range(len(values)))
+    return dict(values)

@@ -1,0 +1,91 @@
+"""What a job does when its loss, its gradients or its parameters stop being finite numbers."""
+
+import warnings
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from meshwright.ir.errors import NonFinite, PlanError
+from meshwright.runtime.world.world import of_all
+
+if TYPE_CHECKING:
+    from meshwright.runtime.job.job import Job
+
+Policy = Literal["stop", "warn", "ignore"]
+
+
+def check_policy(policy: str) -> None:
+    """PlanError unless it is one."""
+    if policy not in get_args(Policy):
+        raise PlanError(f"on_nonfinite {policy!r} is none of {', '.join(get_args(Policy))}")
+
+
+def check_loss(job: "Job", loss: Tensor | None) -> None:
+    """Every rank has the same loss, so all of them stop, or none."""
+    if _passes(job, loss):
+        return
+    if job.on_nonfinite == "stop" and job.accumulated:
+        job.sum_gradients()  # to say which are not finite; and nothing is to be under way
+    _blame(job, "the loss", loss)
+
+
+def check_norm(job: "Job") -> None:
+    """The same for the norm of the gradients, where it is limited."""
+    if not _passes(job, job.grad_norm):
+        _blame(job, "the norm of the gradients", job.grad_norm)
+
+
+def _passes(job: "Job", value: Tensor | None) -> bool:
+    return job.on_nonfinite == "ignore" or value is None or bool(torch.isfinite(value))
+
+
+def _blame(job: "Job", what: str, value: Tensor | None) -> None:
+    assert value is not None
+    text = f"step {job.state.step}: {what} is {float(value)}"
+    if job.on_nonfinite == "warn":
+        if job.parts.rank == 0:
+            warnings.warn(f"{text}; training goes on (on_nonfinite='warn')", stacklevel=4)
+        return
+    where = _where(job)
+    job.accumulated = 0
+    raise NonFinite(
+        f"{text}{where}: go on from a checkpoint with a lower learning rate or max_grad_norm, or "
+        "let it pass with on_nonfinite='warn'"
+    )
+
+
+def check_state(job: "Job", what: str) -> None:
+    """Before parameters are written anywhere: every rank calls it, and all stop if one has to."""
+    policy = job.on_nonfinite
+    if policy == "ignore":
+        return
+    job.parts.settle()
+    found = _all_ranks(job, {h.param.fqn: h.tensor.detach() for h in job.parts.held}.items())
+    if not found:
+        return
+    text = f"step {job.state.step}: parameters are not finite ({found})"
+    if policy == "stop":
+        raise NonFinite(f"{text}; {what} is not written; on_nonfinite='warn' lets it pass")
+    if job.parts.rank == 0:
+        warnings.warn(f"{text} in {what}", stacklevel=4)
+
+
+def _where(job: "Job") -> str:
+    """Which parameters and gradients are to blame, on which ranks."""
+    held = job.parts.held
+    parameters = _all_ranks(job, ((h.param.fqn, h.tensor.detach()) for h in held))
+    if parameters:
+        return f", as parameters are not finite ({parameters})"
+    gradients = _all_ranks(
+        job,
+        ((h.param.fqn, h.tensor.grad) for h in job.parts.reduced if h.tensor.grad is not None),
+    )
+    return f", gradients are not finite ({gradients})" if gradients else ""
+
+
+def _all_ranks(job: "Job", tensors: Iterable[tuple[str, Tensor]]) -> str:
+    mine = next((name for name, x in tensors if not bool(torch.isfinite(x).all())), "")
+    everyone = {rank: name for rank, name in enumerate(of_all(mine)) if name}
+    return ", ".join(f"{name!r} first on rank {rank}" for rank, name in everyone.items())

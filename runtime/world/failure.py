@@ -1,0 +1,215 @@
+"""A rank that fails, dies or hangs ends the whole job within seconds, and is named.
+
+Every rank beats into the job's store and watches its neighbour. Whoever finds a failure writes it
+to the store first come, first kept; all others read it, say so and leave.
+"""
+
+import atexit
+import os
+import sys
+import threading
+import time
+from types import TracebackType
+
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+from meshwright.ir.torch_private import job_store
+from meshwright.runtime.step.executor import RankProgress
+from meshwright.runtime.world.standing import (
+    LEFT,
+    RankStanding,
+    dumps,
+    first_cause,
+    left,
+    loads,
+    standing,
+)
+
+BEAT_S = 1.0
+DEAD_S = 12.0
+"""A rank that has not beaten for so long is dead. Hanging Python code still beats."""
+GRACE_S = 2.0
+"""The rank that failed leaves first, so that launchers name it and not its peers."""
+_FAILED = "meshwright/failure"
+
+
+class Failures:
+    """Watches this rank and its neighbour; alone, it only names where an exception came from."""
+
+    def __init__(self, rank: int, world_size: int, progress: RankProgress, hang_s: float) -> None:
+        self._rank, self._world, self._progress, self._hang_s = rank, world_size, progress, hang_s
+        self._closed = threading.Event()
+        self._ended_by = ""
+        # torchrun's; of other launchers, a shell that started the ranks may well be gone.
+        self._launcher = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
+        self._thread: threading.Thread | None = None
+        if world_size > 1:
+            self._store = job_store()
+            self._beat(0)
+            self._thread = threading.Thread(target=self._watch, name="meshwright", daemon=True)
+            self._thread.start()
+            atexit.register(self.close)
+
+    def guard(self) -> "_Reporter":
+        """An exception inside is published with rank, step and action, then raised on."""
+        return _Reporter(self)
+
+    def asked_to_end(self, name: str) -> None:
+        """The rank will leave by a signal of that name: what fails from now on is no failure."""
+        self._ended_by = name
+
+    def report(self, error: BaseException) -> None:
+        """Publishes an exception of this rank as the job's failure, unless one came before."""
+        where = f"step {self._progress.step}, action {self._progress.action}"
+        error.add_note(f"rank {self._rank}, {where}")
+        if self._thread is not None and not self._closed.is_set() and not self._ended_by:
+            text = f"rank {self._rank}, {where}: {type(error).__name__}: {error}"
+            if _is_connection_error(error) and (cause := self._behind(error)):
+                text = f"{cause} (seen by {text})"
+            self._publish(text)
+            error.add_note(f"first failure of the job: {self._first_failure(text)}")
+        get_error_handler().record_exception(error)
+        self._progress.phase = "failed"
+
+    def close(self) -> None:
+        """The rank has nothing more to do with the others."""
+        if self._thread is None or self._closed.is_set():
+            return
+        failed = getattr(sys, "last_exc", getattr(sys, "last_value", None))
+        self._closed.set()
+        self._thread.join(timeout=2 * BEAT_S)
+        try:
+            if failed is not None:
+                self._publish(f"rank {self._rank}, outside a step: {failed!r}")
+            found = left(standing(self._progress), self._ended_by)
+            self._store.set(_beat_key(self._rank), dumps(found, -1))
+        except dist.DistError:
+            pass  # the store left with another rank: nobody is there to tell
+        atexit.unregister(self.close)
+
+    def _beat(self, count: int) -> None:
+        self._store.set(_beat_key(self._rank), dumps(standing(self._progress), count))
+
+    def _publish(self, text: str) -> None:
+        if self._store.add(_FAILED + "/count", 1) == 1:
+            self._store.set(_FAILED, text)
+
+    def _first_failure(self, own: str) -> str:
+        try:
+            return str(self._store.get(_FAILED).decode())
+        except (dist.DistError, RuntimeError):
+            return own  # the store went with the rank that failed
+
+    def _watch(self) -> None:
+        peer = (self._rank + 1) % self._world
+        seen, since, count = b"", time.monotonic(), 0
+        while not self._closed.wait(BEAT_S):
+            count += 1
+            if self._launcher is not None and os.getppid() != self._launcher:
+                self._leave(f"torchrun (process {self._launcher}) is gone")
+            try:
+                self._beat(count)
+                if self._store.check([_FAILED]):
+                    self._leave(self._store.get(_FAILED).decode())
+                if self._store.check([_beat_key(peer)]):
+                    beat = self._store.get(_beat_key(peer))
+                    if beat != seen:
+                        seen, since = beat, time.monotonic()
+                if seen and time.monotonic() - since > DEAD_S:
+                    self._judge_silent(peer, loads(seen))
+                self._check_progress()
+            except (dist.DistError, RuntimeError) as error:
+                if self._progress.phase != "idle":
+                    self._leave(f"the store of the job is gone ({error}); its rank died")
+                return  # the others are done, and so is this rank
+
+    def _judge_silent(self, peer: int, last: RankStanding) -> None:
+        """Publishes why the neighbour does not beat, if it should."""
+        if last.phase != LEFT:
+            self._publish(
+                f"rank {peer} died or was stopped, {last}: no sign of life for {DEAD_S:g} s"
+            )
+        elif self._stuck_s() > DEAD_S and standing(self._progress).waits:
+            self._publish(_has_left(peer, last))
+
+    def _stuck_s(self) -> float:
+        """Since when this rank has been at one place of a step."""
+        inside = self._progress.phase in ("running", "receiving", "synchronising")
+        return time.monotonic() - self._progress.since if inside else 0.0
+
+    def _check_progress(self) -> None:
+        if self._stuck_s() > self._hang_s and (cause := self._slowest()):
+            self._publish(cause)
+
+    def _slowest(self) -> str:
+        """The rank that all wait for, where it is and for how long at least."""
+        found = self._standings()
+        if not found:
+            return ""
+        first = first_cause(found)
+        last = found[first]
+        if last.phase == LEFT:
+            return _has_left(first, last)
+        phase = "" if last.outside else f" ({last.phase})"
+        place = f", in {last.place}" * bool(last.place)
+        return f"rank {first}, {last}{phase}: no progress for {self._hang_s:g} s{place}"
+
+    def _standings(self) -> dict[int, RankStanding]:
+        keys = {rank: _beat_key(rank) for rank in range(self._world)}
+        return {r: loads(self._store.get(k)) for r, k in keys.items() if self._store.check([k])}
+
+    def _behind(self, error: BaseException) -> str:
+        """Which other rank a broken or late connection comes from, as far as beats say; in about
+        three of them."""
+        try:
+            keys = {rank: _beat_key(rank) for rank in range(self._world) if rank != self._rank}
+            known = {r: self._store.get(k) for r, k in keys.items() if self._store.check([k])}
+            time.sleep(3 * BEAT_S)
+            for rank, beat in known.items():
+                if (last := loads(beat)).phase != LEFT and self._store.get(keys[rank]) == beat:
+                    return f"rank {rank} died, {last}"
+            for rank, found in self._standings().items():
+                if found.phase == LEFT and rank != self._rank:
+                    return _has_left(rank, found)
+            late = "timed out" in str(error).lower()
+            return self._slowest() if late else ""
+        except (dist.DistError, RuntimeError):
+            return ""  # the store has gone too
+
+    def _leave(self, text: str) -> None:
+        """Ends this process: its main thread may be stuck in a collective for good."""
+        own = text.startswith(f"rank {self._rank},")  # it leaves last, unless it can by itself
+        time.sleep(5 * GRACE_S if own else GRACE_S)
+        if not self._closed.is_set() and not self._ended_by:
+            print(f"meshwright: rank {self._rank} stops: {text}", file=sys.stderr, flush=True)
+            os._exit(1)
+
+
+class _Reporter:
+    """Reports what goes through it, whatever it is, and lets it through."""
+
+    def __init__(self, failures: Failures) -> None:
+        self._failures = failures
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._failures.report(error)
+
+
+def _beat_key(rank: int) -> str:
+    return f"meshwright/beat/{rank}"
+
+
+def _has_left(rank: int, last: RankStanding) -> str:
+    return f"rank {rank} left the job, {last}, while others need it"
+
+
+def _is_connection_error(error: BaseException) -> bool:
+    words = ("Connection", "gloo", "NCCL", "closed by peer", "Broken pipe", "imed out")
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)

@@ -1,0 +1,147 @@
+"""Joins the job's processes, on Gloo or NCCL."""
+
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+
+from meshwright.ir.errors import MismatchError
+from meshwright.ir.heap import keep_freed_memory
+from meshwright.ir.plan.plan import DeviceKind
+
+BACKEND = "MESHWRIGHT_BACKEND"
+"""Environment variable: the backend of process groups that a job makes, as torch writes them."""
+
+_LATER_S = 60.0
+
+
+def pick_device(device: torch.device | str | None, kind: DeviceKind | None = None) -> torch.device:
+    """Returns the given device; else one of the plan's kind; else this process's GPU if there is
+    one; else the CPU. A plan for GPUs runs on CPUs where there is no GPU."""
+    if device is not None:
+        chosen = torch.device(device)
+    else:
+        chosen = torch.device("cuda" if kind != "cpu" and torch.cuda.is_available() else "cpu")
+    if chosen.type == "cuda" and chosen.index is None:
+        local = dist.get_node_local_rank(fallback_rank=0)
+        chosen = torch.device("cuda", local % max(torch.cuda.device_count(), 1))
+    return chosen
+
+
+def join(world_size: int, asked: torch.device | str | None, timeout_s: float) -> bool:
+    """Makes the process group unless there is one or none is needed; True if it made it.
+
+    The device that is `asked` for decides the backend, or MESHWRIGHT_BACKEND.
+    """
+    if dist.is_initialized() or world_size == 1:
+        return False
+    try:
+        dist.init_process_group(_backend(asked), timeout=timedelta(seconds=timeout_s))
+    except ValueError as error:
+        raise MismatchError(
+            f"the plan is for {world_size} ranks, this process is alone ({error}); start it with "
+            f"torchrun --nproc-per-node {world_size}"
+        ) from error
+    return True
+
+
+def _backend(asked: torch.device | str | None) -> str:
+    """The same on all ranks, also on those that do not have the plan yet."""
+    if own := os.environ.get(BACKEND):
+        return own
+    on_gpus = torch.cuda.is_available() if asked is None else torch.device(asked).type == "cuda"
+    return "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
+
+
+def take(device: torch.device) -> None:
+    """Makes the device this process's own; MismatchError if ranks are on devices of two kinds, or
+    if NCCL is to connect two that share a GPU. Every rank calls it."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    else:
+        keep_freed_memory()
+    backends = _backends()
+    if backends.get("cpu") == "gloo":
+        check_devices([*map(RankPlace.of, of_all(_place(device)))], backends.get("cuda") == "nccl")
+
+
+def _backends() -> dict[str, str]:
+    """Kind of device -> backend of the process group, if there is one."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return {}
+    pairs = (pair.partition(":") for pair in dist.get_backend_config().split(","))
+    return {kind: backend for kind, _, backend in pairs}
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlace:
+    """Where a rank computes."""
+
+    host: str
+    kind: str
+    gpu: str = ""
+    """What no two GPUs have in common."""
+
+    @classmethod
+    def of(cls, parts: tuple[str, str, str]) -> Self:
+        return cls(*parts)
+
+
+def _place(device: torch.device) -> tuple[str, str, str]:
+    gpu = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
+    return socket.gethostname(), device.type, gpu
+
+
+def check_devices(places: Sequence[RankPlace], by_nccl: bool) -> None:
+    """MismatchError unless the ranks of a job can work together."""
+    for rank, place in enumerate(places):
+        if place.kind != places[0].kind:
+            raise MismatchError(
+                f"rank {rank} is on {place.kind}, rank 0 on {places[0].kind}: pass the same device "
+                "to compile() on every rank, such as device='cpu'"
+            )
+        first = places.index(place)
+        if by_nccl and place.gpu and first != rank:
+            here = [other for other in places if other.host == place.host]
+            raise MismatchError(
+                f"{len(here)} ranks on {place.host}, {len({p.gpu for p in here})} GPU: ranks "
+                f"{first} and {rank} share one, which NCCL refuses. Start as many ranks as there "
+                f"are GPUs, or run on CPUs with device='cpu', or for a test choose a backend that "
+                f"can, such as {BACKEND}=gloo"
+            )
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def from_first(value: Any) -> Any:
+    """Rank 0's value on every rank."""
+    if not dist.is_initialized():
+        return value
+    held = [value]
+    dist.broadcast_object_list(held)
+    return held[0]
+
+
+def of_all(value: Any) -> list[Any]:
+    """Every rank's value on every rank."""
+    if not dist.is_initialized():
+        return [value]
+    held: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(held, value)
+    return held
+
+
+def to_first(value: Any) -> list[Any]:
+    """Every rank's value on rank 0; nothing on the others."""
+    if not dist.is_initialized():
+        return [value]
+    held: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(value, held)
+    return held or []

@@ -1,0 +1,179 @@
+"""Experts and tokens split over the same ranks, against the whole op, forward and backward."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from meshwright.codegen.collectives.comm import Comm, SentCollective
+from meshwright.codegen.sharded.routing import routed_experts
+from meshwright.ir.errors import PlanError
+from meshwright.ir.graph.graph import Op
+from meshwright.ir.layout.conversions import Primitive
+from meshwright.ir.layout.layout import parse_strategy
+from meshwright.ir.layout.op_messages import LocalOperand, inner_traffic
+from meshwright.runtime.profiling.free_lines import FreeLine
+from meshwright.testing.simulated import simulate
+from tests.codegen.one_op import Case, check
+from tests.codegen.processes import on_gloo
+
+F64 = torch.float64
+WIDTH, INNER = 4, 3
+Shares = tuple[int, ...]
+Found = tuple[Tensor, list[Tensor]]
+"""The result, and the gradients of tokens, weights and both parameters."""
+
+
+def values(tokens: int, experts: int, index: Tensor) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(tokens)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, dtype=F64, generator=generator)
+
+    return [
+        random(tokens, WIDTH), index, random(*index.shape), random(experts, 2 * INNER, WIDTH),
+        random(experts, WIDTH, INNER), random(tokens, WIDTH),
+    ]  # fmt: skip
+
+
+def differentiated(inputs: list[Tensor], run: object, grad: Tensor) -> Found:
+    leaves = [x.detach().clone() for x in inputs]
+    for x in leaves:
+        x.requires_grad_(x.is_floating_point())
+    made = run(*leaves)  # type: ignore[operator]
+    made.backward(grad)
+    return made.detach(), [x.grad for x in leaves if x.grad is not None]
+
+
+def whole(tokens: int, experts: int, index: Tensor) -> Found:
+    *inputs, grad = values(tokens, experts, index)
+    return differentiated(inputs, lambda *x: torch.ops.meshwright.experts(*x, "silu"), grad)
+
+
+def routed(comm: Comm, tokens: Shares, experts: Shares, index: Tensor) -> Found:
+    given_values = values(sum(tokens), sum(experts), index)
+    shares = [tokens, tokens, tokens, experts, experts, tokens]
+    rank = comm.coordinates["ep"]
+    *inputs, grad = (
+        torch.split_with_sizes(x, sizes)[rank]
+        for x, sizes in zip(given_values, shares, strict=True)
+    )
+    return differentiated(
+        inputs, lambda *x: routed_experts(comm, *x, act="silu", axis="ep", experts=experts), grad
+    )
+
+
+def compare(tokens: Shares, experts: Shares, index: Tensor, results: list[Found]) -> None:
+    made, grads = whole(sum(tokens), sum(experts), index)
+    torch.testing.assert_close(torch.cat([result for result, _ in results]), made)
+    for i, expected in enumerate(grads):
+        torch.testing.assert_close(torch.cat([found[i] for _, found in results]), expected)
+
+
+def verify(tokens: Shares, experts: Shares, index: Tensor) -> None:
+    """By torch's operators and by those of the kernel."""
+    for kernels in (frozenset[str](), frozenset({"route"})):
+
+        def body(comm: Comm, kernels: frozenset[str] = kernels) -> Found:
+            comm.kernels = kernels
+            return routed(comm, tokens, experts, index)
+
+        compare(tokens, experts, index, simulate({"ep": len(tokens)}, body))
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(st.data())
+def test_any_counts(data: st.DataObject) -> None:
+    """Ranks without tokens, experts that nobody wants, a token whose experts repeat."""
+    ranks = data.draw(st.integers(2, 4))
+    counts = st.lists(st.integers(0, 4), min_size=ranks, max_size=ranks)
+    tokens, experts = tuple(data.draw(counts)), data.draw(st.integers(ranks, 6))
+    shares = (experts - ranks + 1, *[1] * (ranks - 1))
+    picked = data.draw(st.integers(1, 3))
+    flat = st.lists(
+        st.integers(0, experts - 1), min_size=sum(tokens) * picked, max_size=sum(tokens) * picked
+    )
+    index = torch.tensor(data.draw(flat), dtype=torch.int64).view(sum(tokens), picked)
+    verify(tokens, shares, index)
+
+
+def test_all_to_one() -> None:
+    verify((3, 2, 0), (2, 2, 1), torch.full((5, 2), 4))
+
+
+INDEX = torch.tensor([[0, 1], [2, 3], [0, 3], [1, 0], [3, 1]])
+
+
+def test_a_token_is_sent_once_to_a_rank() -> None:
+    """Both experts of tokens 0, 1 and 3 are on one rank."""
+
+    def body(comm: Comm) -> list[SentCollective]:
+        comm.log = []
+        routed(comm, (3, 2), (2, 2), INDEX)
+        return comm.log
+
+    logs = simulate({"ep": 2}, body)
+    assert {t.primitive for log in logs for t in log} == {Primitive.ALL_TO_ALL}
+    row = WIDTH * 8
+    counts, index, hidden = zip(*(log[:3] for log in logs), strict=True)
+    assert [t.nbytes for t in counts] == [16, 16]
+    assert [t.nbytes for t in index] == [4 * 16, 3 * 16]
+    assert [t.nbytes for t in hidden] == [4 * row, 3 * row]
+
+
+def test_expected_traffic_is_that_of_balanced_routing() -> None:
+    """Every pair of 4 experts once: what `inner_traffic` says is what is sent."""
+    pairs = [(a, b) for a in range(4) for b in range(4)] * 2
+    index = torch.tensor(pairs)
+
+    def body(comm: Comm) -> list[SentCollective]:
+        comm.log = []
+        routed(comm, (16, 16), (2, 2), index)
+        return comm.log
+
+    logs = simulate({"ep": 2}, body)
+    operands = [
+        LocalOperand((32, WIDTH), 32 * WIDTH * 8),
+        LocalOperand((32, 2), 512), LocalOperand((32, 2), 512),
+        LocalOperand((4, 6, 4), 768), LocalOperand((4, 4, 3), 384),
+    ]  # fmt: skip
+    op = Op("o", "o", "meshwright.experts.default", (), ("a", "b", "c", "d", "e"), ("f",), "")
+    strategy = parse_strategy("S(0) S(0) S(0) S(0) S(0) -> S(0)")
+    expected = inner_traffic(op, strategy, 2, operands, operands[:1])
+    total = sum(m.nbytes * m.times for m in expected)
+    assert sum(t.nbytes for log in logs for t in log) == total
+    assert sum(len(log) for log in logs) == 2 * sum(m.times for m in expected)
+
+
+def test_experts_over_one_axis_and_their_width_over_another() -> None:
+    *tensors, _ = values(5, 4, INDEX)
+    names = ("hidden", "top_k_index", "top_k_weights", "gate_up", "down")
+    case = Case(
+        "meshwright.experts.default", {**dict(zip(names, tensors, strict=True)), "act": "silu"}
+    )
+    tokens = "S(0) S(0) S(0) S(0) S(0) -> S(0)"
+    check(case, {"ep": tokens}, {"ep": 3})
+    width = "R|P R R|P S(1,outer=2) S(2) -> P"
+    check(case, {"ep": tokens, "tp": width}, {"ep": 2, "tp": 3})
+    with pytest.raises(PlanError, match="split over ep, tp"):
+        check(case, {"ep": tokens, "tp": tokens}, {"ep": 2, "tp": 2})
+
+
+def test_a_rank_alone_does_the_work_of_one_of_several() -> None:
+    """As profiling runs it: what others would send is like what this rank sends."""
+    index = torch.tensor([(a, b) for a in range(4) for b in range(4)])
+    comm = Comm({"ep": FreeLine(2, 1)}, {"ep": 2}, {"ep": 1})
+    hidden, _, weights, gate_up, down, _ = values(16, 4, index)
+    made = routed_experts(
+        comm, hidden, index, weights, gate_up[2:], down[2:], "silu", "ep", (2, 2)
+    )  # fmt: skip
+    assert made.shape == hidden.shape and made.abs().sum(1).min() > 0
+
+
+def _on_gloo(comm: Comm) -> Found:
+    return routed(comm, (3, 0, 2), (2, 1, 1), INDEX)
+
+
+def test_on_processes() -> None:
+    compare((3, 0, 2), (2, 1, 1), INDEX, on_gloo(_on_gloo, 3, "ep"))

@@ -1,0 +1,118 @@
+"""Gathers under the next step's first forward: limit cases, bounds, and buckets as they run."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+
+from meshwright.costmodel.stage.buckets import Bucket, LocalParam, Owned, forward_buckets
+from meshwright.costmodel.stage.late import Late, late_of
+from meshwright.costmodel.stage.program import play
+from meshwright.costmodel.stage.sync import Sync
+from meshwright.forms.running import Slot
+from meshwright.forms.sync import exchange, exchange_of, offers
+from meshwright.forms.sync.dear import in_forward_order
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.plan.beside import waits_for_collectives
+from meshwright.ir.plan.plan import Stage, SyncChoice
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.search.search import search
+from tests.costmodel.stage.test_sync import BLOCK, NO_OVERHEADS, TWO
+
+BLOCKS = 4
+
+
+def dear(nbytes: int, *, zero: int = 1, ahead: int = 1, forward_s: float = 1.0) -> Sync:
+    """Equal blocks with a bucket of `nbytes` each, over two ranks; computing takes `forward_s`."""
+    choice = SyncChoice(form="dear", settings={"ahead": ahead, "bucket_bytes": 1})
+    stage = Stage(
+        first="a", last="b", mesh={"dp_shard": 2}, devices=(0, 1), batch_shares=(1, 1), zero=zero,
+        sync=choice,
+    )  # fmt: skip
+    block = replace(BLOCK, forward_s=forward_s, tensor_forward_s=0.0)
+    return Sync(
+        exchange=exchange_of(stage), prefetch=0, shard=2, blocks=(block,) * BLOCKS,
+        buckets=tuple(Bucket(i, nbytes, 1) for i in reversed(range(BLOCKS))), prelude_s=0.0,
+        dp=TWO, shard_levels=TWO, replicate_levels=(), overheads=NO_OVERHEADS,
+    )  # fmt: skip
+
+
+def gather_s(sync: Sync) -> float:
+    (send,) = sync.exchange.late
+    return sync.collective_s(send.primitive, sync.buckets[0].nbytes, sync.levels(send.axis))
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_a_long_forward_hides_all_gathers_but_the_first(zero: int) -> None:
+    sync = dear(1 << 20, zero=zero, forward_s=1e3)
+    late = late_of(sync)
+    assert late.exposed_s == pytest.approx(gather_s(sync))
+    assert late.hidden_s == pytest.approx((BLOCKS - 1) * gather_s(sync))
+
+
+def test_a_forward_of_no_length_hides_nothing() -> None:
+    sync = dear(1 << 20, forward_s=0.0)
+    assert late_of(sync).exposed_s == pytest.approx(BLOCKS * gather_s(sync))
+    assert late_of(sync).hidden_s == pytest.approx(0.0, abs=1e-12)
+
+
+@pytest.mark.parametrize("forward_s", [0.0, 1.0, 10.0, 30.0, 100.0])
+def test_running_further_ahead_never_hurts_and_parts_make_the_whole(forward_s: float) -> None:
+    found = [late_of(dear(1 << 22, ahead=n, forward_s=forward_s)) for n in (1, 2, 3, 4, 9)]
+    exposed = [late.exposed_s for late in found]
+    assert all(b <= a * (1 + 1e-12) for a, b in pairwise(exposed))
+    whole = BLOCKS * gather_s(dear(1 << 22))
+    assert all(late.exposed_s + late.hidden_s == pytest.approx(whole) for late in found)
+
+
+def test_forms_without_late_messages_hide_nothing() -> None:
+    zero1 = replace(dear(1 << 20), exchange=exchange("zero1", 2))
+    assert late_of(zero1) == Late()
+    # What ZeRO-1 sends after its step, DeAR sends under the forward: the same bytes and copies.
+    late = late_of(dear(1 << 20))
+    assert play(tuple(zero1.publish()))[0] == pytest.approx(late.exposed_s + late.hidden_s)
+    assert not list(dear(1 << 20).publish())
+
+
+@pytest.mark.parametrize("limit", [1, 4096, 10_000, 1 << 30])
+def test_buckets_are_those_of_the_runtime(limit: int) -> None:
+    """Of blocks whose tensors are alike, with two dtypes; sizes to the byte, by first reader."""
+    sizes = {0: (torch.float32, 3, 700), 1: (torch.bfloat16, 2, 900), 3: (torch.float32, 4, 512)}
+    slots = [
+        Slot(None, torch.nn.Parameter(torch.zeros(n, dtype=dtype)), (call,))  # type: ignore[arg-type]
+        for call, (dtype, count, n) in sizes.items()
+        for _ in range(count)
+    ]
+    owned = [
+        Owned.of([LocalParam(n * dtype.itemsize, str(dtype), True) for _ in range(count)])
+        for call in range(4)
+        for dtype, count, n in [sizes.get(call, (torch.float32, 0, 0))]
+    ]
+    runs = [
+        (bucket[0].owner, sum(slot.whole.nbytes for slot in bucket), len(bucket))
+        for bucket in in_forward_order(slots, limit)
+    ]
+    assert [tuple(bucket) for bucket in reversed(forward_buckets(owned, limit))] == runs
+
+
+def searched(*pins: str):
+    """A plan for eight GPUs on a slow network, with ZeRO-1 and one micro-batch."""
+    batch = ("zero=1", "dp_shard=8", "num_microbatches=1", "pp=1")
+    with torch.device("meta"):
+        layers = [torch.nn.Linear(1024, 1024) for _ in range(12)]
+        x = torch.zeros(4096, 1024)
+    graph = trace(torch.nn.Sequential(*layers), {"input": x}, lambda y, _: y.square().mean())
+    cluster = Cluster.preset("v100-16", num_nodes=8, devices_per_node=1)
+    return search(graph, cluster, constraints=(*batch, *pins), progress=False)
+
+
+def test_a_pin_has_the_settings_searched_and_the_bound_holds() -> None:
+    usual, late = searched("sync=zero"), searched("sync=dear")
+    assert usual.stages[0].sync is None and late.stages[0].sync in list(offers("dear"))
+    assert late.stages[0].sync.settings["bucket_bytes"] < 25 << 20, "one bucket hides nothing"
+    assert late.predicted.step_s < usual.predicted.step_s
+    assert 0.0 < late.evidence.bound_s <= late.predicted.step_s, "a bound above would be dropped"
+    assert not waits_for_collectives(late)
+    # Without a pin no search takes it by itself.
+    assert searched().stages[0].sync is None

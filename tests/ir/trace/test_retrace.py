@@ -1,0 +1,94 @@
+"""Calls of a step are compared with each other; nothing of the user's is changed by that."""
+
+import random
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from meshwright.ir.errors import TraceError
+from meshwright.ir.trace.retrace import check_repeats
+from meshwright.ir.trace.trace import trace
+
+EXAMPLE = (torch.ones(2, 4),)
+TABLES: dict[int, Tensor] = {}
+CALLS = 0
+
+
+@cache
+def table(size: int) -> Tensor:
+    return torch.ones(size)
+
+
+class Untidy(nn.Module):
+    """Uses globals, caches and random numbers that its loss does not depend on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.seen: list[Tensor] = []
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        global CALLS
+        CALLS += 1
+        self.calls += 1
+        TABLES[4] = torch.ones(4)
+        self.seen.append(x)
+        random.random()
+        return (self.linear(x) * TABLES[4] * table(4)).sum()
+
+
+def test_nothing_of_the_users_is_changed() -> None:
+    model, before = Untidy(), random.getstate()
+    graph = trace(model, EXAMPLE)
+    check_repeats(model, EXAMPLE, None, graph)
+    assert (CALLS, TABLES, model.calls, model.seen) == (0, {}, 0, [])
+    assert table.cache_info().currsize == 0
+    assert random.getstate() == before
+    assert type(model.linear.weight.detach()) is Tensor
+
+
+class Hidden:
+    """State that a trace's look at attributes does not find."""
+
+    __slots__ = ("calls",)
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+
+class Slotted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.state = nn.Linear(4, 4), Hidden()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.state.calls += 1
+        return self.linear(x).sum() * self.state.calls
+
+
+def test_state_that_no_look_finds_is_seen_by_comparing_calls() -> None:
+    model = Slotted()
+    graph = trace(model, EXAMPLE)
+    with pytest.raises(TraceError, match=r"second call of the model .* 1 becomes 2") as error:
+        check_repeats(model, EXAMPLE, None, graph)
+    assert "test_retrace.py:" in str(error.value) and "register_buffer" in str(error.value)
+
+
+class Cast(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("low", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear(x)
+        self.low = x.detach().mean(0).bfloat16()
+        return (x * self.low).sum()
+
+
+def test_a_buffer_keeps_its_dtype() -> None:
+    with pytest.raises(TraceError, match=r"buffer low of Cast .4,. of torch.bfloat16, it was"):
+        trace(Cast(), EXAMPLE)

@@ -1,0 +1,88 @@
+"""Any plan in one line, legal; sizes that cannot be are refused with the nearest that can."""
+
+from itertools import accumulate
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.ir.errors import PlanError
+from meshwright.ir.plan.verify import verify
+from meshwright.planner.problem.candidates import build_plan, even_cuts, uniform_choice
+from meshwright.planner.problem.schedule_tools import SCHEDULES
+from tests.planner.problems import cluster, mlp, problem, traced
+
+PLANS: dict[str, dict[str, Any]] = {
+    "one": {},
+    "dp4": {"dp_replicate": 4},
+    "zero1": {"dp_shard": 4, "zero": 1},
+    "zero2": {"dp_shard": 4, "zero": 2},
+    "zero3": {"dp_replicate": 2, "dp_shard": 2, "zero": 3},
+    "tp2": {"tp": 2},
+    "tp4": {"tp": 4},
+    "pp4": {"pp": 4, "num_microbatches": 4},
+    "tp2 pp2": {"pp": 2, "tp": 2, "num_microbatches": 2},
+    "dp2 tp2 pp2": {"pp": 2, "tp": 2, "dp_replicate": 2, "num_microbatches": 2},
+    "uneven stages": {"pp": 2, "cuts": (1,), "num_microbatches": 2},
+    "uneven replicas": {"pp": 2, "stage_dp": (3, 1), "num_microbatches": 2},
+    "different tp": {"pp": 2, "stage_dp": (2, 1), "stage_tp": (1, 2), "num_microbatches": 4},
+    "recompute": {"pp": 2, "recompute": "full", "num_microbatches": 2},
+    **{f"schedule {name}": {"pp": 2, "num_microbatches": 4, "schedule": name}
+       for name in SCHEDULES},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("model", ["mlp", "sequential", "gpt2"])
+@pytest.mark.parametrize("name", PLANS)
+def test_uniform_choices_are_legal_plans(model: str, name: str) -> None:
+    graph = mlp(4) if model == "mlp" else traced(model)
+    asked = problem(graph, cluster(8))
+    plan = build_plan(asked, uniform_choice(asked, **PLANS[name]))
+    assert verify(plan, graph, asked.cluster) == ()
+    assert plan.predicted and plan.predicted.step_s > 0
+    assert all("whole on each rank" in n or "not used" in n for n in plan.notes)
+
+
+def test_uneven_replicas_share_the_batch() -> None:
+    asked = problem(mlp(), cluster(4))
+    plan = build_plan(asked, uniform_choice(asked, **PLANS["uneven replicas"]), predict=False)
+    assert [stage.batch_shares for stage in plan.stages] == [(2, 1, 1), (4,)]
+    assert [stage.devices for stage in plan.stages] == [(0, 1, 2), (3,)]
+    assert plan.predicted is None
+
+
+def test_one_layer_and_four_stages() -> None:
+    asked = problem(mlp(1), cluster(4))
+    with pytest.raises(PlanError, match=r"4 stages for 1 blocks.*nearest is 1"):
+        uniform_choice(asked, pp=4)
+
+
+def test_microbatches_must_divide_the_batch() -> None:
+    asked = problem(mlp(), cluster(1))
+    with pytest.raises(PlanError, match=r"batch 8 does not split into 3 .* nearest is 2"):
+        build_plan(asked, uniform_choice(asked, num_microbatches=3))
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=12), st.integers(1, 12))
+def test_cuts_are_the_first_of_the_nearest(work: list[int], num_stages: int) -> None:
+    num_stages = min(num_stages, len(work))
+    ends, found = list(accumulate(work)), [0]
+    for stage in range(1, num_stages):
+        goal = ends[-1] * stage / num_stages
+        free = range(found[-1] + 1, len(work) - num_stages + stage + 1)
+        found.append(min(free, key=lambda i: abs(ends[i - 1] - goal)))
+    assert even_cuts(work, num_stages) == tuple(found[1:])
+
+
+def test_even_cuts() -> None:
+    assert even_cuts((1, 1, 1, 1), 2) == (2,)
+    assert even_cuts((9, 1, 1, 1), 3) == (1, 2)
+    assert even_cuts((1, 1, 1, 9), 4) == (1, 2, 3)
+
+
+def test_batch_norms_are_noted() -> None:
+    asked = problem(traced("resnet50"), cluster(2))
+    plan = build_plan(asked, uniform_choice(asked, dp_replicate=2, num_microbatches=2))
+    assert "micro-batches change the result" in plan.notes[0]
+    assert "synchronised over dp" in plan.notes[1]

@@ -1,0 +1,112 @@
+"""A loss or a gradient that is no number ends a job, or as the user says; none gets into a file."""
+
+import warnings
+
+import pytest
+import torch
+
+from meshwright.ir.errors import NonFinite, PlanError
+from meshwright.runtime.checkpoint.export import full_state
+from meshwright.runtime.job.job import compile as compile_job
+from tests.runtime.nets import CHOICES, Net, data, net_plan
+from tests.spawn import alone, run_ranks
+
+
+def bad(value=float("nan")):
+    x, y = data()
+    x[3, 2] = value
+    return x, y
+
+
+def refusal(work, *given):
+    try:
+        work(*given)
+    except NonFinite as error:
+        return str(error)
+    return ""
+
+
+def trained(folder):
+    """What happens under each layout, on every rank."""
+    found = {}
+    for name in CHOICES:
+        job = compile_job(Net(), net_plan(name), lr=0.1)
+        job.step(data())
+        before = full_state(job)
+        step = refusal(job.step, bad())
+        gathered = refusal(job.accumulate, bad())
+        same = all(torch.equal(x, before[n]) for n, x in full_state(job).items())
+        loss = float(job.step(data(1)))  # none of it is left
+        name_of_first = job.parts.held[0].param.fqn
+        with torch.no_grad():
+            job.parts.held[0].tensor.fill_(float("inf"))
+        save = refusal(job.save, folder)
+        export = refusal(job.export, folder)
+        found[name] = step, gathered, same, loss, save, export, name_of_first
+        job.close()
+    return found
+
+
+def test_all_ranks_stop_and_name_the_first(tmp_path):
+    wanted = alone(two_steps)
+    for name in CHOICES:
+        net_plan(name)
+    for found in run_ranks(2, trained, tmp_path, timeout_s=300):
+        for name, (step, gathered, same, loss, save, export, first) in found.items():
+            assert step.startswith("step 1: the loss is nan, gradients are not finite ('"), step
+            assert "first on rank 0" in step and "first on rank 1" in step
+            assert gathered.startswith("step 1: the loss is nan") and same
+            assert loss == pytest.approx(wanted, rel=1e-9), name
+            assert "the checkpoint is not written" in save and first in save
+            assert "the export is not written" in export
+    assert not list(tmp_path.iterdir())
+
+
+def two_steps():
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    model(*data()).backward()
+    optimizer.step()
+    return float(model(*data(1)).detach())
+
+
+def policies(folder):
+    found = {}
+    plan = net_plan()
+    job = compile_job(Net(), plan, on_nonfinite="warn")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        job.step(bad())
+        job.save(folder)
+    found["warn"] = [str(w.message) for w in told]
+    job = compile_job(Net(), plan, on_nonfinite="ignore")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        job.step(bad())
+        job.save(folder)
+    found["ignore"] = [str(w.message) for w in told if "finite" in str(w.message)]
+    # A finite loss whose gradient is not: seen in its norm, before the optimizer steps.
+    job = compile_job(Net(), plan, max_grad_norm=1.0)
+    before = full_state(job)
+    job.parts.held[0].tensor.register_hook(lambda gradient: gradient / 0)
+    found["norm"] = refusal(job.step, data())
+    found["kept"] = all(torch.equal(x, before[n]) for n, x in full_state(job).items())
+    # Parameters that a step has ruined are said at the next.
+    job = compile_job(Net(), plan, optimizer="sgd", lr=float("inf"))
+    job.step(data())
+    found["parameters"] = refusal(job.step, data())
+    try:
+        compile_job(Net(), plan, on_nonfinite="stopp")
+    except PlanError as error:
+        found["wrong"] = str(error)
+    return found
+
+
+def test_the_user_says_what_happens(tmp_path):
+    found = run_ranks(1, policies, tmp_path)[0]
+    assert any("the loss is nan; training goes on" in text for text in found["warn"])
+    assert any("parameters are not finite" in text for text in found["warn"])
+    assert not found["ignore"]
+    assert "the norm of the gradients is" in found["norm"] and found["kept"]
+    assert "as parameters are not finite ('" in found["parameters"]
+    assert "'stopp' is none of stop, warn, ignore" in found["wrong"]

@@ -1,0 +1,147 @@
+"""A failing job ends soon, with its first cause named, and leaves no process behind."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.runtime.handmade import Chain, batches, make_job, plan_of
+from tests.runtime.step.test_executor import gpipe, stage
+
+PLAN = plan_of(
+    (stage(0, 1, (0, 1), shares=(3, 3), zero=2), stage(2, 3, (2,), shares=(6,))), gpipe(2, 4), 4
+)
+ROOT = Path(__file__).parents[3]
+SCRIPT = """
+import sys, time
+from tests.runtime.world.test_failure import one_rank
+one_rank(sys.argv[1], *sys.argv[2:])
+"""
+# Three copies of one process that has imported all: they go on, and end, as separate ones do.
+FORKED = """
+import json, os, sys
+from tests.runtime.world.test_failure import one_rank
+
+fault, folder = sys.argv[1:]
+ranks = []
+for rank in range(3):
+    if pid := os.fork():
+        ranks.append(pid)
+        continue
+    os.dup2(os.open(f"{folder}/stderr{rank}", os.O_WRONLY | os.O_CREAT), 2)
+    one_rank(fault, f"{folder}/store", str(rank))
+    break
+else:
+    print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks]))
+"""
+
+
+def one_rank(fault: str, store: str = "", rank: str = "") -> None:
+    """A rank that trains, and in step 2 rank 1 has the fault, in the third block-0 forward."""
+    torch.set_num_threads(1)
+    if store:
+        dist.init_process_group(
+            "gloo", store=dist.FileStore(store, 3), rank=int(rank), world_size=3
+        )
+    else:
+        dist.init_process_group("gloo")
+    job = make_job(Chain(4), PLAN, hang_s=3.0)
+    module = job.parts.stages.get(0)
+    for number, batch in enumerate(batches(5)):
+        if number == 2 and dist.get_rank() == 1:
+            module.blocks[0].register_forward_pre_hook(lambda *_: _fault(fault, job))
+        job.step(batch)
+    job.close()
+    dist.destroy_process_group()  # Gloo's threads may abort a process that ends with them
+    print("finished", flush=True)
+
+
+def _fault(fault, job):
+    if job.parts.stages[0].comm.microbatch != 2:
+        return
+    if fault == "raise":
+        raise ArithmeticError("the seventh seal")
+    if fault == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if fault == "hang":
+        time.sleep(1000)
+
+
+def _environment():
+    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def _plain(fault, folder):
+    """Starts three plain processes; their exit codes and what they wrote to stderr."""
+    command = [sys.executable, "-c", FORKED, fault, str(folder)]
+    process = subprocess.Popen(
+        command, env=_environment(), stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        codes = json.loads(process.communicate(timeout=60)[0].splitlines()[-1])
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    return codes, [(folder / f"stderr{rank}").read_text() for rank in range(3)]
+
+
+def test_without_a_fault_all_finish(tmp_path):
+    codes, errors = _plain("none", tmp_path)
+    assert codes == [0, 0, 0], errors
+
+
+CAUSE = {
+    "raise": "rank 1, step 2, action 0F2: ArithmeticError: the seventh seal",
+    "kill": "rank 1 died",
+    "hang": "rank 1, step 2, action 0F2 (running): no progress for 3 s",
+}
+
+
+@pytest.mark.parametrize("fault", CAUSE)
+def test_plain_processes_end_with_the_cause(fault, tmp_path):
+    start = time.monotonic()
+    codes, errors = _plain(fault, tmp_path)
+    assert time.monotonic() - start < 40  # 30 s and the start of an interpreter
+    assert all(code != 0 for code in codes), codes
+    assert any(CAUSE[fault] in error for error in errors), errors
+
+
+@pytest.mark.parametrize("fault", CAUSE)
+def test_torchrun_ends_with_the_cause(fault, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", "3", "--log-dir", str(tmp_path / "logs"), str(script), fault]
+    start = time.monotonic()
+    done = subprocess.run(
+        command, env=_environment(), capture_output=True, text=True, timeout=90, check=False
+    )
+    assert time.monotonic() - start < 45
+    assert done.returncode != 0
+    if fault == "raise":
+        files = list((tmp_path / "logs").rglob("error.json"))
+        messages = [json.loads(file.read_text())["message"]["message"] for file in files]
+        assert any("the seventh seal" in message for message in messages), done.stderr
+        assert "rank 1, step 2, action 0F2" in done.stderr
+    if fault == "hang":
+        assert CAUSE[fault] in done.stderr
+    assert not _alive(str(script)), "orphans"
+
+
+def _alive(text: str) -> list[int]:
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if text in (entry / "cmdline").read_text():
+                found.append(int(entry.name))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found

@@ -1,0 +1,96 @@
+"""What is said of a plan follows from its figures."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from meshwright.ir.plan.plan import Alternative
+from meshwright.ir.plan.show import printed
+from meshwright.tools.explain.binding import FULL, binding, levers
+from meshwright.tools.explain.facts import Facts
+from meshwright.tools.explain.show import Explanation, as_data, render
+from tests.tools.report.plans import GB, many_ranks, piped
+
+PLAN = piped(4, 2, 8, 6)
+
+
+def said(plan, about):
+    return next(s.text for s in binding(Facts.of(plan)) if s.about == about)
+
+
+def with_memory(nbytes):
+    """The first stage keeps so many activations more."""
+    assert PLAN.predicted
+    first, *others = PLAN.predicted.stages
+    memory = replace(first.memory, activations_bytes=first.memory.activations_bytes + nbytes)
+    stages = (replace(first, memory=memory), *others)
+    return replace(PLAN, predicted=replace(PLAN.predicted, stages=stages))
+
+
+def test_memory_binds_first_where_it_is_nearly_full():
+    assert "(85%; 11.4 GB to spare): activations 50 GB" in said(PLAN, "memory")
+    full = with_memory(10 * GB)
+    assert 76.6 / 78 > FULL
+    assert binding(Facts.of(full))[0].about == "memory"
+    assert said(full, "memory").startswith("memory binds: pipeline rank 0 holds 76.6 GB of 78 GB")
+    assert "12.6 GB too much" in said(with_memory(24 * GB), "memory")
+
+
+def test_micro_batches_in_flight_are_those_of_the_schedule():
+    facts = Facts.of(PLAN)
+    assert [facts.in_flight(rank) for rank in range(4)] == [4, 3, 2, 1]
+    assert "4 micro-batches in flight, 12.5 GB each" in said(PLAN, "memory")
+
+
+def test_shares_of_the_step_sum_up():
+    facts = Facts.of(PLAN)
+    for own in facts.seconds:
+        assert sum(own.values()) == pytest.approx(facts.step_s)
+    assert said(PLAN, "computing").startswith("pipeline rank 3 sets the pace: of 315 ms, ")
+
+
+def test_the_busiest_link_is_named():
+    text = said(PLAN, "links")
+    assert "nvlink: stage 0, gradients over dp, 4 GB a rank, 20 ms (6.3% of the step)" in text
+
+
+def test_what_does_not_fit_would_fit_with_more_memory():
+    assert PLAN.evidence
+    better = Alternative(name="dp 8", step_s=0.25, peak_bytes=85 * GB, why="does not fit")
+    slower = Alternative(name="dp 2", step_s=0.5, peak_bytes=90 * GB, why="does not fit")
+    plan = replace(PLAN, evidence=replace(PLAN.evidence, alternatives=(better, slower)))
+    found = levers(Facts.of(plan))
+    assert "with 9 % more memory per device, dp 8 would fit: 250 ms, 20.6% less" in found
+    assert not any("dp 2" in text for text in found)
+
+
+def test_uneven_stages_are_told():
+    assert PLAN.predicted and PLAN.predicted.detail
+    detail = PLAN.predicted.detail
+    ranks = list(detail.ranks)
+    ranks[2] = replace(ranks[2], seconds={"forward": 0.1, "backward": 0.2, "wait": 0.015})
+    uneven = replace(PLAN.predicted, detail=replace(detail, ranks=tuple(ranks)))
+    plan = replace(PLAN, predicted=uneven)
+    assert "pipeline rank 2 is busy for 300 ms" in said(plan, "waiting")
+    assert any("stages of equal work" in text for text in levers(Facts.of(plan)))
+
+
+def test_it_prints_and_equal_ranks_stand_together():
+    text = printed(render(Explanation.of(many_ranks())), width=100)
+    assert "What binds" in text and "dp 4 (1.5 s, 30 GB): 20.0% slower" in text
+    assert len(text.splitlines()) < 260
+
+
+def test_data_has_the_same():
+    found = Explanation.of(PLAN)
+    data = json.loads(json.dumps(as_data(found, [])))
+    assert data["ranks"][1]["memory"]["activations_bytes"] == 37.5 * GB
+    assert [s["text"] for s in data["binding"]] == [s.text for s in found.binding]
+
+
+def test_a_plan_without_detail_is_explained_too():
+    assert PLAN.predicted
+    bare = replace(PLAN, predicted=replace(PLAN.predicted, detail=None))
+    text = printed(render(Explanation.of(bare)), width=100)
+    assert "pipeline rank" in text and "?" in text

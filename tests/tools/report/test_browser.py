@@ -1,0 +1,175 @@
+"""The page in headless Chromium: it draws, zooms, filters, fits narrow screens, and prints."""
+
+import re
+
+import pytest
+
+from meshwright.tools.report.page import html, write_report
+from tests.costmodel.explain.test_compare import predicted_plan
+from tests.tools.report.browser import browser
+from tests.tools.report.plans import evil, many_ranks, piped
+from tests.tools.report.test_measured import timed_runs, with_kernels
+
+PLANS = {"plain": lambda: piped(4, 2, 8, 6), "evil": evil, "many": many_ranks}
+COLOURS = """
+const canvas = document.getElementById("timeline-canvas");
+const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+const seen = {};
+for (let i = 0; i < pixels.length; i += 4) {
+  const key = pixels.slice(i, i + 3).join();
+  seen[key] = (seen[key] || 0) + 1;
+}
+return seen;
+"""
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with browser() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pages")
+    for name, plan in PLANS.items():
+        write_report(plan(), folder / f"{name}.html")
+    return {name: folder / f"{name}.html" for name in PLANS}
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("name", PLANS)
+def test_it_draws_and_nothing_sticks_out(chromium, pages, name, width, dark):
+    chromium.open(pages[name], width=width, dark=dark)
+    chromium.frame()
+    assert chromium.logged() == []
+    assert chromium.run("return document.documentElement.scrollWidth <= innerWidth")
+    sections = {"time", "timeline", "memory", "traffic", "model", "search", "notes"}
+    found = chromium.run("return [...document.querySelectorAll('section')].map((s) => s.id)")
+    assert set(found) == sections
+    assert len(chromium.run(COLOURS)) > 8
+
+
+def test_names_that_mean_harm_stay_text(chromium, pages):
+    chromium.open(pages["evil"])
+    assert chromium.driver.title != "owned"
+    assert chromium.run("return document.querySelectorAll('img').length") == 0
+    assert chromium.run("return document.querySelectorAll('script').length") == 2
+
+
+def test_nothing_is_asked_of_the_network(chromium, pages):
+    chromium.requested()
+    chromium.open(pages["many"])
+    assert all(url.startswith("file:") for url in chromium.requested())
+
+
+def test_zoom_shows_a_part_and_all_of_it_again(chromium, pages):
+    chromium.open(pages["plain"])
+    seen = "return [view.from / span(), view.to / span()]"
+    whole = chromium.run(COLOURS)
+    chromium.run("document.getElementById('zoom-in').click()")
+    assert chromium.run(seen) == pytest.approx([0.25, 0.75])
+    chromium.frame()
+    assert chromium.run(COLOURS) != whole
+    drag(chromium, 0.5, 0.75)
+    assert chromium.run(seen) == pytest.approx([0.5, 0.625], abs=0.01)
+    chromium.run("document.getElementById('zoom-all').click()")
+    assert chromium.run(seen) == [0, 1]
+    assert chromium.run(COLOURS) == whole
+
+
+def test_a_run_is_laid_over_the_prediction(chromium, tmp_path):
+    plan = predicted_plan()
+    page = tmp_path / "run.html"
+    page.write_text(html(plan, timed_runs(plan)))
+    chromium.open(page)
+    assert chromium.logged() == []
+    lanes = "return chart.lanes.map((lane) => [lane.rank, lane.measured])"
+    assert chromium.run(lanes) == [[0, False], [0, True], [1, False], [1, True]]
+    chromium.run(
+        "[...document.querySelectorAll('button')].find((b) => b.textContent === 'measured').click()"
+    )
+    assert chromium.run(lanes) == [[0, True], [1, True]]
+    assert "inside the stated 20%" in chromium.run(
+        "return document.querySelector('#measured').textContent"
+    )
+
+
+def test_which_way_kernels_went(chromium, tmp_path):
+    plan = predicted_plan()
+    page = tmp_path / "run.html"
+    runs = with_kernels(plan)
+    page.write_text(html(plan, runs))
+    chromium.open(page)
+    assert chromium.logged() == []
+    rows = chromium.run(
+        "return [...document.querySelectorAll('#kernels tbody tr')]"
+        ".map((row) => [...row.children].map((cell) => cell.textContent))"
+    )
+    assert rows == [
+        ["route", "torch", "tensors are on <b>cpu</b>", f"{1500 * len(runs):,}"],
+        ["swiglu", "triton", "", "7"],
+    ]  # fmt: skip
+
+
+def drag(chromium, begin: float, end: float) -> None:
+    """Over a part of what the timeline shows."""
+    left, top, width, gutter = chromium.run(
+        "chart.canvas.scrollIntoView({block: 'center'});"
+        "const box = chart.canvas.getBoundingClientRect();"
+        "return [box.left, box.top + 40, box.width, gutter()]"
+    )
+    steps = (("mousePressed", begin), ("mouseMoved", end), ("mouseReleased", end))
+    for kind, share in steps:
+        chromium.command(
+            "Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, y=top, buttons=1,
+            x=left + gutter + share * (width - gutter),
+        )  # fmt: skip
+
+
+def test_a_stage_can_be_looked_at_alone(chromium, pages):
+    chromium.open(pages["many"])
+    chromium.run("""
+        const list = document.getElementById('stage-filter');
+        list.value = '7';
+        list.dispatchEvent(new Event('change'));
+    """)
+    assert chromium.run("return chart.lanes.map((lane) => lane.rank)") == [7]
+    assert chromium.run("return document.querySelectorAll('#memory .pick').length") == 1
+    blocks = chromium.run("return document.querySelector('#model').textContent")
+    assert "encoder.layers.14" in blocks and "encoder.layers.16" not in blocks
+
+
+def test_many_ranks_stay_readable(chromium, pages):
+    chromium.open(pages["many"])
+    assert chromium.run("return chart.lanes.length") == 200
+    assert chromium.run("return document.querySelectorAll('#memory .pick').length") <= 12
+    assert chromium.run("return document.body.scrollHeight") < 6000
+    chromium.frame()
+    took_ms = chromium.run("const t = performance.now(); paint(); return performance.now() - t")
+    assert took_ms < 500
+
+
+def test_the_pointer_tells_what_it_is_over(chromium, pages):
+    chromium.open(pages["plain"])
+    left, top, gutter = chromium.run(
+        "chart.canvas.scrollIntoView({block: 'center'});"
+        "const box = chart.canvas.getBoundingClientRect(); return [box.left, box.top, gutter()]"
+    )
+    chromium.command(
+        "Input.dispatchMouseEvent", type="mouseMoved", x=left + gutter + 12, y=top + 40
+    )
+    told = chromium.run("return document.querySelector('.tip').textContent")
+    assert re.match(
+        r"forward, stage 0, micro-batch 0\n10 ms, from 0 to 10 ms\npipeline rank 0", told
+    )
+
+
+def test_it_prints(chromium, pages):
+    chromium.open(pages["many"], dark=True)
+    pdf = chromium.pdf()
+    assert pdf.startswith(b"%PDF") and len(pdf) > 20_000
+    assert len(re.findall(rb"/Type\s*/Page\b", pdf)) >= 2
+    # Light while it prints, and as it was after that.
+    assert chromium.run("return document.documentElement.dataset.theme || ''") == ""

@@ -1,0 +1,45 @@
+"""The predicted step as a Chrome trace."""
+
+import itertools
+import json
+from collections import defaultdict
+
+import pytest
+
+from meshwright.costmodel.simulate.replay import replay
+from meshwright.tools.report.trace import trace, write_trace
+from tests.tools.report.plans import piped
+
+
+def test_it_is_a_trace_that_viewers_read(tmp_path):
+    plan = piped(4, 2, 8, 6)
+    write_trace(plan, tmp_path / "trace.json")
+    found = json.loads((tmp_path / "trace.json").read_text())
+    lines = defaultdict(list)
+    for event in found["traceEvents"]:
+        assert event["ph"] in "MXCbe" and event.get("ts", 0.0) >= 0.0
+        if event["ph"] == "X":
+            lines[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+    assert len(lines) == 4
+    for bars in lines.values():  # complete events of a thread must nest; ours never overlap
+        bars.sort()
+        assert all(a[1] <= b[0] + 1e-6 for a, b in itertools.pairwise(bars))
+    names = {e["args"]["name"] for e in found["traceEvents"] if e["name"] == "process_name"}
+    assert "pipeline rank 1: devices 2-3" in names
+
+
+def test_every_action_and_message_is_there_once():
+    plan = piped(4, 2, 8, 6)
+    events = trace(plan)["traceEvents"]
+    actions = [e for e in events if e["ph"] == "X" and "args" in e]
+    assert len(actions) == len({e["name"] for e in actions}) == 4 * 6 * 2
+    begun = {e["id"] for e in events if e["ph"] == "b"}
+    ended = {e["id"] for e in events if e["ph"] == "e"}
+    assert begun == ended and len(begun) == 3 * 6 * 2
+
+
+def test_it_ends_when_the_step_ends():
+    plan = piped(4, 2, 8, 6)
+    played = replay(plan)
+    last = max(e["ts"] + e["dur"] for e in trace(plan)["traceEvents"] if e["ph"] == "X")
+    assert last / 1e6 == pytest.approx(played.met_s + 0.002)
