@@ -56,7 +56,8 @@ def test_a_preset(tmp_path: Path) -> None:
     )
     done = run("-c", dedent(f"""
         from meshwright.cli import app
-        from meshwright.ir import detect, plan_io
+        from meshwright.ir.cluster import detect
+        from meshwright.ir.plan import plan_io
         from meshwright.ir.cluster.cluster import Cluster
         from meshwright.costmodel.stage.offload import copy_s
         from meshwright.tools.export.export import TARGETS, export
@@ -95,7 +96,7 @@ def test_two_presets_that_disagree_are_refused(tmp_path: Path) -> None:
 COMMAND = '''
 """A command of one's own."""
 
-from meshwright.ir import plan_io
+from meshwright.ir.plan import plan_io
 from meshwright.arguments.options import PlanFile
 
 EXAMPLES = ("meshwright {name}-it plan.json",)
@@ -164,7 +165,7 @@ def test_a_pin(tmp_path: Path) -> None:
         import pytest
         from meshwright.cli import app
         from meshwright.tools.diff.rows import structure
-        from meshwright.ir import plan_io
+        from meshwright.ir.plan import plan_io
         from meshwright.ir.cluster.cluster import Cluster
         from meshwright.ir.errors import Infeasible, PlanError
         from meshwright.planner.search.complete import complete

@@ -79,5 +79,5 @@ def cpu_process(memory_bytes: int) -> DeviceType:
         overhead_s=8e-6,
         reserved_bytes=0,
         source="assumption",
-        reference="one core of a server CPU; costmodel.fit.measure.measure_local measures it",
+        reference="one core of a server CPU; mw.measure_local measures it",
     )

@@ -65,7 +65,7 @@ def test_a_copy_under_another_name_is_the_same(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
-    text = "from meshwright.planner import schedule_tools"
+    text = "from meshwright.planner.problem import schedule_tools"
     assert "MESHWRIGHT_SCHEDULES" in in_folder(tmp_path / "none", text).stderr
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 def run_with_folder(folder: object, text: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"MESHWRIGHT_SEARCHERS": str(folder)}
-    command = [sys.executable, "-c", f"from meshwright.planner import offers; {text}"]
+    command = [sys.executable, "-c", f"from meshwright.planner.search import offers; {text}"]
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 

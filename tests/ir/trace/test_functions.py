@@ -55,7 +55,7 @@ def test_each_call_is_one_operator() -> None:
     targets = [op.target for op in traced(Model()).ops if "function" in op.target]
     assert len(targets) == 3 and len(set(targets)) == 3  # the factors differ
     assert all(
-        target.startswith("meshwright_function.tests_ir_test_functions") for target in targets
+        target.startswith("meshwright_function.tests_ir_trace_test_functions") for target in targets
     )
     assert targets == [op.target for op in traced(Model()).ops if "function" in op.target]
 

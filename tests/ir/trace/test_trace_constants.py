@@ -52,7 +52,7 @@ def drawn(y: Tensor, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("read", [changed, drawn])
 def test_what_was_written_to_or_drawn_is_not_known(read) -> None:
-    with pytest.raises(TraceError, match=r"test_known\.py:\d+: `return y\.tanh"):
+    with pytest.raises(TraceError, match=r"test_trace_constants\.py:\d+: `return y\.tanh"):
         ops_of(read)
 
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 # Stands for `meshwright run`: it starts a launcher, which starts ranks in sessions of their own.
 PARENT = """
 import sys
-from meshwright.runtime import children
+from meshwright.runtime.world import children
 raise SystemExit(children.run([sys.executable, "-c", *sys.argv[1:]], grace_s=1.0))
 """
 LAUNCHER = """
@@ -33,7 +33,7 @@ exec(sys.argv[2])
 """
 RANK = """
 import pathlib, sys, time
-from meshwright.runtime import children
+from meshwright.runtime.world import children
 children.die_with_parent()
 pathlib.Path(sys.argv[1]).open("a").write("x")
 time.sleep(100)
@@ -118,7 +118,7 @@ def test_a_rank_that_is_stuck_leaves_in_the_end(tmp_path: Path) -> None:
     last = tmp_path / "last"
     script = f"""
 import pathlib, os, signal, threading
-from meshwright import leaving
+from meshwright.running import leaving
 leaving.LEAVE_S = 0.2
 stuck = threading.Lock()
 stuck.acquire()
