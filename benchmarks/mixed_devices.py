@@ -12,7 +12,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.dapple_setup import GB, step_s
+from benchmarks.dapple.setup import GB, step_s
 from meshwright.ir import presets
 from meshwright.ir.cluster.cluster import Cluster, Node
 from meshwright.ir.cluster.device import DeviceType, Link

@@ -14,7 +14,7 @@ from datetime import date
 from pathlib import Path
 from statistics import median
 
-from benchmarks.dapple_setup import CONFIGS, config, corrected, problem, speedup, step_s
+from benchmarks.dapple.setup import CONFIGS, config, corrected, problem, speedup, step_s
 from meshwright.ir.errors import Infeasible, PlanError
 from meshwright.ir.graph.profiled_graph import profiled_graph
 from meshwright.ir.plan.plan import Plan

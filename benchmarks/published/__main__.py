@@ -1,4 +1,7 @@
-"""`python -m benchmarks.published REPORT_DIR ... [--table NAME] [-o FILE.md]`."""
+"""Predicts published training runs and reports the error.
+
+`python -m benchmarks.published REPORT_DIR ... [--table NAME] [-o FILE.md]`
+"""
 
 import argparse
 import sys

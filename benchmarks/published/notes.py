@@ -281,6 +281,6 @@ Known to be off:
   1.0 s a step longer than predicted (16 to 37 %), others nothing at the median: there the allocator
   frees and takes memory anew in every step (pytorch, issue 65078), which has no price here. A plan
   that fills more than 95 % of a device says so in its notes.
-- ResNet, BERT, Transformer-XL, SSD and BART: see `benchmarks.published_ddp`; Wide-ResNet:
-  `benchmarks.published_wresnet`; image classifiers on RTX 3090: `benchmarks.published_timm`.
+- ResNet, BERT, Transformer-XL, SSD and BART: see `benchmarks.published.ddp`; Wide-ResNet:
+  `benchmarks.published.wresnet`; image classifiers on RTX 3090: `benchmarks.published.timm`.
 """

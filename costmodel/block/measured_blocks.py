@@ -15,7 +15,7 @@ from meshwright.ir.profile.profile import BlockRecord, Timing
 
 _LEAST_BAND = {"cpu": 0.10, "cuda": 0.05}
 """From one run to the next on one machine, of which the spread of single calls says nothing: three
-of four plans that benchmarks/accuracy.py ran were within it; assumption on GPUs."""
+of four plans that benchmarks/accuracy/main.py ran were within it; assumption on GPUs."""
 _BETWEEN_BAND = 0.03
 _BEYOND_BAND = 0.08
 """Per doubling of the distance from the samples that were measured. Assumptions."""

@@ -1,6 +1,6 @@
 """Links and networks that no single device owns, each with where its constants come from.
 
-Efficiencies, launches and steps are fitted by benchmarks/fit_links.py to published NCCL timings
+Efficiencies, launches and steps are fitted by benchmarks/fit/links.py to published NCCL timings
 where the source says fitted. The rest is what data sheets say, or an assumption.
 """
 

@@ -36,7 +36,7 @@ _OF_COPY = {
 """Bandwidth of a class relative to copies; all but copies are assumptions."""
 WINOGRAD = 2.25
 """In tiles of 2 x 2 (Lavin and Gray 2016), as cuDNN does it for PyTorch. XLA's runs of Wide-ResNet
-on V100 show none of it (benchmarks.published_wresnet)."""
+on V100 show none of it (benchmarks.published.wresnet)."""
 _CONVOLUTION = 0.88
 """Of a matmul's share: V100 reaches 0.78 in convolutions alone and 0.89 in products alone."""
 _IN_TRAINING = 0.76

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks import accuracy_measure
-from benchmarks.accuracy_data import (
+from benchmarks.accuracy import measure as accuracy_measure
+from benchmarks.accuracy.data import (
     KINDS,
     Measured,
     Predicted,
@@ -16,9 +16,9 @@ from benchmarks.accuracy_data import (
     read_predicted,
     write,
 )
-from benchmarks.accuracy_measure import base_bytes, by_kind
-from benchmarks.accuracy_models import SUBJECTS, Subject
-from benchmarks.accuracy_plans import (
+from benchmarks.accuracy.measure import base_bytes, by_kind
+from benchmarks.accuracy.models import SUBJECTS, Subject
+from benchmarks.accuracy.plans import (
     ALWAYS,
     FOUR,
     ON_FOUR,
@@ -28,7 +28,7 @@ from benchmarks.accuracy_plans import (
     apart,
     plan_of,
 )
-from benchmarks.accuracy_report import (
+from benchmarks.accuracy.report import (
     at_usual_pace,
     quantile,
     ranks,

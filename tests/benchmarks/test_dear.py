@@ -2,10 +2,10 @@
 
 import pytest
 
-from benchmarks.dear import METHODS, NETWORKS, bsp_s, calibrated
-from benchmarks.dear_models import MODELS, timed
-from benchmarks.dear_rows import ALPHA_S, GPUS, TABLE
-from benchmarks.dear_schedules import (
+from benchmarks.dear.main import METHODS, NETWORKS, bsp_s, calibrated
+from benchmarks.dear.models import MODELS, timed
+from benchmarks.dear.rows import ALPHA_S, GPUS, TABLE
+from benchmarks.dear.schedules import (
     SMALL_BYTES,
     Gradient,
     Line,

@@ -4,8 +4,8 @@ from statistics import median
 
 import pytest
 
-from benchmarks import deepbench
-from benchmarks.fit_devices import OLDER, convolutions
+from benchmarks.fit import deepbench
+from benchmarks.fit.devices import OLDER, convolutions
 from meshwright.costmodel.fit.fit_compute import KernelTiming
 from meshwright.costmodel.ops.formulas import kernel_s
 from meshwright.ir.cluster.device import DeviceType

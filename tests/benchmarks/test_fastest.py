@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.accuracy_measure import paces_of_steps
+from benchmarks.accuracy.measure import paces_of_steps
 from benchmarks.disturbance import FixedWork, Mark, mark, others_share, pace_s
-from benchmarks.fastest_plans import Entrant, entrants, read, write
-from benchmarks.fastest_report import Contest, report
-from benchmarks.fastest_run import MOST, Ran, in_front, measured_s, next_up, noise, undecided
-from benchmarks.fastest_run import read as read_runs
+from benchmarks.fastest.plans import Entrant, entrants, read, write
+from benchmarks.fastest.report import Contest, report
+from benchmarks.fastest.run import MOST, Ran, in_front, measured_s, next_up, noise, undecided
+from benchmarks.fastest.run import read as read_runs
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.plan.verify import verify
 from meshwright.ir.trace.trace import trace

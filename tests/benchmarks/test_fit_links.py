@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks import fit_links
-from benchmarks.link_tables import NCCL, NETWORK, PLAYBOOK, SINGLE, nccl_rows, other_series
-from benchmarks.preset_text import IR, put
+from benchmarks.fit import links as fit_links
+from benchmarks.fit.link_tables import NCCL, NETWORK, PLAYBOOK, SINGLE, nccl_rows, other_series
+from benchmarks.fit.preset_text import IR, put
 from meshwright.costmodel.comm.comm import Level, collective_time
 from meshwright.ir.cluster.device import Curve
 from meshwright.ir.cluster.links import curve

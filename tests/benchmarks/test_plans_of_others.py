@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import dapple_table4, experts, pipedream, tensor_volume
-from benchmarks.dapple_setup import Published, config, corrected, problem
+from benchmarks import experts, pipedream, tensor_volume
+from benchmarks.dapple import table4 as dapple_table4
+from benchmarks.dapple.setup import Published, config, corrected, problem
 from benchmarks.published.rows import Parallel, Row
 from benchmarks.published.shapes import Shape
 from meshwright.ir.cluster.cluster import Cluster

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from benchmarks.published_ddp import MODELS, Case, cases, cluster_of, graph_of, predicted
-from benchmarks.published_models import SSD300, ResNet
+from benchmarks.published.ddp import MODELS, Case, cases, cluster_of, graph_of, predicted
+from benchmarks.published.models import SSD300, ResNet
 
 
 def raw(name, gpus=1, gpu="A100-SXM4-80GB", batch=None, variant="", **measured):

@@ -6,7 +6,7 @@ from statistics import median
 
 import pytest
 
-from benchmarks.link_tables import continued, p5_series
+from benchmarks.fit.link_tables import continued, p5_series
 from benchmarks.published import calibration
 from benchmarks.published.efa import as_measured, broken, checked, usual_rates
 from benchmarks.published.predict import predict

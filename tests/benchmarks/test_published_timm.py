@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks.published_timm import MODELS, cases, graph_of, predicted
+from benchmarks.published.timm import MODELS, cases, graph_of, predicted
 
 CASES = list(cases())
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks.published_wresnet import Case, WideResNet, cases, cluster_of, predicted
+from benchmarks.published.wresnet import Case, WideResNet, cases, cluster_of, predicted
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.presets import DEVICES
 

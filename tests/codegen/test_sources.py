@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.model_zoo import ENTRIES
 from benchmarks.zoo.configs import hf
+from benchmarks.zoo.main import ENTRIES
 from benchmarks.zoo.run import traced
 from meshwright.codegen.lower.lower import lower
 from meshwright.ir.cluster.cluster import Cluster

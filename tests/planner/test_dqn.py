@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.auto_map_exact import SEEDS, brute_force, instance, learned, operators
+from benchmarks.auto_map.exact import SEEDS, brute_force, instance, learned, operators
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan.plan_io import dumps
 from meshwright.planner.search.search import search_problem

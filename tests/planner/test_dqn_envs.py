@@ -8,7 +8,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 from stable_baselines3 import PPO
 
-from benchmarks.auto_map_exact import instance, operators
+from benchmarks.auto_map.exact import instance, operators
 from meshwright.ir.layout.layout import Shard
 from meshwright.ir.plan.verify import verify
 from meshwright.planner.problem.problem import Problem

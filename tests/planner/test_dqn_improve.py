@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.auto_map_rows import Rows
+from benchmarks.auto_map.rows import Rows
 from meshwright.planner.problem.candidates import Choice
 from meshwright.planner.problem.problem import Problem
 from meshwright.planner.searchers.dqn.drafts import Draft, Sketches

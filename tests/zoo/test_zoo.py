@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks.model_zoo import ENTRIES
 from benchmarks.zoo.entry import Entry
+from benchmarks.zoo.main import ENTRIES
 from benchmarks.zoo.run import attempt
 from tests.zoo.custom import OWN
 

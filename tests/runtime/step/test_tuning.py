@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.dear_tuning import DEFAULT_BYTES, HARD, NOISE, grid_s, step_of, tuned_s
+from benchmarks.dear.tuning import DEFAULT_BYTES, HARD, NOISE, grid_s, step_of, tuned_s
 from meshwright.runtime.step.tuning import BucketTuner
 
 pytest.importorskip("bayes_opt")

@@ -1,0 +1,1 @@
+"""Programs that measure and compare; `python -m benchmarks` lists them."""

@@ -1,0 +1,1 @@
+"""The DQN searcher, against the exact one and the published figures."""

@@ -1,0 +1,1 @@
+"""DAPPLE's published figures and plans."""

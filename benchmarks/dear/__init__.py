@@ -1,0 +1,1 @@
+"""DeAR, WFBP and MG-WFBP: published rows, and bucket sizes that are tuned."""

@@ -1,0 +1,6 @@
+"""Runs `benchmarks.dear.main`."""
+
+from benchmarks.dear.main import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Whether the plan that search finds is the fastest of those that run."""

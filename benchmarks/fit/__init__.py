@@ -1,0 +1,1 @@
+"""Fits devices and links to published timings, and writes presets."""
