@@ -1,4 +1,4 @@
-"""Writes the generated pages: `python docs/generate.py`; `--check` only says which are old."""
+"""Writes the generated pages: `python -m docs.generate`; `--check` only says which are old."""
 
 import html
 import json
@@ -10,6 +10,7 @@ from typing import Any
 import typer
 from typer.cli import get_docs_for_click
 
+from docs.layers import layers_page
 from meshwright.cli import app
 from meshwright.ir.plan.plan import SCHEMA
 from meshwright.ir.plan.plan_io import json_schema
@@ -33,6 +34,7 @@ def pages() -> dict[str, str]:
     """File name -> its text."""
     return {
         "cli.md": cli_page(),
+        "layers.md": layers_page(),
         "plan_schema.md": schema_page(json_schema()),
         "plan.schema.json": json.dumps(json_schema(), indent=2) + "\n",
     }
@@ -44,7 +46,7 @@ def cli_page() -> str:
     made = get_docs_for_click(
         obj=command, ctx=typer.Context(command), name="meshwright", title="The command line"
     )
-    note = "Made by `python docs/generate.py` from the commands themselves.\n"
+    note = "Made by `python -m docs.generate` from the commands themselves.\n"
     text = html.unescape(made.strip() + "\n").replace("**Usage**:\n\n", "", 1)
     head, _, rest = text.partition("\n\n")
     return f"{head}\n\n{note}\n{rest.strip()}\n{CODES}"
@@ -56,7 +58,7 @@ def schema_page(schema: Mapping[str, Any]) -> str:
     lines = [
         "# The plan file",
         "",
-        f"Made by `python docs/generate.py` from the types of `{SCHEMA}`. For editors there is a "
+        f"Made by `python -m docs.generate` from the types of `{SCHEMA}`. For editors there is a "
         "JSON Schema: [plan.schema.json](plan.schema.json).",
         "",
         "Unknown keys are errors. `hash` is the SHA-256 of what the plan does, `seal` that of all "

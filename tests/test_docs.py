@@ -15,7 +15,7 @@ LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 
 def test_generated_pages_are_current():
     old = [name for name, text in pages().items() if (DOCS / name).read_text() != text]
-    assert not old, "run `python docs/generate.py`"
+    assert not old, "run `python -m docs.generate`"
 
 
 def test_every_command_and_key_has_its_place():
