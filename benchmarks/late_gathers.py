@@ -8,7 +8,8 @@ reduce-scatter as a wire of a given bandwidth would have it: it goes at once, an
 it waits until that time is over, one after the other. The bandwidth is such that all gathers of a
 step take the given share of a forward. Forms take turns, step by step. `by the wire` is reckoned
 from those times alone: a layer runs when its parameters have come, a message goes when the wire is
-free.
+free. `predicted` is what the cost model says of the same plans (`plan.predicted`), for devices that
+share no cores, a link of that bandwidth, and blocks that take what they took here without a wire.
 """
 
 import argparse
@@ -16,17 +17,22 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from meshwright.costmodel.block.block_costs import BlockSpot
 from meshwright.forms.flat import ShardedBucket
 from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.cluster.device import Link
+from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import Plan, SyncChoice
 from meshwright.ir.plan.plan_io import rehash
+from meshwright.ir.profile.profile import BlockRecord, Machine, Profile, Timing
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.predict import predict_plan
 from meshwright.planner.problem.problem import make_problem
 from meshwright.runtime.job.job import Job
 from meshwright.runtime.job.job import compile as compile_job
@@ -116,10 +122,13 @@ def lasting_backward(job: Job) -> None:
         stage.sync.after_backward = slow  # type: ignore[method-assign]
 
 
-def plans(width: int, layers: int) -> dict[str, Plan]:
-    """DeAR with a bucket for each layer; ZeRO-1's own, of 25 MB, holds them all."""
+def traced(width: int, layers: int) -> Graph:
     example = (torch.zeros(BATCH, width), torch.zeros(BATCH, width))
-    graph = trace(Chain(width, layers), example)
+    return trace(Chain(width, layers), example)
+
+
+def plans(graph: Graph, width: int) -> dict[str, Plan]:
+    """DeAR with a bucket for each layer; ZeRO-1's own, of 25 MB, holds them all."""
     problem = make_problem(graph, Cluster.local(RANKS), precision="fp32", optimizer="sgd")
     sharded, whole = (
         build_plan(problem, uniform_choice(problem, **size), predict=False)
@@ -130,10 +139,53 @@ def plans(width: int, layers: int) -> dict[str, Plan]:
     return {ZERO1: sharded, PARAMETERS: late[0], GRADIENTS: late[1]}
 
 
+def predicted(
+    graph: Graph, forms: dict[str, Plan], bytes_per_s: float, block_s: float
+) -> dict[str, float]:
+    """Seconds of each form's step where a block takes `block_s`, a third of it forward."""
+    local = Cluster.local(RANKS)
+    wire = Link(name="wire", bandwidth_bytes_per_s=bytes_per_s, latency_s=0.0)
+    node = replace(local.nodes[0], cores=0, link=wire)
+    cluster = replace(local, name="wire", nodes=(node,))
+    device = cluster.device_types[0]
+    spot = BlockSpot(BATCH // RANKS, 1, (), device.name, (), ())
+    plain = make_problem(graph, cluster, precision="fp32", optimizer="sgd")
+    layouts = {layout.pattern: layout for layout in plain.layouts(())}
+    share = FORWARD_S / (FORWARD_S + BACKWARD_S)
+    forward, backward = (
+        Timing(median_s=seconds, spread=0.01, count=10)
+        for seconds in (share * block_s, (1 - share) * block_s)
+    )
+    records = {}
+    for block in graph.blocks:
+        key = plain.tables.blocks.key(block, layouts[block.pattern], spot)
+        records[key] = BlockRecord(
+            key=key, pattern=block.pattern, samples=spot.samples, tp=1, processes=1,
+            forward=forward, backward=backward, backward_input=None, backward_weight=None,
+        )  # fmt: skip
+    machine = Machine(
+        device=device.name, kind="cpu", driver="", torch=torch.__version__, backend="gloo"
+    )
+    profile = Profile(machine=machine, blocks=records)
+    problem = make_problem(graph, cluster, precision="fp32", optimizer="sgd", profile=profile)
+    return {name: predict_plan(problem, plan).step_s for name, plan in forms.items()}
+
+
+class Trained(NamedTuple):
+    """What one rank found."""
+
+    blocks: int
+    block_s: float
+    """Of a step without a wire, for each block."""
+    took: dict[float, dict[str, list[float]]]
+    """By the share of the forward that gathers take, seconds of each form's steps."""
+    bytes_per_s: dict[float, float]
+    """Of the wire, by that share."""
+
+
 def train(
     forms: dict[str, Plan], width: int, layers: int, shares: Sequence[float], steps: int
-) -> tuple[int, dict[float, dict[str, list[float]]]]:
-    """Blocks, and by the share of the forward that gathers take, seconds of each form's steps."""
+) -> Trained:
     torch.set_num_threads(1)
     wire = Wire()
     shaped(wire)
@@ -149,11 +201,13 @@ def train(
         _seconds(job, data)
     blocks = len(next(iter(jobs[ZERO1].parts.stages.values())).blocks)
     nbytes = 4 * 2 * layers * (width * width + width) // RANKS
+    free = median([_seconds(jobs[ZERO1], data) for _ in range(steps)]) / blocks
     found: dict[float, dict[str, list[float]]] = {}
+    speeds: dict[float, float] = {}
     for share in shares:
         for job in jobs.values():
             job.settle()
-        wire.bytes_per_s = nbytes / (share * blocks * FORWARD_S)
+        wire.bytes_per_s = speeds[share] = nbytes / (share * blocks * FORWARD_S)
         took: dict[str, list[float]] = {name: [] for name in jobs}
         for _ in range(steps + 1):
             # Blocks of two: what a step leaves to the next must find it there.
@@ -164,7 +218,7 @@ def train(
         found[share] = {name: seconds[1:] for name, seconds in took.items()}
     for job in jobs.values():
         job.close()
-    return blocks, found
+    return Trained(blocks, free, found, speeds)
 
 
 def _seconds(job: Job, data: tuple[Tensor, Tensor]) -> float:
@@ -199,21 +253,25 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--layers", type=int, default=8)
     asked = parser.parse_args()
-    forms = plans(asked.width, asked.layers)
-    blocks, found = run_ranks(
+    graph = traced(asked.width, asked.layers)
+    forms = plans(graph, asked.width)
+    found: Trained = run_ranks(
         RANKS, train, forms, asked.width, asked.layers, asked.shares, asked.steps, timeout_s=900
     )[0]
-    print("| gathers / forward | form | step, ms | by the wire, ms | to zero 1 | by the wire |")
-    print("|---|---|---|---|---|---|")
-    for share, took in found.items():
-        usual = reckoned(share, blocks, asked.layers, False)
-        late = reckoned(share, blocks, asked.layers, True)
+    print(f"{found.blocks} blocks of {1e3 * found.block_s:.1f} ms")
+    print()
+    print("| gathers / forward | form | step, ms | by the wire | predicted | gain | predicted |")
+    print("|---|---|---|---|---|---|---|")
+    for share, took in found.took.items():
+        usual = reckoned(share, found.blocks, asked.layers, False)
+        late = reckoned(share, found.blocks, asked.layers, True)
+        said = predicted(graph, forms, found.bytes_per_s[share], found.block_s)
         for name, seconds in took.items():
             ratio = median(a / b for a, b in zip(seconds, took[ZERO1], strict=True))
             wire = usual if name == ZERO1 else late
             print(
                 f"| {share} | {name} | {1e3 * median(seconds):.0f} | {1e3 * wire:.0f} "
-                f"| {ratio:.3f} | {wire / usual:.3f} |"
+                f"| {1e3 * said[name]:.0f} | {1 - ratio:.1%} | {1 - said[name] / said[ZERO1]:.1%} |"
             )
 
 

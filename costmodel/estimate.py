@@ -4,7 +4,7 @@ Loading data is not part of a step.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshwright.costmodel.comm.comm import Levels, collective_band, collective_time
 from meshwright.costmodel.cost_cache import PRELUDE, CostTables
@@ -17,6 +17,7 @@ from meshwright.costmodel.simulate.simulate import StageTimes
 from meshwright.costmodel.simulate.step import Ending, StepTimes, by_stage, slowed, take_step
 from meshwright.costmodel.simulate.timeline import Timeline
 from meshwright.costmodel.stage.early_recompute import early_models
+from meshwright.costmodel.stage.late import lagging_s, unhidden_s
 from meshwright.costmodel.stage.placement import (
     StageCosts,
     slowdown,
@@ -26,6 +27,7 @@ from meshwright.costmodel.stage.placement import (
 )
 from meshwright.costmodel.stage.program import Overlap, talk
 from meshwright.costmodel.stage.stage_model import StageModel, stage_model
+from meshwright.costmodel.stage.sync import Sync
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.layout.conversions import Primitive
@@ -82,6 +84,16 @@ def estimate_all(
         schedule, times, endings, meeting_s=meeting_s, cores=step_cores(tables.cluster),
         talking=_talking(models, slow), detail=detail,
     )  # fmt: skip
+    owned = [[models[i].sync for i in own] for _, own in sorted(owners.items())]
+    if any([sync.exchange.lagging for own in owned for sync in own]):
+        endings = [
+            _lagging(ending, own, plan, stepped.step_s, slow)
+            for ending, own in zip(endings, owned, strict=True)
+        ]
+        stepped = take_step(
+            schedule, times, endings, meeting_s=meeting_s, cores=step_cores(tables.cluster),
+            talking=_talking(models, slow), detail=detail,
+        )  # fmt: skip
     prediction = _prediction(tables, plan, costs, models, times, stepped)
     return Estimate(prediction, stepped, costs, models, times)
 
@@ -117,6 +129,16 @@ def _ending(
         overlap=models[0].sync.overlap,
         clip_s=0.0 if norm_s is None else norm_s + sum(m.clip_s for m in models) * slow,
     )
+
+
+def _lagging(
+    ending: Ending, syncs: Sequence[Sync], plan: Plan, step_s: float, slow: float
+) -> Ending:
+    """With what steps of `step_s` do not hide of messages that are waited for in later ones."""
+    shown_s = sum([lagging_s(sync) for sync in syncs])
+    if slow <= 1.0:  # processes that share cores hide nothing from each other
+        shown_s = unhidden_s(syncs, plan.num_microbatches, step_s)
+    return replace(ending, publish=(*ending.publish, talk(shown_s, "gather")))
 
 
 def _talking(models: Sequence[StageModel], slow: float) -> float:

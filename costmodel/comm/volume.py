@@ -188,5 +188,5 @@ def _data(sync: Sync, times: int) -> Iterator[_Sent]:
 
 
 def _exchanged(sync: Sync, send: Send, nbytes: float, times: int) -> Iterator[_Sent]:
-    levels = sync.levels(send.axis)
-    yield from _collective(send.what, send.axis, send.primitive, nbytes, levels, times)
+    levels, sent = sync.levels(send.axis), sync.exchange.sent(send, nbytes)
+    yield from _collective(send.what, send.axis, send.primitive, sent, levels, times)

@@ -131,8 +131,13 @@ class StageMemory:
     def always(self) -> Bytes:
         """From one end of a step to the other."""
         flat = self.trained if self.exchange.sums_into_zeros else 0
+        wholes, parts = self.exchange.under_way
+        late = ceil(wholes * self.trained + parts * self.part)
         # A message each way that is under way, and one that is asked for ahead.
-        return Bytes(gradients=flat, communication=2 * (self.border + self.entry))
+        return Bytes(
+            gradients=flat + self._of_trained(self.exchange.kept),
+            communication=2 * (self.border + self.entry) + late,
+        )
 
     @cached_property
     def saved(self) -> int:

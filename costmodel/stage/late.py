@@ -1,10 +1,12 @@
-"""Buckets that arrive under the first forward of the next step: what it hides of them."""
+"""Buckets that arrive under the first forward of the next step, or in a later step: what is hidden
+of them."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from meshwright.costmodel.stage.program import IDLE, Do, Program, Step, play, run
 from meshwright.costmodel.stage.sync import UNPACKED, Sync
+from meshwright.forms.exchange import Event, Send
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +58,36 @@ def _begin(sync: Sync, call: int) -> Iterator[Step]:
             if send.packs:
                 own = bucket.nbytes / sync.shard if send.packs == "part" else bucket.nbytes
                 yield run(sync.copy_s(sync.packed_bytes(own)), "gather")
-            seconds = sync.collective_s(send.primitive, bucket.nbytes, sync.levels(send.axis))
+            seconds = sync.send_s(send, bucket.nbytes)
             yield Step(Do.START, seconds, _job(call, number), "gather")
 
 
 def _job(call: int, number: int) -> int:
     """A number for the gather of a bucket; a block is the first to read fewer than 2^20."""
     return (call << 20) + number
+
+
+def lagging_s(sync: Sync) -> float:
+    """Returns the seconds of what a stage sends in a step and waits for in a later one."""
+    return sum([_seconds(sync, send) for send in sync.exchange.lagging])
+
+
+def unhidden_s(syncs: Sequence[Sync], num_microbatches: int, step_s: float) -> float:
+    """Returns by how much what a pipeline rank waits for steps later makes each step of `step_s`
+    longer. It has that long every step, however late it is waited for, but for the time that
+    its replicas' other messages take."""
+    lagging, others = sum([lagging_s(sync) for sync in syncs]), 0.0
+    for sync in syncs:
+        for send in sync.exchange.sends:
+            once = send.at in (Event.AFTER_LAST, Event.END, Event.UPDATED)
+            if not send.lag:
+                others += (1 if once else num_microbatches) * _seconds(sync, send)
+    return max(0.0, lagging + others - max(step_s, others))
+
+
+def _seconds(sync: Sync, send: Send) -> float:
+    """Of all units of a stage."""
+    if send.unit == "block":
+        return sum([sync.send_s(send, block.gathered_bytes) for block in sync.blocks])
+    part = sync.shard if send.of_part else 1
+    return sum([sync.send_s(send, bucket.nbytes / part) for bucket in sync.buckets])

@@ -248,10 +248,15 @@ class Sync:
     def _gathering(self, index: int) -> Step:
         """Begins to make a block's parameters whole."""
         nbytes, send = self.blocks[index].gathered_bytes, self.exchange.fetches[0]
-        seconds = self.collective_s(send.primitive, nbytes, self.levels(send.axis))
+        seconds = self.send_s(send, nbytes)
         return Step(Do.START, seconds if nbytes else 0.0, index, "gather")
 
-    def collective_s(self, primitive: Primitive, nbytes: int, levels: Levels) -> float:
+    def send_s(self, send: Send, nbytes: float) -> float:
+        """Of a unit of so many bytes."""
+        sent = self.exchange.sent(send, nbytes)
+        return self.collective_s(send.primitive, sent, self.levels(send.axis))
+
+    def collective_s(self, primitive: Primitive, nbytes: float, levels: Levels) -> float:
         """Equal blocks send equal bytes: each time is looked up once."""
         key = primitive, nbytes
         if key not in self._known_s:
@@ -259,7 +264,7 @@ class Sync:
         return self._known_s[key]
 
     @cached_property
-    def _known_s(self) -> dict[tuple[Primitive, int], float]:
+    def _known_s(self) -> dict[tuple[Primitive, float], float]:
         return {}
 
     def copy_s(self, nbytes: float) -> float:
@@ -289,7 +294,7 @@ class Sync:
                 found.append(run(self.copy_s(ADDED * n / self.shard), "gradients"))
             if send.packs:
                 found.append(run(self.copy_s(self.packed_bytes(n)), "gradients"))
-            seconds = self.collective_s(send.primitive, n, self.levels(send.axis))
+            seconds = self.send_s(send, n)
             found.append(Step(Do.START, seconds, SCATTER, "gradients"))
         return found
 
@@ -308,7 +313,8 @@ class Sync:
             for send, levels in ended:
                 if levels:
                     nbytes = bucket.nbytes / self.shard if send.of_part else bucket.nbytes
-                    yield talk(collective_time(send.primitive, nbytes, levels), "gradients")
+                    sent = self.exchange.sent(send, nbytes)
+                    yield talk(collective_time(send.primitive, sent, levels), "gradients")
         for nbytes, levels in summed:
             held = nbytes / self.exchange.parts("optimizer", self.shard)
             if held:
@@ -331,8 +337,7 @@ class Sync:
                 own = n / self.shard if send.packs == "part" else n
                 packed = own if self.updates else self.packed_bytes(own)
                 found.append(run(self.copy_s(packed), "gather"))
-            seconds = self.collective_s(send.primitive, n, self.levels(send.axis))
-            found.append(talk(seconds, "gather"))
+            found.append(talk(self.send_s(send, n), "gather"))
             if send.unpacks:
                 found.append(run(self.copy_s(UNPACKED * n), "gather"))
         for work in self.exchange.cleared:

@@ -19,8 +19,9 @@ from meshwright.ir.text.plain_text import shown
 SCHEMA = "meshwright.measured/1"
 _strict = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-StepKind = Literal["warm-up", "timed", "tracked", "traced"]
-"""Only timed steps count in medians; the others train as well, but are slower."""
+StepKind = Literal["warm-up", "timed", "tuning", "tracked", "traced"]
+"""Only timed steps count in medians; the others train as well, but are slower, or with sizes of
+buckets that are only tried."""
 Phase = Literal["batch", "totals", "schedule", "loss", "gradients", "optimizer", "publish"]
 """What a step consists of, in this order. `schedule` is the actions, `gradients` what of the
 gradients' synchronisation is left after the last backward, `publish` the parameters' gathering."""
@@ -168,6 +169,41 @@ class TimelineMeasured:
 
 
 @dataclass(frozen=True, config=_strict, kw_only=True)
+class TriedSize:
+    """A size of buckets that some steps ran with."""
+
+    size_bytes: int
+    step_s: float
+    """Median, without the first."""
+
+
+@dataclass(frozen=True, config=_strict, kw_only=True)
+class TunedBuckets:
+    """Sizes of buckets that a job tried while it trained."""
+
+    tried: Many[TriedSize]
+    """The first is the plan's."""
+    chosen_bytes: int
+    """What the job runs with, once all trials are over."""
+    over: bool
+    """Whether they are."""
+    steps: int
+    """From the first trial's first to the last one's last, those between trials too."""
+    elapsed_s: float
+    """That these took."""
+    spent_s: float
+    """By which they took longer for tuning: trials slower than the plan's size, choosing sizes, and
+    cutting buckets anew."""
+
+    @property
+    def gained(self) -> float:
+        """Share of the step with the plan's size that the chosen one saves; 0 before a trial."""
+        seconds = {trial.size_bytes: trial.step_s for trial in self.tried[::-1]}
+        first = self.tried[0].step_s if self.tried else 0.0
+        return 1 - seconds.get(self.chosen_bytes, first) / first if first else 0.0
+
+
+@dataclass(frozen=True, config=_strict, kw_only=True)
 class Measured:
     """One rank of one run."""
 
@@ -189,6 +225,8 @@ class Measured:
     timeline: TimelineMeasured | None = None
     kernels: Many[KernelMeasured] = ()
     """Forward and backward are calls of their own."""
+    tuned: TunedBuckets | None = None
+    """Rank 0's, where the job was asked to tune."""
 
     @property
     def timed_steps(self) -> int:

@@ -32,6 +32,9 @@ def command(
         bool | None,
         typer.Option(help="compare a step with plain PyTorch first; the default"),
     ] = None,
+    tune: Annotated[
+        bool, typer.Option(help="try sizes of gradient buckets while training, and keep the best")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Train. Under torchrun, this process is one rank; otherwise torchrun is started here."""
@@ -48,4 +51,5 @@ def command(
         as_json=as_json,
         log=log,
         check=check,
+        tune=tune,
     )

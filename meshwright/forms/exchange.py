@@ -4,17 +4,19 @@ A row says what happens to gradients or parameters at an event of the step. Mode
 and traffic, bounds and reports branch on what rows say, never on which form they are of.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
+from math import inf
 from typing import Literal
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.layout.conversions import Primitive
 
 What = Literal["gradients", "parameters"]
-Kind = Literal["gradients", "parameters", "optimizer", "communication"]
+Kind = Literal["gradients", "parameters", "optimizer", "communication", "kept"]
+"""`kept`: what the form takes along from step to step, for itself."""
 Axis = Literal["dp", "dp_shard", "dp_replicate"]
 Unit = Literal["bucket", "block", "stage"]
 """Gradients of some blocks up to a size, those of one block, or all of a stage."""
@@ -66,11 +68,16 @@ class Send:
     """What has arrived is added to the sum over earlier micro-batches before the next one goes."""
     ahead: bool = False
     """It may go while an earlier block runs (`Stage.prefetch`)."""
+    lag: int = 0
+    """Steps after its own in which `until` is: whole steps hide it."""
+    share: str = ""
+    """Name of what the plan states of the data (`Exchange.stated`), by which the bytes of the unit
+    are multiplied; empty: all of them go."""
 
     @property
     def is_late(self) -> bool:
         """Whether the next step's forward hides it."""
-        return self.until is Event.NEXT_FORWARD
+        return self.until is Event.NEXT_FORWARD and not self.lag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +123,9 @@ class Exchange:
     """Size at which a bucket is closed; None: that of all forms."""
     in_forward_order: bool = False
     """Whether buckets are of parameters as the forward reads them; else as the backward does."""
+    stated: Mapping[str, float] = field(default_factory=dict)
+    """What the plan states of the data by name, such as the share of rows that occur: what goes
+    for each byte of a unit."""
 
     def __post_init__(self) -> None:
         for wrong in _wrong(self):
@@ -130,7 +140,7 @@ class Exchange:
         return tuple([row for row in self.rows if isinstance(row, Hold)])
 
     def _sends_at(self, event: Event) -> tuple[Send, ...]:
-        return tuple([send for send in self.sends if send.at == event])
+        return tuple([send for send in self.sends if send.at == event and not send.lag])
 
     @cached_property
     def every_backward(self) -> tuple[Send, ...]:
@@ -155,6 +165,15 @@ class Exchange:
     def late(self) -> tuple[Send, ...]:
         """What goes under the next step's first forward."""
         return tuple([send for send in self.sends if send.is_late])
+
+    @cached_property
+    def lagging(self) -> tuple[Send, ...]:
+        """What is waited for in a later step."""
+        return tuple([send for send in self.sends if send.lag])
+
+    def sent(self, send: Send, nbytes: float) -> float:
+        """Returns the bytes that go of a unit of `nbytes`, as the plan states the data."""
+        return nbytes * self.stated[send.share] if send.share else nbytes
 
     @cached_property
     def cleared(self) -> tuple[Rewrite, ...]:
@@ -235,6 +254,19 @@ class Exchange:
         return _shares(own)
 
     @cached_property
+    def kept(self) -> tuple[int, int]:
+        """What the form takes along from step to step: (wholes, parts)."""
+        return _shares([h for h in self.holds if h.kind == "kept"])
+
+    @cached_property
+    def under_way(self) -> tuple[float, float]:
+        """Of what is waited for in a later step, what is always under way: the same."""
+        found = [0.0, 0.0]
+        for send in self.lagging:
+            found[send.of_part] += (send.lag + (send.until > send.at)) * self.sent(send, 1)
+        return found[0], found[1]
+
+    @cached_property
     def moving_at_end(self) -> tuple[int, int]:
         """Most of its largest bucket at once for messages after the last backward: the same."""
         return _shares([h for h in self.holds if h.kind == "communication"])
@@ -244,6 +276,7 @@ def _shares(holds: list[Hold]) -> tuple[int, int]:
     return sum([hold.whole for hold in holds]), sum([hold.part for hold in holds])
 
 
+_ALWAYS = (Event.BEGIN, Event.NEXT_BEGIN, "stage")
 _LIVES = {
     "gradients": (Event.AFTER_BACKWARD, Event.AFTER_LAST, Event.END),
     "parameters": (Event.BEFORE_FORWARD, Event.BEFORE_BACKWARD, Event.UPDATED),
@@ -254,18 +287,23 @@ _LIVES = {
 def _wrong(exchange: Exchange) -> Iterator[str]:
     """What breaks a rule, in words: the row, the rule, and what would be legal."""
     for row in exchange.rows:
-        if not isinstance(row, Rewrite) and row.until < _start(row):
+        if not isinstance(row, Rewrite) and row.until < _start(row) and not _lag(row):
             yield f"{row} ends before it begins: until {_start(row).name} or later"
     for hold in exchange.holds:
         if hold.whole < 0 or hold.part < 0 or not hold.whole + hold.part:
             yield f"{hold} holds nothing: `whole` or `part` must be 1 or more"
         if hold.kind == "communication" and hold.since < Event.END:
             yield f"{hold}: what is on its way before the end follows from its Send; leave it out"
+        if hold.kind == "kept" and (hold.since, hold.until, hold.unit) != _ALWAYS:
+            yield f"{hold}: what a form keeps is there from BEGIN to NEXT_BEGIN, of a stage"
     for row in exchange.rows:
         if isinstance(row, Rewrite) and (row.at is not Event.UPDATED or row.unit != "bucket"):
             yield f"{row}: only work on buckets after the update has a price"
     for send in exchange.sends:
-        yield from _wrong_send(send)
+        yield from _wrong_lag(send) if send.lag else _wrong_send(send)
+        if send.share and not 0 < exchange.stated.get(send.share, 0) < inf:
+            known = ", ".join(sorted(exchange.stated)) or "nothing"
+            yield f"{send}: `stated` has no {send.share} above 0; it has {known}"
     if len(exchange.every_backward + exchange.last_backward) > 1:
         yield "a backward's gradients go in one message: further ones at END"
     if len({(send.primitive, send.axis, send.unpacks) for send in exchange.fetches}) > 1:
@@ -302,6 +340,19 @@ def _wrong_send(send: Send) -> Iterator[str]:
         yield f"{send}: after the last backward, buckets go"
     if send.at is Event.AFTER_BACKWARD and not (send.adds and send.packs):
         yield f"{send}: what goes in every micro-batch is packed, and added up where it arrives"
+
+
+def _wrong_lag(send: Send) -> Iterator[str]:
+    if send.lag < 0:
+        yield f"{send} arrives before it goes: lag 0 or more"
+    if send.unit != "bucket" or send.at not in (Event.AFTER_LAST, Event.END, Event.UPDATED):
+        yield f"{send}: what is waited for in a later step goes in buckets, once in its own"
+    if send.adds or send.ahead:
+        yield f"{send}: what is waited for in a later step is neither added up nor fetched ahead"
+
+
+def _lag(row: Row) -> int:
+    return row.lag if isinstance(row, Send) else 0
 
 
 def _start(row: Send | Hold) -> Event:

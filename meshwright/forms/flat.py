@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from meshwright.forms.running import Held, Lines, Peers, Slot, SyncRun
+from meshwright.forms.running import Held, Lines, Peers, Samples, Slot, SyncRun
 from meshwright.ir.comm.collective import What
 from meshwright.ir.comm.p2p_collectives import Waitable
 from meshwright.ir.profile.measured import Purpose
@@ -124,7 +124,7 @@ class ShardedGradients(SyncRun):
     its rows, while the backward goes on."""
 
     def __init__(self, groups: Sequence[Sequence[Slot]], lines: Lines, peers: Peers) -> None:
-        self._lines = lines
+        self._lines, self._peers = lines, peers
         self._buckets = [ShardedBucket(group, lines, peers) for group in groups]
         self._shards = [_shards(bucket) for bucket in self._buckets]
         self._works: list[tuple[int, Tensor, Waitable]] = []
@@ -141,7 +141,15 @@ class ShardedGradients(SyncRun):
             for s, x in zip(b.slots, shards, strict=True)
         )
 
-    def begin(self) -> None:
+    def cut(self, groups: Sequence[Sequence[Slot]]) -> None:
+        """Puts the same slots into other buckets, between steps. A rank has the rows of a slot that
+        it had, in the same tensors, as slots are cut one by one."""
+        pairs = zip(self._buckets, self._shards, strict=True)
+        known = {id(s): x for b, shards in pairs for s, x in zip(b.slots, shards, strict=True)}
+        self._buckets = [ShardedBucket(group, self._lines, self._peers) for group in groups]
+        self._shards = [[known[id(slot)] for slot in bucket.slots] for bucket in self._buckets]
+
+    def begin(self, batch: Samples | None = None, next_batch: Samples | None = None) -> None:
         for bucket, shards in zip(self._buckets, self._shards, strict=True):
             for slot, shard in zip(bucket.slots, shards, strict=True):
                 slot.whole.grad = shard.grad = None
@@ -216,6 +224,10 @@ class ShardedOptimizer(ShardedGradients):
         super()._deliver(index, flat)
         if index in self._over:
             self._summed[index] = flat
+
+    def cut(self, groups: Sequence[Sequence[Slot]]) -> None:
+        super().cut(groups)
+        self._over.clear()  # numbers of the buckets before; the job asks again
 
     def over_gradients(self, stepped: Set[int]) -> list[Tensor]:
         """Of buckets all of whose tensors are stepped."""

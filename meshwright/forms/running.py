@@ -2,15 +2,21 @@
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from meshwright.ir.comm.collective import Notes
+from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.param import Param
 from meshwright.ir.plan.plan import Stage
 
+SyncState = Mapping[str, Any]
+"""Tensors, and numbers, texts, lists and dicts of them, by name."""
+Samples = Mapping[str, Tensor]
+"""Inputs of the model by name: what this rank reads of them, of all micro-batches in order, where
+the user's batch lies."""
 Update = Callable[[Sequence[Tensor]], None]
 """Steps these parameters, whose gradients are set, as the optimizer was set in its step."""
 
@@ -118,6 +124,17 @@ class Lines:
         return not any(self.coordinates[axis] for axis in self.model)
 
 
+@dataclass(frozen=True, slots=True)
+class BucketSizes:
+    """Bytes at which a form may close its buckets."""
+
+    now: int
+    low: int
+    """Of the smallest parameter."""
+    high: int
+    """Of all that moves: one bucket."""
+
+
 class SyncRun:
     """One stage's synchronisation on one rank: called by the stage and the job, by all ranks of a
     line in the same order. What a form has no use for it leaves as it is here."""
@@ -126,6 +143,11 @@ class SyncRun:
     """What the optimizer gets, and what checkpoints and exports read once all is settled."""
     whole_updates = True
     """The optimizer's own step changes all of `held`; False: parts of it are stepped later."""
+
+    @property
+    def bucket_sizes(self) -> BucketSizes | None:
+        """What `regroup` takes; None: the form has no buckets that can be cut anew."""
+        return None
 
     @property
     def reduced(self) -> tuple[Held, ...]:
@@ -137,8 +159,15 @@ class SyncRun:
         """Whether `settle` has nothing to do."""
         return True
 
-    def begin(self) -> None:
-        """Before the first micro-batch of a step: gradients are zero."""
+    reads_batches = False
+    """`begin` and `more` are given what the rank reads; else None."""
+
+    def begin(self, batch: Samples | None = None, next_batch: Samples | None = None) -> None:
+        """Before the first micro-batch of a step: gradients are zero. `next_batch`: of the batch
+        after this one; None where nobody knows it yet."""
+
+    def more(self, batch: Samples | None = None, next_batch: Samples | None = None) -> None:
+        """The same before each further batch of a step that accumulates several: gradients stay."""
 
     def before_forward(self, call: int, ahead: Sequence[int]) -> None:
         """The call is about to read its parameters; those of `ahead` may be fetched meanwhile."""
@@ -169,6 +198,19 @@ class SyncRun:
 
     def settle(self) -> None:
         """Parameters are about to be read other than by a call: all are to have their values."""
+
+    def state(self) -> SyncState:
+        """What the form keeps of this rank from one step to the next, for a checkpoint; all is
+        settled. Nothing is changed in it later."""
+        return {}
+
+    def load(self, state: SyncState) -> None:
+        """Goes on from what `state` returned on the same rank, or anew from nothing."""
+
+    def regroup(self, bucket_bytes: int) -> None:
+        """Cuts buckets of another size, between steps when all is settled. The tensors of `held`
+        stay those that they are, so that the optimizer's state does."""
+        raise PlanError(f"{type(self).__name__} has no buckets that can be cut anew")
 
 
 class RunningForm(Protocol):

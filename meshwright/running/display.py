@@ -15,7 +15,7 @@ from meshwright.runtime.record.resident import resident_bytes
 
 MIB = 1024**2
 _KINDS: Mapping[StepKind, str] = {
-    "timed": "", "warm-up": "  (warming up)",
+    "timed": "", "warm-up": "  (warming up)", "tuning": "  (tries a size of buckets)",
     "tracked": "  (counts tensors: slower)", "traced": "  (writes a trace: slower)",
 }  # fmt: skip
 _SHOWN = 6

@@ -59,6 +59,7 @@ def train(
     as_json: bool,
     log: str = "",
     check: bool | None = None,
+    tune: bool = False,
 ) -> None:
     """Takes `steps` optimizer steps of TARGET under the plan, or starts the ranks that do.
 
@@ -75,7 +76,7 @@ def train(
     found = load_target(target)
     job = compile_job(
         found.model, plan, loss_fn=found.loss_fn, example_inputs=found.example_inputs,
-        lr=learning_rate, run_dir=output, check=check,
+        lr=learning_rate, run_dir=output, check=check, tune=tune,
     )  # fmt: skip
     rank = int(os.environ.get("RANK", "0"))
     tokens = plan.global_batch_size * tokens_per_sample(plan)
@@ -122,14 +123,17 @@ def _steps(
     asked: LeaveRequest,
 ) -> None:
     """Steps of the given kinds, or as many as there are batches, until the rank is asked to end."""
+    ahead: list[Any] = []
     for kind in kinds:
         waited = time.perf_counter()
-        batch = next(source, None)
+        batch = ahead.pop() if ahead else next(source, None)
         if batch is None or asked.by is not None:
             return
+        if job.reads_ahead:
+            ahead.append(next(source, None))
         recorder.start()
         data_s = time.perf_counter() - waited
-        loss = float(take(job, kind, batch, output))
+        loss = float(take(job, kind, batch, output, *ahead))
         recorder.stop(loss, kind)
         metrics.step(loss, step_s=time.perf_counter() - waited, data_s=data_s)
 
@@ -146,15 +150,18 @@ def step_kinds(steps: int, *, trace: bool) -> list[StepKind]:
     return first + timed + last if steps else []
 
 
-def take(job: Job, kind: StepKind, batch: Batch, output: Path) -> Tensor:
+def take(
+    job: Job, kind: StepKind, batch: Batch, output: Path, next_batch: Batch | None = None
+) -> Tensor:
     """One step of the given kind."""
     match kind:
         case "tracked":
-            return job.track_memory(batch)
+            return job.track_memory(batch, next_batch=next_batch)
         case "traced":
-            return job.trace_step(batch, run_dir.trace_path(output, job.parts.rank))
+            path = run_dir.trace_path(output, job.parts.rank)
+            return job.trace_step(batch, path, next_batch=next_batch)
         case _:
-            return job.step(batch)
+            return job.step(batch, next_batch=next_batch)
 
 
 def report(output: Path, steps: int, *, trace: bool, as_json: bool) -> None:

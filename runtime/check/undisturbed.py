@@ -24,6 +24,7 @@ def undisturbed(job: "Job") -> Iterator[None]:
     tensors = [(x, x.detach().clone()) for x in _tensors(job)]
     optimizer = _Optimizer(job)
     stages = [(stage, stage.autocast) for stage in job.parts.stages.values()]
+    states = [copy.deepcopy(dict(stage.sync.state())) for stage, _ in stages]
     policy, job.on_nonfinite = job.on_nonfinite, "ignore"
     for stage, _ in stages:
         stage.comm.still, stage.autocast = True, None
@@ -32,8 +33,9 @@ def undisturbed(job: "Job") -> Iterator[None]:
             yield
             job.parts.settle()
     finally:
-        for stage, autocast in stages:
+        for (stage, autocast), state in zip(stages, states, strict=True):
             stage.sync.begin()
+            stage.sync.load(state)
             stage.comm.still, stage.autocast = False, autocast
         with torch.no_grad():
             for x, kept in tensors:

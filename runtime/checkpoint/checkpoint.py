@@ -9,7 +9,7 @@ is code. What a load finds damaged is named, and an older checkpoint taken if th
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +20,19 @@ from meshwright.forms.running import Held
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Kind
 from meshwright.ir.layout.nesting import whole_runs
+from meshwright.runtime import sync_state
 from meshwright.runtime.checkpoint import folder as folders
 from meshwright.runtime.checkpoint import manifest, parts, torch_format
 from meshwright.runtime.checkpoint.boxes import Boxed, copy, to_fill, to_write
 from meshwright.runtime.checkpoint.export import persistent
 from meshwright.runtime.checkpoint.files import DamagedError, write
-from meshwright.runtime.checkpoint.manifest import Manifest, PartFile, StoredTensor, Wanted
+from meshwright.runtime.checkpoint.manifest import (
+    Manifest,
+    PartFile,
+    StoredTensor,
+    SyncValues,
+    Wanted,
+)
 from meshwright.runtime.checkpoint.parts import Written
 from meshwright.runtime.checkpoint.shard_boxes import ShardBox, pieces
 from meshwright.runtime.checkpoint.values import decode, dtype_named, encode
@@ -54,15 +61,18 @@ def save(job: "Job", folder: Path, extra: dict[str, Any], keep: int = 1) -> Path
     for stage in reversed(job.parts.stages):  # the first stage of a shared parameter writes it
         content |= _contents(job, stage)
     content |= job.unread.saved(persistent(job.model), first)
+    sync_tensors, sync_rest = sync_state.kept(job)
+    content |= sync_tensors
     name = f"part-{job.parts.rank:05d}.safetensors"
     with _told(alone, f"{partial}: the checkpoint could not be written"):
-        own = name, *parts.write(to_write(content), partial / name)
+        own = name, *parts.write(to_write(content), partial / name), sync_rest
     everyone = [own] if alone else to_first(own)
     with _told(alone, f"{partial}: the checkpoint could not be written"):
         if first:
             made = Manifest(
                 job.state.step, job.graph.fingerprint, settings, kept,
-                {name: file for name, file, _ in everyone}, _tensors(everyone),
+                {name: file for name, file, _, _ in everyone}, _tensors(everyone),
+                {where: entry for *_, rest in everyone for where, entry in rest.items()},
             )  # fmt: skip
             write(partial / manifest.NAME, manifest.dumps(made))
             folders.finish(folder, partial, keep)
@@ -74,10 +84,12 @@ def _kept(extra: Mapping[str, Any]) -> dict[str, Any]:
     return {key: encode(value, f"the {key}'s state") for key, value in extra.items()}
 
 
-def _tensors(everyone: Sequence[tuple[str, PartFile, list[Written]]]) -> dict[str, StoredTensor]:
+def _tensors(
+    everyone: Sequence[tuple[str, PartFile, list[Written], Mapping[str, SyncValues]]],
+) -> dict[str, StoredTensor]:
     """All tensors by name. Of a number that several ranks wrote, the first counts."""
     found: dict[str, dict[tuple[int, ...], Written]] = {}
-    for _, _, boxes in everyone:
+    for _, _, boxes, _ in everyone:
         for box in boxes:
             found.setdefault(box.name, {}).setdefault(box.piece.offsets, box)
     made = {}
@@ -116,10 +128,11 @@ class _Source:
     settings: Any
     extra: Any
     tensors: Mapping[str, StoredTensor]
+    sync: Mapping[str, SyncValues]
     read_all: Callable[[Sequence[Wanted]], Iterator[tuple[int, Tensor]]]
 
 
-def load(job: "Job", folder: Path) -> dict[str, Any]:
+def load(job: "Job", folder: Path, *, drop_sync_state: bool = False) -> dict[str, Any]:
     """Restores what `save` wrote, under any plan; returns its `extra`.
 
     A checkpoint with damaged bytes is named on stderr and the newest sound one before it taken; if
@@ -131,7 +144,7 @@ def load(job: "Job", folder: Path) -> dict[str, Any]:
         try:
             with _told(alone, str(path)):
                 source = _opened(path)
-                _fill(job, source)
+                _fill(job, replace(source, sync={}) if drop_sync_state else source)
         except DamagedError as error:
             damage.append(str(error))
             continue
@@ -155,7 +168,7 @@ def _opened(path: Path) -> _Source:
         old = torch_format.read(path)
         values = [old.value(f"job.{key}") for key in ("step", "fingerprint", "settings", "extra")]
         step, model, settings, extra = values
-        return _Source(path, step, model, settings, extra, old.tensors, old.read_all)
+        return _Source(path, step, model, settings, extra, old.tensors, {}, old.read_all)
     found = manifest.read(path)
     if found.step != folders.step_of(path.with_name(path.name.removesuffix(".old"))):
         raise DamagedError(f"{path / manifest.NAME} is of step {found.step}: it belongs elsewhere")
@@ -163,7 +176,7 @@ def _opened(path: Path) -> _Source:
         parts.check(path / name, part)
     return _Source(
         path, found.step, found.model, decode(found.settings), decode(found.extra), found.tensors,
-        lambda wanted: parts.read_all(path, wanted),
+        found.sync, lambda wanted: parts.read_all(path, wanted),
     )  # fmt: skip
 
 
@@ -177,12 +190,15 @@ def _fill(job: "Job", source: _Source) -> None:
     _check_settings(job.optimizer, source.settings)
     _make_room(job, source.tensors)
     unread = job.unread.room(source.tensors)
+    sync, sync_tensors = sync_state.room(job, source.sync, source.tensors)
     contents = [_contents(job, stage) for stage in job.parts.stages]
-    fills = to_fill([*contents, boxed(unread)], source.tensors)
+    fills = to_fill([*contents, boxed(unread), sync_tensors], source.tensors)
     job.missing |= {fill.name.removeprefix("model/") for fill in fills}
     for number, read in source.read_all([fill.wanted for fill in fills]):
         copy(fills[number], read)
     job.unread.fill(unread)
+    for index, state in sync.items():
+        job.parts.stages[index].sync.load(state)
     for group, settings in zip(job.optimizer.param_groups, source.settings, strict=True):
         group.update(settings)
 

@@ -8,12 +8,12 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import StringConstraints, TypeAdapter, ValidationError
 from torch import Tensor
 
 from meshwright.ir.errors import PlanError
@@ -71,6 +71,15 @@ class PartFile:
 
 
 @dataclass(frozen=True, slots=True)
+class SyncValues:
+    """What a form of synchronisation kept of a rank, beside its tensors; encoded."""
+
+    layout: str
+    """Of the stage: what another plan must have in common to go on from it."""
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """All that a checkpoint says beside its tensors' bytes; `settings` and `extra` are encoded."""
 
@@ -81,10 +90,15 @@ class Manifest:
     extra: Any
     files: Mapping[str, PartFile]
     tensors: Mapping[str, StoredTensor]
+    sync: Mapping[str, SyncValues] = field(default_factory=dict)
+    """What forms of synchronisation kept (`sync_state`): `stage/rank` -> values."""
 
 
 _FILES = TypeAdapter(dict[str, PartFile])
 _TENSORS = TypeAdapter(dict[str, StoredTensor])
+_SYNC = TypeAdapter(
+    dict[Annotated[str, StringConstraints(pattern=r"^\d{1,9}/\d{1,9}$")], SyncValues]
+)
 
 
 def dumps(manifest: Manifest) -> str:
@@ -94,6 +108,7 @@ def dumps(manifest: Manifest) -> str:
         "extra": manifest.extra,
         "files": {name: asdict(file) for name, file in manifest.files.items()},
         "tensors": {name: asdict(tensor) for name, tensor in manifest.tensors.items()},
+        **({"sync": {k: asdict(v) for k, v in manifest.sync.items()}} if manifest.sync else {}),
     }  # fmt: skip
     text = _canonical(content)
     head = {"format": FORMAT, "version": VERSION, "sha256": _sum(text)}
@@ -129,6 +144,7 @@ def _checked(content: dict[str, Any], path: Path) -> Manifest:
             content["step"], content["model"], content["settings"], content["extra"],
             _FILES.validate_json(_canonical(content["files"]), strict=True),
             _TENSORS.validate_json(_canonical(content["tensors"]), strict=True),
+            _SYNC.validate_json(_canonical(content.get("sync", {})), strict=True),
         )  # fmt: skip
     except KeyError as error:
         raise DamagedError(f"{path} lacks {error.args[0]!r}") from error

@@ -22,6 +22,8 @@ class Identity:
     model: str
     code: str
     """Sources of the package, and the version of torch."""
+    tune: str = "False"
+    """Whether the job tunes while it trains."""
 
 
 def code_hash() -> str:
@@ -34,8 +36,8 @@ def code_hash() -> str:
     return digest.hexdigest()[:16]
 
 
-def identity(plan: Plan, graph: Graph) -> Identity:
-    return Identity(plan_io.content_hash(plan), graph.fingerprint, code_hash())
+def identity(plan: Plan, graph: Graph, tune: bool = False) -> Identity:
+    return Identity(plan_io.content_hash(plan), graph.fingerprint, code_hash(), str(tune))
 
 
 def share_plan(plan: Plan | None) -> Plan:

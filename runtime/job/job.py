@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from meshwright.codegen.lower.lower import lower
+from meshwright.forms.running import Samples
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.heap import give_back_freed_memory
@@ -45,6 +46,7 @@ from meshwright.runtime.record.resident import Residence, resident_bytes
 from meshwright.runtime.record.run_dir import begin, prepare, profiling, write
 from meshwright.runtime.record.stats import Stats
 from meshwright.runtime.record.tracking import tracking, tracking_cuda
+from meshwright.runtime.regrouping import Retuning
 from meshwright.runtime.step.batch import BatchCutter, as_batch
 from meshwright.runtime.step.executor import Executor, RankProgress
 from meshwright.runtime.step.finite import Policy, check_loss, check_norm, check_policy
@@ -82,6 +84,7 @@ def compile(
     run_dir: str | Path | None = None,
     check: bool | None = None,
     on_nonfinite: Policy = "stop",
+    tune: bool = False,
 ) -> "Job":
     """Called by every rank, under torchrun; alone if the plan is for one.
 
@@ -92,7 +95,8 @@ def compile(
 
     Before it comes back, the job is compared with plain PyTorch on a step that is undone
     (`Job.checked`), unless `check` is False; CheckFailed names the first tensor that differs. A
-    loss that is not finite ends the job, or as `on_nonfinite` says.
+    loss that is not finite ends the job, or as `on_nonfinite` says. With `tune`, sizes of buckets
+    are tried while the job trains, at a small cost, and the fastest is kept (`Job.retuning`).
     """
     check_policy(on_nonfinite)
     check_fresh(model)
@@ -111,7 +115,7 @@ def compile(
             kernels=plan.kernels,
         )  # fmt: skip
     check_model(plan, graph)
-    check_identity(identity(plan, graph))
+    check_identity(identity(plan, graph, tune))
     check_compiler(plan, chosen.type)
     programs = lower(graph, plan, rank())
     chosen_optimizer = optimizer or plan.optimizer
@@ -133,8 +137,10 @@ def compile(
     job.on_nonfinite = on_nonfinite
     if isinstance(optimizer, torch.optim.Optimizer):
         job.user_groups = UserGroups(optimizer, made)
+    retuning = Retuning(job) if tune else None  # what cannot be is said before the check
     if checking is not None:
         job.checked = checking.run(job)
+    job.retuning = retuning
     return job
 
 
@@ -179,6 +185,8 @@ class Job:
         self.on_nonfinite: Policy = "stop"
         self.checked: SelfCheck | None = None
         """What was compared with plain PyTorch; None: nothing."""
+        self.retuning: Retuning | None = None
+        """Tries sizes of buckets from step to step."""
         self._guard = Guard(model)
         self.progress = RankProgress()
         self.failures = Failures(parts.rank, plan.world_size, self.progress, hang_s)
@@ -197,14 +205,19 @@ class Job:
         self.residence = residence or Residence(resident_bytes())
         self.residence.started()
 
-    def step(self, batch: Batch, *, sharded: bool = False) -> Tensor:
+    def step(
+        self, batch: Batch, *, sharded: bool = False, next_batch: Batch | None = None
+    ) -> Tensor:
         """Trains on one global batch; the loss, the same on every rank.
 
-        Every rank passes the whole batch, or with `sharded` its own part (see `shard`).
+        Every rank passes the whole batch, or with `sharded` its own part (see `shard`); so with
+        `next_batch`, that of the next call, which some forms of synchronisation work ahead with.
         """
-        return self._step(batch, "timed" if self.stats.taken else "warm-up", sharded)
+        return self._step(batch, self._kind, sharded, next_batch)
 
-    def track_memory(self, batch: Batch, *, sharded: bool = False) -> Tensor:
+    def track_memory(
+        self, batch: Batch, *, sharded: bool = False, next_batch: Batch | None = None
+    ) -> Tensor:
         """Takes a step that counts the bytes of all live tensors; `tensor_memory` is their peak.
 
         It trains as any step does, but on CPU more slowly, so its time counts nowhere.
@@ -216,32 +229,45 @@ class Job:
             if self.device.type == "cuda"
             else tracking(parts, optimizer, flatten_batch(batch).values())
         ) as found:
-            loss = self._step(batch, "tracked", sharded)
+            loss = self._step(batch, "tracked", sharded, next_batch)
         self.tensor_memory = found[0]
         self.residence.skip()
         return loss
 
-    def trace_step(self, batch: Batch, path: str | Path, *, sharded: bool = False) -> Tensor:
+    def trace_step(
+        self,
+        batch: Batch,
+        path: str | Path,
+        *,
+        sharded: bool = False,
+        next_batch: Batch | None = None,
+    ) -> Tensor:
         """Takes a step under torch's profiler and writes its trace, for Perfetto or Chrome.
 
         It trains as any step does, but more slowly, so its time counts nowhere.
         """
         self.residence.note()
         with profiling(self.recorder, self.device, Path(path)):
-            loss = self._step(batch, "traced", sharded)
+            loss = self._step(batch, "traced", sharded, next_batch)
         self.residence.skip()
         return loss
 
-    def _step(self, batch: Batch, kind: StepKind, sharded: bool) -> Tensor:
+    def _step(
+        self, batch: Batch, kind: StepKind, sharded: bool, next_batch: Batch | None
+    ) -> Tensor:
         with self._recording(kind) as record:
-            record.loss = loss = self.backward(batch, sharded=sharded, last=True)
+            loss = self.backward(batch, sharded=sharded, last=True, next_batch=next_batch)
+            record.loss = loss
             self._apply(1.0)
         return loss
 
-    def accumulate(self, batch: Batch, *, sharded: bool = False) -> Tensor:
+    def accumulate(
+        self, batch: Batch, *, sharded: bool = False, next_batch: Batch | None = None
+    ) -> Tensor:
         """Adds a batch's gradients without an optimizer step; `apply` takes it."""
-        with self._recording("timed" if self.stats.taken else "warm-up") as record:
-            record.loss = loss = self.backward(batch, sharded=sharded, last=False)
+        with self._recording(self._kind) as record:
+            loss = self.backward(batch, sharded=sharded, last=False, next_batch=next_batch)
+            record.loss = loss
         return loss
 
     def apply(self, gradient_scale: float = 1.0) -> None:
@@ -250,6 +276,13 @@ class Job:
             raise PlanError("apply() needs at least one accumulate(batch) before it")
         with self._recording("timed"):
             self._apply(gradient_scale)
+
+    @property
+    def _kind(self) -> StepKind:
+        """Of a usual step."""
+        if not self.stats.taken:
+            return "warm-up"
+        return "timed" if self.retuning is None else self.retuning.kind
 
     @contextmanager
     def _recording(self, kind: StepKind) -> Iterator[StepRecord]:
@@ -270,6 +303,8 @@ class Job:
             record.step_s, self.recorder.record = self._spent_s, None
             record.close()
             self.stats.add(record)
+            if self.retuning is not None:
+                self.retuning.took(record)
 
     def eval(self, batch: Batch, *, sharded: bool = False) -> Tensor:
         """The loss of a global batch: no dropout, running batch statistics, nothing changes."""
@@ -300,11 +335,17 @@ class Job:
         with self.failures.guard():
             return checkpoint.save(self, Path(folder), extra, keep)
 
-    def load(self, folder: str | Path, scheduler: Any = None) -> None:
-        """Goes on from the newest checkpoint in `folder`; every rank calls it."""
+    def load(
+        self, folder: str | Path, scheduler: Any = None, *, drop_sync_state: bool = False
+    ) -> None:
+        """Goes on from the newest checkpoint in `folder`; every rank calls it.
+
+        `drop_sync_state`: what a form of synchronisation kept between steps may be lost, where the
+        plan is another.
+        """
         self.settle()
         with self.failures.guard():
-            extra = checkpoint.load(self, Path(folder))
+            extra = checkpoint.load(self, Path(folder), drop_sync_state=drop_sync_state)
         if self.user_groups is not None:
             self.user_groups.give()
         if scheduler is not None:
@@ -323,8 +364,9 @@ class Job:
     def measured(self) -> Measured:
         """What the steps so far took on this rank."""
         return report(
-            self.stats, self.residence, self.tensor_memory, self.plan, self.parts, self.device
-        )
+            self.stats, self.residence, self.tensor_memory, self.plan, self.parts, self.device,
+            None if self.retuning is None else self.retuning.tuned,
+        )  # fmt: skip
 
     def write_run(self, folder: str | Path) -> Path:
         """Writes the plan and what the steps took on this rank; every rank calls it."""
@@ -356,6 +398,8 @@ class Job:
         if sync:
             self.sync_to()
         self.settle()
+        if self.retuning is not None and not self.retuning.over:
+            self.retuning.say()
         if self._run_dir is not None:
             write(self.measured(), Path(self._run_dir))
         self.failures.close()
@@ -396,7 +440,14 @@ class Job:
             self.recorder,
         )
 
-    def backward(self, batch: Batch, *, sharded: bool = False, last: bool = True) -> Tensor:
+    def backward(
+        self,
+        batch: Batch,
+        *,
+        sharded: bool = False,
+        last: bool = True,
+        next_batch: Batch | None = None,
+    ) -> Tensor:
         """Adds a batch's gradients to those of the step, and nothing else; `last`: none follow."""
         if self.missing:
             raise PlanError(
@@ -405,9 +456,10 @@ class Job:
             )
         with self.failures.guard():
             stages = self.parts.stages.values()
+            reads = [self._samples(x, sharded) for x in (batch, next_batch)]
             for stage in stages:
-                if not self.accumulated:
-                    stage.sync.begin()
+                begin = stage.sync.more if self.accumulated else stage.sync.begin
+                begin(*(reads if stage.sync.reads_batches else ()))
                 # Accumulated batches of one step draw different dropout masks.
                 stage.comm.step = self.state.step + (self.accumulated << 32)
                 stage.reduce_early = last and not self.accumulated
@@ -416,6 +468,17 @@ class Job:
         if self.device.type == "cpu":
             check_loss(self, loss)
         return loss
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether a form of this rank makes use of `next_batch`."""
+        return any(stage.sync.reads_batches for stage in self.parts.stages.values())
+
+    def _samples(self, batch: Batch | None, sharded: bool) -> Samples | None:
+        """What this rank reads of a batch, if a form of it asks."""
+        if batch is None or not self.reads_ahead:
+            return None
+        return flatten_batch(batch) if sharded else self._cutter.shard(batch)
 
     def _run(self, executor: Executor, batch: Batch, sharded: bool) -> Tensor:
         """Runs the schedule; the loss of the whole job."""

@@ -27,6 +27,7 @@ from meshwright.ir.profile.measured import (
     TimedAction,
     TimedMessage,
     TimelineMeasured,
+    TunedBuckets,
 )
 from meshwright.runtime.job.build import RankParts
 from meshwright.runtime.job.machine import machine
@@ -42,6 +43,7 @@ def report(
     plan: Plan,
     parts: RankParts,
     device: torch.device,
+    tuned: TunedBuckets | None = None,
 ) -> Measured:
     """All that was measured on this rank."""
     records = stats.records
@@ -61,6 +63,7 @@ def report(
         memory=_memory(residence, tensors, device),
         timeline=_timeline(stats),
         kernels=_kernels(stats),
+        tuned=tuned,
     )
 
 

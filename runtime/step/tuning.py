@@ -100,11 +100,14 @@ class BucketTuner:
         if len(times) < self.trials:
             return self._bytes(float(_quietly(self._search.suggest)["log2"]))
         self.done = True
-        return self._best()
+        return self.best_bytes
 
-    def _best(self) -> int:
+    @property
+    def best_bytes(self) -> int:
         """Of the sizes tried, the one that the process takes for fastest: the least of noisy times
-        would be the luckiest."""
+        would be the luckiest. The first before there is one."""
+        if not self.tried:
+            return self.size_bytes
         return min((trial.size_bytes for trial in self.tried), key=self._expected_s)
 
     def _expected_s(self, size_bytes: int) -> float:

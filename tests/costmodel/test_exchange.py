@@ -109,11 +109,28 @@ def test_the_folder_has_the_usual_four() -> None:
         ((*STATE, SUM, replace(GATHER, until=Event.UPDATED)), "needed at once"),
         ((Hold(kind="parameters", **ALWAYS),), "holds nothing"),
         ((Rewrite(what="gradients", unit="bucket", at=Event.END, moved=1.0),), "after the update"),
+        ((*STATE, replace(SUM, lag=-1)), "lag 0 or more"),
+        ((*STATE, replace(SUM, lag=1, unit="stage")), "goes in buckets"),
+        ((*STATE, replace(SUM, lag=1, at=Event.AFTER_BACKWARD)), "once in its own"),
+        ((*STATE, replace(SUM, lag=2, adds=True)), "neither added up"),
+        ((*STATE, replace(SUM, share="rows")), "no rows above 0; it has nothing"),
+        ((Hold(kind="kept", since=Event.END, until=Event.NEXT_BEGIN, whole=1),), "from BEGIN to"),
     ],
 )
 def test_tables_that_break_a_rule_are_refused(rows: tuple[Row, ...], said: str) -> None:
     with pytest.raises(PlanError, match=said):
         Exchange(rows)
+
+
+def test_what_is_waited_for_steps_later_is_none_of_this_steps() -> None:
+    late = replace(SUM, at=Event.UPDATED, until=Event.NEXT_FORWARD, what="parameters", lag=2)
+    part = replace(SUM, lag=1, until=Event.BEGIN, of_part=True, share="rows")
+    kept = Hold(kind="kept", part=1, **ALWAYS)
+    table = Exchange((*STATE, SUM, late, part, kept), stated={"rows": 0.25})
+    assert table.lagging == (late, part) and table.last_backward == (SUM,)
+    assert not table.late and not table.published and not late.is_late
+    assert table.under_way == (3.0, 0.25) and table.kept == (0, 1)
+    assert table.sent(part, 400) == 100 and table.sent(SUM, 400) == 400
 
 
 def synced(table: Exchange, *, prefetch: int = 0, replicas: tuple[Level, ...] = TWO) -> Sync:

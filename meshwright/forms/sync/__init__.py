@@ -77,6 +77,13 @@ def offers(key: str) -> Iterator[SyncChoice]:
             yield SyncChoice(form=key, settings=settings)
 
 
+def exact(key: str) -> bool:
+    """Returns whether a form computes what one process does: those that `zero` names do, a form
+    that plans may choose as its file says."""
+    found = _FILES.load(key)
+    return not hasattr(found, "check") or bool(getattr(found, "EXACT", False))
+
+
 def suits(key: str, zero: int) -> bool:
     """Returns whether a form that plans may choose goes together with a level of `Stage.zero`."""
     stage = Stage(

@@ -10,7 +10,7 @@ first block that reads one of them, and begins `ahead` blocks earlier.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 import torch
@@ -25,7 +25,7 @@ from meshwright.forms.flat import (
     held_whole,
     trainable,
 )
-from meshwright.forms.running import Held, Lines, Slot, SyncRun, Update
+from meshwright.forms.running import BucketSizes, Held, Lines, Slot, SyncRun, Update
 from meshwright.ir.comm.p2p_collectives import Waitable
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.plan.plan import Stage
@@ -90,10 +90,8 @@ def check(stage: Stage) -> Iterator[tuple[str, str]]:
 def build(slots: Sequence[Slot], lines: Lines, stage: Stage) -> SyncRun:
     """Returns what runs the form in a stage."""
     settings = _DEFAULTS | (stage.sync.settings if stage.sync else {})
-    groups = in_forward_order(trainable(slots), settings["bucket_bytes"])
-    if stage.is_sharded:
-        return _ParametersLate(slots, groups, lines, settings["ahead"])
-    return _GradientsLate(slots, groups, lines, settings["ahead"])
+    kind = _ParametersLate if stage.is_sharded else _GradientsLate
+    return kind(slots, lines, settings["ahead"], settings["bucket_bytes"])
 
 
 def in_forward_order(slots: Sequence[Slot], limit_bytes: int) -> list[list[Slot]]:
@@ -156,10 +154,23 @@ class _Late:
         self.land(index, whole, work)
 
 
-class _Settling(SyncRun):
+class _Settling(ShardedGradients):
     """Work of a step that the next forward waits for, block by block, or whoever reads before."""
 
     _late: _Late
+    _bucket_bytes: int
+
+    @property
+    def bucket_sizes(self) -> BucketSizes | None:
+        sizes = [slot.whole.nbytes for bucket in self._buckets for slot in bucket.slots]
+        low = max(1, min(sizes, default=1))
+        return BucketSizes(self._bucket_bytes, low, max(low, sum(sizes)))
+
+    def regroup(self, bucket_bytes: int) -> None:
+        slots = [slot for bucket in self._buckets for slot in bucket.slots]
+        self.cut(in_forward_order(slots, bucket_bytes))
+        self._late = replace(self._late, buckets=self._buckets)
+        self._bucket_bytes = bucket_bytes
 
     @property
     def is_settled(self) -> bool:
@@ -174,23 +185,23 @@ class _Settling(SyncRun):
 
 
 class _ParametersLate(_Settling, ShardedOptimizer):
-    def __init__(
-        self, slots: Sequence[Slot], groups: Sequence[Sequence[Slot]], lines: Lines, ahead: int
-    ) -> None:
-        super().__init__(slots, groups, lines)
+    def __init__(self, slots: Sequence[Slot], lines: Lines, ahead: int, bucket_bytes: int) -> None:
+        groups = in_forward_order(trainable(slots), bucket_bytes)
+        ShardedOptimizer.__init__(self, slots, groups, lines)
+        self._bucket_bytes = bucket_bytes
         self._late = _Late(self._buckets, ahead, self._gather, self._land, {})
 
     def written(self) -> None:
         self._late.owe()
 
 
-class _GradientsLate(_Settling, ShardedGradients):
+class _GradientsLate(_Settling):
     whole_updates = False
 
-    def __init__(
-        self, slots: Sequence[Slot], groups: Sequence[Sequence[Slot]], lines: Lines, ahead: int
-    ) -> None:
+    def __init__(self, slots: Sequence[Slot], lines: Lines, ahead: int, bucket_bytes: int) -> None:
+        groups = in_forward_order(trainable(slots), bucket_bytes)
         super().__init__(groups, lines, lines.replicas)
+        self._bucket_bytes = bucket_bytes
         self.held = held_whole(slots, lines)
         self._rows = self.held_rows()
         self._summed: dict[int, Tensor] = {}

@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from meshwright.forms.exchange import Event, Exchange, Hold, Rewrite, Send
 from meshwright.forms.flat import BUCKET_BYTES, buckets, held_whole, trainable
-from meshwright.forms.running import Lines, Slot, SyncRun
+from meshwright.forms.running import Lines, Samples, Slot, SyncRun
 from meshwright.ir.comm.collective import What
 from meshwright.ir.comm.p2p_collectives import Waitable
 from meshwright.ir.layout.conversions import Primitive
@@ -69,7 +69,7 @@ class _Whole(SyncRun):
         self._works: dict[_Bucket, Waitable] = {}
         self.held = held_whole(slots, lines)
 
-    def begin(self) -> None:
+    def begin(self, batch: Samples | None = None, next_batch: Samples | None = None) -> None:
         for slot in self._trainable:
             slot.whole.grad = None
         for bucket in self._buckets:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from meshwright.forms.exchange import Event, Exchange, Hold, Send
 from meshwright.forms.flat import ShardedBucket, buckets, frozen, sum_over_copies, trainable
-from meshwright.forms.running import Held, Lines, Slot, SyncRun
+from meshwright.forms.running import Held, Lines, Samples, Slot, SyncRun
 from meshwright.ir.comm.p2p_collectives import Waitable
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.plan.plan import Stage
@@ -113,7 +113,7 @@ class _Sharded(SyncRun):
             for slot, shard in zip(unit.bucket.slots, unit.shards, strict=True)
         )
 
-    def begin(self) -> None:
+    def begin(self, batch: Samples | None = None, next_batch: Samples | None = None) -> None:
         for unit in self._units:
             unit.sum = None
             for slot, shard in zip(unit.bucket.slots, unit.shards, strict=True):
