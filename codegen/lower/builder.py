@@ -12,7 +12,6 @@ from torch.fx.node import Argument
 
 from meshwright.codegen.lower import joint
 from meshwright.codegen.lower.local import bind, form_of
-from meshwright.codegen.lower.site import Form, In, OpSite, RankDevice
 from meshwright.codegen.sharded.sharded import update
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import DTYPE_BYTES, Graph, Kind, Op
@@ -32,6 +31,7 @@ from meshwright.ir.layout.layout import (
 )
 from meshwright.ir.layout.nesting import local_split
 from meshwright.ir.layout.paths import path
+from meshwright.ir.op_site import Form, In, OpSite, RankDevice
 from meshwright.ir.placed.spots import KernelSpot
 from meshwright.ir.plan.keeping import operands_key
 from meshwright.ir.torch_private import makes_view, returns_list

@@ -2,43 +2,50 @@
 
 An op runs unchanged on local tensors unless it says sizes (views, factories, splits), averages
 over a split dim, draws random numbers, or is one of the few that must know the whole (vocabulary
-lookup, cross-entropy, batch statistics). The rules are tables from op name to a function of the
-`OpSite`. `evaluate` runs a form at once; with `testing.simulated` it tests a strategy:
+lookup, cross-entropy, batch statistics): the facts of its family say it (`ir.ops`). `evaluate` runs
+a form at once; with `testing.simulated` it tests a strategy:
 
     simulate({"tp": 2}, lambda comm: evaluate(form_of(site(comm)), comm, local_inputs(comm)))
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from meshwright.codegen.collectives.comm import Comm
-from meshwright.codegen.lower import inside_forms, mesh_forms, shape_forms
-from meshwright.codegen.lower.site import Dtype, Form, In, OpSite, RankDevice, Value
 from meshwright.codegen.sharded.sharded import FUNCTIONS
 from meshwright.ir.graph.graph import Kind
 from meshwright.ir.graph.images import channels_last
 from meshwright.ir.graph.operators import arguments, operator
 from meshwright.ir.graph.windows import convolves_channels_last
+from meshwright.ir.layout.layout import Shard
+from meshwright.ir.op_site import Dtype, Form, In, OpSite, RankDevice, Value
 from meshwright.ir.ops import facts
 from meshwright.ir.trace.changing import written
 
 
 def form_of(site: OpSite) -> Form:
     """What the rank calls for the op."""
-    name = site.op.target.rpartition(".")[0]
     form = Form(
         site.op.target, tuple(site.arguments().items()),
         guarded=_changed_buffers(site), channels_last=_images(site),
     )  # fmt: skip
     if not site.op.inputs:
-        form = shape_forms.factory(site, form)
-    for rules in (shape_forms.RULES, mesh_forms.RULES, inside_forms.RULES):
-        if name in rules:
-            form = rules[name](site, form)
-    known = facts(site.op.target)
-    return known.form(site, form) if known and known.form else form
+        form = _made_from_nothing(site, form)
+    make = facts(site.op.target).form
+    return make(site, form) if make else form
+
+
+def _made_from_nothing(site: OpSite, form: Form) -> Form:
+    """No tensor argument says the device; what has no size that can be the rank's is made whole."""
+    names = {argument.name for argument in arguments(operator(form.target))}
+    args = tuple((name, arg) for name, arg in form.args if name != "device")
+    if "device" in names:
+        args = (*args, ("device", RankDevice()))
+    split = any(isinstance(p, Shard) for p in site.output_layout(0).values())
+    return replace(form, args=args, whole=split)
 
 
 def bind(
@@ -101,8 +108,7 @@ def evaluate(form: Form, comm: Comm, inputs: Sequence[Tensor]) -> tuple[Tensor, 
 
 
 def _changed_buffers(site: OpSite) -> tuple[int, ...]:
-    name = site.op.target.split(".")[1]
-    if name == "batch_norm":
+    if facts(site.op.target).mixes_samples:
         return tuple(i for i in range(len(site.op.inputs)) if _is_buffer(site, i))
     changed = set(written(site.op))
     return tuple(i for i, x in enumerate(site.op.inputs) if x in changed and _is_buffer(site, i))

@@ -10,6 +10,7 @@ from meshwright.codegen.passes.halves import Halves
 from meshwright.codegen.passes.segments import Phases, cut
 from meshwright.ir.graph.graph import Block
 from meshwright.ir.layout.layout import Axis, Layout, R, Replicate, Shard
+from meshwright.ir.ops import facts
 from meshwright.ir.trace.changing import written
 
 
@@ -60,7 +61,7 @@ def _samples_dim(layout: Layout) -> int | None:
 def _mixes(at: Where, block: Block) -> bool:
     """Whether some op sees more than one sample at a time, changes what it reads, or draws."""
     ops = at.graph.block_ops(block)
-    return any("batch_norm" in op.target or written(op) for op in ops)
+    return any(facts(op.target).mixes_samples or written(op) for op in ops)
 
 
 def _is_worth(found: Phases) -> bool:

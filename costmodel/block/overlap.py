@@ -19,6 +19,7 @@ from meshwright.costmodel.stage.program import IDLE, Do, Overlap, Step, play, ru
 from meshwright.ir.graph.graph import Block, Graph, Kind
 from meshwright.ir.layout.conversions import COMMUNICATES, Primitive
 from meshwright.ir.layout.layout import Shard, parse_placement
+from meshwright.ir.ops import facts
 from meshwright.ir.plan.plan import BlockLayout
 from meshwright.ir.trace.changing import written
 
@@ -183,7 +184,7 @@ class _Phases:
 
 def can_halve(graph: Graph, block: Block, layout: BlockLayout, samples: int) -> bool:
     """As `codegen.passes.piped` decides."""
-    mixes = any("batch_norm" in op.target or written(op) for op in graph.block_ops(block))
+    mixes = any(facts(op.target).mixes_samples or written(op) for op in graph.block_ops(block))
     apart = all(_samples_apart(placed, needed=True) for placed in layout.outputs)
     apart = apart and all(_samples_apart(placed, needed=False) for placed in layout.inputs)
     return samples > 1 and apart and not mixes

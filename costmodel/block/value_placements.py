@@ -8,20 +8,20 @@ from meshwright.costmodel.block.reprice import MoveStep, OpStep, PricedInput, Sa
 from meshwright.costmodel.block.site import StageSite
 from meshwright.costmodel.ops.compute import OpTimer
 from meshwright.costmodel.ops.dtypes import (
-    NORMS_AS_GIVEN,
     is_float,
-    is_fused,
+    is_norm,
     runtime_dtypes,
     storage_roots,
 )
 from meshwright.costmodel.ops.local_values import LocalValues, Values, Where
-from meshwright.costmodel.ops.op_classes import COMPUTE, classify, op_name
+from meshwright.costmodel.ops.op_classes import COMPUTE, classify
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import DTYPE_BYTES, Graph, Kind, Op, Tensor
+from meshwright.ir.inner_traffic import sends
 from meshwright.ir.layout.conversions import Conversion
 from meshwright.ir.layout.layout import R, Replicate, Shard, Strategy
-from meshwright.ir.layout.op_messages import sends
 from meshwright.ir.layout.paths import path
+from meshwright.ir.ops import facts
 
 
 @dataclass(frozen=True)
@@ -199,9 +199,8 @@ class Trace(ABC):
 
     def _casts(self, op: Op, name: str) -> bool:
         """Whether autocast may hand the op this operand in another dtype."""
-        op_class = classify(op.target)
-        norm = op_class is OpClass.NORMALIZATION and op_name(op.target) not in NORMS_AS_GIVEN
-        cast = op_class in COMPUTE or (norm and not is_fused(op.target))
+        norm = is_norm(op.target) and not facts(op.target).fused
+        cast = norm or classify(op.target) in COMPUTE
         return cast and self.facts.precision == "bf16" and is_float(self.facts.dtypes[name])
 
     def _operand(self, name: str, where: Where, dtype: str) -> PricedInput:

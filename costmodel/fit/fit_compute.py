@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.costmodel.ops.formulas import Gemm, KernelWork, kernel_s
+from meshwright.costmodel.ops.formulas import KernelWork, kernel_s
 from meshwright.costmodel.ops.kernel_work import forward_gemms, windows
 from meshwright.costmodel.ops.op_classes import COMPUTE
 from meshwright.ir.cluster.device import DeviceType, OpClass, OpCurve, Source
+from meshwright.ir.gemm import Gemm
 from meshwright.ir.graph.graph import DTYPE_BYTES
 from meshwright.ir.profile.profile import OpRecord
 

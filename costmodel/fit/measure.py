@@ -18,10 +18,11 @@ from meshwright.costmodel.fit import cpu_probes as kernels
 from meshwright.costmodel.fit.calibrate_links import fit_link
 from meshwright.costmodel.fit.cpu_probes import Kernel, seconds_per_call, typical_seconds
 from meshwright.costmodel.fit.fit_compute import KernelTiming, fit_curve
-from meshwright.costmodel.ops.formulas import Gemm, KernelWork, curve_of, kernel_s, memory_s
+from meshwright.costmodel.ops.formulas import KernelWork, curve_of, kernel_s, memory_s
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.cluster.device import DeviceType, OpClass, OpCurve
 from meshwright.ir.errors import MeshwrightError, PlanError
+from meshwright.ir.gemm import Gemm
 from meshwright.ir.heap import keep_freed_memory
 from meshwright.ir.profile.profile import CollectiveRecord, GroupShape, Timing
 from meshwright.ir.torch_private import all_gather, reduce_scatter

@@ -98,8 +98,7 @@ def formula(op: LocalOp, device: DeviceType) -> OpTime:
     if weights:
         adding = curve_of(OpClass.ELEMENTWISE, device)
         weight_s += adding.floor_s * weights + memory_s(accumulate_bytes(op), adding, device)
-    known = facts(op.target) if device.kind == "cpu" else None
-    passes = known.torch_passes if known else 1.0
+    passes = facts(op.target).torch_passes if device.kind == "cpu" else 1.0
     time = OpTime(
         passes * kernel_s(forward_work(op), device),
         passes * curve.backward * _seconds(input_work(op), device),

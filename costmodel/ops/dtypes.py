@@ -1,29 +1,17 @@
 """Dtypes of values at run time under a precision, and which values share memory."""
 
-from meshwright.costmodel.ops.op_classes import COMPUTE, classify, op_name
+from meshwright.costmodel.ops.op_classes import COMPUTE, classify
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import Graph, Kind, Op, Tensor
 from meshwright.ir.ops import facts
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
-_AUTOCAST_FLOAT32 = frozenset(
-    "pow rsqrt exp log prod cumsum norm sum mse_loss l1_loss "
-    "binary_cross_entropy_with_logits".split()
-)
-NORMS_AS_GIVEN = frozenset("batch_norm cudnn_batch_norm native_batch_norm instance_norm".split())
-"""Norms that autocast leaves alone: values stay as they come, weights and statistics float32."""
-_STRIDED = frozenset(
-    "transpose permute t expand swapaxes movedim mT expand_as broadcast_to select slice split "
-    "chunk unbind unfold diagonal".split()
-)
-_MAY_COPY = frozenset({"reshape", "flatten", "contiguous", "reshape_as"})
 
 
-def is_fused(target: str) -> bool:
-    """Whether it is an operator of a fused kernel, which takes what it is given: autocast does not
-    know it."""
+def is_norm(target: str) -> bool:
+    """Whether it is a norm or a loss that autocast computes in float32."""
     known = facts(target)
-    return known is not None and known.fused
+    return known.op_class is OpClass.NORMALIZATION and known.autocast == "by class"
 
 
 def is_float(dtype: str) -> bool:
@@ -54,20 +42,17 @@ def _stored(tensor: Tensor) -> str:
 
 
 def _autocast(op: Op, dtypes: dict[str, str], traced: str) -> str:
-    op_class, known = classify(op.target), facts(op.target)
-    kind = known.autocast if known else "by class"
-    if kind in ("float32", "bfloat16"):
-        return kind
-    if kind == "first" or op_name(op.target) in NORMS_AS_GIVEN:
-        return dtypes[op.inputs[0]]
-    if kind == "by class" and op_class in COMPUTE:
-        return "bfloat16"
-    if kind == "promoted":
-        return _promoted(op, dtypes, traced)
-    if op_class is OpClass.NORMALIZATION or op_name(op.target) in _AUTOCAST_FLOAT32:
-        return "float32"
-    if op_name(op.target) in ("to", "_to_copy"):
-        return traced
+    match facts(op.target).autocast:
+        case "float32" | "bfloat16" as fixed:
+            return fixed
+        case "first":
+            return dtypes[op.inputs[0]]
+        case "traced":
+            return traced
+        case "by class" if classify(op.target) in COMPUTE:
+            return "bfloat16"
+        case "by class" if is_norm(op.target):
+            return "float32"
     return _promoted(op, dtypes, traced)
 
 
@@ -81,13 +66,14 @@ def storage_roots(graph: Graph) -> dict[str, str]:
     roots: dict[str, str] = {}
     strided: set[str] = set()
     for op in graph.ops:
-        name = op_name(op.target)
-        view = classify(op.target) is OpClass.VIEW or name in _MAY_COPY
+        how = facts(op.target).shares
+        if not op.inputs or (how == "by class" and classify(op.target) is not OpClass.VIEW):
+            continue
+        source = op.inputs[0]
+        if how == "if it can" and source in strided:
+            continue
         for out in filter(None, op.outputs):
-            source = op.inputs[0] if op.inputs else ""
-            if not view or not source or (name in _MAY_COPY and source in strided):
-                continue
             roots[out] = roots.get(source, source)
-            if name in _STRIDED or (source in strided and name not in _MAY_COPY):
+            if how == "strided" or source in strided:
                 strided.add(out)
     return {name: roots.get(name, name) for name in graph.tensors}

@@ -9,6 +9,7 @@ from math import ceil, gcd, inf
 
 from meshwright.costmodel.ops.op_classes import COMPUTE
 from meshwright.ir.cluster.device import DeviceType, OpClass, OpCurve, Source
+from meshwright.ir.gemm import Gemm
 
 SOURCE_BAND: dict[Source, float] = {
     "measured": 0.05,
@@ -27,44 +28,9 @@ _SPLIT_WAVES = 4
 _WIDE = frozenset({"float32", "float64"})
 ROW = 8
 """Values of two bytes that tensor cores are fed at a time: 16 bytes."""
-NARROW = 64
-"""Columns of the narrowest tile."""
 _HALF = frozenset({"float16", "bfloat16"})
 _DROOP_S = 1e-3
 """Ops longer than this feel the clock fall; of the order of a power controller's period."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gemm:
-    """`batch` products of an m x k with a k x n matrix."""
-
-    batch: int
-    m: int
-    n: int
-    k: int
-    row: int = 0
-    """Values that every row of the operands and of the result is a multiple of; 0: not known."""
-    packed: tuple[int, int, int] = (1, 1, 1)
-    """By how much m, n and k grow where a GPU puts as many narrow products of the batch as fit a
-    tile into one, whose other blocks are zeros."""
-
-    def for_input(self, window: int = 1) -> "Gemm":
-        """The product that makes the left operand's gradient; `window` positions of a convolution
-        go from the inner loop to the columns."""
-        pm, pn, pk = self.packed
-        k, n = self.k // window, self.n * window
-        return Gemm(self.batch, self.m, k, n, self.row, (pm, pk, pn))
-
-    def for_weight(self) -> "Gemm":
-        """The product that makes the right operand's gradient."""
-        pm, pn, pk = self.packed
-        return Gemm(self.batch, self.n, self.k, self.m, self.row, (pn, pk, pm))
-
-    def in_tiles(self) -> "Gemm":
-        """With narrow products put together."""
-        pm, pn, pk = self.packed
-        together = max(self.packed)
-        return Gemm(self.batch // together, self.m * pm, self.n * pn, self.k * pk, self.row)
 
 
 @dataclass(frozen=True, slots=True)

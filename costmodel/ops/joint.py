@@ -6,7 +6,6 @@ as the collective that moves the same bytes, less the latency that the kernel do
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib import import_module
 
 from meshwright.costmodel.block.overlap import slowing
 from meshwright.costmodel.block.price_ops import PricedMove, PricedOp, Walk
@@ -17,7 +16,7 @@ from meshwright.costmodel.stage.program import IDLE, Do, Step, play, run
 from meshwright.ir.cluster.device import OpClass, Source
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.layout.layout import Shard
-from meshwright.ir.placed import JOINT, peers
+from meshwright.ir.placed import LOOKS, peers
 from meshwright.ir.placed.spots import KernelSpot, LaidBlock
 
 TILE_SHARE = 0.9
@@ -61,8 +60,7 @@ class Price:
 def prices(walk: Walk, laid: LaidBlock) -> dict[tuple[str, str], Price]:
     """(kernel, `Op.key`) -> price, of all calls that can be made in a block."""
     found: dict[tuple[str, str], Price] = {}
-    for kernel in sorted(JOINT):
-        look = import_module(f"meshwright.ir.placed.{kernel}").look
+    for kernel, look in LOOKS.items():
         for spot in look(laid):
             if not spot.why:
                 found[kernel, spot.op.key] = _MAKE[kernel](_Place.of(walk, spot))

@@ -1,79 +1,27 @@
 """What the kernels of an op have to do, forward and backward, from its local shapes."""
 
 from collections.abc import Sequence
-from math import gcd, prod
+from math import prod
 
-from meshwright.costmodel.ops.dtypes import is_fused
-from meshwright.costmodel.ops.formulas import NARROW, Gemm, KernelWork
+from meshwright.costmodel.ops.formulas import KernelWork
 from meshwright.costmodel.ops.local_op import LocalInput, LocalOp
-from meshwright.costmodel.ops.op_classes import COMPUTE, op_name
+from meshwright.costmodel.ops.op_classes import COMPUTE
 from meshwright.ir.cluster.device import OpClass
+from meshwright.ir.gemm import Gemm
 from meshwright.ir.graph.graph import DTYPE_BYTES
+from meshwright.ir.ops import facts
 
 Shape = tuple[int, ...]
 
 _ATTENTION_BACKWARD = 2.5
 """Flash attention recomputes the scores: 5 matmuls against 2 (Dao 2023, section 3)."""
 _SKIPPED_BY_CAUSAL = 0.5
-_LEFT_OPERAND = {"addmm": 1, "baddbmm": 1, "addbmm": 1}
-_PASS_ON = frozenset("add add_ clone contiguous cat concat stack sum lift_fresh_copy".split())
-"""Their backward hands the gradient on, or views of it, without a kernel."""
-_BY_LOGARITHMS = frozenset({"cross_entropy_sum", "cross_entropy_loss"})
-"""They write the logarithms of all probabilities, and a gradient of those before the logits'."""
-_ADDING = frozenset({"meshwright.add_rms_norm.default", "meshwright.add_layer_norm.default"})
 
 
 def forward_gemms(target: str, shapes: Sequence[Shape], flops: float) -> tuple[Gemm, ...]:
     """The matrix products of an op from its operands' local shapes; empty if unknown."""
-    name = op_name(target)
-    if name == "experts":
-        return _expert_gemms(shapes, flops)
-    if name in ("conv1d", "conv2d", "conv3d", "convolution", "_convolution"):
-        return _convolution_gemms(shapes, flops)
-    first = _LEFT_OPERAND.get(name, 0)
-    if len(shapes) < first + 2:
-        return ()
-    left, right = shapes[first], shapes[first + 1]
-    if name == "linear":
-        right = right[::-1]
-    elif name not in ("mm", "addmm", "bmm", "baddbmm", "matmul"):
-        return ()
-    if len(left) < 2 or len(right) < 2 or not prod(left) * prod(right):
-        return ()
-    k, n = left[-1], right[-1]
-    if len(right) == 2:
-        return (Gemm(1, prod(left[:-1]), n, k, gcd(n, k)),)
-    batch = max(prod(left[:-2]), prod(right[:-2]))
-    return (Gemm(batch, left[-2], n, k, gcd(n, k)),)
-
-
-def _expert_gemms(shapes: Sequence[Shape], flops: float) -> tuple[Gemm, ...]:
-    """Gate and up in one product, then down, for each expert of this rank."""
-    whole = [shape for shape in shapes if len(shape) == 3]
-    if len(whole) != 2:
-        return ()
-    (count, double, hidden), inner = whole[0], whole[0][1] // 2
-    per_row = 2 * hidden * (double + inner)
-    if not count * per_row:
-        return ()
-    rows = max(1, round(flops / per_row / count))
-    row = gcd(hidden, inner)
-    return Gemm(count, rows, double, hidden, row), Gemm(count, rows, hidden, inner, row)
-
-
-def _convolution_gemms(shapes: Sequence[Shape], flops: float) -> tuple[Gemm, ...]:
-    """The implicit product: output positions x output channels over the window."""
-    if len(shapes) < 2 or len(shapes[1]) < 3:
-        return ()
-    image, weight = shapes[0], shapes[1]
-    k = prod(weight[1:])
-    groups = max(1, image[1] // weight[1]) if weight[1] else 1
-    n = weight[0] // groups
-    if not n * k:
-        return ()
-    together = max(d for d in range(1, groups + 1) if groups % d == 0 and n * d <= max(n, NARROW))
-    rows = max(1, round(flops / (2 * groups * n * k)))
-    return (Gemm(groups, rows, n, k, packed=(1, together, together)),)
+    count = facts(target).products
+    return count(shapes, flops) if count else ()
 
 
 def forward_work(op: LocalOp) -> KernelWork:
@@ -91,7 +39,7 @@ def input_work(op: LocalOp) -> KernelWork | None:
     if not wanted or _passes_on(op, wanted):
         return None
     # What is added has one gradient, which both get.
-    grads = (max if op.target in _ADDING else sum)(i.nbytes for i in wanted)
+    grads = (max if facts(op.target).backward == "shared" else sum)(i.nbytes for i in wanted)
     if op.op_class is OpClass.GATHER:
         return _work(op, 0.0, 2 * op.output_bytes + grads)
     flops = _flops(op)
@@ -113,7 +61,7 @@ def weight_work(op: LocalOp) -> KernelWork | None:
     if not wanted:
         return None
     read = op.output_bytes + sum(i.nbytes for i in op.inputs if not i.is_param)
-    if is_fused(op.target):
+    if facts(op.target).fused:
         read = 0  # in the same pass as the gradients of the activations
     products = bool(_matrices(wanted)) and op.op_class in COMPUTE
     gemms = _weight_gemms(op) if products else ()
@@ -132,7 +80,7 @@ def accumulate_bytes(op: LocalOp) -> int:
 def wanted_inputs(op: LocalOp) -> int:
     """How many activations get a gradient from a kernel."""
     wanted = _wanted(op, params=False)
-    if is_fused(op.target):
+    if facts(op.target).fused:
         return min(1, len(wanted))
     return 0 if _passes_on(op, wanted) else len(wanted)
 
@@ -149,11 +97,11 @@ def _wanted(op: LocalOp, *, params: bool) -> list[LocalInput]:
 
 
 def _passes_on(op: LocalOp, wanted: Sequence[LocalInput]) -> bool:
-    if op_name(op.target) not in _PASS_ON or not op.outputs:
+    how = facts(op.target).backward
+    if not how.startswith("handed on") or not op.outputs:
         return False
     # A smaller operand was broadcast: its gradient is a sum.
-    add = op_name(op.target) in ("add", "add_")
-    return not add or all(prod(i.shape) == prod(op.outputs[0]) for i in wanted)
+    return how == "handed on" or all(prod(i.shape) == prod(op.outputs[0]) for i in wanted)
 
 
 def _matrices(inputs: Sequence[LocalInput]) -> list[LocalInput]:
@@ -162,7 +110,7 @@ def _matrices(inputs: Sequence[LocalInput]) -> list[LocalInput]:
 
 def _logarithms(op: LocalOp) -> int:
     """Bytes of a loss's table of logarithms, as large as its logits."""
-    return op.inputs[0].nbytes if op_name(op.target) in _BY_LOGARITHMS else 0
+    return op.inputs[0].nbytes if facts(op.target).logarithms else 0
 
 
 def _saved(op: LocalOp) -> int:

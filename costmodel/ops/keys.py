@@ -10,10 +10,10 @@ from hashlib import blake2b
 
 from meshwright.costmodel.block.price_ops import PricedMove, PricedOp
 from meshwright.costmodel.ops.local_op import LocalOp
-from meshwright.costmodel.ops.op_classes import op_name
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import Arg, Op, Ref
 from meshwright.ir.layout.conversions import Primitive
+from meshwright.ir.ops import facts
 from meshwright.ir.profile.profile import COMPILED
 
 _SIZES = frozenset({
@@ -25,8 +25,6 @@ _SCALARS = frozenset({"other", "value", "fill_value", "alpha", "beta", "eps", "s
 """Arguments that change results and not times."""
 _DIMS = frozenset({"dim", "dim0", "dim1", "dims"})
 """What a view's time may depend on, through the order in which its elements lie."""
-_SUMMED = frozenset({"batch_norm", "embedding_bag", "index"})
-"""Ops whose code is another where replicas share the batch."""
 
 
 def op_key(op: LocalOp) -> str:
@@ -67,7 +65,7 @@ def _step_facts(
     op = step.op
     wiring = [numbers.setdefault(name, len(numbers)) for name in (*op.inputs, *op.outputs) if name]
     split = [(a, str(s)) for a, s in step.strategies.items() if a != "dp" and sizes[a] > 1]
-    summed = op_name(op.target) in _SUMMED and sizes["dp"] > 1
+    summed = facts(op.target).by_batch and sizes["dp"] > 1
     return (*_op_facts(step.local), _arguments(op, step.local.op_class), wiring, split, summed)
 
 

@@ -4,19 +4,27 @@ called."""
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Literal
+from typing import Literal
 
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.errors import PlanError
+from meshwright.ir.gemm import CountProducts
 from meshwright.ir.graph.graph import Arg, Graph, Op
 from meshwright.ir.graph.rules import Rule
+from meshwright.ir.layout.op_messages import FindCopies, FindMessages
+from meshwright.ir.op_site import Form, OpSite
 
+Args = Mapping[str, Arg]
 Shape = tuple[int, ...]
 ShapeOf = Callable[[Arg], Shape]
 """The shape of an argument; () of what is no tensor."""
-CountFlops = Callable[[Mapping[str, Arg], ShapeOf, Shape], int]
+CountFlops = Callable[[Args, ShapeOf, Shape], int]
 """From arguments by name, their shapes and the shape of the first result."""
-Autocast = Literal["by class", "first", "float32", "bfloat16", "promoted"]
+Autocast = Literal["by class", "first", "float32", "bfloat16", "promoted", "traced"]
+Shares = Literal["by class", "strided", "if it can"]
+Backward = Literal["made", "handed on", "handed on if alike", "shared"]
+MakeRule = Callable[[Op, Graph], Rule | None]
+MakeForm = Callable[[OpSite, Form], Form]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,26 +33,54 @@ class OpFacts:
 
     op_class: OpClass = OpClass.ELEMENTWISE
     """Which curve of a device says how long it takes."""
-    rule: Callable[[Op, Graph], Rule | None] | None = None
+    rule: MakeRule | None = None
     """How its dims may be split; without one that is found by trying it."""
     flops: CountFlops | None = None
     """Of one forward; without it, one for each element of the largest operand."""
     autocast: Autocast = "by class"
     """The dtype of its results under bf16: as its class has it, that of its first input, a fixed
-    one, or what promotion says."""
+    one, that of the trace, or what promotion says."""
+    shares: Shares = "by class"
+    """Whether its result is memory of its first input: if its class is that of views, with other
+    strides than the input's, or only if those of the input allow it."""
     fused: bool = False
     """It takes values as they are, since autocast does not know it, and makes all gradients in one
     pass."""
+    products: CountProducts | None = None
+    """The matrix products that it consists of."""
+    backward: Backward = "made"
+    """Whether gradients of its inputs are made by a kernel, are that of its result or views of it
+    (if the inputs are all as large as that), or are one that all of them get."""
+    logarithms: bool = False
+    """It writes a table as large as its first input, and a gradient of that before the input's."""
+    mixes_samples: bool = False
+    """Its results depend on all samples of a micro-batch, and it changes statistics of them."""
+    by_batch: bool = False
+    """A rank calls something else where replicas share the batch."""
     torch_passes: float = 1.0
     """What a CPU moves for it over what its kernel would: counted in its way by torch, which runs
     one operator after the other."""
-    form: Callable[[Any, Any], Any] | None = None
-    """From a `codegen.lower.site.Site` and its `Form` to the form that a rank calls on its part."""
+    messages: FindMessages | None = None
+    """What ranks that have parts of its operands send each other inside of it."""
+    copies: FindCopies | None = None
+    """Where it sends messages: inputs of which its backward keeps a copy of its own, and its bytes
+    on the busiest rank."""
+    form: MakeForm | None = None
+    """From the call as the graph has it to the one that a rank makes on its part."""
 
 
 def per_element(count: int) -> CountFlops:
     """Count so many for each element of the first result."""
     return lambda args, of, out: count * prod(out)
+
+
+NO_FLOPS = per_element(0)
+"""Of what only moves data."""
+
+
+def named(names: str, facts: OpFacts) -> dict[str, OpFacts]:
+    """The same facts for several operators of torch."""
+    return dict.fromkeys([f"aten.{name}" for name in names.split()], facts)
 
 
 def joined_facts(files: Mapping[str, Mapping[str, OpFacts]]) -> Mapping[str, OpFacts]:
@@ -57,10 +93,10 @@ def joined_facts(files: Mapping[str, Mapping[str, OpFacts]]) -> Mapping[str, OpF
                 raise PlanError(
                     f"{file}: it says what {name} is, and so does {said[name]}; keep one of them"
                 )
-            if name.count(".") != 1:
+            if name.count(".") not in (1, 2):
                 raise PlanError(
-                    f"{file}: {name!r} is no operator; write its namespace and its name without "
-                    "overload, such as 'aten.add'"
+                    f"{file}: {name!r} is no operator; write its namespace and its name, such as "
+                    "'aten.add', and its overload if others differ, such as 'aten.min.other'"
                 )
             found[name], said[name] = one, file
     return found

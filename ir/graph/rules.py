@@ -83,6 +83,13 @@ def given(op: Op, argument: str, default: object = None) -> object:
     return dict(op.args).get(argument, default)
 
 
+def dim_of(op: Op, rank: int, argument: str = "dim", default: int = 0) -> int:
+    """A dim argument, counted from the front."""
+    dim = given(op, argument, default)
+    assert isinstance(dim, int)
+    return dim % max(rank, 1)
+
+
 def _count(arg: object) -> int:
     if isinstance(arg, Ref):
         return 1

@@ -18,6 +18,7 @@ from meshwright.ir.graph.graph import Arg, Graph, Op, Ref
 from meshwright.ir.graph.op_facts import OpFacts
 from meshwright.ir.graph.rules import Rule, make_rule
 from meshwright.ir.launch import Build, held_dtype, jit, tl, triton, way, wide
+from meshwright.ir.op_forms import own_classes
 from meshwright.ir.trace.flat_trace import RawOp, make_op
 from meshwright.ir.trace.flow import Flow, Match, Miss, kernel_call
 
@@ -277,7 +278,11 @@ OPERATORS = {
 }
 FACTS = {
     "meshwright.cross_entropy_total": OpFacts(
-        op_class=OpClass.NORMALIZATION, rule=_rule, fused=True, torch_passes=5.0
+        op_class=OpClass.NORMALIZATION,
+        rule=_rule,
+        fused=True,
+        torch_passes=5.0,
+        form=own_classes("cross_entropy_total"),
     ),
 }
 

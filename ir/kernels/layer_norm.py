@@ -204,7 +204,11 @@ def find(flow: Flow, op: RawOp) -> Match | Miss | None:
 OPERATORS = {"add_layer_norm": (add_layer_norm, reference)}
 FACTS = {
     "meshwright.add_layer_norm": OpFacts(
-        op_class=OpClass.NORMALIZATION, rule=along_last(2), fused=True, torch_passes=1.3
+        op_class=OpClass.NORMALIZATION,
+        rule=along_last(2),
+        fused=True,
+        backward="shared",
+        torch_passes=1.3,
     ),
 }
 

@@ -311,7 +311,11 @@ FACTS = {
         torch_passes=3.5,
     ),
     "meshwright.add_rms_norm": OpFacts(
-        op_class=OpClass.NORMALIZATION, rule=along_last(2), fused=True, torch_passes=2.5
+        op_class=OpClass.NORMALIZATION,
+        rule=along_last(2),
+        fused=True,
+        backward="shared",
+        torch_passes=2.5,
     ),
 }
 

@@ -1,4 +1,5 @@
-"""Facts of operators, one file per family: `FACTS`, by namespace and name (`aten.rms_norm`).
+"""Facts of operators, one file per family: `FACTS`, by namespace and name (`aten.rms_norm`), and
+overload where one differs from the others (`aten.min.other`).
 
 MESHWRIGHT_OPS names folders with more. Operators of fused kernels have theirs in `ir.kernels`.
 """
@@ -12,16 +13,19 @@ from meshwright.ir.graph.op_facts import OpFacts, joined_facts
 from meshwright.ir.kernels import operator_facts
 
 add_folders("MESHWRIGHT_OPS", __path__)
+_UNKNOWN = OpFacts()
 _FILES = Files(sys.modules[__name__], "family of operators")
 
 
 @cache
-def facts(target: str) -> OpFacts | None:
-    """What files say of an operator, such as `aten.rms_norm.default`; None if none speaks of it."""
+def facts(target: str) -> OpFacts:
+    """What files say of an operator, such as `aten.rms_norm.default`; what is assumed of all if
+    none speaks of it."""
     name = ".".join(target.split(".")[:2])
-    found = _family_facts().get(name)
+    found = _family_facts().get(target) or _family_facts().get(name)
     # Kernels bring Triton, which takes its time to import.
-    return found if found or name.startswith("aten.") else operator_facts().get(name)
+    others = {} if found or name.startswith("aten.") else operator_facts()
+    return found or others.get(name, _UNKNOWN)
 
 
 @cache

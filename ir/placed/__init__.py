@@ -1,21 +1,29 @@
 """Kernels whose places follow from how a plan lays a model out: one file per kernel.
 
-A file has `find(plan, graph)`: every place that is right for the kernel, or looks right and is not.
-Patterns of `ir.kernels` are looked for while a model is traced, these once there is a plan; both
-have their names in `kernels`. Emitted code and the runtime use them where the plan has places.
+A file has `find(plan, graph)`: every place that is right for the kernel, or looks right and is not;
+one of a kernel that takes over an op with the collective beside it has `look(laid)` instead, the
+same of one block. Patterns of `ir.kernels` are looked for while a model is traced, these once there
+is a plan; both have their names in `kernels`. Emitted code and the runtime use them where the plan
+has places.
 """
 
-import importlib
+import sys
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 
+from meshwright.ir.extensions import Files
 from meshwright.ir.graph.graph import Block, Fusion, Graph, Missed
 from meshwright.ir.kernels import PLACED
 from meshwright.ir.placed.found import FoundSpot, Worth
-from meshwright.ir.placed.spots import KernelSpot, spots
+from meshwright.ir.placed.spots import KernelSpot, Look, everywhere, spots
 from meshwright.ir.plan.plan import Plan
 
-JOINT = frozenset({"gather_linear", "linear_scatter", "reduce_norm"})
+_FILES = Files(sys.modules[__name__], "placed kernel")
+LOOKS: Mapping[str, Look] = {
+    name: _FILES.load(name).look for name in PLACED if hasattr(_FILES.load(name), "look")
+}
+JOINT = frozenset(LOOKS)
 """Those that take over an op with the collective beside it: emitted code has one call for both."""
 
 
@@ -29,8 +37,10 @@ def placed(plan: Plan, graph: Graph, worth: Worth | None = None) -> tuple[Fusion
 
 
 def _placed(fusion: Fusion, plan: Plan, graph: Graph, worth: Worth | None) -> Fusion:
-    module = importlib.import_module(f"meshwright.ir.placed.{fusion.kernel}")
-    found: Counter[FoundSpot] = Counter(module.find(plan, graph))
+    look = LOOKS.get(fusion.kernel)
+    found: Counter[FoundSpot] = Counter(
+        everywhere(plan, graph, look) if look else _FILES.load(fusion.kernel).find(plan, graph)
+    )
     left: dict[str, str] = {}
     # What does not pay in one stage is left out in all: a place has no stage in its name.
     for at in found if worth else ():
@@ -72,8 +82,7 @@ def joint_spots(
     found: dict[str, tuple[str, KernelSpot]] = {}
     without = declined(plan)
     for kernel in sorted(used(plan) & JOINT):
-        look = importlib.import_module(f"meshwright.ir.placed.{kernel}").look
-        for spot in spots(plan, graph, stage, block, look):
+        for spot in spots(plan, graph, stage, block, LOOKS[kernel]):
             if not spot.why and (kernel, f"{block.pattern}.{spot.op.key}") not in without:
                 found[spot.op.key] = kernel, spot
     return found

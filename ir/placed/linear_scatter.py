@@ -2,18 +2,11 @@
 
 from collections.abc import Iterator
 
-from meshwright.ir.graph.graph import Graph
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.layout.layout import Shard
-from meshwright.ir.placed.found import FoundSpot
-from meshwright.ir.placed.spots import KernelSpot, LaidBlock, Read, everywhere
-from meshwright.ir.plan.plan import Plan
+from meshwright.ir.placed.spots import KernelSpot, LaidBlock, Read
 
 LINEAR = "aten.linear.default"
-
-
-def find(plan: Plan, graph: Graph) -> Iterator[FoundSpot]:
-    return everywhere(plan, graph, look)
 
 
 def look(laid: LaidBlock) -> Iterator[KernelSpot]:

@@ -2,18 +2,12 @@
 
 from collections.abc import Iterator
 
-from meshwright.ir.graph.graph import Graph, Op
+from meshwright.ir.graph.graph import Op
 from meshwright.ir.layout.conversions import Primitive
-from meshwright.ir.placed.found import FoundSpot
-from meshwright.ir.placed.spots import KernelSpot, LaidBlock, Read, everywhere
-from meshwright.ir.plan.plan import Plan
+from meshwright.ir.placed.spots import KernelSpot, LaidBlock, Read
 
 VIEWS = ("aten.view.default", "aten.reshape.default")
 NORMS = ("meshwright.add_rms_norm.default", "meshwright.add_layer_norm.default")
-
-
-def find(plan: Plan, graph: Graph) -> Iterator[FoundSpot]:
-    return everywhere(plan, graph, look)
 
 
 def look(laid: LaidBlock) -> Iterator[KernelSpot]:

@@ -4,13 +4,13 @@ from collections.abc import Iterator, Mapping
 from math import prod
 
 from meshwright.codegen.lower.local import form_of
-from meshwright.codegen.lower.site import Form, In, OpSite
 from meshwright.costmodel.block.price_ops import PricedOp
 from meshwright.costmodel.ops.keys import op_key
 from meshwright.costmodel.ops.local_op import LocalInput, LocalOp
 from meshwright.costmodel.ops.op_classes import COMPUTE, classify
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import DTYPE_BYTES, Block, Ref
+from meshwright.ir.op_site import Form, In, OpSite
 from meshwright.ir.plan.plan import BlockLayout
 from meshwright.planner.problem.problem import Problem
 from meshwright.profiling.work import Local, distinct_blocks, locals_of

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from meshwright.costmodel.ops.op_classes import is_view, looks_up
 from meshwright.ir.graph.graph import Graph, Kind, Op
-from meshwright.ir.graph.rules import name_of
 from meshwright.ir.layout.conversions import Conversion
 from meshwright.ir.layout.layout import (
     RP,
@@ -26,14 +26,6 @@ PICOSECONDS = 1e12
 MICROBATCHES = 8
 """How many micro-batches a step is assumed to have: each converts the parameters again, while
 storing them counts once."""
-LOOKUPS = frozenset("embedding embedding_bag _embedding_bag index index_select gather".split())
-FREE = frozenset(
-    "view _unsafe_view reshape flatten unflatten unsqueeze squeeze view_as reshape_as permute "
-    "transpose swapaxes swapdims t mT numpy_T expand expand_as broadcast_to broadcast_tensors "
-    "slice narrow select unbind split split_with_sizes chunk tensor_split unsafe_split "
-    "unsafe_chunk unsafe_split_with_sizes view_as_complex view_as_real detach alias".split()
-)
-"""Ops that only look at their input differently."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +137,10 @@ def _wanted(op: Op, strategy: Strategy, wanted: set[str]) -> bool:
 def _op_cost(graph: Graph, op: Op, strategy: Strategy, axis: AxisKind, prices: Prices) -> int:
     """Forward and backward, on the rank with most to do."""
     ranks = max(axis.size, 2)
-    if name_of(op) in FREE:
+    if is_view(op.target):
         return 0
     made = sum(sample_bytes(graph, name) for name in op.outputs if name)
-    read = made if name_of(op) in LOOKUPS else sum(sample_bytes(graph, n) for n in op.inputs)
+    read = made if looks_up(op.target) else sum(sample_bytes(graph, n) for n in op.inputs)
     passes = 3 if any(n and graph.tensors[n].requires_grad for n in op.outputs) else 1
     share = strategy_share(graph, op, strategy, ranks)
     computing_s = prices.op_s(op.flops * passes / graph.batch_size, (made + read) * passes) * share

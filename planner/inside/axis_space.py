@@ -10,11 +10,12 @@ from itertools import combinations
 from math import lcm, prod
 from typing import TypeVar
 
+from meshwright.costmodel.ops.op_classes import is_view, looks_up
 from meshwright.ir.graph.graph import Graph, Kind, Op
 from meshwright.ir.graph.rules import Rule, name_of
 from meshwright.ir.layout.layout import RP, P, Placement, R, Shard, Strategy
 from meshwright.ir.plan.plan import ModelMesh
-from meshwright.planner.inside.axis_layout import FREE, LOOKUPS, useful
+from meshwright.planner.inside.axis_layout import useful
 from meshwright.planner.inside.candidate_splits import Shards, spread
 from meshwright.planner.inside.data_layout import DataLayout, is_state, taken_dims
 from meshwright.planner.inside.factors import AxisKind, Split, Taken, strategies
@@ -101,7 +102,7 @@ class Spreader:
     @cached_property
     def heavy(self) -> frozenset[str]:
         """Ops whose work or whose results are worth splitting."""
-        return frozenset(op.name for op in self.ops if op.flops or name_of(op) in LOOKUPS)
+        return frozenset(op.name for op in self.ops if op.flops or looks_up(op.target))
 
     def starts(self, op: Op) -> bool:
         """Whether an op starts splits of its own: on one axis all do, on several, where
@@ -181,4 +182,4 @@ def _keeps_whole(op: Op, strategy: Strategy, divides: Callable[[str], bool]) -> 
 def _is_needed(op: Op, strategy: Strategy) -> bool:
     """Summands are summed up before a view as well as behind it; one of the two is enough."""
     passes = any(p in (P, RP) for p in (*strategy.inputs, *strategy.outputs))
-    return name_of(op) not in FREE or not passes
+    return not is_view(op.target) or not passes

@@ -14,6 +14,7 @@ from meshwright.ir.layout.layout import (
     parse_placement,
     parse_strategy,
 )
+from meshwright.ir.ops import facts
 from meshwright.ir.plan.plan import BlockLayout, param_key
 from meshwright.planner.inside.factors import AxisKind, natural_splits
 from meshwright.planner.inside.segments import PRELUDE, prelude_block
@@ -117,7 +118,7 @@ def _coupled(graph: Graph, block: Block, move: ExplainedMove) -> str:
 
 def batch_norms(graph: Graph) -> tuple[str, ...]:
     """Notes on ops whose statistics are those of a micro-batch."""
-    found = [op for op in graph.ops if name_of(op) == "batch_norm" and _trains(op)]
+    found = [op for op in graph.ops if facts(op.target).mixes_samples and _trains(op)]
     if not found:
         return ()
     return (

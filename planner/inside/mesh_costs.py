@@ -3,12 +3,12 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.costmodel.ops.op_classes import is_view, looks_up
 from meshwright.ir.graph.graph import Graph, Kind, Op
-from meshwright.ir.graph.rules import name_of
+from meshwright.ir.inner_traffic import sends
 from meshwright.ir.layout.conversions import Conversion
 from meshwright.ir.layout.layout import RP, R, Shard
-from meshwright.ir.layout.op_messages import sends
-from meshwright.planner.inside.axis_layout import FREE, LOOKUPS, strategy_share
+from meshwright.planner.inside.axis_layout import strategy_share
 from meshwright.planner.inside.inside_prices import inside_s
 from meshwright.planner.inside.layout_objective import Regime
 from meshwright.planner.inside.mesh_space import MeshSpace, OpSpace
@@ -45,7 +45,7 @@ def move_seconds(
 def op_seconds(graph: Graph, own: OpSpace, space: MeshSpace, regime: Regime) -> Floats:
     """Forward and backward of each joint strategy, on the rank with most to do."""
     kept = _saved(graph, own, space, regime)
-    if name_of(own.op) in FREE:
+    if is_view(own.op.target):
         return kept
     left = np.ones(len(own.picks))
     for axis in range(len(space.mesh)):
@@ -62,7 +62,7 @@ def op_seconds(graph: Graph, own: OpSpace, space: MeshSpace, regime: Regime) -> 
 def _priced(graph: Graph, op: Op, regime: Regime, left: Floats) -> Floats:
     """By the flops and bytes of the whole op, of which a rank does the share that is left."""
     made = sum(regime.nbytes(graph, name) for name in op.outputs if name)
-    read = made if name_of(op) in LOOKUPS else sum(regime.nbytes(graph, n) for n in op.inputs)
+    read = made if looks_up(op.target) else sum(regime.nbytes(graph, n) for n in op.inputs)
     passes = 3 if any(n and graph.tensors[n].requires_grad for n in op.outputs) else 1
     flops = op.flops * passes / graph.batch_size * regime.samples
     shares, which = np.unique(left, return_inverse=True)

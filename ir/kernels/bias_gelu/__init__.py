@@ -3,6 +3,7 @@
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -27,6 +28,8 @@ from meshwright.ir.launch import (
     way,
     wide,
 )
+from meshwright.ir.op_forms import samples, sharded, without
+from meshwright.ir.op_site import Form, OpSite
 from meshwright.ir.trace.flat_trace import RawOp, make_op
 from meshwright.ir.trace.flow import Flow, Match, Miss, kernel_call
 
@@ -204,15 +207,21 @@ def _rule(op: Op, graph: Graph) -> Rule:
 
 
 OPERATORS = {"bias_gelu": (bias_gelu, reference)}
+
+
+def _dropped(site: OpSite, form: Form) -> Form:
+    """With the masks of the dropout that is part of it."""
+    key = site.op.key.replace("/bias_gelu_dropout", "/dropout")
+    plain = without(form, "seeds", "dim", "outer", "per_sample")
+    return sharded(plain, "gelu_dropout", key=key, **samples(site))
+
+
+_GELU = OpFacts(
+    op_class=OpClass.TRANSCENDENTAL, rule=_rule, autocast="first", fused=True, torch_passes=2.0
+)
 FACTS = {
-    name: OpFacts(
-        op_class=OpClass.TRANSCENDENTAL,
-        rule=_rule,
-        autocast="first",
-        fused=True,
-        torch_passes=passes,
-    )
-    for name, passes in (("meshwright.bias_gelu", 2.0), ("meshwright.bias_gelu_dropout", 4.0))
+    "meshwright.bias_gelu": _GELU,
+    "meshwright.bias_gelu_dropout": replace(_GELU, torch_passes=4.0, form=_dropped),
 }
 
 

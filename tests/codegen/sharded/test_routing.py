@@ -10,9 +10,10 @@ from meshwright.codegen.collectives.comm import Comm, SentCollective
 from meshwright.codegen.sharded.routing import routed_experts
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Op
+from meshwright.ir.inner_traffic import inner_traffic
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.layout.layout import parse_strategy
-from meshwright.ir.layout.op_messages import LocalOperand, inner_traffic
+from meshwright.ir.layout.op_messages import LocalOperand
 from meshwright.runtime.profiling.free_lines import FreeLine
 from meshwright.testing.simulated import simulate
 from tests.codegen.one_op import Case, check

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from meshwright.costmodel.block.clock import BlockSums
 from meshwright.costmodel.ops.compute import OpTime, formula, op_time
-from meshwright.costmodel.ops.formulas import Gemm, KernelWork, curve_of, kernel_s, memory_s
+from meshwright.costmodel.ops.formulas import KernelWork, curve_of, kernel_s, memory_s
 from meshwright.costmodel.ops.kernel_work import forward_gemms, forward_work, input_work
 from meshwright.costmodel.ops.local_op import LocalInput, LocalOp
 from meshwright.costmodel.ops.op_classes import classify
 from meshwright.ir.cluster.device import DeviceType, OpClass, OpCurve
+from meshwright.ir.gemm import Gemm
 from meshwright.ir.presets import DEVICES, MACHINES, cpu_process
 
 CPU = cpu_process(2**34)

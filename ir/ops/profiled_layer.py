@@ -1,14 +1,13 @@
 """A layer of a profile, whose inside is unknown: only the batch may be split."""
 
 from meshwright.ir.graph.graph import Graph, Kind, Op
+from meshwright.ir.graph.op_facts import OpFacts
 from meshwright.ir.graph.profiled_graph import LAYER
 from meshwright.ir.graph.rules import Dims, Rule, input_shapes, make_rule, output_shapes
 
 
-def rule(op: Op, graph: Graph) -> Rule | None:
+def _rule(op: Op, graph: Graph) -> Rule:
     """Values [b, n], weights [n] -> values [b, n]; the loss is a sum over the batch."""
-    if not op.target.startswith(LAYER + "."):
-        return None
     held = [graph.tensors[name].kind is Kind.PARAMETER for name in op.inputs]
     inputs = [
         _dims(f"i{i}", len(shape), batch=not state)
@@ -24,3 +23,6 @@ def rule(op: Op, graph: Graph) -> Rule | None:
 def _dims(name: str, rank: int, *, batch: bool) -> Dims:
     first = ("b",) if batch else (name,)
     return (first, (f"{name}n",))[:rank]
+
+
+FACTS = {LAYER: OpFacts(rule=_rule)}

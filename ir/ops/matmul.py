@@ -1,8 +1,12 @@
 """Matrix products: split rows, columns, batches, or the contracted dim (which gives sums)."""
 
-from collections.abc import Callable
+from dataclasses import replace
+from math import prod
 
+from meshwright.ir.cluster.device import OpClass
+from meshwright.ir.gemm import matrix_products
 from meshwright.ir.graph.graph import Graph, Op
+from meshwright.ir.graph.op_facts import Args, OpFacts, Shape, ShapeOf, named
 from meshwright.ir.graph.rules import (
     Dims,
     Rule,
@@ -11,14 +15,8 @@ from meshwright.ir.graph.rules import (
     input_shapes,
     letters,
     make_rule,
-    name_of,
     output_shapes,
 )
-
-
-def rule(op: Op, graph: Graph) -> Rule | None:
-    found = _RULES.get(name_of(op))
-    return found(op, graph) if found else None
 
 
 def _linear(op: Op, graph: Graph) -> Rule:
@@ -72,10 +70,40 @@ def _einsum(op: Op, graph: Graph) -> Rule | None:
     return make_rule(op, graph, inputs, [tuple((c,) for c in right)], linear=linear)
 
 
-_RULES: dict[str, Callable[[Op, Graph], Rule | None]] = {
-    "linear": _linear,
-    **dict.fromkeys(("mm", "bmm", "matmul", "mv", "dot"), _product),
-    **dict.fromkeys(("addmm", "baddbmm", "addmv"), _added_product),
-    "outer": _outer,
-    "einsum": _einsum,
+def _linear_flops(args: Args, of: ShapeOf, out: Shape) -> int:
+    return 2 * prod(out) * of(args.get("weight"))[-1] + prod(out) * bool(of(args.get("bias")))
+
+
+def _addmm_flops(args: Args, of: ShapeOf, out: Shape) -> int:
+    return 2 * prod(out) * of(args.get("mat1"))[1] + prod(out)
+
+
+def _product_flops(args: Args, of: ShapeOf, out: Shape) -> int:
+    return 2 * prod(out) * of(args.get("self"))[-1]
+
+
+def _baddbmm_flops(args: Args, of: ShapeOf, out: Shape) -> int:
+    return 2 * prod(out) * of(args.get("batch1"))[-1] + prod(out)
+
+
+_MATMUL = OpFacts(op_class=OpClass.MATMUL)
+_PRODUCT = replace(_MATMUL, rule=_product, flops=_product_flops, products=matrix_products())
+_ADDED = replace(_MATMUL, rule=_added_product, products=matrix_products(1))
+FACTS = {
+    **named(
+        "linear",
+        replace(
+            _MATMUL, rule=_linear, flops=_linear_flops, products=matrix_products(transposed=True)
+        ),
+    ),
+    **named("mm bmm matmul mv", _PRODUCT),
+    **named("dot", replace(_MATMUL, rule=_product)),
+    **named("addmm", replace(_ADDED, flops=_addmm_flops)),
+    **named("baddbmm", replace(_ADDED, flops=_baddbmm_flops)),
+    **named("addmv", replace(_ADDED, products=None)),
+    **named("outer", replace(_MATMUL, rule=_outer)),
+    **named("einsum", replace(_MATMUL, rule=_einsum)),
+    **named("addbmm bilinear tensordot", _MATMUL),
+    **named("addmm_", OpFacts(flops=_addmm_flops)),
+    **named("baddbmm_", OpFacts(flops=_baddbmm_flops)),
 }

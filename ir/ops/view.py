@@ -1,24 +1,23 @@
 """Ops that only rearrange: a factor of the input is a factor of the output somewhere else."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
+from meshwright.ir.cluster.device import OpClass
+from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph, Op
+from meshwright.ir.graph.op_facts import NO_FLOPS, OpFacts, named
 from meshwright.ir.graph.rules import (
     Rule,
+    dim_of,
     given,
     input_shapes,
     letters,
     make_rule,
-    name_of,
     output_shapes,
 )
-
-
-def rule(op: Op, graph: Graph) -> Rule | None:
-    found = _RULES.get(name_of(op))
-    if not found or not op.inputs:
-        return None
-    return found(op, graph)
+from meshwright.ir.op_forms import sized_as, split_dim, with_size
+from meshwright.ir.op_site import Form, In, OpSite, Value
 
 
 def _permuted(op: Op, graph: Graph, order: Sequence[int]) -> Rule:
@@ -208,36 +207,72 @@ def _pairs(op: Op, graph: Graph) -> Rule:
     )
 
 
-def dim_of(op: Op, rank: int, argument: str = "dim", default: int = 0) -> int:
-    """A dim argument, counted from the front."""
-    dim = given(op, argument, default)
-    assert isinstance(dim, int)
-    return dim % max(rank, 1)
+def _parts(site: OpSite, form: Form) -> Form:
+    dim = split_dim(site)
+    if dim is None:
+        return form
+    sizes = tuple(site.local_output(i)[dim] for i in range(len(site.op.outputs)))
+    args: tuple[tuple[str, Value], ...] = (("self", In(0)), ("split_sizes", sizes), ("dim", dim))
+    return replace(form, target="aten.split_with_sizes.default", args=args)
 
 
-_RULES: dict[str, Callable[[Op, Graph], Rule | None]] = {
-    "permute": _permute,
-    **dict.fromkeys("transpose swapaxes swapdims t numpy_T mT".split(), _swap),
-    **dict.fromkeys("expand expand_as expand_copy broadcast_to".split(), _expand),
-    "broadcast_tensors": _broadcast,
-    "repeat": _repeat,
-    "repeat_interleave": _repeat_interleave,
-    "slice": _slice,
-    "narrow": _slice,
-    "select": _select,
-    "unbind": _select,
-    **dict.fromkeys(
-        "split split_with_sizes chunk tensor_split unsafe_split unsafe_chunk "
-        "unsafe_split_with_sizes".split(),
-        _split,
+def _taken(site: OpSite, form: Form) -> Form:
+    dim = split_dim(site)
+    if dim is None:
+        return form
+    if site.input(0).shape[dim] != site.tensors[site.op.outputs[0]].shape[dim]:
+        raise PlanError(f"{site.op.key}: {site.op.target} takes part of dim {dim}, which is split")
+    return form.having(start=0, end=site.local_output()[dim])
+
+
+def _narrowed(site: OpSite, form: Form) -> Form:
+    dim = split_dim(site)
+    return form if dim is None else form.having(length=site.local_output()[dim])
+
+
+def _repeated(site: OpSite, form: Form) -> Form:
+    return form.having(output_size=None)
+
+
+_MOVED = OpFacts(flops=NO_FLOPS)
+_COPY = replace(_MOVED, op_class=OpClass.COPY)
+_VIEW = replace(_MOVED, op_class=OpClass.VIEW)
+_STRIDED = replace(_VIEW, shares="strided")
+_EXPAND = replace(_STRIDED, rule=_expand)
+_CUT = replace(_STRIDED, rule=_split, form=_parts)
+_SIZED = with_size("size")
+FACTS = {
+    **named("permute", replace(_STRIDED, rule=_permute)),
+    **named("transpose t", replace(_STRIDED, rule=_swap)),
+    **named("swapaxes mT", replace(_STRIDED, rule=_swap, flops=None)),
+    **named("numpy_T", replace(_VIEW, rule=_swap)),
+    **named("expand", replace(_EXPAND, form=_SIZED)),
+    **named("broadcast_to", replace(_EXPAND, flops=None, form=_SIZED)),
+    **named(
+        "expand_as", replace(_EXPAND, flops=None, form=sized_as("aten.expand.default", "size"))
     ),
-    **dict.fromkeys(("cat", "concat", "concatenate"), _cat),
-    "stack": _stack,
-    "slice_scatter": _scatter_part,
-    "select_scatter": _scatter_part,
-    "pad": _pad,
-    "constant_pad_nd": _pad,
-    **dict.fromkeys(("roll", "flip", "tril", "triu"), _moved),
-    "view_as_complex": _pairs,
-    "view_as_real": _pairs,
+    **named("expand_copy", OpFacts(rule=_expand, form=_SIZED)),
+    **named("broadcast_tensors", OpFacts(rule=_broadcast)),
+    **named("swapdims", OpFacts(rule=_swap)),
+    **named("slice", replace(_STRIDED, rule=_slice, form=_taken)),
+    **named("narrow", replace(_VIEW, rule=_slice, form=_narrowed)),
+    **named("select unbind", replace(_STRIDED, rule=_select)),
+    **named("split chunk", _CUT),
+    **named("split_with_sizes", replace(_CUT, shares="by class")),
+    **named("tensor_split", replace(_CUT, shares="by class", flops=None)),
+    **named("unsafe_split unsafe_chunk unsafe_split_with_sizes", OpFacts(rule=_split, form=_parts)),
+    **named("movedim unfold diagonal", _STRIDED),
+    **named("cat", replace(_COPY, rule=_cat, backward="handed on")),
+    **named("concat", replace(_COPY, rule=_cat, flops=None, backward="handed on")),
+    **named("concatenate", OpFacts(rule=_cat)),
+    **named("stack", replace(_COPY, rule=_stack, backward="handed on")),
+    **named("repeat", replace(_COPY, rule=_repeat)),
+    **named("repeat_interleave", replace(_COPY, rule=_repeat_interleave, form=_repeated)),
+    **named("slice_scatter select_scatter", replace(_MOVED, rule=_scatter_part)),
+    **named("pad constant_pad_nd", replace(_COPY, rule=_pad)),
+    **named("roll flip", replace(_COPY, rule=_moved)),
+    **named("tril triu", replace(_COPY, rule=_moved, flops=None)),
+    **named("im2col", OpFacts(op_class=OpClass.COPY)),
+    **named("view_as_complex view_as_real", OpFacts(rule=_pairs)),
+    **named("transpose_ t_ _stack", _MOVED),
 }

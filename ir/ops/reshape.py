@@ -4,31 +4,23 @@
 before and after.
 """
 
+from dataclasses import replace
 from itertools import pairwise
 from math import gcd, prod
 
+from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import Graph, Op
+from meshwright.ir.graph.op_facts import NO_FLOPS, OpFacts, Shape, named
 from meshwright.ir.graph.rules import (
     Dims,
     Rule,
     input_shapes,
     letters,
     make_rule,
-    name_of,
     output_shapes,
 )
-
-Shape = tuple[int, ...]
-
-RESHAPES = frozenset(
-    "view _unsafe_view reshape _reshape_copy view_copy flatten unflatten unsqueeze squeeze ravel "
-    "view_as reshape_as unsqueeze_ squeeze_".split()
-)
-
-
-def rule(op: Op, graph: Graph) -> Rule | None:
-    known = name_of(op) in RESHAPES and op.inputs and op.target != "aten.view.dtype"
-    return _reshape(op, graph) if known else None
+from meshwright.ir.op_forms import sized_as, with_size
+from meshwright.ir.op_site import Form, In, OpSite, Value
 
 
 def _reshape(op: Op, graph: Graph) -> Rule:
@@ -109,3 +101,42 @@ def _covered(dims: Shape, factors: list[tuple[str, tuple[int, int]]]) -> list[tu
     """The factors between the cuts of each dim."""
     ends = list(pairwise(_cuts(dims)))
     return [tuple(n for n, (a, b) in factors if a <= hi and b >= lo and a > b) for hi, lo in ends]
+
+
+def _unflatten(site: OpSite, form: Form) -> Form:
+    dim = int(str(form.arg("dim"))) % len(site.input(0).shape)
+    behind = len(site.input(0).shape) - dim - 1
+    shape = site.local_output()
+    return form.having(sizes=shape[dim : len(shape) - behind])
+
+
+def _squeeze(site: OpSite, form: Form) -> Form:
+    """A dim that is 1 only locally must stay."""
+    ones = zip(site.input(0).shape, site.local_input(0), strict=True)
+    if all(whole == 1 or local != 1 for whole, local in ones):
+        return form
+    args: tuple[tuple[str, Value], ...] = (("self", In(0)), ("shape", site.local_output()))
+    return replace(form, target="aten.reshape.default", args=args)
+
+
+_OWN = OpFacts(rule=_reshape)
+_VIEW = replace(_OWN, op_class=OpClass.VIEW)
+_SIZED = with_size("size")
+FACTS = {
+    **named("view", replace(_VIEW, flops=NO_FLOPS, form=_SIZED)),
+    "aten.view.dtype": replace(_VIEW, rule=None, flops=NO_FLOPS, form=_SIZED),
+    **named("_unsafe_view", replace(_VIEW, form=_SIZED)),
+    **named("_reshape_copy view_copy", replace(_OWN, form=_SIZED)),
+    **named("reshape", replace(_VIEW, flops=NO_FLOPS, shares="if it can", form=with_size("shape"))),
+    **named("flatten", replace(_VIEW, shares="if it can")),
+    **named("unflatten", replace(_VIEW, form=_unflatten)),
+    **named("unsqueeze", replace(_VIEW, flops=NO_FLOPS)),
+    **named("squeeze", replace(_VIEW, flops=NO_FLOPS, form=_squeeze)),
+    **named("view_as", replace(_VIEW, form=sized_as("aten.view.default", "size"))),
+    **named(
+        "reshape_as",
+        replace(_VIEW, shares="if it can", form=sized_as("aten.reshape.default", "shape")),
+    ),
+    **named("squeeze_ unsqueeze_", replace(_OWN, flops=NO_FLOPS)),
+    **named("ravel", _OWN),
+}

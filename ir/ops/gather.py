@@ -1,12 +1,16 @@
 """Look-ups by index: the index may be split, the looked-up dim only where rows are summed."""
 
-from collections.abc import Callable
+from dataclasses import replace
 
+from meshwright.ir.cluster.device import OpClass
+from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph, Op, Ref
+from meshwright.ir.graph.op_facts import NO_FLOPS, OpFacts, named
 from meshwright.ir.graph.rules import (
     Dims,
     Rule,
     aligned,
+    dim_of,
     given,
     input_shapes,
     letters,
@@ -14,14 +18,11 @@ from meshwright.ir.graph.rules import (
     name_of,
     output_shapes,
 )
-from meshwright.planner.strategies.view import dim_of
+from meshwright.ir.layout.nesting import splits_of
+from meshwright.ir.op_forms import index_of, own_part, sharded, without
+from meshwright.ir.op_site import Form, OpSite
 
 UNCHANGED = frozenset("unsqueeze squeeze view reshape contiguous to _to_copy clone".split())
-
-
-def rule(op: Op, graph: Graph) -> Rule | None:
-    found = _RULES.get(name_of(op))
-    return found(op, graph) if found else None
 
 
 def _embedding(op: Op, graph: Graph) -> Rule:
@@ -160,14 +161,57 @@ def _one_hot(op: Op, graph: Graph) -> Rule:
     return make_rule(op, graph, [dims], [(*dims, ("c",))], whole="c")
 
 
-_RULES: dict[str, Callable[[Op, Graph], Rule | None]] = {
-    "embedding": _embedding,
-    "embedding_bag": _embedding_bag,
-    "_embedding_bag": _embedding_bag,
-    "index": _index,
-    "index_select": _index_select,
-    "gather": _gather,
-    "take_along_dim": _gather,
-    **dict.fromkeys(("scatter", "scatter_add", "scatter_reduce"), _scatter),
-    "one_hot": _one_hot,
+def _own_rows(site: OpSite, form: Form) -> Form:
+    rows = own_part(site, index_of(form, "weight"), 0)
+    return sharded(form, "embedding", **rows) if rows else form
+
+
+def _own_bags(site: OpSite, form: Form) -> Form:
+    rows = own_part(site, index_of(form, "weight"), 0)
+    offsets = index_of(form, "offsets")
+    if not rows and site.local_input(offsets) == site.input(offsets).shape:
+        return form
+    mode, padding = form.arg("mode"), form.arg("padding_idx")
+    if rows and (mode not in (0, 1) or padding not in (None, -1)):
+        raise PlanError(f"{site.op.key}: rows are split only for modes sum and mean, no padding")
+    form = without(form, "scale_grad_by_freq", "sparse")
+    return sharded(form, "embedding_bag", **rows)
+
+
+def _shifted(site: OpSite, form: Form) -> Form:
+    """Where an indexed dim is split, so is its index, which names positions in the whole."""
+    indices = form.arg("indices")
+    assert isinstance(indices, tuple)
+    starts, steps = [0] * len(indices), [0] * len(indices)
+    for dim, splits in splits_of(site.input_layout(0), site.axes).items():
+        if dim >= len(indices) or indices[dim] is None:
+            continue
+        size = site.input(0).shape[dim]
+        if any(axis.shares for _, axis in splits.values()):
+            if len(splits) > 1 or any(shard.outer > 1 for shard, _ in splits.values()):
+                raise PlanError(f"{site.op.key}: dim {dim}, which is indexed, has sections")
+            steps[dim] = size // next(axis.whole for _, axis in splits.values())
+        else:
+            starts[dim] = int(str(own_part(site, 0, dim)["start"]))
+    if not any(starts) and not any(steps):
+        return form
+    return sharded(form, "index", starts=tuple(starts), per_sample=tuple(steps))
+
+
+_GATHER = OpFacts(op_class=OpClass.GATHER)
+_MOVES = replace(_GATHER, flops=NO_FLOPS)
+_BAG = replace(_GATHER, rule=_embedding_bag)
+_SCATTER = replace(_GATHER, rule=_scatter)
+FACTS = {
+    **named("embedding", replace(_MOVES, rule=_embedding, form=_own_rows)),
+    **named("embedding_bag", replace(_BAG, form=_own_bags, by_batch=True)),
+    **named("_embedding_bag", _BAG),
+    **named("index", replace(_MOVES, rule=_index, form=_shifted, by_batch=True)),
+    **named("index_select", replace(_MOVES, rule=_index_select)),
+    **named("gather", replace(_MOVES, rule=_gather)),
+    **named("take_along_dim", replace(_GATHER, rule=_gather)),
+    **named("scatter scatter_add", _SCATTER),
+    **named("scatter_reduce", OpFacts(rule=_scatter)),
+    **named("one_hot", replace(_GATHER, rule=_one_hot)),
+    **named("index_add index_copy index_put index_put_ take", _GATHER),
 }

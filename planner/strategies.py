@@ -1,12 +1,8 @@
-"""Op strategies: one file per op family, each with `rule(op, graph) -> Rule | None`.
+"""How ops may be split: as the facts of their family say (`ir.ops`).
 
-A new file is found by itself. Operators that have facts of their own (`ir.ops`) have their rule
-there. The rule of an op that no file knows is found by trying it (`planner.discovery`); if nothing
+The rule of an op of which no file has one is found by trying it (`planner.discovery`); if nothing
 is found, it is computed whole.
 """
-
-import importlib
-import pkgutil
 
 from meshwright.ir.graph.graph import Graph, Op
 from meshwright.ir.graph.operators import operator
@@ -16,11 +12,9 @@ from meshwright.ir.torch_private import makes_view
 from meshwright.ir.trace.changing import written
 from meshwright.planner.discovery.rule import discovered
 
-FAMILIES = tuple(sorted(module.name for module in pkgutil.iter_modules(__path__)))
-
 
 def find_rule(op: Op, graph: Graph) -> Rule | None:
-    """The rule of the first family that knows the op, else what trying it finds."""
+    """The rule that the op's family has for it, else what trying it finds."""
     return None if writes_state(op, graph) else known_rule(op, graph) or discovered(op, graph)
 
 
@@ -48,20 +42,13 @@ def _is_view(op: Op) -> bool:
 
 
 def known_rule(op: Op, graph: Graph) -> Rule | None:
-    """The rule of the first family that knows the op."""
-    known = facts(op.target)
-    if known and known.rule:
-        return known.rule(op, graph)
-    for family in FAMILIES:
-        module = importlib.import_module(f"{__name__}.{family}")
-        found: Rule | None = module.rule(op, graph)
-        if found is not None:
-            return found
-    return None
+    """The rule that the op's family has for it."""
+    rule = facts(op.target).rule
+    return rule(op, graph) if rule else None
 
 
 def found_by_trying(graph: Graph) -> tuple[str, ...]:
-    """Operators of the graph that no family knows and that may be split all the same."""
+    """Operators of the graph of which no family has a rule and that may be split all the same."""
     ops = (op for block in graph.distinct_blocks() for op in graph.block_ops(block))
     unknown = [op for op in (*graph.prelude_ops, *ops) if known_rule(op, graph) is None]
     return tuple(sorted({op.target for op in unknown if discovered(op, graph) is not None}))

@@ -1,0 +1,143 @@
+"""Scaled dot-product attention: batch and heads may be split, queries where the mask allows, and
+queries and keys together, which then go round."""
+
+from dataclasses import replace
+from math import prod
+
+from meshwright.ir.cluster.device import OpClass
+from meshwright.ir.errors import PlanError
+from meshwright.ir.graph.graph import Graph, Op
+from meshwright.ir.graph.op_facts import Args, OpFacts, Shape, ShapeOf, named
+from meshwright.ir.graph.rules import (
+    Dims,
+    Rule,
+    aligned,
+    given,
+    input_shapes,
+    letters,
+    make_rule,
+    slot,
+)
+from meshwright.ir.layout.layout import Shard, Strategy
+from meshwright.ir.layout.op_messages import SHIFT, Inner, Operands
+from meshwright.ir.op_forms import only_axis, run_sizes, samples, sharded, splitting, then
+from meshwright.ir.op_site import Form, OpSite, Value
+
+
+def _rule(op: Op, graph: Graph) -> Rule:
+    """q[..., h, l, e] k[..., g, s, e] v[..., g, s, f] (mask[..., l, s]) -> [..., h, l, f].
+
+    With grouped queries h = g x r: each of the g key heads serves r query heads in a row. The mask
+    has all keys even where they are split.
+    """
+    query, key = input_shapes(op, graph)[:2]
+    batch = letters("b", len(query) - 3)
+    heads: tuple[str, ...] = ()
+    sizes = {"g": 1, "r": 1}
+    if len(query) >= 3:
+        sizes = {"g": key[-3], "r": query[-3] // key[-3]}
+        heads = ("g",) * (sizes["g"] > 1) + ("r",) * (sizes["r"] > 1)
+    grouped: Dims = (heads,) if len(query) >= 3 else ()
+    own: Dims = (heads[:1] if sizes["g"] > 1 else (),) if len(query) >= 3 else ()
+    inputs: list[Dims] = [
+        (*batch, *grouped, ("l",), ("e",)),
+        (*batch, *own, ("s",), ("e",)),
+        (*batch, *own, ("s",), ("f",)),
+    ]
+    mask = slot(op, "attn_mask")
+    if mask is not None:
+        shape = input_shapes(op, graph)[mask]
+        inputs.append(aligned((*batch, *grouped, ("l",), ("m",)), len(shape)))
+    together = {} if given(op, "dropout_p") else {"ring": ("l", "s")}
+    whole = {"s", "m", "e", "f"} | ({"l"} if given(op, "is_causal") else set())
+    out = (*batch, *grouped, ("l",), ("f",))
+    assert prod(sizes.values()) == (query[-3] if len(query) >= 3 else 1)
+    return make_rule(op, graph, inputs, [out], sizes=sizes, whole=whole, together=together)
+
+
+def _dropped(site: OpSite, form: Form) -> Form:
+    if not form.arg("dropout_p"):
+        return form
+    drawn = samples(site)
+    if drawn.pop("dim", 0) or drawn.pop("outer", 1) != 1:
+        raise PlanError(f"{site.op.key}: attention with dropout wants the batch in dim 0")
+    return sharded(form, "attention", name=site.op.key, **drawn)
+
+
+def _round(site: OpSite, form: Form) -> Form:
+    dims = len(site.input(0).shape)
+    axes = [a for a, s in site.strategies.items() if site.axes[a].size > 1 and _goes_round(s, dims)]
+    if not axes:
+        return form
+    if form.target.startswith("sharded."):
+        raise PlanError(
+            f"{site.op.key}: attention with dropout {form.arg('dropout_p')} is split along keys, "
+            "which has none; split heads or samples, or set it to 0"
+        )
+    both = [a for i in (0, 1) for a in splitting(site, i, dims - 2)]
+    axis = only_axis(site, dims - 2, list(dict.fromkeys(both)))
+    extra: dict[str, Value] = {"axis": axis}
+    sections: list[int] = []
+    for index, name in enumerate(("queries", "keys")):
+        shard, size = site.input_layout(index)[axis], site.input(index).shape[-2]
+        assert isinstance(shard, Shard)
+        extra[name] = run_sizes(site, axis, size // shard.outer, replace(shard, outer=1))
+        sections.append(shard.outer)
+    if sections != [1, 1]:
+        extra["sections"] = tuple(sections)
+    return replace(form.having(**extra), target="sharded.ring_attention")
+
+
+def _flops(args: Args, of: ShapeOf, out: Shape) -> int:
+    """Scores and their product with the values; 5 per score for the softmax."""
+    *batch, queries, width = of(args.get("query"))
+    keys, value_width = of(args.get("key"))[-2], of(args.get("value"))[-1]
+    scores = prod(batch) * queries * keys
+    return 2 * scores * (width + value_width) + 5 * scores
+
+
+def _goes_round(strategy: Strategy, dims: int) -> bool:
+    """Whether attention on values of so many dims keeps its keys split along the sequence, as the
+    queries are, and passes them round."""
+    query, key = strategy.inputs[:2]
+    return all(isinstance(p, Shard) and p.dim == dims - 2 for p in (query, key))
+
+
+def _messages(
+    op: Op, strategy: Strategy, ranks: int, inputs: Operands, outputs: Operands
+) -> tuple[Inner, ...]:
+    """Ring attention: keys and values go round, and in backward their gradients after them."""
+    key, value = inputs[1:3]
+    if not _goes_round(strategy, len(key.shape)):
+        return ()
+    length, placed = key.shape[-2], strategy.inputs[1]
+    sections = placed.outer if isinstance(placed, Shard) else 1
+    part = -(-length // (ranks * sections)) * sections
+    nbytes = (key.nbytes + value.nbytes) // length * part
+    item = key.nbytes // max(prod(key.shape), 1)
+    gradients = nbytes * max(item, 4) // item
+    return (
+        Inner(SHIFT, nbytes, ranks - 1, backward=False, beside=True),
+        Inner(SHIFT, nbytes, ranks - 1, backward=True, beside=True),
+        Inner(SHIFT, gradients, ranks - 1, backward=True, beside=True),
+    )
+
+
+_ATTENTION = OpFacts(op_class=OpClass.ATTENTION)
+FACTS = {
+    **named(
+        "scaled_dot_product_attention",
+        replace(
+            _ATTENTION,
+            rule=_rule,
+            flops=_flops,
+            form=then(_dropped, _round),
+            messages=_messages,
+        ),
+    ),
+    **named(
+        "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention "
+        "_scaled_dot_product_efficient_attention",
+        _ATTENTION,
+    ),
+}
