@@ -55,14 +55,13 @@ def save(job: "Job", folder: Path, extra: dict[str, Any], keep: int = 1) -> Path
     settings, kept = encode(_settings(job.optimizer), "the optimizer's settings"), _kept(extra)
     partial = folder / f"step-{job.state.step:08d}.partial"
     with _told(alone, f"{folder}: the checkpoint cannot be written"):
+        sync_tensors, sync_rest = sync_state.kept(job)
         if first:
             folders.begin(folder, job.state.step)
     content: dict[str, Boxed] = {}
     for stage in reversed(job.parts.stages):  # the first stage of a shared parameter writes it
         content |= _contents(job, stage)
-    content |= job.unread.saved(persistent(job.model), first)
-    sync_tensors, sync_rest = sync_state.kept(job)
-    content |= sync_tensors
+    content |= job.unread.saved(persistent(job.model), first) | sync_tensors
     name = f"part-{job.parts.rank:05d}.safetensors"
     with _told(alone, f"{partial}: the checkpoint could not be written"):
         own = name, *parts.write(to_write(content), partial / name), sync_rest
