@@ -206,7 +206,9 @@ def _callable(target: object) -> str:
     if isinstance(target, OpOverload):
         text = str(target)
         return text if text.startswith("aten.") else f"torch.ops.{text}"
-    return next(name for name, function in FUNCTIONS.items() if function is target)
+    named = (name for name, function in FUNCTIONS.items() if function is target)
+    # What no table has is of a kernel in a user's file, which has the kernel's name.
+    return next(named, "") or f'sharded.kernel_of("{target.__module__.rpartition(".")[2]}")'
 
 
 def _text(arg: object) -> str:

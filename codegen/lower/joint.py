@@ -8,7 +8,9 @@ from torch import fx
 from torch.fx.node import Argument
 
 from meshwright.codegen.collectives import together
+from meshwright.codegen.sharded.sharded import kernel_of
 from meshwright.ir.graph.graph import Block, Op
+from meshwright.ir.kernels import load
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.layout.layout import Layout, Shard, Strategy
 from meshwright.ir.layout.nesting import local_split
@@ -37,28 +39,30 @@ def skipped(found: Mapping[str, tuple[str, KernelSpot]]) -> frozenset[str]:
 
 def add(builder: "Builder", kernel: str, spot: KernelSpot, strategies: Strategies) -> None:
     """One call in the place of the collective and the ops."""
-    _ADD[kernel](builder, spot, strategies)
+    put = _ADD.get(kernel) or load(kernel).add
+    put(builder, spot, strategies)
 
 
-def _site(builder: "Builder", op: Op, strategies: Strategies) -> OpSite:
+def site_of(builder: "Builder", op: Op, strategies: Strategies) -> OpSite:
     return OpSite(op, builder.graph.tensors, strategies(op), builder.axes, builder.coordinates)
 
 
-def _inputs(builder: "Builder", site: OpSite, but: int) -> Iterator[fx.Node | None]:
+def inputs_of(builder: "Builder", site: OpSite, but: int) -> Iterator[fx.Node | None]:
     """What an op reads, as it wants it; None for the operand that the call converts itself."""
     for i, name in enumerate(site.op.inputs):
         yield None if i == but else builder.need(name, site.input_layout(i))
 
 
-def _call(
+def call_of(
     builder: "Builder",
     kernel: str,
     spot: KernelSpot,
     args: tuple[Argument, ...],
     backward: Primitive,
 ) -> fx.Node:
+    """Add the call of a kernel, with the axis that it sends on."""
     assert spot.conversion is not None
-    target = together.FUNCTIONS[f"sharded.{kernel}"]
+    target = together.FUNCTIONS.get(f"sharded.{kernel}") or kernel_of(kernel)
     node = builder.fx.create_node(
         "call_function", target, (builder.comm, *args), {"axis": spot.axis},
         f"{builder.named(spot.op.outputs[0])}_joint",
@@ -69,9 +73,9 @@ def _call(
 
 
 def _reduce_norm(builder: "Builder", spot: KernelSpot, strategies: Strategies) -> None:
-    site = _site(builder, spot.op, strategies)
+    site = site_of(builder, spot.op, strategies)
     assert spot.conversion is not None
-    inputs = list(_inputs(builder, site, spot.index))
+    inputs = list(inputs_of(builder, site, spot.index))
     wanted = site.input_layout(spot.index)
     if spot.via is None:
         name = spot.op.inputs[spot.index]
@@ -84,7 +88,7 @@ def _reduce_norm(builder: "Builder", spot: KernelSpot, strategies: Strategies) -
         inputs[2],
         inputs[3] if len(inputs) > 3 else None,
     ]
-    node = _call(
+    node = call_of(
         builder,
         "reduce_norm",
         spot,
@@ -97,23 +101,23 @@ def _reduce_norm(builder: "Builder", spot: KernelSpot, strategies: Strategies) -
 def _viewed(builder: "Builder", spot: KernelSpot, strategies: Strategies) -> fx.Node:
     """The view, of summands in place of their sum."""
     assert spot.via is not None and spot.conversion is not None
-    site = _site(builder, spot.via, strategies)
+    site = site_of(builder, spot.via, strategies)
     wanted = {**site.input_layout(0), spot.axis: spot.conversion.source}
     return builder.call(site, [builder.need(spot.via.inputs[0], wanted)], spot.via.outputs[0])
 
 
 def _gather_linear(builder: "Builder", spot: KernelSpot, strategies: Strategies) -> None:
-    sites = [_site(builder, op, strategies) for op in (spot.op, *spot.others)]
+    sites = [site_of(builder, op, strategies) for op in (spot.op, *spot.others)]
     assert spot.conversion is not None
     wanted = {**sites[0].input_layout(0), spot.axis: spot.conversion.source}
     name = spot.op.inputs[0]
-    operands = [list(_inputs(builder, site, 0)) for site in sites]
+    operands = [list(inputs_of(builder, site, 0)) for site in sites]
     args: tuple[Argument, ...] = (
         builder.need(name, wanted),
         tuple(found[1] for found in operands),
         tuple(found[2] if len(found) > 2 else None for found in operands),
     )
-    node = _call(builder, "gather_linear", spot, args, Primitive.REDUCE_SCATTER)
+    node = call_of(builder, "gather_linear", spot, args, Primitive.REDUCE_SCATTER)
     node.kwargs = {**node.kwargs, **_part(builder, name, spot.conversion.source, spot.axis, wanted)}
     for i, site in enumerate(sites):
         made = builder.fx.call_function(getitem, (node, i))
@@ -121,13 +125,13 @@ def _gather_linear(builder: "Builder", spot: KernelSpot, strategies: Strategies)
 
 
 def _linear_scatter(builder: "Builder", spot: KernelSpot, strategies: Strategies) -> None:
-    site = _site(builder, spot.op, strategies)
+    site = site_of(builder, spot.op, strategies)
     assert spot.conversion is not None
-    x, weight, *bias = _inputs(builder, site, -1)
+    x, weight, *bias = inputs_of(builder, site, -1)
     target, name = spot.conversion.target, spot.op.outputs[0]
     layout = {**site.output_layout(0), spot.axis: target}
     args = (x, weight, bias[0] if bias else None)
-    node = _call(builder, "linear_scatter", spot, args, Primitive.ALL_GATHER)
+    node = call_of(builder, "linear_scatter", spot, args, Primitive.ALL_GATHER)
     node.kwargs = {**node.kwargs, **_part(builder, name, target, spot.axis, layout)}
     builder.made_as(name, node, layout)
 

@@ -15,6 +15,7 @@ from meshwright.codegen.sharded.noise import drop, each_sample, noise, random_sl
 from meshwright.codegen.sharded.routing import routed_experts
 from meshwright.codegen.sharded.statistics import batch_norm
 from meshwright.codegen.sharded.vocabulary import cross_entropy_total
+from meshwright.ir.kernels import load
 
 
 def owned(index: Tensor, start: int, size: int) -> tuple[Tensor, Tensor]:
@@ -160,6 +161,12 @@ def experts(
     """The rank's experts: an index outside them adds nothing, so the sum over the axes is all."""
     local = top_k_index - start
     found: Tensor = torch.ops.meshwright.experts(hidden, local, top_k_weights, gate_up, down, act)
+    return found
+
+
+def kernel_of(name: str) -> Callable[..., object]:
+    """Find what emitted code calls of a kernel in a user's file; PlanError if there is none."""
+    found: Callable[..., object] = load(name).run
     return found
 
 

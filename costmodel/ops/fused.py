@@ -11,7 +11,7 @@ from meshwright.costmodel.ops.joint import JointTime, Price
 from meshwright.costmodel.ops.routing import routed
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.graph.graph import Block
-from meshwright.ir.placed import JOINT, declined, peers, used, used_at
+from meshwright.ir.placed import declined, joint_kernels, peers, used, used_at
 from meshwright.ir.plan.plan import BlockLayout, Plan, Stage
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def saved_by_kernels(
     spot: "BlockSpot",
 ) -> tuple[Hidden, ...]:
     """Per block; nothing where collectives already go on beside other work."""
-    stage, kernels = plan.stages[index], used(plan) & JOINT
+    stage, kernels = plan.stages[index], used(plan) & joint_kernels()
     if not kernels or stage.overlap != "none" or stage.model_size == 1:
         return ()
     without = declined(plan)

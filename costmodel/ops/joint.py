@@ -14,9 +14,10 @@ from meshwright.costmodel.ops.compute import OpTime, op_time, worst_source
 from meshwright.costmodel.ops.formulas import SOURCE_BAND, KernelWork, curve_of, kernel_s, memory_s
 from meshwright.costmodel.stage.program import IDLE, Do, Step, play, run
 from meshwright.ir.cluster.device import OpClass, Source
+from meshwright.ir.kernels import load
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.layout.layout import Shard
-from meshwright.ir.placed import LOOKS, peers
+from meshwright.ir.placed import looks, peers
 from meshwright.ir.placed.spots import KernelSpot, LaidBlock
 
 TILE_SHARE = 0.9
@@ -60,15 +61,16 @@ class Price:
 def prices(walk: Walk, laid: LaidBlock) -> dict[tuple[str, str], Price]:
     """(kernel, `Op.key`) -> price, of all calls that can be made in a block."""
     found: dict[tuple[str, str], Price] = {}
-    for kernel, look in LOOKS.items():
+    for kernel, look in looks().items():
         for spot in look(laid):
             if not spot.why:
-                found[kernel, spot.op.key] = _MAKE[kernel](_Place.of(walk, spot))
+                make = _MAKE.get(kernel) or load(kernel).price
+                found[kernel, spot.op.key] = make(JointPlace.of(walk, spot))
     return found
 
 
 @dataclass(frozen=True)
-class _Place:
+class JointPlace:
     """A spot as the walk has priced it."""
 
     walk: Walk
@@ -79,7 +81,7 @@ class _Place:
     """The conversion."""
 
     @classmethod
-    def of(cls, walk: Walk, spot: KernelSpot) -> "_Place":
+    def of(cls, walk: Walk, spot: KernelSpot) -> "JointPlace":
         names = [op.name for op in (spot.op, *spot.others)]
         steps = [
             step for step in walk.trail if isinstance(step, PricedOp) and step.op.name in names
@@ -129,7 +131,7 @@ class _Place:
         return Price(self.move.axis, forward, backward, worst_source(sources), band, why)
 
 
-def _gather_linear(place: _Place) -> Price:
+def _gather_linear(place: JointPlace) -> Price:
     """Parts come while the products of those that are there are made; the backward multiplies the
     gradients, side by side if there are several, and scatters, with the weights' products made
     before it waits."""
@@ -144,7 +146,7 @@ def _gather_linear(place: _Place) -> Price:
     return place.price(forward, back, assumed=True, why=_why_no_product(place))
 
 
-def _linear_scatter(place: _Place) -> Price:
+def _linear_scatter(place: JointPlace) -> Price:
     """Parts leave as they are made; the backward gathers while it multiplies."""
     (time,) = place.times()
     back = _gathering(place, time.backward_input_s)
@@ -152,20 +154,20 @@ def _linear_scatter(place: _Place) -> Price:
     return place.price(forward, back, assumed=True, why=_why_no_product(place))
 
 
-def _gathering(place: _Place, product_s: float) -> JointTime:
+def _gathering(place: JointPlace, product_s: float) -> JointTime:
     sent_s = place.sent_s(Primitive.ALL_GATHER)
     joint_s = _while_parts_come(place, sent_s, product_s / TILE_SHARE) + place.barrier_s
     return JointTime(sent_s + product_s, joint_s, sent_s)
 
 
-def _scattering(place: _Place, product_s: float, beside_s: float = 0.0) -> JointTime:
+def _scattering(place: JointPlace, product_s: float, beside_s: float = 0.0) -> JointTime:
     """`beside_s`: other work between the product and the sum."""
     sent_s = place.sent_s(Primitive.REDUCE_SCATTER)
     joint_s = _while_parts_leave(place, sent_s, product_s / TILE_SHARE, beside_s)
     return JointTime(sent_s + product_s + beside_s, joint_s, sent_s)
 
 
-def _while_parts_come(place: _Place, sent_s: float, product_s: float) -> float:
+def _while_parts_come(place: JointPlace, sent_s: float, product_s: float) -> float:
     """The rank's own part is there at once, and each other one after an equal share of the time."""
     ranks = place.move.size
     turns = [Step(Do.START, sent_s / (ranks - 1), job, "") for job in range(1, ranks)]
@@ -175,7 +177,9 @@ def _while_parts_come(place: _Place, sent_s: float, product_s: float) -> float:
     return play(turns, IDLE, slowing(place.walk, place.move))[0]
 
 
-def _while_parts_leave(place: _Place, sent_s: float, product_s: float, beside_s: float) -> float:
+def _while_parts_leave(
+    place: JointPlace, sent_s: float, product_s: float, beside_s: float
+) -> float:
     """The rank's own part is the last; then a pass sums what all have sent."""
     ranks = place.move.size
     turns: list[Step] = []
@@ -186,7 +190,7 @@ def _while_parts_leave(place: _Place, sent_s: float, product_s: float, beside_s:
     return play(turns, IDLE, slowing(place.walk, place.move))[0] + summed_s
 
 
-def _why_no_product(place: _Place) -> str:
+def _why_no_product(place: JointPlace) -> str:
     dtype, conversion = place.steps[0].local.dtype, place.move.conversion
     if dtype not in peers.DTYPES:
         return f"no kernel multiplies {dtype}"
@@ -198,7 +202,7 @@ def _why_no_product(place: _Place) -> str:
     return ""
 
 
-def _reduce_norm(place: _Place) -> Price:
+def _reduce_norm(place: JointPlace) -> Price:
     """The sum is not written and read again. Both ways copy the summands once."""
     (time,), nbytes, ranks = place.times(), place.move.nbytes, place.move.size
     sent_s = place.sent_s(Primitive.ALL_REDUCE)
@@ -220,7 +224,7 @@ def _reduce_norm(place: _Place) -> Price:
     return place.price(forward, back, assumed=False, why=why)
 
 
-_MAKE: dict[str, Callable[[_Place], Price]] = {
+_MAKE: dict[str, Callable[[JointPlace], Price]] = {
     "gather_linear": _gather_linear,
     "linear_scatter": _linear_scatter,
     "reduce_norm": _reduce_norm,

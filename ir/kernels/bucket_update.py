@@ -17,16 +17,7 @@ from torch import Tensor
 from torch.library import custom_op
 
 from meshwright.ir.kernels.bucket import addresses_of
-from meshwright.ir.launch import (
-    ELEMENTS,
-    Build,
-    element,
-    held_dtype,
-    jit,
-    tl,
-    way,
-    wide,
-)
+from meshwright.ir.launch import ELEMENTS, Build, element, held_dtype, jit, tl, way, wide
 
 ADAM, SGD = 8, 6
 """How many numbers a step has."""

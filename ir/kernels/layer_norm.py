@@ -11,17 +11,7 @@ from torch.library import custom_op
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.op_facts import OpFacts
 from meshwright.ir.graph.rules import along_last
-from meshwright.ir.launch import (
-    Build,
-    block,
-    held_dtype,
-    jit,
-    programs,
-    tl,
-    warps,
-    way,
-    wide,
-)
+from meshwright.ir.launch import Build, block, held_dtype, jit, programs, tl, warps, way, wide
 from meshwright.ir.trace.flat_trace import RawOp
 from meshwright.ir.trace.flow import Flow, Match, Miss, kernel_call, residual_sum
 

@@ -14,17 +14,7 @@ import torch
 from torch import Tensor
 
 from meshwright.ir.kernels import layer_norm, rms_norm
-from meshwright.ir.launch import (
-    Build,
-    block,
-    element,
-    held_dtype,
-    jit,
-    tl,
-    triton,
-    warps,
-    wide,
-)
+from meshwright.ir.launch import Build, block, element, held_dtype, jit, tl, triton, warps, wide
 
 COLUMNS = 1024
 """Of a row, that a program sums at once."""

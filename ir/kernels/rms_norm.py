@@ -13,17 +13,7 @@ from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import Arg, Ref
 from meshwright.ir.graph.op_facts import OpFacts, per_element
 from meshwright.ir.graph.rules import along_last
-from meshwright.ir.launch import (
-    Build,
-    block,
-    held_dtype,
-    jit,
-    programs,
-    tl,
-    warps,
-    way,
-    wide,
-)
+from meshwright.ir.launch import Build, block, held_dtype, jit, programs, tl, warps, way, wide
 from meshwright.ir.trace.flat_trace import RawOp
 from meshwright.ir.trace.flow import Flow, Match, Miss, either_way, kernel_call, residual_sum
 

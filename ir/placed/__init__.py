@@ -11,33 +11,42 @@ import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 
 from meshwright.ir.extensions import Files
 from meshwright.ir.graph.graph import Block, Fusion, Graph, Missed
-from meshwright.ir.kernels import PLACED
+from meshwright.ir.kernels import PLACED, is_placed, joint_of_users
 from meshwright.ir.placed.found import FoundSpot, Worth
 from meshwright.ir.placed.spots import KernelSpot, Look, everywhere, spots
 from meshwright.ir.plan.plan import Plan
 
 _FILES = Files(sys.modules[__name__], "placed kernel")
-LOOKS: Mapping[str, Look] = {
-    name: _FILES.load(name).look for name in PLACED if hasattr(_FILES.load(name), "look")
-}
-JOINT = frozenset(LOOKS)
-"""Those that take over an op with the collective beside it: emitted code has one call for both."""
+
+
+@cache
+def looks() -> Mapping[str, Look]:
+    """Where to look for places of kernels that take over an op with the collective beside it:
+    emitted code has one call for both."""
+    files = {**{name: _FILES.load(name) for name in PLACED}, **joint_of_users()}
+    return {name: file.look for name, file in files.items() if hasattr(file, "look")}
+
+
+def joint_kernels() -> frozenset[str]:
+    """Names of those kernels."""
+    return frozenset(looks())
 
 
 def placed(plan: Plan, graph: Graph, worth: Worth | None = None) -> tuple[Fusion, ...]:
     """The plan's kernels with the places of those that follow from its layout; with `worth`, only
     the places that are."""
     return tuple(
-        _placed(fusion, plan, graph, worth) if fusion.kernel in PLACED else fusion
+        _placed(fusion, plan, graph, worth) if is_placed(fusion.kernel) else fusion
         for fusion in plan.kernels
     )
 
 
 def _placed(fusion: Fusion, plan: Plan, graph: Graph, worth: Worth | None) -> Fusion:
-    look = LOOKS.get(fusion.kernel)
+    look = looks().get(fusion.kernel)
     found: Counter[FoundSpot] = Counter(
         everywhere(plan, graph, look) if look else _FILES.load(fusion.kernel).find(plan, graph)
     )
@@ -81,8 +90,8 @@ def joint_spots(
     """`Op.key` -> kernel and spot, of what the plan's kernels take over in a block."""
     found: dict[str, tuple[str, KernelSpot]] = {}
     without = declined(plan)
-    for kernel in sorted(used(plan) & JOINT):
-        for spot in spots(plan, graph, stage, block, LOOKS[kernel]):
+    for kernel in sorted(used(plan) & joint_kernels()):
+        for spot in spots(plan, graph, stage, block, looks()[kernel]):
             if not spot.why and (kernel, f"{block.pattern}.{spot.op.key}") not in without:
                 found[spot.op.key] = kernel, spot
     return found

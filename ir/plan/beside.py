@@ -1,6 +1,6 @@
 """Whether plans wait for their collectives, and of which plans a bound is."""
 
-from meshwright.ir.kernels import PLACED
+from meshwright.ir.kernels import is_placed
 from meshwright.ir.placed import used
 from meshwright.ir.plan.plan import Plan
 
@@ -9,7 +9,7 @@ def waits_for_collectives(plan: Plan) -> bool:
     """Tell whether blocks wait for their collectives and run as they are: nothing overlaps, no
     kernel takes over a collective, no block is compiled, and `Stage.sync` moves no gather."""
     beside = any(s.overlap != "none" or s.compile or s.sync is not None for s in plan.stages)
-    return not beside and used(plan).isdisjoint(PLACED)
+    return not beside and not any(map(is_placed, used(plan)))
 
 
 def bounded(plan: Plan) -> str:

@@ -12,7 +12,7 @@ from meshwright.ir.graph.costed import costed
 from meshwright.ir.graph.graph import Fusion, Kind, Missed, Op, Tensor
 from meshwright.ir.graph.images import is_channels_last
 from meshwright.ir.graph.saved import call
-from meshwright.ir.kernels import TRACED, check_kernels, load
+from meshwright.ir.kernels import check_kernels, is_placed, load
 from meshwright.ir.trace.flat_trace import Raw, RawOp, dtype_name
 from meshwright.ir.trace.flow import Flow, Match, Miss
 from meshwright.ir.trace.simplify import drop_dead
@@ -45,7 +45,7 @@ def fuse(
     names = check_kernels([k.kernel if isinstance(k, Fusion) else k for k in kernels])
     priced = {k.kernel for k in kernels if isinstance(k, Fusion) and k.priced}
     priced |= set(names) if wins else set()
-    patterns = {name: load(name) for name in names if name in TRACED}
+    patterns = {name: load(name) for name in names if not is_placed(name)}
     decide = _decide(raw, [k for k in kernels if isinstance(k, Fusion)], wins)
     found = {
         name: _fuse_one(raw, patterns[name], name, decide)

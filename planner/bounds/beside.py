@@ -13,7 +13,7 @@ from meshwright.costmodel.block.overlap import NOTHING, Hidden
 from meshwright.costmodel.cost_cache import BlockSpot
 from meshwright.costmodel.ops.fused import kernels_save, routing_saves
 from meshwright.ir.graph.graph import Block
-from meshwright.ir.placed import JOINT
+from meshwright.ir.placed import joint_kernels
 from meshwright.ir.plan.plan import OVERLAPS, BlockLayout
 from meshwright.planner.across.run_costs import At, RunCosts
 from meshwright.planner.pins.constraints import allowed
@@ -58,8 +58,10 @@ class LeastCosts(RunCosts):
         tables = self.problem.tables
         names = frozenset(fusion.kernel for fusion in self.problem.graph.fusions)
         ways = [NOTHING, *self._overlaps(block, layout, spot)]
-        if names & JOINT and spot.model:
-            ways.append(kernels_save(tables.blocks.joint(block, layout, spot), names & JOINT))
+        if names & joint_kernels() and spot.model:
+            ways.append(
+                kernels_save(tables.blocks.joint(block, layout, spot), names & joint_kernels())
+            )
         best = Hidden(
             more_forward_s=min(way.more_forward_s for way in ways),
             more_backward_s=min(way.more_backward_s for way in ways),

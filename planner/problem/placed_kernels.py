@@ -11,7 +11,7 @@ from meshwright.costmodel.stage.placement import layouts_of, spots
 from meshwright.forms.sync import exchange_of
 from meshwright.forms.updates import update, with_kernel
 from meshwright.ir.graph.graph import Block, Fusion
-from meshwright.ir.placed import JOINT, placed
+from meshwright.ir.placed import joint_kernels, placed
 from meshwright.ir.placed.found import FoundSpot
 from meshwright.ir.placed.route import travels
 from meshwright.ir.plan.plan import BlockLayout, Plan, Stage
@@ -41,7 +41,7 @@ class _Worth:
             return f"no kernel steps {self.plan.optimizer}; there are {known}"
         if not self.priced:
             return ""
-        if kernel not in JOINT and (why := self._why_no_kernel(at)):
+        if kernel not in joint_kernels() and (why := self._why_no_kernel(at)):
             return why
         # A packing kernel moves two thirds of the bytes, in one launch: cheaper on any curve.
         if kernel == "bucket":
@@ -49,7 +49,7 @@ class _Worth:
         if kernel == "bucket_update":
             gathers = exchange_of(self._stage(at)).published
             return "" if self.plan.max_grad_norm or gathers else TORCHS_STEP
-        find = self._joint if kernel in JOINT else self._route
+        find = self._joint if kernel in joint_kernels() else self._route
         whys = (find(kernel, at, spot) for spot in spots(self.problem.tables, self._stage(at)))
         return next(filter(None, whys), "")
 

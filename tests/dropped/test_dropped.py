@@ -18,7 +18,7 @@ def dropped(kind: str, folder: Path) -> tuple[str, dict[str, str]]:
     name = f"x{token_hex(4)}"
     text = (HERE / f"{kind}_file.py").read_text().replace("NAME", name)
     (folder / f"{name}.py").write_text(text)
-    variable = {"kernel": "MESHWRIGHT_KERNELS", "family": "MESHWRIGHT_OPS"}[kind]
+    variable = "MESHWRIGHT_OPS" if kind == "family" else "MESHWRIGHT_KERNELS"
     return name, os.environ | {variable: str(folder)}
 
 
@@ -43,6 +43,14 @@ def test_one_file_goes_the_whole_way(kind: str, tmp_path: Path) -> None:
     assert any("S(1) -> S(1)" in text for text in found["strategies"]), found["strategies"]
     assert found["places"] == ({name: 2} if kind == "kernel" else {})
     assert found["seconds"] > 0 and found["step_s"] > 0
+    assert found["difference"] <= 1e-9, found
+
+
+def test_a_kernel_beside_a_collective_is_one_file_too(tmp_path: Path) -> None:
+    """Its places are found, priced and called in each of them, on two ranks as in one process."""
+    name, environment = dropped("joint", tmp_path)
+    found = json.loads(run(environment, "-m", "tests.dropped.joint_path", name).splitlines()[-1])
+    assert found["places"] == found["worth"] == 2 * found["layers"] and found["calls"] == 2
     assert found["difference"] <= 1e-9, found
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from meshwright.ir.graph.graph import Fusion
-from meshwright.ir.placed import JOINT, used
+from meshwright.ir.placed import joint_kernels, used
 from meshwright.ir.plan.beside import bounded, waits_for_collectives
 from meshwright.ir.plan.plan import OVERLAPS, Plan
 from meshwright.planner.across.choice_space import ChoiceSpace
@@ -79,11 +79,11 @@ def test_compiled_blocks(ratio: float) -> None:
 
 
 def test_kernels() -> None:
-    kernels = tuple(Fusion(name, 0, priced=True) for name in sorted(JOINT))
+    kernels = tuple(Fusion(name, 0, priced=True) for name in sorted(joint_kernels()))
     graph = replace(large(), fusions=kernels)
     pins = (f"tp={RANKS}", "pp=1")
     asked = make_problem(graph, gpus(), precision="bf16", constraints=pins)
-    assert any(used(plan) & JOINT for plan in check_below(asked))
+    assert any(used(plan) & joint_kernels() for plan in check_below(asked))
 
 
 def test_the_bound_of_a_plan_that_overlaps_is_of_all_plans() -> None:

@@ -10,7 +10,7 @@ import meshwright as mw
 from meshwright.codegen.collectives.comm import Comm, SentCollective
 from meshwright.codegen.lower.lower import lower
 from meshwright.ir.graph.graph import Fusion, Graph
-from meshwright.ir.placed import JOINT, placed
+from meshwright.ir.placed import joint_kernels, placed
 from meshwright.ir.plan.plan import BlockLayout, Plan
 from meshwright.ir.plan.verify import check
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
@@ -25,13 +25,15 @@ from tests.test_model_axes import SEQUENCE, Part, plan_of, traced
 
 def joint(plan: Plan, graph: Graph) -> Plan:
     """The plan with all calls that can be made of its collectives."""
-    found = placed(replace(plan, kernels=tuple(Fusion(name, 0) for name in sorted(JOINT))), graph)
-    fused = tuple(f for f in plan.kernels if f.kernel not in JOINT)
+    found = placed(
+        replace(plan, kernels=tuple(Fusion(name, 0) for name in sorted(joint_kernels()))), graph
+    )
+    fused = tuple(f for f in plan.kernels if f.kernel not in joint_kernels())
     return replace(plan, kernels=(*fused, *found))
 
 
 def counts(plan: Plan) -> dict[str, int]:
-    return {f.kernel: f.places for f in plan.kernels if f.kernel in JOINT and f.places}
+    return {f.kernel: f.places for f in plan.kernels if f.kernel in joint_kernels() and f.places}
 
 
 @cache

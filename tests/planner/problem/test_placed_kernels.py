@@ -17,7 +17,7 @@ from meshwright.costmodel.stage.placement import layouts_of, spots
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.graph.graph import Fusion, Graph
 from meshwright.ir.kernels import PLACED
-from meshwright.ir.placed import JOINT, placed
+from meshwright.ir.placed import joint_kernels, placed
 from meshwright.ir.plan.plan import Plan
 from meshwright.planner.inside.layout_objective import usual
 from meshwright.planner.inside.layouts import solve_layouts
@@ -50,7 +50,7 @@ def cluster(nodes: int = 1, device: str = "a100-80") -> Cluster:
 def asked(graph: Graph, where: Cluster, precision: str = "bf16") -> tuple[Problem, Plan]:
     """The layers of sequence parallelism, with all kernels to be put in where they pay."""
     plan = plan_of(graph, (Part(SEQUENCE, len(graph.blocks), (4,)),))
-    kernels = tuple(Fusion(name, 0, priced=True) for name in sorted(JOINT))
+    kernels = tuple(Fusion(name, 0, priced=True) for name in sorted(joint_kernels()))
     problem = make_problem(graph, where, precision=precision)
     return problem, replace(plan, kernels=kernels, precision=problem.precision)
 
@@ -137,7 +137,7 @@ def test_experts_and_buckets():
         choice = uniform_choice(problem, model=axes, dp_shard=2, zero=2)
         plan = build_plan(problem, choice)
         places = {f.kernel for f in plan.kernels if f.places}
-        assert not places & JOINT
+        assert not places & joint_kernels()
         assert places == ({"bucket", "bucket_update", "route"} if taken else set())
         without = replace(plan, kernels=())
         (before, _), (after, _) = (

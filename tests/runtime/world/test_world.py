@@ -13,6 +13,7 @@ from meshwright.ir.errors import MismatchError
 from meshwright.ir.plan import plan_io
 from meshwright.planner.problem.candidates import cluster_id
 from meshwright.running.launch import where
+from meshwright.runtime.world import world
 from meshwright.runtime.world.world import (
     BACKEND,
     RankPlace,
@@ -20,7 +21,6 @@ from meshwright.runtime.world.world import (
     join,
     pick_device,
     take,
-    world,
 )
 from tests.runtime.handmade import plan_of
 from tests.runtime.step.test_executor import gpipe, stage
