@@ -94,7 +94,7 @@ def estimate_all(
             schedule, times, endings, meeting_s=meeting_s, cores=step_cores(tables.cluster),
             talking=_talking(models, slow), detail=detail,
         )  # fmt: skip
-    prediction = _prediction(tables, plan, costs, models, times, stepped)
+    prediction = _prediction(tables, plan, costs, models, times, stepped, hides=slow == 1.0)
     return Estimate(prediction, stepped, costs, models, times)
 
 
@@ -184,6 +184,8 @@ def _prediction(
     models: Sequence[StageModel],
     times: Sequence[StageTimes],
     stepped: StepTimes,
+    *,
+    hides: bool,
 ) -> Prediction:
     extra = models[0].sync.overheads.step_s + _totals_s(tables, plan, costs)
     parts = breakdown(stepped, times, extra)
@@ -194,7 +196,7 @@ def _prediction(
         samples_per_s=plan.global_batch_size / step_s,
         error_band=error_band(parts, _bands(costs, models, owners[parts.rank])),
         source=worst_source([cost.cost.source for cost in costs]),
-        stages=_stages(tables, plan, costs, models, stepped),
+        stages=_stages(tables, plan, costs, models, stepped, hides),
         breakdown=parts,
     )
 
@@ -205,6 +207,7 @@ def _stages(
     costs: Sequence[StageCosts],
     models: Sequence[StageModel],
     stepped: StepTimes,
+    hides: bool,
 ) -> tuple[StagePrediction, ...]:
     table = stepped.timeline.table
     memories = rank_memories(tables, plan, table, costs, models)
@@ -216,6 +219,7 @@ def _stages(
             sync_s=stepped.ended[rank].gradients_s + stepped.ended[rank].publish_s,
             optimizer_s=model.optimizer.seconds,
             memory=memories[rank],
+            hidden_s=model.hidden_s if hides else 0.0,
         )
         for cost, model, rank in zip(costs, models, table.owners, strict=True)
     )

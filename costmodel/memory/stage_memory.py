@@ -279,21 +279,26 @@ class StageMemory:
             moving = summed + self._scattering(newest) + self._scattering(before)
             found.append((made - packed, -freed, moving, workspace))
             freed += block.saved
-            if last and self.exchange.packs and index in self._owned:
+            for nbytes in self._complete.get(index, ()) if last and self.exchange.packs else ():
                 summed += self._part(before)
-                before, newest = newest, self._owned[index]
+                before, newest = newest, nbytes
                 moving = summed + self._scattering(newest) + self._scattering(before)
                 found.append((made - packed, -freed, moving, 0))
                 packed += newest
         return found
 
     @cached_property
-    def _owned(self) -> dict[int, int]:
-        """Block -> bytes of the buckets that are complete after its backward."""
-        found: dict[int, int] = {}
+    def _complete(self) -> dict[int, list[int]]:
+        """Block -> bytes of each bucket that is complete after its backward."""
+        found: dict[int, list[int]] = {}
         for bucket in self.buckets:
-            found[bucket.owner] = found.get(bucket.owner, 0) + bucket.nbytes
+            found.setdefault(bucket.owner, []).append(bucket.nbytes)
         return found
+
+    @cached_property
+    def _owned(self) -> dict[int, int]:
+        """The same of all of them."""
+        return {owner: sum(sizes) for owner, sizes in self._complete.items()}
 
     def _scattered(self) -> list[_Rise]:
         """Where they go after every backward: whole gradients live until their bucket is packed,

@@ -1,7 +1,7 @@
 """One stage of a plan on its devices: what its actions do, what ends its step, what it holds."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import NamedTuple
 
@@ -13,9 +13,10 @@ from meshwright.costmodel.memory.stage_memory import BlockMemory, StageMemory
 from meshwright.costmodel.ops.clip import clip_time
 from meshwright.costmodel.ops.optimizer import OptimizerTime, optimizer_time, temporary_bytes
 from meshwright.costmodel.ops.overheads import overheads_of
-from meshwright.costmodel.simulate.compiled_schedule import B, F
+from meshwright.costmodel.simulate.compiled_schedule import LAST, B, F
 from meshwright.costmodel.stage.buckets import (
     BlockParams,
+    Bucket,
     LocalParam,
     Owned,
     buckets,
@@ -28,7 +29,7 @@ from meshwright.costmodel.stage.program import IDLE, Program, Step, play, talk
 from meshwright.costmodel.stage.sync import BlockTimes, Sync
 from meshwright.forms.sync import exchange_of
 from meshwright.ir.graph.graph import Kind
-from meshwright.ir.plan.plan import Plan, Stage
+from meshwright.ir.plan.plan import Plan, Stage, SyncChoice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,14 +174,36 @@ def _shared(tables: CostTables, costs: StageCosts) -> tuple[dict[str, int], dict
     return owners, sizes
 
 
-def _sync(tables: CostTables, stage: Stage, costs: StageCosts, held: BlockParams) -> Sync:
+class SyncPrices:
+    """What forms of synchronisation leave a stage to wait for; what they share is computed once."""
+
+    def __init__(self, tables: CostTables, stage: Stage, costs: StageCosts) -> None:
+        self.tables, self.stage = tables, stage
+        self._held, self._summed = _held(tables, costs), _summed(costs)
+        self._sync = _sync(tables, stage, costs, self._held)
+
+    def waited_s(self, choice: SyncChoice) -> float:
+        """Seconds from the start of the stage's last backward to the next step, with what makes
+        that longer; the update left out."""
+        stage = replace(self.stage, sync=choice)
+        buckets = _buckets(self.tables, stage, self._held)
+        sync = replace(self._sync, exchange=exchange_of(stage), buckets=buckets)
+        last = sync.programs()[B + LAST].steps
+        steps = (*last, *sync.finish(self._summed), *sync.publish())
+        return play(steps, IDLE, sync.overlap)[0] + late_of(sync).exposed_s
+
+
+def _buckets(tables: CostTables, stage: Stage, held: BlockParams) -> tuple[Bucket, ...]:
     exchange = exchange_of(stage)
     limit_bytes = exchange.bucket_bytes or (0 if exchange.reduces_blocks else tables.bucket_bytes)
     made = forward_buckets if exchange.in_forward_order else buckets
-    reduced = () if stage.dp == 1 else made(held.owned, limit_bytes)
+    return () if stage.dp == 1 else made(held.owned, limit_bytes)
+
+
+def _sync(tables: CostTables, stage: Stage, costs: StageCosts, held: BlockParams) -> Sync:
     return Sync(
-        exchange=exchange, prefetch=stage.prefetch, shard=stage.mesh.get("dp_shard", 1),
-        blocks=_block_times(tables, costs, held), buckets=reduced,
+        exchange=exchange_of(stage), prefetch=stage.prefetch, shard=stage.mesh.get("dp_shard", 1),
+        blocks=_block_times(tables, costs, held), buckets=_buckets(tables, stage, held),
         prelude_s=costs.cost.forward_s - sum([c.forward_s for c in costs.cost.blocks]),
         dp=costs.spot.dp_levels, shard_levels=costs.shard_levels,
         replicate_levels=costs.replicate_levels, overheads=overheads_of(costs.device),

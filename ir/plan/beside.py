@@ -6,12 +6,25 @@ from meshwright.ir.plan.plan import Plan
 
 
 def waits_for_collectives(plan: Plan) -> bool:
+    """Tell whether blocks wait for their collectives and run as they are, and replicas agree within
+    the step."""
+    return blocks_wait(plan) and not chooses_sync(plan)
+
+
+def blocks_wait(plan: Plan) -> bool:
     """Tell whether blocks wait for their collectives and run as they are: nothing overlaps, no
-    kernel takes over a collective, no block is compiled, and `Stage.sync` moves no gather."""
-    beside = any(s.overlap != "none" or s.compile or s.sync is not None for s in plan.stages)
+    kernel takes over a collective, no block is compiled."""
+    beside = any(s.overlap != "none" or s.compile for s in plan.stages)
     return not beside and not any(map(is_placed, used(plan)))
+
+
+def chooses_sync(plan: Plan) -> bool:
+    """Tell whether replicas agree by a form that is none of ZeRO's."""
+    return any(stage.sync is not None for stage in plan.stages)
 
 
 def bounded(plan: Plan) -> str:
     """Name the plans that the bound in a plan's evidence is of."""
-    return "no plan that waits for its collectives" if waits_for_collectives(plan) else "no plan"
+    if waits_for_collectives(plan):
+        return "no plan that waits for its collectives"
+    return "no plan whose blocks wait for their collectives" if blocks_wait(plan) else "no plan"

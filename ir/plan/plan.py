@@ -279,6 +279,8 @@ class StagePrediction:
     """Gradient synchronisation and parameter gathering per step that is not overlapped."""
     optimizer_s: float
     memory: RankMemory
+    hidden_s: float = 0.0
+    """Of messages of a step that go under the next one's first forward, what that hides."""
 
 
 @dataclass(frozen=True, config=_strict, kw_only=True)

@@ -63,6 +63,7 @@ def render(plan: Plan) -> RenderableType:
         Text(_headline(plan), style="bold"),
         _stages(plan),
         *_saved(plan),
+        *_synchronised(plan),
         *_overlaps(plan),
         *_compiled(plan),
     ]
@@ -139,7 +140,7 @@ def _blocks(stage: Stage) -> str:
 
 def _zero(stage: Stage) -> str:
     ahead = f", {stage.prefetch} ahead" if stage.prefetch else ""
-    return f"{stage.zero}{ahead}" + (f", {stage.sync}" if stage.sync else "")
+    return f"{stage.zero}{ahead}" + (f", {stage.sync.form}" if stage.sync else "")
 
 
 def _stages(plan: Plan) -> Table:
@@ -160,6 +161,23 @@ def _overlaps(plan: Plan) -> list[RenderableType]:
         if stage.overlap != "none":
             stages.setdefault(stage.overlap, []).append(i)
     return [Text(f"overlap, stage {ranges(tuple(own))}: {how}") for how, own in stages.items()]
+
+
+def _synchronised(plan: Plan) -> list[RenderableType]:
+    """Forms that stages name and what the next forward hides, stages that say the same together."""
+    stages: dict[str, list[int]] = {}
+    for i, stage in enumerate(plan.stages):
+        if stage.sync and stage.dp > 1:
+            stages.setdefault(f"{stage.sync}{_hidden(plan, i)}", []).append(i)
+    return [Text(f"sync, stage {ranges(tuple(own))}: {how}") for how, own in stages.items()]
+
+
+def _hidden(plan: Plan, stage: int) -> str:
+    if not plan.predicted or not plan.predicted.stages:
+        return ""
+    hidden_s = plan.predicted.stages[stage].hidden_s
+    how = seconds(hidden_s) if hidden_s else "none"
+    return f", hides {how} of its gathers under the next forward"
 
 
 def _compiled(plan: Plan) -> list[RenderableType]:

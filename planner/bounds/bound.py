@@ -1,20 +1,52 @@
 """A step time that no plan of the searched space can beat, by the same cost model."""
 
+from meshwright.forms.sync import chosen, is_exact
 from meshwright.planner.across.places import Places, orders
 from meshwright.planner.across.run_costs import RunCosts
 from meshwright.planner.bounds.beside import LeastCosts
 from meshwright.planner.bounds.relaxation import Relaxation, frames
+from meshwright.planner.pins.constraints import allowed
 from meshwright.planner.problem.problem import Problem
 
+_KEPT = "relaxation"
+_NEAR = 0.002
+"""So much of a bound is given away where that spares a relaxation."""
 
-def lower_bound(problem: Problem, *, waits: bool = True) -> float:
+
+def relaxed(problem: Problem) -> Relaxation:
+    """The relaxation to plans that wait for their collectives; the last one of a problem is kept
+    until `forget`."""
+    found = problem.kept.get(_KEPT)
+    if not isinstance(found, Relaxation) or found.problem.constraints != problem.constraints:
+        found = problem.kept[_KEPT] = _relaxation(RunCosts(problem))
+    return found
+
+
+def forget(problem: Problem) -> None:
+    """Lets go of what a search needs and nobody after it."""
+    problem.kept.pop(_KEPT, None)
+
+
+def _relaxation(runs: RunCosts) -> Relaxation:
+    return Relaxation(runs, [Places(runs.problem, order) for order in orders(runs.problem)])
+
+
+def lower_bound(problem: Problem, *, waits: bool = True, late: bool = False) -> float:
     """Seconds per step: the least of all numbers of pipeline ranks and micro-batches.
 
     With `waits`, of plans whose blocks wait for their collectives and run as they are; else of
-    all: whatever overlap hides, torch.compile and kernels save.
+    all: whatever overlap hides, torch.compile and kernels save. With `late`, or of all, also of
+    those whose replicas agree by other forms than ZeRO's.
     """
-    runs = RunCosts(problem) if waits else LeastCosts(problem)
-    relaxation = Relaxation(runs, [Places(problem, order) for order in orders(problem)])
-    bounds = [relaxation.bound(frame).seconds for frame in frames(problem)]
-    found = min(bounds, default=0.0)
+    relaxation = relaxed(problem) if waits else _relaxation(LeastCosts(problem))
+    bounds = {frame: relaxation.bound(frame).seconds for frame in frames(problem)}
+    found = min(bounds.values(), default=0.0)
+    if late or not waits:
+        for form in filter(is_exact, allowed(problem.constraints, "sync", chosen())):
+            least = {frame: relaxation.floor_s(frame, form) for frame in bounds}
+            for frame in sorted(least, key=lambda frame: (least[frame], frame)):
+                if least[frame] >= found * (1 - _NEAR):
+                    found = min(found, least[frame])
+                    break
+                found = min(found, relaxation.bound(frame, form).seconds)
     return found if found < float("inf") else 0.0

@@ -94,11 +94,10 @@ class BlockRates:
         return found
 
     def _reduced_s(self, case: Case) -> Matrix:
-        """Gradients that are reduced beside the last backward."""
+        """Gradients that are reduced beside the last backward, and what goes beside the next step's
+        first forward."""
         _, trained = self._state_of(case, 1)
-        sends = case.mesh.exchange.last_backward
-        if not self.runs.waits:  # another form may have them under the next forward
-            sends += case.mesh.exchange.published
+        sends = case.mesh.exchange.last_backward + case.mesh.exchange.late
         return trained * sum([self._slope(send, case) for send in sends])
 
     def _once_of(self, case: Case) -> tuple[Matrix, Matrix]:
@@ -112,7 +111,7 @@ class BlockRates:
             for send in exchange.at_end:
                 sent = trained / mesh.dp_shard if send.of_part else trained
                 once = once + sent * self._slope(send, case)
-            for send in exchange.published if self.runs.waits else ():
+            for send in exchange.published:
                 once = once + trained * self._slope(send, case)
             gather = sum([trained * self._slope(send, case) for send in exchange.fetches])
             self._once[key] = once, gather + trained * 0.0

@@ -14,7 +14,7 @@ bound holds for every mu, and the best of some is taken.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from math import prod
 from typing import NamedTuple
@@ -23,6 +23,7 @@ import numpy as np
 
 from meshwright.costmodel.cost_cache import BlockSpot
 from meshwright.costmodel.stage.placement import step_cores
+from meshwright.forms.exchange import Kind
 from meshwright.planner.across.block_ways import (
     BlockWays,
     Totals,
@@ -56,6 +57,8 @@ BISECTIONS, SAME = 8, 1.005
 """Steps in which a bound is narrowed, and the factor at which that ends."""
 UNITS = 16
 """At most so many units of devices are shared out unevenly."""
+HELD: tuple[Kind, ...] = ("parameters", "gradients", "optimizer")
+"""What a rank may hold only its part of."""
 
 
 class Family(NamedTuple):
@@ -92,14 +95,18 @@ class Bound:
     """Best first; empty where groups differ."""
     plain_s: float = 0.0
     """Where ranks have one stage each, and backwards are not in halves; zero if not known."""
+    busy_s: float = 0.0
+    """Of micro-batches alone, without what goes on once per step; zero if not known."""
 
 
 class _Least(NamedTuple):
-    """Bounds with blocks' memory at prices: of a frame, of each mesh alone, of plain schedules."""
+    """Bounds with blocks' memory at prices: of a frame, of each mesh alone, of plain schedules, and
+    without what goes on once per step."""
 
     together_s: float
     alone_s: Matrix
     plain_s: float
+    busy_s: float
 
 
 def frames(problem: Problem) -> tuple[Frame, ...]:
@@ -144,33 +151,82 @@ class Relaxation:
         self.rates = BlockRates(runs)
         self.tables = StageTables(runs, places[0])
         self.slow = runs.slow
+        self._alike: dict[tuple[int, str], bool] = {}
+        self._bounds: dict[tuple[Frame, str], Bound] = {}
         self._most: dict[object, int] = {}
+        self._fit: dict[object, list[Case]] = {}
         self._sums: dict[object, tuple[tuple[Mesh, ...], Rates]] = {}
 
-    def bound(self, frame: Frame) -> Bound:
-        """Of one frame; infinite where it has no plan at all."""
-        check_time()
+    def bound(self, frame: Frame, sync: str = "") -> Bound:
+        """Of one frame; infinite where it has no plan at all. `sync`: replicas agree by that form
+        wherever it goes with their mesh."""
+        found = self._bounds.get((frame, sync))
+        if found is None:
+            check_time()
+            found = self._bounds[frame, sync] = self._bound(frame, sync)
+        return found
+
+    def _bound(self, frame: Frame, sync: str) -> Bound:
         sizes = group_sizes(self.problem, frame.num_ranks)
         if not sizes:
             return Bound(np.inf, ())
-        if len(sizes) == 1 and self.places[0].period:
-            return self._even(frame, sizes[0])
-        return Bound(self._uneven(frame, sizes), ())
+        if self._is_even(sizes):
+            return self._even(frame, sizes[0], sync)
+        # What goes on once per step counts for nothing here, and so the form.
+        return self.bound(frame) if sync else Bound(self._uneven(frame, sizes), ())
 
-    def _meshes(self, frame: Frame, size: int, start: int) -> tuple[tuple[Mesh, ...], Rates]:
-        key = (frame.num_microbatches, size, self.places[0].like(start, size))
+    def _is_even(self, sizes: tuple[int, ...]) -> bool:
+        return len(sizes) == 1 and self.places[0].period > 0
+
+    def floor_s(self, frame: Frame, sync: str) -> float:
+        """What the bound of a frame with a form is not below: quickly known, unless a rank holds
+        less, so that other ways may fit."""
+        found = self.bound(frame)
+        (size, *others) = group_sizes(self.problem, frame.num_ranks) or (0,)
+        if not size or others:
+            return found.seconds
+        if not self._holds_as_much(size, sync):
+            return 0.0
+        return found.busy_s if np.isfinite(found.seconds) else np.inf
+
+    def _holds_as_much(self, size: int, sync: str) -> bool:
+        key = size, sync
+        if key not in self._alike:
+            found = meshes(self.problem, size, self.problem.batch)
+            pairs = {(mesh.exchange, mesh.under(sync).exchange) for mesh in found}
+            self._alike[key] = not any(
+                of_form.is_split(kind) and not usual.is_split(kind)
+                for usual, of_form in pairs
+                for kind in HELD
+            )
+        return self._alike[key]
+
+    def _meshes(
+        self, frame: Frame, size: int, start: int, sync: str = ""
+    ) -> tuple[tuple[Mesh, ...], Rates]:
+        key = (frame.num_microbatches, size, self.places[0].like(start, size), sync)
         if key not in self._sums:
+            cases = self._cases(frame, size, start)
+            if sync:
+                held = [(case, case.mesh.under(sync)) for case in cases]
+                cases = [c if c.mesh is mesh else replace(c, mesh=mesh) for c, mesh in held]
+            found = tuple(case.mesh for case in cases)
+            rates = self.rates.of(cases, frame.num_microbatches) if cases else None
+            self._sums[key] = found, rates  # type: ignore[assignment]
+        return self._sums[key]
+
+    def _cases(self, frame: Frame, size: int, start: int) -> list[Case]:
+        """Of all meshes on which each op fits."""
+        key = (frame.num_microbatches, size, self.places[0].like(start, size))
+        if key not in self._fit:
             samples = self.problem.batch // frame.num_microbatches
-            cases = [
+            self._fit[key] = [
                 case
                 for mesh in meshes(self.problem, size, samples)
                 for case in [self.tables.case(start, mesh, frame.num_microbatches)]
                 if not self._is_too_much(case, start, size)
             ]
-            found = tuple(case.mesh for case in cases)
-            rates = self.rates.of(cases, frame.num_microbatches) if cases else None
-            self._sums[key] = found, rates  # type: ignore[assignment]
-        return self._sums[key]
+        return self._fit[key]
 
     def _is_too_much(self, case: Case, start: int, size: int) -> bool:
         """Whether one op of some block does not fit; more samples need no less."""
@@ -186,8 +242,8 @@ class Relaxation:
 
     # Equal groups of equal devices ----------------------------------------------------------------
 
-    def _even(self, frame: Frame, size: int) -> Bound:
-        found, rates = self._meshes(frame, size, 0)
+    def _even(self, frame: Frame, size: int, sync: str) -> Bound:
+        found, rates = self._meshes(frame, size, 0, sync)
         if not found:
             return Bound(np.inf, ())
         ways = self._block_ways(frame, rates, self.places[0].room_bytes(0, size))
@@ -200,15 +256,17 @@ class Relaxation:
             together, alone = self._with_flights(frame, ways, least, ahead)
         order = np.argsort(alone, kind="stable")
         ranked = tuple((float(alone[i]), found[i]) for i in order if np.isfinite(alone[i]))
-        busiest = self._busiest_s(frame, rates)
+        busiest, alone_s = self._busiest_s(frame, rates)
         seconds = max(0.0, together, busiest) if ranked else np.inf
-        return Bound(seconds, ranked, max(least.plain_s, busiest))
+        return Bound(seconds, ranked, max(least.plain_s, busiest), max(least.busy_s, alone_s))
 
-    def _busiest_s(self, frame: Frame, rates: Rates) -> float:
-        """Blocks are not divided: of each kind some rank has its share, rounded up."""
+    def _busiest_s(self, frame: Frame, rates: Rates) -> tuple[float, float]:
+        """Blocks are not divided: of each kind some rank has its share, rounded up. Also without
+        what goes on once per step."""
         each = rates.busy_s + rates.once_s / frame.num_microbatches
         most = np.ceil(self.rates.counts / frame.num_ranks)
-        return frame.num_microbatches * float((each.min(axis=(0, 1)) * most).max())
+        whole, busy = ((found.min(axis=(0, 1)) * most).max() for found in (each, rates.busy_s))
+        return frame.num_microbatches * float(whole), frame.num_microbatches * float(busy)
 
     def _block_ways(self, frame: Frame, rates: Rates, room: float) -> BlockWays:
         """Of [mesh, mode, kind of block]; infinite where a single block does not fit."""
@@ -253,11 +311,11 @@ class Relaxation:
         self, frame: Frame, ways: BlockWays, flights: Matrix, ahead: tuple[float, float]
     ) -> _Least:
         """The bound, and that of each mesh alone; `flights`: micro-batches that blocks hold."""
-        together, alone, plain = zip(
+        together, alone, plain, busy = zip(
             *(self._priced(frame, waits, flights, ahead) for waits in both_waits(ways)),
             strict=True,
         )
-        return _Least(max(together), reduce(np.maximum, alone), max(plain))
+        return _Least(max(together), reduce(np.maximum, alone), max(plain), max(busy))
 
     def _priced(
         self, frame: Frame, ways: BlockWays, flights: Matrix, ahead: tuple[float, float]
@@ -287,11 +345,16 @@ class Relaxation:
         families = self._families(frame.num_ranks)
         alone = self._step_s(frame, own, ahead, families).max(axis=0)
         if frame.num_ranks == 1:
-            return _Least(float(alone.min()), alone, float(alone.min()))
-        together, plain = (
-            float(self._step_s(frame, best, ahead, given).max()) for given in (families, PLAIN)
-        )
-        return _Least(together, alone, plain)
+            busy = self._step_s(frame, own._replace(load_s=own.busy_s), ahead, families)
+            whole_s, busy_s = float(alone.min()), float(busy.max(axis=0).min())
+            return _Least(whole_s, alone, whole_s, busy_s)
+        together, plain_s, busy_s = (
+            float(self._step_s(frame, work, ahead, given).max())
+            for work, given in (
+                (best, families), (best, PLAIN), (best._replace(load_s=best.busy_s), families)
+            )
+        )  # fmt: skip
+        return _Least(together, alone, plain_s, busy_s)
 
     def _with_flights(
         self, frame: Frame, ways: BlockWays, least: _Least, ahead: tuple[float, float]

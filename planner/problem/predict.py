@@ -28,6 +28,7 @@ def predict_plan(problem: Problem, plan: Plan) -> Prediction:
             send_s=_short(stage.send_s),
             sync_s=_short(stage.sync_s),
             optimizer_s=_short(stage.optimizer_s),
+            hidden_s=_short(stage.hidden_s),
         )
         for stage, memory in zip(found.stages, memories, strict=True)
     )

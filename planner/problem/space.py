@@ -7,7 +7,7 @@ from itertools import combinations, pairwise
 from math import prod
 
 from meshwright.forms.exchange import Exchange
-from meshwright.forms.sync import chosen, exchange, suits
+from meshwright.forms.sync import chosen, chosen_exchange, exchange, suits
 from meshwright.ir.plan.plan import ModelMesh, sync_name
 from meshwright.planner.across.mesh_variants import model_meshes as model_meshes
 from meshwright.planner.across.mesh_variants import variants as variants
@@ -42,6 +42,8 @@ class Mesh:
     prefetch: int = 0
     dp_inside: bool = False
     """Whether neighbouring devices are replicas, and a replica's devices lie apart."""
+    sync: str = ""
+    """A form by which replicas agree other than as `zero` says."""
 
     @cached_property
     def dp(self) -> int:
@@ -50,7 +52,15 @@ class Mesh:
     @cached_property
     def exchange(self) -> Exchange:
         """What its replicas do to agree."""
-        return exchange(sync_name(self.zero, self.dp_shard), self.dp)
+        name = sync_name(self.zero, self.dp_shard)
+        if self.sync:
+            return chosen_exchange(self.sync, self.dp, name != sync_name(0, self.dp_shard))
+        return exchange(name, self.dp)
+
+    def under(self, form: str) -> "Mesh":
+        """The mesh with a form, where that goes with it."""
+        fits = form and self.dp > 1 and suits(form, self.zero)
+        return replace(self, sync=form) if fits else self
 
     @cached_property
     def model_size(self) -> int:

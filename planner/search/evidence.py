@@ -3,7 +3,7 @@
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 
-from meshwright.ir.plan.beside import waits_for_collectives
+from meshwright.ir.plan.beside import blocks_wait, chooses_sync, waits_for_collectives
 from meshwright.ir.plan.plan import Evidence, Plan
 from meshwright.ir.plan.plan_io import rehash
 from meshwright.ir.plan.schedule import says_when_to_recompute
@@ -33,7 +33,7 @@ def with_evidence(
     assert best.predicted
     try:
         with until(end):
-            bound = _proven_s(problem, found, best.predicted.step_s)
+            bound = _proven_s(problem, found, best)
     except TimeUp:
         bound = 0.0
     others = [entry for entry in found.kinds.values() if kind_of(entry[2]) != kind_of(best)]
@@ -53,36 +53,39 @@ def with_evidence(
     return rehash(replace(in_detail(problem, best), evidence=evidence, versions=_versions()))
 
 
-def _proven_s(problem: Problem, found: SearchLog, step_s: float) -> float:
+def _proven_s(problem: Problem, found: SearchLog, best: Plan) -> float:
     """What no plan can beat, in six digits as steps are; 0 where that is not known.
 
     A bound that some plan does beat is wrong, and so not claimed.
     """
-    bound_s = _bound_s(problem, found)
+    assert best.predicted
+    bound_s, step_s = _bound_s(problem, found, best), best.predicted.step_s
     if bound_s > step_s * (1 + ROUNDING):
         return 0.0
     return float(f"{min(bound_s, step_s):.6g}")
 
 
-def _bound_s(problem: Problem, found: SearchLog) -> float:
+def _bound_s(problem: Problem, found: SearchLog, best: Plan) -> float:
     """By the relaxation, or because nothing better is left open; 0 where none is known.
 
-    Where the best plan waits for its collectives, of plans that do; else of all there are.
+    Where the best plan waits for its collectives, of plans that do; where only replicas do not, of
+    plans whose blocks do; else of all there are.
     """
-    waits = found.best is None or waits_for_collectives(found.best)
+    waits = waits_for_collectives(best)
+    of = {"waits": blocks_wait(best), "late": chooses_sync(best)}
     known_s = found.bound_s if waits else None
-    if known_s is None and len(problem.graph.blocks) > DEEP:
+    if len(problem.graph.blocks) > DEEP and (found.bound_s is None or not blocks_wait(best)):
         return 0.0
     free = with_any_schedule(problem)
-    bound_s = lower_bound(free, waits=waits) if known_s is None else known_s
-    if found.best and found.best.schedule.name == MADE:
+    bound_s = lower_bound(free, **of) if known_s is None else known_s
+    if best.schedule.name == MADE:
         return bound_s  # what was gone through are the schedules of files
-    if found.best and says_when_to_recompute(problem.tables.schedule(found.best.schedule)):
-        asked = Pin("schedule", found.best.schedule.name)
+    if says_when_to_recompute(problem.tables.schedule(best.schedule)):
+        asked = Pin("schedule", best.schedule.name)
         early = replace(free, constraints=freed(free.constraints, "schedule", asked))
-        return min(bound_s, lower_bound(early, waits=waits))
+        return min(bound_s, lower_bound(early, **of))
     if waits and found.open_s is not None and found.open_s > bound_s:
-        return max(bound_s, min(found.open_s, found.least_s))
+        return max(bound_s, min(found.open_s, found.waiting_s))
     return bound_s
 
 

@@ -27,6 +27,8 @@ class SearchLog:
     """Nothing that was neither judged nor pruned takes less, as the searcher says."""
     least_s: float = float("inf")
     """The shortest step of a plan that fits."""
+    waiting_s: float = float("inf")
+    """The same of those that wait for their collectives (`ir.plan.beside`)."""
     least_excess: tuple[int, Plan] | None = None
     """The plan that exceeds memory by the least."""
     kinds: dict[str, tuple[tuple[float, ...], int, Plan]] = field(default_factory=dict)
@@ -61,9 +63,9 @@ class SearchLog:
 
 
 def simplest(problem: Problem, found: SearchLog) -> Plan:
-    """Of the plans that tie with the best, the one with the least machinery: the lowest ZeRO level,
-    then fewest kinds of meshes, then fewest stages, then fewest model axes, then no halves of
-    micro-batches, then the fastest."""
+    """Of the plans that tie with the best, the one with the least machinery: replicas that agree as
+    ZeRO says, then the lowest level of that, then fewest kinds of meshes, then fewest stages, then
+    fewest model axes, then no halves of micro-batches, then the fastest."""
     assert found.best and found.best.predicted
     if problem.objective not in ("throughput", "batch"):
         return found.best
@@ -116,7 +118,7 @@ def with_reason(best: Plan, found: SearchLog) -> Plan:
     return replace(best, notes=(*best.notes, note))
 
 
-_Machinery = tuple[int, int, int, int, bool]
+_Machinery = tuple[bool, int, int, int, int, bool]
 
 
 def _machinery(plan: Plan) -> _Machinery:
@@ -124,7 +126,8 @@ def _machinery(plan: Plan) -> _Machinery:
     axes = {axis for stage in plan.stages for axis, size in stage.model if size > 1}
     halves = any(stage.overlap in ("block", "blocks") for stage in plan.stages)
     zero = max(stage.zero for stage in plan.stages)
-    return zero, len(meshes), len(plan.stages), len(axes), halves
+    chosen = any(stage.sync is not None for stage in plan.stages)
+    return chosen, zero, len(meshes), len(plan.stages), len(axes), halves
 
 
 def pipelines(found: SearchLog) -> list[Plan]:

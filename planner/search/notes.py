@@ -32,7 +32,7 @@ def notes_of(problem: Problem, plan: Plan) -> tuple[str, ...]:
     """Sentences, most important first."""
     measured = profile_notes(problem.tables.profile, problem.cluster)
     return (
-        *_overlap(plan), *_sync(plan), *_compile(problem, plan), *_batch(problem, plan),
+        *_overlap(plan), *_compile(problem, plan), *_batch(problem, plan),
         *_buffers(problem, plan), *_whole(problem, plan), *random_notes(problem.graph, plan),
         *_idle(plan), *_rows(problem), *_found(problem), *measured,
     )  # fmt: skip
@@ -62,12 +62,6 @@ def filled(problem: Problem, plan: Plan) -> Iterator[str]:
 def _overlap(plan: Plan) -> Iterator[str]:
     if any(stage.overlap != "none" for stage in plan.stages):
         yield "other work goes on beside collectives of blocks; the bound is of plans without that"
-
-
-def _sync(plan: Plan) -> Iterator[str]:
-    """What is not in the prediction of forms that go on under the next step."""
-    for name in sorted({stage.sync.form for stage in plan.stages if stage.sync}):
-        yield f"sync {name}: the next step's forward hides what it can of its messages"
 
 
 def _compile(problem: Problem, plan: Plan) -> Iterator[str]:

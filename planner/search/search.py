@@ -10,10 +10,12 @@ from typing import Any
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import Infeasible, PlanError
 from meshwright.ir.graph.graph import Graph
+from meshwright.ir.plan.beside import waits_for_collectives
 from meshwright.ir.plan.plan import Improvement, Plan
 from meshwright.ir.plan.verify import check
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.across.first_plans import first_choices
+from meshwright.planner.bounds.bound import forget
 from meshwright.planner.pins.constraints import broken, pinned
 from meshwright.planner.pins.obey import obey
 from meshwright.planner.problem.candidates import build_plan
@@ -201,7 +203,9 @@ def _finalists(
     others = (
         with_evidence(problem, p, replace(found, best=p), name, end) for p in close_to(best, found)
     )
-    return (best, *islice(others, most - 1))
+    finalists = (best, *islice(others, most - 1))
+    forget(problem)
+    return finalists
 
 
 def _searcher(problem: Problem, name: str, deadline: float = float("inf")) -> str:
@@ -321,6 +325,8 @@ def _take(problem: Problem, offer: Offer, found: SearchLog) -> None:
         return
     assert plan.predicted
     found.least_s = min(found.least_s, plan.predicted.step_s)
+    if waits_for_collectives(plan):
+        found.waiting_s = min(found.waiting_s, plan.predicted.step_s)
     found.keep(value, plan)
     if found.best is None or value < found.value:
         check(plan, problem.graph, problem.cluster)
@@ -340,7 +346,8 @@ def _all_made(problem: Problem, found: SearchLog, deadline: float) -> SearchLog:
     """The best pipelines with schedules made for them, and nothing else."""
     made = replace(found, best=None, value=(), exhausted=False, least_excess=None)
     made.kinds, made.pipelines, made.lean, made.near, made.improved = {}, {}, {}, {}, []
-    made.least_s, made.open_s = float("inf"), None
+    made.least_s = made.waiting_s = float("inf")
+    made.open_s = None
     for plan in pipelines(found)[:PIPELINES]:
         if made.best is None or time.monotonic() < deadline:
             new = asked_for(problem, plan)

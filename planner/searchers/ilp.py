@@ -23,10 +23,10 @@ from meshwright.planner.across.ladder import Treatment
 from meshwright.planner.across.pinned_meshes import pinned_choices
 from meshwright.planner.across.refine import neighbours, other_schedules, treated
 from meshwright.planner.across.run_classes import DEEP
-from meshwright.planner.across.run_costs import RunCosts
 from meshwright.planner.across.uniform_choices import plain_choices
+from meshwright.planner.bounds.bound import relaxed
 from meshwright.planner.bounds.leaf_bound import LeafBound
-from meshwright.planner.bounds.relaxation import Bound, Frame, Relaxation, frames
+from meshwright.planner.bounds.relaxation import Bound, Frame, frames
 from meshwright.planner.pins.constraints import allowed, broken
 from meshwright.planner.pins.obey import obey
 from meshwright.planner.problem.candidates import Choice, build_plan
@@ -80,8 +80,8 @@ class _Search:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.choices = ChoiceSpace(problem)
-        self.runs = RunCosts(problem)
-        self.relaxation = Relaxation(self.runs, self.choices.places)
+        self.relaxation = relaxed(problem)
+        self.runs = self.relaxation.rates.runs
         self.solvers = [FrameSearch(self.runs, p, self.choices.sets) for p in self.choices.places]
         self.leaf = LeafBound(self.runs)
         self.state = IlpState()

@@ -11,7 +11,7 @@ import psutil
 import torch
 from torch import nn
 
-from meshwright.forms.sync import exact
+from meshwright.forms.sync import is_exact
 from meshwright.ir.errors import CheckFailed, MeshwrightError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import Plan
@@ -255,7 +255,7 @@ def on_first(work: Callable[[], T]) -> T:
 
 def _why_not(model: nn.Module, plan: Plan, graph: Graph, device: torch.device) -> str:
     """Why a step of the plan cannot be compared; empty if it can."""
-    if other := [stage.sync_form for stage in plan.stages if not exact(stage.sync_form)]:
+    if other := [stage.sync_form for stage in plan.stages if not is_exact(stage.sync_form)]:
         return f"the form of synchronisation {other[0]} changes what is computed"
     tensors = model_tensors(model)
     if meta := [name for name, x in tensors.items() if x.is_meta]:

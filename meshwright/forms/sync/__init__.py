@@ -4,18 +4,20 @@ folders with more.
 A file has `describe(replicas)`, what the form does in a step, as an `Exchange`, and `build(slots,
 lines, stage)`, which makes what does it on a rank (`running`). If plans may choose it by name, it
 has `check(stage)` too: what is wrong with its settings, and what would be right; its `describe` is
-also told whether the optimizer's rows are sharded, and the settings. With `EXACT` a search may
-choose it, with the settings in `OFFERS`.
+also told whether the optimizer's rows are sharded, and the settings. With `EXACT` every search
+tries it; `offers(parameters)` says with which values of its settings, if it has any.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from types import ModuleType
 from typing import cast
 
 from meshwright.forms.exchange import Exchange
 from meshwright.forms.running import RunningForm
+from meshwright.forms.updates import UPDATES, Reach, update
 from meshwright.ir.errors import PlanError
 from meshwright.ir.extensions import Files, add_folders, nearest
 from meshwright.ir.plan.plan import Plan, Stage, SyncChoice
@@ -38,13 +40,15 @@ def exchange_of(stage: Stage) -> Exchange:
     if stage.sync is None or stage.dp == 1:
         return exchange(stage.sync_form, stage.dp)
     settings = tuple(sorted(stage.sync.settings.items()))
-    return _chosen_exchange(stage.sync_form, stage.dp, stage.is_sharded, settings)
+    return chosen_exchange(stage.sync_form, stage.dp, stage.is_sharded, settings)
 
 
 @cache
-def _chosen_exchange(
-    name: str, replicas: int, sharded: bool, settings: tuple[tuple[str, int], ...]
+def chosen_exchange(
+    name: str, replicas: int, sharded: bool, settings: tuple[tuple[str, int], ...] = ()
 ) -> Exchange:
+    """Returns what a form that plans may choose does; `sharded`: with rows for each replica's
+    optimizer. Settings that are left out are as its file says."""
     made: Exchange = _half(name, "describe").describe(replicas, sharded, dict(settings))
     return made
 
@@ -67,23 +71,26 @@ def chosen() -> tuple[str, ...]:
     return tuple(sorted(key for key in _FILES.names if hasattr(_FILES.load(key), "check")))
 
 
-def offers(key: str) -> Iterator[SyncChoice]:
-    """Yields the choices of a form that a search tries: none of one that changes what is computed,
-    which only the user may ask for."""
-    found = _FILES.load(key)
-    if getattr(found, "EXACT", False):
-        tried: tuple[dict[str, int], ...] = getattr(found, "OFFERS", ({},))
-        for settings in tried:
-            yield SyncChoice(form=key, settings=settings)
-
-
-def exact(key: str) -> bool:
-    """Returns whether a form computes what one process does: those that `zero` names do, a form
-    that plans may choose as its file says."""
+@cache
+def is_exact(key: str) -> bool:
+    """Returns whether a form computes what plain training does, so that a search may choose it. One
+    that changes what is computed only the user may ask for. Those that `zero` names are exact."""
     found = _FILES.load(key)
     return not hasattr(found, "check") or bool(getattr(found, "EXACT", False))
 
 
+def offers(key: str, parameters: Sequence[int]) -> Mapping[str, Sequence[int]]:
+    """Returns the values of a form's settings that are worth trying in a stage whose parameters
+    have so many bytes, each in the order in which to try them; what is left out is as its file
+    says."""
+    found = _FILES.load(key)
+    if not hasattr(found, "offers"):
+        return {}
+    tried: Mapping[str, Sequence[int]] = found.offers(parameters)
+    return tried
+
+
+@cache
 def suits(key: str, zero: int) -> bool:
     """Returns whether a form that plans may choose goes together with a level of `Stage.zero`."""
     stage = Stage(
@@ -96,18 +103,33 @@ def suits(key: str, zero: int) -> bool:
 def findings(plan: Plan) -> Iterator[Finding]:
     """Yields what is wrong with the forms that a plan's stages name."""
     for index, stage in enumerate(plan.stages):
-        if stage.sync is None:
-            continue
-        key = stage.sync.form[:SHOWN]
-        if key not in chosen():
-            message = f"stage {index}: {key!r} is no form of synchronisation to choose"
-            yield Finding("sync", message, f"{nearest(key, chosen())}, or no sync")
-            continue
-        for message, near in _FILES.load(key).check(stage):
-            yield Finding("sync", f"stage {index}: {message}", near)
-        if stage.dp == 1:
-            message = f"stage {index}: sync {key} has no effect without replicas"
-            yield Finding("sync", message, "no sync", "warning")
+        for finding in of_stage(stage, plan.optimizer):
+            yield replace(finding, message=f"stage {index}: {finding.message}")
+
+
+def of_stage(stage: Stage, optimizer: str) -> Iterator[Finding]:
+    """Yields what is wrong with the form that a stage names."""
+    if stage.sync is None:
+        return
+    key = stage.sync.form[:SHOWN]
+    if key not in chosen():
+        message = f"{key!r} is no form of synchronisation to choose"
+        yield Finding("sync", message, f"{nearest(key, chosen())}, or no sync")
+        return
+    wrong = list(_FILES.load(key).check(stage))
+    for message, near in wrong:
+        yield Finding("sync", message, near)
+    if stage.dp == 1:
+        yield Finding("sync", f"sync {key} has no effect without replicas", "no sync", "warning")
+    elif not wrong and _updates_buckets(stage) and optimizer in UPDATES:
+        if (reach := update(optimizer).reach) is Reach.GROUP:
+            message = f"sync {key} steps bucket after bucket, {optimizer} looks at {reach.value}"
+            yield Finding("sync", message, "no sync")
+
+
+def _updates_buckets(stage: Stage) -> bool:
+    """Whether parameters are stepped as their gradients come, some before others."""
+    return any(send.what == "gradients" for send in exchange_of(stage).late)
 
 
 def check(plan: Plan) -> None:

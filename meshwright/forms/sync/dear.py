@@ -33,10 +33,19 @@ from meshwright.ir.plan.plan import Stage
 _DEFAULTS = {"ahead": 1, "bucket_bytes": BUCKET_BYTES}
 _LARGEST = {"ahead": 2**20, "bucket_bytes": 2**50}
 EXACT = True
-OFFERS = tuple(
-    {"ahead": ahead, "bucket_bytes": mib * 2**20} for mib in (25, 1, 5, 100) for ahead in (1, 4)
-)
-"""Settings that a search tries."""
+
+
+def offers(parameters: Sequence[int]) -> Mapping[str, Sequence[int]]:
+    """Returns the values of each setting that are worth trying in a stage whose parameters have so
+    many bytes: buckets of all of them, then ever smaller ones, down to the smallest alone.
+
+    Sizes are powers of 4: predicted steps differ little over such a factor.
+    """
+    least, most = min(parameters).bit_length() // 2, -(-sum(parameters).bit_length() // 2)
+    return {
+        "bucket_bytes": tuple(4**exponent for exponent in range(most, least - 1, -1)),
+        "ahead": (1, 2, 4, 8),
+    }
 
 
 def describe(

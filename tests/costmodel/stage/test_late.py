@@ -11,13 +11,9 @@ from meshwright.costmodel.stage.late import Late, late_of
 from meshwright.costmodel.stage.program import play
 from meshwright.costmodel.stage.sync import Sync
 from meshwright.forms.running import Slot
-from meshwright.forms.sync import exchange, exchange_of, offers
+from meshwright.forms.sync import exchange, exchange_of
 from meshwright.forms.sync.dear import in_forward_order
-from meshwright.ir.cluster.cluster import Cluster
-from meshwright.ir.plan.beside import waits_for_collectives
 from meshwright.ir.plan.plan import Stage, SyncChoice
-from meshwright.ir.trace.trace import trace
-from meshwright.planner.search.search import search
 from tests.costmodel.stage.test_sync import BLOCK, NO_OVERHEADS, TWO
 
 BLOCKS = 4
@@ -94,25 +90,3 @@ def test_buckets_are_those_of_the_runtime(limit: int) -> None:
         for bucket in in_forward_order(slots, limit)
     ]
     assert [tuple(bucket) for bucket in reversed(forward_buckets(owned, limit))] == runs
-
-
-def searched(*pins: str):
-    """A plan for eight GPUs on a slow network, with ZeRO-1 and one micro-batch."""
-    batch = ("zero=1", "dp_shard=8", "num_microbatches=1", "pp=1")
-    with torch.device("meta"):
-        layers = [torch.nn.Linear(1024, 1024) for _ in range(12)]
-        x = torch.zeros(4096, 1024)
-    graph = trace(torch.nn.Sequential(*layers), {"input": x}, lambda y, _: y.square().mean())
-    cluster = Cluster.preset("v100-16", num_nodes=8, devices_per_node=1)
-    return search(graph, cluster, constraints=(*batch, *pins), progress=False)
-
-
-def test_a_pin_has_the_settings_searched_and_the_bound_holds() -> None:
-    usual, late = searched("sync=zero"), searched("sync=dear")
-    assert usual.stages[0].sync is None and late.stages[0].sync in list(offers("dear"))
-    assert late.stages[0].sync.settings["bucket_bytes"] < 25 << 20, "one bucket hides nothing"
-    assert late.predicted.step_s < usual.predicted.step_s
-    assert 0.0 < late.evidence.bound_s <= late.predicted.step_s, "a bound above would be dropped"
-    assert not waits_for_collectives(late)
-    # Without a pin no search takes it by itself.
-    assert searched().stages[0].sync is None
