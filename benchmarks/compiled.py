@@ -24,8 +24,8 @@ from meshwright.ir.plan.plan import Plan
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.search.search import search
 from meshwright.profiling.profiling import profile
+from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.job.job import Job
-from meshwright.runtime.job.job import compile as compile_job
 from tests.spawn import run_ranks
 
 PINS = ("num_microbatches=1", "recompute=none", "saved=none")

@@ -33,8 +33,8 @@ from meshwright.ir.trace.trace import trace
 from meshwright.planner.finishing.overlap import overlapped
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import Problem, make_problem
+from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.job.job import Job
-from meshwright.runtime.job.job import compile as compile_job
 from tests.codegen.test_models import split_all
 from tests.spawn import run_ranks
 

@@ -24,7 +24,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.planner.search.search import search
-from meshwright.runtime.job.job import compile as compile_job
+from meshwright.runtime.job.compile import compile as compile_job
 
 BATCH, SEQUENCE, MICROBATCHES, LR = 8, 256, 4, 1e-4
 

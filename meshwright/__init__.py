@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from meshwright.planner.search.search import search as search
     from meshwright.profiling.profiling import profile as profile
     from meshwright.running.logs import MetricLog as MetricLog
+    from meshwright.runtime.job.compile import compile as compile
     from meshwright.runtime.job.job import Job as Job
-    from meshwright.runtime.job.job import compile as compile
     from meshwright.tools.race.racing import race as race
 
 __version__ = "0.1.0"
@@ -51,7 +51,7 @@ _HOME = {
     "PlanError": "ir.errors",
     "SearchOptions": "planner.search.options",
     "TraceError": "ir.errors",
-    "compile": "runtime.job.job",
+    "compile": "runtime.job.compile",
     "complete": "planner.search.complete",
     "measure_local": "costmodel.fit.measure",
     "profile": "profiling.profiling",

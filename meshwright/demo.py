@@ -33,7 +33,7 @@ from meshwright.planner.search.search import search
 from meshwright.profiling.profiling import profile
 from meshwright.running.display import MIB, ShownStep, read_records, recording
 from meshwright.running.launch import torchrun, where
-from meshwright.runtime.job.job import compile as compile_job
+from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.record import run_dir
 from meshwright.runtime.world import children
 

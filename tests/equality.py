@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import Plan
 from meshwright.runtime.checkpoint.export import full_state
-from meshwright.runtime.job.job import compile as compile_job
+from meshwright.runtime.job.compile import compile as compile_job
 from tests.plain import plain_step
 from tests.spawn import alone, run_ranks
 

@@ -26,8 +26,8 @@ from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import Problem, make_problem
 from meshwright.planner.search.search import search_problem
 from meshwright.profiling.work import block_tasks
+from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.job.compiling import check_compiler
-from meshwright.runtime.job.job import compile as compile_job
 from meshwright.runtime.profiling.blocks import measure_block
 from tests.costmodel.fit.test_learn import MACHINE, timing
 from tests.equality import check_equal

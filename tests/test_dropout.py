@@ -11,7 +11,7 @@ from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
-from meshwright.runtime.job.job import compile as compile_job
+from meshwright.runtime.job.compile import compile as compile_job
 from tests.exact import exact
 from tests.spawn import run_ranks
 

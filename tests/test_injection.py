@@ -222,7 +222,7 @@ def _traced(model: nn.Module) -> Graph:
 def test_names_of_modules_reach_plans_sources_and_terminals_as_texts(tmp_path):
     from meshwright.ir.cluster.cluster import Cluster
     from meshwright.planner.search.search import search
-    from meshwright.runtime.job.job import compile as compile_job
+    from meshwright.runtime.job.compile import compile as compile_job
 
     plan = search(_traced(Odd()), Cluster.local(1), precision="fp32", progress=False,
                   time_limit_s=5.0, constraints=("recompute=none",))  # fmt: skip

@@ -18,7 +18,7 @@ from meshwright.ir.plan.plan import ClusterId, InputSpec, ModelId, Plan, Schedul
 from meshwright.ir.plan.verify import check
 from meshwright.ir.trace.trace import trace
 from meshwright.runtime.checkpoint.export import full_state
-from meshwright.runtime.job.job import compile as compile_job
+from meshwright.runtime.job.compile import compile as compile_job
 from tests import forms
 from tests.equality import LEARNING_RATE, check_equal
 from tests.models import ModelCase

@@ -15,7 +15,7 @@ from meshwright.ir.plan.verify import check
 from meshwright.ir.trace.changing import shared
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.search.search import search
-from meshwright.runtime.job.job import compile as compile_job
+from meshwright.runtime.job.compile import compile as compile_job
 from tests.spawn import alone, run_ranks
 
 EQUAL = [

@@ -25,7 +25,7 @@ from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import Problem, make_problem
 from meshwright.planner.search.finish import variants
 from meshwright.planner.search.search import search_problem
-from meshwright.runtime.job.job import compile as compile_job
+from meshwright.runtime.job.compile import compile as compile_job
 from tests.codegen.test_models import split_all
 from tests.equality import check_equal
 from tests.models import CASES

@@ -33,7 +33,7 @@ from meshwright.ir.graph.graph import Graph
 from meshwright.ir.heap import give_back_freed_memory
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.schedule import FORWARDS, Action
-from meshwright.runtime.job.job import compile as compile_job
+from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.record.record import Collected, StepRecord
 from meshwright.runtime.record.resident import resident_bytes
 from tests.spawn import run_ranks

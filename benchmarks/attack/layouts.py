@@ -26,7 +26,7 @@ from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
 from meshwright.runtime.checkpoint.export import full_state
-from meshwright.runtime.job.job import compile as compile_job
+from meshwright.runtime.job.compile import compile as compile_job
 from tests.codegen.test_models import split_all
 from tests.plain import plain_step
 from tests.spawn import RankFailed, alone, run_ranks

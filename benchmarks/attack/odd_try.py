@@ -15,7 +15,7 @@ from meshwright.ir.trace.loss_module import LossFn, TrainingStep, flatten_batch
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.search.search import search
 from meshwright.runtime.checkpoint.export import full_state
-from meshwright.runtime.job.job import compile as compile_job
+from meshwright.runtime.job.compile import compile as compile_job
 
 STEPS, BAR, LEARNING_RATE = 4, 1e-11, 0.1
 Draw = Callable[[torch.Generator], Any]

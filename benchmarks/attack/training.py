@@ -16,8 +16,8 @@ from torch.optim import lr_scheduler
 from benchmarks.attack.result import Result
 from meshwright.forms.running import Held
 from meshwright.ir.errors import CheckFailed, MeshwrightError
+from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.job.job import Job
-from meshwright.runtime.job.job import compile as compile_job
 from meshwright.runtime.step import step_end
 from tests.runtime.nets import CHOICES, Net, data, plan_for
 from tests.spawn import run_ranks

@@ -18,7 +18,7 @@ from meshwright.planner.search.plan_comparison import name_of
 from meshwright.planner.search.search import search
 from meshwright.planner.strategies import found_by_trying
 from meshwright.runtime.checkpoint.export import full_state
-from meshwright.runtime.job.job import compile as compile_job
+from meshwright.runtime.job.compile import compile as compile_job
 from tests.plain import plain_step
 from tests.spawn import RankFailed, alone, run_ranks
 

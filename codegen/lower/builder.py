@@ -16,6 +16,7 @@ from meshwright.codegen.sharded.sharded import update
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import DTYPE_BYTES, Graph, Kind, Op
 from meshwright.ir.graph.images import last_format
+from meshwright.ir.graph.op_site import Form, In, OpSite, RankDevice
 from meshwright.ir.graph.operators import operator
 from meshwright.ir.layout.conversions import COMMUNICATES, Conversion, Primitive
 from meshwright.ir.layout.layout import (
@@ -31,7 +32,6 @@ from meshwright.ir.layout.layout import (
 )
 from meshwright.ir.layout.nesting import local_split
 from meshwright.ir.layout.paths import path
-from meshwright.ir.op_site import Form, In, OpSite, RankDevice
 from meshwright.ir.placed.spots import KernelSpot
 from meshwright.ir.plan.keeping import operands_key
 from meshwright.ir.torch_private import makes_view, returns_list

@@ -10,11 +10,11 @@ from torch.fx.node import Argument
 from meshwright.codegen.collectives import together
 from meshwright.codegen.sharded.sharded import kernel_of
 from meshwright.ir.graph.graph import Block, Op
+from meshwright.ir.graph.op_site import OpSite
 from meshwright.ir.kernels import load
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.layout.layout import Layout, Shard, Strategy
 from meshwright.ir.layout.nesting import local_split
-from meshwright.ir.op_site import OpSite
 from meshwright.ir.placed import joint_spots
 from meshwright.ir.placed.spots import KernelSpot
 

@@ -18,10 +18,10 @@ from meshwright.codegen.collectives.comm import Comm
 from meshwright.codegen.sharded.sharded import FUNCTIONS
 from meshwright.ir.graph.graph import Kind
 from meshwright.ir.graph.images import channels_last
+from meshwright.ir.graph.op_site import Dtype, Form, In, OpSite, RankDevice, Value
 from meshwright.ir.graph.operators import arguments, operator
 from meshwright.ir.graph.windows import convolves_channels_last
 from meshwright.ir.layout.layout import Shard
-from meshwright.ir.op_site import Dtype, Form, In, OpSite, RankDevice, Value
 from meshwright.ir.ops import facts
 from meshwright.ir.trace.changing import written
 

@@ -17,7 +17,7 @@ from meshwright.costmodel.ops.op_classes import classify
 from meshwright.costmodel.ops.routing import is_routed, routed
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import DTYPE_BYTES, Op
-from meshwright.ir.inner_traffic import inner_traffic, kept_apart
+from meshwright.ir.graph.inner_traffic import inner_traffic, kept_apart
 from meshwright.ir.layout.conversions import Conversion, Primitive
 from meshwright.ir.layout.layout import R, Strategy
 from meshwright.ir.layout.op_messages import Inner, LocalOperand

@@ -17,7 +17,7 @@ from meshwright.costmodel.ops.local_values import LocalValues, Values, Where
 from meshwright.costmodel.ops.op_classes import COMPUTE, classify
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import DTYPE_BYTES, Graph, Kind, Op, Tensor
-from meshwright.ir.inner_traffic import sends
+from meshwright.ir.graph.inner_traffic import sends
 from meshwright.ir.layout.conversions import Conversion
 from meshwright.ir.layout.layout import R, Replicate, Shard, Strategy
 from meshwright.ir.layout.paths import path

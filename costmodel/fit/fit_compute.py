@@ -12,7 +12,7 @@ from meshwright.costmodel.ops.formulas import KernelWork, kernel_s
 from meshwright.costmodel.ops.kernel_work import forward_gemms, windows
 from meshwright.costmodel.ops.op_classes import COMPUTE
 from meshwright.ir.cluster.device import DeviceType, OpClass, OpCurve, Source
-from meshwright.ir.gemm import Gemm
+from meshwright.ir.graph.gemm import Gemm
 from meshwright.ir.graph.graph import DTYPE_BYTES
 from meshwright.ir.profile.profile import OpRecord
 

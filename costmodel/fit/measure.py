@@ -22,7 +22,7 @@ from meshwright.costmodel.ops.formulas import KernelWork, curve_of, kernel_s, me
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.cluster.device import DeviceType, OpClass, OpCurve
 from meshwright.ir.errors import MeshwrightError, PlanError
-from meshwright.ir.gemm import Gemm
+from meshwright.ir.graph.gemm import Gemm
 from meshwright.ir.heap import keep_freed_memory
 from meshwright.ir.profile.profile import CollectiveRecord, GroupShape, Timing
 from meshwright.ir.torch_private import all_gather, reduce_scatter

@@ -9,7 +9,7 @@ from math import ceil, gcd, inf
 
 from meshwright.costmodel.ops.op_classes import COMPUTE
 from meshwright.ir.cluster.device import DeviceType, OpClass, OpCurve, Source
-from meshwright.ir.gemm import Gemm
+from meshwright.ir.graph.gemm import Gemm
 
 SOURCE_BAND: dict[Source, float] = {
     "measured": 0.05,

@@ -8,11 +8,11 @@ from typing import Literal
 
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.errors import PlanError
-from meshwright.ir.gemm import CountProducts
+from meshwright.ir.graph.gemm import CountProducts
 from meshwright.ir.graph.graph import Arg, Graph, Op
+from meshwright.ir.graph.op_site import Form, OpSite
 from meshwright.ir.graph.rules import Rule
 from meshwright.ir.layout.op_messages import FindCopies, FindMessages
-from meshwright.ir.op_site import Form, OpSite
 
 Args = Mapping[str, Arg]
 Shape = tuple[int, ...]

@@ -16,9 +16,9 @@ from torch.library import custom_op
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import Arg, Graph, Op, Ref
 from meshwright.ir.graph.op_facts import OpFacts
+from meshwright.ir.graph.op_forms import own_classes
 from meshwright.ir.graph.rules import Rule, make_rule
 from meshwright.ir.launch import Build, held_dtype, jit, tl, triton, way, wide
-from meshwright.ir.op_forms import own_classes
 from meshwright.ir.trace.flat_trace import RawOp, make_op
 from meshwright.ir.trace.flow import Flow, Match, Miss, kernel_call
 

@@ -8,6 +8,8 @@ from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph, Op
 from meshwright.ir.graph.op_facts import Args, OpFacts, Shape, ShapeOf, named
+from meshwright.ir.graph.op_forms import only_axis, run_sizes, samples, sharded, splitting, then
+from meshwright.ir.graph.op_site import Form, OpSite, Value
 from meshwright.ir.graph.rules import (
     Dims,
     Rule,
@@ -20,8 +22,6 @@ from meshwright.ir.graph.rules import (
 )
 from meshwright.ir.layout.layout import Shard, Strategy
 from meshwright.ir.layout.op_messages import SHIFT, Inner, Operands
-from meshwright.ir.op_forms import only_axis, run_sizes, samples, sharded, splitting, then
-from meshwright.ir.op_site import Form, OpSite, Value
 
 
 def _rule(op: Op, graph: Graph) -> Rule:

@@ -6,12 +6,12 @@ from math import prod
 
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.errors import PlanError
-from meshwright.ir.gemm import NARROW, Gemm
+from meshwright.ir.graph.gemm import NARROW, Gemm
 from meshwright.ir.graph.graph import Graph, Op
 from meshwright.ir.graph.op_facts import Args, MakeForm, OpFacts, Shape, ShapeOf, named
+from meshwright.ir.graph.op_forms import then
+from meshwright.ir.graph.op_site import Form, OpSite
 from meshwright.ir.graph.rules import Dims, Rule, given, input_shapes, letters, make_rule, slot
-from meshwright.ir.op_forms import then
-from meshwright.ir.op_site import Form, OpSite
 from meshwright.ir.ops.pooling import SLIDING, halos_of, with_borders
 
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from meshwright.ir.graph.graph import Graph, Op
 from meshwright.ir.graph.op_facts import NO_FLOPS, OpFacts, named
+from meshwright.ir.graph.op_forms import with_size
 from meshwright.ir.graph.rules import Rule, input_shapes, letters, make_rule, output_shapes
-from meshwright.ir.op_forms import with_size
 from meshwright.ir.ops.noise import seeded
 
 

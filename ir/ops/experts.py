@@ -6,14 +6,10 @@ from dataclasses import replace
 from math import ceil, gcd
 
 from meshwright.ir.cluster.device import OpClass
-from meshwright.ir.gemm import Gemm
+from meshwright.ir.graph.gemm import Gemm
 from meshwright.ir.graph.graph import Graph, Op
 from meshwright.ir.graph.op_facts import Args, OpFacts, Shape, ShapeOf
-from meshwright.ir.graph.rules import Rule, input_shapes, make_rule
-from meshwright.ir.layout.conversions import Primitive
-from meshwright.ir.layout.layout import Shard, Strategy
-from meshwright.ir.layout.op_messages import Inner, Operands, copies_of
-from meshwright.ir.op_forms import (
+from meshwright.ir.graph.op_forms import (
     index_of,
     only_axis,
     own_part,
@@ -22,7 +18,11 @@ from meshwright.ir.op_forms import (
     splitting,
     then,
 )
-from meshwright.ir.op_site import Form, OpSite, Value
+from meshwright.ir.graph.op_site import Form, OpSite, Value
+from meshwright.ir.graph.rules import Rule, input_shapes, make_rule
+from meshwright.ir.layout.conversions import Primitive
+from meshwright.ir.layout.layout import Shard, Strategy
+from meshwright.ir.layout.op_messages import Inner, Operands, copies_of
 
 
 def _rule(op: Op, graph: Graph) -> Rule | None:

@@ -6,6 +6,8 @@ from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph, Op, Ref
 from meshwright.ir.graph.op_facts import NO_FLOPS, OpFacts, named
+from meshwright.ir.graph.op_forms import index_of, own_part, sharded, without
+from meshwright.ir.graph.op_site import Form, OpSite
 from meshwright.ir.graph.rules import (
     Dims,
     Rule,
@@ -19,8 +21,6 @@ from meshwright.ir.graph.rules import (
     output_shapes,
 )
 from meshwright.ir.layout.nesting import splits_of
-from meshwright.ir.op_forms import index_of, own_part, sharded, without
-from meshwright.ir.op_site import Form, OpSite
 
 UNCHANGED = frozenset("unsqueeze squeeze view reshape contiguous to _to_copy clone".split())
 

@@ -7,6 +7,8 @@ from math import prod
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import Graph, Op
 from meshwright.ir.graph.op_facts import Args, OpFacts, Shape, ShapeOf, named
+from meshwright.ir.graph.op_forms import own_classes
+from meshwright.ir.graph.op_site import Form, OpSite
 from meshwright.ir.graph.rules import (
     Rule,
     aligned,
@@ -19,8 +21,6 @@ from meshwright.ir.graph.rules import (
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.layout.layout import Shard, Strategy
 from meshwright.ir.layout.op_messages import Inner, Operands
-from meshwright.ir.op_forms import own_classes
-from meshwright.ir.op_site import Form, OpSite
 
 
 def _count_valid(op: Op, graph: Graph) -> Rule:

@@ -4,7 +4,7 @@ from dataclasses import replace
 from math import prod
 
 from meshwright.ir.cluster.device import OpClass
-from meshwright.ir.gemm import matrix_products
+from meshwright.ir.graph.gemm import matrix_products
 from meshwright.ir.graph.graph import Graph, Op
 from meshwright.ir.graph.op_facts import Args, OpFacts, Shape, ShapeOf, named
 from meshwright.ir.graph.rules import (

@@ -6,6 +6,8 @@ from dataclasses import replace
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import Graph, Op
 from meshwright.ir.graph.op_facts import OpFacts, named
+from meshwright.ir.graph.op_forms import always, samples, sharded, without
+from meshwright.ir.graph.op_site import Form, In, OpSite, Value
 from meshwright.ir.graph.rules import (
     Dims,
     Rule,
@@ -18,8 +20,6 @@ from meshwright.ir.graph.rules import (
 )
 from meshwright.ir.layout.layout import Shard, local_shape
 from meshwright.ir.layout.nesting import local_split
-from meshwright.ir.op_forms import always, samples, sharded, without
-from meshwright.ir.op_site import Form, In, OpSite, Value
 from meshwright.ir.ops.pointwise import elementwise
 
 

@@ -7,6 +7,8 @@ from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph, Op, Ref
 from meshwright.ir.graph.op_facts import OpFacts, named, per_element
+from meshwright.ir.graph.op_forms import sharded, without
+from meshwright.ir.graph.op_site import Form, In, OpSite, Value
 from meshwright.ir.graph.rules import (
     Dims,
     Rule,
@@ -20,8 +22,6 @@ from meshwright.ir.graph.rules import (
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.layout.layout import R, Shard, Strategy
 from meshwright.ir.layout.op_messages import Inner, Operands
-from meshwright.ir.op_forms import sharded, without
-from meshwright.ir.op_site import Form, In, OpSite, Value
 from meshwright.ir.ops.convolution import split_groups
 
 

@@ -9,12 +9,12 @@ from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph, Op
 from meshwright.ir.graph.op_facts import OpFacts, named
+from meshwright.ir.graph.op_forms import only_axis, run_sizes, splitting
+from meshwright.ir.graph.op_site import Form, In, OpSite, Value
 from meshwright.ir.graph.rules import Rule, input_shapes, letters, make_rule, output_shapes
 from meshwright.ir.graph.windows import Span, Window, sent, spans, windows
 from meshwright.ir.layout.layout import Shard, Strategy, balanced
 from meshwright.ir.layout.op_messages import SHIFT, Inner, Operands
-from meshwright.ir.op_forms import only_axis, run_sizes, splitting
-from meshwright.ir.op_site import Form, In, OpSite, Value
 
 
 def _pool(op: Op, graph: Graph) -> Rule:

@@ -6,6 +6,7 @@ from math import prod
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import Graph, Op
 from meshwright.ir.graph.op_facts import MakeRule, OpFacts, named, per_element
+from meshwright.ir.graph.op_site import Form, In, OpSite, Value
 from meshwright.ir.graph.rules import (
     Dims,
     Rule,
@@ -15,7 +16,6 @@ from meshwright.ir.graph.rules import (
     make_rule,
     output_shapes,
 )
-from meshwright.ir.op_site import Form, In, OpSite, Value
 from meshwright.ir.ops.pointwise import elementwise
 
 

@@ -11,9 +11,9 @@ from math import gcd, prod
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import Graph, Op
 from meshwright.ir.graph.op_facts import NO_FLOPS, OpFacts, Shape, named
+from meshwright.ir.graph.op_forms import sized_as, with_size
+from meshwright.ir.graph.op_site import Form, In, OpSite, Value
 from meshwright.ir.graph.rules import Dims, Rule, input_shapes, letters, make_rule, output_shapes
-from meshwright.ir.op_forms import sized_as, with_size
-from meshwright.ir.op_site import Form, In, OpSite, Value
 
 
 def _reshape(op: Op, graph: Graph) -> Rule:

@@ -7,6 +7,8 @@ from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph, Op
 from meshwright.ir.graph.op_facts import NO_FLOPS, OpFacts, named
+from meshwright.ir.graph.op_forms import sized_as, split_dim, with_size
+from meshwright.ir.graph.op_site import Form, In, OpSite, Value
 from meshwright.ir.graph.rules import (
     Rule,
     dim_of,
@@ -16,8 +18,6 @@ from meshwright.ir.graph.rules import (
     make_rule,
     output_shapes,
 )
-from meshwright.ir.op_forms import sized_as, split_dim, with_size
-from meshwright.ir.op_site import Form, In, OpSite, Value
 
 
 def _permuted(op: Op, graph: Graph, order: Sequence[int]) -> Rule:

@@ -20,8 +20,8 @@ from meshwright.integrations.hf_data import EpochSampler, batches, check_counts,
 from meshwright.integrations.job_optimizer import JobOptimizer
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan.plan import Plan
+from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.job.job import Job
-from meshwright.runtime.job.job import compile as compile_job
 
 _CHECKPOINT = "job"
 """Folder of a Trainer checkpoint that holds the job's."""

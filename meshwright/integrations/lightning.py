@@ -25,8 +25,8 @@ from meshwright.integrations.lightning_step import StandIn, check_result, standi
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.trace.loss_module import LossFn
+from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.job.job import Job
-from meshwright.runtime.job.job import compile as compile_job
 from meshwright.runtime.world.world import pick_device
 
 _LIGHTNING_FILE = "lightning.ckpt"

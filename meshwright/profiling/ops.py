@@ -10,7 +10,7 @@ from meshwright.costmodel.ops.local_op import LocalInput, LocalOp
 from meshwright.costmodel.ops.op_classes import COMPUTE, classify
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import DTYPE_BYTES, Block, Ref
-from meshwright.ir.op_site import Form, In, OpSite
+from meshwright.ir.graph.op_site import Form, In, OpSite
 from meshwright.ir.plan.plan import BlockLayout
 from meshwright.planner.problem.problem import Problem
 from meshwright.profiling.work import Local, distinct_blocks, locals_of

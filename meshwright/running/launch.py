@@ -20,8 +20,8 @@ from meshwright.running.display import StepDisplay, recording
 from meshwright.running.leaving import LeaveRequest, leaving
 from meshwright.running.logs import MetricLog, parse_kinds
 from meshwright.running.metrics import tokens_per_sample
+from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.job.job import Job
-from meshwright.runtime.job.job import compile as compile_job
 from meshwright.runtime.record import run_dir
 from meshwright.runtime.world import children
 

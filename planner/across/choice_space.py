@@ -9,7 +9,7 @@ from meshwright.planner.across.ladder import Ladder, Treatment
 from meshwright.planner.across.places import Places, orders
 from meshwright.planner.across.shares import balanced_shares
 from meshwright.planner.across.treatments import Treatments
-from meshwright.planner.bounds.relaxation import Frame, group_sizes
+from meshwright.planner.bounds.frames import Frame, group_sizes
 from meshwright.planner.problem.candidates import Choice, StageChoice
 from meshwright.planner.problem.problem import Problem
 from meshwright.planner.problem.schedule_tools import fits, make_schedule

@@ -27,7 +27,8 @@ from meshwright.planner.across.run_costs import RunCosts
 from meshwright.planner.across.stage_options import Few, Fitted, StageOptions
 from meshwright.planner.across.stage_tables import StageTables
 from meshwright.planner.across.treatments import Treatments
-from meshwright.planner.bounds.relaxation import Bound, Frame, group_sizes
+from meshwright.planner.bounds.frames import Frame, group_sizes
+from meshwright.planner.bounds.relaxation import Bound
 from meshwright.planner.pins.constraints import pinned
 from meshwright.planner.problem.candidates import Choice, StageChoice
 from meshwright.planner.problem.schedule_tools import USUAL, fits, most_held

@@ -9,7 +9,7 @@ from math import ceil
 
 from meshwright.costmodel.cost_cache import BlockSpot
 from meshwright.planner.across.run_costs import At, RunCosts
-from meshwright.planner.bounds.relaxation import Frame
+from meshwright.planner.bounds.frames import Frame
 from meshwright.planner.problem.candidates import Choice, StageChoice, even_cuts, recomputable
 from meshwright.planner.problem.problem import Problem
 from meshwright.planner.problem.schedule_tools import USUAL

@@ -4,7 +4,8 @@ from meshwright.forms.sync import chosen, is_exact
 from meshwright.planner.across.places import Places, orders
 from meshwright.planner.across.run_costs import RunCosts
 from meshwright.planner.bounds.beside import LeastCosts
-from meshwright.planner.bounds.relaxation import Relaxation, frames
+from meshwright.planner.bounds.frames import frames
+from meshwright.planner.bounds.relaxation import Relaxation
 from meshwright.planner.pins.constraints import allowed
 from meshwright.planner.problem.problem import Problem
 

@@ -36,17 +36,13 @@ from meshwright.planner.across.places import Places
 from meshwright.planner.across.run_costs import At, RunCosts
 from meshwright.planner.across.spans import Matrix
 from meshwright.planner.across.stage_tables import Case, StageTables
+from meshwright.planner.bounds.families import PLAIN, families_of, most_stages, step_s
+from meshwright.planner.bounds.frames import Frame, group_sizes
 from meshwright.planner.bounds.rates import BlockRates, Rates
-from meshwright.planner.pins.constraints import allowed
-from meshwright.planner.problem.problem import Problem
-from meshwright.planner.problem.schedule_tools import MADE, traits
 from meshwright.planner.problem.space import (
     Mesh,
     divisors,
     meshes,
-    microbatch_counts,
-    pipeline_sizes,
-    schedules,
     ways,
 )
 from meshwright.planner.search.deadline import check_time
@@ -55,35 +51,8 @@ PRICES = (0.0, 0.1, 0.3, 0.6, 0.9, 1.0, 1.1, 1.5, 2.5, 6.0, 20.0)
 """Prices of memory that are tried, as multiples of what recomputing pays for a byte."""
 BISECTIONS, SAME = 8, 1.005
 """Steps in which a bound is narrowed, and the factor at which that ends."""
-UNITS = 16
-"""At most so many units of devices are shared out unevenly."""
 HELD: tuple[Kind, ...] = ("parameters", "gradients", "optimizer")
 """What a rank may hold only its part of."""
-
-
-class Family(NamedTuple):
-    """A kind of schedules."""
-
-    halves: bool = False
-    """Backwards in two halves."""
-    several: bool = False
-    """Several stages per rank."""
-    early: bool = False
-    """Stages recompute ahead of the backward: then that lies on no path."""
-    kept: int | None = 0
-    """Micro-batches at most that a stage keeps though it makes others again; None: any number."""
-
-
-Families = frozenset[Family]
-PLAIN: Families = frozenset({Family()})
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Frame:
-    """What is fixed first."""
-
-    num_ranks: int
-    num_microbatches: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,40 +76,6 @@ class _Least(NamedTuple):
     alone_s: Matrix
     plain_s: float
     busy_s: float
-
-
-def frames(problem: Problem) -> tuple[Frame, ...]:
-    """All frames that may have a plan, small micro-batches first."""
-    return tuple(
-        Frame(ranks, count)
-        for count in reversed(microbatch_counts(problem))
-        for ranks in pipeline_sizes(problem)
-        if group_sizes(problem, ranks) and any(True for _ in schedules(problem, ranks))
-    )
-
-
-def unit(problem: Problem) -> int:
-    """Devices that are shared out together where groups may differ; 0 if they may not."""
-    cluster = problem.cluster
-    if cluster.num_devices <= UNITS:
-        return 1
-    if cluster.num_nodes > UNITS:
-        return 0
-    sizes = {len(node.devices) for node in cluster.nodes}
-    mixed = len(set(problem.tables.device_names)) > 1
-    if len(sizes) == 1 and mixed:
-        return sizes.pop()
-    return 0
-
-
-def group_sizes(problem: Problem, ranks: int) -> tuple[int, ...]:
-    """Numbers of devices that a pipeline rank may have; none if they cannot be shared out."""
-    devices, step = problem.cluster.num_devices, unit(problem)
-    if ranks == 1:
-        return (devices,)
-    if step and ranks * step <= devices:
-        return tuple(range(step, devices - step * (ranks - 1) + 1, step))
-    return (devices // ranks,) if devices % ranks == 0 else ()
 
 
 class Relaxation:
@@ -323,7 +258,7 @@ class Relaxation:
         """The best over prices of memory."""
         memory, tried = ways.state_bytes + ways.flight_bytes * flights, weights(ways, flights)
         copies = tried.copies[:, None] * ways.copy_s.max(axis=1)
-        stages = frame.num_ranks * self._most_stages(frame.num_ranks)
+        stages = frame.num_ranks * most_stages(self.problem, frame.num_ranks)
         rest = 2 * stages * copies + ways.spared_s
         beside = tried.prices[:, None] * frame.num_ranks * ways.room
         unmoved = tried._replace(copies=0.0 * tried.copies)
@@ -342,14 +277,14 @@ class Relaxation:
         least = ways.forward_s.min(axis=0)[None] @ ways.blocks
         kept = ways.kept_s.min(axis=0)[None] @ ways.blocks
         best = Totals(busy, load, path, least, ways.forward_share.max(keepdims=True), kept)
-        families = self._families(frame.num_ranks)
-        alone = self._step_s(frame, own, ahead, families).max(axis=0)
+        families = families_of(self.problem, frame.num_ranks)
+        alone = step_s(frame, own, ahead, families).max(axis=0)
         if frame.num_ranks == 1:
-            busy = self._step_s(frame, own._replace(load_s=own.busy_s), ahead, families)
+            busy = step_s(frame, own._replace(load_s=own.busy_s), ahead, families)
             whole_s, busy_s = float(alone.min()), float(busy.max(axis=0).min())
             return _Least(whole_s, alone, whole_s, busy_s)
         together, plain_s, busy_s = (
-            float(self._step_s(frame, work, ahead, given).max())
+            float(step_s(frame, work, ahead, given).max())
             for work, given in (
                 (best, families), (best, PLAIN), (best._replace(load_s=best.busy_s), families)
             )
@@ -392,47 +327,6 @@ class Relaxation:
         unit = float(np.median(seconds[used] / saved[used])) if used.any() else 0.0
         return tuple(price * unit for price in PRICES) if unit else (0.0,)
 
-    def _step_s(
-        self, frame: Frame, work: Totals, ahead_s: tuple[float, float], families: Families
-    ) -> Matrix:
-        """From the work of a micro-batch in the whole model on ranks of one size."""
-        ranks, count = frame.num_ranks, frame.num_microbatches
-        even = count * work.busy_s / ranks
-        bounds = []
-        for family in families:
-            path = work.input_s if family.halves else work.busy_s
-            # Weight halves may wait until the end: then only forwards lie before a rank's work.
-            before, share = (work.forward_s, work.share) if family.halves else (work.busy_s, 1.0)
-            spent, load, ahead = even, count * work.load_s / ranks, ahead_s[not family.halves]
-            if family.early:
-                path = before = work.forward_s if family.halves else work.kept_s
-                again = _made_again(family, count)
-                spent = np.maximum(again * even, count * work.kept_s / ranks)
-                load, ahead = again * load, ahead_s[0]
-            if family.several:
-                found = np.maximum(spent + ahead, path)
-            else:
-                filled = before / (1 - (1 - share / count) ** ranks)
-                found = np.maximum(np.maximum(filled, spent), path)
-            bounds.append(np.maximum(found, load))
-        least: Matrix = reduce(np.minimum, bounds)
-        return least
-
-    def _most_stages(self, ranks: int) -> int:
-        """On a rank: in the forward of each, the last two copies need not be waited for."""
-        return max((stages for _, stages in schedules(self.problem, ranks)), default=1)
-
-    def _families(self, ranks: int) -> Families:
-        """Which schedules there are."""
-        names = list(schedules(self.problem, ranks))
-        found = set()
-        for name, chunks in names:
-            known = traits(name)
-            found.add(Family(known.halves, chunks > 1, known.early, known.kept))
-        if ranks > 1 and allowed(self.problem.constraints, "schedule", (MADE,)):
-            found.add(Family(halves=True))  # a schedule made for the stages may have them
-        return frozenset(found)
-
     def _ahead_s(self, frame: Frame, ways: BlockWays) -> tuple[float, float]:
         """What lies before the first block of a rank, on average over ranks; and with what lies
         after its last."""
@@ -467,7 +361,7 @@ class Relaxation:
     def _path_s(self, rates: Rates, ranks: int) -> Matrix:
         """[mesh, kind]: what lies on the way of one micro-batch, alone, through the whole model."""
         found = []
-        for family in self._families(ranks):
+        for family in families_of(self.problem, ranks):
             whole = rates.input_s if family.halves else rates.busy_s
             if family.early:
                 whole = rates.forward_s[:, None] if family.halves else rates.busy_s[:, :1]
@@ -508,8 +402,3 @@ class Relaxation:
                 spent = self.rates.compute_of(At(spot, variant)) * width * samples / share
                 best = np.minimum(best, spent)
         return max(1e-12, float(best @ self.rates.counts))
-
-
-def _made_again(family: Family, count: int) -> float:
-    """Of the micro-batches of a stage that recomputes, how many it does not keep at least."""
-    return 0.0 if family.kept is None else max(0.0, 1 - family.kept / count)

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from meshwright.ir.graph.graph import Graph, Op
-from meshwright.ir.inner_traffic import inner_traffic
+from meshwright.ir.graph.inner_traffic import inner_traffic
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.layout.layout import Strategy
 from meshwright.ir.layout.op_messages import SHIFT, Inner, LocalOperand

@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from meshwright.costmodel.ops.op_classes import is_view, looks_up
 from meshwright.ir.graph.graph import Graph, Kind, Op
-from meshwright.ir.inner_traffic import sends
+from meshwright.ir.graph.inner_traffic import sends
 from meshwright.ir.layout.conversions import Conversion
 from meshwright.ir.layout.layout import RP, R, Shard
 from meshwright.planner.inside.axis_layout import strategy_share

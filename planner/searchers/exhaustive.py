@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from meshwright.ir.errors import PlanError
 from meshwright.planner.across.choice_space import ChoiceSpace
-from meshwright.planner.bounds.relaxation import frames
+from meshwright.planner.bounds.frames import frames
 from meshwright.planner.pins.constraints import broken
 from meshwright.planner.pins.obey import obey
 from meshwright.planner.problem.candidates import build_plan

@@ -25,8 +25,9 @@ from meshwright.planner.across.refine import neighbours, other_schedules, treate
 from meshwright.planner.across.run_classes import DEEP
 from meshwright.planner.across.uniform_choices import plain_choices
 from meshwright.planner.bounds.bound import relaxed
+from meshwright.planner.bounds.frames import Frame, frames
 from meshwright.planner.bounds.leaf_bound import LeafBound
-from meshwright.planner.bounds.relaxation import Bound, Frame, frames
+from meshwright.planner.bounds.relaxation import Bound
 from meshwright.planner.pins.constraints import allowed, broken
 from meshwright.planner.pins.obey import obey
 from meshwright.planner.problem.candidates import Choice, build_plan

@@ -20,9 +20,8 @@ from meshwright.forms.running import Held
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Kind
 from meshwright.ir.layout.nesting import whole_runs
-from meshwright.runtime import sync_state
 from meshwright.runtime.checkpoint import folder as folders
-from meshwright.runtime.checkpoint import manifest, parts, torch_format
+from meshwright.runtime.checkpoint import manifest, parts, sync_state, torch_format
 from meshwright.runtime.checkpoint.boxes import Boxed, copy, to_fill, to_write
 from meshwright.runtime.checkpoint.export import persistent
 from meshwright.runtime.checkpoint.files import DamagedError, write

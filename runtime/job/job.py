@@ -1,4 +1,4 @@
-"""`compile(model, plan)`: a job that trains the model as the plan says."""
+"""A job: what every rank of it calls to train."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -11,53 +11,36 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from meshwright.codegen.lower.lower import lower
 from meshwright.forms.running import Samples
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
-from meshwright.ir.heap import give_back_freed_memory
-from meshwright.ir.placed import used
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.schedule import FORWARDS
 from meshwright.ir.profile.measured import Measured, StepKind, TensorMemory
-from meshwright.ir.trace.loss_module import Batch, LossFn, flatten_batch
-from meshwright.ir.trace.trace import trace
-from meshwright.runtime.check.run import Checking, SelfCheck, wanted
+from meshwright.ir.trace.loss_module import Batch, flatten_batch
+from meshwright.runtime.check.run import SelfCheck
 from meshwright.runtime.checkpoint import checkpoint
 from meshwright.runtime.checkpoint.export import check_writable, export, sync_to
-from meshwright.runtime.job.build import RankParts, build_rank
-from meshwright.runtime.job.choice import check_choice, check_parts
-from meshwright.runtime.job.compiling import check_compiler
-from meshwright.runtime.job.handshake import (
-    check_identity,
-    check_model,
-    check_world,
-    identity,
-    share_plan,
-)
-from meshwright.runtime.job.stale import Guard, check_fresh
+from meshwright.runtime.job.build import RankParts
+from meshwright.runtime.job.stale import Guard
 from meshwright.runtime.job.unread import Unread
-from meshwright.runtime.job.weights import model_tensors
 from meshwright.runtime.messages.mailbox import Mailbox
 from meshwright.runtime.messages.messages import plan_messages
 from meshwright.runtime.record.record import StepRecord
 from meshwright.runtime.record.report import report
 from meshwright.runtime.record.resident import Residence, resident_bytes
-from meshwright.runtime.record.run_dir import begin, prepare, profiling, write
+from meshwright.runtime.record.run_dir import prepare, profiling, write
 from meshwright.runtime.record.stats import Stats
 from meshwright.runtime.record.tracking import tracking, tracking_cuda
-from meshwright.runtime.regrouping import Retuning
 from meshwright.runtime.step.batch import BatchCutter, as_batch
 from meshwright.runtime.step.executor import Executor, RankProgress
-from meshwright.runtime.step.finite import Policy, check_loss, check_norm, check_policy
-from meshwright.runtime.step.optimizer import OptimizerChoice, make_optimizer
+from meshwright.runtime.step.finite import Policy, check_loss, check_norm
+from meshwright.runtime.step.regrouping import Retuning
 from meshwright.runtime.step.step_end import StepEnd
 from meshwright.runtime.step.sums import whole_loss, whole_totals
-from meshwright.runtime.step.updates import FormOptimizer
 from meshwright.runtime.step.user_groups import UserGroups
 from meshwright.runtime.world.failure import Failures
 from meshwright.runtime.world.pairs import open_pairs
-from meshwright.runtime.world.world import join, pick_device, rank, take
 
 
 @dataclass(slots=True)
@@ -66,89 +49,6 @@ class TrainState:
 
     step: int = 0
     """Optimizer steps taken."""
-
-
-def compile(
-    model: nn.Module,
-    plan: Plan | None,
-    *,
-    optimizer: OptimizerChoice | None = None,
-    lr: float | None = None,
-    loss_fn: LossFn | None = None,
-    device: torch.device | str | None = None,
-    seed: int = 0,
-    max_grad_norm: float | None = None,
-    example_inputs: Batch | None = None,
-    graph: Graph | None = None,
-    hang_s: float = 1800.0,
-    run_dir: str | Path | None = None,
-    check: bool | None = None,
-    on_nonfinite: Policy = "stop",
-    tune: bool = False,
-) -> "Job":
-    """Called by every rank, under torchrun; alone if the plan is for one.
-
-    `optimizer` is a name (default: the plan's), a callable that makes one from parameters, or an
-    optimizer over `model.parameters()`, whose groups the job then follows; `max_grad_norm` is the
-    plan's too if not given. Ranks other than 0 may pass no plan. A job that makes no progress for
-    `hang_s` seconds is ended. `close` leaves in `run_dir` what the steps took.
-
-    Before it comes back, the job is compared with plain PyTorch on a step that is undone
-    (`Job.checked`), unless `check` is False; CheckFailed names the first tensor that differs. A
-    loss that is not finite ends the job, or as `on_nonfinite` says. With `tune`, sizes of buckets
-    are tried while the job trains, at a small cost, and the fastest is kept (`Job.retuning`).
-    """
-    check_policy(on_nonfinite)
-    check_fresh(model)
-    residence = Residence(resident_bytes())
-    joined = join(plan.world_size if plan is not None else 2, device, hang_s)
-    plan = share_plan(plan)
-    check_world(plan)
-    chosen = pick_device(device, plan.cluster.device_kind)
-    take(chosen)
-    if run_dir is not None:
-        begin(Path(run_dir), plan, rank())
-    if graph is None:
-        inputs = example_inputs if example_inputs is not None else inputs_of(plan)
-        graph = trace(
-            model, inputs, loss_fn, global_batch_size=plan.global_batch_size,
-            kernels=plan.kernels,
-        )  # fmt: skip
-    check_model(plan, graph)
-    check_identity(identity(plan, graph, tune))
-    check_compiler(plan, chosen.type)
-    programs = lower(graph, plan, rank())
-    chosen_optimizer = optimizer or plan.optimizer
-    checking = Checking.of(
-        model, plan, graph, loss_fn, example_inputs, chosen_optimizer, lr, chosen
-    ) if wanted(check) else None  # fmt: skip
-    parts = build_rank(plan, graph, programs, model_tensors(model), rank(), chosen, seed)
-    made = make_optimizer(
-        chosen_optimizer, parts.held, lr, model, by_kernel="bucket_update" in used(plan)
-    )
-    check_choice(chosen_optimizer, made, plan, graph, model)
-    check_parts(made, parts.stages.values())
-    if isinstance(made, FormOptimizer):
-        made.write_over(stage.sync for stage in parts.stages.values())
-    norm = plan.max_grad_norm if max_grad_norm is None else max_grad_norm
-    if chosen.type == "cpu":
-        give_back_freed_memory()
-    job = Job(plan, graph, parts, made, model, chosen, norm, hang_s, joined, residence, run_dir)
-    job.on_nonfinite = on_nonfinite
-    if isinstance(optimizer, torch.optim.Optimizer):
-        job.user_groups = UserGroups(optimizer, made)
-    retuning = Retuning(job) if tune else None  # what cannot be is said before the check
-    if checking is not None:
-        job.checked = checking.run(job)
-    job.retuning = retuning
-    return job
-
-
-def inputs_of(plan: Plan) -> Batch:
-    """A batch of zeros of the shapes that the plan was made for."""
-    return as_batch(
-        {i.name: torch.zeros(i.shape, dtype=getattr(torch, i.dtype)) for i in plan.model.inputs}
-    )
 
 
 class Job:

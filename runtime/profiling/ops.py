@@ -13,7 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from meshwright.codegen.collectives.comm import Comm
 from meshwright.codegen.lower.local import bind
 from meshwright.ir.graph.images import channels_last
-from meshwright.ir.op_site import Form, In, RankDevice
+from meshwright.ir.graph.op_site import Form, In, RankDevice
 from meshwright.ir.profile.profile import OpRecord, Timing
 from meshwright.ir.torch_private import storage_key
 from meshwright.runtime.profiling.free_lines import FreeLine

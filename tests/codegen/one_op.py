@@ -11,9 +11,9 @@ from meshwright.codegen.lower.local import evaluate, form_of
 from meshwright.ir.graph.graph import Arg, Kind, Op, Ref
 from meshwright.ir.graph.graph import Tensor as Value
 from meshwright.ir.graph.images import is_channels_last
+from meshwright.ir.graph.op_site import OpSite
 from meshwright.ir.graph.operators import operator
 from meshwright.ir.layout.layout import RP, Axis, P, Placement, Strategy, parse_strategy
-from meshwright.ir.op_site import OpSite
 from meshwright.testing.simulated import coordinates_of, simulate
 from meshwright.testing.whole_values import part as part_on
 

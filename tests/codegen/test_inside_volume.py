@@ -8,7 +8,7 @@ from torch import Tensor
 
 from meshwright.codegen.collectives.comm import Comm
 from meshwright.ir.graph.graph import Arg
-from meshwright.ir.inner_traffic import inner_traffic
+from meshwright.ir.graph.inner_traffic import inner_traffic
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.layout.layout import parse_strategy
 from meshwright.ir.layout.op_messages import LocalOperand

@@ -14,7 +14,7 @@ from meshwright.codegen.sharded.noise import noise
 from meshwright.ir.errors import TraceError
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.discovery import rule as discovery
-from meshwright.runtime.job.job import compile as compile_job
+from meshwright.runtime.job.compile import compile as compile_job
 from tests.planner.simulated_ops import run_whole
 from tests.spawn import alone
 

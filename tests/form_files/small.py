@@ -17,7 +17,7 @@ from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
 from meshwright.planner.search.search import search_problem
 from meshwright.runtime.checkpoint.export import full_state
-from meshwright.runtime.job.job import compile as compile_job
+from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.tools.check import check_plan, read_plan
 from tests.spawn import alone, run_ranks
 

@@ -21,7 +21,7 @@ from meshwright.ir.plan.plan import Plan
 from meshwright.planner.inside.saved_choice import SavedChoice
 from meshwright.planner.problem.predict import predict_plan
 from meshwright.planner.problem.problem import Problem, make_problem
-from meshwright.runtime.job.job import compile as compile_job
+from meshwright.runtime.job.compile import compile as compile_job
 from tests.form_files.small import Cluster, batches, difference, graph, model, plan_for
 from tests.spawn import alone
 

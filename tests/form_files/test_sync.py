@@ -144,7 +144,7 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.plan.plan import SyncChoice
 from meshwright.ir.plan.plan_io import rehash
 from meshwright.runtime.checkpoint.export import full_state
-from meshwright.runtime.job.job import compile as compile_job
+from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from meshwright.codegen.collectives.comm import Comm
 from meshwright.codegen.lower.local import evaluate, form_of
 from meshwright.ir.graph.graph import Graph, Kind, Op
+from meshwright.ir.graph.op_site import OpSite
 from meshwright.ir.layout.conversions import dual
 from meshwright.ir.layout.layout import Axis, Partial, Placement, Replicate, Shard, Strategy
-from meshwright.ir.op_site import OpSite
 from meshwright.testing.simulated import simulate
 from meshwright.testing.whole_values import part
 

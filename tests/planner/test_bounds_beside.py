@@ -11,7 +11,7 @@ from meshwright.ir.plan.beside import bounded, waits_for_collectives
 from meshwright.ir.plan.plan import OVERLAPS, Plan
 from meshwright.planner.across.choice_space import ChoiceSpace
 from meshwright.planner.bounds.bound import lower_bound
-from meshwright.planner.bounds.relaxation import frames
+from meshwright.planner.bounds.frames import frames
 from meshwright.planner.pins.obey import obey
 from meshwright.planner.problem.candidates import build_plan
 from meshwright.planner.problem.predict import excess_bytes

@@ -8,7 +8,8 @@ import pytest
 
 from meshwright.planner.across.places import Places, orders
 from meshwright.planner.across.run_costs import RunCosts
-from meshwright.planner.bounds.relaxation import Frame, Relaxation
+from meshwright.planner.bounds.frames import Frame
+from meshwright.planner.bounds.relaxation import Relaxation
 from meshwright.planner.search.search import search_problem
 from tests.planner.problems import cluster, mlp, problem
 

@@ -8,8 +8,9 @@ from meshwright.planner.across.choice_space import ChoiceSpace
 from meshwright.planner.across.run_costs import RunCosts
 from meshwright.planner.bounds import relaxation
 from meshwright.planner.bounds.bound import lower_bound
+from meshwright.planner.bounds.frames import frames
 from meshwright.planner.bounds.leaf_bound import LeafBound
-from meshwright.planner.bounds.relaxation import Relaxation, frames
+from meshwright.planner.bounds.relaxation import Relaxation
 from meshwright.planner.pins.obey import obey
 from meshwright.planner.problem.candidates import build_plan
 from meshwright.planner.problem.predict import excess_bytes

@@ -11,7 +11,8 @@ from meshwright.planner.across.run_costs import RunCosts
 from meshwright.planner.across.stage_options import Figures
 from meshwright.planner.across.stage_tables import Case
 from meshwright.planner.across.treatments import Treatments
-from meshwright.planner.bounds.relaxation import Bound, Frame, Relaxation
+from meshwright.planner.bounds.frames import Frame
+from meshwright.planner.bounds.relaxation import Bound, Relaxation
 from tests.planner.problems import cluster, mlp, problem
 
 FRAMES = [Frame(1, 1), Frame(2, 4), Frame(4, 8)]

@@ -7,7 +7,8 @@ from meshwright.costmodel.stage.offload import arriving_s, leaving_s
 from meshwright.planner.across.block_ways import BlockWays
 from meshwright.planner.across.places import Places, orders
 from meshwright.planner.across.run_costs import RunCosts
-from meshwright.planner.bounds.relaxation import Frame, Relaxation
+from meshwright.planner.bounds.frames import Frame
+from meshwright.planner.bounds.relaxation import Relaxation
 from meshwright.planner.problem.schedule_tools import make_schedule
 from tests.planner.problems import cluster, mlp, problem
 

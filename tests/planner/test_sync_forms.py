@@ -20,7 +20,7 @@ from meshwright.ir.trace.trace import trace
 from meshwright.planner.across.choice_space import ChoiceSpace
 from meshwright.planner.bounds import relaxation
 from meshwright.planner.bounds.bound import lower_bound
-from meshwright.planner.bounds.relaxation import frames
+from meshwright.planner.bounds.frames import frames
 from meshwright.planner.pins.obey import obey
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.predict import excess_bytes

@@ -26,7 +26,7 @@ from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
 from meshwright.profiling.ops import op_tasks
 from meshwright.profiling.work import block_tasks
-from meshwright.runtime.job.job import compile as compile_job
+from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.job.weights import model_tensors
 from meshwright.runtime.messages.mailbox import Mailbox
 from meshwright.runtime.profiling.bench import bench

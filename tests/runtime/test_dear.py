@@ -24,8 +24,8 @@ from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
 from meshwright.planner.problem.space import meshes
 from meshwright.runtime.checkpoint.export import full_state
+from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.job.job import Job
-from meshwright.runtime.job.job import compile as compile_job
 from meshwright.runtime.stage.stage import BlockModule
 from tests.runtime.nets import plan_for
 from tests.spawn import alone, run_ranks

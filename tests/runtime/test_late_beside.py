@@ -16,7 +16,7 @@ from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.placed_kernels import put_in
 from meshwright.planner.problem.predict import predict_plan
 from meshwright.planner.problem.problem import make_problem
-from meshwright.runtime.job.job import compile as compile_job
+from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.tools.dry.run import dry_run
 from tests.equality import check_each_equal
 from tests.form_files.small import batches, difference, graph, model

@@ -3,7 +3,7 @@
 import torch
 
 from meshwright.ir.trace.trace import trace
-from meshwright.runtime.job.job import compile as compile_job
+from meshwright.runtime.job.compile import compile as compile_job
 from tests.runtime.nets import CHOICES, Net, data, plan_for
 from tests.spawn import alone, run_ranks
 

@@ -10,11 +10,11 @@ import torch
 from meshwright.ir.errors import MismatchError, PlanError
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.plan_io import rehash
-from meshwright.runtime import regrouping
 from meshwright.runtime.checkpoint.export import full_state
+from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.job.job import Job
-from meshwright.runtime.job.job import compile as compile_job
-from meshwright.runtime.regrouping import SHARE, regroup
+from meshwright.runtime.step import regrouping
+from meshwright.runtime.step.regrouping import SHARE, regroup
 from meshwright.runtime.world import world
 from tests.runtime.nets import plan_for
 from tests.runtime.test_dear import Words, assert_equal, data, dear, made, plain, take

@@ -16,8 +16,8 @@ from meshwright.ir.plan import plan_io
 from meshwright.runtime.check import model as model_check
 from meshwright.runtime.check import run
 from meshwright.runtime.checkpoint.export import full_state
-from meshwright.runtime.job import job as job_module
-from meshwright.runtime.job.job import compile as compile_job
+from meshwright.runtime.job import compile as job_module
+from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.step import step_end
 from tests.runtime.nets import CHOICES, Net, data, net_plan, plan_for
 from tests.spawn import run_ranks

@@ -11,7 +11,7 @@ from torch import nn
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.trace.trace import trace
-from meshwright.runtime.job.job import compile as compile_job
+from meshwright.runtime.job.compile import compile as compile_job
 from tests.runtime.nets import CHOICES, Net, data, net_plan, plan_for
 from tests.spawn import alone, run_ranks
 

@@ -12,6 +12,8 @@ from torch.library import custom_op
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import Arg, Graph, Op, Ref
 from meshwright.ir.graph.op_facts import OpFacts
+from meshwright.ir.graph.op_forms import samples, sharded, without
+from meshwright.ir.graph.op_site import Form, OpSite
 from meshwright.ir.graph.operators import operator
 from meshwright.ir.graph.rules import Rule, input_shapes, letters, make_rule
 from meshwright.ir.kernels.bias_gelu import dropout as dropping
@@ -28,8 +30,6 @@ from meshwright.ir.launch import (
     way,
     wide,
 )
-from meshwright.ir.op_forms import samples, sharded, without
-from meshwright.ir.op_site import Form, OpSite
 from meshwright.ir.trace.flat_trace import RawOp, make_op
 from meshwright.ir.trace.flow import Flow, Match, Miss, kernel_call
 

@@ -21,9 +21,9 @@ from meshwright.ir.trace.loss_module import Batch, LossFn
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.search.plan_comparison import name_of
 from meshwright.runtime.job import stale
+from meshwright.runtime.job.compile import compile as compile_job
+from meshwright.runtime.job.compile import inputs_of
 from meshwright.runtime.job.handshake import check_world
-from meshwright.runtime.job.job import compile as compile_job
-from meshwright.runtime.job.job import inputs_of
 from meshwright.runtime.world.world import from_first, join, of_all, pick_device, take
 from meshwright.tools.race import standing as heats
 from meshwright.tools.race.standing import Heat, RaceStanding

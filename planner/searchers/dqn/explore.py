@@ -10,7 +10,8 @@ from meshwright.ir.plan.plan import ModelMesh
 from meshwright.planner.across.choice_space import ChoiceSpace
 from meshwright.planner.across.mesh_variants import MeshVariant, ways
 from meshwright.planner.across.run_costs import RunCosts
-from meshwright.planner.bounds.relaxation import Frame, Relaxation, frames
+from meshwright.planner.bounds.frames import Frame, frames
+from meshwright.planner.bounds.relaxation import Relaxation
 from meshwright.planner.pins.obey import obey
 from meshwright.planner.problem.candidates import Choice
 from meshwright.planner.problem.problem import Problem

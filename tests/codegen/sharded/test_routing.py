@@ -10,7 +10,7 @@ from meshwright.codegen.collectives.comm import Comm, SentCollective
 from meshwright.codegen.sharded.routing import routed_experts
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Op
-from meshwright.ir.inner_traffic import inner_traffic
+from meshwright.ir.graph.inner_traffic import inner_traffic
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.layout.layout import parse_strategy
 from meshwright.ir.layout.op_messages import LocalOperand

@@ -19,7 +19,7 @@ from meshwright.ir.plan.plan import Plan, Prediction
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import Problem, make_problem
-from meshwright.runtime.job.job import compile as compile_job
+from meshwright.runtime.job.compile import compile as compile_job
 from tests import test_model_axes
 from tests.spawn import alone
 

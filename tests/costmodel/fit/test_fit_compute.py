@@ -11,7 +11,7 @@ from meshwright.costmodel.ops.formulas import KernelWork, kernel_s
 from meshwright.costmodel.ops.optimizer import optimizer_time
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.cluster.device import DeviceType, OpClass, OpCurve
-from meshwright.ir.gemm import Gemm
+from meshwright.ir.graph.gemm import Gemm
 from meshwright.ir.presets import DEVICES, cpu_process
 from meshwright.ir.profile.profile import Machine, OpRecord, OptimizerRecord, Profile, Timing
 

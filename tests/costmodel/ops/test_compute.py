@@ -15,7 +15,7 @@ from meshwright.costmodel.ops.kernel_work import forward_gemms, forward_work, in
 from meshwright.costmodel.ops.local_op import LocalInput, LocalOp
 from meshwright.costmodel.ops.op_classes import classify
 from meshwright.ir.cluster.device import DeviceType, OpClass, OpCurve
-from meshwright.ir.gemm import Gemm
+from meshwright.ir.graph.gemm import Gemm
 from meshwright.ir.presets import DEVICES, MACHINES, cpu_process
 
 CPU = cpu_process(2**34)

@@ -3,8 +3,8 @@
 import pytest
 
 from meshwright.ir.graph.graph import Arg, Op
+from meshwright.ir.graph.inner_traffic import inner_traffic, kept_apart
 from meshwright.ir.graph.windows import Window, sent, spans, windows
-from meshwright.ir.inner_traffic import inner_traffic, kept_apart
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.layout.layout import parse_strategy
 from meshwright.ir.layout.op_messages import SHIFT, Inner, LocalOperand

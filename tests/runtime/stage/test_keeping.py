@@ -25,7 +25,7 @@ from meshwright.planner.inside.layouts import solve_layouts
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
 from meshwright.runtime.checkpoint.export import full_state
-from meshwright.runtime.job.job import compile as compile_job
+from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.record.tensors import TensorTracker
 from meshwright.runtime.stage.keeping import Keeper, Script
 from meshwright.runtime.stage.offload_buffers import HostMemory

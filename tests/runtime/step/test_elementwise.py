@@ -18,7 +18,7 @@ from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.choice import check_choice
-from meshwright.runtime.job.job import compile as compile_job
+from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.step.elementwise import KNOWN, Reach, _tried, reach
 from tests.codegen.test_models import split_all
 from tests.spawn import alone, run_ranks

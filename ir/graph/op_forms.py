@@ -5,10 +5,10 @@ from keyword import iskeyword
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.op_facts import MakeForm
+from meshwright.ir.graph.op_site import Form, In, OpSite, Value
 from meshwright.ir.graph.rules import dim_of
 from meshwright.ir.layout.layout import Shard
 from meshwright.ir.layout.nesting import dim_runs, splits_of
-from meshwright.ir.op_site import Form, In, OpSite, Value
 
 
 def then(*makes: MakeForm) -> MakeForm:
