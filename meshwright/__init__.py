@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from meshwright.runtime.job.compile import compile as compile
     from meshwright.runtime.job.job import Job as Job
     from meshwright.tools.race.racing import race as race
+    from meshwright.tools.report.page import write_report as write_report
+    from meshwright.tools.report.trace import write_trace as write_trace
 
 __version__ = "0.1.0"
 
@@ -62,6 +64,8 @@ _HOME = {
     "split": "ir.trace.annotate",
     "stage": "ir.trace.annotate",
     "trace": "ir.trace.trace",
+    "write_report": "tools.report.page",
+    "write_trace": "tools.report.trace",
 }
 __all__ = list(_HOME)
 

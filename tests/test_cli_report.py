@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+import meshwright as mw
 from meshwright.cli import app, main
 from meshwright.ir.plan import plan_io
 from tests.tools.report.plans import piped
@@ -35,10 +36,10 @@ def test_report_writes_a_trace_and_no_page_unless_asked(plan_file, tmp_path):
     assert not plan_file.with_suffix(".html").exists()
 
 
-def test_plans_write_their_page_and_trace_themselves(plan_file, tmp_path):
+def test_pages_and_traces_from_python(plan_file, tmp_path):
     plan = plan_io.load(plan_file)
-    plan.report(tmp_path / "own.html")
-    plan.trace(tmp_path / "own.json")
+    mw.write_report(plan, tmp_path / "own.html")
+    mw.write_trace(plan, tmp_path / "own.json")
     assert invoke("report", str(plan_file), "-o", str(tmp_path / "p.html")) == 0
     assert (tmp_path / "own.html").read_bytes() == (tmp_path / "p.html").read_bytes()
     assert json.loads((tmp_path / "own.json").read_text())["otherData"]["plan"] == plan.hash

@@ -27,6 +27,10 @@ def imported(tree: ast.AST) -> set[str]:
             assert node.level == 0, "relative import"
             found.add(node.module or "")
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Call) and "import" in ast.unparse(node.func):
+            # `import_module("meshwright.planner")`, also with a part that is put in later.
+            texts = [x.value for x in ast.walk(node) if isinstance(x, ast.Constant)]
+            found |= {x for x in texts if isinstance(x, str) and x.startswith("meshwright.")}
     return found
 
 
@@ -58,6 +62,9 @@ def test_the_check_catches_what_it_should():
     assert violations("ir", "from meshwright.planner.search.search import search")
     assert violations("runtime", "def f():\n    import meshwright.costmodel.estimate")
     assert violations("forms", "from meshwright.codegen import lower")
+    assert violations("ir", 'import_module("meshwright.tools.report.page").write_report(x)')
+    assert violations("ir", 'importlib.import_module(f"meshwright.costmodel.{name}")')
+    assert not violations("ir", 'import_module(f"meshwright.ir.placed.{name}")')
     assert violations("planner", "from planner import problem")
     assert violations("codegen", "from meshwright import runtime")
     assert not violations("planner", "from meshwright.costmodel.estimate import estimate")

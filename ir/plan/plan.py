@@ -6,7 +6,6 @@ Search makes it, a person may edit it, `ir.plan.verify` checks it, codegen and r
 from collections.abc import Mapping
 from dataclasses import field
 from functools import lru_cache
-from importlib import import_module
 from math import prod
 from typing import TYPE_CHECKING, Literal
 
@@ -431,15 +430,6 @@ class Plan:
         from meshwright.ir.plan.plan_io import save
 
         save(self, path)
-
-    def report(self, path: "str | Path", run: "str | Path | None" = None) -> None:
-        """Write a page that shows all of it, and what a run left in the folder `run`."""
-        # The facade draws. It stands above this module and is found by name.
-        import_module("meshwright.tools.report.page").write_report(self, path, run)
-
-    def trace(self, path: "str | Path") -> None:
-        """Write the predicted step as a Chrome trace, for Perfetto."""
-        import_module("meshwright.tools.report.trace").write_trace(self, path)
 
     @classmethod
     def load(cls, path: "str | Path") -> "Plan":
