@@ -28,7 +28,8 @@ class Sentence:
 
 def binding(facts: Facts) -> tuple[Sentence, ...]:
     """What binds first."""
-    found = [*_memory(facts), *_pace(facts), *_waiting(facts), *_links(facts), *_bound(facts)]
+    found = [*_memory(facts), *_pace(facts), *_waiting(facts), *_links(facts)]
+    found += [*_hidden(facts), *_bound(facts)]
     weights = _weights(facts)
     return tuple(sorted(found, key=lambda s: -weights.get(s.about, 0.0)))
 
@@ -125,6 +126,25 @@ def _links(facts: Facts) -> Iterator[Sentence]:
         f"{size(sent.nbytes)} a rank, {seconds(sent.seconds)} ({share:.1%} of the step); what no "
         f"computing hides is {exposed:.1%} of the step on the busiest rank",
     )
+
+
+def _hidden(facts: Facts) -> Iterator[Sentence]:
+    """What the next step's forward hides, of the stage where that is most."""
+    told = [
+        (predicted.hidden_s, index, str(stage.sync))
+        for index, (predicted, stage) in enumerate(
+            zip(facts.played.predicted.stages, facts.plan.stages, strict=True)
+        )
+        if stage.sync is not None and predicted.hidden_s
+    ]
+    if told:
+        hidden_s, index, form = max(told)
+        where = f"stage {index}, " if len(facts.plan.stages) > 1 else ""
+        yield Sentence(
+            "links",
+            f"{where}{form}: the next step's forward hides {seconds(hidden_s)} of gathers "
+            f"({hidden_s / facts.step_s:.1%} of the step)",
+        )
 
 
 def _bound(facts: Facts) -> Iterator[Sentence]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.ir.plan.plan import Alternative
+from meshwright.ir.plan.plan import Alternative, SyncChoice
 from meshwright.ir.plan.show import printed
 from meshwright.tools.explain.binding import FULL, binding, levers
 from meshwright.tools.explain.facts import Facts
@@ -53,6 +53,19 @@ def test_shares_of_the_step_sum_up():
 def test_the_busiest_link_is_named():
     text = said(PLAN, "links")
     assert "nvlink: stage 0, gradients over dp, 4 GB a rank, 20 ms (6.3% of the step)" in text
+
+
+def test_what_the_next_forward_hides_is_told():
+    assert PLAN.predicted
+    first, *others = PLAN.predicted.stages
+    predicted = replace(PLAN.predicted, stages=(replace(first, hidden_s=0.0315), *others))
+    sync = SyncChoice(form="dear", settings={"ahead": 4})
+    late = replace(PLAN.stages[0], sync=sync)
+    plan = replace(PLAN, stages=(late, *PLAN.stages[1:]), predicted=predicted)
+    texts = [sentence.text for sentence in binding(Facts.of(plan))]
+    told = "stage 0, dear ahead=4: the next step's forward hides 31.5 ms of gathers (10.0% of"
+    assert any(text.startswith(told) for text in texts)
+    assert not any("hides" in s.text and "forward" in s.text for s in binding(Facts.of(PLAN)))
 
 
 def test_what_does_not_fit_would_fit_with_more_memory():
