@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from meshwright.ir.cluster.cluster import Cluster
-    from meshwright.ir.plan.verify import Finding
+    from meshwright.ir.plan.finding import Finding
 
 SCHEMA = "meshwright.plan/2.0"
 _strict = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)

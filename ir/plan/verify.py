@@ -1,9 +1,7 @@
 """The rules of a plan, in one list: what is wrong, by which rule, and the nearest legal value."""
 
-import difflib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from itertools import islice
 from math import isqrt
@@ -11,46 +9,25 @@ from typing import Literal
 
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
-from meshwright.ir.graph.graph import Block, Graph
+from meshwright.ir.graph.graph import Graph
 from meshwright.ir.kernels import KERNELS
-from meshwright.ir.layout.check_layout import layout_problems, tied_problems
 from meshwright.ir.layout.layout import balanced
 from meshwright.ir.plan.bounds import bound_problems
 from meshwright.ir.plan.check_prediction import prediction_problems
-from meshwright.ir.plan.keeping import makers, torn, unknown
+from meshwright.ir.plan.finding import SHOWN, Finding, few, nearest_name
 from meshwright.ir.plan.plan import (
     MESH_AXES,
     MODEL_AXES,
-    ModelMesh,
     Plan,
     ScheduleTable,
     Stage,
     mesh_size,
 )
 from meshwright.ir.plan.schedule import EARLY, Schedule, Work, check_schedule
-from meshwright.ir.trace.changing import buffer_problems
+from meshwright.ir.plan.verify_model import GRAPH_RULES, fitting_layout, mesh_text, model_findings
 
 STAGE_AXES = ("dp_replicate", "dp_shard", *MODEL_AXES)
 """The mesh axes that a stage can have, outermost first."""
-
-
-SHOWN = 16
-"""Numbers that a message shows, and findings of a kind that there can be thousands of."""
-LONGEST = 200
-"""Characters of a name for which the nearest is looked for: that takes the square of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One broken rule."""
-
-    rule: str
-    message: str
-    nearest: str = ""
-    severity: Literal["error", "warning"] = "error"
-
-    def __str__(self) -> str:
-        return f"{self.rule}: {self.message}" + (f"; nearest: {self.nearest}" * bool(self.nearest))
 
 
 def verify(
@@ -63,7 +40,7 @@ def verify(
     if cluster is not None:
         found += [finding for on_cluster in CLUSTER_RULES for finding in on_cluster(plan, cluster)]
     if graph is not None:
-        if identity := list(_model(plan, graph)):
+        if identity := list(model_findings(plan, graph)):
             return (*found, *identity)  # nothing else can match if it is another model
         found += [finding for on_graph in GRAPH_RULES for finding in on_graph(plan, graph)]
     return tuple(found)
@@ -74,18 +51,6 @@ def check(plan: Plan, graph: Graph | None = None, cluster: Cluster | None = None
     errors = [f for f in verify(plan, graph, cluster) if f.severity == "error"]
     if errors:
         raise PlanError("the plan breaks the rules:\n" + "\n".join(f"  {f}" for f in errors))
-
-
-def _near(name: str, known: Iterable[str]) -> str:
-    name, names = name[:LONGEST], list(known)
-    begins = [other for other in names if other.startswith(name)]
-    return next(iter(begins + difflib.get_close_matches(name, names, 1, 0.0)), "")
-
-
-def _few(numbers: Sequence[int]) -> str:
-    """The first of them, for a message."""
-    shown = ", ".join(map(str, numbers[:SHOWN]))
-    return f"[{shown}, ...]" if len(numbers) > SHOWN else f"[{shown}]"
 
 
 def divisors(number: int) -> Iterator[int]:
@@ -116,7 +81,7 @@ def _legal(table: ScheduleTable) -> Schedule | str:
 def _kernels(plan: Plan) -> Iterator[Finding]:
     for name in (fusion.kernel for fusion in plan.kernels):
         if name not in KERNELS:
-            yield Finding("kernels", f"kernel {name!r} is not known", _near(name, KERNELS))
+            yield Finding("kernels", f"kernel {name!r} is not known", nearest_name(name, KERNELS))
 
 
 def _batch(plan: Plan) -> Iterator[Finding]:
@@ -162,7 +127,7 @@ def _meshes(plan: Plan) -> Iterator[Finding]:
         for axis, size in stage.mesh.items():
             if axis not in MESH_AXES:
                 message = f"stage {i}: there is no mesh axis {axis!r}"
-                yield Finding("mesh", message, _near(axis, STAGE_AXES))
+                yield Finding("mesh", message, nearest_name(axis, STAGE_AXES))
             elif size < 1 or (size > 1 and axis not in STAGE_AXES):
                 limit = "1 or more" if axis in STAGE_AXES else "1 inside a stage"
                 yield Finding("mesh", f"stage {i}: axis {axis} is {size}; it must be {limit}", "1")
@@ -186,13 +151,13 @@ def _nearest_mesh(stage: Stage) -> str:
 def _shares(plan: Plan) -> Iterator[Finding]:
     for i, stage in enumerate(plan.stages):
         samples, shares = plan.samples_per_microbatch, stage.batch_shares
-        fair = f"shares {_few(balanced(samples, stage.dp))}"
+        fair = f"shares {few(balanced(samples, stage.dp))}"
         if len(shares) != stage.dp:
             message = f"stage {i}: {len(shares)} batch shares for a dp axis of {stage.dp}"
             yield Finding("batch_shares", message, fair)
         elif min(shares) < 1:
             near = fair if samples >= stage.dp else f"at most {samples} replicas"
-            message = f"stage {i}: batch shares {_few(shares)} leave a replica without samples"
+            message = f"stage {i}: batch shares {few(shares)} leave a replica without samples"
             yield Finding("batch_shares", message, near)
         elif sum(shares) != samples:
             message = f"stage {i}: batch shares sum to {sum(shares)}, a micro-batch has {samples}"
@@ -286,154 +251,19 @@ def _layout_names(plan: Plan) -> Iterator[Finding]:
             layout = by_name.get(name)
             if layout is None:
                 message = f"stage {i}: {pattern} uses layout {name!r}, which does not exist"
-                yield Finding("layouts", message, _near(name, by_name))
+                yield Finding("layouts", message, nearest_name(name, by_name))
             elif layout.model != stage.model:
-                message = f"stage {i} has {_text(stage.model)}, its layout {name!r} is for "
-                message += _text(layout.model)
-                yield Finding("layouts", message, _fitting(plan, pattern, stage))
+                message = f"stage {i} has {mesh_text(stage.model)}, its layout {name!r} is for "
+                message += mesh_text(layout.model)
+                yield Finding("layouts", message, fitting_layout(plan, pattern, stage))
             elif layout.pattern != pattern:
                 message = f"stage {i}: layout {name!r} is for {layout.pattern}, not for {pattern}"
                 yield Finding("layouts", message)
 
 
-def _text(model: ModelMesh) -> str:
-    return " x ".join(f"{axis} {size}" for axis, size in model) or "no model axes"
-
-
-def _fitting(plan: Plan, pattern: str, stage: Stage) -> str:
-    """A layout of the plan that the stage could name."""
-    fits = (x.name for x in plan.layouts if (x.pattern, x.model) == (pattern, stage.model))
-    return next(fits, "")
-
-
 def _predicted(plan: Plan) -> Iterator[Finding]:
     for problem in islice(prediction_problems(plan, _parsed(plan)), SHOWN):
         yield Finding("predicted", problem, "predict it anew: check it with --model and --cluster")
-
-
-def _model(plan: Plan, graph: Graph) -> Iterator[Finding]:
-    if plan.model.fingerprint != graph.fingerprint:
-        yield Finding(
-            "model",
-            f"the plan is for {plan.model.name} ({plan.model.fingerprint[:12]}), the model given "
-            f"has fingerprint {graph.fingerprint[:12]}",
-            "search a plan for this model",
-        )
-    if plan.global_batch_size != graph.batch_size:
-        message = f"global batch {plan.global_batch_size}, the model was traced at "
-        yield Finding("model", f"{message}{graph.batch_size}", f"{graph.batch_size}")
-
-
-def _blocks(plan: Plan, graph: Graph) -> Iterator[Finding]:
-    names = {block.name: i for i, block in enumerate(graph.blocks)}
-    expected = 0
-    for i, stage in enumerate(plan.stages):
-        for name in (stage.first, stage.last):
-            if name not in names:
-                message = f"stage {i}: the model has no block {name!r}"
-                yield Finding("blocks", message, _near(name, names))
-                return
-        first, last = names[stage.first], names[stage.last]
-        if first != expected or last < first:
-            near = graph.blocks[min(expected, len(graph.blocks) - 1)].name
-            message = f"stage {i} runs {stage.first} to {stage.last}; the next block is {near}"
-            yield Finding("blocks", message, f"first {near}")
-            return
-        expected = last + 1
-    if expected != len(graph.blocks):
-        rest = [block.name for block in graph.blocks[expected:]]
-        yield Finding("blocks", f"no stage runs {', '.join(rest[:4])}", f"last {rest[-1]}")
-
-
-def _stage_patterns(plan: Plan, graph: Graph, stage: Stage) -> dict[str, None]:
-    names = [block.name for block in graph.blocks]
-    blocks = graph.blocks[names.index(stage.first) : names.index(stage.last) + 1]
-    return dict.fromkeys(block.pattern for block in blocks)
-
-
-def _stage_layouts(plan: Plan, graph: Graph) -> Iterator[Finding]:
-    if list(_blocks(plan, graph)):
-        return
-    for i, stage in enumerate(plan.stages):
-        needed = {**_stage_patterns(plan, graph, stage), "(prelude)": None}
-        for pattern in needed:
-            if pattern not in stage.layouts:
-                message = f"stage {i} ({_text(stage.model)}) names no layout for {pattern}"
-                yield Finding("layouts", message, _fitting(plan, pattern, stage))
-
-
-def _layout_content(plan: Plan, graph: Graph) -> Iterator[Finding]:
-    by_name = {layout.name: layout for layout in plan.layouts}
-    used = {name: None for stage in plan.stages for name in stage.layouts.values()}
-    known = [by_name[name] for name in used if name in by_name]
-    for block in graph.distinct_blocks():
-        for layout in known:
-            if layout.pattern == block.pattern:
-                for problem in layout_problems(graph, block, layout):
-                    yield Finding("layouts", problem)
-    if not list(_blocks(plan, graph)):
-        for index, stage in enumerate(plan.stages):
-            pairs = [
-                (block, by_name[name])
-                for block in plan.stage_blocks(graph, index)
-                if (name := stage.layouts.get(block.pattern)) in by_name
-            ]
-            for problem in tied_problems(graph, pairs):
-                yield Finding("layouts", f"stage {index}: {problem}")
-
-
-def _buffers(plan: Plan, graph: Graph) -> Iterator[Finding]:
-    if not list(_blocks(plan, graph)):
-        for problem in buffer_problems(graph, plan):
-            yield Finding("buffers", problem)
-
-
-def _recompute(plan: Plan, graph: Graph) -> Iterator[Finding]:
-    known = {block.name for block in graph.blocks} | {block.pattern for block in graph.blocks}
-    for i, stage in enumerate(plan.stages):
-        for name in stage.recompute:
-            if name not in known:
-                message = f"stage {i}: recompute names {name!r}, which is no block or pattern"
-                yield Finding("recompute", message, _near(name, sorted(known)))
-
-
-def _saved(plan: Plan, graph: Graph) -> Iterator[Finding]:
-    named = {block.pattern: block for block in graph.distinct_blocks()}
-    named |= {block.name: block for block in graph.blocks}
-    for i, stage in enumerate(plan.stages):
-        known: set[object] = set()  # what is right for one block is for its equals
-        for name, policy in stage.saved.items():
-            if name not in named:
-                message = f"stage {i}: saved names {name!r}, which is no block or pattern"
-                yield Finding("saved", message, _near(name, sorted(named)))
-                continue
-            said = named[name].pattern, tuple(policy.items())
-            if said in known:
-                continue
-            keys = makers(graph, named[name])
-            strange, split = unknown(policy, keys), torn(policy, keys)
-            for key in strange:
-                message = f"stage {i}: saved names {key!r}, which is no op of {name}"
-                yield Finding("saved", message, _near(key, keys))
-            if split:
-                message = f"stage {i}: saved says different things of {split!r} of {name}"
-                yield Finding("saved", message, f"name {split!r} itself beside the patterns")
-            if not (strange or split):
-                known.add(said)
-        yield from _saved_twice(i, stage, () if list(_blocks(plan, graph)) else
-                                plan.stage_blocks(graph, i))  # fmt: skip
-
-
-def _saved_twice(index: int, stage: Stage, blocks: Iterable[Block]) -> Iterator[Finding]:
-    if not (stage.saved and stage.recompute):
-        return
-    for block in blocks:
-        if stage.recomputes(block) and stage.keeping(block):
-            message = (
-                f"stage {index}: {block.name} is recomputed whole, so that saved has no effect"
-            )
-            yield Finding("saved", message, f"recompute none for {block.name}, or no saved")
-            return
 
 
 def _cluster(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
@@ -468,6 +298,3 @@ PLAN_RULES: tuple[Callable[[Plan], Iterator[Finding]], ...] = (
     _overlap, _compile, _layout_names, _predicted,
 )  # fmt: skip
 CLUSTER_RULES: tuple[Callable[[Plan, Cluster], Iterator[Finding]], ...] = (_cluster, _memory)
-GRAPH_RULES: tuple[Callable[[Plan, Graph], Iterator[Finding]], ...] = (
-    _blocks, _stage_layouts, _layout_content, _recompute, _saved, _buffers,
-)  # fmt: skip

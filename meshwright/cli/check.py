@@ -11,9 +11,9 @@ from meshwright.arguments.options import MODEL, Json
 from meshwright.arguments.targets import load_cluster, load_target
 from meshwright.ir.errors import Infeasible
 from meshwright.ir.plan import plan_io
+from meshwright.ir.plan.finding import Finding
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.show import render
-from meshwright.ir.plan.verify import Finding
 from meshwright.ir.text.canonical import parse_json, read_text
 from meshwright.ir.text.terminal import Terminal
 from meshwright.planner.search.handwritten import is_minimal, parse_minimal

@@ -11,9 +11,10 @@ from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan import plan_io
+from meshwright.ir.plan.finding import Finding
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.show import seconds
-from meshwright.ir.plan.verify import Finding, verify
+from meshwright.ir.plan.verify import verify
 from meshwright.ir.profile.profile import Profile
 
 STALE = 0.01

@@ -10,7 +10,7 @@ from meshwright.codegen.collectives.comm import Comm
 from meshwright.codegen.lower.lower import lower
 from meshwright.ir.graph.graph import Block, Graph
 from meshwright.ir.plan.plan import BlockLayout
-from meshwright.ir.plan.verify import GRAPH_RULES
+from meshwright.ir.plan.verify_model import GRAPH_RULES
 from meshwright.ir.trace.loss_module import TrainingStep, flatten_batch
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.inside.layouts import solve_layouts

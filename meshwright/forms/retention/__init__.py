@@ -13,8 +13,8 @@ from typing import Protocol
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.extensions import Files, add_folders, nearest
+from meshwright.ir.plan.finding import Finding
 from meshwright.ir.plan.plan import Plan
-from meshwright.ir.plan.verify import Finding
 
 add_folders("MESHWRIGHT_RETENTION", __path__)
 _FILES = Files(sys.modules[__name__], "retention")

@@ -20,8 +20,8 @@ from meshwright.forms.running import RunningForm
 from meshwright.forms.updates import UPDATES, Reach, update
 from meshwright.ir.errors import PlanError
 from meshwright.ir.extensions import Files, add_folders, nearest
+from meshwright.ir.plan.finding import Finding
 from meshwright.ir.plan.plan import Plan, Stage, SyncChoice
-from meshwright.ir.plan.verify import Finding
 from meshwright.ir.text.plain_text import SHOWN
 
 add_folders("MESHWRIGHT_SYNC", __path__)

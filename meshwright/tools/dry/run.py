@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from meshwright.ir.graph.graph import Graph
+from meshwright.ir.plan.finding import Finding
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.show import size
-from meshwright.ir.plan.verify import Finding
 from meshwright.ir.profile.measured import TensorMemory
 from meshwright.ir.torch_private import DATA_DEPENDENT, operator_of
 from meshwright.tools.dry.classes import RankClass, rank_classes

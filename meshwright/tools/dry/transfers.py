@@ -5,8 +5,8 @@ from math import prod
 
 from meshwright.codegen.lower.program import BorderValue
 from meshwright.ir.layout.border import Transfer, forward_transfers, gradient_transfers
+from meshwright.ir.plan.finding import Finding
 from meshwright.ir.plan.plan import Plan
-from meshwright.ir.plan.verify import Finding
 from meshwright.runtime.messages.messages import plan_messages, side
 from meshwright.runtime.messages.ordering import doings, standstill
 from meshwright.tools.dry.classes import RankClass
