@@ -7,6 +7,7 @@ from meshwright.ir.layout.check_layout import layout_problems, tied_problems
 from meshwright.ir.plan.finding import Finding, nearest_name
 from meshwright.ir.plan.keeping import makers, torn, unknown
 from meshwright.ir.plan.plan import (
+    ModelMesh,
     Plan,
     Stage,
 )
