@@ -9,8 +9,10 @@ from meshwright.ir.profile.profile import Profile
 
 
 def test_options():
-    assert demo.parse([]) == demo.Options(role="main", minutes=demo.MINUTES, quiet=False)
-    assert demo.parse(["worker", "--minutes", "0", "--quiet"]) == demo.Options("worker", 0.0, True)
+    assert demo.parse([]) == demo.DemoOptions(role="main", minutes=demo.MINUTES, quiet=False)
+    assert demo.parse(["worker", "--minutes", "0", "--quiet"]) == demo.DemoOptions(
+        "worker", 0.0, True
+    )
     with pytest.raises(SystemExit):
         demo.parse(["everything"])
 
@@ -25,7 +27,7 @@ def test_model_is_measured_in_the_time_given(tmp_path, monkeypatch):
 
     monkeypatch.setattr(demo, "profile", profile)
     for minutes in (0.0, 0.5):
-        options = demo.Options(role="main", minutes=minutes, quiet=True)
+        options = demo.DemoOptions(role="main", minutes=minutes, quiet=True)
         found = demo.measure_model(None, Cluster.local(demo.RANKS), options, Console(quiet=True))
         assert (found is None) == (minutes == 0)
     assert given == [0.5]

@@ -14,8 +14,8 @@ import yaml
 from torch import nn
 
 from meshwright.codegen.emit.emit import stage_source
+from meshwright.codegen.lower import lower as lowering
 from meshwright.codegen.lower.lower import lower
-from meshwright.codegen.lower.lower import lower as lowering
 from meshwright.ir.errors import PlanError, TraceError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan import plan_io

@@ -24,7 +24,7 @@ _HEADER = """\
 
 import torch
 
-from meshwright.codegen import sharded
+from meshwright.codegen.sharded import sharded
 
 aten = torch.ops.aten
 """

@@ -29,10 +29,10 @@ def test_some_rank_has_a_kind_s_share_rounded_up() -> None:
     # Of two meshes, two modes: each kind is taken where it is fastest.
     busy = np.array([[[4.0] * kinds, [6.0] * kinds], [[3.0] * kinds, [5.0] * kinds]])
     rates: Any = SimpleNamespace(busy_s=busy, once_s=np.full_like(busy, 8.0))
-    assert found._busiest_s(Frame(2, COUNT), rates) == pytest.approx(
-        COUNT * 3 * (3.0 + 8.0 / COUNT)
-    )
-    assert found._busiest_s(Frame(1, COUNT), rates) == pytest.approx(
+    whole_s, busy_s = found._busiest_s(Frame(2, COUNT), rates)
+    assert whole_s == pytest.approx(COUNT * 3 * (3.0 + 8.0 / COUNT))
+    assert busy_s == pytest.approx(COUNT * 3 * 3.0)  # without what goes on once per step
+    assert found._busiest_s(Frame(1, COUNT), rates)[0] == pytest.approx(
         COUNT * 5 * (3.0 + 8.0 / COUNT)
     )
 

@@ -31,10 +31,10 @@ COPIES = {
     "brook": "full_critical_path_1f1b",
 }  # fmt: skip
 COMPARE = """
-from meshwright.planner.across import relaxation
+from meshwright.planner.bounds import frames
 from meshwright.planner.search.search import search_problem
 from tests.planner.chains import problem
-relaxation.UNITS = 0  # bounds as on large clusters, where not all is gone through
+frames.UNITS = 0  # bounds as on large clusters, where not all is gone through
 for pair in {pairs}:
     for pins in (("num_microbatches=1",), ("num_microbatches=4", "memory<=1GB")):
         plans = [search_problem(problem(8, 4, 4, f"schedule={{n}}", "pp=4", *pins)) for n in pair]

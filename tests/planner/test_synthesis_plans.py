@@ -15,9 +15,10 @@ from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.predict import excess_bytes
 from meshwright.planner.problem.problem import Problem, make_problem
 from meshwright.planner.problem.schedule_tools import MADE, SCHEDULES, stages_per_rank
+from meshwright.planner.search import search as searching
 from meshwright.planner.search.found import SearchLog, pipelines
 from meshwright.planner.search.plan_comparison import kind_of
-from meshwright.planner.search.search import search, search_problem
+from meshwright.planner.search.search import search_problem
 from meshwright.planner.synthesis.choose import synthesised, with_schedule
 from meshwright.planner.synthesis.solve import synthesise
 from meshwright.planner.synthesis.task import Task
@@ -158,11 +159,11 @@ def test_slow_pipelines_of_which_little_is_known_do_not_go_first(
         found.pipelines[str(number), 1, False] = (now_s,), 0, plan
         possible[plan.num_microbatches] = least_s
     tried: list[int] = []
-    monkeypatch.setattr(search, "possible_s", lambda _, plan: possible[plan.num_microbatches])
+    monkeypatch.setattr(searching, "possible_s", lambda _, plan: possible[plan.num_microbatches])
     monkeypatch.setattr(
-        search, "synthesised", lambda _, plan, below_s: tried.append(plan.num_microbatches)
+        searching, "synthesised", lambda _, plan, below_s: tried.append(plan.num_microbatches)
     )
-    search._make_schedules(asked, found, float("inf"))
+    searching._make_schedules(asked, found, float("inf"))
     assert [list(possible).index(count) for count in tried] == [0, 1, 3]
 
 
