@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from benchmarks.exact import compared
 from meshwright.planner.across.choice_space import ChoiceSpace
 from meshwright.planner.across.run_costs import RunCosts
-from meshwright.planner.bounds import relaxation
 from meshwright.planner.bounds.bound import lower_bound
 from meshwright.planner.bounds.frames import frames
 from meshwright.planner.bounds.leaf_bound import LeafBound
@@ -57,5 +56,5 @@ def test_bounds_never_exceed_what_is_simulated(name: str) -> None:
 @pytest.mark.parametrize("asked", [("memory<=60kB",), ("memory<=45kB", "pp=2"), ()])
 def test_bounds_of_even_groups(asked: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """As on clusters where groups of devices are all of one size."""
-    monkeypatch.setattr(relaxation, "UNITS", 0)
+    monkeypatch.setattr("meshwright.planner.bounds.frames.UNITS", 0)
     assert check_bounds(problem(mlp(4), cluster(4), constraints=asked), every=31) > 2

@@ -18,7 +18,6 @@ from meshwright.ir.plan.beside import bounded
 from meshwright.ir.plan.plan import Plan, SyncChoice
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.across.choice_space import ChoiceSpace
-from meshwright.planner.bounds import relaxation
 from meshwright.planner.bounds.bound import lower_bound
 from meshwright.planner.bounds.frames import frames
 from meshwright.planner.pins.obey import obey
@@ -73,13 +72,15 @@ def check_below(asked: Problem) -> int:
 def test_bounds_of_tiny_problems(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check_below(TINY[name]())
     if name != "pipeline":  # whose three devices are no even groups
-        monkeypatch.setattr(relaxation, "UNITS", 0)  # bounds as on large clusters
+        monkeypatch.setattr(
+            "meshwright.planner.bounds.frames.UNITS", 0
+        )  # bounds as on large clusters
     check_below(on_gpus(name))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_bounds_under_every_schedule(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relaxation, "UNITS", 0)
+    monkeypatch.setattr("meshwright.planner.bounds.frames.UNITS", 0)
     pins = (f"schedule={schedule}", "pp=2", "num_microbatches<=4")
     machine = on_gpus("two devices").cluster
     node = replace(machine.nodes[0], devices=("toy",) * 4)
