@@ -3,8 +3,8 @@
 python -m benchmarks.block_solvers [-o docs/results/block_solvers.md] [--seconds 60]
 
 The problems are those of the planner: all patterns of a model on a mesh. Each solver gets the
-integer program after exact elimination (`planner.eliminate`). `planner` is what the planner does:
-dual ascent first, then the program for what is left open (`planner.choose`).
+integer program after exact elimination (`planner.inside.eliminate`). `planner` is what the planner
+does: dual ascent first, then the program for what is left open (`planner.inside.choose`).
 """
 
 import argparse

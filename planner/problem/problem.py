@@ -62,7 +62,7 @@ class Problem:
         compare=False, repr=False, default_factory=dict
     )
     kept: dict[object, object] = field(compare=False, repr=False, default_factory=dict)
-    """What `planner.ways` keeps, by constraints."""
+    """What `planner.across.mesh_variants` keeps, by constraints."""
 
     log_dir: Path | None = field(compare=False, default=None)
     """Where a searcher that trains writes how that goes."""

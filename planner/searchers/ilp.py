@@ -1,11 +1,12 @@
 """Best-first branch and bound over the whole space; the simulator judges what may be best.
 
-A frame fixes pipeline ranks and micro-batches. `planner.relaxation` says what no choice of a frame
-can beat; frames are taken in that order, and those that cannot come near the best plan found are
-left out unseen. `planner.frame_search` finds the best stages of a frame: layouts come from the
-solver inside blocks, cuts, devices, meshes and recomputed blocks from a dynamic programme over
-tables. What comes out best is simulated, and improved by small steps as long as that helps. Small
-frames that are still open are then gone through choice by choice, so that nothing is left open.
+A frame fixes pipeline ranks and micro-batches. `planner.bounds.relaxation` says what no choice of a
+frame can beat; frames are taken in that order, and those that cannot come near the best plan found
+are left out unseen. `planner.across.frame_search` finds the best stages of a frame: layouts come
+from the solver inside blocks, cuts, devices, meshes and recomputed blocks from a dynamic programme
+over tables. What comes out best is simulated, and improved by small steps as long as that helps.
+Small frames that are still open are then gone through choice by choice, so that nothing is left
+open.
 """
 
 from collections.abc import Iterator

@@ -66,7 +66,7 @@ class OpTask:
     call: str
     op_class: str
     args: tuple[tuple[str, object], ...]
-    """By name; `codegen.lower.site.In` stands for operands, `Dtype` and `Device` for these."""
+    """By name; `ir.graph.op_site.In` stands for operands, `Dtype` and `Device` for these."""
     operands: tuple[TaskInput, ...]
     dtype: str
     flops: float
