@@ -27,7 +27,7 @@ from meshwright.forms.flat import ShardedBucket
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.cluster.device import Link
 from meshwright.ir.graph.graph import Graph
-from meshwright.ir.plan.plan import Plan, SyncChoice
+from meshwright.ir.plan.plan import FormChoice, Plan
 from meshwright.ir.plan.plan_io import rehash
 from meshwright.ir.profile.profile import BlockRecord, Machine, Profile, Timing
 from meshwright.ir.trace.trace import trace
@@ -134,7 +134,7 @@ def plans(graph: Graph, width: int) -> dict[str, Plan]:
         build_plan(problem, uniform_choice(problem, **size), predict=False)
         for size in ({"dp_shard": RANKS, "zero": 1}, {"dp_replicate": RANKS})
     )
-    sync = SyncChoice(form="dear", settings={"bucket_bytes": 8 * (width * width + width)})
+    sync = FormChoice(form="dear", settings={"bucket_bytes": 8 * (width * width + width)})
     late = [rehash(replace(p, stages=(replace(p.stages[0], sync=sync),))) for p in (sharded, whole)]
     return {ZERO1: sharded, PARAMETERS: late[0], GRADIENTS: late[1]}
 

@@ -85,7 +85,7 @@ def estimate_all(
         talking=_talking(models, slow), detail=detail,
     )  # fmt: skip
     owned = [[models[i].sync for i in own] for _, own in sorted(owners.items())]
-    if any([sync.exchange.lagging for own in owned for sync in own]):
+    if any([lagging_s(sync) for own in owned for sync in own]):
         endings = [
             _lagging(ending, own, plan, stepped.step_s, slow)
             for ending, own in zip(endings, owned, strict=True)
@@ -232,7 +232,9 @@ def _bands(costs: Sequence[StageCosts], models: Sequence[StageModel], own: Seque
     first = models[own[0]].sync
     return Bands(
         compute=uncertain / seconds if seconds else 0.0,
-        gradients=_band(first.levels(first.exchange.axis), first.trained_bytes),
+        gradients=max(
+            _band(first.levels(group.exchange.axis), first.trained_bytes) for group in first.groups
+        ),
         gather=_band(first.shard_levels, first.trained_bytes),
         optimizer=max(models[i].optimizer.band for i in own),
     )

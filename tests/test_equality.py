@@ -11,7 +11,7 @@ import pytest
 
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.graph.graph import Graph
-from meshwright.ir.plan.plan import BlockLayout, Plan, SyncChoice, model_mesh
+from meshwright.ir.plan.plan import BlockLayout, FormChoice, Plan, model_mesh
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
@@ -131,7 +131,7 @@ def test_late_gathers_equal_the_single_process(model_name: str) -> None:
     planned = []
     for kind in LATE.values():
         plan, graph = planned_for(model_name, kind)
-        late = SyncChoice(form="dear", settings={"bucket_bytes": 4096, "ahead": 2})
+        late = FormChoice(form="dear", settings={"bucket_bytes": 4096, "ahead": 2})
         stages = tuple(replace(stage, sync=late) for stage in plan.stages)
         planned.append((replace(plan, stages=stages), graph))
     found = dict(zip(LATE, check_each_equal(MODELS[model_name], planned), strict=True))

@@ -21,6 +21,7 @@ from meshwright.ir.graph.param import Param
 from meshwright.ir.layout.crossing import Crossing, crossings
 from meshwright.ir.layout.layout import Layout, R, Shard
 from meshwright.ir.layout.nesting import local_split
+from meshwright.ir.plan.parameters import groups_of
 from meshwright.ir.plan.plan import Plan, param_key
 from meshwright.ir.trace.changing import buffer_problems
 
@@ -151,7 +152,9 @@ def _code(
         elif op.key not in others:
             builder.add_op(op, strategies(layout, op))
     made = tuple(zip(block.outputs, outputs, strict=True))
-    apart = bool(exchange_of(at.plan.stages[at.stage]).fetches)
+    stage = at.plan.stages[at.stage]
+    read = [at.graph.tensors[name].fqn for name in block.params]
+    apart = any(exchange_of(view).fetches for view, _ in groups_of(stage, read))
     return BlockCode(block.pattern, builder.finish(made, apart=apart))
 
 

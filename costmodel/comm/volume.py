@@ -9,6 +9,7 @@ from meshwright.costmodel.block.price_ops import PricedMove, Walk
 from meshwright.costmodel.comm.borders import border, borders
 from meshwright.costmodel.comm.comm import Levels, collective_time, send_time
 from meshwright.costmodel.cost_cache import CostTables
+from meshwright.costmodel.stage.form_group import FormGroup
 from meshwright.costmodel.stage.placement import StageCosts
 from meshwright.costmodel.stage.stage_model import StageModel
 from meshwright.costmodel.stage.sync import Sync
@@ -176,17 +177,21 @@ def _between_stages(
 
 def _data(sync: Sync, times: int) -> Iterator[_Sent]:
     """Gradients and parameters over data parallel ranks."""
-    sends = [send for send in sync.exchange.sends if send not in sync.exchange.fetches]
-    for bucket in sync.buckets:
-        for send in sends:
-            nbytes = bucket.nbytes / sync.shard if send.of_part else bucket.nbytes
-            count = times if send.at is Event.AFTER_BACKWARD else 1
-            yield from _exchanged(sync, send, nbytes, count)
-    fetches = sync.exchange.fetches
-    for block in sync.blocks if fetches else ():
-        yield from _exchanged(sync, fetches[0], block.gathered_bytes, len(fetches) * times)
+    for group in sync.groups:
+        exchange = group.exchange
+        sends = [send for send in exchange.sends if send not in exchange.fetches]
+        for bucket in group.buckets:
+            for send in sends:
+                nbytes = bucket.nbytes / sync.shard if send.of_part else bucket.nbytes
+                count = times if send.at is Event.AFTER_BACKWARD else 1
+                yield from _exchanged(sync, group, send, nbytes, count)
+        fetches = exchange.fetches
+        for whole in group.gathered if fetches else ():
+            yield from _exchanged(sync, group, fetches[0], whole, len(fetches) * times)
 
 
-def _exchanged(sync: Sync, send: Send, nbytes: float, times: int) -> Iterator[_Sent]:
-    levels, sent = sync.levels(send.axis), sync.exchange.sent(send, nbytes)
+def _exchanged(
+    sync: Sync, group: FormGroup, send: Send, nbytes: float, times: int
+) -> Iterator[_Sent]:
+    levels, sent = sync.levels(send.axis), group.exchange.sent(send, nbytes)
     yield from _collective(send.what, send.axis, send.primitive, sent, levels, times)

@@ -5,10 +5,10 @@ live as the stage's exchange says: from the first backward of a step or always, 
 packed in flat tensors that live until they have arrived, gathered while a block runs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import ceil, inf
+from math import ceil
 from typing import NamedTuple, Protocol
 
 from meshwright.costmodel.stage.buckets import Bucket
@@ -77,28 +77,61 @@ class BlockMemory:
     """Most at once in forward beside what earlier blocks saved; at least `saved`."""
     workspace: int
     """Most at once in backward beside what is saved."""
-    parameters: int
-    """Whole, as they are gathered."""
-    gradients: int
-    """Whole, of the parameters that this block is the last to add to."""
-    largest: int
-    """Largest gradient of one parameter."""
     halved: int = 0
     """Kept from the first to the second half of a split backward."""
 
-    @property
-    def adding(self) -> int:
-        """`workspace` where gradients are added to those that are there. The op that makes the
-        largest gradient is taken to have half of the most that any op of the block has."""
-        more = self.workspace // 2 + self.largest
-        return more if more > self.workspace else self.workspace
+
+@dataclass(frozen=True)
+class MemoryGroup:
+    """Parameters of a stage that one form keeps and synchronises, on a rank."""
+
+    exchange: Exchange
+    buckets: tuple[Bucket, ...]
+    parameters: tuple[int, ...]
+    """Per block: its own, whole, as they are gathered."""
+    gradients: tuple[int, ...]
+    """Per block: whole, of the parameters that it is the last to add to."""
+    largest: tuple[int, ...]
+    """Per block: largest gradient of one parameter."""
+
+    @cached_property
+    def trained(self) -> int:
+        return sum([bucket.nbytes for bucket in self.buckets])
+
+    @cached_property
+    def complete(self) -> dict[int, list[int]]:
+        """Block -> bytes of each bucket that is complete after its backward."""
+        found: dict[int, list[int]] = {}
+        for bucket in self.buckets:
+            found.setdefault(bucket.owner, []).append(bucket.nbytes)
+        return found
+
+    @cached_property
+    def late(self) -> int:
+        """Flat buckets on their way while the first forward of a step runs, at most; of later
+        forwards it is too much."""
+        if not self.exchange.late:
+            return 0
+        return sum(sorted([b.nbytes for b in self.buckets])[-1 - self.exchange.run_ahead :])
+
+    def gathered(self, step: int, prefetch: int) -> Sequence[int]:
+        """Parameters that are gathered while each block runs: its own, and those ahead, the next
+        of which is a `step` away. None where nothing is gathered in that direction."""
+        exchange, own = self.exchange, self.parameters
+        if not (exchange.fetches_forward if step > 0 else exchange.fetches_backward):
+            return ()
+        if not prefetch:
+            return own
+        if step > 0:
+            return [sum(own[i : i + prefetch + 1]) for i in range(len(own))]
+        return [sum(own[i - prefetch if i > prefetch else 0 : i + 1]) for i in range(len(own))]
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageMemory:
     """One stage on a rank. What has been worked out is kept."""
 
-    exchange: Exchange
+    groups: tuple[MemoryGroup, ...]
     shard: int
     prefetch: int
     receives: bool = False
@@ -113,31 +146,22 @@ class StageMemory:
     border: int
     entry: int
     blocks: tuple[BlockMemory, ...]
-    buckets: tuple[Bucket, ...]
     kept: "StageMemory | None" = None
     """The same stage where it keeps all; None if it always does, or nothing asks for that."""
     _backwards: dict[tuple[bool, bool], Bytes] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
-    def trained(self) -> int:
-        return sum([bucket.nbytes for bucket in self.buckets])
-
-    @property
-    def part(self) -> int:
-        """Of the trained bytes, this rank's."""
-        return ceil(self.trained / self.shard)
-
-    @cached_property
     def always(self) -> Bytes:
         """From one end of a step to the other."""
-        flat = self.trained if self.exchange.sums_into_zeros else 0
-        wholes, parts = self.exchange.under_way
-        late = ceil(wholes * self.trained + parts * self.part)
+        flat = late = 0
+        for group in self.groups:
+            part = self._part(group.trained)
+            flat += group.trained if group.exchange.sums_into_zeros else 0
+            flat += self._of_trained(group, group.exchange.kept)
+            wholes, parts = group.exchange.under_way
+            late += ceil(wholes * group.trained + parts * part)
         # A message each way that is under way, and one that is asked for ahead.
-        return Bytes(
-            gradients=flat + self._of_trained(self.exchange.kept),
-            communication=2 * (self.border + self.entry) + late,
-        )
+        return Bytes(gradients=flat, communication=2 * (self.border + self.entry) + late)
 
     @cached_property
     def saved(self) -> int:
@@ -152,7 +176,7 @@ class StageMemory:
     @cached_property
     def begun(self) -> Bytes:
         """From the end of the first backward of a step to that of the last."""
-        return Bytes(gradients=self._of_trained(self.exchange.begun))
+        return Bytes(gradients=sum([self._of_trained(g, g.exchange.begun) for g in self.groups]))
 
     @cached_property
     def forward(self) -> Bytes:
@@ -190,27 +214,27 @@ class StageMemory:
             return self.kept.backward(first=first, last=last)
         found = self._backwards.get((first, last))
         if found is None:
-            every = self.exchange.every_backward
-            found = _most(self._scattered() if every else self._backward(first, last))
-            self._backwards[first, last] = found
+            found = self._backwards[first, last] = _most(self._backward(first, last))
         return found
 
     @cached_property
     def end(self) -> Bytes:
         """Most between the last backward and the next step, `always` left out."""
-        own = self._of_trained(self.exchange.left)
-        wholes, parts = self.exchange.moving_at_end
-        if not wholes + parts:
+        own = moving = 0
+        for group in self.groups:
+            own += self._of_trained(group, group.exchange.left)
+            wholes, parts = group.exchange.moving_at_end
+            largest = max([b.nbytes for b in group.buckets], default=0) if wholes + parts else 0
+            moving = max(moving, wholes * largest + parts * self._part(largest))
+        if not any([sum(group.exchange.moving_at_end) for group in self.groups]):
             return Bytes(gradients=own, communication=self.summed,
                          workspace=max(0, self.temporary - self.summed))  # fmt: skip
-        largest = max([b.nbytes for b in self.buckets], default=0)
-        moving = wholes * largest + parts * self._part(largest)
         return Bytes(gradients=own, communication=max(moving, self.temporary, self.summed))
 
-    def _of_trained(self, shares: tuple[int, int]) -> int:
-        """Bytes of so many wholes and parts of all trained parameters."""
+    def _of_trained(self, group: MemoryGroup, shares: tuple[int, int]) -> int:
+        """Bytes of so many wholes and parts of all trained parameters of a group."""
         wholes, parts = shares
-        return wholes * self.trained + parts * self.part
+        return wholes * group.trained + parts * self._part(group.trained)
 
     def _part(self, nbytes: int) -> int:
         """This rank's of a bucket."""
@@ -222,25 +246,17 @@ class StageMemory:
         return nbytes + (nbytes if self.receives else self._part(nbytes))
 
     def _forward(self) -> list[_Rise]:
-        found, saved, ahead = [], 0, self._gathered(1)
+        found, saved, late = [], 0, sum([group.late for group in self.groups])
+        ahead = self._gathered(1)
         for index, block in enumerate(self.blocks):
-            whole = self._late
+            whole = late
             if ahead:
-                # While it is unpacked, the flat tensor is there beside the parameters.
-                found.append((0, saved, 2 * block.parameters, 0))
-                whole = ahead[index]
+                arriving, whole = ahead[index][0] + late, ahead[index][1] + late
+                found.append((0, saved, arriving, 0))
             workspace = block.forward - block.saved
             saved += block.saved
             found.append((0, saved, whole, workspace))
         return found
-
-    @cached_property
-    def _late(self) -> int:
-        """Flat buckets on their way while the first forward of a step runs, at most; of later
-        forwards it is too much."""
-        if not self.exchange.late:
-            return 0
-        return sum(sorted([b.nbytes for b in self.buckets])[-1 - self.exchange.run_ahead :])
 
     def _remaking(self) -> list[_Rise]:
         found, made, ahead = [], self.saved, self._gathered(1)
@@ -248,85 +264,107 @@ class StageMemory:
         for index, (own, kept) in enumerate(zip(self.blocks, kept_blocks, strict=True)):
             if kept.saved > own.saved:
                 made += kept.saved - own.saved
-            whole = ahead[index] if ahead else 0
+            whole = ahead[index][1] if ahead else 0
             found.append((0, made, whole, kept.forward - kept.saved))
         return found
 
-    def _gathered(self, step: int) -> list[int]:
-        """Parameters that are gathered while each block runs: its own, and those ahead, the next
-        of which is a `step` away. None where nothing is gathered in that direction."""
-        exchange = self.exchange
-        if not (exchange.fetches_forward if step > 0 else exchange.fetches_backward):
+    def _gathered(self, step: int) -> list[tuple[int, int]]:
+        """Parameters that are gathered before each block, at most, and while it runs; the flat
+        tensor is there beside the parameters while it is unpacked. None where nothing is gathered
+        in that direction."""
+        lines = [(g.parameters, ahead) for g in self.groups
+                 if (ahead := g.gathered(step, self.prefetch))]  # fmt: skip
+        if not lines:
             return []
-        own, more = [block.parameters for block in self.blocks], self.prefetch
-        if not more:
-            return own
-        if step > 0:
-            return [sum(own[i : i + more + 1]) for i in range(len(own))]
-        return [sum(own[i - more if i > more else 0 : i + 1]) for i in range(len(own))]
+        if len(lines) == 1:
+            own, ahead = lines[0]
+            return [(2 * n, whole) for n, whole in zip(own, ahead, strict=True)]
+        return [
+            (2 * max([own[i] for own, _ in lines]) + sum([a[i] for _, a in lines]),
+             sum([a[i] for _, a in lines]))
+            for i in range(len(self.blocks))
+        ]  # fmt: skip
 
     def _backward(self, first: bool, last: bool) -> list[_Rise]:
+        """What has been freed, and what each group's gradients and messages take meanwhile."""
         found: list[_Rise] = []
-        freed = made = packed = 0
-        newest = before = summed = 0  # of buckets: the two on their way, parts that have come
-        for index in range(len(self.blocks) - 1, -1, -1):
-            block = self.blocks[index]
-            if first and not self.exchange.sums_into_zeros:
-                made += block.gradients
-                workspace = block.workspace
-            else:
-                workspace = block.adding
-            moving = summed + self._scattering(newest) + self._scattering(before)
-            found.append((made - packed, -freed, moving, workspace))
-            freed += block.saved
-            for nbytes in self._complete.get(index, ()) if last and self.exchange.packs else ():
-                summed += self._part(before)
-                before, newest = newest, nbytes
-                moving = summed + self._scattering(newest) + self._scattering(before)
-                found.append((made - packed, -freed, moving, 0))
-                packed += newest
-        return found
-
-    @cached_property
-    def _complete(self) -> dict[int, list[int]]:
-        """Block -> bytes of each bucket that is complete after its backward."""
-        found: dict[int, list[int]] = {}
-        for bucket in self.buckets:
-            found.setdefault(bucket.owner, []).append(bucket.nbytes)
-        return found
-
-    @cached_property
-    def _owned(self) -> dict[int, int]:
-        """The same of all of them."""
-        return {owner: sum(sizes) for owner, sizes in self._complete.items()}
-
-    def _scattered(self) -> list[_Rise]:
-        """Where they go after every backward: whole gradients live until their bucket is packed,
-        two buckets at most are on their way."""
-        found, largest = (0, 0, 0, 0), -inf
-        freed = whole = gathered = 0
+        freed = 0
         ahead = self._gathered(-1)
-        newest = before = 0
+        groups = [
+            _Gradients(group, self._part, self._scattering, first, last) for group in self.groups
+        ]
         for index in range(len(self.blocks) - 1, -1, -1):
             block = self.blocks[index]
-            whole += block.gradients
-            moving = self._scattering(newest) + self._scattering(before)
+            arriving, gathered = ahead[index] if ahead else (0, 0)
             if ahead:
-                gathered = ahead[index]
-                unpacked = 2 * block.parameters + moving
-                if unpacked - freed > largest:
-                    largest, found = unpacked - freed, (0, -freed, unpacked, 0)
-            total = whole - freed + gathered + moving + block.workspace
-            if total > largest:
-                largest, found = total, (whole, -freed, gathered + moving, block.workspace)
+                before = sum([group.gradients for group in groups])
+                moving = sum([group.moving for group in groups])
+                found.append((before, -freed, arriving + moving, 0))
+            for group in groups:
+                group.add(index)
+            workspace = max([group.workspace(index, block.workspace) for group in groups])
+            found.append((
+                sum([group.gradients for group in groups]), -freed,
+                gathered + sum([group.moving for group in groups]), workspace,
+            ))  # fmt: skip
             freed += block.saved
-            if index in self._owned:
-                before, newest = newest, self._owned[index]
-                sent = self._scattering(newest) + self._scattering(before)
-                if whole - freed + sent > largest:
-                    largest, found = whole - freed + sent, (whole, -freed, sent, 0)
-                whole = 0
-        return [found]
+            for group in groups:
+                for _ in group.sent(index):
+                    found.append((
+                        sum([group.gradients for group in groups]), -freed,
+                        sum([group.moving for group in groups]), 0,
+                    ))  # fmt: skip
+        return found
+
+
+class _Gradients:
+    """Those of a group within a backward: whole until their bucket is packed, and two buckets at
+    most on their way."""
+
+    def __init__(
+        self,
+        group: MemoryGroup,
+        part: Callable[[int], int],
+        scattering: Callable[[int], int],
+        first: bool,
+        last: bool,
+    ) -> None:
+        exchange = group.exchange
+        self._group, self._part, self._scattering = group, part, scattering
+        self._every = bool(exchange.every_backward)
+        """They go after every backward, so that there are none to which to add."""
+        self._grows = self._every or (first and not exchange.sums_into_zeros)
+        self._goes = self._every or (last and exchange.packs)
+        self._newest = self._before = self._arrived = 0
+        self.gradients = 0
+        """Whole ones that are there now, beside those that were before."""
+
+    @property
+    def moving(self) -> int:
+        """On the way, or arrived while others are."""
+        return self._arrived + self._scattering(self._newest) + self._scattering(self._before)
+
+    def add(self, index: int) -> None:
+        """A block runs."""
+        if self._grows:
+            self.gradients += self._group.gradients[index]
+
+    def workspace(self, index: int, nbytes: int) -> int:
+        """Of a block that needs so much beside what it saved: more, where gradients are added to
+        those that are there. The op that makes the largest gradient is taken to have half of the
+        most that any op of the block has."""
+        if self._grows:
+            return nbytes
+        return max(nbytes, nbytes // 2 + self._group.largest[index])
+
+    def sent(self, index: int) -> Iterator[None]:
+        """A block has run: each time, something has been packed and goes."""
+        sizes = self._group.complete.get(index, ()) if self._goes else ()
+        for nbytes in [sum(sizes)] if self._every and sizes else sizes:
+            self._arrived += 0 if self._every else self._part(self._before)
+            self._before, self._newest = self._newest, nbytes
+            yield
+            self.gradients -= self.gradients if self._every else nbytes
 
 
 def _most(rises: Sequence[_Rise]) -> Bytes:

@@ -54,6 +54,15 @@ class BlockParams:
     """Block -> earlier ones of which it reads parameters too."""
 
     @property
+    def trained_bytes(self) -> int:
+        return sum([own.trained_bytes for own in self.owned])
+
+    @property
+    def tensors(self) -> int:
+        """Trained ones."""
+        return sum([own.tensors for own in self.owned])
+
+    @property
     def gathered(self) -> list[int]:
         """Bytes of each block's parameters: what it reads, and all kept with that."""
         found = [own.nbytes for own in self.owned]

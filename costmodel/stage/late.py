@@ -4,8 +4,10 @@ of them."""
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from meshwright.costmodel.stage.form_group import FormGroup
+from meshwright.costmodel.stage.gathers import UNPACKED
 from meshwright.costmodel.stage.program import IDLE, Do, Program, Step, play, run
-from meshwright.costmodel.stage.sync import UNPACKED, Sync
+from meshwright.costmodel.stage.sync import Sync
 from meshwright.forms.exchange import Event, Send
 
 
@@ -20,56 +22,87 @@ class Late:
 
 def late_of(sync: Sync) -> Late:
     """Plays the first forward of a step with the gathers of the step before, and without."""
-    if not sync.exchange.late:
+    arriving = [
+        _Arriving(sync, group, number)
+        for number, group in enumerate(sync.groups) if group.exchange.late
+    ]  # fmt: skip
+    if not arriving:
         return Late()
-    steps = list(_forward(sync))
-    alone = [step for block in sync.blocks for step in sync.block_forward(block)]
-    longer_s = play(steps, IDLE, sync.overlap)[0] - play(alone, IDLE, sync.overlap)[0]
-    program = Program(tuple(steps))
+    steps = list(_forward(sync, arriving))
+    longer_s = (
+        play(steps, IDLE, sync.overlap)[0] - play(list(_forward(sync, ())), IDLE, sync.overlap)[0]
+    )
+    own = [step for group in arriving for step in group.begun_steps]
+    program = Program(tuple(own))
     moved_s = sum(program.jobs_by_what.values()) + program.own_by_what.get("gather", 0.0)
     return Late(max(0.0, longer_s), max(0.0, moved_s - max(0.0, longer_s)))
 
 
-def _forward(sync: Sync) -> Iterator[Step]:
-    """Buckets arrive before the first block that reads them, each begun `run_ahead` blocks
-    earlier."""
-    ahead, begun = sync.exchange.run_ahead, set[int]()
-
-    def begin(calls: Iterable[int]) -> Iterator[Step]:
-        for call in calls:
-            if call not in begun:
-                begun.add(call)
-                yield from _begin(sync, call)
-
-    yield from begin(range(ahead))
+def _forward(sync: Sync, arriving: Sequence["_Arriving"]) -> Iterator[Step]:
+    """Buckets arrive before the first block that reads them; other groups' parameters are gathered
+    beside them."""
+    gathers = [own.steps(1) for own in sync.gathers if own.forward]
+    for group in arriving:
+        yield from group.first()
     for call, block in enumerate(sync.blocks):
-        yield from begin([call])
-        for number, bucket in enumerate(sync.owned.get(call, ())):
-            yield Step(Do.WAIT, 0.0, _job(call, number), "gather")
-            for send in sync.exchange.late:
-                yield run(sync.copy_s(UNPACKED * bucket.nbytes * send.unpacks), "gather")
-        yield from begin(range(call + 1, call + 1 + ahead))
+        for group in arriving:
+            yield from group.before(call)
+        for own in gathers:
+            yield from own[call]
         yield from sync.block_forward(block)
 
 
-def _begin(sync: Sync, call: int) -> Iterator[Step]:
-    for number, bucket in enumerate(sync.owned.get(call, ())):
-        for send in sync.exchange.late:
-            if send.packs:
-                own = bucket.nbytes / sync.shard if send.packs == "part" else bucket.nbytes
-                yield run(sync.copy_s(sync.packed_bytes(own)), "gather")
-            seconds = sync.send_s(send, bucket.nbytes)
-            yield Step(Do.START, seconds, _job(call, number), "gather")
+class _Arriving:
+    """Buckets of a group, each begun `run_ahead` blocks before it is waited for."""
 
+    def __init__(self, sync: Sync, group: FormGroup, number: int) -> None:
+        self._sync, self._group, self._number = sync, group, number
+        self._begun = set[int]()
+        self.begun_steps: list[Step] = []
+        """What has been played of it."""
 
-def _job(call: int, number: int) -> int:
-    """A number for the gather of a bucket; a block is the first to read fewer than 2^20."""
-    return (call << 20) + number
+    def first(self) -> Iterator[Step]:
+        yield from self._begin(range(self._group.exchange.run_ahead))
+
+    def before(self, call: int) -> Iterator[Step]:
+        """Before a block runs."""
+        yield from self._begin([call])
+        for number, bucket in enumerate(self._group.owned.get(call, ())):
+            yield Step(Do.WAIT, 0.0, self._job(call, number), "gather")
+            for send in self._group.exchange.late:
+                copies = run(self._sync.copy_s(UNPACKED * bucket.nbytes * send.unpacks), "gather")
+                self.begun_steps.append(copies)
+                yield copies
+        yield from self._begin(range(call + 1, call + 1 + self._group.exchange.run_ahead))
+
+    def _begin(self, calls: Iterable[int]) -> Iterator[Step]:
+        for call in calls:
+            if call not in self._begun:
+                self._begun.add(call)
+                steps = list(self._starts(call))
+                self.begun_steps += steps
+                yield from steps
+
+    def _starts(self, call: int) -> Iterator[Step]:
+        sync = self._sync
+        for number, bucket in enumerate(self._group.owned.get(call, ())):
+            for send in self._group.exchange.late:
+                if send.packs:
+                    own = bucket.nbytes / sync.shard if send.packs == "part" else bucket.nbytes
+                    yield run(sync.copy_s(sync.packed_bytes(own)), "gather")
+                seconds = sync.send_s(self._group, send, bucket.nbytes)
+                yield Step(Do.START, seconds, self._job(call, number), "gather")
+
+    def _job(self, call: int, number: int) -> int:
+        """A number for the gather of a bucket; a block is the first to read fewer than 2^20."""
+        return (((self._number + 1) << 40) + (call << 20)) + number
 
 
 def lagging_s(sync: Sync) -> float:
     """Returns the seconds of what a stage sends in a step and waits for in a later one."""
-    return sum([_seconds(sync, send) for send in sync.exchange.lagging])
+    return sum([
+        _seconds(sync, group, send) for group in sync.groups for send in group.exchange.lagging
+    ])  # fmt: skip
 
 
 def unhidden_s(syncs: Sequence[Sync], num_microbatches: int, step_s: float) -> float:
@@ -77,17 +110,17 @@ def unhidden_s(syncs: Sequence[Sync], num_microbatches: int, step_s: float) -> f
     longer. It has that long every step, however late it is waited for, but for the time that
     its replicas' other messages take."""
     lagging, others = sum([lagging_s(sync) for sync in syncs]), 0.0
-    for sync in syncs:
-        for send in sync.exchange.sends:
+    for sync, group in [(own, group) for own in syncs for group in own.groups]:
+        for send in group.exchange.sends:
             once = send.at in (Event.AFTER_LAST, Event.END, Event.UPDATED)
             if not send.lag:
-                others += (1 if once else num_microbatches) * _seconds(sync, send)
+                others += (1 if once else num_microbatches) * _seconds(sync, group, send)
     return max(0.0, lagging + others - max(step_s, others))
 
 
-def _seconds(sync: Sync, send: Send) -> float:
-    """Of all units of a stage."""
+def _seconds(sync: Sync, group: FormGroup, send: Send) -> float:
+    """Of all units of a group."""
     if send.unit == "block":
-        return sum([sync.send_s(send, block.gathered_bytes) for block in sync.blocks])
+        return sum([sync.send_s(group, send, nbytes) for nbytes in group.gathered])
     part = sync.shard if send.of_part else 1
-    return sum([sync.send_s(send, bucket.nbytes / part) for bucket in sync.buckets])
+    return sum([sync.send_s(group, send, bucket.nbytes / part) for bucket in group.buckets])

@@ -1,6 +1,6 @@
 """One stage of a plan on its devices: what its actions do, what ends its step, what it holds."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from meshwright.costmodel.block.overlap import NOTHING
 from meshwright.costmodel.comm.comm import Levels
 from meshwright.costmodel.cost_cache import CostTables
 from meshwright.costmodel.memory.memory import training_state
-from meshwright.costmodel.memory.stage_memory import BlockMemory, StageMemory
+from meshwright.costmodel.memory.stage_memory import BlockMemory, MemoryGroup, StageMemory
 from meshwright.costmodel.ops.clip import clip_time
 from meshwright.costmodel.ops.optimizer import OptimizerTime, optimizer_time, temporary_bytes
 from meshwright.costmodel.ops.overheads import overheads_of
@@ -22,14 +22,17 @@ from meshwright.costmodel.stage.buckets import (
     buckets,
     forward_buckets,
 )
+from meshwright.costmodel.stage.form_group import FormGroup
 from meshwright.costmodel.stage.late import late_of
 from meshwright.costmodel.stage.offload import arriving_s, copy_s, leaving_s
 from meshwright.costmodel.stage.placement import StageCosts
 from meshwright.costmodel.stage.program import IDLE, Program, Step, play, talk
 from meshwright.costmodel.stage.sync import BlockTimes, Sync
+from meshwright.forms.exchange import Exchange
 from meshwright.forms.sync import exchange_of
 from meshwright.ir.graph.graph import Kind
-from meshwright.ir.plan.plan import Plan, Stage, SyncChoice
+from meshwright.ir.plan.parameters import groups_of
+from meshwright.ir.plan.plan import FormChoice, Plan, Stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,22 +71,41 @@ class _Actions(NamedTuple):
 def stage_model(tables: CostTables, plan: Plan, index: int, costs: StageCosts) -> StageModel:
     """The model of stage `index`; equal stages share one."""
     stage = plan.stages[index]
+    parts = _parts(tables, stage, costs)
     key = (
-        id(costs.cost), exchange_of(stage), stage.prefetch, stage.dp, stage.mesh.get("dp_shard", 1),
+        id(costs.cost), parts, stage.prefetch, stage.dp, stage.mesh.get("dp_shard", 1),
         plan.optimizer, costs.spot, costs.shard_levels, costs.replicate_levels,
         costs.border_bytes, costs.entry_bytes, costs.passage, costs.hidden,
         costs.packs, costs.updates,
     )  # fmt: skip
     found = tables.models.get(key)
     if found is None:
-        found = tables.models[key] = _make(tables, plan.optimizer, stage, costs)
+        found = tables.models[key] = _make(tables, plan.optimizer, stage, costs, parts)
     assert isinstance(found, StageModel)
     return found
 
 
-def _make(tables: CostTables, optimizer: str, stage: Stage, costs: StageCosts) -> StageModel:
-    held = _held(tables, costs)
-    sync = _sync(tables, stage, costs, held)
+_Parts = tuple[tuple[Exchange, frozenset[str] | None], ...]
+"""What is done with parameters of a stage, and their names; None: all that it has."""
+
+
+def _parts(tables: CostTables, stage: Stage, costs: StageCosts) -> _Parts:
+    if not stage.by_parameter:
+        return ((exchange_of(stage), None),)
+    names: dict[str, list[str]] = {}
+    for name in costs.cost.params:
+        names.setdefault(tables.graph.tensors[name].fqn, []).append(name)
+    return tuple(
+        (exchange_of(view), frozenset(name for path in paths for name in names[path]))
+        for view, paths in groups_of(stage, names)
+    )
+
+
+def _make(
+    tables: CostTables, optimizer: str, stage: Stage, costs: StageCosts, parts: _Parts
+) -> StageModel:
+    held = [_held(tables, costs, names) for _, names in parts]
+    sync = _sync(tables, stage, costs, parts, held)
     own = _trained(held, sync)
     actions = _actions(tables, sync, costs.device.name)
     return StageModel(
@@ -91,12 +113,12 @@ def _make(tables: CostTables, optimizer: str, stage: Stage, costs: StageCosts) -
         programs=actions.programs,
         forward_s=actions.forward_s,
         backward_s=actions.backward_s,
-        finish=tuple(sync.finish(_summed(costs))),
+        finish=tuple(sync.finish(_summed(costs, parts))),
         optimizer=optimizer_time(costs.device, optimizer, *own, tables.profile),
         clip_s=clip_time(costs.device, *own, scales=not costs.updates),
         publish=actions.publish,
         hidden_s=actions.hidden_s,
-        memory=_memory(tables, optimizer, costs, held, sync),
+        memory=_memory(tables, optimizer, costs, parts, held, sync),
         uncertain_s=costs.cost.uncertain_s
         + costs.passage.uncertain_s
         + sum(one.uncertain_s for one in costs.hidden),
@@ -106,7 +128,7 @@ def _make(tables: CostTables, optimizer: str, stage: Stage, costs: StageCosts) -
 def _actions(tables: CostTables, sync: Sync, device: str) -> _Actions:
     """What the stage does; that of other blocks with equal costs is the same."""
     key = (
-        device, sync.exchange, sync.prefetch, sync.shard, sync.blocks, sync.buckets, sync.prelude_s,
+        device, sync.groups, sync.prefetch, sync.shard, sync.blocks, sync.prelude_s,
         sync.dp, sync.shard_levels, sync.replicate_levels, sync.passage_forward_s,
         sync.passage_backward_s, sync.tensor_overlapped, sync.packs, sync.updates,
     )  # fmt: skip
@@ -124,26 +146,42 @@ def _actions(tables: CostTables, sync: Sync, device: str) -> _Actions:
     return found
 
 
-def _summed(costs: StageCosts) -> tuple[tuple[int, Levels], ...]:
-    """Bytes of the gradients that are summed over each model axis, and the links of the axis."""
+def _summed(costs: StageCosts, parts: _Parts) -> tuple[tuple[tuple[int, ...], Levels], ...]:
+    """Bytes of the gradients that are summed over each model axis, group by group, and the links of
+    the axis."""
     params, over = costs.cost.params, costs.cost.summed_over
     lines = zip(costs.spot.model, costs.spot.model_levels, strict=True)
     return tuple(
-        (sum([params[name] for name, axes in over.items() if axis in axes]), levels)
+        (
+            tuple(
+                sum([
+                    params[name] for name, axes in over.items()
+                    if axis in axes and (names is None or name in names)
+                ])
+                for _, names in parts
+            ),
+            levels,
+        )
         for (axis, _), levels in lines
-    )
+    )  # fmt: skip
 
 
-def _held(tables: CostTables, costs: StageCosts) -> BlockParams:
-    """The stage's parameters on one rank."""
+def _held(tables: CostTables, costs: StageCosts, names: frozenset[str] | None) -> BlockParams:
+    """The stage's parameters of a group on one rank."""
     owners, sizes = _shared(tables, costs)
     owned: list[Owned] = []
     also: dict[int, frozenset[int]] = {}
     for index, (block, cost) in enumerate(zip(costs.blocks, costs.cost.blocks, strict=True)):
         held = cost.param_bytes
         kinds = tables.param_kinds[block.name]
+        if names is not None:
+            kinds = tuple(
+                kind if name in names else None
+                for name, kind in zip(block.params, kinds, strict=True)
+            )
         if owners and not owners.keys().isdisjoint(block.params):
-            others = {owners.get(name, index) for name in block.params} - {index}
+            read = [name for name in block.params if names is None or name in names]
+            others = {owners.get(name, index) for name in read} - {index}
             also |= {index: frozenset(others)} if others else {}
             held = tuple(sizes.get(n, size) for n, size in zip(block.params, held, strict=True))
             kinds = tuple(
@@ -178,32 +216,61 @@ class SyncPrices:
     """What forms of synchronisation leave a stage to wait for; what they share is computed once."""
 
     def __init__(self, tables: CostTables, stage: Stage, costs: StageCosts) -> None:
-        self.tables, self.stage = tables, stage
-        self._held, self._summed = _held(tables, costs), _summed(costs)
-        self._sync = _sync(tables, stage, costs, self._held)
+        self.tables, self.stage, self.costs = tables, stage, costs
+        self._held: dict[frozenset[str] | None, BlockParams] = {}
+        self._sync: Sync | None = None
 
-    def waited_s(self, choice: SyncChoice) -> float:
+    def waited_s(self, choice: FormChoice) -> float:
         """Seconds from the start of the stage's last backward to the next step, with what makes
-        that longer; the update left out."""
+        that longer; the update left out. What the stage says of single parameters stays."""
+        tables, costs = self.tables, self.costs
         stage = replace(self.stage, sync=choice)
-        buckets = _buckets(self.tables, stage, self._held)
-        sync = replace(self._sync, exchange=exchange_of(stage), buckets=buckets)
+        parts = _parts(tables, stage, costs)
+        for _, names in parts:
+            if names not in self._held:
+                self._held[names] = _held(tables, costs, names)
+        held = [self._held[names] for _, names in parts]
+        if self._sync is None:
+            self._sync = _sync(tables, stage, costs, parts, held)
+        sync = replace(self._sync, groups=_groups(tables, stage, parts, held))
         last = sync.programs()[B + LAST].steps
-        steps = (*last, *sync.finish(self._summed), *sync.publish())
+        steps = (*last, *sync.finish(_summed(costs, parts)), *sync.publish())
         return play(steps, IDLE, sync.overlap)[0] + late_of(sync).exposed_s
 
 
-def _buckets(tables: CostTables, stage: Stage, held: BlockParams) -> tuple[Bucket, ...]:
-    exchange = exchange_of(stage)
+def _groups(
+    tables: CostTables, stage: Stage, parts: _Parts, held: Sequence[BlockParams]
+) -> tuple[FormGroup, ...]:
+    return tuple(
+        FormGroup(
+            exchange,
+            _buckets(tables, stage, exchange, own),
+            tuple(own.gathered),
+            tuple([o.trained_bytes for o in own.owned]) if len(parts) > 1 else (),
+        )
+        for (exchange, _), own in zip(parts, held, strict=True)
+    )
+
+
+def _buckets(
+    tables: CostTables, stage: Stage, exchange: Exchange, held: BlockParams
+) -> tuple[Bucket, ...]:
     limit_bytes = exchange.bucket_bytes or (0 if exchange.reduces_blocks else tables.bucket_bytes)
     made = forward_buckets if exchange.in_forward_order else buckets
     return () if stage.dp == 1 else made(held.owned, limit_bytes)
 
 
-def _sync(tables: CostTables, stage: Stage, costs: StageCosts, held: BlockParams) -> Sync:
+def _sync(
+    tables: CostTables,
+    stage: Stage,
+    costs: StageCosts,
+    parts: _Parts,
+    held: Sequence[BlockParams],
+) -> Sync:
     return Sync(
-        exchange=exchange_of(stage), prefetch=stage.prefetch, shard=stage.mesh.get("dp_shard", 1),
-        blocks=_block_times(tables, costs, held), buckets=_buckets(tables, stage, held),
+        groups=_groups(tables, stage, parts, held),
+        prefetch=stage.prefetch, shard=stage.mesh.get("dp_shard", 1),
+        blocks=_block_times(tables, costs),
         prelude_s=costs.cost.forward_s - sum([c.forward_s for c in costs.cost.blocks]),
         dp=costs.spot.dp_levels, shard_levels=costs.shard_levels,
         replicate_levels=costs.replicate_levels, overheads=overheads_of(costs.device),
@@ -212,23 +279,20 @@ def _sync(tables: CostTables, stage: Stage, costs: StageCosts, held: BlockParams
     )  # fmt: skip
 
 
-def _block_times(
-    tables: CostTables, costs: StageCosts, held: BlockParams
-) -> tuple[BlockTimes, ...]:
+def _block_times(tables: CostTables, costs: StageCosts) -> tuple[BlockTimes, ...]:
     """Of each block; those that are alike share one object."""
     overheads = overheads_of(costs.device)
     rows = zip(
         costs.cost.blocks,
         costs.hidden or (NOTHING,) * len(costs.blocks),
         [mode is True for mode in costs.modes],
-        held.gathered,
         *_copy_waits(tables, costs),
         strict=True,
     )
     known: dict[object, BlockTimes] = {}
     found: list[BlockTimes] = []
-    for cost, hidden, again, gathered, leaves_s, returns_s in rows:
-        key = id(cost), id(hidden), again, gathered, leaves_s, returns_s
+    for cost, hidden, again, leaves_s, returns_s in rows:
+        key = id(cost), id(hidden), again, leaves_s, returns_s
         if key not in known:
             known[key] = BlockTimes(
                 forward_s=cost.forward_s - cost.comm_forward_s + hidden.more_forward_s,
@@ -244,7 +308,6 @@ def _block_times(
                 tensor_backward_s=cost.comm_backward_s
                 - hidden.backward_s
                 - again * hidden.remade_s,
-                gathered_bytes=gathered,
                 overhead_s=overheads.block_of(cost.no_grad_s is not None),
                 leaves_s=leaves_s,
                 returns_s=returns_s,
@@ -268,45 +331,66 @@ def _copy_waits(tables: CostTables, costs: StageCosts) -> tuple[list[float], lis
     return leaving_s([cost.forward_s for cost in blocks], copies), back[::-1]
 
 
-def _trained(held: BlockParams, sync: Sync) -> tuple[int, int]:
+def _trained(held: Sequence[BlockParams], sync: Sync) -> tuple[int, int]:
     """Tensors that the optimizer steps over, and the bytes of this rank's part of them."""
-    nbytes = sum([own.trained_bytes for own in held.owned])
-    tensors = sum([own.tensors for own in held.owned])
-    return tensors, ceil(nbytes / sync.exchange.parts("optimizer", sync.shard))
+    tensors = sum([group.tensors for group in held])
+    return tensors, sum([
+        ceil(group.trained_bytes / form.exchange.parts("optimizer", sync.shard))
+        for group, form in zip(held, sync.groups, strict=True)
+    ])  # fmt: skip
 
 
 def _memory(
-    tables: CostTables, optimizer: str, costs: StageCosts, held: BlockParams, sync: Sync
+    tables: CostTables,
+    optimizer: str,
+    costs: StageCosts,
+    parts: _Parts,
+    held: Sequence[BlockParams],
+    sync: Sync,
 ) -> StageMemory:
-    trained = sum([own.trained_bytes for own in held.owned])
-    parts = sync.exchange.parts("optimizer", sync.shard)
-    state = training_state(
-        sum(costs.cost.params.values()), trained,
-        optimizer=optimizer, exchange=sync.exchange, dp_shard=sync.shard,
-    )  # fmt: skip
+    shares = [form.exchange.parts("optimizer", sync.shard) for form in sync.groups]
+    trained = [own.trained_bytes for own in held]
+    others = sum(costs.cost.params.values()) - sum(trained)
+    states = [
+        training_state(
+            nbytes, nbytes, optimizer=optimizer, exchange=form.exchange, dp_shard=sync.shard
+        )
+        for nbytes, form in zip(trained, sync.groups, strict=True)
+    ]
     return StageMemory(
-        exchange=sync.exchange, shard=sync.shard, prefetch=sync.prefetch,
-        receives=costs.device.kind == "cpu",
-        parameters=state.parameters_bytes, optimizer=state.optimizer_bytes,
+        shard=sync.shard, prefetch=sync.prefetch, receives=costs.device.kind == "cpu",
+        parameters=others + sum([state.parameters_bytes for state in states]),
+        optimizer=sum([state.optimizer_bytes for state in states]),
         temporary=temporary_bytes(
-            costs.device, optimizer, trained // parts, max([own.largest for own in held.owned])
+            costs.device, optimizer,
+            sum([nbytes // parts for nbytes, parts in zip(trained, shares, strict=True)]),
+            max([own.largest for group in held for own in group.owned]),
         ),
-        summed=max((nbytes // parts for nbytes, _ in _summed(costs)), default=0),
+        summed=max([
+            sum([nbytes // parts for nbytes, parts in zip(sizes, shares, strict=True)])
+            for sizes, _ in _summed(costs, parts)
+        ], default=0),
         border=costs.border_bytes, entry=costs.entry_bytes,
-        blocks=_block_memories(costs, held),
-        buckets=sync.buckets or buckets(held.owned, 0),
+        blocks=_block_memories(costs),
+        groups=tuple(
+            MemoryGroup(
+                form.exchange, form.buckets or buckets(own.owned, 0), form.gathered,
+                tuple([o.trained_bytes for o in own.owned]),
+                tuple([o.largest_trained for o in own.owned]),
+            )
+            for form, own in zip(sync.groups, held, strict=True)
+        ),
     )  # fmt: skip
 
 
-def _block_memories(costs: StageCosts, held: BlockParams) -> tuple[BlockMemory, ...]:
+def _block_memories(costs: StageCosts) -> tuple[BlockMemory, ...]:
     """Of each block; those that are alike share one object."""
     on_device = costs.device.kind != "cpu"
-    rows = zip(costs.cost.blocks, costs.cost.block_saved, held.owned, held.gathered, strict=True)
     known: dict[object, BlockMemory] = {}
     found: list[BlockMemory] = []
     before = 0
-    for cost, saved, own, gathered in rows:
-        key = id(cost), saved, id(own), gathered, before
+    for cost, saved in zip(costs.cost.blocks, costs.cost.block_saved, strict=True):
+        key = id(cost), saved, before
         moved = cost.moved_bytes * on_device
         if key not in known:
             known[key] = BlockMemory(
@@ -315,9 +399,6 @@ def _block_memories(costs: StageCosts, held: BlockParams) -> tuple[BlockMemory, 
                 # while its block runs, and while the next one does.
                 forward=max(saved + moved, cost.workspace_bytes) + before,
                 workspace=cost.workspace_bytes + cost.remade_bytes + moved + before,
-                parameters=gathered,
-                gradients=own.trained_bytes,
-                largest=own.largest_trained,
                 halved=cost.halved_bytes,
             )
         found.append(known[key])

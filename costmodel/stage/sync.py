@@ -11,7 +11,8 @@ from functools import cached_property, partial
 from meshwright.costmodel.comm.comm import Levels, collective_time
 from meshwright.costmodel.ops.overheads import Overheads
 from meshwright.costmodel.simulate.compiled_schedule import LAST, B, F, I, W
-from meshwright.costmodel.stage.buckets import Bucket
+from meshwright.costmodel.stage.form_group import FormGroup
+from meshwright.costmodel.stage.gathers import UNPACKED, Gathers
 from meshwright.costmodel.stage.merging import Programs, Steps, with_neighbours
 from meshwright.costmodel.stage.program import (
     SCATTER,
@@ -22,12 +23,12 @@ from meshwright.costmodel.stage.program import (
     run,
     talk,
 )
-from meshwright.forms.exchange import Axis, Exchange, Send
+from meshwright.forms.exchange import Axis, Send
 from meshwright.ir.layout.conversions import Primitive
 
-PACKED, PACKED_BY_KERNEL, UNPACKED = 3, 2, 2
+PACKED, PACKED_BY_KERNEL = 3, 2
 """Bytes that move per byte of a flat tensor: zeros, unless a kernel packs, then every shard in its
-place; and out of it."""
+place."""
 ADDED = 3
 """The same for adding one tensor to another."""
 
@@ -47,7 +48,6 @@ class BlockTimes:
     split_s: float
     """What a backward in two halves takes more."""
     tensor_backward_s: float
-    gathered_bytes: int
     overhead_s: float = 0.0
     """Of the runtime, where its times do not have it."""
     leaves_s: float = 0.0
@@ -60,12 +60,12 @@ class BlockTimes:
 class Sync:
     """A stage and how it synchronises."""
 
-    exchange: Exchange
+    groups: tuple[FormGroup, ...]
+    """Its parameters, by the form that they have."""
     prefetch: int
     shard: int
     """Ranks among which it shards."""
     blocks: tuple[BlockTimes, ...]
-    buckets: tuple[Bucket, ...]
     prelude_s: float
     dp: Levels
     shard_levels: Levels
@@ -85,12 +85,12 @@ class Sync:
 
     @cached_property
     def trained_bytes(self) -> int:
-        return sum([bucket.nbytes for bucket in self.buckets])
+        return sum([bucket.nbytes for group in self.groups for bucket in group.buckets])
 
     @cached_property
     def overlap(self) -> Overlap:
         """By how much gradients on their way and computing slow each other down."""
-        levels = self.levels(self.exchange.axis)
+        levels = [level for group in self.groups for level in self.levels(group.exchange.axis)]
         slowdowns = [level.link.slowdowns(self._message_bytes) for level in levels]
         compute, channel = zip((1.0, 1.0), *slowdowns, strict=True)
         return Overlap(max(compute), max(channel))
@@ -104,9 +104,7 @@ class Sync:
     @property
     def _message_bytes(self) -> float:
         """That a byte on its way goes with, on average."""
-        sizes = [bucket.nbytes for bucket in self.buckets]
-        if self.exchange.fetches:
-            sizes += [block.gathered_bytes for block in self.blocks]
+        sizes = [nbytes for group in self.groups for nbytes in group.message_bytes]
         return sum([n * n for n in sizes]) / sum(sizes) if any(sizes) else 0.0
 
     def programs(self) -> Mapping[int, Program]:
@@ -125,10 +123,10 @@ class Sync:
             talk(self.passage_forward_s, "tensor"),
         ]  # fmt: skip
         made: dict[int, list[Step]] = {}
-        gathers = self._gathers(1) if self.exchange.fetches_forward else ()
+        gathers = [own.steps(1) for own in self.gathers if own.forward]
         for index, block in enumerate(self.blocks):
-            if gathers:
-                found += gathers[index]
+            for own in gathers:
+                found += own[index]
             if id(block) not in made:
                 made[id(block)] = with_neighbours(self.block_forward(block))
             found += made[id(block)]
@@ -146,30 +144,34 @@ class Sync:
             run(self.overheads.action_s, "overhead"),
             talk(self.passage_backward_s if inputs else 0.0, "tensor"),
         ]
-        exchange = self.exchange
-        sends = exchange.every_backward + (exchange.last_backward if last else ())
-        reduces = weights and sends
-        made: dict[int, list[Step]] = {}
-        reduced: dict[int, list[Step]] = {}
-        gathers = self._gathers(-1) if self.exchange.fetches_backward else ()
+        reduces = [
+            (group, sends)
+            for group in (self.groups if weights else ())
+            if (sends := group.exchange.every_backward + group.exchange.last_backward * last)
+        ]
+        made: dict[object, list[Step]] = {}
+        reduced: dict[object, list[Step]] = {}
+        gathers = [own.steps(-1) for own in self.gathers if own.backward]
         for index in range(len(self.blocks) - 1, -1, -1):
-            if gathers:
-                found += gathers[index]
+            for own in gathers:
+                found += own[index]
             block = self.blocks[index]
-            if id(block) not in made:
-                made[id(block)] = with_neighbours(
-                    self._block_backward(block, inputs, weights, last)
+            unadded = self._unadded(index, last)
+            if (id(block), unadded) not in made:
+                made[id(block), unadded] = with_neighbours(
+                    self._block_backward(block, inputs, weights, unadded)
                 )
-            found += made[id(block)]
-            if reduces and index in self.owned:
-                for bucket in self.owned[index]:
-                    if bucket.nbytes not in reduced:
-                        reduced[bucket.nbytes] = with_neighbours(self._reduce(sends, bucket.nbytes))
-                    found += reduced[bucket.nbytes]
+            found += made[id(block), unadded]
+            for group, sends in reduces:
+                for bucket in group.owned.get(index, ()):
+                    key = id(group), bucket.nbytes
+                    if key not in reduced:
+                        reduced[key] = with_neighbours(self._reduce(group, sends, bucket.nbytes))
+                    found += reduced[key]
         return found
 
     def _block_backward(
-        self, block: BlockTimes, inputs: bool, weights: bool, last: bool
+        self, block: BlockTimes, inputs: bool, weights: bool, unadded: float
     ) -> list[Step]:
         found = [run(block.overhead_s, "overhead")]
         if inputs:
@@ -177,16 +179,16 @@ class Sync:
             found += self._tensor(block.tensor_backward_s, block.input_s, "backward")
         if weights:
             split_s = 0.0 if inputs else block.split_s
-            found.append(run(block.weight_s + split_s - self._unadded_s(block, last), "backward"))
+            found.append(run(block.weight_s + split_s - unadded * block.accumulate_s, "backward"))
         return found
 
-    def _unadded_s(self, block: BlockTimes, last: bool) -> float:
-        """What is not added to a gradient that is there: there never is one where they go after
-        each backward, and else none before the first, unless they are summed into zeros. The last
-        backward stands for the first: a step has one of each."""
-        if self.exchange.keeps_whole_gradients and (self.exchange.sums_into_zeros or not last):
-            return 0.0
-        return block.accumulate_s
+    def _unadded(self, index: int, last: bool) -> float:
+        """Share of a block's gradients that are added to none."""
+        if len(self.groups) == 1:
+            return float(self.groups[0].adds_to_none(last=last))
+        whole = sum([group.trained[index] for group in self.groups])
+        alone = sum([g.trained[index] for g in self.groups if g.adds_to_none(last=last)])
+        return alone / whole if whole else 0.0
 
     def _tensor(self, tensor_s: float, compute_s: float, what: str) -> list[Step]:
         """A block's computing and its collectives."""
@@ -198,62 +200,21 @@ class Sync:
             ]  # fmt: skip
         return [run(compute_s, what), talk(tensor_s, "tensor")]
 
-    def _gathers(self, step: int) -> list[list[Step]]:
-        """What makes the parameters of each block whole; `step`: where the next one is."""
-        if self.prefetch and self.exchange.fetches_ahead:
-            return [self._gather(own, step) for own in range(len(self.blocks))]
-        return self._gathers_alone
-
     @cached_property
-    def _gathers_alone(self) -> list[list[Step]]:
-        """Where nothing is gathered ahead."""
-        if self.side_by_side:
-            talks = [talk(begins.seconds, "gather") for begins in self._begins]
-            return [[own, copies] for own, (_, copies) in zip(talks, self._waits, strict=True)]
-        return [[begins, *waits] for begins, waits in zip(self._begins, self._waits, strict=True)]
-
-    @cached_property
-    def _begins(self) -> list[Step]:
-        return [self._gathering(own) for own in range(len(self.blocks))]
-
-    @cached_property
-    def _waits(self) -> list[tuple[Step, Step]]:
-        """Per block: waiting for its parameters, and unpacking them."""
-        moved = UNPACKED if self.exchange.fetches[0].unpacks else 0
-        copies = {
-            n: run(self.overheads.copy_s(moved * n), "gather")
-            for n in {block.gathered_bytes for block in self.blocks}
-        }
-        return [
-            (Step(Do.WAIT, 0.0, own, "gather"), copies[block.gathered_bytes])
-            for own, block in enumerate(self.blocks)
-        ]
-
-    def _gather(self, own: int, step: int) -> list[Step]:
-        """Make the parameters of a block whole, and then begin with those after it."""
-        count = len(self.blocks)
-        first = own == (0 if step > 0 else count - 1)
-        found = [self._begins[own], *self._waits[own]] if first else [*self._waits[own]]
-        for ahead in range(1, self.prefetch + 1) if first else (self.prefetch,):
-            if 0 <= own + ahead * step < count:
-                found.append(self._begins[own + ahead * step])
-        return found
+    def gathers(self) -> tuple[Gathers, ...]:
+        """What makes parameters whole before a block runs, group by group."""
+        return tuple(
+            Gathers(self, group, number * len(self.blocks))
+            for number, group in enumerate(self.groups) if group.exchange.fetches
+        )  # fmt: skip
 
     def remade(self, index: int) -> tuple[Step, ...]:
         """What makes a block's parameters whole when its forward runs once more."""
-        if not self.exchange.fetches_forward:
-            return ()
-        return (self._begins[index], *self._waits[index])
+        return tuple(step for own in self.gathers if own.forward for step in own.alone(index))
 
-    def _gathering(self, index: int) -> Step:
-        """Begins to make a block's parameters whole."""
-        nbytes, send = self.blocks[index].gathered_bytes, self.exchange.fetches[0]
-        seconds = self.send_s(send, nbytes)
-        return Step(Do.START, seconds if nbytes else 0.0, index, "gather")
-
-    def send_s(self, send: Send, nbytes: float) -> float:
+    def send_s(self, group: FormGroup, send: Send, nbytes: float) -> float:
         """Of a unit of so many bytes."""
-        sent = self.exchange.sent(send, nbytes)
+        sent = group.exchange.sent(send, nbytes)
         return self.collective_s(send.primitive, sent, self.levels(send.axis))
 
     def collective_s(self, primitive: Primitive, nbytes: float, levels: Levels) -> float:
@@ -277,15 +238,7 @@ class Sync:
     def _copies_s(self) -> dict[float, float]:
         return {}
 
-    @cached_property
-    def owned(self) -> dict[int, list[Bucket]]:
-        """Block -> buckets that are complete after its backward."""
-        found: dict[int, list[Bucket]] = {}
-        for bucket in self.buckets:
-            found.setdefault(bucket.owner, []).append(bucket)
-        return found
-
-    def _reduce(self, sends: Sequence[Send], n: int) -> list[Step]:
+    def _reduce(self, group: FormGroup, sends: Sequence[Send], n: int) -> list[Step]:
         """What happens to the gradients of a bucket of `n` bytes once all have been added."""
         found = []
         for send in sends:
@@ -294,7 +247,7 @@ class Sync:
                 found.append(run(self.copy_s(ADDED * n / self.shard), "gradients"))
             if send.packs:
                 found.append(run(self.copy_s(self.packed_bytes(n)), "gradients"))
-            seconds = self.send_s(send, n)
+            seconds = self.send_s(group, send, n)
             found.append(Step(Do.START, seconds, SCATTER, "gradients"))
         return found
 
@@ -302,44 +255,53 @@ class Sync:
         """Bytes that move for it."""
         return (PACKED_BY_KERNEL if self.packs else PACKED) * nbytes
 
-    def finish(self, summed: Sequence[tuple[int, Levels]]) -> Iterator[Step]:
+    def finish(self, summed: Sequence[tuple[Sequence[int], Levels]]) -> Iterator[Step]:
         """From the end of the schedule to complete gradients; tied parameters left out.
 
-        `summed`: bytes of gradients that are summands on a model axis, and its links.
+        `summed`: bytes of gradients that are summands on a model axis, group by group, and its
+        links.
         """
         yield Step(Do.WAIT_ALL, 0.0, 0, "gradients")
-        ended = [(send, self.levels(send.axis)) for send in self.exchange.at_end]
-        for bucket in self.buckets if ended else ():
-            for send, levels in ended:
-                if levels:
-                    nbytes = bucket.nbytes / self.shard if send.of_part else bucket.nbytes
-                    sent = self.exchange.sent(send, nbytes)
-                    yield talk(collective_time(send.primitive, sent, levels), "gradients")
-        for nbytes, levels in summed:
-            held = nbytes / self.exchange.parts("optimizer", self.shard)
+        for group in self.groups:
+            yield from self._ended(group)
+        for sizes, levels in summed:
+            held = sum([
+                nbytes / group.exchange.parts("optimizer", self.shard)
+                for nbytes, group in zip(sizes, self.groups, strict=True)
+            ])  # fmt: skip
             if held:
                 yield talk(collective_time(Primitive.ALL_REDUCE, held, levels), "gradients")
                 yield run(self.overheads.copy_s(4 * held), "gradients")
 
+    def _ended(self, group: FormGroup) -> Iterator[Step]:
+        ended = [(send, self.levels(send.axis)) for send in group.exchange.at_end]
+        for bucket in group.buckets if ended else ():
+            for send, levels in ended:
+                if levels:
+                    nbytes = bucket.nbytes / self.shard if send.of_part else bucket.nbytes
+                    sent = group.exchange.sent(send, nbytes)
+                    yield talk(collective_time(send.primitive, sent, levels), "gradients")
+
     def publish(self) -> Iterator[Step]:
         """From the optimizer's step to the next forward; for what goes under it see `late`."""
-        known: dict[int, list[Step]] = {}
-        for bucket in self.buckets:
-            if bucket.nbytes not in known:
-                known[bucket.nbytes] = self._published(bucket.nbytes)
-            yield from known[bucket.nbytes]
+        for group in self.groups:
+            known: dict[int, list[Step]] = {}
+            for bucket in group.buckets:
+                if bucket.nbytes not in known:
+                    known[bucket.nbytes] = self._published(group, bucket.nbytes)
+                yield from known[bucket.nbytes]
 
-    def _published(self, n: int) -> list[Step]:
+    def _published(self, group: FormGroup, n: int) -> list[Step]:
         """Of a bucket of `n` bytes."""
         found = []
-        for send in self.exchange.published:
+        for send in group.exchange.published:
             if send.packs:
                 own = n / self.shard if send.packs == "part" else n
                 packed = own if self.updates else self.packed_bytes(own)
                 found.append(run(self.copy_s(packed), "gather"))
-            found.append(talk(self.send_s(send, n), "gather"))
+            found.append(talk(self.send_s(group, send, n), "gather"))
             if send.unpacks:
                 found.append(run(self.copy_s(UNPACKED * n), "gather"))
-        for work in self.exchange.cleared:
+        for work in group.exchange.cleared:
             found.append(run(self.copy_s(work.moved * n), work.what))
         return found

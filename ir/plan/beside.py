@@ -19,8 +19,8 @@ def blocks_wait(plan: Plan) -> bool:
 
 
 def chooses_sync(plan: Plan) -> bool:
-    """Tell whether replicas agree by a form that is none of ZeRO's."""
-    return any(stage.sync is not None for stage in plan.stages)
+    """Tell whether replicas agree by a form that is none of ZeRO's, or parameters differ in it."""
+    return any(s.sync is not None or s.store is not None or s.by_parameter for s in plan.stages)
 
 
 def bounded(plan: Plan) -> str:

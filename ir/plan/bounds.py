@@ -16,6 +16,8 @@ from meshwright.ir.plan.plan import Plan, ScheduleTable, Stage
 MAX_STAGES = 2**16
 MAX_ACTIONS = 2**19
 """Of a schedule."""
+MAX_PATTERNS = 2**12
+"""Of parameters of which a stage says something of its own."""
 MAX_SECONDS = 1e10
 """Also of those since 1970."""
 MAX_FIGURE = 1e18
@@ -86,6 +88,8 @@ def _stage(where: str, stage: Stage) -> Iterator[tuple[str, str]]:
     yield from _mesh(f"{where}.mesh", stage.mesh)
     if not stage.devices:
         yield "devices", f"{where}.devices is empty; a stage has at least one"
+    count = len(stage.by_parameter)
+    yield from _beyond("by_parameter", f"{where}.by_parameter's length", count, 0, MAX_PATTERNS)
     for name, values, low, high in (
         ("devices", stage.devices, 0, MAX_DEVICES - 1),
         ("batch_shares", stage.batch_shares, 0, MAX_BATCH),

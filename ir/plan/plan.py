@@ -114,17 +114,35 @@ def sync_name(zero: int, dp_shard: int) -> str:
     return f"zero{zero}" if dp_shard > 1 else "zero0"
 
 
+Zero = Literal[0, 1, 2, 3]
+
+
 @dataclass(frozen=True, config=_strict, kw_only=True)
-class SyncChoice:
-    """A form by which replicas agree on gradients, other than those that `zero` names."""
+class FormChoice:
+    """A form that a plan names, other than those that `zero` is short for."""
 
     form: str
-    """Name of a file of `forms/sync`, such as `dear`."""
+    """Name of a file of its folder in `forms`, such as `dear` of `forms/sync`."""
     settings: dict[str, int] = field(default_factory=dict)
     """What the form can be told; what is left out is as its file says."""
 
     def __str__(self) -> str:
         return " ".join([self.form, *(f"{name}={n}" for name, n in sorted(self.settings.items()))])
+
+
+@dataclass(frozen=True, config=_strict, kw_only=True)
+class ParameterChoice:
+    """What a stage does with some of its parameters: nothing of it is taken from the stage."""
+
+    zero: Zero = 0
+    sync: FormChoice | None = None
+    store: FormChoice | None = None
+
+    def __str__(self) -> str:
+        named = [
+            f"{what} {form}" for what, form in (("sync", self.sync), ("store", self.store)) if form
+        ]
+        return ", ".join([f"zero {self.zero}", *named])
 
 
 @dataclass(frozen=True, config=_strict, kw_only=True)
@@ -141,11 +159,17 @@ class Stage:
     """Global ranks, row-major over the mesh."""
     batch_shares: Many[int]
     """Samples of each micro-batch on each coordinate of `dp` (dp_replicate x dp_shard)."""
-    zero: Literal[0, 1, 2, 3] = 0
+    zero: Zero = 0
     """What is sharded over dp_shard: 1 optimizer, 2 also gradients, 3 also parameters."""
-    sync: SyncChoice | None = None
+    sync: FormChoice | None = None
     """How replicas agree on gradients, and when; without it, as `zero` says: at the step's end.
     With `dear`, zero 1 gathers parameters and zero 0 gradients under the next forward."""
+    store: FormChoice | None = None
+    """Where parameters are, a file of `forms/storage`; without it, as `zero` and `sync` say: whole,
+    or with zero 3 in shards."""
+    by_parameter: dict[str, ParameterChoice] = field(default_factory=dict)
+    """Module path of a parameter or pattern of paths -> what is done with it, in place of `zero`,
+    `sync` and `store`; paths outrank patterns."""
     prefetch: int = 0
     """With zero 3: blocks whose parameters are gathered ahead, while another one runs."""
     recompute: dict[str, Literal["none", "full"]] = field(default_factory=dict)

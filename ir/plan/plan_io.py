@@ -18,10 +18,14 @@ from meshwright.ir.text.canonical import at_path, check_schema, format_json, par
 from meshwright.ir.text.plain_text import SHOWN, check_texts, shown
 
 _ADAPTER = TypeAdapter(Plan)
-_SORTED = frozenset({"recompute", "saved", "layouts", "parameters", "ops", "versions", "settings"})
+_SORTED = frozenset(
+    {"recompute", "saved", "layouts", "parameters", "ops", "versions", "settings", "by_parameter"}
+)
 """Dicts whose order means nothing; sorted, so that equal plans have equal bytes."""
 _PLAIN = frozenset({int, float, str})
-_UNSAID = frozenset({"compile", "detail", "improved", "kernels", "device_kind", "sync"})
+_UNSAID = frozenset(
+    {"compile", "detail", "improved", "kernels", "device_kind", "sync", "store", "by_parameter"}
+)
 """What many plans do not have; left out where there is none."""
 _SAID = frozenset({"predicted", "evidence", "notes", "versions"})
 """What is known of a plan, which decides nothing: a search that a time limit ends may count other

@@ -165,11 +165,17 @@ def _overlaps(plan: Plan) -> list[RenderableType]:
 
 def _synchronised(plan: Plan) -> list[RenderableType]:
     """Forms that stages name and what the next forward hides, stages that say the same together."""
-    stages: dict[str, list[int]] = {}
+    stages: dict[tuple[str, str], list[int]] = {}
     for i, stage in enumerate(plan.stages):
+        said = [("parameters", f"{name}: {how}") for name, how in stage.by_parameter.items()]
+        if stage.store:
+            said.insert(0, ("store", str(stage.store)))
         if stage.sync and stage.dp > 1:
-            stages.setdefault(f"{stage.sync}{_hidden(plan, i)}", []).append(i)
-    return [Text(f"sync, stage {ranges(tuple(own))}: {how}") for how, own in stages.items()]
+            said.insert(0, ("sync", f"{stage.sync}{_hidden(plan, i)}"))
+        for key in said:
+            stages.setdefault(key, []).append(i)
+    return [Text(f"{what}, stage {ranges(tuple(own))}: {how}")
+            for (what, how), own in stages.items()]  # fmt: skip
 
 
 def _hidden(plan: Plan, stage: int) -> str:

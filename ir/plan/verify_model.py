@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Iterable, Iterator
 
-from meshwright.ir.graph.graph import Block, Graph
+from meshwright.ir.graph.graph import Block, Graph, Kind
 from meshwright.ir.layout.check_layout import layout_problems, tied_problems
 from meshwright.ir.plan.finding import Finding, nearest_name
-from meshwright.ir.plan.keeping import makers, torn, unknown
+from meshwright.ir.plan.keeping import makers, unknown
+from meshwright.ir.plan.keeping import torn as torn_policy
+from meshwright.ir.plan.parameters import torn, unmatched
 from meshwright.ir.plan.plan import (
     ModelMesh,
     Plan,
@@ -124,7 +126,7 @@ def _saved(plan: Plan, graph: Graph) -> Iterator[Finding]:
             if said in known:
                 continue
             keys = makers(graph, named[name])
-            strange, split = unknown(policy, keys), torn(policy, keys)
+            strange, split = unknown(policy, keys), torn_policy(policy, keys)
             for key in strange:
                 message = f"stage {i}: saved names {key!r}, which is no op of {name}"
                 yield Finding("saved", message, nearest_name(key, keys))
@@ -149,6 +151,22 @@ def _saved_twice(index: int, stage: Stage, blocks: Iterable[Block]) -> Iterator[
             return
 
 
+def _by_parameter(plan: Plan, graph: Graph) -> Iterator[Finding]:
+    if not any(stage.by_parameter for stage in plan.stages) or list(_blocks(plan, graph)):
+        return
+    tensors = graph.tensors
+    for i, stage in enumerate(plan.stages):
+        said, blocks = stage.by_parameter, plan.stage_blocks(graph, i)
+        names = dict.fromkeys(name for block in blocks for name in block.params)
+        paths = [tensors[n].fqn for n in names if tensors[n].kind is Kind.PARAMETER]
+        for pattern in unmatched(said, paths):
+            message = f"stage {i}: by_parameter names {pattern!r}, which is none of its parameters"
+            yield Finding("by_parameter", message, nearest_name(pattern, paths))
+        if split := torn(said, paths):
+            message = f"stage {i}: by_parameter says different things of {split!r}"
+            yield Finding("by_parameter", message, f"name {split!r} itself beside the patterns")
+
+
 GRAPH_RULES: tuple[Callable[[Plan, Graph], Iterator[Finding]], ...] = (
-    _blocks, _stage_layouts, _layout_content, _recompute, _saved, _buffers,
+    _blocks, _stage_layouts, _layout_content, _recompute, _saved, _by_parameter, _buffers,
 )  # fmt: skip

@@ -111,10 +111,7 @@ Row = Send | Rewrite | Hold
 
 @dataclass(frozen=True, eq=False)
 class Exchange:
-    """The table of one form on one shape of replicas.
-
-    PlanError where a row breaks a rule that all forms keep, or none of the models can price it.
-    """
+    """The table of one form on one shape of replicas."""
 
     rows: tuple[Row, ...]
     run_ahead: int = 0
@@ -126,10 +123,6 @@ class Exchange:
     stated: Mapping[str, float] = field(default_factory=dict)
     """What the plan states of the data by name, such as the share of rows that occur: what goes
     for each byte of a unit."""
-
-    def __post_init__(self) -> None:
-        for wrong in _wrong(self):
-            raise PlanError(wrong)
 
     @cached_property
     def sends(self) -> tuple[Send, ...]:
@@ -272,6 +265,14 @@ class Exchange:
         return _shares([h for h in self.holds if h.kind == "communication"])
 
 
+def checked(exchange: Exchange) -> Exchange:
+    """Returns the table of a form with that of its store, as it is given. PlanError where a row
+    breaks a rule that all forms keep, or none of the models can price it."""
+    for wrong in _wrong(exchange):
+        raise PlanError(wrong)
+    return exchange
+
+
 def _shares(holds: list[Hold]) -> tuple[int, int]:
     return sum([hold.whole for hold in holds]), sum([hold.part for hold in holds])
 
@@ -310,6 +311,9 @@ def _wrong(exchange: Exchange) -> Iterator[str]:
         yield "a block's parameters are gathered alike before its forward and its backward"
     if not _agrees(exchange):
         yield "replicas must agree on gradients: sums on dp, or on dp_shard and dp_replicate"
+    stored = [h for h in exchange.holds if h.kind == "parameters" and h.unit == "stage"]
+    if len(stored) != 1:
+        yield f"parameters are held {len(stored)} times: their store holds them, and no other row"
     if exchange.is_split("parameters") and not (
         exchange.fetches_forward and exchange.fetches_backward
     ):

@@ -135,6 +135,25 @@ class BucketSizes:
     """Of all that moves: one bucket."""
 
 
+class ParameterStore:
+    """Parameters of a stage on one rank, wherever they are. It is called as a `SyncRun` is, and
+    after it: what that waits for has arrived."""
+
+    def __init__(self, held: tuple[Held, ...]) -> None:
+        """`held`: parameters as they are kept."""
+        self.held = held
+
+    def before_forward(self, call: int, ahead: Sequence[int]) -> None:
+        """The call is about to read its parameters: they are to be whole where it reads them. Those
+        of `ahead` may be fetched meanwhile."""
+
+    def before_backward(self, call: int, ahead: Sequence[int]) -> None:
+        """The same, for its backward, or to run it again for that."""
+
+    def close(self, call: int) -> None:
+        """The call's parameters have been read."""
+
+
 class SyncRun:
     """One stage's synchronisation on one rank: called by the stage and the job, by all ranks of a
     line in the same order. What a form has no use for it leaves as it is here."""
@@ -145,9 +164,9 @@ class SyncRun:
     """The optimizer's own step changes all of `held`; False: parts of it are stepped later."""
 
     @property
-    def bucket_sizes(self) -> BucketSizes | None:
-        """What `regroup` takes; None: the form has no buckets that can be cut anew."""
-        return None
+    def bucket_sizes(self) -> tuple[BucketSizes, ...]:
+        """What `regroup` takes; none: the form has no buckets that can be cut anew."""
+        return ()
 
     @property
     def reduced(self) -> tuple[Held, ...]:
@@ -170,7 +189,7 @@ class SyncRun:
         """The same before each further batch of a step that accumulates several: gradients stay."""
 
     def before_forward(self, call: int, ahead: Sequence[int]) -> None:
-        """The call is about to read its parameters; those of `ahead` may be fetched meanwhile."""
+        """The call is about to read its parameters; those of `ahead` may arrive meanwhile."""
 
     def before_backward(self, call: int, ahead: Sequence[int]) -> None:
         """The same, for its backward, or to run it again for that."""
@@ -216,5 +235,14 @@ class SyncRun:
 class RunningForm(Protocol):
     """What a file of `forms/sync` has for the runtime."""
 
-    def build(self, slots: Sequence[Slot], lines: Lines, stage: Stage) -> SyncRun:
-        """Returns what runs the form in one stage of the plan."""
+    def build(
+        self, slots: Sequence[Slot], lines: Lines, stage: Stage, store: ParameterStore
+    ) -> SyncRun:
+        """Returns what runs the form in one stage of the plan, over parameters in a store."""
+
+
+class RunningStore(Protocol):
+    """What a file of `forms/storage` has for the runtime."""
+
+    def build(self, slots: Sequence[Slot], lines: Lines, stage: Stage) -> ParameterStore:
+        """Returns what keeps parameters of one stage of the plan."""

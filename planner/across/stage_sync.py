@@ -10,7 +10,8 @@ import numpy as np
 
 from meshwright.costmodel.comm.comm import Levels
 from meshwright.costmodel.ops.overheads import Overheads
-from meshwright.costmodel.stage.sync import PACKED, UNPACKED
+from meshwright.costmodel.stage.gathers import UNPACKED
+from meshwright.costmodel.stage.sync import PACKED
 from meshwright.forms.exchange import Exchange, Send
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.planner.across.spans import Collectives, Matrix

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from meshwright.forms.sync import chosen, suits
-from meshwright.ir.plan.plan import Stage, SyncChoice
+from meshwright.ir.plan.plan import FormChoice, Stage
 from meshwright.ir.plan.schedule import Schedule
 from meshwright.planner.pins.decision import Decision
 from meshwright.planner.pins.decisions import Pin, Value
@@ -25,7 +25,7 @@ def _apply(stage: Stage, value: Value, table: Callable[[], Schedule]) -> Stage:
     form = str(value)
     if form not in chosen() or stage.dp == 1 or not suits(form, stage.zero):
         return stage
-    return replace(stage, sync=SyncChoice(form=form))
+    return replace(stage, sync=FormChoice(form=form))
 
 
 DECISION = Decision(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from meshwright.costmodel.stage.placement import StageCosts, stage_costs
 from meshwright.costmodel.stage.stage_model import SyncPrices
 from meshwright.forms.sync import chosen, is_exact, of_stage, offers
-from meshwright.ir.plan.plan import Plan, Stage, SyncChoice
+from meshwright.ir.plan.plan import FormChoice, Plan, Stage
 from meshwright.planner.pins.constraints import Pin, allowed
 from meshwright.planner.problem.problem import Problem
 from meshwright.planner.search.finish import changed
@@ -41,7 +41,7 @@ class _Tuned:
 
     def __init__(self, problem: Problem, plan: Plan, form: str) -> None:
         self.tables, self.plan, self.form = problem.tables, plan, form
-        self._found: dict[object, SyncChoice] = {}
+        self._found: dict[object, FormChoice] = {}
 
     def stages(self) -> tuple[Stage, ...]:
         return tuple(
@@ -50,16 +50,16 @@ class _Tuned:
         )
 
     def _suits(self, stage: Stage) -> bool:
-        asked = replace(stage, sync=SyncChoice(form=self.form))
+        asked = replace(stage, sync=FormChoice(form=self.form))
         return stage.dp > 1 and not any(of_stage(asked, self.plan.optimizer))
 
-    def _choice(self, index: int) -> SyncChoice:
+    def _choice(self, index: int) -> FormChoice:
         stage, costs = self.plan.stages[index], stage_costs(self.tables, self.plan, index)
         levels = costs.spot.dp_levels, costs.shard_levels, costs.replicate_levels
         key = id(costs.cost), stage.zero, tuple(stage.mesh.items()), levels
         if key not in self._found:
             settings = self._tuned(stage, costs)
-            self._found[key] = SyncChoice(form=self.form, settings=settings)
+            self._found[key] = FormChoice(form=self.form, settings=settings)
         return self._found[key]
 
     def _tuned(self, stage: Stage, costs: StageCosts) -> dict[str, int]:
@@ -69,12 +69,12 @@ class _Tuned:
         values = offers(self.form, trained) if trained else {}
         settings = {name: tried[0] for name, tried in values.items()}
         prices = SyncPrices(self.tables, stage, costs)
-        best_s = prices.waited_s(SyncChoice(form=self.form, settings=settings))
+        best_s = prices.waited_s(FormChoice(form=self.form, settings=settings))
         for name, tried in values.items():
             vain = 0
             for value in tried[1:]:
                 other = settings | {name: value}
-                found_s = prices.waited_s(SyncChoice(form=self.form, settings=other))
+                found_s = prices.waited_s(FormChoice(form=self.form, settings=other))
                 vain += 1
                 if found_s < best_s * (1 - FINER):
                     best_s, settings, vain = found_s, other, 0

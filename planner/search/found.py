@@ -4,6 +4,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from meshwright.ir.plan.beside import chooses_sync
 from meshwright.ir.plan.plan import Improvement, Plan
 from meshwright.ir.plan.verify import check
 from meshwright.planner.problem.problem import Problem
@@ -126,8 +127,7 @@ def _machinery(plan: Plan) -> _Machinery:
     axes = {axis for stage in plan.stages for axis, size in stage.model if size > 1}
     halves = any(stage.overlap in ("block", "blocks") for stage in plan.stages)
     zero = max(stage.zero for stage in plan.stages)
-    chosen = any(stage.sync is not None for stage in plan.stages)
-    return chosen, zero, len(meshes), len(plan.stages), len(axes), halves
+    return chooses_sync(plan), zero, len(meshes), len(plan.stages), len(axes), halves
 
 
 def pipelines(found: SearchLog) -> list[Plan]:

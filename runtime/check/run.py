@@ -14,6 +14,7 @@ from torch import nn
 from meshwright.forms.sync import is_exact
 from meshwright.ir.errors import CheckFailed, MeshwrightError
 from meshwright.ir.graph.graph import Graph
+from meshwright.ir.plan.parameters import views_of
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.trace.loss_module import Batch, LossFn, flatten_batch
 from meshwright.ir.trace.retrace import check_repeats
@@ -255,7 +256,8 @@ def on_first(work: Callable[[], T]) -> T:
 
 def _why_not(model: nn.Module, plan: Plan, graph: Graph, device: torch.device) -> str:
     """Why a step of the plan cannot be compared; empty if it can."""
-    if other := [stage.sync_form for stage in plan.stages if not is_exact(stage.sync_form)]:
+    views = [view for stage in plan.stages for view in views_of(stage)]
+    if other := [view.sync_form for view in views if not is_exact(view.sync_form)]:
         return f"the form of synchronisation {other[0]} changes what is computed"
     tensors = model_tensors(model)
     if meta := [name for name, x in tensors.items() if x.is_meta]:

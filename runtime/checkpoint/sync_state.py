@@ -74,10 +74,11 @@ def _boxed(x: Tensor) -> Boxed:
 def _layout(stage: Stage) -> str:
     """What two plans have in common where a form can go on from what it kept."""
     settings = sorted(stage.sync.settings.items()) if stage.sync else []
+    own = "".join(f", {path}: {what}" for path, what in sorted(stage.by_parameter.items()))
     mesh = {axis: size for axis, size in sorted(stage.mesh.items()) if size > 1}
     return (
-        f"{stage.sync_form} {settings} of {stage.first} to {stage.last}, zero {stage.zero}, {mesh} "
-        f"on ranks {list(stage.devices)}"
+        f"{stage.sync_form} {settings} of {stage.first} to {stage.last}, zero {stage.zero}{own}, "
+        f"{mesh} on ranks {list(stage.devices)}"
     )
 
 

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from meshwright.codegen.collectives.comm import Comm
 from meshwright.codegen.lower.program import StageProgram
-from meshwright.forms.running import Held, Lines, Peers, SyncRun
-from meshwright.forms.sync import check, running
+from meshwright.forms.grouped import run_of
+from meshwright.forms.running import Held, Lines, Peers
+from meshwright.forms.sync import check
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.placed import used_at
 from meshwright.ir.plan.plan import Plan
@@ -101,7 +102,7 @@ def build_rank(
         axes = {"dp": lines[index].replicas.group, **lines[index].model}
         comm = Comm(axes, sizes, coordinates, seed, device)
         comm.meter, comm.stage, comm.kernels = recorder, index, used_at(plan, index)
-        sync = _sync(plan, program, tensors[index], lines[index])
+        sync = run_of(slots(program, tensors[index]), lines[index], stage)
         stages[index] = StageModule(
             program, comm, tensors[index], sync, AUTOCAST[plan.precision], stage.prefetch
         )
@@ -137,11 +138,3 @@ def _lines(plan: Plan, index: int, rank: int, groups: Groups, recorder: Recorder
         index, replicas, shards, copies, model, coordinates, recorder,
         packing(used_at(plan, index)),
     )  # fmt: skip
-
-
-def _sync(
-    plan: Plan, program: StageProgram, tensors: Mapping[str, Tensor], lines: Lines
-) -> SyncRun:
-    """The stage's way of synchronising."""
-    stage = plan.stages[program.index]
-    return running(stage.sync_form).build(slots(program, tensors), lines, stage)

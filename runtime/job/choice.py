@@ -8,9 +8,11 @@ import torch
 from torch import nn
 
 from meshwright.codegen.lower.stored import stored_splits
+from meshwright.forms.sync import exchange_of
 from meshwright.forms.updates import Reach, Update, update
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
+from meshwright.ir.plan.parameters import stage_for
 from meshwright.ir.plan.plan import Plan
 from meshwright.runtime.stage.stage import StageModule
 from meshwright.runtime.step.elementwise import KNOWN, CannotTry, Group, Make, reach
@@ -127,9 +129,10 @@ def _cut(plan: Plan, graph: Graph, names: frozenset[str] | None) -> Iterator[str
             tensor = graph.tensors[name]
             if not tensor.requires_grad or (names is not None and tensor.fqn not in names):
                 continue
-            if stage.is_sharded:
+            own = stage_for(stage, tensor.fqn)
+            if exchange_of(own).is_split("optimizer"):
                 yield (
-                    f"zero={stage.zero} splits the rows of {tensor.fqn} over "
+                    f"zero={own.zero} splits the rows of {tensor.fqn} over "
                     f"dp_shard={stage.mesh['dp_shard']}"
                 )
             for axis, placed in stored_splits(graph, plan, index, name).items():

@@ -32,7 +32,7 @@ def regroup(job: "Job", bucket_bytes: int) -> None:
     job.settle()
     syncs = [stage.sync for stage in job.parts.stages.values()]
     for sync in syncs:
-        if sync.bucket_sizes is not None:
+        if sync.bucket_sizes:
             sync.regroup(bucket_bytes)
     if isinstance(job.optimizer, FormOptimizer):
         job.optimizer.write_over(syncs)
@@ -143,7 +143,7 @@ class Retuning:
 def _bounds(job: "Job") -> tuple[int, int, int]:
     """Bytes of the smallest and the largest buckets of all ranks, and of the plan's."""
     own = [stage.sync.bucket_sizes for stage in job.parts.stages.values()]
-    sizes = [size for rank in of_all(own) for size in rank if size is not None]
+    sizes = [size for rank in of_all(own) for stage in rank for size in stage]
     if not sizes:
         forms = ", ".join(sorted({stage.sync_form for stage in job.plan.stages}))
         raise PlanError(

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from meshwright.codegen.lower.stored import stored_splits
 from meshwright.forms.running import Held
+from meshwright.forms.sync import store_of
 from meshwright.ir.graph.graph import Graph
+from meshwright.ir.plan.parameters import stage_for
 from meshwright.ir.plan.plan import Plan
 from meshwright.runtime.checkpoint.shard_boxes import pieces
 from meshwright.runtime.world.groups import Groups, Line
@@ -43,9 +45,10 @@ def find_ties(graph: Graph, plan: Plan) -> tuple[Tie, ...]:
 
 
 def _tie(graph: Graph, plan: Plan, name: str, indices: tuple[int, ...]) -> Tie:
-    stages = [plan.stages[i] for i in indices]
+    path = graph.tensors[name].fqn
+    stages = [stage_for(plan.stages[i], path) for i in indices]
     layouts = {
-        (s.dp, s.model, s.mesh.get("dp_shard", 1), s.sync_form,
+        (s.dp, s.model, s.mesh.get("dp_shard", 1), s.sync_form, store_of(s),
          frozenset(stored_splits(graph, plan, i, name).items()))
         for i, s in zip(indices, stages, strict=True)
     }  # fmt: skip

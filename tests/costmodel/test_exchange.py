@@ -14,13 +14,14 @@ import pytest
 from meshwright.costmodel.comm.comm import Level
 from meshwright.costmodel.comm.volume import _data
 from meshwright.costmodel.estimate import estimate_all
-from meshwright.costmodel.memory.stage_memory import BlockMemory, StageMemory
+from meshwright.costmodel.memory.stage_memory import BlockMemory, MemoryGroup, StageMemory
 from meshwright.costmodel.simulate.compiled_schedule import LAST, B, F, I, W
 from meshwright.costmodel.stage.buckets import Bucket
+from meshwright.costmodel.stage.form_group import FormGroup
 from meshwright.costmodel.stage.program import Do, play
 from meshwright.costmodel.stage.sync import Sync
 from meshwright.forms import sync as forms
-from meshwright.forms.exchange import Event, Exchange, Hold, Rewrite, Row, Send
+from meshwright.forms.exchange import Event, Exchange, Hold, Rewrite, Row, Send, checked
 from meshwright.forms.sync import exchange
 from meshwright.ir.errors import PlanError
 from meshwright.ir.extensions import Files
@@ -119,14 +120,14 @@ def test_the_folder_has_the_usual_four() -> None:
 )
 def test_tables_that_break_a_rule_are_refused(rows: tuple[Row, ...], said: str) -> None:
     with pytest.raises(PlanError, match=said):
-        Exchange(rows)
+        checked(Exchange(rows))
 
 
 def test_what_is_waited_for_steps_later_is_none_of_this_steps() -> None:
     late = replace(SUM, at=Event.UPDATED, until=Event.NEXT_FORWARD, what="parameters", lag=2)
     part = replace(SUM, lag=1, until=Event.BEGIN, of_part=True, share="rows")
     kept = Hold(kind="kept", part=1, **ALWAYS)
-    table = Exchange((*STATE, SUM, late, part, kept), stated={"rows": 0.25})
+    table = checked(Exchange((*STATE, SUM, late, part, kept), stated={"rows": 0.25}))
     assert table.lagging == (late, part) and table.last_backward == (SUM,)
     assert not table.late and not table.published and not late.is_late
     assert table.under_way == (3.0, 0.25) and table.kept == (0, 1)
@@ -136,9 +137,8 @@ def test_what_is_waited_for_steps_later_is_none_of_this_steps() -> None:
 def synced(table: Exchange, *, prefetch: int = 0, replicas: tuple[Level, ...] = TWO) -> Sync:
     """Three blocks of 2 s forward and 4 s backward, 200,000 bytes each, over 2 x 2 ranks."""
     return Sync(
-        exchange=table, prefetch=prefetch, shard=2,
-        blocks=(replace(BLOCK, gathered_bytes=200_000),) * 3,
-        buckets=tuple(Bucket(i, 200_000, 1) for i in (2, 1, 0)),
+        groups=(FormGroup(table, tuple(Bucket(i, 200_000, 1) for i in (2, 1, 0)), (200_000,) * 3),),
+        prefetch=prefetch, shard=2, blocks=(BLOCK,) * 3,
         prelude_s=0.0, dp=(Level(4, LINK),), shard_levels=TWO, replicate_levels=replicas,
         overheads=NO_OVERHEADS,
     )  # fmt: skip
@@ -191,17 +191,20 @@ def test_traffic_of_five_micro_batches(name: str, sent: dict[str, float]) -> Non
 
 def test_memory_of_a_table_by_hand() -> None:
     """Gradients whole from the first backward on, and nothing else: no flat tensors anywhere."""
-    block = BlockMemory(saved=10, forward=12, workspace=5, parameters=100, gradients=100,
-                        largest=60)  # fmt: skip
+    block = BlockMemory(saved=10, forward=12, workspace=5)
     grown = Hold(kind="gradients", since=Event.AFTER_BACKWARD, until=Event.NEXT_BEGIN, whole=1)
+    group = MemoryGroup(
+        Exchange((*STATE, grown)), (Bucket(1, 100, 1), Bucket(0, 100, 1)),
+        (100, 100), (100, 100), (60, 60),
+    )  # fmt: skip
     made = StageMemory(
-        exchange=Exchange((*STATE, grown)), shard=2, prefetch=3, parameters=0, optimizer=0,
+        groups=(group,), shard=2, prefetch=3, parameters=0, optimizer=0,
         temporary=70, border=0, entry=0, blocks=(block,) * 2,
-        buckets=(Bucket(1, 100, 1), Bucket(0, 100, 1)),
     )  # fmt: skip
     assert (made.always.total, made.begun.gradients, made.forward.total) == (0, 200, 22)
     assert made.end.gradients == 200 and made.end.total == 270
-    flat = replace(made, exchange=Exchange((*STATE, Hold(kind="gradients", whole=1, **ALWAYS))))
+    zeros = Exchange((*STATE, Hold(kind="gradients", whole=1, **ALWAYS)))
+    flat = replace(made, groups=(replace(group, exchange=zeros),))
     assert (flat.always.gradients, flat.begun.total, flat.end.gradients) == (200, 0, 0)
 
 

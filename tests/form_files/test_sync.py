@@ -20,7 +20,7 @@ from meshwright.ir.layout.conversions import Primitive
 EXACT = {exact}
 ALWAYS = {{"since": Event.BEGIN, "until": Event.NEXT_BEGIN, "whole": 1}}
 STATE = (
-    Hold(kind="parameters", **ALWAYS), Hold(kind="optimizer", **ALWAYS),
+    Hold(kind="optimizer", **ALWAYS),
     Hold(kind="gradients", since=Event.AFTER_BACKWARD, until=Event.NEXT_BEGIN, whole=1),
 )
 SUM = {{"what": "gradients", "primitive": Primitive.ALL_REDUCE, "axis": "dp", "unit": "bucket",
@@ -47,7 +47,7 @@ class Whole(SyncRun):
         dist.all_reduce(x, group=self.lines.replicas.group)
         return x
 
-def build(slots, lines, stage):
+def build(slots, lines, stage, store):
     return Form(slots, lines)
 """
 REST = """
@@ -141,7 +141,7 @@ from dataclasses import replace
 import pytest
 import torch
 from meshwright.ir.errors import PlanError
-from meshwright.ir.plan.plan import SyncChoice
+from meshwright.ir.plan.plan import FormChoice
 from meshwright.ir.plan.plan_io import rehash
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
@@ -157,7 +157,7 @@ CHOICE = uniform_choice(PROBLEM, num_microbatches=2, dp_replicate=2)
 USUAL = build_plan(PROBLEM, CHOICE, predict=False)
 
 def formed(**settings):
-    choice = SyncChoice(form=NAME, settings=settings)
+    choice = FormChoice(form=NAME, settings=settings)
     return rehash(replace(USUAL, stages=(replace(USUAL.stages[0], sync=choice),)))
 
 def job_of(plan, check=False):
@@ -311,7 +311,7 @@ def test_an_average_that_is_a_step_late_and_its_price(tmp_path: Path) -> None:
             problem = make_problem(graph(), cluster, precision="fp64", optimizer="sgd")
             choice = uniform_choice(problem, num_microbatches=2, dp_replicate=2)
             plan = build_plan(problem, choice, predict=False)
-            sync = SyncChoice(form=NAME, settings=settings) if settings else None
+            sync = FormChoice(form=NAME, settings=settings) if settings else None
             plan = replace(plan, stages=(replace(plan.stages[0], sync=sync),))
             found = estimate_all(graph(), cluster, plan, problem.tables)
             (kind,) = detail_of(problem.tables, plan).kinds
@@ -336,7 +336,7 @@ def test_an_average_that_is_a_step_late_and_its_price(tmp_path: Path) -> None:
         _, same, _ = priced(slow)
         assert dense == same and few == pytest.approx(0.05 * dense, abs=1)
         _, _, more = priced(slow, lag=3)
-        trained = memory.trained
+        trained = memory.groups[0].trained
         assert more.always.communication - memory.always.communication == 2 * trained
         assert memory.always.communication - less.always.communication == pytest.approx(
             0.95 * trained, abs=1)

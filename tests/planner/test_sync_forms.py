@@ -15,7 +15,7 @@ from meshwright.forms.sync import chosen, dear, of_stage, offers
 from meshwright.forms.updates import Reach
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.plan.beside import bounded
-from meshwright.ir.plan.plan import Plan, SyncChoice
+from meshwright.ir.plan.plan import FormChoice, Plan
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.across.choice_space import ChoiceSpace
 from meshwright.planner.bounds.bound import lower_bound
@@ -45,7 +45,7 @@ def with_forms(asked: Problem) -> Iterator[Plan]:
     for choice in every[:: max(1, len(every) // FEW)]:
         plan = build_plan(asked, obey(asked, choice))
         for form, settings in product(chosen(), SETTINGS):
-            made = SyncChoice(form=form, settings=settings)
+            made = FormChoice(form=form, settings=settings)
             stages = tuple(
                 stage if any(of_stage(replace(stage, sync=made), plan.optimizer))
                 else replace(stage, sync=made) for stage in plan.stages
@@ -135,7 +135,7 @@ def test_settings_are_as_good_as_the_best_of_all() -> None:
         prices = SyncPrices(asked.tables, plan.stages[0], costs)
         values = offers("dear", list(costs.cost.params.values()))
         every = [
-            prices.waited_s(SyncChoice(form="dear", settings=dict(zip(values, each, strict=True))))
+            prices.waited_s(FormChoice(form="dear", settings=dict(zip(values, each, strict=True))))
             for each in product(*values.values())
         ]
         assert found.stages[0].sync
@@ -153,7 +153,7 @@ def test_a_form_that_changes_what_is_computed_is_left_to_the_user(
     finally:
         sync.is_exact.cache_clear()
     assert free.stages[0].sync is None and free.evidence and free.evidence.gap is not None
-    assert asked.stages[0].sync == SyncChoice(form="dear"), "settings are not changed either"
+    assert asked.stages[0].sync == FormChoice(form="dear"), "settings are not changed either"
 
 
 def test_what_is_stepped_bucket_by_bucket_must_not_look_at_others(
@@ -161,7 +161,7 @@ def test_what_is_stepped_bucket_by_bucket_must_not_look_at_others(
 ) -> None:
     asked = slow()
     plan = build_plan(asked, uniform_choice(asked, dp_replicate=8))
-    stage = replace(plan.stages[0], sync=SyncChoice(form="dear"))
+    stage = replace(plan.stages[0], sync=FormChoice(form="dear"))
     assert not list(of_stage(stage, "adamw")) and list(variants("late_sync", asked, plan))
     usual = sync.update("adamw")
     monkeypatch.setattr(sync, "update", lambda name: replace(usual, reach=Reach.GROUP))

@@ -15,7 +15,7 @@ from meshwright.forms.sync import check, findings
 from meshwright.forms.sync.dear import in_forward_order
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import NonFinite, PlanError
-from meshwright.ir.plan.plan import Plan, SyncChoice
+from meshwright.ir.plan.plan import FormChoice, Plan
 from meshwright.ir.plan.plan_io import dumps, loads, rehash
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.pins.decision_text import parse_constraint
@@ -66,7 +66,7 @@ def data(seed: int) -> tuple[Tensor, Tensor]:
 
 
 def dear(plan: Plan, **settings: int) -> Plan:
-    sync = SyncChoice(form="dear", settings=settings)
+    sync = FormChoice(form="dear", settings=settings)
     stages = tuple(replace(stage, sync=sync) for stage in plan.stages)
     return rehash(replace(plan, stages=stages))
 
@@ -329,10 +329,10 @@ def test_what_cannot_be_is_refused_with_the_nearest():
     for settings, words in (({"ahed": 1}, "ahead 1"), ({"bucket_bytes": 0}, "bucket_bytes 1")):
         with pytest.raises(PlanError, match=words):
             check(dear(plan, **settings))
-    sharded = replace(plan.stages[0], zero=2, sync=SyncChoice(form="dear"))
+    sharded = replace(plan.stages[0], zero=2, sync=FormChoice(form="dear"))
     with pytest.raises(PlanError, match="zero 1, or no sync"):
         check(replace(plan, stages=(sharded,)))
-    odd = replace(plan.stages[0], sync=SyncChoice(form="dea"))
+    odd = replace(plan.stages[0], sync=FormChoice(form="dea"))
     with pytest.raises(PlanError, match="dear, or no sync"):
         check(replace(plan, stages=(odd,)))
 
@@ -374,7 +374,7 @@ def test_a_pin_asks_for_it():
     assert found == {0, 1}, "zero 2 and 3 have their own time for gathers"
     choice = uniform_choice(problem, dp_shard=4, zero=1)
     plan = build_plan(problem, choice)
-    assert plan.stages[0].sync == SyncChoice(form="dear")
+    assert plan.stages[0].sync == FormChoice(form="dear")
     assert "hides none of its gathers" in str(plan), "processes share cores"
     assert not broken(problem.constraints, plan, problem.graph)
     # Four processes on fewer cores hide nothing: it costs what ZeRO-1 does but for its buckets.

@@ -11,7 +11,7 @@ from meshwright.codegen.passes import compiled
 from meshwright.forms.sync import check
 from meshwright.forms.sync.dear import _Settling
 from meshwright.ir.cluster.cluster import Cluster
-from meshwright.ir.plan.plan import Plan, SyncChoice
+from meshwright.ir.plan.plan import FormChoice, Plan
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.placed_kernels import put_in
 from meshwright.planner.problem.predict import predict_plan
@@ -31,7 +31,7 @@ SETTINGS = {"bucket_bytes": 4096, "ahead": 2}
 
 
 def late(plan: Plan, **changes: Any) -> Plan:
-    sync = SyncChoice(form="dear", settings=SETTINGS)
+    sync = FormChoice(form="dear", settings=SETTINGS)
     stages = tuple(replace(stage, sync=sync, **changes) for stage in plan.stages)
     plan = replace(plan, stages=stages)
     check(plan)
@@ -123,7 +123,7 @@ def sized() -> list[Plan]:
     found = []
     for variant, nbytes in product(ZEROS.values(), SIZES):
         plan = build_plan(problem, uniform_choice(problem, num_microbatches=2, **variant))
-        sync = SyncChoice(form="dear", settings={"bucket_bytes": nbytes, "ahead": 1})
+        sync = FormChoice(form="dear", settings={"bucket_bytes": nbytes, "ahead": 1})
         plan = replace(plan, stages=(replace(plan.stages[0], sync=sync),))
         found.append(replace(plan, predicted=predict_plan(problem, plan)))
     return found

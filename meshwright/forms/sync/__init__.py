@@ -1,8 +1,10 @@
 """How replicas agree on gradients, one file a form; the file name is its key. MESHWRIGHT_SYNC names
 folders with more.
 
-A file has `describe(replicas)`, what the form does in a step, as an `Exchange`, and `build(slots,
-lines, stage)`, which makes what does it on a rank (`running`). If plans may choose it by name, it
+A file has `describe(replicas)`, what the form does in a step, as an `Exchange` without what its
+parameters' store does, and `build(slots, lines, stage, store)`, which makes what does it on a rank
+(`running`). `STORE` is the store that it takes where a plan names none; `SPLIT` says whether it
+takes stores that are. If plans may choose it by name, it
 has `check(stage)` too: what is wrong with its settings, and what would be right; its `describe` is
 also told whether the optimizer's rows are sharded, and the settings. With `EXACT` every search
 tries it; `offers(parameters)` says with which values of its settings, if it has any.
@@ -15,42 +17,67 @@ from functools import cache
 from types import ModuleType
 from typing import cast
 
-from meshwright.forms.exchange import Exchange
+from meshwright.forms.exchange import Exchange, checked
 from meshwright.forms.running import RunningForm
+from meshwright.forms.storage import USUAL, is_split, stored_rows
+from meshwright.forms.storage import of_stage as store_findings
 from meshwright.forms.updates import UPDATES, Reach, update
 from meshwright.ir.errors import PlanError
 from meshwright.ir.extensions import Files, add_folders, nearest
 from meshwright.ir.plan.finding import Finding
-from meshwright.ir.plan.plan import Plan, Stage, SyncChoice
+from meshwright.ir.plan.parameters import views_of
+from meshwright.ir.plan.plan import FormChoice, Plan, Stage
 from meshwright.ir.text.plain_text import SHOWN
 
 add_folders("MESHWRIGHT_SYNC", __path__)
 _FILES = Files(sys.modules[__name__], "form of synchronisation")
+_Settings = tuple[tuple[str, int], ...]
 
 
-@cache
 def exchange(name: str, replicas: int) -> Exchange:
-    """Returns what a form does among so many replicas. PlanError names the nearest known form."""
-    made: Exchange = _half(name, "describe").describe(replicas)
-    return made
+    """Returns what a form does among so many replicas, with the store that it names. PlanError
+    names the nearest known form."""
+    return _made(name, replicas, None, _usual_store(name), None)
+
+
+def chosen_exchange(name: str, replicas: int, sharded: bool, settings: _Settings = ()) -> Exchange:
+    """Returns what a form that plans may choose does; `sharded`: with rows for each replica's
+    optimizer. Settings that are left out are as its file says."""
+    return _made(name, replicas, (sharded, settings), _usual_store(name), None)
 
 
 def exchange_of(stage: Stage) -> Exchange:
-    """Returns what a stage of a plan does."""
-    if stage.sync is None or stage.dp == 1:
-        return exchange(stage.sync_form, stage.dp)
-    settings = tuple(sorted(stage.sync.settings.items()))
-    return chosen_exchange(stage.sync_form, stage.dp, stage.is_sharded, settings)
+    """Returns what a stage of a plan does, but for parameters that it treats apart
+    (`ir.plan.parameters.groups_of`)."""
+    told = (stage.is_sharded, _sorted(stage.sync)) if stage.sync and stage.dp > 1 else None
+    stored = _sorted(stage.store) if stage.store else None
+    return _made(stage.sync_form, stage.dp, told, store_of(stage), stored)
+
+
+def store_of(stage: Stage) -> str:
+    """Returns the key of the store that a stage's parameters are in."""
+    return stage.store.form if stage.store else _usual_store(stage.sync_form)
 
 
 @cache
-def chosen_exchange(
-    name: str, replicas: int, sharded: bool, settings: tuple[tuple[str, int], ...] = ()
+def _made(
+    name: str,
+    replicas: int,
+    told: tuple[bool, _Settings] | None,
+    store: str,
+    stored: _Settings | None,
 ) -> Exchange:
-    """Returns what a form that plans may choose does; `sharded`: with rows for each replica's
-    optimizer. Settings that are left out are as its file says."""
-    made: Exchange = _half(name, "describe").describe(replicas, sharded, dict(settings))
-    return made
+    describe = _half(name, "describe").describe
+    own: Exchange = describe(replicas, *((told[0], dict(told[1])) if told else ()))
+    return checked(replace(own, rows=(*stored_rows(store, replicas, stored), *own.rows)))
+
+
+def _usual_store(name: str) -> str:
+    return str(getattr(_FILES.load(name), "STORE", USUAL))
+
+
+def _sorted(choice: FormChoice) -> _Settings:
+    return tuple(sorted(choice.settings.items()))
 
 
 def running(name: str) -> RunningForm:
@@ -95,7 +122,7 @@ def suits(key: str, zero: int) -> bool:
     """Returns whether a form that plans may choose goes together with a level of `Stage.zero`."""
     stage = Stage(
         first="", last="", mesh={}, devices=(), batch_shares=(), zero=zero,  # type: ignore[arg-type]
-        sync=SyncChoice(form=key),
+        sync=FormChoice(form=key),
     )  # fmt: skip
     return not any(_FILES.load(key).check(stage))
 
@@ -103,12 +130,39 @@ def suits(key: str, zero: int) -> bool:
 def findings(plan: Plan) -> Iterator[Finding]:
     """Yields what is wrong with the forms that a plan's stages name."""
     for index, stage in enumerate(plan.stages):
-        for finding in of_stage(stage, plan.optimizer):
-            yield replace(finding, message=f"stage {index}: {finding.message}")
+        for where, view in zip(("", *stage.by_parameter), views_of(stage), strict=True):
+            of = f", parameters {where[:SHOWN]!r}" if where else ""
+            for finding in of_stage(view, plan.optimizer):
+                yield replace(finding, message=f"stage {index}{of}: {finding.message}")
 
 
 def of_stage(stage: Stage, optimizer: str) -> Iterator[Finding]:
-    """Yields what is wrong with the form that a stage names."""
+    """Yields what is wrong with the form and the store of a stage."""
+    wrong = [*_sync_findings(stage, optimizer), *store_findings(stage)]
+    yield from wrong
+    if not any(finding.severity == "error" for finding in wrong):
+        yield from _torn(stage)
+
+
+def _torn(stage: Stage) -> Iterator[Finding]:
+    """What does not go together in a stage."""
+    store, form = store_of(stage), stage.sync_form
+    split = is_split(store)
+    if split != bool(getattr(_FILES.load(form), "SPLIT", False)):
+        what = "of which a rank has its part" if split else "that every rank has whole"
+        message = f"store {store} is of parameters {what}, and {form} takes others"
+        near = _usual_store(form)
+        yield Finding(
+            "store", message, f"store {near}, or none" if stage.store else f"store {near}"
+        )
+        return
+    try:
+        exchange_of(stage)
+    except PlanError as error:
+        yield Finding("store" if stage.store else "sync", str(error), "no store, no sync")
+
+
+def _sync_findings(stage: Stage, optimizer: str) -> Iterator[Finding]:
     if stage.sync is None:
         return
     key = stage.sync.form[:SHOWN]

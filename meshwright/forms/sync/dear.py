@@ -25,7 +25,7 @@ from meshwright.forms.flat import (
     held_whole,
     trainable,
 )
-from meshwright.forms.running import BucketSizes, Held, Lines, Slot, SyncRun, Update
+from meshwright.forms.running import BucketSizes, Held, Lines, ParameterStore, Slot, SyncRun, Update
 from meshwright.ir.comm.p2p_collectives import Waitable
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.plan.plan import Stage
@@ -54,7 +54,6 @@ def describe(
     """Returns what is sent and held; the next step's forward hides the gather."""
     told = {**_DEFAULTS, **settings}
     gradients = (
-        Hold(kind="parameters", since=Event.BEGIN, until=Event.NEXT_BEGIN, whole=1),
         Hold(kind="gradients", since=Event.AFTER_BACKWARD, until=Event.AFTER_LAST, whole=1),
         Hold(kind="gradients", since=Event.AFTER_LAST, until=Event.NEXT_BEGIN, part=1),
         Send(what="gradients", primitive=Primitive.REDUCE_SCATTER,
@@ -96,7 +95,7 @@ def check(stage: Stage) -> Iterator[tuple[str, str]]:
             yield f"{name} must be from 1 to {_LARGEST[name]}, not {value}", f"{name} {nearest}"
 
 
-def build(slots: Sequence[Slot], lines: Lines, stage: Stage) -> SyncRun:
+def build(slots: Sequence[Slot], lines: Lines, stage: Stage, store: ParameterStore) -> SyncRun:
     """Returns what runs the form in a stage."""
     settings = _DEFAULTS | (stage.sync.settings if stage.sync else {})
     kind = _ParametersLate if stage.is_sharded else _GradientsLate
@@ -170,10 +169,10 @@ class _Settling(ShardedGradients):
     _bucket_bytes: int
 
     @property
-    def bucket_sizes(self) -> BucketSizes | None:
+    def bucket_sizes(self) -> tuple[BucketSizes, ...]:
         sizes = [slot.whole.nbytes for bucket in self._buckets for slot in bucket.slots]
         low = max(1, min(sizes, default=1))
-        return BucketSizes(self._bucket_bytes, low, max(low, sum(sizes)))
+        return (BucketSizes(self._bucket_bytes, low, max(low, sum(sizes))),)
 
     def regroup(self, bucket_bytes: int) -> None:
         slots = [slot for bucket in self._buckets for slot in bucket.slots]

@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from meshwright.forms.exchange import Event, Exchange, Hold, Rewrite, Send
 from meshwright.forms.flat import BUCKET_BYTES, buckets, held_whole, trainable
-from meshwright.forms.running import Lines, Samples, Slot, SyncRun
+from meshwright.forms.running import Lines, ParameterStore, Samples, Slot, SyncRun
 from meshwright.ir.comm.collective import What
 from meshwright.ir.comm.p2p_collectives import Waitable
 from meshwright.ir.layout.conversions import Primitive
@@ -17,17 +17,14 @@ from meshwright.ir.plan.plan import Stage
 def describe(replicas: int) -> Exchange:
     """Buckets are flat tensors that hold the gradients all the time, cleared after each step; one
     replica alone has gradients where its backward makes them."""
-    state = (
-        Hold(kind="parameters", since=Event.BEGIN, until=Event.NEXT_BEGIN, whole=1),
-        Hold(kind="optimizer", since=Event.BEGIN, until=Event.NEXT_BEGIN, whole=1),
-    )
+    optimizer = Hold(kind="optimizer", since=Event.BEGIN, until=Event.NEXT_BEGIN, whole=1)
     if replicas == 1:
         return Exchange((
-            *state,
+            optimizer,
             Hold(kind="gradients", since=Event.AFTER_BACKWARD, until=Event.NEXT_BEGIN, whole=1),
         ))  # fmt: skip
     return Exchange((
-        *state,
+        optimizer,
         Hold(kind="gradients", since=Event.BEGIN, until=Event.NEXT_BEGIN, whole=1),
         Send(what="gradients", primitive=Primitive.ALL_REDUCE, axis="dp", unit="bucket",
              at=Event.AFTER_LAST, until=Event.END),
@@ -35,7 +32,7 @@ def describe(replicas: int) -> Exchange:
     ))  # fmt: skip
 
 
-def build(slots: Sequence[Slot], lines: Lines, stage: Stage) -> SyncRun:
+def build(slots: Sequence[Slot], lines: Lines, stage: Stage, store: ParameterStore) -> SyncRun:
     """Returns what runs the form in a stage."""
     return _Whole(slots, lines)
 

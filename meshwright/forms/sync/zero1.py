@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from meshwright.forms.exchange import Event, Exchange, Hold, Send
 from meshwright.forms.flat import BUCKET_BYTES, ShardedOptimizer, buckets, trainable
-from meshwright.forms.running import Lines, Slot, SyncRun
+from meshwright.forms.running import Lines, ParameterStore, Slot, SyncRun
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.plan.plan import Stage
 
@@ -13,7 +13,6 @@ from meshwright.ir.plan.plan import Stage
 def describe(replicas: int) -> Exchange:
     """Gradients are whole until their bucket is packed; new parameters are gathered at once."""
     return Exchange((
-        Hold(kind="parameters", since=Event.BEGIN, until=Event.NEXT_BEGIN, whole=1),
         Hold(kind="optimizer", since=Event.BEGIN, until=Event.NEXT_BEGIN, part=1),
         Hold(kind="gradients", since=Event.AFTER_BACKWARD, until=Event.AFTER_LAST, whole=1),
         Hold(kind="gradients", since=Event.AFTER_LAST, until=Event.NEXT_BEGIN, part=1),
@@ -28,6 +27,6 @@ def describe(replicas: int) -> Exchange:
     ))  # fmt: skip
 
 
-def build(slots: Sequence[Slot], lines: Lines, stage: Stage) -> SyncRun:
+def build(slots: Sequence[Slot], lines: Lines, stage: Stage, store: ParameterStore) -> SyncRun:
     """Returns what runs the form in a stage."""
     return ShardedOptimizer(slots, buckets(trainable(slots), BUCKET_BYTES), lines)

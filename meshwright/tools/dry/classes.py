@@ -8,6 +8,7 @@ from meshwright.codegen.lower.program import StageProgram
 from meshwright.forms.flat import chunk_rows
 from meshwright.forms.sync import exchange_of
 from meshwright.ir.graph.graph import Graph
+from meshwright.ir.plan.parameters import stage_for
 from meshwright.ir.plan.plan import Plan
 
 
@@ -56,9 +57,10 @@ def _shards(plan: Plan, rank: int, programs: tuple[StageProgram, ...]) -> Iterat
     for program in programs:
         stage = plan.stages[program.index]
         size, at = stage.mesh.get("dp_shard", 1), stage.coordinates(rank)["dp_shard"]
-        for param in program.params if exchange_of(stage).is_split("optimizer") else ():
-            start, stop = chunk_rows(param.local_shape[0] if param.local_shape else 1, size, at)
-            yield stop - start
+        for param in program.params if size > 1 else ():
+            if exchange_of(stage_for(stage, param.fqn)).is_split("optimizer"):
+                start, stop = chunk_rows(param.local_shape[0] if param.local_shape else 1, size, at)
+                yield stop - start
 
 
 def _shapes(program: StageProgram) -> object:

@@ -147,6 +147,8 @@ def _odd(plan: Plan) -> Iterator[str]:
         yield "a ZeRO level per stage; the highest is given"
     for sync in sorted({stage.sync.form for stage in plan.stages if stage.sync}):
         yield f"sync {sync}: replicas agree as the ZeRO level says"
+    if any(stage.by_parameter or stage.store for stage in plan.stages):
+        yield "single parameters with a ZeRO level or a store of their own (by_parameter, store)"
     if any(stage.saved for stage in plan.stages):
         yield "what single ops keep, make again or move to the host (saved)"
     if plan.schedule.name not in TOOL_SCHEDULES and len(plan.schedule.rows) > 1:

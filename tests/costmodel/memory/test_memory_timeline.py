@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.costmodel.memory.memory_timeline import end, held_stages, over_time, peak
-from meshwright.costmodel.memory.stage_memory import BlockMemory, Bytes, StageMemory
+from meshwright.costmodel.memory.stage_memory import BlockMemory, Bytes, MemoryGroup, StageMemory
 from meshwright.costmodel.simulate.compiled_schedule import table_of
 from meshwright.costmodel.simulate.simulate import StageTimes, simulate
 from meshwright.costmodel.stage.buckets import Bucket
@@ -14,19 +14,22 @@ from meshwright.forms.sync import exchange
 from meshwright.ir.plan.schedule import parse_schedule
 from meshwright.planner.problem.schedule_tools import make_schedule
 
-BLOCK = BlockMemory(saved=10, forward=12, workspace=5, parameters=100, gradients=100, largest=60)
+BLOCK = BlockMemory(saved=10, forward=12, workspace=5)
 COST = StageTimes(forward_s=1.0, backward_s=2.0, backward_input_s=1.0, backward_weight_s=1.0)
 
 
 def stage(
     blocks: int = 2, *, zero: int = 0, shard: int = 1, reduces: bool = False, **more: int
 ) -> StageMemory:
+    group = MemoryGroup(
+        exchange(f"zero{zero}", 2 if reduces else 1),
+        tuple(Bucket(i, 100, 1) for i in reversed(range(blocks))),
+        (100,) * blocks, (100,) * blocks, (60,) * blocks,
+    )  # fmt: skip
     return StageMemory(
-        exchange=exchange(f"zero{zero}", 2 if reduces else 1), shard=shard,
-        prefetch=more.get("prefetch", 0),
+        groups=(group,), shard=shard, prefetch=more.get("prefetch", 0),
         parameters=0, optimizer=0, temporary=more.get("temporary", 0), summed=more.get("summed", 0),
         border=more.get("border", 0), entry=more.get("entry", 0), blocks=(BLOCK,) * blocks,
-        buckets=tuple(Bucket(i, 100, 1) for i in reversed(range(blocks))),
     )  # fmt: skip
 
 
@@ -102,7 +105,7 @@ def test_level_3_has_one_block_whole() -> None:
     # The second block runs while the third one's are gathered; or the third one is unpacked.
     assert totals(("0F0 0B0",), ahead)[0] == max(10 + 12 + 200, 20 + 200)
     # Nothing is ahead of the first block; before it the second one runs with the first ahead.
-    assert ahead._gathered(-1) == [100, 200, 200]
+    assert [whole for _, whole in ahead._gathered(-1)] == [100, 200, 200]
 
 
 def test_halves_hand_gradients_over() -> None:

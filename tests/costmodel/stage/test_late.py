@@ -7,13 +7,14 @@ import pytest
 import torch
 
 from meshwright.costmodel.stage.buckets import Bucket, LocalParam, Owned, forward_buckets
+from meshwright.costmodel.stage.form_group import FormGroup
 from meshwright.costmodel.stage.late import Late, late_of
 from meshwright.costmodel.stage.program import play
 from meshwright.costmodel.stage.sync import Sync
 from meshwright.forms.running import Slot
 from meshwright.forms.sync import exchange, exchange_of
 from meshwright.forms.sync.dear import in_forward_order
-from meshwright.ir.plan.plan import Stage, SyncChoice
+from meshwright.ir.plan.plan import FormChoice, Stage
 from tests.costmodel.stage.test_sync import BLOCK, NO_OVERHEADS, TWO
 
 BLOCKS = 4
@@ -21,22 +22,24 @@ BLOCKS = 4
 
 def dear(nbytes: int, *, zero: int = 1, ahead: int = 1, forward_s: float = 1.0) -> Sync:
     """Equal blocks with a bucket of `nbytes` each, over two ranks; computing takes `forward_s`."""
-    choice = SyncChoice(form="dear", settings={"ahead": ahead, "bucket_bytes": 1})
+    choice = FormChoice(form="dear", settings={"ahead": ahead, "bucket_bytes": 1})
     stage = Stage(
         first="a", last="b", mesh={"dp_shard": 2}, devices=(0, 1), batch_shares=(1, 1), zero=zero,
         sync=choice,
     )  # fmt: skip
     block = replace(BLOCK, forward_s=forward_s, tensor_forward_s=0.0)
+    own = tuple(Bucket(i, nbytes, 1) for i in reversed(range(BLOCKS)))
     return Sync(
-        exchange=exchange_of(stage), prefetch=0, shard=2, blocks=(block,) * BLOCKS,
-        buckets=tuple(Bucket(i, nbytes, 1) for i in reversed(range(BLOCKS))), prelude_s=0.0,
+        groups=(FormGroup(exchange_of(stage), own, (0,) * BLOCKS),), prefetch=0, shard=2,
+        blocks=(block,) * BLOCKS, prelude_s=0.0,
         dp=TWO, shard_levels=TWO, replicate_levels=(), overheads=NO_OVERHEADS,
     )  # fmt: skip
 
 
 def gather_s(sync: Sync) -> float:
-    (send,) = sync.exchange.late
-    return sync.collective_s(send.primitive, sync.buckets[0].nbytes, sync.levels(send.axis))
+    (group,) = sync.groups
+    (send,) = group.exchange.late
+    return sync.collective_s(send.primitive, group.buckets[0].nbytes, sync.levels(send.axis))
 
 
 @pytest.mark.parametrize("zero", [0, 1])
@@ -63,7 +66,8 @@ def test_running_further_ahead_never_hurts_and_parts_make_the_whole(forward_s: f
 
 
 def test_forms_without_late_messages_hide_nothing() -> None:
-    zero1 = replace(dear(1 << 20), exchange=exchange("zero1", 2))
+    late = dear(1 << 20)
+    zero1 = replace(late, groups=(replace(late.groups[0], exchange=exchange("zero1", 2)),))
     assert late_of(zero1) == Late()
     # What ZeRO-1 sends after its step, DeAR sends under the forward: the same bytes and copies.
     late = late_of(dear(1 << 20))

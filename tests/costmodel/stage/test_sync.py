@@ -13,6 +13,7 @@ from meshwright.costmodel.comm.comm import Level, collective_time
 from meshwright.costmodel.ops.overheads import Overheads
 from meshwright.costmodel.simulate.compiled_schedule import LAST, B, F, I, W
 from meshwright.costmodel.stage.buckets import BUCKET_BYTES, Bucket, LocalParam, Owned, buckets
+from meshwright.costmodel.stage.form_group import FormGroup
 from meshwright.costmodel.stage.program import Do, play
 from meshwright.costmodel.stage.sync import BlockTimes, Sync
 from meshwright.forms import flat
@@ -32,7 +33,7 @@ NO_OVERHEADS = Overheads(
 )
 BLOCK = BlockTimes(
     forward_s=2.0, tensor_forward_s=0.0, again_s=0.0, input_s=2.0, weight_s=2.0, accumulate_s=0.0,
-    split_s=0.0, tensor_backward_s=0.0, gathered_bytes=0,
+    split_s=0.0, tensor_backward_s=0.0,
 )  # fmt: skip
 
 
@@ -43,14 +44,18 @@ def sync(
     prefetch: int = 0,
     nbytes: int = 0,
     blocks_of: tuple[BlockTimes, ...] = (),
+    gathered: tuple[int, ...] = (),
     **more: object,
 ) -> Sync:
     """Equal blocks with parameters of `nbytes`, one bucket each, over two ranks."""
+    count = len(blocks_of) or blocks
+    replicas, sizes = (2 if more.get("buckets", True) else 1), gathered or (nbytes,) * count
+    own = tuple(Bucket(i, nbytes, 1) for i in reversed(range(count)))
+    own = more.pop("buckets", own)  # type: ignore[assignment]
     made = Sync(
-        exchange=exchange(f"zero{zero}", 2 if more.get("buckets", True) else 1), prefetch=prefetch,
+        groups=(FormGroup(exchange(f"zero{zero}", replicas), own, sizes),), prefetch=prefetch,
         shard=2 if zero else 1,
-        blocks=blocks_of or (replace(BLOCK, gathered_bytes=nbytes),) * blocks,
-        buckets=tuple(Bucket(i, nbytes, 1) for i in reversed(range(len(blocks_of) or blocks))),
+        blocks=blocks_of or (BLOCK,) * blocks,
         prelude_s=0.0, dp=TWO, shard_levels=TWO if zero else (), replicate_levels=(),
         overheads=NO_OVERHEADS,
     )  # fmt: skip
@@ -101,7 +106,7 @@ def test_buckets_are_those_of_the_runtime(
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_blocks_that_are_one_object_do_the_same(zero: int, prefetch: int) -> None:
     """Equal blocks of a stage share an object: what it does is worked out once."""
-    block = replace(BLOCK, gathered_bytes=1000, tensor_forward_s=0.5, overhead_s=0.1)
+    block = replace(BLOCK, tensor_forward_s=0.5, overhead_s=0.1)
     other = replace(block, again_s=2.0)
     shared = (block, other, block, block, other)
     apart = tuple(replace(b) for b in shared)
@@ -171,7 +176,9 @@ def test_long_messages_slow_computing_down_more() -> None:
     assert link.slowdowns(10**4.5) == pytest.approx((1.25, 1.5))
     made = sync(1, dp=(Level(2, link),), nbytes=1_000)
     assert (made.overlap.compute, made.overlap.channel) == (1.1, 1.0)
-    long = replace(made, buckets=(*made.buckets, made.buckets[0]._replace(nbytes=4_000_000)))
+    (group,) = made.groups
+    more = (*group.buckets, group.buckets[0]._replace(nbytes=4_000_000))
+    long = replace(made, groups=(replace(group, buckets=more),))
     assert (long.overlap.compute, long.overlap.channel) == (1.4, 2.0)
 
 
@@ -234,4 +241,4 @@ def test_the_end_of_a_step_by_level() -> None:
     part = collective_time(Primitive.ALL_REDUCE, 50_000, TWO)
     assert play(tuple(replicas.finish(())))[0] == pytest.approx(3 * part)
     tp = collective_time(Primitive.ALL_REDUCE, 70_000, TWO)
-    assert play(tuple(sync(nbytes=8).finish([(70_000, TWO)])))[0] == pytest.approx(tp, abs=1e-6)
+    assert play(tuple(sync(nbytes=8).finish([((70_000,), TWO)])))[0] == pytest.approx(tp, abs=1e-6)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.ir.plan.plan import Alternative, SyncChoice
+from meshwright.ir.plan.plan import Alternative, FormChoice
 from meshwright.ir.plan.show import printed
 from meshwright.tools.explain.binding import FULL, binding, levers
 from meshwright.tools.explain.facts import Facts
@@ -59,7 +59,7 @@ def test_what_the_next_forward_hides_is_told():
     assert PLAN.predicted
     first, *others = PLAN.predicted.stages
     predicted = replace(PLAN.predicted, stages=(replace(first, hidden_s=0.0315), *others))
-    sync = SyncChoice(form="dear", settings={"ahead": 4})
+    sync = FormChoice(form="dear", settings={"ahead": 4})
     late = replace(PLAN.stages[0], sync=sync)
     plan = replace(PLAN, stages=(late, *PLAN.stages[1:]), predicted=predicted)
     texts = [sentence.text for sentence in binding(Facts.of(plan))]

@@ -1,0 +1,41 @@
+"""Parameters of a stage that one form keeps and synchronises: most stages have one such group."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from meshwright.costmodel.stage.buckets import Bucket
+from meshwright.forms.exchange import Exchange
+
+
+@dataclass(frozen=True)
+class FormGroup:
+    """One group on a rank."""
+
+    exchange: Exchange
+    buckets: tuple[Bucket, ...]
+    gathered: tuple[int, ...]
+    """Per block: bytes of its parameters, whole."""
+    trained: tuple[int, ...] = ()
+    """Per block: bytes of those to whose gradients it is the last to add; empty where there is no
+    other group."""
+
+    @cached_property
+    def owned(self) -> dict[int, list[Bucket]]:
+        """Block -> buckets that are complete after its backward."""
+        found: dict[int, list[Bucket]] = {}
+        for bucket in self.buckets:
+            found.setdefault(bucket.owner, []).append(bucket)
+        return found
+
+    @property
+    def message_bytes(self) -> list[int]:
+        """Of all that goes."""
+        sizes = [bucket.nbytes for bucket in self.buckets]
+        return sizes + list(self.gathered) if self.exchange.fetches else sizes
+
+    def adds_to_none(self, *, last: bool) -> bool:
+        """Whether a backward has no gradients to which to add its own. There never are any where
+        they go after each backward, and else none before the first, unless they are summed into
+        zeros. The last backward stands for the first: a step has one of each."""
+        exchange = self.exchange
+        return not (exchange.keeps_whole_gradients and (exchange.sums_into_zeros or not last))

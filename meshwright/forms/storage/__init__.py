@@ -1,0 +1,77 @@
+"""Where a rank has parameters, one file a store; the file name is its key. MESHWRIGHT_STORAGE names
+folders with more.
+
+A file has `describe(replicas)`, the rows of an `Exchange` for what is held of parameters and sent
+to make them whole, and `build(slots, lines, stage)`, which makes what does it on a rank
+(`running.ParameterStore`). `SPLIT` says whether a rank has only its part of each parameter: then it
+goes with forms of synchronisation that say the same, else with those that do not. If plans may
+choose it by name, it has `check(stage)` too: what is wrong with its settings, and what would be
+right; its `describe` is also told the settings.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
+from types import ModuleType
+from typing import cast
+
+from meshwright.forms.exchange import Row
+from meshwright.forms.running import RunningStore
+from meshwright.ir.errors import PlanError
+from meshwright.ir.extensions import Files, add_folders, nearest
+from meshwright.ir.plan.finding import Finding
+from meshwright.ir.plan.plan import Stage
+from meshwright.ir.text.plain_text import SHOWN
+
+add_folders("MESHWRIGHT_STORAGE", __path__)
+_FILES = Files(sys.modules[__name__], "store of parameters")
+USUAL = "whole"
+"""The store of forms of synchronisation that name none."""
+
+
+@cache
+def stored_rows(
+    name: str, replicas: int, settings: tuple[tuple[str, int], ...] | None = None
+) -> tuple[Row, ...]:
+    """Returns what a store holds and sends among so many replicas; `settings`: if a plan chose it
+    by name. PlanError names the nearest known store."""
+    told: tuple[Mapping[str, int], ...] = () if settings is None else (dict(settings),)
+    made: tuple[Row, ...] = _half(name, "describe").describe(replicas, *told)
+    return made
+
+
+def running_store(name: str) -> RunningStore:
+    """Returns the half of a store that runs. PlanError names the nearest known store."""
+    return cast(RunningStore, _half(name, "build"))
+
+
+def is_split(name: str) -> bool:
+    """Tells whether a rank has only its part of each parameter of a store."""
+    return bool(getattr(_FILES.load(name), "SPLIT", False))
+
+
+@cache
+def choosable() -> tuple[str, ...]:
+    """Returns the stores that plans may name: those whose files say what is legal."""
+    return tuple(sorted(key for key in _FILES.names if hasattr(_FILES.load(key), "check")))
+
+
+def of_stage(stage: Stage) -> Iterator[Finding]:
+    """Yields what is wrong with the store that a stage names."""
+    if stage.store is None:
+        return
+    key = stage.store.form[:SHOWN]
+    if key not in choosable():
+        near = nearest(key, choosable())
+        message = f"{key!r} is no store of parameters to choose"
+        yield Finding("store", message, f"{near}, or no store" if near else "no store")
+        return
+    for message, near in _FILES.load(key).check(stage):
+        yield Finding("store", message, near)
+
+
+def _half(name: str, has: str) -> ModuleType:
+    found: ModuleType = _FILES.load(name)
+    if not hasattr(found, has):
+        raise PlanError(f"{name!r} is no store of parameters: its file has no {has}()")
+    return found
