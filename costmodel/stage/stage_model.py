@@ -6,19 +6,17 @@ from math import ceil
 from typing import NamedTuple
 
 from meshwright.costmodel.block.overlap import NOTHING
-from meshwright.costmodel.comm.comm import Levels
 from meshwright.costmodel.cost_cache import CostTables
 from meshwright.costmodel.memory.memory import training_state
 from meshwright.costmodel.memory.stage_memory import BlockMemory, MemoryGroup, StageMemory
 from meshwright.costmodel.ops.clip import clip_time
+from meshwright.costmodel.ops.compute import worst_source
 from meshwright.costmodel.ops.optimizer import OptimizerTime, optimizer_time, temporary_bytes
 from meshwright.costmodel.ops.overheads import overheads_of
 from meshwright.costmodel.simulate.compiled_schedule import LAST, B, F
 from meshwright.costmodel.stage.buckets import (
     BlockParams,
     Bucket,
-    LocalParam,
-    Owned,
     buckets,
     forward_buckets,
 )
@@ -27,11 +25,9 @@ from meshwright.costmodel.stage.late import late_of
 from meshwright.costmodel.stage.offload import arriving_s, copy_s, leaving_s
 from meshwright.costmodel.stage.placement import StageCosts
 from meshwright.costmodel.stage.program import IDLE, Program, Step, play, talk
+from meshwright.costmodel.stage.stage_parts import Parts, held_of, parts_of, summed_of
 from meshwright.costmodel.stage.sync import BlockTimes, Sync
 from meshwright.forms.exchange import Exchange
-from meshwright.forms.sync import exchange_of
-from meshwright.ir.graph.graph import Kind
-from meshwright.ir.plan.parameters import groups_of
 from meshwright.ir.plan.plan import FormChoice, Plan, Stage
 
 
@@ -71,40 +67,22 @@ class _Actions(NamedTuple):
 def stage_model(tables: CostTables, plan: Plan, index: int, costs: StageCosts) -> StageModel:
     """The model of stage `index`; equal stages share one."""
     stage = plan.stages[index]
-    parts = _parts(tables, stage, costs)
+    parts = parts_of(tables, stage, costs, plan.optimizer)
     key = (
         id(costs.cost), parts, stage.prefetch, stage.dp, stage.mesh.get("dp_shard", 1),
-        plan.optimizer, costs.spot, costs.shard_levels, costs.replicate_levels,
+        costs.spot, costs.shard_levels, costs.replicate_levels,
         costs.border_bytes, costs.entry_bytes, costs.passage, costs.hidden,
         costs.packs, costs.updates,
     )  # fmt: skip
     found = tables.models.get(key)
     if found is None:
-        found = tables.models[key] = _make(tables, plan.optimizer, stage, costs, parts)
+        found = tables.models[key] = _make(tables, stage, costs, parts)
     assert isinstance(found, StageModel)
     return found
 
 
-_Parts = tuple[tuple[Exchange, frozenset[str] | None], ...]
-"""What is done with parameters of a stage, and their names; None: all that it has."""
-
-
-def _parts(tables: CostTables, stage: Stage, costs: StageCosts) -> _Parts:
-    if not stage.by_parameter:
-        return ((exchange_of(stage), None),)
-    names: dict[str, list[str]] = {}
-    for name in costs.cost.params:
-        names.setdefault(tables.graph.tensors[name].fqn, []).append(name)
-    return tuple(
-        (exchange_of(view), frozenset(name for path in paths for name in names[path]))
-        for view, paths in groups_of(stage, names)
-    )
-
-
-def _make(
-    tables: CostTables, optimizer: str, stage: Stage, costs: StageCosts, parts: _Parts
-) -> StageModel:
-    held = [_held(tables, costs, names) for _, names in parts]
+def _make(tables: CostTables, stage: Stage, costs: StageCosts, parts: Parts) -> StageModel:
+    held = [held_of(tables, costs, part.names) for part in parts]
     sync = _sync(tables, stage, costs, parts, held)
     own = _trained(held, sync)
     actions = _actions(tables, sync, costs.device.name)
@@ -113,12 +91,12 @@ def _make(
         programs=actions.programs,
         forward_s=actions.forward_s,
         backward_s=actions.backward_s,
-        finish=tuple(sync.finish(_summed(costs, parts))),
-        optimizer=optimizer_time(costs.device, optimizer, *own, tables.profile),
-        clip_s=clip_time(costs.device, *own, scales=not costs.updates),
+        finish=tuple(sync.finish(summed_of(costs, parts))),
+        optimizer=_optimizer_time(tables, costs, parts, own),
+        clip_s=clip_time(costs.device, *_total(own), scales=not costs.updates),
         publish=actions.publish,
         hidden_s=actions.hidden_s,
-        memory=_memory(tables, optimizer, costs, parts, held, sync),
+        memory=_memory(costs, parts, held, sync),
         uncertain_s=costs.cost.uncertain_s
         + costs.passage.uncertain_s
         + sum(one.uncertain_s for one in costs.hidden),
@@ -146,72 +124,6 @@ def _actions(tables: CostTables, sync: Sync, device: str) -> _Actions:
     return found
 
 
-def _summed(costs: StageCosts, parts: _Parts) -> tuple[tuple[tuple[int, ...], Levels], ...]:
-    """Bytes of the gradients that are summed over each model axis, group by group, and the links of
-    the axis."""
-    params, over = costs.cost.params, costs.cost.summed_over
-    lines = zip(costs.spot.model, costs.spot.model_levels, strict=True)
-    return tuple(
-        (
-            tuple(
-                sum([
-                    params[name] for name, axes in over.items()
-                    if axis in axes and (names is None or name in names)
-                ])
-                for _, names in parts
-            ),
-            levels,
-        )
-        for (axis, _), levels in lines
-    )  # fmt: skip
-
-
-def _held(tables: CostTables, costs: StageCosts, names: frozenset[str] | None) -> BlockParams:
-    """The stage's parameters of a group on one rank."""
-    owners, sizes = _shared(tables, costs)
-    owned: list[Owned] = []
-    also: dict[int, frozenset[int]] = {}
-    for index, (block, cost) in enumerate(zip(costs.blocks, costs.cost.blocks, strict=True)):
-        held = cost.param_bytes
-        kinds = tables.param_kinds[block.name]
-        if names is not None:
-            kinds = tuple(
-                kind if name in names else None
-                for name, kind in zip(block.params, kinds, strict=True)
-            )
-        if owners and not owners.keys().isdisjoint(block.params):
-            read = [name for name in block.params if names is None or name in names]
-            others = {owners.get(name, index) for name in read} - {index}
-            also |= {index: frozenset(others)} if others else {}
-            held = tuple(sizes.get(n, size) for n, size in zip(block.params, held, strict=True))
-            kinds = tuple(
-                kind if owners.get(name, index) == index else None
-                for name, kind in zip(block.params, kinds, strict=True)
-            )
-        key = kinds, held
-        if key not in tables.owned:
-            tables.owned[key] = Owned.of(
-                [LocalParam(size, *kind) for size, kind in zip(held, kinds, strict=True) if kind]
-            )
-        owned.append(tables.owned[key])
-    return BlockParams(tuple(owned), also)
-
-
-def _shared(tables: CostTables, costs: StageCosts) -> tuple[dict[str, int], dict[str, int]]:
-    """Of parameters that several blocks of the model read, and some of the stage: the first of
-    these, and the bytes."""
-    owners: dict[str, int] = {}
-    sizes: dict[str, int] = {}
-    for name in tables.shared:
-        if name in costs.cost.params and tables.graph.tensors[name].kind is Kind.PARAMETER:
-            users = [i for i, block in enumerate(costs.blocks) if name in block.params]
-            last = users[-1]
-            owners[name] = users[0]
-            at = costs.blocks[last].params.index(name)
-            sizes[name] = costs.cost.blocks[last].param_bytes[at]
-    return owners, sizes
-
-
 class SyncPrices:
     """What forms of synchronisation leave a stage to wait for; what they share is computed once."""
 
@@ -225,30 +137,30 @@ class SyncPrices:
         that longer; the update left out. What the stage says of single parameters stays."""
         tables, costs = self.tables, self.costs
         stage = replace(self.stage, sync=choice)
-        parts = _parts(tables, stage, costs)
-        for _, names in parts:
-            if names not in self._held:
-                self._held[names] = _held(tables, costs, names)
-        held = [self._held[names] for _, names in parts]
+        parts = parts_of(tables, stage, costs, "")
+        for part in parts:
+            if part.names not in self._held:
+                self._held[part.names] = held_of(tables, costs, part.names)
+        held = [self._held[part.names] for part in parts]
         if self._sync is None:
             self._sync = _sync(tables, stage, costs, parts, held)
         sync = replace(self._sync, groups=_groups(tables, stage, parts, held))
         last = sync.programs()[B + LAST].steps
-        steps = (*last, *sync.finish(_summed(costs, parts)), *sync.publish())
+        steps = (*last, *sync.finish(summed_of(costs, parts)), *sync.publish())
         return play(steps, IDLE, sync.overlap)[0] + late_of(sync).exposed_s
 
 
 def _groups(
-    tables: CostTables, stage: Stage, parts: _Parts, held: Sequence[BlockParams]
+    tables: CostTables, stage: Stage, parts: Parts, held: Sequence[BlockParams]
 ) -> tuple[FormGroup, ...]:
     return tuple(
         FormGroup(
-            exchange,
-            _buckets(tables, stage, exchange, own),
+            part.exchange,
+            _buckets(tables, stage, part.exchange, own),
             tuple(own.gathered),
             tuple([o.trained_bytes for o in own.owned]) if len(parts) > 1 else (),
         )
-        for (exchange, _), own in zip(parts, held, strict=True)
+        for part, own in zip(parts, held, strict=True)
     )
 
 
@@ -264,7 +176,7 @@ def _sync(
     tables: CostTables,
     stage: Stage,
     costs: StageCosts,
-    parts: _Parts,
+    parts: Parts,
     held: Sequence[BlockParams],
 ) -> Sync:
     return Sync(
@@ -331,44 +243,68 @@ def _copy_waits(tables: CostTables, costs: StageCosts) -> tuple[list[float], lis
     return leaving_s([cost.forward_s for cost in blocks], copies), back[::-1]
 
 
-def _trained(held: Sequence[BlockParams], sync: Sync) -> tuple[int, int]:
-    """Tensors that the optimizer steps over, and the bytes of this rank's part of them."""
-    tensors = sum([group.tensors for group in held])
-    return tensors, sum([
-        ceil(group.trained_bytes / form.exchange.parts("optimizer", sync.shard))
+def _trained(held: Sequence[BlockParams], sync: Sync) -> list[tuple[int, int]]:
+    """Of each group: tensors that the optimizer steps over, and the bytes of this rank's part."""
+    return [
+        (group.tensors, ceil(group.trained_bytes / form.exchange.parts("optimizer", sync.shard)))
         for group, form in zip(held, sync.groups, strict=True)
-    ])  # fmt: skip
+    ]
+
+
+def _total(sizes: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    return sum([tensors for tensors, _ in sizes]), sum([nbytes for _, nbytes in sizes])
+
+
+def _optimizer_time(
+    tables: CostTables, costs: StageCosts, parts: Parts, sizes: Sequence[tuple[int, int]]
+) -> OptimizerTime:
+    """Of all optimizers, one after the other."""
+    found = []
+    for name in dict.fromkeys([part.update for part in parts]):
+        own = [size for part, size in zip(parts, sizes, strict=True) if part.update == name]
+        found.append(optimizer_time(costs.device, name, *_total(own), tables.profile))
+    if len(found) == 1:
+        return found[0]
+    whole_s = sum([one.seconds for one in found])
+    band = sum([one.seconds * one.band for one in found]) / whole_s if whole_s else 0.0
+    return OptimizerTime(whole_s, band, worst_source([one.source for one in found]))
+
+
+def _temporary(
+    costs: StageCosts, parts: Parts, held: Sequence[BlockParams], shares: Sequence[int]
+) -> int:
+    """What an optimizer's step makes and lets go, at most."""
+    found = []
+    for name in dict.fromkeys([part.update for part in parts]):
+        own = [
+            (h, n) for part, h, n in zip(parts, held, shares, strict=True) if part.update == name
+        ]
+        nbytes = sum([h.trained_bytes // n for h, n in own])
+        largest = max([o.largest for h, _ in own for o in h.owned])
+        found.append(temporary_bytes(costs.device, name, nbytes, largest))
+    return max(found)
 
 
 def _memory(
-    tables: CostTables,
-    optimizer: str,
-    costs: StageCosts,
-    parts: _Parts,
-    held: Sequence[BlockParams],
-    sync: Sync,
+    costs: StageCosts, parts: Parts, held: Sequence[BlockParams], sync: Sync
 ) -> StageMemory:
     shares = [form.exchange.parts("optimizer", sync.shard) for form in sync.groups]
     trained = [own.trained_bytes for own in held]
     others = sum(costs.cost.params.values()) - sum(trained)
     states = [
         training_state(
-            nbytes, nbytes, optimizer=optimizer, exchange=form.exchange, dp_shard=sync.shard
+            nbytes, nbytes, optimizer=part.update, exchange=part.exchange, dp_shard=sync.shard
         )
-        for nbytes, form in zip(trained, sync.groups, strict=True)
+        for nbytes, part in zip(trained, parts, strict=True)
     ]
     return StageMemory(
         shard=sync.shard, prefetch=sync.prefetch, receives=costs.device.kind == "cpu",
         parameters=others + sum([state.parameters_bytes for state in states]),
         optimizer=sum([state.optimizer_bytes for state in states]),
-        temporary=temporary_bytes(
-            costs.device, optimizer,
-            sum([nbytes // parts for nbytes, parts in zip(trained, shares, strict=True)]),
-            max([own.largest for group in held for own in group.owned]),
-        ),
+        temporary=_temporary(costs, parts, held, shares),
         summed=max([
-            sum([nbytes // parts for nbytes, parts in zip(sizes, shares, strict=True)])
-            for sizes, _ in _summed(costs, parts)
+            sum([nbytes // share for nbytes, share in zip(sizes, shares, strict=True)])
+            for sizes, _ in summed_of(costs, parts)
         ], default=0),
         border=costs.border_bytes, entry=costs.entry_bytes,
         blocks=_block_memories(costs),

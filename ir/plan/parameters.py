@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from typing import NamedTuple
 
 from meshwright.ir.plan.plan import ParameterChoice, Stage
 
@@ -48,20 +49,33 @@ def stage_for(stage: Stage, path: str) -> Stage:
     return as_for(stage, choice_of(stage.by_parameter, path))
 
 
-def groups_of(stage: Stage, paths: Iterable[str]) -> tuple[tuple[Stage, tuple[str, ...]], ...]:
-    """Returns the paths in groups of which the stage says the same, each with the stage as it is
-    for them; those that no pattern names come first, the rest in order of what is said.
+class ParameterGroup(NamedTuple):
+    """Parameters of which a stage says the same."""
+
+    stage: Stage
+    """As it is for them, as if for all."""
+    update: str
+    """How they are stepped; empty: as the plan's `optimizer`."""
+    paths: tuple[str, ...]
+
+
+def groups_of(stage: Stage, paths: Iterable[str]) -> tuple[ParameterGroup, ...]:
+    """Returns the paths in groups of which the stage says the same; those that no pattern names
+    come first, the rest in order of what is said.
 
     There is at least one group, which is empty if there are no paths.
     """
     if not stage.by_parameter:
-        return ((stage, tuple(paths)),)
+        return (ParameterGroup(stage, "", tuple(paths)),)
     found: dict[str, tuple[ParameterChoice | None, list[str]]] = {}
     for path in paths:
         choice = choice_of(stage.by_parameter, path)
         found.setdefault(str(choice or ""), (choice, []))[1].append(path)
-    made = [(as_for(stage, choice), tuple(own)) for _, (choice, own) in sorted(found.items())]
-    return tuple(made) or ((as_for(stage, None), ()),)
+    made = [
+        ParameterGroup(as_for(stage, choice), choice.update if choice else "", tuple(own))
+        for _, (choice, own) in sorted(found.items())
+    ]
+    return tuple(made) or (ParameterGroup(as_for(stage, None), "", ()),)
 
 
 def _matching(said: Mapping[str, ParameterChoice], path: str) -> list[ParameterChoice]:

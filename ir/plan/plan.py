@@ -137,11 +137,12 @@ class ParameterChoice:
     zero: Zero = 0
     sync: FormChoice | None = None
     store: FormChoice | None = None
+    update: str = ""
+    """How they are stepped, a file of `forms/updates`; empty: as the plan's `optimizer`."""
 
     def __str__(self) -> str:
-        named = [
-            f"{what} {form}" for what, form in (("sync", self.sync), ("store", self.store)) if form
-        ]
+        said = {"sync": self.sync, "store": self.store, "update": self.update}
+        named = [f"{what} {value}" for what, value in said.items() if value]
         return ", ".join([f"zero {self.zero}", *named])
 
 
@@ -169,7 +170,7 @@ class Stage:
     or with zero 3 in shards."""
     by_parameter: dict[str, ParameterChoice] = field(default_factory=dict)
     """Module path of a parameter or pattern of paths -> what is done with it, in place of `zero`,
-    `sync` and `store`; paths outrank patterns."""
+    `sync`, `store` and the plan's `optimizer`; paths outrank patterns."""
     prefetch: int = 0
     """With zero 3: blocks whose parameters are gathered ahead, while another one runs."""
     recompute: dict[str, Literal["none", "full"]] = field(default_factory=dict)

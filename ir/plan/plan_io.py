@@ -24,7 +24,17 @@ _SORTED = frozenset(
 """Dicts whose order means nothing; sorted, so that equal plans have equal bytes."""
 _PLAIN = frozenset({int, float, str})
 _UNSAID = frozenset(
-    {"compile", "detail", "improved", "kernels", "device_kind", "sync", "store", "by_parameter"}
+    {
+        "compile",
+        "detail",
+        "improved",
+        "kernels",
+        "device_kind",
+        "sync",
+        "store",
+        "by_parameter",
+        "update",
+    }
 )
 """What many plans do not have; left out where there is none."""
 _SAID = frozenset({"predicted", "evidence", "notes", "versions"})

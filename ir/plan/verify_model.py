@@ -7,7 +7,7 @@ from meshwright.ir.layout.check_layout import layout_problems, tied_problems
 from meshwright.ir.plan.finding import Finding, nearest_name
 from meshwright.ir.plan.keeping import makers, unknown
 from meshwright.ir.plan.keeping import torn as torn_policy
-from meshwright.ir.plan.parameters import torn, unmatched
+from meshwright.ir.plan.parameters import choice_of, torn, unmatched
 from meshwright.ir.plan.plan import (
     ModelMesh,
     Plan,
@@ -165,6 +165,17 @@ def _by_parameter(plan: Plan, graph: Graph) -> Iterator[Finding]:
         if split := torn(said, paths):
             message = f"stage {i}: by_parameter says different things of {split!r}"
             yield Finding("by_parameter", message, f"name {split!r} itself beside the patterns")
+    stepped: dict[str, tuple[int, str]] = {}
+    for i, stage in enumerate(plan.stages):
+        for path in dict.fromkeys(
+            tensors[name].fqn for block in plan.stage_blocks(graph, i) for name in block.params
+        ):
+            choice = choice_of(stage.by_parameter, path)
+            own = (choice.update if choice else "") or plan.optimizer
+            first, other = stepped.setdefault(path, (i, own))
+            if other != own:
+                message = f"stages {first} and {i} share {path}, and step it by {other} and {own}"
+                yield Finding("by_parameter", message, f"update {other} in both")
 
 
 GRAPH_RULES: tuple[Callable[[Plan, Graph], Iterator[Finding]], ...] = (

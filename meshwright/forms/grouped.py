@@ -27,7 +27,7 @@ def run_of(slots: Sequence[Slot], lines: Lines, stage: Stage) -> SyncRun:
     """Makes what keeps and synchronises a stage's parameters on a rank, as the plan says."""
     by_path = {slot.param.fqn: slot for slot in slots}
     members = []
-    for view, paths in groups_of(stage, by_path):
+    for view, _, paths in groups_of(stage, by_path):
         own = [by_path[path] for path in paths]
         store = running_store(store_of(view)).build(own, lines, view)
         members.append(_Member(running(view.sync_form).build(own, lines, view, store), store))

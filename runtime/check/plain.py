@@ -17,6 +17,7 @@ from meshwright.ir.trace.loss_module import LossFn, TrainingStep
 from meshwright.ir.trace.still import Still, Unsettled
 from meshwright.runtime.check.difference import StepOutcome
 from meshwright.runtime.step.optimizer import OptimizerChoice
+from meshwright.runtime.step.planned_updates import PlannedUpdates
 
 FAILURES = (
     RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError,
@@ -195,7 +196,10 @@ def _over_copy(
             message = f"the optimizer cannot be copied ({_first_line(error)})"
             raise Uncheckable(message) from error
         return twin
-    trained = [p for p in made.parameters() if p.requires_grad]
+    named = [(name, p) for name, p in made.named_parameters() if p.requires_grad]
+    if isinstance(choice, PlannedUpdates):
+        return choice.make(named, lr, fused=False)
+    trained = [p for _, p in named]
     if isinstance(choice, str):
         return update(choice).make(trained, lr, fused=False)
     return choice([{"params": trained}])

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from meshwright.ir.heap import give_back_freed_memory
 from meshwright.runtime.record.stats import Stats
+from meshwright.runtime.step.planned_updates import members_of
 
 if TYPE_CHECKING:
     from meshwright.runtime.job.job import Job
@@ -79,6 +80,8 @@ class _Optimizer:
     def __init__(self, job: "Job") -> None:
         self._optimizer = optimizer = job.optimizer
         self._memo: dict[int, Any] = {id(optimizer): optimizer}
+        # States and groups of members are the job's own, which come back as they were.
+        self._memo |= {id(member): member for member in members_of(optimizer)}
         self._memo |= {id(p): p for group in optimizer.param_groups for p in group["params"]}
         self._kept = self._copy(vars(optimizer))
 

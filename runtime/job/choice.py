@@ -11,15 +11,16 @@ from meshwright.codegen.lower.stored import stored_splits
 from meshwright.forms.sync import exchange_of
 from meshwright.forms.updates import Reach, Update, update
 from meshwright.ir.errors import PlanError
-from meshwright.ir.graph.graph import Graph
+from meshwright.ir.graph.graph import Graph, Kind
 from meshwright.ir.plan.parameters import stage_for
 from meshwright.ir.plan.plan import Plan
 from meshwright.runtime.stage.stage import StageModule
 from meshwright.runtime.step.elementwise import KNOWN, CannotTry, Group, Make, reach
+from meshwright.runtime.step.planned_updates import PlannedUpdates, members_of
 from meshwright.runtime.step.updates import FormOptimizer
 
 _Group = tuple[type, Group, Make, frozenset[str] | None]
-Choice = str | torch.optim.Optimizer | Callable[..., torch.optim.Optimizer]
+Choice = str | PlannedUpdates | torch.optim.Optimizer | Callable[..., torch.optim.Optimizer]
 
 
 def check_choice(
@@ -32,6 +33,13 @@ def check_choice(
     if isinstance(choice, str):
         make: Make = partial(_by_name, update(choice))
         groups: Iterable[_Group] = [(update(choice).kind, made.defaults, make, None)]
+    elif isinstance(choice, PlannedUpdates):
+        paths = [t.fqn for t in graph.tensors.values() if t.kind is Kind.PARAMETER]
+        groups = [
+            (update(name).kind, member.defaults, partial(_by_name, update(name)),
+             frozenset(path for path in paths if choice.of(path) == name))
+            for name, member in zip(choice.names(), members_of(made), strict=True)
+        ]  # fmt: skip
     else:
         groups = _groups(choice, made, model)
     for kind, settings, maker, names in groups:
@@ -147,7 +155,7 @@ def _apart(plan: Plan) -> str:
 
 def check_parts(made: torch.optim.Optimizer, stages: Iterable[StageModule]) -> None:
     """PlanError if a stage steps its parameters part by part, and the optimizer may notice."""
-    known = type(made) in KNOWN or isinstance(made, FormOptimizer)
+    known = all(type(m) in KNOWN or isinstance(m, FormOptimizer) for m in members_of(made))
     if not known and any(not stage.sync.whole_updates for stage in stages):
         raise PlanError(
             "the plan steps parameters part by part, as their gradients come, and nobody knows "

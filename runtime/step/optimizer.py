@@ -14,9 +14,12 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.torch_private import leaves
 from meshwright.runtime.checkpoint.shard_boxes import pieces
 from meshwright.runtime.job.choice import check_tensors
+from meshwright.runtime.step.planned_updates import PlannedUpdates
 from meshwright.runtime.step.updates import stepped_by_kernel
 
-OptimizerChoice = str | torch.optim.Optimizer | Callable[..., torch.optim.Optimizer]
+OptimizerChoice = (
+    str | PlannedUpdates | torch.optim.Optimizer | Callable[..., torch.optim.Optimizer]
+)
 
 
 def make_optimizer(
@@ -47,7 +50,10 @@ def _made(
     gets the list of tensors. What steps each element by itself is exact on rows; `check_choice`
     says of others where they cannot run.
     """
-    tensors = [h.tensor for h in held if h.param.requires_grad and h.tensor.numel()]
+    named = [(h.param.fqn, h.tensor) for h in held if h.param.requires_grad and h.tensor.numel()]
+    if isinstance(choice, PlannedUpdates):
+        return choice.make(named, lr, fused=True)
+    tensors = [tensor for _, tensor in named]
     if lr is not None and not isinstance(choice, str):
         raise PlanError(f"lr={lr} is for an optimizer by name; set it in the one that you pass")
     if isinstance(choice, torch.optim.Optimizer):

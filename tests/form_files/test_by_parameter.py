@@ -10,12 +10,14 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+import torch
 
 from meshwright.costmodel.estimate import estimate_all
 from meshwright.costmodel.explain.detail import detail_of
+from meshwright.forms.updates import update
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
-from meshwright.ir.plan.parameters import groups_of, stage_for
+from meshwright.ir.plan.parameters import choice_of, groups_of, stage_for
 from meshwright.ir.plan.plan import FormChoice, ParameterChoice, Plan
 from meshwright.ir.plan.plan_io import dumps, loads
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
@@ -26,7 +28,7 @@ from meshwright.tools.dry.run import dry_run
 from tests.equality import check_each_equal
 from tests.form_files.small import batches, difference, graph, model
 from tests.models import CASES
-from tests.spawn import run_ranks
+from tests.spawn import alone, run_ranks
 from tests.test_overlap import planned
 
 WHOLE, PART, HALF, FULL = (ParameterChoice(zero=zero) for zero in (0, 1, 2, 3))
@@ -199,6 +201,7 @@ def test_paths_outrank_patterns() -> None:
         ({"*": ParameterChoice(zero=3, sync=DEAR)}, "has its own time for gathers", "zero 1"),
         ({"*": ParameterChoice(sync=FormChoice(form="deer"))}, "no form of sync", "dear"),
         ({"*": ParameterChoice(store=FormChoice(form="wohle"))}, "no store", "no store"),
+        ({"*": ParameterChoice(update="admaw")}, "no optimizer", "update adamw"),
     ],
 )
 def test_what_cannot_be_is_refused(said: dict[str, ParameterChoice], rule: str, near: str) -> None:
@@ -211,6 +214,109 @@ def _sync_errors(plan: Plan) -> list[Any]:
     from meshwright.forms.sync import findings
 
     return [f for f in findings(plan) if f.severity == "error"]
+
+
+UPDATES = {
+    "layers.0.*": ParameterChoice(zero=1, update="sgd_momentum"),
+    "layers.1.up.*": ParameterChoice(zero=3, update="rmsprop"),
+    "*.norm.*": ParameterChoice(zero=1, update="sgd"),
+}
+
+
+def _stepped(said: dict[str, ParameterChoice]) -> dict[str, ParameterChoice]:
+    """Patterns that name each parameter once."""
+    return {name: choice for name, choice in said.items() if name != "layers.0.*"} | {
+        f"layers.0.{part}.*": said["layers.0.*"] for part in ("up", "down")
+    }
+
+
+def _several(plan: Plan, folder: str) -> tuple[list[float], dict[str, Any], list[float]]:
+
+    def made(**more: Any) -> Any:
+        return compile_job(
+            model(), plan, lr=0.01, max_grad_norm=0.5, device="cpu", graph=graph(), **more
+        )
+
+    job = made(check=True)
+    scheduler = torch.optim.lr_scheduler.StepLR(job.optimizer, 2, 0.5)
+    losses = []
+    for number, batch in enumerate(batches()):
+        losses.append(float(job.step(batch)))
+        scheduler.step()
+        if number == 2:
+            job.save(folder)
+    state = full_state(job)
+    assert job.checked and not any("the plan" in each for each in job.checked.unchecked)
+    job.close()
+    again = made()
+    again.load(folder)
+    later = []
+    for number, batch in enumerate(batches()[3:], 3):
+        later.append(float(again.step(batch)))
+        for group in again.optimizer.param_groups if number % 2 else ():
+            group["lr"] *= 0.5
+    again.close()
+    return losses, state, later
+
+
+def _several_plain(stepped: dict[str, str]) -> tuple[list[float], dict[str, torch.Tensor]]:
+    trained = model()
+    optimizers = [
+        update(name).make(
+            [p for n, p in trained.named_parameters() if stepped[n] == name], 0.01, fused=False
+        )
+        for name in sorted(set(stepped.values()))
+    ]
+    schedulers = [torch.optim.lr_scheduler.StepLR(o, 2, 0.5) for o in optimizers]
+    losses = []
+    for batch in batches():
+        trained.zero_grad()
+        loss = trained(*batch)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(trained.parameters(), 0.5)
+        for one in (*optimizers, *schedulers):
+            one.step()
+        losses.append(float(loss.detach()))
+    return losses, {name: x.detach().clone() for name, x in trained.named_parameters()}
+
+
+def test_parameters_are_stepped_as_their_patterns_say(tmp_path: Path) -> None:
+    """With clipping over all, a scheduler, a checkpoint and the self-check."""
+    plan = plan_of(_stepped(UPDATES), problem(), dp_shard=2)
+    assert not [f for f in plan.verify(graph()) if f.severity == "error"]
+    stage = plan.stages[0]
+    stepped = {
+        name: (choice_of(stage.by_parameter, name) or ParameterChoice(update="adamw")).update
+        for name, _ in model().named_parameters()
+    }
+    assert len(set(stepped.values())) == 4
+    losses, wanted = alone(_several_plain, stepped)
+    for found, state, later in run_ranks(2, _several, plan, str(tmp_path / "kept")):
+        assert found == pytest.approx(losses, rel=1e-10)
+        assert later == pytest.approx(losses[3:], rel=1e-10)
+        for name, x in wanted.items() if state else ():  # rank 0 has it
+            assert (state[name] - x).abs().max() <= 1e-10 * x.abs().max(), name
+
+
+def test_steps_are_priced_by_their_optimizers() -> None:
+    """Bytes of state are those of each; seconds lie between those of one alone and the other."""
+    made = problem()
+    sgd, adamw = (ParameterChoice(zero=0, update=name) for name in ("sgd", "adamw"))
+    found = [
+        estimate_all(
+            graph(), made.cluster, plan_of(said, made, dp_replicate=2, zero=0), made.tables
+        ).prediction.stages[0]
+        for said in ({"*": adamw}, {"layers.*": adamw, "head.*": sgd}, {"*": sgd})
+    ]
+    head = 8 * (3 * 12 + 3)
+    states = [stage.memory.optimizer_bytes for stage in found]
+    assert states[0] - states[1] == 2 * head and states[2] == 0
+    assert found[0].optimizer_s > found[1].optimizer_s > found[2].optimizer_s
+
+
+def test_an_optimizer_of_the_users_own_is_refused_where_the_plan_says_several() -> None:
+    plan = plan_of(_stepped(UPDATES), problem(), dp_shard=2)
+    assert all("pass no optimizer" in each for each in run_ranks(2, _tuned, plan, False))
 
 
 STORE = """
@@ -260,7 +366,7 @@ from meshwright.costmodel.estimate import estimate_all
 from tests.form_files.test_by_parameter import plan_of, problem
 from tests.form_files.small import batches, difference, graph, model
 from meshwright.runtime.job.compile import compile as compile_job
-from tests.spawn import run_ranks
+from tests.spawn import alone, run_ranks
 
 NAME = sys.argv[1]
 made = problem()
@@ -338,9 +444,9 @@ def test_tuning_refuses_sizes_that_differ() -> None:
     assert all("buckets of [2048, 4096] bytes" in each for each in said)
 
 
-def _tuned(plan: Plan) -> str:
+def _tuned(plan: Plan, tune: bool = True) -> str:
     try:
-        compile_job(model(), plan, optimizer="adamw", device="cpu", graph=graph(), tune=True)
+        compile_job(model(), plan, optimizer="adamw", device="cpu", graph=graph(), tune=tune)
     except PlanError as error:
         return str(error)
     return ""

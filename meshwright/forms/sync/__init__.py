@@ -132,7 +132,13 @@ def findings(plan: Plan) -> Iterator[Finding]:
     for index, stage in enumerate(plan.stages):
         for where, view in zip(("", *stage.by_parameter), views_of(stage), strict=True):
             of = f", parameters {where[:SHOWN]!r}" if where else ""
-            for finding in of_stage(view, plan.optimizer):
+            stepped = stage.by_parameter[where].update if where else ""
+            if stepped and stepped not in UPDATES:
+                message = f"stage {index}{of}: {stepped[:SHOWN]!r} is no optimizer"
+                near = nearest(stepped[:SHOWN], UPDATES)
+                yield Finding("by_parameter", message, f"update {near}")
+                continue
+            for finding in of_stage(view, stepped or plan.optimizer):
                 yield replace(finding, message=f"stage {index}{of}: {finding.message}")
 
 

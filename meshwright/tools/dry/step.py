@@ -19,6 +19,7 @@ from meshwright.runtime.record.tracking import tracking
 from meshwright.runtime.step.batch import BatchCutter
 from meshwright.runtime.step.executor import Executor, RankProgress
 from meshwright.runtime.step.optimizer import make_optimizer
+from meshwright.runtime.step.planned_updates import planned_choice
 from meshwright.runtime.step.step_end import StepEnd
 from meshwright.tools.dry.classes import RankClass
 
@@ -31,7 +32,7 @@ def step_rank(plan: Plan, short: Plan, graph: Graph, group: RankClass) -> Tensor
         parts = build_rank(
             plan, graph, group.programs, _weights(graph), group.rank, CPU, 0, shared=False
         )
-        optimizer = make_optimizer(plan.optimizer, parts.held, None, torch.nn.Module())
+        optimizer = make_optimizer(planned_choice(plan), parts.held, None, torch.nn.Module())
         batch = _batch(plan, short)
         with tracking(parts, optimizer, batch.values()) as found:
             end = StepEnd(parts, optimizer, CPU, plan.world_size)

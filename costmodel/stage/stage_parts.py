@@ -1,0 +1,107 @@
+"""Parameters of a stage on a rank, apart by what the plan says of them."""
+
+from typing import NamedTuple
+
+from meshwright.costmodel.comm.comm import Levels
+from meshwright.costmodel.cost_cache import CostTables
+from meshwright.costmodel.stage.buckets import BlockParams, LocalParam, Owned
+from meshwright.costmodel.stage.placement import StageCosts
+from meshwright.forms.exchange import Exchange
+from meshwright.forms.sync import exchange_of
+from meshwright.ir.graph.graph import Kind
+from meshwright.ir.plan.parameters import groups_of
+from meshwright.ir.plan.plan import Stage
+
+
+class Part(NamedTuple):
+    """What is done with some of a stage's parameters."""
+
+    exchange: Exchange
+    update: str
+    names: frozenset[str] | None
+    """None: all that it has."""
+
+
+Parts = tuple[Part, ...]
+
+
+def parts_of(tables: CostTables, stage: Stage, costs: StageCosts, optimizer: str) -> Parts:
+    if not stage.by_parameter:
+        return (Part(exchange_of(stage), optimizer, None),)
+    names: dict[str, list[str]] = {}
+    for name in costs.cost.params:
+        names.setdefault(tables.graph.tensors[name].fqn, []).append(name)
+    return tuple(
+        Part(
+            exchange_of(group.stage),
+            group.update or optimizer,
+            frozenset(name for path in group.paths for name in names[path]),
+        )
+        for group in groups_of(stage, names)
+    )
+
+
+def summed_of(costs: StageCosts, parts: Parts) -> tuple[tuple[tuple[int, ...], Levels], ...]:
+    """Bytes of the gradients that are summed over each model axis, group by group, and the links of
+    the axis."""
+    params, over = costs.cost.params, costs.cost.summed_over
+    lines = zip(costs.spot.model, costs.spot.model_levels, strict=True)
+    return tuple(
+        (
+            tuple(
+                sum([
+                    params[name] for name, axes in over.items()
+                    if axis in axes and (names is None or name in names)
+                ])
+                for _, _, names in parts
+            ),
+            levels,
+        )
+        for (axis, _), levels in lines
+    )  # fmt: skip
+
+
+def held_of(tables: CostTables, costs: StageCosts, names: frozenset[str] | None) -> BlockParams:
+    """The stage's parameters of a group on one rank."""
+    owners, sizes = _shared(tables, costs)
+    owned: list[Owned] = []
+    also: dict[int, frozenset[int]] = {}
+    for index, (block, cost) in enumerate(zip(costs.blocks, costs.cost.blocks, strict=True)):
+        held = cost.param_bytes
+        kinds = tables.param_kinds[block.name]
+        if names is not None:
+            kinds = tuple(
+                kind if name in names else None
+                for name, kind in zip(block.params, kinds, strict=True)
+            )
+        if owners and not owners.keys().isdisjoint(block.params):
+            read = [name for name in block.params if names is None or name in names]
+            others = {owners.get(name, index) for name in read} - {index}
+            also |= {index: frozenset(others)} if others else {}
+            held = tuple(sizes.get(n, size) for n, size in zip(block.params, held, strict=True))
+            kinds = tuple(
+                kind if owners.get(name, index) == index else None
+                for name, kind in zip(block.params, kinds, strict=True)
+            )
+        key = kinds, held
+        if key not in tables.owned:
+            tables.owned[key] = Owned.of(
+                [LocalParam(size, *kind) for size, kind in zip(held, kinds, strict=True) if kind]
+            )
+        owned.append(tables.owned[key])
+    return BlockParams(tuple(owned), also)
+
+
+def _shared(tables: CostTables, costs: StageCosts) -> tuple[dict[str, int], dict[str, int]]:
+    """Of parameters that several blocks of the model read, and some of the stage: the first of
+    these, and the bytes."""
+    owners: dict[str, int] = {}
+    sizes: dict[str, int] = {}
+    for name in tables.shared:
+        if name in costs.cost.params and tables.graph.tensors[name].kind is Kind.PARAMETER:
+            users = [i for i, block in enumerate(costs.blocks) if name in block.params]
+            last = users[-1]
+            owners[name] = users[0]
+            at = costs.blocks[last].params.index(name)
+            sizes[name] = costs.cost.blocks[last].param_bytes[at]
+    return owners, sizes
