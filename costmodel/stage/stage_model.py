@@ -313,7 +313,7 @@ def _block_memories(costs: StageCosts, held: BlockParams) -> tuple[BlockMemory, 
                 saved=saved,
                 # Part of an op's operands and results is what it saves. What is offloaded is there
                 # while its block runs, and while the next one does.
-                forward=max(saved + moved, cost.workspace_bytes) + before,
+                forward=max(saved + moved + cost.freed_bytes, cost.workspace_bytes) + before,
                 workspace=cost.workspace_bytes + cost.remade_bytes + moved + before,
                 parameters=gathered,
                 gradients=own.trained_bytes,

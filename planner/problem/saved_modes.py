@@ -47,12 +47,13 @@ def policy_of(problem: Problem, pattern: str, name: str) -> Policy:
 
 
 def free_modes(problem: Problem) -> tuple[str, ...]:
-    """Names of the modes that a searcher may choose block by block: none where one is pinned, and
-    nothing is moved where host and device are one memory."""
+    """Names of the modes that a searcher may choose block by block: none where one is pinned, only
+    exact ones, and nothing is moved where host and device are one memory."""
     if pinned(problem.constraints, "saved") is not None:
         return ()
     apart = any(device.kind != "cpu" for device in problem.tables.devices.values())
-    return tuple(name for name in offered() if apart or not moves(name))
+    exact = (name for name in offered() if retention(fate_of(name)).exact)
+    return tuple(name for name in exact if apart or not moves(name))
 
 
 def _policy(problem: Problem, block: Block, name: str) -> Policy:

@@ -115,6 +115,7 @@ RETENTION = Retention(fate="recompute", choose=choose)
 """
 IN_TURNS = """
 from collections import Counter
+from meshwright.forms.retaining import NOTHING
 from meshwright.forms.retention import Retention
 
 SEEN = Counter()
@@ -123,7 +124,7 @@ def decide(block, maker):
     SEEN[block, maker] += 1  # another fate in each micro-batch
     return ("keep", "recompute", "offload")[SEEN[block, maker] % 3]
 
-RETENTION = Retention(again=True, decide=decide)
+RETENTION = Retention(describe=lambda dtype: NOTHING, decide=decide)
 """
 PATH = """
 from pathlib import Path
