@@ -2,8 +2,8 @@
 
 It follows `runtime.stage.keeping`: a value that the backward needs belongs to the op that made its
 memory; what is made again runs before the backward of the block, with all that lies behind it up to
-what is held; what enters or leaves the block stays. What is held otherwise is changed when the block
-has run, and back before its backward: in between there is only what its form says.
+what is held; what enters or leaves the block stays. What is held otherwise changes when the block
+has run, and changes back before its backward: in between there is what its form says.
 """
 
 from collections.abc import Mapping

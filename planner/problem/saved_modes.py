@@ -7,6 +7,7 @@ from meshwright.costmodel.cost_cache import BlockSpot
 from meshwright.forms.retention import fate_of, moves, offered, retention
 from meshwright.ir.graph.graph import Block
 from meshwright.ir.trace.changing import reads_changed
+from meshwright.planner.decisions.saved import asked
 from meshwright.planner.inside.saved_choice import SavedChoice
 from meshwright.planner.pins.constraints import pinned
 from meshwright.planner.problem.problem import Problem
@@ -32,8 +33,8 @@ def saved_modes(problem: Problem, pattern: str) -> tuple[SavedMode, ...]:
 
 def pinned_policy(problem: Problem, pattern: str) -> Policy:
     """What `saved=` asks of the blocks of a pattern; empty if nothing."""
-    name = pinned(problem.constraints, "saved")
-    return () if name in (None, "none") else policy_of(problem, pattern, str(name))
+    name = asked(problem.constraints)
+    return policy_of(problem, pattern, name) if name else ()
 
 
 def policy_of(problem: Problem, pattern: str, name: str) -> Policy:

@@ -13,7 +13,7 @@ import pytest
 
 from meshwright.costmodel.block.keeping import Makers, effect
 from meshwright.costmodel.cost_cache import BlockSpot
-from meshwright.forms.retention import RETENTIONS, fate_of, retention, unknown
+from meshwright.forms.retention import RETENTIONS, fate_of, findings, retention
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Block
 from meshwright.ir.plan.keeping import makers
@@ -100,7 +100,7 @@ def test_an_unknown_one_is_named() -> None:
         retention("ofload")
     plan = with_form("offload")
     stage = replace(plan.stages[0], saved={"*": {"*": "ofload"}})
-    (finding,) = unknown(replace(plan, stages=(stage,)))
+    (finding,) = findings(replace(plan, stages=(stage,)))
     assert "'ofload'" in finding.message and finding.nearest == "offload"
 
 

@@ -9,7 +9,7 @@ may instead choose, for the ops of a block, among others.
 """
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Literal, Protocol
@@ -22,6 +22,7 @@ from meshwright.ir.extensions import Files, add_folders, nearest
 from meshwright.ir.graph.graph import DTYPE_BYTES, Block
 from meshwright.ir.plan.finding import Finding
 from meshwright.ir.plan.plan import Plan, Stage
+from meshwright.ir.plan.schedule import EARLY
 
 add_folders("MESHWRIGHT_RETENTION", __path__)
 _FILES = Files(sys.modules[__name__], "retention")
@@ -81,6 +82,10 @@ class Retention:
     """The form that plans name for the ops that this one chooses; itself if empty."""
     choose: Callable[[Savings, float], Collection[str]] | None = None
     """Names the makers of a block whose forward takes so many seconds; None for all of them."""
+    share: Callable[[int, float], Sequence[float]] | None = None
+    """Returns, of so many stages, the share of its layers of which each says `fate`, if the first
+    says it of the share that is given: the first layers of a stage keep theirs. `recompute=` may
+    ask for it."""
     decide: Callable[[str, str], str] | None = None
     """Says while training, once for each run of a block (block, maker), which other form it is;
     equal on all ranks of a replica. The maker is empty where the block is asked for as one. It is
@@ -110,6 +115,8 @@ class Retention:
         changes = any(f != AS_IT_IS for f in found) and not self.again
         if changes and self.build is None and self.decide is None and self.choose is None:
             yield "what is held otherwise than as it is needs `build`"
+        if self.share is not None and not _is_whole(self.fate):
+            yield "a share of layers is of a form of whole blocks: `fate` names it, such as 'full'"
         if self.unit == "block" and not (self.again or self.decide):
             yield "a block as one runs again: describe it as NOTHING, or take unit 'op'"
 
@@ -163,13 +170,23 @@ def offered() -> tuple[str, ...]:
     return tuple(sorted(name for name in RETENTIONS if retention(name).offered))
 
 
+@cache
+def shared_out() -> tuple[str, ...]:
+    """Lists the keys that say of how many layers of each stage another form is said."""
+    return tuple(sorted(name for name in RETENTIONS if retention(name).share is not None))
+
+
 def said_by(plan: Plan) -> frozenset[str]:
     """Returns the forms that a plan names."""
-    said = {
-        how for stage in plan.stages for policy in stage.saved.values() for how in policy.values()
-    }
-    said |= {how for stage in plan.stages for how in stage.recompute.values()}
-    return frozenset(said - {"none"})
+    return _said(plan.stages)
+
+
+def _said(stages: Iterable[Stage]) -> frozenset[str]:
+    found: set[str] = set()
+    for stage in stages:
+        found.update(*(policy.values() for policy in stage.saved.values()))
+        found.update(stage.recompute.values())
+    return frozenset(found - {"none"})
 
 
 def names_of(plan: Plan) -> tuple[str, ...]:
@@ -180,9 +197,8 @@ def names_of(plan: Plan) -> tuple[str, ...]:
     )
 
 
-def unknown(plan: Plan) -> Iterator[Finding]:
-    """Finds the names in a plan's `saved` for which there is no form, or that do not say single
-    ops."""
+def findings(plan: Plan) -> Iterator[Finding]:
+    """Yields what is wrong with the forms of retention that a plan names."""
     for name in sorted(said_by(plan) - set(RETENTIONS)):
         message = f"saved asks for {name!r}, which is no form of retention"
         yield Finding("saved", message, nearest(name, RETENTIONS))
@@ -192,3 +208,26 @@ def unknown(plan: Plan) -> Iterator[Finding]:
                 message = f"stage {index}: {name!r} is said of some ops of {block}"
                 message += ", and is for a block as one"
                 yield Finding("saved", message, f'{{"*": "{name}"}}')
+    yield from _early(plan)
+
+
+def _early(plan: Plan) -> Iterator[Finding]:
+    """What is held otherwise, or decided while training, is not made again ahead."""
+    try:
+        ranks = plan.schedule.parse().ranks
+    except PlanError:
+        return  # for the rules of schedules to say
+    for index in sorted({a.stage for row in ranks for a in row if a.work in EARLY}):
+        for name in sorted(_said(plan.stages[index : index + 1]) & set(RETENTIONS)):
+            form = retention(name)
+            if form.build is not None or form.decide is not None:
+                message = f"stage {index}: the schedule keeps or makes again what is to be {name!r}"
+                near = f"a schedule without K and R, or no {name!r}"
+                yield Finding("schedule", message, near)
+                break
+
+
+def check(plan: Plan) -> None:
+    """PlanError with the first that `findings` has."""
+    for finding in findings(plan):
+        raise PlanError(str(finding))
