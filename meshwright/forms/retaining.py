@@ -1,4 +1,4 @@
-"""How a form of retention runs, what it is given and when it is called; and what it says it costs."""
+"""How a form of retention runs, what it is given and when it is called; what it says it costs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
