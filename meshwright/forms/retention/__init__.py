@@ -101,6 +101,11 @@ class Retention:
         """Whether something goes to the host's memory."""
         return any(found.moved for found in self._footprints)
 
+    @cached_property
+    def moved_least(self) -> float:
+        """Bytes per byte that go there of any dtype."""
+        return min(found.moved for found in self._footprints)
+
     @property
     def _footprints(self) -> list[Footprint]:
         return [self.describe(dtype) for dtype in DTYPE_BYTES]
@@ -162,6 +167,12 @@ def fate_of(name: str) -> str:
 def moves(name: str) -> bool:
     """Tells whether a form moves values to the host."""
     return name in RETENTIONS and retention(fate_of(name)).moved
+
+
+def moves_all(name: str) -> bool:
+    """Tells whether a form moves all of what it is said of, whatever that is of."""
+    form = retention(name)
+    return form.choose is None and form.moved_least >= 1
 
 
 @cache
