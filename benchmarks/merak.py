@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from meshwright.costmodel.simulate.simulate import StageTimes, simulate
 from meshwright.planner.problem.schedule_tools import make_schedule
-from meshwright.planner.problem.stage_aware import ratios
 
 NAMES = ("one_f_one_b", "pre_recompute_1f1b", "last_no_recompute_1f1b", "full_critical_path_1f1b")
 SIZES = ((4, 8), (8, 16), (8, 32))
@@ -31,7 +30,7 @@ def main() -> None:
     for stages, count in SIZES[1:]:
         plain = units(NAMES[0], stages, count, [1.0] * stages)
         for share in SHARES:
-            again = [1.0] * stages if share == 1.0 else ratios(stages, share)
+            again = [1.0] * stages if share == 1.0 else share(stages, share)
             step = units(NAMES[-1], stages, count, again)
             print(f"| {stages} | {count} | {share:g} | {step:.2f} | {plain / step:.3f}x |")
 

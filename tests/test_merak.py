@@ -5,6 +5,9 @@ from dataclasses import replace
 import pytest
 
 from meshwright.costmodel.simulate.simulate import StageTimes, simulate
+from meshwright.forms.retention import check as check_retention
+from meshwright.forms.retention import findings
+from meshwright.forms.retention.stage_aware import share
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan.plan import Plan
@@ -12,11 +15,11 @@ from meshwright.ir.plan.schedule import EARLY
 from meshwright.ir.plan.verify import check
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.pins.constraints import MemoryCap
+from meshwright.planner.problem.by_stage import is_shared_out, shared_out
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.predict import excess_bytes
 from meshwright.planner.problem.problem import Problem, make_problem
 from meshwright.planner.problem.schedule_tools import SCHEDULES, make_schedule, recomputes_early
-from meshwright.planner.problem.stage_aware import is_stage_aware, ratios, stage_aware
 from meshwright.planner.search.finish import variants
 from meshwright.planner.search.search import search_problem
 from tests.equality import check_equal
@@ -53,7 +56,7 @@ def test_stage_aware_zero3_with_values_made_again_equals_one_process() -> None:
         asked, pp=2, dp_shard=2, zero=3, num_microbatches=4, schedule=NAMES[0], recompute="full"
     )
     plan = build_plan(asked, choice)
-    plan = replace(plan, stages=stage_aware(plan, asked.graph, 0.5))
+    plan = replace(plan, stages=shared_out(plan, asked.graph, "stage_aware", 0.5))
     assert [len(stage.recompute) for stage in plan.stages] == [1, 0]
     layer = next(b for b in plan.stage_blocks(asked.graph, 1) if "h" in b.name)
     stages = (plan.stages[0], replace(plan.stages[1], saved={layer.name: {"*act*": "recompute"}}))
@@ -68,16 +71,16 @@ def test_stage_aware_zero3_with_values_made_again_equals_one_process() -> None:
 
 
 def test_ratios_are_those_of_the_paper() -> None:
-    assert ratios(4, 0.75) == pytest.approx((0.75, 1 - 0.25 * 3 / 3, 1 - 0.25 * 3 / 2, 0.0))
-    assert ratios(8, 0.25) == pytest.approx((0.25, 0.25, 0.125, *(0.0,) * 5))
-    assert ratios(1, 0.5) == (0.0,)
+    assert share(4, 0.75) == pytest.approx((0.75, 1 - 0.25 * 3 / 3, 1 - 0.25 * 3 / 2, 0.0))
+    assert share(8, 0.25) == pytest.approx((0.25, 0.25, 0.125, *(0.0,) * 5))
+    assert share(1, 0.5) == (0.0,)
 
 
 @pytest.mark.parametrize("first,gain", [(0.75, 1.219), (0.5, 1.260), (0.25, 1.296)])
 def test_stage_aware_gains_what_the_paper_says(first: float, gain: float) -> None:
     """8 stages, 16 micro-batches; 92 units under 1F1B with all recomputed."""
     costs = [
-        StageTimes(forward_s=1.0, backward_s=2.0 + r, again_s=r) for r in ratios(8, first)
+        StageTimes(forward_s=1.0, backward_s=2.0 + r, again_s=r) for r in share(8, first)
     ]  # fmt: skip
     schedule = make_schedule("full_critical_path_1f1b", 8, 16, 8)
     assert 92 / simulate(schedule, costs).step_s == pytest.approx(gain, abs=0.0005)
@@ -149,7 +152,8 @@ def test_stage_aware_can_be_pinned() -> None:
     plan = found("recompute=stage_aware", f"memory<={room}B")
     counts = [len(stage.recompute) for stage in plan.stages]
     assert counts == sorted(counts, reverse=True) and counts[-1] == 0 < counts[0]
-    assert is_stage_aware(plan, mlp(16)) and not is_stage_aware(full, mlp(16))
+    assert is_shared_out(plan, mlp(16), "stage_aware")
+    assert not is_shared_out(full, mlp(16), "stage_aware")
     assert plan.predicted and plan.predicted.peak_bytes <= room
     assert kept.predicted.step_s < plan.predicted.step_s < full.predicted.step_s
     with pytest.raises(PlanError, match="write recompute=stage_aware"):
@@ -160,5 +164,9 @@ def test_what_is_offloaded_is_not_kept_too() -> None:
     asked = problem(mlp(8), machine())
     plan = next(variants("early_recompute", asked, recomputing(asked)))
     stage = replace(plan.stages[1], recompute={}, saved={"layers.*": {"*": "offload"}})
-    found = replace(plan, stages=(plan.stages[0], stage, *plan.stages[2:])).verify()
-    assert [f.rule for f in found] == ["schedule"] and "saved is to offload" in found[0].message
+    found = replace(plan, stages=(plan.stages[0], stage, *plan.stages[2:]))
+    (finding,) = findings(found)
+    assert finding.rule == "schedule" and "what is to be 'offload'" in finding.message
+    with pytest.raises(PlanError, match="a schedule without K and R"):
+        check_retention(found)
+    check_retention(plan)

@@ -138,7 +138,8 @@ PIN = '''
 
 from dataclasses import replace
 
-from meshwright.planner.pins.decision import Decision
+from meshwright.ir.plan.finding import Finding
+from meshwright.planner.pins.decision import Decision, Machinery
 
 
 def _read(plan, stage):
@@ -150,16 +151,39 @@ def _apply(stage, value, table):
     return replace(stage, recompute=again) if value == "tight" else stage
 
 
-DECISION = Decision(words=("loose", "tight"), scope="plan", read=_read, apply=_apply,
-                    show=lambda stage: _read(None, stage))
+def _tight(plan):
+    return all(_read(plan, stage) == "tight" for stage in plan.stages)
+
+
+def _notes(problem, plan):
+    if _tight(plan):
+        yield "{name}: blocks of " + problem.cluster.name + " run again"
+
+
+def _findings(plan):
+    if _tight(plan):
+        yield Finding("{name}", "everything runs again", "loose", "warning")
+
+
+DECISION = Decision(
+    words=("loose", "tight"), scope="plan", read=_read, apply=_apply, tries=("tight",),
+    findings=_findings, notes=_notes, words_of=lambda plan: ["{name}"] * _tight(plan),
+    kind=lambda stage: "{name}s" if _read(None, stage) == "tight" else "",
+    mesh=lambda plan: "{name}m" if _tight(plan) else "",
+    machinery=Machinery(-1, lambda plan: int(_tight(plan)), "{name}"),
+    show=lambda stage: _read(None, stage),
+)
 '''
 
 
 def test_a_pin(tmp_path: Path) -> None:
     """Given in Python, on the command line and in a plan by hand; refused if wrong; kept by the
-    plan, where it is also said; in conflict with another; in a difference of plans."""
-    mine, plan = name(), tmp_path / "plan.json"
-    (tmp_path / f"{mine}.py").write_text(PIN)
+    plan, where it is also said; in conflict with another; in a difference of plans; tried where
+    nobody pins it, named, noted, weighed and warned of."""
+    mine, plan, other = name(), tmp_path / "plan.json", tmp_path / "other.json"
+    folder = tmp_path / "pins"
+    folder.mkdir()
+    (folder / f"{mine}.py").write_text(PIN.replace("{name}", mine))
     done = run("-c", dedent(f"""
         import json
         import pytest
@@ -168,7 +192,16 @@ def test_a_pin(tmp_path: Path) -> None:
         from meshwright.ir.plan import plan_io
         from meshwright.ir.cluster.cluster import Cluster
         from meshwright.ir.errors import Infeasible, PlanError
+        from dataclasses import replace
+        from meshwright.ir.trace.trace import trace
+        from meshwright.planner.problem.candidates import build_plan, uniform_choice
+        from meshwright.planner.problem.problem import make_problem
         from meshwright.planner.search.complete import complete
+        from meshwright.planner.search.finish import finished
+        from meshwright.planner.search.found import SearchLog, simplest
+        from meshwright.planner.search.plan_comparison import (
+            alternative, kind_of, meshes_of, name_of,
+        )
         from meshwright.planner.search.search import search
         from meshwright.arguments.targets import load_target
         given = load_target({GPT2!r}, meta=True)
@@ -203,5 +236,36 @@ def test_a_pin(tmp_path: Path) -> None:
              "-o", {str(plan)!r}], standalone_mode=False)
         written = plan_io.load({str(plan)!r})
         assert "{mine}=tight" in written.constraints and written.stages == tight.stages
-    """), PINS=tmp_path)  # fmt: skip
+        assert name_of(tight).split().count("{mine}") == meshes_of(tight).count("{mine}m") == 1
+        assert kind_of(tight).endswith("{mine}s") and "{mine}" not in kind_of(loose)
+        assert [note for note in tight.notes if note == "{mine}: blocks of local:2 run again"]
+        plan_io.save(loose, {str(other)!r})
+        for command in (["diff", {str(plan)!r}, {str(other)!r}], ["check", {str(plan)!r}],
+                        ["explain", {str(plan)!r}], ["show", {str(plan)!r}]):
+            print("<" + command[0] + ">")
+            app(command, standalone_mode=False)
+            print("</" + command[0] + ">")
+        # Nobody pins it: it is tried on what has none of it, weighed against that, and named.
+        graph = trace(given.model, given.example_inputs, global_batch_size=4)
+        asked = make_problem(graph, cluster, constraints=few, precision="fp32")
+        base = build_plan(asked, uniform_choice(asked, dp_shard=2, num_microbatches=1))
+        made = [p for p in finished(asked, base) if kind_of(p).endswith("{mine}s")]
+        assert len(made) == 1 and made[0].predicted.step_s > base.predicted.step_s
+        pinned = make_problem(graph, cluster, constraints=(*few, "{mine}=loose"), precision="fp32")
+        assert not [p for p in finished(pinned, base) if kind_of(p).endswith("{mine}s")]
+        as_fast = replace(made[0], predicted=base.predicted)
+        assert alternative(as_fast, base, 0).why == "as fast, but less simple: {mine} 1 against 0"
+        log = SearchLog(best=as_fast, value=(0.0,))
+        log.keep((0.0,), as_fast)
+        log.keep((1e-9,), replace(base, predicted=base.predicted))
+        assert simplest(asked, log).stages == base.stages
+    """), PINS=folder)  # fmt: skip
     assert done.returncode == 0, done.stderr
+
+    def said(command: str) -> str:
+        _, _, rest = done.stdout.partition(f"<{command}>")
+        return " ".join(rest.partition(f"</{command}>")[0].split())
+
+    assert f"{mine}" in said("diff") and "tight" in said("diff") and "loose" in said("diff")
+    assert "everything runs again" in said("check")
+    assert f"{mine}: blocks of local:2 run again" in said("show") + said("explain")

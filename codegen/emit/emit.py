@@ -244,7 +244,7 @@ def _driver(
         lines += [
             "    # `runtime.stage.chain`: a half goes on from the block before by itself."
         ] * (call.follows)
-        lines.append(f"    comm.block = {_text(call.block)}" + "  # recomputed" * call.recompute)
+        lines.append(f"    comm.block = {_text(call.block)}" + "  # recomputed" * bool(call.whole))
         target = f"    ({made},)"
         if len(target) > 80:
             *target_lines, target = _wrapped(target).split("\n")

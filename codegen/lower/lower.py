@@ -14,6 +14,7 @@ from meshwright.codegen.lower.stored import param_of, stored_layouts
 from meshwright.codegen.passes.compiled import compiled
 from meshwright.codegen.passes.overlap import overlap_gradients, split_rows
 from meshwright.codegen.passes.piped import in_halves
+from meshwright.forms.retention import whole_form
 from meshwright.forms.sync import exchange_of
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Block, Graph
@@ -108,7 +109,7 @@ def _calls(
         calls.append(
             Call(
                 block.name, codes[key], block.params, block.inputs, block.outputs,
-                stage.recomputes(block), stage.keeping(block), follows=follows,
+                whole_form(stage, block), stage.keeping(block), follows=follows,
             )
         )  # fmt: skip
     return tuple(calls)

@@ -53,7 +53,8 @@ class Call:
     params: tuple[str, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    recompute: bool = False
+    whole: str = ""
+    """Form of retention of the block as one; empty: `saved` says."""
     saved: Mapping[str, Keeping] = field(default_factory=dict)
     """What becomes of what its ops make for the backward; a node's key is `meta["key"]`."""
     drop: tuple[str, ...] = ()

@@ -65,9 +65,13 @@ class BlockCost:
     again_s: float = 0.0
     """Of `backward_input_s`: computing the forward again; its communication is not part of it."""
     remade_bytes: int = 0
-    """What is made again for the backward and there until its end, beside `workspace_bytes`."""
+    """What is made again, or made what it was, for the backward and there until its end, beside
+    `workspace_bytes`."""
     moved_bytes: int = 0
     """To the host and back; no part of `saved_bytes`, but where host and device are one."""
+
+    freed_bytes: int = 0
+    """Of what the block makes, what is there until it has run, as after that it is held in less."""
 
     @property
     def backward_s(self) -> float:

@@ -2,7 +2,8 @@
 
 It follows `runtime.stage.keeping`: a value that the backward needs belongs to the op that made its
 memory; what is made again runs before the backward of the block, with all that lies behind it up to
-what is held; what enters or leaves the block stays.
+what is held; what enters or leaves the block stays. What is held otherwise changes when the block
+has run, and changes back before its backward: in between there is what its form says.
 """
 
 from collections.abc import Mapping
@@ -12,8 +13,11 @@ from meshwright.costmodel.block.block import BlockCost, begin_walk
 from meshwright.costmodel.block.price_ops import GraphFacts, StageSite, Walk, Where
 from meshwright.costmodel.block.reprice import SavedKey
 from meshwright.costmodel.ops.compute import OpTimer
-from meshwright.forms.retention import KEEP, retention
-from meshwright.ir.graph.graph import Block, Kind, Op
+from meshwright.costmodel.ops.formulas import curve_of, memory_s
+from meshwright.forms.retaining import Footprint
+from meshwright.forms.retention import KEEP, of_block, retention
+from meshwright.ir.cluster.device import DeviceType, OpClass
+from meshwright.ir.graph.graph import DTYPE_BYTES, Block, Kind, Op
 from meshwright.ir.layout.layout import Placement, Strategy
 from meshwright.ir.plan.keeping import Keeping, keeping_of, operands_key
 from meshwright.ir.plan.plan import BlockLayout
@@ -127,6 +131,12 @@ class Effect:
     """Not kept, and there again for the backward."""
     moved_bytes: int
     """To the host and back."""
+    freed_bytes: int
+    """What holding it otherwise frees, besides what is moved."""
+    copied_bytes: int
+    """Read and written to hold it otherwise, and as much to undo that."""
+    copies: int
+    """Memories of which that is."""
     held_bytes: int
     """Kept only for what is made again."""
     held: frozenset[str]
@@ -137,21 +147,51 @@ def effect(makers: Makers, policy: Policy) -> Effect:
     """Of a policy on one block."""
     said = {key: keeping_of(dict(policy), key) for key in {*makers.made.values(), *makers.parts}}
     said[""] = KEEP
-    lost = [key for key in makers.walk.saved if retention(said[makers.maker(key)]).again]
-    moved = [key for key in makers.walk.saved if retention(said[makers.maker(key)]).moved]
-    behind = _Behind(makers, said)
-    for key in lost:
-        behind.want_saved(key)
+    behind, remade, held = _Behind(makers, said), 0, _Otherwise()
+    for key, nbytes in makers.walk.saved.items():
+        form = retention(said[makers.maker(key)])
+        if form.again:
+            behind.want_saved(key)
+            remade += nbytes
+        else:
+            held.add(form.describe(_dtype(key)), nbytes)
     again = behind.priced()
-    held_bytes, moved_bytes = behind.held_bytes()
+    only_for_others = behind.held_bytes()
     return Effect(
         again_s=again.clock.forward_s,
         again_comm_s=again.clock.comm_forward_s,
-        remade_bytes=sum(makers.walk.saved[key] for key in lost),
-        moved_bytes=sum(makers.walk.saved[key] for key in moved) + moved_bytes,
-        held_bytes=held_bytes,
+        remade_bytes=remade,
+        moved_bytes=held.moved_bytes + only_for_others.moved_bytes,
+        freed_bytes=held.nbytes - held.held_bytes - held.moved_bytes,
+        copied_bytes=held.copied_bytes + only_for_others.copied_bytes,
+        copies=held.copies + only_for_others.copies,
+        held_bytes=only_for_others.held_bytes,
         held=frozenset(name for name, target in behind.held & makers.staying),
     )
+
+
+def _dtype(key: SavedKey) -> str:
+    """Of what is kept; what an op keeps besides values is bytes."""
+    return key[1] if key[1] in DTYPE_BYTES else "uint8"
+
+
+@dataclass(slots=True)
+class _Otherwise:
+    """Sums over memories that are held, as they are or otherwise."""
+
+    nbytes: int = 0
+    held_bytes: int = 0
+    moved_bytes: int = 0
+    copied_bytes: int = 0
+    copies: int = 0
+
+    def add(self, of: Footprint, nbytes: int) -> None:
+        """Count a memory."""
+        self.nbytes += nbytes
+        self.held_bytes += round(of.held * nbytes)
+        self.moved_bytes += round(of.moved * nbytes)
+        self.copied_bytes += round(of.copied * nbytes)
+        self.copies += of.copied > 0
 
 
 @dataclass(slots=True)
@@ -205,41 +245,55 @@ class _Behind:
         walk.clock.settle(full.site.device)
         return walk
 
-    def held_bytes(self) -> tuple[int, int]:
-        """Bytes that are held besides what is kept anyway, here and on the host."""
-        walk, found = self.makers.walk, [0, 0]
+    def held_bytes(self) -> _Otherwise:
+        """What is held besides what is kept anyway."""
+        walk, found = self.makers.walk, _Otherwise()
         kept = {(name, target) for name, dtype, target in walk.saved
                 if target and dtype == walk.facts.dtypes[name]}  # fmt: skip
         for name, target in self.held - kept - self.makers.staying:
             is_activation = walk.facts.graph.tensors[name].kind is Kind.ACTIVATION
             if is_activation and name not in walk.facts.prelude_values:
                 where = dict(zip(walk.site.axes, target, strict=True))
-                moved = retention(self.said[self.makers.inside((name, target))]).moved
-                found[moved] += walk.nbytes(name, where)
-        return found[0], found[1]
+                form = retention(self.said[self.makers.inside((name, target))])
+                found.add(form.describe(walk.facts.dtypes[name]), walk.nbytes(name, where))
+        return found
 
 
 def kept_cost(cost: BlockCost, block: Block, makers: Makers, policy: Policy) -> BlockCost:
     """The cost of a block (as it was measured, if it was) under a policy."""
+    if of_block(policy):
+        return cost.recomputed()
     found, clock = effect(makers, policy), makers.walk.clock
     own_s = clock.forward_s - clock.comm_forward_s
     scale = (cost.forward_s - cost.comm_forward_s) / own_s if own_s else 1.0
     again_s = (found.again_s - found.again_comm_s) * scale
     away = found.moved_bytes if makers.walk.site.device.kind != "cpu" else 0
-    extra_s = again_s + found.again_comm_s
+    copy_s = _copy_s(found, makers.walk.site.device)
+    extra_s = again_s + found.again_comm_s + copy_s
     return replace(
         cost,
+        forward_s=cost.forward_s + copy_s,
         backward_input_s=cost.backward_input_s + extra_s,
         comm_backward_s=cost.comm_backward_s + found.again_comm_s,
         again_s=again_s,
-        saved_bytes=max(0, cost.saved_bytes - found.remade_bytes - away + found.held_bytes),
+        saved_bytes=max(
+            0,
+            cost.saved_bytes - found.remade_bytes - found.freed_bytes - away + found.held_bytes,
+        ),
         saved_inputs=_held(makers, found, block.inputs, cost.saved_inputs, cost.input_bytes),
         saved_outputs=_held(makers, found, block.outputs, cost.saved_outputs, cost.output_bytes),
-        remade_bytes=found.remade_bytes,
+        remade_bytes=found.remade_bytes + found.freed_bytes,
         moved_bytes=found.moved_bytes,
-        halved_bytes=cost.halved_bytes + found.remade_bytes,
+        freed_bytes=found.freed_bytes,
+        halved_bytes=cost.halved_bytes + found.remade_bytes + found.freed_bytes,
         uncertain_s=cost.uncertain_s * (1 + extra_s / max(1e-12, cost.forward_s + cost.backward_s)),
     )
+
+
+def _copy_s(found: Effect, device: DeviceType) -> float:
+    """Seconds of holding memories otherwise; of undoing it as many."""
+    curve = curve_of(OpClass.COPY, device)
+    return found.copies * curve.floor_s + memory_s(found.copied_bytes, curve, device)
 
 
 def _held(

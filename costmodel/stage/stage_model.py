@@ -333,7 +333,7 @@ def _block_memories(costs: StageCosts) -> tuple[BlockMemory, ...]:
                 saved=saved,
                 # Part of an op's operands and results is what it saves. What is offloaded is there
                 # while its block runs, and while the next one does.
-                forward=max(saved + moved, cost.workspace_bytes) + before,
+                forward=max(saved + moved + cost.freed_bytes, cost.workspace_bytes) + before,
                 workspace=cost.workspace_bytes + cost.remade_bytes + moved + before,
                 halved=cost.halved_bytes,
             )

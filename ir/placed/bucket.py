@@ -12,6 +12,5 @@ def find(plan: Plan, graph: Graph) -> Iterator[FoundSpot]:
     for index, stage in enumerate(plan.stages):
         if stage.dp == 1:
             continue
-        sharded = stage.zero >= 1 and stage.mesh.get("dp_shard", 1) > 1
-        why = "" if sharded else "its gradients lie in their bucket already: nothing is packed"
-        yield FoundSpot(f"stage {index}", why, index)
+        why = "its gradients lie in their bucket already: nothing is packed"
+        yield FoundSpot(f"stage {index}", "" if stage.is_sharded else why, index)

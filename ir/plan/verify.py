@@ -23,7 +23,7 @@ from meshwright.ir.plan.plan import (
     Stage,
     mesh_size,
 )
-from meshwright.ir.plan.schedule import EARLY, Schedule, Work, check_schedule
+from meshwright.ir.plan.schedule import Schedule, Work, check_schedule
 from meshwright.ir.plan.verify_model import GRAPH_RULES, fitting_layout, mesh_text, model_findings
 
 STAGE_AXES = ("dp_replicate", "dp_shard", *MODEL_AXES)
@@ -108,20 +108,6 @@ def _schedule(plan: Plan) -> Iterator[Finding]:
         yield Finding("schedule", message, f"num_microbatches {schedule.num_microbatches}")
 
 
-def _early(plan: Plan) -> Iterator[Finding]:
-    schedule = _parsed(plan)
-    rows = schedule.ranks if schedule else ()
-    for stage in sorted({a.stage for row in rows for a in row if a.work in EARLY}):
-        policies = plan.stages[stage].saved.values()
-        said = {what for policy in policies for what in policy.values()}
-        if other := sorted(said - {"keep", "recompute"}):
-            message = (
-                f"stage {stage}: the schedule keeps or makes again what saved is to {other[0]}"
-            )
-            near = f"a schedule without K and R, or saved without {other[0]}"
-            yield Finding("schedule", message, near)
-
-
 def _meshes(plan: Plan) -> Iterator[Finding]:
     for i, stage in enumerate(plan.stages):
         for axis, size in stage.mesh.items():
@@ -194,21 +180,11 @@ def _devices(plan: Plan) -> Iterator[Finding]:
             yield Finding("devices", f"{message}{ranks[:4]}")
 
 
-def _zero(plan: Plan) -> Iterator[Finding]:
-    for i, stage in enumerate(plan.stages):
-        if stage.zero and stage.mesh.get("dp_shard", 1) == 1:
-            message = f"stage {i}: zero {stage.zero} shards over dp_shard, which is 1"
-            yield Finding("zero", message, "zero 0", "warning")
-
-
 def _prefetch(plan: Plan) -> Iterator[Finding]:
     for i, stage in enumerate(plan.stages):
         if stage.prefetch < 0:
             message = f"stage {i}: prefetch {stage.prefetch} blocks must not be negative"
             yield Finding("prefetch", message, "prefetch 0")
-        elif stage.prefetch and stage.zero != 3:
-            message = f"stage {i}: prefetch {stage.prefetch} has no effect with zero {stage.zero}"
-            yield Finding("prefetch", message, "prefetch 0, or zero 3", "warning")
 
 
 def _overlap(plan: Plan) -> Iterator[Finding]:
@@ -294,7 +270,7 @@ def _memory(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
 
 
 PLAN_RULES: tuple[Callable[[Plan], Iterator[Finding]], ...] = (
-    _kernels, _batch, _schedule, _early, _meshes, _devices, _shares, _zero, _prefetch,
+    _kernels, _batch, _schedule, _meshes, _devices, _shares, _prefetch,
     _overlap, _compile, _layout_names, _predicted,
 )  # fmt: skip
 CLUSTER_RULES: tuple[Callable[[Plan, Cluster], Iterator[Finding]], ...] = (_cluster, _memory)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from meshwright.forms.retention import unknown
+from meshwright.forms.retention import findings as retention_findings
 from meshwright.forms.sync import findings as sync_findings
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
@@ -16,6 +16,7 @@ from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.show import seconds
 from meshwright.ir.plan.verify import verify
 from meshwright.ir.profile.profile import Profile
+from meshwright.planner.pins.known import in_order
 
 STALE = 0.01
 """Relative change of the predicted step from which a stored prediction is called stale."""
@@ -62,7 +63,9 @@ def check_plan(
     if plan is None:
         return read
     findings = [
-        *read.findings, *unknown(plan), *verify(plan, graph, cluster), *sync_findings(plan)
+        *read.findings, *retention_findings(plan), *verify(plan, graph, cluster),
+        *sync_findings(plan),
+        *(f for d in in_order() if d.findings is not None for f in d.findings(plan)),
     ]  # fmt: skip
     legal = not any(f.severity == "error" and f.rule not in ("hash", "memory") for f in findings)
     if graph is None or cluster is None or not legal:

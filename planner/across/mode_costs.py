@@ -90,7 +90,7 @@ class ModeCosts:
         ]  # fmt: skip
         return np.array(
             [
-                cost.backward_s - kept.backward_s,
+                cost.backward_s - kept.backward_s + (cost.forward_s - kept.forward_s),
                 cost.comm_backward_s - kept.comm_backward_s,
                 cost.remade_bytes,
                 cost.saved_bytes - kept.saved_bytes,

@@ -10,6 +10,7 @@ from itertools import accumulate, pairwise
 from math import prod
 
 from meshwright.ir.plan.plan import MODEL_AXES, model_mesh
+from meshwright.planner.decisions.zero import LEVELS, splits
 from meshwright.planner.pins.constraints import allowed
 from meshwright.planner.pins.decisions import Pin, StageMesh
 from meshwright.planner.problem.candidates import Choice, StageChoice, block_flops, recomputable
@@ -65,7 +66,7 @@ def _meshes(pins: dict[int, Sizes], num_ranks: int, num_devices: int) -> list[Si
 
 def _levels(problem: Problem, meshes: Sequence[Sizes]) -> tuple[int, ...]:
     sharded = any(mesh.get("dp_shard", 1) > 1 for mesh in meshes)
-    return allowed(problem.constraints, "zero", (1, 2, 3)) if sharded else (0,)
+    return allowed(problem.constraints, "zero", filter(splits, LEVELS)) if sharded else (0,)
 
 
 def _replicas(mesh: Sizes) -> int:

@@ -146,7 +146,7 @@ class Treatments:
         yield "full", again
         for name in free_modes(self.problem):
             cost = self._cost(block, name)
-            more_s = cost.backward_s - kept.backward_s
+            more_s = cost.backward_s - kept.backward_s + (cost.forward_s - kept.forward_s)
             if moves(name):
                 more_s = self._waits_s(block, name, cost)
             saving = Saving(_held(kept) - _held(cost), more_s)

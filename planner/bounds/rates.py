@@ -12,7 +12,7 @@ from meshwright.costmodel.comm.comm import Levels, collective_time
 from meshwright.costmodel.ops.optimizer import optimizer_time
 from meshwright.costmodel.stage.offload import copy_s
 from meshwright.forms.exchange import Send
-from meshwright.forms.retention import moves, retention
+from meshwright.forms.retention import moves, moves_all
 from meshwright.forms.updates import update
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.planner.across.run_costs import At, RunCosts
@@ -63,8 +63,7 @@ class BlockRates:
         self.kind_of = np.array(_numbers(runs, self.kinds))
         """Per block, the number of its kind."""
         self.free = free_modes(self.problem)
-        whole = (name for name in self.free if moves(name) and retention(name).choose is None)
-        self.moved = next(whole, "")
+        self.moved = next(filter(moves_all, self.free), "")
         """The mode that moves all values; whatever another one moves takes no time here."""
         self._work: dict[At, tuple[Matrix, ...]] = {}
         self._held: dict[object, tuple[Matrix, Matrix]] = {}

@@ -1,13 +1,16 @@
 """Whether torch.compile makes kernels of what blocks do between collectives."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from meshwright.ir.errors import PlanError
-from meshwright.ir.plan.plan import Stage
+from meshwright.ir.plan.plan import Plan, Stage
 from meshwright.ir.plan.schedule import Schedule, halves_backwards
+from meshwright.planner.pins.constraints import pinned
 from meshwright.planner.pins.decision import Decision
 from meshwright.planner.pins.decisions import Pin, Value
+from meshwright.planner.problem.compiled import measured_compiled
+from meshwright.planner.problem.problem import Problem
 
 _YES, _NO = "true", "false"
 
@@ -31,11 +34,25 @@ def _apply(stage: Stage, value: Value, table: Callable[[], Schedule]) -> Stage:
     return replace(stage, compile=value == _YES and not halves_backwards(table()))
 
 
+def _notes(problem: Problem, plan: Plan) -> Iterator[str]:
+    """Why blocks are not compiled, or what is not known of those that are."""
+    known = measured_compiled(problem, plan)
+    said = "`meshwright profile --compile` measures them"
+    if any(stage.compile for stage in plan.stages) and not known:
+        yield f"compiled blocks are predicted as others are: nobody has measured them; {said}"
+    elif problem.tables.profile and problem.tables.profile.blocks and not known:
+        if pinned(problem.constraints, "compile") is None:
+            yield f"torch.compile is not tried: the profile has no compiled blocks; {said}"
+
+
 DECISION = Decision(
     words=(_NO, _YES),
     scope="plan",
     read=lambda plan, stage: _YES if stage.compile else _NO,
     together=_together,
     apply=_apply,
+    notes=_notes,
+    place=8,
+    words_of=lambda plan: ["compile"] * any(stage.compile for stage in plan.stages),
     show=lambda stage: "yes" if stage.compile else "-",
 )

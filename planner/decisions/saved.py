@@ -1,14 +1,27 @@
 """What becomes of the values of layers that the backward needs (`planner.problem.saved_modes`)."""
 
+from collections.abc import Iterable
+
 from meshwright.forms.retention import names_of, offered
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import Plan, Stage
+from meshwright.planner.pins.constraints import pinned
 from meshwright.planner.pins.decision import Decision
-from meshwright.planner.pins.decisions import Pin
-from meshwright.planner.problem.saved_names import saved_name
+from meshwright.planner.pins.decisions import Constraint, Pin
 
 _NONE = "none"
+
+
+def saved_name(plan: Plan) -> str:
+    """Return the form that was chosen, first of all one that moves, else `none`."""
+    return next(iter(names_of(plan)), _NONE)
+
+
+def asked(constraints: Iterable[Constraint]) -> str:
+    """Return the form that is pinned; empty if nothing is asked of values."""
+    name = pinned(constraints, "saved")
+    return "" if name in (None, _NONE) else str(name)
 
 
 def _check(text: str, pin: Pin) -> None:
@@ -35,5 +48,7 @@ DECISION = Decision(
     read=lambda plan, stage: saved_name(plan),
     check=_check,
     keeps=_keeps,
+    place=5,
+    words_of=lambda plan: [name for name in [saved_name(plan)] if name != _NONE],
     show=_show,
 )

@@ -6,7 +6,7 @@ from dataclasses import replace
 from meshwright.forms.sync import chosen, suits
 from meshwright.ir.plan.plan import FormChoice, Stage
 from meshwright.ir.plan.schedule import Schedule
-from meshwright.planner.pins.decision import Decision
+from meshwright.planner.pins.decision import Decision, Machinery
 from meshwright.planner.pins.decisions import Pin, Value
 
 _AS_ZERO = "zero"
@@ -34,5 +34,8 @@ DECISION = Decision(
     read=lambda plan, stage: _form(stage),
     admits=_admits,
     apply=_apply,
+    place=6,
+    words_of=lambda plan: sorted({f"sync {s.sync.form}" for s in plan.stages if s.sync}),
+    machinery=Machinery(0, lambda plan: int(any(stage.sync is not None for stage in plan.stages))),
     show=lambda stage: str(stage.sync or "-"),
 )

@@ -1,11 +1,65 @@
 """What is sharded over dp_shard: 1 optimizer state, 2 also gradients, 3 also parameters."""
 
-from meshwright.ir.plan.plan import Stage
-from meshwright.planner.pins.decision import Decision
+from collections.abc import Iterable, Iterator
+from functools import cache
+
+from meshwright.forms.sync import chosen, exchange, suits
+from meshwright.ir.plan.finding import Finding
+from meshwright.ir.plan.plan import Plan, Stage, sync_name
+from meshwright.planner.pins.constraints import allowed, pinned
+from meshwright.planner.pins.decision import Decision, Machinery
+from meshwright.planner.pins.decisions import Constraint
+
+LEVELS = (0, 1, 2, 3)
+
+
+@cache
+def splits(level: int) -> bool:
+    """Return whether a level splits something among the ranks of dp_shard."""
+    return exchange(sync_name(level, 2), 2).is_split("optimizer")
+
+
+def levels(constraints: Iterable[Constraint], dp: int, shard: int) -> tuple[int, ...]:
+    """Return the levels that pins leave for so many replicas, of which so many share: those that
+    split something where there is somebody to share with."""
+    asked = tuple(constraints)
+    found = tuple(level for level in LEVELS if splits(level) == (shard > 1))
+    if shard > 1 and (pinned(asked, "dp_shard") or 0) == shard:
+        found = LEVELS  # asked for by name: also without sharding anything
+    if 0 not in allowed(asked, "prefetch", range(5)):
+        found = tuple(n for n in found if exchange(sync_name(n, shard), dp).fetches_ahead)
+    sync = pinned(asked, "sync")
+    left = tuple(level for level in found if sync not in chosen() or suits(str(sync), level))
+    return allowed(asked, "zero", left)
+
+
+def _findings(plan: Plan) -> Iterator[Finding]:
+    for i, stage in enumerate(plan.stages):
+        if splits(stage.zero) and not stage.is_sharded:
+            message = f"stage {i}: zero {stage.zero} shards over dp_shard, which is 1"
+            yield Finding("zero", message, "zero 0", "warning")
+
+
+def _used(plan: Plan) -> list[int]:
+    return sorted({stage.zero for stage in plan.stages if splits(stage.zero)})
+
+
+def _mesh(plan: Plan) -> str:
+    return "zero" + "/".join(map(str, _used(plan))) if _used(plan) else ""
 
 
 def _show(stage: Stage) -> str:
     return f"{stage.zero}, {stage.prefetch} ahead" if stage.prefetch else str(stage.zero)
 
 
-DECISION = Decision(least=0, most=3, read=lambda plan, stage: stage.zero, show=_show)
+DECISION = Decision(
+    least=min(LEVELS),
+    most=max(LEVELS),
+    read=lambda plan, stage: stage.zero,
+    findings=_findings,
+    place=1,
+    mesh=_mesh,
+    kind=lambda stage: f"zero{stage.zero}" if splits(stage.zero) else "",
+    machinery=Machinery(1, lambda plan: max(stage.zero for stage in plan.stages), "zero"),
+    show=_show,
+)

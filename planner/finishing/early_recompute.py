@@ -35,7 +35,6 @@ def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
 
 
 def recomputes(plan: Plan) -> bool:
-    """Whether stages make something again, and nothing comes from the host."""
-    again = any("full" in stage.recompute.values() for stage in plan.stages)
+    """Whether stages make something again, and hold nothing otherwise than it is."""
     forms = [retention(name) for name in said_by(plan)]
-    return (again or any(f.again for f in forms)) and not any(f.moved for f in forms)
+    return any(f.again for f in forms) and not any(f.build or f.decide for f in forms)

@@ -4,6 +4,7 @@ Types: `decisions`; text: `decision_text`; checks: `decision_model` and `decisio
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TypeVar
 
@@ -12,7 +13,6 @@ from meshwright.ir.plan.plan import MODEL_AXES, ModelMesh, model_mesh
 from meshwright.planner.pins.decision_model import parse_constraints as parse_constraints
 from meshwright.planner.pins.decision_text import parse_constraint as parse_constraint
 from meshwright.planner.pins.decisions import EVERYWHERE as EVERYWHERE
-from meshwright.planner.pins.decisions import STAGE_AWARE as STAGE_AWARE
 from meshwright.planner.pins.decisions import Constraint as Constraint
 from meshwright.planner.pins.decisions import MemoryCap as MemoryCap
 from meshwright.planner.pins.decisions import OnStage as OnStage
@@ -25,6 +25,7 @@ from meshwright.planner.pins.decisions import StageMesh as StageMesh
 from meshwright.planner.pins.decisions import StageShares as StageShares
 from meshwright.planner.pins.decisions import StepCap as StepCap
 from meshwright.planner.pins.decisions_kept import broken as broken
+from meshwright.planner.pins.known import DECISIONS
 from meshwright.planner.pins.placement_rules import NO_RULES as NO_RULES
 from meshwright.planner.pins.placement_rules import PlacementRules as PlacementRules
 from meshwright.planner.pins.placement_rules import placement_rules as placement_rules
@@ -34,7 +35,7 @@ T = TypeVar("T", int, str)
 
 def pinned(constraints: Iterable[Constraint], name: str) -> int | str | None:
     """The value that a decision is pinned to in every stage; None if it is free."""
-    for pin in _everywhere(constraints, name):
+    for pin in pins_of(constraints, name):
         if pin.relation == "=" and not isinstance(pin.value, tuple):
             return pin.value
         if isinstance(pin.value, tuple) and len(pin.value) == 1:
@@ -47,11 +48,12 @@ def allowed(constraints: Iterable[Constraint], name: str, values: Iterable[T]) -
 
     For one stage: `allowed(of_stage(constraints, ...), name, values)`.
     """
-    pins = _everywhere(constraints, name)
+    pins = pins_of(constraints, name)
     return tuple(value for value in values if all(pin.admits(value) for pin in pins))
 
 
-def _everywhere(constraints: Iterable[Constraint], name: str) -> list[Pin]:
+def pins_of(constraints: Iterable[Constraint], name: str) -> list[Pin]:
+    """The pins of a decision that hold in every stage."""
     return [
         c for c in constraints if isinstance(c, Pin) and c.name == name and c.scope == EVERYWHERE
     ]
@@ -69,8 +71,8 @@ def of_stage(
     constraints: Iterable[Constraint], stage: int, blocks: Sequence[str]
 ) -> tuple[Constraint, ...]:
     """The constraints as they are for one stage with these blocks: its own pins hold everywhere,
-    those of other stages are gone. Recompute and layouts of single blocks stay as they are. Where
-    a parameter must be split, its axis has 2 ranks at least."""
+    those of other stages are gone. What is asked of single blocks stays as it is. Where a parameter
+    must be split, its axis has 2 ranks at least."""
     found: list[Constraint] = []
     for item in constraints:
         if isinstance(item, Placed) and item.placement != "R":
@@ -80,10 +82,10 @@ def of_stage(
         for pin in pins:
             if not isinstance(pin, Pin) or pin.scope == EVERYWHERE:
                 found.append(pin)
-            elif pin.name in ("recompute", "layout") and pin.scope.block:
+            elif DECISIONS[pin.name].read_block is not None and pin.scope.block:
                 found.append(pin)
             elif pin.scope.covers(stage, tuple(blocks)):
-                found.append(Pin(pin.name, pin.value, pin.relation))
+                found.append(replace(pin, scope=EVERYWHERE))
     return tuple(found)
 
 

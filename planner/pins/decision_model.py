@@ -12,7 +12,6 @@ from meshwright.planner.pins.decision_text import parse_constraint
 from meshwright.planner.pins.decisions import (
     Constraint,
     OnStage,
-    OnType,
     Pin,
     Placed,
     StageDevices,
@@ -41,8 +40,7 @@ def _checked(item: Constraint, graph: Graph, cluster: Cluster | None) -> Constra
         case Pin():
             if item.scope.block:
                 _blocks(item, item.scope.block, graph)
-            if item.name == "device_type":
-                return _on_type(item, cluster)
+            return _pin(item, cluster)
         case StageDevices() if cluster and max(item.devices) >= cluster.num_devices:
             raise PlanError(
                 f"constraint '{item}': the devices of {cluster.name} are 0 to "
@@ -50,6 +48,15 @@ def _checked(item: Constraint, graph: Graph, cluster: Cluster | None) -> Constra
             )
         case Placed():
             return _placed(item, graph)
+    return item
+
+
+def _pin(item: Pin, cluster: Cluster | None) -> Constraint:
+    decision = DECISIONS[item.name]
+    if decision.resolve is not None:
+        return decision.resolve(item, cluster)
+    if not isinstance(item.value, tuple) and item.value in decision.means:
+        return replace(item, chosen=decision.means[item.value])
     return item
 
 
@@ -69,18 +76,3 @@ def _placed(item: Placed, graph: Graph) -> Placed:
         raise PlanError(f"constraint '{item}': no such parameter; nearest is {near!r}")
     readers = (block.name for block in graph.blocks if not named.isdisjoint(block.params))
     return replace(item, blocks=tuple(readers))
-
-
-def _on_type(item: Pin, cluster: Cluster | None) -> OnType:
-    if cluster is None:
-        raise PlanError(f"constraint '{item}' needs a cluster to be checked against")
-    known = sorted(device.name for device in cluster.device_types)
-    wanted = item.value if isinstance(item.value, tuple) else (item.value,)
-    for name in wanted:
-        if name not in known:
-            raise PlanError(
-                f"constraint '{item}': {cluster.name} has no {name!r}; nearest is "
-                f"{nearest(str(name), known)!r}"
-            )
-    names = [name for node in cluster.nodes for name in node.devices]
-    return OnType(item, tuple(rank for rank, name in enumerate(names) if name in wanted))

@@ -10,8 +10,6 @@ Value = int | str
 Relation = Literal["=", "<=", ">=", "in"]
 STAGE_SIZES = ("dp", "dp_replicate", "dp_shard", "model", *MODEL_AXES)
 """Sizes of a stage; `dp` is replicas in all, `model` the ranks of one replica."""
-STAGE_AWARE = "stage_aware"
-"""A word for recompute: searchers ask for full recompute, of which plans keep a part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +44,8 @@ class Pin:
     """Several values with `in`."""
     relation: Relation = "="
     scope: Scope = EVERYWHERE
+    chosen: Value | None = field(default=None, compare=False, repr=False)
+    """What searchers choose for `value`, if that is another one (`Decision.means`)."""
 
     def __str__(self) -> str:
         if isinstance(self.value, tuple):
@@ -56,8 +56,8 @@ class Pin:
         """Whether the decision may have this value."""
         if isinstance(self.value, tuple):
             return value in self.value
-        if self.value == STAGE_AWARE:
-            return value == "full"
+        if self.chosen is not None:
+            return value == self.chosen
         if self.relation == "=" or isinstance(value, str) or isinstance(self.value, str):
             return value == self.value
         return value <= self.value if self.relation == "<=" else value >= self.value

@@ -1,16 +1,14 @@
 """A choice made to keep what is pinned for single stages and blocks, where that is a small change.
 
 Searchers enumerate what is free everywhere. What is asked of one stage (its mesh, devices, shares)
-or of some blocks (recompute) is put into their choices here; what cannot be stays, and the plan is
-refused.
+or of some blocks (`Decision.obey`) is put into their choices here; what cannot be stays, and the
+plan is refused.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 
 from meshwright.planner.pins.constraints import (
-    Constraint,
     OnType,
     Pin,
     StageDevices,
@@ -20,7 +18,8 @@ from meshwright.planner.pins.constraints import (
     of_stage,
     pinned,
 )
-from meshwright.planner.problem.candidates import Choice, StageChoice, recomputable
+from meshwright.planner.pins.known import DECISIONS
+from meshwright.planner.problem.candidates import Choice, StageChoice
 from meshwright.planner.problem.problem import Problem
 from meshwright.planner.problem.space import Mesh, meshes
 
@@ -42,7 +41,10 @@ def _stage(problem: Problem, index: int, stage: StageChoice, samples: int) -> St
     names = _names(problem, stage)
     asked = of_stage(problem.constraints, index, names)
     stage = _on_mesh(replace(problem, constraints=asked), stage, samples)
-    stage = _without(problem, replace(stage, recompute=_recompute(problem, stage, asked)))
+    for name, decision in DECISIONS.items():
+        if decision.obey is not None:
+            pins = [item for item in asked if isinstance(item, Pin) and item.name == name]
+            stage = decision.obey(problem, stage, pins)
     for item in problem.constraints:
         if isinstance(item, StageShares) and item.stage == index:
             if (len(item.shares), sum(item.shares)) == (stage.dp, samples):
@@ -78,43 +80,6 @@ def _distance(mesh: Mesh, other: Mesh) -> tuple[int, ...]:
         abs(mesh.zero - other.zero),
         mesh.variant != other.variant,
     )
-
-
-def _recompute(
-    problem: Problem, stage: StageChoice, asked: Iterable[Constraint]
-) -> tuple[str, ...]:
-    """Patterns or names of the blocks that are recomputed, as pins of stages and blocks want it."""
-    blocks = problem.graph.blocks[stage.start : stage.stop]
-    pins = [item for item in asked if isinstance(item, Pin) and item.name == "recompute"]
-    chosen = stage.recompute
-    for pin in pins:
-        if not pin.scope.block and not pin.admits("full" if chosen else "none"):
-            chosen = () if chosen else recomputable(problem.graph, blocks)
-    single = [pin for pin in pins if pin.scope.block]
-    if not any(fnmatchcase(b.name, pin.scope.block) for pin in single for b in blocks):
-        return chosen
-    names = dict.fromkeys(b.name for b in blocks if not {b.name, b.pattern}.isdisjoint(chosen))
-    for pin in single:
-        for block in blocks:
-            if fnmatchcase(block.name, pin.scope.block):
-                names.pop(block.name, None)
-                if pin.admits("full"):
-                    names[block.name] = None
-    return tuple(b.name for b in blocks if b.name in names)
-
-
-def _without(problem: Problem, stage: StageChoice) -> StageChoice:
-    """The stage whose recomputed blocks are treated in no other way."""
-    blocks = problem.graph.blocks[stage.start : stage.stop]
-    again = [b for b in blocks if not {b.name, b.pattern}.isdisjoint(stage.recompute)]
-    if not stage.saved or not again:
-        return stage
-    taken = {b.name for b in again} | {b.pattern for b in again}
-    saved = [item for item in stage.saved if item[0] not in taken]
-    for pattern, mode in stage.saved:
-        left = [b for b in blocks if b.pattern == pattern and b not in again]
-        saved += [(b.name, mode) for b in left] if pattern in taken else []
-    return replace(stage, saved=tuple(saved))
 
 
 def _moves(problem: Problem, stages: Sequence[StageChoice]) -> dict[int, int]:

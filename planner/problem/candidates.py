@@ -1,8 +1,9 @@
 """A choice of the big decisions, and the plan that it stands for."""
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import accumulate
 from math import prod
 
@@ -27,15 +28,16 @@ from meshwright.ir.plan.plan import (
     sync_name,
 )
 from meshwright.ir.plan.schedule import Schedule
-from meshwright.planner.pins.constraints import STAGE_AWARE, pinned
+from meshwright.planner.decisions.zero import splits
+from meshwright.planner.pins.constraints import pinned
+from meshwright.planner.pins.decisions import Value
 from meshwright.planner.pins.known import DECISIONS
+from meshwright.planner.problem.by_stage import recomputable as recomputable
 from meshwright.planner.problem.placed_kernels import put_in
 from meshwright.planner.problem.predict import predict_plan
 from meshwright.planner.problem.problem import Problem
 from meshwright.planner.problem.saved_modes import pinned_policy, policy_of
 from meshwright.planner.problem.schedule_tools import USUAL, make_schedule, stages_per_rank
-from meshwright.planner.problem.stage_aware import recomputable as recomputable
-from meshwright.planner.problem.stage_aware import stage_aware
 from meshwright.planner.search.deadline import check_time
 from meshwright.planner.search.notes import notes_of
 
@@ -126,8 +128,9 @@ def build_plan(problem: Problem, choice: Choice, *, predict: bool = True) -> Pla
         layouts=tuple(layout for kind in kinds for layout in problem.layouts(*kind)),
         profile=profile_id(problem),
     )
-    if pinned(problem.constraints, "recompute") == STAGE_AWARE:
-        plan = replace(plan, stages=stage_aware(plan, problem.graph, 1.0))
+    for name, of_plan in _applied()[1].items():
+        if (value := pinned(problem.constraints, name)) is not None:
+            plan = of_plan(plan, problem.graph, value)
     plan = replace(plan, notes=notes_of(problem, plan), kernels=put_in(problem, plan))
     return replace(plan, predicted=predict_plan(problem, plan)) if predict else plan
 
@@ -166,8 +169,18 @@ def model_id(graph: Graph) -> ModelId:
     )
 
 
-_APPLIED = {name: found.apply for name, found in DECISIONS.items() if found.apply is not None}
-"""How a stage gets what is pinned everywhere; else it is tried on good plans only."""
+_OfStage = Callable[[Stage, Value, Callable[[], Schedule]], Stage]
+_OfPlan = Callable[[Plan, Graph, Value], Plan]
+
+
+@cache
+def _applied() -> tuple[Mapping[str, _OfStage], Mapping[str, _OfPlan]]:
+    """How a stage, and a plan, get what is pinned everywhere; else it is tried on good plans
+    only."""
+    return (
+        {name: found.apply for name, found in DECISIONS.items() if found.apply is not None},
+        {name: d.apply_plan for name, d in DECISIONS.items() if d.apply_plan is not None},
+    )
 
 
 def _stage(problem: Problem, choice: Choice, stage: StageChoice) -> Stage:
@@ -194,7 +207,7 @@ def _stage(problem: Problem, choice: Choice, stage: StageChoice) -> Stage:
             if layout.pattern in used
         },
     )
-    for name, apply in _APPLIED.items():
+    for name, apply in _applied()[0].items():
         value = pinned(problem.constraints, name)
         made = made if value is None else apply(made, value, choice.table)
     return made
@@ -283,8 +296,8 @@ def uniform_choice(
     """A choice in one line: the same mesh for all `pp` pipeline ranks, unless told per rank.
 
     `cuts`: numbers of the blocks that begin stages 1, 2, …; `stage_dp`: replicas per pipeline rank
-    (dp_shard if `zero`, else dp_replicate); `stage_tp`: tp per pipeline rank. `model`: model axes
-    where they are not just `tp`.
+    (dp_shard if `zero` splits, else dp_replicate); `stage_tp`: tp per pipeline rank. `model`: model
+    axes where they are not just `tp`.
     """
     graph, per_rank = problem.graph, stages_per_rank(schedule)[0]
     starts = (0, *(cuts if cuts is not None else even_cuts(block_flops(graph), pp * per_rank)))
@@ -292,7 +305,7 @@ def uniform_choice(
     model = model or model_mesh({"tp": tp})
     meshes = [(dp_replicate, dp_shard, model)] * pp
     if stage_dp is not None:
-        meshes = [(1, n, model) if zero else (n, 1, model) for n in stage_dp]
+        meshes = [(1, n, model) if splits(zero) else (n, 1, model) for n in stage_dp]
     if stage_tp is not None:
         tensor = [model_mesh({"tp": t}) for t in stage_tp]
         meshes = [(r, s, t) for (r, s, _), t in zip(meshes, tensor, strict=True)]

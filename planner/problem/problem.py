@@ -33,6 +33,7 @@ from meshwright.planner.pins.constraints import (
     stage_of_block,
 )
 from meshwright.planner.pins.hints import hint_constraints
+from meshwright.planner.pins.known import DECISIONS
 from meshwright.planner.problem.profiles import check_profile
 from meshwright.planner.search.objectives import check_objective
 from meshwright.planner.strategies import found_by_trying
@@ -196,7 +197,7 @@ _WHOLE: dict[Reach, tuple[str, ...]] = {
 def _names_stages(asked: Constraint) -> bool:
     """Whether the user says something of pipeline stages."""
     staged = isinstance(asked, OnStage | StageDevices | StageMesh | StageShares)
-    return staged or (isinstance(asked, Pin) and asked.name == "pp")
+    return staged or (isinstance(asked, Pin) and DECISIONS[asked.name].of_stages)
 
 
 def _unknown(what: str, given: str, known: tuple[str, ...]) -> PlanError:

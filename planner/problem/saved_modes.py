@@ -7,6 +7,7 @@ from meshwright.costmodel.cost_cache import BlockSpot
 from meshwright.forms.retention import fate_of, moves, offered, retention
 from meshwright.ir.graph.graph import Block
 from meshwright.ir.trace.changing import reads_changed
+from meshwright.planner.decisions.saved import asked
 from meshwright.planner.inside.saved_choice import SavedChoice
 from meshwright.planner.pins.constraints import pinned
 from meshwright.planner.problem.problem import Problem
@@ -32,8 +33,8 @@ def saved_modes(problem: Problem, pattern: str) -> tuple[SavedMode, ...]:
 
 def pinned_policy(problem: Problem, pattern: str) -> Policy:
     """What `saved=` asks of the blocks of a pattern; empty if nothing."""
-    name = pinned(problem.constraints, "saved")
-    return () if name in (None, "none") else policy_of(problem, pattern, str(name))
+    name = asked(problem.constraints)
+    return policy_of(problem, pattern, name) if name else ()
 
 
 def policy_of(problem: Problem, pattern: str, name: str) -> Policy:
@@ -47,12 +48,13 @@ def policy_of(problem: Problem, pattern: str, name: str) -> Policy:
 
 
 def free_modes(problem: Problem) -> tuple[str, ...]:
-    """Names of the modes that a searcher may choose block by block: none where one is pinned, and
-    nothing is moved where host and device are one memory."""
+    """Names of the modes that a searcher may choose block by block: none where one is pinned, only
+    exact ones, and nothing is moved where host and device are one memory."""
     if pinned(problem.constraints, "saved") is not None:
         return ()
     apart = any(device.kind != "cpu" for device in problem.tables.devices.values())
-    return tuple(name for name in offered() if apart or not moves(name))
+    exact = (name for name in offered() if retention(fate_of(name)).exact)
+    return tuple(name for name in exact if apart or not moves(name))
 
 
 def _policy(problem: Problem, block: Block, name: str) -> Policy:

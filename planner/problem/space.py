@@ -7,7 +7,7 @@ from itertools import combinations, pairwise
 from math import prod
 
 from meshwright.forms.exchange import Exchange
-from meshwright.forms.sync import chosen, chosen_exchange, exchange, suits
+from meshwright.forms.sync import chosen_exchange, exchange, suits
 from meshwright.ir.plan.plan import ModelMesh, sync_name
 from meshwright.planner.across.mesh_variants import model_meshes as model_meshes
 from meshwright.planner.across.mesh_variants import variants as variants
@@ -15,6 +15,10 @@ from meshwright.planner.across.mesh_variants import ways as ways
 from meshwright.planner.across.model_space import divisors as divisors
 from meshwright.planner.across.model_space import tensor_sizes as tensor_sizes
 from meshwright.planner.across.model_space import widest_node
+from meshwright.planner.decisions.prefetch import depths
+from meshwright.planner.decisions.recompute import modes
+from meshwright.planner.decisions.saved import asked as asked_saved
+from meshwright.planner.decisions.zero import levels
 from meshwright.planner.pins.constraints import allowed, pinned
 from meshwright.planner.problem.problem import Problem
 from meshwright.planner.problem.schedule_tools import (
@@ -146,9 +150,9 @@ def _sharded(problem: Problem, dp: int, model: ModelMesh, variant: str) -> Itera
         replicate = dp // shard
         if not allowed(problem.constraints, "dp_replicate", (replicate,)):
             continue
-        for zero in allowed(problem.constraints, "zero", _levels(problem, dp, shard)):
+        for zero in levels(problem.constraints, dp, shard):
             plain = Mesh(replicate, shard, model, zero, variant)
-            for prefetch in _prefetches(problem, plain):
+            for prefetch in depths(problem.constraints, plain.exchange):
                 yield replace(plain, prefetch=prefetch)
                 if _may_turn(problem, dp, model):
                     yield replace(plain, prefetch=prefetch, dp_inside=True)
@@ -162,23 +166,6 @@ def _shards(problem: Problem, dp: int, model: ModelMesh) -> tuple[int, ...]:
     return tuple(n for n in divisors(dp) if n in (1, inside, dp))
 
 
-def _levels(problem: Problem, dp: int, shard: int) -> tuple[int, ...]:
-    levels: tuple[int, ...] = (1, 2, 3) if shard > 1 else (0,)
-    if shard > 1 and (pinned(problem.constraints, "dp_shard") or 0) == shard:
-        levels = (0, 1, 2, 3)  # asked for by name: also without sharding anything
-    if 0 not in allowed(problem.constraints, "prefetch", range(5)):
-        levels = tuple(n for n in levels if exchange(sync_name(n, shard), dp).fetches_ahead)
-    sync = pinned(problem.constraints, "sync")
-    return tuple(zero for zero in levels if sync not in chosen() or suits(str(sync), zero))
-
-
-def _prefetches(problem: Problem, mesh: Mesh) -> tuple[int, ...]:
-    if not mesh.exchange.fetches_ahead:
-        return (0,)
-    pin = pinned(problem.constraints, "prefetch")
-    return (int(pin),) if pin is not None else allowed(problem.constraints, "prefetch", (0, 1))
-
-
 def _may_turn(problem: Problem, dp: int, model: ModelMesh) -> bool:
     """Whether it can pay that replicas are neighbours: a group reaches over nodes."""
     width = prod(n for _, n in model)
@@ -189,10 +176,7 @@ def _may_turn(problem: Problem, dp: int, model: ModelMesh) -> bool:
 def recompute_modes(problem: Problem) -> tuple[bool, ...]:
     """Whether a stage may keep, or recompute, its activations; not where single values are made
     again or moved."""
-    if pinned(problem.constraints, "saved") not in (None, "none"):
-        return (False,)
-    names = allowed(problem.constraints, "recompute", ("none", "full"))
-    return tuple(name == "full" for name in names)
+    return (False,) if asked_saved(problem.constraints) else modes(problem.constraints)
 
 
 def compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:

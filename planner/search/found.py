@@ -4,9 +4,10 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from meshwright.ir.plan.beside import chooses_sync
+from meshwright.forms.retention import check as check_retention
 from meshwright.ir.plan.plan import Improvement, Plan
 from meshwright.ir.plan.verify import check
+from meshwright.planner.pins.known import machinery
 from meshwright.planner.problem.problem import Problem
 from meshwright.planner.search.offers import tie
 from meshwright.planner.search.plan_comparison import kind_of, name_of
@@ -38,7 +39,7 @@ class SearchLog:
         default_factory=dict
     )
     """The same of pipelines, for each order of stages: schedules are made for given orders."""
-    lean: dict["_Machinery", tuple[tuple[float, ...], Plan]] = field(default_factory=dict)
+    lean: dict[tuple[int, ...], tuple[tuple[float, ...], Plan]] = field(default_factory=dict)
     """Of the plans that fit, the best with each amount of machinery."""
     near: dict[str, tuple[tuple[float, ...], Plan]] = field(default_factory=dict)
     """By name, the best of the plans that fit and were close to the shortest step when found."""
@@ -64,9 +65,10 @@ class SearchLog:
 
 
 def simplest(problem: Problem, found: SearchLog) -> Plan:
-    """Of the plans that tie with the best, the one with the least machinery: replicas that agree as
-    ZeRO says, then the lowest level of that, then fewest kinds of meshes, then fewest stages, then
-    fewest model axes, then no halves of micro-batches, then the fastest."""
+    """Of the plans that tie with the best, the one with the least machinery (`Decision.machinery`):
+    replicas that agree as ZeRO says, then the lowest level of that, then fewest kinds of meshes,
+    then fewest stages, then fewest model axes, then no halves of micro-batches; then the fastest.
+    """
     assert found.best and found.best.predicted
     if problem.objective not in ("throughput", "batch"):
         return found.best
@@ -76,6 +78,7 @@ def simplest(problem: Problem, found: SearchLog) -> Plan:
         key=lambda entry: (_machinery(entry[1]), entry[0]),
     )
     check(best, problem.graph, problem.cluster)
+    check_retention(best)
     return best
 
 
@@ -119,15 +122,8 @@ def with_reason(best: Plan, found: SearchLog) -> Plan:
     return replace(best, notes=(*best.notes, note))
 
 
-_Machinery = tuple[bool, int, int, int, int, bool]
-
-
-def _machinery(plan: Plan) -> _Machinery:
-    meshes = {tuple(stage.mesh.items()) for stage in plan.stages}
-    axes = {axis for stage in plan.stages for axis, size in stage.model if size > 1}
-    halves = any(stage.overlap in ("block", "blocks") for stage in plan.stages)
-    zero = max(stage.zero for stage in plan.stages)
-    return chooses_sync(plan), zero, len(meshes), len(plan.stages), len(axes), halves
+def _machinery(plan: Plan) -> tuple[int, ...]:
+    return tuple([one.of(plan) for one in machinery()])
 
 
 def pipelines(found: SearchLog) -> list[Plan]:

@@ -9,7 +9,7 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.plan.plan import MODEL_AXES
 from meshwright.ir.plan.verify import divisors
 from meshwright.planner.pins.decisions import STAGE_SIZES
-from meshwright.planner.pins.known import BY_HAND, DECISIONS
+from meshwright.planner.pins.known import DECISIONS, by_hand
 
 SETTINGS = ("global_batch_size", "optimizer", "precision", "max_grad_norm", "objective", "seed")
 """What a search is given besides pins."""
@@ -21,9 +21,9 @@ _KINDS: Mapping[str, tuple[Any, str]] = {
 """Of settings that are not words."""
 _CAPS = ("memory", "step")
 _OTHERS = ("micro_batch_size", "constraints", "stages")
-KEYS = (*BY_HAND, *_CAPS, *SETTINGS, *_OTHERS)
+KEYS = (*by_hand(), *_CAPS, *SETTINGS, *_OTHERS)
 _OF_STAGE = (
-    *(name for name in BY_HAND if DECISIONS[name].scope != "plan"), "first", "devices", "shares"
+    *(name for name in by_hand() if DECISIONS[name].scope != "plan"), "first", "devices", "shares"
 )  # fmt: skip
 _OF_FULL_PLAN = ("schema", "layouts", "hash")
 """Keys that only a whole plan has."""
@@ -46,7 +46,7 @@ def is_minimal(data: Any) -> bool:
 def parse_minimal(data: Mapping[str, Any], where: str = "plan") -> Minimal:
     """The pins and settings of a hand-written plan; no key is left out silently."""
     _check_keys(data, KEYS, where)
-    pins = [_pin(where, "", name, data[name]) for name in BY_HAND if name in data]
+    pins = [_pin(where, "", name, data[name]) for name in by_hand() if name in data]
     pins += [f"{name}<={_text(where, name, data[name])}" for name in _CAPS if name in data]
     if "micro_batch_size" in data:
         pins.append(f"num_microbatches={_microbatches(data, where)}")

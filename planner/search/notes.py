@@ -12,8 +12,8 @@ from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.show import size
 from meshwright.ir.trace.changing import shared
 from meshwright.planner.inside.explain import batch_norms
-from meshwright.planner.pins.constraints import memory_cap, pinned
-from meshwright.planner.problem.compiled import measured_compiled
+from meshwright.planner.pins.constraints import memory_cap
+from meshwright.planner.pins.known import in_order
 from meshwright.planner.problem.problem import Problem
 from meshwright.planner.problem.profiles import profile_notes
 from meshwright.planner.search.random_notes import random_notes
@@ -32,10 +32,16 @@ def notes_of(problem: Problem, plan: Plan) -> tuple[str, ...]:
     """Sentences, most important first."""
     measured = profile_notes(problem.tables.profile, problem.cluster)
     return (
-        *_overlap(plan), *_compile(problem, plan), *_batch(problem, plan),
+        *_decided(problem, plan), *_batch(problem, plan),
         *_buffers(problem, plan), *_whole(problem, plan), *random_notes(problem.graph, plan),
         *_idle(plan), *_rows(problem), *_found(problem), *measured,
     )  # fmt: skip
+
+
+def _decided(problem: Problem, plan: Plan) -> Iterator[str]:
+    for decision in in_order():
+        if decision.notes is not None:
+            yield from decision.notes(problem, plan)
 
 
 def filled(problem: Problem, plan: Plan) -> Iterator[str]:
@@ -57,22 +63,6 @@ def filled(problem: Problem, plan: Plan) -> Iterator[str]:
             f"stage {index} fills {share:.1%} of its devices' memory, and predictions of memory "
             f"are off by {_OFF}; --pin 'memory<={size(0.9 * room)}' keeps a tenth free"
         )
-
-
-def _overlap(plan: Plan) -> Iterator[str]:
-    if any(stage.overlap != "none" for stage in plan.stages):
-        yield "other work goes on beside collectives of blocks; the bound is of plans without that"
-
-
-def _compile(problem: Problem, plan: Plan) -> Iterator[str]:
-    """Why blocks are not compiled, or what is not known of those that are."""
-    known = measured_compiled(problem, plan)
-    said = "`meshwright profile --compile` measures them"
-    if any(stage.compile for stage in plan.stages) and not known:
-        yield f"compiled blocks are predicted as others are: nobody has measured them; {said}"
-    elif problem.tables.profile and problem.tables.profile.blocks and not known:
-        if pinned(problem.constraints, "compile") is None:
-            yield f"torch.compile is not tried: the profile has no compiled blocks; {said}"
 
 
 def _buffers(problem: Problem, plan: Plan) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from meshwright.ir.plan.plan import MODEL_AXES, Alternative, ModelMesh, Plan
 from meshwright.ir.plan.show import seconds, size
-from meshwright.planner.problem.saved_names import saved_name
+from meshwright.planner.pins.known import in_order
 
 
 def kind_of(plan: Plan) -> str:
@@ -10,7 +10,10 @@ def kind_of(plan: Plan) -> str:
     used = ["pp"] if len(plan.schedule.rows) > 1 else []
     used += ["dp"] if any(stage.dp > 1 for stage in plan.stages) else []
     used += [form for form in FORMS if any(form in forms_of(s.model) for s in plan.stages)]
-    return " ".join(used + sorted({f"zero{stage.zero}" for stage in plan.stages if stage.zero}))
+    for decision in in_order():
+        if decision.kind is not None:
+            used += sorted({decision.kind(stage) for stage in plan.stages} - {""})
+    return " ".join(used)
 
 
 FORMS = ("cp", "ep", "tp", "2D", "2.5D", "3D")
@@ -38,8 +41,7 @@ def meshes_of(plan: Plan) -> str:
         sizes = [stage.mesh.get(axis, 1) for stage in groups.values()]
         if max(sizes) > 1:
             parts.append(short.get(axis, axis) + _sizes(sizes))
-    if zeros := sorted({stage.zero for stage in plan.stages if stage.zero}):
-        parts.append("zero" + "/".join(map(str, zeros)))
+    parts += [word for d in in_order() if d.mesh is not None and (word := d.mesh(plan))]
     return " ".join(parts) or "one device"
 
 
@@ -51,21 +53,9 @@ def _sizes(sizes: list[int]) -> str:
 
 
 def name_of(plan: Plan) -> str:
-    """The sizes with micro-batches, schedule, and what is not kept."""
-    parts = [meshes_of(plan)]
-    if plan.num_microbatches > 1:
-        parts.append(f"x{plan.num_microbatches}")
-    if len(plan.schedule.rows) > 1:
-        parts.append(plan.schedule.name)
-    if any("full" in stage.recompute.values() for stage in plan.stages):
-        parts.append("recompute")
-    if (saved := saved_name(plan)) != "none":
-        parts.append(saved)
-    parts += sorted({f"sync {s.sync.form}" for s in plan.stages if s.sync})
-    parts += sorted({f"overlap {s.overlap}" for s in plan.stages if s.overlap != "none"})
-    if any(stage.compile for stage in plan.stages):
-        parts.append("compile")
-    return " ".join(parts)
+    """The sizes with the words of all decisions: micro-batches, schedule, what is not kept."""
+    words = [word for d in in_order() if d.words_of is not None for word in d.words_of(plan)]
+    return " ".join([meshes_of(plan), *words])
 
 
 def parts_of(plan: Plan) -> dict[str, float]:
@@ -118,15 +108,9 @@ def _tied(plan: Plan, best: Plan) -> str:
     faster = 1 - plan.predicted.step_s / best.predicted.step_s
     if best.objective in ("throughput", "batch"):
         said = f"{faster:.1%} faster, within the tie" if faster >= 5e-4 else "as fast"
-        for what, own, other in (
-            ("stages", len(plan.stages), len(best.stages)),
-            ("zero", _zero(plan), _zero(best)),
-        ):
+        for one in (d.machinery for d in in_order() if d.machinery and d.machinery.said):
+            own, other = one.of(plan), one.of(best)
             if own > other:
-                return f"{said}, but less simple: {what} {own} against {other}"
+                return f"{said}, but less simple: {one.said} {own} against {other}"
     needs = f"{size(plan.predicted.peak_bytes)} against {size(best.predicted.peak_bytes)}"
     return f"needs more memory: {needs}"
-
-
-def _zero(plan: Plan) -> int:
-    return max(stage.zero for stage in plan.stages)

@@ -7,6 +7,7 @@ from functools import cache, partial
 from itertools import islice
 from typing import Any
 
+from meshwright.forms.retention import check as check_retention
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import Infeasible, PlanError
 from meshwright.ir.graph.graph import Graph
@@ -330,6 +331,7 @@ def _take(problem: Problem, offer: Offer, found: SearchLog) -> None:
     found.keep(value, plan)
     if found.best is None or value < found.value:
         check(plan, problem.graph, problem.cluster)
+        check_retention(plan)
         found.best, found.value = plan, value
         found.improved.append(_improvement(plan, found))
 

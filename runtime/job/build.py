@@ -10,6 +10,7 @@ from torch import Tensor
 from meshwright.codegen.collectives.comm import Comm
 from meshwright.codegen.lower.program import StageProgram
 from meshwright.forms.grouped import run_of
+from meshwright.forms.retention import check as check_retention
 from meshwright.forms.running import Held, Lines, Peers
 from meshwright.forms.sync import check
 from meshwright.ir.graph.graph import Graph
@@ -86,6 +87,7 @@ def build_rank(
     """Every rank calls this at the same time: it makes process groups, and ranks tell each other
     which tensors they have. In a dry run nobody else is there (`shared` is False)."""
     check(plan)
+    check_retention(plan)
     ties = find_ties(graph, plan)
     recorder = Recorder(device)
     groups = make_groups(plan, rank, tuple(line for tie in ties for line in tie.groups))

@@ -6,22 +6,22 @@ the block the ops behind it run again in their order, on all ranks alike, from w
 is to be offloaded leaves when the block has run.
 """
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary, ref
 
-from torch import Tensor, fx
+from torch import Tensor, device, fx
 from torch.autograd.graph import saved_tensors_hooks
 from torch.fx.node import map_arg
 
 from meshwright.codegen.collectives.comm import Comm
 from meshwright.codegen.lower.program import Call
-from meshwright.forms.retention import KEEP, Retention, retention
+from meshwright.forms.retaining import Geometry, KeptMemory, RetentionRun
+from meshwright.forms.retention import KEEP, Retention, decided, retention
 from meshwright.ir.plan.keeping import keeping_of
 from meshwright.ir.torch_private import StorageWeakRef, leaves, memory_of, storage_key
-from meshwright.runtime.stage.offload_buffers import Geometry, HostMemory, Movable, whole
 from meshwright.runtime.stage.rerun import Rerun, Wanted, invoke
 
 
@@ -41,10 +41,24 @@ class Script:
         }
         return cls(nodes, policy, {used: n for n in nodes for used in n.all_input_nodes})
 
-    @property
-    def moves(self) -> bool:
-        """Whether something may be moved to the host."""
-        return any(form.moved or form.decide for form in self.policy.values())
+
+class FormRuns:
+    """What runs the forms of one stage, each made once."""
+
+    def __init__(self, where: device, scripts: Iterable[Script]) -> None:
+        self._device = where
+        self._runs: dict[Callable[[device], RetentionRun], RetentionRun] = {}
+        for script in scripts:
+            for form in script.policy.values():
+                self.of(form)
+
+    def of(self, form: Retention) -> RetentionRun | None:
+        """Return what holds the memories of a form; None if autograd holds them as they are."""
+        if form.build is None:
+            return None
+        if form.build not in self._runs:
+            self._runs[form.build] = form.build(self._device)
+        return self._runs[form.build]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -58,11 +72,14 @@ class _MemoryMaker:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class _Moved:
-    """A tensor whose memory is offloaded."""
+class _InHands:
+    """A tensor whose memory a form has."""
 
-    part: Movable
+    memory: KeptMemory
     geometry: Geometry
+
+    def view(self) -> Tensor:
+        return self.memory.view(self.geometry)
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -79,10 +96,11 @@ class _Again:
 class Keeper:
     """One run of a block, from its forward to the end of its backward."""
 
-    def __init__(self, call: Call, script: Script, host: HostMemory | None) -> None:
-        self._call, self._script, self._host = call, script, host
+    def __init__(self, call: Call, script: Script, runs: FormRuns) -> None:
+        self._call, self._script, self._runs = call, script, runs
         self._makers: dict[int, _MemoryMaker] = {}
-        self._parts: MutableMapping[int, Movable] = WeakValueDictionary()
+        self._in_hands: dict[RetentionRun, MutableMapping[int, KeptMemory]] = {}
+        """Per form, memories by their number, as long as something looks into them."""
         self._handles: list[ref[_Again]] = []
         self._held: dict[fx.Node, Any] = {}
         """What nodes that may run again read of those that do not."""
@@ -99,9 +117,7 @@ class Keeper:
         """What becomes of what a node makes, in this run."""
         if node not in self._fates:
             form = self._script.policy.get(node, retention(KEEP))
-            if form.decide:
-                form = retention(form.decide(self._call.block, node.meta["key"]))
-            self._fates[node] = form
+            self._fates[node] = decided(form, self._call.block, node.meta.get("key", ""))
         return self._fates[node]
 
     # Forward.
@@ -150,15 +166,19 @@ class Keeper:
     def _hold(self, value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        if self._fate(self._makers[storage_key(value)].node).moved:
-            return _Moved(self._part(value), Geometry.of(value))
-        return value.detach()
+        handed = self._handed(value, self._makers[storage_key(value)].node)
+        return value.detach() if handed is None else handed
 
-    def _part(self, x: Tensor) -> Movable:
-        part = self._parts.get(storage_key(x))
-        if part is None:
-            part = self._parts[storage_key(x)] = Movable(whole(x))
-        return part
+    def _handed(self, x: Tensor, maker: fx.Node) -> _InHands | None:
+        """The tensor in the hands of its maker's form; None if autograd holds it as it is."""
+        run = self._runs.of(self._fate(maker))
+        if run is None:
+            return None
+        known = self._in_hands.setdefault(run, WeakValueDictionary())
+        memory = known.get(storage_key(x))
+        if memory is None:
+            memory = known[storage_key(x)] = KeptMemory.of(x)
+        return _InHands(memory, Geometry.of(x))
 
     def _pack(self, x: Tensor) -> Any:
         """What autograd holds in place of a tensor. What nobody has made yet is made by the node
@@ -168,8 +188,8 @@ class Keeper:
         maker = self._makers.get(storage_key(x))
         node = maker.node if maker else self._now
         assert node is not None
-        if self._fate(node).moved:
-            return _Moved(self._part(x), Geometry.of(x))
+        if (handed := self._handed(x, node)) is not None:
+            return handed
         if not self._fate(node).again:
             return x
         wanted = (node, maker.result, 0) if maker else (node, -1, place)
@@ -190,8 +210,8 @@ class Keeper:
         if order:
             self._rerun = Rerun(self._call.block, order, self._differs, wanted)
         self._makers, self._listed = {}, {}
-        if self._host is not None:
-            self._host.leave([part for key, part in self._parts.items() if key not in leaving])
+        for run, known in self._in_hands.items():
+            run.produced([memory for key, memory in known.items() if key not in leaving])
 
     def _alive(self) -> Iterator[_Again]:
         return (handle for known in self._handles if (handle := known()) is not None)
@@ -215,18 +235,19 @@ class Keeper:
         return self._rerun is not None
 
     def fetch(self) -> None:
-        """Starts to bring back what was moved away."""
-        if self._host is not None:
-            self._host.fetch(list(self._parts.values()))
+        """Forms may bring back beside the block before what they have elsewhere."""
+        for run, known in self._in_hands.items():
+            if run.ahead:
+                run.fetch(list(known.values()))
 
     def prepare(self, comm: Comm, casts: Callable[[], AbstractContextManager[None]]) -> None:
         """All that the backward needs is here afterwards. `casts`: as in the forward."""
-        if self._host is not None:
-            self._host.wait(list(self._parts.values()))
+        for run, known in self._in_hands.items():
+            run.needed(list(known.values()))
         if self._rerun is None:
             return
         held = {
-            node: value.part.view(value.geometry) if isinstance(value, _Moved) else value
+            node: value.view() if isinstance(value, _InHands) else value
             for node, value in self._held.items()
         }
         with _again(comm, self._call.block), casts():
@@ -237,8 +258,8 @@ class Keeper:
         self._rerun, self._held = None, {}
 
     def _unpack(self, kept: Any) -> Tensor:
-        if isinstance(kept, _Moved):
-            return kept.part.view(kept.geometry)
+        if isinstance(kept, _InHands):
+            return kept.view()
         found = kept.tensor if isinstance(kept, _Again) else kept
         assert isinstance(found, Tensor), "prepared before it is used"
         return found

@@ -17,10 +17,10 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from meshwright.codegen.collectives.comm import Comm
 from meshwright.codegen.lower.program import Call, StageProgram
 from meshwright.codegen.passes.halves import add
+from meshwright.forms.retention import decided, retention
 from meshwright.forms.running import SyncRun
 from meshwright.runtime.stage.chain import Chain, ChainBlock, Gate, chains_of
-from meshwright.runtime.stage.keeping import Keeper, Script
-from meshwright.runtime.stage.offload_buffers import HostMemory
+from meshwright.runtime.stage.keeping import FormRuns, Keeper, Script
 from meshwright.runtime.stage.split import WeightWork, backward_input
 
 Before = Callable[[int, Sequence[int]], None]
@@ -70,9 +70,11 @@ class _StageTape:
     leaves: dict[str, Tensor] = field(default_factory=dict)
     """Differentiable values that blocks of the stage read, or that it passes on."""
     values: dict[str, Tensor] = field(default_factory=dict)
-    """Other values that a recomputed block reads."""
+    """Other values that a block reads which runs again as one."""
     outputs: list[list[_Output]] = field(default_factory=list)
-    """Per call; empty for a recomputed one."""
+    """Per call; empty for one that runs again."""
+    again: set[int] = field(default_factory=set)
+    """Calls that run again as one: only what enters them is there."""
     weights: list[tuple[int, WeightWork | None]] = field(default_factory=list)
     chains: dict[int, Chain] = field(default_factory=dict)
     """By the number of their first call."""
@@ -101,9 +103,9 @@ class StageModule(nn.Module):
         self.autocast, self._prefetch = autocast, prefetch
         self._tapes: dict[int, _StageTape] = {}
         self._chains = chains_of(program)
-        self._scripts = {i: Script.of(call) for i, call in enumerate(program.calls) if call.saved}
-        moves = any(script.moves for script in self._scripts.values())
-        self._host = HostMemory(comm.device) if moves else None
+        saving = {i: call for i, call in enumerate(program.calls) if call.saved and not call.whole}
+        self._scripts = {i: Script.of(call) for i, call in saving.items()}
+        self._runs = FormRuns(comm.device, self._scripts.values())
         self.reduce_early = True
         """No further batch adds to this step's gradients."""
         read = {name for call in program.calls for name in call.inputs}
@@ -166,11 +168,11 @@ class StageModule(nn.Module):
         keep: bool,
         ahead: Sequence[int],
     ) -> None:
-        again = call.recompute and not tape.whole
+        again = self._runs_again(index, tape)
         graph = keep and not again
         inputs = [env[name] for name in call.inputs]
         if keep and index in self._scripts and not tape.whole:
-            tape.keepers[index] = Keeper(call, self._scripts[index], self._host)
+            tape.keepers[index] = Keeper(call, self._scripts[index], self._runs)
         opened = self._opened(self.sync.before_forward, index, ahead)
         with opened, torch.set_grad_enabled(graph), self._casts():
             outputs = self.blocks[index](self.comm, *inputs, keeper=tape.keepers.get(index))
@@ -191,15 +193,25 @@ class StageModule(nn.Module):
             if name not in self._sent:
                 env.pop(name, None)
 
+    def _runs_again(self, index: int, tape: _StageTape) -> bool:
+        """Whether a call is to run again as one for the backward of a micro-batch."""
+        call = self.program.calls[index]
+        if not call.whole or tape.whole:
+            return False
+        form = decided(retention(call.whole), call.block, "")
+        if form.again:
+            tape.again.add(index)
+        return form.again
+
     def _forward_chain(
         self, indices: range, env: dict[str, Tensor], tape: _StageTape, keep: bool
     ) -> None:
         calls = [self.program.calls[index] for index in indices]
-        again = {i: c.recompute and not tape.whole for i, c in zip(indices, calls, strict=True)}
         links = [
-            ChainBlock(i, call, cast(BlockModule, self.blocks[i]).tensors(), again[i])
+            ChainBlock(i, call, cast(BlockModule, self.blocks[i]).tensors(),
+                       self._runs_again(i, tape))
             for i, call in zip(indices, calls, strict=True)
-        ]
+        ]  # fmt: skip
         gate = self._gate(self.sync.before_forward, indices)
         chain = Chain(links, self.comm, gate, self._casts, keep=keep)
         later = self.program.calls[indices.stop :]
@@ -254,11 +266,11 @@ class StageModule(nn.Module):
         """Makes again what the forward did not keep, in its order; the backward need not."""
         tape = self._tapes[microbatch]
         chained = {index for own in self._chains.values() for index in own}
-        for index, call in enumerate(self.program.calls):
+        for index in range(len(self.program.calls)):
             keeper = tape.keepers.get(index)
             if index in tape.chains:
                 tape.chains[index].recompute()
-            elif call.recompute and index not in chained:
+            elif index in tape.again and index not in chained:
                 with self._open(index, ()):
                     tape.outputs[index] = self._recompute(index, tape)
             elif keeper is not None and keeper.runs_again:
@@ -328,8 +340,7 @@ class StageModule(nn.Module):
         self, index: int, tape: _StageTape, gradients: Mapping[str, Tensor]
     ) -> tuple[list[GradientEdge], list[Tensor]]:
         """Where the block's backward starts, with the gradients that arrive there."""
-        call = self.program.calls[index]
-        again = call.recompute and not tape.whole
+        again = index in tape.again and not tape.whole
         outputs = self._recompute(index, tape) if again else tape.outputs[index]
         edges, arriving = [], []
         for output in outputs:
@@ -365,12 +376,12 @@ class StageModule(nn.Module):
 
     def _prepare(self, tape: _StageTape, coming: Sequence[int]) -> None:
         """What the first of the coming blocks did not keep is here again, or made again; what the
-        next one has moved away is on its way."""
+        next one has elsewhere is on its way."""
         index, *following = coming
         if index in tape.keepers:
             tape.keepers[index].prepare(self.comm, self._casts)
         for later in following:
-            if later in tape.keepers and self._host is not None and self._host.ahead:
+            if later in tape.keepers:
                 tape.keepers[later].fetch()
 
     def _forget(self, index: int, tape: _StageTape) -> None:

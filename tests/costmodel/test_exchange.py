@@ -273,15 +273,10 @@ def test_folders_of_a_users_own(tmp_path: Path) -> None:
 
 
 LEFT = {
-    "ir/plan/verify.py": "warns of plans' keys that have no effect; ir may not import forms",
-    "ir/placed/bucket.py": "where the packing kernel has places; ir may not import forms",
     "meshwright/exporters/accelerate.py": "the level is the other system's word",
     "meshwright/exporters/deepspeed.py": "the same",
     "meshwright/exporters/megatron.py": "the same",
     "meshwright/exporters/torchtitan.py": "the same",
-    "planner/problem/candidates.py": "short ways to write a choice for tests and benchmarks",
-    "planner/searchers/dqn/improve.py": "what kinds of choices an agent tells apart",
-    "planner/search/plan_comparison.py": "names of plans leave 0 out",
     "meshwright/forms/sync": "forms",
 }
 """Files that still look into the number of a level, and why."""

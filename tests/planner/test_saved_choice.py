@@ -12,11 +12,11 @@ from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import Infeasible
 from meshwright.ir.plan.verify import check
 from meshwright.ir.trace.trace import trace
+from meshwright.planner.decisions.saved import saved_name
 from meshwright.planner.inside.saved_choice import SavedChoice
 from meshwright.planner.pins.constraints import broken
 from meshwright.planner.problem.problem import Problem, make_problem
 from meshwright.planner.problem.saved_modes import SavedMode, saved_modes
-from meshwright.planner.problem.saved_names import saved_name
 from meshwright.planner.search.search import search_problem
 from tests.forms import case
 from tests.models import CASES

@@ -21,7 +21,7 @@ Family = tuple[int, object, bool]
 def family(choice: Choice) -> Family:
     """Choices that small steps may turn into one another."""
     first = choice.stages[0]
-    return choice.num_ranks, first.model, bool(first.zero)
+    return choice.num_ranks, first.model, first.exchange.is_split("optimizer")
 
 
 def starts(judge: Judge, number: int) -> Ranked:

@@ -8,12 +8,20 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from meshwright.costmodel.block import keeping
 from meshwright.costmodel.comm.comm import Level
 from meshwright.costmodel.cost_cache import BlockSpot, CostTables
 from meshwright.costmodel.estimate import estimate_all
+from meshwright.costmodel.ops.formulas import curve_of, memory_s
 from meshwright.costmodel.stage.offload import arriving_s, copy_s, leaving_s
+from meshwright.costmodel.stage.placement import stage_costs
+from meshwright.costmodel.stage.stage_model import stage_model
+from meshwright.forms.retaining import AS_IT_IS, Footprint, RetentionRun
+from meshwright.forms.retention import Retention
+from meshwright.forms.retention import retention as known
 from meshwright.ir import presets
 from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import Plan, Prediction
 from meshwright.ir.trace.trace import trace
@@ -112,6 +120,43 @@ def test_offloaded_bytes_are_away_and_copies_take_time() -> None:
     assert away.step_s == pytest.approx(keep.step_s + away.breakdown.offload_s)
     # In the memory of a CPU nothing goes anywhere.
     assert predicted("local", AWAY).peak_bytes == predicted("local", {}).peak_bytes
+
+
+def _halved(dtype: str) -> Footprint:
+    return Footprint(held=0.5, copied=1.5) if dtype == "float32" else AS_IT_IS
+
+
+def test_what_is_held_in_less_is_whole_while_its_block_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every figure by hand: half of the floats, written and read again, each way."""
+    half = Retention(exact=False, describe=_halved, build=lambda device: RetentionRun())
+    monkeypatch.setattr(keeping, "retention", lambda name: half if name == "half" else known(name))
+    at = problem("a100-40")
+    index = next(i for i, block in enumerate(graph().blocks) if block.pattern == LAYERS)
+    models, costs = [], []
+    for policy in ({}, {"*": "half"}):
+        plan = plan_of(at, policy)
+        found = stage_costs(at.tables, plan, 0)
+        costs.append(found.cost.blocks[index])
+        models.append(stage_model(at.tables, plan, 0, found))
+    kept, now = costs
+    spot = stage_costs(at.tables, plan_of(at, {}), 0).spot
+    layout = next(x for x in at.layouts(()) if x.pattern == LAYERS)
+    makers = at.tables.blocks.makers(graph().blocks[index], layout, spot)
+    floats = [
+        n for key, n in makers.walk.saved.items() if makers.maker(key) and key[1] == "float32"
+    ]
+    freed, device = sum(floats) // 2, at.tables.devices[spot.device]
+    assert freed > 0 and now.freed_bytes == now.remade_bytes == freed
+    assert now.saved_bytes == kept.saved_bytes - freed and now.moved_bytes == 0
+    curve = curve_of(OpClass.COPY, device)
+    more_s = len(floats) * curve.floor_s + memory_s(3 * freed, curve, device)
+    assert now.forward_s == pytest.approx(kept.forward_s + more_s)
+    assert now.backward_s == pytest.approx(kept.backward_s + more_s) and now.again_s == 0
+    first, second = (model.memory.blocks[index] for model in models)
+    assert second.saved == first.saved - freed and second.forward == first.forward
+    assert second.workspace == first.workspace + freed
 
 
 def test_copies_hide_behind_computing() -> None:

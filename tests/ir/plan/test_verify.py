@@ -42,8 +42,6 @@ def test_a_sound_plan_breaks_no_rule() -> None:
         (with_stage(0, batch_shares=(2, 2)), "batch_shares", "2 batch shares for a dp axis of 3"),
         (with_stage(0, batch_shares=(2, 2, 0)), "batch_shares", "nearest: shares [2, 1, 1]"),
         (with_stage(0, batch_shares=(2, 2, 2)), "batch_shares", "sum to 6, a micro-batch has 4"),
-        (with_stage(0, zero=2), "zero", "dp_shard, which is 1"),
-        (with_stage(0, prefetch=2), "prefetch", "has no effect with zero 0; nearest: prefetch 0"),
         (with_stage(0, prefetch=-1), "prefetch", "must not be negative; nearest: prefetch 0"),
         (with_stage(0, layouts={"h.*": "h.* tp2"}), "layouts", "nearest: h.* tp1"),
         (with_stage(0, layouts={"h.*": "head tp1"}), "layouts", "is for head"),

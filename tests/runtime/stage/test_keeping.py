@@ -13,6 +13,7 @@ from torch import fx, nn
 
 from meshwright.codegen.collectives.comm import Comm
 from meshwright.codegen.lower.program import BlockCode, Call
+from meshwright.forms.retention.offload import HostMemory
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.keeping import Keeping, makers
@@ -27,8 +28,7 @@ from meshwright.planner.problem.problem import make_problem
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.record.tensors import TensorTracker
-from meshwright.runtime.stage.keeping import Keeper, Script
-from meshwright.runtime.stage.offload_buffers import HostMemory
+from meshwright.runtime.stage.keeping import FormRuns, Keeper, Script
 from tests import test_dropout, test_model_axes
 from tests.codegen.test_inside_models import QUICK
 from tests.codegen.test_models import split_all
@@ -182,7 +182,8 @@ def _run_chain(saved: Policy) -> tuple[int, int, list[torch.Tensor]]:
     tracker.label("inputs", [x, w])
     given = sum(tracker._bytes)
     with watching(tracker.see):
-        keeper = Keeper(call, Script.of(call), HostMemory(torch.device("cpu")))
+        script = Script.of(call)
+        keeper = Keeper(call, script, FormRuns(torch.device("cpu"), [script]))
         (out,) = keeper.run(comm, w, x)
         between = sum(tracker._bytes) - given
         keeper.prepare(comm, nullcontext)
@@ -220,18 +221,18 @@ def test_what_is_held(policy: Policy, between: int, during: int) -> None:
 
 def test_what_is_offloaded_leaves_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     moved: list[tuple[str, int]] = []
-    for name in ("leave", "fetch"):
+    for name in ("produced", "fetch"):
         plain = getattr(HostMemory, name)
 
         def noted(self: HostMemory, parts: Any, name: str = name, plain: Any = plain) -> None:
             away = [p for p in parts if (p.here is None) == (name == "fetch")]
             plain(self, parts)
             moved.append((name, len(away)))
-            assert all((p.here is None) == (name == "leave") for p in parts)
+            assert all((p.here is None) == (name == "produced") for p in parts)
 
         monkeypatch.setattr(HostMemory, name, noted)
     _run_chain({"*": "offload"})
-    assert moved == [("leave", 2), ("fetch", 2)]
+    assert moved == [("produced", 2), ("fetch", 2)]
 
 
 def test_offload_says_that_a_cpu_has_one_memory() -> None:

@@ -1,14 +1,10 @@
-"""Merak's stage-aware recompute (arXiv:2206.04959): later stages hold less, so they recompute less.
-
-If stage 0 recomputes the share r of its layers, a later stage s of S recomputes
-1 - (1-r)(S-1)/(S-s) of its own, none if that is negative, and the last stage none; the first layers
-of a stage keep theirs. A single stage is the last one.
-"""
+"""Forms of retention that say of how many layers of each stage another form is said."""
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any
 
+from meshwright.forms.retention import retention
 from meshwright.ir.graph.graph import Block, Graph
 from meshwright.ir.plan.plan import Plan, Stage
 from meshwright.ir.trace.changing import reads_changed
@@ -33,29 +29,25 @@ def layers(plan: Plan, graph: Graph, index: int) -> tuple[str, ...]:
     return tuple(block.name for block in blocks if block.pattern in patterns)
 
 
-def ratios(num_stages: int, first: float) -> tuple[float, ...]:
-    """Share of the layers that each stage recomputes."""
-    last = num_stages - 1
-    later = (1 - (1 - first) * last / (num_stages - s) for s in range(1, last))
-    return (first, *(max(0.0, share) for share in later), 0.0) if last else (0.0,)
-
-
-def stage_aware(plan: Plan, graph: Graph, first: float) -> tuple[Stage, ...]:
-    """The stages, the first of which recomputes the share `first` of its layers."""
-    shares = ratios(len(plan.stages), first)
+def shared_out(plan: Plan, graph: Graph, name: str, first: float) -> tuple[Stage, ...]:
+    """The stages with what a form says, the first of which says it of the share `first` of its
+    layers. Nothing else is said of any."""
+    form = retention(name)
+    assert form.share is not None  # of `forms.retention.shared_out`
+    shares = form.share(len(plan.stages), first)
     return tuple(
-        replace(stage, recompute=_again(layers(plan, graph, i), shares[i]), saved={})
+        replace(stage, saved={}, recompute=_said(layers(plan, graph, i), shares[i], form.fate))
         for i, stage in enumerate(plan.stages)
     )
 
 
-def _again(names: Sequence[str], share: float) -> dict[str, Literal["none", "full"]]:
+def _said(names: Sequence[str], share: float, fate: str) -> dict[str, Any]:
     kept = int((1 - share) * len(names) + 1e-9)
-    return dict.fromkeys(names[kept:], "full")
+    return dict.fromkeys(names[kept:], fate)
 
 
-def is_stage_aware(plan: Plan, graph: Graph) -> bool:
-    """Whether the stages recompute so, whatever the share of the first."""
+def is_shared_out(plan: Plan, graph: Graph, name: str) -> bool:
+    """Whether the stages are as a form says, whatever the share of the first."""
     several = len(plan.schedule.rows) < len(plan.stages)
     if several or any(any(stage.saved.values()) for stage in plan.stages):
         return False
@@ -65,5 +57,5 @@ def is_stage_aware(plan: Plan, graph: Graph) -> bool:
     ]
     count = len(layers(plan, graph, 0))
     first = len(now[0]) / count if count else 0.0
-    asked = stage_aware(plan, graph, first)
+    asked = shared_out(plan, graph, name, first)
     return now == [list(stage.recompute) for stage in asked]
