@@ -8,14 +8,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from math import ceil
+from typing import NamedTuple
 
 from meshwright.costmodel.block.price_ops import PricedMove, PricedOp, Walk
-from meshwright.costmodel.ops.compute import OpTime, op_time
+from meshwright.costmodel.ops.compute import OpTime
 from meshwright.costmodel.ops.formulas import kernel_s
 from meshwright.costmodel.ops.kernel_work import forward_work
 from meshwright.costmodel.ops.op_classes import op_name
 from meshwright.costmodel.ops.overheads import CPU_TURNS
 from meshwright.costmodel.stage.program import IDLE, Do, Overlap, Step, play, run
+from meshwright.ir.cluster.device import DeviceType
 from meshwright.ir.graph.graph import Block, Graph, Kind
 from meshwright.ir.layout.conversions import COMMUNICATES, Primitive
 from meshwright.ir.layout.layout import Shard, parse_placement
@@ -67,13 +69,13 @@ def beside_weights(walk: Walk, rows: bool) -> Hidden:
         if not isinstance(move, PricedMove) or move.size == 1:
             continue
         if users := _columns(walk, index, move):
-            weights_s = sum(_time(walk, step).backward_weight_s for step in users)
+            weights_s = sum(step.time.backward_weight_s for step in users)
             sent_s = walk.site.primitive_s(move.conversion.backward, move.nbytes, move.axis)
             steps = [_start(0, sent_s), run(weights_s, ""), _wait(0)]
             backward_s += sent_s + weights_s - play(steps, IDLE, slowing(walk, move))[0]
         elif rows and (maker := _row(walk, index, move)):
             halving_s = _halving_s(walk, maker)
-            half_s = (_time(walk, maker).forward_s + halving_s) / 2
+            half_s = (maker.time.forward_s + halving_s) / 2
             sent_s = walk.site.primitive_s(Primitive.ALL_REDUCE, move.nbytes // 2, move.axis)
             steps = [run(half_s, ""), _start(0, sent_s), run(half_s, ""), _start(1, sent_s),
                      _wait(1)]  # fmt: skip
@@ -133,10 +135,6 @@ def _is_product(step: PricedOp, name: str) -> bool:
     return kind in _PRODUCTS and step.op.inputs[_INPUT.get(kind, 0)] == name
 
 
-def _time(walk: Walk, step: PricedOp) -> OpTime:
-    return op_time(step.local, walk.site.device, walk.timer)
-
-
 def _trained(walk: Walk, name: str) -> bool:
     return walk.facts.graph.tensors[name].requires_grad
 
@@ -161,6 +159,21 @@ def slowing(walk: Walk, *moves: PricedMove) -> Overlap:
 # Halves.
 
 
+class Computing(NamedTuple):
+    """Seconds of a block's ops without its collectives, or of dispatching them if that is more."""
+
+    forward_s: float
+    backward_s: float
+
+
+class WalkTurns(NamedTuple):
+    """How many collectives, one after the other, come before each op and each conversion of a walk;
+    -1 for a conversion for which nobody waits."""
+
+    ops: tuple[int, ...]
+    moves: tuple[int, ...]
+
+
 @dataclass(slots=True)
 class _Phases:
     """Seconds of each phase of a half, and of the collectives after it."""
@@ -173,21 +186,18 @@ class _Phases:
     dispatch_back_s: float = 0.0
 
     @property
-    def forward_s(self) -> float:
-        """Of computing."""
-        return max(sum(self.forward), self.dispatch_s)
-
-    @property
-    def backward_s(self) -> float:
-        return max(sum(self.backward), self.dispatch_back_s)
+    def computing(self) -> Computing:
+        return Computing(
+            max(sum(self.forward), self.dispatch_s), max(sum(self.backward), self.dispatch_back_s)
+        )
 
 
-def can_halve(graph: Graph, block: Block, layout: BlockLayout, samples: int) -> bool:
-    """As `codegen.passes.piped` decides."""
+def can_halve(graph: Graph, block: Block, layout: BlockLayout) -> bool:
+    """Whether a block may run on halves of its samples, as `codegen.passes.piped` decides."""
     mixes = any(facts(op.target).mixes_samples or written(op) for op in graph.block_ops(block))
     apart = all(_samples_apart(placed, needed=True) for placed in layout.outputs)
     apart = apart and all(_samples_apart(placed, needed=False) for placed in layout.inputs)
-    return samples > 1 and apart and not mixes
+    return apart and not mixes
 
 
 def _samples_apart(placed: dict[str, str], *, needed: bool) -> bool:
@@ -216,15 +226,26 @@ def chained(walks: Sequence[Walk], halves: Sequence[Sequence[Walk]]) -> tuple[Hi
     forward_s = _hidden_s(lines, slow, back=False, sent_s=sum(sum(w.sent) for w in whole))
     backward_s = _hidden_s(lines, slow, back=True, sent_s=sum(sum(w.sent_back) for w in whole))
     sent = [sum(sum(w.sent) for w in whole), sum(sum(w.sent_back) for w in whole)]
-    times = 1.0 + (CPU_TURNS if walks[0].site.device.kind == "cpu" else 0.0)
+    device = walks[0].site.device
     return tuple(
         Hidden(
             forward_s * _share(sum(one.sent), sent[0]),
             backward_s * _share(sum(one.sent_back), sent[1]),
-            sum(p.forward_s for p in pair) * times - one.forward_s,
-            sum(p.backward_s for p in pair) * times - one.backward_s,
+            *in_halves_s(one.computing, [p.computing for p in pair], device),
         )
         for one, pair in zip(whole, parts, strict=True)
+    )
+
+
+def in_halves_s(
+    whole: Computing, halves: Sequence[Computing], device: DeviceType
+) -> tuple[float, float]:
+    """What a block's computing takes more on halves of its samples, forward and back; below 0
+    where it takes less."""
+    times = 1.0 + (CPU_TURNS if device.kind == "cpu" else 0.0)
+    return (
+        sum([half.forward_s for half in halves]) * times - whole.forward_s,
+        sum([half.backward_s for half in halves]) * times - whole.backward_s,
     )
 
 
@@ -271,44 +292,34 @@ def _of_params(walk: Walk, move: PricedMove) -> bool:
     return walk.facts.graph.tensors[move.name].kind in (Kind.PARAMETER, Kind.BUFFER)
 
 
-def _phases(walk: Walk) -> _Phases:
-    found = _Phases([], [], [], [])
+def turns_of(walk: Walk) -> WalkTurns:
+    """Before which collectives the ops of a walk come: the same at any number of samples."""
     base: dict[str, int] = {}
     moved: dict[tuple[str, str, object], int] = {}
+    ops, moves = [], []
     for entry in walk.trail:
         if isinstance(entry, PricedMove):
-            _place_move(walk, entry, base, moved, found)
+            moves.append(_turn_of_move(walk, entry, base, moved))
         else:
-            _place_op(walk, entry, base, moved, found)
-    return found
+            ops.append(_turn_of_op(entry, base, moved))
+    return WalkTurns(tuple(ops), tuple(moves))
 
 
-def _place_move(
-    walk: Walk,
-    move: PricedMove,
-    base: dict[str, int],
-    moved: dict[tuple[str, str, object], int],
-    found: _Phases,
-) -> None:
+def _turn_of_move(
+    walk: Walk, move: PricedMove, base: dict[str, int], moved: dict[tuple[str, str, object], int]
+) -> int:
     sends = not COMMUNICATES.isdisjoint((move.conversion.forward, move.conversion.backward))
     if not sends or _of_params(walk, move):
-        return
+        return -1
     source = max([base.get(move.name, 0), *(n for key, n in moved.items() if key[0] == move.name
                                             and key[1] != move.axis)])  # fmt: skip
     moved[move.name, move.axis, move.conversion.target] = source + 1
-    price = walk.site.primitive_s
-    _at(found.sent, source, price(move.conversion.forward, move.nbytes, move.axis))
-    if _trained(walk, move.name):
-        _at(found.sent_back, source, price(move.conversion.backward, move.nbytes, move.axis))
+    return source
 
 
-def _place_op(
-    walk: Walk,
-    step: PricedOp,
-    base: dict[str, int],
-    moved: dict[tuple[str, str, object], int],
-    found: _Phases,
-) -> None:
+def _turn_of_op(
+    step: PricedOp, base: dict[str, int], moved: dict[tuple[str, str, object], int]
+) -> int:
     phase = 0
     for index, name in enumerate(step.op.inputs):
         phase = max(phase, base.get(name, 0))
@@ -316,11 +327,38 @@ def _place_op(
             if index < len(strategy.inputs):
                 phase = max(phase, moved.get((name, axis, strategy.inputs[index]), 0))
     base.update(dict.fromkeys(step.op.outputs, phase))
-    time = _time(walk, step)
-    _at(found.forward, phase, time.forward_s)
-    _at(found.backward, phase, time.backward_input_s + time.backward_weight_s)
-    found.dispatch_s += time.forward_dispatch_s
-    found.dispatch_back_s += time.input_dispatch_s + time.weight_dispatch_s
+    return phase
+
+
+def computing(times: Sequence[OpTime], turns: WalkTurns) -> Computing:
+    """Of the ops of a walk."""
+    return _computed(times, turns).computing
+
+
+def _computed(times: Sequence[OpTime], turns: WalkTurns) -> _Phases:
+    """Phases without collectives."""
+    count = 1 + max(turns.ops, default=-1)
+    found = _Phases([0.0] * count, [0.0] * count, [], [])
+    for time, phase in zip(times, turns.ops, strict=True):
+        found.forward[phase] += time.forward_s
+        found.backward[phase] += time.backward_input_s + time.backward_weight_s
+        found.dispatch_s += time.forward_dispatch_s
+        found.dispatch_back_s += time.input_dispatch_s + time.weight_dispatch_s
+    return found
+
+
+def _phases(walk: Walk) -> _Phases:
+    turns = turns_of(walk)
+    found = _computed(walk.times, turns)
+    moves = [entry for entry in walk.trail if isinstance(entry, PricedMove)]
+    price = walk.site.primitive_s
+    for move, source in zip(moves, turns.moves, strict=True):
+        if source >= 0:
+            _at(found.sent, source, price(move.conversion.forward, move.nbytes, move.axis))
+            if _trained(walk, move.name):
+                back_s = price(move.conversion.backward, move.nbytes, move.axis)
+                _at(found.sent_back, source, back_s)
+    return found
 
 
 def _at(seconds: list[float], phase: int, more_s: float) -> None:

@@ -30,6 +30,7 @@ class PricedOp:
     op: Op
     local: LocalOp
     strategies: Mapping[str, Strategy]
+    time: OpTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,11 @@ class Walk(Trace):
             if isinstance(entry, PricedMove) and entry.axis == axis
         )
         return any(moved) or any(on == axis for on, _ in self.sent)
+
+    @property
+    def times(self) -> list[OpTime]:
+        """Of its ops, in order."""
+        return [entry.time for entry in self.trail if isinstance(entry, PricedOp)]
 
     def again(self, site: StageSite, samples: int) -> "Walk":
         """The same walk where each replica has so many samples."""
@@ -116,8 +122,8 @@ class Walk(Trace):
         for value, dim, size in step.parts:
             share *= self.local.shapes[value][dim] / size
         local = self._local(step, share)
-        self.trail.append(PricedOp(step.op, local, step.strategies))
         time = op_time(local, self.site.device, self.timer)
+        self.trail.append(PricedOp(step.op, local, step.strategies, time))
         self.clock.add(time)
         if step.sends:
             self._inside(step, local, time)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from meshwright.costmodel.block.overlap import slowing
 from meshwright.costmodel.block.price_ops import PricedMove, PricedOp, Walk
 from meshwright.costmodel.comm.comm import collective_band, collective_time
-from meshwright.costmodel.ops.compute import OpTime, op_time, worst_source
+from meshwright.costmodel.ops.compute import OpTime, worst_source
 from meshwright.costmodel.ops.formulas import SOURCE_BAND, KernelWork, curve_of, kernel_s, memory_s
 from meshwright.costmodel.stage.program import IDLE, Do, Step, play, run
 from meshwright.ir.cluster.device import OpClass, Source
@@ -96,7 +96,7 @@ class JointPlace:
         return cls(walk, spot, tuple(steps), move)
 
     def times(self) -> list[OpTime]:
-        return [op_time(step.local, self.walk.site.device, self.walk.timer) for step in self.steps]
+        return [step.time for step in self.steps]
 
     def sent_s(self, primitive: Primitive) -> float:
         """Of the collective alone, with its packing."""

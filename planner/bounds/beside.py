@@ -7,6 +7,7 @@ is taken off; of blocks as they are and as torch.compile makes them the lesser f
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 
 from meshwright.costmodel.block.block import BlockCost
 from meshwright.costmodel.block.overlap import NOTHING, Hidden
@@ -14,7 +15,7 @@ from meshwright.costmodel.cost_cache import BlockSpot
 from meshwright.costmodel.ops.fused import kernels_save, routing_saves
 from meshwright.ir.graph.graph import Block
 from meshwright.ir.placed import joint_kernels
-from meshwright.ir.plan.plan import OVERLAPS, BlockLayout
+from meshwright.ir.plan.plan import BlockLayout
 from meshwright.planner.across.run_costs import At, RunCosts
 from meshwright.planner.pins.constraints import allowed
 from meshwright.planner.problem.problem import Problem
@@ -57,7 +58,7 @@ class LeastCosts(RunCosts):
         """Of computing, at most, as negative seconds; collectives are told apart."""
         tables = self.problem.tables
         names = frozenset(fusion.kernel for fusion in self.problem.graph.fusions)
-        ways = [NOTHING, *self._overlaps(block, layout, spot)]
+        ways = [NOTHING, *self._in_halves(block, layout, spot)]
         if names & joint_kernels() and spot.model:
             ways.append(
                 kernels_save(tables.blocks.joint(block, layout, spot), names & joint_kernels())
@@ -74,12 +75,18 @@ class LeastCosts(RunCosts):
             more_backward_s=best.more_backward_s + min(0.0, routed.more_backward_s),
         )
 
-    def _overlaps(self, block: Block, layout: BlockLayout, spot: BlockSpot) -> Iterator[Hidden]:
-        if not spot.model:
+    def _in_halves(self, block: Block, layout: BlockLayout, spot: BlockSpot) -> Iterator[Hidden]:
+        """The only kind of overlap under which a block may compute for a shorter time."""
+        if not spot.model or not self._may_halve:
             return
-        left = allowed(self.problem.constraints, "overlap", OVERLAPS)
-        for level in (level for level in OVERLAPS[1:] if level in left):
-            yield self.problem.tables.blocks.hidden(block, layout, spot, level)
+        blocks = self.problem.tables.blocks
+        if blocks.halves(block, layout, spot):
+            forward_s, backward_s = blocks.in_halves_s(block, layout, spot)
+            yield Hidden(more_forward_s=forward_s, more_backward_s=backward_s)
+
+    @cached_property
+    def _may_halve(self) -> bool:
+        return bool(allowed(self.problem.constraints, "overlap", ("block", "blocks")))
 
     def _without(self, cost: BlockCost, saved: Hidden) -> BlockCost:
         """The cost without what may be hidden; where processes share cores, nothing is."""

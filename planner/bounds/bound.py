@@ -1,15 +1,21 @@
 """A step time that no plan of the searched space can beat, by the same cost model."""
 
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from heapq import heapify, heappop, heappush
+
 from meshwright.forms.sync import chosen, is_exact
 from meshwright.planner.across.places import Places, orders
 from meshwright.planner.across.run_costs import RunCosts
 from meshwright.planner.bounds.beside import LeastCosts
-from meshwright.planner.bounds.frames import frames
+from meshwright.planner.bounds.frames import Frame, frames
 from meshwright.planner.bounds.relaxation import Relaxation
 from meshwright.planner.pins.constraints import allowed
 from meshwright.planner.problem.problem import Problem
 
 _KEPT = "relaxation"
+_ROUNDING = 1e-9
+"""By which sums in another order may differ, at the most."""
 _NEAR = 0.002
 """So much of a bound is given away where that spares a relaxation."""
 
@@ -39,15 +45,40 @@ def lower_bound(problem: Problem, *, waits: bool = True, late: bool = False) -> 
     all: whatever overlap hides, torch.compile and kernels save. With `late`, or of all, also of
     those whose replicas agree by other forms than ZeRO's.
     """
-    relaxation = relaxed(problem) if waits else _relaxation(LeastCosts(problem))
-    bounds = {frame: relaxation.bound(frame).seconds for frame in frames(problem)}
-    found = min(bounds.values(), default=0.0)
+    relaxation = relaxed(problem)
+    if not waits:
+        least = LeastCosts(problem)
+        equal = problem.tables.profile is None  # a profile knows compiled blocks by other bytes
+        relaxation = relaxation.under(least) if equal else _relaxation(least)
+    every = frames(problem)
+    found = next(
+        _ascending(every, relaxation.quick_s, lambda frame: relaxation.bound(frame).seconds),
+        (0.0, None),
+    )[0]
     if late or not waits:
         for form in filter(is_exact, allowed(problem.constraints, "sync", chosen())):
-            least = {frame: relaxation.floor_s(frame, form) for frame in bounds}
-            for frame in sorted(least, key=lambda frame: (least[frame], frame)):
-                if least[frame] >= found * (1 - _NEAR):
-                    found = min(found, least[frame])
+            quick, floor = (
+                partial(relaxation.quick_s, sync=form),
+                partial(relaxation.floor_s, sync=form),
+            )
+            for least, frame in _ascending(every, quick, floor):
+                if least >= found * (1 - _NEAR):
+                    found = min(found, least)
                     break
                 found = min(found, relaxation.bound(frame, form).seconds)
     return found if found < float("inf") else 0.0
+
+
+def _ascending(
+    frames: Sequence[Frame], quick: Callable[[Frame], float], exact: Callable[[Frame], float]
+) -> Iterator[tuple[float, Frame]]:
+    """Frames by their exact values, which are asked for as far as they are needed: they are not
+    below the quick ones."""
+    left = [(quick(frame) * (1 - _ROUNDING), False, frame) for frame in frames]
+    heapify(left)
+    while left:
+        value, known, frame = heappop(left)
+        if known:
+            yield value, frame
+        else:
+            heappush(left, (exact(frame), True, frame))

@@ -1,11 +1,13 @@
 """What each block needs at least of a device under a mesh: seconds and bytes, never too much."""
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from meshwright.costmodel.block.block import BlockCost
 from meshwright.costmodel.comm.comm import Levels, collective_time
@@ -45,6 +47,22 @@ class Rates(NamedTuple):
     """[mesh, kind]: moving all activations inside to the host."""
 
 
+class Steady(NamedTuple):
+    """Per mesh and kind of block, what depends on bytes alone, however long blocks compute."""
+
+    state_bytes: Matrix
+    """[mesh, kind]"""
+    once_s: Matrix
+    """[mesh, kind]: optimizer and parameters on their way after it."""
+    gather_s: Matrix
+    """[mesh, kind]: per micro-batch, both ways."""
+    reduced_s: Matrix
+    """[mesh, kind]: gradients that are reduced beside the last backward, and what goes beside the
+    next step's first forward."""
+    ahead: NDArray[np.bool_]
+    """[mesh]: whether gathers run ahead."""
+
+
 @dataclass(frozen=True, slots=True)
 class EqualBlocks:
     """Equal blocks: the first of them, and how many there are."""
@@ -66,26 +84,40 @@ class BlockRates:
         self.moved = next(filter(moves_all, self.free), "")
         """The mode that moves all values; whatever another one moves takes no time here."""
         self._work: dict[At, tuple[Matrix, ...]] = {}
+        self._flights: dict[At, tuple[Matrix, Matrix]] = {}
         self._held: dict[object, tuple[Matrix, Matrix]] = {}
         self._slopes: dict[tuple[Primitive, Levels], float] = {}
         self._once: dict[object, tuple[Matrix, Matrix]] = {}
 
-    def of(self, cases: list[Case], num_microbatches: int) -> Rates:
+    def under(self, runs: RunCosts) -> "BlockRates":
+        """The same where blocks of equal bytes cost something else."""
+        found = copy(self)
+        found.runs, found._work = runs, {}
+        return found
+
+    def of(self, cases: Sequence[Case], steady: Steady, num_microbatches: int) -> Rates:
         """Of some meshes, one array each."""
-        rows = [self._of(case, num_microbatches) for case in cases]
-        columns = (np.array(column) for column in zip(*rows, strict=True))
-        busy, compute, flight, forward, inputs, copies, state, once, gather, reduced = columns
-        once, gather, reduced = once[:, None], gather[:, None], reduced[:, None]
-        ahead = np.array([bool(case.mesh.prefetch) for case in cases])[:, None, None]
+        kinds: dict[At, int] = {}
+        which = [kinds.setdefault(case.at, len(kinds)) for case in cases]
+        columns = zip(*map(self._work_of, kinds), strict=True)
+        busy, compute, flight, forward, inputs, copies = (np.array(c)[which] for c in columns)
+        state, *others, ahead = steady
+        once, gather, reduced = (held[:, None] for held in others)
+        ahead = ahead[:, None, None]
         busy, inputs = (held + np.where(ahead, 0.0, gather) for held in (busy, inputs))
         # Of what runs beside the computing, only that counts for which it is too short.
         beside = num_microbatches * (np.where(ahead, gather, 0.0) - busy)
         once = once + self._if_more(beside) + self._if_more(reduced - busy)
         return Rates(busy, compute, once, state, flight, forward, inputs, copies)
 
-    def _of(self, case: Case, num_microbatches: int) -> tuple[Matrix, ...]:
-        state, _ = self._state_of(case, num_microbatches)
-        return *self._work_of(case.at), state, *self._once_of(case), self._reduced_s(case)
+    def steady(self, cases: Sequence[Case], num_microbatches: int) -> Steady:
+        """Of some meshes."""
+        rows = [
+            (self._state_of(case, num_microbatches)[0], *self._once_of(case), self._reduced_s(case))
+            for case in cases
+        ]
+        ahead = np.array([bool(case.mesh.prefetch) for case in cases])
+        return Steady(*(np.array(column) for column in zip(*rows, strict=True)), ahead)
 
     def _if_more(self, seconds: Matrix) -> Matrix:
         """Where the whole model has none left over, blocks have none either."""
@@ -93,8 +125,6 @@ class BlockRates:
         return found
 
     def _reduced_s(self, case: Case) -> Matrix:
-        """Gradients that are reduced beside the last backward, and what goes beside the next step's
-        first forward."""
         _, trained = self._state_of(case, 1)
         sends = case.mesh.exchange.last_backward + case.mesh.exchange.late
         return trained * sum([self._slope(send, case) for send in sends])
@@ -138,28 +168,37 @@ class BlockRates:
         if at not in self._work:
             costs = self.runs.block_costs(at)
             kept = [costs[kind.block] for kind in self.kinds]
-            modes = [kept, [self._recomputed(kind, costs) for kind in self.kinds]]
+            again = [self._recomputed(kind, costs) for kind in self.kinds]
             # Whatever making again costs, it is not shorter than keeping; nor is moving.
-            timed = modes + [kept] * len(self.free)
-            modes += [self._saving(name, at, kept) for name in self.free]
+            timed = [kept, again] + [kept] * len(self.free)
+            flight, copies = self._bytes_of(at, kept, again)
             busy = [[c.forward_s + c.backward_s - c.accumulate_s for c in row] for row in timed]
             talk = [[c.comm_forward_s + c.comm_backward_s for c in row] for row in timed]
-            flight = [
-                [self._kept(kind, c.saved_bytes, c.saved_inputs) for c, kind in
-                 zip(row, self.kinds, strict=True)]
-                for row in modes
-            ]  # fmt: skip
             found = np.array(busy)
             forward = np.array(
                 [min(a.forward_s, b.forward_s) for a, b in zip(*timed[:2], strict=True)]
             )
             inputs = np.array([[c.forward_s + c.backward_input_s for c in row] for row in timed])
-            copies = np.array([self._copy_s(at, cost) for cost in kept]) * self.treated
             compute = found - np.array(talk)
             if self.moved and self.runs.waits:
                 found[2 + self.free.index(self.moved)] += self._waits_s(timed[1], copies)
-            self._work[at] = found, compute, np.array(flight), forward, inputs, copies
+            self._work[at] = found, compute, flight, forward, inputs, copies
         return self._work[at]
+
+    def _bytes_of(
+        self, at: At, kept: Sequence[BlockCost], again: Sequence[BlockCost]
+    ) -> tuple[Matrix, Matrix]:
+        """What is held in each mode, and seconds to move it."""
+        if at not in self._flights:
+            modes = [kept, again, *(self._saving(name, at, kept) for name in self.free)]
+            flight = [
+                [self._kept(kind, c.saved_bytes, c.saved_inputs) for c, kind in
+                 zip(row, self.kinds, strict=True)]
+                for row in modes
+            ]  # fmt: skip
+            copies = np.array([self._copy_s(at, cost) for cost in kept]) * self.treated
+            self._flights[at] = np.array(flight), copies
+        return self._flights[at]
 
     def _recomputed(self, kind: EqualBlocks, costs: Sequence[BlockCost]) -> BlockCost:
         cost = costs[kind.block]

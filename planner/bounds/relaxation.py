@@ -14,6 +14,7 @@ bound holds for every mu, and the best of some is taken.
 """
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import reduce
 from math import prod
@@ -38,7 +39,7 @@ from meshwright.planner.across.spans import Matrix
 from meshwright.planner.across.stage_tables import Case, StageTables
 from meshwright.planner.bounds.families import PLAIN, families_of, most_stages, step_s
 from meshwright.planner.bounds.frames import Frame, group_sizes
-from meshwright.planner.bounds.rates import BlockRates, Rates
+from meshwright.planner.bounds.rates import BlockRates, Rates, Steady
 from meshwright.planner.problem.space import (
     Mesh,
     divisors,
@@ -90,7 +91,15 @@ class Relaxation:
         self._bounds: dict[tuple[Frame, str], Bound] = {}
         self._most: dict[object, int] = {}
         self._fit: dict[object, list[Case]] = {}
+        self._steady: dict[object, Steady] = {}
         self._sums: dict[object, tuple[tuple[Mesh, ...], Rates]] = {}
+
+    def under(self, runs: RunCosts) -> "Relaxation":
+        """The same where blocks of equal bytes cost something else; what depends on bytes alone is
+        shared."""
+        found = copy(self)
+        found.rates, found._bounds, found._sums = self.rates.under(runs), {}, {}
+        return found
 
     def bound(self, frame: Frame, sync: str = "") -> Bound:
         """Of one frame; infinite where it has no plan at all. `sync`: replicas agree by that form
@@ -112,6 +121,26 @@ class Relaxation:
 
     def _is_even(self, sizes: tuple[int, ...]) -> bool:
         return len(sizes) == 1 and self.places[0].period > 0
+
+    def quick_s(self, frame: Frame, sync: str = "") -> float:
+        """What the bound of a frame, or with a form its `floor_s`, is not below: with all memory
+        that is wanted, and nothing to wait for."""
+        check_time()
+        (size, *others) = group_sizes(self.problem, frame.num_ranks) or (0,)
+        if not size or not self._is_even((size, *others)):
+            return 0.0
+        if sync and not self._holds_as_much(size, sync):
+            return 0.0
+        found, rates = self._meshes(frame, size, 0)
+        if not found:
+            return np.inf
+        whole_s, busy_s = self._busiest_s(frame, rates)
+        families = families_of(self.problem, frame.num_ranks)
+        # Where stages recompute ahead, that of a frame may do without what goes on once per step.
+        once = not sync and not any(family.early for family in families)
+        each = rates.busy_s + rates.once_s / frame.num_microbatches if once else rates.busy_s
+        even_s = float(each.min(axis=(0, 1)) @ self.rates.counts) / frame.num_ranks
+        return max(busy_s if sync else whole_s, frame.num_microbatches * even_s)
 
     def floor_s(self, frame: Frame, sync: str) -> float:
         """What the bound of a frame with a form is not below: quickly known, unless a rank holds
@@ -146,7 +175,11 @@ class Relaxation:
                 held = [(case, case.mesh.under(sync)) for case in cases]
                 cases = [c if c.mesh is mesh else replace(c, mesh=mesh) for c, mesh in held]
             found = tuple(case.mesh for case in cases)
-            rates = self.rates.of(cases, frame.num_microbatches) if cases else None
+            if cases and key not in self._steady:
+                self._steady[key] = self.rates.steady(cases, frame.num_microbatches)
+            rates = (
+                self.rates.of(cases, self._steady[key], frame.num_microbatches) if cases else None
+            )
             self._sums[key] = found, rates  # type: ignore[assignment]
         return self._sums[key]
 

@@ -216,7 +216,8 @@ def _arrays(problem: Problem) -> list[np.ndarray]:
     for prefetch, shape in ((0, (2, 2)), (0, (1, 4))):
         mesh = Mesh(*shape, (), 2, "", prefetch)
         case = tables.case(0, mesh, 2)
-        found += BlockRates(runs).of([case], 2)
+        rates = BlockRates(runs)
+        found += rates.of([case], rates.steady([case], 2), 2)
         found += tables.entry(case, "keep", None, 2)
     return found
 
