@@ -1,12 +1,10 @@
 """Each form of retention against what really runs; a file of a user's own goes all the way."""
 
 import gc
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from subprocess import CompletedProcess
 from uuid import uuid4
 
 import pytest
@@ -22,6 +20,7 @@ from meshwright.planner.inside.saved_choice import SavedChoice
 from meshwright.planner.problem.predict import predict_plan
 from meshwright.planner.problem.problem import Problem, make_problem
 from meshwright.runtime.job.compile import compile as compile_job
+from meshwright.testing.fresh import python
 from tests.form_files.small import Cluster, batches, difference, graph, model, plan_for
 from tests.spawn import alone
 
@@ -137,10 +136,8 @@ print(sorted({{how for s in plan.stages for p in s.saved.values() for how in p.v
 """
 
 
-def in_folder(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"MESHWRIGHT_RETENTION": str(folder)}
-    command = [sys.executable, "-c", text]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+def in_folder(folder: Path, text: str) -> CompletedProcess[str]:
+    return python("-c", text, MESHWRIGHT_RETENTION=str(folder))
 
 
 @pytest.mark.parametrize(("text", "said"), [(HALF, "recompute"), (IN_TURNS, "")])
