@@ -5,6 +5,9 @@ READY := .venv/.ready
 
 export TOKENIZERS_PARALLELISM := false
 export HF_HUB_OFFLINE := 1
+# Packages are installed without bytecode: every process that tests, notebooks and the demo start would compile
+# torch again, for 6 s, where the shell forbids to keep it.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup demo notebooks test tests lint clean
 

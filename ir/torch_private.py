@@ -13,21 +13,11 @@ import torch.distributed._symmetric_memory as symmetric_memory
 from torch import Tensor, nn
 from torch._C import _disabled_torch_function_impl
 from torch._C._distributed_c10d import _SymmetricMemory
-from torch._dynamo.exc import TorchDynamoException, UserError
-from torch._export.verifier import SpecViolationError
 from torch._ops import OpOverload as OpOverload
 from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensor,
-    FakeTensorMode,
-    UnsupportedOperatorException,
-    unset_fake_temporarily,
-)
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.distributed.distributed_c10d import _get_default_store
 from torch.fx import Node
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.multiprocessing.reductions import StorageWeakRef as StorageWeakRef
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
@@ -43,15 +33,6 @@ from meshwright.ir.comm.p2p_collectives import Waitable
 CHECKED_ON = ("2.11", "2.13", "2.15")
 ANY_REGION = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
 
-USER_ERROR = UserError
-CONTROL_FLOW = TorchDynamoException
-SPEC_ERROR = SpecViolationError
-DATA_DEPENDENT = (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    GuardOnDataDependentSymNode,
-)
-UNKNOWN_OPERATOR = UnsupportedOperatorException
 DispatchMode: Any = TorchDispatchMode
 
 # torch 2.13 renamed these two and warns of the old names.
@@ -59,11 +40,6 @@ PLAIN_RESULTS: Any = torch._C._disabled_torch_function_impl
 """As `__torch_function__` of a subclass of tensors: what is computed of one is a plain tensor."""
 _all_gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
-
-
-def operator_of(error: BaseException) -> str:
-    """The operator that an error of the fake mode is about."""
-    return str(getattr(error, "func", type(error).__name__))
 
 
 def fake_mode() -> AbstractContextManager[Any]:

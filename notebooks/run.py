@@ -20,9 +20,15 @@ SETTINGS = {
 TIMEOUT_S = 400
 
 
-def executed(path: Path) -> nbformat.NotebookNode:
-    """The notebook with new outputs, run in a folder of its own; an error in it is raised."""
+def executed(path: Path, **instead: str) -> nbformat.NotebookNode:
+    """The notebook with new outputs, run in a folder of its own; an error in it is raised.
+
+    `instead`: the value that an option of a command has in its place (`minutes="0.1"`).
+    """
     notebook = nbformat.read(path, as_version=4)
+    for cell in notebook.cells:
+        for option, value in instead.items():
+            cell.source = re.sub(rf"(--{option}) \S+", rf"\1 {value}", cell.source)
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(FOLDER / "pictures", Path(folder) / "pictures")
         client = NotebookClient(

@@ -69,6 +69,23 @@ def test_several_clusters_are_ranked(tmp_path, capsys):
     assert plan_io.load(plan).cluster.name == rows[0]["cluster"]
 
 
+def test_a_command_imports_no_more_than_it_needs(plan_file):
+    """Torch takes seconds, and what traces a model one more."""
+    ask = (
+        "import sys\n"
+        "from meshwright.cli import COMMANDS, app\n"
+        "app(['show', sys.argv[1]], standalone_mode=False)\n"
+        "assert 'torch' not in sys.modules\n"
+        "for name in ('check', 'compare', 'diff', 'explain', 'report'):\n"
+        "    COMMANDS.load(name)\n"
+        "print([name for name in ('torch', 'torch._dynamo', 'ortools') if name in sys.modules])"
+    )
+    command = [sys.executable, "-c", ask, str(plan_file)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("['torch']\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [

@@ -1,13 +1,12 @@
 """What is meant to be one file: files of other names, in folders of one's own, work whole."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 from textwrap import dedent
 from uuid import uuid4
 
 from meshwright.ir.plan import plan_io
+from meshwright.testing.fresh import python
 from tests.exporters.plans import uniform
 
 ROOT = Path(__file__).parent.parent
@@ -17,13 +16,10 @@ GPT2 = (
 )
 
 
-def run(*command: str, **folders: Path) -> subprocess.CompletedProcess[str]:
+def run(*command: str, **folders: Path) -> CompletedProcess[str]:
     """A process of its own: folders are looked through once."""
-    environment = os.environ | {f"MESHWRIGHT_{name}": str(path) for name, path in folders.items()}
-    return subprocess.run(
-        [sys.executable, *command],
-        cwd=ROOT, capture_output=True, text=True, timeout=300, env=environment,
-    )  # fmt: skip
+    environment = {f"MESHWRIGHT_{name}": str(path) for name, path in folders.items()}
+    return python(*command, **environment)
 
 
 def name() -> str:

@@ -10,7 +10,7 @@ from types import FrameType, TracebackType
 import torch
 
 from meshwright.ir.errors import TraceError
-from meshwright.ir.torch_private import (
+from meshwright.ir.torch_errors import (
     CONTROL_FLOW,
     DATA_DEPENDENT,
     UNKNOWN_OPERATOR,

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from meshwright.ir.errors import TraceError
 from meshwright.ir.graph.graph import Graph
-from meshwright.ir.torch_private import DATA_DEPENDENT, fake_mode, storage_key
+from meshwright.ir.torch_errors import DATA_DEPENDENT
+from meshwright.ir.torch_private import fake_mode, storage_key
 from meshwright.ir.trace.capture import as_traced, fake_step, resized
 from meshwright.ir.trace.chance import (
     clocks,

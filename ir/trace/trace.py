@@ -15,7 +15,8 @@ from meshwright.ir.graph.images import is_channels_last
 from meshwright.ir.graph.reached import only_reached
 from meshwright.ir.text.digest import digest
 from meshwright.ir.text.plain_text import MAX_NAME_CHARS, odd_character, printable, shown
-from meshwright.ir.torch_private import SPEC_ERROR, fake_mode
+from meshwright.ir.torch_errors import SPEC_ERROR
+from meshwright.ir.torch_private import fake_mode
 from meshwright.ir.trace.annotate import marks_of, tracing
 from meshwright.ir.trace.capture import Capture, capture, is_hf
 from meshwright.ir.trace.explain import explained, not_traced

@@ -10,9 +10,10 @@ Exit codes: 0 done; 1 a failure while running; 2 wrong usage; 3 no plan meets th
 import os
 import sys
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from meshwright.ir.errors import Infeasible, MeshwrightError, MismatchError
 from meshwright.ir.extensions import Files, add_folders
@@ -21,24 +22,39 @@ from meshwright.runtime.world import children
 
 add_folders("MESHWRIGHT_COMMANDS", __path__)
 COMMANDS = Files(sys.modules[__name__], "command", dashed=True)
-app = typer.Typer(
-    help="Find the fastest way to train a PyTorch model on a cluster, look at it, run it.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
 err = Terminal(stderr=True)
 
 
-def _add(name: str) -> None:
-    """Adds the command of a file, with its examples at the end of its help."""
-    file = COMMANDS.load(name)
+class _Commands(TyperGroup):
+    """Imports a command when it is asked for: few need a search, some not even torch."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        names: dict[str, Any] = dict.fromkeys(COMMANDS.names)
+        self.commands.update(names)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in self.commands and self.commands[cmd_name] is None:
+            self.commands[cmd_name] = _made(cmd_name)
+        return self.commands.get(cmd_name)
+
+
+def _made(name: str) -> Any:
+    """The command of a file, with its examples at the end of its help."""
+    file, alone = COMMANDS.load(name), typer.Typer(add_completion=False)
     epilog = "\n\n".join(("For example:", *(f"`{line}`" for line in file.EXAMPLES)))
-    app.command(name, epilog=epilog)(file.command)
+    alone.command(name, epilog=epilog)(file.command)
+    return typer.main.get_command(alone)
 
 
-for _name in COMMANDS.names:
-    _add(_name)
+app = typer.Typer(
+    cls=_Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
+)
+
+
+@app.callback()
+def _about() -> None:
+    """Find the fastest way to train a PyTorch model on a cluster, look at it, run it."""
 
 
 def _fail(error: Exception, code: int) -> NoReturn:

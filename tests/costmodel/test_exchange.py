@@ -1,9 +1,6 @@
 """Tables of forms of synchronisation: their rules, and the models that read them."""
 
 import ast
-import os
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +32,7 @@ from meshwright.planner.problem import candidates, space
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import Problem
 from meshwright.planner.problem.space import Mesh
+from meshwright.testing.fresh import python
 from tests.costmodel.stage.test_sync import BLOCK, LINK, NO_OVERHEADS, TWO
 from tests.planner.problems import cluster, mlp, problem
 
@@ -266,10 +264,7 @@ def test_a_form_under_any_name_has_the_same_prices_and_bounds(
 def test_folders_of_a_users_own(tmp_path: Path) -> None:
     (tmp_path / "wombat_3.py").write_text((Path(forms.__file__).parent / "zero1.py").read_text())
     code = "from meshwright.forms.sync import exchange; print(exchange('wombat_3', 2).packs)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True, timeout=120,
-        env=os.environ | {"MESHWRIGHT_SYNC": str(tmp_path)},
-    )  # fmt: skip
+    done = python("-c", code, MESHWRIGHT_SYNC=str(tmp_path))
     assert done.stdout.split() == ["True"], done.stderr
 
 

@@ -1,14 +1,13 @@
 """A family of operators, or a fused kernel, is one file: of any name, in a folder of one's own."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
 import pytest
+
+from meshwright.testing.fresh import python
 
 HERE = Path(__file__).parent
 
@@ -19,14 +18,11 @@ def dropped(kind: str, folder: Path) -> tuple[str, dict[str, str]]:
     text = (HERE / f"{kind}_file.py").read_text().replace("NAME", name)
     (folder / f"{name}.py").write_text(text)
     variable = "MESHWRIGHT_OPS" if kind == "family" else "MESHWRIGHT_KERNELS"
-    return name, os.environ | {variable: str(folder)}
+    return name, {variable: str(folder)}
 
 
 def run(environment: dict[str, str], *command: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", *command], capture_output=True, text=True,
-        env=environment, check=False,
-    )  # fmt: skip
+    done = python(*command, **environment)
     assert not done.returncode, done.stderr[-3000:]
     return done.stdout
 
@@ -87,5 +83,5 @@ def test_two_files_that_say_the_same_are_refused(tmp_path: Path) -> None:
         "from meshwright.ir.ops import facts\n"
         "try:\n    facts('aten.add.Tensor')\nexcept PlanError as error:\n    print(error)"
     )
-    said = run(os.environ | {"MESHWRIGHT_OPS": str(tmp_path)}, "-c", ask)
+    said = run({"MESHWRIGHT_OPS": str(tmp_path)}, "-c", ask)
     assert "aten.rms_norm" in said and "keep one of them" in said

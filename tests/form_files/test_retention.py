@@ -2,12 +2,10 @@
 
 import ast
 import gc
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from subprocess import CompletedProcess
 from uuid import uuid4
 
 import pytest
@@ -25,6 +23,7 @@ from meshwright.planner.inside.saved_choice import SavedChoice
 from meshwright.planner.problem.predict import predict_plan
 from meshwright.planner.problem.problem import Problem, make_problem
 from meshwright.runtime.job.compile import compile as compile_job
+from meshwright.testing.fresh import python
 from tests.form_files.small import Cluster, batches, difference, graph, model, plan_for
 from tests.spawn import alone
 
@@ -206,10 +205,8 @@ print(sorted({{how for s in plan.stages for p in s.saved.values() for how in p.v
 """
 
 
-def in_folder(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"MESHWRIGHT_RETENTION": str(folder)}
-    command = [sys.executable, "-c", text]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+def in_folder(folder: Path, text: str) -> CompletedProcess[str]:
+    return python("-c", text, MESHWRIGHT_RETENTION=str(folder))
 
 
 ROUNDING = (0.0, 1e-9)

@@ -2,12 +2,11 @@
 rest that is kept between steps, the batches before they run, averages that arrive a step late, and
 messages whose size the plan states."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from textwrap import dedent
 from uuid import uuid4
+
+from meshwright.testing.fresh import python
 
 BASE = """
 import torch
@@ -179,11 +178,7 @@ def run(form: str, exact: bool, script: str, folder: Path) -> str:
     """Runs a script where the form lies in a folder of the user's own; what it says."""
     name = f"s{uuid4().hex[:8]}"
     (folder / f"{name}.py").write_text(BASE.format(exact=exact) + form)
-    environment = os.environ | {"MESHWRIGHT_SYNC": str(folder)}
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT + dedent(script), name, str(folder)],
-        capture_output=True, text=True, check=False, env=environment, timeout=400,
-    )  # fmt: skip
+    done = python("-c", SCRIPT + dedent(script), name, str(folder), MESHWRIGHT_SYNC=str(folder))
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout + done.stderr
 

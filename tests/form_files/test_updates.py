@@ -1,9 +1,7 @@
 """Each optimizer's file against what torch really does; a file of a user's own goes all the way."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 from uuid import uuid4
 
@@ -17,6 +15,7 @@ from meshwright.forms.sync import exchange
 from meshwright.forms.updates import UPDATES, update
 from meshwright.ir.errors import PlanError
 from meshwright.runtime.step.elementwise import reach
+from meshwright.testing.fresh import python
 from tests.form_files.small import difference, plan_for
 
 ROWS = 64
@@ -157,10 +156,8 @@ print(max(s.memory.optimizer_bytes for s in plan.predicted.stages),
 """
 
 
-def in_folder(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"MESHWRIGHT_UPDATES": str(folder)}
-    command = [sys.executable, "-c", text]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+def in_folder(folder: Path, text: str) -> CompletedProcess[str]:
+    return python("-c", text, MESHWRIGHT_UPDATES=str(folder))
 
 
 @pytest.mark.parametrize(

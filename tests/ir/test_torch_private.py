@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from meshwright.ir import torch_errors
 from meshwright.ir import torch_private as private
 from tests.spawn import run_ranks
 
@@ -35,9 +36,9 @@ def test_fake_and_real() -> None:
 
 
 def test_errors_of_the_fake_mode() -> None:
-    with private.fake_mode(), pytest.raises(private.DATA_DEPENDENT) as error:
+    with private.fake_mode(), pytest.raises(torch_errors.DATA_DEPENDENT) as error:
         bool(torch.ones(2).sum() > 0)
-    assert private.operator_of(error.value) == "aten._local_scalar_dense.default"
+    assert torch_errors.operator_of(error.value) == "aten._local_scalar_dense.default"
 
 
 def _collectives():

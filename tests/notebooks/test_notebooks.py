@@ -37,7 +37,7 @@ def test_there_are_six():
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs(path: Path):
-    kept, new = nbformat.read(path, as_version=4), executed(path)
+    kept, new = nbformat.read(path, as_version=4), executed(path, minutes="0.1")
     for notebook in (kept, new):
         nbformat.validate(notebook)
         check_outputs(notebook)

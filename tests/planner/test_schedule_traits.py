@@ -2,10 +2,8 @@
 bounds, and no module but its own compares its name."""
 
 import ast
-import os
-import subprocess
-import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
@@ -24,6 +22,7 @@ from meshwright.planner.problem.schedule_tools import (
     twin,
 )
 from meshwright.planner.search.search import search_problem
+from meshwright.testing.fresh import python
 from tests.planner.chains import problem
 
 COPIES = {
@@ -49,10 +48,8 @@ print("equal")
 """
 
 
-def in_folder(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"MESHWRIGHT_SCHEDULES": str(folder)}
-    command = [sys.executable, "-c", text]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+def in_folder(folder: Path, text: str) -> CompletedProcess[str]:
+    return python("-c", text, MESHWRIGHT_SCHEDULES=str(folder))
 
 
 def test_a_copy_under_another_name_is_the_same(tmp_path: Path) -> None:

@@ -1,15 +1,14 @@
 """Searchers in files of one's own."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
+from subprocess import CompletedProcess
+
+from meshwright.testing.fresh import python
 
 
-def run_with_folder(folder: object, text: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"MESHWRIGHT_SEARCHERS": str(folder)}
-    command = [sys.executable, "-c", f"from meshwright.planner.search import offers; {text}"]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+def run_with_folder(folder: object, text: str) -> CompletedProcess[str]:
+    text = f"from meshwright.planner.search import offers; {text}"
+    return python("-c", text, MESHWRIGHT_SEARCHERS=str(folder))
 
 
 def test_files_elsewhere_are_found(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from meshwright.ir.plan.finding import Finding
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.show import size
 from meshwright.ir.profile.measured import TensorMemory
-from meshwright.ir.torch_private import DATA_DEPENDENT, operator_of
+from meshwright.ir.torch_errors import DATA_DEPENDENT, operator_of
 from meshwright.tools.dry.classes import RankClass, rank_classes
 from meshwright.tools.dry.shorten import shortened
 from meshwright.tools.dry.step import step_rank
