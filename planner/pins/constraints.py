@@ -26,6 +26,7 @@ from meshwright.planner.pins.decisions import StageShares as StageShares
 from meshwright.planner.pins.decisions import StepCap as StepCap
 from meshwright.planner.pins.decisions_kept import broken as broken
 from meshwright.planner.pins.known import DECISIONS
+from meshwright.planner.pins.parameter_pins import ParametersAs as ParametersAs
 from meshwright.planner.pins.placement_rules import NO_RULES as NO_RULES
 from meshwright.planner.pins.placement_rules import PlacementRules as PlacementRules
 from meshwright.planner.pins.placement_rules import placement_rules as placement_rules

@@ -17,6 +17,7 @@ from meshwright.planner.pins.decisions import (
     StageDevices,
 )
 from meshwright.planner.pins.known import DECISIONS
+from meshwright.planner.pins.parameter_pins import ParametersAs
 from meshwright.planner.pins.placement_rules import check_placed, parameter_names, placement_rules
 
 
@@ -48,6 +49,8 @@ def _checked(item: Constraint, graph: Graph, cluster: Cluster | None) -> Constra
             )
         case Placed():
             return _placed(item, graph)
+        case ParametersAs():
+            item.check(graph)
     return item
 
 

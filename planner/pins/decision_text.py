@@ -5,6 +5,7 @@ overlap=block   compile=true   sync=dear   recompute=stage_aware   block h.* lay
 block h.3 on stage 1   block h.3 starts stage 1
 stage 0 devices 0-3,8   stage 0 mesh dp_shard=2,tp=2   stage 0 shares 3,1
 stage 0 device_type=v100-32   place h.*.attn tp=R   place *.c_fc.weight tp=S(1)
+parameters *.wte.weight zero=0,sync=dear
 memory<=60GB   step<=1.2s
 """
 
@@ -34,16 +35,19 @@ from meshwright.planner.pins.decisions import (
     Value,
 )
 from meshwright.planner.pins.known import DECISIONS
+from meshwright.planner.pins.parameter_pins import parse_parameters
 
 EXAMPLES = (
     "tp=2, tp<=4, pp in 1,2,4, schedule=gpipe, stage 0 mesh dp_shard=2,tp=2, stage 0 devices 0-3, "
     "block h.3 on stage 1, block h.* recompute=full, saved=offload, place h.*.attn tp=R, "
+    "parameters wte.* zero=0, "
     "memory<=60GB, step<=1.2s"
 )
 _SCOPE = re.compile(r"(?:stage\s+(?P<stage>\d+)|block\s+(?P<block>\S+))\s+(?P<rest>.+)")
 _ON_STAGE = re.compile(r"(on|starts)\s+stage\s+(\d+)")
 _LIST = re.compile(r"(devices|mesh|shares)\s+(\S.*)")
 _PLACE = re.compile(r"place\s+(\S+)\s+(\w+)\s*=\s*(\S+)")
+_PARAMETERS = re.compile(r"parameters\s+(\S+)\s+(\S.*)")
 _CAP = re.compile(r"(memory|step)\s*<=?\s*(.+)")
 _LONG = re.compile(r"\d{19,}")
 """No size of a plan is as long, and Python itself refuses to read 4,300 digits."""
@@ -61,6 +65,8 @@ def parse_constraint(given: str | Constraint) -> Constraint:
         )
     if match := _PLACE.fullmatch(text):
         return _placed(text, *match.groups())
+    if match := _PARAMETERS.fullmatch(text):
+        return parse_parameters(text, *match.groups())
     if match := _CAP.fullmatch(text):
         return _cap(match[1], match[2])
     scope, rest = _scope(text)

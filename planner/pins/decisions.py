@@ -5,6 +5,7 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 from meshwright.ir.plan.plan import MODEL_AXES
+from meshwright.planner.pins.parameter_pins import ParametersAs
 
 Value = int | str
 Relation = Literal["=", "<=", ">=", "in"]
@@ -169,8 +170,9 @@ class StepCap:
 
 
 Constraint = (
-    Pin | OnStage | StageDevices | StageMesh | StageShares | OnType | Placed | MemoryCap | StepCap
-)
+    Pin | OnStage | StageDevices | StageMesh | StageShares | OnType | Placed | ParametersAs
+    | MemoryCap | StepCap
+)  # fmt: skip
 
 
 def _runs(numbers: tuple[int, ...]) -> list[tuple[int, int]]:

@@ -20,6 +20,7 @@ from meshwright.planner.pins.decisions import (
     StepCap,
 )
 from meshwright.planner.pins.known import DECISIONS
+from meshwright.planner.pins.parameter_pins import ParametersAs
 from meshwright.planner.pins.placement_rules import lies, parameter_names
 
 
@@ -47,6 +48,8 @@ def _holds(item: Constraint, plan: Plan, graph: Graph) -> bool:
             return bool(found) and all(set(s.devices) <= set(item.ranks) for s, _ in found)
         case Placed():
             return _placed(item, plan, graph)
+        case ParametersAs():
+            return item.holds(plan, graph)
         case Pin():
             return _pin_holds(item, plan, graph)
 

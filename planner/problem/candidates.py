@@ -29,7 +29,7 @@ from meshwright.ir.plan.plan import (
 )
 from meshwright.ir.plan.schedule import Schedule
 from meshwright.planner.decisions.zero import splits
-from meshwright.planner.pins.constraints import pinned
+from meshwright.planner.pins.constraints import ParametersAs, pinned
 from meshwright.planner.pins.decisions import Value
 from meshwright.planner.pins.known import DECISIONS
 from meshwright.planner.problem.by_stage import recomputable as recomputable
@@ -210,6 +210,8 @@ def _stage(problem: Problem, choice: Choice, stage: StageChoice) -> Stage:
     for name, apply in _applied()[0].items():
         value = pinned(problem.constraints, name)
         made = made if value is None else apply(made, value, choice.table)
+    for item in problem.constraints:
+        made = item.apply(problem.graph, blocks, made) if isinstance(item, ParametersAs) else made
     return made
 
 

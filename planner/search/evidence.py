@@ -9,7 +9,7 @@ from meshwright.ir.plan.plan_io import rehash
 from meshwright.ir.plan.schedule import says_when_to_recompute
 from meshwright.planner.across.run_classes import DEEP
 from meshwright.planner.bounds.bound import lower_bound
-from meshwright.planner.pins.constraints import Pin, allowed, freed
+from meshwright.planner.pins.constraints import ParametersAs, Pin, allowed, freed
 from meshwright.planner.problem.predict import in_detail
 from meshwright.planner.problem.problem import Problem
 from meshwright.planner.problem.schedule_tools import MADE, SCHEDULES
@@ -43,7 +43,7 @@ def with_evidence(
         seed=problem.seed,
         candidates=found.candidates,
         infeasible=found.infeasible,
-        exhausted=found.exhausted,
+        exhausted=found.exhausted and not _differ(problem),
         pruned={reason: n for reason, n in sorted(found.pruned.items()) if n},
         bound_s=bound,
         gap=float(f"{best.predicted.step_s / bound - 1:.6g}") if bound else None,
@@ -71,6 +71,8 @@ def _bound_s(problem: Problem, found: SearchLog, best: Plan) -> float:
     Where the best plan waits for its collectives, of plans that do; where only replicas do not, of
     plans whose blocks do; else of all there are.
     """
+    if _differ(problem):
+        return 0.0  # bounds are of plans that treat all parameters of a stage alike
     waits = waits_for_collectives(best)
     of = {"waits": blocks_wait(best), "late": chooses_sync(best)}
     known_s = found.bound_s if waits else None
@@ -87,6 +89,11 @@ def _bound_s(problem: Problem, found: SearchLog, best: Plan) -> float:
     if waits and found.open_s is not None and found.open_s > bound_s:
         return max(bound_s, min(found.open_s, found.waiting_s))
     return bound_s
+
+
+def _differ(problem: Problem) -> bool:
+    """Whether parameters of a stage are asked to differ: searchers judge plans without that."""
+    return any(isinstance(item, ParametersAs) for item in problem.constraints)
 
 
 def _versions() -> dict[str, str]:

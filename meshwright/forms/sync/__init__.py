@@ -150,11 +150,16 @@ def of_stage(stage: Stage, optimizer: str) -> Iterator[Finding]:
         yield from _torn(stage)
 
 
+def takes(stage: Stage, store: str) -> bool:
+    """Tells whether the form of a stage takes parameters that are in a store."""
+    return is_split(store) == bool(getattr(_FILES.load(stage.sync_form), "SPLIT", False))
+
+
 def _torn(stage: Stage) -> Iterator[Finding]:
     """What does not go together in a stage."""
     store, form = store_of(stage), stage.sync_form
-    split = is_split(store)
-    if split != bool(getattr(_FILES.load(form), "SPLIT", False)):
+    if not takes(stage, store):
+        split = is_split(store)
         what = "of which a rank has its part" if split else "that every rank has whole"
         message = f"store {store} is of parameters {what}, and {form} takes others"
         near = _usual_store(form)

@@ -75,6 +75,7 @@ def _described(plan: Plan, index: int) -> dict[str, str]:
         "mesh": mesh or "one device",
         "samples": "+".join(map(str, stage.batch_shares)),
         **{name: found.show(stage) for name, found in DECISIONS.items() if found.show},
+        "parameters": "; ".join(f"{k}: {v}" for k, v in stage.by_parameter.items()) or "-",
     }
 
 

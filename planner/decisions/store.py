@@ -1,0 +1,36 @@
+"""Where parameters are: as `zero` says, or in a store of its own."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from meshwright.forms.storage import choosable
+from meshwright.forms.sync import takes
+from meshwright.ir.plan.plan import FormChoice, Stage
+from meshwright.ir.plan.schedule import Schedule
+from meshwright.planner.pins.decision import Decision
+from meshwright.planner.pins.decisions import Value
+
+_AS_ZERO = "zero"
+
+
+def _store(stage: Stage) -> str:
+    return stage.store.form if stage.store else _AS_ZERO
+
+
+def _apply(stage: Stage, value: Value, table: Callable[[], Schedule]) -> Stage:
+    """Where it goes with their zero."""
+    name = str(value)
+    if name not in choosable() or not takes(stage, name):
+        return stage
+    return replace(stage, store=FormChoice(form=name))
+
+
+DECISION = Decision(
+    words=(_AS_ZERO, *choosable()),
+    scope="plan",
+    read=lambda plan, stage: _store(stage),
+    apply=_apply,
+    place=7,
+    words_of=lambda plan: sorted({f"store {s.store.form}" for s in plan.stages if s.store}),
+    show=lambda stage: str(stage.store or "-"),
+)
