@@ -23,7 +23,7 @@ class Late:
 def late_of(sync: Sync) -> Late:
     """Plays the first forward of a step with the gathers of the step before, and without."""
     arriving = [
-        _Arriving(sync, group, number)
+        _LateBuckets(sync, group, number)
         for number, group in enumerate(sync.groups) if group.exchange.late
     ]  # fmt: skip
     if not arriving:
@@ -38,7 +38,7 @@ def late_of(sync: Sync) -> Late:
     return Late(max(0.0, longer_s), max(0.0, moved_s - max(0.0, longer_s)))
 
 
-def _forward(sync: Sync, arriving: Sequence["_Arriving"]) -> Iterator[Step]:
+def _forward(sync: Sync, arriving: Sequence["_LateBuckets"]) -> Iterator[Step]:
     """Buckets arrive before the first block that reads them; other groups' parameters are gathered
     beside them."""
     gathers = [own.steps(1) for own in sync.gathers if own.forward]
@@ -52,7 +52,7 @@ def _forward(sync: Sync, arriving: Sequence["_Arriving"]) -> Iterator[Step]:
         yield from sync.block_forward(block)
 
 
-class _Arriving:
+class _LateBuckets:
     """Buckets of a group, each begun `run_ahead` blocks before it is waited for."""
 
     def __init__(self, sync: Sync, group: FormGroup, number: int) -> None:

@@ -42,7 +42,7 @@ class PlannedUpdates:
         found: dict[str, list[nn.Parameter]] = {name: [] for name in self.names()}
         for path, parameter in named:
             found[self.of(path)].append(parameter)
-        return Together([update(n).make(own, lr, fused=fused) for n, own in found.items()])
+        return JoinedOptimizers([update(n).make(own, lr, fused=fused) for n, own in found.items()])
 
 
 def planned_choice(plan: Plan) -> str | PlannedUpdates:
@@ -53,7 +53,7 @@ def planned_choice(plan: Plan) -> str | PlannedUpdates:
     return plan.optimizer
 
 
-class Together(torch.optim.Optimizer):
+class JoinedOptimizers(torch.optim.Optimizer):
     """Optimizers over different parameters. Groups and states are the members' own."""
 
     def __init__(self, members: Sequence[torch.optim.Optimizer]) -> None:
@@ -88,4 +88,6 @@ class Together(torch.optim.Optimizer):
 
 def members_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.optim.Optimizer]:
     """Yields the optimizers that step a job's parameters."""
-    return chain(optimizer.members) if isinstance(optimizer, Together) else chain([optimizer])
+    return (
+        chain(optimizer.members) if isinstance(optimizer, JoinedOptimizers) else chain([optimizer])
+    )

@@ -81,7 +81,7 @@ def test_what_fits_no_memory_names_it() -> None:
     free = make_problem(graph(), cluster, precision="fp64", constraints=pins, objective="memory")
     least = search_problem(free, progress=False)
     assert least.predicted
-    cap = f"memory<={int(least.predicted.peak_bytes * 1.05)}B"
+    cap = f"memory<={int(least.predicted.peak_bytes * 1.01)}B"
     pins = (*pins, cap, "parameters layers.* zero=0")
     asked = make_problem(graph(), cluster, precision="fp64", constraints=pins)
     with pytest.raises(Infeasible, match=r"parameters layers"):
