@@ -90,7 +90,7 @@ def _collective(
     primitive: Primitive,
     nbytes: float,
     levels: Levels,
-    times: int,
+    times: float,
 ) -> Iterator[_Sent]:
     """`times` equal ones, if anything is sent at all."""
     if not levels or not nbytes or primitive not in COMMUNICATES:
@@ -183,7 +183,7 @@ def _data(sync: Sync, times: int) -> Iterator[_Sent]:
         for bucket in group.buckets:
             for send in sends:
                 nbytes = bucket.nbytes / sync.shard if send.of_part else bucket.nbytes
-                count = times if send.at is Event.AFTER_BACKWARD else 1
+                count = times if send.at is Event.AFTER_BACKWARD else 1 / send.every
                 yield from _exchanged(sync, group, send, nbytes, count)
         fetches = exchange.fetches
         for whole in group.gathered if fetches else ():
@@ -191,7 +191,7 @@ def _data(sync: Sync, times: int) -> Iterator[_Sent]:
 
 
 def _exchanged(
-    sync: Sync, group: FormGroup, send: Send, nbytes: float, times: int
+    sync: Sync, group: FormGroup, send: Send, nbytes: float, times: float
 ) -> Iterator[_Sent]:
     levels, sent = sync.levels(send.axis), group.exchange.sent(send, nbytes)
     yield from _collective(send.what, send.axis, send.primitive, sent, levels, times)

@@ -115,12 +115,26 @@ def unhidden_s(syncs: Sequence[Sync], num_microbatches: int, step_s: float) -> f
             once = send.at in (Event.AFTER_LAST, Event.END, Event.UPDATED)
             if not send.lag:
                 others += (1 if once else num_microbatches) * _seconds(sync, group, send)
-    return max(0.0, lagging + others - max(step_s, others))
+    throughput_s = max(0.0, lagging + others - max(step_s, others))
+    return max(throughput_s, _awaited_s(syncs, max(0.0, step_s - others)))
+
+
+def _awaited_s(syncs: Sequence[Sync], free_s: float) -> float:
+    """Of what goes in one of several steps only: seconds a step by which it takes longer than the
+    steps until it is waited for, each of which has so much time for it."""
+    found = 0.0
+    for sync in syncs:
+        for group in sync.groups:
+            for send in group.exchange.lagging:
+                whole_s = _seconds(sync, group, send) * send.every
+                found += max(0.0, whole_s - send.lag * free_s) / send.every * (send.every > 1)
+    return found
 
 
 def _seconds(sync: Sync, group: FormGroup, send: Send) -> float:
-    """Of all units of a group."""
+    """Of all units of a group, in a step on average."""
     if send.unit == "block":
-        return sum([sync.send_s(group, send, nbytes) for nbytes in group.gathered])
+        return sum([sync.send_s(group, send, nbytes) for nbytes in group.gathered]) / send.every
     part = sync.shard if send.of_part else 1
-    return sum([sync.send_s(group, send, bucket.nbytes / part) for bucket in group.buckets])
+    sizes = [bucket.nbytes / part for bucket in group.buckets]
+    return sum([sync.send_s(group, send, nbytes) for nbytes in sizes]) / send.every

@@ -299,7 +299,8 @@ class Sync:
                 own = n / self.shard if send.packs == "part" else n
                 packed = own if self.updates else self.packed_bytes(own)
                 found.append(run(self.copy_s(packed), "gather"))
-            found.append(talk(self.send_s(group, send, n), "gather"))
+            sent = n / self.shard if send.of_part else n
+            found.append(talk(self.send_s(group, send, sent) / send.every, "gather"))
             if send.unpacks:
                 found.append(run(self.copy_s(UNPACKED * n), "gather"))
         for work in group.exchange.cleared:

@@ -115,6 +115,7 @@ def sync_name(zero: int, dp_shard: int) -> str:
 
 
 Zero = Literal[0, 1, 2, 3]
+Setting = int | float | str
 
 
 @dataclass(frozen=True, config=_strict, kw_only=True)
@@ -123,7 +124,7 @@ class FormChoice:
 
     form: str
     """Name of a file of its folder in `forms`, such as `dear` of `forms/sync`."""
-    settings: dict[str, int] = field(default_factory=dict)
+    settings: dict[str, Setting] = field(default_factory=dict)
     """What the form can be told; what is left out is as its file says."""
 
     def __str__(self) -> str:

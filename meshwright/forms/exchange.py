@@ -70,6 +70,8 @@ class Send:
     """It may go while an earlier block runs (`Stage.prefetch`)."""
     lag: int = 0
     """Steps after its own in which `until` is: whole steps hide it."""
+    every: int = 1
+    """It goes in one of so many steps."""
     share: str = ""
     """Name of what the plan states of the data (`Exchange.stated`), by which the bytes of the unit
     are multiplied; empty: all of them go."""
@@ -118,6 +120,8 @@ class Exchange:
     """Blocks of the next forward whose buckets are on their way while an earlier one runs."""
     bucket_bytes: int | None = None
     """Size at which a bucket is closed; None: that of all forms."""
+    agrees: bool = True
+    """Whether replicas have the same gradients when the optimizer steps."""
     in_forward_order: bool = False
     """Whether buckets are of parameters as the forward reads them; else as the backward does."""
     stated: Mapping[str, float] = field(default_factory=dict)
@@ -256,7 +260,9 @@ class Exchange:
         """Of what is waited for in a later step, what is always under way: the same."""
         found = [0.0, 0.0]
         for send in self.lagging:
-            found[send.of_part] += (send.lag + (send.until > send.at)) * self.sent(send, 1)
+            steps = min(1, (send.lag + (send.until > send.at)) / send.every)
+            flying = send.lag + (send.until > send.at) if send.every == 1 else steps
+            found[send.of_part] += flying * self.sent(send, 1)
         return found[0], found[1]
 
     @cached_property
@@ -309,7 +315,7 @@ def _wrong(exchange: Exchange) -> Iterator[str]:
         yield "a backward's gradients go in one message: further ones at END"
     if len({(send.primitive, send.axis, send.unpacks) for send in exchange.fetches}) > 1:
         yield "a block's parameters are gathered alike before its forward and its backward"
-    if not _agrees(exchange):
+    if exchange.agrees and not _agrees(exchange):
         yield "replicas must agree on gradients: sums on dp, or on dp_shard and dp_replicate"
     stored = [h for h in exchange.holds if h.kind == "parameters" and h.unit == "stage"]
     if len(stored) != 1:
@@ -349,6 +355,8 @@ def _wrong_send(send: Send) -> Iterator[str]:
 def _wrong_lag(send: Send) -> Iterator[str]:
     if send.lag < 0:
         yield f"{send} arrives before it goes: lag 0 or more"
+    if send.every < 1:
+        yield f"{send} goes in one of {send.every} steps: every 1 or more"
     if send.unit != "bucket" or send.at not in (Event.AFTER_LAST, Event.END, Event.UPDATED):
         yield f"{send}: what is waited for in a later step goes in buckets, once in its own"
     if send.adds or send.ahead:

@@ -51,6 +51,7 @@ class GroupedRun(SyncRun):
         self.held = _all(run.held for run in self._runs)
         self.whole_updates = all(run.whole_updates for run in self._runs)
         self.reads_batches = any(run.reads_batches for run in self._runs)
+        self.own_states = any(run.own_states for run in self._runs)
 
     @property
     def bucket_sizes(self) -> tuple[BucketSizes, ...]:

@@ -178,6 +178,8 @@ class SyncRun:
         """Whether `settle` has nothing to do."""
         return True
 
+    own_states = False
+    """Replicas step parameters of their own: each has its own state of the optimizer."""
     reads_batches = False
     """`begin` and `more` are given what the rank reads; else None."""
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from meshwright.costmodel.stage.placement import StageCosts, stage_costs
 from meshwright.costmodel.stage.stage_model import SyncPrices
 from meshwright.forms.sync import chosen, is_exact, of_stage, offers
-from meshwright.ir.plan.plan import FormChoice, Plan, Stage
+from meshwright.ir.plan.plan import FormChoice, Plan, Setting, Stage
 from meshwright.planner.pins.constraints import Pin, allowed
 from meshwright.planner.problem.problem import Problem
 from meshwright.planner.search.finish import changed
@@ -62,7 +62,7 @@ class _Tuned:
             self._found[key] = FormChoice(form=self.form, settings=settings)
         return self._found[key]
 
-    def _tuned(self, stage: Stage, costs: StageCosts) -> dict[str, int]:
+    def _tuned(self, stage: Stage, costs: StageCosts) -> dict[str, Setting]:
         """One setting after the other, the rest as they are by then."""
         sizes = costs.cost.params.items()
         trained = [nbytes for name, nbytes in sizes if nbytes and name in self.tables.trained]

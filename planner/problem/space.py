@@ -58,7 +58,8 @@ class Mesh:
         """What its replicas do to agree."""
         name = sync_name(self.zero, self.dp_shard)
         if self.sync:
-            return chosen_exchange(self.sync, self.dp, name != sync_name(0, self.dp_shard))
+            zero = 0 if name == sync_name(0, self.dp_shard) else self.zero
+            return chosen_exchange(self.sync, self.dp, zero)
         return exchange(name, self.dp)
 
     def under(self, form: str) -> "Mesh":

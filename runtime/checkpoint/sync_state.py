@@ -4,13 +4,13 @@ No other layout of ranks could take it, as only the form knows what it means; wh
 another plan has to say that it may be lost.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from meshwright.forms.running import SyncState
+from meshwright.forms.running import Held, SyncState
 from meshwright.ir.errors import PlanError
 from meshwright.ir.layout.nesting import whole_runs
 from meshwright.ir.plan.plan import Stage
@@ -33,6 +33,8 @@ def kept(job: "Job") -> tuple[dict[str, Boxed], dict[str, SyncValues]]:
             continue
         where = f"{index}/{job.parts.rank}"
         values = {}
+        for name, value in _own_states(job, index) if stage.sync.own_states else ():
+            tensors[f"sync/{where}/{name}"] = _boxed(value)
         for key, value in state.items():
             if isinstance(value, Tensor) and value.numel():
                 tensors[f"sync/{where}/{key}"] = _boxed(value)
@@ -62,8 +64,25 @@ def room(
                 x = torch.empty(tensor.shape, dtype=dtype_named(tensor.dtype), device=job.device)
                 state[name.removeprefix(prefix)] = x
                 fills[name] = _boxed(x)
+        for name, h in _held(job, index).items():
+            for key in [key for key in state if key.startswith(name)]:
+                job.optimizer.state[h.tensor][key.removeprefix(name)] = state.pop(key)
         states[index] = state
     return states, fills
+
+
+def _held(job: "Job", stage: int) -> dict[str, Held]:
+    """Beginning of the names of what the optimizer keeps -> what it is of."""
+    held = job.parts.stages[stage].sync.held
+    return {f"optim/{h.param.fqn}/": h for h in held if h.param.requires_grad and h.tensor.numel()}
+
+
+def _own_states(job: "Job", stage: int) -> Iterator[tuple[str, Tensor]]:
+    """What the optimizer keeps of a stage whose replicas step parameters of their own."""
+    for name, h in _held(job, stage).items():
+        for key, value in job.optimizer.state.get(h.tensor, {}).items():
+            if isinstance(value, Tensor):
+                yield f"{name}{key}", value
 
 
 def _boxed(x: Tensor) -> Boxed:

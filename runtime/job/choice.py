@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from meshwright.codegen.lower.stored import stored_splits
-from meshwright.forms.sync import exchange_of
+from meshwright.forms.sync import clips, exchange_of
 from meshwright.forms.updates import Reach, Update, update
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph, Kind
-from meshwright.ir.plan.parameters import stage_for
+from meshwright.ir.plan.parameters import stage_for, views_of
 from meshwright.ir.plan.plan import Plan
 from meshwright.runtime.stage.stage import StageModule
 from meshwright.runtime.step.elementwise import KNOWN, CannotTry, Group, Make, reach
@@ -162,6 +162,18 @@ def check_parts(made: torch.optim.Optimizer, stages: Iterable[StageModule]) -> N
             f"whether {type(made).__name__} may be called so: take an optimizer of torch that "
             "steps each element by itself, such as AdamW, or a plan with zero=1 in its place, "
             "which gathers parameters"
+        )
+
+
+def check_clipping(plan: Plan, max_grad_norm: float | None) -> None:
+    """PlanError if gradients are to be clipped, and replicas never have the same ones."""
+    views = [view for stage in plan.stages for view in views_of(stage) if view.dp > 1]
+    odd = [view.sync_form for view in views if not clips(view.sync_form)]
+    if max_grad_norm is not None and odd:
+        raise PlanError(
+            f"max_grad_norm={max_grad_norm:g} limits a norm that all ranks share, and replicas "
+            f"have gradients of their own under sync={odd[0]}: train without max_grad_norm, or "
+            "without sync"
         )
 
 

@@ -15,7 +15,7 @@ from meshwright.ir.trace.loss_module import Batch, LossFn
 from meshwright.ir.trace.trace import trace
 from meshwright.runtime.check.run import Checking, wanted
 from meshwright.runtime.job.build import build_rank
-from meshwright.runtime.job.choice import check_choice, check_parts
+from meshwright.runtime.job.choice import check_choice, check_clipping, check_parts
 from meshwright.runtime.job.compiling import check_compiler
 from meshwright.runtime.job.handshake import (
     check_identity,
@@ -108,6 +108,7 @@ def compile(
     if isinstance(made, FormOptimizer):
         made.write_over(stage.sync for stage in parts.stages.values())
     norm = plan.max_grad_norm if max_grad_norm is None else max_grad_norm
+    check_clipping(plan, norm)
     if chosen.type == "cpu":
         give_back_freed_memory()
     job = Job(plan, graph, parts, made, model, chosen, norm, hang_s, joined, residence, run_dir)

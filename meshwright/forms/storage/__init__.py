@@ -20,7 +20,7 @@ from meshwright.forms.running import RunningStore
 from meshwright.ir.errors import PlanError
 from meshwright.ir.extensions import Files, add_folders, nearest
 from meshwright.ir.plan.finding import Finding
-from meshwright.ir.plan.plan import Stage
+from meshwright.ir.plan.plan import Setting, Stage
 from meshwright.ir.text.plain_text import SHOWN
 
 add_folders("MESHWRIGHT_STORAGE", __path__)
@@ -31,11 +31,11 @@ USUAL = "whole"
 
 @cache
 def stored_rows(
-    name: str, replicas: int, settings: tuple[tuple[str, int], ...] | None = None
+    name: str, replicas: int, settings: tuple[tuple[str, Setting], ...] | None = None
 ) -> tuple[Row, ...]:
     """Returns what a store holds and sends among so many replicas; `settings`: if a plan chose it
     by name. PlanError names the nearest known store."""
-    told: tuple[Mapping[str, int], ...] = () if settings is None else (dict(settings),)
+    told: tuple[Mapping[str, Setting], ...] = () if settings is None else (dict(settings),)
     made: tuple[Row, ...] = _half(name, "describe").describe(replicas, *told)
     return made
 

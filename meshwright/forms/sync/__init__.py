@@ -26,44 +26,55 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.extensions import Files, add_folders, nearest
 from meshwright.ir.plan.finding import Finding
 from meshwright.ir.plan.parameters import views_of
-from meshwright.ir.plan.plan import FormChoice, Plan, Stage
+from meshwright.ir.plan.plan import FormChoice, Plan, Setting, Stage
 from meshwright.ir.text.plain_text import SHOWN
 
 add_folders("MESHWRIGHT_SYNC", __path__)
 _FILES = Files(sys.modules[__name__], "form of synchronisation")
-_Settings = tuple[tuple[str, int], ...]
+_Settings = tuple[tuple[str, Setting], ...]
 
 
 def exchange(name: str, replicas: int) -> Exchange:
     """Returns what a form does among so many replicas, with the store that it names. PlanError
     names the nearest known form."""
-    return _made(name, replicas, None, _usual_store(name), None)
+    return _made(name, replicas, None, usual_store(name, 0), None)
 
 
-def chosen_exchange(name: str, replicas: int, sharded: bool, settings: _Settings = ()) -> Exchange:
-    """Returns what a form that plans may choose does; `sharded`: with rows for each replica's
-    optimizer. Settings that are left out are as its file says."""
-    return _made(name, replicas, (sharded, settings), _usual_store(name), None)
+def chosen_exchange(name: str, replicas: int, zero: int, settings: _Settings = ()) -> Exchange:
+    """Returns what a form that plans may choose does; `zero`: what is sharded beside it, 0 where
+    there is nobody to share with. Settings that are left out are as its file says."""
+    return _made(name, replicas, (zero, settings), usual_store(name, zero), None)
+
+
+def described(name: str, replicas: int) -> Exchange:
+    """Returns what a form does by itself, its store left out."""
+    made: Exchange = _half(name, "describe").describe(replicas)
+    return made
 
 
 def exchange_of(stage: Stage) -> Exchange:
     """Returns what a stage of a plan does, but for parameters that it treats apart
     (`ir.plan.parameters.groups_of`)."""
-    told = (stage.is_sharded, _sorted(stage.sync)) if stage.sync and stage.dp > 1 else None
+    told = (level_of(stage), _sorted(stage.sync)) if stage.sync and stage.dp > 1 else None
     stored = _sorted(stage.store) if stage.store else None
     return _made(stage.sync_form, stage.dp, told, store_of(stage), stored)
 
 
 def store_of(stage: Stage) -> str:
     """Returns the key of the store that a stage's parameters are in."""
-    return stage.store.form if stage.store else _usual_store(stage.sync_form)
+    return stage.store.form if stage.store else usual_store(stage.sync_form, level_of(stage))
+
+
+def level_of(stage: Stage) -> int:
+    """Returns what is sharded over dp_shard: `zero`, or nothing where there is nobody."""
+    return stage.zero if stage.is_sharded else 0
 
 
 @cache
 def _made(
     name: str,
     replicas: int,
-    told: tuple[bool, _Settings] | None,
+    told: tuple[int, _Settings] | None,
     store: str,
     stored: _Settings | None,
 ) -> Exchange:
@@ -72,8 +83,18 @@ def _made(
     return checked(replace(own, rows=(*stored_rows(store, replicas, stored), *own.rows)))
 
 
-def _usual_store(name: str) -> str:
-    return str(getattr(_FILES.load(name), "STORE", USUAL))
+@cache
+def usual_store(name: str, zero: int) -> str:
+    """Returns the store that a form takes where a plan names none."""
+    found = _FILES.load(name)
+    return str(found.store(zero) if hasattr(found, "store") else getattr(found, "STORE", USUAL))
+
+
+@cache
+def takes_parts(name: str, zero: int) -> bool:
+    """Tells whether a form takes stores of which a rank has its part, and no others."""
+    found = _FILES.load(name)
+    return bool(found.splits(zero) if hasattr(found, "splits") else getattr(found, "SPLIT", False))
 
 
 def _sorted(choice: FormChoice) -> _Settings:
@@ -106,14 +127,27 @@ def is_exact(key: str) -> bool:
     return not hasattr(found, "check") or bool(getattr(found, "EXACT", False))
 
 
-def offers(key: str, parameters: Sequence[int]) -> Mapping[str, Sequence[int]]:
+@cache
+def changes(key: str) -> str:
+    """Returns what a search must be allowed to choose a form that is not exact; empty: it may not
+    choose it at all, or it is exact."""
+    return "" if is_exact(key) else str(getattr(_FILES.load(key), "CHANGES", ""))
+
+
+@cache
+def clips(key: str) -> bool:
+    """Tells whether gradients may be clipped to a global norm under a form."""
+    return bool(getattr(_FILES.load(key), "CLIPS", True))
+
+
+def offers(key: str, parameters: Sequence[int]) -> Mapping[str, Sequence[Setting]]:
     """Returns the values of a form's settings that are worth trying in a stage whose parameters
     have so many bytes, each in the order in which to try them; what is left out is as its file
     says."""
     found = _FILES.load(key)
     if not hasattr(found, "offers"):
         return {}
-    tried: Mapping[str, Sequence[int]] = found.offers(parameters)
+    tried: Mapping[str, Sequence[Setting]] = found.offers(parameters)
     return tried
 
 
@@ -152,7 +186,7 @@ def of_stage(stage: Stage, optimizer: str) -> Iterator[Finding]:
 
 def takes(stage: Stage, store: str) -> bool:
     """Tells whether the form of a stage takes parameters that are in a store."""
-    return is_split(store) == bool(getattr(_FILES.load(stage.sync_form), "SPLIT", False))
+    return is_split(store) == takes_parts(stage.sync_form, level_of(stage))
 
 
 def _torn(stage: Stage) -> Iterator[Finding]:
@@ -162,7 +196,7 @@ def _torn(stage: Stage) -> Iterator[Finding]:
         split = is_split(store)
         what = "of which a rank has its part" if split else "that every rank has whole"
         message = f"store {store} is of parameters {what}, and {form} takes others"
-        near = _usual_store(form)
+        near = usual_store(form, level_of(stage))
         yield Finding(
             "store", message, f"store {near}, or none" if stage.store else f"store {near}"
         )

@@ -11,7 +11,7 @@ first block that reads one of them, and begins `ahead` blocks earlier.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -26,12 +26,12 @@ from meshwright.forms.flat import (
     trainable,
 )
 from meshwright.forms.running import BucketSizes, Held, Lines, ParameterStore, Slot, SyncRun, Update
+from meshwright.forms.settings import Number, Told, wrong_settings
 from meshwright.ir.comm.p2p_collectives import Waitable
 from meshwright.ir.layout.conversions import Primitive
-from meshwright.ir.plan.plan import Stage
+from meshwright.ir.plan.plan import Setting, Stage
 
-_DEFAULTS = {"ahead": 1, "bucket_bytes": BUCKET_BYTES}
-_LARGEST = {"ahead": 2**20, "bucket_bytes": 2**50}
+_SETTINGS = {"ahead": Number(1, 1, 2**20), "bucket_bytes": Number(BUCKET_BYTES, 1, 2**50)}
 EXACT = True
 
 
@@ -49,10 +49,11 @@ def offers(parameters: Sequence[int]) -> Mapping[str, Sequence[int]]:
 
 
 def describe(
-    replicas: int, sharded: bool = True, settings: Mapping[str, int] = _DEFAULTS
+    replicas: int, zero: int = 1, settings: Mapping[str, Setting] = MappingProxyType({})
 ) -> Exchange:
     """Returns what is sent and held; the next step's forward hides the gather."""
-    told = {**_DEFAULTS, **settings}
+    told, sharded = Told(_SETTINGS, settings), bool(zero)
+    ahead, bucket_bytes = told.whole("ahead"), told.whole("bucket_bytes")
     gradients = (
         Hold(kind="gradients", since=Event.AFTER_BACKWARD, until=Event.AFTER_LAST, whole=1),
         Hold(kind="gradients", since=Event.AFTER_LAST, until=Event.NEXT_BEGIN, part=1),
@@ -68,7 +69,7 @@ def describe(
                  whole=2),
             Send(what="gradients", primitive=Primitive.ALL_GATHER, axis="dp", unit="bucket",
                  at=Event.END, until=Event.NEXT_FORWARD, unpacks=True),
-        ), told["ahead"], told["bucket_bytes"], in_forward_order=True)  # fmt: skip
+        ), ahead, bucket_bytes, in_forward_order=True)  # fmt: skip
     return Exchange((
         *gradients,
         Hold(kind="optimizer", since=Event.BEGIN, until=Event.NEXT_BEGIN, part=1),
@@ -78,7 +79,7 @@ def describe(
              at=Event.END, until=Event.END, of_part=True),
         Send(what="parameters", primitive=Primitive.ALL_GATHER, axis="dp_shard", unit="bucket",
              at=Event.UPDATED, until=Event.NEXT_FORWARD, packs="part", unpacks=True),
-    ), told["ahead"], told["bucket_bytes"], in_forward_order=True)  # fmt: skip
+    ), ahead, bucket_bytes, in_forward_order=True)  # fmt: skip
 
 
 def check(stage: Stage) -> Iterator[tuple[str, str]]:
@@ -86,20 +87,14 @@ def check(stage: Stage) -> Iterator[tuple[str, str]]:
     if stage.zero > 1:
         message = f"zero {stage.zero} has its own time for gathers; dear moves those of zero 0 or 1"
         yield message, "zero 1, or no sync"
-    for name, value in (stage.sync.settings if stage.sync else {}).items():
-        if name not in _DEFAULTS:
-            near = get_close_matches(name[:64], _DEFAULTS, 1, 0.0)[0]
-            yield f"dear has no setting {name[:64]!r}", f"{near} {_DEFAULTS[near]}"
-        elif not 1 <= value <= _LARGEST[name]:
-            nearest = max(1, min(value, _LARGEST[name]))
-            yield f"{name} must be from 1 to {_LARGEST[name]}, not {value}", f"{name} {nearest}"
+    yield from wrong_settings("dear", _SETTINGS, stage.sync.settings if stage.sync else {})
 
 
 def build(slots: Sequence[Slot], lines: Lines, stage: Stage, store: ParameterStore) -> SyncRun:
     """Returns what runs the form in a stage."""
-    settings = _DEFAULTS | (stage.sync.settings if stage.sync else {})
+    told = Told(_SETTINGS, stage.sync.settings if stage.sync else {})
     kind = _ParametersLate if stage.is_sharded else _GradientsLate
-    return kind(slots, lines, settings["ahead"], settings["bucket_bytes"])
+    return kind(slots, lines, told.whole("ahead"), told.whole("bucket_bytes"))
 
 
 def in_forward_order(slots: Sequence[Slot], limit_bytes: int) -> list[list[Slot]]:

@@ -1,0 +1,84 @@
+"""Settings that a form can be told: their defaults, what is legal, and what is nearest to it."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from math import isfinite
+
+from meshwright.ir.plan.plan import Setting
+
+SHOWN = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number in a range; a whole one if its default is."""
+
+    default: int | float
+    low: float
+    high: float
+
+    def wrong(self, value: Setting) -> tuple[str, Setting] | None:
+        """Returns what is wrong with a value and the nearest legal one; None if it is legal."""
+        whole = isinstance(self.default, int)
+        kind = f"a {'whole ' * whole}number from {self.low:,} to {self.high:,}"
+        if isinstance(value, str) or isinstance(value, bool) or not isfinite(value):
+            return f"must be {kind}, not {str(value)[:SHOWN]!r}", self.default
+        near = min(max(value, self.low), self.high)
+        if near != value or (whole and value != int(value)):
+            return f"must be {kind}, not {str(value)[:SHOWN]}", int(near) if whole else near
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """One of some words, the first of which is the default."""
+
+    words: tuple[str, ...]
+
+    @property
+    def default(self) -> str:
+        return self.words[0]
+
+    def wrong(self, value: Setting) -> tuple[str, Setting] | None:
+        """Returns what is wrong with a value and the nearest legal one; None if it is legal."""
+        if value in self.words:
+            return None
+        near = get_close_matches(str(value)[:SHOWN], self.words, 1, 0.0)[0]
+        return f"must be one of {', '.join(self.words)}, not {str(value)[:SHOWN]!r}", near
+
+
+Known = Mapping[str, Number | Word]
+
+
+def wrong_settings(
+    form: str, known: Known, said: Mapping[str, Setting]
+) -> Iterator[tuple[str, str]]:
+    """Yields what is wrong with each setting of a form, and what would be right."""
+    for name, value in said.items():
+        if name not in known:
+            near = get_close_matches(name[:SHOWN], known, 1, 0.0)[0]
+            yield f"{form} has no setting {name[:SHOWN]!r}", f"{near} {known[near].default}"
+        elif found := known[name].wrong(value):
+            yield f"{name} {found[0]}", f"{name} {found[1]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a form was told; the rest is as its file says. Of values that were checked."""
+
+    known: Known
+    said: Mapping[str, Setting]
+
+    def _value(self, name: str) -> Setting:
+        return self.said.get(name, self.known[name].default)
+
+    def whole(self, name: str) -> int:
+        """Returns a whole number."""
+        return int(self._value(name))
+
+    def number(self, name: str) -> float:
+        return float(self._value(name))
+
+    def word(self, name: str) -> str:
+        return str(self._value(name))

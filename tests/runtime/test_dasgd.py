@@ -1,0 +1,266 @@
+"""Averages that arrive late: equal to workers that are emulated in one process, step by step."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from meshwright.forms.sync import changes, findings, is_exact
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.errors import PlanError
+from meshwright.ir.plan.plan import FormChoice, Plan
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.problem import make_problem
+from meshwright.runtime.checkpoint.export import full_state
+from meshwright.runtime.job.compile import compile as compile_job
+from tests.form_files.small import Batch, batches, graph, model
+from tests.spawn import alone, run_ranks
+
+STEPS, LR = 9, 0.05
+Found = tuple[list[float], dict[str, Tensor]]
+
+
+def data(step: int) -> Batch:
+    return batches()[step % 5]
+
+
+def plan_of(ranks: int, settings: dict[str, Any], optimizer: str = "sgd", **sizes: int) -> Plan:
+    problem = make_problem(graph(), Cluster.local(ranks), precision="fp64", optimizer=optimizer)
+    choice = uniform_choice(problem, num_microbatches=2, **(sizes or {"dp_replicate": ranks}))
+    plan = build_plan(problem, choice, predict=False)
+    sync = FormChoice(form="dasgd", settings=settings)
+    return replace(plan, stages=tuple(replace(stage, sync=sync) for stage in plan.stages))
+
+
+def job_of(plan: Plan, **more: Any) -> Any:
+    return compile_job(
+        model(), plan, optimizer=plan.optimizer, lr=LR, device="cpu", graph=graph(), check=False,
+        **more,
+    )  # fmt: skip
+
+
+def trained(plan: Plan, steps: int = STEPS, reads: tuple[int, ...] = ()) -> Found:
+    """Losses, and parameters in the end; after some steps somebody looks at them."""
+    job = job_of(plan)
+    losses = []
+    for step in range(steps):
+        losses.append(float(job.step(data(step))))
+        if step in reads:
+            full_state(job)
+            job.eval(data(0))
+    state = full_state(job)
+    job.close()
+    return losses, state
+
+
+class Worker:
+    """One replica."""
+
+    def __init__(self, optimizer: str) -> None:
+        self.model = model()
+        kinds: dict[str, Any] = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
+        self.optimizer = kinds[optimizer](self.model.parameters(), lr=LR)
+        self.snapshot: list[Tensor] = []
+
+    @property
+    def values(self) -> list[Tensor]:
+        return [p.detach().clone() for p in self.model.parameters()]
+
+    def step(self, batch: Batch) -> float:
+        self.optimizer.zero_grad()
+        loss = self.model(*batch)
+        loss.backward()
+        self.optimizer.step()
+        return float(loss.detach())
+
+
+def emulated(
+    shares: tuple[int, ...], optimizer: str, every: int = 4, delay: int = 2,
+    rule: str = "corrected", keep: float = 0.5, outer: tuple[float, float] | None = None,
+    micro: int = 2,
+) -> Found:  # fmt: skip
+    """All replicas one after another. A replica has its share of each micro-batch."""
+    workers = [Worker(optimizer) for _ in shares]
+    weights = [share / sum(shares) for share in shares]
+    losses = []
+    anchor = workers[0].values
+    speed = [torch.zeros_like(x) for x in anchor]
+    average: list[Tensor] = []
+    started = 0
+
+    def mean() -> list[Tensor]:
+        values = [w.values for w in workers]
+        return [
+            sum(weight * v[i] for weight, v in zip(weights, values, strict=True))  # type: ignore[misc]
+            for i in range(len(anchor))
+        ]
+
+    for step in range(1, STEPS + 1):
+        parts = [torch.chunk(x, micro) for x in data(step - 1)]
+        cut = [[torch.split(part, list(shares)) for part in tensor] for tensor in parts]
+        found = [
+            worker.step(tuple(torch.cat([part[i] for part in tensor]) for tensor in cut))  # type: ignore[arg-type]
+            for i, worker in enumerate(workers)
+        ]
+        losses.append(sum(w * loss for w, loss in zip(weights, found, strict=True)))
+        for now in (False, True):
+            if now and step % every == 0:
+                average, started = mean(), step
+                for worker in workers:
+                    worker.snapshot = worker.values
+            if average and step == started + delay and now == (delay == 0):
+                if outer is not None:
+                    lr, momentum = outer
+                    moved = [a - x for a, x in zip(anchor, average, strict=True)]
+                    speed = [momentum * v + m for v, m in zip(speed, moved, strict=True)]
+                    anchor = [
+                        a - lr * (m + momentum * v)
+                        for a, m, v in zip(anchor, moved, speed, strict=True)
+                    ]
+                    average = anchor
+                for worker in workers:
+                    _merge(worker, average, rule, keep)
+                average = []
+    names = [name for name, _ in workers[0].model.named_parameters()]
+    return losses, dict(zip(names, mean(), strict=True))
+
+
+def _merge(worker: Worker, average: list[Tensor], rule: str, keep: float) -> None:
+    with torch.no_grad():
+        for p, s, a in zip(worker.model.parameters(), worker.snapshot, average, strict=True):
+            if rule == "corrected":
+                p += a - s
+            else:
+                p.copy_(a if rule == "overwrite" else keep * p + (1 - keep) * a)
+
+
+def assert_equal(found: Found, wanted: Found) -> None:
+    assert found[0] == pytest.approx(wanted[0], rel=1e-10)
+    for name, x in wanted[1].items():
+        assert (found[1][name] - x).abs().max() <= 1e-10 * x.abs().max(), name
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "corrected": {"every": 4, "delay": 2},
+    "at once": {"every": 3, "delay": 0},
+    "mixed": {"every": 2, "delay": 1, "rule": "mix", "keep": 0.75},
+    "overwritten": {"every": 4, "delay": 3, "rule": "overwrite"},
+}
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_the_emulation_of_all_replicas(name: str, optimizer: str) -> None:
+    plan = plan_of(2, CASES[name], optimizer)
+    assert not list(findings(plan))
+    wanted = alone(partial(emulated, (2, 2), optimizer, **CASES[name]))
+    assert_equal(run_ranks(2, trained, plan)[0], wanted)
+
+
+def test_replicas_with_unequal_shares() -> None:
+    plan = plan_of(3, CASES["corrected"])
+    shares = plan.stages[0].batch_shares
+    assert len(set(shares)) > 1
+    wanted = alone(partial(emulated, shares, "sgd", **CASES["corrected"]))
+    assert_equal(run_ranks(3, trained, plan)[0], wanted)
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_zero_inside_a_replica(zero: int) -> None:
+    plan = plan_of(4, CASES["corrected"], "adamw", dp_replicate=2, dp_shard=2, zero=zero)
+    wanted = alone(partial(emulated, (2, 2), "adamw", **CASES["corrected"]))
+    assert_equal(run_ranks(4, trained, plan)[0], wanted)
+
+
+def test_outer_steps() -> None:
+    settings = {"every": 3, "delay": 1, "outer_lr": 0.7, "outer_momentum": 0.9}
+    wanted = alone(partial(emulated, (2, 2), "sgd", every=3, delay=1, outer=(0.7, 0.9)))
+    assert_equal(run_ranks(2, trained, plan_of(2, settings))[0], wanted)
+
+
+def test_averages_of_every_step_at_once_are_plain_training() -> None:
+    """Without momentum."""
+    usual = plan_of(2, {})
+    usual = replace(usual, stages=(replace(usual.stages[0], sync=None),))
+    found = [run_ranks(2, trained, p)[0] for p in (plan_of(2, {"every": 1, "delay": 0}), usual)]
+    assert_equal(found[0], found[1])
+
+
+def test_who_looks_at_parameters_changes_nothing() -> None:
+    plan = plan_of(2, CASES["corrected"], "adamw")
+    assert_equal(
+        run_ranks(2, trained, plan, STEPS, (0, 1, 4, 5))[0], run_ranks(2, trained, plan)[0]
+    )
+
+
+def test_fragments_take_turns() -> None:
+    """Each is averaged in every round, at other steps; with as many as tensors all differ."""
+    found = [
+        run_ranks(2, trained, plan_of(2, {"every": 4, "delay": 1, "fragments": n}))[0]
+        for n in (1, 2, 4)
+    ]
+    assert found[0][0][:2] == pytest.approx(found[1][0][:2], rel=1e-12)
+    assert len({round(losses[-1], 9) for losses, _ in found}) == 3
+    assert max(abs(losses[-1] / found[0][0][-1] - 1) for losses, _ in found) < 0.05
+
+
+def _broken(plan: Plan, folder: str, at: int) -> Found:
+    job = job_of(plan)
+    losses = [float(job.step(data(step))) for step in range(at)]
+    job.save(folder)
+    job.close()
+    job = job_of(plan)
+    job.load(folder)
+    losses += [float(job.step(data(step))) for step in range(at, STEPS)]
+    state = full_state(job)
+    job.close()
+    return losses, state
+
+
+@pytest.mark.parametrize("at", [3, 5])
+@pytest.mark.parametrize("sizes", [{}, {"dp_replicate": 2, "dp_shard": 2, "zero": 1}])
+def test_a_run_that_goes_on_is_the_same_run(sizes: dict[str, int], at: int, tmp_path: Any) -> None:
+    """Broken off while replicas differ, before or while an average is under way; each has its own
+    moments."""
+    ranks = 4 if sizes else 2
+    plan = plan_of(ranks, CASES["corrected"], "adamw", **sizes)
+    whole = run_ranks(ranks, trained, plan)[0]
+    assert_equal(run_ranks(ranks, _broken, plan, str(tmp_path / "kept"), at)[0], whole)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sizes", "said", "near"),
+    [
+        ({"every": 4, "delay": 4}, {}, "no shorter than the round", "delay 3"),
+        ({"every": 0}, {}, "every must be a whole number from 1", "every 1"),
+        ({"every": 2.5}, {}, "every must be a whole number", "every 2"),
+        ({"rule": "corect"}, {}, "one of corrected, mix, overwrite", "rule corrected"),
+        ({"fragments": 5}, {}, "more than the steps of a round", "fragments 4"),
+        ({"delya": 1}, {}, "no setting 'delya'", "delay 2"),
+        ({}, {"dp_shard": 2, "zero": 1}, "along dp_replicate, which is 1", "dp_replicate 2"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    settings: dict[str, Any], sizes: dict[str, int], said: str, near: str
+) -> None:
+    (finding,) = findings(plan_of(2, settings, **sizes))
+    assert said in finding.message and near in finding.nearest, finding
+
+
+def _clipped(plan: Plan) -> str:
+    try:
+        job_of(plan, max_grad_norm=1.0)
+    except PlanError as error:
+        return str(error)
+    return ""
+
+
+def test_clipping_is_refused() -> None:
+    assert "dasgd" in run_ranks(2, _clipped, plan_of(2, {}))[0]
+
+
+def test_only_who_asks_gets_it() -> None:
+    assert not is_exact("dasgd") and changes("dasgd") == "delayed"
