@@ -420,6 +420,8 @@ class Plan:
     profile: ProfileId | None = None
     predicted: Prediction | None = None
     evidence: Evidence | None = None
+    gives_up: Many[str] = ()
+    """What of plain training it changes, for whoever reviews it; nothing: it trains alike."""
     notes: Many[str] = ()
     versions: dict[str, str] = field(default_factory=dict)
     hash: str = ""

@@ -34,10 +34,11 @@ _UNSAID = frozenset(
         "store",
         "by_parameter",
         "update",
+        "gives_up",
     }
 )
 """What many plans do not have; left out where there is none."""
-_SAID = frozenset({"predicted", "evidence", "notes", "versions"})
+_SAID = frozenset({"predicted", "evidence", "notes", "versions", "gives_up"})
 """What is known of a plan, which decides nothing: a search that a time limit ends may count other
 candidates and yet find the same plan, of the same hash."""
 _FIELDS = tuple(

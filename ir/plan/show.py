@@ -61,6 +61,7 @@ def render(plan: Plan) -> RenderableType:
     """The whole plan as a rich renderable."""
     parts: list[RenderableType] = [
         Text(_headline(plan), style="bold"),
+        *(Text(f"gives up: {what}", style="bold yellow") for what in plan.gives_up),
         _stages(plan),
         *_saved(plan),
         *_synchronised(plan),

@@ -52,6 +52,11 @@ Finalists = Annotated[
     ),
 ]  # fmt: skip
 
+Allow = Annotated[
+    list[str] | None,
+    typer.Option(help="what of plain training plans may change: delayed; may be given again"),
+]
+
 
 EXAMPLES = (
     f"meshwright search {MODEL} -c h100-sxm:2x8 -b 256 --pin tp=2 -o plan.json",
@@ -72,6 +77,7 @@ def command(
     kernels: Kernels = "none",
     searcher: str = "auto",
     constraints: Pins = None,
+    allow: Allow = None,
     objective: Objective = "throughput",
     time_limit_s: Annotated[float, typer.Option("--time-limit")] = 60.0,
     seed: int = 0,

@@ -33,13 +33,12 @@ from meshwright.planner.pins.constraints import ParametersAs, pinned
 from meshwright.planner.pins.decisions import Value
 from meshwright.planner.pins.known import DECISIONS
 from meshwright.planner.problem.by_stage import recomputable as recomputable
-from meshwright.planner.problem.placed_kernels import put_in
 from meshwright.planner.problem.predict import predict_plan
 from meshwright.planner.problem.problem import Problem
 from meshwright.planner.problem.saved_modes import pinned_policy, policy_of
 from meshwright.planner.problem.schedule_tools import USUAL, make_schedule, stages_per_rank
 from meshwright.planner.search.deadline import check_time
-from meshwright.planner.search.notes import notes_of
+from meshwright.planner.search.notes import annotated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +130,7 @@ def build_plan(problem: Problem, choice: Choice, *, predict: bool = True) -> Pla
     for name, of_plan in _applied()[1].items():
         if (value := pinned(problem.constraints, name)) is not None:
             plan = of_plan(plan, problem.graph, value)
-    plan = replace(plan, notes=notes_of(problem, plan), kernels=put_in(problem, plan))
+    plan = annotated(problem, plan)
     return replace(plan, predicted=predict_plan(problem, plan)) if predict else plan
 
 

@@ -9,6 +9,7 @@ from typing import Literal
 from meshwright.costmodel.block.keeping import Policy
 from meshwright.costmodel.block.layer_profile import check_devices
 from meshwright.costmodel.cost_cache import CostTables
+from meshwright.forms.sync import changes, chosen
 from meshwright.forms.updates import USUAL, Reach, update
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
@@ -54,6 +55,8 @@ class Problem:
     constraints: tuple[Constraint, ...]
     objective: str
     seed: int
+    allow: frozenset[str]
+    """What of plain training plans may change."""
     tables: CostTables = field(compare=False, repr=False)
     solved: dict[tuple[ModelMesh, str], tuple[BlockLayout, ...]] = field(compare=False, repr=False)
     laid: dict[tuple[ModelMesh, str], MeshVariants] = field(
@@ -153,6 +156,7 @@ def make_problem(
     constraints: tuple[str | Constraint, ...] = (),
     objective: str = "throughput",
     seed: int = 0,
+    allow: tuple[str, ...] = (),
     profile: Profile | None = None,
     log_dir: Path | None = None,
 ) -> Problem:
@@ -181,8 +185,17 @@ def make_problem(
     return Problem(
         graph=graph, cluster=cluster, optimizer=optimizer, precision=kind,
         max_grad_norm=max_grad_norm, constraints=asked, objective=objective, seed=seed,
+        allow=_allowed(allow),
         tables=CostTables(graph, cluster, precision, profile=profile), solved={}, log_dir=log_dir,
     )  # fmt: skip
+
+
+def _allowed(allow: tuple[str, ...]) -> frozenset[str]:
+    known = tuple(sorted({changes(form) for form in chosen()} - {""}))
+    for word in allow:
+        if word not in known:
+            raise _unknown("allow", word, known)
+    return frozenset(allow)
 
 
 _WHOLE: dict[Reach, tuple[str, ...]] = {

@@ -92,8 +92,11 @@ def _bound_s(problem: Problem, found: SearchLog, best: Plan) -> float:
 
 
 def _differ(problem: Problem) -> bool:
-    """Whether parameters of a stage are asked to differ: searchers judge plans without that."""
-    return any(isinstance(item, ParametersAs) for item in problem.constraints)
+    """Whether plans may be other than those that searchers judge: parameters of a stage are asked
+    to differ, or training may be changed."""
+    return bool(problem.allow) or any(
+        isinstance(item, ParametersAs) for item in problem.constraints
+    )
 
 
 def _versions() -> dict[str, str]:

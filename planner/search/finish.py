@@ -15,11 +15,10 @@ from meshwright.ir.plan.plan import Plan
 from meshwright.planner import finishing
 from meshwright.planner.pins.constraints import pins_of
 from meshwright.planner.pins.known import DECISIONS
-from meshwright.planner.problem.placed_kernels import put_in
 from meshwright.planner.problem.predict import excess_bytes, predict_plan
 from meshwright.planner.problem.problem import Problem
 from meshwright.planner.search.deadline import check_time
-from meshwright.planner.search.notes import notes_of
+from meshwright.planner.search.notes import annotated
 
 _FILES = Files(finishing, "change")
 FINISHERS = _FILES.names
@@ -67,5 +66,5 @@ def changed(problem: Problem, plan: Plan, **changes: Any) -> Plan:
     """The plan with other fields, predicted anew."""
     check_time()
     plan = replace(plan, **changes)
-    plan = replace(plan, notes=notes_of(problem, plan), kernels=put_in(problem, plan))
+    plan = annotated(problem, plan)
     return replace(plan, predicted=predict_plan(problem, plan))

@@ -33,6 +33,8 @@ class SearchOptions:
     searcher: str = "auto"
     constraints: Sequence[str | Constraint] = ()
     """Pins: `"tp=2"`, `"step<=1.2s"`."""
+    allow: Sequence[str] = ()
+    """What of plain training plans may change: `delayed`, averages that arrive late."""
     objective: str = "throughput"
     """Or `memory`, `cheapest`, `batch`."""
     time_limit_s: float = 60

@@ -97,7 +97,7 @@ def rank(
         return make_problem(
             graph(batch), cluster, optimizer=asked.optimizer, precision=asked.precision,
             max_grad_norm=asked.max_grad_norm, constraints=tuple(asked.constraints),
-            objective=asked.objective, seed=asked.seed, profile=measured,
+            objective=asked.objective, allow=tuple(asked.allow), seed=asked.seed, profile=measured,
             log_dir=asked.log_dir(cluster.name, several=len(clusters) > 1),
         )  # fmt: skip
 

@@ -9,7 +9,6 @@ from meshwright.ir.errors import Infeasible
 from meshwright.ir.plan.plan import Plan, RankMemory, ScheduleTable
 from meshwright.ir.plan.schedule import Schedule, halves_backwards, says_when_to_recompute
 from meshwright.planner.pins.constraints import allowed
-from meshwright.planner.problem.placed_kernels import put_in
 from meshwright.planner.problem.predict import excess_bytes, predict_plan
 from meshwright.planner.problem.problem import Problem
 from meshwright.planner.problem.schedule_tools import (
@@ -20,7 +19,7 @@ from meshwright.planner.problem.schedule_tools import (
     recomputes_early,
     stages_per_rank,
 )
-from meshwright.planner.search.notes import notes_of
+from meshwright.planner.search.notes import annotated
 from meshwright.planner.synthesis.bound import bound_s
 from meshwright.planner.synthesis.solve import synthesise
 from meshwright.planner.synthesis.task import Task, peaks_bytes
@@ -106,7 +105,7 @@ def with_schedule(problem: Problem, plan: Plan, schedule: Schedule) -> Plan:
     if halves_backwards(schedule):  # then nothing of a backward can be beside another
         stages = tuple(replace(stage, overlap="none") for stage in plan.stages)
         plan = replace(plan, stages=stages)
-    plan = replace(plan, notes=notes_of(problem, plan), kernels=put_in(problem, plan))
+    plan = annotated(problem, plan)
     return replace(plan, predicted=predict_plan(problem, plan))
 
 

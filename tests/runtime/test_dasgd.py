@@ -8,12 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from meshwright.costmodel.estimate import estimate_all
+from meshwright.costmodel.stage.late import lagging_s
 from meshwright.forms.sync import changes, findings, is_exact
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan.plan import FormChoice, Plan
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
+from meshwright.planner.search.search import search_problem
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
 from tests.form_files.small import Batch, batches, graph, model
@@ -264,3 +267,61 @@ def test_clipping_is_refused() -> None:
 
 def test_only_who_asks_gets_it() -> None:
     assert not is_exact("dasgd") and changes("dasgd") == "delayed"
+
+
+def slow(ranks: int) -> Cluster:
+    """Nodes of one device between which nothing is fast."""
+    cluster = Cluster.preset("v100-16", num_nodes=ranks, devices_per_node=1)
+    assert cluster.between_nodes
+    wire = replace(cluster.between_nodes, bandwidth_bytes_per_s=1e8, curves=())
+    return replace(cluster, between_nodes=wire)
+
+
+def test_search_takes_it_only_where_it_is_allowed() -> None:
+    pins = ("pp=1", "model=1", "dp=4")
+
+    def found(**more: Any) -> Plan:
+        problem = make_problem(
+            graph(), slow(4), precision="fp64", optimizer="sgd", constraints=pins, **more
+        )
+        return search_problem(problem, progress=False)
+
+    plain, late = found(), found(allow=("delayed",))
+    assert plain.predicted and late.predicted and late.evidence
+    assert not plain.gives_up and plain.stages[0].sync_form != "dasgd"
+    assert late.stages[0].sync_form == "dasgd"
+    assert late.predicted.step_s < 0.8 * plain.predicted.step_s
+    assert late.evidence.gap is None and "replicas train alone" in late.gives_up[0]
+    assert "gives up: dasgd: replicas train alone" in "\n".join(str(late).splitlines()[:6])
+    assert found(allow=("delayed",), max_grad_norm=1.0).stages[0].sync_form != "dasgd"
+    with pytest.raises(PlanError, match="nearest is 'delayed'"):
+        found(allow=("dealyed",))
+
+
+def test_what_is_hidden_and_what_is_not() -> None:
+    """An average takes nothing as long as the steps until it is waited for last; of one that takes
+    longer, the rest shows once in a round."""
+    cluster = slow(2)
+
+    def priced(every: int, delay: int, rate: float) -> Any:
+        wire = replace(cluster.between_nodes, bandwidth_bytes_per_s=rate)  # type: ignore[type-var]
+        problem = make_problem(
+            graph(), replace(cluster, between_nodes=wire), precision="fp64", optimizer="sgd"
+        )
+        choice = uniform_choice(problem, num_microbatches=1, dp_replicate=2)
+        plan = build_plan(problem, choice, predict=False)
+        sync = FormChoice(form="dasgd", settings={"every": every, "delay": delay})
+        plan = replace(plan, stages=(replace(plan.stages[0], sync=sync),))
+        return estimate_all(graph(), problem.cluster, plan, problem.tables)
+
+    alone_s = priced(4, 2, 1e15).prediction.step_s
+    (sync,) = [model.sync for model in priced(4, 2, 1e6).models]
+    whole_s = 4 * lagging_s(sync)
+    assert whole_s > 10 * alone_s
+    steps = [priced(4, delay, 1e6).prediction.step_s for delay in (1, 2, 3)]
+    # A step without averages, if each has the rest of one in four: equal for all delays.
+    bare = [(step - whole_s / 4) / (1 - delay / 4) for delay, step in enumerate(steps, 1)]
+    assert bare == pytest.approx([bare[0]] * 3, rel=1e-3) and 1 < bare[0] / alone_s < 1.5
+    assert priced(4, 2, 1e15).prediction.step_s == pytest.approx(alone_s)
+    steps = [priced(4, 2, 10.0**rate).prediction.step_s for rate in range(6, 16)]
+    assert steps == sorted(steps, reverse=True)

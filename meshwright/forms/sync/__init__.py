@@ -7,7 +7,9 @@ parameters' store does, and `build(slots, lines, stage, store)`, which makes wha
 takes stores that are. If plans may choose it by name, it
 has `check(stage)` too: what is wrong with its settings, and what would be right; its `describe` is
 also told whether the optimizer's rows are sharded, and the settings. With `EXACT` every search
-tries it; `offers(parameters)` says with which values of its settings, if it has any.
+tries it; `offers(parameters)` says with which values of its settings, if it has any. Else a search
+tries it, with the settings of `ladder()`, only if the user allows what `CHANGES` names, and plans
+say in their first lines what it `GIVES_UP`; without `CLIPS` gradients cannot be clipped under it.
 """
 
 import sys
@@ -132,6 +134,28 @@ def changes(key: str) -> str:
     """Returns what a search must be allowed to choose a form that is not exact; empty: it may not
     choose it at all, or it is exact."""
     return "" if is_exact(key) else str(getattr(_FILES.load(key), "CHANGES", ""))
+
+
+def ladder(key: str) -> Sequence[Mapping[str, Setting]]:
+    """Returns the settings of a form that is not exact that a search tries, those that change least
+    first."""
+    found = _FILES.load(key)
+    tried: Sequence[Mapping[str, Setting]] = found.ladder() if hasattr(found, "ladder") else ({},)
+    return tried
+
+
+@cache
+def gives_up(key: str) -> str:
+    """Returns what of plain training a form changes, in words; empty if it is exact."""
+    if is_exact(key):
+        return ""
+    return str(getattr(_FILES.load(key), "GIVES_UP", "it changes what is computed"))
+
+
+def given_up(plan: Plan) -> tuple[str, ...]:
+    """Returns what of plain training a plan changes, in words."""
+    forms = {view.sync_form for stage in plan.stages for view in views_of(stage) if view.dp > 1}
+    return tuple(f"{form}: {gives_up(form)}" for form in sorted(forms) if gives_up(form))
 
 
 @cache

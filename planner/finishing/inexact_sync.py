@@ -1,0 +1,46 @@
+"""Forms of synchronisation that change what is computed, where the user allowed it (`allow`)."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from meshwright.forms.sync import changes, chosen, clips, ladder, of_stage
+from meshwright.ir.plan.plan import FormChoice, Plan, Stage
+from meshwright.planner.pins.constraints import allowed
+from meshwright.planner.problem.problem import Problem
+from meshwright.planner.search.finish import changed
+from meshwright.planner.search.offers import tie
+
+
+def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
+    """The plan with each form that is allowed, and its settings from those that change least on, as
+    long as each gains more than plans vary."""
+    assert plan.predicted
+    for form in allowed(problem.constraints, "sync", chosen()):
+        if changes(form) not in problem.allow or (problem.max_grad_norm and not clips(form)):
+            continue
+        best_s = plan.predicted.step_s
+        for settings in ladder(form):
+            choice = FormChoice(form=form, settings=dict(settings))
+            stages = tuple(_under(stage, choice, plan.optimizer) for stage in plan.stages)
+            if not any(stage.sync == choice for stage in stages):
+                break
+            found = changed(problem, plan, stages=stages)
+            yield found
+            assert found.predicted
+            if found.predicted.step_s > best_s * (1 - tie(problem)):
+                break
+            best_s = found.predicted.step_s
+
+
+def _under(stage: Stage, choice: FormChoice, optimizer: str) -> Stage:
+    """A stage with the form, if it goes with it; replicas that share what only the optimizer holds
+    may hold all of it instead."""
+    own = replace(stage, sync=choice)
+    split = {"dp_replicate": stage.mesh.get("dp_replicate", 1), "dp_shard": 1}
+    split["dp_replicate"] *= stage.mesh.get("dp_shard", 1)
+    whole = replace(own, zero=0, mesh={**stage.mesh, **split})
+    tries: tuple[Stage, ...] = (own, whole) if stage.zero <= 1 else (own,)
+    for tried in tries:
+        if stage.dp > 1 and not any(of_stage(tried, optimizer)):
+            return tried
+    return stage
