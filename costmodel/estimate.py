@@ -86,8 +86,9 @@ def estimate_all(
     )  # fmt: skip
     owned = [[models[i].sync for i in own] for _, own in sorted(owners.items())]
     if any([lagging_s(sync) for own in owned for sync in own]):
+        whole_s = stepped.step_s + _beside_s(tables, plan, costs, models)
         endings = [
-            _lagging(ending, own, plan, stepped.step_s, slow)
+            _lagging(ending, own, plan, whole_s, slow)
             for ending, own in zip(endings, owned, strict=True)
         ]
         stepped = take_step(
@@ -129,6 +130,13 @@ def _ending(
         overlap=models[0].sync.overlap,
         clip_s=0.0 if norm_s is None else norm_s + sum(m.clip_s for m in models) * slow,
     )
+
+
+def _beside_s(
+    tables: CostTables, plan: Plan, costs: Sequence[StageCosts], models: Sequence[StageModel]
+) -> float:
+    """Of a step, what is not in its schedule: the runtime itself, and totals of the batch."""
+    return models[0].sync.overheads.step_s + _totals_s(tables, plan, costs)
 
 
 def _lagging(
@@ -187,7 +195,7 @@ def _prediction(
     *,
     hides: bool,
 ) -> Prediction:
-    extra = models[0].sync.overheads.step_s + _totals_s(tables, plan, costs)
+    extra = _beside_s(tables, plan, costs, models)
     parts = breakdown(stepped, times, extra)
     owners = by_stage(stepped.timeline.table.owners)
     step_s = stepped.step_s + extra

@@ -134,7 +134,7 @@ def test_schema_names_every_field_and_forbids_others() -> None:
     schema = plan_io.json_schema()
     assert schema["additionalProperties"] is False
     fusion = Fusion("swiglu", 2, (Missed("h.*.mlp", "its silu is read elsewhere too", 1),))
-    whole = replace(plan(), kernels=(fusion,))
+    whole = replace(plan(), kernels=(fusion,), gives_up=("dasgd: averages arrive late",))
     assert set(json.loads(plan_io.dumps(whole))) == set(schema["properties"])
     assert plan_io.loads(plan_io.dumps(whole)).kernels == (fusion,)
 
