@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from heapq import heapify, heappop, heappush
 
-from meshwright.forms.sync import chosen, is_exact
+from meshwright.forms.sync import chosen, is_searched
 from meshwright.planner.across.places import Places, orders
 from meshwright.planner.across.run_costs import RunCosts
 from meshwright.planner.bounds.beside import LeastCosts
@@ -56,7 +56,7 @@ def lower_bound(problem: Problem, *, waits: bool = True, late: bool = False) -> 
         (0.0, None),
     )[0]
     if late or not waits:
-        for form in filter(is_exact, allowed(problem.constraints, "sync", chosen())):
+        for form in filter(is_searched, allowed(problem.constraints, "sync", chosen())):
             quick, floor = (
                 partial(relaxation.quick_s, sync=form),
                 partial(relaxation.floor_s, sync=form),

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from meshwright.forms.sync import changes, chosen, clips, ladder, of_stage
+from meshwright.forms.sync import changes, chosen, clips, is_for_stages, ladder, of_stage
 from meshwright.ir.plan.plan import FormChoice, Plan, Stage
 from meshwright.planner.pins.constraints import allowed
 from meshwright.planner.problem.problem import Problem
@@ -16,7 +16,9 @@ def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
     long as each gains more than plans vary."""
     assert plan.predicted
     for form in allowed(problem.constraints, "sync", chosen()):
-        if changes(form) not in problem.allow or (problem.max_grad_norm and not clips(form)):
+        if changes(form) not in problem.allow or not is_for_stages(form):
+            continue
+        if problem.max_grad_norm and not clips(form):
             continue
         best_s = plan.predicted.step_s
         for settings in ladder(form):

@@ -4,12 +4,15 @@ folders with more.
 A file has `describe(replicas)`, what the form does in a step, as an `Exchange` without what its
 parameters' store does, and `build(slots, lines, stage, store)`, which makes what does it on a rank
 (`running`). `STORE` is the store that it takes where a plan names none; `SPLIT` says whether it
-takes stores that are. If plans may choose it by name, it
-has `check(stage)` too: what is wrong with its settings, and what would be right; its `describe` is
-also told whether the optimizer's rows are sharded, and the settings. With `EXACT` every search
-tries it; `offers(parameters)` says with which values of its settings, if it has any. Else a search
-tries it, with the settings of `ladder()`, only if the user allows what `CHANGES` names, and plans
-say in their first lines what it `GIVES_UP`; without `CLIPS` gradients cannot be clipped under it.
+takes stores that are.
+
+If plans may choose it by name, it has `check(stage)` too: what is wrong with its settings, and
+what would be right; its `describe` is also told what `zero` shards beside it, and the settings.
+
+With `EXACT` every search tries it for whole stages, unless it says that it is not `SEARCHED`;
+`offers(parameters)` says with which values of its settings, if it has any. Else a search tries it,
+with the settings of `ladder()`, only if the user allows what `CHANGES` names, and plans say in
+their first lines what it `GIVES_UP`. Without `CLIPS` gradients cannot be clipped under it.
 """
 
 import sys
@@ -162,6 +165,18 @@ def given_up(plan: Plan) -> tuple[str, ...]:
 def clips(key: str) -> bool:
     """Tells whether gradients may be clipped to a global norm under a form."""
     return bool(getattr(_FILES.load(key), "CLIPS", True))
+
+
+@cache
+def is_searched(key: str) -> bool:
+    """Tells whether every search tries a form for whole stages."""
+    return is_exact(key) and is_for_stages(key)
+
+
+@cache
+def is_for_stages(key: str) -> bool:
+    """Tells whether a form is tried for whole stages, and not only named for single parameters."""
+    return bool(getattr(_FILES.load(key), "SEARCHED", True))
 
 
 def offers(key: str, parameters: Sequence[int]) -> Mapping[str, Sequence[Setting]]:

@@ -1,0 +1,157 @@
+"""S2 Reducer: rows that any replica has, as a count-sketch with error feedback (Ge et al. 2021).
+
+Replicas agree on which rows have anything, as in `packed_rows`, hash the values of those rows with
+random signs into fewer cells, and sum the cells. Each takes its estimates from them and keeps what
+was lost of its own for the next step. Hashes are drawn anew in each step, alike on all ranks.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from meshwright.forms.exchange import Event, Exchange, Hold, Send
+from meshwright.forms.rows import MarkedRows
+from meshwright.forms.running import Lines, ParameterStore, Slot, SyncRun, SyncState
+from meshwright.forms.settings import Known, Number, Told, wrong_settings
+from meshwright.ir.layout.conversions import Primitive
+from meshwright.ir.plan.plan import Setting, Stage
+
+EXACT = False
+CHANGES = "sketch"
+SEARCHED = False
+GIVES_UP = (
+    "gradients of some parameters are estimated from sketches of them; what is lost in one step is "
+    "made up for in later ones"
+)
+_SETTINGS: Known = {
+    "cells": Number(0.5, 1e-6, 1e6), "tables": Number(1, 1, 99), "rows": Number(1.0, 1e-9, 1.0),
+}  # fmt: skip
+"""Cells per value of the rows that occur; tables among which they are shared out, of whose
+estimates the median is taken; share of rows that any replica has."""
+
+
+def describe(
+    replicas: int, zero: int = 0, settings: Mapping[str, Setting] = MappingProxyType({})
+) -> Exchange:
+    """Returns what is held and sent, and what was lost, which is kept."""
+    told = Told(_SETTINGS, settings)
+    share = told.number("rows") * told.number("cells")
+    return Exchange(
+        (
+            Hold(kind="optimizer", since=Event.BEGIN, until=Event.NEXT_BEGIN, whole=1),
+            Hold(kind="gradients", since=Event.AFTER_BACKWARD, until=Event.NEXT_BEGIN, whole=1),
+            Hold(kind="kept", since=Event.BEGIN, until=Event.NEXT_BEGIN, whole=1),
+            Hold(kind="communication", unit="bucket", since=Event.END, until=Event.END, whole=1),
+            Send(what="gradients", primitive=Primitive.ALL_REDUCE, axis="dp", unit="bucket",
+                 at=Event.END, until=Event.END, share="cells"),
+        ),
+        stated={"cells": share},
+    )  # fmt: skip
+
+
+def check(stage: Stage) -> Iterator[tuple[str, str]]:
+    """Yields what is wrong with the form in a stage, and what would be right."""
+    yield from wrong_settings("sketch", _SETTINGS, stage.sync.settings if stage.sync else {})
+    if stage.zero:
+        yield f"zero {stage.zero} splits rows over ranks; sketch has them whole", "zero 0"
+
+
+def build(slots: Sequence[Slot], lines: Lines, stage: Stage, store: ParameterStore) -> SyncRun:
+    """Returns what runs the form in a stage."""
+    told = Told(_SETTINGS, stage.sync.settings if stage.sync else {})
+    return _Sketched(slots, lines, told.number("cells"), told.whole("tables"))
+
+
+class Hashes(NamedTuple):
+    """Where each of some values goes in each table, and with which sign."""
+
+    cells: Tensor
+    """[tables, values]"""
+    signs: Tensor
+    """[tables, values]"""
+    size: int
+    """Cells of a table."""
+
+    @classmethod
+    def drawn(cls, values: int, size: int, tables: int, seed: int, like: Tensor) -> "Hashes":
+        """Draws them: equal for equal arguments on all ranks. Cells are filled evenly, so that with
+        as many as values each has its own."""
+        generator = torch.Generator().manual_seed(seed)
+        rounds = -(-values // size)
+        cells = torch.stack([
+            torch.cat([torch.randperm(size, generator=generator) for _ in range(rounds)])[:values]
+            for _ in range(tables)
+        ])  # fmt: skip
+        signs = torch.randint(0, 2, (tables, values), generator=generator) * 2 - 1
+        return cls(cells.to(like.device), signs.to(like.device, like.dtype), size)
+
+    def coded(self, values: Tensor) -> Tensor:
+        """Sums [values] with their signs into [tables, cells]."""
+        found = values.new_zeros((self.cells.shape[0], self.size))
+        return found.scatter_add_(1, self.cells, self.signs * values)
+
+    def decoded(self, coded: Tensor) -> Tensor:
+        """Estimates the values from their cells."""
+        estimates = coded.gather(1, self.cells) * self.signs
+        return estimates[0] if len(estimates) == 1 else estimates.median(dim=0).values
+
+    @property
+    def shrink(self) -> float:
+        """By which an estimate is multiplied, so that what it loses is less than what there was:
+        others in the same cell add as much noise as there are of them."""
+        return 1 / (1 + max(0.0, self.cells.shape[1] / self.size - 1))
+
+
+class _Sketched(MarkedRows):
+    def __init__(self, slots: Sequence[Slot], lines: Lines, cells: float, tables: int) -> None:
+        super().__init__(slots, lines)
+        self._cells, self._tables = cells, tables
+        self._steps = 0
+        self._lost: dict[int, Tensor] = {}
+        """Of each gradient, what earlier steps did not send."""
+        self._hashes: dict[int, Hashes] = {}
+
+    def _sent(self, index: int) -> Tensor:
+        gradient = super()._sent(index)
+        return gradient + self._lost[index] if index in self._lost else gradient
+
+    def _coded(self, index: int, gradient: Tensor, union: Tensor) -> Tensor:
+        values = gradient.index_select(0, union).flatten()
+        size = max(1, round(self._cells * values.numel() / self._tables))
+        seed = self._steps * len(self._slots) + index
+        hashes = Hashes.drawn(max(1, values.numel()), size, self._tables, seed, values)
+        if not values.numel():
+            return values
+        coded = hashes.coded(values)
+        kept = values - hashes.shrink * hashes.decoded(coded)
+        lost = torch.zeros_like(gradient)
+        self._lost[index] = lost.index_copy_(0, union, kept.view(-1, *gradient.shape[1:]))
+        self._hashes[index] = hashes
+        return coded
+
+    def _arrived(self, index: int, union: Tensor | None, found: Tensor) -> None:
+        if union is not None and index in self._hashes:
+            hashes = self._hashes.pop(index)
+            shape = self._slots[index].whole.shape
+            found = (hashes.shrink * hashes.decoded(found)).view(-1, *shape[1:])
+        elif union is not None:
+            found = found.view(-1, *self._slots[index].whole.shape[1:])
+        super()._arrived(index, union, found)
+
+    def finish(self) -> None:
+        super().finish()
+        self._steps += 1
+
+    def state(self) -> SyncState:
+        lost = {f"lost {i}": x.clone() for i, x in self._lost.items()}
+        return {"steps": self._steps, **lost} if self._steps else {}
+
+    def load(self, state: SyncState) -> None:
+        self._steps = int(state.get("steps", 0))
+        self._lost = {
+            int(key.removeprefix("lost ")): x.clone()
+            for key, x in state.items() if key.startswith("lost ")
+        }  # fmt: skip

@@ -1,0 +1,225 @@
+"""Rows that occur, packed: equal to one process, with the bytes of the formula; and sketches of
+them: exact where each value has its own cell, unbiased, and as good in the end as exact sums."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from meshwright.forms.rows import packed_bits, unpacked_bits
+from meshwright.forms.sync import findings
+from meshwright.forms.sync.sketch import Hashes
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.plan.plan import FormChoice, ParameterChoice, Plan
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.problem import make_problem
+from meshwright.runtime.checkpoint.export import full_state
+from meshwright.runtime.job.compile import compile as compile_job
+from tests.spawn import alone, run_ranks
+
+VOCAB, WIDTH, BATCH, TOKENS, STEPS = 203, 6, 12, 4, 8
+
+
+class Words(nn.Module):
+    """Two tables, of which few rows occur, and a dense rest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.marks = nn.Embedding(VOCAB, WIDTH, padding_idx=0), nn.Embedding(50, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 8), nn.Linear(8, 3)
+
+    def forward(self, ids: Tensor, others: Tensor, y: Tensor) -> Tensor:
+        x = self.words(ids).mean(1) + self.marks(others)
+        return nn.functional.mse_loss(self.down(torch.tanh(self.up(x))), y)
+
+
+def model() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Words().double().train()
+
+
+def batch(step: int) -> tuple[Tensor, ...]:
+    """Few ids, and in the third step one alone; some ranks' samples have rows of padding only."""
+    draw = np.random.default_rng(step)
+    high = 2 if step == 2 else VOCAB
+    ids = draw.integers(0, high, (BATCH, TOKENS))
+    if step == 1:
+        ids[BATCH // 2 :] = 0
+    return (
+        torch.from_numpy(ids), torch.from_numpy(draw.integers(0, 5, (BATCH,))),
+        torch.from_numpy(draw.standard_normal((BATCH, 3))),
+    )  # fmt: skip
+
+
+def plan_of(ranks: int, optimizer: str, form: str, micro: int = 2, **settings: Any) -> Plan:
+    problem = make_problem(
+        trace(model(), batch(0)), Cluster.local(ranks), precision="fp64", optimizer=optimizer
+    )
+    choice = uniform_choice(problem, num_microbatches=micro, dp_replicate=ranks)
+    plan = build_plan(problem, choice, predict=False)
+    own = ParameterChoice(sync=FormChoice(form=form, settings=settings))
+    said = {"words.weight": own, "marks.weight": own}
+    plan = replace(plan, stages=(replace(plan.stages[0], by_parameter=said),))
+    assert not [finding for finding in findings(plan) if finding.severity == "error"]
+    return plan
+
+
+def trained(plan: Plan, lr: float, clip: float | None = None, broken: str = "") -> Any:
+    def made() -> Any:
+        return compile_job(
+            model(), plan, optimizer=plan.optimizer, lr=lr, max_grad_norm=clip, device="cpu",
+            example_inputs=batch(0), check=False,
+        )  # fmt: skip
+
+    job, losses = made(), []
+    for step in range(STEPS):
+        if broken and step == 3:
+            job.save(broken)
+            job.close()
+            job = made()
+            job.load(broken)
+        losses.append(float(job.step(batch(step))))
+    state = full_state(job)
+    job.close()
+    return losses, state
+
+
+def plain(optimizer: str, lr: float, clip: float | None) -> Any:
+    kinds: dict[str, Any] = {
+        "sgd": torch.optim.SGD, "adamw": torch.optim.AdamW, "adagrad": torch.optim.Adagrad
+    }  # fmt: skip
+    own, losses = model(), []
+    stepped = kinds[optimizer](own.parameters(), lr=lr)
+    for step in range(STEPS):
+        stepped.zero_grad()
+        loss = own(*batch(step))
+        loss.backward()
+        if clip:
+            torch.nn.utils.clip_grad_norm_(own.parameters(), clip)
+        stepped.step()
+        losses.append(float(loss.detach()))
+    return losses, {name: x.detach().clone() for name, x in own.named_parameters()}
+
+
+def assert_equal(found: Any, wanted: Any) -> None:
+    assert found[0] == pytest.approx(wanted[0], rel=1e-10)
+    for name, x in wanted[1].items():
+        assert (found[1][name] - x).abs().max() <= 1e-10 * x.abs().max(), name
+
+
+@pytest.mark.parametrize(
+    ("ranks", "optimizer", "clip"),
+    [(1, "sgd", None), (2, "adamw", 0.5), (3, "adagrad", None), (4, "sgd", 0.1),
+     (5, "adamw", None)],
+)  # fmt: skip
+def test_packed_rows_are_exact(ranks: int, optimizer: str, clip: float | None) -> None:
+    """Also of replicas with unequal shares, and of one whose samples have no row."""
+    plan = plan_of(ranks, optimizer, "packed_rows")
+    found = run_ranks(ranks, trained, plan, 0.05, clip)[0]
+    assert_equal(found, alone(plain, optimizer, 0.05, clip))
+
+
+def _bytes(plan: Plan) -> list[int]:
+    job = compile_job(
+        model(), plan, optimizer="sgd", device="cpu", example_inputs=batch(0), check=False
+    )
+    found = []
+    for step in range(3):
+        seen: list[int] = []
+        pending = job.recorder.pending
+
+        def noted(
+            what: Any, work: Any, start: Any, seen: list[int] = seen, of: Any = pending
+        ) -> Any:
+            seen.append(what.nbytes if what.purpose == "gradients" else 0)
+            return of(what, work, start)
+
+        job.recorder.pending = noted  # type: ignore[method-assign]
+        job.step(batch(step))
+        job.recorder.pending = pending  # type: ignore[method-assign]
+        found.append(sum(seen))
+    job.close()
+    return found
+
+
+def test_what_goes_is_a_bit_a_row_and_the_rows_that_occur() -> None:
+    """Padding has none: nothing is learnt of its row."""
+    dense = sum(x.numel() for n, x in model().named_parameters() if "words" not in n and
+                "marks" not in n) * 8  # fmt: skip
+    wanted = []
+    for step in range(3):
+        ids, others, _ = batch(step)
+        rows = len(set(ids.unique().tolist()) - {0}) + len(others.unique())
+        wanted.append(dense + -(-VOCAB // 8) + -(-50 // 8) + rows * WIDTH * 8)
+    found = run_ranks(2, _bytes, plan_of(2, "sgd", "packed_rows"))
+    assert found == [wanted, wanted]
+
+
+def test_bits() -> None:
+    for count in (1, 7, 8, 9, 200):
+        marks = torch.rand(count, generator=torch.Generator().manual_seed(count)) < 0.3
+        assert packed_bits(marks).numel() == -(-count // 8)
+        assert unpacked_bits(packed_bits(marks), count).equal(marks)
+
+
+def test_a_sketch_with_a_cell_for_each_value_is_exact() -> None:
+    plan = plan_of(2, "adamw", "sketch", cells=1.0)
+    assert_equal(run_ranks(2, trained, plan, 0.05)[0], alone(plain, "adamw", 0.05, None))
+
+
+def test_sketches_are_unbiased() -> None:
+    values = torch.from_numpy(np.random.default_rng(0).standard_normal(60))
+    for size, tables in ((30, 1), (20, 1), (45, 3)):
+        estimates = []
+        for seed in range(1000):
+            hashes = Hashes.drawn(60, size, tables, seed, values)
+            estimates.append(hashes.decoded(hashes.coded(values)))
+        found = torch.stack(estimates)
+        error = found.std(dim=0) / 1000**0.5
+        assert ((found.mean(dim=0) - values).abs() <= 4 * error + 1e-12).all()
+
+
+def test_relative_errors_are_those_of_the_load() -> None:
+    """Of as many other values in the same cell, each as large."""
+    values = torch.from_numpy(np.random.default_rng(1).standard_normal(96000))
+    for size, wanted in ((96000, 0.0), (48000, 1.0), (32000, 2.0**0.5), (24000, 3.0**0.5)):
+        hashes = Hashes.drawn(96000, size, 1, 0, values)
+        error = (hashes.decoded(hashes.coded(values)) - values).norm() / values.norm()
+        assert float(error) == pytest.approx(wanted, abs=0.02)
+        left = values - hashes.shrink * hashes.decoded(hashes.coded(values))
+        assert float(left.norm()) <= float(values.norm()), "error feedback never grows"
+
+
+def test_what_was_lost_is_sent_later_and_kept_in_checkpoints(tmp_path: Any) -> None:
+    plan = plan_of(2, "sgd", "sketch", cells=0.4)
+    whole = run_ranks(2, trained, plan, 0.05)
+    assert whole[0][0] == whole[1][0]
+    again = run_ranks(2, trained, plan, 0.05, None, str(tmp_path / "kept"))
+    assert_equal(again[0], whole[0])
+    exact = alone(plain, "sgd", 0.05, None)
+    assert whole[0][0] != pytest.approx(exact[0], rel=1e-6)
+    assert np.mean(whole[0][0][-3:]) == pytest.approx(np.mean(exact[0][-3:]), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("form", "settings", "zero", "said"),
+    [
+        ("packed_rows", {"rows": 0.0}, 0, "rows must be a number"),
+        ("packed_rows", {}, 1, "has them whole"),
+        ("sketch", {"cells": 0}, 0, "cells must be a number"),
+        ("sketch", {"tables": 0}, 0, "tables must be a whole number from 1"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    form: str, settings: dict[str, Any], zero: int, said: str
+) -> None:
+    plan = plan_of(2, "sgd", "packed_rows")
+    own = ParameterChoice(zero=zero, sync=FormChoice(form=form, settings=settings))  # type: ignore[arg-type]
+    stage = replace(plan.stages[0], by_parameter={"words.weight": own})
+    (finding,) = (f for f in findings(replace(plan, stages=(stage,))) if f.severity == "error")
+    assert said in finding.message, finding
