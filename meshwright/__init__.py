@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from meshwright.planner.search.search import rank as rank
     from meshwright.planner.search.search import search as search
     from meshwright.profiling.profiling import profile as profile
+    from meshwright.profiling.rows import count_rows as count_rows
     from meshwright.running.logs import MetricLog as MetricLog
     from meshwright.runtime.job.compile import compile as compile
     from meshwright.runtime.job.job import Job as Job
@@ -54,6 +55,7 @@ _HOME = {
     "SearchOptions": "planner.search.options",
     "TraceError": "ir.errors",
     "compile": "runtime.job.compile",
+    "count_rows": "profiling.rows",
     "complete": "planner.search.complete",
     "measure_local": "costmodel.fit.measure",
     "profile": "profiling.profiling",

@@ -57,6 +57,11 @@ Allow = Annotated[
     typer.Option(help="what of plain training plans may change: delayed; may be given again"),
 ]
 
+Rows = Annotated[
+    str | None,
+    typer.Option(help="how often rows of tables occur: a file of count_rows, or zipf:1.05"),
+]
+
 
 EXAMPLES = (
     f"meshwright search {MODEL} -c h100-sxm:2x8 -b 256 --pin tp=2 -o plan.json",
@@ -78,6 +83,7 @@ def command(
     searcher: str = "auto",
     constraints: Pins = None,
     allow: Allow = None,
+    rows: Rows = None,
     objective: Objective = "throughput",
     time_limit_s: Annotated[float, typer.Option("--time-limit")] = 60.0,
     seed: int = 0,

@@ -16,6 +16,7 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import BlockLayout, ModelMesh
 from meshwright.ir.profile.profile import Profile
+from meshwright.ir.profile.row_counts import RowCounts
 from meshwright.ir.trace.changing import shared
 from meshwright.planner.inside.data_layout import DataLayout, solve_data
 from meshwright.planner.inside.explain import batch_coupling, batch_norms, why_whole
@@ -57,6 +58,8 @@ class Problem:
     seed: int
     allow: frozenset[str]
     """What of plain training plans may change."""
+    rows: RowCounts | None = field(compare=False)
+    """How often rows of embedding tables occur."""
     tables: CostTables = field(compare=False, repr=False)
     solved: dict[tuple[ModelMesh, str], tuple[BlockLayout, ...]] = field(compare=False, repr=False)
     laid: dict[tuple[ModelMesh, str], MeshVariants] = field(
@@ -157,6 +160,7 @@ def make_problem(
     objective: str = "throughput",
     seed: int = 0,
     allow: tuple[str, ...] = (),
+    rows: RowCounts | None = None,
     profile: Profile | None = None,
     log_dir: Path | None = None,
 ) -> Problem:
@@ -185,7 +189,7 @@ def make_problem(
     return Problem(
         graph=graph, cluster=cluster, optimizer=optimizer, precision=kind,
         max_grad_norm=max_grad_norm, constraints=asked, objective=objective, seed=seed,
-        allow=_allowed(allow),
+        allow=_allowed(allow), rows=rows,
         tables=CostTables(graph, cluster, precision, profile=profile), solved={}, log_dir=log_dir,
     )  # fmt: skip
 

@@ -92,11 +92,10 @@ def _bound_s(problem: Problem, found: SearchLog, best: Plan) -> float:
 
 
 def _differ(problem: Problem) -> bool:
-    """Whether plans may be other than those that searchers judge: parameters of a stage are asked
-    to differ, or training may be changed."""
-    return bool(problem.allow) or any(
-        isinstance(item, ParametersAs) for item in problem.constraints
-    )
+    """Whether plans may be other than those that searchers judge: parameters of a stage may differ,
+    or training may be changed."""
+    apart = any(isinstance(item, ParametersAs) for item in problem.constraints)
+    return apart or bool(problem.allow) or problem.rows is not None
 
 
 def _versions() -> dict[str, str]:

@@ -11,6 +11,7 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.extensions import nearest
 from meshwright.ir.profile.profile import Profile
 from meshwright.ir.profile.profile_store import load_profile
+from meshwright.ir.profile.row_counts import RowCounts
 from meshwright.planner.pins.decisions import Constraint
 
 
@@ -35,6 +36,9 @@ class SearchOptions:
     """Pins: `"tp=2"`, `"step<=1.2s"`."""
     allow: Sequence[str] = ()
     """What of plain training plans may change: `delayed`, averages that arrive late."""
+    rows: RowCounts | Path | str | None = None
+    """How often rows of embedding tables occur (`count_rows`), the file that holds it, or
+    `zipf:1.05`, what is assumed; None: gradients of tables go whole."""
     objective: str = "throughput"
     """Or `memory`, `cheapest`, `batch`."""
     time_limit_s: float = 60

@@ -14,6 +14,7 @@ from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.beside import waits_for_collectives
 from meshwright.ir.plan.plan import Improvement, Plan
 from meshwright.ir.plan.verify import check
+from meshwright.ir.profile.row_counts import RowCounts
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.across.first_plans import first_choices
 from meshwright.planner.bounds.bound import forget
@@ -79,7 +80,7 @@ def rank(
 ) -> Ranking:
     """Finds the best plan on each cluster, best cluster first; options as in `search`."""
     asked = SearchOptions.of(options, **more)
-    measured = asked.measured()
+    measured, rows = asked.measured(), RowCounts.load(asked.rows)
     names = asked_kernels(asked.kernels)
     wins = worth(clusters) if asked.kernels == AUTO else None
 
@@ -97,7 +98,8 @@ def rank(
         return make_problem(
             graph(batch), cluster, optimizer=asked.optimizer, precision=asked.precision,
             max_grad_norm=asked.max_grad_norm, constraints=tuple(asked.constraints),
-            objective=asked.objective, allow=tuple(asked.allow), seed=asked.seed, profile=measured,
+            objective=asked.objective, allow=tuple(asked.allow), rows=rows, seed=asked.seed,
+            profile=measured,
             log_dir=asked.log_dir(cluster.name, several=len(clusters) > 1),
         )  # fmt: skip
 

@@ -174,6 +174,14 @@ def is_searched(key: str) -> bool:
 
 
 @cache
+def for_tables() -> tuple[str, ...]:
+    """Lists the exact forms that searches try on embedding tables (`TABLES`)."""
+    return tuple(
+        key for key in chosen() if is_exact(key) and getattr(_FILES.load(key), "TABLES", False)
+    )
+
+
+@cache
 def is_for_stages(key: str) -> bool:
     """Tells whether a form is tried for whole stages, and not only named for single parameters."""
     return bool(getattr(_FILES.load(key), "SEARCHED", True))

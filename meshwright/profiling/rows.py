@@ -1,0 +1,55 @@
+"""Counts which rows of a model's embedding tables batches name."""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from meshwright.ir.errors import PlanError
+from meshwright.ir.profile.row_counts import RowCounts
+
+
+def count_rows(model: nn.Module, batches: Iterable[Any]) -> RowCounts:
+    """Runs a model forward over batches, as it is trained with them, and counts the rows that its
+    `nn.Embedding` and `nn.EmbeddingBag` look up; padding is left out, as nothing is learnt of it.
+
+    A batch is a tensor, a tuple of arguments or a dict of them. Parameters and buffers stay as they
+    are. PlanError if nothing was looked up.
+    """
+    seen: dict[str, Counter[int]] = {}
+    hooks = []
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            path = f"{name}.weight" if name else "weight"
+
+            def look(
+                module: nn.Module, given: tuple[Any, ...], named: dict[str, Any], path: str = path
+            ) -> None:
+                ids: Tensor = given[0] if given else named["input"]
+                values, counts = torch.unique(ids.detach(), return_counts=True)
+                found = seen.setdefault(path, Counter())
+                found.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
+                found.pop(module.padding_idx, None)  # type: ignore[call-overload]
+
+            hooks.append(module.register_forward_pre_hook(look, with_kwargs=True))
+    buffers = {name: x.detach().clone() for name, x in model.named_buffers()}
+    try:
+        with torch.no_grad():
+            for batch in batches:
+                if isinstance(batch, dict):
+                    model(**batch)
+                else:
+                    model(*(batch if isinstance(batch, tuple | list) else (batch,)))
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for name, x in model.named_buffers():
+            x.detach().copy_(buffers[name])
+    tables = {path: dict(Counter(counts.values())) for path, counts in seen.items() if counts}
+    if not tables:
+        raise PlanError(
+            "no embedding of the model looked anything up: are there batches, and tables?"
+        )
+    return RowCounts(tables)

@@ -1,0 +1,161 @@
+"""Embedding tables of which few rows occur: counted, found, priced, chosen."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from meshwright.costmodel.explain.detail import detail_of
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.errors import PlanError
+from meshwright.ir.graph.tables import tables_of
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.profile.row_counts import RowCounts
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.problem.problem import make_problem
+from meshwright.planner.search.search import search, search_problem
+from meshwright.profiling.rows import count_rows
+from tests.form_files.test_rows import Words, batch, model
+
+
+class Tied(nn.Module):
+    """A table that the output layer shares, and one in bags."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.bags = nn.Embedding(300, 8), nn.EmbeddingBag(500, 8, mode="sum")
+        self.out = nn.Linear(8, 300, bias=False)
+        self.out.weight = self.words.weight
+
+    def forward(self, ids: Tensor, many: Tensor) -> Tensor:
+        x = self.words(ids) + self.bags(many)
+        return nn.functional.cross_entropy(self.out(x), ids)
+
+
+def tied_batch() -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    return torch.randint(0, 300, (8,), generator=draw), torch.randint(
+        0, 500, (8, 3), generator=draw
+    )
+
+
+def test_tables_are_found_and_shared_ones_are_not() -> None:
+    found = tables_of(trace(model(), batch(0)))
+    assert [(t.path, t.rows, t.row_bytes, t.lookups) for t in found] == [
+        ("words.weight", 203, 48, 48), ("marks.weight", 50, 48, 12),
+    ]  # fmt: skip
+    (bags,) = tables_of(trace(Tied(), tied_batch()))
+    assert (bags.path, bags.rows, bags.lookups) == ("bags.weight", 500, 24)
+
+
+def test_counting() -> None:
+    """Rows as often as batches name them, padding left out; the model stays as it is."""
+    made = model()
+    before = {name: x.clone() for name, x in made.state_dict().items()}
+    counts = count_rows(made, [batch(0), batch(1)])
+    ids = torch.cat([batch(0)[0].flatten(), batch(1)[0].flatten()])
+    found = torch.bincount(ids, minlength=203)[1:]
+    assert counts.tables["words.weight"] == {
+        int(n): int((found == n).sum()) for n in found.unique() if n
+    }
+    assert all(x.equal(before[name]) for name, x in made.state_dict().items())
+    assert not made.words._forward_pre_hooks
+    bags = count_rows(Tied(), [{"ids": tied_batch()[0], "many": tied_batch()[1]}])
+    assert set(bags.tables) == {"words.weight", "bags.weight"}
+    with pytest.raises(PlanError, match="are there batches"):
+        count_rows(nn.Linear(2, 2), [torch.ones(1, 2)])
+
+
+def test_distinct_rows_are_those_that_are_drawn() -> None:
+    draw = np.random.default_rng(0)
+    share = np.arange(1, 1001, dtype=float) ** -1.1
+    ids = draw.choice(1000, size=200_000, p=share / share.sum())
+    times, rows = np.unique(np.unique(ids, return_counts=True)[1], return_counts=True)
+    counted = RowCounts({"a": dict(zip(times.tolist(), rows.tolist(), strict=True))})
+    for lookups in (1, 50, 2000, 20_000):
+        real = np.mean([len(np.unique(draw.choice(ids, lookups))) for _ in range(30)])
+        for counts in (counted, RowCounts(zipf=1.1)):
+            assert counts.distinct("a", 1000, lookups) == pytest.approx(real, rel=0.04)
+    assert counted.distinct("b", 1000, 5) is None
+
+
+def test_files_and_what_is_none(tmp_path: Path) -> None:
+    counts = RowCounts({"a": {1: 5, 7: 2}})
+    counts.save(tmp_path / "rows.json")
+    assert RowCounts.load(tmp_path / "rows.json") == counts
+    assert RowCounts.load("zipf:1.2") == RowCounts(zipf=1.2)
+    for text, said in (
+        ("{", "rows.json"), ('{"schema": "meshwright.plan/2.0"}', "schema"),
+        ('{"schema": "meshwright.rows/1.0", "tables": {"a": 3}}', "lists of"),
+        ('{"schema": "meshwright.rows/1.0", "tables": {"a": [[0, 1]]}}', "1 or more"),
+        ('{"schema": "meshwright.rows/1.0", "tables": []}', "lists of"),
+    ):  # fmt: skip
+        (tmp_path / "rows.json").write_text(text)
+        with pytest.raises(PlanError, match=said):
+            RowCounts.load(tmp_path / "rows.json")
+    for text in ("zipf:", "zipf:-1", "zipf:nan", "nowhere.json"):
+        with pytest.raises(PlanError):
+            RowCounts.load(text)
+
+
+class Large(Words):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(200_000, 6)
+
+
+def found(wire: float = 1e8, **more: Any) -> Plan:
+    cluster = Cluster.preset("v100-16", num_nodes=4, devices_per_node=1)
+    assert cluster.between_nodes
+    between = replace(cluster.between_nodes, bandwidth_bytes_per_s=wire, curves=())
+    problem = make_problem(
+        trace(Large().double(), batch(0)), replace(cluster, between_nodes=between),
+        precision="fp64", constraints=("pp=1", "model=1", "dp=4"), **more,
+    )  # fmt: skip
+    return search_problem(problem, progress=False)
+
+
+def test_search_sends_the_rows_that_occur() -> None:
+    counts = RowCounts(zipf=1.05)
+    dense, packed = found(), found(rows=counts)
+    assert dense.predicted and packed.predicted and packed.evidence
+    choice = packed.stages[0].by_parameter["words.weight"]
+    assert choice.sync and choice.sync.form == "packed_rows" and not packed.gives_up
+    assert "words.weight" not in dense.stages[0].by_parameter
+    assert packed.predicted.step_s < 0.1 * dense.predicted.step_s
+    assert packed.evidence.gap is None and "packed_rows" in str(packed)
+    distinct = counts.distinct("words.weight", 200_000, 48)
+    assert distinct
+    share = float(choice.sync.settings["rows"])
+    assert share == pytest.approx(distinct / 200_000, rel=1e-3)
+
+
+def test_a_table_of_which_most_rows_occur_goes_whole() -> None:
+    every = RowCounts({"words.weight": {1: 200_000}, "marks.weight": {5: 50}})
+    problem = make_problem(
+        trace(Large().double(), tuple(x.repeat(4000, *[1] * (x.ndim - 1)) for x in batch(0))),
+        Cluster.preset("v100-16", num_nodes=4, devices_per_node=1),
+        precision="fp64", constraints=("pp=1", "model=1", "dp=4"), rows=every,
+    )  # fmt: skip
+    plan = search_problem(problem, progress=False)
+    lookups = tables_of(problem.graph)[0].lookups
+    distinct = every.distinct("words.weight", 200_000, lookups)
+    assert distinct and distinct > 0.5 * 200_000
+    sent = [
+        t.nbytes for kind in detail_of(problem.tables, plan).kinds for t in kind.traffic
+        if t.purpose == "gradients"
+    ]  # fmt: skip
+    assert sum(sent) >= distinct * 48
+
+
+def test_the_facade_takes_a_file(tmp_path: Path) -> None:
+    count_rows(model(), [batch(0)]).save(tmp_path / "rows.json")
+    plan = search(
+        trace(model(), batch(0)), Cluster.local(2), precision="fp64", progress=False,
+        rows=str(tmp_path / "rows.json"), constraints=("dp=2",),
+    )  # fmt: skip
+    assert plan.predicted
