@@ -9,7 +9,7 @@ _LOOKUPS = ("aten.embedding.", "aten.embedding_bag.", "aten._embedding_bag.")
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class EmbeddingTable:
     """One of them."""
 
     path: str
@@ -20,7 +20,7 @@ class Table:
     """Rows that a global batch names, repeats counted."""
 
 
-def tables_of(graph: Graph) -> tuple[Table, ...]:
+def tables_of(graph: Graph) -> tuple[EmbeddingTable, ...]:
     """Returns the trained parameters that ops read as tables and as nothing else, the largest
     first: the gradient of one that an output layer shares is dense."""
     lookups: dict[str, int] = {}
@@ -36,5 +36,5 @@ def tables_of(graph: Graph) -> tuple[Table, ...]:
         tensor = graph.tensors[name]
         if name not in others and tensor.kind is Kind.PARAMETER and tensor.requires_grad:
             row_bytes = prod(tensor.shape[1:]) * DTYPE_BYTES[tensor.dtype]
-            found.append(Table(tensor.fqn, tensor.shape[0], row_bytes, count))
+            found.append(EmbeddingTable(tensor.fqn, tensor.shape[0], row_bytes, count))
     return tuple(sorted(found, key=lambda table: (-table.rows * table.row_bytes, table.path)))

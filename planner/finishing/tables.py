@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from meshwright.forms.sync import for_tables, of_stage
-from meshwright.ir.graph.tables import Table, tables_of
+from meshwright.ir.graph.tables import EmbeddingTable, tables_of
 from meshwright.ir.plan.parameters import as_for
 from meshwright.ir.plan.plan import FormChoice, ParameterChoice, Plan, Setting, Stage
 from meshwright.planner.pins.parameter_pins import paths_of
@@ -44,7 +44,12 @@ def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
 
 
 def _with(
-    problem: Problem, plan: Plan, index: int, stage: Stage, table: Table, choice: ParameterChoice
+    problem: Problem,
+    plan: Plan,
+    index: int,
+    stage: Stage,
+    table: EmbeddingTable,
+    choice: ParameterChoice,
 ) -> Stage:
     """A stage with the choice for a table that it has, if nothing else is said of that."""
     blocks = plan.stage_blocks(problem.graph, index)
