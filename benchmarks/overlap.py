@@ -30,7 +30,7 @@ from meshwright.ir.graph.graph import Graph
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.plan.plan import OVERLAPS, Overlap, Plan, model_mesh
 from meshwright.ir.trace.trace import trace
-from meshwright.planner.finishing.overlap import overlapped
+from meshwright.planner.decisions.overlap import overlapped
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import Problem, make_problem
 from meshwright.runtime.job.compile import compile as compile_job

@@ -133,7 +133,7 @@ def test_search_recomputes_less_in_later_stages_where_memory_is_short() -> None:
     plain = recomputing(asked)
     assert plain.predicted
     tight = replace(asked, constraints=(MemoryCap(int(plain.predicted.peak_bytes * 1.2)),))
-    tried = list(variants("stage_aware", tight, plain))
+    tried = list(variants("recompute", tight, plain))
     assert tried and tried[-1].predicted and excess_bytes(tight, tried[-1]) == 0
     assert tried[-1].predicted.step_s < plain.predicted.step_s
     counts = [len(stage.recompute) for stage in tried[-1].stages]

@@ -6,11 +6,12 @@ from dataclasses import replace
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan.plan import Plan, Stage
 from meshwright.ir.plan.schedule import Schedule, halves_backwards
-from meshwright.planner.pins.constraints import pinned
+from meshwright.planner.pins.constraints import allowed, pinned
 from meshwright.planner.pins.decision import Decision
 from meshwright.planner.pins.decisions import Pin, Value
 from meshwright.planner.problem.compiled import measured_compiled
 from meshwright.planner.problem.problem import Problem
+from meshwright.planner.search.finish import changed
 
 _YES, _NO = "true", "false"
 
@@ -34,6 +35,20 @@ def _apply(stage: Stage, value: Value, table: Callable[[], Schedule]) -> Stage:
     return replace(stage, compile=value == _YES and not halves_backwards(table()))
 
 
+def _variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
+    """The plan with all stages compiled, where a profile says what they take and nothing in the
+    plan forbids it."""
+    if all(stage.compile for stage in plan.stages) or problem.tables.profile is None:
+        return
+    if not allowed(problem.constraints, "compile", (_YES,)):
+        return
+    if halves_backwards(problem.tables.schedule(plan.schedule)):
+        return
+    if not any(any(s.saved.values()) for s in plan.stages) and measured_compiled(problem, plan):
+        stages = tuple(replace(stage, compile=True) for stage in plan.stages)
+        yield changed(problem, plan, stages=stages)
+
+
 def _notes(problem: Problem, plan: Plan) -> Iterator[str]:
     """Why blocks are not compiled, or what is not known of those that are."""
     known = measured_compiled(problem, plan)
@@ -51,6 +66,7 @@ DECISION = Decision(
     read=lambda plan, stage: _YES if stage.compile else _NO,
     together=_together,
     apply=_apply,
+    variants=_variants,
     notes=_notes,
     place=8,
     words_of=lambda plan: ["compile"] * any(stage.compile for stage in plan.stages),

@@ -1,19 +1,22 @@
 """Whether blocks keep only their inputs, and run again within their backward."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
-from meshwright.forms.retention import fate_of, shared_out
+from meshwright.forms.retention import fate_of, retention, shared_out
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import Plan, Stage
-from meshwright.planner.pins.constraints import allowed
+from meshwright.planner.decisions.saved import asked as asked_saved
+from meshwright.planner.pins.constraints import allowed, is_scoped, pinned
 from meshwright.planner.pins.decision import Decision
 from meshwright.planner.pins.decisions import EVERYWHERE, Constraint, Pin, Value
 from meshwright.planner.problem import by_stage
 from meshwright.planner.problem.candidates import StageChoice, recomputable
+from meshwright.planner.problem.predict import excess_bytes
 from meshwright.planner.problem.problem import Problem
+from meshwright.planner.search.finish import changed
 
 _NONE, _FULL = "none", "full"
 
@@ -40,10 +43,41 @@ def _keeps(pin: Pin, plan: Plan, graph: Graph) -> bool | None:
 
 
 def _apply(plan: Plan, graph: Graph, value: Value) -> Plan:
-    """Where stages share it out, as much as there can be; `finishing` finds how little will do."""
+    """Where stages share it out, as much as there can be; `_variants` finds how little will do."""
     if value not in shared_out():
         return plan
     return replace(plan, stages=by_stage.shared_out(plan, graph, str(value), 1.0))
+
+
+def _variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
+    """Where all layers are recomputed: with as little as fits, as forms share it out over stages.
+    The last of each form is the best of it."""
+    if len(plan.schedule.rows) < 2 or len(plan.schedule.rows) < len(plan.stages):
+        return
+    if not any(stage.recompute for stage in plan.stages) or asked_saved(problem.constraints):
+        return
+    if is_scoped(problem.constraints):
+        return
+    pin = pinned(problem.constraints, "recompute")
+    for name in shared_out():
+        # One that is not exact, and others than the one that is asked for, are for the user to say.
+        free = len(modes(problem.constraints)) == 2 and retention(name).exact
+        if pin == name or free:
+            yield from _shared_out(problem, plan, name)
+
+
+def _shared_out(problem: Problem, plan: Plan, name: str) -> Iterator[Plan]:
+    count = len(by_stage.layers(plan, problem.graph, 0))
+    least, most = 0, count  # recomputed in stage 0: too few, or just enough
+    while most - least > 1:
+        middle = (least + most) // 2
+        stages = by_stage.shared_out(plan, problem.graph, name, middle / count)
+        made = changed(problem, plan, stages=stages)
+        if excess_bytes(problem, made):
+            least = middle
+        else:
+            most = middle
+            yield made
 
 
 def _obey(problem: Problem, stage: StageChoice, pins: Sequence[Pin]) -> StageChoice:
@@ -97,6 +131,7 @@ DECISION = Decision(
     keeps=_keeps,
     apply_plan=_apply,
     obey=_obey,
+    variants=_variants,
     place=4,
     words_of=lambda plan: ["recompute"] * any(map(_said, plan.stages)),
     show=lambda stage: ", ".join(_said(stage)) or "-",

@@ -31,7 +31,7 @@ from meshwright.planner.pins.placement_rules import NO_RULES as NO_RULES
 from meshwright.planner.pins.placement_rules import PlacementRules as PlacementRules
 from meshwright.planner.pins.placement_rules import placement_rules as placement_rules
 
-T = TypeVar("T", int, str)
+T = TypeVar("T", bound=int | str)
 
 
 def pinned(constraints: Iterable[Constraint], name: str) -> int | str | None:

@@ -63,7 +63,9 @@ class Decision:
     obey: "Callable[[Problem, StageChoice, Sequence[Pin]], StageChoice] | None" = None
     """A searcher's stage with what these pins of it, and of single blocks, ask for."""
     tries: tuple[Value, ...] = ()
-    """Values that a search gives its best plans by `apply` where nobody has pinned one."""
+    """Values that a search gives its best plans by `apply` where pins leave them."""
+    variants: "Callable[[Problem, Plan], Iterator[Plan]] | None" = None
+    """Variants of one of its best plans that a search tries, where that is more than a value."""
     findings: Callable[[Plan], Iterator[Finding]] | None = None
     """What `meshwright check` warns of in a plan."""
     notes: "Callable[[Problem, Plan], Iterator[str]] | None" = None

@@ -1,5 +1,5 @@
-"""What is tried on the best plans when a searcher is done: the files of `planner/finishing`, and
-values of pins (`Decision.tries`).
+"""What is tried on the best plans when a searcher is done: by files of pins (`Decision.tries`,
+`Decision.variants`) and by those of `planner/finishing`.
 
 Each yields variants of a plan. What searchers enumerate stays small that way, and every searcher
 gains alike.
@@ -7,13 +7,13 @@ gains alike.
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from meshwright.ir.extensions import Files
 from meshwright.ir.plan.plan import Plan
 from meshwright.planner import finishing
-from meshwright.planner.pins.constraints import pins_of
+from meshwright.planner.pins.constraints import allowed
 from meshwright.planner.pins.known import DECISIONS
 from meshwright.planner.problem.predict import excess_bytes, predict_plan
 from meshwright.planner.problem.problem import Problem
@@ -21,39 +21,43 @@ from meshwright.planner.search.deadline import check_time
 from meshwright.planner.search.notes import annotated
 
 _FILES = Files(finishing, "change")
-FINISHERS = _FILES.names
-"""Keys of the changes: the file names."""
 BEST, CLOSE = 3, 1.3
 """Plans, the best of their kind, that are finished: so many, and those within this factor of the
 best step."""
 
 
 def variants(name: str, problem: Problem, plan: Plan) -> Iterator[Plan]:
-    """Variants of a plan by `planner/finishing/<name>.py`, each with its prediction."""
-    yield from _FILES.load(name).variants(problem, plan)
+    """Variants of a plan by a pin or by `planner/finishing/<name>.py`, each with its prediction."""
+    if name in _FILES.names:
+        yield from _FILES.load(name).variants(problem, plan)
+    if name not in DECISIONS:
+        return
+    decision = DECISIONS[name]
+    if decision.variants is not None:
+        yield from decision.variants(problem, plan)
+    for value in allowed(problem.constraints, name, decision.tries):
+        assert decision.apply is not None
+        table = partial(problem.tables.schedule, plan.schedule)
+        stages = tuple([decision.apply(stage, value, table) for stage in plan.stages])
+        if stages != plan.stages:
+            yield changed(problem, plan, stages=stages)
+
+
+@cache
+def changes() -> tuple[str, ...]:
+    """Keys of all that is tried, in order."""
+    pins = (name for name, found in DECISIONS.items() if found.tries or found.variants)
+    return tuple(sorted({*_FILES.names, *pins}))
 
 
 def finished(problem: Problem, plan: Plan) -> Iterator[Plan]:
     """Each variant that was tried, change after change on what is best by then."""
     best = plan
-    pins = [name for name, decision in DECISIONS.items() if decision.tries]
-    for tried in [*(partial(variants, n) for n in FINISHERS), *(partial(_under, n) for n in pins)]:
-        for variant in tried(problem, best):
+    for name in changes():
+        for variant in variants(name, problem, best):
             yield variant
             if _is_better(problem, variant, best):
                 best = variant
-
-
-def _under(name: str, problem: Problem, plan: Plan) -> Iterator[Plan]:
-    """The plan with each value of a decision that pins leave, where that changes it."""
-    decision = DECISIONS[name]
-    assert decision.apply is not None
-    for value in decision.tries:
-        if all(pin.admits(value) for pin in pins_of(problem.constraints, name)):
-            table = partial(problem.tables.schedule, plan.schedule)
-            stages = tuple([decision.apply(stage, value, table) for stage in plan.stages])
-            if stages != plan.stages:
-                yield changed(problem, plan, stages=stages)
 
 
 def _is_better(problem: Problem, plan: Plan, than: Plan) -> bool:
