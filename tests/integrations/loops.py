@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from transformers import TrainingArguments
 
 import meshwright as mw
-from meshwright.ir.plan.plan import Plan, SyncChoice
+from meshwright.ir.plan.plan import FormChoice, Plan
 from meshwright.ir.plan.plan_io import rehash
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
@@ -29,7 +29,7 @@ def formed(form: str, **settings: int) -> Plan:
     graph = mw.trace(model(), {"input_ids": tokens, "labels": tokens})
     problem = make_problem(graph, mw.Cluster.local(2), precision="fp64")
     plan = build_plan(problem, uniform_choice(problem, dp_replicate=2))
-    choice = SyncChoice(form=form, settings=settings)
+    choice = FormChoice(form=form, settings=settings)
     return rehash(replace(plan, stages=(replace(plan.stages[0], sync=choice),)))
 
 

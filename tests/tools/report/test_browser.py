@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.ir.plan.plan import SyncChoice
+from meshwright.ir.plan.plan import FormChoice
 from meshwright.tools.report.page import html, write_report
 from tests.costmodel.explain.test_compare import predicted_plan
 from tests.tools.report.browser import browser
@@ -57,7 +57,7 @@ def test_what_the_next_forward_hides_is_said(chromium, pages, tmp_path):
     said = "return document.getElementById('time').innerText"
     chromium.open(pages["plain"])
     assert "hides" not in chromium.run(said)
-    plan, late = piped(4, 2, 8, 6), SyncChoice(form="dear", settings={"bucket_bytes": 4096})
+    plan, late = piped(4, 2, 8, 6), FormChoice(form="dear", settings={"bucket_bytes": 4096})
     hidden = [replace(plan.predicted.stages[0], hidden_s=s) for s in (0.0125, 0.0, 0.0125, 0.0125)]
     stages = tuple(replace(stage, sync=late) for stage in plan.stages[:2]) + plan.stages[2:]
     predicted = replace(plan.predicted, stages=tuple(hidden))
