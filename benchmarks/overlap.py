@@ -35,8 +35,8 @@ from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import Problem, make_problem
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.job.job import Job
-from tests.codegen.test_models import split_all
-from tests.spawn import run_ranks
+from meshwright.testing.spawn import run_ranks
+from meshwright.testing.split_all import split_all
 
 BATCH, MICROBATCHES, RANKS = 8, 1, 2
 LEAST_FREE = 0.1

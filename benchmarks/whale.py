@@ -31,7 +31,7 @@ from meshwright.planner.problem.candidates import Choice, build_plan, uniform_ch
 from meshwright.planner.problem.predict import excess_bytes
 from meshwright.planner.problem.problem import Problem, make_problem
 from meshwright.planner.search.search import search_problem
-from tests.networks import GNMT, ResNet50
+from meshwright.testing.networks import GNMT, ResNet50
 
 FAST, SLOW = "v100-32", "p100"
 PUBLISHED_DP, PUBLISHED_PIPELINE = (1.25, 1.40), 1.2

@@ -29,11 +29,11 @@ from meshwright.profiling.work import block_tasks
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.job.compiling import check_compiler
 from meshwright.runtime.profiling.blocks import measure_block
+from meshwright.testing.equality import check_equal
+from meshwright.testing.models import CASES
+from meshwright.testing.spawn import alone
 from tests.costmodel.fit.test_learn import MACHINE, timing
-from tests.equality import check_equal
-from tests.models import CASES
 from tests.planner.problems import traced
-from tests.spawn import alone
 from tests.test_overlap import planned
 
 

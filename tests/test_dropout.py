@@ -12,8 +12,8 @@ from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
 from meshwright.runtime.job.compile import compile as compile_job
-from tests.exact import exact
-from tests.spawn import run_ranks
+from meshwright.testing.exact import exact
+from meshwright.testing.spawn import run_ranks
 
 
 def build(attention: float = 0.0):

@@ -19,10 +19,10 @@ from meshwright.ir.plan.verify import check
 from meshwright.ir.trace.trace import trace
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
-from tests import forms
-from tests.equality import LEARNING_RATE, check_equal
-from tests.models import ModelCase
-from tests.spawn import alone, run_ranks
+from meshwright.testing import tensor_forms as forms
+from meshwright.testing.equality import LEARNING_RATE, check_equal
+from meshwright.testing.models import ModelCase
+from meshwright.testing.spawn import alone, run_ranks
 
 FORMS = forms.forms()
 

@@ -16,7 +16,7 @@ from meshwright.ir.trace.changing import shared
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.search.search import search
 from meshwright.runtime.job.compile import compile as compile_job
-from tests.spawn import alone, run_ranks
+from meshwright.testing.spawn import alone, run_ranks
 
 EQUAL = [
     ("fourier", ("x2", "tp2", "pp2_tp2")),

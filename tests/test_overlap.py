@@ -26,11 +26,11 @@ from meshwright.planner.problem.problem import Problem, make_problem
 from meshwright.planner.search.finish import variants
 from meshwright.planner.search.search import search_problem
 from meshwright.runtime.job.compile import compile as compile_job
-from tests.codegen.test_models import split_all
-from tests.equality import check_equal
-from tests.models import CASES
+from meshwright.testing.equality import check_equal
+from meshwright.testing.models import CASES
+from meshwright.testing.spawn import run_ranks
+from meshwright.testing.split_all import split_all
 from tests.planner.problems import cluster, problem
-from tests.spawn import run_ranks
 
 LEVELS = OVERLAPS[1:]
 

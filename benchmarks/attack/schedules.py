@@ -1,6 +1,6 @@
 """Every schedule and border under NCCL's rules: the job must end, and equal plain training.
 
-Ranks are processes over a Gloo group that hangs where NCCL would (`tests/nccl_rule.py`).
+Ranks are processes over a Gloo group that hangs where NCCL would (`testing/nccl_rule.py`).
 """
 
 import time
@@ -27,10 +27,8 @@ from meshwright.planner.problem.schedule_tools import SCHEDULES, make_schedule, 
 from meshwright.planner.synthesis.solve import synthesise
 from meshwright.planner.synthesis.task import Task
 from meshwright.runtime.checkpoint.export import full_state
-from tests.equality import Difference, check_equal
-from tests.models import CASES
-from tests.nccl_rule import run_under_rule
-from tests.runtime.handmade import (
+from meshwright.testing.equality import Difference, check_equal
+from meshwright.testing.handmade import (
     BATCH,
     Chain,
     batches,
@@ -38,7 +36,9 @@ from tests.runtime.handmade import (
     plan_of,
     reference,
 )
-from tests.spawn import RankFailed, alone
+from meshwright.testing.models import CASES
+from meshwright.testing.nccl_rule import run_under_rule
+from meshwright.testing.spawn import RankFailed, alone
 
 STEPS = 2
 PATTERNS = ("first", "middle", "last")

@@ -11,23 +11,12 @@ from torch import Tensor
 from meshwright.codegen.collectives.comm import Comm
 from meshwright.codegen.lower.lower import lower
 from meshwright.ir.graph.graph import Graph
-from meshwright.ir.plan.plan import BlockLayout, model_mesh
 from meshwright.ir.trace.loss_module import TrainingStep, flatten_batch
 from meshwright.ir.trace.trace import trace
-from meshwright.planner.inside.layout_objective import usual
 from meshwright.planner.inside.layouts import solve_layouts
-from meshwright.planner.inside.prices import AlphaBeta
+from meshwright.testing.models import CASES, ModelCase
+from meshwright.testing.split_all import split_all
 from tests.codegen.equality import plan_of, run_plan, samples_of, whole_tensor
-from tests.models import CASES, ModelCase
-
-SPLIT_ALL = AlphaBeta(latency_s=0.0, state_per_parameter_byte=1e6)
-"""Prices at which every parameter that can be split is."""
-
-
-def split_all(graph: Graph, tp: int) -> tuple[BlockLayout, ...]:
-    mesh = model_mesh({"tp": tp})
-    return solve_layouts(graph, mesh, usual(mesh, SPLIT_ALL))
-
 
 ROUNDED = {"mixtral": 1e-12, "t5": 1e-12}
 """Experts run as one op of our own, and a weight that is used three times adds up its gradients in

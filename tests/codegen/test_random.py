@@ -15,8 +15,8 @@ from meshwright.ir.errors import TraceError
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.discovery import rule as discovery
 from meshwright.runtime.job.compile import compile as compile_job
+from meshwright.testing.spawn import alone
 from tests.planner.simulated_ops import run_whole
-from tests.spawn import alone
 
 
 @pytest.fixture(autouse=True)

@@ -15,8 +15,8 @@ from meshwright.ir.plan import plan_io
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.placed_kernels import put_in
 from meshwright.planner.problem.problem import make_problem
-from tests.equality import check_equal
-from tests.models import CASES
+from meshwright.testing.equality import check_equal
+from meshwright.testing.models import CASES
 from tests.runtime.test_fused import graph_of
 
 

@@ -24,8 +24,8 @@ from meshwright.planner.problem.predict import predict_plan
 from meshwright.planner.problem.problem import Problem, make_problem
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.testing.fresh import python
+from meshwright.testing.spawn import alone
 from tests.form_files.small import Cluster, batches, difference, graph, model, plan_for
-from tests.spawn import alone
 
 pytestmark = pytest.mark.filterwarnings("ignore:offload on cpu")
 

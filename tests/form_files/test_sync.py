@@ -23,7 +23,7 @@ from meshwright.ir.cluster.cluster import Cluster
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
 from tests.form_files.small import batches, graph, model
-from tests.spawn import alone, run_ranks
+from meshwright.testing.spawn import alone, run_ranks
 
 NAME, FOLDER = sys.argv[1:]
 PROBLEM = make_problem(graph(), Cluster.local(2), precision="fp64", optimizer="sgd")

@@ -17,9 +17,9 @@ from meshwright.ir.plan.plan import FormChoice, Plan
 from meshwright.ir.plan.plan_io import rehash
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
+from meshwright.testing.spawn import run_ranks
 from tests.integrations.as_torchrun import as_torchrun
 from tests.integrations.setting import BATCH, LR, Tokens, batches, model
-from tests.spawn import run_ranks
 
 EPOCH = 4
 

@@ -10,11 +10,11 @@ import torch
 from meshwright.integrations.ahead import BatchGroups, NextInputs, read_ahead
 from meshwright.ir.errors import PlanError
 from meshwright.testing.fresh import python
+from meshwright.testing.spawn import run_ranks
 from tests.form_files.texts import BASE, READS
 from tests.integrations.as_torchrun import as_torchrun
 from tests.integrations.loops import LOOPS, formed
 from tests.integrations.setting import plan
-from tests.spawn import run_ranks
 
 
 @pytest.mark.parametrize("trainer", ["hf", "lightning"])

@@ -23,7 +23,7 @@ from meshwright.planner.discovery.rule import discovered
 from meshwright.planner.discovery.sample import sample
 from meshwright.planner.inside.factors import AxisKind, natural_splits, split_strategy
 from meshwright.planner.strategies import find_rule, known_rule
-from tests.models import CASES
+from meshwright.testing.models import CASES
 from tests.planner.simulated_ops import check_strategy, run_whole, whole_of
 from tests.zoo.custom import OWN
 

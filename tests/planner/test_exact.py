@@ -14,8 +14,8 @@ from meshwright.planner.pins.obey import obey
 from meshwright.planner.problem.candidates import build_plan
 from meshwright.planner.problem.predict import excess_bytes
 from meshwright.planner.problem.problem import Problem
+from meshwright.testing.tiny import Tiny, tiny
 from tests.planner.problems import TINY, cluster, mlp, problem
-from tests.planner.tiny import Tiny, tiny
 
 
 @settings(max_examples=12, derandomize=True, database=None, deadline=None)

@@ -35,7 +35,7 @@ from meshwright.planner.inside.segments import prelude_block
 from meshwright.planner.inside.variants import MeshVariants
 from meshwright.planner.pins.placement_rules import NO_RULES
 from meshwright.planner.problem.problem import Problem, make_problem
-from tests import forms
+from meshwright.testing import tensor_forms as forms
 from tests.codegen.equality import plan_of, run_plan
 from tests.codegen.test_models import traced, wanted
 

@@ -13,7 +13,7 @@ from meshwright.ir.trace.trace import trace
 from meshwright.planner.inside.layout_objective import Regime
 from meshwright.planner.inside.layouts import solve_layouts
 from meshwright.planner.inside.prices import AlphaBeta
-from tests import forms
+from meshwright.testing import tensor_forms as forms
 
 WIDTH = 3072
 ONLY_VOLUME = AlphaBeta(

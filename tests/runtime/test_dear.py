@@ -27,8 +27,8 @@ from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.job.job import Job
 from meshwright.runtime.stage.stage import BlockModule
-from tests.runtime.nets import plan_for
-from tests.spawn import alone, run_ranks
+from meshwright.testing.nets import plan_for
+from meshwright.testing.spawn import alone, run_ranks
 
 WORDS, WIDTH, BATCH = 11, 7, 8
 VARIANTS = {"parameters": {"dp_shard": 4, "zero": 1}, "gradients": {"dp_replicate": 4}}

@@ -14,9 +14,9 @@ from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.problem import make_problem
 from meshwright.planner.search.search import search_problem
+from meshwright.testing.equality import check_equal
+from meshwright.testing.models import Batch, ModelCase
 from tests.benchmarks.test_published import GPT3, row
-from tests.equality import check_equal
-from tests.models import Batch, ModelCase
 
 TOKENS, WIDTH, LAYERS = 11, 8, 2
 

@@ -18,10 +18,10 @@ from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.kernels import asked_kernels
 from meshwright.planner.problem.problem import make_problem
 from meshwright.runtime.checkpoint.export import full_state
+from meshwright.testing.equality import check_equal
+from meshwright.testing.models import CASES
+from meshwright.testing.spawn import run_ranks
 from tests.codegen.test_inside_models import QUICK
-from tests.equality import check_equal
-from tests.models import CASES
-from tests.spawn import run_ranks
 
 BATCH = 12
 PLANS = [

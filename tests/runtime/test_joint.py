@@ -15,10 +15,10 @@ from meshwright.ir.plan.plan import BlockLayout, Plan
 from meshwright.ir.plan.verify import check
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
+from meshwright.testing import tensor_forms as forms
+from meshwright.testing.equality import check_equal
+from meshwright.testing.models import CASES, ModelCase
 from meshwright.testing.simulated import simulate
-from tests import forms
-from tests.equality import check_equal
-from tests.models import CASES, ModelCase
 from tests.runtime.test_fused import graph_of
 from tests.test_model_axes import SEQUENCE, Part, plan_of, traced
 

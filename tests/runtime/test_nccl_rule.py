@@ -17,9 +17,9 @@ from benchmarks.attack.schedules import (
 )
 from meshwright.planner.problem.schedule_tools import make_schedule
 from meshwright.runtime.job.job import Job
-from tests.nccl_rule import run_under_rule
-from tests.runtime.handmade import batches, make_job
-from tests.spawn import RankFailed
+from meshwright.testing.handmade import batches, make_job
+from meshwright.testing.nccl_rule import run_under_rule
+from meshwright.testing.spawn import RankFailed
 
 TWINS = ("dapple_pa", "last_no", "one_f_one_b", "solver (1.0", "gpipe (2", "zero_bubble (1")
 

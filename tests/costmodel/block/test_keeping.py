@@ -28,8 +28,8 @@ from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import Problem, make_problem
 from meshwright.runtime.job.compile import compile as compile_job
+from meshwright.testing.spawn import alone
 from tests import test_model_axes
-from tests.spawn import alone
 
 LAYERS = "transformer.h.*"
 AWAY = {"*": "offload"}

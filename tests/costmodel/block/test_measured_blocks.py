@@ -11,8 +11,8 @@ from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.profile.profile import BlockRecord, Profile
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.problem import make_problem
+from meshwright.testing.models import CASES
 from tests.costmodel.fit.test_learn import MACHINE, timing
-from tests.models import CASES
 
 CASE = CASES["gpt2"]
 GRAPH = trace(CASE.model(), CASE.example(), CASE.loss_fn)

@@ -19,7 +19,7 @@ from meshwright.ir.profile.measured import (
     TensorMemory,
 )
 from meshwright.ir.profile.profile import Machine
-from tests.runtime.handmade import plan_of
+from meshwright.testing.handmade import plan_of
 from tests.runtime.step.test_executor import gpipe, stage
 
 MACHINE = Machine(device="cpu", kind="cpu", driver="6", torch="2", backend="gloo", cores=2)

@@ -24,7 +24,7 @@ from meshwright.planner.inside.layouts import solve_layouts
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.placed_kernels import put_in
 from meshwright.planner.problem.problem import Problem, make_problem
-from tests import forms
+from meshwright.testing import tensor_forms as forms
 from tests.codegen.test_inside_models import QUICK
 from tests.runtime.test_fused import graph_of
 from tests.runtime.test_joint import MIDDLE, joint, sequence_plan

@@ -11,9 +11,9 @@ from meshwright.ir.errors import PlanError
 from meshwright.runtime.checkpoint import folder as folders
 from meshwright.runtime.checkpoint import parts
 from meshwright.runtime.checkpoint.export import full_state
-from tests.runtime.handmade import Chain, batches, make_job, plan_of, reference
+from meshwright.testing.handmade import Chain, batches, make_job, plan_of, reference
+from meshwright.testing.spawn import alone, run_ranks
 from tests.runtime.step.test_executor import gpipe, stage
-from tests.spawn import alone, run_ranks
 
 PLANS = {
     "one": plan_of((stage(0, 4, (0,), shares=(12,)),), gpipe(1, 2), 2),

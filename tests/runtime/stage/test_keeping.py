@@ -29,12 +29,12 @@ from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.record.tensors import TensorTracker
 from meshwright.runtime.stage.keeping import FormRuns, Keeper, Script
+from meshwright.testing.equality import check_equal
+from meshwright.testing.models import CASES
+from meshwright.testing.spawn import run_ranks
+from meshwright.testing.split_all import split_all
 from tests import test_dropout, test_model_axes
 from tests.codegen.test_inside_models import QUICK
-from tests.codegen.test_models import split_all
-from tests.equality import check_equal
-from tests.models import CASES
-from tests.spawn import run_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore:offload on cpu")
 Policy = dict[str, Keeping]

@@ -6,8 +6,8 @@ import torch
 from meshwright.ir.plan.plan import Stage
 from meshwright.ir.plan.schedule import Action, Schedule, Work
 from meshwright.runtime.checkpoint.export import full_state
-from tests.runtime.handmade import Chain, batches, make_job, plan_of, reference
-from tests.spawn import alone, run_ranks
+from meshwright.testing.handmade import Chain, batches, make_job, plan_of, reference
+from meshwright.testing.spawn import alone, run_ranks
 
 STEPS = 3
 

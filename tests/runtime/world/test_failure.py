@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.runtime.handmade import Chain, batches, make_job, plan_of
+from meshwright.testing.handmade import Chain, batches, make_job, plan_of
 from tests.runtime.step.test_executor import gpipe, stage
 
 PLAN = plan_of(

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from meshwright.ir import torch_private
 from meshwright.ir.comm import p2p_collectives
-from tests.spawn import run_ranks
+from meshwright.testing.spawn import run_ranks
 
 NAME = "nccl_rule"
 PATIENCE_S = 20.0

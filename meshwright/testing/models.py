@@ -26,8 +26,8 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from tests.exact import exact
-from tests.networks import DLRM, GNMT, ResNet50, vgg19
+from meshwright.testing.exact import exact
+from meshwright.testing.networks import DLRM, GNMT, ResNet50, vgg19
 
 Batch = dict[str, torch.Tensor] | tuple[torch.Tensor, ...]
 SEED = 1234

@@ -13,8 +13,8 @@ from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import Plan
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
-from tests.plain import plain_step
-from tests.spawn import alone, run_ranks
+from meshwright.testing.plain import plain_step
+from meshwright.testing.spawn import alone, run_ranks
 
 LEARNING_RATE = 1e-3
 

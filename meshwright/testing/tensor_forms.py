@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import BlockLayout
-from tests.models import ModelCase
+from meshwright.testing.models import ModelCase
 
 Axes = dict[str, str]
 """Axis -> text."""

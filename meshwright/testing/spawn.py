@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
 
 PR_SET_PDEATHSIG = 1
 
@@ -84,7 +85,7 @@ def _rank_main(
     try:
         if init:
             dist.init_process_group(
-                "gloo", store=dist.FileStore(store, world_size), rank=rank, world_size=world_size
+                "gloo", store=FileStore(store, world_size), rank=rank, world_size=world_size
             )
             result = function(*args)
         else:
@@ -100,7 +101,9 @@ def _rank_main(
     sys.stderr.flush()
 
 
-def _collect(pipes: list[Connection], processes: list[BaseProcess], timeout_s: float) -> list[Any]:
+def _collect(
+    pipes: list[Connection], processes: Sequence[BaseProcess], timeout_s: float
+) -> list[Any]:
     results: dict[int, Any] = {}
     failures: dict[int, str] = {}
     deadline = time.monotonic() + timeout_s
