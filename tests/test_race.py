@@ -25,7 +25,7 @@ from meshwright.testing.spawn import RankFailed, run_ranks
 from meshwright.tools.race import standing as heats
 from meshwright.tools.race.racing import race
 from meshwright.tools.race.standing import Heat, RaceStanding
-from tests.test_cli import GPT2, ROOT, SEARCH, invoke
+from tests.command_line import GPT2, ROOT, SEARCH, invoke
 
 CASE = CASES["sequential"]
 

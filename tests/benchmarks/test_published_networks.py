@@ -20,8 +20,8 @@ from meshwright.costmodel.comm.comm import Level, collective_time
 from meshwright.costmodel.fit.fit_comm import CommTiming, outer_timings
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.presets import LINKS
-from tests.benchmarks.test_published import raw
-from tests.benchmarks.test_published_nanotron import nanotron, sweep
+from tests.benchmarks.nanotron_rows import nanotron, sweep
+from tests.benchmarks.published_rows import raw
 
 GIB = 2.0**30
 # 64 GPUs, as the sweep prints them: without torch's check of collectives and with it.

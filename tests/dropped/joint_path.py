@@ -17,7 +17,7 @@ from meshwright.planner.problem.placed_kernels import put_in
 from meshwright.planner.problem.problem import make_problem
 from meshwright.testing.equality import check_equal
 from meshwright.testing.models import CASES
-from tests.runtime.test_fused import graph_of
+from tests.runtime.fused_graphs import graph_of
 
 
 def main(name: str) -> None:

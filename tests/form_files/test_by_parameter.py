@@ -29,7 +29,7 @@ from meshwright.testing.models import CASES
 from meshwright.testing.spawn import alone, run_ranks
 from meshwright.tools.dry.run import dry_run
 from tests.form_files.small import batches, difference, graph, model
-from tests.test_overlap import planned
+from tests.overlap_plans import planned
 
 WHOLE, PART, HALF, FULL = (ParameterChoice(zero=zero) for zero in (0, 1, 2, 3))
 DEAR = FormChoice(form="dear", settings={"bucket_bytes": 2048})

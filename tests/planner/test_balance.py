@@ -16,6 +16,7 @@ from meshwright.planner.across.shares import balanced_shares
 from meshwright.planner.problem.candidates import Choice, StageChoice, build_plan, uniform_choice
 from meshwright.planner.problem.predict import excess_bytes
 from meshwright.planner.problem.problem import Problem
+from tests.planner.mixed import mixed
 from tests.planner.problems import cluster, mlp, problem
 
 
@@ -115,19 +116,6 @@ def test_a_step_in_the_table_is_used() -> None:
     steps = Replica((1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0), 8)
     line = Replica(tuple(float(n) for n in range(1, 9)), 8)
     assert exact_shares(8, [line, steps]) == (2, 6)
-
-
-def mixed(samples_memory: int = 10**9) -> Cluster:
-    """A node of two fast devices with little memory, and one of two slow ones with much."""
-    base = cluster(2)
-    toy = base.device_types[0]
-    fast = replace(
-        toy, name="fast", memory_bytes=samples_memory, peak_flops={"float32": 3e9},
-        memory_bandwidth_bytes_per_s=3e9,
-    )  # fmt: skip
-    slow = replace(toy, name="slow", memory_bytes=4 * 10**9)
-    nodes = tuple(replace(base.nodes[0], devices=(name,) * 2) for name in ("fast", "slow"))
-    return replace(base, name="mixed", device_types=(fast, slow), nodes=nodes)
 
 
 def stage(asked: Problem, **how: int) -> StageChoice:

@@ -37,7 +37,7 @@ from meshwright.planner.pins.placement_rules import NO_RULES
 from meshwright.planner.problem.problem import Problem, make_problem
 from meshwright.testing import tensor_forms as forms
 from tests.codegen.equality import plan_of, run_plan
-from tests.codegen.test_models import traced, wanted
+from tests.codegen.zoo import traced, wanted
 
 CLUSTER = Cluster.preset("h100-sxm", num_nodes=2, devices_per_node=8)
 MESHES: dict[str, ModelMesh] = {

@@ -16,7 +16,7 @@ from meshwright.runtime.job.handshake import (
 )
 from meshwright.testing.handmade import Chain, graph_of, plan_of
 from meshwright.testing.spawn import run_ranks
-from tests.runtime.step.test_executor import gpipe, stage
+from tests.runtime.small_jobs import gpipe, stage
 
 PLAN = plan_of((stage(0, 3, (0, 1, 2), shares=(4, 4, 4)),), gpipe(1, 2), 2)
 

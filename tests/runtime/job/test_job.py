@@ -7,9 +7,9 @@ from meshwright.ir.errors import PlanError
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.record.stats import section_s
 from meshwright.runtime.step.optimizer import make_optimizer
-from meshwright.testing.handmade import BATCH, Chain, batches, plan_of, reference
+from meshwright.testing.handmade import BATCH, Chain, batches, make_job, plan_of, reference
 from meshwright.testing.spawn import alone, run_ranks
-from tests.runtime.step.test_executor import gpipe, make_job, stage
+from tests.runtime.small_jobs import gpipe, stage
 
 ONE = plan_of((stage(0, 3, (0,), shares=(12,)),), gpipe(1, 2), 2)
 MIXED = plan_of(

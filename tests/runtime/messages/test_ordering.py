@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from benchmarks.attack.schedules import pipeline
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan.schedule import Schedule
 from meshwright.planner.problem.schedule_tools import SCHEDULES, make_schedule, stages_per_rank
@@ -19,6 +18,7 @@ from meshwright.runtime.record.record import Recorder
 from meshwright.runtime.step.executor import Executor, RankProgress
 from meshwright.runtime.world.groups import Groups
 from meshwright.testing.handmade import programs_of
+from meshwright.testing.pipelines import pipeline
 from meshwright.tools.dry.classes import RankClass
 from meshwright.tools.dry.transfers import check_order
 

@@ -24,7 +24,7 @@ from meshwright.runtime.world.world import (
 )
 from meshwright.testing.handmade import plan_of
 from meshwright.testing.spawn import run_ranks
-from tests.runtime.step.test_executor import gpipe, stage
+from tests.runtime.small_jobs import gpipe, stage
 
 
 def say_gpus(monkeypatch: pytest.MonkeyPatch, count: int, *, uuids: str = "GPU-{}") -> None:

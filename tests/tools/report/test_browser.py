@@ -7,10 +7,10 @@ import pytest
 
 from meshwright.ir.plan.plan import FormChoice
 from meshwright.tools.report.page import html, write_report
-from tests.costmodel.explain.test_compare import predicted_plan
+from tests.costmodel.explain.runs import predicted_plan
 from tests.tools.report.browser import browser
+from tests.tools.report.measured_runs import timed_runs, with_kernels
 from tests.tools.report.plans import evil, many_ranks, piped
-from tests.tools.report.test_measured import timed_runs, with_kernels
 
 PLANS = {"plain": lambda: piped(4, 2, 8, 6), "evil": evil, "many": many_ranks}
 COLOURS = """

@@ -5,7 +5,7 @@ import pytest
 from benchmarks.zoo.entry import Entry
 from benchmarks.zoo.main import ENTRIES
 from benchmarks.zoo.run import attempt
-from tests.zoo.custom import OWN
+from tests.benchmarks.zoo.custom import OWN
 
 SLICE = ("straight_through", "assigned_buffer", "queue", "graph_one", "unet")
 PINS = ("pp=1", "tp=2")

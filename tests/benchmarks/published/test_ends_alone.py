@@ -16,7 +16,7 @@ from meshwright.planner.problem.problem import make_problem
 from meshwright.planner.search.search import search_problem
 from meshwright.testing.equality import check_equal
 from meshwright.testing.models import Batch, ModelCase
-from tests.benchmarks.test_published import GPT3, row
+from tests.benchmarks.published_rows import GPT3, row
 
 TOKENS, WIDTH, LAYERS = 11, 8, 2
 
