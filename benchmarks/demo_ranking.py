@@ -17,12 +17,12 @@ from pathlib import Path
 import torch
 
 from meshwright import demo
-from meshwright.costmodel.fit.measure import measure_local
 from meshwright.ir.errors import Infeasible, PlanError
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.search.plan_comparison import kind_of
 from meshwright.planner.search.search import search
+from meshwright.profiling.measure_local import measure_local
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.testing.spawn import run_ranks
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.costmodel.comm.comm import Level, collective_time
-from meshwright.costmodel.fit.fit_comm import (
+from benchmarks.fit.fit_comm import (
     CommTiming,
     errors,
     fit_curves,
@@ -16,6 +15,7 @@ from meshwright.costmodel.fit.fit_comm import (
     halves,
     outer_timings,
 )
+from meshwright.costmodel.comm.comm import Level, collective_time
 from meshwright.ir.cluster.device import Curve, Link
 from meshwright.ir.layout.conversions import Primitive
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.costmodel.fit import cpu_probes as kernels
 from meshwright.costmodel.fit.fit_compute import KernelTiming
-from meshwright.costmodel.fit.measure import _product, _with_products, measure_local
 from meshwright.costmodel.ops.formulas import KernelWork, kernel_s
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.cluster.device import OpClass, OpCurve
+from meshwright.profiling.measure_local import _product, _with_products, measure_local
+from meshwright.runtime.profiling import cpu_probes as kernels
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -14,9 +14,7 @@ from time import perf_counter
 import torch
 import torch.distributed as dist
 
-from meshwright.costmodel.fit import cpu_probes as kernels
 from meshwright.costmodel.fit.calibrate_links import fit_link
-from meshwright.costmodel.fit.cpu_probes import Kernel, seconds_per_call, typical_seconds
 from meshwright.costmodel.fit.fit_compute import KernelTiming, fit_curve
 from meshwright.costmodel.ops.formulas import KernelWork, curve_of, kernel_s, memory_s
 from meshwright.ir.cluster.cluster import Cluster
@@ -26,6 +24,8 @@ from meshwright.ir.graph.gemm import Gemm
 from meshwright.ir.heap import keep_freed_memory
 from meshwright.ir.profile.profile import CollectiveRecord, GroupShape, Timing
 from meshwright.ir.torch_private import all_gather, reduce_scatter
+from meshwright.runtime.profiling import cpu_probes as kernels
+from meshwright.runtime.profiling.cpu_probes import Kernel, seconds_per_call, typical_seconds
 
 _SMALL, _LARGE = 2**10, 2**22
 _LOADED_S = 0.6
