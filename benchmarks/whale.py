@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import BertConfig, BertForMaskedLM, T5Config, T5ForConditionalGeneration
 
+from benchmarks.whale_shares import ReplicaDevice, whale_shares
 from meshwright.costmodel.stage.placement import spots
 from meshwright.ir.cluster.cluster import Cluster, Node
 from meshwright.ir.graph.graph import Graph
@@ -25,7 +26,6 @@ from meshwright.ir.layout.layout import balanced
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.presets import LINKS, MACHINES, device
 from meshwright.ir.trace.trace import trace
-from meshwright.planner.across.balance import ReplicaDevice, whale_shares
 from meshwright.planner.across.shares import balanced_shares
 from meshwright.planner.problem.candidates import Choice, build_plan, uniform_choice
 from meshwright.planner.problem.predict import excess_bytes

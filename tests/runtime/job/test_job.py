@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from meshwright.ir.errors import PlanError
+from meshwright.ir.plan.schedule import Action
 from meshwright.runtime.checkpoint.export import full_state
-from meshwright.runtime.record.stats import section_s
+from meshwright.runtime.record.record import StepRecord
 from meshwright.runtime.step.optimizer import make_optimizer
 from meshwright.testing.handmade import BATCH, Chain, batches, make_job, plan_of, reference
 from meshwright.testing.spawn import alone, run_ranks
@@ -81,6 +82,15 @@ def test_apply_needs_gradients():
 def test_wrong_batches_are_explained(batch, message):
     with pytest.raises(PlanError, match=message):
         make_job(Chain(4), ONE).step(batch)
+
+
+def section_s(record: StepRecord) -> dict[str, tuple[float, ...]]:
+    """Kind of work (F, B, I, W) or phase -> seconds of each, in order, waiting included."""
+    found: dict[str, list[float]] = {}
+    for name, start_s, end_s in record.sections:
+        kind = name.work.value if isinstance(name, Action) else name
+        found.setdefault(kind, []).append(end_s - start_s)
+    return {kind: tuple(seconds) for kind, seconds in found.items()}
 
 
 def _records():
