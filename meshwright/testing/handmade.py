@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, fx, nn
 
 from meshwright.codegen.lower.program import BlockCode, BorderValue, Call, StageProgram
+from meshwright.forms.retention import whole_form
 from meshwright.ir.graph.graph import Block, Graph, Kind
 from meshwright.ir.graph.graph import Tensor as GraphTensor
 from meshwright.ir.graph.param import Param
@@ -152,7 +153,7 @@ def _program(chain: Chain, graph: Graph, plan: Plan, index: int, share: int) -> 
     blocks = plan.stage_blocks(graph, index)
     stage = plan.stages[index]
     calls = tuple(
-        Call(b.name, codes[b.pattern], b.params, b.inputs, b.outputs, stage.recomputes(b))
+        Call(b.name, codes[b.pattern], b.params, b.inputs, b.outputs, whole_form(stage, b))
         for b in blocks
     )
     first, last = graph.blocks.index(blocks[0]), graph.blocks.index(blocks[-1])
