@@ -26,7 +26,7 @@ from meshwright.planner.search.search import search
 from meshwright.profiling.profiling import profile
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.job.job import Job
-from tests.spawn import run_ranks
+from meshwright.testing.spawn import run_ranks
 
 PINS = ("num_microbatches=1", "recompute=none", "saved=none")
 

@@ -17,14 +17,14 @@ from pathlib import Path
 import torch
 
 from meshwright import demo
-from meshwright.costmodel.fit.measure import measure_local
 from meshwright.ir.errors import Infeasible, PlanError
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.search.plan_comparison import kind_of
 from meshwright.planner.search.search import search
+from meshwright.profiling.measure_local import measure_local
 from meshwright.runtime.job.compile import compile as compile_job
-from tests.spawn import run_ranks
+from meshwright.testing.spawn import run_ranks
 
 LAYOUTS = [(pp, dp, 4 // pp // dp) for pp, dp in product((1, 2, 4), (1, 2, 4)) if pp * dp <= 4]
 

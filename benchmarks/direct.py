@@ -22,7 +22,7 @@ from torch import Tensor
 from meshwright.ir import torch_private as private
 from meshwright.ir.heap import keep_freed_memory
 from meshwright.runtime.record.resident import peak_bytes, reset_peak
-from tests.spawn import run_ranks
+from meshwright.testing.spawn import run_ranks
 
 REPEATS, WARM = 24, 4
 MIB = 2**20

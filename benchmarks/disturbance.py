@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.spawn import run_ranks
+from meshwright.testing.spawn import run_ranks
 
 LOOK_S, WARM = 0.6, 3
 """How long a look at the pace takes, after so many steps."""

@@ -15,7 +15,7 @@ from meshwright.ir.plan.plan import Plan
 from meshwright.planner.problem.problem import Problem
 from meshwright.planner.search.offers import find_searcher
 from meshwright.planner.search.search import run, simplest
-from tests.planner.tiny import Tiny, tiny
+from meshwright.testing.tiny import Tiny, tiny
 
 CHOICES = 400
 """An instance has at most so many choices, or as few as pins can make it."""

@@ -37,7 +37,7 @@ from meshwright.planner.problem.problem import make_problem
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.job.job import Job
 from meshwright.runtime.stage.stage import BlockModule
-from tests.spawn import run_ranks
+from meshwright.testing.spawn import run_ranks
 
 RANKS, BATCH = 2, 8
 FORWARD_S, BACKWARD_S = 0.02, 0.04

@@ -24,7 +24,6 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from meshwright.codegen.collectives.line import Line
 from meshwright.costmodel.comm.comm import Levels, collective_time, group_levels
 from meshwright.costmodel.cost_cache import CostTables
-from meshwright.costmodel.fit.measure import measure_local
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.layout.conversions import Primitive
@@ -33,10 +32,11 @@ from meshwright.ir.trace.trace import trace
 from meshwright.planner.decisions.overlap import overlapped
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import Problem, make_problem
+from meshwright.profiling.measure_local import measure_local
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.job.job import Job
-from tests.codegen.test_models import split_all
-from tests.spawn import run_ranks
+from meshwright.testing.spawn import run_ranks
+from meshwright.testing.split_all import split_all
 
 BATCH, MICROBATCHES, RANKS = 8, 1, 2
 LEAST_FREE = 0.1

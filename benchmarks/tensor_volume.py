@@ -28,8 +28,8 @@ from meshwright.ir.plan.plan import BlockLayout, ModelMesh
 from meshwright.ir.presets import device
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.problem import make_problem
-from tests import forms
-from tests.forms import Form
+from meshwright.testing import tensor_forms as forms
+from meshwright.testing.tensor_forms import Form
 
 DEVICES = 64
 SHAPES = ((6144, 3072), (16384, 3072))
@@ -119,7 +119,7 @@ def _received(primitive: Primitive, nbytes: int, ranks: int) -> float:
 
 
 def form(name: str) -> Form:
-    """A form of `tests.forms`, whose axes have two ranks there, on all devices."""
+    """A form of `testing.tensor_forms`, whose axes have two ranks there, on all devices."""
     small, sizes = forms.forms()[name], SIZES[name]
     inner = str(sizes[-1])
 

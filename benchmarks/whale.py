@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import BertConfig, BertForMaskedLM, T5Config, T5ForConditionalGeneration
 
+from benchmarks.whale_shares import ReplicaDevice, whale_shares
 from meshwright.costmodel.stage.placement import spots
 from meshwright.ir.cluster.cluster import Cluster, Node
 from meshwright.ir.graph.graph import Graph
@@ -25,13 +26,12 @@ from meshwright.ir.layout.layout import balanced
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.presets import LINKS, MACHINES, device
 from meshwright.ir.trace.trace import trace
-from meshwright.planner.across.balance import ReplicaDevice, whale_shares
 from meshwright.planner.across.shares import balanced_shares
 from meshwright.planner.problem.candidates import Choice, build_plan, uniform_choice
 from meshwright.planner.problem.predict import excess_bytes
 from meshwright.planner.problem.problem import Problem, make_problem
 from meshwright.planner.search.search import search_problem
-from tests.networks import GNMT, ResNet50
+from meshwright.testing.networks import GNMT, ResNet50
 
 FAST, SLOW = "v100-32", "p100"
 PUBLISHED_DP, PUBLISHED_PIPELINE = (1.25, 1.40), 1.2

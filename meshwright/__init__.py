@@ -9,7 +9,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from meshwright.costmodel.fit.measure import measure_local as measure_local
     from meshwright.ir.cluster.cluster import Cluster as Cluster
     from meshwright.ir.errors import CheckFailed as CheckFailed
     from meshwright.ir.errors import Infeasible as Infeasible
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from meshwright.planner.search.options import SearchOptions as SearchOptions
     from meshwright.planner.search.search import rank as rank
     from meshwright.planner.search.search import search as search
+    from meshwright.profiling.measure_local import measure_local as measure_local
     from meshwright.profiling.profiling import profile as profile
     from meshwright.profiling.rows import count_rows as count_rows
     from meshwright.running.logs import MetricLog as MetricLog
@@ -57,7 +57,7 @@ _HOME = {
     "compile": "runtime.job.compile",
     "count_rows": "profiling.rows",
     "complete": "planner.search.complete",
-    "measure_local": "costmodel.fit.measure",
+    "measure_local": "profiling.measure_local",
     "profile": "profiling.profiling",
     "race": "tools.race.racing",
     "rank": "planner.search.search",

@@ -19,7 +19,6 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from meshwright.costmodel.fit.measure import measure_local
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan import plan_io
@@ -30,6 +29,7 @@ from meshwright.ir.profile.profile import Profile
 from meshwright.ir.text.terminal import Terminal
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.search.search import search
+from meshwright.profiling.measure_local import measure_local
 from meshwright.profiling.profiling import profile
 from meshwright.running.display import MIB, ShownStep, read_records, recording
 from meshwright.running.launch import torchrun, where

@@ -12,25 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from meshwright.cli import app, main
 from meshwright.ir.plan import plan_io
 from meshwright.ir.profile import measured
 from meshwright.running.launch import step_kinds
-
-ROOT = Path(__file__).parent.parent
-GPT2 = (
-    'hf:GPT2Config{"n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 64, "n_positions": 32, '
-    '"bos_token_id": 0, "eos_token_id": 0}'
-)
-SEARCH = ("search", GPT2, "--cluster", "local:2", "--global-batch", "4", "--precision", "fp32")
-
-
-def invoke(*arguments: str) -> int:
-    """The exit code of `meshwright ARGUMENTS`."""
-    with pytest.raises(SystemExit) as ended:
-        main(lambda: app(list(arguments)))
-    code = ended.value.code
-    return code if isinstance(code, int) else 0
+from tests.command_line import GPT2, ROOT, SEARCH, invoke
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 
 from meshwright.cli import app, main
 from meshwright.ir.plan import plan_io
-from tests.spawn import run_ranks
+from meshwright.testing.spawn import run_ranks
 
 GPT2 = (
     'hf:GPT2Config{"n_embd": 32, "n_layer": 4, "n_head": 2, "vocab_size": 64, "n_positions": 32, '

@@ -15,9 +15,9 @@ from meshwright.ir.profile import measured
 from meshwright.ir.profile.measured import ActionMeasured, KernelMeasured, Measured, StepMeasured
 from meshwright.ir.profile.profile_store import load_profile, open_store
 from meshwright.tools.repredict import Details
-from tests.costmodel.explain.test_compare import MACHINE, flat, predicted_plan, run_of, runs_of
-from tests.costmodel.fit.test_learn import block
-from tests.test_cli import GPT2, SEARCH, invoke
+from tests.command_line import GPT2, SEARCH, invoke
+from tests.costmodel.explain.runs import MACHINE, flat, predicted_plan, run_of, runs_of
+from tests.costmodel.fit.timings import block
 
 
 @pytest.fixture

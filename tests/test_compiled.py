@@ -14,27 +14,26 @@ from torch import fx
 from meshwright.codegen.lower.lower import lower
 from meshwright.codegen.passes import compiled
 from meshwright.codegen.passes.compiled import Region
-from meshwright.costmodel.cost_cache import BlockSpot
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import MeshwrightError, PlanError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.plan_io import dumps, loads
-from meshwright.ir.profile.profile import BlockRecord, Profile
+from meshwright.ir.profile.profile import BlockRecord
 from meshwright.ir.torch_private import watching
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
-from meshwright.planner.problem.problem import Problem, make_problem
+from meshwright.planner.problem.problem import make_problem
 from meshwright.planner.search.search import search_problem
 from meshwright.profiling.work import block_tasks
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.job.compiling import check_compiler
 from meshwright.runtime.profiling.blocks import measure_block
-from tests.costmodel.fit.test_learn import MACHINE, timing
-from tests.equality import check_equal
-from tests.models import CASES
+from meshwright.testing.equality import check_equal
+from meshwright.testing.models import CASES
+from meshwright.testing.spawn import alone
+from tests.compiled_blocks import profiled
+from tests.overlap_plans import planned
 from tests.planner.problems import traced
-from tests.spawn import alone
-from tests.test_overlap import planned
 
 
 def of_plan(model: str, batch: int, overlap: str = "none", **choice: Any) -> tuple[Graph, Plan]:
@@ -133,31 +132,6 @@ def test_what_is_missing_is_said_at_the_start(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(MeshwrightError, match="no-such-compiler"):
         check_compiler(plan, "cpu")
     check_compiler(replace(plan, stages=(replace(plan.stages[0], compile=False),)), "cpu")
-
-
-def profiled(ratio: float, *pins: str) -> Problem:
-    """Two CPUs; all blocks were measured, compiled ones at `ratio` of the time of others."""
-    graph, machine = traced("gpt2"), Cluster.local(2)
-    plain = make_problem(graph, machine, precision="fp32", constraints=pins)
-    blocks: dict[str, BlockRecord] = {}
-    named = {block.pattern: block for block in graph.blocks}
-    for task in block_tasks(plain, compiled=ratio > 0):
-        block, stage = named[task.pattern], task.plan.stages[task.stage]
-        layout = task.plan.layout(stage.layouts[task.pattern])
-        levels = ((),) * len(stage.model)
-        spot = BlockSpot(
-            task.samples, stage.dp, stage.model, machine.device_types[0].name, (), levels
-        )
-        cost = plain.tables.blocks.cost(block, layout, spot)
-        times = ratio if task.compiled else 1.0
-        blocks[task.key] = BlockRecord(
-            key=task.key, pattern=task.pattern, samples=task.samples, tp=task.tp, processes=2,
-            forward=timing(times * (cost.forward_s - cost.comm_forward_s)),
-            backward=timing(times * (cost.backward_s - cost.comm_backward_s)),
-            backward_input=None, backward_weight=None,
-        )  # fmt: skip
-    profile = Profile(machine=replace(MACHINE, kind="cpu"), blocks=blocks)
-    return make_problem(graph, machine, precision="fp32", constraints=pins, profile=profile)
 
 
 @pytest.mark.parametrize("ratio", [0.5, 1.5, 0.0])

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.published.notes import HEAD
 from docs.generate import DOCS, cli_page, pages, schema_page
 from meshwright.cli import COMMANDS
 from meshwright.ir.plan.plan_io import json_schema
@@ -35,14 +34,3 @@ def test_every_command_and_key_has_its_place():
 def test_links_lead_somewhere(page: Path):
     for link in LINK.findall(page.read_text()):
         assert (page.parent / link).exists(), f"{page.name} links to {link}"
-
-
-def test_the_page_of_published_runs_says_whose_model_it_is():
-    """Until there is one model: here and in the index, above any figure."""
-    results = DOCS / "results"
-    page = (results / "published.md").read_text()
-    assert page.startswith(HEAD)
-    said = "This is not the accuracy of what `meshwright search` predicts"
-    assert 0 < page.index(said) < page.index("| table |")
-    index = (results / "README.md").read_text()
-    assert index.index('**"Published training runs" is not**') < index.index("| what |")

@@ -15,10 +15,10 @@ from meshwright.ir.plan.plan import BlockLayout, FormChoice, Plan, model_mesh
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
-from tests.codegen.test_models import split_all
-from tests.equality import check_each_equal
-from tests.models import CASES
-from tests.networks import ResNet50
+from meshwright.testing.equality import check_each_equal
+from meshwright.testing.models import CASES
+from meshwright.testing.networks import ResNet50
+from meshwright.testing.split_all import split_all
 
 BATCH = 8
 

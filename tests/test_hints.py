@@ -15,8 +15,8 @@ from meshwright.ir.trace.trace import trace
 from meshwright.planner.pins.constraints import broken
 from meshwright.planner.problem.problem import make_problem
 from meshwright.planner.search.search import search_problem
-from tests.equality import check_equal
-from tests.models import Batch, ModelCase
+from meshwright.testing.equality import check_equal
+from meshwright.testing.models import Batch, ModelCase
 
 
 class Classifier(nn.Module):

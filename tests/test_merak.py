@@ -22,8 +22,8 @@ from meshwright.planner.problem.problem import Problem, make_problem
 from meshwright.planner.problem.schedule_tools import SCHEDULES, make_schedule, recomputes_early
 from meshwright.planner.search.finish import variants
 from meshwright.planner.search.search import search_problem
-from tests.equality import check_equal
-from tests.models import CASES
+from meshwright.testing.equality import check_equal
+from meshwright.testing.models import CASES
 from tests.planner.problems import cluster, mlp, problem
 
 NAMES = tuple(name for name in SCHEDULES if recomputes_early(name))

@@ -14,40 +14,22 @@ from meshwright.codegen.collectives.products import columns, rows
 from meshwright.codegen.lower.lower import lower
 from meshwright.costmodel.block.overlap import _Phases, _turns
 from meshwright.costmodel.stage.program import play
-from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.cluster.device import OpClass, OpCurve
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.layout.conversions import COMMUNICATES
-from meshwright.ir.plan.plan import OVERLAPS, Plan, model_mesh
+from meshwright.ir.plan.plan import OVERLAPS, Plan
 from meshwright.ir.plan.verify import check
-from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
-from meshwright.planner.problem.problem import Problem, make_problem
 from meshwright.planner.search.finish import variants
 from meshwright.planner.search.search import search_problem
 from meshwright.runtime.job.compile import compile as compile_job
-from tests.codegen.test_models import split_all
-from tests.equality import check_equal
-from tests.models import CASES
+from meshwright.testing.equality import check_equal
+from meshwright.testing.models import CASES
+from meshwright.testing.spawn import run_ranks
+from tests.overlap_plans import machine, planned, priced
 from tests.planner.problems import cluster, problem
-from tests.spawn import run_ranks
 
 LEVELS = OVERLAPS[1:]
-
-
-def planned(model: str, batch: int, overlap: str, **choice: Any) -> tuple[Graph, Plan]:
-    """Everything that can be split is split, however small."""
-    case = CASES[model]
-    graph = trace(case.model(), case.example(batch), case.loss_fn)
-    world = choice.get("tp", 1) * choice.get("pp", 1) * choice.get("dp_shard", 1)
-    problem = make_problem(graph, Cluster.local(world), precision="fp64", optimizer="adam")
-    tp = choice["tp"]
-    problem.solved[model_mesh({"tp": tp}), ""] = split_all(graph, tp)
-    plan = build_plan(problem, uniform_choice(problem, **choice), predict=False)
-    stages = tuple(replace(stage, overlap=overlap) for stage in plan.stages)  # type: ignore[arg-type]
-    plan = replace(plan, stages=stages)
-    check(plan, graph, problem.cluster)
-    return graph, plan
 
 
 @pytest.mark.parametrize("model", ["gpt2", "llama", "t5"])
@@ -170,17 +152,6 @@ def test_rules() -> None:
     split = replace(plan.schedule, rows=("0F0 0I0 0W0 0F1 0I1 0W1",))
     found = replace(plan, schedule=split).verify(graph)
     assert [(f.rule, f.severity) for f in found] == [("overlap", "error")]
-
-
-def priced(*pins: str, devices: int = 4) -> Problem:
-    """A GPT-2 on devices whose links are slow."""
-    graph = planned("gpt2", 8, "none", tp=2)[0]
-    return problem(graph, machine(devices), constraints=("pp=1", *pins))
-
-
-def machine(devices: int) -> Cluster:
-    found = cluster(devices, slow=True)
-    return replace(found, device_types=(replace(found.device_types[0], kind="cuda"),))
 
 
 def test_each_level_hides_more() -> None:

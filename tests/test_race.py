@@ -20,12 +20,12 @@ from meshwright.planner.problem.problem import Problem, make_problem
 from meshwright.planner.search.found import NEAR, executed
 from meshwright.planner.search.plan_comparison import name_of
 from meshwright.planner.search.search import rank, search_finalists, search_problem
+from meshwright.testing.models import CASES
+from meshwright.testing.spawn import RankFailed, run_ranks
 from meshwright.tools.race import standing as heats
 from meshwright.tools.race.racing import race
 from meshwright.tools.race.standing import Heat, RaceStanding
-from tests.models import CASES
-from tests.spawn import RankFailed, run_ranks
-from tests.test_cli import GPT2, ROOT, SEARCH, invoke
+from tests.command_line import GPT2, ROOT, SEARCH, invoke
 
 CASE = CASES["sequential"]
 

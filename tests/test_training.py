@@ -20,9 +20,9 @@ from meshwright.planner.problem.problem import make_problem
 from meshwright.planner.search.search import search
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
-from tests.equality import check_equal
-from tests.models import CASES
-from tests.spawn import alone, run_ranks
+from meshwright.testing.equality import check_equal
+from meshwright.testing.models import CASES
+from meshwright.testing.spawn import alone, run_ranks
 
 LR, CLIP, STEPS = 1e-2, 0.5, 4
 CASE = CASES["gpt2"]

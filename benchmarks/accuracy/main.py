@@ -34,7 +34,6 @@ from benchmarks.accuracy.plans import ON_FOUR, ON_TWO, POOL, Sketch, apart, plan
 from benchmarks.accuracy.predict import predicted
 from benchmarks.accuracy.report import report
 from benchmarks.disturbance import pace_s
-from meshwright.costmodel.fit.measure import measure_local
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
@@ -42,6 +41,7 @@ from meshwright.ir.plan import plan_io
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.profile.profile_store import load_profile
 from meshwright.planner.problem.problem import Problem, make_problem
+from meshwright.profiling.measure_local import measure_local
 from meshwright.profiling.profiling import profile as measure_profile
 from meshwright.runtime.job.machine import machine
 

@@ -36,7 +36,7 @@ from meshwright.ir.plan.schedule import FORWARDS, Action
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.record.record import Collected, StepRecord
 from meshwright.runtime.record.resident import resident_bytes
-from tests.spawn import run_ranks
+from meshwright.testing.spawn import run_ranks
 
 LEARNING_RATE = 1e-4
 TIMEOUT_S = 300.0

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.trace.trace import trace
-from tests.networks import vgg19
+from meshwright.testing.networks import vgg19
 
 Batch = dict[str, torch.Tensor] | tuple[torch.Tensor, ...]
 SEED = 0

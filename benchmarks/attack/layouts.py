@@ -27,9 +27,9 @@ from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
-from tests.codegen.test_models import split_all
-from tests.plain import plain_step
-from tests.spawn import RankFailed, alone, run_ranks
+from meshwright.testing.plain import plain_step
+from meshwright.testing.spawn import RankFailed, alone, run_ranks
+from meshwright.testing.split_all import split_all
 
 MODELS = {**OPS, **MODULES, **NOISY, **SHARED}
 STEPS, BATCH, LR = 2, 8, 0.1

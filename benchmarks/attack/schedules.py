@@ -1,12 +1,11 @@
 """Every schedule and border under NCCL's rules: the job must end, and equal plain training.
 
-Ranks are processes over a Gloo group that hangs where NCCL would (`tests/nccl_rule.py`).
+Ranks are processes over a Gloo group that hangs where NCCL would (`testing/nccl_rule.py`).
 """
 
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from benchmarks.attack.result import Result
 from meshwright.costmodel.simulate.simulate import StageTimes
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
-from meshwright.ir.plan.plan import Plan, Stage, model_mesh
+from meshwright.ir.plan.plan import model_mesh
 from meshwright.ir.plan.schedule import Schedule
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.inside.layout_objective import usual
@@ -27,30 +26,20 @@ from meshwright.planner.problem.schedule_tools import SCHEDULES, make_schedule, 
 from meshwright.planner.synthesis.solve import synthesise
 from meshwright.planner.synthesis.task import Task
 from meshwright.runtime.checkpoint.export import full_state
-from tests.equality import Difference, check_equal
-from tests.models import CASES
-from tests.nccl_rule import run_under_rule
-from tests.runtime.handmade import (
+from meshwright.testing.equality import Difference, check_equal
+from meshwright.testing.handmade import (
     BATCH,
     Chain,
     batches,
     make_job,
-    plan_of,
     reference,
 )
-from tests.spawn import RankFailed, alone
+from meshwright.testing.models import CASES
+from meshwright.testing.nccl_rule import run_under_rule
+from meshwright.testing.pipelines import Pipeline, pipeline
+from meshwright.testing.spawn import RankFailed, alone
 
 STEPS = 2
-PATTERNS = ("first", "middle", "last")
-
-
-@dataclass(frozen=True)
-class Pipeline:
-    """A plan for a hand-made chain, by name."""
-
-    name: str
-    chain: Chain
-    plan: Plan
 
 
 def attacks(size: int, seed: int) -> Iterator[Result]:
@@ -67,9 +56,9 @@ def attacks(size: int, seed: int) -> Iterator[Result]:
             yield Result(f"{len(found)} pipelines of {world} ranks", False, str(error)[-2000:])
             continue
         seconds = (time.monotonic() - start) / len(found)
-        for pipeline, difference in zip(found, differences, strict=True):
+        for one, difference in zip(found, differences, strict=True):
             held = difference <= 1e-9
-            yield Result(pipeline.name, held, f"equal to {difference:.0e}", seconds)
+            yield Result(one.name, held, f"equal to {difference:.0e}", seconds)
     if size >= 100:
         yield from _traced()
 
@@ -165,31 +154,6 @@ def _solved(times: tuple[float, ...], ranks: int, microbatches: int) -> Schedule
     return synthesise(
         Task(stages=stages, placement=placement, num_microbatches=microbatches), effort=0.1
     ).schedule
-
-
-def pipeline(name: str, schedule: Schedule, replicas: int | tuple[int, ...]) -> Pipeline:
-    """A chain of two blocks a stage whose first and last stage share a weight."""
-    ranks = len(schedule.ranks)
-    counts = (replicas,) * ranks if isinstance(replicas, int) else replicas
-    ends = [sum(counts[:i]) for i in range(ranks + 1)]
-    devices = [tuple(range(a, b)) for a, b in pairwise(ends)]
-    samples = BATCH // schedule.num_microbatches
-    stages = tuple(
-        _stage(index, devices[schedule.rank_of(index)], samples, index % 4)
-        for index in range(schedule.num_stages)
-    )
-    plan = plan_of(stages, schedule, schedule.num_microbatches)
-    return Pipeline(name, Chain(2 * len(stages)), plan)
-
-
-def _stage(index: int, devices: tuple[int, ...], samples: int, zero: int) -> Stage:
-    count = len(devices)
-    shares = tuple(samples // count + (i < samples % count) for i in range(count))
-    return Stage(
-        first=f"b{2 * index}", last=f"b{2 * index + 1}", devices=devices, batch_shares=shares,
-        mesh={"dp_replicate": 1, "dp_shard": count, "tp": 1}, zero=zero,
-        recompute=dict.fromkeys(PATTERNS, "full" if index % 2 else "none"),
-    )  # fmt: skip
 
 
 def train_all(world: int, found: list[Pipeline]) -> list[float]:

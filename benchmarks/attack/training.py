@@ -19,8 +19,8 @@ from meshwright.ir.errors import CheckFailed, MeshwrightError
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.job.job import Job
 from meshwright.runtime.step import step_end
-from tests.runtime.nets import CHOICES, Net, data, plan_for
-from tests.spawn import run_ranks
+from meshwright.testing.nets import CHOICES, Net, data, plan_for
+from meshwright.testing.spawn import run_ranks
 
 CASES, STEPS, BOUND = 60, 5, 1e-8
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {

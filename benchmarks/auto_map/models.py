@@ -18,7 +18,7 @@ from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.problem import make_problem
 from meshwright.planner.search.plan_comparison import name_of
 from meshwright.planner.search.search import search_problem
-from tests.networks import ResNet50, vgg19
+from meshwright.testing.networks import ResNet50, vgg19
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.auto_map.models import small
+from benchmarks.auto_map.several import Several
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.planner.bounds.bound import lower_bound
 from meshwright.planner.problem.problem import make_problem
@@ -16,7 +17,6 @@ from meshwright.planner.searchers.dqn.decisions import Pruning
 from meshwright.planner.searchers.dqn.envs import DecisionEnv
 from meshwright.planner.searchers.dqn.judge import Judge
 from meshwright.planner.searchers.dqn.pipelines import Pipelines
-from meshwright.planner.searchers.dqn.several import Several
 from meshwright.planner.searchers.dqn.training import Settings, Trainer
 from meshwright.planner.searchers.dqn.weights import card_of, save_agent
 

@@ -20,7 +20,7 @@ from meshwright.ir.cluster.device import DeviceType
 from meshwright.ir.graph.graph import Graph, Kind
 from meshwright.ir.layout.layout import Axis
 from meshwright.ir.trace.trace import trace
-from tests.networks import ResNet50
+from meshwright.testing.networks import ResNet50
 
 BERT_TOKENS = 64
 """Per sample, in the benchmark's script."""

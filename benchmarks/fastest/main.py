@@ -21,12 +21,12 @@ from benchmarks.fastest.race import after_race
 from benchmarks.fastest.report import Contest, report
 from benchmarks.fastest.run import read as read_runs
 from benchmarks.fastest.run import run_contest
-from meshwright.costmodel.fit.measure import measure_local
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.profile.profile import Profile
 from meshwright.ir.profile.profile_store import load_profile
 from meshwright.planner.problem.problem import Problem, make_problem
+from meshwright.profiling.measure_local import measure_local
 from meshwright.profiling.profiling import profile as measure_profile
 
 PRECISION, OPTIMIZER = "fp32", "adamw"

@@ -10,9 +10,9 @@ from benchmarks.accuracy.models import Subject
 from benchmarks.fastest.plans import Entrant
 from meshwright.ir.plan.plan import Plan
 from meshwright.runtime.world.world import rank
+from meshwright.testing.spawn import run_ranks
 from meshwright.tools.race.racing import Race, race
 from meshwright.tools.race.standing import Heat
-from tests.spawn import run_ranks
 
 RACED = ("search", "finalist")
 TIMEOUT_S = 900.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from meshwright.costmodel.fit.fit_comm import CommTiming
+from benchmarks.fit.fit_comm import CommTiming
 
 NCCL = "nccl_single_node_aiconfigurator.json"
 NETWORK = "network_collectives_measured.json"

@@ -17,6 +17,15 @@ from math import ceil, log2
 from pathlib import Path
 from statistics import median
 
+from benchmarks.fit.fit_comm import (
+    CommTiming,
+    Points,
+    errors,
+    fit_curves,
+    fit_points,
+    halves,
+    outer_timings,
+)
 from benchmarks.fit.link_tables import (
     NCCL,
     NETWORK,
@@ -30,15 +39,6 @@ from benchmarks.fit.link_tables import (
 )
 from benchmarks.fit.preset_text import call, put
 from meshwright.costmodel.comm.comm import Level, collective_time
-from meshwright.costmodel.fit.fit_comm import (
-    CommTiming,
-    Points,
-    errors,
-    fit_curves,
-    fit_points,
-    halves,
-    outer_timings,
-)
 from meshwright.ir.cluster.device import Curve, Link
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.presets import LINKS

@@ -12,7 +12,7 @@ from transformers import (
     BertForPreTraining,
 )
 
-from tests.networks import ResNet50
+from meshwright.testing.networks import ResNet50
 
 BOXES = (4, 6, 6, 6, 4, 4)
 """Default boxes of a place of each of SSD's six feature maps (Liu et al. 2016)."""

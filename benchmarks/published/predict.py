@@ -45,7 +45,9 @@ def predict(row: Row) -> Prediction:
     if recipe.system.sends_wait:
         extras = [waiting(extra, part, send_s) for extra, part in zip(extras, parts, strict=True)]
     timeline = _timeline(row, recipe.system.schedule, parts, extras, send_s)
-    ends = timeline.stage_end_s
+    ends = [0.0] * len(parts)
+    for position, item in enumerate(timeline.table.items):
+        ends[item.stage] = max(ends[item.stage], timeline.ran.ends[position])
     tied = tied_s(row, len(parts), ground, (Level(2, ground.send),))
     step_s = max(
         end + extra.first_forward_s + extra.after_s + tied

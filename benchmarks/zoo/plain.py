@@ -32,7 +32,7 @@ from benchmarks.zoo.plain_state import (
     Tied,
     Universal,
 )
-from tests.networks import DLRM, GNMT, ResNet50, vgg19
+from meshwright.testing.networks import DLRM, GNMT, ResNet50, vgg19
 
 
 def _vectors(size: int, generator: torch.Generator) -> Batch:

@@ -19,8 +19,8 @@ from meshwright.planner.search.search import search
 from meshwright.planner.strategies import found_by_trying
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
-from tests.plain import plain_step
-from tests.spawn import RankFailed, alone, run_ranks
+from meshwright.testing.plain import plain_step
+from meshwright.testing.spawn import RankFailed, alone, run_ranks
 
 LEARNING_RATE, STEPS = 1e-3, 3
 BAR = 1e-9

@@ -2,22 +2,17 @@
 
 An op runs unchanged on local tensors unless it says sizes (views, factories, splits), averages
 over a split dim, draws random numbers, or is one of the few that must know the whole (vocabulary
-lookup, cross-entropy, batch statistics): the facts of its family say it (`ir.ops`). `evaluate` runs
-a form at once; with `testing.simulated` it tests a strategy:
-
-    simulate({"tp": 2}, lambda comm: evaluate(form_of(site(comm)), comm, local_inputs(comm)))
+lookup, cross-entropy, batch statistics): the facts of its family say it (`ir.ops`). `evaluate` of
+`testing.simulated` runs a form at once.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
-from meshwright.codegen.collectives.comm import Comm
 from meshwright.codegen.sharded.sharded import FUNCTIONS
 from meshwright.ir.graph.graph import Kind
-from meshwright.ir.graph.images import channels_last
 from meshwright.ir.graph.op_site import Dtype, Form, In, OpSite, RankDevice, Value
 from meshwright.ir.graph.operators import arguments, operator
 from meshwright.ir.graph.windows import convolves_channels_last
@@ -85,26 +80,6 @@ def _equal(value: object, default: object) -> bool:
     if isinstance(default, list):
         default = tuple(default)
     return type(value) is type(default) and value == default
-
-
-def evaluate(form: Form, comm: Comm, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Runs the form on local inputs."""
-
-    given = list(inputs)
-    for i in form.channels_last:
-        given[i] = channels_last(given[i])
-
-    def resolve(arg: In | RankDevice) -> object:
-        return given[arg.index] if isinstance(arg, In) else comm.device
-
-    target, args, kwargs = bind(form, resolve)
-    if form.target.startswith("sharded."):
-        args = (comm, *args)
-    result = target(*args, **kwargs)
-    outputs = tuple(result) if isinstance(result, tuple | list) else (result,)
-    if form.divisor != 1:
-        outputs = tuple(output / form.divisor for output in outputs)
-    return outputs
 
 
 def _changed_buffers(site: OpSite) -> tuple[int, ...]:

@@ -111,13 +111,6 @@ def send_time(nbytes: float, link: Link) -> float:
     return curve(link, "send", 2)(nbytes)
 
 
-def primitive_time(
-    primitive: Primitive, nbytes: float, ranks: Sequence[int], cluster: Cluster
-) -> float:
-    """Seconds that a primitive of `ir.layout.conversions` communicates on a group of ranks."""
-    return collective_time(primitive, nbytes, group_levels(ranks, cluster))
-
-
 def bends(primitive: Primitive, levels: Levels) -> tuple[float, ...]:
     """Bytes at which the time of a collective bends; it is linear between, or close to it."""
     _, tiers = _over_tiers(primitive.value, levels)

@@ -1,1 +1,1 @@
-"""Measures machines, and fits devices and links to what was measured."""
+"""Fits curves of devices and links to what was measured: pure functions, which measure nothing."""

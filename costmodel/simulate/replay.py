@@ -3,7 +3,7 @@
 Every action takes the mean of its kind. A plan without detail has the seconds of its stages only.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -131,8 +131,3 @@ class _Kept:
 
 def _bytes(moving: Moving) -> Bytes:
     return Bytes(moving.gradients, moving.activations, moving.communication, moving.workspace)
-
-
-def peak_point(points: Sequence[Point]) -> Point | None:
-    """Where a rank holds most."""
-    return max(points, key=lambda point: point.held.total, default=None)

@@ -109,14 +109,6 @@ class Timeline:
             for row in self.table.rows
         )
 
-    @cached_property
-    def stage_end_s(self) -> tuple[float, ...]:
-        """When each stage's last action ends."""
-        found = [0.0] * len(self.saved_bytes)
-        for position, item in enumerate(self.table.items):
-            found[item.stage] = max(found[item.stage], self.ran.ends[position])
-        return tuple(found)
-
     @property
     def log(self) -> Sequence[Logged]:
         """What ran beside the actions; empty unless detail was asked for."""
@@ -131,17 +123,6 @@ class Timeline:
     def peak_bytes(self) -> tuple[int, ...]:
         """Most saved bytes at once, per pipeline rank."""
         return tuple(max(held for _, held in row) for row in self.memory)
-
-    @cached_property
-    def stage_peak_bytes(self) -> tuple[int, ...]:
-        """Per stage instead of per pipeline rank."""
-        rows: list[list[int]] = [[] for _ in self.saved_bytes]
-        for row in self.table.rows:
-            for position in row:
-                rows[self.table.items[position].stage].append(position)
-        return tuple(
-            max(held for _, held in held_over_time(self, row, self.saved_bytes)) for row in rows
-        )
 
 
 def held_over_time(

@@ -1,1 +1,1 @@
-"""What was measured on machines, and what a run leaves behind."""
+"""What a measurement is, as data and files: profiles of machines, and what a run leaves behind."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase, ProcessorMixin, Trainer, trainer_utils
 
+from meshwright.integrations.ahead import BatchGroups
 from meshwright.integrations.hf_arguments import check_arguments, check_overrides, check_parts
 from meshwright.integrations.hf_data import EpochSampler, batches, check_counts, check_same
 from meshwright.integrations.job_optimizer import JobOptimizer
@@ -55,9 +56,10 @@ class JobTrainer(Trainer):
 
     Every rank reads the whole global batch. Evaluation gives the loss only. An argument, an
     override or a callback that would be ignored is a PlanError: `hf_arguments` has the tables.
+    With `tune`, the job tries sizes of buckets while it trains (see `compile`).
     """
 
-    def __init__(self, *args: Any, plan: Plan, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, plan: Plan, tune: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.plan = plan
         check_parts(self)
@@ -72,8 +74,9 @@ class JobTrainer(Trainer):
         self.job: Job = compile_job(
             self.model, plan, optimizer=self.optimizer, max_grad_norm=self._limit(),
             device="cpu" if plan.cluster.device_kind == "cpu" else self.args.device,
-            seed=self.args.seed,
+            seed=self.args.seed, tune=tune,
         )  # fmt: skip
+        self._groups = BatchGroups()
         self.optimizer = self._job_optimizer = JobOptimizer(self.job)
         self._compared = False
         # Over any override, which made the optimizer that the job has now.
@@ -121,7 +124,8 @@ class JobTrainer(Trainer):
         self, epoch_iterator: Iterator[Any], num_batches: int, device: Any = None
     ) -> tuple[list[Any], None]:
         """The batches of one optimizer step; PlanError unless they count alike."""
-        found = [batch for _, batch in zip(range(num_batches), epoch_iterator, strict=False)]
+        ahead = self.job.reads_ahead and self.state.global_step + 1 < self.state.max_steps
+        found = self._groups.take(epoch_iterator, num_batches, ahead)
         if getattr(self, "model_accepts_loss_kwargs", False):
             check_counts(found, shifted=bool(getattr(self, "_loss_shifts_labels", False)))
         return found, None
@@ -134,7 +138,8 @@ class JobTrainer(Trainer):
         if not self._compared:
             check_same(tensors)
             self._compared = True
-        loss = self._job_optimizer.accumulate(tensors)
+        after = self._groups.after()
+        loss = self._job_optimizer.accumulate(tensors, None if after is None else _tensors(after))
         every = self.args.torch_empty_cache_steps
         if every is not None and self.state.global_step % every == 0:
             torch.cuda.empty_cache()

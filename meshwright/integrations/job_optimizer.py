@@ -32,10 +32,10 @@ class JobOptimizer(torch.optim.Optimizer):
     def state(self) -> Any:  # type: ignore[override]
         return self.job.optimizer.state
 
-    def accumulate(self, batch: Any) -> Tensor:
-        """Adds a global batch's gradients; its loss."""
+    def accumulate(self, batch: Any, next_batch: Any | None = None) -> Tensor:
+        """Adds a global batch's gradients; its loss. `next_batch`: that of the next call."""
         self.accumulated += 1
-        return self.job.accumulate(batch)
+        return self.job.accumulate(batch, next_batch=next_batch)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Applies the mean of the batches' gradients, or their sum over `divisor`."""

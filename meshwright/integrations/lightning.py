@@ -19,6 +19,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero
 from torch import Tensor
 
+from meshwright.integrations.ahead import LoaderAhead, NextInputs, read_ahead
 from meshwright.integrations.job_optimizer import JobOptimizer
 from meshwright.integrations.lightning_checks import check_lightning, limit_of
 from meshwright.integrations.lightning_step import StandIn, check_result, standing_in
@@ -47,6 +48,7 @@ class JobStrategy(Strategy):
     `training_step`, `validation_step` and `test_step` a call of that model is the job's, on global
     batches that every rank reads, and gives its loss: what they log is logged. What a job cannot do
     for the module, its callbacks or the Trainer is a PlanError (`lightning_checks` has the tables).
+    With `tune`, the job tries sizes of buckets while it trains (see `compile`).
     """
 
     strategy_name = "meshwright"
@@ -54,14 +56,22 @@ class JobStrategy(Strategy):
     """Where Lightning puts what `sync_batchnorm` asks for."""
 
     def __init__(
-        self, plan: Plan, *, model: str = "model", loss_fn: LossFn | None = None, seed: int = 0
+        self,
+        plan: Plan,
+        *,
+        model: str = "model",
+        loss_fn: LossFn | None = None,
+        seed: int = 0,
+        tune: bool = False,
     ) -> None:
         super().__init__()
-        self.plan, self.seed = plan, seed
+        self.plan, self.seed, self.tune = plan, seed, tune
         self.job: Job | None = None
         self._attribute, self._loss_fn = model, loss_fn
         self._act: Callable[[Any], Tensor] | None = None
         self._losses: list[Tensor] = []
+        self._loader: LoaderAhead | None = None
+        self._next = NextInputs()
         self._device = pick_device(None, plan.cluster.device_kind)
 
     def setup(self, trainer: Trainer) -> None:
@@ -80,6 +90,7 @@ class JobStrategy(Strategy):
         self.job = compile_job(
             self._planned_model(), self.plan, optimizer=self.optimizers[0], loss_fn=self._loss_fn,
             device=self._device, seed=self.seed, max_grad_norm=limit_of(trainer, self.plan),
+            tune=self.tune,
         )  # fmt: skip
         only: Any = rank_zero
         only.rank_zero_only.rank = self.global_rank
@@ -100,9 +111,17 @@ class JobStrategy(Strategy):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """The module's, around a step of the job, which keeps its gradients."""
-        result = self._around("training_step", self._optimizer.accumulate, args, kwargs)
+        if self._loader is not None:
+            batch = next(iter((*args, *kwargs.values())))
+            following = self._loader.after(batch)
+            last = self.lightning_module is not None and self.lightning_module.trainer.is_last_batch
+            self._next.step(batch, None if last else following)
+        result = self._around("training_step", self._accumulate, args, kwargs)
         check_result(result, self._losses, type(self.lightning_module).__name__)
         return result
+
+    def _accumulate(self, batch: Any) -> Tensor:
+        return self._optimizer.accumulate(batch, self._next.after(batch))
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         """The module's, around an evaluation by the job."""
@@ -160,6 +179,14 @@ class JobStrategy(Strategy):
         assert self.lightning_module is not None
         self._optimizer.divisor = self.lightning_module.trainer.accumulate_grad_batches
         return self._optimizer.step(closure)
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        """Training batches are read one ahead, where a form of the plan makes use of the next."""
+        assert self.job is not None and self.lightning_module is not None
+        if not self.lightning_module.trainer.training or not self.job.reads_ahead:
+            return dataloader
+        self._loader = read_ahead(dataloader)
+        return self._loader
 
     def batch_to_device(self, batch: Any, device: Any = None, dataloader_idx: int = 0) -> Any:
         """As it is: the job takes to the device what this rank needs of it."""

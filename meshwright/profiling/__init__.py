@@ -1,1 +1,1 @@
-"""`meshwright profile`: what is measured for a model on a cluster, and in which order."""
+"""What is measured, and in which order: for `meshwright profile`, and for a cluster of CPUs."""

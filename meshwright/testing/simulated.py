@@ -10,7 +10,7 @@ Autograd works inside `body`: on a CPU, backward runs in the thread that asks fo
 not be shared between ranks; make them with `detach().clone().requires_grad_()`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from math import prod
 from threading import Barrier, BrokenBarrierError
@@ -21,6 +21,9 @@ from torch import Tensor
 
 from meshwright.codegen.collectives.comm import Comm
 from meshwright.codegen.collectives.line import AtOnce, Line
+from meshwright.codegen.lower.local import bind
+from meshwright.ir.graph.images import channels_last
+from meshwright.ir.graph.op_site import Form, In, RankDevice
 
 T = TypeVar("T")
 
@@ -106,3 +109,23 @@ def simulate(sizes: dict[str, int], body: Callable[[Comm], T], seed: int = 0) ->
     if first:
         raise first[0]
     return [future.result() for future in futures]
+
+
+def evaluate(form: Form, comm: Comm, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Runs the form on local inputs."""
+
+    given = list(inputs)
+    for i in form.channels_last:
+        given[i] = channels_last(given[i])
+
+    def resolve(arg: In | RankDevice) -> object:
+        return given[arg.index] if isinstance(arg, In) else comm.device
+
+    target, args, kwargs = bind(form, resolve)
+    if form.target.startswith("sharded."):
+        args = (comm, *args)
+    result = target(*args, **kwargs)
+    outputs = tuple(result) if isinstance(result, tuple | list) else (result,)
+    if form.divisor != 1:
+        outputs = tuple(output / form.divisor for output in outputs)
+    return outputs

@@ -46,11 +46,6 @@ def ways(problem: Problem) -> tuple[MeshVariant, ...]:
     return found
 
 
-def model_meshes(problem: Problem) -> tuple[ModelMesh, ...]:
-    """The meshes among them."""
-    return tuple(dict.fromkeys(way.model for way in ways(problem)))
-
-
 def variants(problem: Problem, model: ModelMesh) -> tuple[str, ...]:
     """The layouts of one mesh."""
     return tuple(way.variant for way in ways(problem) if way.model == model)

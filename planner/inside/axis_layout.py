@@ -10,8 +10,6 @@ from meshwright.ir.layout.layout import (
     RP,
     Partial,
     Placement,
-    R,
-    Replicate,
     Shard,
     Strategy,
     units_of,
@@ -194,24 +192,3 @@ def _price(graph: Graph, ranks: int, prices: Prices) -> Callable[[str, Placement
         return known[key]
 
     return price
-
-
-def stored_choices(
-    graph: Graph, name: str, shards: Sequence[Shard], ranks: int, prices: Prices
-) -> tuple[tuple[Placement, int], ...]:
-    """Placements a parameter may be stored in, with what storing it (and summing its gradient once
-    per step) costs."""
-    tensor = graph.tensors[name]
-    if tensor.kind is not Kind.PARAMETER:
-        return ((R, 0),)
-    places: list[Placement] = [R, *([RP] if tensor.requires_grad else []), *shards]
-    return tuple((p, _stored_cost(graph, name, p, ranks, prices)) for p in places)
-
-
-def _stored_cost(graph: Graph, name: str, placement: Placement, ranks: int, prices: Prices) -> int:
-    nbytes = graph.tensors[name].nbytes
-    seconds = prices.stored_s(round(nbytes * shard_share(graph, name, placement, ranks)))
-    if isinstance(placement, Replicate) and placement.partial_grad:
-        once = Conversion(R, RP).backward
-        seconds += prices.primitive_s(once, nbytes, ranks)
-    return round(seconds * PICOSECONDS)

@@ -9,7 +9,6 @@ from math import prod
 from meshwright.forms.exchange import Exchange
 from meshwright.forms.sync import chosen_exchange, exchange, suits
 from meshwright.ir.plan.plan import ModelMesh, sync_name
-from meshwright.planner.across.mesh_variants import model_meshes as model_meshes
 from meshwright.planner.across.mesh_variants import variants as variants
 from meshwright.planner.across.mesh_variants import ways as ways
 from meshwright.planner.across.model_space import divisors as divisors

@@ -1,1 +1,1 @@
-"""Measures what plans cost on this machine: ops, blocks, collectives, copies, memory."""
+"""How we measure, one thing a file: ops, blocks, collectives, copies, memory. Knows no prices."""

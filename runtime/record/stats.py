@@ -2,12 +2,10 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
-from statistics import median
 
 from torch import Tensor
 
 from meshwright.ir.launch import TAKEN, Call
-from meshwright.ir.plan.schedule import Action
 from meshwright.ir.profile.measured import StepKind
 from meshwright.runtime.record.record import StepRecord
 
@@ -45,17 +43,3 @@ class Stats:
     def step_s(self) -> list[float]:
         """Seconds of the timed steps."""
         return [step.step_s for step in self.taken if step.kind == "timed"]
-
-    @property
-    def median_step_s(self) -> float:
-        """Of the timed steps; 0 before there is one."""
-        return median(self.step_s) if self.step_s else 0.0
-
-
-def section_s(record: StepRecord) -> dict[str, tuple[float, ...]]:
-    """Kind of work (F, B, I, W) or phase -> seconds of each, in order, waiting included."""
-    found: dict[str, list[float]] = {}
-    for name, start_s, end_s in record.sections:
-        kind = name.work.value if isinstance(name, Action) else name
-        found.setdefault(kind, []).append(end_s - start_s)
-    return {kind: tuple(seconds) for kind, seconds in found.items()}

@@ -17,8 +17,8 @@ from meshwright.ir.plan.verify import verify
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.problem import Problem, make_problem
 from meshwright.planner.search.found import executed
-from tests.models import CASES
-from tests.spawn import run_ranks
+from meshwright.testing.models import CASES
+from meshwright.testing.spawn import run_ranks
 
 RUNS = [
     Ran(0, 0, (1.05, 1.05)), Ran(1, 0, (1.0, 1.02)), Ran(2, 0, (1.5, 1.5)),

@@ -9,10 +9,11 @@ import pytest
 from benchmarks.published.ends import head
 from benchmarks.published.layers import layer
 from benchmarks.published.measured import RowError
+from benchmarks.published.notes import HEAD
 from benchmarks.published.predict import predict, stage_send_s
 from benchmarks.published.recipes import recipe_of, recompute_mode
 from benchmarks.published.report import errors, evaluate, spearman
-from benchmarks.published.rows import Context, read_row, read_table
+from benchmarks.published.rows import read_table
 from benchmarks.published.site import Site
 from benchmarks.published.sites import ground_of
 from benchmarks.published.stages import stages_of
@@ -23,31 +24,7 @@ from meshwright.costmodel.comm.comm import collective_time
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.errors import PlanError
 from meshwright.ir.layout.conversions import Primitive
-
-LLAMA_8B = {"name": "Llama3.1 8B", "layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8,
-            "ffn": 14336, "vocab": 128256, "act": "swiglu"}  # fmt: skip
-GPT3 = {"name": "GPT-3", "layers": 96, "hidden": 12288, "heads": 96, "ffn": 49152, "vocab": 51200}
-
-
-def raw(**changes):
-    """A row of GPT-3 on 64 GPUs, with parts replaced."""
-    row = {
-        "hardware": {"gpu": "A100-SXM4-80GB", "gpus": 64, "gpus_per_node": 8},
-        "model": GPT3,
-        "parallel": {"tp": 8, "pp": 8, "dp": 1, "vpp": 3},
-        "batch": {"gbs": 64, "mbs": 1, "seq": 2048},
-        "recompute": "full",
-        "measured": {"step_time_s": 18.13},
-    }
-    return {**row, **changes}
-
-
-def row(context="megatron runs", **changes):
-    return read_row(raw(**changes), 0, Context("table", {}, context))
-
-
-def llama(**changes):
-    return row("torchtitan", **{"model": LLAMA_8B, "parallel": {"dp": 64, "zero": 3}, **changes})
+from tests.benchmarks.published_rows import GPT3, LLAMA_8B, internevo, llama, raw, row
 
 
 def test_parameter_counts_are_the_known_ones():
@@ -250,13 +227,6 @@ def test_a_width_given_as_a_ratio_is_rounded_up():
     assert row(model={**GPT3, "ffn": None}).shape.ffn == 4 * 12288
 
 
-def internevo(gpus, group):
-    changed = {"parallel": {"dp": gpus, "zero": 1, "zero1_group": group},
-               "hardware": {"gpu": "A100-SXM4-80GB", "gpus": gpus},
-               "model": LLAMA_8B, "batch": {"gbs": gpus, "mbs": 1, "seq": 2048}}  # fmt: skip
-    return row("internevo", **changed)
-
-
 def after_s(one, stage=0, **changes):
     """Seconds after the last backward of a stage."""
     recipe = recipe_of(one, replace(system_of(one), **changes))
@@ -438,3 +408,14 @@ def test_stages_send_parts_over_slow_networks():
     ]
     # An eighth over the network, then a gather over NVLink.
     assert sends[1] / 9 < sends[0] < sends[1] / 4
+
+
+def test_the_page_of_published_runs_says_whose_model_it_is():
+    """Until there is one model: here and in the index, above any figure."""
+    results = Path(__file__).parents[2] / "docs" / "results"
+    page = (results / "published.md").read_text()
+    assert page.startswith(HEAD)
+    said = "This is not the accuracy of what `meshwright search` predicts"
+    assert 0 < page.index(said) < page.index("| table |")
+    index = (results / "README.md").read_text()
+    assert index.index('**"Published training runs" is not**') < index.index("| what |")

@@ -11,7 +11,7 @@ from benchmarks.published.sync import extra_of
 from benchmarks.published.systems import system_of
 from meshwright.costmodel.comm.comm import collective_time
 from meshwright.ir.layout.conversions import Primitive
-from tests.benchmarks.test_published import LLAMA_8B, internevo, llama
+from tests.benchmarks.published_rows import LLAMA_8B, internevo, llama
 
 SLOWER = 1.2
 

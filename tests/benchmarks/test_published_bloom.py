@@ -15,8 +15,8 @@ from benchmarks.published.stages import site_of, stages_of
 from benchmarks.published.sync import extra_of
 from benchmarks.published.systems import system_of
 from benchmarks.published.times import cost
-from tests.benchmarks.test_published import raw
-from tests.benchmarks.test_published_unseen import FOLDER
+from tests.benchmarks.published_folder import FOLDER
+from tests.benchmarks.published_rows import raw
 
 HIDDEN, VOCAB = 14336, 250680
 

@@ -17,26 +17,9 @@ from benchmarks.published.systems import DEEPSPEED, NANOTRON, NANOTRON_PLAIN, sy
 from benchmarks.published.times import Cost, cost
 from meshwright.costmodel.comm.comm import collective_time
 from meshwright.ir.layout.conversions import Primitive
-from tests.benchmarks.test_published import raw
-from tests.benchmarks.test_published import row as megatron
-
-SEQ = 4096
-SWEEP = {"hidden": 2048, "layers": 16, "heads": 32, "kv_heads": 32, "ffn": 8192, "vocab": 131072,
-         "tied": True}  # fmt: skip
-
-
-def sweep(gpus, **parallel):
-    """A row of nanotron's sweep after its fix."""
-    made = raw(
-        hardware={"gpu": "H100-SXM5-80GB", "gpus": gpus},
-        model=SWEEP,
-        parallel={"zero": 1, "sp": True, **parallel},
-        batch={"gbs": 256, "mbs": 1, "seq": 4096},
-        recompute="none",
-        after_pp_fix=True,
-        usable_throughput=True,
-    )
-    return read_row(made, 0, Context("nanotron_sweep", {}, "nanotron", rerun=True))
+from tests.benchmarks.nanotron_rows import SEQ, SWEEP, nanotron, sweep
+from tests.benchmarks.published_rows import raw
+from tests.benchmarks.published_rows import row as megatron
 
 
 def test_checked_collectives_cost_by_rank_and_only_over_nodes():
@@ -65,19 +48,6 @@ def test_the_head_of_a_deep_pipeline_has_a_rank_without_layers():
     # The layers end on the seventh rank.
     assert [len(part.layers) for part in parts] == [3, 2, 3, 2, 3, 2, 1, 0]
     assert [part.last for part in parts] == [False] * 7 + [True]
-
-
-def nanotron(gpus, mbs=1, gbs=256, text="nanotron", model=SWEEP, **parallel):
-    """A row of nanotron's sweep, or of another stack that `text` names."""
-    made = raw(
-        hardware={"gpu": "H100-SXM5-80GB", "gpus": gpus},
-        model=model,
-        parallel={"sp": True, **parallel},
-        batch={"gbs": gbs, "mbs": mbs, "seq": SEQ},
-        recompute="none",
-        after_pp_fix=True,
-    )
-    return read_row(made, 0, Context("nanotron_runs", {}, text))
 
 
 def priced(row):

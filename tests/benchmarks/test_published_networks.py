@@ -6,6 +6,7 @@ from statistics import median
 
 import pytest
 
+from benchmarks.fit.fit_comm import CommTiming, outer_timings
 from benchmarks.fit.link_tables import continued, p5_series
 from benchmarks.published import calibration
 from benchmarks.published.efa import as_measured, broken, checked, usual_rates
@@ -17,11 +18,10 @@ from benchmarks.published.stages import stages_of
 from benchmarks.published.sync import extra_of
 from benchmarks.published.systems import system_of
 from meshwright.costmodel.comm.comm import Level, collective_time
-from meshwright.costmodel.fit.fit_comm import CommTiming, outer_timings
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.presets import LINKS
-from tests.benchmarks.test_published import raw
-from tests.benchmarks.test_published_nanotron import nanotron, sweep
+from tests.benchmarks.nanotron_rows import nanotron, sweep
+from tests.benchmarks.published_rows import raw
 
 GIB = 2.0**30
 # 64 GPUs, as the sweep prints them: without torch's check of collectives and with it.

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -18,9 +17,8 @@ from benchmarks.published.stages import site_of
 from benchmarks.published.systems import system_of
 from benchmarks.published.times import cost, recomputed, timed
 from meshwright.ir.errors import PlanError
-from tests.benchmarks.test_published import raw
-
-FOLDER = Path(__file__).parents[2] / "benchmarks" / "tables"
+from tests.benchmarks.published_folder import FOLDER
+from tests.benchmarks.published_rows import raw
 
 
 def foundry(**changes):

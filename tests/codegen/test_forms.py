@@ -16,12 +16,12 @@ from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.plan.plan import BlockLayout
 from meshwright.ir.trace.loss_module import flatten_batch
 from meshwright.ir.trace.trace import trace
+from meshwright.testing import tensor_forms as forms
+from meshwright.testing.models import ModelCase
 from meshwright.testing.simulated import simulate
+from meshwright.testing.tensor_forms import Form
 from meshwright.testing.whole_values import held
-from tests import forms
 from tests.codegen.equality import plan_of, rank_of, run_plan, samples_of, whole_tensor
-from tests.forms import Form
-from tests.models import ModelCase
 
 FORMS = forms.forms()
 UNEVEN = {"1d_sequence": (5, 7), "2d": (5, 7), "2.5d": (6, 7), "3d": (6, 7)}

@@ -8,12 +8,9 @@ from meshwright.ir.plan.plan import model_mesh
 from meshwright.ir.trace.loss_module import flatten_batch
 from meshwright.planner.inside.layout_objective import usual
 from meshwright.planner.inside.layouts import solve_layouts
-from meshwright.planner.inside.prices import AlphaBeta
 from tests.codegen.equality import plan_of, run_plan
-from tests.codegen.test_models import traced, wanted
-
-QUICK = AlphaBeta(latency_s=0.0, bandwidth=1e15, state_per_parameter_byte=1e6)
-"""Prices at which everything that can be split is: links are free, what is stored is dear."""
+from tests.codegen.quick import QUICK
+from tests.codegen.zoo import traced, wanted
 
 CASES = [
     ("llama", {"cp": 3, "tp": 2}, (3, 1), "S(2) S(2) S(2) -> S(2)"),

@@ -1,57 +1,24 @@
 """The model zoo, lowered and run on simulated ranks, against the models themselves."""
 
-import copy
-from functools import cache
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from meshwright.codegen.collectives.comm import Comm
 from meshwright.codegen.lower.lower import lower
-from meshwright.ir.graph.graph import Graph
-from meshwright.ir.plan.plan import BlockLayout, model_mesh
-from meshwright.ir.trace.loss_module import TrainingStep, flatten_batch
-from meshwright.ir.trace.trace import trace
-from meshwright.planner.inside.layout_objective import usual
+from meshwright.ir.trace.loss_module import flatten_batch
 from meshwright.planner.inside.layouts import solve_layouts
-from meshwright.planner.inside.prices import AlphaBeta
+from meshwright.testing.models import CASES
+from meshwright.testing.split_all import split_all
 from tests.codegen.equality import plan_of, run_plan, samples_of, whole_tensor
-from tests.models import CASES, ModelCase
-
-SPLIT_ALL = AlphaBeta(latency_s=0.0, state_per_parameter_byte=1e6)
-"""Prices at which every parameter that can be split is."""
-
-
-def split_all(graph: Graph, tp: int) -> tuple[BlockLayout, ...]:
-    mesh = model_mesh({"tp": tp})
-    return solve_layouts(graph, mesh, usual(mesh, SPLIT_ALL))
-
+from tests.codegen.zoo import traced, wanted
 
 ROUNDED = {"mixtral": 1e-12, "t5": 1e-12}
 """Experts run as one op of our own, and a weight that is used three times adds up its gradients in
 another order: equal up to rounding, not to the bit."""
 BATCH_NORM = ("resnet50",)
 """Their statistics are those of a micro-batch, so micro-batches differ from one process."""
-
-
-@cache
-def traced(name: str) -> tuple[ModelCase, torch.nn.Module, Graph]:
-    case = CASES[name]
-    model = case.model()
-    return case, model, trace(model, case.example(), case.loss_fn)
-
-
-@cache
-def wanted(name: str) -> tuple[Tensor, dict[str, Tensor]]:
-    """Loss and gradients of the model itself."""
-    case, model, _ = traced(name)
-    own, batch = copy.deepcopy(model), flatten_batch(case.example())
-    loss = TrainingStep(own, case.loss_fn, tuple(batch))(*batch.values())
-    loss.backward()
-    grads = {n: p.grad for n, p in own.named_parameters() if p.grad is not None}
-    return loss.detach(), grads
 
 
 def compare(name: str, tp: int, shares: tuple[int, ...], count: int, tolerance: float) -> None:

@@ -14,9 +14,9 @@ from meshwright.ir.plan.verify_model import GRAPH_RULES
 from meshwright.ir.trace.loss_module import TrainingStep, flatten_batch
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.inside.layouts import solve_layouts
+from meshwright.testing.models import CASES
 from meshwright.testing.simulated import simulate
 from tests.codegen.equality import plan_of, rank_of, run_plan
-from tests.models import CASES
 
 HEAD = 8
 QKV, HEADS, NORM = f"outer=3,inner={HEAD}", f"inner={HEAD}", "S(1) R|P R|P -> S(1)"

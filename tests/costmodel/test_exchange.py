@@ -33,7 +33,7 @@ from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import Problem
 from meshwright.planner.problem.space import Mesh
 from meshwright.testing.fresh import python
-from tests.costmodel.stage.test_sync import BLOCK, LINK, NO_OVERHEADS, TWO
+from tests.costmodel.stage.small_stage import BLOCK, LINK, NO_OVERHEADS, TWO
 from tests.planner.problems import cluster, mlp, problem
 
 ROOT = Path(__file__).parent.parent.parent

@@ -10,7 +10,7 @@ from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import BlockLayout
 from meshwright.ir.trace.loss_module import TrainingStep
 from meshwright.ir.trace.trace import trace
-from tests.models import CASES, ModelCase
+from meshwright.testing.models import CASES, ModelCase
 
 CLUSTER = Cluster.preset("a100-80")
 # Where eager and traced attention differ (masks that eager leaves out), 10 % of slack.

@@ -17,6 +17,7 @@ from meshwright.ir.layout.op_messages import SHIFT, Inner
 from meshwright.ir.plan.plan import ModelMesh
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.problem import make_problem
+from meshwright.testing.models import CASES
 from tests.codegen.equality import plan_of
 from tests.costmodel.traffic import (
     BATCH,
@@ -30,7 +31,6 @@ from tests.costmodel.traffic import (
     traced,
     walks,
 )
-from tests.models import CASES
 
 
 @pytest.mark.parametrize("dp", [1, 2])

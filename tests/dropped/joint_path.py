@@ -15,9 +15,9 @@ from meshwright.ir.plan import plan_io
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.placed_kernels import put_in
 from meshwright.planner.problem.problem import make_problem
-from tests.equality import check_equal
-from tests.models import CASES
-from tests.runtime.test_fused import graph_of
+from meshwright.testing.equality import check_equal
+from meshwright.testing.models import CASES
+from tests.runtime.fused_graphs import graph_of
 
 
 def main(name: str) -> None:

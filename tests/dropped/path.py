@@ -20,7 +20,7 @@ from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.kernels import whole_op
 from meshwright.planner.problem.problem import make_problem
 from meshwright.planner.search.search import search_problem
-from tests.equality import check_equal
+from meshwright.testing.equality import check_equal
 
 WIDTH, BATCH = 16, 8
 

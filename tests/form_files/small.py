@@ -18,8 +18,8 @@ from meshwright.planner.problem.problem import make_problem
 from meshwright.planner.search.search import search_problem
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
+from meshwright.testing.spawn import alone, run_ranks
 from meshwright.tools.check import check_plan, read_plan
-from tests.spawn import alone, run_ranks
 
 STEPS, BATCH, WIDTH, LR = 5, 8, 12, 0.01
 Batch = tuple[Tensor, Tensor]

@@ -24,12 +24,12 @@ from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import Problem, make_problem
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
+from meshwright.testing.equality import check_each_equal
+from meshwright.testing.models import CASES
+from meshwright.testing.spawn import alone, run_ranks
 from meshwright.tools.dry.run import dry_run
-from tests.equality import check_each_equal
 from tests.form_files.small import batches, difference, graph, model
-from tests.models import CASES
-from tests.spawn import alone, run_ranks
-from tests.test_overlap import planned
+from tests.overlap_plans import planned
 
 WHOLE, PART, HALF, FULL = (ParameterChoice(zero=zero) for zero in (0, 1, 2, 3))
 DEAR = FormChoice(form="dear", settings={"bucket_bytes": 2048})
@@ -366,7 +366,7 @@ from meshwright.costmodel.estimate import estimate_all
 from tests.form_files.test_by_parameter import plan_of, problem
 from tests.form_files.small import batches, difference, graph, model
 from meshwright.runtime.job.compile import compile as compile_job
-from tests.spawn import alone, run_ranks
+from meshwright.testing.spawn import alone, run_ranks
 
 NAME = sys.argv[1]
 made = problem()

@@ -10,34 +10,22 @@ from uuid import uuid4
 
 import pytest
 
-from meshwright.costmodel.block.keeping import Makers, effect
-from meshwright.costmodel.cost_cache import BlockSpot
+from meshwright.costmodel.block.keeping import effect
 from meshwright.forms.retaining import AS_IT_IS, NOTHING, Footprint
 from meshwright.forms.retention import RETENTIONS, Retention, fate_of, findings, retention
 from meshwright.forms.retention.offload import HostMemory
 from meshwright.ir.errors import PlanError
-from meshwright.ir.graph.graph import Block
 from meshwright.ir.plan.keeping import makers
 from meshwright.ir.plan.plan import Plan
-from meshwright.planner.inside.saved_choice import SavedChoice
 from meshwright.planner.problem.predict import predict_plan
-from meshwright.planner.problem.problem import Problem, make_problem
+from meshwright.planner.problem.problem import make_problem
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.testing.fresh import python
+from meshwright.testing.spawn import alone
+from tests.form_files.policies import _makers, policy
 from tests.form_files.small import Cluster, batches, difference, graph, model, plan_for
-from tests.spawn import alone
 
 pytestmark = pytest.mark.filterwarnings("ignore:offload on cpu")
-
-
-def policy(problem: Problem, block: Block, name: str) -> dict[str, str]:
-    """What a form says of the ops of a block, as if that took ten times as long: on so small
-    tensors every op takes a launch, and nothing is cheap."""
-    form, found = retention(name), _makers(problem, block)
-    if form.choose is None:
-        return {"*": fate_of(name)}
-    keys = form.choose(SavedChoice(found), 10 * found.walk.clock.forward_s)
-    return dict.fromkeys(keys, fate_of(name))
 
 
 def with_form(name: str, ranks: int = 2) -> Plan:
@@ -89,12 +77,6 @@ def test_bytes_and_seconds_are_those_of_its_makers(name: str) -> None:
     assert cost.moved_bytes == given_up * form.moved
     assert (cost.again_s > 0) == (form.again and given_up > 0)
     assert given_up > 0
-
-
-def _makers(problem: Problem, block: Block) -> Makers:
-    layout = next(x for x in problem.layouts(()) if x.pattern == block.pattern)
-    device = problem.tables.device_names[0]
-    return problem.tables.blocks.makers(block, layout, BlockSpot(4, 1, (), device, (), ()))
 
 
 def test_an_unknown_one_is_named() -> None:

@@ -19,7 +19,7 @@ from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
-from tests.spawn import alone, run_ranks
+from meshwright.testing.spawn import alone, run_ranks
 
 VOCAB, WIDTH, BATCH, TOKENS, STEPS = 203, 6, 12, 4, 8
 

@@ -21,8 +21,8 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.plan.plan import Plan
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
+from meshwright.testing.spawn import alone
 from tests.integrations.setting import Tokens
-from tests.spawn import alone
 
 pytest.importorskip("accelerate")
 BATCH = 4

@@ -6,9 +6,9 @@ import torch.distributed as dist
 from transformers import TrainingArguments
 
 from meshwright.ir.errors import PlanError
+from meshwright.testing.spawn import run_ranks
 from tests.integrations.as_torchrun import as_torchrun
 from tests.integrations.setting import LR, STEPS, Tokens, model, plain_loop, plan, weights_of
-from tests.spawn import run_ranks
 
 pytest.importorskip("accelerate")
 

@@ -7,9 +7,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from meshwright.ir.errors import PlanError
+from meshwright.testing.spawn import run_ranks
 from tests.integrations.as_torchrun import as_torchrun
 from tests.integrations.setting import BATCH, LR, STEPS, Tokens, model, plain_loop, plan, weights_of
-from tests.spawn import run_ranks
 
 lightning = pytest.importorskip("lightning")
 

@@ -13,7 +13,7 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.plan.plan import Plan
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
-from tests.spawn import alone
+from meshwright.testing.spawn import alone
 
 lightning = pytest.importorskip("lightning")
 BATCH, WIDTH, LR = 4, 6, 0.05

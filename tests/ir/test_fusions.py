@@ -10,7 +10,7 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Fusion, Graph, Missed
 from meshwright.ir.kernels import KERNELS
 from meshwright.ir.trace.trace import trace
-from tests.models import CASES
+from meshwright.testing.models import CASES
 
 
 def fused(name: str) -> Graph:

@@ -9,7 +9,7 @@ import torch
 
 from meshwright.ir.heap import give_back_freed_memory, keep_freed_memory
 from meshwright.runtime.record.resident import resident_bytes
-from tests.spawn import run_ranks
+from meshwright.testing.spawn import run_ranks
 
 
 def _faults() -> tuple[bool, int]:

@@ -6,7 +6,7 @@ import torch.distributed as dist
 
 from meshwright.ir import torch_errors
 from meshwright.ir import torch_private as private
-from tests.spawn import run_ranks
+from meshwright.testing.spawn import run_ranks
 
 aten = torch.ops.aten
 

@@ -32,8 +32,8 @@ from meshwright.ir.graph.experts import EXPERTS
 from meshwright.ir.graph.graph import Graph, Kind
 from meshwright.ir.trace.loss_module import TrainingStep, flatten_batch
 from meshwright.ir.trace.trace import trace
+from meshwright.testing.models import CASES
 from tests.interpret import interpret
-from tests.models import CASES
 
 
 def check(
@@ -320,7 +320,7 @@ def test_fingerprint_is_the_same_in_every_process() -> None:
     case = CASES["sequential"]
     graph = trace(case.model(), case.example(), case.loss_fn)
     code = (
-        "from tests.models import CASES; from meshwright.ir.trace.trace import trace;"
+        "from meshwright.testing.models import CASES; from meshwright.ir.trace.trace import trace;"
         "c = CASES['sequential']; g = trace(c.model(), c.example(), c.loss_fn);"
         "print(g.fingerprint, [b.signature for b in g.blocks])"
     )

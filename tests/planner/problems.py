@@ -9,8 +9,8 @@ from meshwright.ir.cluster.device import DeviceType, Link
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.problem import Problem, make_problem
+from meshwright.testing.models import CASES
 from tests.costmodel import models as by_hand
-from tests.models import CASES
 
 
 @cache

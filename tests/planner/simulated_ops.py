@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.codegen.collectives.comm import Comm
-from meshwright.codegen.lower.local import evaluate, form_of
+from meshwright.codegen.lower.local import form_of
 from meshwright.ir.graph.graph import Graph, Kind, Op
 from meshwright.ir.graph.op_site import OpSite
 from meshwright.ir.layout.conversions import dual
 from meshwright.ir.layout.layout import Axis, Partial, Placement, Replicate, Shard, Strategy
-from meshwright.testing.simulated import simulate
+from meshwright.testing.simulated import evaluate, simulate
 from meshwright.testing.whole_values import part
 
 Values = dict[str, Tensor]

@@ -1,4 +1,4 @@
-"""Uneven shares: exact against OR-Tools, Whale's algorithm never better, memory kept by both."""
+"""Uneven shares: exact against OR-Tools, memory kept."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,12 +10,13 @@ from ortools.sat.python import cp_model
 
 from meshwright.ir.cluster.cluster import Cluster, Node
 from meshwright.ir.errors import PlanError
-from meshwright.planner.across.balance import Replica, ReplicaDevice, exact_shares, whale_shares
+from meshwright.planner.across.balance import Replica, exact_shares
 from meshwright.planner.across.device_order import device_orders, placements
 from meshwright.planner.across.shares import balanced_shares
 from meshwright.planner.problem.candidates import Choice, StageChoice, build_plan, uniform_choice
 from meshwright.planner.problem.predict import excess_bytes
 from meshwright.planner.problem.problem import Problem
+from tests.planner.mixed import mixed
 from tests.planner.problems import cluster, mlp, problem
 
 
@@ -72,62 +73,10 @@ def test_exact_shares_are_the_best_there_are(case: tuple[int, list[Replica]]) ->
         assert slowest(replicas, shares) == best
 
 
-DEVICES = st.builds(
-    lambda flops, memory, fixed, sample: ReplicaDevice(float(flops), float(memory), fixed, sample),
-    st.integers(1, 20), st.integers(8, 64), st.integers(0, 10), st.sampled_from([0.5, 1, 2, 4]),
-)  # fmt: skip
-
-
-@given(st.integers(1, 64), st.lists(DEVICES, min_size=1, max_size=6))
-@settings(max_examples=300, deadline=None)
-def test_whale_is_never_better_and_both_keep_memory(
-    samples: int, devices: list[ReplicaDevice]
-) -> None:
-    replicas = [
-        Replica(tuple(n / d.flops for n in range(1, samples + 1)), int(min(samples, d.most)))
-        for d in devices
-    ]
-    exact, whale = exact_shares(samples, replicas), whale_shares(samples, devices)
-    assert (exact is None) == (whale is None)
-    if exact is None or whale is None:
-        return
-    for shares in (exact, whale):
-        assert sum(shares) == samples and min(shares) >= 1
-        assert all(d.used(n) <= 1 for d, n in zip(devices, shares, strict=True))
-    assert slowest(replicas, exact) <= slowest(replicas, whale)
-
-
-def test_whale_moves_load_from_the_fullest_to_the_least_busy() -> None:
-    fast, slow = ReplicaDevice(3.0, 10.0, 2.0, 1.0), ReplicaDevice(1.0, 100.0, 2.0, 1.0)
-    # In proportion 12:4, but the fast one holds 8.
-    assert whale_shares(16, [fast, slow]) == (8, 8)
-    # In proportion 12:4:8; both others are as busy, the emptier one takes all of it.
-    assert whale_shares(24, [fast, slow, ReplicaDevice(2.0, 12.0, 2.0, 1.0)]) == (8, 8, 8)
-    # One that is free but too full for all of it gives the rest to the next.
-    nearly = ReplicaDevice(1.0, 80.0, 74.0, 1.0)
-    others = [nearly, ReplicaDevice(2.0, 99.0, 97.0, 0.1)]
-    assert whale_shares(30, [ReplicaDevice(3.0, 80.0, 68.0, 1.0), *others]) == (12, 6, 12)
-    assert whale_shares(30, [ReplicaDevice(3.0, 80.0, 69.0, 1.0), nearly]) is None
-    assert whale_shares(40, [fast, ReplicaDevice(3.0, 10.0, 2.0, 1.0)]) is None
-
-
 def test_a_step_in_the_table_is_used() -> None:
     steps = Replica((1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0), 8)
     line = Replica(tuple(float(n) for n in range(1, 9)), 8)
     assert exact_shares(8, [line, steps]) == (2, 6)
-
-
-def mixed(samples_memory: int = 10**9) -> Cluster:
-    """A node of two fast devices with little memory, and one of two slow ones with much."""
-    base = cluster(2)
-    toy = base.device_types[0]
-    fast = replace(
-        toy, name="fast", memory_bytes=samples_memory, peak_flops={"float32": 3e9},
-        memory_bandwidth_bytes_per_s=3e9,
-    )  # fmt: skip
-    slow = replace(toy, name="slow", memory_bytes=4 * 10**9)
-    nodes = tuple(replace(base.nodes[0], devices=(name,) * 2) for name in ("fast", "slow"))
-    return replace(base, name="mixed", device_types=(fast, slow), nodes=nodes)
 
 
 def stage(asked: Problem, **how: int) -> StageChoice:

@@ -20,23 +20,15 @@ from meshwright.planner.search.evidence import with_evidence
 from meshwright.planner.search.finish import variants
 from meshwright.planner.search.found import SearchLog
 from meshwright.planner.search.search import search_problem
-from tests.planner.problem.test_placed_kernels import RANKS, large
-from tests.planner.problem.test_placed_kernels import cluster as gpus
-from tests.planner.problems import TINY, problem
-from tests.test_compiled import profiled
-from tests.test_overlap import priced
+from tests.compiled_blocks import profiled
+from tests.overlap_plans import priced
+from tests.planner.gpus import on_gpus
+from tests.planner.problem.large import RANKS, large
+from tests.planner.problem.large import cluster as gpus
+from tests.planner.problems import TINY
 
 FEW = 12
 """Choices of each problem, taken evenly over its space, each with all variants."""
-
-
-def on_gpus(name: str) -> Problem:
-    """A tiny problem on devices that do not share cores: there collectives do hide."""
-    asked = TINY[name]()
-    device = replace(asked.cluster.device_types[0], kind="cuda")
-    machine = replace(asked.cluster, device_types=(device,))
-    pins = asked.constraints
-    return problem(asked.graph, machine, constraints=pins, objective=asked.objective)
 
 
 def plans(asked: Problem) -> Iterator[Plan]:

@@ -10,7 +10,7 @@ from meshwright.planner.across import run_classes as module
 from meshwright.planner.across.run_classes import cuts, run_classes
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.search.search import search_problem
-from tests.planner.test_pipedream import Layers, machines, problem
+from tests.planner.layered import Layers, machines, problem
 
 
 def layers(count: int) -> Layers:

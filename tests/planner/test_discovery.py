@@ -23,9 +23,9 @@ from meshwright.planner.discovery.rule import discovered
 from meshwright.planner.discovery.sample import sample
 from meshwright.planner.inside.factors import AxisKind, natural_splits, split_strategy
 from meshwright.planner.strategies import find_rule, known_rule
-from tests.models import CASES
+from meshwright.testing.models import CASES
+from tests.own_operator import WithOwnOperator, batch
 from tests.planner.simulated_ops import check_strategy, run_whole, whole_of
-from tests.zoo.custom import OWN
 
 MODELS = ("gpt2", "bert_mlm", "dlrm", "vgg19", "mixtral")
 TWO = AxisKind(2)
@@ -69,7 +69,8 @@ def test_of_known_ops_known_splits_are_found_or_other_right_ones(name: str) -> N
 
 
 def own_op() -> tuple[Graph, Op]:
-    graph = trace(OWN.model(), OWN.batch(0), OWN.loss_fn)
+    samples = batch(8, torch.Generator().manual_seed(0))
+    graph = trace(WithOwnOperator(), samples, F.cross_entropy)
     return graph, next(op for op in graph.ops if op.target.startswith("zootest."))
 
 

@@ -19,7 +19,7 @@ from meshwright.planner.inside.explain import batch_coupling, batch_norms, moves
 from meshwright.planner.inside.frontier import OpChain, OpCosts, solve
 from meshwright.planner.inside.layouts import solve_layouts
 from meshwright.planner.inside.segments import prelude_block
-from tests.models import CASES
+from meshwright.testing.models import CASES
 
 
 @cache

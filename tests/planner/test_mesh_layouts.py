@@ -19,7 +19,7 @@ from meshwright.ir.layout.layout import Shard, parse_placement, parse_strategy
 from meshwright.ir.plan.plan import BlockLayout, ModelMesh, param_key
 from meshwright.ir.trace.loss_module import flatten_batch
 from meshwright.ir.trace.trace import trace
-from meshwright.planner.inside.axis_layout import lay_out, stored_choices
+from meshwright.planner.inside.axis_layout import lay_out
 from meshwright.planner.inside.axis_space import Spreader
 from meshwright.planner.inside.choices import BlockProblem, Reader, ValueEdge, cost_of
 from meshwright.planner.inside.choose import choose
@@ -35,9 +35,10 @@ from meshwright.planner.inside.segments import prelude_block
 from meshwright.planner.inside.variants import MeshVariants
 from meshwright.planner.pins.placement_rules import NO_RULES
 from meshwright.planner.problem.problem import Problem, make_problem
-from tests import forms
+from meshwright.testing import tensor_forms as forms
 from tests.codegen.equality import plan_of, run_plan
-from tests.codegen.test_models import traced, wanted
+from tests.codegen.zoo import traced, wanted
+from tests.planner.stored import stored_choices
 
 CLUSTER = Cluster.preset("h100-sxm", num_nodes=2, devices_per_node=8)
 MESHES: dict[str, ModelMesh] = {

@@ -10,8 +10,8 @@ from meshwright.planner.pins.constraints import broken
 from meshwright.planner.pins.obey import obey
 from meshwright.planner.problem.candidates import uniform_choice
 from meshwright.planner.search.search import search_problem
+from tests.planner.mixed import mixed
 from tests.planner.problems import cluster, mlp, problem
-from tests.planner.test_balance import mixed
 
 
 def found(*constraints: str, devices: int = 4) -> Plan:

@@ -18,8 +18,8 @@ from meshwright.planner.pins.constraints import broken
 from meshwright.planner.problem.problem import Problem, make_problem
 from meshwright.planner.problem.saved_modes import SavedMode, saved_modes
 from meshwright.planner.search.search import search_problem
-from tests.forms import case
-from tests.models import CASES
+from meshwright.testing.models import CASES
+from meshwright.testing.tensor_forms import case
 
 DEVICE = Cluster.local(1)
 

@@ -14,7 +14,7 @@ from meshwright.planner.inside.candidate_splits import spread
 from meshwright.planner.inside.data_layout import is_state, solve_data, taken_dims
 from meshwright.planner.inside.factors import AxisKind, Split, strategies
 from meshwright.planner.inside.segments import LayoutSegment
-from tests.models import CASES
+from meshwright.testing.models import CASES
 from tests.planner.simulated_ops import Whole, check_strategy, run_whole, whole_of
 
 BATCH = 8

@@ -28,8 +28,8 @@ from meshwright.planner.problem.schedule_tools import SCHEDULES
 from meshwright.planner.search.finish import changed, variants
 from meshwright.planner.search.offers import TIE
 from meshwright.planner.search.search import search_problem
+from tests.planner.gpus import on_gpus
 from tests.planner.problems import TINY, mlp, problem
-from tests.planner.test_bounds_beside import on_gpus
 
 FEW = 10
 SETTINGS = ({"ahead": 1, "bucket_bytes": 1}, {"ahead": 8, "bucket_bytes": 1 << 12},

@@ -22,8 +22,8 @@ from meshwright.planner.search.search import search_problem
 from meshwright.planner.synthesis.choose import synthesised, with_schedule
 from meshwright.planner.synthesis.solve import synthesise
 from meshwright.planner.synthesis.task import Task
-from tests.equality import check_equal
-from tests.models import CASES
+from meshwright.testing.equality import check_equal
+from meshwright.testing.models import CASES
 from tests.planner.problems import cluster, mlp, problem
 
 

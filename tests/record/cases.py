@@ -21,10 +21,11 @@ from meshwright.planner.problem.kernels import asked_kernels, worth
 from meshwright.planner.problem.problem import Problem, make_problem
 from meshwright.planner.problem.schedule_tools import SCHEDULES
 from meshwright.profiling.work import block_tasks
-from tests.costmodel.fit.test_fit_compute import cpu_profile
-from tests.costmodel.fit.test_learn import MACHINE, timing
+from meshwright.testing.models import CASES as ZOO
+from tests.costmodel.explain.runs import MACHINE
+from tests.costmodel.fit.cpu_profiles import cpu_profile
+from tests.costmodel.fit.timings import timing
 from tests.costmodel.models import mlp
-from tests.models import CASES as ZOO
 from tests.planner.problems import TINY
 from tests.planner.problems import cluster as toy
 

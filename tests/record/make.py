@@ -17,7 +17,7 @@ from meshwright.ir.plan.plan import Plan
 from meshwright.planner.problem.placed_kernels import put_in
 from meshwright.planner.problem.problem import Problem
 from meshwright.planner.search.search import search_problem
-from tests.planner.problem.test_placed_kernels import asked, cluster, large
+from tests.planner.problem.large import asked, cluster, large
 from tests.planner.problems import TINY
 from tests.record.cases import CASES, TINIES
 

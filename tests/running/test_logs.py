@@ -11,8 +11,8 @@ from meshwright.ir.errors import PlanError
 from meshwright.running.logs import JSONL, TENSORBOARD, parse_kinds
 from meshwright.running.metrics import MetricNames, StepFigures
 from meshwright.running.utilisation import Utilisation, step_flops
+from meshwright.testing.spawn import run_ranks
 from tests.integrations.setting import LR, batches, model, plan
-from tests.spawn import run_ranks
 
 NAMES = {
     "loss_metrics/global_avg_loss", "grad_norm", "lr", "n_tokens_seen", "throughput(tps)",

@@ -10,7 +10,7 @@ import torch
 import meshwright as mw
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.trace.trace import trace
-from tests.models import CASES
+from meshwright.testing.models import CASES
 
 
 def main(path: str) -> None:

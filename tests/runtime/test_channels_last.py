@@ -31,11 +31,11 @@ from meshwright.runtime.job.weights import model_tensors
 from meshwright.runtime.messages.mailbox import Mailbox
 from meshwright.runtime.profiling.bench import bench
 from meshwright.runtime.profiling.ops import measure_op
-from tests.codegen.test_models import split_all
-from tests.equality import check_equal
+from meshwright.testing.equality import check_equal
+from meshwright.testing.models import Batch, ModelCase
+from meshwright.testing.spawn import alone, run_ranks
+from meshwright.testing.split_all import split_all
 from tests.layouts import Layouts
-from tests.models import Batch, ModelCase
-from tests.spawn import alone, run_ranks
 
 BATCH, STEPS = 12, 3
 CPU = torch.device("cpu")

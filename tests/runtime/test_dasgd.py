@@ -19,8 +19,8 @@ from meshwright.planner.problem.problem import make_problem
 from meshwright.planner.search.search import search_problem
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
+from meshwright.testing.spawn import alone, run_ranks
 from tests.form_files.small import Batch, batches, graph, model
-from tests.spawn import alone, run_ranks
 
 STEPS, LR = 9, 0.05
 Found = tuple[list[float], dict[str, Tensor]]

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 
 import pytest
 import torch
@@ -18,12 +17,12 @@ from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.kernels import asked_kernels
 from meshwright.planner.problem.problem import make_problem
 from meshwright.runtime.checkpoint.export import full_state
-from tests.codegen.test_inside_models import QUICK
-from tests.equality import check_equal
-from tests.models import CASES
-from tests.spawn import run_ranks
+from meshwright.testing.equality import check_equal
+from meshwright.testing.models import CASES
+from meshwright.testing.spawn import run_ranks
+from tests.codegen.quick import QUICK
+from tests.runtime.fused_graphs import BATCH, graph_of
 
-BATCH = 12
 PLANS = [
     ("llama", {"tp": 2, "num_microbatches": 2}),
     ("llama", {"dp_shard": 3, "zero": 3, "recompute": "full", "num_microbatches": 1}),
@@ -31,14 +30,6 @@ PLANS = [
     ("gpt2", {"tp": 2, "dp_replicate": 2, "num_microbatches": 2}),
     ("bert_mlm", {"pp": 2, "num_microbatches": 2}),
 ]
-
-
-@cache
-def graph_of(name: str) -> Graph:
-    case = CASES[name]
-    return mw.trace(
-        case.model(), case.example(), case.loss_fn, global_batch_size=BATCH, kernels=KERNELS
-    )
 
 
 @pytest.mark.parametrize(("name", "asked"), PLANS, ids=lambda value: str(value))

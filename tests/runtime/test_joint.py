@@ -6,30 +6,19 @@ from functools import cache
 
 import pytest
 
-import meshwright as mw
 from meshwright.codegen.collectives.comm import Comm, SentCollective
 from meshwright.codegen.lower.lower import lower
-from meshwright.ir.graph.graph import Fusion, Graph
-from meshwright.ir.placed import joint_kernels, placed
-from meshwright.ir.plan.plan import BlockLayout, Plan
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.placed import joint_kernels
+from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.verify import check
-from meshwright.planner.problem.candidates import build_plan, uniform_choice
-from meshwright.planner.problem.problem import make_problem
+from meshwright.testing import tensor_forms as forms
+from meshwright.testing.equality import check_equal
+from meshwright.testing.models import CASES, ModelCase
 from meshwright.testing.simulated import simulate
-from tests import forms
-from tests.equality import check_equal
-from tests.models import CASES, ModelCase
-from tests.runtime.test_fused import graph_of
-from tests.test_model_axes import SEQUENCE, Part, plan_of, traced
-
-
-def joint(plan: Plan, graph: Graph) -> Plan:
-    """The plan with all calls that can be made of its collectives."""
-    found = placed(
-        replace(plan, kernels=tuple(Fusion(name, 0) for name in sorted(joint_kernels()))), graph
-    )
-    fused = tuple(f for f in plan.kernels if f.kernel not in joint_kernels())
-    return replace(plan, kernels=(*fused, *found))
+from tests.model_axes import SEQUENCE, Part, plan_of, traced
+from tests.runtime.fused_graphs import graph_of
+from tests.runtime.joint_plans import MIDDLE, joint, sequence_plan
 
 
 def counts(plan: Plan) -> dict[str, int]:
@@ -63,27 +52,6 @@ def test_sequence_parallel_layers(name, tokens):
     assert counts(plan)["gather_linear"] >= 2 and counts(plan)["linear_scatter"] >= 2
     found = check_equal(case, plan, graph, steps=3)
     assert found.worst_of_both <= 1e-9, found
-
-
-MIDDLE = {
-    "post_attention_layernorm/add_rms_norm": "S(1) S(1) R|P -> S(1) S(1) S(1)",
-    "/add": "S(1) S(1) -> S(1)",
-}
-"""Of Llama's block: tokens are split from the second norm on."""
-
-
-def sequence_plan(graph: Graph, strategies: dict[str, str]) -> Plan:
-    """Llama on two ranks of tp, with these strategies in its blocks."""
-    problem = make_problem(graph, mw.Cluster.local(2), precision="fp64")
-    plan = build_plan(problem, uniform_choice(problem, tp=2), predict=False)
-
-    def changed(layout: BlockLayout) -> BlockLayout:
-        if layout.pattern != "model.layers.*":
-            return layout
-        given = {key: {**layout.ops.get(key, {}), "tp": text} for key, text in strategies.items()}
-        return replace(layout, ops={**layout.ops, **given})
-
-    return joint(replace(plan, layouts=tuple(changed(x) for x in plan.layouts)), graph)
 
 
 def test_products_of_one_value_are_one_call():

@@ -17,14 +17,14 @@ from meshwright.planner.problem.placed_kernels import put_in
 from meshwright.planner.problem.predict import predict_plan
 from meshwright.planner.problem.problem import make_problem
 from meshwright.runtime.job.compile import compile as compile_job
+from meshwright.testing.equality import check_each_equal
+from meshwright.testing.models import CASES
+from meshwright.testing.spawn import run_ranks
 from meshwright.tools.dry.run import dry_run
-from tests.equality import check_each_equal
+from tests.form_files.policies import policy
 from tests.form_files.small import batches, difference, graph, model
-from tests.form_files.test_retention import policy
-from tests.models import CASES
-from tests.runtime.test_fused import graph_of
-from tests.spawn import run_ranks
-from tests.test_overlap import planned
+from tests.overlap_plans import planned
+from tests.runtime.fused_graphs import graph_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:offload on cpu")
 SETTINGS = {"bucket_bytes": 4096, "ahead": 2}

@@ -19,8 +19,8 @@ from meshwright.runtime.profiling.blocks import measure_block, memory_of
 from meshwright.runtime.profiling.free_lines import FreeLine
 from meshwright.runtime.profiling.tasks import BlockTask
 from meshwright.runtime.profiling.values import rows_below
-from tests.models import CASES, LENGTH, VOCAB
-from tests.spawn import alone
+from meshwright.testing.models import CASES, LENGTH, VOCAB
+from meshwright.testing.spawn import alone
 
 CPU = torch.device("cpu")
 

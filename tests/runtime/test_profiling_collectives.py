@@ -25,7 +25,7 @@ from meshwright.runtime.profiling.collectives import (
 from meshwright.runtime.profiling.copies import copies_exist, measure_copies
 from meshwright.runtime.profiling.gloo_forks import sizes_for
 from meshwright.runtime.profiling.timings import averaged
-from tests.spawn import run_ranks
+from meshwright.testing.spawn import run_ranks
 
 SIZES = (2**10, 2**18)
 

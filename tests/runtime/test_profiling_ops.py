@@ -21,8 +21,8 @@ from meshwright.runtime.profiling.ops import measure_op
 from meshwright.runtime.profiling.optimizers import measure_optimizer, optimizer_tasks
 from meshwright.runtime.profiling.process import process_records
 from meshwright.runtime.profiling.tasks import OpTask
-from tests.models import CASES
-from tests.spawn import alone
+from meshwright.testing.models import CASES
+from meshwright.testing.spawn import alone
 
 CPU = torch.device("cpu")
 HERE = Machine(device="this", kind="cpu", driver="1", torch="2", backend="gloo", cores=2)

@@ -25,7 +25,7 @@ from meshwright.runtime.profiling import run as profiling_run
 from meshwright.runtime.profiling.run import measure_all, measurer, together
 from meshwright.runtime.profiling.tasks import OptimizerTask
 from meshwright.runtime.profiling.team import Failed, Team
-from tests.models import CASES
+from meshwright.testing.models import CASES
 
 CPU = torch.device("cpu")
 HERE = Machine(device="this", kind="cpu", driver="1", torch="2", backend="gloo", cores=2)

@@ -4,8 +4,8 @@ import torch
 
 from meshwright.ir.trace.trace import trace
 from meshwright.runtime.job.compile import compile as compile_job
-from tests.runtime.nets import CHOICES, Net, data, plan_for
-from tests.spawn import alone, run_ranks
+from meshwright.testing.nets import CHOICES, Net, data, plan_for
+from meshwright.testing.spawn import alone, run_ranks
 
 OPTIMIZERS = {
     "adamw": lambda ps: torch.optim.AdamW(ps, lr=0.1, weight_decay=0.5),

@@ -16,9 +16,9 @@ from meshwright.runtime.job.job import Job
 from meshwright.runtime.step import regrouping
 from meshwright.runtime.step.regrouping import SHARE, regroup
 from meshwright.runtime.world import world
-from tests.runtime.nets import plan_for
-from tests.runtime.test_dear import Words, assert_equal, data, dear, made, plain, take
-from tests.spawn import alone, run_ranks
+from meshwright.testing.nets import plan_for
+from meshwright.testing.spawn import alone, run_ranks
+from tests.runtime.dear_jobs import Words, assert_equal, data, dear, made, plain, take
 
 STEPS = 13
 SIZES = (1, 600, 2**30, 90, 5000, 1, 2**30)

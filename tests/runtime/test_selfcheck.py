@@ -19,8 +19,8 @@ from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job import compile as job_module
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.step import step_end
-from tests.runtime.nets import CHOICES, Net, data, net_plan, plan_for
-from tests.spawn import run_ranks
+from meshwright.testing.nets import CHOICES, Net, data, net_plan, plan_for
+from meshwright.testing.spawn import run_ranks
 
 
 class Counting(Net):

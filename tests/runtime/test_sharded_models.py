@@ -15,8 +15,8 @@ from meshwright.ir.graph.graph import Graph
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
-from tests.equality import check_equal
-from tests.models import Batch, ModelCase
+from meshwright.testing.equality import check_equal
+from meshwright.testing.models import Batch, ModelCase
 
 BATCH, STEPS, WIDTH = 12, 3, 6
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.spawn import RankFailed, run_ranks
+from meshwright.testing.spawn import RankFailed, run_ranks
 
 
 def _sum():

@@ -22,10 +22,9 @@ from meshwright.ir.errors import PlanError
 from meshwright.runtime.checkpoint import parts
 from meshwright.runtime.checkpoint.values import decode, encode
 from meshwright.runtime.record import run_dir
-from tests.runtime.checkpoint.test_checkpoint import PLANS
-from tests.runtime.handmade import Chain, batches
-from tests.runtime.step.test_executor import make_job
-from tests.spawn import alone, run_ranks
+from meshwright.testing.handmade import Chain, batches, make_job
+from meshwright.testing.spawn import alone, run_ranks
+from tests.runtime.checkpoint.plans import PLANS
 
 ONE = PLANS["one"]
 STEP = "step-00000000"

@@ -12,8 +12,8 @@ from torch import nn
 from meshwright.ir.errors import PlanError
 from meshwright.ir.trace.trace import trace
 from meshwright.runtime.job.compile import compile as compile_job
-from tests.runtime.nets import CHOICES, Net, data, net_plan, plan_for
-from tests.spawn import alone, run_ranks
+from meshwright.testing.nets import CHOICES, Net, data, net_plan, plan_for
+from meshwright.testing.spawn import alone, run_ranks
 
 
 def plain(steps=2):

@@ -1,5 +1,6 @@
 """Pipeline ranks: their stages, devices, and where their seconds go."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from meshwright.costmodel.memory.memory_timeline import held_stages
@@ -25,7 +26,18 @@ def _row(played: Replay, rank: int) -> dict[str, Any]:
         "zero": max(played.plan.stages[i].zero for i in own),
         "blocks": [[played.plan.stages[i].first, played.plan.stages[i].last] for i in own],
         "seconds": seconds,
+        "late": _late(played, own),
     }
+
+
+def _late(played: Replay, own: Sequence[int]) -> list[tuple[str, float]]:
+    """Forms of synchronisation that stages name, and the seconds that the next forward hides."""
+    stages, predicted = played.plan.stages, played.predicted.stages
+    return [
+        (str(stages[i].sync), predicted[i].hidden_s if predicted else 0.0)
+        for i in own
+        if stages[i].sync and stages[i].dp > 1
+    ]
 
 
 def _seconds(played: Replay, rank: int) -> dict[str, float]:

@@ -17,7 +17,7 @@ from meshwright.codegen.collectives import together
 from meshwright.codegen.collectives.comm import Comm
 from meshwright.ir.kernels.route import route_home, route_out
 from meshwright.testing.simulated import simulate
-from tests.spawn import run_ranks
+from meshwright.testing.spawn import run_ranks
 
 OPERATORS = torch.ops.meshwright
 

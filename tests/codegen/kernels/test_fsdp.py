@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
+from meshwright.testing.spawn import alone, run_ranks
 from tests.codegen.kernels.cases import OPERATORS
-from tests.spawn import alone, run_ranks
 
 RANKS, STEPS, BATCH, TOKENS, WORDS = 2, 4, 4, 5, 11
 HEADS, HEAD, WIDTH, INNER = 3, 4, 12, 7

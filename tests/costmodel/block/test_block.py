@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from meshwright.costmodel.block.block import BlockCost, block_cost
 from meshwright.costmodel.block.price_ops import GraphFacts
-from meshwright.costmodel.comm.comm import primitive_time
+from meshwright.costmodel.comm.comm import collective_time, group_levels
 from meshwright.costmodel.ops.compute import OpTime
 from meshwright.costmodel.ops.formulas import curve_of, memory_s
 from meshwright.costmodel.ops.local_op import LocalOp
@@ -63,7 +63,7 @@ def test_tensor_parallel_shards_the_inner_values() -> None:
 
 def test_megatron_needs_one_all_reduce_each_way() -> None:
     split, nbytes = cost(tp=4), MICRO * WIDTH * 4
-    reduce_s = primitive_time(Primitive.ALL_REDUCE, nbytes, range(4), CLUSTER)
+    reduce_s = collective_time(Primitive.ALL_REDUCE, nbytes, group_levels(range(4), CLUSTER))
     device = CLUSTER.device(0)
     local = memory_s(nbytes / 4, curve_of(OpClass.COPY, device), device)
     expected = pytest.approx(reduce_s + local + device.overhead_s)

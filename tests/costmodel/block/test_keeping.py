@@ -28,8 +28,8 @@ from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import Problem, make_problem
 from meshwright.runtime.job.compile import compile as compile_job
-from tests import test_model_axes
-from tests.spawn import alone
+from meshwright.testing.spawn import alone
+from tests import model_axes
 
 LAYERS = "transformer.h.*"
 AWAY = {"*": "offload"}
@@ -175,12 +175,12 @@ def test_copies_go_by_the_host_link() -> None:
 
 
 def test_gathering_again_is_priced_as_communication_alone() -> None:
-    case = test_model_axes.forms.case()
-    made = test_model_axes.traced(case)
+    case = model_axes.forms.case()
+    made = model_axes.traced(case)
     cluster = Cluster.preset("a100-40", num_nodes=1, devices_per_node=2)
     tables = CostTables(made, cluster, "fp32")
     block = made.blocks[1]  # the first one reads the batch
-    layouts = test_model_axes.forms.layouts(made, test_model_axes.FORMS["1d_sequence"])
+    layouts = model_axes.forms.layouts(made, model_axes.FORMS["1d_sequence"])
     layout = next(layout for layout in layouts if layout.pattern == block.pattern)
     levels = (Level(2, cluster.nodes[0].link),)
     spot = BlockSpot(4, 1, (("tp", 2),), "a100-40", (), (levels,))

@@ -11,8 +11,9 @@ from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.profile.profile import BlockRecord, Profile
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.problem import make_problem
-from tests.costmodel.fit.test_learn import MACHINE, timing
-from tests.models import CASES
+from meshwright.testing.models import CASES
+from tests.costmodel.explain.runs import MACHINE
+from tests.costmodel.fit.timings import timing
 
 CASE = CASES["gpt2"]
 GRAPH = trace(CASE.model(), CASE.example(), CASE.loss_fn)

@@ -13,7 +13,6 @@ from meshwright.costmodel.comm.comm import (
     collective_band,
     collective_time,
     group_levels,
-    primitive_time,
     send_time,
 )
 from meshwright.ir.cluster.cluster import Cluster, Node
@@ -126,9 +125,11 @@ def test_levels_of_groups() -> None:
     }
     for ranks, expected in sizes.items():
         assert [level.size for level in group_levels(ranks, cluster)] == expected
-    assert primitive_time(Primitive.ALL_REDUCE, 1e6, [3], cluster) == 0.0
-    inside = primitive_time(Primitive.ALL_REDUCE, 1e8, range(8), cluster)
-    assert inside < primitive_time(Primitive.ALL_REDUCE, 1e8, range(0, 32, 4), cluster)
+    assert collective_time(Primitive.ALL_REDUCE, 1e6, group_levels([3], cluster)) == 0.0
+    inside = collective_time(Primitive.ALL_REDUCE, 1e8, group_levels(range(8), cluster))
+    assert inside < collective_time(
+        Primitive.ALL_REDUCE, 1e8, group_levels(range(0, 32, 4), cluster)
+    )
 
 
 def test_sister_groups_share_a_port() -> None:
@@ -270,7 +271,9 @@ def test_curves_in_a_file_of_people(tmp_path: Path) -> None:
         "between_nodes: lan\n"
     )
     cluster = Cluster.load(path)
-    assert primitive_time(Primitive.ALL_REDUCE, 1e6, (0, 1), cluster) == pytest.approx(2e-3)
+    assert collective_time(
+        Primitive.ALL_REDUCE, 1e6, group_levels((0, 1), cluster)
+    ) == pytest.approx(2e-3)
     path.write_text(path.read_text().replace("all_reduce", "reduce"))
     with pytest.raises(PlanError, match="the operations are all_reduce"):
         Cluster.load(path)

@@ -13,7 +13,8 @@ from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.cluster.device import DeviceType, OpClass, OpCurve
 from meshwright.ir.graph.gemm import Gemm
 from meshwright.ir.presets import DEVICES, cpu_process
-from meshwright.ir.profile.profile import Machine, OpRecord, OptimizerRecord, Profile, Timing
+from meshwright.ir.profile.profile import OptimizerRecord, Profile, Timing
+from tests.costmodel.fit.cpu_profiles import cpu_profile
 
 A100 = DEVICES["a100-80"]
 CPU = cpu_process(2**34)
@@ -87,30 +88,6 @@ def test_outliers_do_not_move_the_fit() -> None:
     fitted = replace(A100, curves={OpClass.COPY: curve})
     clean = [s for i, s in enumerate(samples) if i != 9]
     assert median_error(fitted, clean) < 0.03
-
-
-def record(target: str, op_class: OpClass, shapes: tuple[tuple[int, ...], ...], flops: float,
-           moved: float, seconds: float) -> OpRecord:  # fmt: skip
-    return OpRecord(
-        key=f"{target}{shapes}", target=target, op_class=op_class, dtype="float32", inputs=shapes,
-        flops=flops, moved_bytes=moved, forward=Timing(median_s=seconds, spread=0.02, count=9),
-        backward=None,
-    )  # fmt: skip
-
-
-def cpu_profile(peak: float = 4e10, rate: float = 6e9, dispatch: float = 2e-5) -> Profile:
-    """What a core of that speed would be measured to take."""
-    records = []
-    for n in (32, 64, 128, 256, 512, 1024):
-        flops, moved = 2.0 * n**3, 12.0 * n * n
-        shapes = ((n, n), (n, n))
-        records.append(record("aten.linear.default", OpClass.MATMUL, shapes, flops, moved,
-                              dispatch + flops / peak))  # fmt: skip
-        count = 64 * n * n
-        records.append(record("aten.gelu.default", OpClass.TRANSCENDENTAL, ((count,),), 0.0,
-                              8.0 * count, dispatch + 8.0 * count / rate))  # fmt: skip
-    machine = Machine(device="a CPU", kind="cpu", driver="6", torch="2", backend="gloo", cores=2)
-    return Profile(machine=machine, ops={r.key: r for r in records})
 
 
 def test_calibrated_devices_give_measured_times_back() -> None:

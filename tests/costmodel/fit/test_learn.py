@@ -17,24 +17,12 @@ from meshwright.ir.profile.profile import (
     MemoryRecord,
     OptimizerRecord,
     Profile,
-    Timing,
 )
-from tests.costmodel.explain.test_compare import MACHINE, flat, predicted_plan, run_of
+from tests.costmodel.explain.runs import MACHINE, flat, predicted_plan, run_of
+from tests.costmodel.fit.timings import block
 
 PAIR = GroupShape(size=2, per_node=2)
 USES = {0: [BlockUse("a", False), BlockUse("b", False)], 1: [BlockUse("b", True)] * 2}
-
-
-def timing(seconds: float) -> Timing:
-    return Timing(median_s=seconds, spread=0.05, count=10)
-
-
-def block(key: str, forward_s: float) -> BlockRecord:
-    return BlockRecord(
-        key=key, pattern=key, samples=3, tp=1, processes=2, forward=timing(forward_s),
-        backward=timing(2 * forward_s), backward_input=None, backward_weight=None,
-        no_grad_forward=timing(forward_s / 2),
-    )  # fmt: skip
 
 
 PROFILE = Profile(machine=MACHINE, blocks={"a": block("a", 0.03), "b": block("b", 0.02)})

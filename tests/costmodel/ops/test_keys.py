@@ -12,7 +12,7 @@ from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import model_mesh
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.inside.layouts import solve_layouts
-from tests.models import CASES
+from meshwright.testing.models import CASES
 
 CPU = Cluster.local(4)
 

@@ -14,7 +14,7 @@ from meshwright.costmodel.ops.local_op import LocalInput, LocalOp
 from meshwright.costmodel.ops.routing import FINDING, FINDING_PER_RANK, routed
 from meshwright.ir.cluster.device import DeviceType, OpClass
 from meshwright.runtime.profiling.free_lines import FreeLine
-from tests.spawn import alone
+from meshwright.testing.spawn import alone
 
 WIDTH, EXPERTS, INNER, RANKS = 256, 4, 3, 2
 PAIRS = torch.tensor([(a, b) for a in range(EXPERTS) for b in range(EXPERTS)])

@@ -15,7 +15,7 @@ from meshwright.forms.running import Slot
 from meshwright.forms.sync import exchange, exchange_of
 from meshwright.forms.sync.dear import in_forward_order
 from meshwright.ir.plan.plan import FormChoice, Stage
-from tests.costmodel.stage.test_sync import BLOCK, NO_OVERHEADS, TWO
+from tests.costmodel.stage.small_stage import BLOCK, NO_OVERHEADS, TWO
 
 BLOCKS = 4
 

@@ -10,7 +10,6 @@ from torch import nn
 
 from meshwright.codegen.lower.program import Param
 from meshwright.costmodel.comm.comm import Level, collective_time
-from meshwright.costmodel.ops.overheads import Overheads
 from meshwright.costmodel.simulate.compiled_schedule import LAST, B, F, I, W
 from meshwright.costmodel.stage.buckets import BUCKET_BYTES, Bucket, LocalParam, Owned, buckets
 from meshwright.costmodel.stage.form_group import FormGroup
@@ -19,22 +18,10 @@ from meshwright.costmodel.stage.sync import BlockTimes, Sync
 from meshwright.forms import flat
 from meshwright.forms.running import Slot
 from meshwright.forms.sync import exchange
-from meshwright.ir.cluster.device import Link
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Kind
 from meshwright.ir.layout.conversions import Primitive
-from meshwright.ir.presets import device
-
-# 100 kB/s and nothing else: an all-gather of n bytes over two takes n / 200,000 s.
-LINK = Link(name="slow", bandwidth_bytes_per_s=1e5, latency_s=0.0)
-TWO = (Level(2, LINK),)
-NO_OVERHEADS = Overheads(
-    0.0, 0.0, 0.0, replace(device("a100-80"), memory_bandwidth_bytes_per_s=1e15)
-)
-BLOCK = BlockTimes(
-    forward_s=2.0, tensor_forward_s=0.0, again_s=0.0, input_s=2.0, weight_s=2.0, accumulate_s=0.0,
-    split_s=0.0, tensor_backward_s=0.0,
-)  # fmt: skip
+from tests.costmodel.stage.small_stage import BLOCK, LINK, NO_OVERHEADS, TWO
 
 
 def sync(

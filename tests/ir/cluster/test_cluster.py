@@ -13,7 +13,7 @@ from meshwright.ir.cluster.cluster import Cluster, Node
 from meshwright.ir.cluster.detect import Seen, describe
 from meshwright.ir.cluster.device import DeviceType, Link, parse_quantity
 from meshwright.ir.errors import PlanError
-from tests.spawn import run_ranks
+from meshwright.testing.spawn import run_ranks
 
 MIXED = """
 name: lab

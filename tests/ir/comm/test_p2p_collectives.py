@@ -6,7 +6,7 @@ import torch.distributed as dist
 
 from meshwright.ir import torch_private as private
 from meshwright.runtime.record.resident import peak_bytes, reset_peak
-from tests.spawn import run_ranks
+from meshwright.testing.spawn import run_ranks
 
 MIB = 2**20
 

@@ -9,8 +9,8 @@ from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
 from meshwright.planner.search.search import search_problem
-from tests.equality import check_equal
-from tests.models import ModelCase
+from meshwright.testing.equality import check_equal
+from meshwright.testing.models import ModelCase
 from tests.planner.problems import cluster, problem
 
 

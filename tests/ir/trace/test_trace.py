@@ -8,8 +8,8 @@ import torch
 from meshwright.ir.graph.graph import Graph, Kind
 from meshwright.ir.trace.loss_module import TrainingStep, flatten_batch
 from meshwright.ir.trace.trace import trace
+from meshwright.testing.models import CASES, ModelCase
 from tests.interpret import interpret
-from tests.models import CASES, ModelCase
 
 
 @pytest.fixture(scope="module", params=sorted(CASES))

@@ -1,7 +1,6 @@
 """Kernels that a plan's layout decides: their prices, and where `auto` puts them in."""
 
 from dataclasses import replace
-from functools import cache
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from meshwright.costmodel.ops.joint import JointTime, Price
 from meshwright.costmodel.ops.routing import routed
 from meshwright.costmodel.stage.placement import layouts_of, spots
 from meshwright.ir.cluster.cluster import Cluster
-from meshwright.ir.graph.graph import Fusion, Graph
+from meshwright.ir.graph.graph import Fusion
 from meshwright.ir.kernels import PLACED
 from meshwright.ir.placed import joint_kernels, placed
 from meshwright.ir.plan.plan import Plan
@@ -24,35 +23,12 @@ from meshwright.planner.inside.layouts import solve_layouts
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.placed_kernels import put_in
 from meshwright.planner.problem.problem import Problem, make_problem
-from tests import forms
-from tests.codegen.test_inside_models import QUICK
-from tests.runtime.test_fused import graph_of
-from tests.runtime.test_joint import MIDDLE, joint, sequence_plan
-from tests.test_model_axes import SEQUENCE, Part, plan_of, traced
-
-RANKS = forms.forms()[SEQUENCE].mesh["tp"]
-
-
-@cache
-def large(width: int = 1024, tokens: int = 4096) -> Graph:
-    """Two layers that nobody has values of."""
-    shape = (4, tokens, width)
-    with torch.device("meta"):
-        model = forms.MLP(width, 2, bias=True, flat=False)
-        given = torch.empty(shape), torch.empty(shape)
-    return mw.trace(model, given)
-
-
-def cluster(nodes: int = 1, device: str = "a100-80") -> Cluster:
-    return Cluster.preset(device, num_nodes=nodes, devices_per_node=RANKS // nodes)
-
-
-def asked(graph: Graph, where: Cluster, precision: str = "bf16") -> tuple[Problem, Plan]:
-    """The layers of sequence parallelism, with all kernels to be put in where they pay."""
-    plan = plan_of(graph, (Part(SEQUENCE, len(graph.blocks), (4,)),))
-    kernels = tuple(Fusion(name, 0, priced=True) for name in sorted(joint_kernels()))
-    problem = make_problem(graph, where, precision=precision)
-    return problem, replace(plan, kernels=kernels, precision=problem.precision)
+from meshwright.testing import tensor_forms as forms
+from tests.codegen.quick import QUICK
+from tests.model_axes import traced
+from tests.planner.problem.large import RANKS, asked, cluster, large
+from tests.runtime.fused_graphs import graph_of
+from tests.runtime.joint_plans import MIDDLE, joint, sequence_plan
 
 
 def chosen(plan: Plan, problem: Problem) -> tuple[dict[str, int], set[str]]:

@@ -11,20 +11,9 @@ from meshwright.ir.errors import PlanError
 from meshwright.runtime.checkpoint import folder as folders
 from meshwright.runtime.checkpoint import parts
 from meshwright.runtime.checkpoint.export import full_state
-from tests.runtime.handmade import Chain, batches, make_job, plan_of, reference
-from tests.runtime.step.test_executor import gpipe, stage
-from tests.spawn import alone, run_ranks
-
-PLANS = {
-    "one": plan_of((stage(0, 4, (0,), shares=(12,)),), gpipe(1, 2), 2),
-    "zero3": plan_of((stage(0, 4, (0, 1, 2, 3), shares=(3,) * 4, zero=3),), gpipe(1, 2), 2),
-    "hsdp1": plan_of(
-        (stage(0, 4, (0, 1, 2, 3), mesh={"dp_replicate": 2, "dp_shard": 2, "tp": 1},
-               shares=(3,) * 4, zero=1),), gpipe(1, 2), 2),
-    "pipeline": plan_of(
-        (stage(0, 1, (0, 1, 2), shares=(2, 2, 2), zero=2), stage(2, 4, (3,), shares=(6,))),
-        gpipe(2, 4), 4),
-}  # fmt: skip
+from meshwright.testing.handmade import Chain, batches, make_job, reference
+from meshwright.testing.spawn import alone, run_ranks
+from tests.runtime.checkpoint.plans import PLANS
 
 
 def _first_half(plan, folder):

@@ -14,9 +14,9 @@ from meshwright.runtime.job.handshake import (
     check_world,
     share_plan,
 )
-from tests.runtime.handmade import Chain, graph_of, plan_of
-from tests.runtime.step.test_executor import gpipe, stage
-from tests.spawn import run_ranks
+from meshwright.testing.handmade import Chain, graph_of, plan_of
+from meshwright.testing.spawn import run_ranks
+from tests.runtime.small_jobs import gpipe, stage
 
 PLAN = plan_of((stage(0, 3, (0, 1, 2), shares=(4, 4, 4)),), gpipe(1, 2), 2)
 

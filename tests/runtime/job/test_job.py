@@ -4,12 +4,13 @@ import pytest
 import torch
 
 from meshwright.ir.errors import PlanError
+from meshwright.ir.plan.schedule import Action
 from meshwright.runtime.checkpoint.export import full_state
-from meshwright.runtime.record.stats import section_s
+from meshwright.runtime.record.record import StepRecord
 from meshwright.runtime.step.optimizer import make_optimizer
-from tests.runtime.handmade import BATCH, Chain, batches, plan_of, reference
-from tests.runtime.step.test_executor import gpipe, make_job, stage
-from tests.spawn import alone, run_ranks
+from meshwright.testing.handmade import BATCH, Chain, batches, make_job, plan_of, reference
+from meshwright.testing.spawn import alone, run_ranks
+from tests.runtime.small_jobs import gpipe, stage
 
 ONE = plan_of((stage(0, 3, (0,), shares=(12,)),), gpipe(1, 2), 2)
 MIXED = plan_of(
@@ -81,6 +82,15 @@ def test_apply_needs_gradients():
 def test_wrong_batches_are_explained(batch, message):
     with pytest.raises(PlanError, match=message):
         make_job(Chain(4), ONE).step(batch)
+
+
+def section_s(record: StepRecord) -> dict[str, tuple[float, ...]]:
+    """Kind of work (F, B, I, W) or phase -> seconds of each, in order, waiting included."""
+    found: dict[str, list[float]] = {}
+    for name, start_s, end_s in record.sections:
+        kind = name.work.value if isinstance(name, Action) else name
+        found.setdefault(kind, []).append(end_s - start_s)
+    return {kind: tuple(seconds) for kind, seconds in found.items()}
 
 
 def _records():

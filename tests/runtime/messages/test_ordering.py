@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from benchmarks.attack.schedules import pipeline
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan.schedule import Schedule
 from meshwright.planner.problem.schedule_tools import SCHEDULES, make_schedule, stages_per_rank
@@ -18,9 +17,10 @@ from meshwright.runtime.messages.ordering import Act, doings, standstill
 from meshwright.runtime.record.record import Recorder
 from meshwright.runtime.step.executor import Executor, RankProgress
 from meshwright.runtime.world.groups import Groups
+from meshwright.testing.handmade import programs_of
+from meshwright.testing.pipelines import pipeline
 from meshwright.tools.dry.classes import RankClass
 from meshwright.tools.dry.transfers import check_order
-from tests.runtime.handmade import programs_of
 
 SIZES = [(ranks, count) for ranks in (2, 3, 4, 6, 8) for count in (1, 2, 3, 4, 8, 12)]
 

@@ -17,9 +17,9 @@ from meshwright.ir.profile.measured import TensorMemory
 from meshwright.ir.torch_private import watching
 from meshwright.runtime.record.tensors import TensorTracker
 from meshwright.runtime.stage.stage import StageModule
-from tests.runtime.handmade import BATCH, WIDTH, Chain, batches, plan_of, reference
-from tests.runtime.step.test_executor import gpipe, make_job, split_gpipe, stage
-from tests.spawn import alone, run_ranks
+from meshwright.testing.handmade import BATCH, WIDTH, Chain, batches, make_job, plan_of, reference
+from meshwright.testing.spawn import alone, run_ranks
+from tests.runtime.small_jobs import gpipe, split_gpipe, stage
 
 SPLIT = plan_of(
     (stage(0, 1, (0, 1), shares=(4, 2), zero=3), stage(2, 3, (2, 3), shares=(3, 3), zero=1)),

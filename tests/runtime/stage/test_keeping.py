@@ -29,12 +29,12 @@ from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.record.tensors import TensorTracker
 from meshwright.runtime.stage.keeping import FormRuns, Keeper, Script
-from tests import test_dropout, test_model_axes
-from tests.codegen.test_inside_models import QUICK
-from tests.codegen.test_models import split_all
-from tests.equality import check_equal
-from tests.models import CASES
-from tests.spawn import run_ranks
+from meshwright.testing.equality import check_equal
+from meshwright.testing.models import CASES
+from meshwright.testing.spawn import run_ranks
+from meshwright.testing.split_all import split_all
+from tests import dropout_jobs, model_axes
+from tests.codegen.quick import QUICK
 
 pytestmark = pytest.mark.filterwarnings("ignore:offload on cpu")
 Policy = dict[str, Keeping]
@@ -99,19 +99,17 @@ def test_training_stays_the_same(name: str) -> None:
 
 
 def test_masks_are_those_of_the_forward() -> None:
-    plan = test_dropout.plan_for(2, dp_replicate=2, num_microbatches=2)
-    plan = with_saved(plan, test_dropout.graph(), {"*": "recompute"})
-    for found in run_ranks(2, test_dropout.losses, plan, 0):
-        assert found == pytest.approx(test_dropout.alone(), rel=1e-10)
+    plan = dropout_jobs.plan_for(2, dp_replicate=2, num_microbatches=2)
+    plan = with_saved(plan, dropout_jobs.graph(), {"*": "recompute"})
+    for found in run_ranks(2, dropout_jobs.losses, plan, 0):
+        assert found == pytest.approx(dropout_jobs.alone(), rel=1e-10)
 
 
 def test_operands_are_gathered_again() -> None:
     """Megatron's sequence parallelism: parts are kept, and gathered again for the weights."""
-    case = test_model_axes.forms.case()
-    graph = test_model_axes.traced(case)
-    plan = test_model_axes.plan_of(
-        graph, [test_model_axes.Part("1d_sequence", shares=(2,))], count=2
-    )
+    case = model_axes.forms.case()
+    graph = model_axes.traced(case)
+    plan = model_axes.plan_of(graph, [model_axes.Part("1d_sequence", shares=(2,))], count=2)
     plan = with_saved(plan, graph, {"up/linear<": "recompute", "act/*": "recompute"})
     difference = check_equal(case, plan, graph, steps=3)
     assert difference.worst_of_both <= 1e-9, str(difference)

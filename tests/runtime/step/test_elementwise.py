@@ -20,8 +20,8 @@ from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.choice import check_choice
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.step.elementwise import KNOWN, Reach, _tried, reach
-from tests.codegen.test_models import split_all
-from tests.spawn import alone, run_ranks
+from meshwright.testing.spawn import alone, run_ranks
+from meshwright.testing.split_all import split_all
 
 Params = Any
 

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from meshwright.ir.plan.plan import Stage
-from meshwright.ir.plan.schedule import Action, Schedule, Work
+from meshwright.ir.plan.schedule import Action, Schedule
 from meshwright.runtime.checkpoint.export import full_state
-from tests.runtime.handmade import Chain, batches, make_job, plan_of, reference
-from tests.spawn import alone, run_ranks
+from meshwright.testing.handmade import Chain, batches, make_job, plan_of, reference
+from meshwright.testing.spawn import alone, run_ranks
+from tests.runtime.small_jobs import BI, BW, B, F, gpipe, split_gpipe, stage
 
 STEPS = 3
 
@@ -27,35 +27,6 @@ def check(chain, plan, clip=None):
         assert found == pytest.approx(losses, rel=1e-12)
     for name, value in parameters.items():
         torch.testing.assert_close(results[0][1][name], value, rtol=1e-9, atol=1e-12)
-
-
-def stage(first, last, devices, *, mesh=None, shares=(), zero=0, recompute="none", prefetch=0):
-    mesh = mesh or {"dp_replicate": 1, "dp_shard": len(devices), "tp": 1}
-    patterns = ("first", "middle", "last")
-    return Stage(
-        first=f"b{first}", last=f"b{last}", mesh=mesh, devices=devices, batch_shares=shares,
-        zero=zero, prefetch=prefetch, recompute=dict.fromkeys(patterns, recompute),
-    )  # fmt: skip
-
-
-F, B, BI, BW, *_ = Work
-
-
-def gpipe(stages, microbatches):
-    ms = range(microbatches)
-    return Schedule(
-        "gpipe",
-        tuple(tuple(Action(s, w, m) for w in (F, B) for m in ms) for s in range(stages)),
-    )
-
-
-def split_gpipe(stages, microbatches):
-    """Input halves first, weight halves at the very end."""
-    ms = range(microbatches)
-    return Schedule(
-        "split",
-        tuple(tuple(Action(s, w, m) for w in (F, BI, BW) for m in ms) for s in range(stages)),
-    )
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])

@@ -8,8 +8,8 @@ import torch
 from meshwright.ir.errors import NonFinite, PlanError
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
-from tests.runtime.nets import CHOICES, Net, data, net_plan
-from tests.spawn import alone, run_ranks
+from meshwright.testing.nets import CHOICES, Net, data, net_plan
+from meshwright.testing.spawn import alone, run_ranks
 
 
 def bad(value=float("nan")):

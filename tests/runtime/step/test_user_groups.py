@@ -11,8 +11,8 @@ from transformers import get_linear_schedule_with_warmup
 from meshwright.ir.errors import PlanError
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
-from tests.runtime.nets import Net, data, net_plan
-from tests.spawn import RankFailed, alone, run_ranks
+from meshwright.testing.nets import Net, data, net_plan
+from meshwright.testing.spawn import RankFailed, alone, run_ranks
 
 STEPS = 6
 SCHEDULERS = {

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.spawn import alone
+from meshwright.testing.spawn import alone
 
 ROOT = Path(__file__).parents[3]
 # Stands for `meshwright run`: it starts a launcher, which starts ranks in sessions of their own.

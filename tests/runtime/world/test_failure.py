@@ -13,8 +13,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.runtime.handmade import Chain, batches, make_job, plan_of
-from tests.runtime.step.test_executor import gpipe, stage
+from meshwright.testing.handmade import Chain, batches, make_job, plan_of
+from tests.runtime.small_jobs import gpipe, stage
 
 PLAN = plan_of(
     (stage(0, 1, (0, 1), shares=(3, 3), zero=2), stage(2, 3, (2,), shares=(6,))), gpipe(2, 4), 4

@@ -22,9 +22,9 @@ from meshwright.runtime.world.world import (
     pick_device,
     take,
 )
-from tests.runtime.handmade import plan_of
-from tests.runtime.step.test_executor import gpipe, stage
-from tests.spawn import run_ranks
+from meshwright.testing.handmade import plan_of
+from meshwright.testing.spawn import run_ranks
+from tests.runtime.small_jobs import gpipe, stage
 
 
 def say_gpus(monkeypatch: pytest.MonkeyPatch, count: int, *, uuids: str = "GPU-{}") -> None:

@@ -12,6 +12,7 @@ from meshwright.ir.torch_fake import fake_world
 from meshwright.ir.torch_private import fake_mode
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
+from meshwright.testing.spawn import run_ranks
 from meshwright.tools.dry import run
 from meshwright.tools.dry.classes import rank_classes
 from meshwright.tools.dry.run import dry_run
@@ -19,7 +20,6 @@ from meshwright.tools.dry.shorten import shortened
 from meshwright.tools.dry.transfers import check_transfers
 from tests.integrations.setting import model
 from tests.planner.problems import traced
-from tests.spawn import run_ranks
 
 BYTES_REL = 0.02
 """So far are a dry run's bytes from a real one's."""

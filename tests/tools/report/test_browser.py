@@ -1,14 +1,16 @@
 """The page in headless Chromium: it draws, zooms, filters, fits narrow screens, and prints."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
+from meshwright.ir.plan.plan import FormChoice
 from meshwright.tools.report.page import html, write_report
-from tests.costmodel.explain.test_compare import predicted_plan
+from tests.costmodel.explain.runs import predicted_plan
 from tests.tools.report.browser import browser
+from tests.tools.report.measured_runs import timed_runs, with_kernels
 from tests.tools.report.plans import evil, many_ranks, piped
-from tests.tools.report.test_measured import timed_runs, with_kernels
 
 PLANS = {"plain": lambda: piped(4, 2, 8, 6), "evil": evil, "many": many_ranks}
 COLOURS = """
@@ -49,6 +51,24 @@ def test_it_draws_and_nothing_sticks_out(chromium, pages, name, width, dark):
     found = chromium.run("return [...document.querySelectorAll('section')].map((s) => s.id)")
     assert set(found) == sections
     assert len(chromium.run(COLOURS)) > 8
+
+
+def test_what_the_next_forward_hides_is_said(chromium, pages, tmp_path):
+    said = "return document.getElementById('time').innerText"
+    chromium.open(pages["plain"])
+    assert "hides" not in chromium.run(said)
+    plan, late = piped(4, 2, 8, 6), FormChoice(form="dear", settings={"bucket_bytes": 4096})
+    hidden = [replace(plan.predicted.stages[0], hidden_s=s) for s in (0.0125, 0.0, 0.0125, 0.0125)]
+    stages = tuple(replace(stage, sync=late) for stage in plan.stages[:2]) + plan.stages[2:]
+    predicted = replace(plan.predicted, stages=tuple(hidden))
+    page = tmp_path / "late.html"
+    write_report(replace(plan, stages=stages, predicted=predicted), page)
+    chromium.open(page)
+    text = chromium.run(said)
+    assert chromium.logged() == []
+    how = "dear bucket_bytes=4096: hides {} of its gathers under the next forward"
+    assert text.count(how.format("12.5 ms")) == text.count(how.format("none")) == 1
+    assert text.count("hides") == 2
 
 
 def test_names_that_mean_harm_stay_text(chromium, pages):

@@ -6,36 +6,12 @@ import pytest
 
 from meshwright.ir.errors import MismatchError
 from meshwright.ir.plan import plan_io
-from meshwright.ir.plan.plan import Plan
 from meshwright.ir.profile import measured
-from meshwright.ir.profile.measured import KernelMeasured, Measured, TimedAction, TimelineMeasured
 from meshwright.tools.report.contents import contents
 from meshwright.tools.report.page import html, write_report
 from meshwright.tools.report.timeline_rows import TICKS
-from tests.costmodel.explain.test_compare import predicted_plan, runs_of
-
-
-def timed_runs(plan: Plan) -> tuple[Measured, ...]:
-    """Rank 2 began its step 0.1 s later than the others, by the clock; a forward waits at first."""
-    return tuple(
-        replace(run, timeline=TimelineMeasured(
-            step=1, started_s=1e9 + 0.1 * (run.rank == 2), actions=_actions(run.rank), messages=(),
-        ))
-        for run in runs_of(plan)
-    )  # fmt: skip
-
-
-def _actions(rank: int) -> tuple[TimedAction, ...]:
-    return (
-        *(
-            TimedAction(
-                name=f"{rank // 2}F{n}", start_s=0.2 * n, end_s=0.2 * n + 0.15, waiting_s=0.05
-            )
-            for n in range(4)
-        ),
-        TimedAction(name="optimizer", start_s=0.9, end_s=0.95),
-        TimedAction(name="loss", start_s=0.95, end_s=0.96),
-    )
+from tests.costmodel.explain.runs import predicted_plan, runs_of
+from tests.tools.report.measured_runs import timed_runs, with_kernels
 
 
 def test_measured_rows_stand_under_the_predicted_ones():
@@ -57,17 +33,6 @@ def test_the_comparison_is_that_of_compare():
     assert found["verdict"].startswith("step 1 s predicted, 1.125 s measured: -11.1%, inside")
     assert [kind for _, kind in found["steps"]] == ["warm-up", "timed", "timed", "tracked"]
     assert found["rows"][0]["what"] == "step" and len(found["rows"]) > 10
-
-
-def with_kernels(plan: Plan) -> tuple[Measured, ...]:
-    """Each rank has called one kernel, the first rank another one too."""
-    on_cpu = KernelMeasured(
-        kernel="route", way="torch", why="tensors are on <b>cpu</b>", calls=1500
-    )
-    ours = KernelMeasured(kernel="swiglu", way="triton", calls=7)
-    return tuple(
-        replace(run, kernels=(on_cpu, ours)[: 1 + (run.rank == 0)]) for run in timed_runs(plan)
-    )
 
 
 def test_which_way_kernels_went():

@@ -50,11 +50,17 @@ function timeGroups() {
   const step = DATA.plan.step_s;
   const groups = new Map();
   DATA.ranks.forEach((rank, index) => {
-    const key = Object.keys(SECONDS_OF).map((k) => Math.round((rank.seconds[k] || 0) / step * 500)).join();
+    const key = Object.keys(SECONDS_OF).map((k) => Math.round((rank.seconds[k] || 0) / step * 500)).join() + late(rank);
     if (!groups.has(key)) groups.set(key, { rank, members: [] });
     groups.get(key).members.push(index);
   });
   return [...groups.values()];
+}
+
+// Forms of synchronisation that hide messages under the next step's forward.
+function late(rank) {
+  return rank.late.map(([form, s]) => `, ${form}: hides ${s ? seconds(s) : "none"} of its gathers under the next forward`)
+    .join("");
 }
 
 function whereTimeGoes() {
@@ -83,5 +89,5 @@ function timeRow(group, used) {
   bar.classList.add("named");
   const devices = members.length === 1 ? `devices ${rank.devices}` : `${members.length} × ${plural(rank.count, "device")}`;
   const names = pipelineRanks(members);
-  return [el("div", { class: "who" }, el("b", { text: names }), el("span", { class: "muted", text: ` ${devices}, ${rank.mesh}` })), bar];
+  return [el("div", { class: "who" }, el("b", { text: names }), el("span", { class: "muted", text: ` ${devices}, ${rank.mesh}${late(rank)}` })), bar];
 }

@@ -1,0 +1,323 @@
+"""Measures this machine as a cluster of CPU processes: arithmetic, memory, Gloo between them."""
+
+import multiprocessing
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkProcess
+from pathlib import Path
+from time import perf_counter
+
+import torch
+import torch.distributed as dist
+
+from meshwright.costmodel.fit.calibrate_links import fit_link
+from meshwright.costmodel.fit.fit_compute import KernelTiming, fit_curve
+from meshwright.costmodel.ops.formulas import KernelWork, curve_of, kernel_s, memory_s
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.cluster.device import DeviceType, OpClass, OpCurve
+from meshwright.ir.errors import MeshwrightError, PlanError
+from meshwright.ir.graph.gemm import Gemm
+from meshwright.ir.heap import keep_freed_memory
+from meshwright.ir.profile.profile import CollectiveRecord, GroupShape, Timing
+from meshwright.ir.torch_private import all_gather, reduce_scatter
+from meshwright.runtime.profiling import cpu_probes as kernels
+from meshwright.runtime.profiling.cpu_probes import Kernel, seconds_per_call, typical_seconds
+
+_SMALL, _LARGE = 2**10, 2**22
+_LOADED_S = 0.6
+_DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
+_TIMEOUT_S = 60.0
+_ROUNDS, _MOST_PACKING = 4, 8.0
+_Sizes = dict[OpClass, dict[float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """What one process measured."""
+
+    flops: dict[str, float]
+    compute: dict[OpClass, float]
+    """FLOP/s in float32."""
+    memory: _Sizes
+    """Bytes -> seconds, dispatch included."""
+    matmul: dict[int, float]
+    """Edge of a cube -> seconds in float32, dispatch included."""
+    flat_s: float
+    """Of `kernels.flat_product`, dispatch included."""
+    overhead_s: float
+    calls_s: dict[tuple[str, int, int], float]
+    """(operation, group size, bytes) -> seconds."""
+
+
+def measure_local(num_processes: int, *, budget_s: float = 2.4) -> Cluster:
+    """`Cluster.local(num_processes)` with measured speeds.
+
+    All processes measure at once, so speeds include what sharing caches, memory and cores costs; a
+    device is a process that has a core of its own (the simulator shares cores out).
+    It forks, so it must run before this process joins a process group.
+    """
+    if dist.is_initialized():
+        raise PlanError("measure_local must run before torch.distributed is initialised")
+    assumed = Cluster.local(num_processes)
+    cores = min(assumed.nodes[0].cores, num_processes)
+    seen = _fork(num_processes, budget_s)
+    device = _device(assumed.device_types[0], seen, num_processes / cores)
+    link = assumed.nodes[0].link
+    if num_processes > 1:
+        link = fit_link(link, _records(seen))
+    return replace(
+        assumed,
+        name=f"local:{num_processes}+measured",
+        device_types=(device,),
+        nodes=(replace(assumed.nodes[0], link=link),),
+    )
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _device(assumed: DeviceType, seen: list[_Measured], per_core: float) -> DeviceType:
+    """The speed of one process times the number of processes that shared a core."""
+    flops = {name: per_core * _mean([s.flops[name] for s in seen]) for name in _DTYPES}
+    memory = {
+        op_class: {n: _mean([s.memory[op_class][n] for s in seen]) / per_core for n in sizes}
+        for op_class, sizes in seen[0].memory.items()
+    }
+    large = {c: max(sizes) / sizes[max(sizes)] for c, sizes in memory.items()}
+    compute = {c: per_core * _mean([s.compute[c] for s in seen]) for c in seen[0].compute}
+    bandwidth = max(large.values())
+    efficiency = {OpClass.MATMUL: 1.0}
+    efficiency |= {c: min(1.0, value / flops["float32"]) for c, value in compute.items()}
+    efficiency |= {c: value / bandwidth for c, value in large.items()}
+    device = replace(
+        assumed,
+        memory_bandwidth_bytes_per_s=bandwidth,
+        peak_flops=flops | {"float16": flops["bfloat16"]},
+        efficiency=efficiency,
+        overhead_s=_mean([s.overhead_s for s in seen]) / per_core,
+        source="measured",
+        reference=f"{len(seen)} processes at once, torch {torch.__version__}, 1 thread each",
+    )
+    cubes = {n: _mean([s.matmul[n] for s in seen]) / per_core for n in seen[0].matmul}
+    return _with_curves(device, memory, cubes, _mean([s.flat_s for s in seen]) / per_core)
+
+
+def _with_curves(
+    device: DeviceType, memory: _Sizes, cubes: dict[int, float], flat_s: float
+) -> DeviceType:
+    """Small ops run in the cache, large ones do not: curves through the sizes that were measured.
+
+    Memory first: a product leans on the curve of copies.
+    """
+    measured = {
+        op_class: [
+            _sample(device, KernelWork(op_class, "float32", 0.0, n), s) for n, s in sizes.items()
+        ]
+        for op_class, sizes in memory.items()
+    }
+    for op_class, samples in measured.items():
+        middle = sorted(s.work.nbytes for s in samples)[len(samples) // 2]
+        start = OpCurve(share=device.efficiency[op_class], cache_bytes=round(middle))
+        reference = f"{len(samples)} sizes"
+        curve = fit_curve(op_class, samples, device, start, reference=reference)
+        device = replace(device, curves={**device.curves, op_class: curve})
+    products = [_sample(device, _product(n, n, n), s) for n, s in cubes.items()]
+    return _with_products(device, products, flat_s)
+
+
+def _with_products(device: DeviceType, cubes: list[KernelTiming], flat_s: float) -> DeviceType:
+    """A cube's arithmetic outweighs what it moves, a flat product's does not: each in turn tells
+    the one from the other."""
+    rows, edge = kernels.FLAT
+    flat = _product(rows, edge, edge)
+    moving_s = memory_s(flat.nbytes, curve_of(OpClass.COPY, device), device)
+    start = OpCurve(share=device.efficiency[OpClass.MATMUL])
+    for _ in range(_ROUNDS):
+        curve = fit_curve(OpClass.MATMUL, cubes, device, start, reference=f"{len(cubes) + 1} sizes")
+        device = replace(device, curves={**device.curves, OpClass.MATMUL: curve})
+        more_s = flat_s - device.overhead_s - kernel_s(flat, device)
+        packing = min(_MOST_PACKING, max(0.0, curve.packing + more_s / moving_s))
+        start = replace(curve, packing=packing)
+    return replace(device, curves={**device.curves, OpClass.MATMUL: start})
+
+
+def _sample(device: DeviceType, work: KernelWork, seconds: float) -> KernelTiming:
+    return KernelTiming(work, seconds, device.overhead_s)
+
+
+def _product(m: int, n: int, k: int) -> KernelWork:
+    nbytes = 4.0 * (m * k + k * n + m * n)
+    return KernelWork(OpClass.MATMUL, "float32", 2.0 * m * n * k, nbytes, (Gemm(1, m, n, k),))
+
+
+def _records(seen: list[_Measured]) -> list[CollectiveRecord]:
+    """The mean over the processes of what each saw."""
+    times: dict[tuple[str, int, int], list[float]] = {}
+    for process in seen:
+        for key, seconds_of_one in process.calls_s.items():
+            times.setdefault(key, []).append(seconds_of_one)
+    return [
+        CollectiveRecord(
+            operation=operation,
+            nbytes=nbytes,
+            group=GroupShape(size=size, per_node=size),
+            groups_at_once=len(seen) // size,
+            time=Timing(
+                median_s=_mean([s.calls_s[key] for s in held]), spread=0.1, count=len(held)
+            ),
+        )
+        for key in sorted(set().union(*(s.calls_s for s in seen)))
+        for operation, size, nbytes in [key]
+        for held in [[s for s in seen if key in s.calls_s]]
+    ]
+
+
+def _fork(num_processes: int, budget_s: float) -> list[_Measured]:
+    """What each rank saw; all processes are gone when it returns."""
+    context = multiprocessing.get_context("fork")
+    processes: list[ForkProcess] = []
+    pipes: list[Connection] = []
+    with tempfile.TemporaryDirectory() as folder:
+        store = str(Path(folder) / "store")
+        try:
+            for rank in range(num_processes):
+                reader, writer = context.Pipe(duplex=False)
+                args = (rank, num_processes, budget_s, store, writer)
+                process = context.Process(target=_child, args=args, daemon=True)
+                process.start()
+                writer.close()
+                processes.append(process)
+                pipes.append(reader)
+            return [_receive(pipe, rank) for rank, pipe in enumerate(pipes)]
+        finally:
+            for process in processes:
+                process.kill()
+            for process in processes:
+                process.join()
+
+
+def _receive(pipe: Connection, rank: int) -> _Measured:
+    if wait([pipe], timeout=_TIMEOUT_S):
+        with suppress(EOFError):
+            seen = pipe.recv()
+            assert isinstance(seen, _Measured)
+            return seen
+    raise MeshwrightError(f"measuring this machine failed on process {rank}")
+
+
+def _child(rank: int, count: int, budget_s: float, store: str, writer: Connection) -> None:
+    # More than one thread in a forked child hangs where the parent has used OpenMP.
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=count)
+    dist.barrier()
+    speeds = _compute(budget_s)
+    dist.barrier()
+    calls_s = _communicate(rank, count) if count > 1 else {}
+    if count > 2 and rank < 2:
+        calls_s["send", 2, _SMALL] = _latency_under_load(rank)
+    elif count > 2:
+        seconds_per_call(kernels.matmul(torch.float32)[0], _LOADED_S)
+    dist.barrier()
+    writer.send(_Measured(*speeds, calls_s))
+    writer.close()
+    dist.barrier()
+
+
+def _speed(kernel: Kernel, budget_s: float) -> float:
+    call, work = kernel
+    return work / seconds_per_call(call, budget_s)
+
+
+def _compute(
+    budget_s: float,
+) -> tuple[dict[str, float], dict[OpClass, float], _Sizes, dict[int, float], float, float]:
+    """Everything but communication."""
+    sizes = len(kernels.ELEMENTS)
+    share = budget_s / (len(_DTYPES) + len(kernels.EDGES) + 3 + 6 * sizes + 1)
+    memory: _Sizes = {}
+    with torch.no_grad():
+        flops = {name: _speed(kernels.matmul(t), share) for name, t in _DTYPES.items()}
+        compute = {c: _speed(kernel, share) for c, kernel in kernels.compute_kernels()}
+        for elements in kernels.ELEMENTS:
+            for op_class, (call, nbytes) in kernels.memory_kernels(elements):
+                # Large ones as all of them go, sharing memory; small ones each for itself.
+                timed = seconds_per_call if elements == kernels.ELEMENTS[-1] else typical_seconds
+                memory.setdefault(op_class, {})[nbytes] = timed(call, share)
+        cubes = {
+            n: typical_seconds(kernels.matmul(torch.float32, n)[0], share)
+            for n in kernels.EDGES[:-1]
+        }
+        flat_s = typical_seconds(kernels.flat_product(), share)
+    cubes[kernels.EDGES[-1]] = 2.0 * kernels.EDGES[-1] ** 3 / flops["float32"]
+    chain, count = kernels.dispatch()
+    return flops, compute, memory, cubes, flat_s, seconds_per_call(chain, share) / count
+
+
+def _communicate(rank: int, count: int) -> dict[tuple[str, int, int], float]:
+    """Collectives of pairs and of all, and messages within pairs, everybody at once."""
+    pairs = [dist.new_group([i, i + 1]) for i in range(0, count - 1, 2)]
+    pair = pairs[rank // 2] if rank // 2 < len(pairs) else None
+    everybody = dist.new_group()
+    found: dict[tuple[str, int, int], float] = {}
+    for nbytes, calls in ((_SMALL, 20), (_LARGE, 5)):
+        # With two processes the pair is everybody.
+        for size, group in {2: pair, count: everybody}.items():
+            dist.barrier()
+            if group is None:
+                continue
+            for operation, call in _calls(nbytes, size, group).items():
+                found[operation, size, nbytes] = _timed(call, calls)
+        if pair is not None:
+            data = torch.ones(nbytes // 4)
+            found["send", 2, nbytes] = _timed(partial(_ping_pong, data, rank), calls) / 2
+    dist.barrier()
+    return found
+
+
+def _calls(nbytes: int, size: int, group: dist.ProcessGroup) -> dict[str, Callable[[], object]]:
+    part = torch.ones(nbytes // 4 // size)
+    whole = torch.zeros(len(part) * size)
+    return {
+        "all_reduce": partial(dist.all_reduce, whole, group=group),
+        "reduce_scatter": lambda: reduce_scatter(part, whole, group).wait(),
+        "all_gather": partial(all_gather, whole, part, group),
+    }
+
+
+def _latency_under_load(rank: int) -> float:
+    """Seconds of a small message between two processes while the others compute.
+
+    A process that waits for a message gives up its core, and gets one back only when the scheduler
+    lets it: with more processes than cores that is most of the latency.
+    """
+    data = torch.zeros(_SMALL // 4)
+    calls = 40
+    start = perf_counter()
+    for _ in range(calls):
+        _ping_pong(data, rank)
+    return (perf_counter() - start) / (2 * calls)
+
+
+def _ping_pong(data: torch.Tensor, rank: int) -> None:
+    if rank % 2 == 0:
+        dist.send(data, rank + 1)
+        dist.recv(data, rank + 1)
+    else:
+        dist.recv(data, rank - 1)
+        dist.send(data, rank - 1)
+
+
+def _timed(call: Callable[[], object], calls: int) -> float:
+    """Seconds of the fastest quarter; every rank makes the same number of calls."""
+    times = []
+    for _ in range(calls + 1):
+        start = perf_counter()
+        call()
+        times.append(perf_counter() - start)
+    return sorted(times[1:])[calls // 4]

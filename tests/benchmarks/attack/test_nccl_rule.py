@@ -1,0 +1,84 @@
+"""NCCL's rules, kept by a process group of the tests: what breaks them hangs there, no job does."""
+
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from benchmarks.attack.schedules import (
+    STEPS,
+    TRACED,
+    Traced,
+    pipeline,
+    pipelines,
+    train_all,
+    train_traced,
+)
+from meshwright.planner.problem.schedule_tools import make_schedule
+from meshwright.runtime.job.job import Job
+from meshwright.testing.handmade import batches, make_job
+from meshwright.testing.nccl_rule import run_under_rule
+from meshwright.testing.spawn import RankFailed
+
+TWINS = ("dapple_pa", "last_no", "one_f_one_b", "solver (1.0", "gpipe (2", "zero_bubble (1")
+
+
+def test_every_schedule_ends_under_the_rule() -> None:
+    """On three ranks, one to a stage or unequal ones, with a shared weight; some schedules only
+    differ in names here."""
+    found = [one for one in pipelines(3, 4) if not one.name.startswith(TWINS)]
+    assert {"gpipe 3", "dapple_pb (1, 2)", "zbv 3", "interleaved 3"} <= {one.name for one in found}
+    for one, difference in zip(found, train_all(3, found), strict=True):
+        assert difference <= 1e-9, one.name
+
+
+@pytest.mark.parametrize("one", TRACED[:2], ids=str)
+def test_rings_and_experts_beside_messages_end_too(one: Traced) -> None:
+    difference = train_traced(one)
+    assert difference.worst_of_both <= 1e-9, str(difference)
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("gpipe", 2), ("dapple_pb", 4)])
+def test_pairs_that_are_not_opened_before_the_first_step_hang(
+    name: str, ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rule is as strict as NCCL, where these two hung."""
+    monkeypatch.setattr(Job, "_open_pairs", lambda job: None)
+    one = pipeline(name, make_schedule(name, ranks, 4, ranks), 1)
+    with pytest.raises(RankFailed, match=r"waits for rank . to make the communicator pair"):
+        run_under_rule(ranks, _step, one, patience_s=2.0)
+
+
+def _step(one):  # type: ignore[no-untyped-def]
+    make_job(one.chain, one.plan).step(batches(STEPS)[0])
+
+
+def test_a_send_that_nobody_receives_is_not_over() -> None:
+    with pytest.raises(RankFailed, match=r"rank 0 waits for send 0 of 1 .* in pair of ranks 0, 1"):
+        run_under_rule(2, _unreceived, patience_s=1.0)
+
+
+def _unreceived() -> None:
+    rank = dist.get_rank()
+    x, never = torch.ones(1), torch.ones(1)
+    if rank == 0:
+        dist.isend(x, 1)
+        dist.isend(never, 1).wait()
+    else:
+        dist.irecv(x, 0).wait()
+        time.sleep(3.0)
+
+
+def test_messages_of_a_pair_keep_their_order() -> None:
+    """Tags do not help: NCCL has none."""
+    with pytest.raises(RankFailed, match=r"'send 1 2 torch.float32' where rank 1 has 'recv 0 1"):
+        run_under_rule(2, _swapped, patience_s=5.0)
+
+
+def _swapped() -> None:
+    act = dist.isend if dist.get_rank() == 0 else dist.irecv
+    first, second = (1, 0) if dist.get_rank() == 0 else (0, 1)
+    works = [act(torch.ones(1 + tag), 1 - dist.get_rank(), tag=tag) for tag in (first, second)]
+    for work in works:
+        work.wait()
