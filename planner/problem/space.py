@@ -45,6 +45,15 @@ class Mesh:
     sync: str = ""
     """A form by which replicas agree other than as `zero` says."""
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        # Cases are looked up by mesh very often.
+        return hash((self.dp_replicate, self.dp_shard, self.model, self.zero, self.variant,
+                     self.prefetch, self.dp_inside, self.sync))  # fmt: skip
+
     @cached_property
     def dp(self) -> int:
         return self.dp_replicate * self.dp_shard
