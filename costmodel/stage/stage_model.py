@@ -29,6 +29,7 @@ from meshwright.costmodel.stage.program import IDLE, Program, Step, play, talk
 from meshwright.costmodel.stage.sync import BlockTimes, Sync
 from meshwright.forms.sync import exchange_of
 from meshwright.ir.graph.graph import Kind
+from meshwright.ir.memo import Memo
 from meshwright.ir.plan.plan import Plan, Stage, SyncChoice
 
 
@@ -65,6 +66,11 @@ class _Actions(NamedTuple):
     hidden_s: float
 
 
+_models: Memo[tuple[object, ...], StageModel] = Memo()
+_acted: Memo[tuple[object, ...], _Actions] = Memo()
+_owned: Memo[tuple[object, ...], Owned] = Memo()
+
+
 def stage_model(tables: CostTables, plan: Plan, index: int, costs: StageCosts) -> StageModel:
     """The model of stage `index`; equal stages share one."""
     stage = plan.stages[index]
@@ -74,11 +80,10 @@ def stage_model(tables: CostTables, plan: Plan, index: int, costs: StageCosts) -
         costs.border_bytes, costs.entry_bytes, costs.passage, costs.hidden,
         costs.packs, costs.updates,
     )  # fmt: skip
-    found = tables.models.get(key)
-    if found is None:
-        found = tables.models[key] = _make(tables, plan.optimizer, stage, costs)
-    assert isinstance(found, StageModel)
-    return found
+    known = _models.of(tables)
+    if key not in known:
+        known[key] = _make(tables, plan.optimizer, stage, costs)
+    return known[key]
 
 
 def _make(tables: CostTables, optimizer: str, stage: Stage, costs: StageCosts) -> StageModel:
@@ -110,18 +115,17 @@ def _actions(tables: CostTables, sync: Sync, device: str) -> _Actions:
         sync.dp, sync.shard_levels, sync.replicate_levels, sync.passage_forward_s,
         sync.passage_backward_s, sync.tensor_overlapped, sync.packs, sync.updates,
     )  # fmt: skip
-    found = tables.models.get(key)
-    if found is None:
+    known = _acted.of(tables)
+    if key not in known:
         programs, late = sync.programs(), late_of(sync)
-        found = tables.models[key] = _Actions(
+        known[key] = _Actions(
             programs,
             play(programs[F].steps, IDLE, sync.overlap)[0],
             play(programs[B].steps, IDLE, sync.overlap)[0],
             (*sync.publish(), *([talk(late.exposed_s, "gather")] if late.exposed_s else [])),
             late.hidden_s,
         )
-    assert isinstance(found, _Actions)
-    return found
+    return known[key]
 
 
 def _summed(costs: StageCosts) -> tuple[tuple[int, Levels], ...]:
@@ -137,6 +141,7 @@ def _summed(costs: StageCosts) -> tuple[tuple[int, Levels], ...]:
 def _held(tables: CostTables, costs: StageCosts) -> BlockParams:
     """The stage's parameters on one rank."""
     owners, sizes = _shared(tables, costs)
+    known = _owned.of(tables)
     owned: list[Owned] = []
     also: dict[int, frozenset[int]] = {}
     for index, (block, cost) in enumerate(zip(costs.blocks, costs.cost.blocks, strict=True)):
@@ -151,11 +156,11 @@ def _held(tables: CostTables, costs: StageCosts) -> BlockParams:
                 for name, kind in zip(block.params, kinds, strict=True)
             )
         key = kinds, held
-        if key not in tables.owned:
-            tables.owned[key] = Owned.of(
+        if key not in known:
+            known[key] = Owned.of(
                 [LocalParam(size, *kind) for size, kind in zip(held, kinds, strict=True) if kind]
             )
-        owned.append(tables.owned[key])
+        owned.append(known[key])
     return BlockParams(tuple(owned), also)
 
 

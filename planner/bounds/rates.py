@@ -115,7 +115,8 @@ class BlockRates:
         """Of some meshes."""
         rows = [self._row(case, num_microbatches) for case in cases]
         ahead = np.array([bool(case.mesh.prefetch) for case in cases])
-        return Steady(*(np.array(column) for column in zip(*rows, strict=True)), ahead)
+        state, once, gather, reduced = (np.array(column) for column in zip(*rows, strict=True))
+        return Steady(state, once, gather, reduced, ahead)
 
     def _row(self, case: Case, num_microbatches: int) -> tuple[Matrix, ...]:
         several = num_microbatches > 1
