@@ -45,19 +45,33 @@ RULES = (
 """Those that were best for some of many random tasks."""
 
 
-def list_schedule(task: Task, rules: Rules) -> tuple[float, list[Row]]:
-    """(seconds, rows)."""
-    made = _Greedy(task, rules)
+def list_schedule(
+    task: Task, rules: Rules, limit_s: float = _NEVER
+) -> tuple[float, list[Row]] | None:
+    """(seconds, rows); None, mostly soon, where it takes longer than the limit."""
+    made = _Greedy(task, rules, limit_s)
     made.run()
-    assert not made.left, "the oldest micro-batch can always go on"
-    return max(made.free), made.rows
+    assert made.is_over or not made.left, "the oldest micro-batch can always go on"
+    return None if made.is_over else (max(made.free), made.rows)
 
 
 class _Greedy:
     """One list schedule in the making."""
 
-    def __init__(self, task: Task, rules: Rules) -> None:
+    def __init__(self, task: Task, rules: Rules, limit_s: float) -> None:
         self.task, self.rules = task, rules
+        self.limit_s, self.is_over = limit_s * (1 + 1e-9), False
+        """A limit, with room for sums in another order."""
+        whole = [min(s[B], s[I] + s[W]) for s in task.seconds]
+        self.done_s = [
+            {F: s[F], B: back, I: back - s[W], W: s[W]}
+            for s, back in zip(task.seconds, whole, strict=True)
+        ]
+        """Per stage and kind, by how much an action shortens what is left at the least."""
+        self.left_s = [
+            task.num_microbatches * sum(task.seconds[s][F] + whole[s] for s in own)
+            for own in task.held
+        ]
         count, num_stages = task.num_microbatches, len(task.stages)
         busy = [sum(task.seconds[s][F] + task.seconds[s][B] for s in own) for own in task.held]
         self.base_s = max(busy)
@@ -213,6 +227,11 @@ class _Greedy:
         if kind == I and not self._halves(rank, stage):
             kind = B
         end = now + self.task.seconds[stage][kind]
+        left_s = self.left_s[rank] = self.left_s[rank] - self.done_s[stage][kind]
+        if end + left_s > self.limit_s:
+            self.is_over = True
+            self.heap.clear()
+            return
         self.asked[rank], self.free[rank] = now, end
         self.rows[rank].append((stage, kind))
         if kind == F:
