@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from meshwright.costmodel.block.block import BlockCost, price_prelude
 from meshwright.costmodel.block.block_costs import BlockCosts
@@ -16,11 +15,12 @@ from meshwright.costmodel.comm.comm import Levels, group_levels
 from meshwright.costmodel.fit.calibrated import calibrated
 from meshwright.costmodel.ops.compute import OpTimer, worst_source
 from meshwright.costmodel.ops.profile_timer import profile_timer
-from meshwright.costmodel.stage.buckets import BUCKET_BYTES, Owned
+from meshwright.costmodel.stage.buckets import BUCKET_BYTES
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.cluster.device import DeviceType, Link, Source
 from meshwright.ir.graph.graph import DTYPE_BYTES, Block, Graph, Kind
-from meshwright.ir.plan.plan import BlockLayout, ModelMesh, Plan, ScheduleTable, Stage
+from meshwright.ir.memo import Memos
+from meshwright.ir.plan.plan import BlockLayout, ModelMesh, ScheduleTable, Stage
 from meshwright.ir.plan.schedule import Schedule
 from meshwright.ir.profile.profile import Profile
 
@@ -87,18 +87,7 @@ class CostTables:
         self._borders: dict[int, tuple[int, int]] = {}
         self._links: dict[tuple[tuple[int, ...], int, tuple[int, ...], int], frozenset[Link]] = {}
         self._schedules: dict[tuple[str, ...], Schedule] = {}
-        self.models: dict[object, object] = {}
-        """What `costmodel.stage.stage_model` keeps."""
-        self.owned: dict[object, Owned] = {}
-        """What `costmodel.stage.stage_model` keeps of blocks."""
-        self.spots: dict[object, tuple[BlockSpot, ...]] = {}
-        """What `costmodel.stage.placement` keeps."""
-        self.borders: dict[object, Any] = {}
-        self.last_borders: tuple[Plan, Any] | None = None
-        self.passages: dict[object, Any] = {}
-        """What `costmodel.comm.borders` keeps."""
-        self.layout_times: dict[object, float] = {}
-        """What `planner.inside.cluster_prices` keeps."""
+        self.memos = Memos()
 
     @cached_property
     def block_index(self) -> dict[str, int]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from meshwright.costmodel.block.clock import BlockSums, Tape
 from meshwright.costmodel.block.price_ops import GraphFacts, PricedOp, StageSite, Walk, Where
 from meshwright.costmodel.block.reprice import SavedKey
 from meshwright.costmodel.comm.comm import group_levels
@@ -250,6 +251,21 @@ def summary(walk: Walk, block: Block, layout: BlockLayout) -> BlockCost:
         source=worst_source([walk.site.device.source, *walk.clock.sources]),
         uncertain_s=walk.clock.uncertain_s,
         halved_bytes=sum([_for_weights(s.local) for s in walk.trail if isinstance(s, PricedOp)]),
+    )
+
+
+def at_links(cost: BlockCost, tape: Tape, site: StageSite) -> BlockCost:
+    """A block's cost, as `summary` has it, where the links are others but nothing else is."""
+    clock = BlockSums.of(tape, site)
+    return replace(
+        cost,
+        forward_s=clock.forward_s,
+        backward_input_s=clock.backward_input_s,
+        backward_weight_s=clock.backward_weight_s,
+        comm_forward_s=clock.comm_forward_s,
+        comm_backward_s=clock.comm_backward_s,
+        source=worst_source([site.device.source, *clock.sources]),
+        uncertain_s=clock.uncertain_s,
     )
 
 

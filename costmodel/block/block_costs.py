@@ -7,7 +7,8 @@ from math import prod
 
 from pydantic import RootModel
 
-from meshwright.costmodel.block.block import BlockCost, summary, walk_block
+from meshwright.costmodel.block.block import BlockCost, at_links, summary, walk_block
+from meshwright.costmodel.block.clock import Tape
 from meshwright.costmodel.block.keeping import Makers, Policy, kept_cost, makers_of
 from meshwright.costmodel.block.measured_blocks import as_alone, beside, between, measured_cost
 from meshwright.costmodel.block.overlap import (
@@ -82,6 +83,11 @@ RECENT = 8
 """Walks that are kept, for those who ask for one several times in a row: all would be too many."""
 
 
+def _without_links(at: _Id) -> tuple[object, ...]:
+    kind, spot = at
+    return kind, spot.samples, spot.dp, spot.model, spot.device
+
+
 def _walk_key(block: Block, layout_key: str, spot: BlockSpot) -> _WalkKey:
     return block.name, layout_key, spot.model, spot.dp > 1
 
@@ -120,6 +126,8 @@ class BlockCosts:
         self._facts, self._devices, self._timer = facts, devices, KeptTimes(timer)
         self._profile = profile
         self._costs: dict[_Id, BlockCost] = {}
+        self._anywhere: dict[tuple[object, ...], tuple[BlockCost, Tape]] = {}
+        """Costs by some links, and what they were added up from."""
         self._kept: dict[tuple[_Id, Policy], BlockCost] = {}
         self._makers: dict[_Id, Makers] = {}
         self._keys: dict[_Id, str] = {}
@@ -129,7 +137,7 @@ class BlockCosts:
         self._joint: dict[_Id, dict[tuple[str, str], Price]] = {}
         self._halvable: dict[_Axes, bool] = {}
         """Blocks, if they have several samples."""
-        self._times: dict[_Id, list[OpTime]] = {}
+        self._times: dict[tuple[object, ...], list[OpTime]] = {}
         self._turns: dict[_Axes, WalkTurns] = {}
         self._computing: dict[_Id, Computing] = {}
         self._chains: dict[tuple[_Id, ...], tuple[Hidden, ...]] = {}
@@ -149,12 +157,18 @@ class BlockCosts:
             spot = replace(spot, compiled=False)
         at = self._id(block, layout, spot)
         if at not in self._costs:
+            known = self._anywhere.get(_without_links(at))
+            if known:
+                cost = self._costs[at] = at_links(*known, self.site(spot))
+                return cost
             walk = self.walk(block, layout, spot)
             if spot.dp > 1 and not walk.communicates("dp"):
                 self._apart.add(at[0])
                 at = self._id(block, layout, spot)
-            self._times[at] = walk.times
             cost = summary(walk, block, layout)
+            self._times[_without_links(at)] = walk.times
+            if not self._profile:
+                self._anywhere[_without_links(at)] = cost, walk.tape
             if self._profile and self._devices[spot.device].kind == self._profile.machine.kind:
                 self._keys[at] = self._key(walk, spot)
                 cost = self._measured(block, layout, spot, walk, cost)
@@ -243,12 +257,13 @@ class BlockCosts:
     def _computing_of(self, block: Block, layout: BlockLayout, spot: BlockSpot) -> Computing:
         at = self._id(block, layout, spot)
         if at not in self._computing:
-            if at not in self._times:
-                self._times[at] = self.walk(block, layout, spot).times
+            key = _without_links(at)
+            if key not in self._times:
+                self._times[key] = self.walk(block, layout, spot).times
             axes = self._axes(block, layout, spot)
             if axes not in self._turns:
                 self._turns[axes] = turns_of(self._any_walk(block, layout, spot))
-            self._computing[at] = computing(self._times[at], self._turns[axes])
+            self._computing[at] = computing(self._times[key], self._turns[axes])
         return self._computing[at]
 
     def _halved(self, block: Block, layout: BlockLayout, spot: BlockSpot) -> list[Walk]:

@@ -1,10 +1,21 @@
 """Adds up the times of a run of ops: kernels, communication, and the CPU that dispatches them."""
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
+from meshwright.costmodel.block.site import StageSite
 from meshwright.costmodel.ops.compute import OpTime
 from meshwright.costmodel.ops.formulas import SOURCE_BAND
 from meshwright.ir.cluster.device import DeviceType, Source
+
+
+class Told(Protocol):
+    """Communication, to be added to a clock by the links of a site."""
+
+    def tell(self, clock: "BlockSums", site: StageSite) -> None: ...
+
+
+Tape = list[OpTime | Told]
 
 
 @dataclass
@@ -30,6 +41,18 @@ class BlockSums:
     comm_uncertain_s: float = 0.0
     """Of it, the part of communication."""
     sources: set[Source] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, tape: Tape, site: StageSite) -> "BlockSums":
+        """What a walk's clock would say at another site of the same axes and device; settled."""
+        clock = cls()
+        for told in tape:
+            if isinstance(told, OpTime):
+                clock.add(told)
+            else:
+                told.tell(clock, site)
+        clock.settle(site.device)
+        return clock
 
     def add(self, time: OpTime) -> None:
         self.forward_s += time.forward_s

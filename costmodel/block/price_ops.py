@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from meshwright.costmodel.block.clock import BlockSums
+from meshwright.costmodel.block.clock import BlockSums, Tape
 from meshwright.costmodel.block.reprice import MoveStep, OpStep, PricedInput, SavedKey
+from meshwright.costmodel.block.sent import InnerSent, MoveSent
 from meshwright.costmodel.block.site import StageSite as StageSite
 from meshwright.costmodel.block.value_placements import GraphFacts as GraphFacts
 from meshwright.costmodel.block.value_placements import Trace
-from meshwright.costmodel.comm.comm import collective_band
 from meshwright.costmodel.ops.compute import OpTime, gradient_sum, op_time
 from meshwright.costmodel.ops.local_op import LocalInput, LocalOp
 from meshwright.costmodel.ops.local_values import LocalValues, Shape
@@ -54,6 +54,8 @@ class Walk(Trace):
     apart: dict[tuple[str, str], int] = field(default_factory=dict)
     """(op, memory of an operand) -> bytes of the copy that the op keeps in its place."""
     clock: BlockSums = field(default_factory=BlockSums)
+    tape: Tape = field(default_factory=list)
+    """What the clock was told, in order: the same wherever links are others."""
     workspace: int = 0
     flops: float = 0.0
     trail: list["PricedOp | PricedMove"] = field(default_factory=list)
@@ -105,17 +107,15 @@ class Walk(Trace):
         if line.shares and step.splits:
             whole = whole * sum(line.shares) // line.whole
         self.trail.append(PricedMove(step.name, axis, conversion, line.size, whole))
-        forward_s = self.site.primitive_s(conversion.forward, whole, axis)
-        backward_s = 0.0
-        if step.has_gradient:
-            backward_s = self.site.primitive_s(conversion.backward, whole, axis)
-        self._communicate(axis, forward_s, backward_s, whole)
+        self._send(MoveSent(axis, whole, conversion, step.has_gradient))
 
-    def _communicate(self, axis: str, forward_s: float, backward_s: float, nbytes: int) -> None:
-        levels = self.site.levels[axis]
-        self.clock.communicate(forward_s, backward_s, collective_band(levels, nbytes))
-        if forward_s or backward_s:
-            self.clock.sources.update(level.link.source for level in levels)
+    def _send(self, sent: MoveSent | InnerSent) -> None:
+        self.tape.append(sent)
+        sent.tell(self.clock, self.site)
+
+    def _compute(self, time: OpTime) -> None:
+        self.tape.append(time)
+        self.clock.add(time)
 
     def _price(self, step: OpStep) -> None:
         share, elements = 1.0, self.local.elements
@@ -124,11 +124,11 @@ class Walk(Trace):
         local = self._local(step, share)
         time = op_time(local, self.site.device, self.timer)
         self.trail.append(PricedOp(step.op, local, step.strategies, time))
-        self.clock.add(time)
+        self._compute(time)
         if step.sends:
             self._inside(step, local, time)
         for index in step.read_again:
-            self.clock.add(gradient_sum(local.inputs[index].nbytes, self.site.device))
+            self._compute(gradient_sum(local.inputs[index].nbytes, self.site.device))
         self.flops += local.flops
         if step.op_class is not OpClass.VIEW:
             operands = sum([i.nbytes for i in local.inputs if not i.is_param])
@@ -144,21 +144,17 @@ class Walk(Trace):
             ranks = self.site.axes[axis].size
             if is_routed(op, strategy, ranks):
                 self.routes.append((local, ranks))
-                self.clock.add(routed(local, ranks, self.site.device, by_kernel=False))
+                self._compute(routed(local, ranks, self.site.device, by_kernel=False))
             inputs = self._operands(op, op.inputs, places[0], axis)
             outputs = self._operands(op, op.outputs, places[1], axis)
             found = inner_traffic(op, strategy, ranks, inputs, outputs)
             for i, nbytes in kept_apart(op, strategy, ranks, inputs, outputs).items():
                 self.apart[op.name, self.facts.roots[op.inputs[i]]] = nbytes
-            forward = [m for m in found if not m.backward]
-            backward = [m for m in found if m.backward and self._has_gradient(op)]
+            forward = tuple(m for m in found if not m.backward)
+            backward = tuple(m for m in found if m.backward and self._has_gradient(op))
             self.sent += [(axis, message) for message in (*forward, *backward)]
-            self._communicate(
-                axis,
-                self._exposed_s(forward, axis, time.forward_s),
-                self._exposed_s(backward, axis, time.backward_input_s),
-                max((m.nbytes for m in found), default=0),
-            )
+            most = max((m.nbytes for m in found), default=0)
+            self._send(InnerSent(axis, most, forward, backward, time))
 
     def _operands(
         self, op: Op, names: Sequence[str], places: Sequence[Where], axis: str
@@ -171,11 +167,6 @@ class Walk(Trace):
             if n else LocalOperand((), 0)
             for n, w in zip(names, whole, strict=True)
         ]  # fmt: skip
-
-    def _exposed_s(self, messages: Sequence[Inner], axis: str, computing_s: float) -> float:
-        beside = sum(self.site.inner_s(m, axis) for m in messages if m.beside)
-        alone = sum(self.site.inner_s(m, axis) for m in messages if not m.beside)
-        return alone + max(0.0, beside - computing_s)
 
     def _local(self, step: OpStep, share: float) -> LocalOp:
         op, sections = step.op, step.sections

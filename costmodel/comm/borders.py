@@ -15,6 +15,7 @@ from meshwright.costmodel.cost_cache import BlockSpot, CostTables
 from meshwright.ir.graph.graph import DTYPE_BYTES, Kind
 from meshwright.ir.layout.crossing import Crossing, crossings, same_on_model
 from meshwright.ir.layout.layout import Axis, Placement, R, Shard, local_shape
+from meshwright.ir.memo import Memo
 from meshwright.ir.plan.plan import BlockLayout, ModelMesh, Plan
 
 _Placed = tuple[tuple[str, Placement], ...]
@@ -42,12 +43,17 @@ class Borders:
     """The same of what does not depend on the batch."""
 
 
+_last: Memo[None, tuple[Plan, tuple[Borders, ...]]] = Memo()
+_known: Memo[tuple[object, ...], tuple[Borders, ...]] = Memo()
+_passages: Memo[tuple[tuple[_Change, ...], BlockSpot], Passage] = Memo()
+
+
 def borders(tables: CostTables, plan: Plan) -> tuple[Borders, ...]:
     """Per stage. Equal stages with equal layouts share them."""
-    if tables.last_borders is None or tables.last_borders[0] is not plan:
-        tables.last_borders = plan, _borders(tables, plan)
-    found: tuple[Borders, ...] = tables.last_borders[1]
-    return found
+    last = _last.of(tables).get(None)
+    if last is None or last[0] is not plan:
+        last = _last.of(tables)[None] = plan, _borders(tables, plan)
+    return last[1]
 
 
 def _borders(tables: CostTables, plan: Plan) -> tuple[Borders, ...]:
@@ -61,12 +67,12 @@ def _borders(tables: CostTables, plan: Plan) -> tuple[Borders, ...]:
         )
         for s in plan.stages
     )
-    if key not in tables.borders:
+    known = _known.of(tables)
+    if key not in known:
         crossing = crossings(plan, tables.graph)
         indices = range(len(plan.stages))
-        tables.borders[key] = tuple(_of_stage(tables, plan, i, crossing, named) for i in indices)
-    found: tuple[Borders, ...] = tables.borders[key]
-    return found
+        known[key] = tuple(_of_stage(tables, plan, i, crossing, named) for i in indices)
+    return known[key]
 
 
 def _of_stage(
@@ -156,21 +162,20 @@ def passage(tables: CostTables, found: Borders, spot: BlockSpot) -> Passage:
     """What the conversions between the blocks of a stage cost."""
     if not found.changes:
         return Passage()
-    key = found.changes, spot
-    if key not in tables.passages:
+    known, key = _passages.of(tables), (found.changes, spot)
+    if key not in known:
         clocks = []
         for name, source, target in found.changes:
             walk = Walk(tables.facts, tables.blocks.site(spot), None)
             walk.placed[name] = dict(source)
             walk.convert(name, dict(target))
             clocks.append(walk.clock)
-        tables.passages[key] = Passage(
+        known[key] = Passage(
             sum(c.comm_forward_s for c in clocks),
             sum(c.comm_backward_s for c in clocks),
             sum(c.uncertain_s for c in clocks),
         )
-    made: Passage = tables.passages[key]
-    return made
+    return known[key]
 
 
 def border(tables: CostTables, plan: Plan, index: int) -> tuple[float, int]:

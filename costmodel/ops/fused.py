@@ -11,12 +11,15 @@ from meshwright.costmodel.ops.joint import JointTime, Price
 from meshwright.costmodel.ops.routing import routed
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.graph.graph import Block
+from meshwright.ir.memo import Memo
 from meshwright.ir.placed import declined, joint_kernels, peers, used, used_at
 from meshwright.ir.plan.plan import BlockLayout, Plan, Stage
 
 if TYPE_CHECKING:
     from meshwright.costmodel.block.block_costs import BlockSpot
     from meshwright.costmodel.cost_cache import CostTables
+
+_peerless: Memo[tuple[object, ...], str] = Memo()
 
 ON_CPU = "on {0} it would be torch's operators, one after the other"
 
@@ -29,10 +32,10 @@ def why_no_kernel(cluster: Cluster, stage: Stage) -> str:
 
 def why_no_peers(tables: "CostTables", stage: Stage, axis: str) -> str:
     """Why kernels cannot work on the memory of the other ranks of an axis."""
-    key = why_no_peers, stage.devices, stage.model, axis
-    if key not in tables.models:
-        tables.models[key] = _why_no_peers(tables.cluster, stage, axis)
-    return str(tables.models[key])
+    known, key = _peerless.of(tables), (stage.devices, stage.model, axis)
+    if key not in known:
+        known[key] = _why_no_peers(tables.cluster, stage, axis)
+    return known[key]
 
 
 def _why_no_peers(cluster: Cluster, stage: Stage, axis: str) -> str:

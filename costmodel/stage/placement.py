@@ -14,6 +14,7 @@ from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.cluster.device import DeviceType
 from meshwright.ir.graph.graph import Block
 from meshwright.ir.layout.conversions import Primitive
+from meshwright.ir.memo import Memo
 from meshwright.ir.plan.plan import MESH_AXES, BlockLayout, Plan, Stage
 
 
@@ -64,11 +65,15 @@ def axis_ranks(stage: Stage, axis: str) -> tuple[int, ...]:
     return stage.devices[: inner * stage.mesh.get(axis, 1) : inner]
 
 
+_spots: Memo[tuple[object, ...], tuple[BlockSpot, ...]] = Memo()
+
+
 def spots(tables: CostTables, stage: Stage) -> tuple[BlockSpot, ...]:
     """The distinct situations of the stage's replicas."""
     dp, model = stage.dp, stage.model
     key = stage.devices, stage.batch_shares, model, stage.compile
-    if key not in tables.spots:
+    known = _spots.of(tables)
+    if key not in known:
         size, names = stage.model_size, tables.device_names
         dp_levels = tables.levels(stage.devices[::size])
         found: dict[BlockSpot, None] = {}
@@ -79,8 +84,8 @@ def spots(tables: CostTables, stage: Stage) -> tuple[BlockSpot, ...]:
                 share = stage.batch_shares[coordinate]
                 spot = BlockSpot(share, dp, model, name, dp_levels, levels, stage.compile)
                 found[spot] = None
-        tables.spots[key] = tuple(found)
-    return tables.spots[key]
+        known[key] = tuple(found)
+    return known[key]
 
 
 def stage_costs(tables: CostTables, plan: Plan, index: int) -> StageCosts:

@@ -28,6 +28,7 @@ from meshwright.costmodel.stage.program import IDLE, Program, Step, play, talk
 from meshwright.costmodel.stage.stage_parts import Parts, held_of, parts_of, summed_of
 from meshwright.costmodel.stage.sync import BlockTimes, Sync
 from meshwright.forms.exchange import Exchange
+from meshwright.ir.memo import Memo
 from meshwright.ir.plan.plan import FormChoice, Plan, Stage
 
 
@@ -64,6 +65,10 @@ class _Actions(NamedTuple):
     hidden_s: float
 
 
+_models: Memo[tuple[object, ...], StageModel] = Memo()
+_acted: Memo[tuple[object, ...], _Actions] = Memo()
+
+
 def stage_model(tables: CostTables, plan: Plan, index: int, costs: StageCosts) -> StageModel:
     """The model of stage `index`; equal stages share one."""
     stage = plan.stages[index]
@@ -74,11 +79,10 @@ def stage_model(tables: CostTables, plan: Plan, index: int, costs: StageCosts) -
         costs.border_bytes, costs.entry_bytes, costs.passage, costs.hidden,
         costs.packs, costs.updates,
     )  # fmt: skip
-    found = tables.models.get(key)
-    if found is None:
-        found = tables.models[key] = _make(tables, stage, costs, parts)
-    assert isinstance(found, StageModel)
-    return found
+    known = _models.of(tables)
+    if key not in known:
+        known[key] = _make(tables, stage, costs, parts)
+    return known[key]
 
 
 def _make(tables: CostTables, stage: Stage, costs: StageCosts, parts: Parts) -> StageModel:
@@ -110,18 +114,17 @@ def _actions(tables: CostTables, sync: Sync, device: str) -> _Actions:
         sync.dp, sync.shard_levels, sync.replicate_levels, sync.passage_forward_s,
         sync.passage_backward_s, sync.tensor_overlapped, sync.packs, sync.updates,
     )  # fmt: skip
-    found = tables.models.get(key)
-    if found is None:
+    known = _acted.of(tables)
+    if key not in known:
         programs, late = sync.programs(), late_of(sync)
-        found = tables.models[key] = _Actions(
+        known[key] = _Actions(
             programs,
             play(programs[F].steps, IDLE, sync.overlap)[0],
             play(programs[B].steps, IDLE, sync.overlap)[0],
             (*sync.publish(), *([talk(late.exposed_s, "gather")] if late.exposed_s else [])),
             late.hidden_s,
         )
-    assert isinstance(found, _Actions)
-    return found
+    return known[key]
 
 
 class SyncPrices:

@@ -9,8 +9,11 @@ from meshwright.costmodel.stage.placement import StageCosts
 from meshwright.forms.exchange import Exchange
 from meshwright.forms.sync import exchange_of
 from meshwright.ir.graph.graph import Kind
+from meshwright.ir.memo import Memo
 from meshwright.ir.plan.parameters import groups_of
 from meshwright.ir.plan.plan import Stage
+
+_owned: Memo[tuple[object, ...], Owned] = Memo()
 
 
 class Part(NamedTuple):
@@ -64,6 +67,7 @@ def summed_of(costs: StageCosts, parts: Parts) -> tuple[tuple[tuple[int, ...], L
 def held_of(tables: CostTables, costs: StageCosts, names: frozenset[str] | None) -> BlockParams:
     """The stage's parameters of a group on one rank."""
     owners, sizes = _shared(tables, costs)
+    known = _owned.of(tables)
     owned: list[Owned] = []
     also: dict[int, frozenset[int]] = {}
     for index, (block, cost) in enumerate(zip(costs.blocks, costs.cost.blocks, strict=True)):
@@ -84,11 +88,11 @@ def held_of(tables: CostTables, costs: StageCosts, names: frozenset[str] | None)
                 for name, kind in zip(block.params, kinds, strict=True)
             )
         key = kinds, held
-        if key not in tables.owned:
-            tables.owned[key] = Owned.of(
+        if key not in known:
+            known[key] = Owned.of(
                 [LocalParam(size, *kind) for size, kind in zip(held, kinds, strict=True) if kind]
             )
-        owned.append(tables.owned[key])
+        owned.append(known[key])
     return BlockParams(tuple(owned), also)
 
 

@@ -11,10 +11,11 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwright.costmodel.cost_cache import BlockSpot
+from meshwright.ir.memo import Memo
 from meshwright.ir.plan.plan import ModelMesh
 from meshwright.planner.across.model_space import divisors, forms
 from meshwright.planner.across.spans import Matrix
-from meshwright.planner.pins.constraints import asked_meshes, model_allowed
+from meshwright.planner.pins.constraints import Constraint, asked_meshes, model_allowed
 from meshwright.planner.problem.problem import Problem
 
 VARIANTS = ("", "fast", "lean")
@@ -36,14 +37,20 @@ class MeshVariant(NamedTuple):
     variant: str
 
 
+_tried: Memo[tuple[Constraint, ...], tuple[MeshVariant, ...]] = Memo()
+
+
 def ways(problem: Problem) -> tuple[MeshVariant, ...]:
     """All that are tried, single tensor axes first; pins kept."""
-    key = ("ways", problem.constraints)
-    if key not in problem.kept:
-        problem.kept[key] = _ways(problem)
-    found = problem.kept[key]
-    assert isinstance(found, tuple)
-    return found
+    known, key = _tried.of(problem), problem.constraints
+    if key not in known:
+        known[key] = _ways(problem)
+    return known[key]
+
+
+def add_way(problem: Problem, way: MeshVariant) -> None:
+    """Adds one to those that are tried; meshes are made of them (`problem.space.add_way`)."""
+    _tried.of(problem)[problem.constraints] = (*ways(problem), way)
 
 
 def variants(problem: Problem, model: ModelMesh) -> tuple[str, ...]:

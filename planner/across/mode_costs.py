@@ -5,9 +5,6 @@ Bytes are on that line exactly, seconds about; plans are judged by the cost of e
 
 from dataclasses import replace
 
-import numpy as np
-from numpy.typing import NDArray
-
 from meshwright.costmodel.block.block import BlockCost
 from meshwright.costmodel.cost_cache import BlockSpot
 from meshwright.ir.graph.graph import Block
@@ -17,7 +14,7 @@ from meshwright.planner.problem.saved_modes import policy_of
 
 _MANY = 8
 """Samples at the other end of the line; one at this."""
-_More = NDArray[np.float64]
+_More = tuple[float, ...]
 """What a mode changes: seconds, seconds of communication, bytes made again, bytes saved inside, of
 inputs, of outputs."""
 
@@ -42,9 +39,10 @@ class ModeCosts:
             return kept
         one, many = self._line(block, layout, spot, mode)
         most = min(_MANY, self.problem.batch)
-        more = one + (many - one) * ((spot.samples - 1) / max(1, most - 1))
-        again_s, talking_s = max(0.0, float(more[0])), max(0.0, float(more[1]))
-        sizes = [round(x) for x in more[2:].tolist()]
+        far = (spot.samples - 1) / max(1, most - 1)
+        more = [near + (end - near) * far for near, end in zip(one, many, strict=True)]
+        again_s, talking_s = max(0.0, more[0]), max(0.0, more[1])
+        sizes = [round(x) for x in more[2:]]
         inputs = sizes[2 : 2 + len(kept.saved_inputs)]
         outputs = sizes[2 + len(inputs) :]
         return replace(
@@ -88,12 +86,10 @@ class ModeCosts:
             )
             for before, now in zip(own, others, strict=True)
         ]  # fmt: skip
-        return np.array(
-            [
-                cost.backward_s - kept.backward_s + (cost.forward_s - kept.forward_s),
-                cost.comm_backward_s - kept.comm_backward_s,
-                cost.remade_bytes,
-                cost.saved_bytes - kept.saved_bytes,
-                *borders,
-            ]
+        return (
+            cost.backward_s - kept.backward_s + (cost.forward_s - kept.forward_s),
+            cost.comm_backward_s - kept.comm_backward_s,
+            float(cost.remade_bytes),
+            float(cost.saved_bytes - kept.saved_bytes),
+            *map(float, borders),
         )

@@ -50,8 +50,7 @@ class Case:
 
     def __post_init__(self) -> None:
         # Figures are looked up by case very often, and tiers are long.
-        parts = self.mesh, self.spot, self.shard, self.replicate, self.at
-        object.__setattr__(self, "_hash", hash(parts))
+        object.__setattr__(self, "_hash", hash((self.mesh, self.spot)))
 
     def __hash__(self) -> int:
         return self._hash
@@ -89,6 +88,7 @@ class StageTables:
         self._made: dict[object, StageOptions] = {}
         self._cases: dict[object, Case] = {}
         self._sites: dict[object, _Tiers] = {}
+        self._spots: dict[tuple[int, int, str], tuple[BlockSpot, At]] = {}
         self._entries: dict[object, Figures] = {}
         self._fixed: dict[Case, _Fixed] = {}
         self._gathers: dict[object, tuple[Matrix, Matrix]] = {}
@@ -132,9 +132,13 @@ class StageTables:
         return self._cases[key]
 
     def _case(self, start: int, mesh: Mesh, samples: int) -> Case:
-        slowest, replicas, model, shard, replicate = self._tiers(start, mesh)
-        spot = BlockSpot(ceil(samples / mesh.dp), mesh.dp, mesh.model, slowest, replicas, model)
-        at = self.runs.canonical(At(spot, mesh.variant))
+        tiers = self._tiers(start, mesh)
+        slowest, replicas, model, shard, replicate = tiers
+        key = id(tiers), ceil(samples / mesh.dp), mesh.variant  # the table keeps its tiers
+        if key not in self._spots:
+            spot = BlockSpot(key[1], mesh.dp, mesh.model, slowest, replicas, model)
+            self._spots[key] = spot, self.runs.canonical(At(spot, mesh.variant))
+        spot, at = self._spots[key]
         return Case(mesh, spot, shard, replicate, at)
 
     def _tiers(self, start: int, mesh: Mesh) -> _Tiers:

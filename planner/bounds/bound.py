@@ -5,15 +5,16 @@ from functools import partial
 from heapq import heapify, heappop, heappush
 
 from meshwright.forms.sync import chosen, is_searched
+from meshwright.ir.memo import Memo
 from meshwright.planner.across.places import Places, orders
 from meshwright.planner.across.run_costs import RunCosts
 from meshwright.planner.bounds.beside import LeastCosts
 from meshwright.planner.bounds.frames import Frame, frames
 from meshwright.planner.bounds.relaxation import Relaxation
-from meshwright.planner.pins.constraints import allowed
+from meshwright.planner.pins.constraints import Constraint, allowed
 from meshwright.planner.problem.problem import Problem
 
-_KEPT = "relaxation"
+_last: Memo[tuple[Constraint, ...], Relaxation] = Memo()
 _ROUNDING = 1e-9
 """By which sums in another order may differ, at the most."""
 _NEAR = 0.002
@@ -23,15 +24,16 @@ _NEAR = 0.002
 def relaxed(problem: Problem) -> Relaxation:
     """The relaxation to plans that wait for their collectives; the last one of a problem is kept
     until `forget`."""
-    found = problem.kept.get(_KEPT)
-    if not isinstance(found, Relaxation) or found.problem.constraints != problem.constraints:
-        found = problem.kept[_KEPT] = _relaxation(RunCosts(problem))
-    return found
+    known = _last.of(problem)
+    if problem.constraints not in known:
+        known.clear()
+        known[problem.constraints] = _relaxation(RunCosts(problem))
+    return known[problem.constraints]
 
 
 def forget(problem: Problem) -> None:
     """Lets go of what a search needs and nobody after it."""
-    problem.kept.pop(_KEPT, None)
+    _last.of(problem).clear()
 
 
 def _relaxation(runs: RunCosts) -> Relaxation:
@@ -50,23 +52,24 @@ def lower_bound(problem: Problem, *, waits: bool = True, late: bool = False) -> 
         least = LeastCosts(problem)
         equal = problem.tables.profile is None  # a profile knows compiled blocks by other bytes
         relaxation = relaxation.under(least) if equal else _relaxation(least)
-    every = frames(problem)
-    found = next(
-        _ascending(every, relaxation.quick_s, lambda frame: relaxation.bound(frame).seconds),
-        (0.0, None),
-    )[0]
+    every, found = frames(problem), 0.0
+    for least_s, _ in _ascending(every, relaxation.quick_s, lambda f: relaxation.bound(f).seconds):
+        found = least_s
+        break
     if late or not waits:
         for form in filter(is_searched, allowed(problem.constraints, "sync", chosen())):
-            quick, floor = (
-                partial(relaxation.quick_s, sync=form),
-                partial(relaxation.floor_s, sync=form),
-            )
-            for least, frame in _ascending(every, quick, floor):
-                if least >= found * (1 - _NEAR):
-                    found = min(found, least)
-                    break
-                found = min(found, relaxation.bound(frame, form).seconds)
+            found = _with_form(relaxation, every, form, found)
     return found if found < float("inf") else 0.0
+
+
+def _with_form(relaxation: Relaxation, every: Sequence[Frame], form: str, found: float) -> float:
+    """The least of `found` and the bounds of frames whose replicas agree by a form."""
+    quick = partial(relaxation.quick_s, sync=form)
+    for least_s, frame in _ascending(every, quick, partial(relaxation.floor_s, sync=form)):
+        if least_s >= found * (1 - _NEAR):
+            return min(found, least_s)
+        found = min(found, relaxation.bound(frame, form).seconds)
+    return found
 
 
 def _ascending(

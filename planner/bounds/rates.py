@@ -86,8 +86,8 @@ class BlockRates:
         self._work: dict[At, tuple[Matrix, ...]] = {}
         self._flights: dict[At, tuple[Matrix, Matrix]] = {}
         self._held: dict[object, tuple[Matrix, Matrix]] = {}
+        self._rows: dict[object, tuple[Matrix, ...]] = {}
         self._slopes: dict[tuple[Primitive, Levels], float] = {}
-        self._once: dict[object, tuple[Matrix, Matrix]] = {}
 
     def under(self, runs: RunCosts) -> "BlockRates":
         """The same where blocks of equal bytes cost something else."""
@@ -112,12 +112,19 @@ class BlockRates:
 
     def steady(self, cases: Sequence[Case], num_microbatches: int) -> Steady:
         """Of some meshes."""
-        rows = [
-            (self._state_of(case, num_microbatches)[0], *self._once_of(case), self._reduced_s(case))
-            for case in cases
-        ]
+        rows = [self._row(case, num_microbatches) for case in cases]
         ahead = np.array([bool(case.mesh.prefetch) for case in cases])
-        return Steady(*(np.array(column) for column in zip(*rows, strict=True)), ahead)
+        state, once, gather, reduced = (np.array(column) for column in zip(*rows, strict=True))
+        return Steady(state, once, gather, reduced, ahead)
+
+    def _row(self, case: Case, num_microbatches: int) -> tuple[Matrix, ...]:
+        several = num_microbatches > 1
+        tiers = case.spot.dp_levels, case.shard, case.replicate
+        key = case.mesh, case.spot.device, tiers, several
+        if key not in self._rows:
+            state, _ = self._state_of(case, several=several)
+            self._rows[key] = state, *self._once_of(case), self._reduced_s(case)
+        return self._rows[key]
 
     def _if_more(self, seconds: Matrix) -> Matrix:
         """Where the whole model has none left over, blocks have none either."""
@@ -125,26 +132,23 @@ class BlockRates:
         return found
 
     def _reduced_s(self, case: Case) -> Matrix:
-        _, trained = self._state_of(case, 1)
+        _, trained = self._state_of(case, several=False)
         sends = case.mesh.exchange.last_backward + case.mesh.exchange.late
         return trained * sum([self._slope(send, case) for send in sends])
 
     def _once_of(self, case: Case) -> tuple[Matrix, Matrix]:
         """(optimizer and parameters on their way after it, gathering twice per micro-batch)."""
         mesh, exchange = case.mesh, case.mesh.exchange
-        key = (mesh.model, mesh.variant, exchange, mesh.dp_shard, case.shard, case.replicate)
-        if key not in self._once:
-            _, trained = self._state_of(case, 1)
-            kept = trained / exchange.parts("optimizer", mesh.dp_shard)
-            once = kept * self._optimizer_slope(case)
-            for send in exchange.at_end:
-                sent = trained / mesh.dp_shard if send.of_part else trained
-                once = once + sent * self._slope(send, case)
-            for send in exchange.published:
-                once = once + trained * self._slope(send, case)
-            gather = sum([trained * self._slope(send, case) for send in exchange.fetches])
-            self._once[key] = once, gather + trained * 0.0
-        return self._once[key]
+        _, trained = self._state_of(case, several=False)
+        kept = trained / exchange.parts("optimizer", mesh.dp_shard)
+        once = kept * self._optimizer_slope(case)
+        for send in exchange.at_end:
+            sent = trained / mesh.dp_shard if send.of_part else trained
+            once = once + sent * self._slope(send, case)
+        for send in exchange.published:
+            once = once + trained * self._slope(send, case)
+        gather = sum([trained * self._slope(send, case) for send in exchange.fetches])
+        return once, gather + trained * 0.0
 
     def _slope(self, send: Send, case: Case) -> float:
         """Seconds per byte of large collectives: smaller ones take no less."""
@@ -258,9 +262,9 @@ class BlockRates:
         names = {roots[name]: size for name, size in held}
         return inside + sum(size for name, size in names.items() if name in made)
 
-    def _state_of(self, case: Case, num_microbatches: int) -> tuple[Matrix, Matrix]:
+    def _state_of(self, case: Case, *, several: bool) -> tuple[Matrix, Matrix]:
         """(bytes of parameters, gradients and optimizer, trained bytes); tied ones count once."""
-        mesh, several = case.mesh, num_microbatches > 1
+        mesh = case.mesh
         exchange = mesh.exchange
         key = (mesh.model, mesh.variant, exchange, mesh.dp_shard, several)
         if key not in self._held:

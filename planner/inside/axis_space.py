@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
 from math import lcm, prod
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from meshwright.costmodel.ops.op_classes import is_view, looks_up
 from meshwright.ir.graph.graph import Graph, Kind, Op
 from meshwright.ir.graph.rules import Rule, name_of
 from meshwright.ir.layout.layout import RP, P, Placement, R, Shard, Strategy
+from meshwright.ir.memo import Memo
 from meshwright.ir.plan.plan import ModelMesh
 from meshwright.planner.inside.axis_layout import useful
 from meshwright.planner.inside.candidate_splits import Shards, spread
@@ -23,6 +24,7 @@ from meshwright.planner.inside.joint import OwnSplits
 from meshwright.planner.inside.segments import PRELUDE, LayoutSegment, aliases, tied
 
 T = TypeVar("T")
+_common: Memo[object, Any] = Memo()
 EXPERTS = "meshwright.experts"
 MANY = 3
 """Axes from which on combinations are so many that equivalent ones are left out."""
@@ -72,9 +74,10 @@ class Spreader:
 
     def _once(self, key: object, make: Callable[[], T]) -> T:
         """What meshes have in common is made for the first that asks."""
-        if key not in self.data.kept:
-            self.data.kept[key] = make()
-        found: T = self.data.kept[key]
+        known = _common.of(self.data)
+        if key not in known:
+            known[key] = make()
+        found: T = known[key]
         return found
 
     @cached_property

@@ -21,6 +21,7 @@ from meshwright.ir.cluster.device import DeviceType, OpClass
 from meshwright.ir.graph.graph import DTYPE_BYTES, Kind, Op
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.layout.layout import Axis
+from meshwright.ir.memo import Memo
 from meshwright.ir.plan.plan import ModelMesh
 from meshwright.planner.inside.layout_objective import Regime
 
@@ -51,6 +52,9 @@ class AxisPrices:
         return 0.0
 
 
+_times: Memo[object, float] = Memo()
+
+
 @dataclass(slots=True)
 class OpTimes:
     """Seconds of ops by the cost model, each shape once."""
@@ -62,7 +66,7 @@ class OpTimes:
     @classmethod
     def of(cls, tables: CostTables) -> "OpTimes":
         """On the first device; all meshes share what is known."""
-        return cls(tables, tables.cluster.device(0), tables.layout_times)
+        return cls(tables, tables.cluster.device(0), _times.of(tables))
 
     def whole_s(self, samples: int) -> float:
         """All ops on one rank, for so many samples."""

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import lcm
-from typing import Any
 
 from meshwright.ir.graph.graph import Block, Graph, Kind
 from meshwright.ir.layout.layout import RP, P, Placement, R, Shard
+from meshwright.ir.memo import Memos
 from meshwright.planner.inside.axis_layout import LaidSegment, lay_out
 from meshwright.planner.inside.candidate_splits import spread
 from meshwright.planner.inside.factors import AxisKind, Split
@@ -28,8 +28,8 @@ class DataLayout:
     splits: dict[str, tuple[Split, ...]]
     """Per op name."""
     label: Labels
-    kept: dict[object, Any] = field(default_factory=dict, compare=False, repr=False)
-    """What `planner.inside.axis_space` keeps: meshes share it."""
+    memos: Memos = field(default_factory=Memos, compare=False, repr=False)
+    """What meshes have in common."""
 
 
 def solve_data(graph: Graph) -> DataLayout:

@@ -14,6 +14,7 @@ from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Block, Graph
 from meshwright.ir.layout.layout import balanced
+from meshwright.ir.memo import Memo
 from meshwright.ir.plan.keeping import Keeping
 from meshwright.ir.plan.plan import (
     ClusterId,
@@ -134,13 +135,15 @@ def build_plan(problem: Problem, choice: Choice, *, predict: bool = True) -> Pla
     return replace(plan, predicted=predict_plan(problem, plan)) if predict else plan
 
 
+_ids: Memo[None, ModelId] = Memo()
+
+
 def _model_id(problem: Problem) -> ModelId:
     """Made once: all plans of a problem have the same."""
-    found = problem.kept.get("model id")
-    if found is None:
-        found = problem.kept["model id"] = model_id(problem.graph)
-    assert isinstance(found, ModelId)
-    return found
+    known = _ids.of(problem)
+    if None not in known:
+        known[None] = model_id(problem.graph)
+    return known[None]
 
 
 def profile_id(problem: Problem) -> ProfileId | None:

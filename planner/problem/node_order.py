@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from meshwright.costmodel.cost_cache import CostTables
 from meshwright.ir.cluster.cluster import Cluster, Node
+from meshwright.ir.memo import Memos
 from meshwright.ir.plan.plan import ClusterId, Plan
 from meshwright.ir.plan.plan_io import rehash
 from meshwright.planner.pins.constraints import Constraint, OnType, StageDevices
@@ -59,7 +60,7 @@ def in_one_order(problem: Problem) -> Reordered:
     news = {old: new for new, old in enumerate(olds)}
     tables = problem.tables
     again = replace(
-        problem, cluster=moved, solved={}, laid={}, explained={}, kept={}, policies={},
+        problem, cluster=moved, solved={}, laid={}, explained={}, memos=Memos(),
         constraints=tuple(_moved(item, news) for item in problem.constraints),
         tables=CostTables(problem.graph, moved, problem.precision, profile=tables.profile),
     )  # fmt: skip

@@ -6,7 +6,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from meshwright.costmodel.block.keeping import Policy
 from meshwright.costmodel.block.layer_profile import check_devices
 from meshwright.costmodel.cost_cache import CostTables
 from meshwright.forms.sync import changes, chosen
@@ -14,6 +13,7 @@ from meshwright.forms.updates import USUAL, Reach, update
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
+from meshwright.ir.memo import Memos
 from meshwright.ir.plan.plan import BlockLayout, ModelMesh
 from meshwright.ir.profile.profile import Profile
 from meshwright.ir.profile.row_counts import RowCounts
@@ -68,16 +68,11 @@ class Problem:
     explained: dict[tuple[ModelMesh, str], tuple[str, ...]] = field(
         compare=False, repr=False, default_factory=dict
     )
-    kept: dict[object, object] = field(compare=False, repr=False, default_factory=dict)
-    """What `planner.across.mesh_variants` keeps, by constraints."""
+    memos: Memos = field(compare=False, repr=False, default_factory=Memos)
+    """Shared by problems that differ in constraints alone: what depends on them is kept by them."""
 
     log_dir: Path | None = field(compare=False, default=None)
     """Where a searcher that trains writes how that goes."""
-
-    policies: dict[tuple[object, str], Policy] = field(
-        compare=False, repr=False, default_factory=dict
-    )
-    """What `planner.problem.saved_modes` keeps."""
 
     @property
     def batch(self) -> int:

@@ -6,11 +6,15 @@ from meshwright.costmodel.block.keeping import Policy
 from meshwright.costmodel.cost_cache import BlockSpot
 from meshwright.forms.retention import fate_of, moves, offered, retention
 from meshwright.ir.graph.graph import Block
+from meshwright.ir.memo import Memo
 from meshwright.ir.trace.changing import reads_changed
 from meshwright.planner.decisions.saved import asked
 from meshwright.planner.inside.saved_choice import SavedChoice
 from meshwright.planner.pins.constraints import pinned
 from meshwright.planner.problem.problem import Problem
+
+_policies: Memo[tuple[str, str], Policy] = Memo()
+"""By name of the mode and pattern."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +44,12 @@ def pinned_policy(problem: Problem, pattern: str) -> Policy:
 def policy_of(problem: Problem, pattern: str, name: str) -> Policy:
     """The policy of a mode by its name; empty if the pattern has no such mode."""
     key = (name, pattern)
-    if key not in problem.policies:
+    known = _policies.of(problem)
+    if key not in known:
         for mode in saved_modes(problem, pattern):
-            problem.policies[mode.name, pattern] = mode.policy
-        problem.policies.setdefault(key, ())
-    return problem.policies[key]
+            known[mode.name, pattern] = mode.policy
+        known.setdefault(key, ())
+    return known[key]
 
 
 def free_modes(problem: Problem) -> tuple[str, ...]:

@@ -8,7 +8,10 @@ from math import prod
 
 from meshwright.forms.exchange import Exchange
 from meshwright.forms.sync import chosen_exchange, exchange, suits
+from meshwright.ir.memo import Memo
 from meshwright.ir.plan.plan import ModelMesh, sync_name
+from meshwright.planner.across import mesh_variants
+from meshwright.planner.across.mesh_variants import MeshVariant
 from meshwright.planner.across.mesh_variants import variants as variants
 from meshwright.planner.across.mesh_variants import ways as ways
 from meshwright.planner.across.model_space import divisors as divisors
@@ -18,7 +21,7 @@ from meshwright.planner.decisions.prefetch import depths
 from meshwright.planner.decisions.recompute import modes
 from meshwright.planner.decisions.saved import asked as asked_saved
 from meshwright.planner.decisions.zero import levels
-from meshwright.planner.pins.constraints import allowed, pinned
+from meshwright.planner.pins.constraints import Constraint, allowed, pinned
 from meshwright.planner.problem.problem import Problem
 from meshwright.planner.problem.schedule_tools import (
     SCHEDULES,
@@ -47,6 +50,15 @@ class Mesh:
     """Whether neighbouring devices are replicas, and a replica's devices lie apart."""
     sync: str = ""
     """A form by which replicas agree other than as `zero` says."""
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        # Cases are looked up by mesh very often.
+        return hash((self.dp_replicate, self.dp_shard, self.model, self.zero, self.variant,
+                     self.prefetch, self.dp_inside, self.sync))  # fmt: skip
 
     @cached_property
     def dp(self) -> int:
@@ -82,6 +94,11 @@ class Mesh:
         return tuple(ranks[m * self.dp + d] for d in range(self.dp) for m in range(self.model_size))
 
 
+_names: Memo[tuple[int, tuple[Constraint, ...]], tuple[tuple[str, int], ...]] = Memo()
+"""Schedules by pipeline ranks."""
+_of_size: Memo[tuple[int, tuple[Constraint, ...]], tuple[Mesh, ...]] = Memo()
+
+
 def microbatch_counts(problem: Problem) -> tuple[int, ...]:
     """Legal numbers of micro-batches; 1 if more would change the result and pins leave it."""
     found = allowed(problem.constraints, "num_microbatches", divisors(problem.batch))
@@ -96,12 +113,10 @@ def pipeline_sizes(problem: Problem) -> tuple[int, ...]:
 
 def schedules(problem: Problem, num_ranks: int) -> Iterator[tuple[str, int]]:
     """(schedule, stages per rank) for so many pipeline ranks; one rank needs only one schedule."""
-    key = ("schedules", num_ranks, problem.constraints)
-    if key not in problem.kept:
-        problem.kept[key] = tuple(_schedules(problem, num_ranks))
-    found = problem.kept[key]
-    assert isinstance(found, tuple)
-    return iter(found)
+    known, key = _names.of(problem), (num_ranks, problem.constraints)
+    if key not in known:
+        known[key] = tuple(_schedules(problem, num_ranks))
+    return iter(known[key])
 
 
 def _schedules(problem: Problem, num_ranks: int) -> Iterator[tuple[str, int]]:
@@ -130,12 +145,16 @@ def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
 
 def meshes(problem: Problem, size: int, samples: int) -> Iterator[Mesh]:
     """Every mesh of `size` devices whose replicas all get some of `samples` per micro-batch."""
-    key = ("meshes", size, problem.constraints)
-    if key not in problem.kept:
-        problem.kept[key] = tuple(_meshes(problem, size))
-    found = problem.kept[key]
-    assert isinstance(found, tuple)
-    return (mesh for mesh in found if mesh.dp <= samples)
+    known, key = _of_size.of(problem), (size, problem.constraints)
+    if key not in known:
+        known[key] = tuple(_meshes(problem, size))
+    return (mesh for mesh in known[key] if mesh.dp <= samples)
+
+
+def add_way(problem: Problem, way: MeshVariant) -> None:
+    """Adds a way to what all searches of this problem look at."""
+    mesh_variants.add_way(problem, way)
+    _of_size.of(problem).clear()
 
 
 def _meshes(problem: Problem, size: int) -> Iterator[Mesh]:

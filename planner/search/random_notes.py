@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from meshwright.ir.graph.graph import Graph, Op
 from meshwright.ir.graph.rules import given, name_of
 from meshwright.ir.layout.layout import Shard
-from meshwright.ir.plan.plan import BlockLayout, Plan, Stage
+from meshwright.ir.plan.plan import BlockLayout, Plan
 from meshwright.planner.inside.explain import strategy_of
 
 _NAMED = 3
@@ -18,13 +18,15 @@ def random_notes(graph: Graph, plan: Plan) -> Iterator[str]:
     split: dict[str, None] = {}
     batch: dict[str, None] = {}
     for index, stage in enumerate(plan.stages):
+        axes = [axis for axis, size in stage.model if size > 1]
         for block in plan.stage_blocks(graph, index):
             layout = plan.layout(stage.layouts[block.pattern])
-            for op in _dropping(graph)[block.name]:
-                if axes := _split_dropout(op, layout, stage):
-                    split[f"{_place(op)} over {', '.join(axes)}"] = None
-                if _drops_steps(op) and (stage.dp > 1 or plan.num_microbatches > 1):
-                    batch[_place(op)] = None
+            values, steps = _dropping(graph)[block.name]
+            for op in values if axes else ():
+                if over := [axis for axis in axes if _splits(op, layout, axis)]:
+                    split[f"{_place(op)} over {', '.join(over)}"] = None
+            if stage.dp > 1 or plan.num_microbatches > 1:
+                batch |= dict.fromkeys(map(_place, steps))
     if split:
         yield (
             "dropout of values that are split draws other masks than one process does: "
@@ -37,16 +39,15 @@ def random_notes(graph: Graph, plan: Plan) -> Iterator[str]:
         )
 
 
-def _dropping(graph: Graph) -> Mapping[str, tuple[Op, ...]]:
-    """Block -> its ops that may drop something, under any plan."""
+def _dropping(graph: Graph) -> Mapping[str, tuple[list[Op], list[Op]]]:
+    """Block -> its ops that drop values under any plan, and those that do so within steps."""
     # Kept as cached properties are, with the graph: every plan that is tried asks.
-    kept: dict[str, Mapping[str, tuple[Op, ...]]] = graph.__dict__
+    kept: dict[str, Mapping[str, tuple[list[Op], list[Op]]]] = graph.__dict__
     if _KEPT not in kept:
         kept[_KEPT] = {
-            block.name: tuple(
-                [op for op in graph.block_ops(block) if _drops(op) or _drops_steps(op)]
-            )
+            block.name: (list(filter(_drops, ops)), list(filter(_drops_steps, ops)))
             for block in graph.blocks
+            for ops in [graph.block_ops(block)]
         }
     return kept[_KEPT]
 
@@ -58,15 +59,9 @@ def _drops(op: Op) -> bool:
     return bool((plain and given(op, "train", True)) or fused)
 
 
-def _split_dropout(op: Op, layout: BlockLayout, stage: Stage) -> tuple[str, ...]:
-    """The axes on which dropout is drawn for each part alone."""
-    if not _drops(op):
-        return ()
-    return tuple(
-        axis
-        for axis, size in stage.model
-        if size > 1 and any(isinstance(p, Shard) for p in strategy_of(op, layout, axis).outputs)
-    )
+def _splits(op: Op, layout: BlockLayout, axis: str) -> bool:
+    """Whether dropout is drawn for each part on the axis alone."""
+    return any(isinstance(placed, Shard) for placed in strategy_of(op, layout, axis).outputs)
 
 
 def _drops_steps(op: Op) -> bool:

@@ -45,19 +45,33 @@ RULES = (
 """Those that were best for some of many random tasks."""
 
 
-def list_schedule(task: Task, rules: Rules) -> tuple[float, list[Row]]:
-    """(seconds, rows)."""
-    made = _Greedy(task, rules)
+def list_schedule(
+    task: Task, rules: Rules, limit_s: float = _NEVER
+) -> tuple[float, list[Row]] | None:
+    """(seconds, rows); None, mostly soon, where it takes longer than the limit."""
+    made = _Greedy(task, rules, limit_s)
     made.run()
-    assert not made.left, "the oldest micro-batch can always go on"
-    return max(made.free), made.rows
+    assert made.is_over or not made.left, "the oldest micro-batch can always go on"
+    return None if made.is_over else (max(made.free), made.rows)
 
 
 class _Greedy:
     """One list schedule in the making."""
 
-    def __init__(self, task: Task, rules: Rules) -> None:
+    def __init__(self, task: Task, rules: Rules, limit_s: float) -> None:
         self.task, self.rules = task, rules
+        self.limit_s, self.is_over = limit_s * (1 + 1e-9), False
+        """A limit, with room for sums in another order."""
+        whole = [min(s[B], s[I] + s[W]) for s in task.seconds]
+        self.done_s = [
+            {F: s[F], B: back, I: back - s[W], W: s[W]}
+            for s, back in zip(task.seconds, whole, strict=True)
+        ]
+        """Per stage and kind, by how much an action shortens what is left at the least."""
+        self.left_s = [
+            task.num_microbatches * sum(task.seconds[s][F] + whole[s] for s in own)
+            for own in task.held
+        ]
         count, num_stages = task.num_microbatches, len(task.stages)
         busy = [sum(task.seconds[s][F] + task.seconds[s][B] for s in own) for own in task.held]
         self.base_s = max(busy)
@@ -92,6 +106,7 @@ class _Greedy:
         self.free = list(task.release)
         self.asked = list(task.release)
         """A rank asks for a message when it starts the action before."""
+        self.capacity = task.capacity
         self.held = [0.0] * task.num_ranks
         """Bytes, of micro-batches in flight and between halves."""
         self.rows: list[Row] = [[] for _ in range(task.num_ranks)]
@@ -106,11 +121,8 @@ class _Greedy:
 
     def _decide(self, now: float, rank: int) -> None:
         """Take an action, or wait for what is known to come."""
-        weights = [
-            (number * self.period_s + self.due_weight[stage], W, stage, number)
-            for stage in self.task.held[rank]
-            if (number := self._next_weight(stage)) < self.inputs[stage]
-        ]
+        # Before the moves: whether these find memory depends on which weight halves are over.
+        weights = self._weights(rank)
         ready, soonest = self._moves(now, rank)
         patient = not ready
         ready += weights
@@ -122,17 +134,32 @@ class _Greedy:
         if soonest < _NEVER:
             heappush(self.heap, (soonest, rank))
 
+    def _weights(self, rank: int) -> list[tuple[float, int, int, int]]:
+        """The weight half that is next of each stage, by due date; none of a stage whose next input
+        half is not over. It is called for each action, as is `_moves`, and both call little."""
+        found, inputs, weights, period_s = [], self.inputs, self.weights, self.period_s
+        for stage in self.task.held[rank]:
+            number, over = weights[stage], inputs[stage]
+            if number < over:
+                split = self.split[stage]
+                while number < over and not split[number]:
+                    number += 1
+                weights[stage] = number
+                if number < over:
+                    found.append((number * period_s + self.due_weight[stage], W, stage, number))
+        return found
+
     def _is_late(self, now: float, stage: int, soonest: float) -> bool:
         """Whether a weight half would keep waiting what is known to come."""
         return now + self.task.seconds[stage][W] * (1 - self.rules.late) > soonest
 
     def _moves(self, now: float, rank: int) -> tuple[list[tuple[float, int, int, int]], float]:
-        """Forwards and backwards that can start now, by due date, and when the next one can. It is
-        called for each action, and calls little."""
+        """Forwards and backwards that can start now, by due date, and when the next one can."""
         ready, soonest = [], _NEVER
+        inputs, forwards = self.inputs, self.forwards
         count, period_s, asked = self.task.num_microbatches, self.period_s, self.asked[rank]
         for stage in self.task.held[rank]:
-            number = self.inputs[stage]
+            number = inputs[stage]
             if number < count:
                 at, send_s = self.made_input[stage][number], self.from_next[stage]
                 if send_s:
@@ -141,14 +168,16 @@ class _Greedy:
                     ready.append((number * period_s + self.due_input[stage], I, stage, number))
                 elif at < soonest:
                     soonest = at
-            number = self.forwards[stage]
-            if number < count and self._fits(rank, stage):
+            number = forwards[stage]
+            if number < count:
                 at, send_s = self.made_forward[stage][number], self.from_before[stage]
                 if send_s:
                     at = (at if at > asked else asked) + send_s
                 if at <= now:
-                    ready.append((number * period_s + self.due_forward[stage], F, stage, number))
-                elif at < soonest:
+                    if self._fits(rank, stage):
+                        due_s = number * period_s + self.due_forward[stage]
+                        ready.append((due_s, F, stage, number))
+                elif at < soonest and self._fits(rank, stage):
                     soonest = at
         return ready, soonest
 
@@ -157,7 +186,9 @@ class _Greedy:
         begun = self.forwards[stage]
         if begun - self.inputs[stage] >= self.most_ahead[stage]:
             return False
-        capacity = self.task.capacity[rank]
+        capacity = self.capacity[rank]
+        if capacity == _NEVER:
+            return True
         room = capacity - self.held[rank] - self.saved[stage]
         if room < 0:
             return False
@@ -171,40 +202,36 @@ class _Greedy:
     def _lets_on(self, rank: int, stage: int) -> bool:
         """Whether after a forward of the stage the first micro-batch that the rank has not taken
         through all its stages finds memory, once those before it are gone."""
+        forwards, saved = self.forwards, self.saved
         own = self.task.held[rank]
-        begun = [self.forwards[s] + (s == stage) for s in own]
+        begun = [forwards[s] + (s == stage) for s in own]
         first = min(begun)
         if first == self.task.num_microbatches:
             return True
         held = 0.0
         for s, count in zip(own, begun, strict=True):
-            held += self.saved[s] * (count - first if count > first else 1)
-        return held <= self.task.capacity[rank]
+            held += saved[s] * (count - first if count > first else 1)
+        return held <= self.capacity[rank]
 
     def _owed(self, rank: int, oldest: int, but: int = -1) -> float:
         """Bytes that the oldest micro-batch, the first that the rank is not done with, will still
         take, stage `but` left out. They are kept for it: so it always comes to its end, and no rank
         waits for ever."""
-        owed = 0.0
+        owed, forwards, saved = 0.0, self.forwards, self.saved
         for stage in self.task.held[rank]:
-            if stage != but and self.forwards[stage] <= oldest:
-                owed += self.saved[stage]
+            if stage != but and forwards[stage] <= oldest:
+                owed += saved[stage]
         return owed
-
-    def _next_weight(self, stage: int) -> int:
-        """The micro-batch whose weight half is next; if its input half is not over, it has none."""
-        number, over = self.weights[stage], self.inputs[stage]
-        if number < over:
-            split = self.split[stage]
-            while number < over and not split[number]:
-                number += 1
-            self.weights[stage] = number
-        return number
 
     def _take(self, now: float, rank: int, kind: int, stage: int, number: int) -> None:
         if kind == I and not self._halves(rank, stage):
             kind = B
         end = now + self.task.seconds[stage][kind]
+        left_s = self.left_s[rank] = self.left_s[rank] - self.done_s[stage][kind]
+        if end + left_s > self.limit_s:
+            self.is_over = True
+            self.heap.clear()
+            return
         self.asked[rank], self.free[rank] = now, end
         self.rows[rank].append((stage, kind))
         if kind == F:

@@ -7,8 +7,10 @@ repeated, is another candidate. The simulator judges all; limits are the solver'
 work, so that equal tasks give equal schedules.
 """
 
+from bisect import insort
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from math import inf
 
 from meshwright.costmodel.simulate.compiled_schedule import B, I, W
 from meshwright.costmodel.simulate.simulate import simulate
@@ -131,15 +133,19 @@ def _greedy(task: Task) -> Iterator[list[Row]]:
     few = _few(task)
     if task.num_microbatches > few:
         small = replace(task, num_microbatches=few)
-        rules = tuple(rule for _, rule in _ranked(small, RULES)[:FEW])
-    made = [rows for rows, _ in _ranked(task, rules)[:FEW]]
-    yield from made
+        rules = tuple(rule for _, rule in _fewest(small, RULES))
+    yield from [rows for rows, _ in _fewest(task, rules)]
 
 
-def _ranked(task: Task, rules: tuple[Rules, ...]) -> list[tuple[list[Row], Rules]]:
-    made = [(list_schedule(task, rule), rule) for rule in rules]
-    made.sort(key=lambda entry: entry[0][0])
-    return [(found[1], rule) for found, rule in made]
+def _fewest(task: Task, rules: tuple[Rules, ...]) -> list[tuple[list[Row], Rules]]:
+    """The `FEW` shortest list schedules; others are given up as soon as that is seen."""
+    best: list[tuple[float, list[Row], Rules]] = []
+    for rule in rules:
+        made = list_schedule(task, rule, best[-1][0] if len(best) == FEW else inf)
+        if made:
+            insort(best, (*made, rule), key=lambda entry: entry[0])
+            del best[FEW:]
+    return [(rows, rule) for _, rows, rule in best]
 
 
 def _improve(task: Task, best: _Best, least_s: float, effort: float) -> float:

@@ -14,7 +14,7 @@ from meshwright.planner.synthesis.bound import bound_s
 from meshwright.planner.synthesis.choose import files
 from meshwright.planner.synthesis.greedy import RULES, list_schedule
 from meshwright.planner.synthesis.repeat import extended
-from meshwright.planner.synthesis.solve import Synthesis, synthesise
+from meshwright.planner.synthesis.solve import FEW, Synthesis, _fewest, synthesise
 from meshwright.planner.synthesis.task import (
     Task,
     excess_bytes,
@@ -222,6 +222,17 @@ def test_no_micro_batch_takes_the_memory_of_an_older_one(room: int) -> None:
     for rules in RULES:
         _, rows = list_schedule(asked, rules)
         assert excess_bytes(asked, to_schedule("listed", rows)) == 0
+
+
+@pytest.mark.parametrize("placement", [(0, 1, 2, 3), (0, 1, 1, 0), (0, 1, 0, 1)])
+def test_the_shortest_list_schedules_are_those_of_all(placement: tuple[int, ...]) -> None:
+    """Others are given up on the way, as they would take longer."""
+    asked = task([(1.0, 1.1, 0.8), (1.3, 1.2, 0.9), (0.9, 1.0, 1.1), (1.2, 1.4, 0.7)], 9,
+                 placement=placement)  # fmt: skip
+    every = [(made, rules) for rules in RULES if (made := list_schedule(asked, rules))]
+    every.sort(key=lambda entry: entry[0][0])
+    assert _fewest(asked, RULES) == [(rows, rules) for (_, rows), rules in every[:FEW]]
+    assert list_schedule(asked, every[-1][1], every[0][0][0]) is None
 
 
 @pytest.mark.parametrize("idle", [0, 1, 3])

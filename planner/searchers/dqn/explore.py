@@ -15,6 +15,7 @@ from meshwright.planner.bounds.relaxation import Relaxation
 from meshwright.planner.pins.obey import obey
 from meshwright.planner.problem.candidates import Choice
 from meshwright.planner.problem.problem import Problem
+from meshwright.planner.problem.space import add_way
 from meshwright.planner.search.offers import TIE, Offer
 from meshwright.planner.searchers.dqn.decisions import Pruning
 from meshwright.planner.searchers.dqn.envs import DecisionEnv
@@ -142,7 +143,7 @@ class Explorer:
             best = min(best_of(agent), best_of(single), key=lambda found: found.verdict)
             if best.verdict < agent.known(ways(self.problem)):
                 added = True
-                self._add(MeshVariant(model, best.variant))
+                add_way(self.problem, MeshVariant(model, best.variant))
                 yield from self._with(MeshVariant(model, best.variant))
         if added:
             yield from self._polish(IMPROVING / 2)
@@ -159,13 +160,6 @@ class Explorer:
         """The best plan with that mesh."""
         ranked = sorted(self.judge.seen.items(), key=lambda item: item[1])
         return next(c for c, _ in ranked if any(s.model == model for s in c.stages))
-
-    def _add(self, way: MeshVariant) -> None:
-        """To what all searches of this problem look at."""
-        kept = self.problem.kept
-        kept["ways", self.problem.constraints] = (*ways(self.problem), way)
-        for key in [key for key in kept if isinstance(key, tuple) and key[0] == "meshes"]:
-            del kept[key]
 
     def _with(self, way: MeshVariant) -> Iterator[Offer]:
         """The best plans on that mesh, with its new layouts."""

@@ -1,0 +1,59 @@
+"""What the ops of a block send on an axis, and the seconds of it by the links of a site."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from meshwright.costmodel.block.clock import BlockSums
+from meshwright.costmodel.block.site import StageSite
+from meshwright.costmodel.comm.comm import collective_band
+from meshwright.costmodel.ops.compute import OpTime
+from meshwright.ir.layout.conversions import Conversion
+from meshwright.ir.layout.op_messages import Inner
+
+
+class MoveSent(NamedTuple):
+    """A conversion of a value."""
+
+    axis: str
+    nbytes: int
+    """Of the value as if whole on the axis."""
+    conversion: Conversion
+    has_gradient: bool
+
+    def tell(self, clock: BlockSums, site: StageSite) -> None:
+        axis, nbytes, conversion, has_gradient = self
+        forward_s = site.primitive_s(conversion.forward, nbytes, axis)
+        backward_s = site.primitive_s(conversion.backward, nbytes, axis) if has_gradient else 0.0
+        _communicate(clock, site, axis, forward_s, backward_s, nbytes)
+
+
+class InnerSent(NamedTuple):
+    """What an op sends by itself. What it sends while it computes takes the longer."""
+
+    axis: str
+    nbytes: int
+    """Of the largest message."""
+    forward: tuple[Inner, ...]
+    backward: tuple[Inner, ...]
+    time: OpTime
+    """Of the op."""
+
+    def tell(self, clock: BlockSums, site: StageSite) -> None:
+        forward_s = _exposed_s(self.forward, site, self.axis, self.time.forward_s)
+        backward_s = _exposed_s(self.backward, site, self.axis, self.time.backward_input_s)
+        _communicate(clock, site, self.axis, forward_s, backward_s, self.nbytes)
+
+
+def _communicate(
+    clock: BlockSums, site: StageSite, axis: str, forward_s: float, backward_s: float, nbytes: int
+) -> None:
+    levels = site.levels[axis]
+    clock.communicate(forward_s, backward_s, collective_band(levels, nbytes))
+    if forward_s or backward_s:
+        clock.sources.update([level.link.source for level in levels])
+
+
+def _exposed_s(messages: Sequence[Inner], site: StageSite, axis: str, computing_s: float) -> float:
+    beside = sum(site.inner_s(m, axis) for m in messages if m.beside)
+    alone = sum(site.inner_s(m, axis) for m in messages if not m.beside)
+    return alone + max(0.0, beside - computing_s)
