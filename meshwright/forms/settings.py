@@ -64,7 +64,7 @@ def wrong_settings(
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class FormSettings:
     """What a form was told; the rest is as its file says. Of values that were checked."""
 
     known: Known

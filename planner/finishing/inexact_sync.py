@@ -3,7 +3,15 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from meshwright.forms.sync import changes, chosen, clips, is_for_stages, ladder, of_stage
+from meshwright.forms.sync import (
+    changes,
+    chosen,
+    clips,
+    exchange_of,
+    is_for_stages,
+    ladder,
+    of_stage,
+)
 from meshwright.ir.plan.plan import FormChoice, Plan, Stage
 from meshwright.planner.pins.constraints import allowed
 from meshwright.planner.problem.problem import Problem
@@ -41,7 +49,8 @@ def _under(stage: Stage, choice: FormChoice, optimizer: str) -> Stage:
     split = {"dp_replicate": stage.mesh.get("dp_replicate", 1), "dp_shard": 1}
     split["dp_replicate"] *= stage.mesh.get("dp_shard", 1)
     whole = replace(own, zero=0, mesh={**stage.mesh, **split})
-    tries: tuple[Stage, ...] = (own, whole) if stage.zero <= 1 else (own,)
+    same = not exchange_of(stage).is_split("gradients")
+    tries = (own, whole) if same else (own,)
     for tried in tries:
         if stage.dp > 1 and not any(of_stage(tried, optimizer)):
             return tried

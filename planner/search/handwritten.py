@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from meshwright.ir.errors import PlanError
@@ -21,10 +22,6 @@ _KINDS: Mapping[str, tuple[Any, str]] = {
 """Of settings that are not words."""
 _CAPS = ("memory", "step")
 _OTHERS = ("micro_batch_size", "constraints", "stages")
-KEYS = (*by_hand(), *_CAPS, *SETTINGS, *_OTHERS)
-_OF_STAGE = (
-    *(name for name in by_hand() if DECISIONS[name].scope != "plan"), "first", "devices", "shares"
-)  # fmt: skip
 _OF_FULL_PLAN = ("schema", "layouts", "hash")
 """Keys that only a whole plan has."""
 
@@ -38,6 +35,18 @@ class Minimal:
     """Of SETTINGS, those that are given."""
 
 
+@cache
+def keys() -> tuple[str, ...]:
+    """Returns the keys of a hand-written plan."""
+    return (*by_hand(), *_CAPS, *SETTINGS, *_OTHERS)
+
+
+@cache
+def _keys_of_stage() -> tuple[str, ...]:
+    own = (name for name in by_hand() if DECISIONS[name].scope != "plan")
+    return (*own, "first", "devices", "shares")
+
+
 def is_minimal(data: Any) -> bool:
     """Whether parsed JSON is a hand-written plan and not a whole one."""
     return isinstance(data, dict) and not any(key in data for key in _OF_FULL_PLAN)
@@ -45,7 +54,7 @@ def is_minimal(data: Any) -> bool:
 
 def parse_minimal(data: Mapping[str, Any], where: str = "plan") -> Minimal:
     """The pins and settings of a hand-written plan; no key is left out silently."""
-    _check_keys(data, KEYS, where)
+    _check_keys(data, keys(), where)
     pins = [_pin(where, "", name, data[name]) for name in by_hand() if name in data]
     pins += [f"{name}<={_text(where, name, data[name])}" for name in _CAPS if name in data]
     if "micro_batch_size" in data:
@@ -136,7 +145,7 @@ def _stages(where: str, value: Any) -> list[str]:
 
 
 def _stage(where: str, index: int, stage: Mapping[str, Any]) -> list[str]:
-    _check_keys(stage, _OF_STAGE, where)
+    _check_keys(stage, _keys_of_stage(), where)
     found = []
     for name, value in stage.items():
         if name == "first":

@@ -33,7 +33,7 @@ from meshwright.forms.running import (
     SyncState,
     Update,
 )
-from meshwright.forms.settings import Known, Number, Told, Word, wrong_settings
+from meshwright.forms.settings import FormSettings, Known, Number, Word, wrong_settings
 from meshwright.ir.comm.collective import What
 from meshwright.ir.comm.p2p_collectives import Waitable
 from meshwright.ir.layout.conversions import Primitive
@@ -99,7 +99,7 @@ def check(stage: Stage) -> Iterator[tuple[str, str]]:
     yield from wrong
     if wrong:
         return
-    told, replicate = Told(_SETTINGS, said), stage.mesh.get("dp_replicate", 1)
+    told, replicate = FormSettings(_SETTINGS, said), stage.mesh.get("dp_replicate", 1)
     every, delay = told.whole("every"), told.whole("delay")
     if delay >= every:
         message = f"delay {delay} is no shorter than the round of {every} steps"
@@ -139,7 +139,7 @@ class _Rounds:
 
     @classmethod
     def of(cls, said: Mapping[str, Setting]) -> "_Rounds":
-        told = Told(_SETTINGS, said)
+        told = FormSettings(_SETTINGS, said)
         outer = told.number("outer_lr"), told.number("outer_momentum")
         return cls(
             told.whole("every"), told.whole("delay"), told.word("rule"), told.number("keep"),

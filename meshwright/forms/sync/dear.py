@@ -26,7 +26,7 @@ from meshwright.forms.flat import (
     trainable,
 )
 from meshwright.forms.running import BucketSizes, Held, Lines, ParameterStore, Slot, SyncRun, Update
-from meshwright.forms.settings import Number, Told, wrong_settings
+from meshwright.forms.settings import FormSettings, Number, wrong_settings
 from meshwright.ir.comm.p2p_collectives import Waitable
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.plan.plan import Setting, Stage
@@ -52,7 +52,7 @@ def describe(
     replicas: int, zero: int = 1, settings: Mapping[str, Setting] = MappingProxyType({})
 ) -> Exchange:
     """Returns what is sent and held; the next step's forward hides the gather."""
-    told, sharded = Told(_SETTINGS, settings), bool(zero)
+    told, sharded = FormSettings(_SETTINGS, settings), bool(zero)
     ahead, bucket_bytes = told.whole("ahead"), told.whole("bucket_bytes")
     gradients = (
         Hold(kind="gradients", since=Event.AFTER_BACKWARD, until=Event.AFTER_LAST, whole=1),
@@ -92,7 +92,7 @@ def check(stage: Stage) -> Iterator[tuple[str, str]]:
 
 def build(slots: Sequence[Slot], lines: Lines, stage: Stage, store: ParameterStore) -> SyncRun:
     """Returns what runs the form in a stage."""
-    told = Told(_SETTINGS, stage.sync.settings if stage.sync else {})
+    told = FormSettings(_SETTINGS, stage.sync.settings if stage.sync else {})
     kind = _ParametersLate if stage.is_sharded else _GradientsLate
     return kind(slots, lines, told.whole("ahead"), told.whole("bucket_bytes"))
 

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from meshwright.forms.exchange import Event, Exchange, Hold, Send
 from meshwright.forms.rows import MarkedRows
 from meshwright.forms.running import Lines, ParameterStore, Slot, SyncRun
-from meshwright.forms.settings import Known, Number, Told, wrong_settings
+from meshwright.forms.settings import FormSettings, Known, Number, wrong_settings
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.plan.plan import Setting, Stage
 
@@ -28,7 +28,7 @@ def describe(
     replicas: int, zero: int = 0, settings: Mapping[str, Setting] = MappingProxyType({})
 ) -> Exchange:
     """Returns what is held and sent; a bit for each row goes with the rows."""
-    told = Told(_SETTINGS, settings)
+    told = FormSettings(_SETTINGS, settings)
     share = told.number("rows") + 1 / (8 * told.whole("row_bytes"))
     return Exchange(
         (

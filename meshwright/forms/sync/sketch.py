@@ -15,7 +15,7 @@ from torch import Tensor
 from meshwright.forms.exchange import Event, Exchange, Hold, Send
 from meshwright.forms.rows import MarkedRows
 from meshwright.forms.running import Lines, ParameterStore, Slot, SyncRun, SyncState
-from meshwright.forms.settings import Known, Number, Told, wrong_settings
+from meshwright.forms.settings import FormSettings, Known, Number, wrong_settings
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.plan.plan import Setting, Stage
 
@@ -37,7 +37,7 @@ def describe(
     replicas: int, zero: int = 0, settings: Mapping[str, Setting] = MappingProxyType({})
 ) -> Exchange:
     """Returns what is held and sent, and what was lost, which is kept."""
-    told = Told(_SETTINGS, settings)
+    told = FormSettings(_SETTINGS, settings)
     share = told.number("rows") * told.number("cells")
     return Exchange(
         (
@@ -61,7 +61,7 @@ def check(stage: Stage) -> Iterator[tuple[str, str]]:
 
 def build(slots: Sequence[Slot], lines: Lines, stage: Stage, store: ParameterStore) -> SyncRun:
     """Returns what runs the form in a stage."""
-    told = Told(_SETTINGS, stage.sync.settings if stage.sync else {})
+    told = FormSettings(_SETTINGS, stage.sync.settings if stage.sync else {})
     return _Sketched(slots, lines, told.number("cells"), told.whole("tables"))
 
 

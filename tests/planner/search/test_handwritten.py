@@ -5,7 +5,7 @@ import pytest
 from meshwright.ir.errors import PlanError
 from meshwright.planner.pins.decision_text import parse_constraint
 from meshwright.planner.search.complete import complete
-from meshwright.planner.search.handwritten import KEYS, check_devices, is_minimal, parse_minimal
+from meshwright.planner.search.handwritten import check_devices, is_minimal, keys, parse_minimal
 from tests.planner.problems import cluster, mlp
 
 EXAMPLES = {
@@ -19,7 +19,7 @@ EXAMPLES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("key", [k for k in KEYS if k != "micro_batch_size"])
+@pytest.mark.parametrize("key", [k for k in keys() if k != "micro_batch_size"])
 def test_each_key_becomes_a_pin_or_a_setting(key):
     asked = parse_minimal({key: EXAMPLES[key]})
     assert len(asked.constraints) + len(asked.settings) == 1
