@@ -26,7 +26,7 @@ from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
 from meshwright.runtime.job.compile import compile as compile_job
-from tests.spawn import run_ranks
+from meshwright.testing.spawn import run_ranks
 
 RANKS, EACH, TRAINED, LR = 4, 16, 1400, 0.2
 CASES: dict[str, dict[str, Any] | None] = {

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from meshwright.codegen.collectives.comm import Comm, SentCollective
-from meshwright.codegen.lower.local import evaluate, form_of
+from meshwright.codegen.lower.local import form_of
 from meshwright.ir.graph.graph import Arg, Kind, Op, Ref
 from meshwright.ir.graph.graph import Tensor as Value
 from meshwright.ir.graph.images import is_channels_last
 from meshwright.ir.graph.op_site import OpSite
 from meshwright.ir.graph.operators import operator
 from meshwright.ir.layout.layout import RP, Axis, P, Placement, Strategy, parse_strategy
-from meshwright.testing.simulated import coordinates_of, simulate
+from meshwright.testing.simulated import coordinates_of, evaluate, simulate
 from meshwright.testing.whole_values import part as part_on
 
 Where = Mapping[str, int]

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
 
 from meshwright.forms.rows import packed_bits, unpacked_bits
 from meshwright.forms.sync import findings
@@ -20,40 +19,7 @@ from meshwright.planner.problem.problem import make_problem
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.testing.spawn import alone, run_ranks
-
-VOCAB, WIDTH, BATCH, TOKENS, STEPS = 203, 6, 12, 4, 8
-
-
-class Words(nn.Module):
-    """Two tables, of which few rows occur, and a dense rest."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.marks = nn.Embedding(VOCAB, WIDTH, padding_idx=0), nn.Embedding(50, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 8), nn.Linear(8, 3)
-
-    def forward(self, ids: Tensor, others: Tensor, y: Tensor) -> Tensor:
-        x = self.words(ids).mean(1) + self.marks(others)
-        return nn.functional.mse_loss(self.down(torch.tanh(self.up(x))), y)
-
-
-def model() -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return Words().double().train()
-
-
-def batch(step: int) -> tuple[Tensor, ...]:
-    """Few ids, and in the third step one alone; some ranks' samples have rows of padding only."""
-    draw = np.random.default_rng(step)
-    high = 2 if step == 2 else VOCAB
-    ids = draw.integers(0, high, (BATCH, TOKENS))
-    if step == 1:
-        ids[BATCH // 2 :] = 0
-    return (
-        torch.from_numpy(ids), torch.from_numpy(draw.integers(0, 5, (BATCH,))),
-        torch.from_numpy(draw.standard_normal((BATCH, 3))),
-    )  # fmt: skip
+from tests.form_files.words import STEPS, VOCAB, WIDTH, batch, model
 
 
 def plan_of(ranks: int, optimizer: str, form: str, micro: int = 2, **settings: Any) -> Plan:

@@ -14,8 +14,8 @@ from meshwright.planner.bounds.frames import Frame, frames
 from meshwright.planner.bounds.relaxation import Relaxation
 from meshwright.planner.pins.constraints import allowed
 from meshwright.planner.problem.problem import Problem
+from tests.planner.gpus import on_gpus
 from tests.planner.problems import TINY, problem, traced
-from tests.planner.test_bounds_beside import on_gpus
 
 FORMS = tuple(filter(is_exact, chosen()))
 

@@ -19,7 +19,7 @@ from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.problem import make_problem
 from meshwright.planner.search.search import search, search_problem
 from meshwright.profiling.rows import count_rows
-from tests.form_files.test_rows import Words, batch, model
+from tests.form_files.words import Words, batch, model
 
 
 class Tied(nn.Module):

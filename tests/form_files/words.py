@@ -1,0 +1,39 @@
+"""A model of words, of which a batch reads few rows."""
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+VOCAB, WIDTH, BATCH, TOKENS, STEPS = 203, 6, 12, 4, 8
+
+
+class Words(nn.Module):
+    """Two tables, of which few rows occur, and a dense rest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.marks = nn.Embedding(VOCAB, WIDTH, padding_idx=0), nn.Embedding(50, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 8), nn.Linear(8, 3)
+
+    def forward(self, ids: Tensor, others: Tensor, y: Tensor) -> Tensor:
+        x = self.words(ids).mean(1) + self.marks(others)
+        return nn.functional.mse_loss(self.down(torch.tanh(self.up(x))), y)
+
+
+def model() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Words().double().train()
+
+
+def batch(step: int) -> tuple[Tensor, ...]:
+    """Few ids, and in the third step one alone; some ranks' samples have rows of padding only."""
+    draw = np.random.default_rng(step)
+    high = 2 if step == 2 else VOCAB
+    ids = draw.integers(0, high, (BATCH, TOKENS))
+    if step == 1:
+        ids[BATCH // 2 :] = 0
+    return (
+        torch.from_numpy(ids), torch.from_numpy(draw.integers(0, 5, (BATCH,))),
+        torch.from_numpy(draw.standard_normal((BATCH, 3))),
+    )  # fmt: skip
