@@ -12,7 +12,7 @@ EXAMPLES = {
     "pp": 2, "num_microbatches": 4, "dp": 4, "dp_replicate": 2, "dp_shard": 2, "model": 2,
     "cp": 1, "ep": 1, "tp_depth": 1, "tp_row": 1, "tp_col": 1, "tp": 2, "zero": 1, "prefetch": 1,
     "schedule": "gpipe", "recompute": "full", "saved": "offload", "device_type": "t4",
-    "compile": "true", "overlap": "block", "sync": "zero",
+    "compile": "true", "overlap": "block", "sync": "zero", "store": "zero",
     "memory": "60GB", "step": "1.5s", "global_batch_size": 64, "optimizer": "sgd",
     "precision": "fp32", "max_grad_norm": 1, "objective": "memory", "seed": 3,
     "constraints": ["block h.0 on stage 0"], "stages": [{"tp": 2}],
