@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
-from math import inf
+from math import ceil, inf
 from typing import Literal
 
 from meshwright.ir.errors import PlanError
@@ -260,8 +260,7 @@ class Exchange:
         """Of what is waited for in a later step, what is always under way: the same."""
         found = [0.0, 0.0]
         for send in self.lagging:
-            steps = min(1, (send.lag + (send.until > send.at)) / send.every)
-            flying = send.lag + (send.until > send.at) if send.every == 1 else steps
+            flying = ceil((send.lag + (send.until > send.at)) / send.every)
             found[send.of_part] += flying * self.sent(send, 1)
         return found[0], found[1]
 

@@ -48,7 +48,20 @@ class Word:
         return f"must be one of {', '.join(self.words)}, not {str(value)[:SHOWN]!r}", near
 
 
-Known = Mapping[str, Number | Word]
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A name of something of the model."""
+
+    default: str = ""
+
+    def wrong(self, value: Setting) -> tuple[str, Setting] | None:
+        """Returns what is wrong with a value and the nearest legal one; None if it is legal."""
+        if isinstance(value, str):
+            return None
+        return f"must be a name, not {value}", self.default
+
+
+Known = Mapping[str, Number | Word | Text]
 
 
 def wrong_settings(

@@ -7,6 +7,7 @@ from dataclasses import replace
 from meshwright.forms.exchange import Exchange
 from meshwright.forms.sync import exchange_of
 from meshwright.ir.plan.finding import Finding
+from meshwright.ir.plan.parameters import views_of
 from meshwright.ir.plan.plan import Plan, Stage
 from meshwright.ir.plan.schedule import Schedule
 from meshwright.planner.pins.constraints import allowed, pinned
@@ -35,7 +36,7 @@ def depths(constraints: Iterable[Constraint], exchange: Exchange) -> tuple[int, 
 
 def _findings(plan: Plan) -> Iterator[Finding]:
     for i, stage in enumerate(plan.stages):
-        if stage.prefetch > 0 and not exchange_of(stage).fetches_ahead:
+        if stage.prefetch > 0 and not any(exchange_of(v).fetches_ahead for v in views_of(stage)):
             message = f"stage {i}: prefetch {stage.prefetch} has no effect with {stage.sync_form}"
             yield Finding("prefetch", message, "prefetch 0, or zero 3", "warning")
 

@@ -1,13 +1,15 @@
 """Embedding tables of which few rows occur: by forms that send those alone, where `rows` says how
 many there are."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from math import prod
+from typing import cast
 
-from meshwright.forms.sync import for_tables, of_stage
+from meshwright.forms.sync import facts_of_tables, for_tables, of_stage, zero_of_tables
 from meshwright.ir.graph.tables import EmbeddingTable, tables_of
 from meshwright.ir.plan.parameters import as_for
-from meshwright.ir.plan.plan import FormChoice, ParameterChoice, Plan, Setting, Stage
+from meshwright.ir.plan.plan import FormChoice, ParameterChoice, Plan, Setting, Stage, Zero
 from meshwright.planner.pins.parameter_pins import paths_of
 from meshwright.planner.problem.problem import Problem
 from meshwright.planner.search.finish import changed
@@ -16,27 +18,17 @@ from meshwright.planner.search.finish import changed
 def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
     """The plan with one table after another, the largest first, in the form that gains most, as
     long as that gains anything."""
-    if problem.rows is None:
-        return
     best = plan
-    for table in tables_of(problem.graph):
-        distinct = problem.rows.distinct(table.path, table.rows, table.lookups)
-        if distinct is None:
-            continue
+    for table in tables_of(problem.graph) if problem.rows is not None else ():
+        base = best
         for form in for_tables():
-            share = min(1.0, max(distinct / table.rows, 1e-9))
-            settings: dict[str, Setting] = {
-                "rows": float(f"{share:.4g}"),
-                "row_bytes": table.row_bytes,
-            }
-            choice = ParameterChoice(sync=FormChoice(form=form, settings=settings))
             stages = tuple(
-                _with(problem, plan, index, stage, table, choice)
-                for index, stage in enumerate(best.stages)
+                _with(problem, plan, index, stage, table, form)
+                for index, stage in enumerate(base.stages)
             )
-            if stages == best.stages:
+            if stages == base.stages:
                 continue
-            found = changed(problem, best, stages=stages)
+            found = changed(problem, base, stages=stages)
             yield found
             assert found.predicted and best.predicted
             if found.predicted.step_s < best.predicted.step_s:
@@ -44,19 +36,45 @@ def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
 
 
 def _with(
-    problem: Problem,
-    plan: Plan,
-    index: int,
-    stage: Stage,
-    table: EmbeddingTable,
-    choice: ParameterChoice,
+    problem: Problem, plan: Plan, index: int, stage: Stage, table: EmbeddingTable, form: str
 ) -> Stage:
-    """A stage with the choice for a table that it has, if nothing else is said of that."""
+    """A stage with a form for a table that it has, if nothing else is said of that; replicas that
+    hold all may share rows out instead."""
     blocks = plan.stage_blocks(problem.graph, index)
-    if stage.dp == 1 or table.path not in paths_of(problem.graph, blocks):
+    facts = _facts(problem, stage, table)
+    wanted = facts_of_tables(form)
+    if stage.dp == 1 or not all(facts.get(name) for name in wanted):
         return stage
-    if table.path in stage.by_parameter and stage.by_parameter[table.path].sync is None:
+    if table.path in stage.by_parameter or table.path not in paths_of(problem.graph, blocks):
         return stage
-    if any(of_stage(as_for(stage, choice), plan.optimizer)):
-        return stage
-    return replace(stage, by_parameter={**stage.by_parameter, table.path: choice})
+    choice = ParameterChoice(
+        zero=cast(Zero, zero_of_tables(form)),
+        sync=FormChoice(form=form, settings={name: facts[name] for name in wanted}),
+    )
+    said = {**stage.by_parameter, table.path: choice}
+    whole = not stage.is_sharded and not any(c.zero for c in stage.by_parameter.values())
+    shared = {**stage.mesh, "dp_replicate": 1, "dp_shard": prod(_data(stage))}
+    tries = (stage, replace(stage, mesh=shared)) if whole else (stage,)
+    for tried in tries:
+        if not any(of_stage(as_for(tried, choice), plan.optimizer)):
+            return replace(tried, by_parameter=said)
+    return stage
+
+
+def _data(stage: Stage) -> tuple[int, int]:
+    return stage.mesh.get("dp_replicate", 1), stage.mesh.get("dp_shard", 1)
+
+
+def _facts(problem: Problem, stage: Stage, table: EmbeddingTable) -> Mapping[str, Setting]:
+    """What is known of a table, by the names of settings; nothing if its rows were not counted."""
+    assert problem.rows is not None
+    shares = [
+        problem.rows.distinct(table.path, table.rows, -(-table.lookups // parts))
+        for parts in (1, stage.dp)
+    ]
+    if None in shares:
+        return {}
+    every, each = (
+        float(f"{min(1.0, max(found / table.rows, 1e-9)):.4g}") for found in shares if found
+    )
+    return {"rows": every, "rows_each": each, "row_bytes": table.row_bytes, "ids": table.ids}

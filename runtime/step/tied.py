@@ -9,7 +9,8 @@ from torch import Tensor
 
 from meshwright.codegen.lower.stored import stored_splits
 from meshwright.forms.running import Held
-from meshwright.forms.sync import store_of
+from meshwright.forms.sync import exchange_of, store_of
+from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.parameters import stage_for
 from meshwright.ir.plan.plan import Plan
@@ -49,6 +50,7 @@ def _tie(graph: Graph, plan: Plan, name: str, indices: tuple[int, ...]) -> Tie:
     stages = [stage_for(plan.stages[i], path) for i in indices]
     layouts = {
         (s.dp, s.model, s.mesh.get("dp_shard", 1), s.sync_form, store_of(s),
+         "" if exchange_of(s).agrees else str(s.sync),
          frozenset(stored_splits(graph, plan, i, name).items()))
         for i, s in zip(indices, stages, strict=True)
     }  # fmt: skip
@@ -57,6 +59,12 @@ def _tie(graph: Graph, plan: Plan, name: str, indices: tuple[int, ...]) -> Tie:
     if len(layouts) == 1 and apart:
         lines = {tuple(sorted(set(line))) for line in zip(*devices, strict=True)}
         return Tie(name, indices, True, tuple(sorted(lines)))
+    if not all(exchange_of(stage).agrees for stage in stages):
+        raise PlanError(
+            f"stages {', '.join(map(str, indices))} share {path}, and their replicas train alone "
+            "(sync): that takes the same sync, mesh and layout in all of them, on devices of their "
+            "own; nearest is no sync"
+        )
     union = tuple(sorted({rank for line in devices for rank in line}))
     return Tie(name, indices, False, (union,))
 

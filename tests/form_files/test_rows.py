@@ -19,7 +19,7 @@ from meshwright.planner.problem.problem import make_problem
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.testing.spawn import alone, run_ranks
-from tests.form_files.words import STEPS, VOCAB, WIDTH, batch, model
+from tests.form_files.words import STEPS, VOCAB, WIDTH, assert_equal, batch, model, plain
 
 
 def plan_of(ranks: int, optimizer: str, form: str, micro: int = 2, **settings: Any) -> Plan:
@@ -53,29 +53,6 @@ def trained(plan: Plan, lr: float, clip: float | None = None, broken: str = "") 
     state = full_state(job)
     job.close()
     return losses, state
-
-
-def plain(optimizer: str, lr: float, clip: float | None) -> Any:
-    kinds: dict[str, Any] = {
-        "sgd": torch.optim.SGD, "adamw": torch.optim.AdamW, "adagrad": torch.optim.Adagrad
-    }  # fmt: skip
-    own, losses = model(), []
-    stepped = kinds[optimizer](own.parameters(), lr=lr)
-    for step in range(STEPS):
-        stepped.zero_grad()
-        loss = own(*batch(step))
-        loss.backward()
-        if clip:
-            torch.nn.utils.clip_grad_norm_(own.parameters(), clip)
-        stepped.step()
-        losses.append(float(loss.detach()))
-    return losses, {name: x.detach().clone() for name, x in own.named_parameters()}
-
-
-def assert_equal(found: Any, wanted: Any) -> None:
-    assert found[0] == pytest.approx(wanted[0], rel=1e-10)
-    for name, x in wanted[1].items():
-        assert (found[1][name] - x).abs().max() <= 1e-10 * x.abs().max(), name
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,9 @@
 """A model of words, of which a batch reads few rows."""
 
+from typing import Any
+
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -37,3 +40,26 @@ def batch(step: int) -> tuple[Tensor, ...]:
         torch.from_numpy(ids), torch.from_numpy(draw.integers(0, 5, (BATCH,))),
         torch.from_numpy(draw.standard_normal((BATCH, 3))),
     )  # fmt: skip
+
+
+def plain(optimizer: str, lr: float, clip: float | None) -> Any:
+    kinds: dict[str, Any] = {
+        "sgd": torch.optim.SGD, "adamw": torch.optim.AdamW, "adagrad": torch.optim.Adagrad
+    }  # fmt: skip
+    own, losses = model(), []
+    stepped = kinds[optimizer](own.parameters(), lr=lr)
+    for step in range(STEPS):
+        stepped.zero_grad()
+        loss = own(*batch(step))
+        loss.backward()
+        if clip:
+            torch.nn.utils.clip_grad_norm_(own.parameters(), clip)
+        stepped.step()
+        losses.append(float(loss.detach()))
+    return losses, {name: x.detach().clone() for name, x in own.named_parameters()}
+
+
+def assert_equal(found: Any, wanted: Any) -> None:
+    assert found[0] == pytest.approx(wanted[0], rel=1e-10)
+    for name, x in wanted[1].items():
+        assert (found[1][name] - x).abs().max() <= 1e-10 * x.abs().max(), name

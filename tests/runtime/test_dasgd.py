@@ -19,8 +19,11 @@ from meshwright.planner.problem.problem import make_problem
 from meshwright.planner.search.search import search_problem
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
+from meshwright.runtime.job.whole import differing_copies
+from meshwright.testing.models import CASES as MODELS
 from meshwright.testing.spawn import alone, run_ranks
 from tests.form_files.small import Batch, batches, graph, model
+from tests.overlap_plans import planned
 
 STEPS, LR = 9, 0.05
 Found = tuple[list[float], dict[str, Tensor]]
@@ -325,3 +328,68 @@ def test_what_is_hidden_and_what_is_not() -> None:
     assert priced(4, 2, 1e15).prediction.step_s == pytest.approx(alone_s)
     steps = [priced(4, 2, 10.0**rate).prediction.step_s for rate in range(6, 16)]
     assert steps == sorted(steps, reverse=True)
+
+
+def test_stages_of_a_pipeline() -> None:
+    """Two replicas of two stages."""
+    plan = plan_of(4, CASES["corrected"], "adamw", pp=2, dp_replicate=2)
+    wanted = alone(partial(emulated, (2, 2), "adamw", **CASES["corrected"]))
+    assert_equal(run_ranks(4, trained, plan)[0], wanted)
+
+
+def _copies(plans: list[Plan], traced: Any) -> list[tuple[str, ...] | str]:
+    """Of each: parameters of which ranks have different copies once all has settled."""
+    found: list[tuple[str, ...] | str] = []
+    case = MODELS["gpt2"]
+    for plan in plans:
+        try:
+            job = compile_job(
+                case.model(), plan, optimizer="adamw", lr=LR, device="cpu", graph=traced,
+                check=False,
+            )  # fmt: skip
+        except PlanError as error:
+            found.append(str(error))
+            continue
+        for _ in range(5):
+            job.step(case.example(plan.global_batch_size))
+        job.settle()
+        found.append(differing_copies(job, 1e-12))
+        job.close()
+    return found
+
+
+def test_a_parameter_of_two_stages() -> None:
+    """Its copies stay equal, or the plan is refused: sums of its gradients are of one replica."""
+    traced, plan = planned("gpt2", 12, "none", tp=1, pp=2, dp_replicate=2, num_microbatches=2)
+    late = FormChoice(form="dasgd", settings=CASES["corrected"])
+    same = replace(plan, stages=tuple(replace(stage, sync=late) for stage in plan.stages))
+    other = replace(plan, stages=(same.stages[0], plan.stages[1]))
+    copies, said = run_ranks(4, _copies, [same, other], traced)[0]
+    assert copies == () and "share transformer.wte.weight" in said
+
+
+def test_memory_is_what_is_tracked() -> None:
+    plans = [plan_of(2, {**case, "outer_momentum": outer}, "adamw")
+             for case in CASES.values() for outer in (0.0, 0.9)]  # fmt: skip
+    tracked = run_ranks(2, _tracked, plans)
+    for number, plan in enumerate(plans):
+        problem = make_problem(graph(), Cluster.local(2), precision="fp64", optimizer="adamw")
+        found = estimate_all(graph(), problem.cluster, plan, problem.tables).prediction
+        most = max(rank[number] for rank in tracked)
+        assert found.stages[0].memory.tensor_bytes == pytest.approx(most, rel=0.1), number
+
+
+def _tracked(plans: list[Plan]) -> list[int]:
+    """The most bytes of each in a round."""
+    found = []
+    for plan in plans:
+        job, most = job_of(plan), 0
+        for step in range(5):
+            job.step(data(step))
+        for step in range(5, 9):
+            job.track_memory(data(step))
+            assert job.tensor_memory is not None
+            most = max(most, job.tensor_memory.peak_bytes)
+        found.append(most)
+        job.close()
+    return found

@@ -176,9 +176,19 @@ def is_searched(key: str) -> bool:
 @cache
 def for_tables() -> tuple[str, ...]:
     """Lists the exact forms that searches try on embedding tables (`TABLES`)."""
-    return tuple(
-        key for key in chosen() if is_exact(key) and getattr(_FILES.load(key), "TABLES", False)
-    )
+    return tuple(key for key in chosen() if is_exact(key) and facts_of_tables(key))
+
+
+@cache
+def facts_of_tables(key: str) -> tuple[str, ...]:
+    """Lists the settings of a form that are facts of a table (`planner.finishing.tables`)."""
+    return tuple(getattr(_FILES.load(key), "TABLES", ()))
+
+
+@cache
+def zero_of_tables(key: str) -> int:
+    """Returns what of a table is split where a form is chosen for it (`TABLE_ZERO`)."""
+    return int(getattr(_FILES.load(key), "TABLE_ZERO", 0))
 
 
 @cache

@@ -18,8 +18,8 @@ from meshwright.ir.plan.plan import Setting, Stage
 EXACT = True
 SEARCHED = False
 """By searches for whole stages: it is for single parameters."""
-TABLES = True
-"""Searches try it on embedding tables, with `rows` and `row_bytes` as they were counted."""
+TABLES = ("rows", "row_bytes")
+"""Searches try it on embedding tables, with these facts of them as settings."""
 _SETTINGS: Known = {"rows": Number(1.0, 1e-9, 1.0), "row_bytes": Number(256, 1, 2**40)}
 """Share of rows that any replica has; bytes of a row."""
 

@@ -1,0 +1,205 @@
+"""Rows at their owners: equal to one process, whatever is known of the next batch."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from meshwright.forms.sync import findings
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.errors import PlanError
+from meshwright.ir.plan.plan import FormChoice, ParameterChoice, Plan
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.problem import make_problem
+from meshwright.runtime.checkpoint.export import full_state
+from meshwright.runtime.job.compile import compile as compile_job
+from meshwright.testing.spawn import alone, run_ranks
+from tests.form_files.words import STEPS, VOCAB, WIDTH, assert_equal, batch, model, plain
+
+IDS = {"words.weight": "0", "marks.weight": "1"}
+
+
+def plan_of(ranks: int, optimizer: str, zero: int = 1, micro: int = 2, **sizes: int) -> Plan:
+    problem = make_problem(
+        trace(model(), batch(0)), Cluster.local(ranks), precision="fp64", optimizer=optimizer
+    )
+    sizes = sizes or {"dp_shard": ranks}
+    choice = uniform_choice(problem, num_microbatches=micro, zero=zero, **sizes)
+    plan = build_plan(problem, choice, predict=False)
+    said = {
+        path: ParameterChoice(zero=1, sync=FormChoice(form="owned_rows", settings={"ids": ids}))
+        for path, ids in IDS.items()
+    }
+    return replace(plan, stages=(replace(plan.stages[0], by_parameter=said),))
+
+
+def job_of(plan: Plan, **more: Any) -> Any:
+    return compile_job(
+        model(), plan, optimizer=plan.optimizer, lr=0.05, device="cpu", example_inputs=batch(0),
+        **{"check": False, **more},
+    )  # fmt: skip
+
+
+def trained(
+    plan: Plan, known: str = "all", clip: float | None = None, broken: str = ""
+) -> tuple[list[float], dict[str, Any]]:
+    job, losses = job_of(plan, max_grad_norm=clip), []
+    for step in range(STEPS):
+        if broken and step == 3:
+            job.save(broken)
+            job.close()
+            job = job_of(plan, max_grad_norm=clip)
+            job.load(broken)
+        told = known == "all" or (known == "some" and step % 2)
+        after = batch(step + 1) if told and step + 1 < STEPS else None
+        losses.append(float(job.step(batch(step), next_batch=after)))
+        if known == "read":
+            full_state(job)
+            job.eval(batch(0))
+    state = full_state(job)
+    job.close()
+    return losses, state
+
+
+@pytest.mark.parametrize("known", ["all", "none", "some", "read"])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_training_is_that_of_one_process(known: str, optimizer: str) -> None:
+    """With decay and moments of rows that do not occur; also where somebody looks at parameters."""
+    found = run_ranks(2, trained, plan_of(2, optimizer), known)[0]
+    assert_equal(found, alone(plain, optimizer, 0.05, None))
+
+
+@pytest.mark.parametrize(("ranks", "zero"), [(3, 1), (4, 3), (5, 2)])
+def test_uneven_tables_and_shares_beside_each_level(ranks: int, zero: int) -> None:
+    """203 and 50 rows over ranks, clipped by the norm of all."""
+    plan = plan_of(ranks, "adamw", zero=zero)
+    assert not list(findings(plan))
+    found = run_ranks(ranks, trained, plan, "all", 0.3)[0]
+    assert_equal(found, alone(plain, "adamw", 0.05, 0.3))
+
+
+def test_copies_of_owners() -> None:
+    plan = plan_of(4, "adamw", dp_replicate=2, dp_shard=2)
+    found = run_ranks(4, trained, plan, "all", 0.3)[0]
+    assert_equal(found, alone(plain, "adamw", 0.05, 0.3))
+
+
+def test_a_checkpoint_does_not_know_of_it(tmp_path: Any) -> None:
+    found = run_ranks(2, trained, plan_of(2, "adamw"), "all", None, str(tmp_path / "kept"))[0]
+    assert_equal(found, alone(plain, "adamw", 0.05, None))
+
+
+def _accumulated(plan: Plan) -> list[float]:
+    job, losses = job_of(plan), []
+    for step in range(0, STEPS, 2):
+        first = job.accumulate(batch(step), next_batch=batch(step + 1))
+        after = batch(step + 2) if step + 2 < STEPS else None
+        second = job.accumulate(batch(step + 1), next_batch=after)
+        job.apply(0.5)
+        losses += [float(first), float(second)]
+    job.close()
+    return losses
+
+
+def _accumulated_plain() -> list[float]:
+    own, losses = model(), []
+    stepped = torch.optim.AdamW(own.parameters(), lr=0.05)
+    for step in range(0, STEPS, 2):
+        stepped.zero_grad()
+        for number in (step, step + 1):
+            loss = own(*batch(number))
+            (loss / 2).backward()
+            losses.append(float(loss.detach()))
+        stepped.step()
+    return losses
+
+
+def test_accumulated_batches() -> None:
+    found = run_ranks(2, _accumulated, plan_of(2, "adamw"))[0]
+    assert found == pytest.approx(alone(_accumulated_plain), rel=1e-10)
+
+
+def _sent(plan: Plan) -> list[dict[str, int]]:
+    """Bytes by purpose of this rank's tables in each step."""
+    job, found = job_of(plan), []
+    collective = job.recorder.collective
+    for step in range(4):
+        seen = {"gradients": 0, "parameters": 0}
+
+        def noted(what: Any, seen: dict[str, int] = seen) -> Any:
+            if what.primitive == "all_to_all":
+                seen[what.purpose] += what.nbytes
+            return collective(what)
+
+        job.recorder.collective = noted  # type: ignore[method-assign]
+        job.step(batch(step), next_batch=batch(step + 1))
+        found.append(dict(seen))
+    job.close()
+    return found
+
+
+def test_what_goes_is_the_rows_that_occur() -> None:
+    """Distinct ones, with their numbers: of each rank's samples for gradients, of its next batch
+    for parameters, where what others ask for goes out."""
+    ranks = 2
+    found = run_ranks(ranks, _sent, plan_of(ranks, "sgd"))
+    for step in range(1, 4):
+        rows = {"gradients": 0, "parameters": 0}
+        for table in (0, 1):
+            for rank in range(ranks):
+                own = _samples(batch(step)[table], rank)
+                coming = _samples(batch(step + 1)[table], rank)
+                ids = set(own.unique().tolist()) - ({0} if table == 0 else set())
+                rows["gradients"] += len(ids)
+                rows["parameters"] += len(coming.unique())
+        for purpose, count in rows.items():
+            wanted = count * (WIDTH * 8 + 8) + 2 * ranks * ranks * 8
+            assert sum(each[step][purpose] for each in found) == wanted, (step, purpose)
+    assert VOCAB * WIDTH * 8 > 4 * max(each[1]["gradients"] for each in found)
+
+
+def _samples(x: Any, rank: int) -> Any:
+    """This rank's of two micro-batches, half of each."""
+    first, second = x.chunk(2)
+    return torch.cat([first.chunk(2)[rank], second.chunk(2)[rank]])
+
+
+def _lied(plan: Plan) -> str:
+    job = job_of(plan)
+    job.step(batch(0), next_batch=batch(2))
+    try:
+        job.step(batch(1))
+    except PlanError as error:
+        return str(error)
+    return ""
+
+
+def test_a_batch_that_was_not_announced_is_refused() -> None:
+    assert all(
+        "not the one that next_batch said" in said
+        for said in run_ranks(2, _lied, plan_of(2, "sgd"))
+    )
+
+
+def test_the_self_check_takes_it() -> None:
+    assert run_ranks(2, _checked, plan_of(2, "adamw"))[0]
+
+
+def _checked(plan: Plan) -> bool:
+    job = job_of(plan, check=True)
+    done = job.checked is not None and not any("the plan" in each for each in job.checked.unchecked)
+    job.close()
+    return done
+
+
+def test_what_cannot_be_is_refused() -> None:
+    plan = plan_of(2, "sgd", dp_replicate=2, zero=0)
+    found = list(findings(plan))
+    assert "dp_shard, which is 1" in found[0].message and "dp_shard 2" in found[0].nearest
+    own = ParameterChoice(zero=0, sync=FormChoice(form="owned_rows", settings={"ids": 3}))
+    plan = plan_of(2, "sgd")
+    plan = replace(plan, stages=(replace(plan.stages[0], by_parameter={"words.weight": own}),))
+    said = " ".join(finding.message for finding in findings(plan))
+    assert "ids must be a name" in said and "zero is 0" in said
