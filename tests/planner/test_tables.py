@@ -16,8 +16,6 @@ from meshwright.ir.graph.tables import tables_of
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.profile.row_counts import RowCounts
 from meshwright.ir.trace.trace import trace
-from meshwright.planner.finishing.tables import variants
-from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
 from meshwright.planner.search.search import search, search_problem
 from meshwright.profiling.rows import count_rows
@@ -134,58 +132,6 @@ def test_search_sends_the_rows_that_occur() -> None:
     assert choice.sync.form == "owned_rows" and distinct
     assert choice.sync.settings["rows_each"] == pytest.approx(distinct / 200_000, rel=1e-3)
     assert choice.sync.settings["ids"] == "0"
-
-
-def _bytes(ranks: int, rows: int, row: int, union: float, each: float) -> dict[str, float]:
-    """Of one rank in a step, by the formulas of each form."""
-    others = (ranks - 1) / ranks
-    return {
-        "": 2 * others * rows * row,
-        "packed_rows": 2 * others * (union * row + rows / 8),
-        "owned_rows": 2 * others * each * (row + 8),
-    }
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_the_form_is_the_one_that_sends_least(seed: int) -> None:
-    """On a wire so slow that nothing else counts; forms that send nearly as much are not told
-    apart."""
-    draw = np.random.default_rng(seed)
-    rows, width = int(draw.integers(1_000, 60_000)), int(draw.integers(1, 64))
-    ranks, samples = int(draw.choice([2, 4, 8])), 8 * int(draw.integers(1, 400))
-    counts = RowCounts(zipf=float(draw.uniform(0.3, 1.6)))
-
-    class One(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.words, self.out = nn.Embedding(rows, width), nn.Linear(width, 1)
-
-        def forward(self, ids: Tensor) -> Tensor:
-            return self.out(self.words(ids)).mean()
-
-    cluster = Cluster.preset("v100-16", num_nodes=ranks, devices_per_node=1)
-    assert cluster.between_nodes
-    wire = replace(
-        cluster.between_nodes, bandwidth_bytes_per_s=1e5, latency_s=0.0, launch_s=0.0, curves=()
-    )
-    problem = make_problem(
-        trace(One(), (torch.zeros(samples, dtype=torch.int64),)),
-        replace(cluster, between_nodes=wire), precision="fp32", optimizer="sgd", rows=counts,
-    )  # fmt: skip
-    plan = build_plan(problem, uniform_choice(problem, dp_replicate=ranks))
-    steps = {"": plan.predicted.step_s} if plan.predicted else {}
-    for variant in variants(problem, plan):
-        assert variant.predicted
-        choice = variant.stages[0].by_parameter["words.weight"]
-        assert choice.sync
-        steps[choice.sync.form] = variant.predicted.step_s
-    union = counts.distinct("words", rows, samples)
-    each = counts.distinct("words", rows, samples // ranks)
-    assert union and each
-    sent = _bytes(ranks, rows, 4 * width, union, each)
-    assert set(steps) == set(sent)
-    best = min(steps, key=steps.__getitem__)
-    assert sent[best] <= 1.02 * min(sent.values()), (steps, sent)
 
 
 def test_the_facade_takes_a_file(tmp_path: Path) -> None:
