@@ -19,6 +19,7 @@ from meshwright.codegen.lower.program import Call, StageProgram
 from meshwright.codegen.passes.halves import add
 from meshwright.forms.retention import decided, retention
 from meshwright.forms.running import SyncRun
+from meshwright.ir.errors import PlanError
 from meshwright.runtime.stage.chain import Chain, ChainBlock, Gate, chains_of
 from meshwright.runtime.stage.keeping import FormRuns, Keeper, Script
 from meshwright.runtime.stage.split import WeightWork, backward_input
@@ -199,6 +200,11 @@ class StageModule(nn.Module):
         if not call.whole or tape.whole:
             return False
         form = decided(retention(call.whole), call.block, "")
+        if form.build is not None:
+            raise PlanError(
+                f"retention {call.whole} decides for all of {call.block} as one on a form of what "
+                "single ops make; nearest is 'full', or 'keep'"
+            )
         if form.again:
             tape.again.add(index)
         return form.again

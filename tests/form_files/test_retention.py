@@ -319,3 +319,17 @@ def test_recompute_is_short_for_a_form() -> None:
 def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
     done = in_folder(tmp_path / "none", "import meshwright.forms.retention")
     assert "MESHWRIGHT_RETENTION" in done.stderr
+
+
+def test_a_block_as_one_cannot_be_held_as_single_ops_are(tmp_path: Path) -> None:
+    """Who decides on a form for what ops make is told so, and nothing is simply kept."""
+    text = WHOLE_IN_TURNS.replace('("keep", "full")', '("offload", "full")')
+    (tmp_path / "mine_odd.py").write_text(text)
+    script = f"""
+from pathlib import Path
+from tests.form_files.small import search_and_run
+search_and_run(Path({str(tmp_path)!r}), ("saved=mine_odd", "dp=2"), optimizer="sgd")
+"""
+    done = in_folder(tmp_path, script)
+    assert done.returncode and "decides for all of" in done.stderr, done.stderr[-2000:]
+    assert "nearest is 'full', or 'keep'" in done.stderr
