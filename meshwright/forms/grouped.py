@@ -111,6 +111,10 @@ class GroupedRun(SyncRun):
         for run in self._runs:
             run.settle()
 
+    @property
+    def kept(self) -> list[Tensor]:
+        return [x for run in self._runs for x in run.kept]
+
     def state(self) -> SyncState:
         return {
             f"{number}.{key}": value

@@ -220,6 +220,11 @@ class SyncRun:
     def settle(self) -> None:
         """Parameters are about to be read other than by a call: all are to have their values."""
 
+    @property
+    def kept(self) -> list[Tensor]:
+        """What the form has of earlier steps, for whoever counts memory."""
+        return []
+
     def state(self) -> SyncState:
         """What the form keeps of this rank from one step to the next, for a checkpoint; all is
         settled. Nothing is changed in it later."""

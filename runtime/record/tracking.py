@@ -64,6 +64,8 @@ def _label(tracker: TensorTracker, parts: RankParts, optimizer: torch.optim.Opti
     tracker.label("parameters", _parameters(parts))
     tracker.label("gradients", _gradients(parts))
     tracker.label("optimizer", optimizer_tensors(optimizer))
+    # As in predictions.
+    tracker.label("gradients", [x for stage in parts.stages.values() for x in stage.sync.kept])
 
 
 def _parameters(parts: RankParts) -> list[Tensor]:

@@ -89,7 +89,13 @@ def describe(
         what="parameters", primitive=Primitive.ALL_REDUCE, axis="dp_replicate", unit="bucket",
         at=Event.UPDATED, until=Event.UPDATED, lag=rounds.delay, every=rounds.every, of_part=part,
     )  # fmt: skip
-    return replace(inner, rows=(*rows, *([kept] if copies else []), average), agrees=False)
+    found = [*rows, average]
+    if copies:
+        found.append(kept)
+    if not rounds.delay:
+        found.append(Hold(kind="communication", unit="bucket", since=Event.UPDATED,
+                          until=Event.UPDATED, whole=1 - part, part=int(part)))  # fmt: skip
+    return replace(inner, rows=tuple(found), agrees=False)
 
 
 def check(stage: Stage) -> Iterator[tuple[str, str]]:
@@ -321,6 +327,13 @@ class _Alone(SyncRun):
             self._own = None
             self._inner.written()
 
+    @property
+    def kept(self) -> list[Tensor]:
+        found = list(self._own or ())
+        for one in self._fragments:
+            found += [*one.snapshot, *one.average, *(one.anchor or ()), *(one.momentum or ())]
+        return found
+
     def state(self) -> SyncState:
         if not self._steps:
             return {}
@@ -357,18 +370,16 @@ def _listed(name: str, tensors: Sequence[Tensor], state: SyncState) -> list[Tens
 def _outer_step(
     fragment: _Fragment, average: Sequence[Tensor], lr: float, momentum: float
 ) -> list[Tensor]:
-    """Where the round leads: from its beginning along what replicas changed, on average."""
+    """Where the round leads: from its beginning along what replicas changed, on average. One tensor
+    after another, so that little is held beside them."""
     assert fragment.anchor is not None
-    moved = [a - x for a, x in zip(fragment.anchor, average, strict=True)]
     if fragment.momentum is None:
-        fragment.momentum = [torch.zeros_like(x) for x in moved]
-    for speed, change in zip(fragment.momentum, moved, strict=True):
-        speed.mul_(momentum).add_(change)
-    fragment.anchor = [
-        a - lr * (change + momentum * speed)
-        for a, change, speed in zip(fragment.anchor, moved, fragment.momentum, strict=True)
-    ]
-    return [x.clone() for x in fragment.anchor]
+        fragment.momentum = [torch.zeros_like(x) for x in fragment.anchor]
+    for begun, speed, x in zip(fragment.anchor, fragment.momentum, average, strict=True):
+        moved = begun - x
+        speed.mul_(momentum).add_(moved)
+        begun.sub_(moved.add_(speed, alpha=momentum), alpha=lr)
+    return fragment.anchor
 
 
 def _split(tensors: Sequence[Tensor], parts: int) -> list[list[Tensor]]:

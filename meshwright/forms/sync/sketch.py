@@ -145,6 +145,10 @@ class _Sketched(MarkedRows):
         super().finish()
         self._steps += 1
 
+    @property
+    def kept(self) -> list[Tensor]:
+        return list(self._lost.values())
+
     def state(self) -> SyncState:
         lost = {f"lost {i}": x.clone() for i, x in self._lost.items()}
         return {"steps": self._steps, **lost} if self._steps else {}
