@@ -74,7 +74,9 @@ class MarkedRows(SyncRun):
     def _sent(self, index: int) -> Tensor:
         """What this replica has of a gradient."""
         x = self._slots[index].whole
-        return torch.zeros_like(x, requires_grad=False) if x.grad is None else x.grad
+        if x.grad is None:
+            x.grad = torch.zeros_like(x, requires_grad=False)
+        return x.grad
 
     def _coded(self, index: int, gradient: Tensor, union: Tensor) -> Tensor:
         """What is summed over replicas, of the rows that any of them has."""
@@ -82,12 +84,8 @@ class MarkedRows(SyncRun):
 
     def _arrived(self, index: int, union: Tensor | None, found: Tensor) -> None:
         """The sum over replicas of a parameter has come."""
-        x = self._slots[index].whole
-        if union is None:
-            x.grad = found
-            return
-        whole = torch.zeros_like(x, requires_grad=False)
-        x.grad = whole.index_copy_(0, union, found)
+        if union is not None:  # of other rows there is nothing on any replica
+            self._sent(index).index_copy_(0, union, found)
 
 
 def has_rows(x: Tensor) -> bool:

@@ -112,11 +112,16 @@ class _Sketched(MarkedRows):
         self._steps = 0
         self._lost: dict[int, Tensor] = {}
         """Of each gradient, what earlier steps did not send."""
+        self._added = set[int]()
+        """Gradients of this step to which that was added."""
         self._hashes: dict[int, Hashes] = {}
 
     def _sent(self, index: int) -> Tensor:
         gradient = super()._sent(index)
-        return gradient + self._lost[index] if index in self._lost else gradient
+        if index in self._lost and index not in self._added:
+            gradient += self._lost[index]
+            self._added.add(index)
+        return gradient
 
     def _coded(self, index: int, gradient: Tensor, union: Tensor) -> Tensor:
         values = gradient.index_select(0, union).flatten()
@@ -127,8 +132,9 @@ class _Sketched(MarkedRows):
             return values
         coded = hashes.coded(values)
         kept = values - hashes.shrink * hashes.decoded(coded)
-        lost = torch.zeros_like(gradient)
-        self._lost[index] = lost.index_copy_(0, union, kept.view(-1, *gradient.shape[1:]))
+        if index not in self._lost:
+            self._lost[index] = torch.zeros_like(gradient)
+        self._lost[index].zero_().index_copy_(0, union, kept.view(-1, *gradient.shape[1:]))
         self._hashes[index] = hashes
         return coded
 
@@ -143,6 +149,7 @@ class _Sketched(MarkedRows):
 
     def finish(self) -> None:
         super().finish()
+        self._added.clear()
         self._steps += 1
 
     @property
