@@ -5,7 +5,7 @@ live as the stage's exchange says: from the first backward of a step or always, 
 packed in flat tensors that live until they have arrived, gathered while a block runs.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil
@@ -293,28 +293,32 @@ class StageMemory:
         groups = [
             _Gradients(group, self._part, self._scattering, first, last) for group in self.groups
         ]
+        one = groups[0] if len(groups) == 1 else None
         for index in range(len(self.blocks) - 1, -1, -1):
             block = self.blocks[index]
-            arriving, gathered = ahead[index] if ahead else (0, 0)
+            gathered = 0
             if ahead:
-                before = sum([group.gradients for group in groups])
-                moving = sum([group.moving for group in groups])
-                found.append((before, -freed, arriving + moving, 0))
-            for group in groups:
-                group.add(index)
-            workspace = max([group.workspace(index, block.workspace) for group in groups])
-            found.append((
-                sum([group.gradients for group in groups]), -freed,
-                gathered + sum([group.moving for group in groups]), workspace,
-            ))  # fmt: skip
+                arriving, gathered = ahead[index]
+                whole, moving = (one.gradients, one.moving) if one else _sum(groups)
+                found.append((whole, -freed, arriving + moving, 0))
+            if one:
+                workspace = one.run(index, block.workspace)
+                whole, moving = one.gradients, one.moving
+            else:
+                workspace = max([group.run(index, block.workspace) for group in groups])
+                whole, moving = _sum(groups)
+            found.append((whole, -freed, gathered + moving, workspace))
             freed += block.saved
             for group in groups:
-                for _ in group.sent(index):
-                    found.append((
-                        sum([group.gradients for group in groups]), -freed,
-                        sum([group.moving for group in groups]), 0,
-                    ))  # fmt: skip
+                if index in group.going:
+                    for _ in group.sent(index):
+                        found.append((_sum(groups)[0], -freed, _sum(groups)[1], 0))
         return found
+
+
+def _sum(groups: "Sequence[_Gradients]") -> tuple[int, int]:
+    """Of all: whole gradients, and what is on its way."""
+    return sum([group.gradients for group in groups]), sum([group.moving for group in groups])
 
 
 class _Gradients:
@@ -334,35 +338,34 @@ class _Gradients:
         self._every = bool(exchange.every_backward)
         """They go after every backward, so that there are none to which to add."""
         self._grows = self._every or (first and not exchange.sums_into_zeros)
-        self._goes = self._every or (last and exchange.packs)
+        goes = self._every or (last and exchange.packs)
+        self.going: Mapping[int, list[int]] = group.complete if goes else {}
+        """Block -> bytes of each bucket that goes after it."""
         self._newest = self._before = self._arrived = 0
         self.gradients = 0
         """Whole ones that are there now, beside those that were before."""
-
-    @property
-    def moving(self) -> int:
+        self.moving = 0
         """On the way, or arrived while others are."""
-        return self._arrived + self._scattering(self._newest) + self._scattering(self._before)
 
-    def add(self, index: int) -> None:
-        """A block runs."""
+    def run(self, index: int, nbytes: int) -> int:
+        """A block that needs so much beside what it saved; what it needs in all: more, where
+        gradients are added to those that are there. The op that makes the largest gradient is taken
+        to have half of the most that any op of the block has."""
         if self._grows:
             self.gradients += self._group.gradients[index]
-
-    def workspace(self, index: int, nbytes: int) -> int:
-        """Of a block that needs so much beside what it saved: more, where gradients are added to
-        those that are there. The op that makes the largest gradient is taken to have half of the
-        most that any op of the block has."""
-        if self._grows:
             return nbytes
-        return max(nbytes, nbytes // 2 + self._group.largest[index])
+        more = nbytes // 2 + self._group.largest[index]
+        return more if more > nbytes else nbytes
 
     def sent(self, index: int) -> Iterator[None]:
         """A block has run: each time, something has been packed and goes."""
-        sizes = self._group.complete.get(index, ()) if self._goes else ()
-        for nbytes in [sum(sizes)] if self._every and sizes else sizes:
+        sizes = self.going[index]
+        for nbytes in [sum(sizes)] if self._every else sizes:
             self._arrived += 0 if self._every else self._part(self._before)
             self._before, self._newest = self._newest, nbytes
+            self.moving = (
+                self._arrived + self._scattering(self._newest) + self._scattering(self._before)
+            )
             yield
             self.gradients -= self.gradients if self._every else nbytes
 

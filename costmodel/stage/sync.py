@@ -152,11 +152,12 @@ class Sync:
         made: dict[object, list[Step]] = {}
         reduced: dict[object, list[Step]] = {}
         gathers = [own.steps(-1) for own in self.gathers if own.backward]
+        alike = self._unadded(0, last) if len(self.groups) == 1 else None
         for index in range(len(self.blocks) - 1, -1, -1):
             for own in gathers:
                 found += own[index]
             block = self.blocks[index]
-            unadded = self._unadded(index, last)
+            unadded = self._unadded(index, last) if alike is None else alike
             if (id(block), unadded) not in made:
                 made[id(block), unadded] = with_neighbours(
                     self._block_backward(block, inputs, weights, unadded)

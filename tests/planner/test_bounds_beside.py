@@ -37,7 +37,7 @@ def plans(asked: Problem) -> Iterator[Plan]:
     every = [choice for frame in frames(asked) for choice in choices.of(frame)]
     for choice in every[:: max(1, len(every) // FEW)]:
         plan = build_plan(asked, obey(asked, choice))
-        for found in (plan, *variants("overlap", asked, plan), *variants("compiled", asked, plan)):
+        for found in (plan, *variants("overlap", asked, plan), *variants("compile", asked, plan)):
             if not excess_bytes(asked, found):
                 yield found
 

@@ -40,7 +40,7 @@ def test_texts(text: str, choice: ParameterChoice) -> None:
         ("parameters head.* zreo=0", "nearest is 'zero'"),
         ("parameters head.* zero=4", "zero must be 0 or 1 or 2 or 3; nearest is"),
         ("parameters head.* zero=1,zero=2", "said twice"),
-        ("parameters head.* sync=deer", "sync must be dear; nearest is 'dear'"),
+        ("parameters head.* sync=deer", "or sketch; nearest is 'dear'"),
         ("parameters head.* sync=dear,zero=3", "goes with zero=0 or zero=1"),
         ("parameters head.* update=adamv", "nearest is 'adam"),
         ("parameters head.* store=host", "store must be left out"),

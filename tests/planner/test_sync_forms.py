@@ -148,10 +148,12 @@ def test_a_form_that_changes_what_is_computed_is_left_to_the_user(
 ) -> None:
     monkeypatch.setattr(dear, "EXACT", False)
     sync.is_exact.cache_clear()
+    sync.is_searched.cache_clear()
     try:
         free, asked = (search_problem(slow(*pins)) for pins in ((), ("sync=dear",)))
     finally:
         sync.is_exact.cache_clear()
+        sync.is_searched.cache_clear()
     assert free.stages[0].sync is None and free.evidence and free.evidence.gap is not None
     assert asked.stages[0].sync == FormChoice(form="dear"), "settings are not changed either"
 
