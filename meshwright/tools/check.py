@@ -7,6 +7,7 @@ from pathlib import Path
 
 from meshwright.forms.retention import findings as retention_findings
 from meshwright.forms.sync import findings as sync_findings
+from meshwright.forms.sync import table_findings
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
@@ -67,6 +68,8 @@ def check_plan(
         *sync_findings(plan),
         *(f for d in in_order() if d.findings is not None for f in d.findings(plan)),
     ]  # fmt: skip
+    if graph is not None and not any(f.severity == "error" for f in findings):
+        findings += table_findings(plan, graph)
     legal = not any(f.severity == "error" and f.rule not in ("hash", "memory") for f in findings)
     if graph is None or cluster is None or not legal:
         doubts = (*_unpriced(plan), *_versions(plan), *_other_profile(plan, profile))

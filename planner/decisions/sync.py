@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from meshwright.forms.sync import chosen, suits
+from meshwright.forms.sync import pinnable, suits
 from meshwright.ir.plan.plan import FormChoice, Stage
 from meshwright.ir.plan.schedule import Schedule
 from meshwright.planner.pins.decision import Decision, Machinery
@@ -23,13 +23,13 @@ def _admits(pin: Pin, stage: Stage) -> bool:
 def _apply(stage: Stage, value: Value, table: Callable[[], Schedule]) -> Stage:
     """Where there are replicas and it goes with their zero."""
     form = str(value)
-    if form not in chosen() or stage.dp == 1 or not suits(form, stage.zero):
+    if form not in pinnable() or stage.dp == 1 or not suits(form, stage.zero):
         return stage
     return replace(stage, sync=FormChoice(form=form))
 
 
 DECISION = Decision(
-    words=(_AS_ZERO, *chosen()),
+    words=(_AS_ZERO, *pinnable()),
     scope="plan",
     read=lambda plan, stage: _form(stage),
     admits=_admits,

@@ -96,7 +96,7 @@ def _legal(key: str) -> tuple[str, ...]:
         case "zero":
             return ("0", "1", "2", "3")
         case "sync":
-            return sync.chosen()
+            return sync.pinnable()
         case "store":
             return storage.choosable()
         case _:

@@ -12,7 +12,7 @@ from meshwright.codegen.lower.program import StageProgram
 from meshwright.forms.grouped import run_of
 from meshwright.forms.retention import check as check_retention
 from meshwright.forms.running import Held, Lines, Peers
-from meshwright.forms.sync import check
+from meshwright.forms.sync import check, check_tables
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.placed import used_at
 from meshwright.ir.plan.plan import Plan
@@ -88,6 +88,7 @@ def build_rank(
     which tensors they have. In a dry run nobody else is there (`shared` is False)."""
     check(plan)
     check_retention(plan)
+    check_tables(plan, graph)
     ties = find_ties(graph, plan)
     recorder = Recorder(device)
     groups = make_groups(plan, rank, tuple(line for tie in ties for line in tie.groups))

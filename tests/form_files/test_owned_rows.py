@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from meshwright.forms.sync import findings
+from meshwright.forms.sync import check_tables, findings, table_findings
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan.plan import FormChoice, ParameterChoice, Plan
@@ -192,6 +193,39 @@ def _checked(plan: Plan) -> bool:
     done = job.checked is not None and not any("the plan" in each for each in job.checked.unchecked)
     job.close()
     return done
+
+
+class Tied(nn.Module):
+    """A table that the output layer reads too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(30, 4), nn.Linear(4, 30, bias=False)
+        self.out.weight = self.words.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(self.out(self.words(ids)), ids)
+
+
+@pytest.mark.parametrize(
+    ("ids", "tied", "near"),
+    [("1", False, "ids '0'"), ("", False, "ids '0'"), ("0", True, "read otherwise too")],
+)
+def test_rows_that_no_input_names_are_never_old(ids: str, tied: bool, near: str) -> None:
+    """A wrong input, or a table of which all rows are read: refused, by the check and the job."""
+    own = Tied().double() if tied else model()
+    example = (torch.arange(8),) if tied else batch(0)
+    traced = trace(own, example)
+    problem = make_problem(traced, Cluster.local(2), precision="fp64", optimizer="sgd")
+    plan = build_plan(problem, uniform_choice(problem, dp_shard=2, zero=1), predict=False)
+    form = FormChoice(form="owned_rows", settings={"ids": ids})
+    said = {"words.weight": ParameterChoice(zero=1, sync=form)}
+    plan = replace(plan, stages=(replace(plan.stages[0], by_parameter=said),))
+    (finding,) = table_findings(plan, traced)
+    assert "others are read" in finding.message and near in finding.nearest
+    with pytest.raises(PlanError, match="others are read"):
+        check_tables(plan, traced)
+    assert not list(table_findings(plan_of(2, "sgd"), trace(model(), batch(0))))
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from meshwright.forms.exchange import Event, Exchange, Hold, Send
+from meshwright.forms.exchange import Event, Exchange, Hold, Rewrite, Send
 from meshwright.forms.flat import chunk_rows, frozen, held_whole, sum_over_copies, trainable
 from meshwright.forms.running import (
     Held,
@@ -59,6 +59,8 @@ def describe(
             Hold(kind="optimizer", since=Event.BEGIN, until=Event.NEXT_BEGIN, part=1),
             Hold(kind="gradients", since=Event.AFTER_BACKWARD, until=Event.NEXT_BEGIN, whole=1),
             Hold(kind="gradients", since=Event.END, until=Event.NEXT_BEGIN, part=1),
+            # Rows are looked for in the whole gradient.
+            Rewrite(what="gradients", unit="bucket", at=Event.UPDATED, moved=1.0),
             Send(what="gradients", at=Event.END, until=Event.END, **way),  # type: ignore[arg-type]
             Send(what="gradients", primitive=Primitive.ALL_REDUCE, axis="dp_replicate",
                  unit="bucket", at=Event.END, until=Event.END, of_part=True),

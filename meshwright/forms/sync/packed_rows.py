@@ -8,7 +8,7 @@ on which rows have anything, a bit each, and then sum those rows. It pays for pa
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from meshwright.forms.exchange import Event, Exchange, Hold, Send
+from meshwright.forms.exchange import Event, Exchange, Hold, Rewrite, Send
 from meshwright.forms.rows import MarkedRows
 from meshwright.forms.running import Lines, ParameterStore, Slot, SyncRun
 from meshwright.forms.settings import FormSettings, Known, Number, wrong_settings
@@ -35,6 +35,8 @@ def describe(
             Hold(kind="optimizer", since=Event.BEGIN, until=Event.NEXT_BEGIN, whole=1),
             Hold(kind="gradients", since=Event.AFTER_BACKWARD, until=Event.NEXT_BEGIN, whole=1),
             Hold(kind="communication", unit="bucket", since=Event.END, until=Event.END, whole=1),
+            # Rows are looked for in the whole gradient.
+            Rewrite(what="gradients", unit="bucket", at=Event.UPDATED, moved=1.0),
             Send(what="gradients", primitive=Primitive.ALL_REDUCE, axis="dp", unit="bucket",
                  at=Event.END, until=Event.END, share="rows"),
         ),

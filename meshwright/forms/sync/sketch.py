@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from meshwright.forms.exchange import Event, Exchange, Hold, Send
+from meshwright.forms.exchange import Event, Exchange, Hold, Rewrite, Send
 from meshwright.forms.rows import MarkedRows
 from meshwright.forms.running import Lines, ParameterStore, Slot, SyncRun, SyncState
 from meshwright.forms.settings import FormSettings, Known, Number, wrong_settings
@@ -45,6 +45,8 @@ def describe(
             Hold(kind="gradients", since=Event.AFTER_BACKWARD, until=Event.NEXT_BEGIN, whole=1),
             Hold(kind="kept", since=Event.BEGIN, until=Event.NEXT_BEGIN, whole=1),
             Hold(kind="communication", unit="bucket", since=Event.END, until=Event.END, whole=1),
+            # Rows are looked for in the whole gradient.
+            Rewrite(what="gradients", unit="bucket", at=Event.UPDATED, moved=1.0),
             Send(what="gradients", primitive=Primitive.ALL_REDUCE, axis="dp", unit="bucket",
                  at=Event.END, until=Event.END, share="cells"),
         ),
