@@ -298,6 +298,19 @@ def test_parameters_are_stepped_as_their_patterns_say(tmp_path: Path) -> None:
             assert (state[name] - x).abs().max() <= 1e-10 * x.abs().max(), name
 
 
+def test_stages_that_share_a_parameter_step_it_alike() -> None:
+    """Else its copies would part."""
+    traced, plan = planned("gpt2", 12, "none", tp=1, pp=2, dp_shard=2, zero=1, num_microbatches=2)
+    own = ParameterChoice(zero=1, update="sgd")
+    first = replace(plan.stages[0], by_parameter={"transformer.wte.weight": own})
+    (said,) = (f for f in replace(plan, stages=(first, plan.stages[1])).verify(traced)
+               if f.severity == "error")  # fmt: skip
+    assert "share transformer.wte.weight" in said.message and "update sgd in both" in said.nearest
+    second = replace(plan.stages[1], by_parameter={"transformer.wte.weight": own})
+    both = replace(plan, stages=(first, second))
+    assert not [f for f in both.verify(traced) if f.severity == "error"]
+
+
 def test_steps_are_priced_by_their_optimizers() -> None:
     """Bytes of state are those of each; seconds lie between those of one alone and the other."""
     made = problem()

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
 from meshwright.forms.rows import packed_bits, unpacked_bits
 from meshwright.forms.sync import findings
@@ -166,3 +167,43 @@ def test_what_cannot_be_is_refused(
     stage = replace(plan.stages[0], by_parameter={"words.weight": own})
     (finding,) = (f for f in findings(replace(plan, stages=(stage,))) if f.severity == "error")
     assert said in finding.message, finding
+
+
+class Pulled(nn.Module):
+    """Rows of a table that every step pulls in the same direction, whatever they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(30, 8)
+        self.register_buffer("pull", torch.linspace(-1, 1, 8, dtype=torch.float64))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return (self.words(ids) * self.pull).sum(-1).mean()
+
+
+def _pulled(steps: int) -> Tensor:
+    """How far rows have come after so many steps, relative to where plain training leads."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        own = Pulled().double()
+    ids = torch.arange(20)
+    problem = make_problem(trace(own, (ids,)), Cluster.local(2), precision="fp64", optimizer="sgd")
+    plan = build_plan(problem, uniform_choice(problem, dp_replicate=2), predict=False)
+    form = ParameterChoice(sync=FormChoice(form="sketch", settings={"cells": 0.25}))
+    stage = replace(plan.stages[0], by_parameter={"words.weight": form})
+    job = compile_job(own, replace(plan, stages=(stage,)), optimizer="sgd", lr=1.0, device="cpu",
+                      check=False, example_inputs=(ids,))  # fmt: skip
+    before = own.words.weight.detach().clone()
+    for _ in range(steps):
+        job.step((ids,))
+    job.sync_to()
+    job.close()
+    moved = (own.words.weight.detach() - before)[:20]
+    return moved / (-steps * own.pull / 20)
+
+
+def test_feedback_makes_up_for_what_estimates_lose() -> None:
+    """With a quarter of the cells an estimate is shrunk to a quarter; fed back, the mean over many
+    steps is whole."""
+    found = run_ranks(2, _pulled, 120)[0]
+    assert float(found.mean()) == pytest.approx(1.0, abs=0.1)
