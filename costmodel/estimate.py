@@ -32,7 +32,8 @@ from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.layout.layout import Partial, parse_strategy
-from meshwright.ir.plan.plan import Plan, Prediction, StagePrediction
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.plan.predicted import Prediction, StagePrediction
 
 
 @dataclass(frozen=True, slots=True)

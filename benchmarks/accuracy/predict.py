@@ -5,7 +5,8 @@ from datetime import UTC, datetime
 
 from benchmarks.accuracy.data import Predicted
 from meshwright.costmodel.estimate import estimate
-from meshwright.ir.plan.plan import Breakdown, Plan
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.plan.predicted import Breakdown
 from meshwright.planner.problem.problem import Problem
 
 

@@ -9,7 +9,7 @@ from meshwright.costmodel.simulate.compiled_schedule import Table
 from meshwright.costmodel.simulate.simulate import StageTimes
 from meshwright.costmodel.simulate.step import StepTimes
 from meshwright.ir.cluster.device import LINK_BAND
-from meshwright.ir.plan.plan import Breakdown
+from meshwright.ir.plan.predicted import Breakdown
 
 Seconds = dict[str, float]
 """By category."""

@@ -9,8 +9,9 @@ from typing import Literal
 from meshwright.costmodel.simulate.replay import replay
 from meshwright.costmodel.simulate.timeline import Timeline
 from meshwright.ir.errors import MismatchError, PlanError
-from meshwright.ir.plan.plan import Plan, RankMemory
+from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.plan_io import older_hash
+from meshwright.ir.plan.predicted import RankMemory
 from meshwright.ir.plan.schedule import Work
 from meshwright.ir.plan.verify import check
 from meshwright.ir.profile.measured import CollectiveMeasured, KernelMeasured, Measured, Phase

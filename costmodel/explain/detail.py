@@ -25,7 +25,8 @@ from meshwright.ir.plan.detail import (
     StageDetail,
     StageTraffic,
 )
-from meshwright.ir.plan.plan import Breakdown, Plan, param_key
+from meshwright.ir.plan.plan import Plan, param_key
+from meshwright.ir.plan.predicted import Breakdown
 
 KIND_NAMES = {F: "F", B: "B", I: "I", W: "W", B + LAST: "B last", W + LAST: "W last",
               K: "K", R: "R", B + HELD: "B held", I + HELD: "I held",

@@ -10,7 +10,8 @@ from meshwright.costmodel.stage.placement import StageCosts, axis_ranks
 from meshwright.costmodel.stage.stage_model import StageModel
 from meshwright.ir.cluster.device import DeviceType
 from meshwright.ir.graph.graph import Graph, Kind
-from meshwright.ir.plan.plan import Plan, RankMemory
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.plan.predicted import RankMemory
 
 
 def rank_memories(

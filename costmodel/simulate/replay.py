@@ -16,7 +16,8 @@ from meshwright.costmodel.simulate.timeline import Timeline
 from meshwright.costmodel.stage.program import Program, run
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan.detail import Detail, Moving, RankDetail, StageDetail
-from meshwright.ir.plan.plan import Plan, Prediction, StagePrediction
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.plan.predicted import Prediction, StagePrediction
 from meshwright.ir.plan.verify import check
 
 _CODES = {name: kind for kind, name in KIND_NAMES.items()}

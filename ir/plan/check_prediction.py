@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from meshwright.ir.plan.detail import Detail, StageDetail
-from meshwright.ir.plan.plan import Breakdown, Plan, Prediction
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.plan.predicted import Breakdown, Prediction
 from meshwright.ir.plan.schedule import EARLY, Schedule, Work
 
 _BACKWARDS = ("B", "B first", "B last", "B first last")

@@ -11,7 +11,8 @@ from rich.text import Text
 
 from meshwright.ir.plan.beside import bounded
 from meshwright.ir.plan.detail import StageTraffic
-from meshwright.ir.plan.plan import Evidence, Plan, Prediction, Stage
+from meshwright.ir.plan.plan import Plan, Stage
+from meshwright.ir.plan.predicted import Evidence, Prediction
 from meshwright.ir.text.terminal import Terminal
 
 MEMORY_CATEGORIES = {

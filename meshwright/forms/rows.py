@@ -6,12 +6,32 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from meshwright.forms.exchange import Event, Exchange, Hold, Rewrite, Row, Send
 from meshwright.forms.flat import held_whole, trainable
 from meshwright.forms.running import Lines, Samples, Slot, SyncRun
 from meshwright.ir.comm.collective import What
 from meshwright.ir.comm.p2p_collectives import Waitable
+from meshwright.ir.layout.conversions import Primitive
 
 _BITS = 8
+
+
+def exchange_of_rows(share: float, *more: Row) -> Exchange:
+    """Returns what a form does that sums rows that any replica has, so large a share of the whole,
+    and holds `more`."""
+    return Exchange(
+        (
+            Hold(kind="optimizer", since=Event.BEGIN, until=Event.NEXT_BEGIN, whole=1),
+            Hold(kind="gradients", since=Event.AFTER_BACKWARD, until=Event.NEXT_BEGIN, whole=1),
+            Hold(kind="communication", unit="bucket", since=Event.END, until=Event.END, whole=1),
+            # Rows are looked for in the whole gradient.
+            Rewrite(what="gradients", unit="bucket", at=Event.UPDATED, moved=1.0),
+            Send(what="gradients", primitive=Primitive.ALL_REDUCE, axis="dp", unit="bucket",
+                 at=Event.END, until=Event.END, share="rows"),
+            *more,
+        ),
+        stated={"rows": share},
+    )  # fmt: skip
 
 
 class MarkedRows(SyncRun):

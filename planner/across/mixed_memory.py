@@ -8,7 +8,8 @@ from meshwright.costmodel.memory.rank_memory import rank_memories
 from meshwright.costmodel.simulate.compiled_schedule import table_of
 from meshwright.costmodel.stage.placement import StageCosts, stage_costs
 from meshwright.costmodel.stage.stage_model import stage_model
-from meshwright.ir.plan.plan import Plan, RankMemory, Stage
+from meshwright.ir.plan.plan import Plan, Stage
+from meshwright.ir.plan.predicted import RankMemory
 from meshwright.planner.problem.problem import Problem
 
 

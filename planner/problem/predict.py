@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from meshwright.costmodel.estimate import estimate
 from meshwright.costmodel.explain.detail import detail_of
-from meshwright.ir.plan.plan import Plan, Prediction
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.plan.predicted import Prediction
 from meshwright.planner.across.mixed_memory import is_mixed, tightest
 from meshwright.planner.pins.constraints import memory_cap
 from meshwright.planner.problem.problem import Problem

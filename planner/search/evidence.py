@@ -4,8 +4,9 @@ from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 
 from meshwright.ir.plan.beside import blocks_wait, chooses_sync, waits_for_collectives
-from meshwright.ir.plan.plan import Evidence, Plan
+from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.plan_io import rehash
+from meshwright.ir.plan.predicted import Evidence
 from meshwright.ir.plan.schedule import says_when_to_recompute
 from meshwright.planner.across.run_classes import DEEP
 from meshwright.planner.bounds.bound import lower_bound

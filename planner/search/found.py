@@ -5,7 +5,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from meshwright.forms.retention import check as check_retention
-from meshwright.ir.plan.plan import Improvement, Plan
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.plan.predicted import Improvement
 from meshwright.ir.plan.verify import check
 from meshwright.planner.pins.known import machinery
 from meshwright.planner.problem.problem import Problem

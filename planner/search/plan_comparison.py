@@ -1,6 +1,7 @@
 """Why a plan lost against another, and plans in a few words."""
 
-from meshwright.ir.plan.plan import MODEL_AXES, Alternative, ModelMesh, Plan
+from meshwright.ir.plan.plan import MODEL_AXES, ModelMesh, Plan
+from meshwright.ir.plan.predicted import Alternative
 from meshwright.ir.plan.show import seconds, size
 from meshwright.planner.pins.known import in_order
 

@@ -12,7 +12,8 @@ from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import Infeasible, PlanError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.beside import waits_for_collectives
-from meshwright.ir.plan.plan import Improvement, Plan
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.plan.predicted import Improvement
 from meshwright.ir.plan.verify import check
 from meshwright.ir.profile.row_counts import RowCounts
 from meshwright.ir.trace.trace import trace

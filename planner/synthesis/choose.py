@@ -6,7 +6,8 @@ from dataclasses import replace
 from meshwright.costmodel.estimate import Estimate, estimate_all
 from meshwright.costmodel.stage.placement import step_cores
 from meshwright.ir.errors import Infeasible
-from meshwright.ir.plan.plan import Plan, RankMemory, ScheduleTable
+from meshwright.ir.plan.plan import Plan, ScheduleTable
+from meshwright.ir.plan.predicted import RankMemory
 from meshwright.ir.plan.schedule import Schedule, halves_backwards, says_when_to_recompute
 from meshwright.planner.pins.constraints import allowed
 from meshwright.planner.problem.predict import excess_bytes, predict_plan

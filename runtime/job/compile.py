@@ -6,7 +6,6 @@ import torch
 from torch import nn
 
 from meshwright.codegen.lower.lower import lower
-from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.heap import give_back_freed_memory
 from meshwright.ir.placed import used
@@ -32,7 +31,7 @@ from meshwright.runtime.record.run_dir import begin
 from meshwright.runtime.step.batch import as_batch
 from meshwright.runtime.step.finite import Policy, check_policy
 from meshwright.runtime.step.optimizer import OptimizerChoice, make_optimizer
-from meshwright.runtime.step.planned_updates import PlannedUpdates, planned_choice
+from meshwright.runtime.step.planned_updates import check_planned, planned_choice
 from meshwright.runtime.step.regrouping import Retuning
 from meshwright.runtime.step.updates import FormOptimizer
 from meshwright.runtime.step.user_groups import UserGroups
@@ -89,13 +88,8 @@ def compile(
     check_identity(identity(plan, graph, tune))
     check_compiler(plan, chosen.type)
     programs = lower(graph, plan, rank())
-    planned = planned_choice(plan)
-    if optimizer and isinstance(planned, PlannedUpdates):
-        raise PlanError(
-            "the plan says how single parameters are stepped (by_parameter ... update): pass no "
-            "optimizer, or a plan without that"
-        )
-    chosen_optimizer = optimizer or planned
+    chosen_optimizer = optimizer or planned_choice(plan)
+    check_planned(plan, optimizer)
     checking = Checking.of(
         model, plan, graph, loss_fn, example_inputs, chosen_optimizer, lr, chosen
     ) if wanted(check) else None  # fmt: skip

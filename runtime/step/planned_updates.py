@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from meshwright.forms.updates import update
+from meshwright.ir.errors import PlanError
 from meshwright.ir.plan.parameters import choice_of
 from meshwright.ir.plan.plan import ParameterChoice, Plan
 
@@ -51,6 +52,16 @@ def planned_choice(plan: Plan) -> str | PlannedUpdates:
     if any(choice.update for own in said for choice in own.values()):
         return PlannedUpdates(plan.optimizer, said)
     return plan.optimizer
+
+
+def check_planned(plan: Plan, given: object | None) -> None:
+    """PlanError if the user brings an optimizer, and the plan says how some parameters are
+    stepped."""
+    if given and isinstance(planned_choice(plan), PlannedUpdates):
+        raise PlanError(
+            "the plan says how single parameters are stepped (by_parameter ... update): pass no "
+            "optimizer, or a plan without that"
+        )
 
 
 class JoinedOptimizers(torch.optim.Optimizer):

@@ -20,7 +20,8 @@ from meshwright.forms.sync import exchange
 from meshwright.ir.cluster.cluster import Cluster, Node
 from meshwright.ir.errors import PlanError
 from meshwright.ir.layout.conversions import Primitive
-from meshwright.ir.plan.plan import Breakdown, Plan, Prediction
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.plan.predicted import Breakdown, Prediction
 from meshwright.ir.presets import DEVICES, LINKS
 from tests.costmodel.models import BATCH, HIDDEN, WIDTH, mlp, plan
 

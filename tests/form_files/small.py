@@ -123,3 +123,19 @@ def search_and_run(folder: Path, pins: tuple[str, ...], **settings: Any) -> dict
     assert checked.fresh.predicted.step_s == plan.predicted.step_s
     assert plan.evidence and plan.evidence.bound_s <= plan.predicted.step_s
     return {"plan": plan, "difference": difference(plan)}
+
+
+def tracked(plans: list[Plan]) -> list[int]:
+    """The most bytes of each in the third step."""
+    found = []
+    for plan in plans:
+        job = compile_job(
+            model(), plan, graph=graph(), optimizer=plan.optimizer, lr=LR, device="cpu", check=False
+        )
+        for batch in batches()[:2]:
+            job.step(batch)
+        job.track_memory(batches()[2])
+        assert job.tensor_memory is not None
+        found.append(job.tensor_memory.peak_bytes)
+        job.close()
+    return found

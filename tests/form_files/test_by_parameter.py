@@ -28,7 +28,7 @@ from meshwright.testing.equality import check_each_equal
 from meshwright.testing.models import CASES
 from meshwright.testing.spawn import alone, run_ranks
 from meshwright.tools.dry.run import dry_run
-from tests.form_files.small import batches, difference, graph, model
+from tests.form_files.small import batches, difference, graph, model, tracked
 from tests.overlap_plans import planned
 
 WHOLE, PART, HALF, FULL = (ParameterChoice(zero=zero) for zero in (0, 1, 2, 3))
@@ -101,26 +101,10 @@ def test_beside_other_axes(more: dict[str, int]) -> None:
         assert each.worst_of_both <= 1e-9, str(each)
 
 
-def _tracked(plans: list[Plan]) -> list[int]:
-    """The most bytes of each in the third step."""
-    found = []
-    for plan in plans:
-        job = compile_job(
-            model(), plan, graph=graph(), optimizer="adamw", device="cpu", check=False
-        )
-        for batch in batches()[:2]:
-            job.step(batch)
-        job.track_memory(batches()[2])
-        assert job.tensor_memory is not None
-        found.append(job.tensor_memory.peak_bytes)
-        job.close()
-    return found
-
-
 def test_memory_is_what_is_tracked() -> None:
     made = problem()
     plans = [plan_of(said, made, dp_shard=2) for said in MIXED.values()]
-    counted = run_ranks(2, _tracked, plans)
+    counted = run_ranks(2, tracked, plans)
     for number, plan in enumerate(plans):
         predicted = estimate_all(graph(), made.cluster, plan, made.tables).prediction
         most = max(rank[number] for rank in counted)
@@ -377,7 +361,7 @@ from meshwright.ir.plan.plan import FormChoice, ParameterChoice
 from meshwright.ir.plan.plan_io import dumps, loads
 from meshwright.costmodel.estimate import estimate_all
 from tests.form_files.test_by_parameter import plan_of, problem
-from tests.form_files.small import batches, difference, graph, model
+from tests.form_files.small import batches, difference, graph, model, tracked
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.testing.spawn import alone, run_ranks
 

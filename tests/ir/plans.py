@@ -11,12 +11,10 @@ from meshwright.ir.plan.plan import (
     InputSpec,
     ModelId,
     Plan,
-    Prediction,
-    RankMemory,
     ScheduleTable,
     Stage,
-    StagePrediction,
 )
+from meshwright.ir.plan.predicted import Prediction, RankMemory, StagePrediction
 
 CLUSTER = Cluster.preset("a100-40", num_nodes=1, devices_per_node=4)
 

@@ -16,13 +16,12 @@ from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.placed_kernels import put_in
 from meshwright.planner.problem.predict import predict_plan
 from meshwright.planner.problem.problem import make_problem
-from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.testing.equality import check_each_equal
 from meshwright.testing.models import CASES
 from meshwright.testing.spawn import run_ranks
 from meshwright.tools.dry.run import dry_run
 from tests.form_files.policies import policy
-from tests.form_files.small import batches, difference, graph, model
+from tests.form_files.small import difference, graph, tracked
 from tests.overlap_plans import planned
 from tests.runtime.fused_graphs import graph_of
 
@@ -126,23 +125,6 @@ def sized() -> list[Plan]:
         sync = FormChoice(form="dear", settings={"bucket_bytes": nbytes, "ahead": 1})
         plan = replace(plan, stages=(replace(plan.stages[0], sync=sync),))
         found.append(replace(plan, predicted=predict_plan(problem, plan)))
-    return found
-
-
-def tracked(plans: list[Plan]) -> list[int]:
-    """The most bytes of each in the third step."""
-    found = []
-    for plan in plans:
-        job = compile_job(
-            model(), plan, graph=graph(), optimizer=plan.optimizer, lr=0.01, device="cpu",
-            check=False,
-        )  # fmt: skip
-        for batch in batches()[:2]:
-            job.step(batch)
-        job.track_memory(batches()[2])
-        assert job.tensor_memory is not None
-        found.append(job.tensor_memory.peak_bytes)
-        job.close()
     return found
 
 

@@ -8,11 +8,10 @@ on which rows have anything, a bit each, and then sum those rows. It pays for pa
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from meshwright.forms.exchange import Event, Exchange, Hold, Rewrite, Send
-from meshwright.forms.rows import MarkedRows
+from meshwright.forms.exchange import Exchange
+from meshwright.forms.rows import MarkedRows, exchange_of_rows
 from meshwright.forms.running import Lines, ParameterStore, Slot, SyncRun
 from meshwright.forms.settings import FormSettings, Known, Number, wrong_settings
-from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.plan.plan import Setting, Stage
 
 EXACT = True
@@ -30,18 +29,7 @@ def describe(
     """Returns what is held and sent; a bit for each row goes with the rows."""
     told = FormSettings(_SETTINGS, settings)
     share = told.number("rows") + 1 / (8 * told.whole("row_bytes"))
-    return Exchange(
-        (
-            Hold(kind="optimizer", since=Event.BEGIN, until=Event.NEXT_BEGIN, whole=1),
-            Hold(kind="gradients", since=Event.AFTER_BACKWARD, until=Event.NEXT_BEGIN, whole=1),
-            Hold(kind="communication", unit="bucket", since=Event.END, until=Event.END, whole=1),
-            # Rows are looked for in the whole gradient.
-            Rewrite(what="gradients", unit="bucket", at=Event.UPDATED, moved=1.0),
-            Send(what="gradients", primitive=Primitive.ALL_REDUCE, axis="dp", unit="bucket",
-                 at=Event.END, until=Event.END, share="rows"),
-        ),
-        stated={"rows": share},
-    )  # fmt: skip
+    return exchange_of_rows(share)
 
 
 def check(stage: Stage) -> Iterator[tuple[str, str]]:

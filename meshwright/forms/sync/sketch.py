@@ -12,11 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from meshwright.forms.exchange import Event, Exchange, Hold, Rewrite, Send
-from meshwright.forms.rows import MarkedRows
+from meshwright.forms.exchange import Event, Exchange, Hold
+from meshwright.forms.rows import MarkedRows, exchange_of_rows
 from meshwright.forms.running import Lines, ParameterStore, Slot, SyncRun, SyncState
 from meshwright.forms.settings import FormSettings, Known, Number, wrong_settings
-from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.plan.plan import Setting, Stage
 
 EXACT = False
@@ -39,19 +38,8 @@ def describe(
     """Returns what is held and sent, and what was lost, which is kept."""
     told = FormSettings(_SETTINGS, settings)
     share = told.number("rows") * told.number("cells")
-    return Exchange(
-        (
-            Hold(kind="optimizer", since=Event.BEGIN, until=Event.NEXT_BEGIN, whole=1),
-            Hold(kind="gradients", since=Event.AFTER_BACKWARD, until=Event.NEXT_BEGIN, whole=1),
-            Hold(kind="kept", since=Event.BEGIN, until=Event.NEXT_BEGIN, whole=1),
-            Hold(kind="communication", unit="bucket", since=Event.END, until=Event.END, whole=1),
-            # Rows are looked for in the whole gradient.
-            Rewrite(what="gradients", unit="bucket", at=Event.UPDATED, moved=1.0),
-            Send(what="gradients", primitive=Primitive.ALL_REDUCE, axis="dp", unit="bucket",
-                 at=Event.END, until=Event.END, share="cells"),
-        ),
-        stated={"cells": share},
-    )  # fmt: skip
+    lost = Hold(kind="kept", since=Event.BEGIN, until=Event.NEXT_BEGIN, whole=1)
+    return exchange_of_rows(share, lost)
 
 
 def check(stage: Stage) -> Iterator[tuple[str, str]]:

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from meshwright.ir.plan.plan import Plan, RankMemory
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.plan.predicted import RankMemory
 from meshwright.ir.plan.show import SHARES
 
 Unit = Literal["s", "bytes", "samples/s"]

@@ -6,7 +6,8 @@ from functools import cached_property
 
 from meshwright.costmodel.memory.memory_timeline import held_stages
 from meshwright.costmodel.simulate.replay import Replay, replay
-from meshwright.ir.plan.plan import Plan, RankMemory
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.plan.predicted import RankMemory
 from meshwright.ir.plan.schedule import FORWARDS, Work
 from meshwright.tools.report.ranks import rank_rows
 

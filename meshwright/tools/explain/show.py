@@ -7,7 +7,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from meshwright.ir.plan.plan import Alternative, Plan, RankMemory
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.plan.predicted import Alternative, RankMemory
 from meshwright.ir.plan.show import MEMORY_CATEGORIES, SHARES, STYLE, ranges, seconds, size
 from meshwright.tools.explain.answers import Answer
 from meshwright.tools.explain.binding import Sentence, binding, levers

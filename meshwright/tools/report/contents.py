@@ -6,7 +6,8 @@ from typing import Any
 from meshwright.costmodel.explain.compare import check_run
 from meshwright.costmodel.simulate.replay import replay
 from meshwright.ir.plan.beside import bounded
-from meshwright.ir.plan.plan import Evidence, Plan
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.plan.predicted import Evidence
 from meshwright.ir.profile.measured import Measured
 from meshwright.tools.report.measured_rows import measured_rows
 from meshwright.tools.report.memory_rows import memory_groups

@@ -5,7 +5,7 @@ from typing import Any
 
 from meshwright.costmodel.memory.memory_timeline import Point, held_stages
 from meshwright.costmodel.simulate.replay import Replay
-from meshwright.ir.plan.plan import RankMemory
+from meshwright.ir.plan.predicted import RankMemory
 from meshwright.tools.report.timeline_rows import TICKS
 
 CURVES = 64

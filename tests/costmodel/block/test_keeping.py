@@ -23,7 +23,8 @@ from meshwright.ir import presets
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import Graph
-from meshwright.ir.plan.plan import Plan, Prediction
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.plan.predicted import Prediction
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import Problem, make_problem

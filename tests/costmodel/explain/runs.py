@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
-from meshwright.ir.plan.plan import Plan, Prediction, RankMemory, StagePrediction
+from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.plan_io import rehash
+from meshwright.ir.plan.predicted import Prediction, RankMemory, StagePrediction
 from meshwright.ir.plan.schedule import Work
 from meshwright.ir.profile.measured import (
     ActionMeasured,

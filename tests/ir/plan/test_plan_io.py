@@ -10,7 +10,8 @@ import pytest
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Fusion, Missed
 from meshwright.ir.plan import plan_io
-from meshwright.ir.plan.plan import Evidence, Plan
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.plan.predicted import Evidence
 from meshwright.ir.text.canonical import format_json
 from tests.ir.plans import plan
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from meshwright.ir.errors import PlanError
-from meshwright.ir.plan.plan import Alternative, Breakdown, Evidence, ProfileId
+from meshwright.ir.plan.plan import ProfileId
+from meshwright.ir.plan.predicted import Alternative, Breakdown, Evidence
 from meshwright.ir.plan.show import seconds, size, to_text
 from tests.ir.plans import plan, prediction
 from tests.tools.report.plans import many_ranks, piped

@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from meshwright.ir.plan.plan import Breakdown, Plan
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.plan.predicted import Breakdown
 from meshwright.planner.search.plan_comparison import alternative, parts_of
 from tests.ir.plans import plan, prediction
 

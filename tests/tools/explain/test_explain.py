@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.ir.plan.plan import Alternative, FormChoice
+from meshwright.ir.plan.plan import FormChoice
+from meshwright.ir.plan.predicted import Alternative
 from meshwright.ir.plan.show import printed
 from meshwright.tools.explain.binding import FULL, binding, levers
 from meshwright.tools.explain.facts import Facts

@@ -12,18 +12,13 @@ from meshwright.ir.plan.detail import (
     StageDetail,
     StageTraffic,
 )
-from meshwright.ir.plan.plan import (
+from meshwright.ir.plan.plan import BlockLayout, ClusterId, ModelId, Plan, ScheduleTable, Stage
+from meshwright.ir.plan.predicted import (
     Alternative,
-    BlockLayout,
-    ClusterId,
     Evidence,
     Improvement,
-    ModelId,
-    Plan,
     Prediction,
     RankMemory,
-    ScheduleTable,
-    Stage,
     StagePrediction,
 )
 from meshwright.planner.schedules.one_f_one_b import schedule
