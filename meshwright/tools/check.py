@@ -7,7 +7,7 @@ from pathlib import Path
 
 from meshwright.forms.retention import findings as retention_findings
 from meshwright.forms.sync import findings as sync_findings
-from meshwright.forms.sync import table_findings
+from meshwright.forms.sync import given_up, table_findings
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
@@ -65,7 +65,7 @@ def check_plan(
         return read
     findings = [
         *read.findings, *retention_findings(plan), *verify(plan, graph, cluster),
-        *sync_findings(plan),
+        *sync_findings(plan), *_unsaid(plan),
         *(f for d in in_order() if d.findings is not None for f in d.findings(plan)),
     ]  # fmt: skip
     if graph is not None and not any(f.severity == "error" for f in findings):
@@ -92,12 +92,23 @@ def price(plan: Plan, graph: Graph, cluster: Cluster, profile: Profile | None) -
         graph, cluster, optimizer=plan.optimizer, precision=plan.precision,
         max_grad_norm=plan.max_grad_norm, profile=profile,
     )  # fmt: skip
-    priced = replace(plan, predicted=predict_plan(problem, plan), profile=profile_id(problem))
+    priced = replace(
+        plan, predicted=predict_plan(problem, plan), profile=profile_id(problem),
+        gives_up=given_up(plan),
+    )  # fmt: skip
     return plan_io.rehash(in_detail(problem, priced))
 
 
 def _memory(fresh: Plan, cluster: Cluster) -> Iterator[Finding]:
     yield from (f for f in verify(fresh, None, cluster) if f.rule == "memory")
+
+
+def _unsaid(plan: Plan) -> Iterator[Finding]:
+    """What of plain training an edited plan changes, and does not say so."""
+    for what in given_up(plan):
+        if what not in plan.gives_up:
+            message = f"the plan does not say what it gives up: {what}"
+            yield Finding("gives_up", message, "check it with --model and --cluster", "warning")
 
 
 def _unpriced(plan: Plan) -> Iterator[Finding]:

@@ -14,6 +14,7 @@ from meshwright.forms.sync import changes, findings, is_exact
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan.plan import FormChoice, Plan
+from meshwright.ir.plan.plan_io import rehash
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
 from meshwright.planner.search.search import search_problem
@@ -22,6 +23,7 @@ from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.job.whole import differing_copies
 from meshwright.testing.models import CASES as MODELS
 from meshwright.testing.spawn import alone, run_ranks
+from meshwright.tools.check import Checked, check_plan
 from tests.form_files.small import Batch, batches, graph, model
 from tests.overlap_plans import planned
 
@@ -299,6 +301,17 @@ def test_search_takes_it_only_where_it_is_allowed() -> None:
     assert found(allow=("delayed",), max_grad_norm=1.0).stages[0].sync_form != "dasgd"
     with pytest.raises(PlanError, match="nearest is 'delayed'"):
         found(allow=("dealyed",))
+
+
+def test_an_edited_plan_is_told_what_it_gives_up() -> None:
+    """And says so once it has been checked with its model and cluster."""
+    plan = rehash(replace(plan_of(2, {}), gives_up=()))
+    checked = check_plan(Checked(plan, ()), graph(), Cluster.local(2))
+    (said,) = (finding for finding in checked.findings if finding.rule == "gives_up")
+    assert said.severity == "warning" and "replicas train alone" in said.message
+    assert checked.fresh and "replicas train alone" in checked.fresh.gives_up[0]
+    again = check_plan(Checked(checked.fresh, ()), graph(), Cluster.local(2))
+    assert not [finding for finding in again.findings if finding.rule == "gives_up"]
 
 
 def test_what_is_hidden_and_what_is_not() -> None:

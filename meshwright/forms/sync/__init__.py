@@ -162,7 +162,8 @@ def gives_up(key: str) -> str:
 def given_up(plan: Plan) -> tuple[str, ...]:
     """Returns what of plain training a plan changes, in words."""
     forms = {view.sync_form for stage in plan.stages for view in views_of(stage) if view.dp > 1}
-    return tuple(f"{form}: {gives_up(form)}" for form in sorted(forms) if gives_up(form))
+    known = sorted(forms & set(chosen()))
+    return tuple(f"{form}: {gives_up(form)}" for form in known if gives_up(form))
 
 
 @cache
