@@ -34,19 +34,26 @@ def step_rank(plan: Plan, short: Plan, graph: Graph, group: RankClass) -> Tensor
         )
         optimizer = make_optimizer(planned_choice(plan), parts.held, None, torch.nn.Module())
         batch = _batch(plan, short)
-        with tracking(parts, optimizer, batch.values()) as found:
-            end = StepEnd(parts, optimizer, CPU, plan.world_size)
-            _step(plan, short, graph, parts, batch, end)
-            if not parts.is_settled:
-                # A step begins with what the one before has left to it.
-                _step(plan, short, graph, parts, batch, end)
-        memory = found[0]
+        end = StepEnd(parts, optimizer, CPU, plan.world_size)
+        memory = _tracked(plan, short, graph, parts, batch, end)
+        if optimizer.state or not parts.is_settled:
+            # The optimizer now has its state, and a step begins with what the one before has left.
+            memory = _tracked(plan, short, graph, parts, batch, end)
     left_out = sum(_nbytes(x) for x in _batch_specs(plan)) - sum(x.nbytes for x in batch.values())
     return replace(
         memory,
         peak_bytes=memory.peak_bytes + left_out,
         inputs_bytes=memory.inputs_bytes + left_out,
     )
+
+
+def _tracked(
+    plan: Plan, short: Plan, graph: Graph, parts: RankParts, batch: Mapping[str, Tensor],
+    end: StepEnd,
+) -> TensorMemory:  # fmt: skip
+    with tracking(parts, end.optimizer, batch.values()) as found:
+        _step(plan, short, graph, parts, batch, end)
+    return found[0]
 
 
 def _weights(graph: Graph) -> dict[str, Tensor]:
