@@ -22,7 +22,7 @@ from meshwright.runtime.check.data import batch_of, first_samples
 from meshwright.runtime.check.difference import TensorDifference
 from meshwright.runtime.check.model import SAMPLES, check_model, repeats
 from meshwright.runtime.check.plain import Reference, Uncheckable
-from meshwright.runtime.check.undisturbed import same_draws
+from meshwright.runtime.check.undisturbed import give_back, same_draws
 from meshwright.runtime.job.weights import model_tensors
 from meshwright.runtime.step.batch import as_batch
 from meshwright.runtime.step.optimizer import OptimizerChoice
@@ -102,6 +102,7 @@ class Checking:
             with same_draws(self.device):
                 self._plan(job)
         self.reference = None
+        give_back(job)
         self.seconds += time.perf_counter() - start
         if self.why_not:
             self.unchecked.append(f"the plan ({self.why_not})")

@@ -4,9 +4,7 @@ The kernel is asked for pages at the peak and wherever a hole does not fit; both
 and the order of the tensors, so it is the model's own blocks that run.
 """
 
-import ctypes
 import gc
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +15,7 @@ from meshwright.codegen.lower.lower import lower
 from meshwright.codegen.lower.stage_context import where
 from meshwright.forms.running import Held
 from meshwright.ir.graph.graph import Graph
+from meshwright.ir.heap import give_back_freed_memory
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.profile.profile import MemoryRecord
 from meshwright.ir.torch_private import on_gradient, watching
@@ -100,8 +99,7 @@ def _begin(device: torch.device) -> int:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return torch.cuda.memory_reserved(device)
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).malloc_trim(0)
+    give_back_freed_memory()
     return reset_peak()
 
 

@@ -1,6 +1,7 @@
 """`compile` compares a step with plain PyTorch: what it catches, what it says, what it leaves."""
 
 import random
+import sys
 from dataclasses import replace
 from functools import cache
 from unittest.mock import patch
@@ -12,6 +13,7 @@ from torch import nn
 from meshwright.codegen.collectives.comm import Comm
 from meshwright.codegen.one_process import run_local
 from meshwright.ir.errors import CheckFailed, MeshwrightError
+from meshwright.ir.heap import keep_freed_memory
 from meshwright.ir.plan import plan_io
 from meshwright.runtime.check import model as model_check
 from meshwright.runtime.check import run
@@ -297,3 +299,32 @@ def test_a_large_model_is_checked_cut_and_what_is_not_checked_is_said(capfd):
     assert "program of one rank differs from plain PyTorch: the loss differs" in wrong
     assert "meta device" in str(meta) and any("the model on one rank" in t for t in meta.checked)
     assert "meshwright: checked in" in capfd.readouterr().err
+
+
+class Wide(nn.Module):
+    """36 MB of parameters in float64."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(*(nn.Linear(1500, 1500, dtype=torch.float64) for _ in range(2)))
+
+    def forward(self, x, y):
+        return ((self.layers(x) - y) ** 2).mean()
+
+
+def _held(plan, batch, check):
+    """What the process holds when training may begin."""
+    keep_freed_memory()
+    job = compile_job(Wide(), plan, example_inputs=batch, lr=0.01, device="cpu", check=check)
+    held = job.residence.start_bytes
+    job.close()
+    return held
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc only")
+def test_a_check_leaves_no_memory_behind():
+    batch = torch.ones(4, 1500).double(), torch.zeros(4, 1500).double()
+    plan = plan_for(Wide, inputs=batch)
+    without, checked = (run_ranks(1, _held, plan, batch, check)[0] for check in (False, True))
+    assert checked - without < 18 * 2**20
