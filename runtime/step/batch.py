@@ -37,24 +37,30 @@ class BatchCutter:
             side = Side(stage.batch_shares, stage.model_size, stage.devices)
             start, stop = side.spans()[coordinate]
             self.offsets[program.index], self.samples[program.index] = start, stop - start
+        inputs = list(zip(graph.input_names, graph.inputs, strict=True))
+        self._expected = {name: graph.tensors[tensor] for name, tensor in inputs}
+        needed = {name for reads in self._reads.values() for name in reads}
+        self._graph_names = {name: tensor for name, tensor in inputs if tensor in needed}
+        self._spans = {stage: self._of_stage(stage) for stage in self._reads}
+        self._own = self._own_samples()
 
-    def spans(self, stage: int) -> list[tuple[int, int]]:
+    def _of_stage(self, stage: int) -> list[tuple[int, int]]:
         """Global samples of the stage, per micro-batch."""
         size, first = self._plan.samples_per_microbatch, self.offsets[stage]
         starts = [first + m * size for m in range(self._plan.num_microbatches)]
         return [(start, start + self.samples[stage]) for start in starts]
 
-    def own_samples(self) -> list[int]:
+    def _own_samples(self) -> list[int]:
         """Global indices of the samples that this rank reads, ascending."""
         spans = [
-            span for stage, reads in self._reads.items() if reads for span in self.spans(stage)
+            span for stage, reads in self._reads.items() if reads for span in self._spans[stage]
         ]
         return sorted({sample for span in spans for sample in range(*span)})
 
     def shard(self, batch: Batch) -> dict[str, Tensor]:
         """This rank's samples of a global batch, by input name."""
         values = self._checked(batch, self._plan.global_batch_size)
-        index = torch.tensor(self.own_samples(), dtype=torch.int64)
+        index = torch.tensor(self._own, dtype=torch.int64)
         return {
             name: x.index_select(0, index.to(x.device)) if self._is_batch(name) else x
             for name, x in values.items()
@@ -62,16 +68,13 @@ class BatchCutter:
 
     def cut(self, batch: Batch, *, sharded: bool) -> dict[tuple[int, int], dict[str, Tensor]]:
         """(stage, micro-batch) -> graph input name -> this rank's part, on the device."""
-        own = self.own_samples()
-        size = len(own) if sharded else self._plan.global_batch_size
-        values = self._checked(batch, size)
-        at = {sample: n for n, sample in enumerate(own)} if sharded else None
-        needed = {name for reads in self._reads.values() for name in reads}
-        graph_names = dict(zip(self._graph.input_names, self._graph.inputs, strict=True))
-        values = {graph_names[n]: x for n, x in values.items() if graph_names[n] in needed}
+        size = len(self._own) if sharded else self._plan.global_batch_size
+        given = self._checked(batch, size)
+        at = {sample: n for n, sample in enumerate(self._own)} if sharded else None
+        values = {tensor: given[name] for name, tensor in self._graph_names.items()}
         found = {}
         for stage, reads in self._reads.items():
-            for microbatch, (start, stop) in enumerate(self.spans(stage)):
+            for microbatch, (start, stop) in enumerate(self._spans[stage]):
                 first = start if at is None else at.get(start, 0)
                 part = slice(first, first + stop - start)
                 found[stage, microbatch] = {
@@ -89,11 +92,7 @@ class BatchCutter:
 
     def _checked(self, batch: Batch, size: int) -> dict[str, Tensor]:
         """The batch's tensors by input name, with the sizes that the plan is for."""
-        values = flatten_batch(batch)
-        expected = {
-            name: self._graph.tensors[tensor]
-            for name, tensor in zip(self._graph.input_names, self._graph.inputs, strict=True)
-        }
+        values, expected = flatten_batch(batch), self._expected
         if missing := expected.keys() - values.keys():
             raise PlanError(f"the batch lacks {sorted(missing)}; it needs {list(expected)}")
         if unknown := values.keys() - expected.keys():
@@ -111,7 +110,7 @@ class BatchCutter:
                 f"batch input {name!r} has shape {tuple(x.shape)}; the plan expects {shape} "
                 f"({size} samples; trace and search again for another size)"
             )
-        if str(x.dtype) != f"torch.{tensor.dtype}":
+        if x.dtype is not getattr(torch, tensor.dtype):
             raise PlanError(f"batch input {name!r} is {x.dtype}, the plan expects {tensor.dtype}")
 
 

@@ -43,15 +43,17 @@ def whole_totals(
 
 def whole_loss(job: "Job", local: Tensor | None) -> Tensor:
     """The loss of the global batch on every rank."""
+    double = job.graph.tensors[job.graph.loss].dtype == "float64"
+    if job.plan.world_size == 1:
+        assert local is not None
+        return local.detach().to(torch.float64 if double else torch.float32)
     last = len(job.plan.stages) - 1
     own = 0 if job.user_groups is None else job.user_groups.mark()
     total = torch.tensor([0.0, own], dtype=torch.float64, device=job.device)
     if local is not None and job.parts.lines[last].first_of_replica:
         total[0] += local
-    if job.plan.world_size > 1:
-        job.progress.at(job.state.step, "loss", "synchronising")
-        dist.all_reduce(total)
-        if job.user_groups is not None:
-            job.user_groups.marks = own * job.plan.world_size, total[1]
-    double = job.graph.tensors[job.graph.loss].dtype == "float64"
+    job.progress.at(job.state.step, "loss", "synchronising")
+    dist.all_reduce(total)
+    if job.user_groups is not None:
+        job.user_groups.marks = own * job.plan.world_size, total[1]
     return total[0] if double else total[0].float()
