@@ -12,6 +12,7 @@ from math import ceil, prod
 from meshwright.costmodel.block.block import BlockCost
 from meshwright.costmodel.cost_cache import BlockSpot
 from meshwright.costmodel.memory.memory import training_state
+from meshwright.forms.retention import AGAIN
 from meshwright.ir.plan.plan import ModelMesh
 from meshwright.planner.problem.candidates import Choice, recomputable, uniform_choice
 from meshwright.planner.problem.problem import Problem
@@ -74,7 +75,7 @@ def _choice(problem: Problem, draft: _Draft) -> Choice:
         problem, pp=draft.ranks, dp_replicate=mesh.dp_replicate, dp_shard=mesh.dp_shard,
         model=mesh.model, zero=mesh.zero, num_microbatches=draft.count,
         schedule=USUAL if USUAL in names else names[0],
-        recompute="full" if draft.again else "none",
+        recompute=AGAIN if draft.again else "none",
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from meshwright.forms.retention import AGAIN
 from meshwright.ir.graph.graph import Block
 from meshwright.planner.problem.candidates import StageChoice
 
@@ -64,7 +65,7 @@ class Ladder:
         return {step: at for at, step in enumerate(self.steps)}
 
     def _step(self, treatment: Treatment) -> Step:
-        said = dict.fromkeys(treatment.recompute, "full") | dict(treatment.saved)
+        said = dict.fromkeys(treatment.recompute, AGAIN) | dict(treatment.saved)
         return tuple(
             tuple([said.get(block.name, said.get(block.pattern, "")) for block in group])
             for group in self.groups
@@ -80,8 +81,8 @@ def named(groups: Groups, step: Step) -> Treatment:
         said = [(group[0].pattern, modes[0])] if alike else [
             (block.name, mode) for block, mode in zip(group, modes, strict=True) if mode
         ]  # fmt: skip
-        recompute += [name for name, mode in said if mode == "full"]
-        saved += [(name, mode) for name, mode in said if mode not in ("", "full")]
+        recompute += [name for name, mode in said if mode == AGAIN]
+        saved += [(name, mode) for name, mode in said if mode not in ("", AGAIN)]
     return Treatment(tuple(recompute), tuple(saved))
 
 

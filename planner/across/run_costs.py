@@ -13,6 +13,7 @@ from meshwright.costmodel.comm.comm import Level, send_time
 from meshwright.costmodel.cost_cache import BlockSpot
 from meshwright.costmodel.ops.overheads import Overheads, overheads_of
 from meshwright.costmodel.stage.placement import slowdown
+from meshwright.forms.retention import AGAIN, KEEP
 from meshwright.ir.cluster.device import Link
 from meshwright.ir.graph.graph import Block
 from meshwright.ir.plan.plan import BlockLayout, ModelMesh
@@ -217,9 +218,9 @@ class RunCosts:
         layouts = self.layouts(at.spot.model, at.variant)
         found = []
         for block, cost in zip(self._first_of_kind, self._kind_costs(at), strict=True):
-            if mode == "keep" or block.pattern not in self._again:
+            if mode == KEEP or block.pattern not in self._again:
                 found.append(cost)
-            elif mode == "full":
+            elif mode == AGAIN:
                 found.append(cost.recomputed())
             else:
                 layout = layouts[block.pattern]

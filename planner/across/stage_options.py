@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.forms.retention import AGAIN
 from meshwright.planner.across.spans import Matrix
 from meshwright.planner.across.treatments import Treatments
 from meshwright.planner.problem.space import Mesh
@@ -180,7 +181,7 @@ def steps(
     hidden, cheap = sets.usual
     found = []
     start, rest = keep, np.ones_like(keep.path_s)
-    full = in_mode("full") if True in sets.modes or hidden else keep
+    full = in_mode(AGAIN) if True in sets.modes or hidden else keep
     if hidden:
         part = np.floor(hidden * layers) / np.maximum(1.0, layers)
         inside, rest = keep.flight_bytes - full.flight_bytes, 1 - part

@@ -18,6 +18,7 @@ from meshwright.costmodel.cost_cache import BlockSpot
 from meshwright.costmodel.memory.fragmentation import fragmentation_of
 from meshwright.costmodel.ops.optimizer import optimizer_time
 from meshwright.forms.exchange import Axis
+from meshwright.forms.retention import KEEP
 from meshwright.forms.updates import update
 from meshwright.ir.cluster.device import Link
 from meshwright.ir.layout.conversions import Primitive
@@ -109,7 +110,7 @@ class StageTables:
     def _options(
         self, cases: Sequence[Case], link: Link | None, num_microbatches: int
     ) -> StageOptions:
-        kept = [self.entry(c, "keep", link, num_microbatches) for c in cases]
+        kept = [self.entry(c, KEEP, link, num_microbatches) for c in cases]
         chosen = _undominated(kept)
         keep, held = _stack([kept[i] for i in chosen]), [cases[i] for i in chosen]
         layers = np.broadcast_to(self.runs.again, keep.path_s.shape)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from meshwright.costmodel.block.block import BlockCost
 from meshwright.costmodel.cost_cache import BlockSpot
 from meshwright.costmodel.stage.offload import copy_s
-from meshwright.forms.retention import moves
+from meshwright.forms.retention import AGAIN, KEEP, moves
 from meshwright.ir.graph.graph import Block
 from meshwright.planner.across.ladder import (
     PLAIN,
@@ -141,9 +141,9 @@ class Treatments:
         return self._savings[block.pattern]
 
     def _of_block(self, block: Block) -> Iterator[tuple[str, Saving]]:
-        kept = self._cost(block, "keep")
+        kept = self._cost(block, KEEP)
         again = Saving(max(1.0, _held(kept) - _held(kept.recomputed())), kept.forward_s)
-        yield "full", again
+        yield AGAIN, again
         for name in free_modes(self.problem):
             cost = self._cost(block, name)
             more_s = cost.backward_s - kept.backward_s + (cost.forward_s - kept.forward_s)
@@ -159,7 +159,7 @@ class Treatments:
 
     def _cheap(self, block: Block) -> tuple[str, ...]:
         """Modes in which part of a block is made again."""
-        return tuple(name for name in self._known(block) if name != "full" and not moves(name))
+        return tuple(name for name in self._known(block) if name != AGAIN and not moves(name))
 
     def _waits_s(self, block: Block, mode: str, cost: BlockCost) -> float:
         """What comes back is asked for as the block before begins its backward."""
@@ -182,7 +182,7 @@ class Treatments:
 
     def _priced(self, block: Block, mode: str) -> BlockCost:
         layout = next(x for x in self.problem.layouts(()) if x.pattern == block.pattern)
-        policy = policy_of(self.problem, block.pattern, mode) if mode != "keep" else ()
+        policy = policy_of(self.problem, block.pattern, mode) if mode != KEEP else ()
         return self.problem.tables.block(block, layout, self.spot, policy or False)
 
     def hidden(self, block: Block) -> float:
@@ -190,7 +190,7 @@ class Treatments:
         if not (mode := self._moving(block)):
             return 0.0
         copies = self._copies[block.pattern, mode]
-        return min(1.0, self._cost(block, "keep").forward_s / max(1e-12, copies))
+        return min(1.0, self._cost(block, KEEP).forward_s / max(1e-12, copies))
 
     # Stages ---------------------------------------------------------------------------------------
 
@@ -208,7 +208,7 @@ class Treatments:
                 own = known[mode]
                 seconds, nbytes = seconds + count * own.seconds, nbytes + count * own.nbytes
                 if moves(mode):
-                    computing = len(group) * self._cost(group[0], "keep").forward_s
+                    computing = len(group) * self._cost(group[0], KEEP).forward_s
                     copies = self._copies[group[0].pattern, mode]
                     seconds += max(0.0, count * copies - computing)
         return Saving(nbytes, seconds)
@@ -231,13 +231,13 @@ class Treatments:
 
     def _allowed(self, groups: Groups, steps: Sequence[Step]) -> Ladder:
         """Those that recompute as pins leave it, or the first."""
-        left = [s for s in steps if any("full" in modes for modes in s) in self.modes]
+        left = [s for s in steps if any(AGAIN in modes for modes in s) in self.modes]
         return Ladder(groups, tuple(left or steps[:1]))
 
     def _offered(self, block: Block) -> tuple[str, ...]:
         """Modes of a block besides keeping all."""
-        full = ("full",) if True in self.modes else ()
-        return (*full, *(name for name in self._known(block) if name != "full"))
+        full = (AGAIN,) if True in self.modes else ()
+        return (*full, *(name for name in self._known(block) if name != AGAIN))
 
     def _rank(self, groups: Groups, step: Step) -> tuple[object, ...]:
         saved, treatment = self._total(groups, step), named(groups, step)
@@ -264,7 +264,7 @@ class Treatments:
                 now[n] = evenly(size, count, self._moving(groups[n][0]))
                 yield tuple(now)
         cheap = dict.fromkeys(name for group in groups for name in self._cheap(group[0]))
-        for wanted in (*cheap, "full"):
+        for wanted in (*cheap, AGAIN):
             for n in order:
                 if wanted not in self._offered(groups[n][0]):
                     continue
@@ -273,14 +273,14 @@ class Treatments:
                         now[n] = (*now[n][:at], wanted, *now[n][at + 1 :])
                         yield tuple(now)
         for n in order:
-            last = "full" if True in self.modes else self._moving(groups[n][0])
+            last = AGAIN if True in self.modes else self._moving(groups[n][0])
             if last in self._offered(groups[n][0]):
                 now[n] = (last,) * len(groups[n])
         yield tuple(now)
 
     def _value(self, block: Block) -> float:
         """Bytes that recomputing saves, per second that it takes."""
-        full = self.saving(block, "full")
+        full = self.saving(block, AGAIN)
         return full.nbytes / max(full.seconds, 1e-12)
 
 

@@ -9,6 +9,7 @@ from math import prod
 
 from meshwright.costmodel.cost_cache import Mode
 from meshwright.forms.exchange import Exchange
+from meshwright.forms.retention import AGAIN
 from meshwright.forms.sync import exchange
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
@@ -201,7 +202,7 @@ def _stage(problem: Problem, choice: Choice, stage: StageChoice) -> Stage:
         batch_shares=stage.shares or balanced(samples, stage.dp),
         zero=stage.zero,  # type: ignore[arg-type]
         prefetch=stage.prefetch * stage.exchange.fetches_ahead,
-        recompute=dict.fromkeys(stage.recompute, "full"),
+        recompute=dict.fromkeys(stage.recompute, AGAIN),
         saved=_saved(problem, stage, blocks),
         layouts={
             layout.pattern: layout.name
@@ -325,7 +326,7 @@ def uniform_choice(
                 devices=tuple(range(ends[rank] - sizes[rank], ends[rank])),
                 dp_replicate=replicate, dp_shard=shard, model=ways, variant=variant,
                 recompute=recomputable(graph, graph.blocks[start:stop])
-                if recompute == "full" else (),
+                if recompute == AGAIN else (),
             )
         )  # fmt: skip
     return Choice(

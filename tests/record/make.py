@@ -9,6 +9,7 @@ better. A plan's own times are rounded, so those of the cost model are recorded 
 import json
 import sys
 from dataclasses import asdict, fields, replace
+from math import isclose
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from tests.planner.problems import TINY
 from tests.record.cases import CASES, TINIES
 
 RECORD = Path(__file__).parent / "record.json"
+REL = 1e-12
+"""What fits profiles rounds in its last digits as the processor at hand has it."""
 PEERS = "kernels that send"
 """No search: a layout by hand, in whose places kernels work beside their collectives."""
 LIMIT_S = 600.0
@@ -74,7 +77,7 @@ def _facts(problem: Problem, plan: Plan) -> dict[str, Any]:
 
 
 def first_difference(old: Any, new: Any, path: str = "") -> str:
-    """Where two records differ first, with both values; empty if they are equal to the last bit."""
+    """Where two records differ first, with both values; empty if they are equal but for rounding."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in (*old, *(key for key in new if key not in old)):
             if key not in old or key not in new:
@@ -90,6 +93,8 @@ def first_difference(old: Any, new: Any, path: str = "") -> str:
             filter(None, (first_difference(a, b, f"{path}[{i}]") for i, (a, b) in pairs)), ""
         )
     same = type(old) is type(new) and old == new
+    if isinstance(old, float) and isinstance(new, float):
+        same = isclose(old, new, rel_tol=REL)
     return "" if same else f"{path} is {new!r}, was {old!r}"
 
 

@@ -30,6 +30,8 @@ RETENTIONS = _FILES.names
 """Keys of the forms: the file names."""
 KEEP = "keep"
 """The form of what no plan says anything of."""
+AGAIN: Literal["full"] = "full"
+"""The form that `Stage.recompute` is short for."""
 
 
 class Remade(Protocol):

@@ -12,13 +12,13 @@ from meshwright.costmodel.block.block import BlockCost
 from meshwright.costmodel.cost_cache import BlockSpot
 from meshwright.costmodel.memory.memory import training_state
 from meshwright.forms.exchange import Exchange
-from meshwright.forms.retention import offered
+from meshwright.forms.retention import AGAIN, KEEP, offered
 from meshwright.ir.plan.plan import ModelMesh
 from meshwright.planner.across.run_costs import At, RunCosts
 from meshwright.planner.across.spans import Matrix, sums_of_named
 from meshwright.planner.problem.candidates import StageChoice
 
-MODES = ("keep", "full", *offered())
+MODES = (KEEP, AGAIN, *offered())
 Codes = NDArray[np.int64]
 
 
@@ -128,7 +128,7 @@ class Loads:
         for name, mode in sorted(saved, key=lambda item: -len(self._named.get(item[0], ()))):
             codes[self._named.get(name, [])] = MODES.index(mode)
         for name in recompute:
-            codes[self._named.get(name, [])] = MODES.index("full")
+            codes[self._named.get(name, [])] = MODES.index(AGAIN)
         return codes
 
     def _sums(self, at: At, start: int, stop: int, codes: Codes) -> tuple[float, float]:
