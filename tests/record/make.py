@@ -77,7 +77,7 @@ def _facts(problem: Problem, plan: Plan) -> dict[str, Any]:
 
 
 def first_difference(old: Any, new: Any, path: str = "") -> str:
-    """Where two records differ first, with both values; empty if they are equal but for rounding."""
+    """Where two records differ first, with both values; empty if only rounding differs."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in (*old, *(key for key in new if key not in old)):
             if key not in old or key not in new:
