@@ -29,6 +29,8 @@ class Tabled(nn.Module):
         self.tables = nn.ModuleDict(
             {name: nn.Embedding(*size, sparse=sparse) for name, size in sizes.items()}
         )
+        for table in self.tables.values():
+            nn.init.normal_(table.weight, std=table.embedding_dim**-0.5)
         self.rest = rest
 
 
@@ -142,7 +144,7 @@ def tokens() -> np.ndarray:
 
 
 def language(
-    width: int = 64, sentences: int = 32, length: int = 32, drawn: int = 64, layers: int = 2
+    width: int = 64, sentences: int = 64, length: int = 32, drawn: int = 64, layers: int = 2
 ) -> Case:
     """A language model of all words of the library."""
     ids = tokens()
@@ -165,7 +167,7 @@ def language(
     )
 
 
-def recommender(width: int = 32, samples: int = 1024, rows: int = 50_000, zipf: float = 1.05) -> Case:
+def recommender(width: int = 32, samples: int = 2048, rows: int = 50_000, zipf: float = 1.05) -> Case:
     """DLRM with four tables, whose rows occur as Zipf has it."""
     dense, names = 13, "abcd"
     share = np.arange(1, rows + 1, dtype=float) ** -zipf
