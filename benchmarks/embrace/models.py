@@ -167,7 +167,9 @@ def language(
     )
 
 
-def recommender(width: int = 32, samples: int = 2048, rows: int = 50_000, zipf: float = 1.05) -> Case:
+def recommender(
+    width: int = 32, samples: int = 2048, rows: int = 50_000, zipf: float = 1.05
+) -> Case:
     """DLRM with four tables, whose rows occur as Zipf has it."""
     dense, names = 13, "abcd"
     share = np.arange(1, rows + 1, dtype=float) ** -zipf

@@ -54,9 +54,7 @@ def _rank(
     turns: int,
 ) -> dict[str, Seen]:  # fmt: skip
     wire = plug_in(rank)
-    dist.init_process_group(
-        "gloo", store=FileStore(store, ranks), rank=rank, world_size=ranks
-    )
+    dist.init_process_group("gloo", store=FileStore(store, ranks), rank=rank, world_size=ranks)
     running = contenders(case, plans, bits_per_s)
     found = {name: Seen() for name in running}
     batches = {0: case.batch(0)}

@@ -2,8 +2,9 @@
 al. 2022).
 
 Each rank of dp_shard owns some rows of a table: it sums their gradients, holds the state of their
-optimizer and steps them. A rank sends the rows of which it has a gradient to their owners, and asks
-them for the rows that its next batch reads; of all others it has old values, which nobody looks at.
+optimizer and steps them. A rank asks owners for the rows that its next batch reads, and then sends
+them the gradients of those, as they know already which they are. Of all other rows it has old
+values, which nobody looks at.
 Whoever reads a table otherwise waits for all of it. As owners step all that they own, every
 optimizer that steps each element alone is exact.
 
@@ -12,13 +13,14 @@ not known, they are asked for when it has come.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from meshwright.forms.exchange import Event, Exchange, Hold, Rewrite, Send
+from meshwright.forms.exchange import Event, Exchange, Hold, Send
 from meshwright.forms.flat import chunk_rows, frozen, held_whole, sum_over_copies, trainable
 from meshwright.forms.running import (
     Held,
@@ -50,23 +52,22 @@ _ID_BYTES = 8
 def describe(
     replicas: int, zero: int = 1, settings: Mapping[str, Setting] = MappingProxyType({})
 ) -> Exchange:
-    """Returns what is held and sent: rows and their numbers, both ways."""
+    """Returns what is held and sent: rows both ways, and their numbers when they are asked for."""
     told = FormSettings(_SETTINGS, settings)
-    each = told.number("rows_each") * (1 + _ID_BYTES / told.whole("row_bytes"))
-    way = {"primitive": Primitive.ALL_TO_ALL, "axis": "dp_shard", "unit": "bucket", "share": "rows"}
+    each = replicas * told.number("rows_each")
+    way = {"primitive": Primitive.ALL_TO_ALL, "axis": "dp_shard", "unit": "bucket"}
     return Exchange(
         (
             Hold(kind="optimizer", since=Event.BEGIN, until=Event.NEXT_BEGIN, part=1),
             Hold(kind="gradients", since=Event.AFTER_BACKWARD, until=Event.NEXT_BEGIN, whole=1),
             Hold(kind="gradients", since=Event.END, until=Event.NEXT_BEGIN, part=1),
-            # Rows are looked for in the whole gradient.
-            Rewrite(what="gradients", unit="bucket", at=Event.UPDATED, moved=1.0),
-            Send(what="gradients", at=Event.END, until=Event.END, **way),  # type: ignore[arg-type]
+            Send(what="gradients", at=Event.END, until=Event.END, share="rows", **way),  # type: ignore[arg-type]
             Send(what="gradients", primitive=Primitive.ALL_REDUCE, axis="dp_replicate",
                  unit="bucket", at=Event.END, until=Event.END, of_part=True),
-            Send(what="parameters", at=Event.UPDATED, until=Event.UPDATED, **way),  # type: ignore[arg-type]
+            Send(what="parameters", at=Event.UPDATED, until=Event.UPDATED, share="rows asked for",
+                 **way),  # type: ignore[arg-type]
         ),
-        stated={"rows": replicas * each},
+        stated={"rows": each, "rows asked for": each * (1 + _ID_BYTES / told.whole("row_bytes"))},
     )  # fmt: skip
 
 
@@ -91,6 +92,20 @@ def build(slots: Sequence[Slot], lines: Lines, stage: Stage, store: ParameterSto
                 f"{slot.param.fqn} is none; nearest is no sync for it"
             )
     return _Owned(slots, lines, told.word("ids"))
+
+
+@dataclass(frozen=True, eq=False)
+class _Asked:
+    """What owners know of the rows of a table that ranks have."""
+
+    rows: Tensor
+    """Of this rank, ascending."""
+    owned: list[int]
+    """How many of them each rank owns."""
+    found: Tensor
+    """Numbers of the rows of this rank that others have, rank after rank."""
+    counts: list[int]
+    """How many of each rank."""
 
 
 class _Owned(SyncRun):
@@ -119,6 +134,10 @@ class _Owned(SyncRun):
         """Rows that the next batch reads, if that is known."""
         self._announced = False
         """They have come after the last step."""
+        self._rows: Tensor | None = None
+        """Those that batches of this step read so far; None where nobody said."""
+        self._asked: list[_Asked] = []
+        """Of each table, if owners know all rows that this step has gradients of."""
 
     def _range(self, slot: Slot) -> tuple[int, int]:
         return chunk_rows(slot.rows, self._peers.size, self._peers.coordinate)
@@ -134,6 +153,7 @@ class _Owned(SyncRun):
     def begin(self, batch: Samples | None = None, next_batch: Samples | None = None) -> None:
         for slot, shard in zip(self._slots, self._shards, strict=True):
             slot.whole.grad = shard.grad = None
+        self._rows = None
         self._take(batch, next_batch, announced=self._announced)
         self._announced = False
 
@@ -145,6 +165,7 @@ class _Owned(SyncRun):
         if batch is None:  # gradients are cleared, and nothing runs
             return
         rows = self._read(batch)
+        before, self._rows = self._rows, rows
         if self._stale and not announced:
             self._fetch(rows)
         elif self._stale and not torch.isin(rows, self._fresh).all():
@@ -153,6 +174,8 @@ class _Owned(SyncRun):
                 f"{self._slots[0].param.fqn} are not here; pass the batches in that order, or no "
                 "next_batch"
             )
+        if before is not None:
+            self._rows, self._asked = torch.cat([before, rows]).unique(), []  # type: ignore[no-untyped-call]
         self._next = None if next_batch is None else self._read(next_batch)
 
     def _read(self, batch: Samples) -> Tensor:
@@ -166,21 +189,21 @@ class _Owned(SyncRun):
 
     def finish(self) -> None:
         for index, slot in enumerate(self._slots):
+            asked = self._asked[index] if self._asked else self._ask(index, self._rows, "gradients")
             gradient = slot.whole.grad
-            if gradient is None:
-                gradient = torch.zeros_like(slot.whole, requires_grad=False)
-            marks = gradient.reshape(slot.rows, -1).ne(0).any(dim=1)
-            rows = marks.nonzero().flatten()
-            found, counts = self._numbers(index, rows, "gradients")
-            values = self._exchange(gradient[rows], self._counts(index, rows), counts, "gradients")
+            sent = slot.whole.new_zeros((len(asked.rows), *slot.whole.shape[1:]))
+            if gradient is not None:
+                sent = gradient[asked.rows]
+            values = self._exchange(sent.detach(), asked.owned, asked.counts, "gradients")
             start, stop = self._range(slot)
-            total = gradient.new_zeros((stop - start, *gradient.shape[1:]))
+            total = values.new_zeros((stop - start, *values.shape[1:]))
             # Source by source in the order of ranks: two runs are equal.
-            sources = zip(torch.split(found, counts), torch.split(values, counts), strict=True)
+            sources = zip(asked.found.split(asked.counts), values.split(asked.counts), strict=True)
             for numbers, own in sources:
                 total.index_add_(0, numbers - start, own)
             sum_over_copies(total, self._lines)
             slot.whole.grad, self._shards[index].grad = None, total
+        self._asked = []
 
     def updated(self, later: Callable[[], Update]) -> None:
         self._stale, self._announced = True, self._next is not None
@@ -195,38 +218,32 @@ class _Owned(SyncRun):
     def settle(self) -> None:
         if not self._stale:
             return
-        for index, slot in enumerate(self._slots):
-            self._fill(index, torch.arange(slot.rows, device=slot.whole.device))
-        self._stale = False
+        for index in range(len(self._slots)):
+            self._fill(index, None)
+        self._stale, self._asked = False, []
 
     def _fetch(self, rows: Tensor) -> None:
         """These rows become as their owners have them."""
-        for index in range(len(self._slots)):
-            self._fill(index, rows)
+        self._asked = [self._fill(index, rows) for index in range(len(self._slots))]
         self._fresh = rows
 
     @torch.no_grad()
-    def _fill(self, index: int, rows: Tensor) -> None:
-        slot = self._slots[index]
-        asked, counts = self._numbers(index, rows, "parameters")
-        whole = slot.whole.detach()
-        values = self._exchange(whole[asked], counts, self._counts(index, rows), "parameters")
-        whole.index_copy_(0, rows, values)
+    def _fill(self, index: int, rows: Tensor | None) -> _Asked:
+        asked, whole = self._ask(index, rows, "parameters"), self._slots[index].whole.detach()
+        values = self._exchange(whole[asked.found], asked.counts, asked.owned, "parameters")
+        whole.index_copy_(0, asked.rows, values)
+        return asked
 
-    def _counts(self, index: int, rows: Tensor) -> list[int]:
-        """How many of some rows, ascending, each rank owns."""
-        owners = rows // self._chunks[index]
-        found: list[int] = torch.bincount(owners, minlength=self._peers.size).tolist()
-        return found
-
-    def _numbers(self, index: int, rows: Tensor, purpose: Purpose) -> tuple[Tensor, list[int]]:
-        """Tells owners numbers of their rows; the numbers that came, rank after rank, and how many
-        from each."""
-        sent = self._counts(index, rows)
-        mine = torch.tensor(sent, device=rows.device)
-        ones = [1] * self._peers.size
+    def _ask(self, index: int, rows: Tensor | None, purpose: Purpose) -> _Asked:
+        """Tells owners numbers of their rows that this rank has; None: all."""
+        slot, size = self._slots[index], self._peers.size
+        if rows is None:
+            rows = torch.arange(slot.rows, device=slot.whole.device)
+        rows = rows[rows < slot.rows]
+        mine = torch.bincount(rows // self._chunks[index], minlength=size)
+        owned, ones = mine.tolist(), [1] * size
         counts: list[int] = self._exchange(mine, ones, ones, purpose).tolist()
-        return self._exchange(rows, sent, counts, purpose), counts
+        return _Asked(rows, owned, self._exchange(rows, owned, counts, purpose), counts)
 
     def _exchange(
         self, x: Tensor, sent: Sequence[int], received: Sequence[int], purpose: Purpose
