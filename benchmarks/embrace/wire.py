@@ -37,7 +37,7 @@ def plug_in(rank: int) -> "Wire":
     has Gloo use it. To be called before a process group is made."""
     switch = os.getppid()
     _own_network()
-    far = f"port{rank}"
+    far = f"port{os.getpid()}"  # one of a rank before may be about to go
     outside: Sequence[str] = ("nsenter", f"--net=/proc/{switch}/ns/net")
     _run("ip", "link", "set", "lo", "up")
     _run(*outside, "ip", "link", "add", far, "mtu", str(MTU), "type", "veth",
