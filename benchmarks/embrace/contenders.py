@@ -14,7 +14,7 @@ from meshwright.ir.plan.plan import Plan
 from meshwright.runtime.job.compile import compile as compile_job
 
 LR, OPTIMIZER = 0.01, "adagrad"
-OURS, PLAIN = "ours", "ours, tables whole"
+OURS, REPLICAS, PLAIN = "ours", "ours, replicas", "ours, tables whole"
 DDP, SPARSE, TORCHREC = "DDP", "DDP, sparse tables", "torchrec"
 
 

@@ -17,6 +17,8 @@ SWITCH, CABLE = "switch0", "wire0"
 BURST_BYTES, WAITING_BYTES = 2**17, 2**28
 """What goes at once; what may wait in a queue before any of it is lost."""
 MTU = 9000
+HEADERS_LEAVE = 0.99
+"""Of the bits of a wire, for payload, at this size of packets."""
 
 
 class NoWire(RuntimeError):

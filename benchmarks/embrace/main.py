@@ -1,0 +1,193 @@
+"""Models with large tables on four Gloo processes and a slow wire: plans found by a search that
+knows how often rows occur, beside plain data parallelism, DDP, DDP with sparse tables and torchrec.
+
+python -m benchmarks.embrace [--mbits 500] [--turns 15] [--repeats 3] [-o docs/results/embrace.md]
+
+Each rank has a network of its own with a cable that the kernel holds to that speed in either
+direction (`benchmarks.embrace.wire`): root, or `unshare -rn` before the command. All train the same
+model on the same batches with Adagrad, a step each in turns, then a step each on a free wire; the
+slowest rank of a step counts. `ours` is what a search finds by itself, `ours, replicas` what it
+finds with data parallelism alone, where what it chooses are forms of tables.
+
+At last, the gain that the simulator says of the clusters of EmbRace's paper.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import date
+from pathlib import Path
+from statistics import median, quantiles
+
+from benchmarks.embrace.agreement import disagreement
+from benchmarks.embrace.contenders import OPTIMIZER, OURS, PLAIN, REPLICAS
+from benchmarks.embrace.models import Case, language, recommender, tokens
+from benchmarks.embrace.paper import paper_table
+from benchmarks.embrace.turns import Seen, run_turns
+from benchmarks.embrace.wire import HEADERS_LEAVE, be_a_switch
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.search.search import search
+from meshwright.profiling.measure_local import measure_local
+from meshwright.profiling.rows import count_rows
+
+RANKS, COUNTED = 4, 10
+"""Batches on which rows are counted, of others than are trained on."""
+UNSEEN = 10_000
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is said of one of them."""
+
+    name: str
+    step_s: float
+    band: tuple[float, float]
+    """Quartiles of its steps."""
+    over_plain: float
+    """How many times as fast as ours with whole tables, turn by turn; the median."""
+    plain_band: tuple[float, float]
+    exposed_s: float
+    """What a step takes longer on the slow wire than on the free one."""
+    apart: float
+    """Largest relative difference of its losses from those of ours with whole tables."""
+
+
+def wired(machine: Cluster, bits_per_s: float) -> Cluster:
+    """The measured machine with such a wire between its processes."""
+    node = machine.nodes[0]
+    link = replace(
+        node.link, name="slow wire", bandwidth_bytes_per_s=bits_per_s / 8,
+        efficiency=HEADERS_LEAVE, curves=(), beside=(),
+    )  # fmt: skip
+    return replace(machine, nodes=(replace(node, link=link),))
+
+
+def plans(case: Case, cluster: Cluster, limit_s: float = 30) -> dict[str, Plan]:
+    """Ours: with all that a search knows, with replicas alone, and these without what is known of
+    rows."""
+    graph = trace(case.model(), case.batch(0))
+    rows = count_rows(case.model(), [case.batch(UNSEEN + step) for step in range(COUNTED)])
+    alone, whole = ("pp=1", "model=1"), ("pp=1", "model=1", "dp_replicate=4", "zero=0")
+    asked: dict[str, dict[str, object]] = {
+        OURS: {"rows": rows}, REPLICAS: {"rows": rows, "constraints": alone},
+        PLAIN: {"constraints": whole},
+    }  # fmt: skip
+    return {
+        name: search(
+            graph, cluster, precision="fp32", optimizer=OPTIMIZER, progress=False,
+            time_limit_s=limit_s, **more,
+        )
+        for name, more in asked.items()
+    }  # fmt: skip
+
+
+def rows_of(seen: Mapping[str, Seen]) -> list[Row]:
+    plain = seen[PLAIN]
+    found = []
+    for name, own in seen.items():
+        ratios = [a / b for a, b in zip(plain.slow_s, own.slow_s, strict=True)]
+        apart = max(abs(a - b) / abs(b) for a, b in zip(own.losses, plain.losses, strict=True))
+        found.append(Row(
+            name, median(own.slow_s), band(own.slow_s), median(ratios), band(ratios),
+            median(own.slow_s) - median(own.free_s), apart,
+        ))  # fmt: skip
+    return found
+
+
+def band(values: list[float]) -> tuple[float, float]:
+    """The quartiles."""
+    low, _, high = quantiles(values, n=4)
+    return low, high
+
+
+def exposed_s(plan: Plan) -> float:
+    """Predicted: what waits for messages and does not hide."""
+    assert plan.predicted and plan.predicted.breakdown
+    told = plan.predicted.breakdown
+    return told.tensor_s + told.gradients_s + told.gather_s
+
+
+def lines(found: list[Row], planned: Mapping[str, Plan]) -> Iterator[str]:
+    """A table in Markdown."""
+    yield (
+        "| | step, ms | quartiles | predicted | times as fast as whole tables | quartiles | "
+        "predicted | exposed, ms | predicted | losses apart |"
+    )
+    yield "|---" * 10 + "|"
+    for row in found:
+        said = planned.get(row.name)
+        step, ratio, exposed = "", "", ""
+        if said and said.predicted:
+            plain = planned[PLAIN].predicted
+            assert plain
+            step, ratio = f"{1e3 * said.predicted.step_s:.0f}", ""
+            ratio = f"{plain.step_s / said.predicted.step_s:.1f}"
+            exposed = f"{1e3 * exposed_s(said):.0f}"
+        yield (
+            f"| {row.name} | {1e3 * row.step_s:.0f} | {_range(row.band, 1e3, 0)} | {step} | "
+            f"{row.over_plain:.1f} | {_range(row.plain_band, 1, 1)} | {ratio} | "
+            f"{1e3 * row.exposed_s:.0f} | {exposed} | {row.apart:.0e} |"
+        )
+
+
+def _range(pair: tuple[float, float], times: float, digits: int) -> str:
+    return "-".join(f"{times * value:.{digits}f}" for value in pair)
+
+
+def forms(plan: Plan) -> str:
+    """The stages of a plan, and the forms of their tables, in short."""
+    told = []
+    for stage in plan.stages:
+        axes = " ".join(f"{axis} {size}" for axis, size in stage.mesh.items() if size > 1)
+        of = {path: c.sync.form for path, c in stage.by_parameter.items() if c.sync}
+        kinds = [
+            f"{form} for {list(of.values()).count(form)} tables"
+            for form in dict.fromkeys(of.values())
+        ]
+        told.append(", ".join([axes, *kinds]))
+    return "; then ".join(told)
+
+
+def report(mbits: float, turns: int, repeats: int) -> Iterator[str]:
+    """All of it, piece by piece as it is found."""
+    tokens()
+    machine = measure_local(RANKS)
+    cluster = wired(machine, 1e6 * mbits)
+    be_a_switch()
+    for case in (language(), recommender()):
+        planned = plans(case, cluster)
+        yield f"\n## {case.name}\n"
+        for name, plan in planned.items():
+            yield f"- {name}: {forms(plan)}"
+        apart = disagreement(case, planned, RANKS)
+        yield (
+            "\nIn float64 losses of 5 steps are apart from those of whole tables by "
+            + ", ".join(f"{value:.0e} ({name})" for name, value in apart.items())
+            + ".\n"
+        )
+        for turn in range(repeats):
+            seen = run_turns(case, planned, RANKS, 1e6 * mbits, turns)
+            yield f"\nRun {turn + 1} of {repeats}:\n"
+            yield from lines(rows_of(seen), planned)
+    yield "\n## The clusters of the paper, simulated\n"
+    yield from paper_table()
+
+
+def main() -> None:
+    """Prints the report; with `-o` it is written too."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--mbits", type=float, default=500)
+    parser.add_argument("--turns", type=int, default=15)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("-o", "--output", type=Path)
+    given = parser.parse_args()
+    found = [f"{date.today()}, `{' '.join(['python -m benchmarks.embrace', *sys.argv[1:]])}`"]
+    print(found[0])
+    for line in report(given.mbits, given.turns, given.repeats):
+        print(line, flush=True)
+        found.append(line)
+    if given.output:
+        given.output.write_text("\n".join(found) + "\n")
