@@ -50,7 +50,7 @@ class Replicated:
     """Torch's DDP as its users write it; tables `sparse` or not."""
 
     def __init__(self, case: Case, *, sparse: bool) -> None:
-        self.model = DistributedDataParallel(case.model(sparse=sparse))
+        self.model = DistributedDataParallel(case.model(sparse=sparse), broadcast_buffers=False)
         self.optimizer = torch.optim.Adagrad(self.model.parameters(), lr=LR)
         self._loss = torch.zeros(())
 

@@ -20,6 +20,8 @@ from datetime import date
 from pathlib import Path
 from statistics import median, quantiles
 
+import torch
+
 from benchmarks.embrace.agreement import disagreement
 from benchmarks.embrace.contenders import OPTIMIZER, OURS, PLAIN, REPLICAS
 from benchmarks.embrace.models import Case, language, recommender, tokens
@@ -75,9 +77,10 @@ def plans(case: Case, cluster: Cluster, limit_s: float = 30) -> dict[str, Plan]:
         OURS: {"rows": rows}, REPLICAS: {"rows": rows, "constraints": alone},
         PLAIN: {"constraints": whole},
     }  # fmt: skip
+    precision = "fp64" if case.dtype == torch.float64 else "fp32"
     return {
         name: search(
-            graph, cluster, precision="fp32", optimizer=OPTIMIZER, progress=False,
+            graph, cluster, precision=precision, optimizer=OPTIMIZER, progress=False,
             time_limit_s=limit_s, **more,
         )
         for name, more in asked.items()
@@ -162,7 +165,8 @@ def report(mbits: float, turns: int, repeats: int) -> Iterator[str]:
         yield f"\n## {case.name}\n"
         for name, plan in planned.items():
             yield f"- {name}: {forms(plan)}"
-        apart = disagreement(case, planned, RANKS)
+        exact = replace(case, dtype=torch.float64)
+        apart = disagreement(exact, plans(exact, cluster), RANKS)
         yield (
             "\nIn float64 losses of 5 steps are apart from those of whole tables by "
             + ", ".join(f"{value:.0e} ({name})" for name, value in apart.items())
