@@ -72,7 +72,8 @@ def plans(case: Case, cluster: Cluster, limit_s: float = 30) -> dict[str, Plan]:
     rows."""
     graph = trace(case.model(), case.batch(0))
     rows = count_rows(case.model(), [case.batch(UNSEEN + step) for step in range(COUNTED)])
-    alone, whole = ("pp=1", "model=1"), ("pp=1", "model=1", "dp_replicate=4", "zero=0")
+    alone = ("pp=1", "model=1")
+    whole = (*alone, f"dp_replicate={cluster.num_devices}", "zero=0")
     asked: dict[str, dict[str, object]] = {
         OURS: {"rows": rows}, REPLICAS: {"rows": rows, "constraints": alone},
         PLAIN: {"constraints": whole},

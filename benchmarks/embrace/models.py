@@ -174,7 +174,11 @@ def language(
 
 
 def recommender(
-    width: int = 32, samples: int = 2048, rows: int = 50_000, zipf: float = 1.05
+    width: int = 32,
+    samples: int = 2048,
+    rows: int = 50_000,
+    zipf: float = 1.05,
+    dtype: torch.dtype = torch.float32,
 ) -> Case:
     """DLRM with four tables, whose rows occur as Zipf has it."""
     dense, names = 13, "abcd"
@@ -192,4 +196,4 @@ def recommender(
         }
 
     sizes = {name: (rows, width) for name in names}
-    return Case("DLRM", sizes, Recommender, lambda: Clicks(dense, width, len(names)), batch)
+    return Case("DLRM", sizes, Recommender, lambda: Clicks(dense, width, len(names)), batch, dtype)

@@ -53,7 +53,7 @@ def _rank(
     rank: int, store: str, ranks: int, case: Case, plans: Mapping[str, Plan], bits_per_s: float,
     turns: int,
 ) -> dict[str, Seen]:  # fmt: skip
-    wire = plug_in(rank)
+    wire = plug_in()
     dist.init_process_group("gloo", store=FileStore(store, ranks), rank=rank, world_size=ranks)
     running = contenders(case, plans, bits_per_s)
     found = {name: Seen() for name in running}
