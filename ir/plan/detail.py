@@ -63,6 +63,8 @@ class StageTraffic:
     nbytes: int
     seconds: float
     """Of the collectives and messages, whether or not anything hides them."""
+    form: str = ""
+    """The form of synchronisation that sends it; empty: none does."""
 
 
 @dataclass(frozen=True, config=_strict, kw_only=True)

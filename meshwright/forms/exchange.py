@@ -116,6 +116,8 @@ class Exchange:
     """The table of one form on one shape of replicas."""
 
     rows: tuple[Row, ...]
+    form: str = ""
+    """Its key."""
     run_ahead: int = 0
     """Blocks of the next forward whose buckets are on their way while an earlier one runs."""
     bucket_bytes: int | None = None

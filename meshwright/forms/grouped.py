@@ -2,7 +2,7 @@
 to all of them, in one order on all ranks."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -19,6 +19,7 @@ from meshwright.forms.running import (
 )
 from meshwright.forms.storage import running_store
 from meshwright.forms.sync import running, store_of
+from meshwright.ir.comm.collective import NotesOfForm
 from meshwright.ir.plan.parameters import groups_of
 from meshwright.ir.plan.plan import Stage
 
@@ -29,8 +30,9 @@ def run_of(slots: Sequence[Slot], lines: Lines, stage: Stage) -> SyncRun:
     members = []
     for view, _, paths in groups_of(stage, by_path):
         own = [by_path[path] for path in paths]
-        store = running_store(store_of(view)).build(own, lines, view)
-        members.append(_Member(running(view.sync_form).build(own, lines, view, store), store))
+        noted = replace(lines, recorder=NotesOfForm(lines.recorder, view.sync_form))
+        store = running_store(store_of(view)).build(own, noted, view)
+        members.append(_Member(running(view.sync_form).build(own, noted, view, store), store))
     if len(members) == 1 and type(members[0].store) is ParameterStore:
         return members[0].run
     return GroupedRun(members)
