@@ -59,7 +59,10 @@ def _together(found: Iterable[_Sent]) -> list[_Sent]:
         total = sums[sent.purpose, sent.axis, sent.link, sent.form]
         total[0] += sent.nbytes
         total[1] += sent.seconds
-    return [_Sent(*key[:3], *total, key[3]) for key, total in sums.items()]
+    return [
+        _Sent(purpose, axis, link, nbytes, seconds, form)
+        for (purpose, axis, link, form), (nbytes, seconds) in sums.items()
+    ]
 
 
 def _all(
