@@ -32,6 +32,9 @@ TABLES = ("rows_each", "row_bytes")
 _SETTINGS: Known = {"rows_each": Number(1.0, 1e-9, 1.0), "row_bytes": Number(256, 1, 2**40)}
 """Share of rows of which one replica has a gradient; bytes of a row."""
 _ID_BYTES = 8
+_NONE = 1e-12
+"""Share of a gradient that the message of how many rows there are is as long as: it has its latency
+only."""
 
 
 def describe(
@@ -47,10 +50,10 @@ def describe(
             Hold(kind="communication", unit="bucket", since=Event.END, until=Event.END, whole=1),
             # Rows are looked for in the whole gradient.
             Rewrite(what="gradients", unit="bucket", at=Event.UPDATED, moved=1.0),
-            Send(what="gradients", primitive=Primitive.ALL_GATHER, axis="dp", unit="bucket",
-                 at=Event.END, until=Event.END, share="rows"),
+            *(Send(what="gradients", primitive=Primitive.ALL_GATHER, axis="dp", unit="bucket",
+                   at=Event.END, until=Event.END, share=share) for share in ("counts", "rows")),
         ),
-        stated={"rows": replicas * each},
+        stated={"counts": _NONE, "rows": replicas * each},
     )  # fmt: skip
 
 
