@@ -111,13 +111,26 @@ class Large(Words):
         self.words = nn.Embedding(200_000, 6)
 
 
-def found(wire: float = 1e8, **more: Any) -> Plan:
+class Two(Words):
+    """Two large tables."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.marks = nn.Embedding(200_000, 6), nn.Embedding(100_000, 6)
+
+
+def found(
+    wire: float = 1e8,
+    kind: type[Words] = Large,
+    pins: tuple[str, ...] = ("pp=1", "model=1", "dp=4"),
+    **more: Any,
+) -> Plan:
     cluster = Cluster.preset("v100-16", num_nodes=4, devices_per_node=1)
     assert cluster.between_nodes
     between = replace(cluster.between_nodes, bandwidth_bytes_per_s=wire, curves=())
     problem = make_problem(
-        trace(Large().double(), batch(0)), replace(cluster, between_nodes=between),
-        precision="fp64", constraints=("pp=1", "model=1", "dp=4"), **more,
+        trace(kind().double(), batch(0)), replace(cluster, between_nodes=between),
+        precision="fp64", constraints=pins, **more,
     )  # fmt: skip
     return search_problem(problem, progress=False)
 
@@ -155,6 +168,13 @@ def test_it_is_said_what_whole_tables_would_cost() -> None:
     told = r"gradients of words.weight went whole, a step would take .* of it would be waiting for "
     assert re.search(told + rf"{100 * saved.share:.2g} % of the rows \(a rank reads", text)
     assert not [s for s in binding(Facts.of(dense)) if s.about == "rows"]
+
+
+def test_every_table_has_its_form_where_pins_rule_one_out() -> None:
+    """The form that gains most would share rows out, which is pinned not to be."""
+    plan = found(kind=Two, pins=("model=1", "dp_replicate=4"), rows=RowCounts(zipf=1.05))
+    forms = {path: c.sync.form for path, c in plan.stages[0].by_parameter.items() if c.sync}
+    assert forms == {"words.weight": "packed_rows", "marks.weight": "packed_rows"}
 
 
 def test_the_facade_takes_a_file(tmp_path: Path) -> None:
