@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from meshwright.forms.exchange import Event, Exchange, Hold, Rewrite, Send
 from meshwright.forms.flat import chunk_rows, frozen, held_whole, sum_over_copies, trainable
+from meshwright.forms.rows import torn_rows
 from meshwright.forms.running import (
     Held,
     Lines,
@@ -53,7 +54,8 @@ def describe(
     """Returns what is held and sent: rows and their numbers, both ways."""
     told = FormSettings(_SETTINGS, settings)
     each = told.number("rows_each") * (1 + _ID_BYTES / told.whole("row_bytes"))
-    way = {"primitive": Primitive.ALL_TO_ALL, "axis": "dp_shard", "unit": "bucket", "share": "rows"}
+    way = {"primitive": Primitive.ALL_TO_ALL, "axis": "dp_shard", "unit": "bucket",
+           "share": "rows", "by_rank": True}  # fmt: skip
     return Exchange(
         (
             Hold(kind="optimizer", since=Event.BEGIN, until=Event.NEXT_BEGIN, part=1),
@@ -66,7 +68,7 @@ def describe(
                  unit="bucket", at=Event.END, until=Event.END, of_part=True),
             Send(what="parameters", at=Event.UPDATED, until=Event.UPDATED, **way),  # type: ignore[arg-type]
         ),
-        stated={"rows": replicas * each},
+        stated={"rows": each},
     )  # fmt: skip
 
 
@@ -86,10 +88,7 @@ def build(slots: Sequence[Slot], lines: Lines, stage: Stage, store: ParameterSto
     told = FormSettings(_SETTINGS, stage.sync.settings if stage.sync else {})
     for slot in slots:
         if slot.whole.ndim < 2 or slot.whole.shape[0] != slot.param.global_shape[0]:
-            raise PlanError(
-                f"owned_rows takes tables whose rows are not split over model axes, and "
-                f"{slot.param.fqn} is none; nearest is no sync for it"
-            )
+            raise PlanError(str(torn_rows("owned_rows", slot.param.fqn)))
     return _Owned(slots, lines, told.word("ids"))
 
 
