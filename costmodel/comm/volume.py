@@ -7,7 +7,7 @@ from math import ceil
 
 from meshwright.costmodel.block.price_ops import PricedMove, Walk
 from meshwright.costmodel.comm.borders import border, borders
-from meshwright.costmodel.comm.comm import Levels, collective_time, send_time
+from meshwright.costmodel.comm.comm import Levels, collective_time, ranks_of, send_time
 from meshwright.costmodel.cost_cache import CostTables
 from meshwright.costmodel.stage.form_group import FormGroup
 from meshwright.costmodel.stage.placement import StageCosts
@@ -102,9 +102,7 @@ def _collective(
     """`times` equal ones, if anything is sent at all."""
     if not levels or not nbytes or primitive not in COMMUNICATES:
         return
-    size = 1
-    for level in levels:
-        size *= level.size
+    size = ranks_of(levels)
     slowest = min((level.link for level in levels), key=lambda link: link.rate)
     seconds = times * collective_time(primitive, nbytes, levels)
     total = times * sent_bytes(primitive, nbytes, size)
@@ -202,5 +200,5 @@ def _exchanged(
     sync: Sync, group: FormGroup, send: Send, nbytes: float, times: float
 ) -> Iterator[_Sent]:
     levels, exchange = sync.levels(send.axis), group.exchange
-    sent = exchange.sent(send, nbytes)
+    sent = exchange.sent(send, nbytes, ranks_of(levels))
     yield from _collective(send.what, send.axis, send.primitive, sent, levels, times, exchange.form)

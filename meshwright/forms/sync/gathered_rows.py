@@ -51,9 +51,10 @@ def describe(
             # Rows are looked for in the whole gradient.
             Rewrite(what="gradients", unit="bucket", at=Event.UPDATED, moved=1.0),
             *(Send(what="gradients", primitive=Primitive.ALL_GATHER, axis="dp", unit="bucket",
-                   at=Event.END, until=Event.END, share=share) for share in ("counts", "rows")),
+                   at=Event.END, until=Event.END, share=share, by_rank=True)
+              for share in ("counts", "rows")),
         ),
-        stated={"counts": _NONE, "rows": replicas * each},
+        stated={"counts": _NONE, "rows": each},
     )  # fmt: skip
 
 
