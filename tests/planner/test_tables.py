@@ -174,7 +174,8 @@ def test_every_table_has_its_form_where_pins_rule_one_out() -> None:
     """The form that gains most would share rows out, which is pinned not to be."""
     plan = found(kind=Two, pins=("model=1", "dp_replicate=4"), rows=RowCounts(zipf=1.05))
     forms = {path: c.sync.form for path, c in plan.stages[0].by_parameter.items() if c.sync}
-    assert forms == {"words.weight": "packed_rows", "marks.weight": "packed_rows"}
+    assert forms.keys() == {"words.weight", "marks.weight"}
+    assert not any(c.zero for c in plan.stages[0].by_parameter.values())
 
 
 def test_the_facade_takes_a_file(tmp_path: Path) -> None:
