@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
-from meshwright.costmodel.comm.comm import Levels, collective_time
+from meshwright.costmodel.comm.comm import Levels, collective_time, ranks_of
 from meshwright.costmodel.ops.overheads import Overheads
 from meshwright.costmodel.simulate.compiled_schedule import LAST, B, F, I, W
 from meshwright.costmodel.stage.form_group import FormGroup
@@ -215,8 +215,9 @@ class Sync:
 
     def send_s(self, group: FormGroup, send: Send, nbytes: float) -> float:
         """Of a unit of so many bytes."""
-        sent = group.exchange.sent(send, nbytes)
-        return self.collective_s(send.primitive, sent, self.levels(send.axis))
+        levels = self.levels(send.axis)
+        sent = group.exchange.sent(send, nbytes, ranks_of(levels))
+        return self.collective_s(send.primitive, sent, levels)
 
     def collective_s(self, primitive: Primitive, nbytes: float, levels: Levels) -> float:
         """Equal blocks send equal bytes: each time is looked up once."""
@@ -280,7 +281,7 @@ class Sync:
             for send, levels in ended:
                 if levels:
                     nbytes = bucket.nbytes / self.shard if send.of_part else bucket.nbytes
-                    sent = group.exchange.sent(send, nbytes)
+                    sent = group.exchange.sent(send, nbytes, ranks_of(levels))
                     yield talk(collective_time(send.primitive, sent, levels), "gradients")
 
     def publish(self) -> Iterator[Step]:

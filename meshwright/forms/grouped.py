@@ -2,6 +2,7 @@
 to all of them, in one order on all ranks."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -19,6 +20,7 @@ from meshwright.forms.running import (
 )
 from meshwright.forms.storage import running_store
 from meshwright.forms.sync import running, store_of
+from meshwright.ir.comm.collective import NotesOfForm
 from meshwright.ir.plan.parameters import groups_of
 from meshwright.ir.plan.plan import Stage
 
@@ -29,15 +31,23 @@ def run_of(slots: Sequence[Slot], lines: Lines, stage: Stage) -> SyncRun:
     groups: dict[str | int, list[_Group]] = {}
     for number, (view, _, paths) in enumerate(groups_of(stage, by_path)):
         own = [by_path[path] for path in paths]
-        store = running_store(store_of(view)).build(own, lines, view)
+        of_form = _noted(lines, view.sync_form)
+        store = running_store(store_of(view)).build(own, of_form, view)
         joins = hasattr(running(view.sync_form), "build_together")
         group = _Group(own, view, store)
         groups.setdefault(view.sync_form if joins else number, []).append(group)
-    runs = [_run_of_form(found, lines) for found in groups.values()]
+    runs = [
+        _run_of_form(found, _noted(lines, found[0].stage.sync_form)) for found in groups.values()
+    ]
     stores = [group.store for found in groups.values() for group in found]
     if len(stores) == 1 and type(stores[0]) is ParameterStore:
         return runs[0]
     return GroupedRun(runs, stores)
+
+
+def _noted(lines: Lines, form: str) -> Lines:
+    """The lines, all that goes on which is noted as the form's."""
+    return replace(lines, recorder=NotesOfForm(lines.recorder, form))
 
 
 class _Group(NamedTuple):

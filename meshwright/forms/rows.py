@@ -12,6 +12,7 @@ from meshwright.forms.running import Lines, Samples, Slot, SyncRun
 from meshwright.ir.comm.collective import What
 from meshwright.ir.comm.p2p_collectives import Waitable
 from meshwright.ir.layout.conversions import Primitive
+from meshwright.ir.plan.finding import Finding
 
 _BITS = 8
 
@@ -108,9 +109,15 @@ class MarkedRows(SyncRun):
             self._sent(index).index_copy_(0, union, found)
 
 
+def torn_rows(form: str, path: str) -> Finding:
+    """Says that a form needs the rows of a table whole on a rank."""
+    message = f"{form} takes tables whose rows are not split over model axes, and {path} is none"
+    return Finding("sync", message, f"no sync for {path}")
+
+
 def has_rows(x: Tensor) -> bool:
-    """Tells whether a parameter has rows of several values."""
-    return x.ndim > 1 and x.numel() > x.shape[0]
+    """Tells whether a parameter has rows; those of one value, too."""
+    return x.ndim > 1
 
 
 def packed_bits(marks: Tensor) -> Tensor:

@@ -3,10 +3,11 @@ many there are."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from math import prod
+from math import ceil, prod
 from typing import cast
 
 from meshwright.forms.sync import facts_of_tables, for_tables, of_stage, zero_of_tables
+from meshwright.forms.tables import splits_of, table_findings
 from meshwright.ir.graph.tables import EmbeddingTable, tables_of
 from meshwright.ir.plan.parameters import as_for
 from meshwright.ir.plan.plan import FormChoice, ParameterChoice, Plan, Setting, Stage, Zero
@@ -29,6 +30,8 @@ def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
             )
             if stages == base.stages:
                 continue
+            if any(table_findings(replace(base, stages=stages), problem.graph)):
+                continue  # model axes may split rows that the form takes whole
             found = changed(problem, base, stages=stages)
             yield found
             if broken(problem.constraints, replace(found, predicted=None), problem.graph):
@@ -51,7 +54,7 @@ def _with(
     """A stage with a form for a table that it has, if nothing else is said of that; replicas that
     hold all may share rows out instead."""
     blocks = plan.stage_blocks(problem.graph, index)
-    facts = _facts(problem, stage, table)
+    facts = _facts(problem, plan, index, table)
     wanted = facts_of_tables(form)
     if stage.dp == 1 or not all(facts.get(name) for name in wanted):
         return stage
@@ -75,16 +78,23 @@ def _data(stage: Stage) -> tuple[int, int]:
     return stage.mesh.get("dp_replicate", 1), stage.mesh.get("dp_shard", 1)
 
 
-def _facts(problem: Problem, stage: Stage, table: EmbeddingTable) -> Mapping[str, Setting]:
-    """What is known of a table, by the names of settings; nothing if its rows were not counted."""
+def _facts(
+    problem: Problem, plan: Plan, index: int, table: EmbeddingTable
+) -> Mapping[str, Setting]:
+    """What is known of a table, by the names of settings; nothing if its rows were not counted.
+    Of replicas with unequal shares, the one with most samples reads most rows."""
     assert problem.rows is not None
+    stage = plan.stages[index]
+    most = max(stage.batch_shares) / sum(stage.batch_shares)
     shares = [
-        problem.rows.distinct(table.path, table.rows, -(-table.lookups // parts))
-        for parts in (1, stage.dp)
+        problem.rows.distinct(table.path, table.rows, ceil(table.lookups * part))
+        for part in (1, most)
     ]
     if None in shares:
         return {}
     every, each = (
         float(f"{min(1.0, max(found / table.rows, 1e-9)):.4g}") for found in shares if found
     )
-    return {"rows": every, "rows_each": each, "row_bytes": table.row_bytes, "ids": table.ids}
+    splits = splits_of(plan, problem.graph, index, table.path)
+    own = ceil(table.row_bytes / prod([stage.mesh[axis] for axis, dim in splits.items() if dim]))
+    return {"rows": every, "rows_each": each, "row_bytes": own, "ids": table.ids}

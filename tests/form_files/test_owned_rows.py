@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from meshwright.forms.sync import check_tables, findings, table_findings
+from meshwright.forms.sync import findings
+from meshwright.forms.tables import check_tables, table_findings
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan.plan import FormChoice, ParameterChoice, Plan

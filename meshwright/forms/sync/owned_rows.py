@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from meshwright.forms.exchange import Event, Exchange, Hold, Send
 from meshwright.forms.flat import chunk_rows, frozen, held_whole, sum_over_copies, trainable
+from meshwright.forms.rows import torn_rows
 from meshwright.forms.running import (
     Held,
     Lines,
@@ -54,8 +55,9 @@ def describe(
 ) -> Exchange:
     """Returns what is held and sent: rows both ways, and their numbers when they are asked for."""
     told = FormSettings(_SETTINGS, settings)
-    each = replicas * told.number("rows_each")
-    way = {"primitive": Primitive.ALL_TO_ALL, "axis": "dp_shard", "unit": "bucket"}
+    each = told.number("rows_each")
+    way = {"primitive": Primitive.ALL_TO_ALL, "axis": "dp_shard", "unit": "bucket",
+           "by_rank": True}  # fmt: skip
     return Exchange(
         (
             Hold(kind="optimizer", since=Event.BEGIN, until=Event.NEXT_BEGIN, part=1),
@@ -95,10 +97,7 @@ def build_together(groups: Sequence[tuple[Sequence[Slot], Stage]], lines: Lines)
         told = FormSettings(_SETTINGS, stage.sync.settings if stage.sync else {})
         for slot in slots:
             if slot.whole.ndim < 2 or slot.whole.shape[0] != slot.param.global_shape[0]:
-                raise PlanError(
-                    f"owned_rows takes tables whose rows are not split over model axes, and "
-                    f"{slot.param.fqn} is none; nearest is no sync for it"
-                )
+                raise PlanError(str(torn_rows("owned_rows", slot.param.fqn)))
         tables += [_Table(slot, told.word("ids"), lines) for slot in trainable(slots)]
         still += frozen(slots)
     return _Owned(tables, still, lines)
