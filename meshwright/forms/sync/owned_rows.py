@@ -14,6 +14,7 @@ not known, they are asked for when it has come.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 
 import torch
@@ -153,6 +154,50 @@ class _Asked:
     """How many of each rank."""
 
 
+_Counts = Sequence[Sequence[int]]
+"""Of each table, rows of each rank."""
+_Come = Callable[[], list[Tensor]]
+
+
+class _Asking:
+    """Telling owners which of their rows this rank has: how many, then their numbers. What it takes
+    goes on beside what is called in between."""
+
+    def __init__(
+        self,
+        begin: Callable[[Sequence[Tensor], _Counts, _Counts], _Come],
+        tables: Sequence[_Table],
+        rows: list[Tensor],
+        ranks: int,
+    ) -> None:
+        self._begin, self._rows = begin, rows
+        self._numbers: _Come | None = None
+        if not rows:
+            return
+        mine = torch.stack([
+            torch.bincount(own // table.chunk, minlength=ranks)
+            for table, own in zip(tables, rows, strict=True)
+        ])  # fmt: skip
+        ones = [1] * ranks
+        self._owned: list[list[int]] = mine.tolist()
+        self._theirs = begin([mine.T.contiguous()], [ones], [ones])
+
+    def tell_numbers(self) -> None:
+        """Owners know how many."""
+        if self._rows and self._numbers is None:
+            (theirs,) = self._theirs()
+            self._counts: list[list[int]] = theirs.T.tolist()
+            self._numbers = self._begin(self._rows, self._owned, self._counts)
+
+    def end(self) -> list[_Asked]:
+        """What they know, when they know all."""
+        self.tell_numbers()
+        if self._numbers is None:
+            return []
+        each = zip(self._rows, self._owned, self._numbers(), self._counts, strict=True)
+        return [_Asked(*one) for one in each]
+
+
 class _Owned(SyncRun):
     reads_batches = True
 
@@ -171,6 +216,8 @@ class _Owned(SyncRun):
         """Those that batches of this step read so far; None where nobody said."""
         self._asked: list[_Asked] = []
         """Empty if owners do not know all rows that this step has gradients of."""
+        self._asking: _Asking | None = None
+        """About the rows of the next batch, while this one is trained on."""
 
     @property
     def is_settled(self) -> bool:
@@ -207,13 +254,18 @@ class _Owned(SyncRun):
             both = map(torch.cat, zip(self._rows, rows, strict=True))
             self._rows = [each.unique() for each in both]  # type: ignore[no-untyped-call]
             self._asked = []
-        self._next = None
+        if self._asking is not None:  # a batch that has come as one more of this step
+            self._asking.end()
+        self._next = self._asking = None
         if next_batch is not None:
             self._next = [table.rows(next_batch) for table in self._tables]
+            self._asking = _Asking(self._begin, self._tables, self._next, self._peers.size)
 
     @torch.no_grad()
     def finish(self) -> None:
         asked = self._asked or self._ask(self._rows, "gradients")
+        if self._asking is not None:
+            self._asking.tell_numbers()  # beside the gradients
         sent = [
             torch.zeros_like(whole[one.rows]) if whole.grad is None else whole.grad[one.rows]
             for one, whole in zip(asked, self._wholes(), strict=True)
@@ -228,8 +280,9 @@ class _Owned(SyncRun):
 
     def updated(self, later: Callable[[], Update]) -> None:
         self._stale, self._announced = True, self._next is not None
-        if self._next is not None:
-            self._fetch(self._next)
+        if self._next is not None and self._asking is not None:
+            asking, self._asking = self._asking, None
+            self._fresh, self._asked = self._next, self._fill(asking.end())
 
     def written(self) -> None:
         self._stale = True
@@ -237,16 +290,17 @@ class _Owned(SyncRun):
 
     def settle(self) -> None:
         if self._stale:
-            self._fill(None)
+            self._fill(self._ask(None, "parameters"))
             self._stale, self._asked = False, []
 
     def _fetch(self, rows: list[Tensor]) -> None:
         """These rows become as their owners have them."""
-        self._fresh, self._asked = rows, self._fill(rows)
+        self._fresh, self._asked = rows, self._fill(self._ask(rows, "parameters"))
 
     @torch.no_grad()
-    def _fill(self, rows: list[Tensor] | None) -> list[_Asked]:
-        asked, wholes = self._ask(rows, "parameters"), self._wholes()
+    def _fill(self, asked: list[_Asked]) -> list[_Asked]:
+        """Rows that were asked for come from their owners."""
+        wholes = self._wholes()
         sent = [whole[one.found] for one, whole in zip(asked, wholes, strict=True)]
         values = self._exchange(
             sent, [one.counts for one in asked], [one.owned for one in asked], "parameters"
@@ -261,66 +315,66 @@ class _Owned(SyncRun):
     def _ask(self, rows: list[Tensor] | None, purpose: Purpose) -> list[_Asked]:
         """Tells owners numbers of their rows that this rank has; None: all."""
         rows = [table.all_rows() for table in self._tables] if rows is None else rows
-        if not rows:
-            return []
-        size = self._peers.size
-        mine = torch.stack([
-            torch.bincount(own // table.chunk, minlength=size)
-            for table, own in zip(self._tables, rows, strict=True)
-        ])  # fmt: skip
-        ones = [1] * size
-        (theirs,) = self._exchange([mine.T.contiguous()], [ones], [ones], purpose)
-        owned, counts = mine.tolist(), theirs.T.tolist()
-        found = self._exchange(rows, owned, counts, purpose)
-        return [_Asked(*one) for one in zip(rows, owned, found, counts, strict=True)]
+        begin = partial(self._begin, purpose=purpose)
+        return _Asking(begin, self._tables, rows, self._peers.size).end()
 
     def _exchange(
+        self, rows: Sequence[Tensor], sent: _Counts, received: _Counts, purpose: Purpose
+    ) -> list[Tensor]:
+        return self._begin(rows, sent, received, purpose)()
+
+    def _begin(
         self,
         rows: Sequence[Tensor],
-        sent: Sequence[Sequence[int]],
-        received: Sequence[Sequence[int]],
-        purpose: Purpose,
-    ) -> list[Tensor]:
-        """Rows of each table to each rank in turn, so many as `sent` says, all tables of a dtype in
-        one message; those that came, so many as `received` says."""
+        sent: _Counts,
+        received: _Counts,
+        purpose: Purpose = "parameters",
+    ) -> _Come:
+        """Sends rows of each table to each rank in turn, so many as `sent` says, all tables of a
+        dtype in one message; what is returned waits for those that come, so many as `received`
+        says."""
         if self._peers.group is None:
-            return [x.detach().clone() for x in rows]
-        found: dict[int, Tensor] = {}
+            return lambda: [x.detach().clone() for x in rows]
+        under_way: list[tuple[list[int], _Come]] = []
         for dtype in dict.fromkeys(x.dtype for x in rows):
             own = [index for index, x in enumerate(rows) if x.dtype == dtype]
-            parts = self._send(
-                [rows[i].detach() for i in own], [sent[i] for i in own], [received[i] for i in own],
-                purpose,
-            )  # fmt: skip
-            found |= zip(own, parts, strict=True)
-        return [found[index] for index in range(len(rows))]
+            out, into = ([of[index] for index in own] for of in (sent, received))
+            under_way.append((own, self._send([rows[i] for i in own], out, into, purpose)))
+
+        def come() -> list[Tensor]:
+            found: dict[int, Tensor] = {}
+            for own, arrive in under_way:
+                found |= zip(own, arrive(), strict=True)
+            return [found[index] for index in range(len(rows))]
+
+        return come
 
     def _send(
-        self,
-        rows: Sequence[Tensor],
-        sent: Sequence[Sequence[int]],
-        received: Sequence[Sequence[int]],
-        purpose: Purpose,
-    ) -> list[Tensor]:
-        """`_exchange` of one dtype."""
+        self, rows: Sequence[Tensor], sent: _Counts, received: _Counts, purpose: Purpose
+    ) -> _Come:
+        """`_begin` of one dtype."""
         peers, widths = self._peers, [x.shape[1:].numel() for x in rows]
-        pieces = zip(
-            *(torch.split(x, list(n)) for x, n in zip(rows, sent, strict=True)), strict=True
-        )
-        flat = torch.cat([x.reshape(-1) for to in pieces for x in to])
+        pieces = [torch.split(x, list(n)) for x, n in zip(rows, sent, strict=True)]
+        flat = torch.cat([x.detach().reshape(-1) for to in zip(*pieces, strict=True) for x in to])
         out, into = (
-            [sum(n * w for n, w in zip(of, widths, strict=True)) for of in zip(*all_, strict=True)]
-            for all_ in (sent, received)
+            [sum(n * w for n, w in zip(of, widths, strict=True)) for of in zip(*each, strict=True)]
+            for each in (sent, received)
         )
         came = flat.new_empty(sum(into))
         what = What(purpose, self._lines.stage, peers.axis, "all_to_all", flat.nbytes, peers.size)
-        with self._lines.recorder.collective(what):
-            dist.all_to_all_single(came, flat, into, out, group=peers.group)
-        sizes = [
-            n * w for of in zip(*received, strict=True) for n, w in zip(of, widths, strict=True)
-        ]
-        parts = torch.split(came, sizes)
-        return [
-            torch.cat(parts[index :: len(rows)]).view(-1, *x.shape[1:])
-            for index, x in enumerate(rows)
-        ]
+        start = self._lines.recorder.mark()
+        work = dist.all_to_all_single(came, flat, into, out, group=peers.group, async_op=True)
+        assert work is not None
+        pending = self._lines.recorder.pending(what, work, start)
+
+        def arrive() -> list[Tensor]:
+            pending.wait()
+            counts = [n for of in zip(*received, strict=True) for n in of]
+            sizes = [n * width for n, width in zip(counts, widths * peers.size, strict=True)]
+            parts = torch.split(came, sizes)
+            return [
+                torch.cat(parts[index :: len(rows)]).view(-1, *x.shape[1:])
+                for index, x in enumerate(rows)
+            ]
+
+        return arrive
