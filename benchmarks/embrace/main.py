@@ -49,10 +49,10 @@ class Row:
     band: tuple[float, float]
     """Quartiles of its steps."""
     over_plain: float
-    """How many times as fast as ours with whole tables, turn by turn; the median."""
+    """How many times as fast as ours with whole tables in the same turn; the median."""
     plain_band: tuple[float, float]
     exposed_s: float
-    """What a step takes longer on the slow wire than on the free one."""
+    """What a step takes longer on the slow wire than on the free one in the same turn; median."""
     apart: float
     """Largest relative difference of its losses from those of ours with whole tables."""
 
@@ -96,7 +96,7 @@ def rows_of(seen: Mapping[str, Seen]) -> list[Row]:
         apart = max(abs(a - b) / abs(b) for a, b in zip(own.losses, plain.losses, strict=True))
         found.append(Row(
             name, median(own.slow_s), band(own.slow_s), median(ratios), band(ratios),
-            median(own.slow_s) - median(own.free_s), apart,
+            median(a - b for a, b in zip(own.slow_s, own.free_s, strict=True)), apart,
         ))  # fmt: skip
     return found
 
