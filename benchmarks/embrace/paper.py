@@ -127,8 +127,8 @@ def paper_table(models: tuple[Published, ...] = MODELS) -> Iterator[str]:
         "over the state of the art (ZEN).\n"
     )
     yield (
-        "| model | network | tables whole, ms | rows to all, ms | rows to owners, ms | over whole | "
-        "over rows to all |"
+        "| model | network | tables whole, ms | rows to all, ms | rows to owners, ms | over whole "
+        "| over rows to all |"
     )
     yield "|---" * 7 + "|"
     for model in models:

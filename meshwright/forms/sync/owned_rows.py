@@ -99,12 +99,12 @@ def build_together(groups: Sequence[tuple[Sequence[Slot], Stage]], lines: Lines)
         for slot in slots:
             if slot.whole.ndim < 2 or slot.whole.shape[0] != slot.param.global_shape[0]:
                 raise PlanError(str(torn_rows("owned_rows", slot.param.fqn)))
-        tables += [_Table(slot, told.word("ids"), lines) for slot in trainable(slots)]
+        tables += [_OwnedTable(slot, told.word("ids"), lines) for slot in trainable(slots)]
         still += frozen(slots)
     return _Owned(tables, still, lines)
 
 
-class _Table:
+class _OwnedTable:
     """A table, and the rows of it that this rank owns."""
 
     def __init__(self, slot: Slot, ids: str, lines: Lines) -> None:
@@ -166,7 +166,7 @@ class _Asking:
     def __init__(
         self,
         begin: Callable[[Sequence[Tensor], _Counts, _Counts], _Come],
-        tables: Sequence[_Table],
+        tables: Sequence[_OwnedTable],
         rows: list[Tensor],
         ranks: int,
     ) -> None:
@@ -201,7 +201,7 @@ class _Asking:
 class _Owned(SyncRun):
     reads_batches = True
 
-    def __init__(self, tables: Sequence[_Table], still: Sequence[Slot], lines: Lines) -> None:
+    def __init__(self, tables: Sequence[_OwnedTable], still: Sequence[Slot], lines: Lines) -> None:
         self._lines, self._tables = lines, tuple(tables)
         self._peers = lines.shards
         self.held = (*(table.held for table in tables), *held_whole(still, lines))
