@@ -31,6 +31,8 @@ from benchmarks.embrace.wire import HEADERS_LEAVE, be_a_switch
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.trace.trace import trace
+from meshwright.planner.problem.predict import predict_plan
+from meshwright.planner.problem.problem import make_problem
 from meshwright.planner.search.search import search
 from meshwright.profiling.measure_local import measure_local
 from meshwright.profiling.rows import count_rows
@@ -107,18 +109,30 @@ def band(values: list[float]) -> tuple[float, float]:
     return low, high
 
 
-def exposed_s(plan: Plan) -> float:
-    """Predicted: what waits for messages and does not hide."""
-    assert plan.predicted and plan.predicted.breakdown
-    told = plan.predicted.breakdown
-    return told.tensor_s + told.gradients_s + told.gather_s
+def exposed_s(case: Case, machine: Cluster, planned: Mapping[str, Plan]) -> dict[str, float]:
+    """Predicted: what steps take longer than on the machine's own links, by name of the plan."""
+    graph = trace(case.model(), case.batch(0))
+    free = make_problem(graph, machine, precision="fp32", optimizer=OPTIMIZER)
+    found = {}
+    for name, plan in planned.items():
+        assert plan.predicted
+        found[name] = plan.predicted.step_s - predict_plan(free, plan).step_s
+    return found
 
 
-def lines(found: list[Row], planned: Mapping[str, Plan]) -> Iterator[str]:
+def measured(times: int = 3) -> Cluster:
+    """This machine at its fastest: others that use it only slow it."""
+    tries = [measure_local(RANKS) for _ in range(times)]
+    return max(tries, key=lambda found: found.device_types[0].peak_flops["float32"])
+
+
+def lines(
+    found: list[Row], planned: Mapping[str, Plan], wire_s: Mapping[str, float]
+) -> Iterator[str]:
     """A table in Markdown."""
     yield (
         "| | step, ms | quartiles | predicted | times as fast as whole tables | quartiles | "
-        "predicted | exposed, ms | predicted | losses apart |"
+        "predicted | by the wire, ms | predicted | losses apart |"
     )
     yield "|---" * 10 + "|"
     for row in found:
@@ -129,7 +143,7 @@ def lines(found: list[Row], planned: Mapping[str, Plan]) -> Iterator[str]:
             assert plain
             step, ratio = f"{1e3 * said.predicted.step_s:.0f}", ""
             ratio = f"{plain.step_s / said.predicted.step_s:.1f}"
-            exposed = f"{1e3 * exposed_s(said):.0f}"
+            exposed = f"{1e3 * wire_s[row.name]:.0f}"
         yield (
             f"| {row.name} | {1e3 * row.step_s:.0f} | {_range(row.band, 1e3, 0)} | {step} | "
             f"{row.over_plain:.1f} | {_range(row.plain_band, 1, 1)} | {ratio} | "
@@ -158,7 +172,7 @@ def forms(plan: Plan) -> str:
 def report(mbits: float, turns: int, repeats: int) -> Iterator[str]:
     """All of it, piece by piece as it is found."""
     tokens()
-    machine = measure_local(RANKS)
+    machine = measured()
     cluster = wired(machine, 1e6 * mbits)
     be_a_switch()
     for case in (language(), recommender()):
@@ -173,10 +187,11 @@ def report(mbits: float, turns: int, repeats: int) -> Iterator[str]:
             + ", ".join(f"{value:.0e} ({name})" for name, value in apart.items())
             + ".\n"
         )
+        wire_s = exposed_s(case, machine, planned)
         for turn in range(repeats):
             seen = run_turns(case, planned, RANKS, 1e6 * mbits, turns)
             yield f"\nRun {turn + 1} of {repeats}:\n"
-            yield from lines(rows_of(seen), planned)
+            yield from lines(rows_of(seen), planned, wire_s)
     yield "\n## The clusters of the paper, simulated\n"
     yield from paper_table()
 
