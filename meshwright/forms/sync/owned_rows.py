@@ -218,6 +218,10 @@ class _Owned(SyncRun):
         """Empty if owners do not know all rows that this step has gradients of."""
         self._asking: _Asking | None = None
         """About the rows of the next batch, while this one is trained on."""
+        self._last = min((table.slot.owner for table in tables), default=-1)
+        """The call after whose backward all gradients of tables are there."""
+        self._coming: _Come | None = None
+        """Gradients that are on their way to owners."""
 
     @property
     def is_settled(self) -> bool:
@@ -261,18 +265,28 @@ class _Owned(SyncRun):
             self._next = [table.rows(next_batch) for table in self._tables]
             self._asking = _Asking(self._begin, self._tables, self._next, self._peers.size)
 
+    def after_backward(self, call: int, last: bool) -> None:
+        # Where owners do not know the rows yet, they are told in `finish`.
+        if last and call == self._last and self._asked:
+            self._coming = self._send_gradients(self._asked)
+
     @torch.no_grad()
-    def finish(self) -> None:
-        asked = self._asked or self._ask(self._rows, "gradients")
-        if self._asking is not None:
-            self._asking.tell_numbers()  # beside the gradients
+    def _send_gradients(self, asked: list[_Asked]) -> _Come:
         sent = [
             torch.zeros_like(whole[one.rows]) if whole.grad is None else whole.grad[one.rows]
             for one, whole in zip(asked, self._wholes(), strict=True)
         ]
-        values = self._exchange(
-            sent, [one.owned for one in asked], [one.counts for one in asked], "gradients"
-        )
+        owned, counts = [one.owned for one in asked], [one.counts for one in asked]
+        come = self._begin(sent, owned, counts, "gradients")
+        if self._asking is not None:
+            self._asking.tell_numbers()  # beside them
+        return come
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        asked = self._asked or self._ask(self._rows, "gradients")
+        come, self._coming = self._coming or self._send_gradients(asked), None
+        values = come()
         for table, one, came in zip(self._tables, asked, values, strict=True):
             table.slot.whole.grad, table.shard.grad = None, table.sums(one, came)
             sum_over_copies(table.shard.grad, self._lines)
