@@ -65,6 +65,10 @@ class GroupedRun(SyncRun):
     def is_settled(self) -> bool:
         return all(run.is_settled for run in self._runs)
 
+    def hold_nothing_back(self) -> None:
+        for run in self._runs:
+            run.hold_nothing_back()
+
     def begin(self, batch: Samples | None = None, next_batch: Samples | None = None) -> None:
         for run in self._runs:
             run.begin(*((batch, next_batch) if run.reads_batches else ()))
