@@ -140,11 +140,6 @@ class _LateRows(OwnedRows):
     def kept(self) -> list[Tensor]:
         return [x for late in self._late.values() for x in (late.total, late.values, late.sent)]
 
-    def begin(self, batch: Samples | None = None, next_batch: Samples | None = None) -> None:
-        if not self._announced:
-            self._land()
-        super().begin(batch, next_batch)
-
     def more(self, batch: Samples | None = None, next_batch: Samples | None = None) -> None:
         self._land()
         super().more(batch, next_batch)
