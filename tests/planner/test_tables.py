@@ -129,9 +129,28 @@ def test_search_sends_the_rows_that_occur() -> None:
     assert rows.predicted.step_s < 0.1 * dense.predicted.step_s
     assert rows.evidence.gap is None and choice.sync.form in str(rows)
     distinct = counts.distinct("words.weight", 200_000, 48 // 4)
-    assert choice.sync.form == "owned_rows" and distinct
+    assert choice.sync.form == "late_rows" and distinct
     assert choice.sync.settings["rows_each"] == pytest.approx(distinct / 200_000, rel=1e-3)
     assert choice.sync.settings["ids"] == "0"
+    again = counts.again("words.weight", 200_000, 48 // 4, 48)
+    assert choice.sync.settings["prior"] == pytest.approx(again, rel=1e-3)
+    limited = found(rows=counts, max_grad_norm=1.0)
+    choice = limited.stages[0].by_parameter["words.weight"]
+    assert choice.sync and choice.sync.form == "owned_rows", "a limit of the norm lets none be late"
+
+
+def test_what_is_read_again_is_what_is_drawn() -> None:
+    draw = np.random.default_rng(0)
+    share = np.arange(1, 1001, dtype=float) ** -1.1
+    share /= share.sum()
+    for lookups, others in ((20, 80), (300, 300), (300, 2000)):
+        real = []
+        for _ in range(100):
+            own = np.unique(draw.choice(1000, size=lookups, p=share))
+            real.append(np.isin(own, draw.choice(1000, size=others, p=share)).mean())
+        found = RowCounts(zipf=1.1).again("a", 1000, lookups, others)
+        assert found == pytest.approx(np.mean(real), rel=0.05)
+    assert RowCounts().again("a", 10, 1, 1) is None
 
 
 def test_the_facade_takes_a_file(tmp_path: Path) -> None:

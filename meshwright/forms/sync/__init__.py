@@ -171,6 +171,13 @@ def clips(key: str) -> bool:
 
 
 @cache
+def undone_by_norm(key: str) -> str:
+    """Returns what to take in place of a form that clipping to a global norm makes useless
+    (`UNDONE_BY_NORM`); empty: it does not."""
+    return str(getattr(_FILES.load(key), "UNDONE_BY_NORM", ""))
+
+
+@cache
 def is_searched(key: str) -> bool:
     """Tells whether every search tries a form for whole stages."""
     return is_exact(key) and is_for_stages(key)
@@ -238,6 +245,9 @@ def findings(plan: Plan) -> Iterator[Finding]:
                 near = nearest(stepped[:SHOWN], UPDATES)
                 yield Finding("by_parameter", message, f"update {near}")
                 continue
+            if plan.max_grad_norm and view.dp > 1 and (near := undone_by_norm(view.sync_form)):
+                message = f"stage {index}{of}: gradients are clipped to a norm, so {view.sync_form}"
+                yield Finding("sync", f"{message} lets none of them be late", near, "warning")
             for finding in of_stage(view, stepped or plan.optimizer):
                 yield replace(finding, message=f"stage {index}{of}: {finding.message}")
 

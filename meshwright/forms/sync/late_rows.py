@@ -32,7 +32,7 @@ EXACT = True
 SEARCHED = False
 TABLES = ("rows_each", "row_bytes", "prior", "ids")
 TABLE_ZERO = 1
-UNDONE_BY_NORM = True
+UNDONE_BY_NORM = "sync owned_rows, or no max_grad_norm"
 _SETTINGS: Known = {
     "rows_each": Number(1.0, 1e-9, 1.0), "row_bytes": Number(256, 1, 2**40),
     "prior": Number(0.5, 0.0, 1 - 1e-9), "ids": Text(),
