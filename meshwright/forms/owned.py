@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from meshwright.forms.flat import chunk_rows, frozen, held_whole, sum_over_copies, trainable
 from meshwright.forms.rows import torn_rows
-from meshwright.forms.running import Held, Lines, Samples, Slot, SyncRun, Update
+from meshwright.forms.running import Held, LaterStep, Lines, Samples, Slot, SyncRun
 from meshwright.ir.comm.collective import What
 from meshwright.ir.errors import PlanError
 from meshwright.ir.profile.measured import Purpose
@@ -126,7 +126,7 @@ class OwnedRows(SyncRun):
         for own, x in zip(torch.split(rows, counts), torch.split(values, counts), strict=True):
             total.index_add_(0, own - start, x)
 
-    def updated(self, later: Callable[[], Update]) -> None:
+    def updated(self, later: Callable[[], LaterStep]) -> None:
         self._stale, self._announced = True, self._next is not None
         if self._next is not None:
             self._fetch(self._next)

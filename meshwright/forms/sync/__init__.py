@@ -257,7 +257,7 @@ def of_stage(stage: Stage, optimizer: str) -> Iterator[Finding]:
     wrong = [*_sync_findings(stage, optimizer), *store_findings(stage)]
     yield from wrong
     if not any(finding.severity == "error" for finding in wrong):
-        yield from _torn(stage)
+        yield from _torn(stage, optimizer)
 
 
 def takes(stage: Stage, store: str) -> bool:
@@ -265,7 +265,7 @@ def takes(stage: Stage, store: str) -> bool:
     return is_split(store) == takes_parts(stage.sync_form, level_of(stage))
 
 
-def _torn(stage: Stage) -> Iterator[Finding]:
+def _torn(stage: Stage, optimizer: str) -> Iterator[Finding]:
     """What does not go together in a stage."""
     store, form = store_of(stage), stage.sync_form
     if not takes(stage, store):
@@ -278,9 +278,18 @@ def _torn(stage: Stage) -> Iterator[Finding]:
         )
         return
     try:
-        exchange_of(stage)
+        made = exchange_of(stage)
     except PlanError as error:
         yield Finding("store" if stage.store else "sync", str(error), "no store, no sync")
+        return
+    reach = update(optimizer).reach if optimizer in UPDATES else Reach.ELEMENT
+    if stage.dp > 1 and made.is_split("optimizer") and reach is not Reach.ELEMENT:
+        message = (
+            f"under {form} each rank steps its part of a parameter, and a step of {optimizer} "
+            f"depends on {reach.value}"
+        )
+        near = f"no sync and zero 0, or an optimizer that looks at {Reach.ELEMENT.value}"
+        yield Finding("sync", message, near)
 
 
 def _sync_findings(stage: Stage, optimizer: str) -> Iterator[Finding]:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from meshwright.forms.exchange import Event, Exchange, Hold, Rewrite, Send
 from meshwright.forms.owned import OwnedRows, check_whole
-from meshwright.forms.running import Lines, ParameterStore, Samples, Slot, SyncRun, Update
+from meshwright.forms.running import LaterStep, Lines, ParameterStore, Samples, Slot, SyncRun
 from meshwright.forms.settings import FormSettings, Known, Number, Text, wrong_settings
 from meshwright.ir.comm.collective import What
 from meshwright.ir.comm.p2p_collectives import Waitable
@@ -98,7 +98,7 @@ def build(slots: Sequence[Slot], lines: Lines, stage: Stage, store: ParameterSto
 
 
 @dataclass(eq=False)
-class _Late:
+class _Unstepped:
     """Rows of a table whose step is not over."""
 
     total: Tensor
@@ -122,7 +122,7 @@ class _LateRows(OwnedRows):
 
     def __init__(self, slots: Sequence[Slot], lines: Lines, ids: str) -> None:
         super().__init__(slots, lines, ids)
-        self._late: dict[int, _Late] = {}
+        self._late: dict[int, _Unstepped] = {}
         """By table."""
         # Sums over model axes, too, are made of whole gradients, before the step.
         self._holds_back = not any(slot.param.sum_over for slot in self._slots)
@@ -153,7 +153,7 @@ class _LateRows(OwnedRows):
             self._late[index] = self._split(index, self._next)
             slot.whole.grad = self._shards[index].grad = None
 
-    def _split(self, index: int, coming: Tensor) -> _Late:
+    def _split(self, index: int, coming: Tensor) -> _Unstepped:
         """Sums the rows that any rank reads next, and lets the others go."""
         asked = self._numbers(index, coming, "parameters")
         first: Tensor = asked[0].unique()  # type: ignore[no-untyped-call]
@@ -171,7 +171,7 @@ class _LateRows(OwnedRows):
         late, later = _some(found, counts, ~is_first), rows[~answers]
         going = gradient[later]
         arriving, work = self._start(going, self._counts(index, later), late[1])
-        return _Late(total, first, asked, late, arriving, work, going)
+        return _Unstepped(total, first, asked, late, arriving, work, going)
 
     def _start(
         self, x: Tensor, sent: Sequence[int], received: Sequence[int]
@@ -187,7 +187,7 @@ class _LateRows(OwnedRows):
         assert work is not None
         return found, self._lines.recorder.pending(what, work, start)
 
-    def updated(self, later: Callable[[], Update]) -> None:
+    def updated(self, later: Callable[[], LaterStep]) -> None:
         self._has_stepped = True
         if not self._late:
             super().updated(later)
