@@ -31,6 +31,7 @@ class _Sent:
     nbytes: float
     """Of all of them, by one rank."""
     seconds: float
+    form: str = ""
 
 
 Walked = dict[tuple[object, ...], list[_Sent]]
@@ -42,21 +43,26 @@ def stage_traffic(
 ) -> tuple[StageTraffic, ...]:
     """Of stage `index`, the most bytes first."""
     rows = [
-        StageTraffic(purpose=sent.purpose, axis=sent.axis, link=sent.link, nbytes=ceil(sent.nbytes),
-                seconds=float(f"{sent.seconds:.6g}"))
+        StageTraffic(
+            purpose=sent.purpose, axis=sent.axis, link=sent.link, nbytes=ceil(sent.nbytes),
+            seconds=float(f"{sent.seconds:.6g}"), form=sent.form,
+        )
         for sent in _together(_all(tables, plan, index, costs, model, walked)) if sent.nbytes
     ]  # fmt: skip
-    return tuple(sorted(rows, key=lambda row: (-row.nbytes, row.purpose, row.axis)))
+    return tuple(sorted(rows, key=lambda row: (-row.nbytes, row.purpose, row.axis, row.form)))
 
 
 def _together(found: Iterable[_Sent]) -> list[_Sent]:
-    """Those of one purpose, axis and link as one."""
-    sums: dict[tuple[TrafficPurpose, str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    """Those of one purpose, axis, link and form as one."""
+    sums: dict[tuple[TrafficPurpose, str, str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
     for sent in found:
-        total = sums[sent.purpose, sent.axis, sent.link]
+        total = sums[sent.purpose, sent.axis, sent.link, sent.form]
         total[0] += sent.nbytes
         total[1] += sent.seconds
-    return [_Sent(*key, *total) for key, total in sums.items()]
+    return [
+        _Sent(purpose, axis, link, nbytes, seconds, form)
+        for (purpose, axis, link, form), (nbytes, seconds) in sums.items()
+    ]
 
 
 def _all(
@@ -91,6 +97,7 @@ def _collective(
     nbytes: float,
     levels: Levels,
     times: float,
+    form: str = "",
 ) -> Iterator[_Sent]:
     """`times` equal ones, if anything is sent at all."""
     if not levels or not nbytes or primitive not in COMMUNICATES:
@@ -98,7 +105,8 @@ def _collective(
     size = ranks_of(levels)
     slowest = min((level.link for level in levels), key=lambda link: link.rate)
     seconds = times * collective_time(primitive, nbytes, levels)
-    yield _Sent(purpose, axis, slowest.name, times * sent_bytes(primitive, nbytes, size), seconds)
+    total = times * sent_bytes(primitive, nbytes, size)
+    yield _Sent(purpose, axis, slowest.name, total, seconds, form)
 
 
 def _in_blocks(
@@ -191,6 +199,6 @@ def _data(sync: Sync, times: int) -> Iterator[_Sent]:
 def _exchanged(
     sync: Sync, group: FormGroup, send: Send, nbytes: float, times: float
 ) -> Iterator[_Sent]:
-    levels = sync.levels(send.axis)
-    sent = group.exchange.sent(send, nbytes, ranks_of(levels))
-    yield from _collective(send.what, send.axis, send.primitive, sent, levels, times)
+    levels, exchange = sync.levels(send.axis), group.exchange
+    sent = exchange.sent(send, nbytes, ranks_of(levels))
+    yield from _collective(send.what, send.axis, send.primitive, sent, levels, times, exchange.form)

@@ -10,6 +10,7 @@ from meshwright.costmodel.comm.volume import Walked, stage_traffic
 from meshwright.costmodel.cost_cache import CostTables
 from meshwright.costmodel.estimate import Estimate, estimate_all
 from meshwright.costmodel.explain.breakdown import breakdown_of
+from meshwright.costmodel.explain.rows import rows_saved
 from meshwright.costmodel.memory.stage_memory import Bytes, StageMemory
 from meshwright.costmodel.simulate.compiled_schedule import HELD, LAST, B, F, I, K, R, W
 from meshwright.costmodel.simulate.timeline import Timeline
@@ -60,6 +61,7 @@ def detail_of(tables: CostTables, plan: Plan, cap_bytes: int | None = None) -> D
         ),
         overhead_s=_short(overhead_s),
         links=_links(tables.cluster),
+        rows=rows_saved(tables, plan, found.prediction),
     )
 
 

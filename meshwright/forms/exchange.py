@@ -5,7 +5,7 @@ and traffic, bounds and reports branch on what rows say, never on which form the
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from enum import IntEnum
 from functools import cached_property
 from math import ceil, inf
@@ -118,6 +118,9 @@ class Exchange:
     """The table of one form on one shape of replicas."""
 
     rows: tuple[Row, ...]
+    _: KW_ONLY
+    form: str = ""
+    """Its key."""
     run_ahead: int = 0
     """Blocks of the next forward whose buckets are on their way while an earlier one runs."""
     bucket_bytes: int | None = None

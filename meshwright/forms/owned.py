@@ -1,6 +1,8 @@
-"""Ranks that own rows of a table: who has a gradient of some sends it, who reads some asks."""
+"""Ranks that own rows of tables: who reads some asks for them, and sends their gradients."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import mul
 
 import torch
 import torch.distributed as dist
@@ -9,62 +11,114 @@ from torch import Tensor, nn
 from meshwright.forms.flat import chunk_rows, frozen, held_whole, sum_over_copies, trainable
 from meshwright.forms.rows import torn_rows
 from meshwright.forms.running import Held, LaterStep, Lines, Samples, Slot, SyncRun
+from meshwright.forms.sync import IDS
 from meshwright.ir.comm.collective import What
+from meshwright.ir.comm.p2p_collectives import Waitable
 from meshwright.ir.errors import PlanError
+from meshwright.ir.plan.plan import Stage
 from meshwright.ir.profile.measured import Purpose
 
 
-def check_whole(form: str, slots: Sequence[Slot]) -> None:
-    """PlanError for a table of which model axes split rows, or that has none."""
-    for slot in slots:
-        if slot.whole.ndim < 2 or slot.whole.shape[0] != slot.param.global_shape[0]:
-            raise PlanError(str(torn_rows(form, slot.param.fqn)))
+def owned_tables(
+    form: str, groups: Sequence[tuple[Sequence[Slot], Stage]], lines: Lines
+) -> tuple[list["OwnedTable"], list[Slot]]:
+    """Returns the tables of groups of which the stage says different settings, and what is not
+    trained. PlanError for a table of which model axes split rows, or that has none."""
+    tables, still = [], []
+    for slots, stage in groups:
+        ids = str(stage.sync.settings.get(IDS, "")) if stage.sync else ""
+        for slot in slots:
+            if slot.whole.ndim < 2 or slot.whole.shape[0] != slot.param.global_shape[0]:
+                raise PlanError(str(torn_rows(form, slot.param.fqn)))
+        tables += [OwnedTable(slot, ids, lines) for slot in trainable(slots)]
+        still += frozen(slots)
+    return tables, still
+
+
+@dataclass(frozen=True, eq=False)
+class AskedRows:
+    """What owners know of the rows of a table that ranks have."""
+
+    rows: Tensor
+    """Of this rank, ascending."""
+    owned: list[int]
+    """How many of them each rank owns."""
+    found: Tensor
+    """Numbers of the rows of this rank that others have, rank after rank."""
+    counts: list[int]
+    """How many of each rank."""
+
+
+class OwnedTable:
+    """A table, and the rows of it that this rank owns."""
+
+    def __init__(self, slot: Slot, ids: str, lines: Lines) -> None:
+        size = lines.shards.size
+        self.slot, self.ids, self.chunk = slot, ids, -(-slot.rows // size)
+        self.start, self.stop = chunk_rows(slot.rows, size, lines.shards.coordinate)
+        self.shard = nn.Parameter(slot.whole.detach()[self.start : self.stop])
+        primary = lines.is_primary(slot.param, "dp_replicate")
+        rows = (self.start, self.stop)
+        self.held = Held(slot.param, lines.stage, self.shard, rows, primary)
+
+    def rows(self, batch: Samples) -> Tensor:
+        """Those that a batch of this rank reads, ascending."""
+        if self.ids not in batch:
+            given = ", ".join(batch)
+            path = self.slot.param.fqn
+            raise PlanError(f"rows of {path} are read from input {self.ids!r}; given are {given}")
+        ids = batch[self.ids].detach().to(self.slot.whole.device)
+        found: Tensor = ids.unique()  # type: ignore[no-untyped-call]
+        return found[found < self.slot.rows]
+
+    def all_rows(self) -> Tensor:
+        return torch.arange(self.slot.rows, device=self.slot.whole.device)
+
+    def sums(self, asked: AskedRows, values: Tensor) -> Tensor:
+        """Of gradients that came, as they were asked for, those of the rows of this rank."""
+        total = values.new_zeros((self.stop - self.start, *values.shape[1:]))
+        return self.add(total, asked, values)
+
+    def add(self, total: Tensor, asked: AskedRows, values: Tensor) -> Tensor:
+        """Adds more of them to sums, which come back."""
+        # Source by source in the order of ranks: two runs are equal.
+        sources = zip(
+            torch.split(asked.found, asked.counts), torch.split(values, asked.counts), strict=True
+        )
+        for numbers, own in sources:
+            total.index_add_(0, numbers - self.start, own)
+        return total
 
 
 class OwnedRows(SyncRun):
-    """Tables of which each rank of dp_shard steps some rows, in turn; the rows that a batch reads
-    are those in its input `ids`."""
+    """Tables of which each rank of dp_shard steps some rows; others have those that they read."""
 
     reads_batches = True
 
-    def __init__(self, slots: Sequence[Slot], lines: Lines, ids: str) -> None:
-        self._lines, self._slots, self._ids = lines, trainable(slots), ids
+    def __init__(self, tables: Sequence[OwnedTable], still: Sequence[Slot], lines: Lines) -> None:
+        self._lines, self._tables = lines, tuple(tables)
         self._peers = lines.shards
-        self._chunks = [-(-slot.rows // self._peers.size) for slot in self._slots]
-        self._shards = [nn.Parameter(self._own(slot)) for slot in self._slots]
-        owned = [
-            Held(
-                slot.param,
-                lines.stage,
-                shard,
-                self._range(slot),
-                lines.is_primary(slot.param, "dp_replicate"),
-            )
-            for slot, shard in zip(self._slots, self._shards, strict=True)
-        ]
-        self.held = (*owned, *held_whole(frozen(slots), lines))
+        self.held = (*(table.held for table in tables), *held_whole(still, lines))
         self._stale = False
         """Only what `_fresh` names is as its owners have it."""
-        self._fresh = torch.empty(0, dtype=torch.int64)
-        self._next: Tensor | None = None
-        """Rows that the next batch reads, if that is known."""
+        self._fresh: list[Tensor] = []
+        self._next: list[Tensor] | None = None
+        """Rows that the next batch reads, if that is known; of each table, as all of these."""
         self._announced = False
         """They have come after the last step."""
-
-    def _range(self, slot: Slot) -> tuple[int, int]:
-        return chunk_rows(slot.rows, self._peers.size, self._peers.coordinate)
-
-    def _own(self, slot: Slot) -> Tensor:
-        start, stop = self._range(slot)
-        return slot.whole.detach()[start:stop]
+        self._rows: list[Tensor] | None = None
+        """Those that batches of this step read so far; None where nobody said."""
+        self._asked: list[AskedRows] = []
+        """Empty if owners do not know all rows that this step has gradients of."""
 
     @property
     def is_settled(self) -> bool:
         return not self._stale
 
     def begin(self, batch: Samples | None = None, next_batch: Samples | None = None) -> None:
-        for slot, shard in zip(self._slots, self._shards, strict=True):
-            slot.whole.grad = shard.grad = None
+        for table in self._tables:
+            table.slot.whole.grad = table.shard.grad = None
+        self._rows = None
         self._take(batch, next_batch, announced=self._announced)
         self._announced = False
 
@@ -75,56 +129,46 @@ class OwnedRows(SyncRun):
         """The rows of a batch are here, or come now; all ranks ask for theirs at once."""
         if batch is None:  # gradients are cleared, and nothing runs
             return
-        rows = self._read(batch)
+        rows = [table.rows(batch) for table in self._tables]
         if self._stale and not announced:
             self._fetch(rows)
-        elif self._stale and not torch.isin(rows, self._fresh).all():
-            raise PlanError(
-                "this batch is not the one that next_batch said would come: its rows of "
-                f"{self._slots[0].param.fqn} are not here; pass the batches in that order, or no "
-                "next_batch"
-            )
-        self._next = None if next_batch is None else self._read(next_batch)
+        elif self._stale:
+            for table, read, fresh in zip(self._tables, rows, self._fresh, strict=True):
+                if not torch.isin(read, fresh).all():
+                    raise PlanError(
+                        "this batch is not the one that next_batch said would come: its rows of "
+                        f"{table.slot.param.fqn} are not here; pass the batches in that order, or "
+                        "no next_batch"
+                    )
+        if self._rows is None:
+            self._rows = rows
+        else:
+            both = map(torch.cat, zip(self._rows, rows, strict=True))
+            self._rows = [each.unique() for each in both]  # type: ignore[no-untyped-call]
+            self._asked = []
+        self._next = None
+        if next_batch is not None:
+            self._next = [table.rows(next_batch) for table in self._tables]
 
-    def _read(self, batch: Samples) -> Tensor:
-        """Rows that a batch of this rank reads, ascending."""
-        if self._ids not in batch:
-            given = ", ".join(batch)
-            raise PlanError(f"owned_rows reads rows from input {self._ids!r}; given are {given}")
-        ids = batch[self._ids].detach().to(self._slots[0].whole.device)
-        found: Tensor = ids.unique()  # type: ignore[no-untyped-call]
-        return found
-
+    @torch.no_grad()
     def finish(self) -> None:
-        for index, slot in enumerate(self._slots):
-            gradient, rows = self._gradient(index)
-            found, counts = self._numbers(index, rows, "gradients")
-            values = self._exchange(gradient[rows], self._counts(index, rows), counts, "gradients")
-            total = self._zeros(index)
-            self._add(index, total, found, counts, values)
-            sum_over_copies(total, self._lines)
-            slot.whole.grad, self._shards[index].grad = None, total
+        asked = self._known()
+        values = self._exchange(self._gradients(asked), *_to_owners(asked), "gradients")
+        for table, one, came in zip(self._tables, asked, values, strict=True):
+            table.slot.whole.grad, table.shard.grad = None, table.sums(one, came)
+            sum_over_copies(table.shard.grad, self._lines)
 
-    def _gradient(self, index: int) -> tuple[Tensor, Tensor]:
-        """This replica's of a table, and the rows of it that have anything, ascending."""
-        slot = self._slots[index]
-        gradient = slot.whole.grad
-        if gradient is None:
-            gradient = torch.zeros_like(slot.whole, requires_grad=False)
-        return gradient, gradient.reshape(slot.rows, -1).ne(0).any(dim=1).nonzero().flatten()
+    def _known(self) -> list[AskedRows]:
+        """The rows that this step has gradients of."""
+        asked, self._asked = self._asked or self._ask(self._rows, "gradients"), []
+        return asked
 
-    def _zeros(self, index: int) -> Tensor:
-        """A gradient of this rank's own rows."""
-        return torch.zeros_like(self._shards[index], requires_grad=False)
-
-    def _add(
-        self, index: int, total: Tensor, rows: Tensor, counts: list[int], values: Tensor
-    ) -> None:
-        """Adds what came from each rank of some rows."""
-        start, _ = self._range(self._slots[index])
-        # Source by source in the order of ranks: two runs are equal.
-        for own, x in zip(torch.split(rows, counts), torch.split(values, counts), strict=True):
-            total.index_add_(0, own - start, x)
+    def _gradients(self, asked: Sequence[AskedRows]) -> list[Tensor]:
+        """This replica's of some rows of each table."""
+        return [
+            torch.zeros_like(whole[one.rows]) if whole.grad is None else whole.grad[one.rows]
+            for one, whole in zip(asked, self._wholes(), strict=True)
+        ]
 
     def updated(self, later: Callable[[], LaterStep]) -> None:
         self._stale, self._announced = True, self._next is not None
@@ -135,57 +179,138 @@ class OwnedRows(SyncRun):
         self._stale = True
         self.settle()
 
-    @torch.no_grad()
     def settle(self) -> None:
-        if not self._stale:
-            return
-        for index, slot in enumerate(self._slots):
-            self._fill(index, torch.arange(slot.rows, device=slot.whole.device))
-        self._stale = False
+        if self._stale:
+            self._fill(None)
+            self._stale, self._asked = False, []
 
-    def _fetch(self, rows: Tensor) -> None:
+    def _fetch(self, rows: list[Tensor]) -> None:
         """These rows become as their owners have them."""
-        for index in range(len(self._slots)):
-            self._fill(index, rows)
-        self._fresh = rows
+        self._fresh, self._asked = rows, self._fill(rows)
+
+    def _fill(self, rows: list[Tensor] | None) -> list[AskedRows]:
+        asked = self._ask(rows, "parameters")
+        self._answer(asked)
+        return asked
 
     @torch.no_grad()
-    def _fill(self, index: int, rows: Tensor) -> None:
-        self._answer(index, rows, *self._numbers(index, rows, "parameters"))
+    def _answer(self, asked: Sequence[AskedRows]) -> None:
+        """Owners send what was asked for."""
+        wholes = self._wholes()
+        sent = [whole[one.found] for one, whole in zip(asked, wholes, strict=True)]
+        out, into = _to_owners(asked)
+        values = self._exchange(sent, into, out, "parameters")
+        for one, whole, came in zip(asked, wholes, values, strict=True):
+            whole.index_copy_(0, one.rows, came)
 
-    @torch.no_grad()
-    def _answer(self, index: int, rows: Tensor, asked: Tensor, counts: Sequence[int]) -> None:
-        """Owners send rows that each rank asked for; this one asked for `rows`."""
-        whole = self._slots[index].whole.detach()
-        values = self._exchange(whole[asked], counts, self._counts(index, rows), "parameters")
-        whole.index_copy_(0, rows, values)
+    def _wholes(self) -> list[Tensor]:
+        return [table.slot.whole for table in self._tables]
 
-    def _counts(self, index: int, rows: Tensor) -> list[int]:
-        """How many of some rows, ascending, each rank owns."""
-        owners = rows // self._chunks[index]
-        found: list[int] = torch.bincount(owners, minlength=self._peers.size).tolist()
-        return found
-
-    def _numbers(self, index: int, rows: Tensor, purpose: Purpose) -> tuple[Tensor, list[int]]:
-        """Tells owners numbers of their rows; the numbers that came, rank after rank, and how many
-        from each."""
-        sent = self._counts(index, rows)
-        mine = torch.tensor(sent, device=rows.device)
-        ones = [1] * self._peers.size
-        counts: list[int] = self._exchange(mine, ones, ones, purpose).tolist()
-        return self._exchange(rows, sent, counts, purpose), counts
+    def _ask(self, rows: list[Tensor] | None, purpose: Purpose) -> list[AskedRows]:
+        """Tells owners numbers of their rows that this rank has; None: all."""
+        rows = [table.all_rows() for table in self._tables] if rows is None else rows
+        if not rows:
+            return []
+        size = self._peers.size
+        mine = torch.stack([
+            torch.bincount(own // table.chunk, minlength=size)
+            for table, own in zip(self._tables, rows, strict=True)
+        ])  # fmt: skip
+        ones = [1] * size
+        (theirs,) = self._exchange([mine.T.contiguous()], [ones], [ones], purpose)
+        owned, counts = mine.tolist(), theirs.T.tolist()
+        found = self._exchange(rows, owned, counts, purpose)
+        return [AskedRows(*one) for one in zip(rows, owned, found, counts, strict=True)]
 
     def _exchange(
-        self, x: Tensor, sent: Sequence[int], received: Sequence[int], purpose: Purpose
-    ) -> Tensor:
-        """Rows of `x` to each rank in turn; those that came."""
+        self,
+        rows: Sequence[Tensor],
+        sent: Sequence[Sequence[int]],
+        received: Sequence[Sequence[int]],
+        purpose: Purpose,
+    ) -> list[Tensor]:
+        """Rows of each table to each rank in turn, so many as `sent` says, all tables of a dtype in
+        one message; those that came, so many as `received` says."""
+        return self._begin(rows, sent, received, purpose, waits=True).taken()
+
+    def _begin(
+        self,
+        rows: Sequence[Tensor],
+        sent: Sequence[Sequence[int]],
+        received: Sequence[Sequence[int]],
+        purpose: Purpose,
+        *,
+        waits: bool,
+    ) -> "ArrivingRows":
+        """`_exchange`, whose messages go on meanwhile unless it `waits`."""
         peers = self._peers
-        found = x.new_empty((sum(received), *x.shape[1:]))
         if peers.group is None:
-            return found.copy_(x)
-        what = What(purpose, self._lines.stage, peers.axis, "all_to_all", x.nbytes, peers.size)
-        with self._lines.recorder.collective(what):
-            dist.all_to_all_single(
-                found, x.contiguous(), list(received), list(sent), group=peers.group
+            return ArrivingRows([x.detach().clone() for x in rows], [])
+        messages = []
+        for dtype in dict.fromkeys(x.dtype for x in rows):
+            own = [index for index, x in enumerate(rows) if x.dtype == dtype]
+            shares = [list(zip(*(of[i] for i in own), strict=True)) for of in (sent, received)]
+            parts = [torch.split(rows[i].detach(), list(sent[i])) for i in own]
+            flat = torch.cat([x.reshape(-1) for to in zip(*parts, strict=True) for x in to])
+            widths = [rows[i].shape[1:].numel() for i in own]
+            out, into = ([sum(map(mul, to, widths)) for to in of] for of in shares)
+            came = flat.new_empty(sum(into))
+            what = What(
+                purpose, self._lines.stage, peers.axis, "all_to_all", flat.nbytes, peers.size
             )
+            work: Waitable | None = None
+            if waits:
+                with self._lines.recorder.collective(what):
+                    dist.all_to_all_single(came, flat, into, out, group=peers.group)
+            else:
+                start = self._lines.recorder.mark()
+                work = dist.all_to_all_single(
+                    came, flat, into, out, group=peers.group, async_op=True
+                )
+                assert work is not None
+                work = self._lines.recorder.pending(what, work, start)
+            sizes = [n * width for of in shares[1] for n, width in zip(of, widths, strict=True)]
+            messages.append(_Message(own, flat, came, sizes, work))
+        return ArrivingRows(list(rows), messages)
+
+
+@dataclass(frozen=True, eq=False)
+class _Message:
+    """Rows of several tables on their way from all ranks."""
+
+    tables: Sequence[int]
+    sent: Tensor
+    came: Tensor
+    sizes: Sequence[int]
+    """Values that come of each table, rank after rank."""
+    work: Waitable | None
+    """None: they have come."""
+
+
+@dataclass(frozen=True, eq=False)
+class ArrivingRows:
+    """What is on its way of each table."""
+
+    _like: list[Tensor]
+    """As many values in a row; where there is nobody to send to, what has come."""
+    _messages: Sequence[_Message]
+
+    @property
+    def held(self) -> list[Tensor]:
+        return [x for message in self._messages for x in (message.sent, message.came)]
+
+    def taken(self) -> list[Tensor]:
+        """Waits for all rows; those of each table, rank after rank."""
+        found = list(self._like)
+        for message in self._messages:
+            if message.work is not None:
+                message.work.wait()
+            parts, count = torch.split(message.came, list(message.sizes)), len(message.tables)
+            for at, index in enumerate(message.tables):
+                found[index] = torch.cat(parts[at::count]).view(-1, *self._like[index].shape[1:])
         return found
+
+
+def _to_owners(asked: Sequence[AskedRows]) -> tuple[list[list[int]], list[list[int]]]:
+    """How many rows of each table go to each owner, and come from each rank."""
+    return [one.owned for one in asked], [one.counts for one in asked]

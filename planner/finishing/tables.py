@@ -17,6 +17,7 @@ from meshwright.forms.tables import splits_of, table_findings
 from meshwright.ir.graph.tables import EmbeddingTable, tables_of
 from meshwright.ir.plan.parameters import as_for
 from meshwright.ir.plan.plan import FormChoice, ParameterChoice, Plan, Setting, Stage, Zero
+from meshwright.planner.pins.decisions_kept import broken
 from meshwright.planner.pins.parameter_pins import paths_of
 from meshwright.planner.problem.problem import Problem
 from meshwright.planner.search.finish import changed
@@ -41,9 +42,18 @@ def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
                 continue  # model axes may split rows that the form takes whole
             found = changed(problem, base, stages=stages)
             yield found
+            if broken(problem.constraints, replace(found, predicted=None), problem.graph):
+                continue
             assert found.predicted and best.predicted
             if found.predicted.step_s < best.predicted.step_s:
                 best = found
+
+
+def hope_s(problem: Problem, plan: Plan) -> float:
+    """Returns what a step would take that need not wait for gradients, if rows are known."""
+    assert plan.predicted and plan.predicted.breakdown
+    known = problem.rows is not None and bool(tables_of(problem.graph))
+    return plan.predicted.step_s - known * plan.predicted.breakdown.gradients_s
 
 
 def _with(

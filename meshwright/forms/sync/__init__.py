@@ -87,7 +87,8 @@ def _made(
 ) -> Exchange:
     describe = _half(name, "describe").describe
     own: Exchange = describe(replicas, *((told[0], dict(told[1])) if told else ()))
-    return checked(replace(own, rows=(*stored_rows(store, replicas, stored), *own.rows)))
+    rows = (*stored_rows(store, replicas, stored), *own.rows)
+    return checked(replace(own, form=name, rows=rows))
 
 
 @cache

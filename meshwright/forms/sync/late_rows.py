@@ -16,15 +16,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.forms.exchange import Event, Exchange, Hold, Rewrite, Send
-from meshwright.forms.owned import OwnedRows, check_whole
+from meshwright.forms.exchange import Event, Exchange, Hold, Send
+from meshwright.forms.owned import ArrivingRows, AskedRows, OwnedRows, OwnedTable, owned_tables
 from meshwright.forms.running import LaterStep, Lines, ParameterStore, Samples, Slot, SyncRun
 from meshwright.forms.settings import FormSettings, Known, Number, Text, wrong_settings
-from meshwright.ir.comm.collective import What
-from meshwright.ir.comm.p2p_collectives import Waitable
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.plan.plan import Setting, Stage
 
@@ -54,8 +51,6 @@ def describe(
             Hold(kind="optimizer", since=Event.BEGIN, until=Event.NEXT_BEGIN, part=1),
             Hold(kind="gradients", since=Event.AFTER_BACKWARD, until=Event.NEXT_BEGIN, whole=1),
             Hold(kind="kept", since=Event.BEGIN, until=Event.NEXT_BEGIN, part=1),
-            # Rows are looked for in the whole gradient.
-            Rewrite(what="gradients", unit="bucket", at=Event.UPDATED, moved=1.0),
             Send(what="gradients", at=Event.END, until=Event.END, share="first", **way),  # type: ignore[arg-type]
             Send(what="gradients", at=Event.END, until=Event.END, lag=1, share="late", **way),  # type: ignore[arg-type]
             Send(
@@ -70,7 +65,7 @@ def describe(
             Send(what="parameters", at=Event.UPDATED, until=Event.UPDATED, share="read", **way),  # type: ignore[arg-type]
         ),
         stated={
-            "first": each * (prior + (_ID_BYTES + _ANSWER_BYTES) / row),
+            "first": each * (prior + _ANSWER_BYTES / row),
             "late": each * (1 - prior),
             "read": each * (1 + _ID_BYTES / row),
         },
@@ -92,9 +87,13 @@ def check(stage: Stage) -> Iterator[tuple[str, str]]:
 def build(slots: Sequence[Slot], lines: Lines, stage: Stage, store: ParameterStore) -> SyncRun:
     """Returns what runs the form in a stage. PlanError for a table of which model axes split rows,
     or that has none."""
-    told = FormSettings(_SETTINGS, stage.sync.settings if stage.sync else {})
-    check_whole("late_rows", slots)
-    return _LateRows(slots, lines, told.word("ids"))
+    return build_together([(slots, stage)], lines)
+
+
+def build_together(groups: Sequence[tuple[Sequence[Slot], Stage]], lines: Lines) -> SyncRun:
+    """Returns what runs the form for groups of which the stage says different settings: rows of all
+    tables go in one message. Errors are those of `build`."""
+    return _LateRows(*owned_tables("late_rows", groups, lines), lines)
 
 
 @dataclass(eq=False)
@@ -104,15 +103,9 @@ class _Unstepped:
     total: Tensor
     """Gradients of a rank's own rows, as far as they have come."""
     first: Tensor
-    """Rows that go first, of all; ascending."""
-    asked: tuple[Tensor, list[int]]
-    """Rows that each rank asks for, rank after rank, and how many."""
-    rows: tuple[Tensor, list[int]]
-    """The same of the rows whose gradients are on their way."""
-    values: Tensor
-    work: Waitable
-    sent: Tensor
-    """What is on its way, until it has arrived."""
+    """Rows of this rank that go first; ascending."""
+    asked: AskedRows
+    """Those whose gradients are on their way."""
     others: Callable[[Tensor], None] | None = None
     """Steps all rows but the first."""
 
@@ -120,12 +113,15 @@ class _Unstepped:
 class _LateRows(OwnedRows):
     whole_updates = False
 
-    def __init__(self, slots: Sequence[Slot], lines: Lines, ids: str) -> None:
-        super().__init__(slots, lines, ids)
-        self._late: dict[int, _Unstepped] = {}
-        """By table."""
+    def __init__(self, tables: Sequence[OwnedTable], still: Sequence[Slot], lines: Lines) -> None:
+        super().__init__(tables, still, lines)
+        self._late: list[_Unstepped] = []
+        """Of each table, or empty: the last step is over."""
+        self._arriving: ArrivingRows | None = None
+        self._coming: list[AskedRows] = []
+        """The rows that the next batch reads."""
         # Sums over model axes, too, are made of whole gradients, before the step.
-        self._holds_back = not any(slot.param.sum_over for slot in self._slots)
+        self._holds_back = not any(table.slot.param.sum_over for table in tables)
         self._has_stepped = False
         """Optimizers make their state in the first step."""
 
@@ -138,86 +134,80 @@ class _LateRows(OwnedRows):
 
     @property
     def kept(self) -> list[Tensor]:
-        return [x for late in self._late.values() for x in (late.total, late.values, late.sent)]
+        on_its_way = self._arriving.held if self._arriving else []
+        return [*(late.total for late in self._late), *on_its_way]
 
     def more(self, batch: Samples | None = None, next_batch: Samples | None = None) -> None:
         self._land()
         super().more(batch, next_batch)
 
+    @torch.no_grad()
     def finish(self) -> None:
         self._land()
         if self._next is None or not (self._holds_back and self._has_stepped):
             super().finish()
             return
-        for index, slot in enumerate(self._slots):
-            self._late[index] = self._split(index, self._next)
-            slot.whole.grad = self._shards[index].grad = None
-
-    def _split(self, index: int, coming: Tensor) -> _Unstepped:
-        """Sums the rows that any rank reads next, and lets the others go."""
-        asked = self._numbers(index, coming, "parameters")
-        first: Tensor = asked[0].unique()  # type: ignore[no-untyped-call]
-        gradient, rows = self._gradient(index)
-        sent = self._counts(index, rows)
-        found, counts = self._numbers(index, rows, "gradients")
-        is_first = torch.isin(found, first)
-        answers = self._exchange(is_first.to(torch.uint8), counts, sent, "gradients").bool()
-        total = self._zeros(index)
-        now, now_counts = _some(found, counts, is_first)
+        asked, self._coming = self._known(), self._ask(self._next, "parameters")
+        first: list[Tensor] = [one.found.unique() for one in self._coming]  # type: ignore[no-untyped-call]
+        told = [torch.isin(one.found, own) for one, own in zip(asked, first, strict=True)]
+        owned, counts = [one.owned for one in asked], [one.counts for one in asked]
+        answers = self._exchange([x.to(torch.uint8) for x in told], counts, owned, "gradients")
+        halves = [
+            (_some(one, answer.bool(), own), _some(one, ~answer.bool(), ~own))
+            for one, answer, own in zip(asked, answers, told, strict=True)
+        ]
+        now, later = [half[0] for half in halves], [half[1] for half in halves]
         values = self._exchange(
-            gradient[rows[answers]], self._counts(index, rows[answers]), now_counts, "gradients"
-        )
-        self._add(index, total, now, now_counts, values)
-        late, later = _some(found, counts, ~is_first), rows[~answers]
-        going = gradient[later]
-        arriving, work = self._start(going, self._counts(index, later), late[1])
-        return _Unstepped(total, first, asked, late, arriving, work, going)
-
-    def _start(
-        self, x: Tensor, sent: Sequence[int], received: Sequence[int]
-    ) -> tuple[Tensor, Waitable]:
-        """Rows of `x` to each rank in turn; those that will have come."""
-        peers = self._lines.shards
-        found = x.new_empty((sum(received), *x.shape[1:]))
-        what = What("gradients", self._lines.stage, peers.axis, "all_to_all", x.nbytes, peers.size)
-        start = self._lines.recorder.mark()
-        work = dist.all_to_all_single(
-            found, x.contiguous(), list(received), list(sent), group=peers.group, async_op=True
-        )
-        assert work is not None
-        return found, self._lines.recorder.pending(what, work, start)
+            self._gradients(now), [one.owned for one in now], [one.counts for one in now],
+            "gradients",
+        )  # fmt: skip
+        self._arriving = self._begin(
+            self._gradients(later), [one.owned for one in later], [one.counts for one in later],
+            "gradients", waits=False,
+        )  # fmt: skip
+        self._late = [
+            _Unstepped(table.sums(one, came), own, rest)
+            for table, one, came, own, rest in zip(
+                self._tables, now, values, first, later, strict=True
+            )
+        ]
+        for table in self._tables:
+            table.slot.whole.grad = table.shard.grad = None
 
     def updated(self, later: Callable[[], LaterStep]) -> None:
         self._has_stepped = True
         if not self._late:
             super().updated(later)
             return
-        update, coming = later(), self._next
-        assert coming is not None
-        for index, late in self._late.items():
-            shard = self._shards[index]
-            if shard.numel():
-                own = late.first - self._range(self._slots[index])[0]
-                late.others = update.in_parts(shard, own, late.total[own])
-            self._answer(index, coming, *late.asked)
+        step = later()
+        for table, late in zip(self._tables, self._late, strict=True):
+            if table.shard.numel():
+                own = late.first - table.start
+                late.others = step.in_parts(table.shard, own, late.total[own])
+        self._answer(self._coming)
+        assert self._next is not None
+        self._fresh, self._asked, self._coming = self._next, self._coming, []
         self._stale = self._announced = True
-        self._fresh = coming
 
+    @torch.no_grad()
     def _land(self) -> None:
-        """All rows have taken the last step."""
-        for index, late in self._late.items():
-            late.work.wait()
-            self._add(index, late.total, *late.rows, late.values)
+        """All rows take the last step."""
+        if self._arriving is None:
+            return
+        values = self._arriving.taken()
+        for table, late, came in zip(self._tables, self._late, values, strict=True):
+            table.add(late.total, late.asked, came)
             if late.others is not None:
                 late.others(late.total)
-        self._late.clear()
+        self._late, self._arriving = [], None
 
     def settle(self) -> None:
         self._land()
         super().settle()
 
 
-def _some(rows: Tensor, counts: Sequence[int], which: Tensor) -> tuple[Tensor, list[int]]:
-    """Some of the rows that came, and how many from each rank."""
-    parts = torch.split(which, list(counts))
-    return rows[which], [int(part.sum()) for part in parts]
+def _some(asked: AskedRows, own: Tensor, found: Tensor) -> AskedRows:
+    """Some of the rows of this rank, and some of those that others have of its own."""
+    parts = torch.split(own, asked.owned), torch.split(found, asked.counts)
+    owned, counts = ([int(part.sum()) for part in of] for of in parts)
+    return AskedRows(asked.rows[own], owned, asked.found[found], counts)

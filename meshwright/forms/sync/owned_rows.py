@@ -2,8 +2,9 @@
 al. 2022).
 
 Each rank of dp_shard owns some rows of a table: it sums their gradients, holds the state of their
-optimizer and steps them. A rank sends the rows of which it has a gradient to their owners, and asks
-them for the rows that its next batch reads; of all others it has old values, which nobody looks at.
+optimizer and steps them. A rank asks owners for the rows that its next batch reads, and then sends
+them the gradients of those, as they know already which they are. Of all other rows it has old
+values, which nobody looks at.
 Whoever reads a table otherwise waits for all of it. As owners step all that they own, every
 optimizer that steps each element alone is exact.
 
@@ -14,8 +15,8 @@ not known, they are asked for when it has come.
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from meshwright.forms.exchange import Event, Exchange, Hold, Rewrite, Send
-from meshwright.forms.owned import OwnedRows, check_whole
+from meshwright.forms.exchange import Event, Exchange, Hold, Send
+from meshwright.forms.owned import OwnedRows, owned_tables
 from meshwright.forms.running import Lines, ParameterStore, Slot, SyncRun
 from meshwright.forms.settings import FormSettings, Known, Number, Text, wrong_settings
 from meshwright.ir.layout.conversions import Primitive
@@ -35,24 +36,23 @@ _ID_BYTES = 8
 def describe(
     replicas: int, zero: int = 1, settings: Mapping[str, Setting] = MappingProxyType({})
 ) -> Exchange:
-    """Returns what is held and sent: rows and their numbers, both ways."""
+    """Returns what is held and sent: rows both ways, and their numbers when they are asked for."""
     told = FormSettings(_SETTINGS, settings)
-    each = told.number("rows_each") * (1 + _ID_BYTES / told.whole("row_bytes"))
+    each = told.number("rows_each")
     way = {"primitive": Primitive.ALL_TO_ALL, "axis": "dp_shard", "unit": "bucket",
-           "share": "rows", "by_rank": True}  # fmt: skip
+           "by_rank": True}  # fmt: skip
     return Exchange(
         (
             Hold(kind="optimizer", since=Event.BEGIN, until=Event.NEXT_BEGIN, part=1),
             Hold(kind="gradients", since=Event.AFTER_BACKWARD, until=Event.NEXT_BEGIN, whole=1),
             Hold(kind="gradients", since=Event.END, until=Event.NEXT_BEGIN, part=1),
-            # Rows are looked for in the whole gradient.
-            Rewrite(what="gradients", unit="bucket", at=Event.UPDATED, moved=1.0),
-            Send(what="gradients", at=Event.END, until=Event.END, **way),  # type: ignore[arg-type]
+            Send(what="gradients", at=Event.END, until=Event.END, share="rows", **way),  # type: ignore[arg-type]
             Send(what="gradients", primitive=Primitive.ALL_REDUCE, axis="dp_replicate",
                  unit="bucket", at=Event.END, until=Event.END, of_part=True),
-            Send(what="parameters", at=Event.UPDATED, until=Event.UPDATED, **way),  # type: ignore[arg-type]
+            Send(what="parameters", at=Event.UPDATED, until=Event.UPDATED, share="rows asked for",
+                 **way),  # type: ignore[arg-type]
         ),
-        stated={"rows": each},
+        stated={"rows": each, "rows asked for": each * (1 + _ID_BYTES / told.whole("row_bytes"))},
     )  # fmt: skip
 
 
@@ -69,6 +69,10 @@ def check(stage: Stage) -> Iterator[tuple[str, str]]:
 def build(slots: Sequence[Slot], lines: Lines, stage: Stage, store: ParameterStore) -> SyncRun:
     """Returns what runs the form in a stage. PlanError for a table of which model axes split rows,
     or that has none."""
-    told = FormSettings(_SETTINGS, stage.sync.settings if stage.sync else {})
-    check_whole("owned_rows", slots)
-    return OwnedRows(slots, lines, told.word("ids"))
+    return build_together([(slots, stage)], lines)
+
+
+def build_together(groups: Sequence[tuple[Sequence[Slot], Stage]], lines: Lines) -> SyncRun:
+    """Returns what runs the form for groups of which the stage says different settings: rows of all
+    tables go in one message. Errors are those of `build`."""
+    return OwnedRows(*owned_tables("owned_rows", groups, lines), lines)
