@@ -17,8 +17,20 @@ SyncState = Mapping[str, Any]
 Samples = Mapping[str, Tensor]
 """Inputs of the model by name: what this rank reads of them, of all micro-batches in order, where
 the user's batch lies."""
-Update = Callable[[Sequence[Tensor]], None]
-"""Steps these parameters, whose gradients are set, as the optimizer was set in its step."""
+
+
+class LaterStep(Protocol):
+    """How parameters are stepped after the optimizer's step, as it was set in that."""
+
+    def __call__(self, parameters: Sequence[Tensor]) -> None:
+        """Steps these, whose gradients are set, and scaled as all were."""
+
+    def in_parts(
+        self, parameter: Tensor, rows: Tensor, gradient: Tensor
+    ) -> Callable[[Tensor], None]:
+        """Steps some rows of a parameter that has been stepped before, with their gradients; what
+        comes back steps all others, with the gradient of all rows, once that is there. Both are
+        scaled as those of the step were."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,6 +195,10 @@ class SyncRun:
     reads_batches = False
     """`begin` and `more` are given what the rank reads; else None."""
 
+    def hold_nothing_back(self) -> None:
+        """From now on somebody reads all gradients between `finish` and `updated`: none may come
+        later."""
+
     def begin(self, batch: Samples | None = None, next_batch: Samples | None = None) -> None:
         """Before the first micro-batch of a step: gradients are zero. `next_batch`: of the batch
         after this one; None where nobody knows it yet."""
@@ -210,7 +226,7 @@ class SyncRun:
         values it is to write over their gradients too, from where they are taken."""
         return []
 
-    def updated(self, later: Callable[[], Update]) -> None:
+    def updated(self, later: Callable[[], LaterStep]) -> None:
         """The optimizer has stepped; `later()` returns how to step what has no gradient yet."""
         self.written()
 

@@ -6,7 +6,13 @@ from dataclasses import replace
 from math import ceil, prod
 from typing import cast
 
-from meshwright.forms.sync import facts_of_tables, for_tables, of_stage, zero_of_tables
+from meshwright.forms.sync import (
+    facts_of_tables,
+    for_tables,
+    of_stage,
+    undone_by_norm,
+    zero_of_tables,
+)
 from meshwright.forms.tables import splits_of, table_findings
 from meshwright.ir.graph.tables import EmbeddingTable, tables_of
 from meshwright.ir.plan.parameters import as_for
@@ -24,6 +30,8 @@ def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
     for table in tables_of(problem.graph) if problem.rows is not None else ():
         base = best
         for form in for_tables():
+            if problem.max_grad_norm and undone_by_norm(form):
+                continue
             stages = tuple(
                 _with(problem, plan, index, stage, table, form)
                 for index, stage in enumerate(base.stages)
@@ -88,15 +96,17 @@ def _facts(
     assert problem.rows is not None
     stage = plan.stages[index]
     most = max(stage.batch_shares) / sum(stage.batch_shares)
-    shares = [
-        problem.rows.distinct(table.path, table.rows, ceil(table.lookups * part))
-        for part in (1, most)
-    ]
-    if None in shares:
+    own = ceil(table.lookups * most)
+    shares = [problem.rows.distinct(table.path, table.rows, n) for n in (table.lookups, own)]
+    again = problem.rows.again(table.path, table.rows, own, table.lookups)
+    if None in shares or again is None:
         return {}
     every, each = (
         float(f"{min(1.0, max(found / table.rows, 1e-9)):.4g}") for found in shares if found
     )
     splits = splits_of(plan, problem.graph, index, table.path)
-    own = ceil(table.row_bytes / prod([stage.mesh[axis] for axis, dim in splits.items() if dim]))
-    return {"rows": every, "rows_each": each, "row_bytes": own, "ids": table.ids}
+    parts = prod([stage.mesh[axis] for axis, dim in splits.items() if dim])
+    return {
+        "rows": every, "rows_each": each, "row_bytes": ceil(table.row_bytes / parts),
+        "prior": min(float(f"{again:.4g}"), 0.9999), "ids": table.ids,
+    }  # fmt: skip

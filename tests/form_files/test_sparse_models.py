@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import meshwright as mw
 from meshwright.forms.rows import has_rows
-from meshwright.forms.sync import for_tables
+from meshwright.forms.sync import findings, for_tables, zero_of_tables
 from meshwright.forms.tables import table_findings
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
@@ -102,14 +102,16 @@ def test_rows_that_model_axes_split_are_no_table_of_owners() -> None:
         constraints=("dp=2", "tp=2"),
     )  # fmt: skip
     splits = [x.parameters["weight"]["tp"] for x in plan.layouts if x.pattern == "words"]
-    (form,) = forms_of(plan).values()
-    assert splits == ["S(0)"] and form in ("packed_rows", "gathered_rows")
+    assert splits == ["S(0)"] and not zero_of_tables(forms_of(plan)["words.weight"])
     problem = make_problem(graph, slow(4), optimizer="adam", precision="fp64", rows=counts)
     (stage,) = plan.stages
     stage = replace(stage, by_parameter={}, mesh={**stage.mesh, "dp_replicate": 1, "dp_shard": 2})
-    tried = [forms_of(x) for x in variants(problem, replace(plan, stages=(stage,)))]
-    assert {"words.weight": "packed_rows"} in tried
-    assert {"words.weight": "owned_rows"} not in tried
+    tried = [
+        form
+        for found in variants(problem, replace(plan, stages=(stage,)))
+        for form in forms_of(found).values()
+    ]
+    assert set(tried) == {form for form in for_tables() if not zero_of_tables(form)}
     form = FormChoice(form="owned_rows", settings={"ids": "0"})
     said = {"words.weight": ParameterChoice(zero=1, sync=form)}
     wrong = replace(plan, stages=(replace(stage, by_parameter=said),))
@@ -134,28 +136,50 @@ def ids_of(shares: tuple[int, ...], step: int) -> Tensor:
     return torch.from_numpy(np.concatenate(found))[:, None]
 
 
-def sent_and_received(plan: Plan, shares: tuple[int, ...]) -> dict[str, list[int]]:
+def again_ids(step: int) -> Tensor:
+    """Of 8 rows of each rank, 4 of each owner, half are read again in the next step."""
+    found = []
+    for rank in (0, 1):
+        for half in (0, ROWS // 2):
+            odd = 16 + 8 * (step % 2) + 2 * rank
+            found += [half + 2 * rank, half + 2 * rank + 1, half + odd, half + odd + 1]
+    return torch.tensor(found)[:, None]
+
+
+def sent_and_received(
+    plan: Plan, shares: tuple[int, ...], again: bool = False
+) -> dict[str, list[int]]:
     """Bytes of rows and their numbers that go to other ranks, and that come, in the third step."""
-    batches = [(ids_of(shares, step),) for step in range(4)]
+    batches = [(again_ids(step) if again else ids_of(shares, step),) for step in range(4)]
     job = compile_job(Narrow(WIDTH, ROWS).double(), plan, optimizer="adam", device="cpu",
                       check=False, example_inputs=batches[0])  # fmt: skip
     found: dict[str, list[int]] = {}
-    pending, exchange = job.recorder.pending, dist.all_to_all_single
-    last: list[int] = []
+    recorder, exchange, now = job.recorder, dist.all_to_all_single, [""]
+    collective, pending, last = recorder.collective, recorder.pending, list[int]()
 
-    def noted(what: Any, *more: Any) -> Any:
-        sums = found.setdefault(what.purpose, [0, 0]) if last else []
+    def noted(what: Any) -> Any:
+        now[0] = what.purpose
+        return collective(what)
+
+    def begun(what: Any, *more: Any) -> Any:
+        add(what.purpose)
+        return pending(what, *more)
+
+    def add(purpose: str) -> None:
+        sums = found.setdefault(purpose, [0, 0]) if last else []
         sums[:] = map(sum, zip(sums, last, strict=True))
         last.clear()
-        return pending(what, *more)
 
     def counted(out: Tensor, x: Tensor, received: Any, sent: Any, **more: Any) -> Any:
         me, row = dist.get_rank(more["group"]), x[:1].nbytes or out[:1].nbytes
         if x.shape != (2,):  # numbers of rows of each rank
             last[:] = (row * (sum(each) - each[me]) for each in (sent, received))
+        if not more.get("async_op"):
+            add(now[0])
         return exchange(out, x, received, sent, **more)
 
-    job.recorder.pending, dist.all_to_all_single = noted, counted  # type: ignore[assignment,method-assign]
+    recorder.collective, recorder.pending = noted, begun  # type: ignore[method-assign]
+    dist.all_to_all_single = counted  # type: ignore[assignment]
     for step in range(3):
         found.clear()
         job.step(batches[step], next_batch=batches[step + 1])
@@ -189,7 +213,7 @@ def test_bytes_are_those_of_the_plan(shares: tuple[int, ...]) -> None:
     )  # fmt: skip
     assert plan.predicted and plan.predicted.detail
     traffic = plan.predicted.detail.kinds[0].traffic
-    expected = {t.purpose: t.nbytes for t in traffic if t.axis == "dp_shard"}
+    expected = {t.purpose: t.nbytes for t in traffic if t.form == "owned_rows"}
     found = run_ranks(4, sent_and_received, plan, shares)
     assert found[0]["gradients"][0] == expected["gradients"] == each // 2 * 16
     numbers = each // 2 * 8  # it asks by them, and rows come
@@ -217,3 +241,43 @@ def test_copies_of_owners_send_no_more() -> None:
 def test_rows_of_one_value_are_rows() -> None:
     """A model axis may leave as much of them."""
     assert has_rows(torch.ones(5, 1)) and not has_rows(torch.ones(5))
+
+
+def late_plan(prior: float, limit: float | None = None) -> Plan:
+    graph = trace(Narrow(WIDTH, ROWS).double(), (again_ids(0),))
+    problem = make_problem(
+        graph, slow(2), precision="fp64", optimizer="adam", max_grad_norm=limit
+    )  # fmt: skip
+    plan = build_plan(problem, uniform_choice(problem, dp_shard=2, zero=1))
+    said = {"ids": "0", "rows_each": 8 / ROWS, "row_bytes": 32, "prior": prior}
+    own = ParameterChoice(zero=1, sync=FormChoice(form="late_rows", settings=said))  # type: ignore[arg-type]
+    stage = replace(plan.stages[0], by_parameter={"words.weight": own})
+    plan = replace(plan, stages=(stage,))
+    return in_detail(problem, replace(plan, predicted=predict_plan(problem, plan)))
+
+
+def test_bytes_of_late_rows() -> None:
+    """Owners answer for each row of a step with a byte."""
+    plan = late_plan(0.5)
+    assert plan.predicted and plan.predicted.detail
+    traffic = plan.predicted.detail.kinds[0].traffic
+    table = {"gradients": 4 * (32 + 1), "parameters": 4 * (32 + 8)}
+    assert {t.purpose: t.nbytes for t in traffic if t.form == "late_rows"} == table
+    counted = run_ranks(2, sent_and_received, plan, (8, 8), True)
+    for rank in (0, 1):
+        assert {name: both[0] for name, both in counted[rank].items()} == table
+
+
+def test_what_is_late_is_hidden_by_the_next_step() -> None:
+    """All of the wire's time for it."""
+    steps = [plan.predicted.step_s for prior in (1e-6, 0.5, 0.9999)
+             if (plan := late_plan(prior)).predicted]  # fmt: skip
+    whole = 8 * 32 / 2 / 1e6
+    assert steps[2] - steps[0] == pytest.approx(whole, rel=0.15)
+    assert steps[2] - steps[1] == pytest.approx(whole / 2, rel=0.15)
+
+
+def test_the_check_says_that_a_norm_undoes_it() -> None:
+    (said,) = [f for f in findings(late_plan(0.5, limit=1.0)) if "lets none" in f.message]
+    assert said.severity == "warning" and "owned_rows" in said.nearest
+    assert not [f for f in findings(late_plan(0.5)) if "lets none" in f.message]
