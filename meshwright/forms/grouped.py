@@ -92,6 +92,10 @@ class GroupedRun(SyncRun):
     def is_settled(self) -> bool:
         return all(run.is_settled for run in self._runs)
 
+    def hold_nothing_back(self) -> None:
+        for run in self._runs:
+            run.hold_nothing_back()
+
     def begin(self, batch: Samples | None = None, next_batch: Samples | None = None) -> None:
         for run in self._runs:
             run.begin(*((batch, next_batch) if run.reads_batches else ()))
@@ -99,6 +103,15 @@ class GroupedRun(SyncRun):
     def more(self, batch: Samples | None = None, next_batch: Samples | None = None) -> None:
         for run in self._runs:
             run.more(*((batch, next_batch) if run.reads_batches else ()))
+
+    def look_up(self, batch: Samples) -> None:
+        for run in self._runs:
+            if run.reads_batches:
+                run.look_up(batch)
+
+    def rows_here(self, path: str) -> Tensor | None:
+        found = (run.rows_here(path) for run in self._runs)
+        return next((rows for rows in found if rows is not None), None)
 
     def before_forward(self, call: int, ahead: Sequence[int]) -> None:
         for run in self._runs:

@@ -17,8 +17,20 @@ SyncState = Mapping[str, Any]
 Samples = Mapping[str, Tensor]
 """Inputs of the model by name: what this rank reads of them, of all micro-batches in order, where
 the user's batch lies."""
-Update = Callable[[Sequence[Tensor]], None]
-"""Steps these parameters, whose gradients are set, as the optimizer was set in its step."""
+
+
+class Update(Protocol):
+    """How parameters are stepped after the optimizer's step, as it was set in that."""
+
+    def __call__(self, parameters: Sequence[Tensor]) -> None:
+        """Steps these, whose gradients are set, and scaled as all were."""
+
+    def in_parts(
+        self, parameter: Tensor, rows: Tensor, gradient: Tensor
+    ) -> Callable[[Tensor], None]:
+        """Steps some rows of a parameter that has been stepped before, with their gradients; what
+        comes back steps all others, with the gradient of all rows, once that is there. Both are
+        scaled as those of the step were."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,12 +195,23 @@ class SyncRun:
     reads_batches = False
     """`begin` and `more` are given what the rank reads; else None."""
 
+    def hold_nothing_back(self) -> None:
+        """From now on somebody reads all gradients between `finish` and `updated`: none may come
+        later."""
+
     def begin(self, batch: Samples | None = None, next_batch: Samples | None = None) -> None:
         """Before the first micro-batch of a step: gradients are zero. `next_batch`: of the batch
         after this one; None where nobody knows it yet."""
 
     def more(self, batch: Samples | None = None, next_batch: Samples | None = None) -> None:
         """The same before each further batch of a step that accumulates several: gradients stay."""
+
+    def look_up(self, batch: Samples) -> None:
+        """Only the loss of a batch is wanted: what it reads of tables is there beside what is."""
+
+    def rows_here(self, path: str) -> Tensor | None:
+        """Returns numbers of the rows that blocks have of a table, ascending; None: all."""
+        return None
 
     def before_forward(self, call: int, ahead: Sequence[int]) -> None:
         """The call is about to read its parameters; those of `ahead` may arrive meanwhile."""

@@ -73,6 +73,9 @@ class Job:
         if not all(stage.sync.whole_updates for stage in parts.stages.values()):
             optimizer.register_state_dict_pre_hook(lambda _: self.settle())
         self.end = StepEnd(parts, optimizer, device, plan.world_size)
+        if max_grad_norm is not None or parts.ties:
+            for stage in parts.stages.values():
+                stage.sync.hold_nothing_back()
         self.state = TrainState()
         self.stats = Stats()
         self.grad_norm: Tensor | None = None
@@ -213,6 +216,10 @@ class Job:
             stage.comm.training = False
         try:
             with self.failures.guard(), self.recorder.paused():
+                if (reads := self._samples(batch, sharded)) is not None:
+                    for stage in self.parts.stages.values():
+                        if stage.sync.reads_batches:
+                            stage.sync.look_up(reads)
                 return self._run(self._evaluator, batch, sharded)
         finally:
             for stage in self.parts.stages.values():

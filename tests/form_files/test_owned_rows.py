@@ -15,54 +15,9 @@ from meshwright.ir.plan.plan import FormChoice, ParameterChoice, Plan
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
-from meshwright.runtime.checkpoint.export import full_state
-from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.testing.spawn import alone, run_ranks
+from tests.form_files.owners import job_of, plan_of, trained
 from tests.form_files.words import STEPS, VOCAB, WIDTH, assert_equal, batch, model, plain
-
-IDS = {"words.weight": "0", "marks.weight": "1"}
-
-
-def plan_of(ranks: int, optimizer: str, zero: int = 1, micro: int = 2, **sizes: int) -> Plan:
-    problem = make_problem(
-        trace(model(), batch(0)), Cluster.local(ranks), precision="fp64", optimizer=optimizer
-    )
-    sizes = sizes or {"dp_shard": ranks}
-    choice = uniform_choice(problem, num_microbatches=micro, zero=zero, **sizes)
-    plan = build_plan(problem, choice, predict=False)
-    said = {
-        path: ParameterChoice(zero=1, sync=FormChoice(form="owned_rows", settings={"ids": ids}))
-        for path, ids in IDS.items()
-    }
-    return replace(plan, stages=(replace(plan.stages[0], by_parameter=said),))
-
-
-def job_of(plan: Plan, **more: Any) -> Any:
-    return compile_job(
-        model(), plan, optimizer=plan.optimizer, lr=0.05, device="cpu", example_inputs=batch(0),
-        **{"check": False, **more},
-    )  # fmt: skip
-
-
-def trained(
-    plan: Plan, known: str = "all", clip: float | None = None, broken: str = ""
-) -> tuple[list[float], dict[str, Any]]:
-    job, losses = job_of(plan, max_grad_norm=clip), []
-    for step in range(STEPS):
-        if broken and step == 3:
-            job.save(broken)
-            job.close()
-            job = job_of(plan, max_grad_norm=clip)
-            job.load(broken)
-        told = known == "all" or (known == "some" and step % 2)
-        after = batch(step + 1) if told and step + 1 < STEPS else None
-        losses.append(float(job.step(batch(step), next_batch=after)))
-        if known == "read":
-            full_state(job)
-            job.eval(batch(0))
-    state = full_state(job)
-    job.close()
-    return losses, state
 
 
 @pytest.mark.parametrize("known", ["all", "none", "some", "read"])

@@ -1,5 +1,6 @@
 """A model of words, of which a batch reads few rows."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,8 @@ def batch(step: int) -> tuple[Tensor, ...]:
 
 def plain(optimizer: str, lr: float, clip: float | None) -> Any:
     kinds: dict[str, Any] = {
-        "sgd": torch.optim.SGD, "adamw": torch.optim.AdamW, "adagrad": torch.optim.Adagrad
+        "sgd": torch.optim.SGD, "adamw": torch.optim.AdamW, "adagrad": torch.optim.Adagrad,
+        "adam": torch.optim.Adam, "sgd_momentum": partial(torch.optim.SGD, momentum=0.9),
     }  # fmt: skip
     own, losses = model(), []
     stepped = kinds[optimizer](own.parameters(), lr=lr)

@@ -190,6 +190,12 @@ def facts_of_tables(key: str) -> tuple[str, ...]:
 
 
 @cache
+def has_some_rows(key: str) -> bool:
+    """Tells whether blocks have only the rows of a table that an input names (`ids`)."""
+    return IDS in facts_of_tables(key)
+
+
+@cache
 def pinnable() -> tuple[str, ...]:
     """Lists the forms that a pin may name: those that need to know nothing of a table's `ids`."""
     return tuple(key for key in chosen() if IDS not in facts_of_tables(key))
