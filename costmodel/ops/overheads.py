@@ -38,6 +38,15 @@ class Overheads:
     step_s: float
     device: DeviceType
 
+    def work_s(self, moved: float, flops: float, calls: float) -> float:
+        """Seconds of so many kernels that move so many bytes and multiply matrices, one of which
+        has few columns: memory limits them, or arithmetic."""
+        device = self.device
+        curve = curve_of(OpClass.MATMUL, device)
+        arithmetic = flops / (device.peak("float32") * curve.share) if flops else 0.0
+        each = device.overhead_s if device.kind == "cpu" else max(device.overhead_s, curve.floor_s)
+        return max(self.copy_s(moved), arithmetic) + calls * each
+
     def block_of(self, measured: bool) -> float:
         """Seconds of a block beside its own times, which have it if they were measured."""
         return 0.0 if measured else self.block_s

@@ -8,6 +8,7 @@ takes stores that are.
 
 If plans may choose it by name, it has `check(stage)` too: what is wrong with its settings, and
 what would be right; its `describe` is also told what `zero` shards beside it, and the settings.
+With `SHAPES` it is told the `shapes` of a stage's trained parameters too, where they are known.
 
 With `EXACT` every search tries it for whole stages, unless it says that it is not `SEARCHED`;
 `offers(parameters)` says with which values of its settings, if it has any. Else a search tries it,
@@ -22,7 +23,8 @@ from functools import cache
 from types import ModuleType
 from typing import cast
 
-from meshwright.forms.exchange import Exchange, checked
+from meshwright.forms.exchange import Exchange, Shaped
+from meshwright.forms.exchange_rules import checked
 from meshwright.forms.running import RunningForm
 from meshwright.forms.storage import USUAL, is_split, stored_rows
 from meshwright.forms.storage import of_stage as store_findings
@@ -61,12 +63,19 @@ def described(name: str, replicas: int) -> Exchange:
     return made
 
 
-def exchange_of(stage: Stage) -> Exchange:
+def exchange_of(stage: Stage, shapes: tuple[Shaped, ...] = ()) -> Exchange:
     """Returns what a stage of a plan does, but for parameters that it treats apart
-    (`ir.plan.parameters.groups_of`)."""
+    (`ir.plan.parameters.groups_of`). `shapes`: of its trained parameters on a rank, for a form that
+    `needs_shapes`; without them it is taken to send all."""
     told = (level_of(stage), _sorted(stage.sync)) if stage.sync and stage.dp > 1 else None
     stored = _sorted(stage.store) if stage.store else None
-    return _made(stage.sync_form, stage.dp, told, store_of(stage), stored)
+    return _made(stage.sync_form, stage.dp, told, store_of(stage), stored, shapes)
+
+
+@cache
+def needs_shapes(key: str) -> bool:
+    """Tells whether what a form does depends on the shapes of parameters (`SHAPES`)."""
+    return bool(getattr(_FILES.load(key), "SHAPES", False))
 
 
 def store_of(stage: Stage) -> str:
@@ -86,9 +95,11 @@ def _made(
     told: tuple[int, _Settings] | None,
     store: str,
     stored: _Settings | None,
+    shapes: tuple[Shaped, ...] = (),
 ) -> Exchange:
     describe = _half(name, "describe").describe
-    own: Exchange = describe(replicas, *((told[0], dict(told[1])) if told else ()))
+    more = {"shapes": shapes} if shapes and told else {}
+    own: Exchange = describe(replicas, *((told[0], dict(told[1])) if told else ()), **more)
     return checked(replace(own, rows=(*stored_rows(store, replicas, stored), *own.rows)))
 
 
