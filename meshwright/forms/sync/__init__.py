@@ -155,8 +155,8 @@ def changes(key: str) -> str:
 
 
 def ladder(key: str) -> Sequence[Mapping[str, Setting]]:
-    """Returns the settings of a form that is not exact that a search tries, those that change least
-    first."""
+    """Returns the settings of a form that a search tries beside facts, those that change least
+    first; exact ones have none."""
     found = _FILES.load(key)
     tried: Sequence[Mapping[str, Setting]] = found.ladder() if hasattr(found, "ladder") else ({},)
     return tried
@@ -190,9 +190,11 @@ def is_searched(key: str) -> bool:
 
 
 @cache
-def for_tables() -> tuple[str, ...]:
-    """Lists the exact forms that searches try on embedding tables (`TABLES`)."""
-    return tuple(key for key in chosen() if is_exact(key) and facts_of_tables(key))
+def for_tables(allow: frozenset[str] = frozenset()) -> tuple[str, ...]:
+    """Lists the forms that searches try on embedding tables (`TABLES`): the exact ones, and those
+    that change what is allowed to be."""
+    known = (key for key in chosen() if facts_of_tables(key))
+    return tuple(key for key in known if is_exact(key) or changes(key) in allow)
 
 
 @cache
