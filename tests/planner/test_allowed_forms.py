@@ -11,12 +11,16 @@ import torch
 from torch import Tensor, nn
 
 import meshwright as mw
+from meshwright.costmodel.estimate import estimate_all
+from meshwright.costmodel.ops.overheads import overheads_of
 from meshwright.forms.sync import changes, chosen, for_tables, ladder
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
-from meshwright.ir.plan.plan import Plan
+from meshwright.ir.plan.plan import FormChoice, ParameterChoice, Plan
 from meshwright.ir.trace.trace import trace
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.problem import make_problem
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -106,3 +110,32 @@ def test_words_are_those_that_forms_declare() -> None:
     for folder in ("planner", "costmodel", "runtime", "ir"):
         texts = [path.read_text() for path in (ROOT / folder).rglob("*.py")]
         assert not any(f'"{word}"' in text for text in texts for word in known)
+
+
+def predicted_s(form: str, wire: float = 1e15, **settings: Any) -> float:
+    """Of a step whose table has a form, where what it sends takes no time."""
+    problem = make_problem(words(), cluster(wire), precision="fp32", optimizer="sgd")
+    plan = build_plan(problem, uniform_choice(problem, dp_replicate=4), predict=False)
+    own = ParameterChoice(sync=FormChoice(form=form, settings=settings))
+    stage = replace(plan.stages[0], by_parameter={"words.weight": own})
+    plan = replace(plan, stages=(stage,))
+    return estimate_all(words(), problem.cluster, plan, problem.tables).prediction.step_s
+
+
+def test_what_they_compute_has_a_price() -> None:
+    """What is lost by what is read and written for it, hashes by the rows that occur, products by
+    arithmetic where that takes longer than memory does."""
+    (device,) = cluster(1e9).device_types
+    table = 50_000 * 32 * 4
+    kept, left = (predicted_s("powersgd", rank=1, feedback=word) for word in ("yes", "no"))
+    # Other gradients are on their way meanwhile, and slow it down.
+    assert kept - left == pytest.approx(overheads_of(device).copy_s(7 * table), rel=0.05)
+    rows = [predicted_s(form, rows=0.5) for form in ("packed_rows", "sketch")]
+    hashed_s = overheads_of(device).copy_s(60 * 0.5 * table)
+    assert rows[1] - rows[0] == pytest.approx(hashed_s, rel=1e-3)
+    assert predicted_s("sketch", rows=1.0) - rows[0] == pytest.approx(2 * hashed_s, rel=1e-3)
+    for kind in (device, Cluster.local(2).device_types[0]):
+        of = overheads_of(kind)
+        assert of.work_s(1e6, 0.0, 0) == of.copy_s(1e6) < of.work_s(1e6, 1e12, 0)
+        assert of.work_s(0, 2e12, 0) == pytest.approx(2 * of.work_s(0, 1e12, 0))
+        assert of.work_s(1e6, 0.0, 9) > of.work_s(1e6, 0.0, 0)
