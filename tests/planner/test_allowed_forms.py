@@ -132,8 +132,8 @@ def test_what_they_compute_has_a_price() -> None:
     assert kept - left == pytest.approx(overheads_of(device).copy_s(7 * table), rel=0.05)
     rows = [predicted_s(form, rows=0.5) for form in ("packed_rows", "sketch")]
     hashed_s = overheads_of(device).copy_s(60 * 0.5 * table)
-    assert rows[1] - rows[0] == pytest.approx(hashed_s, rel=1e-3)
-    assert predicted_s("sketch", rows=1.0) - rows[0] == pytest.approx(2 * hashed_s, rel=1e-3)
+    assert rows[1] - rows[0] == pytest.approx(hashed_s, rel=0.01)
+    assert predicted_s("sketch", rows=1.0) - rows[0] == pytest.approx(2 * hashed_s, rel=0.01)
     for kind in (device, Cluster.local(2).device_types[0]):
         of = overheads_of(kind)
         assert of.work_s(1e6, 0.0, 0) == of.copy_s(1e6) < of.work_s(1e6, 1e12, 0)
