@@ -31,10 +31,11 @@ GIVES_UP = (
 )
 _SETTINGS: Known = {
     "cells": Number(0.5, 1e-6, 1e6), "tables": Number(1, 1, 99), "rows": Number(1.0, 1e-9, 1.0),
-    "feedback": Word(("yes", "no")),
+    "feedback": Word(("yes", "no")), "block": Number(0, 0, 2**40),
 }  # fmt: skip
 """Cells per value of the rows that occur; tables among which they are shared out, of whose
-estimates the median is taken; share of rows that any replica has; whether what is lost is kept."""
+estimates the median is taken; share of rows that any replica has; whether what is lost is kept;
+values of a row (0: those of the first dim)."""
 _HASHED = 60.0
 """Bytes that move per byte of rows that occur: 25 ns a value to hash it, to sum it into a cell and
 to read it twice (a million float32 on one core of the 2-core machine, torch 2.13, 2026-11-25),
@@ -69,8 +70,7 @@ def check(stage: Stage) -> Iterator[tuple[str, str]]:
 def build(slots: Sequence[Slot], lines: Lines, stage: Stage, store: ParameterStore) -> SyncRun:
     """Returns what runs the form in a stage."""
     told = FormSettings(_SETTINGS, stage.sync.settings if stage.sync else {})
-    kept = told.word("feedback") == "yes"
-    return _Sketched(slots, lines, told.number("cells"), told.whole("tables"), feedback=kept)
+    return _Sketched(slots, lines, told)
 
 
 _TRIED = 64
@@ -124,12 +124,10 @@ class Hashes(NamedTuple):
 
 
 class _Sketched(MarkedRows):
-    def __init__(
-        self, slots: Sequence[Slot], lines: Lines, cells: float, tables: int, *, feedback: bool
-    ) -> None:
-        super().__init__(slots, lines)
-        self._feedback = feedback
-        self._cells, self._tables = cells, tables
+    def __init__(self, slots: Sequence[Slot], lines: Lines, told: FormSettings) -> None:
+        super().__init__(slots, lines, told.whole("block"))
+        self._feedback = told.word("feedback") == "yes"
+        self._cells, self._tables = told.number("cells"), told.whole("tables")
         self._steps = 0
         self._lost: dict[int, Tensor] = {}
         """Of each gradient, what earlier steps did not send."""
@@ -144,30 +142,28 @@ class _Sketched(MarkedRows):
             self._added.add(index)
         return gradient
 
-    def _coded(self, index: int, gradient: Tensor, union: Tensor) -> Tensor:
-        values = gradient.index_select(0, union).flatten()
-        size = max(1, round(self._cells * values.numel() / self._tables))
-        seed = self._steps * len(self._slots) + index
-        hashes = Hashes.drawn(max(1, values.numel()), size, self._tables, seed, values)
+    def _coded(self, index: int, rows: Tensor, union: Tensor) -> Tensor:
+        values = rows.index_select(0, union).flatten()
         if not values.numel():
             return values
+        size = max(1, round(self._cells * values.numel() / self._tables))
+        seed = self._steps * len(self._slots) + index
+        hashes = Hashes.drawn(values.numel(), size, self._tables, seed, values)
         coded = hashes.coded(values)
         self._hashes[index] = hashes
         if self._feedback:
             kept = values - hashes.shrink * hashes.decoded(coded)
             if index not in self._lost:
-                self._lost[index] = torch.zeros_like(gradient)
-            self._lost[index].zero_().index_copy_(0, union, kept.view(-1, *gradient.shape[1:]))
+                self._lost[index] = torch.zeros_like(self._sent(index))
+            lost = self._rows(self._lost[index].zero_())[0]
+            lost.index_copy_(0, union, kept.view(-1, rows.shape[1]))
         return coded
 
-    def _arrived(self, index: int, union: Tensor | None, found: Tensor) -> None:
-        if union is not None and index in self._hashes:
-            hashes = self._hashes.pop(index)
-            shape = self._slots[index].whole.shape
-            found = (hashes.shrink * hashes.decoded(found)).view(-1, *shape[1:])
-        elif union is not None:
-            found = found.view(-1, *self._slots[index].whole.shape[1:])
-        super()._arrived(index, union, found)
+    def _decoded(self, index: int, values: Tensor) -> Tensor:
+        if index not in self._hashes:
+            return values
+        hashes = self._hashes.pop(index)
+        return hashes.shrink * hashes.decoded(values.view(hashes.cells.shape[0], -1))
 
     def finish(self) -> None:
         super().finish()
