@@ -116,10 +116,11 @@ def sparse() -> nn.Module:
 
 
 def sparse_batch(step: int) -> tuple[Tensor, Tensor]:
-    """Of each input a run of 16 features is there, at one of two places; two experts."""
+    """Of each input the last feature is there, and a run of 16 at one of two places; two experts."""
     draw = torch.Generator().manual_seed(step)
     x, place = torch.zeros(8, 253, dtype=torch.float64), 32 * (step % 2)
     x[:, place : place + 16] = torch.randn(8, 16, generator=draw, dtype=torch.float64)
+    x[:, 252] = 1.0
     return x, torch.randint(0, 2, (8,), generator=draw) + step
 
 
@@ -162,6 +163,7 @@ def test_rows_and_blocks_of_what_is_no_table() -> None:
     for step, sent in enumerate(found[2]):
         flat = torch.zeros(8, 253)
         flat[:, 32 * (step % 2) : 32 * (step % 2) + 16] = 1
+        flat[:, 252] = 1
         blocks = int(flat.flatten()[: 126 * 16].view(126, 16).any(1).sum())
         ids = len(sparse_batch(step)[1].unique())
         assert sum(sent) == 16 + 8 + 8 * (16 * blocks + 8 + 32 * ids + 8), step
