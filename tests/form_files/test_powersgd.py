@@ -24,6 +24,7 @@ from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
+from meshwright.testing.sent import counted
 from meshwright.testing.spawn import alone, run_ranks
 from tests.form_files.small import batches, graph, model
 
@@ -231,18 +232,10 @@ def test_tied_parameters() -> None:
 
 def sent_by(plan: Plan) -> list[list[int]]:
     """Bytes of each message of gradients, of three steps."""
-    job, found = job_of(plan), []
-    pending = job.recorder.pending
-    for step in range(3):
-        seen: list[int] = []
-
-        def noted(what: Any, work: Any, start: Any, seen: list[int] = seen) -> Any:
-            seen += [what.nbytes] * (what.purpose == "gradients")
-            return pending(what, work, start)
-
-        job.recorder.pending = noted
-        job.step(data(step))
-        found.append(seen)
+    job = job_of(plan)
+    with counted(job, "gradients") as found:
+        for step in range(3):
+            job.step(data(step))
     job.close()
     return found
 

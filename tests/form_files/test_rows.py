@@ -1,8 +1,6 @@
 """Rows that occur, packed: equal to one process, with the bytes of the formula; and sketches of
 them: exact where each value has its own cell, unbiased, and as good in the end as exact sums."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +19,7 @@ from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
+from meshwright.testing.sent import counted
 from meshwright.testing.spawn import alone, run_ranks
 from tests.form_files.words import STEPS, VOCAB, WIDTH, assert_equal, batch, model, plain
 
@@ -74,7 +73,7 @@ def _bytes(plan: Plan) -> list[int]:
     job = compile_job(
         model(), plan, optimizer="sgd", device="cpu", example_inputs=batch(0), check=False
     )
-    with counted(job) as sent:
+    with counted(job, "gradients") as sent:
         for step in range(3):
             job.step(batch(step))
     job.close()
@@ -116,7 +115,7 @@ def sparse() -> nn.Module:
 
 
 def sparse_batch(step: int) -> tuple[Tensor, Tensor]:
-    """Of each input the last feature is there, and a run of 16 at one of two places; two experts."""
+    """Of each input the last feature, and a run of 16 at one of two places; two experts."""
     draw = torch.Generator().manual_seed(step)
     x, place = torch.zeros(8, 253, dtype=torch.float64), 32 * (step % 2)
     x[:, place : place + 16] = torch.randn(8, 16, generator=draw, dtype=torch.float64)
@@ -136,7 +135,7 @@ def _sparse(form: str, settings: dict[str, Any]) -> Any:
     job = compile_job(
         sparse(), plan, optimizer="sgd", lr=0.5, device="cpu", graph=traced, check=False
     )
-    with counted(job) as sent:
+    with counted(job, "gradients") as sent:
         losses = [float(job.step(sparse_batch(step))) for step in range(3)]
     state = full_state(job)
     job.close()
@@ -171,25 +170,6 @@ def test_rows_and_blocks_of_what_is_no_table() -> None:
     assert_equal(sketched[:2], alone(_sparse_plain))
 
 
-@contextmanager
-def counted(job: Any) -> Iterator[list[list[int]]]:
-    """Bytes of gradients that go meanwhile, message by message, of each step."""
-    steps: list[list[int]] = []
-    pending, step = job.recorder.pending, job.step
-
-    def noted(what: Any, work: Any, start: Any) -> Any:
-        steps[-1].extend([what.nbytes] * (what.purpose == "gradients"))
-        return pending(what, work, start)
-
-    def stepped(*args: Any, **more: Any) -> Any:
-        steps.append([])
-        return step(*args, **more)
-
-    job.recorder.pending, job.step = noted, stepped
-    yield steps
-    job.recorder.pending, job.step = pending, step
-
-
 class Zipf(nn.Module):
     """A table alone."""
 
@@ -217,7 +197,7 @@ def _zipf() -> list[tuple[float, float]]:
     job = compile_job(
         Zipf(), plan, optimizer="sgd", lr=0.5, device="cpu", graph=traced, check=False
     )
-    with counted(job) as sent:
+    with counted(job, "gradients") as sent:
         for ids in batches:
             job.step((ids,))
     job.close()
