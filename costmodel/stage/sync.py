@@ -83,6 +83,8 @@ class Sync:
     """A kernel steps the optimizer, and writes what is gathered where it is gathered from."""
     side_by_side: bool = False
     """Collectives of a group do not wait for each other, as Gloo's; NCCL's go in order."""
+    free: frozenset[tuple[int, Send]] = frozenset()
+    """Messages, by group, that are taken to need no time: what they cost is what that saves."""
 
     @cached_property
     def trained_bytes(self) -> int:
@@ -216,6 +218,8 @@ class Sync:
 
     def send_s(self, group: FormGroup, send: Send, nbytes: float) -> float:
         """Of a unit of so many bytes."""
+        if self.free and any(self.groups[i] is group and own == send for i, own in self.free):
+            return 0.0
         sent = group.exchange.sent(send, nbytes)
         return self.collective_s(send.primitive, sent, self.levels(send.axis))
 
@@ -293,8 +297,7 @@ class Sync:
             for send, levels in ended:
                 if levels:
                     nbytes = bucket.nbytes / self.shard if send.of_part else bucket.nbytes
-                    sent = group.exchange.sent(send, nbytes)
-                    yield talk(collective_time(send.primitive, sent, levels), "gradients")
+                    yield talk(self.send_s(group, send, nbytes), "gradients")
 
     def publish(self) -> Iterator[Step]:
         """From the optimizer's step to the next forward; for what goes under it see `late`."""
