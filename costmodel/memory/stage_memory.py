@@ -231,10 +231,10 @@ class StageMemory:
                          workspace=max(0, self.temporary - self.summed))  # fmt: skip
         return Bytes(gradients=own, communication=max(moving, self.temporary, self.summed))
 
-    def _of_trained(self, group: MemoryGroup, shares: tuple[int, int]) -> int:
+    def _of_trained(self, group: MemoryGroup, shares: tuple[float, float]) -> int:
         """Bytes of so many wholes and parts of all trained parameters of a group."""
         wholes, parts = shares
-        return wholes * group.trained + parts * self._part(group.trained)
+        return ceil(wholes * group.trained + parts * self._part(group.trained))
 
     def _part(self, nbytes: int) -> int:
         """This rank's of a bucket."""

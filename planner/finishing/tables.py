@@ -6,7 +6,14 @@ from dataclasses import replace
 from math import ceil, prod
 from typing import cast
 
-from meshwright.forms.sync import facts_of_tables, for_tables, of_stage, zero_of_tables
+from meshwright.forms.sync import (
+    clips,
+    facts_of_tables,
+    for_tables,
+    ladder,
+    of_stage,
+    zero_of_tables,
+)
 from meshwright.forms.tables import splits_of, table_findings
 from meshwright.ir.graph.tables import EmbeddingTable, tables_of
 from meshwright.ir.plan.parameters import as_for
@@ -19,13 +26,13 @@ from meshwright.planner.search.finish import changed
 
 def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
     """The plan with one table after another, the largest first, in the form that gains most, as
-    long as that gains anything."""
+    long as that gains anything; forms that are not exact only if they are allowed."""
     best = plan
     for table in tables_of(problem.graph) if problem.rows is not None else ():
         base = best
-        for form in for_tables():
+        for form, own in _tried(problem):
             stages = tuple(
-                _with(problem, plan, index, stage, table, form)
+                _with(problem, plan, index, stage, table, form, own)
                 for index, stage in enumerate(base.stages)
             )
             if stages == base.stages:
@@ -48,8 +55,21 @@ def hope_s(problem: Problem, plan: Plan) -> float:
     return plan.predicted.step_s - known * plan.predicted.breakdown.gradients_s
 
 
+def _tried(problem: Problem) -> Iterator[tuple[str, Mapping[str, Setting]]]:
+    """Forms, each with the settings that are no facts."""
+    for form in for_tables(problem.allow):
+        for own in ladder(form) if clips(form) or not problem.max_grad_norm else ():
+            yield form, own
+
+
 def _with(
-    problem: Problem, plan: Plan, index: int, stage: Stage, table: EmbeddingTable, form: str
+    problem: Problem,
+    plan: Plan,
+    index: int,
+    stage: Stage,
+    table: EmbeddingTable,
+    form: str,
+    own: Mapping[str, Setting],
 ) -> Stage:
     """A stage with a form for a table that it has, if nothing else is said of that; replicas that
     hold all may share rows out instead."""
@@ -62,7 +82,7 @@ def _with(
         return stage
     choice = ParameterChoice(
         zero=cast(Zero, zero_of_tables(form)),
-        sync=FormChoice(form=form, settings={name: facts[name] for name in wanted}),
+        sync=FormChoice(form=form, settings={**own, **{name: facts[name] for name in wanted}}),
     )
     said = {**stage.by_parameter, table.path: choice}
     whole = not stage.is_sharded and not any(c.zero for c in stage.by_parameter.values())

@@ -1,0 +1,172 @@
+"""What late averages (DaSGD) cost on a slow wire, beside what is predicted.
+
+python -m benchmarks.late_wire [--takes 0.5 1.5 2.5] [--rounds 5] [--width 512] [--layers 2]
+    [--tokens 64]
+
+Two Gloo processes train a GPT-2, each on its half of a batch, on a wire that is made to last
+(meshwright.testing.slow_wire): an average of all parameters takes `takes` times what a step
+computes. Gradients are summed in every step, or parameters are averaged after every fourth, and
+taken in at once or 1 to 3 steps later. Jobs take turns, round by round of four steps. Exposed is
+what a rank waits for messages, in a step on average; predicted is by how much a step is longer than
+on a wire that takes no time.
+"""
+
+import argparse
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from meshwright.costmodel.comm.comm import Levels, collective_time
+from meshwright.costmodel.cost_cache import CostTables
+from meshwright.costmodel.estimate import estimate_all
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.comm.collective import What
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.layout.conversions import Primitive
+from meshwright.ir.plan.plan import FormChoice, Plan
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.problem import make_problem
+from meshwright.profiling.measure_local import measure_local
+from meshwright.runtime.job.compile import compile as compile_job
+from meshwright.testing.slow_wire import slowed
+from meshwright.testing.spawn import run_ranks
+
+BATCH, RANKS, EVERY = 8, 2, 4
+NO_WIRE = 1e15
+CASES: dict[str, FormChoice | None] = {
+    "summed in every step": None,
+    **{
+        f"averaged after 4, taken in {delay} later": FormChoice(
+            form="dasgd", settings={"every": EVERY, "delay": delay}
+        )
+        for delay in range(EVERY)
+    },
+}
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of a GPT-2."""
+
+    width: int
+    layers: int
+    tokens: int
+    """Of a sequence."""
+
+
+def build(size: Size) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return GPT2LMHeadModel(GPT2Config(
+            vocab_size=512, n_positions=size.tokens, n_embd=size.width, n_layer=size.layers,
+            n_head=size.width // 64, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+            bos_token_id=0, eos_token_id=0, use_cache=False,
+        )).train()  # fmt: skip
+
+
+def batch(size: Size) -> dict[str, Tensor]:
+    ids = torch.randint(2, 512, (BATCH, size.tokens), generator=torch.Generator().manual_seed(1))
+    return {"input_ids": ids, "labels": ids}
+
+
+def with_wire(machine: Cluster, bandwidth: float) -> Cluster:
+    """The machine with a wire of its own between processes, which needs nothing of the cores."""
+    wire = replace(
+        machine.nodes[0].link, name="slow wire", bandwidth_bytes_per_s=bandwidth, latency_s=0.0,
+        launch_s=0.0, efficiency=1.0, curves=(), beside=(), overlap_compute_slowdown=1.0,
+    )  # fmt: skip
+    return replace(machine, nodes=(replace(machine.nodes[0], link=wire),))
+
+
+def predicted(graph: Graph, cluster: Cluster) -> dict[str, tuple[Plan, float]]:
+    """Plans of all cases, and seconds of their steps."""
+    problem = make_problem(graph, cluster, precision="fp32", optimizer="sgd")
+    plan = build_plan(problem, uniform_choice(problem, dp_replicate=RANKS), predict=False)
+    found = {}
+    for name, sync in CASES.items():
+        own = replace(plan, stages=(replace(plan.stages[0], sync=sync),))
+        said = estimate_all(graph, cluster, own, problem.tables).prediction
+        found[name] = own, said.step_s
+    return found
+
+
+def bandwidth_for(graph: Graph, machine: Cluster, takes: float) -> float:
+    """At which an average takes so many steps without messages."""
+    nbytes = graph.parameter_bytes
+    ((_, step_s), *_) = predicted(graph, with_wire(machine, NO_WIRE)).values()
+    return 2 * (RANKS - 1) / RANKS * nbytes / (takes * step_s)
+
+
+def timed(
+    size: Size, graph: Graph, plans: Mapping[str, Plan], levels: Levels, rounds: int
+) -> dict[str, list[tuple[float, float]]]:
+    """Of each case, seconds of a step and what of them was waited, round by round."""
+    torch.set_num_threads(1)
+    data, found = batch(size), {name: list[tuple[float, float]]() for name in plans}
+
+    def seconds(what: What) -> float:
+        return collective_time(Primitive(what.primitive), what.nbytes, levels)
+
+    with ExitStack() as stack:
+        jobs: dict[str, tuple[Any, Any]] = {}
+        for name, plan in plans.items():
+            job = compile_job(
+                build(size), plan, optimizer="sgd", lr=1e-4, device="cpu", graph=graph, check=False
+            )
+            jobs[name] = job, stack.enter_context(slowed(job, seconds))
+        for _ in range(rounds + 1):
+            for name, (job, wire) in jobs.items():
+                wire.waited.clear()
+                begun = time.perf_counter()
+                for _ in range(EVERY):
+                    job.step(data)
+                took = time.perf_counter() - begun
+                found[name].append((took / EVERY, sum(wire.waited) / EVERY))
+        for job, _ in jobs.values():
+            job.close()
+    # The first round has no average of the round before.
+    return {name: rows[1:] for name, rows in found.items()}
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--takes", type=float, nargs="+", default=[0.5, 1.5, 2.5])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=64)
+    given = parser.parse_args()
+    size = Size(given.width, given.layers, given.tokens)
+    machine = measure_local(RANKS)
+    graph = trace(build(size), batch(size))
+    table = Table("an average takes", "plan", "step, ms", "predicted, ms", "exposed, ms",
+                  "predicted, ms")  # fmt: skip
+    free = predicted(graph, with_wire(machine, NO_WIRE))
+    for takes in given.takes:
+        cluster = with_wire(machine, bandwidth_for(graph, machine, takes))
+        said = predicted(graph, cluster)
+        levels = CostTables(graph, cluster, "fp32").levels(tuple(range(RANKS)))
+        plans = {name: plan for name, (plan, _) in said.items()}
+        ranks = run_ranks(RANKS, timed, size, graph, plans, levels, given.rounds, timeout_s=600)
+        for name, (_, step_s) in said.items():
+            # The slower rank of each round; what both wait for is the wire alone.
+            slowest = [max(a[0], b[0]) for a, b in zip(*(r[name] for r in ranks), strict=True)]
+            waited = [min(a[1], b[1]) for a, b in zip(*(r[name] for r in ranks), strict=True)]
+            cells = (median(slowest), step_s, median(waited), step_s - free[name][1])
+            table.add_row(f"{takes:g} steps", name, *(f"{1e3 * x:.0f}" for x in cells))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
