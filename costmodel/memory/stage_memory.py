@@ -225,7 +225,7 @@ class StageMemory:
             own += self._of_trained(group, group.exchange.left)
             wholes, parts = group.exchange.moving_at_end
             largest = max([b.nbytes for b in group.buckets], default=0) if wholes + parts else 0
-            moving = max(moving, wholes * largest + parts * self._part(largest))
+            moving = max(moving, ceil(wholes * largest + parts * self._part(largest)))
         if not any([sum(group.exchange.moving_at_end) for group in self.groups]):
             return Bytes(gradients=own, communication=self.summed,
                          workspace=max(0, self.temporary - self.summed))  # fmt: skip

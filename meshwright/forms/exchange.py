@@ -4,7 +4,7 @@ A row says what happens to gradients or parameters at an event of the step. Mode
 and traffic, bounds and reports branch on what rows say, never on which form they are of.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from enum import IntEnum
 from functools import cached_property
@@ -119,7 +119,7 @@ class Hold:
     part: int = 0
     """How many of a rank's parts of a unit."""
     share: str = ""
-    """As of `Send`; only of what is kept."""
+    """As of `Send`; not of parameters or the optimizer's state."""
 
 
 Row = Send | Rewrite | Hold
@@ -272,21 +272,31 @@ class Exchange:
         return tuple([h for h in self.holds if h.kind == "gradients" and h.unit == "stage"])
 
     @cached_property
-    def begun(self) -> tuple[int, int]:
+    def begun(self) -> tuple[float, float]:
         """Gradients that a stage holds from its first backward on: (wholes, parts)."""
-        return _shares([h for h in self._gradients if h.since is Event.AFTER_BACKWARD])
+        return self._held([h for h in self._gradients if h.since is Event.AFTER_BACKWARD])
 
     @cached_property
-    def left(self) -> tuple[int, int]:
+    def made(self) -> float:
+        """Share of a parameter of which blocks make a gradient, as the plan states the data."""
+        own = [h.share for h in self._gradients if h.since is Event.AFTER_BACKWARD and h.whole]
+        return self.stated[own[0]] if own and own[0] else 1.0
+
+    @cached_property
+    def left(self) -> tuple[float, float]:
         """Gradients beside those there from the beginning, once all have arrived: the same."""
         own = [h for h in self._gradients if Event.BEGIN < h.since <= Event.END < h.until]
-        return _shares(own)
+        return self._held(own)
 
     @cached_property
     def kept(self) -> tuple[float, float]:
         """What the form takes along from step to step: (wholes, parts)."""
-        held = [(h, self.stated.get(h.share, 1.0)) for h in self.holds if h.kind == "kept"]
-        wholes, parts = [s * h.whole for h, s in held], [s * h.part for h, s in held]
+        return self._held([h for h in self.holds if h.kind == "kept"])
+
+    def _held(self, holds: Sequence[Hold]) -> tuple[float, float]:
+        """Wholes and parts, as the plan states the data."""
+        found = [(h, self.stated[h.share] if h.share else 1.0) for h in holds]
+        wholes, parts = [s * h.whole for h, s in found], [s * h.part for h, s in found]
         return sum(wholes), sum(parts)
 
     @cached_property
@@ -299,10 +309,6 @@ class Exchange:
         return found[0], found[1]
 
     @cached_property
-    def moving_at_end(self) -> tuple[int, int]:
+    def moving_at_end(self) -> tuple[float, float]:
         """Most of its largest bucket at once for messages after the last backward: the same."""
-        return _shares([h for h in self.holds if h.kind == "communication"])
-
-
-def _shares(holds: list[Hold]) -> tuple[int, int]:
-    return sum([hold.whole for hold in holds]), sum([hold.part for hold in holds])
+        return self._held([h for h in self.holds if h.kind == "communication"])

@@ -36,8 +36,8 @@ def _wrong(exchange: Exchange) -> Iterator[str]:
             yield f"{hold}: what is on its way before the end follows from its Send; leave it out"
         if hold.kind == "kept" and (hold.since, hold.until, hold.unit) != _ALWAYS:
             yield f"{hold}: what a form keeps is there from BEGIN to NEXT_BEGIN, of a stage"
-        if hold.kind != "kept" and hold.share:
-            yield f"{hold}: only of what a form keeps is a share held; leave it out"
+        if hold.kind in ("parameters", "optimizer") and hold.share:
+            yield f"{hold}: it is whole or a rank's part, and no share of it; leave `share` out"
     for row in exchange.rows:
         if isinstance(row, Rewrite):
             yield from _wrong_work(row, exchange)
@@ -52,10 +52,13 @@ def _wrong(exchange: Exchange) -> Iterator[str]:
     stored = [h for h in exchange.holds if h.kind == "parameters" and h.unit == "stage"]
     if len(stored) != 1:
         yield f"parameters are held {len(stored)} times: their store holds them, and no other row"
-    if exchange.is_split("parameters") and not (
-        exchange.fetches_forward and exchange.fetches_backward
-    ):
-        yield "parameters of which a rank holds a part are gathered before forward and backward"
+    gathered = exchange.fetches_forward and exchange.fetches_backward
+    read = any(hold.kind == "kept" and hold.share for hold in exchange.holds)
+    if exchange.is_split("parameters") and not (gathered or read):
+        yield (
+            "parameters of which a rank holds a part are gathered before forward and backward, or "
+            "the share that is read is kept"
+        )
     if exchange.is_split("optimizer") and not (
         exchange.published or exchange.late or exchange.is_split("parameters")
     ):

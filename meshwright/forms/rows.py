@@ -25,7 +25,8 @@ def exchange_of_rows(share: float, *more: Row) -> Exchange:
         (
             Hold(kind="optimizer", since=Event.BEGIN, until=Event.NEXT_BEGIN, whole=1),
             Hold(kind="gradients", since=Event.AFTER_BACKWARD, until=Event.NEXT_BEGIN, whole=1),
-            Hold(kind="communication", unit="bucket", since=Event.END, until=Event.END, whole=1),
+            Hold(kind="communication", unit="bucket", since=Event.END, until=Event.END, whole=1,
+                 share="rows"),
             # Rows are looked for in the whole gradient.
             Rewrite(what="gradients", unit="bucket", at=Event.UPDATED, moved=1.0),
             Send(what="gradients", primitive=Primitive.ALL_REDUCE, axis="dp", unit="bucket",
@@ -58,7 +59,7 @@ class MarkedRows(SyncRun):
 
     def _mark(self, index: int) -> None:
         """Starts to tell all replicas which rows of a gradient have anything here."""
-        marks = self._rows(self._sent(index))[0].ne(0).any(dim=1)
+        marks = self._rows(self._sent(index))[0].any(dim=1)
         together = dist.get_backend(self._lines.replicas.group) == "gloo"
         # NCCL has no OR; sums of bytes would overflow among 256 replicas.
         bits = packed_bits(marks) if together else marks.to(torch.uint8)
@@ -143,8 +144,8 @@ def packed_bits(marks: Tensor) -> Tensor:
     """Returns [n] booleans as [ceil(n / 8)] bytes, the first in the lowest bit."""
     padded = marks.new_zeros(-(-marks.numel() // _BITS) * _BITS)
     padded[: marks.numel()] = marks
-    weights = 2 ** torch.arange(_BITS, device=marks.device, dtype=torch.int32)
-    return (padded.view(-1, _BITS).int() * weights).sum(dim=1).to(torch.uint8)
+    weights = 1 << torch.arange(_BITS, device=marks.device, dtype=torch.uint8)
+    return (padded.view(torch.uint8).view(-1, _BITS) * weights).sum(dim=1, dtype=torch.uint8)
 
 
 def unpacked_bits(packed: Tensor, count: int) -> Tensor:

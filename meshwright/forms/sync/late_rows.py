@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from meshwright.forms.exchange import Event, Exchange, Hold, Rewrite, Send
+from meshwright.forms.exchange import Event, Exchange, Hold, Send
 from meshwright.forms.flat import frozen, trainable
 from meshwright.forms.owned import Arriving, Asked, OwnedRows, OwnedTable, check_whole
 from meshwright.forms.running import Lines, ParameterStore, Samples, Slot, SyncRun, Update
@@ -29,6 +29,7 @@ from meshwright.ir.plan.plan import Setting, Stage
 
 EXACT = True
 SEARCHED = False
+STORE, SPLIT = "owned", True
 TABLES = ("rows_each", "row_bytes", "prior", "ids")
 TABLE_ZERO = 1
 UNDONE_BY_NORM = True
@@ -51,10 +52,16 @@ def describe(
     return Exchange(
         (
             Hold(kind="optimizer", since=Event.BEGIN, until=Event.NEXT_BEGIN, part=1),
-            Hold(kind="gradients", since=Event.AFTER_BACKWARD, until=Event.NEXT_BEGIN, whole=1),
+            # Blocks have the rows of a batch, and gradients of those.
+            Hold(kind="kept", since=Event.BEGIN, until=Event.NEXT_BEGIN, whole=1, share="here"),
+            Hold(
+                kind="gradients",
+                since=Event.AFTER_BACKWARD,
+                until=Event.NEXT_BEGIN,
+                whole=1,
+                share="here",
+            ),
             Hold(kind="kept", since=Event.BEGIN, until=Event.NEXT_BEGIN, part=1),
-            # Rows are looked for in the whole gradient.
-            Rewrite(what="gradients", unit="bucket", at=Event.UPDATED, moved=1.0),
             Send(what="gradients", at=Event.END, until=Event.END, share="first", **way),  # type: ignore[arg-type]
             Send(what="gradients", at=Event.END, until=Event.END, lag=1, share="late", **way),  # type: ignore[arg-type]
             Send(
@@ -69,6 +76,7 @@ def describe(
             Send(what="parameters", at=Event.UPDATED, until=Event.UPDATED, share="read", **way),  # type: ignore[arg-type]
         ),
         stated={
+            "here": each,
             "first": each * (prior + (_ID_BYTES + _ANSWER_BYTES) / row),
             "late": each * (1 - prior),
             "read": each * (1 + _ID_BYTES / row),

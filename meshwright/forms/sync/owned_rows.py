@@ -24,6 +24,7 @@ from meshwright.ir.plan.plan import Setting, Stage
 
 EXACT = True
 SEARCHED = False
+STORE, SPLIT = "owned", True
 TABLES = ("rows_each", "row_bytes", "ids")
 TABLE_ZERO = 1
 _SETTINGS: Known = {
@@ -44,7 +45,10 @@ def describe(
     return Exchange(
         (
             Hold(kind="optimizer", since=Event.BEGIN, until=Event.NEXT_BEGIN, part=1),
-            Hold(kind="gradients", since=Event.AFTER_BACKWARD, until=Event.NEXT_BEGIN, whole=1),
+            # Blocks have the rows of a batch, and gradients of those.
+            Hold(kind="kept", since=Event.BEGIN, until=Event.NEXT_BEGIN, whole=1, share="rows"),
+            Hold(kind="gradients", since=Event.AFTER_BACKWARD, until=Event.NEXT_BEGIN, whole=1,
+                 share="rows"),
             Hold(kind="gradients", since=Event.END, until=Event.NEXT_BEGIN, part=1),
             Send(what="gradients", at=Event.END, until=Event.END, share="rows", **way),  # type: ignore[arg-type]
             Send(what="gradients", primitive=Primitive.ALL_REDUCE, axis="dp_replicate",
