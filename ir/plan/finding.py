@@ -18,7 +18,8 @@ class Finding:
     rule: str
     message: str
     nearest: str = ""
-    severity: Literal["error", "warning"] = "error"
+    severity: Literal["error", "warning", "note"] = "error"
+    """A note says what is right, and why."""
 
     def __str__(self) -> str:
         return f"{self.rule}: {self.message}" + (f"; nearest: {self.nearest}" * bool(self.nearest))

@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.text.canonical import check_schema, parse_json, read_text
 
+_Floats = npt.NDArray[np.float64]
 SCHEMA = "meshwright.rows/1.0"
 ZIPF = "zipf:"
 
@@ -26,19 +28,30 @@ class RowCounts:
     def distinct(self, path: str, rows: int, lookups: int) -> float | None:
         """Returns how many of a table's rows so many lookups name, on average, each drawn alone;
         None if nothing is known of the table."""
+        if (known := self._shares(path, rows)) is None:
+            return None
+        share, count = known
+        return float((count * _named(share, lookups)).sum())
+
+    def again(self, path: str, rows: int, lookups: int, others: int) -> float | None:
+        """Returns which share of the rows that so many lookups name is also named by so many
+        others, on average; None if nothing is known of the table."""
+        if (known := self._shares(path, rows)) is None:
+            return None
+        share, count = known
+        named = count * _named(share, lookups)
+        return float((named * _named(share, others)).sum() / named.sum())
+
+    def _shares(self, path: str, rows: int) -> tuple[_Floats, _Floats] | None:
+        """How often a lookup names a row, and how many rows are named so often."""
         if path in self.tables:
             times = np.array(list(self.tables[path]), dtype=float)
             count = np.array(list(self.tables[path].values()), dtype=float)
-            share = times / (times * count).sum()
-        elif self.zipf is not None:
-            share = np.arange(1, rows + 1, dtype=float) ** -self.zipf
-            share, count = share / share.sum(), np.ones(rows)
-        else:
+            return times / (times * count).sum(), count
+        if self.zipf is None:
             return None
-        # As log1p: of rare rows among many lookups 1 - share is 1.
-        with np.errstate(divide="ignore"):
-            missed = np.exp(lookups * np.log1p(-share))
-        return float((count * (1 - missed)).sum())
+        share = np.arange(1, rows + 1, dtype=float) ** -self.zipf
+        return share / share.sum(), np.ones(rows)
 
     @property
     def source(self) -> str:
@@ -79,6 +92,13 @@ class RowCounts:
         if odd:
             raise PlanError(f"{given}: counts of {odd[0][:80]!r} must be 1 or more")
         return cls(tables)
+
+
+def _named(share: _Floats, lookups: int) -> _Floats:
+    """How likely so many lookups name a row at least once."""
+    # As log1p: of rare rows among many lookups 1 - share is 1.
+    with np.errstate(divide="ignore"):
+        return np.asarray(1 - np.exp(lookups * np.log1p(-share)))
 
 
 def _exponent(text: str) -> float:

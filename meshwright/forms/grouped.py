@@ -10,13 +10,13 @@ from torch import Tensor
 from meshwright.forms.running import (
     BucketSizes,
     Held,
+    LaterStep,
     Lines,
     ParameterStore,
     Samples,
     Slot,
     SyncRun,
     SyncState,
-    Update,
 )
 from meshwright.forms.storage import running_store
 from meshwright.forms.sync import running, store_of
@@ -142,7 +142,7 @@ class GroupedRun(SyncRun):
     def over_gradients(self, stepped: Set[int]) -> list[Tensor]:
         return [x for run in self._runs for x in run.over_gradients(stepped)]
 
-    def updated(self, later: Callable[[], Update]) -> None:
+    def updated(self, later: Callable[[], LaterStep]) -> None:
         for run in self._runs:
             run.updated(later)
 

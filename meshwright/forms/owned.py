@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from meshwright.forms.flat import chunk_rows, held_whole, sum_over_copies
 from meshwright.forms.rows import torn_rows
-from meshwright.forms.running import Held, Lines, Samples, Slot, SyncRun, Update
+from meshwright.forms.running import Held, LaterStep, Lines, Samples, Slot, SyncRun
 from meshwright.ir.comm.collective import What
 from meshwright.ir.comm.p2p_collectives import Waitable
 from meshwright.ir.errors import PlanError
@@ -216,7 +216,7 @@ class OwnedRows(SyncRun):
             table.add(table.shard.grad, one.found, one.counts, came)
             sum_over_copies(table.shard.grad, self._lines)
 
-    def updated(self, later: Callable[[], Update]) -> None:
+    def updated(self, later: Callable[[], LaterStep]) -> None:
         self._announced = self._next is not None
         if self._next is not None:
             self._fetch(self._next)

@@ -19,7 +19,7 @@ Samples = Mapping[str, Tensor]
 the user's batch lies."""
 
 
-class Update(Protocol):
+class LaterStep(Protocol):
     """How parameters are stepped after the optimizer's step, as it was set in that."""
 
     def __call__(self, parameters: Sequence[Tensor]) -> None:
@@ -233,7 +233,7 @@ class SyncRun:
         values it is to write over their gradients too, from where they are taken."""
         return []
 
-    def updated(self, later: Callable[[], Update]) -> None:
+    def updated(self, later: Callable[[], LaterStep]) -> None:
         """The optimizer has stepped; `later()` returns how to step what has no gradient yet."""
         self.written()
 

@@ -4,13 +4,14 @@ wrong."""
 from collections.abc import Iterator, Mapping
 
 from meshwright.forms.rows import torn_rows
-from meshwright.forms.sync import IDS, facts_of_tables
+from meshwright.forms.sync import IDS, exchange_of, facts_of_tables, is_exact
+from meshwright.forms.updates import Reach
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.graph.tables import tables_of
 from meshwright.ir.layout.layout import Shard, parse_placement
 from meshwright.ir.plan.finding import Finding
-from meshwright.ir.plan.parameters import stage_for, views_of
+from meshwright.ir.plan.parameters import as_for, stage_for, views_of
 from meshwright.ir.plan.plan import Plan, param_key
 from meshwright.ir.text.plain_text import SHOWN
 
@@ -36,6 +37,27 @@ def table_findings(plan: Plan, graph: Graph) -> Iterator[Finding]:
                 yield Finding("sync", f"{message}{told[:SHOWN]!r} names, and others are read", near)
             elif 0 in splits_of(plan, graph, index, path).values():
                 yield torn_rows(view.sync_form, path)
+
+
+def stepping_notes(plan: Plan) -> Iterator[Finding]:
+    """Yields how the rows of tables are stepped that have a form of their own, those without a
+    gradient among them: none of these forms leaves out any, whatever state they have."""
+    for index, stage in enumerate(plan.stages):
+        for path, choice in stage.by_parameter.items():
+            view = as_for(stage, choice)
+            known = view.sync is not None and facts_of_tables(view.sync_form)
+            if stage.dp == 1 or not (known and is_exact(view.sync_form)):
+                continue
+            apart = exchange_of(view).is_split("optimizer")
+            who = "the owner of a row" if apart else "every replica"
+            step = choice.update or plan.optimizer
+            alone = f", which looks at {Reach.ELEMENT.value}" * apart
+            yield Finding(
+                "sync",
+                f"stage {index}: {view.sync_form} is exact for {path[:SHOWN]}: {who} steps it in "
+                f"each step, with a gradient or without, by {step}{alone}",
+                severity="note",
+            )
 
 
 def splits_of(plan: Plan, graph: Graph, stage: int, path: str) -> Mapping[str, int]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from meshwright.forms.retention import findings as retention_findings
 from meshwright.forms.sync import findings as sync_findings
 from meshwright.forms.sync import given_up
-from meshwright.forms.tables import table_findings
+from meshwright.forms.tables import stepping_notes, table_findings
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
@@ -71,6 +71,8 @@ def check_plan(
     ]  # fmt: skip
     if graph is not None and not any(f.severity == "error" for f in findings):
         findings += table_findings(plan, graph)
+    if not any(f.severity == "error" for f in findings):
+        findings += stepping_notes(plan)
     legal = not any(f.severity == "error" and f.rule not in ("hash", "memory") for f in findings)
     if graph is None or cluster is None or not legal:
         doubts = (*_unpriced(plan), *_versions(plan), *_other_profile(plan, profile))

@@ -12,6 +12,7 @@ from meshwright.forms.sync import (
     for_tables,
     ladder,
     of_stage,
+    undone_by_norm,
     zero_of_tables,
 )
 from meshwright.forms.tables import splits_of, table_findings
@@ -58,7 +59,8 @@ def hope_s(problem: Problem, plan: Plan) -> float:
 def _tried(problem: Problem) -> Iterator[tuple[str, Mapping[str, Setting]]]:
     """Forms, each with the settings that are no facts."""
     for form in for_tables(problem.allow):
-        for own in ladder(form) if clips(form) or not problem.max_grad_norm else ():
+        limited = problem.max_grad_norm and (undone_by_norm(form) or not clips(form))
+        for own in () if limited else ladder(form):
             yield form, own
 
 
@@ -106,15 +108,17 @@ def _facts(
     assert problem.rows is not None
     stage = plan.stages[index]
     most = max(stage.batch_shares) / sum(stage.batch_shares)
-    shares = [
-        problem.rows.distinct(table.path, table.rows, ceil(table.lookups * part))
-        for part in (1, most)
-    ]
-    if None in shares:
+    own = ceil(table.lookups * most)
+    shares = [problem.rows.distinct(table.path, table.rows, n) for n in (table.lookups, own)]
+    again = problem.rows.again(table.path, table.rows, own, table.lookups)
+    if None in shares or again is None:
         return {}
     every, each = (
         float(f"{min(1.0, max(found / table.rows, 1e-9)):.4g}") for found in shares if found
     )
     splits = splits_of(plan, problem.graph, index, table.path)
-    own = ceil(table.row_bytes / prod([stage.mesh[axis] for axis, dim in splits.items() if dim]))
-    return {"rows": every, "rows_each": each, "row_bytes": own, "ids": table.ids}
+    parts = prod([stage.mesh[axis] for axis, dim in splits.items() if dim])
+    return {
+        "rows": every, "rows_each": each, "row_bytes": ceil(table.row_bytes / parts),
+        "prior": min(float(f"{again:.4g}"), 0.9999), "ids": table.ids,
+    }  # fmt: skip

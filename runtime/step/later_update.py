@@ -47,7 +47,7 @@ class LaterUpdate:
     def in_parts(
         self, parameter: Tensor, rows: Tensor, gradient: Tensor
     ) -> Callable[[Tensor], None]:
-        """As `forms.running.Update` says. PlanError if the optimizer keeps nothing yet of a
+        """As `forms.running.LaterStep` says. PlanError if the optimizer keeps nothing yet of a
         parameter of which it makes something for these rows."""
         state, whole = self._optimizer.state[parameter], parameter.data
         by_row = {key: x for key, x in state.items() if _is_like(x, whole)}

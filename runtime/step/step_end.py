@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from meshwright.forms.running import Update
+from meshwright.forms.running import LaterStep
 from meshwright.runtime.job.build import RankParts
 from meshwright.runtime.step.gradients import scaled, sum_over_model
 from meshwright.runtime.step.later_update import LaterUpdate
@@ -49,6 +49,6 @@ class StepEnd:
             for stage in self.parts.stages.values():
                 stage.sync.updated(self._later)
 
-    def _later(self) -> Update:
+    def _later(self) -> LaterStep:
         """How to step parameters whose gradients come after the step, with its settings."""
         return LaterUpdate(self.optimizer, self.factor)

@@ -27,6 +27,44 @@ def test_training_is_that_of_one_process(ranks: int, optimizer: str, known: str)
     assert_equal(found, alone(plain, optimizer, 0.05, None))
 
 
+def _read(plan: Plan, how: str) -> list[Any]:
+    """What somebody sees after each step, while rows of that are on their way."""
+    job, found = job_of(plan), []
+    for step in range(3):
+        job.step(batch(step), next_batch=batch(step + 1))
+        if how == "evaluation":
+            found.append(float(job.eval(batch(5))))
+        elif how == "state":
+            found.append(full_state(job))
+        else:
+            job.sync_to()
+            found.append({n: x.detach().clone() for n, x in job.model.named_parameters()})
+    job.close()
+    return found
+
+
+def _seen(how: str) -> list[Any]:
+    own, found = model(), []
+    stepped = torch.optim.AdamW(own.parameters(), lr=0.05)
+    for step in range(3):
+        stepped.zero_grad()
+        own(*batch(step)).backward()
+        stepped.step()
+        state = {name: x.detach().clone() for name, x in own.named_parameters()}
+        found.append(float(own(*batch(5)).detach()) if how == "evaluation" else state)
+    return found
+
+
+@pytest.mark.parametrize("how", ["evaluation", "state", "module"])
+def test_whoever_reads_in_between_sees_all_rows(how: str) -> None:
+    found = run_ranks(2, _read, plan_of(2, "adamw", form="late_rows"), how)[0]
+    for own, wanted in zip(found, alone(_seen, how), strict=True):
+        if how == "evaluation":
+            assert own == pytest.approx(wanted, rel=1e-10)
+        else:
+            assert_equal(([], own), ([], wanted))
+
+
 @pytest.mark.parametrize(("ranks", "zero"), [(3, 1), (2, 3)])
 def test_a_limit_of_the_norm_holds_nothing_back(ranks: int, zero: int) -> None:
     """It needs all rows before any is stepped."""

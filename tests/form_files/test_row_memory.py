@@ -1,4 +1,4 @@
-"""What tables in forms of rows hold on a rank is what is predicted: rows, and nowhere all of them."""
+"""What tables in forms of rows hold on a rank is predicted: rows, and nowhere all of them."""
 
 from dataclasses import replace
 from typing import Any

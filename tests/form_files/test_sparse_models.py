@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import meshwright as mw
 from meshwright.forms.rows import has_rows
-from meshwright.forms.sync import for_tables
+from meshwright.forms.sync import findings, for_tables
 from meshwright.forms.tables import table_findings
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
@@ -132,9 +132,21 @@ def ids_of(shares: tuple[int, ...], step: int) -> Tensor:
     return torch.from_numpy(np.concatenate(found))[:, None]
 
 
-def sent_and_received(plan: Plan, shares: tuple[int, ...]) -> dict[str, list[int]]:
+def again_ids(step: int) -> Tensor:
+    """Of 8 rows of each rank, 4 of each owner, half are read again in the next step."""
+    found = []
+    for rank in (0, 1):
+        for half in (0, ROWS // 2):
+            odd = 16 + 8 * (step % 2) + 2 * rank
+            found += [half + 2 * rank, half + 2 * rank + 1, half + odd, half + odd + 1]
+    return torch.tensor(found)[:, None]
+
+
+def sent_and_received(
+    plan: Plan, shares: tuple[int, ...], again: bool = False
+) -> dict[str, list[int]]:
     """Bytes of rows and their numbers that go to other ranks, and that come, in the third step."""
-    batches = [(ids_of(shares, step),) for step in range(4)]
+    batches = [(again_ids(step) if again else ids_of(shares, step),) for step in range(4)]
     job = compile_job(Narrow(WIDTH, ROWS).double(), plan, optimizer="adam", device="cpu",
                       check=False, example_inputs=batches[0])  # fmt: skip
     found: dict[str, list[int]] = {}
@@ -144,13 +156,15 @@ def sent_and_received(plan: Plan, shares: tuple[int, ...]) -> dict[str, list[int
         now[0] = what.purpose
         return collective(what)
 
-    def counted(out: Tensor, x: Tensor, received: Any, sent: Any, group: Any = None) -> Any:
+    def counted(
+        out: Tensor, x: Tensor, received: Any, sent: Any, group: Any = None, async_op: bool = False
+    ) -> Any:
         me, row = dist.get_rank(group), x[:1].nbytes or out[:1].nbytes
         if x.shape != (2,):  # numbers of rows of each rank
-            sums = found.setdefault(now[0], [0, 0])
+            sums = found.setdefault("gradients" if async_op else now[0], [0, 0])
             sums[0] += row * (sum(sent) - sent[me])
             sums[1] += row * (sum(received) - received[me])
-        return exchange(out, x, received, sent, group=group)
+        return exchange(out, x, received, sent, group=group, async_op=async_op)
 
     job.recorder.collective, dist.all_to_all_single = noted, counted  # type: ignore[assignment,method-assign]
     for step in range(3):
@@ -214,3 +228,46 @@ def test_copies_of_owners_send_no_more() -> None:
 def test_rows_of_one_value_are_rows() -> None:
     """A model axis may leave as much of them."""
     assert has_rows(torch.ones(5, 1)) and not has_rows(torch.ones(5))
+
+
+def late_plan(prior: float, limit: float | None = None) -> Plan:
+    graph = trace(Narrow(WIDTH, ROWS).double(), (again_ids(0),))
+    problem = make_problem(
+        graph, slow(2), precision="fp64", optimizer="adam", max_grad_norm=limit
+    )  # fmt: skip
+    plan = build_plan(problem, uniform_choice(problem, dp_shard=2, zero=1))
+    said = {"ids": "0", "rows_each": 8 / ROWS, "row_bytes": 32, "prior": prior}
+    own = ParameterChoice(zero=1, sync=FormChoice(form="late_rows", settings=said))  # type: ignore[arg-type]
+    stage = replace(plan.stages[0], by_parameter={"words.weight": own})
+    plan = replace(plan, stages=(stage,))
+    return in_detail(problem, replace(plan, predicted=predict_plan(problem, plan)))
+
+
+def test_bytes_of_late_rows() -> None:
+    """Numbers of rows go first, and a byte comes back for each."""
+    plan = late_plan(0.5)
+    assert plan.predicted and plan.predicted.detail
+    traffic = plan.predicted.detail.kinds[0].traffic
+    table = {"gradients": 4 * (32 + 9), "parameters": 4 * (32 + 8)}
+    dense = sum(x.numel() for n, x in Narrow(WIDTH, ROWS).named_parameters() if "words" not in n)
+    ring = {"gradients": dense * 8 // 2, "parameters": dense * 8 // 2}
+    found = {t.purpose: t.nbytes for t in traffic if t.axis == "dp_shard"}
+    assert found == {name: table[name] + ring[name] for name in table}
+    counted = run_ranks(2, sent_and_received, plan, (8, 8), True)
+    for rank in (0, 1):
+        assert {name: both[0] for name, both in counted[rank].items()} == table
+
+
+def test_what_is_late_is_hidden_by_the_next_step() -> None:
+    """All of the wire's time for it."""
+    steps = [plan.predicted.step_s for prior in (1e-6, 0.5, 0.9999)
+             if (plan := late_plan(prior)).predicted]  # fmt: skip
+    whole = 8 * 32 / 2 / 1e6
+    assert steps[2] - steps[0] == pytest.approx(whole, rel=0.15)
+    assert steps[2] - steps[1] == pytest.approx(whole / 2, rel=0.15)
+
+
+def test_the_check_says_that_a_norm_undoes_it() -> None:
+    (said,) = [f for f in findings(late_plan(0.5, limit=1.0)) if "lets none" in f.message]
+    assert said.severity == "warning" and "owned_rows" in said.nearest
+    assert not [f for f in findings(late_plan(0.5)) if "lets none" in f.message]

@@ -149,7 +149,26 @@ def test_search_sends_the_rows_that_occur() -> None:
     assert choice.sync.settings["rows_each"] == pytest.approx(distinct / 200_000, rel=1e-3)
     # Owners get less than all would, where bytes count and not the number of messages.
     slow = found(wire=1e5, rows=counts).stages[0].by_parameter["words.weight"].sync
-    assert slow and slow.form == "owned_rows" and slow.settings["ids"] == "0"
+    assert slow and slow.form == "late_rows" and slow.settings["ids"] == "0"
+    again = counts.again("words.weight", 200_000, 48 // 4, 48)
+    assert slow.settings["prior"] == pytest.approx(again, rel=1e-3)
+    limited = found(wire=1e5, rows=counts, max_grad_norm=1.0)
+    own = limited.stages[0].by_parameter["words.weight"].sync
+    assert own and own.form == "owned_rows", "a limit of the norm lets none be late"
+
+
+def test_what_is_read_again_is_what_is_drawn() -> None:
+    draw = np.random.default_rng(0)
+    share = np.arange(1, 1001, dtype=float) ** -1.1
+    share /= share.sum()
+    for lookups, others in ((20, 80), (300, 300), (300, 2000)):
+        real = []
+        for _ in range(100):
+            own = np.unique(draw.choice(1000, size=lookups, p=share))
+            real.append(np.isin(own, draw.choice(1000, size=others, p=share)).mean())
+        found = RowCounts(zipf=1.1).again("a", 1000, lookups, others)
+        assert found == pytest.approx(np.mean(real), rel=0.05)
+    assert RowCounts().again("a", 10, 1, 1) is None
 
 
 def test_it_is_said_what_whole_tables_would_cost() -> None:

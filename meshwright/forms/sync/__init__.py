@@ -183,6 +183,13 @@ def clips(key: str) -> bool:
 
 
 @cache
+def undone_by_norm(key: str) -> str:
+    """Returns what to take in place of a form that clipping to a global norm makes useless
+    (`UNDONE_BY_NORM`); empty: it does not."""
+    return str(getattr(_FILES.load(key), "UNDONE_BY_NORM", ""))
+
+
+@cache
 def is_searched(key: str) -> bool:
     """Tells whether every search tries a form for whole stages."""
     return is_exact(key) and is_for_stages(key)
@@ -258,6 +265,9 @@ def findings(plan: Plan) -> Iterator[Finding]:
                 near = nearest(stepped[:SHOWN], UPDATES)
                 yield Finding("by_parameter", message, f"update {near}")
                 continue
+            if plan.max_grad_norm and view.dp > 1 and (near := undone_by_norm(view.sync_form)):
+                message = f"stage {index}{of}: gradients are clipped to a norm, so {view.sync_form}"
+                yield Finding("sync", f"{message} lets none of them be late", near, "warning")
             for finding in of_stage(view, stepped or plan.optimizer):
                 yield replace(finding, message=f"stage {index}{of}: {finding.message}")
 
@@ -267,7 +277,7 @@ def of_stage(stage: Stage, optimizer: str) -> Iterator[Finding]:
     wrong = [*_sync_findings(stage, optimizer), *store_findings(stage)]
     yield from wrong
     if not any(finding.severity == "error" for finding in wrong):
-        yield from _torn(stage)
+        yield from _torn(stage, optimizer)
 
 
 def takes(stage: Stage, store: str) -> bool:
@@ -275,7 +285,7 @@ def takes(stage: Stage, store: str) -> bool:
     return is_split(store) == takes_parts(stage.sync_form, level_of(stage))
 
 
-def _torn(stage: Stage) -> Iterator[Finding]:
+def _torn(stage: Stage, optimizer: str) -> Iterator[Finding]:
     """What does not go together in a stage."""
     store, form = store_of(stage), stage.sync_form
     if not takes(stage, store):
@@ -288,9 +298,18 @@ def _torn(stage: Stage) -> Iterator[Finding]:
         )
         return
     try:
-        exchange_of(stage)
+        made = exchange_of(stage)
     except PlanError as error:
         yield Finding("store" if stage.store else "sync", str(error), "no store, no sync")
+        return
+    reach = update(optimizer).reach if optimizer in UPDATES else Reach.ELEMENT
+    if stage.dp > 1 and made.is_split("optimizer") and reach is not Reach.ELEMENT:
+        message = (
+            f"under {form} each rank steps its part of a parameter, and a step of {optimizer} "
+            f"depends on {reach.value}"
+        )
+        near = f"no sync and zero 0, or an optimizer that looks at {Reach.ELEMENT.value}"
+        yield Finding("sync", message, near)
 
 
 def _sync_findings(stage: Stage, optimizer: str) -> Iterator[Finding]:

@@ -24,6 +24,7 @@ from meshwright.forms.exchange import Event, Exchange, Hold, Send
 from meshwright.forms.flat import BUCKET_BYTES
 from meshwright.forms.running import (
     Held,
+    LaterStep,
     Lines,
     ParameterStore,
     Peers,
@@ -31,7 +32,6 @@ from meshwright.forms.running import (
     Slot,
     SyncRun,
     SyncState,
-    Update,
 )
 from meshwright.forms.settings import FormSettings, Known, Number, Word, wrong_settings
 from meshwright.ir.comm.collective import What
@@ -240,7 +240,7 @@ class _Alone(SyncRun):
             if h.tensor.grad is not None:  # of a share of the batch: of its mean from here on
                 h.tensor.grad.div_(self._share)
 
-    def updated(self, later: Callable[[], Update]) -> None:
+    def updated(self, later: Callable[[], LaterStep]) -> None:
         self._steps += 1
         self._differ = True
         for number, fragment in enumerate(self._fragments):

@@ -25,7 +25,15 @@ from meshwright.forms.flat import (
     held_whole,
     trainable,
 )
-from meshwright.forms.running import BucketSizes, Held, Lines, ParameterStore, Slot, SyncRun, Update
+from meshwright.forms.running import (
+    BucketSizes,
+    Held,
+    LaterStep,
+    Lines,
+    ParameterStore,
+    Slot,
+    SyncRun,
+)
 from meshwright.forms.settings import FormSettings, Number, wrong_settings
 from meshwright.ir.comm.p2p_collectives import Waitable
 from meshwright.ir.layout.conversions import Primitive
@@ -210,7 +218,7 @@ class _GradientsLate(_Settling):
         self._summed: dict[int, Tensor] = {}
         """Flat shards of gradients that are to be gathered."""
         self._late = _Late(self._buckets, ahead, self._gather, self._land, {})
-        self._update: Update | None = None
+        self._update: LaterStep | None = None
 
     @property
     def reduced(self) -> tuple[Held, ...]:
@@ -220,7 +228,7 @@ class _GradientsLate(_Settling):
         super()._deliver(index, flat)
         self._summed[index] = flat
 
-    def updated(self, later: Callable[[], Update]) -> None:
+    def updated(self, later: Callable[[], LaterStep]) -> None:
         self._update = later()
         self._late.owe()
 

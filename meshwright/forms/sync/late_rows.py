@@ -22,7 +22,7 @@ from torch import Tensor
 from meshwright.forms.exchange import Event, Exchange, Hold, Send
 from meshwright.forms.flat import frozen, trainable
 from meshwright.forms.owned import Arriving, Asked, OwnedRows, OwnedTable, check_whole
-from meshwright.forms.running import Lines, ParameterStore, Samples, Slot, SyncRun, Update
+from meshwright.forms.running import LaterStep, Lines, ParameterStore, Samples, Slot, SyncRun
 from meshwright.forms.settings import FormSettings, Known, Number, Text, wrong_settings
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.plan.plan import Setting, Stage
@@ -32,7 +32,7 @@ SEARCHED = False
 STORE, SPLIT = "owned", True
 TABLES = ("rows_each", "row_bytes", "prior", "ids")
 TABLE_ZERO = 1
-UNDONE_BY_NORM = True
+UNDONE_BY_NORM = "sync owned_rows, or no max_grad_norm"
 _SETTINGS: Known = {
     "rows_each": Number(1.0, 1e-9, 1.0), "row_bytes": Number(256, 1, 2**40),
     "prior": Number(0.5, 0.0, 1 - 1e-9), "ids": Text(),
@@ -77,7 +77,7 @@ def describe(
         ),
         stated={
             "here": each,
-            "first": each * (prior + (_ID_BYTES + _ANSWER_BYTES) / row),
+            "first": each * (prior + _ANSWER_BYTES / row),
             "late": each * (1 - prior),
             "read": each * (1 + _ID_BYTES / row),
         },
@@ -117,7 +117,7 @@ def build_together(groups: Sequence[tuple[Sequence[Slot], Stage]], lines: Lines)
 
 
 @dataclass(eq=False)
-class _Late:
+class _Unstepped:
     """Rows of a table whose step is not over."""
 
     total: Tensor
@@ -137,7 +137,7 @@ class _LateRows(OwnedRows):
 
     def __init__(self, tables: Sequence[OwnedTable], still: Sequence[Slot], lines: Lines) -> None:
         super().__init__(tables, still, lines)
-        self._late: list[_Late] = []
+        self._late: list[_Unstepped] = []
         """Of each table; empty if nothing is late."""
         self._arriving = Arriving(())
         self._coming: list[Asked] = []
@@ -201,13 +201,13 @@ class _LateRows(OwnedRows):
         for table, own, part, left, came in zip(tables, first, now, later, values, strict=True):
             total = table.total()
             table.add(total, part.found, part.counts, came)
-            self._late.append(_Late(total, own, left.found, left.counts))
+            self._late.append(_Unstepped(total, own, left.found, left.counts))
         self._arriving = self._start(
             [x[part.mine] for x, part in zip(gradients, later, strict=True)],
             [part.owned for part in later], [part.counts for part in later], "gradients",
         )  # fmt: skip
 
-    def updated(self, later: Callable[[], Update]) -> None:
+    def updated(self, later: Callable[[], LaterStep]) -> None:
         self._has_stepped = True
         if not self._late:
             super().updated(later)
