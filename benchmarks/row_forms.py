@@ -43,6 +43,7 @@ def sent_bytes(ranks: int, rows: int, row: int, union: float, each: float) -> di
     others = (ranks - 1) / ranks
     return {
         "": 2 * others * rows * row,
+        "gathered_rows": (ranks - 1) * each * (row + 8),
         "packed_rows": 2 * others * (union * row + rows / 8),
         "owned_rows": 2 * others * each * (row + 8),
     }
@@ -113,8 +114,7 @@ def library_row(ids: np.ndarray, ranks: int, tokens: int, width: int) -> dict[st
     sent = sent_bytes(ranks, rows, row, union, each)
     others = (ranks - 1) / ranks
     return {
-        "whole": sent[""], "gathered rows": (ranks - 1) * each * (row + 8),
-        "packed_rows": sent["packed_rows"], "owned_rows": sent["owned_rows"],
+        "whole": sent.pop(""), **sent,
         "every token": 2 * others * tokens * (row + 8), "distinct": each, "of all": union,
     }  # fmt: skip
 

@@ -17,6 +17,7 @@ from meshwright.codegen.passes.piped import in_halves
 from meshwright.forms.retention import whole_form
 from meshwright.forms.sync import exchange_of
 from meshwright.ir.errors import PlanError
+from meshwright.ir.graph.bags import bag_problems
 from meshwright.ir.graph.graph import Block, Graph
 from meshwright.ir.graph.param import Param
 from meshwright.ir.layout.crossing import Crossing, crossings
@@ -29,7 +30,7 @@ from meshwright.ir.trace.changing import buffer_problems
 
 def lower(graph: Graph, plan: Plan, rank: int) -> tuple[StageProgram, ...]:
     """The stages that run on global `rank`, in order."""
-    for problem in buffer_problems(graph, plan):
+    for problem in (*buffer_problems(graph, plan), *bag_problems(graph, plan.num_microbatches)):
         raise PlanError(problem)
     crossing = crossings(plan, graph)
     return tuple(

@@ -37,6 +37,11 @@ Levels = tuple[Level, ...]
 """Innermost first; levels of size 1 are left out, so a group of one has none."""
 
 
+def ranks_of(levels: Levels) -> int:
+    """How many there are on all of them; 1 on none."""
+    return prod([level.size for level in levels])
+
+
 def group_levels(
     ranks: Sequence[int], cluster: Cluster, *, groups_at_once: int | None = None
 ) -> Levels:

@@ -7,7 +7,7 @@ from math import ceil
 
 from meshwright.costmodel.block.price_ops import PricedMove, Walk
 from meshwright.costmodel.comm.borders import border, borders
-from meshwright.costmodel.comm.comm import Levels, collective_time, send_time
+from meshwright.costmodel.comm.comm import Levels, collective_time, ranks_of, send_time
 from meshwright.costmodel.cost_cache import CostTables
 from meshwright.costmodel.stage.form_group import FormGroup
 from meshwright.costmodel.stage.placement import StageCosts
@@ -31,6 +31,7 @@ class Sent:
     nbytes: float
     """Of all of them, by one rank."""
     seconds: float
+    form: str = ""
 
 
 Walked = dict[tuple[object, ...], list[Sent]]
@@ -42,21 +43,26 @@ def stage_traffic(
 ) -> tuple[StageTraffic, ...]:
     """Of stage `index`, the most bytes first."""
     rows = [
-        StageTraffic(purpose=sent.purpose, axis=sent.axis, link=sent.link, nbytes=ceil(sent.nbytes),
-                seconds=float(f"{sent.seconds:.6g}"))
+        StageTraffic(
+            purpose=sent.purpose, axis=sent.axis, link=sent.link, nbytes=ceil(sent.nbytes),
+            seconds=float(f"{sent.seconds:.6g}"), form=sent.form,
+        )
         for sent in _together(_all(tables, plan, index, costs, model, walked)) if sent.nbytes
     ]  # fmt: skip
-    return tuple(sorted(rows, key=lambda row: (-row.nbytes, row.purpose, row.axis)))
+    return tuple(sorted(rows, key=lambda row: (-row.nbytes, row.purpose, row.axis, row.form)))
 
 
 def _together(found: Iterable[Sent]) -> list[Sent]:
-    """Those of one purpose, axis and link as one."""
-    sums: dict[tuple[TrafficPurpose, str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    """Those of one purpose, axis, link and form as one."""
+    sums: dict[tuple[TrafficPurpose, str, str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
     for sent in found:
-        total = sums[sent.purpose, sent.axis, sent.link]
+        total = sums[sent.purpose, sent.axis, sent.link, sent.form]
         total[0] += sent.nbytes
         total[1] += sent.seconds
-    return [Sent(*key, *total) for key, total in sums.items()]
+    return [
+        Sent(purpose, axis, link, nbytes, seconds, form)
+        for (purpose, axis, link, form), (nbytes, seconds) in sums.items()
+    ]
 
 
 def _all(
@@ -91,16 +97,16 @@ def _collective(
     nbytes: float,
     levels: Levels,
     times: float,
+    form: str = "",
 ) -> Iterator[Sent]:
     """`times` equal ones, if anything is sent at all."""
     if not levels or not nbytes or primitive not in COMMUNICATES:
         return
-    size = 1
-    for level in levels:
-        size *= level.size
+    size = ranks_of(levels)
     slowest = min((level.link for level in levels), key=lambda link: link.rate)
     seconds = times * collective_time(primitive, nbytes, levels)
-    yield Sent(purpose, axis, slowest.name, times * sent_bytes(primitive, nbytes, size), seconds)
+    total = times * sent_bytes(primitive, nbytes, size)
+    yield Sent(purpose, axis, slowest.name, total, seconds, form)
 
 
 def _in_blocks(
@@ -208,5 +214,6 @@ def _each(
 def _exchanged(
     sync: Sync, group: FormGroup, send: Send, nbytes: float, times: float
 ) -> Iterator[Sent]:
-    levels, sent = sync.levels(send.axis), group.exchange.sent(send, nbytes)
-    yield from _collective(send.what, send.axis, send.primitive, sent, levels, times)
+    levels, exchange = sync.levels(send.axis), group.exchange
+    sent = exchange.sent(send, nbytes, ranks_of(levels))
+    yield from _collective(send.what, send.axis, send.primitive, sent, levels, times, exchange.form)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from statistics import mean, median
 from typing import Literal
 
+from meshwright.costmodel.explain.sent import ComparedBytes, compared_bytes
 from meshwright.costmodel.simulate.replay import replay
 from meshwright.costmodel.simulate.timeline import Timeline
 from meshwright.ir.errors import MismatchError, PlanError
@@ -87,6 +88,8 @@ class Comparison:
     rows: tuple[ComparedFigure, ...]
     kernels: tuple[KernelMeasured, ...] = ()
     """Which way calls of fused kernels went, on all ranks together."""
+    sent: tuple[ComparedBytes, ...] = ()
+    """What a rank sends in a step."""
 
     @property
     def inside(self) -> bool:
@@ -211,6 +214,7 @@ def compare(plan: Plan, expected: Expected, runs: Sequence[Measured]) -> Compari
         step=step,
         rows=tuple(sorted(rows, key=order)),
         kernels=_kernels(runs),
+        sent=compared_bytes(plan, runs),
     )
 
 
@@ -228,7 +232,7 @@ def _actions(expected: Expected, runs: Sequence[Measured]) -> Iterator[ComparedF
         for action in m.actions:
             key = action.stage, action.work
             busy = action.busy.median_s
-            found = busy, busy * action.count / m.timed_steps
+            found = busy, busy * action.count / m.detailed_steps
             slowest[key] = max(found, slowest.get(key, (0.0, 0.0)))
     for (stage, work), (busy, per_step_s) in sorted(slowest.items()):
         yield ComparedFigure(
@@ -241,7 +245,7 @@ def _collectives(expected: Expected, runs: Sequence[Measured]) -> Iterator[Compa
     quickest: dict[CollectiveKind, tuple[float, float]] = {}
     for m in runs:
         for c in m.collectives:
-            found = c.median_s, c.total_s / m.timed_steps
+            found = c.median_s, c.total_s / m.detailed_steps
             key = kind_of(c)
             quickest[key] = min(found, quickest.get(key, found))
     for kind, (seconds, per_step_s) in quickest.items():
@@ -295,7 +299,7 @@ def _seconds(group: Group, what: str, predicted: float | None, measured: float) 
 
 def _waiting(m: Measured) -> float:
     """Seconds per step."""
-    return sum(a.waiting.median_s * a.count for a in m.actions) / m.timed_steps
+    return sum(a.waiting.median_s * a.count for a in m.actions) / m.detailed_steps
 
 
 def _phase(m: Measured, phase: Phase) -> float:

@@ -11,6 +11,7 @@ from meshwright.costmodel.cost_cache import CostTables
 from meshwright.costmodel.estimate import Estimate, estimate_all
 from meshwright.costmodel.explain.breakdown import breakdown_of
 from meshwright.costmodel.explain.messages import messages_of
+from meshwright.costmodel.explain.rows import rows_saved
 from meshwright.costmodel.memory.stage_memory import Bytes, StageMemory
 from meshwright.costmodel.simulate.compiled_schedule import HELD, LAST, B, F, I, K, R, W
 from meshwright.costmodel.simulate.timeline import Timeline
@@ -46,16 +47,14 @@ def detail_of(tables: CostTables, plan: Plan, cap_bytes: int | None = None) -> D
     assert found.prediction.breakdown
     overhead_s = found.prediction.step_s - stepped.step_s
     actions, walked = _actions(found.stepped.timeline), Walked()
+    named = [names_forms(stage) for stage in plan.stages]
     stages = [
         _stage(
-            found,
-            i,
-            actions[i],
-            stage_traffic(tables, plan, i, costs, model, walked),
-            messages_of(tables, plan, i, costs, model) if names_forms(plan.stages[i]) else (),
+            found, i, actions[i], stage_traffic(tables, plan, i, costs, model, walked),
+            messages_of(tables, model, plan.num_microbatches) if named[i] else (),
         )
         for i, (costs, model) in enumerate(zip(found.costs, found.models, strict=True))
-    ]
+    ]  # fmt: skip
     kinds = tuple({repr(stage): stage for stage in stages}.values())
     return Detail(
         blocks=tuple(BlockName(name=b.name, pattern=b.pattern) for b in tables.graph.blocks),
@@ -69,6 +68,7 @@ def detail_of(tables: CostTables, plan: Plan, cap_bytes: int | None = None) -> D
         ),
         overhead_s=_short(overhead_s),
         links=_links(tables.cluster),
+        rows=rows_saved(tables, plan, found.prediction),
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
-from meshwright.costmodel.comm.comm import Levels, collective_time
+from meshwright.costmodel.comm.comm import Levels, collective_time, ranks_of
 from meshwright.costmodel.ops.overheads import Overheads
 from meshwright.costmodel.simulate.compiled_schedule import LAST, B, F, I, W
 from meshwright.costmodel.stage.buckets import Bucket
@@ -220,8 +220,9 @@ class Sync:
         """Of a unit of so many bytes."""
         if self.free and any(self.groups[i] is group and own == send for i, own in self.free):
             return 0.0
-        sent = group.exchange.sent(send, nbytes)
-        return self.collective_s(send.primitive, sent, self.levels(send.axis))
+        levels = self.levels(send.axis)
+        sent = group.exchange.sent(send, nbytes, ranks_of(levels))
+        return self.collective_s(send.primitive, sent, levels)
 
     def collective_s(self, primitive: Primitive, nbytes: float, levels: Levels) -> float:
         """Equal blocks send equal bytes: each time is looked up once."""

@@ -1,6 +1,7 @@
 """A collective as those see it who note what a step did: which one it is, and when it is over."""
 
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from meshwright.ir.comm.p2p_collectives import Waitable
@@ -15,8 +16,11 @@ class What(NamedTuple):
     axis: str
     primitive: str
     nbytes: int
-    """The whole value, as if replicated on the group."""
+    """The whole value, as if replicated on the group; of a form's all-to-all, what this rank gives:
+    others give as much as they have."""
     size: int
+    form: str = ""
+    """Key of the form of synchronisation that it belongs to; empty: of none."""
 
 
 class Notes(Protocol):
@@ -30,3 +34,20 @@ class Notes(Protocol):
 
     def collective(self, what: What) -> AbstractContextManager[None]:
         """Notes what runs inside as one collective that the rank waits for."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class NotesOfForm:
+    """Notes under which all that goes is a form's."""
+
+    notes: Notes
+    form: str
+
+    def mark(self) -> Any:
+        return self.notes.mark()
+
+    def pending(self, what: What, work: Waitable, start: Any) -> Waitable:
+        return self.notes.pending(what._replace(form=self.form), work, start)
+
+    def collective(self, what: What) -> AbstractContextManager[None]:
+        return self.notes.collective(what._replace(form=self.form))

@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
+from meshwright.ir.graph.bags import has_given_bags
 from meshwright.ir.graph.graph import DTYPE_BYTES, Graph, Kind, Op
+from meshwright.ir.graph.rules import dim_of, given, name_of
 
 _LOOKUPS = ("aten.embedding.", "aten.embedding_bag.", "aten._embedding_bag.")
 
@@ -36,7 +38,7 @@ def tables_of(graph: Graph) -> tuple[EmbeddingTable, ...]:
         if weight:
             ids = graph.tensors[op.inputs[1]]
             lookups[weight] = lookups.get(weight, 0) + prod(ids.shape)
-            sources.setdefault(weight, set()).add(_source(graph, made, op.inputs[1]))
+            sources.setdefault(weight, set()).add(_source(graph, made, op))
         others |= {name for name in op.inputs if name != weight}
     found = []
     for name, count in lookups.items():
@@ -50,18 +52,62 @@ def tables_of(graph: Graph) -> tuple[EmbeddingTable, ...]:
     return tuple(sorted(found, key=lambda table: (-table.rows * table.row_bytes, table.path)))
 
 
-_KEEPING = frozenset({
-    "view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "expand", "transpose", "permute",
-    "clone", "_to_copy", "contiguous", "slice", "select", "t", "flatten", "alias", "detach",
-})  # fmt: skip
-"""Ops whose values are all among those of their first input."""
+_SAME = frozenset({"clone", "_to_copy", "contiguous", "alias", "detach"})
 
 
-def _source(graph: Graph, made: Mapping[str, Op], name: str) -> str:
-    """The input of the model that has all values of a tensor; empty if there is none."""
+def _source(graph: Graph, made: Mapping[str, Op], op: Op) -> str:
+    """The input of the model that has all values of a look-up's ids, of the same samples; empty if
+    there is none. One that is no batch is whole on every rank."""
+    chain, name = [], op.inputs[1]
     while name in made:
-        op = made[name]
-        if op.target.split(".")[1] not in _KEEPING:
-            return ""
-        name = op.inputs[0]
-    return dict(zip(graph.inputs, graph.input_names, strict=True)).get(name, "")
+        chain.append(made[name])
+        name = chain[-1].inputs[0] if chain[-1].inputs else ""
+    known = dict(zip(graph.inputs, graph.input_names, strict=True))
+    if name not in known:
+        return ""
+    if name not in graph.batch_inputs:
+        kept = all(each.target.split(".")[1] in _SAME | _MOVING for each in chain)
+        return known[name] if kept else ""
+    at: int | None = 0
+    for each in reversed(chain):
+        at = None if at is None else _samples_after(graph, each, at)
+    if at is None:
+        return ""
+    is_bag = name_of(op) == "embedding_bag"
+    whole = is_bag and (has_given_bags(op, graph) or given(op, "scale_grad_by_freq"))
+    return "" if whole else known[name]
+
+
+_MOVING = frozenset({
+    "view", "_unsafe_view", "reshape", "flatten", "unsqueeze", "squeeze", "expand", "transpose",
+    "permute", "t", "slice", "select",
+})  # fmt: skip
+"""Ops whose values are all among those of their first input, at other places."""
+
+
+def _samples_after(graph: Graph, op: Op, at: int) -> int | None:
+    """The dim of an op's result along which samples lie, if they lie along `at` in its input; None
+    if a rank's samples of the one are not made of its samples of the other, or nobody knows."""
+    name, before = op.target.split(".")[1], graph.tensors[op.inputs[0]].shape
+    after = graph.tensors[op.outputs[0]].shape
+    if name in _SAME:
+        return at
+    if name in ("view", "_unsafe_view", "reshape", "flatten"):
+        return 0 if at == 0 and after and after[0] % graph.batch_size == 0 else None
+    rank = len(before)
+    if name == "expand":
+        return at + len(after) - rank
+    if name == "unsqueeze":
+        return at + (dim_of(op, rank + 1) <= at)
+    if name in ("slice", "select"):
+        dim = dim_of(op, rank)
+        return None if dim == at else at - (name == "select" and dim < at)
+    if name in ("transpose", "t"):
+        first, second = (0, 1) if name == "t" else (dim_of(op, rank, "dim0"),
+                                                    dim_of(op, rank, "dim1"))  # fmt: skip
+        return {first: second, second: first}.get(at, at)
+    if name == "permute":
+        dims = given(op, "dims")
+        assert isinstance(dims, tuple)
+        return [int(str(dim)) % rank for dim in dims].index(at)
+    return None

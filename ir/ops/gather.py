@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.errors import PlanError
+from meshwright.ir.graph.bags import counts_from_zero, has_given_bags
 from meshwright.ir.graph.graph import Graph, Op, Ref
 from meshwright.ir.graph.op_facts import NO_FLOPS, OpFacts, named
 from meshwright.ir.graph.op_forms import index_of, own_part, sharded, without
@@ -17,12 +18,9 @@ from meshwright.ir.graph.rules import (
     input_shapes,
     letters,
     make_rule,
-    name_of,
     output_shapes,
 )
 from meshwright.ir.layout.nesting import splits_of
-
-UNCHANGED = frozenset("unsqueeze squeeze view reshape contiguous to _to_copy clone".split())
 
 
 def _embedding(op: Op, graph: Graph) -> Rule:
@@ -36,21 +34,21 @@ def _embedding(op: Op, graph: Graph) -> Rule:
 
 def _embedding_bag(op: Op, graph: Graph) -> Rule | None:
     """weight[v, d], indices[n], offsets[b] (weights[n]) -> [b, d]: bags of equal length may be
-    split, unless gradients are divided by how often the whole batch looks up a row."""
+    split, unless gradients are divided by how often the whole batch looks up a row. They are equal
+    only where the model counts offsets itself, as it does of indices [b, l]: given ones may change
+    from batch to batch."""
     shapes = input_shapes(op, graph)
     if len(shapes) not in (3, 4) or len(shapes[1]) != 1 or given(op, "scale_grad_by_freq"):
         return _whole(op, graph)
     bags = shapes[2][0] - bool(given(op, "include_last_offset"))
-    whole = (
-        {"s"} if given(op, "mode") == 2 or given(op, "padding_idx", -1) not in (None, -1) else set()
-    )
+    padded = given(op, "padding_idx", -1) not in (None, -1)
+    whole = {"v"} if given(op, "mode") == 2 or padded else set()
     outs: list[Dims] = [(("b",), ("d",))]
     for i, shape in enumerate(output_shapes(op, graph)[1:]):
         outs.append(letters(f"o{i}_", len(shape)))
     whole |= {f for dims in outs[1:] for d in dims for f in d}
-    regular = shapes[1][0] % max(bags, 1) == 0 and not given(op, "include_last_offset")
     scale: list[Dims] = [(("n",),)] * (len(shapes) - 3)
-    if not regular:
+    if has_given_bags(op, graph):
         inputs: list[Dims] = [(("v",), ("d",)), (("n",),), (("k",),), *scale]
         whole |= {"n", "k", "b"}
         return make_rule(op, graph, inputs, outs, plain="v", whole=whole)
@@ -96,21 +94,6 @@ def _index(op: Op, graph: Graph) -> Rule | None:
     whole = {x[i][0] for i in at if i not in own}
     plain = {d[0] for d in own.values()}
     return make_rule(op, graph, inputs, [out], whole=whole, plain=plain, linear=[{0}])
-
-
-def counts_from_zero(graph: Graph, name: str, size: int) -> bool:
-    """Whether a value is 0, 1, … along its only dim, so that it splits with what it indexes."""
-    tensor = graph.tensors[name]
-    if tensor.numel != size or max(tensor.shape, default=1) != size:
-        return False
-    while op := graph.producer.get(name):
-        if name_of(op) == "arange":
-            return given(op, "start", 0) == 0 and given(op, "step", 1) == 1
-        shifted = name_of(op) == "add" and given(op, "other") == 0
-        if name_of(op) not in UNCHANGED and not shifted:
-            return False
-        name = op.inputs[0]
-    return False
 
 
 def _only_dim(shape: tuple[int, ...]) -> int:

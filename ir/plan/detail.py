@@ -65,6 +65,8 @@ class StageTraffic:
     nbytes: int
     seconds: float
     """Of the collectives and messages, whether or not anything hides them."""
+    form: str = ""
+    """The form of synchronisation that sends it; empty: none does."""
 
 
 @dataclass(frozen=True, config=_strict, kw_only=True)
@@ -137,6 +139,24 @@ class RankDetail:
 
 
 @dataclass(frozen=True, config=_strict, kw_only=True)
+class RowsSaved:
+    """Tables of whose gradients the rows that are read go alone, beside the same plan in which they
+    go whole, as the rest of their stage's do."""
+
+    tables: Many[str]
+    """Module paths of their weights."""
+    forms: Many[str]
+    share: float
+    """Of all their rows, those that a step reads."""
+    of: Literal["a rank", "all ranks", ""]
+    """Whose samples read so many; empty: one rank's of some tables, all ranks' of others."""
+    whole_step_s: float
+    """Of a step with whole gradients."""
+    whole_wait_s: float
+    """By which such a step would wait longer for what replicas send."""
+
+
+@dataclass(frozen=True, config=_strict, kw_only=True)
 class Detail:
     """What reports show beyond the plan's own figures."""
 
@@ -155,6 +175,8 @@ class Detail:
     """Of a step, outside its actions."""
     links: dict[str, float] = field(default_factory=dict)
     """Tier -> bytes per second of a device."""
+    rows: RowsSaved | None = None
+    """What is saved by rows that go alone; None: no table's do."""
 
     def stage(self, index: int) -> StageDetail:
         if not 0 <= index < len(self.stages) or not 0 <= self.stages[index] < len(self.kinds):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 
+from meshwright.ir.graph.bags import bag_problems
 from meshwright.ir.graph.graph import Block, Graph, Kind
 from meshwright.ir.layout.check_layout import layout_problems, tied_problems
 from meshwright.ir.plan.finding import Finding, nearest_name
@@ -103,6 +104,11 @@ def _buffers(plan: Plan, graph: Graph) -> Iterator[Finding]:
             yield Finding("buffers", problem)
 
 
+def _bags(plan: Plan, graph: Graph) -> Iterator[Finding]:
+    for problem in bag_problems(graph, plan.num_microbatches):
+        yield Finding("num_microbatches", problem)
+
+
 def _recompute(plan: Plan, graph: Graph) -> Iterator[Finding]:
     known = {block.name for block in graph.blocks} | {block.pattern for block in graph.blocks}
     for i, stage in enumerate(plan.stages):
@@ -179,5 +185,5 @@ def _by_parameter(plan: Plan, graph: Graph) -> Iterator[Finding]:
 
 
 GRAPH_RULES: tuple[Callable[[Plan, Graph], Iterator[Finding]], ...] = (
-    _blocks, _stage_layouts, _layout_content, _recompute, _saved, _by_parameter, _buffers,
+    _blocks, _stage_layouts, _layout_content, _bags, _recompute, _saved, _by_parameter, _buffers,
 )  # fmt: skip

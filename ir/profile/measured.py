@@ -50,7 +50,7 @@ class StepMeasured:
 
 @dataclass(frozen=True, config=_strict, kw_only=True)
 class ActionMeasured:
-    """One kind of action of one stage, over all micro-batches and timed steps."""
+    """One kind of action of one stage, over all micro-batches and detailed steps."""
 
     stage: int
     work: Work
@@ -65,7 +65,7 @@ class ActionMeasured:
 
 @dataclass(frozen=True, config=_strict, kw_only=True)
 class CollectiveMeasured:
-    """Equal collectives of this rank, over all timed steps."""
+    """Equal collectives of this rank, over the detailed steps."""
 
     purpose: Purpose
     stage: int
@@ -84,7 +84,9 @@ class CollectiveMeasured:
     exposed_s: float
     """Median of the part in which the rank did nothing else."""
     total_s: float
-    """All exposed parts of all timed steps."""
+    """All exposed parts of all detailed steps."""
+    form: str = ""
+    """The form of synchronisation that it belongs to; empty: none."""
 
 
 @dataclass(frozen=True, config=_strict, kw_only=True)
@@ -227,10 +229,16 @@ class Measured:
     """Forward and backward are calls of their own."""
     tuned: TunedBuckets | None = None
     """Rank 0's, where the job was asked to tune."""
+    detailed: int = 0
+    """The last timed steps, which actions, collectives and phases are of; 0: all."""
 
     @property
     def timed_steps(self) -> int:
         return sum(step.kind == "timed" for step in self.steps)
+
+    @property
+    def detailed_steps(self) -> int:
+        return self.detailed or self.timed_steps
 
 
 _ADAPTER = TypeAdapter(Measured)

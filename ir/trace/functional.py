@@ -138,6 +138,11 @@ def _write(state: _State, op: RawOp, written: tuple[str, ...]) -> None:
     root = state.root(first.name)
     kind = state.raw.tensors[root].kind if root in state.raw.tensors else Kind.ACTIVATION
     if kind is Kind.PARAMETER:
+        if op.name == "aten.embedding_renorm_.default":
+            raise TraceError(
+                f"{op.source or op.path}: max_norm rescales rows of a parameter where they are "
+                "looked up, differently on each replica; build the table without it"
+            )
         raise _cannot(op, "it changes a parameter in place")
     state.same.update({output: first.name for output in op.outputs if output})
     if kind is Kind.BUFFER:

@@ -117,15 +117,21 @@ class _Calls:
         self._tensors_before = {name: storage_key(x) for name, x in self._given().items()}
 
     def check(self) -> None:
-        """Compare the calls."""
-        with own_draws() as drawn, clocks() as read:
-            try:
-                first = self._run()
-            except _AT_FIRST as error:
-                raise NotRun(f"{type(error).__name__}: {error}") from error
+        """Compare the calls: two with the same draws, and then with all that may differ."""
+        with clocks() as read:
+            seed_all(0)
+            with own_draws() as drew_at_first:
+                try:
+                    first = self._run()
+                except _AT_FIRST as error:
+                    raise NotRun(f"{type(error).__name__}: {error}") from error
+                drawn = drew_at_first()
             self._state.append(self._kept())
             self._same_tensors()
-            second = self._second()
+            seed_all(0)
+            with own_draws() as drew:
+                second = self._second()
+                drawn |= drew()
         self._state.append(self._kept())
         self._compare(first, second)
         later = {
@@ -134,7 +140,7 @@ class _Calls:
         }  # fmt: skip
         if later or read:
             self._move_on(later, first)
-        if drawn():
+        if drawn:
             self._draw_again(first)
 
     def _same_tensors(self) -> None:

@@ -80,6 +80,16 @@ def as_data(found: Comparison) -> dict[str, Any]:
         "inside": found.inside,
         "verdict": found.verdict,
         "rows": rows,
+        "sent": [
+            row.kind._asdict()
+            | {
+                "link": row.link,
+                "predicted": row.predicted,
+                "counted": row.counted,
+                "error": row.error,
+            }
+            for row in found.sent
+        ],
         "kernels": [asdict(kernel) for kernel in found.kernels],
     }
 
@@ -94,10 +104,27 @@ def show(found: Comparison, console: Console) -> None:
         predicted = "" if row.predicted is None else _figure(row, row.predicted)
         table.add_row(row.group, row.what, predicted, _figure(row, row.measured), error)
     console.print(table)
+    _show_sent(found, console)
     _show_kernels(found, console)
     if any(row.group == "collective" and row.predicted is None for row in found.rows):
         console.print("What collectives should take is worked out with --model.", style="dim")
     console.print(found.verdict, style="green" if found.inside else "red", highlight=False)
+
+
+def _show_sent(found: Comparison, console: Console) -> None:
+    """Bytes by stage, form and axis, where the plan says what it sends."""
+    if not found.sent:
+        return
+    table = Table("stage", "what", "form", "axis, link", title="Bytes that a rank sends in a step")
+    for name in ("predicted", "counted", "error"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in found.sent:
+        error = "" if row.error is None else f"{row.error:+.1%}"
+        predicted = "" if row.predicted is None else _mib(row.predicted)
+        where = f"{row.kind.axis}, {row.link}" if row.link else row.kind.axis
+        own = str(row.kind.stage), row.kind.purpose, row.kind.form
+        table.add_row(*own, where, predicted, _mib(row.counted), error)
+    console.print(table)
 
 
 def _show_kernels(found: Comparison, console: Console) -> None:
@@ -112,4 +139,8 @@ def _show_kernels(found: Comparison, console: Console) -> None:
 
 
 def _figure(row: ComparedFigure, value: float) -> str:
-    return f"{value / MIB:,.2f} MiB" if row.unit == "bytes" else f"{value * 1e3:,.3f} ms"
+    return _mib(value) if row.unit == "bytes" else f"{value * 1e3:,.3f} ms"
+
+
+def _mib(nbytes: float) -> str:
+    return f"{nbytes / MIB:,.2f} MiB" if nbytes >= MIB / 10 else f"{nbytes:,.0f} B"

@@ -5,7 +5,7 @@ and traffic, bounds and reports branch on what rows say, never on which form the
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from enum import IntEnum
 from functools import cached_property
 from math import ceil
@@ -81,6 +81,8 @@ class Send:
     share: str = ""
     """Name of what the plan states of the data (`Exchange.stated`), by which the bytes of the unit
     are multiplied; empty: all of them go."""
+    by_rank: bool = False
+    """It is the share that one rank hands in, and not all of them together."""
 
     @property
     def is_late(self) -> bool:
@@ -128,6 +130,9 @@ class Exchange:
     """The table of one form on one shape of replicas."""
 
     rows: tuple[Row, ...]
+    _: KW_ONLY
+    form: str = ""
+    """Its key."""
     run_ahead: int = 0
     """Blocks of the next forward whose buckets are on their way while an earlier one runs."""
     bucket_bytes: int | None = None
@@ -180,9 +185,12 @@ class Exchange:
         """What is waited for in a later step."""
         return tuple([send for send in self.sends if send.lag])
 
-    def sent(self, send: Send, nbytes: float) -> float:
-        """Returns the bytes that go of a unit of `nbytes`, as the plan states the data."""
-        return nbytes * self.stated[send.share] if send.share else nbytes
+    def sent(self, send: Send, nbytes: float, ranks: int = 1) -> float:
+        """Returns the bytes that go of a unit of `nbytes` among so many ranks, as the plan states
+        the data."""
+        if not send.share:
+            return nbytes
+        return nbytes * self.stated[send.share] * (ranks if send.by_rank else 1)
 
     def work_at(self, event: Event) -> tuple[Rewrite, ...]:
         """Returns what is done at an event without a message."""

@@ -2,7 +2,8 @@
 to all of them, in one order on all ranks."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -19,6 +20,7 @@ from meshwright.forms.running import (
 )
 from meshwright.forms.storage import running_store
 from meshwright.forms.sync import running, store_of
+from meshwright.ir.comm.collective import NotesOfForm
 from meshwright.ir.plan.parameters import groups_of
 from meshwright.ir.plan.plan import Stage
 
@@ -26,28 +28,53 @@ from meshwright.ir.plan.plan import Stage
 def run_of(slots: Sequence[Slot], lines: Lines, stage: Stage) -> SyncRun:
     """Makes what keeps and synchronises a stage's parameters on a rank, as the plan says."""
     by_path = {slot.param.fqn: slot for slot in slots}
-    members = []
-    for view, _, paths in groups_of(stage, by_path):
+    groups: dict[str | int, list[_Group]] = {}
+    for number, (view, _, paths) in enumerate(groups_of(stage, by_path)):
         own = [by_path[path] for path in paths]
-        store = running_store(store_of(view)).build(own, lines, view)
-        members.append(_Member(running(view.sync_form).build(own, lines, view, store), store))
-    if len(members) == 1 and type(members[0].store) is ParameterStore:
-        return members[0].run
-    return GroupedRun(members)
+        of_form = _noted(lines, view.sync_form)
+        store = running_store(store_of(view)).build(own, of_form, view)
+        joins = hasattr(running(view.sync_form), "build_together")
+        group = _Group(own, view, store)
+        groups.setdefault(view.sync_form if joins else number, []).append(group)
+    runs = [
+        _run_of_form(found, _noted(lines, found[0].stage.sync_form)) for found in groups.values()
+    ]
+    stores = [group.store for found in groups.values() for group in found]
+    if len(stores) == 1 and type(stores[0]) is ParameterStore:
+        return runs[0]
+    return GroupedRun(runs, stores)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class _Member:
-    run: SyncRun
+def _noted(lines: Lines, form: str) -> Lines:
+    """The lines, all that goes on which is noted as the form's."""
+    return replace(lines, recorder=NotesOfForm(lines.recorder, form))
+
+
+class _Group(NamedTuple):
+    """Parameters of which the stage says the same, with what keeps them."""
+
+    slots: Sequence[Slot]
+    stage: Stage
     store: ParameterStore
+
+
+def _run_of_form(groups: Sequence[_Group], lines: Lines) -> SyncRun:
+    """Makes what runs a form; one that has `build_together` is one for all of its groups."""
+    first, *more = groups
+    form: Any = running(first.stage.sync_form)
+    made: SyncRun
+    if more:
+        made = form.build_together([(group.slots, group.stage) for group in groups], lines)
+    else:
+        made = form.build(first.slots, lines, first.stage, first.store)
+    return made
 
 
 class GroupedRun(SyncRun):
     """Runs of one stage, each over its own parameters."""
 
-    def __init__(self, members: Sequence[_Member]) -> None:
-        self._members = tuple(members)
-        self._runs = tuple(member.run for member in members)
+    def __init__(self, runs: Sequence[SyncRun], stores: Sequence[ParameterStore]) -> None:
+        self._runs, self._stores = tuple(runs), tuple(stores)
         self.held = _all(run.held for run in self._runs)
         self.whole_updates = all(run.whole_updates for run in self._runs)
         self.reads_batches = any(run.reads_batches for run in self._runs)
@@ -74,19 +101,22 @@ class GroupedRun(SyncRun):
             run.more(*((batch, next_batch) if run.reads_batches else ()))
 
     def before_forward(self, call: int, ahead: Sequence[int]) -> None:
-        for member in self._members:
-            member.run.before_forward(call, ahead)
-            member.store.before_forward(call, ahead)
+        for run in self._runs:
+            run.before_forward(call, ahead)
+        for store in self._stores:
+            store.before_forward(call, ahead)
 
     def before_backward(self, call: int, ahead: Sequence[int]) -> None:
-        for member in self._members:
-            member.run.before_backward(call, ahead)
-            member.store.before_backward(call, ahead)
+        for run in self._runs:
+            run.before_backward(call, ahead)
+        for store in self._stores:
+            store.before_backward(call, ahead)
 
     def close(self, call: int) -> None:
-        for member in self._members:
-            member.run.close(call)
-            member.store.close(call)
+        for run in self._runs:
+            run.close(call)
+        for store in self._stores:
+            store.close(call)
 
     def after_backward(self, call: int, last: bool) -> None:
         for run in self._runs:

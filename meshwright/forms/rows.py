@@ -13,6 +13,7 @@ from meshwright.forms.running import Lines, Samples, Slot, SyncRun
 from meshwright.ir.comm.collective import What
 from meshwright.ir.comm.p2p_collectives import Waitable
 from meshwright.ir.layout.conversions import Primitive
+from meshwright.ir.plan.finding import Finding
 
 _BITS = 8
 
@@ -89,8 +90,8 @@ class MarkedRows(SyncRun):
     def _rows(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Views of a tensor: [rows, values of a row], and what is left."""
         flat = x.view(-1)
-        width = self._block or flat.numel() // max(1, x.shape[0])
-        used = flat.numel() // max(1, width) * width
+        width = self._block or max(1, flat.numel() // max(1, x.shape[0]))
+        used = flat.numel() // width * width
         return flat[:used].view(-1, width), flat[used:]
 
     def _start(self, x: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Waitable:
@@ -127,9 +128,15 @@ class MarkedRows(SyncRun):
         return values
 
 
+def torn_rows(form: str, path: str) -> Finding:
+    """Says that a form needs the rows of a table whole on a rank."""
+    message = f"{form} takes tables whose rows are not split over model axes, and {path} is none"
+    return Finding("sync", message, f"no sync for {path}")
+
+
 def has_rows(x: Tensor, block: int = 0) -> bool:
-    """Tells whether a parameter has rows of several values, or a block of so many."""
-    return x.numel() >= block > 0 or (not block and x.ndim > 1 and x.numel() > x.shape[0])
+    """Tells whether a parameter has rows, those of one value too; or a block of so many values."""
+    return x.numel() >= block > 0 or (not block and x.ndim > 1)
 
 
 def packed_bits(marks: Tensor) -> Tensor:

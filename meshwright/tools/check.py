@@ -7,7 +7,8 @@ from pathlib import Path
 
 from meshwright.forms.retention import findings as retention_findings
 from meshwright.forms.sync import findings as sync_findings
-from meshwright.forms.sync import given_up, table_findings
+from meshwright.forms.sync import given_up
+from meshwright.forms.tables import table_findings
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph

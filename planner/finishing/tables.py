@@ -3,7 +3,7 @@ many there are."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from math import prod
+from math import ceil, prod
 from typing import cast
 
 from meshwright.forms.sync import (
@@ -14,9 +14,11 @@ from meshwright.forms.sync import (
     of_stage,
     zero_of_tables,
 )
+from meshwright.forms.tables import splits_of, table_findings
 from meshwright.ir.graph.tables import EmbeddingTable, tables_of
 from meshwright.ir.plan.parameters import as_for
 from meshwright.ir.plan.plan import FormChoice, ParameterChoice, Plan, Setting, Stage, Zero
+from meshwright.planner.pins.decisions_kept import broken
 from meshwright.planner.pins.parameter_pins import paths_of
 from meshwright.planner.problem.problem import Problem
 from meshwright.planner.search.finish import changed
@@ -35,11 +37,22 @@ def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
             )
             if stages == base.stages:
                 continue
+            if any(table_findings(replace(base, stages=stages), problem.graph)):
+                continue  # model axes may split rows that the form takes whole
             found = changed(problem, base, stages=stages)
             yield found
+            if broken(problem.constraints, replace(found, predicted=None), problem.graph):
+                continue
             assert found.predicted and best.predicted
             if found.predicted.step_s < best.predicted.step_s:
                 best = found
+
+
+def hope_s(problem: Problem, plan: Plan) -> float:
+    """Returns what a step would take that need not wait for gradients, if rows are known."""
+    assert plan.predicted and plan.predicted.breakdown
+    known = problem.rows is not None and bool(tables_of(problem.graph))
+    return plan.predicted.step_s - known * plan.predicted.breakdown.gradients_s
 
 
 def _tried(problem: Problem) -> Iterator[tuple[str, Mapping[str, Setting]]]:
@@ -61,7 +74,7 @@ def _with(
     """A stage with a form for a table that it has, if nothing else is said of that; replicas that
     hold all may share rows out instead."""
     blocks = plan.stage_blocks(problem.graph, index)
-    facts = _facts(problem, stage, table)
+    facts = _facts(problem, plan, index, table)
     wanted = facts_of_tables(form)
     if stage.dp == 1 or not all(facts.get(name) for name in wanted):
         return stage
@@ -85,16 +98,23 @@ def _data(stage: Stage) -> tuple[int, int]:
     return stage.mesh.get("dp_replicate", 1), stage.mesh.get("dp_shard", 1)
 
 
-def _facts(problem: Problem, stage: Stage, table: EmbeddingTable) -> Mapping[str, Setting]:
-    """What is known of a table, by the names of settings; nothing if its rows were not counted."""
+def _facts(
+    problem: Problem, plan: Plan, index: int, table: EmbeddingTable
+) -> Mapping[str, Setting]:
+    """What is known of a table, by the names of settings; nothing if its rows were not counted.
+    Of replicas with unequal shares, the one with most samples reads most rows."""
     assert problem.rows is not None
+    stage = plan.stages[index]
+    most = max(stage.batch_shares) / sum(stage.batch_shares)
     shares = [
-        problem.rows.distinct(table.path, table.rows, -(-table.lookups // parts))
-        for parts in (1, stage.dp)
+        problem.rows.distinct(table.path, table.rows, ceil(table.lookups * part))
+        for part in (1, most)
     ]
     if None in shares:
         return {}
     every, each = (
         float(f"{min(1.0, max(found / table.rows, 1e-9)):.4g}") for found in shares if found
     )
-    return {"rows": every, "rows_each": each, "row_bytes": table.row_bytes, "ids": table.ids}
+    splits = splits_of(plan, problem.graph, index, table.path)
+    own = ceil(table.row_bytes / prod([stage.mesh[axis] for axis, dim in splits.items() if dim]))
+    return {"rows": every, "rows_each": each, "row_bytes": own, "ids": table.ids}

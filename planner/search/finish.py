@@ -60,6 +60,15 @@ def finished(problem: Problem, plan: Plan) -> Iterator[Plan]:
                 best = variant
 
 
+def hope_s(problem: Problem, plan: Plan) -> float:
+    """Returns what a step may come down to, as files of `planner/finishing` say whose changes may
+    gain much (`hope_s`); nothing is promised."""
+    assert plan.predicted
+    files = (_FILES.load(name) for name in _FILES.names)
+    found = (float(file.hope_s(problem, plan)) for file in files if hasattr(file, "hope_s"))
+    return min([plan.predicted.step_s, *found])
+
+
 def _is_better(problem: Problem, plan: Plan, than: Plan) -> bool:
     assert plan.predicted and than.predicted
     key = excess_bytes(problem, plan), plan.predicted.step_s

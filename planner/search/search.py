@@ -28,7 +28,7 @@ from meshwright.planner.problem.predict import excess_bytes
 from meshwright.planner.problem.problem import Problem, make_problem
 from meshwright.planner.search.deadline import TimeUp, check_time, until
 from meshwright.planner.search.evidence import with_any_schedule, with_evidence
-from meshwright.planner.search.finish import BEST, CLOSE, finished
+from meshwright.planner.search.finish import BEST, CLOSE, finished, hope_s
 from meshwright.planner.search.found import SearchLog as SearchLog
 from meshwright.planner.search.found import close_to, pipelines, with_reason
 from meshwright.planner.search.found import simplest as simplest
@@ -382,12 +382,15 @@ def _promise(problem: Problem, plan: Plan) -> float:
 
 
 def _finish_best(problem: Problem, found: SearchLog, deadline: float) -> None:
-    """The best plan of each kind with what is tried on good plans only."""
+    """The best plan of each kind with what is tried on good plans only, those after them of which
+    that may make the best."""
+    if problem.objective == "memory":
+        return
     ranked = sorted(found.kinds.values(), key=lambda entry: (entry[1], entry[0]))
-    for _, excess, plan in ranked[:BEST]:
-        assert plan.predicted
-        far = not excess and plan.predicted.step_s > CLOSE * found.least_s
-        if far or problem.objective == "memory":
+    hopes = {id(plan): hope_s(problem, plan) for _, _, plan in ranked}
+    later = sorted(ranked[BEST:], key=lambda entry: (entry[1], hopes[id(entry[2])]))
+    for _, excess, plan in (*ranked[:BEST], *later[:BEST]):
+        if not excess and hopes[id(plan)] > CLOSE * found.least_s:
             continue
         for variant in finished(problem, plan):
             _take(problem, Offer(plan=variant), found)

@@ -12,7 +12,8 @@ from meshwright.codegen.lower.program import StageProgram
 from meshwright.forms.grouped import run_of
 from meshwright.forms.retention import check as check_retention
 from meshwright.forms.running import Held, Lines, Peers
-from meshwright.forms.sync import check, check_tables
+from meshwright.forms.sync import check
+from meshwright.forms.tables import check_tables
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.placed import used_at
 from meshwright.ir.plan.plan import Plan

@@ -11,6 +11,7 @@ import torch
 
 from meshwright.ir.comm.collective import What
 from meshwright.ir.launch import TAKEN
+from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.plan_io import content_hash
 from meshwright.ir.plan.schedule import Action, Work
@@ -64,6 +65,7 @@ def report(
         timeline=_timeline(stats),
         kernels=_kernels(stats),
         tuned=tuned,
+        detailed=len(records),
     )
 
 
@@ -156,6 +158,8 @@ def _collectives(records: Sequence[StepRecord]) -> tuple[CollectiveMeasured, ...
 def _collective(what: What, seconds: list[tuple[float, float]]) -> CollectiveMeasured:
     whole, exposed = zip(*seconds, strict=True)
     found = spread(whole)
+    if what.form and what.primitive == Primitive.ALL_TO_ALL:
+        what = what._replace(nbytes=what.nbytes * what.size)
     return CollectiveMeasured(
         **what._asdict(),
         count=len(seconds),

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from meshwright.forms.sync import check_tables, findings, table_findings
+from meshwright.forms.sync import findings
+from meshwright.forms.tables import check_tables, table_findings
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan.plan import FormChoice, ParameterChoice, Plan
@@ -142,8 +143,8 @@ def _sent(plan: Plan) -> list[dict[str, int]]:
 
 
 def test_what_goes_is_the_rows_that_occur() -> None:
-    """Distinct ones, with their numbers: of each rank's samples for gradients, of its next batch
-    for parameters, where what others ask for goes out."""
+    """Distinct ones: of each rank's samples for gradients, of its next batch for parameters, where
+    what others ask for goes out. Numbers go once, when rows are asked for."""
     ranks = 2
     found = run_ranks(ranks, _sent, plan_of(ranks, "sgd"))
     for step in range(1, 4):
@@ -152,11 +153,11 @@ def test_what_goes_is_the_rows_that_occur() -> None:
             for rank in range(ranks):
                 own = _samples(batch(step)[table], rank)
                 coming = _samples(batch(step + 1)[table], rank)
-                ids = set(own.unique().tolist()) - ({0} if table == 0 else set())
-                rows["gradients"] += len(ids)
+                rows["gradients"] += len(own.unique())
                 rows["parameters"] += len(coming.unique())
         for purpose, count in rows.items():
-            wanted = count * (WIDTH * 8 + 8) + 2 * ranks * ranks * 8
+            numbers = 8 * count + 2 * ranks * ranks * 8 if purpose == "parameters" else 0
+            wanted = count * WIDTH * 8 + numbers
             assert sum(each[step][purpose] for each in found) == wanted, (step, purpose)
     assert VOCAB * WIDTH * 8 > 4 * max(each[1]["gradients"] for each in found)
 

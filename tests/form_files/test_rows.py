@@ -62,9 +62,12 @@ def trained(plan: Plan, lr: float, clip: float | None = None, broken: str = "") 
     [(1, "sgd", None), (2, "adamw", 0.5), (3, "adagrad", None), (4, "sgd", 0.1),
      (5, "adamw", None)],
 )  # fmt: skip
-def test_packed_rows_are_exact(ranks: int, optimizer: str, clip: float | None) -> None:
+@pytest.mark.parametrize("form", ["packed_rows", "gathered_rows"])
+def test_rows_that_occur_are_exact(
+    form: str, ranks: int, optimizer: str, clip: float | None
+) -> None:
     """Also of replicas with unequal shares, and of one whose samples have no row."""
-    plan = plan_of(ranks, optimizer, "packed_rows")
+    plan = plan_of(ranks, optimizer, form)
     found = run_ranks(ranks, trained, plan, 0.05, clip)[0]
     assert_equal(found, alone(plain, optimizer, 0.05, clip))
 
@@ -90,6 +93,25 @@ def test_what_goes_is_a_bit_a_row_and_the_rows_that_occur() -> None:
         rows = len(set(ids.unique().tolist()) - {0}) + len(others.unique())
         wanted.append(dense + -(-VOCAB // 8) + -(-50 // 8) + rows * WIDTH * 8)
     found = run_ranks(2, _bytes, plan_of(2, "sgd", "packed_rows"))
+    assert found == [wanted, wanted]
+
+
+def test_gathered_are_the_rows_that_any_replica_has_and_their_numbers() -> None:
+    """As many of each as of the replica that has most."""
+    dense = sum(x.numel() for n, x in model().named_parameters() if "words" not in n and
+                "marks" not in n) * 8  # fmt: skip
+    wanted = []
+    for step in range(3):
+        ids, others, _ = batch(step)
+        parts = [x.reshape(2, 2, 3, -1) for x in (ids, others)]  # micro-batch, replica
+        counts = [
+            [len(set(x[:, rank].unique().tolist()) - padding)
+             for x, padding in zip(parts, ({0}, set()), strict=True)]
+            for rank in range(2)
+        ]  # fmt: skip
+        rows = sum(map(max, zip(*counts, strict=True)))
+        wanted.append(dense + 2 * 2 * 8 + 2 * rows * (8 + WIDTH * 8))
+    found = run_ranks(2, _bytes, plan_of(2, "sgd", "gathered_rows"))
     assert found == [wanted, wanted]
 
 
@@ -265,6 +287,8 @@ def test_what_was_lost_is_sent_later_and_kept_in_checkpoints(tmp_path: Any) -> N
     [
         ("packed_rows", {"rows": 0.0}, 0, "rows must be a number"),
         ("packed_rows", {}, 1, "has them whole"),
+        ("gathered_rows", {"rows_each": 2}, 0, "rows_each must be a number"),
+        ("gathered_rows", {}, 1, "has them whole"),
         ("sketch", {"cells": 0}, 0, "cells must be a number"),
         ("sketch", {"tables": 0}, 0, "tables must be a whole number from 1"),
     ],

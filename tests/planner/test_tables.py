@@ -1,5 +1,6 @@
 """Embedding tables of which few rows occur: counted, found, priced, chosen."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.problem import make_problem
 from meshwright.planner.search.search import search, search_problem
 from meshwright.profiling.rows import count_rows
+from meshwright.tools.explain.binding import binding
+from meshwright.tools.explain.facts import Facts
 from tests.form_files.words import Words, batch, model
 
 
@@ -108,13 +111,26 @@ class Large(Words):
         self.words = nn.Embedding(200_000, 6)
 
 
-def found(wire: float = 1e8, **more: Any) -> Plan:
+class Two(Words):
+    """Two large tables."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.marks = nn.Embedding(200_000, 6), nn.Embedding(100_000, 6)
+
+
+def found(
+    wire: float = 1e8,
+    kind: type[Words] = Large,
+    pins: tuple[str, ...] = ("pp=1", "model=1", "dp=4"),
+    **more: Any,
+) -> Plan:
     cluster = Cluster.preset("v100-16", num_nodes=4, devices_per_node=1)
     assert cluster.between_nodes
     between = replace(cluster.between_nodes, bandwidth_bytes_per_s=wire, curves=())
     problem = make_problem(
-        trace(Large().double(), batch(0)), replace(cluster, between_nodes=between),
-        precision="fp64", constraints=("pp=1", "model=1", "dp=4"), **more,
+        trace(kind().double(), batch(0)), replace(cluster, between_nodes=between),
+        precision="fp64", constraints=pins, **more,
     )  # fmt: skip
     return search_problem(problem, progress=False)
 
@@ -129,9 +145,37 @@ def test_search_sends_the_rows_that_occur() -> None:
     assert rows.predicted.step_s < 0.1 * dense.predicted.step_s
     assert rows.evidence.gap is None and choice.sync.form in str(rows)
     distinct = counts.distinct("words.weight", 200_000, 48 // 4)
-    assert choice.sync.form == "owned_rows" and distinct
+    assert distinct
     assert choice.sync.settings["rows_each"] == pytest.approx(distinct / 200_000, rel=1e-3)
-    assert choice.sync.settings["ids"] == "0"
+    # Owners get less than all would, where bytes count and not the number of messages.
+    slow = found(wire=1e5, rows=counts).stages[0].by_parameter["words.weight"].sync
+    assert slow and slow.form == "owned_rows" and slow.settings["ids"] == "0"
+
+
+def test_it_is_said_what_whole_tables_would_cost() -> None:
+    dense, plan = found(), found(rows=RowCounts(zipf=1.05))
+    assert dense.predicted and dense.predicted.detail and dense.predicted.detail.rows is None
+    assert plan.predicted and plan.predicted.detail
+    saved = plan.predicted.detail.rows
+    choice = plan.stages[0].by_parameter["words.weight"]
+    assert saved and choice.sync and saved.of == "a rank"
+    assert (saved.tables, saved.forms) == (("words.weight",), (choice.sync.form,))
+    assert saved.share == pytest.approx(choice.sync.settings["rows_each"], rel=1e-3)
+    # The whole plan differs in the table alone, and so does what a search without rows finds.
+    assert saved.whole_step_s == pytest.approx(dense.predicted.step_s, rel=1e-3)
+    assert plan.predicted.step_s < saved.whole_step_s - 0.9 * saved.whole_wait_s
+    text = next(s.text for s in binding(Facts.of(plan)) if s.about == "rows")
+    told = r"gradients of words.weight went whole, a step would take .* of it would be waiting for "
+    assert re.search(told + rf"{100 * saved.share:.2g} % of the rows \(a rank reads", text)
+    assert not [s for s in binding(Facts.of(dense)) if s.about == "rows"]
+
+
+def test_every_table_has_its_form_where_pins_rule_one_out() -> None:
+    """The form that gains most would share rows out, which is pinned not to be."""
+    plan = found(kind=Two, pins=("model=1", "dp_replicate=4"), rows=RowCounts(zipf=1.05))
+    forms = {path: c.sync.form for path, c in plan.stages[0].by_parameter.items() if c.sync}
+    assert forms.keys() == {"words.weight", "marks.weight"}
+    assert not any(c.zero for c in plan.stages[0].by_parameter.values())
 
 
 def test_the_facade_takes_a_file(tmp_path: Path) -> None:

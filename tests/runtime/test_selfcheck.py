@@ -302,7 +302,7 @@ def test_a_large_model_is_checked_cut_and_what_is_not_checked_is_said(capfd):
 
 
 class Wide(nn.Module):
-    """36 MB of parameters in float64."""
+    """36 MB of parameters in float64; a check takes ten times that for a while."""
 
     def __init__(self):
         super().__init__()
@@ -327,4 +327,4 @@ def test_a_check_leaves_no_memory_behind():
     batch = torch.ones(4, 1500).double(), torch.zeros(4, 1500).double()
     plan = plan_for(Wide, inputs=batch)
     without, checked = (run_ranks(1, _held, plan, batch, check)[0] for check in (False, True))
-    assert checked - without < 18 * 2**20
+    assert checked - without < 36 * 2**20

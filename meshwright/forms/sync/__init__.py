@@ -31,16 +31,14 @@ from meshwright.forms.storage import of_stage as store_findings
 from meshwright.forms.updates import UPDATES, Reach, update
 from meshwright.ir.errors import PlanError
 from meshwright.ir.extensions import Files, add_folders, nearest
-from meshwright.ir.graph.graph import Graph
-from meshwright.ir.graph.tables import tables_of
 from meshwright.ir.plan.finding import Finding
-from meshwright.ir.plan.parameters import stage_for, views_of
+from meshwright.ir.plan.parameters import views_of
 from meshwright.ir.plan.plan import FormChoice, Plan, Setting, Stage
 from meshwright.ir.text.plain_text import SHOWN
 
 add_folders("MESHWRIGHT_SYNC", __path__)
 _FILES = Files(sys.modules[__name__], "form of synchronisation")
-_IDS = "ids"
+IDS = "ids"
 """The setting that names the input whose values are the rows that a form has."""
 _Settings = tuple[tuple[str, Setting], ...]
 
@@ -100,7 +98,8 @@ def _made(
     describe = _half(name, "describe").describe
     more = {"shapes": shapes} if shapes and told else {}
     own: Exchange = describe(replicas, *((told[0], dict(told[1])) if told else ()), **more)
-    return checked(replace(own, rows=(*stored_rows(store, replicas, stored), *own.rows)))
+    rows = (*stored_rows(store, replicas, stored), *own.rows)
+    return checked(replace(own, form=name, rows=rows))
 
 
 @cache
@@ -206,33 +205,7 @@ def facts_of_tables(key: str) -> tuple[str, ...]:
 @cache
 def pinnable() -> tuple[str, ...]:
     """Lists the forms that a pin may name: those that need to know nothing of a table's `ids`."""
-    return tuple(key for key in chosen() if _IDS not in facts_of_tables(key))
-
-
-def table_findings(plan: Plan, graph: Graph) -> Iterator[Finding]:
-    """Yields the parameters of which a form has only the rows that an input names, and of which the
-    model reads others: it would compute with old values."""
-    tables = {table.path: table.ids for table in tables_of(graph)}
-    for index, stage in enumerate(plan.stages):
-        forms = {view.sync_form for view in views_of(stage)} if stage.dp > 1 else ()
-        if not any(_IDS in facts_of_tables(form) for form in forms):
-            continue
-        names = [name for block in plan.stage_blocks(graph, index) for name in block.params]
-        for path in dict.fromkeys(graph.tensors[name].fqn for name in names):
-            view = stage_for(stage, path)
-            if view.sync is None or _IDS not in facts_of_tables(view.sync_form):
-                continue
-            told, ids = str(view.sync.settings.get(_IDS, "")), tables.get(path, "")
-            if told != ids or not ids:
-                message = f"stage {index}: {view.sync_form} has the rows of {path} that input "
-                near = f"ids {ids!r}" if ids else f"no sync for {path}, which is read otherwise too"
-                yield Finding("sync", f"{message}{told[:SHOWN]!r} names, and others are read", near)
-
-
-def check_tables(plan: Plan, graph: Graph) -> None:
-    """PlanError with the first error that `table_findings` has."""
-    for finding in table_findings(plan, graph):
-        raise PlanError(str(finding))
+    return tuple(key for key in chosen() if IDS not in facts_of_tables(key))
 
 
 @cache

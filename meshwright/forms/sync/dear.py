@@ -69,7 +69,7 @@ def describe(
                  whole=2),
             Send(what="gradients", primitive=Primitive.ALL_GATHER, axis="dp", unit="bucket",
                  at=Event.END, until=Event.NEXT_FORWARD, unpacks=True),
-        ), ahead, bucket_bytes, in_forward_order=True)  # fmt: skip
+        ), run_ahead=ahead, bucket_bytes=bucket_bytes, in_forward_order=True)  # fmt: skip
     return Exchange((
         *gradients,
         Hold(kind="optimizer", since=Event.BEGIN, until=Event.NEXT_BEGIN, part=1),
@@ -79,7 +79,7 @@ def describe(
              at=Event.END, until=Event.END, of_part=True),
         Send(what="parameters", primitive=Primitive.ALL_GATHER, axis="dp_shard", unit="bucket",
              at=Event.UPDATED, until=Event.NEXT_FORWARD, packs="part", unpacks=True),
-    ), ahead, bucket_bytes, in_forward_order=True)  # fmt: skip
+    ), run_ahead=ahead, bucket_bytes=bucket_bytes, in_forward_order=True)  # fmt: skip
 
 
 def check(stage: Stage) -> Iterator[tuple[str, str]]:

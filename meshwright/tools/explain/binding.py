@@ -22,14 +22,14 @@ class Sentence:
     """One thing to know."""
 
     about: str
-    """computing, memory, waiting, links, bound, asked."""
+    """computing, memory, waiting, links, rows, bound, asked."""
     text: str
 
 
 def binding(facts: Facts) -> tuple[Sentence, ...]:
     """What binds first."""
     found = [*_memory(facts), *_pace(facts), *_waiting(facts), *_links(facts)]
-    found += [*_hidden(facts), *_bound(facts)]
+    found += [*_rows(facts), *_hidden(facts), *_bound(facts)]
     weights = _weights(facts)
     return tuple(sorted(found, key=lambda s: -weights.get(s.about, 0.0)))
 
@@ -145,6 +145,24 @@ def _hidden(facts: Facts) -> Iterator[Sentence]:
             f"{where}{form}: the next step's forward hides {seconds(hidden_s)} of gathers "
             f"({hidden_s / facts.step_s:.1%} of the step)",
         )
+
+
+def _rows(facts: Facts) -> Iterator[Sentence]:
+    """What whole gradients of tables would be waited for."""
+    detail = facts.played.detail
+    if detail is None or detail.rows is None:
+        return
+    saved = detail.rows
+    more = f" and {len(saved.tables) - 1} more tables" if len(saved.tables) > 1 else ""
+    read = f" ({saved.of} reads no others)" if saved.of == "a rank" else ""
+    share = 100 * saved.share
+    yield Sentence(
+        "rows",
+        f"if gradients of {saved.tables[0]}{more} went whole, a step would take "
+        f"{seconds(saved.whole_step_s)}, and {saved.whole_wait_s / saved.whole_step_s:.0%} of it "
+        f"would be waiting for {share:.2g} % of the rows{read}; {' and '.join(saved.forms)} "
+        f"sends those alone",
+    )
 
 
 def _bound(facts: Facts) -> Iterator[Sentence]:

@@ -1,7 +1,7 @@
 """Communication of a step by purpose, axis and link tier; and message by message among replicas."""
 
 from collections import defaultdict
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from meshwright.ir.plan.detail import StageTraffic, SyncMessage
@@ -16,7 +16,11 @@ def traffic_rows(plan: Plan) -> list[dict[str, Any]]:
     found: dict[tuple[str, str, str], dict[int, StageTraffic]] = defaultdict(dict)
     for index in range(len(plan.stages)):
         for one in detail.stage(index).traffic:
-            found[one.purpose, one.axis, one.link][index] = one
+            own = found[one.purpose, one.axis, one.link]
+            known = own.get(index)
+            own[index] = one if known is None else replace(
+                one, nbytes=known.nbytes + one.nbytes, seconds=known.seconds + one.seconds
+            )  # fmt: skip
     rows = [
         {
             "purpose": purpose,

@@ -92,3 +92,23 @@ class Cast(nn.Module):
 def test_a_buffer_keeps_its_dtype() -> None:
     with pytest.raises(TraceError, match=r"buffer low of Cast .4,. of torch.bfloat16, it was"):
         trace(Cast(), EXAMPLE)
+
+
+class LayerDrop(nn.Module):
+    """Leaves a layer out by chance, which Python's generator decides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x if random.random() < 0.5 else self.a(x)
+        return (h + self.a(h)).sum()
+
+
+def test_what_chance_decides_is_said_to_be_chance() -> None:
+    # Two calls of which chance has only one leave the layer out are no reason to speak of state.
+    for seed in range(10):
+        random.seed(seed)
+        with pytest.raises(TraceError, match="another draw of Python's"):
+            trace(LayerDrop(), {"x": torch.ones(2, 4)})

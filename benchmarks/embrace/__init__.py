@@ -1,0 +1,1 @@
+"""Plans for models with embedding tables against plain data parallelism, DDP and torchrec."""

@@ -1,0 +1,59 @@
+"""Embedding tables in plans: which forms have only the rows that an input names, and where that is
+wrong."""
+
+from collections.abc import Iterator, Mapping
+
+from meshwright.forms.rows import torn_rows
+from meshwright.forms.sync import IDS, facts_of_tables
+from meshwright.ir.errors import PlanError
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.graph.tables import tables_of
+from meshwright.ir.layout.layout import Shard, parse_placement
+from meshwright.ir.plan.finding import Finding
+from meshwright.ir.plan.parameters import stage_for, views_of
+from meshwright.ir.plan.plan import Plan, param_key
+from meshwright.ir.text.plain_text import SHOWN
+
+
+def table_findings(plan: Plan, graph: Graph) -> Iterator[Finding]:
+    """Yields the parameters of which a form has only the rows that an input names, and of which the
+    model reads others: it would compute with old values; and those whose rows it would have to have
+    whole, and model axes split."""
+    tables = {table.path: table.ids for table in tables_of(graph)}
+    for index, stage in enumerate(plan.stages):
+        forms = {view.sync_form for view in views_of(stage)} if stage.dp > 1 else ()
+        if not any(IDS in facts_of_tables(form) for form in forms):
+            continue
+        names = [name for block in plan.stage_blocks(graph, index) for name in block.params]
+        for path in dict.fromkeys(graph.tensors[name].fqn for name in names):
+            view = stage_for(stage, path)
+            if view.sync is None or IDS not in facts_of_tables(view.sync_form):
+                continue
+            told, ids = str(view.sync.settings.get(IDS, "")), tables.get(path, "")
+            if told != ids or not ids:
+                message = f"stage {index}: {view.sync_form} has the rows of {path} that input "
+                near = f"ids {ids!r}" if ids else f"no sync for {path}, which is read otherwise too"
+                yield Finding("sync", f"{message}{told[:SHOWN]!r} names, and others are read", near)
+            elif 0 in splits_of(plan, graph, index, path).values():
+                yield torn_rows(view.sync_form, path)
+
+
+def splits_of(plan: Plan, graph: Graph, stage: int, path: str) -> Mapping[str, int]:
+    """Returns the model axes over which a stage splits a parameter, and the dim that each does."""
+    found: dict[str, int] = {}
+    layouts = plan.stages[stage].layouts
+    for block in plan.stage_blocks(graph, stage):
+        if path not in [graph.tensors[name].fqn for name in block.params]:
+            continue
+        said = plan.layout(layouts[block.pattern]).parameters.get(param_key(block, path), {})
+        for axis, text in said.items():
+            placement = parse_placement(text)
+            if axis != "dp" and isinstance(placement, Shard):
+                found[axis] = placement.dim
+    return found
+
+
+def check_tables(plan: Plan, graph: Graph) -> None:
+    """PlanError with the first error that `table_findings` has."""
+    for finding in table_findings(plan, graph):
+        raise PlanError(str(finding))

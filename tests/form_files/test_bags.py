@@ -1,0 +1,185 @@
+"""Bags of rows, and look-ups with every option: each under each form equal to one process, or
+refused by name."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from meshwright.forms.tables import table_findings
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.errors import PlanError, TraceError
+from meshwright.ir.graph.tables import tables_of
+from meshwright.ir.plan.plan import FormChoice, ParameterChoice, Plan
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.problem import make_problem
+from meshwright.planner.search.search import search
+from meshwright.runtime.checkpoint.export import full_state
+from meshwright.runtime.job.compile import compile as compile_job
+from meshwright.testing.spawn import RankFailed, alone, run_ranks
+from tests.form_files.bags import ROWS, STEPS, batch, model, plain
+from tests.form_files.words import assert_equal
+
+FORMS = {
+    "dense": (None, None),
+    "packed": ("packed_rows", "packed_rows"),
+    "owned": ("owned_rows", "owned_rows"),
+    "one of each": ("packed_rows", "owned_rows"),
+}
+
+
+def plan_of(
+    of_bags: dict[str, Any], kind: str, forms: str, ranks: int = 2, micro: int = 2,
+    optimizer: str = "adamw",
+) -> Plan:  # fmt: skip
+    problem = make_problem(
+        trace(model(of_bags), batch(0, kind)), Cluster.local(ranks), precision="fp64",
+        optimizer=optimizer,
+    )  # fmt: skip
+    choice = uniform_choice(problem, num_microbatches=micro, dp_shard=ranks, zero=1)
+    plan = build_plan(problem, choice, predict=False)
+    said = {
+        path: ParameterChoice(
+            zero=int(form == "owned_rows"),  # type: ignore[arg-type]
+            sync=FormChoice(form=form, settings={"ids": ids} if form == "owned_rows" else {}),
+        )
+        for path, ids, form in zip(
+            ("bags.weight", "items.weight"), ("ids", "item"), FORMS[forms], strict=True
+        )
+        if form
+    }
+    return replace(plan, stages=(replace(plan.stages[0], by_parameter=said),))
+
+
+def trained(plan: Plan, of_bags: dict[str, Any], kind: str) -> Any:
+    job = compile_job(
+        model(of_bags), plan, optimizer=plan.optimizer, lr=0.05, device="cpu", check=False,
+        example_inputs=batch(0, kind),
+    )  # fmt: skip
+    losses = []
+    for step in range(STEPS):
+        after = batch(step + 1, kind) if step % 2 else None
+        losses.append(float(job.step(batch(step, kind), next_batch=after)))
+    state = full_state(job)
+    job.close()
+    return losses, state
+
+
+def check(of_bags: dict[str, Any], kind: str, forms: str, **how: Any) -> None:
+    plan = plan_of(of_bags, kind, forms, **how)
+    found = run_ranks(how.get("ranks", 2), trained, plan, of_bags, kind)[0]
+    assert_equal(found, alone(plain, of_bags, kind, plan.optimizer))
+
+
+@pytest.mark.parametrize(
+    ("of_bags", "kind", "forms"),
+    [({"mode": "sum"}, "weighted", "dense"), ({"mode": "sum"}, "weighted", "packed"),
+     ({"mode": "sum"}, "weighted", "owned"), ({"mode": "max"}, "even", "owned"),
+     ({"mode": "mean", "padding_idx": 0}, "even", "owned"),
+     ({"mode": "mean", "padding_idx": 0}, "even", "one of each"),
+     ({"mode": "max", "padding_idx": 0}, "even", "packed")],
+)  # fmt: skip
+def test_bags_are_those_of_one_process(of_bags: dict[str, Any], kind: str, forms: str) -> None:
+    """In one step a rank has padding only. The other table is scaled by how often rows occur."""
+    check(of_bags, kind, forms)
+
+
+@pytest.mark.parametrize(("kind", "forms"), [("given", "owned"), ("ended", "dense")])
+def test_given_bags_of_any_length_are_never_cut(kind: str, forms: str) -> None:
+    """Some are empty; each replica looks all up, with one micro-batch."""
+    of_bags = {"mode": "mean", "include_last_offset": kind == "ended"}
+    check(of_bags, kind, forms, micro=1, ranks=3, optimizer="sgd")
+
+
+def test_gradients_by_frequency() -> None:
+    """Counted over all replicas."""
+    check({"mode": "sum", "scale_grad_by_freq": True}, "even", "dense", micro=1)
+
+
+@pytest.mark.parametrize("kind", ["given", "ended"])
+def test_what_would_cut_them_is_refused(kind: str) -> None:
+    """By the check, the search and the job; a search that may choose has one micro-batch."""
+    of_bags = {"mode": "sum", "include_last_offset": kind == "ended"}
+    graph = trace(model(of_bags), batch(0, kind))
+    plan, said = plan_of(of_bags, kind, "dense"), "its bags lie where offsets say"
+    (finding,) = plan.verify(graph)
+    assert said in finding.message and "ids [samples, ids of each]" in finding.message
+    more: dict[str, Any] = {"precision": "fp64", "progress": False}
+    with pytest.raises(PlanError, match=said):
+        search(graph, Cluster.local(2), constraints=("dp=2", "num_microbatches=2"), **more)
+    assert search(graph, Cluster.local(2), constraints=("dp=2",), **more).num_microbatches == 1
+    with pytest.raises(RankFailed, match=said):
+        run_ranks(2, trained, plan, of_bags, kind)
+
+
+class Few(nn.Module):
+    """As many ids as bags."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags = nn.EmbeddingBag(9, 2, mode="sum")
+
+    def forward(self, ids: Tensor, at: Tensor) -> Tensor:
+        return self.bags(ids, at).square().mean()
+
+
+def test_rows_of_other_samples_are_not_left_old() -> None:
+    """As many ids as bags look like samples, and bags reach over ranks: no rank's own ids name
+    what it reads. A model that looks at one sample's ids beside each is the same."""
+    graph = trace(Few(), (torch.arange(8), torch.tensor([0, 1, 1, 1, 6, 6, 7, 7])))
+    (table,) = tables_of(graph)
+    assert (table.path, table.lookups, table.ids) == ("bags.weight", 8, "")
+    problem = make_problem(graph, Cluster.local(2), precision="fp32", optimizer="sgd")
+    plan = build_plan(problem, uniform_choice(problem, dp_shard=2, zero=1), predict=False)
+    form = FormChoice(form="owned_rows", settings={"ids": "0"})
+    said = {"bags.weight": ParameterChoice(zero=1, sync=form)}
+    plan = replace(plan, stages=(replace(plan.stages[0], by_parameter=said),))
+    (finding,) = table_findings(plan, graph)
+    assert "others are read" in finding.message
+
+
+class Looked(nn.Module):
+    """A table that is looked at in some way."""
+
+    def __init__(self, way: Any) -> None:
+        super().__init__()
+        self.words, self._way = nn.Embedding(9, 2), way
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.words(self._way(ids)).square().mean() + ids.sum() * 0.0
+
+
+@pytest.mark.parametrize(
+    ("way", "known"),
+    [(lambda x: x[:, 1:], True), (lambda x: x.transpose(0, 1), True),
+     (lambda x: x.reshape(-1), True),
+     (lambda x: x.permute(2, 0, 1)[0], True), (lambda x: x.reshape(8, 1, 6), True),
+     (lambda x: x[None, :, 0], True), (lambda x: x.unsqueeze(-1).expand(8, 2, 3, 4), True),
+     (lambda x: x[:1], False), (lambda x: x[3], False),
+     (lambda x: x.transpose(0, 2)[:, :, 2], False),
+     (lambda x: x.permute(1, 0, 2).reshape(-1), False), (lambda x: x.reshape(6, 8), False),
+     (lambda x: x + 1, False)],
+)  # fmt: skip
+def test_an_input_names_rows_if_they_are_of_the_same_samples(way: Any, known: bool) -> None:
+    (table,) = tables_of(trace(Looked(way), (torch.zeros(8, 2, 3, dtype=torch.int64),)))
+    assert table.ids == ("0" if known else "")
+
+
+class Rescaled(nn.Module):
+    """A table with short rows."""
+
+    def __init__(self, table: Any) -> None:
+        super().__init__()
+        self.words = table
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.words(ids).square().mean()
+
+
+@pytest.mark.parametrize("made", [nn.Embedding, nn.EmbeddingBag])
+def test_rows_that_forward_rescales_are_refused(made: Any) -> None:
+    with pytest.raises(TraceError, match="max_norm rescales rows"):
+        trace(Rescaled(made(ROWS, 4, max_norm=1.0)), (batch(0)["ids"],))

@@ -1,0 +1,216 @@
+"""Models with tables beside a dense part, planned as one: executed equal to one process, with rows
+in forms that model axes allow, and with the bytes that the plan says."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import meshwright as mw
+from meshwright.forms.rows import has_rows
+from meshwright.forms.sync import for_tables
+from meshwright.forms.tables import table_findings
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.errors import PlanError
+from meshwright.ir.graph.tables import tables_of
+from meshwright.ir.plan.plan import FormChoice, ParameterChoice, Plan
+from meshwright.ir.profile.row_counts import RowCounts
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.finishing.tables import variants
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.predict import in_detail, predict_plan
+from meshwright.planner.problem.problem import make_problem
+from meshwright.runtime.checkpoint.export import full_state
+from meshwright.runtime.job.build import check_tables
+from meshwright.runtime.job.compile import compile as compile_job
+from meshwright.testing.spawn import alone, run_ranks
+from meshwright.tools.check import Checked, check_plan
+from tests.form_files.sparse_models import OPTIMIZER, STEPS, batch, model, plain
+from tests.form_files.words import assert_equal
+
+
+def slow(ranks: int) -> Cluster:
+    """Devices with a wire so slow that its bytes decide."""
+    cluster = Cluster.preset("v100-16", num_nodes=ranks, devices_per_node=1)
+    assert cluster.between_nodes
+    wire = replace(
+        cluster.between_nodes, bandwidth_bytes_per_s=1e6, latency_s=1e-6, launch_s=1e-6, curves=()
+    )
+    return replace(cluster, between_nodes=wire)
+
+
+def trained(kind: str, plan: Plan) -> Any:
+    job = compile_job(
+        model(kind), plan, optimizer=plan.optimizer, lr=0.05, device="cpu", check=False,
+        example_inputs=batch(kind, 0),
+    )  # fmt: skip
+    losses = []
+    for step in range(STEPS):
+        after = batch(kind, step + 1) if step % 2 else None
+        losses.append(float(job.step(batch(kind, step), next_batch=after)))
+    state = full_state(job)
+    job.close()
+    return losses, state
+
+
+def forms_of(plan: Plan) -> dict[str, str]:
+    return {
+        path: choice.sync.form
+        for stage in plan.stages for path, choice in stage.by_parameter.items() if choice.sync
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "pins"),
+    [("recommender", 4, ("dp=2", "tp=2")), ("recommender", 4, ("dp=2", "pp=2")),
+     ("language", 2, ("dp=2", "zero=1")), ("language", 4, ("dp=2", "tp=2", "zero=1"))],
+)  # fmt: skip
+def test_tables_and_the_dense_part_are_planned_as_one(kind: str, ranks: int, pins: Any) -> None:
+    counts = mw.count_rows(model(kind), [batch(kind, step) for step in range(4)])
+    plan = mw.search(
+        trace(model(kind), batch(kind, 0)), slow(ranks), optimizer=OPTIMIZER[kind],
+        precision="fp64", progress=False, rows=counts, constraints=pins,
+    )  # fmt: skip
+    large = {"recommender": ("users.weight", "items.weight"), "language": ("words.weight",)}[kind]
+    assert all(forms_of(plan)[path] in for_tables() for path in large), forms_of(plan)
+    assert len({stage.sync_form for stage in plan.stages} - set(for_tables())) >= 1
+    assert_equal(run_ranks(ranks, trained, kind, plan)[0], alone(plain, kind))
+
+
+class Narrow(nn.Module):
+    """A table whose columns two ranks cannot share, or can."""
+
+    def __init__(self, width: int, rows: int = 4000) -> None:
+        super().__init__()
+        self.words, self.up = nn.Embedding(rows, width), nn.Linear(width, 16)
+        self.down = nn.Linear(16, 1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.down(torch.tanh(self.up(self.words(ids)))).square().mean()
+
+
+def test_rows_that_model_axes_split_are_no_table_of_owners() -> None:
+    """Search has another form; a plan that says so is refused by the check as by the job."""
+    ids = torch.arange(24).reshape(8, 3)
+    graph, counts = trace(Narrow(3).double(), (ids,)), RowCounts(zipf=1.1)
+    plan = mw.search(
+        graph, slow(4), optimizer="adam", precision="fp64", progress=False, rows=counts,
+        constraints=("dp=2", "tp=2"),
+    )  # fmt: skip
+    splits = [x.parameters["weight"]["tp"] for x in plan.layouts if x.pattern == "words"]
+    assert splits == ["S(0)"] and forms_of(plan) == {"words.weight": "packed_rows"}
+    problem = make_problem(graph, slow(4), optimizer="adam", precision="fp64", rows=counts)
+    (stage,) = plan.stages
+    stage = replace(stage, by_parameter={}, mesh={**stage.mesh, "dp_replicate": 1, "dp_shard": 2})
+    tried = [forms_of(x) for x in variants(problem, replace(plan, stages=(stage,)))]
+    assert tried == [{"words.weight": "packed_rows"}]
+    form = FormChoice(form="owned_rows", settings={"ids": "0"})
+    said = {"words.weight": ParameterChoice(zero=1, sync=form)}
+    wrong = replace(plan, stages=(replace(stage, by_parameter=said),))
+    words = "rows are not split over model axes, and words.weight is none"
+    errors = [f for f in check_plan(Checked(wrong, ()), graph).findings if f.severity == "error"]
+    assert [words in str(finding) for finding in errors] == [True], errors
+    with pytest.raises(PlanError, match=words):
+        check_tables(wrong, graph)
+    assert not list(table_findings(plan, graph))
+
+
+ROWS, WIDTH = 64, 4
+
+
+def ids_of(shares: tuple[int, ...], step: int) -> Tensor:
+    """Distinct rows for each rank, as many of each owner's half."""
+    draw = np.random.default_rng(step)
+    found = []
+    for share in shares:
+        halves = [draw.choice(ROWS // 2, share // 2, replace=False) + h for h in (0, ROWS // 2)]
+        found.append(np.concatenate(halves))
+    return torch.from_numpy(np.concatenate(found))[:, None]
+
+
+def sent_and_received(plan: Plan, shares: tuple[int, ...]) -> dict[str, list[int]]:
+    """Bytes of rows and their numbers that go to other ranks, and that come, in the third step."""
+    batches = [(ids_of(shares, step),) for step in range(4)]
+    job = compile_job(Narrow(WIDTH, ROWS).double(), plan, optimizer="adam", device="cpu",
+                      check=False, example_inputs=batches[0])  # fmt: skip
+    found: dict[str, list[int]] = {}
+    collective, exchange, now = job.recorder.collective, dist.all_to_all_single, [""]
+
+    def noted(what: Any) -> Any:
+        now[0] = what.purpose
+        return collective(what)
+
+    def counted(out: Tensor, x: Tensor, received: Any, sent: Any, group: Any = None) -> Any:
+        me, row = dist.get_rank(group), x[:1].nbytes or out[:1].nbytes
+        if x.shape != (2,):  # numbers of rows of each rank
+            sums = found.setdefault(now[0], [0, 0])
+            sums[0] += row * (sum(sent) - sent[me])
+            sums[1] += row * (sum(received) - received[me])
+        return exchange(out, x, received, sent, group=group)
+
+    job.recorder.collective, dist.all_to_all_single = noted, counted  # type: ignore[assignment,method-assign]
+    for step in range(3):
+        found.clear()
+        job.step(batches[step], next_batch=batches[step + 1])
+    dist.all_to_all_single = exchange
+    job.close()
+    return found
+
+
+@pytest.mark.parametrize("shares", [(8, 8), (12, 4)])
+def test_bytes_are_those_of_the_plan(shares: tuple[int, ...]) -> None:
+    """Of half the columns under tp, and of the rank that has most samples: it sends so much of its
+    gradients, and so much comes of its rows."""
+    graph = trace(Narrow(WIDTH, ROWS).double(), (ids_of(shares, 0),))
+    counts = RowCounts(zipf=1.0)
+    problem = make_problem(graph, slow(4), precision="fp64", optimizer="adam", rows=counts)
+    plan = build_plan(problem, uniform_choice(problem, dp_shard=2, tp=2))
+    stage = replace(plan.stages[0], batch_shares=shares)
+    plan = replace(plan, stages=(stage,))
+    plan = replace(plan, predicted=predict_plan(problem, plan))
+    plan = next(x for x in variants(problem, plan) if "owned_rows" in forms_of(x).values())
+    said = plan.stages[0].by_parameter["words.weight"]
+    (table,), each = tables_of(graph), max(shares)
+    assert said.sync
+    drawn = counts.distinct("words.weight", ROWS, each)
+    assert drawn and said.sync.settings["rows_each"] == pytest.approx(drawn / ROWS, rel=1e-3)
+    assert said.sync.settings["row_bytes"] == table.row_bytes // 2 == 16
+    form = replace(said.sync, settings={**said.sync.settings, "rows_each": each / ROWS})
+    own = {"words.weight": replace(said, sync=form)}
+    plan = in_detail(
+        problem, replace(plan, stages=(replace(plan.stages[0], by_parameter=own),))
+    )  # fmt: skip
+    assert plan.predicted and plan.predicted.detail
+    traffic = plan.predicted.detail.kinds[0].traffic
+    expected = {t.purpose: t.nbytes for t in traffic if t.axis == "dp_shard"}
+    found = run_ranks(4, sent_and_received, plan, shares)
+    assert found[0]["gradients"][0] == expected["gradients"] == each // 2 * (16 + 8)
+    numbers = each // 2 * 8  # it asks by them, and rows come
+    assert found[0]["parameters"][1] - (shares[1] // 2) * 8 + numbers == expected["parameters"]
+
+
+def test_copies_of_owners_send_no_more() -> None:
+    """What a rank hands in goes among owners only."""
+    shares = (4, 4, 4, 4)
+    graph = trace(Narrow(WIDTH, ROWS).double(), (ids_of(shares, 0),))
+    problem = make_problem(graph, slow(4), precision="fp64", optimizer="adam")
+    plan = build_plan(problem, uniform_choice(problem, dp_replicate=2, dp_shard=2))
+    form = FormChoice(
+        form="owned_rows", settings={"ids": "0", "rows_each": 4 / ROWS, "row_bytes": 32}
+    )
+    own = {"words.weight": ParameterChoice(zero=1, sync=form)}
+    plan = replace(plan, stages=(replace(plan.stages[0], by_parameter=own),))
+    plan = in_detail(problem, replace(plan, predicted=predict_plan(problem, plan)))
+    assert plan.predicted and plan.predicted.detail
+    traffic = plan.predicted.detail.kinds[0].traffic
+    found = {t.purpose: t.nbytes for t in traffic if t.axis == "dp_shard"}
+    assert found == {"gradients": 2 * (32 + 8), "parameters": 2 * (32 + 8)}
+
+
+def test_rows_of_one_value_are_rows() -> None:
+    """A model axis may leave as much of them."""
+    assert has_rows(torch.ones(5, 1)) and not has_rows(torch.ones(5))
