@@ -105,7 +105,7 @@ def planned(case: Case) -> Plan:
     return replace(plan, stages=(replace(plan.stages[0], sync=sync),))
 
 
-def trained(case: Case, steps: int, seed: int) -> tuple[float, float]:
+def trained(case: Case, steps: int, seed: int, rate: float = LR) -> tuple[float, float]:
     """Bytes in a step, and the loss on what was left out; on one rank, every rank calls it."""
     words, own = stream(), model(seed)
     draw = torch.Generator().manual_seed(100 + seed)
@@ -113,8 +113,9 @@ def trained(case: Case, steps: int, seed: int) -> tuple[float, float]:
     starts = torch.randint(0, last - BEFORE, (steps, RANKS * EACH), generator=draw)
     first = batch(words, starts[0])
     job = compile_job(
-        own, planned(case), optimizer="sgd", lr=LR, device="cpu", example_inputs=first, check=False
-    )
+        own, planned(case), optimizer="sgd", lr=rate, device="cpu", check=False,
+        example_inputs=first,
+    )  # fmt: skip
     with counted(job) as sent:
         for step in range(steps):
             job.step(batch(words, starts[step]))

@@ -47,16 +47,14 @@ def detail_of(tables: CostTables, plan: Plan, cap_bytes: int | None = None) -> D
     assert found.prediction.breakdown
     overhead_s = found.prediction.step_s - stepped.step_s
     actions, walked = _actions(found.stepped.timeline), Walked()
+    named = [names_forms(stage) for stage in plan.stages]
     stages = [
         _stage(
-            found,
-            i,
-            actions[i],
-            stage_traffic(tables, plan, i, costs, model, walked),
-            messages_of(tables, plan, i, costs, model) if names_forms(plan.stages[i]) else (),
+            found, i, actions[i], stage_traffic(tables, plan, i, costs, model, walked),
+            messages_of(tables, model, plan.num_microbatches) if named[i] else (),
         )
         for i, (costs, model) in enumerate(zip(found.costs, found.models, strict=True))
-    ]
+    ]  # fmt: skip
     kinds = tuple({repr(stage): stage for stage in stages}.values())
     return Detail(
         blocks=tuple(BlockName(name=b.name, pattern=b.pattern) for b in tables.graph.blocks),

@@ -1,7 +1,6 @@
 """Messages among the replicas of a stage, row by row of what its forms of synchronisation do, and
 what of them nothing hides."""
 
-from collections.abc import Iterable
 from dataclasses import replace
 from math import ceil
 
@@ -9,14 +8,12 @@ from meshwright.costmodel.comm.volume import replica_sends
 from meshwright.costmodel.cost_cache import CostTables
 from meshwright.costmodel.simulate.compiled_schedule import LAST, B, F
 from meshwright.costmodel.stage.late import late_of, unhidden_s
-from meshwright.costmodel.stage.placement import StageCosts, slowdown
+from meshwright.costmodel.stage.placement import slowdown
 from meshwright.costmodel.stage.program import IDLE, play
 from meshwright.costmodel.stage.stage_model import StageModel
 from meshwright.costmodel.stage.sync import Sync
 from meshwright.forms.exchange import Event, Send
 from meshwright.ir.plan.detail import NEXT_FORWARD, SyncMessage
-from meshwright.ir.plan.parameters import groups_of
-from meshwright.ir.plan.plan import Plan, Stage
 
 _WHEN = {
     Event.BEFORE_FORWARD: "before blocks run",
@@ -28,17 +25,13 @@ _WHEN = {
 }
 
 
-def messages_of(
-    tables: CostTables, plan: Plan, index: int, costs: StageCosts, model: StageModel
-) -> tuple[SyncMessage, ...]:
-    """Returns what one rank of stage `index` sends its replicas in a step."""
-    sync, times = model.sync, plan.num_microbatches
+def messages_of(tables: CostTables, model: StageModel, times: int) -> tuple[SyncMessage, ...]:
+    """Returns what one rank of a stage sends its replicas in a step of so many micro-batches."""
+    sync = model.sync
     # Processes that share cores hide nothing from each other.
     hides = slowdown(tables.cluster) <= 1.0
     update_s = model.optimizer.seconds + sync.overheads.step_s
     found: list[tuple[Event, SyncMessage]] = []
-    paths = dict.fromkeys([tables.graph.tensors[name].fqn for name in costs.cost.params])
-    names = _names(plan.stages[index], paths)
     whole_s = None
     for number, send, sent in replica_sends(sync, times):
         if not sent:
@@ -48,17 +41,18 @@ def messages_of(
         without_s = _step_s(replace(sync, free=frozenset([(number, send)])), times, update_s)
         seconds = sum([one.seconds for one in sent])
         message = SyncMessage(
-            form=names[number], what=send.what, primitive=send.primitive.value, axis=send.axis,
-            when=_when(send), link=sent[0].link, nbytes=ceil(sum([one.nbytes for one in sent])),
-            seconds=_short(seconds), exposed_s=_short(whole_s - without_s if hides else seconds),
-        )  # fmt: skip
+            form=sync.groups[number].exchange.form,
+            what=send.what,
+            primitive=send.primitive.value,
+            axis=send.axis,
+            when=_when(send),
+            link=sent[0].link,
+            nbytes=ceil(sum([one.nbytes for one in sent])),
+            seconds=_short(seconds),
+            exposed_s=_short(whole_s - without_s if hides else seconds),
+        )
         found.append((send.at, message))
     return tuple(message for _, message in sorted(found, key=lambda pair: pair[0]))
-
-
-def _names(stage: Stage, paths: Iterable[str]) -> list[str]:
-    """The form of each group of a stage's parameters, in the order of its `Sync`."""
-    return [group.stage.sync_form for group in groups_of(stage, paths)]
 
 
 def _when(send: Send) -> str:

@@ -91,8 +91,8 @@ class MarkedRows(SyncRun):
     def _rows(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Views of a tensor: [rows, values of a row], and what is left."""
         flat = x.view(-1)
-        width = self._block or flat.numel() // max(1, x.shape[0])
-        used = flat.numel() // max(1, width) * width
+        width = self._block or max(1, flat.numel() // max(1, x.shape[0]))
+        used = flat.numel() // width * width
         return flat[:used].view(-1, width), flat[used:]
 
     def _start(self, x: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Waitable:

@@ -16,6 +16,8 @@ class SlowWire:
     waits for it waits until that time is over, one message after the other as on a wire."""
 
     seconds: Callable[[What], float]
+    now: Callable[[], float] = time.perf_counter
+    sleep: Callable[[float], None] = time.sleep
     free: float = 0.0
     """When it is done with all that has begun."""
     waited: list[float] = field(default_factory=list)
@@ -23,7 +25,7 @@ class SlowWire:
 
     def begins(self, what: What) -> float:
         """Takes a message; returns when it will have arrived."""
-        self.free = max(self.free, time.perf_counter()) + self.seconds(what)
+        self.free = max(self.free, self.now()) + self.seconds(what)
         return self.free
 
 
@@ -36,17 +38,17 @@ class _Slow:
     ends: float
 
     def wait(self) -> Any:
-        begun = time.perf_counter()
+        wire, begun = self.wire, self.wire.now()
         found = self.work.wait()
-        time.sleep(max(0.0, self.ends - time.perf_counter()))
-        self.wire.waited.append(time.perf_counter() - begun)
+        wire.sleep(max(0.0, self.ends - wire.now()))
+        wire.waited.append(wire.now() - begun)
         return found
 
 
 @contextmanager
-def slowed(job: Any, seconds: Callable[[What], float]) -> Iterator[SlowWire]:
+def slowed(job: Any, wire: SlowWire) -> Iterator[SlowWire]:
     """Puts a wire in the way of what a job sends and waits for later."""
-    wire, pending = SlowWire(seconds), job.recorder.pending
+    pending = job.recorder.pending
 
     def late(what: What, work: Waitable, start: Any) -> Any:
         return pending(what, _Slow(work, wire, wire.begins(what)), start)

@@ -46,7 +46,7 @@ def plan_of(
 
 def sent(of: Problem, plan: Plan) -> tuple[SyncMessage, ...]:
     found = estimate_all(of.graph, of.cluster, plan, of.tables)
-    return messages_of(of.tables, plan, 0, found.costs[0], found.models[0])
+    return messages_of(of.tables, found.models[0], plan.num_microbatches)
 
 
 def step_s(of: Problem, plan: Plan) -> float:

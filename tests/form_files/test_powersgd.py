@@ -260,6 +260,21 @@ def test_what_goes_is_two_thin_matrices() -> None:
     assert said == ceil(sum(wanted))  # in a ring of two, each sends as much as there is
 
 
+def test_matrices_that_are_split_over_a_model_axis() -> None:
+    """Each rank has thin ones of its part, whose shape the price knows; full rank is exact."""
+    sizes = {"dp_replicate": 2, "tp": 2}
+    problem = make_problem(graph(), Cluster.local(4), precision="fp64", optimizer="sgd")
+    plan = plan_of(4, sizes=sizes, rank=1, gain=1.0)
+    found = run_ranks(4, sent_by, plan)
+    (kind,) = detail_of(problem.tables, plan).kinds
+    (said,) = [t.nbytes for t in kind.traffic if t.purpose == "gradients" and t.axis == "dp"]
+    assert sum(found[0][1]) == said
+    whole = sum(x.numel() for x in model().parameters())
+    assert said < 0.6 * 8 * whole / 2, "parts of matrices are split"
+    plan = plan_of(4, sizes=sizes, rank=2**20, gain=0.0)
+    assert_equal(run_ranks(4, trained, plan)[0], alone(plain))
+
+
 def test_thin_matrices_of_some_parameters_only() -> None:
     """Beside others, whose gradients go whole."""
     plan = plan_of(2, rank=1, gain=1.0)

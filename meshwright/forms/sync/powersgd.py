@@ -182,7 +182,7 @@ class _Matrix:
         return found.view(found.shape[0], -1)
 
 
-class _Bucket:
+class _ThinBucket:
     """Parameters that move together: what goes first, and what then, each in a flat tensor."""
 
     def __init__(self, slots: Sequence[Slot], how: _How) -> None:
@@ -218,9 +218,9 @@ class _LowRank(SyncRun):
         self.held = held_whole(slots, lines)
         shared = lines.replicas.group is not None
         groups = buckets(self._slots, BUCKET_BYTES) if shared else []
-        self._buckets = [_Bucket(group, how) for group in groups]
+        self._buckets = [_ThinBucket(group, how) for group in groups]
         self._matrices = [m for bucket in self._buckets for m in bucket.matrices]
-        self._works: dict[_Bucket, list[Waitable]] = {}
+        self._works: dict[_ThinBucket, list[Waitable]] = {}
         self._steps = 0
         self._draw(0)
 
@@ -239,7 +239,7 @@ class _LowRank(SyncRun):
                 self._start(bucket)
 
     @torch.no_grad()
-    def _start(self, bucket: _Bucket) -> None:
+    def _start(self, bucket: _ThinBucket) -> None:
         if not self._thin:
             self._works[bucket] = [self._sum(_gradient(slot)) for slot in bucket.slots]
             return
@@ -266,7 +266,7 @@ class _LowRank(SyncRun):
         for bucket in self._buckets:
             if bucket not in self._works:
                 self._start(bucket)
-        moving: list[tuple[_Bucket, Waitable]] = []
+        moving: list[tuple[_ThinBucket, Waitable]] = []
         for bucket, works in self._works.items():
             for work in works:
                 work.wait()
