@@ -5,8 +5,8 @@ python -m benchmarks.row_forms [--cases 100] [--width 512] [--tokens 2048]
 First, on the words of this interpreter's own library as a stream of tokens (identifiers of
 Lib/*.py and Lib/*/*.py, in order of files): bytes that a rank sends in a step of so many tokens on
 each rank, by the table's gradient whole (all-reduced in a ring), rows and numbers gathered from
-all, packed rows with a bit for each row (`packed_rows`), distinct rows to their owners and back
-with their numbers (`owned_rows`; `late_rows` sends a byte more for each), and the same of every
+all, packed rows with a bit for each row (`packed_rows`), distinct rows to their owners and back,
+and their numbers (`owned_rows`; `late_rows` sends a byte more for each), and the same of every
 token. Rows are counted, step by step.
 
 Then, random tables, batches and frequencies on a wire so slow that nothing else counts: how often
@@ -46,8 +46,8 @@ def sent_bytes(ranks: int, rows: int, row: int, union: float, each: float) -> di
         "": 2 * others * rows * row,
         "gathered_rows": (ranks - 1) * each * (row + 8),
         "packed_rows": 2 * others * (union * row + rows / 8),
-        "owned_rows": 2 * others * each * (row + 8),
-        "late_rows": 2 * others * each * (row + 8) + others * each,
+        "owned_rows": others * each * (2 * row + 8),
+        "late_rows": others * each * (2 * row + 8 + 1),
     }
 
 

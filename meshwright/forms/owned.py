@@ -3,25 +3,37 @@ has all of a table."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from meshwright.forms.flat import chunk_rows, held_whole, sum_over_copies
+from meshwright.forms.flat import chunk_rows, frozen, held_whole, sum_over_copies, trainable
 from meshwright.forms.rows import torn_rows
 from meshwright.forms.running import Held, LaterStep, Lines, Samples, Slot, SyncRun
+from meshwright.forms.sync import IDS
 from meshwright.ir.comm.collective import What
 from meshwright.ir.comm.p2p_collectives import Waitable
 from meshwright.ir.errors import PlanError
+from meshwright.ir.plan.plan import Stage
 from meshwright.ir.profile.measured import Purpose
 
 
-def check_whole(form: str, slots: Sequence[Slot]) -> None:
-    """PlanError for a table of which model axes split rows, or that has none."""
-    for slot in slots:
-        if slot.whole.ndim < 2 or slot.whole.shape[0] != slot.param.global_shape[0]:
-            raise PlanError(str(torn_rows(form, slot.param.fqn)))
+def owned_tables(
+    form: str, groups: Sequence[tuple[Sequence[Slot], Stage]], lines: Lines
+) -> tuple[list["OwnedTable"], list[Slot]]:
+    """Returns the tables of groups of which the stage says different settings, and what is not
+    trained. PlanError for a table of which model axes split rows, or that has none."""
+    tables, still = [], []
+    for slots, stage in groups:
+        ids = str(stage.sync.settings.get(IDS, "")) if stage.sync else ""
+        for slot in slots:
+            if slot.whole.ndim < 2 or slot.whole.shape[0] != slot.param.global_shape[0]:
+                raise PlanError(str(torn_rows(form, slot.param.fqn)))
+        tables += [OwnedTable(form, slot, ids, lines) for slot in trainable(slots)]
+        still += frozen(slots)
+    return tables, still
 
 
 class OwnedTable:
@@ -32,7 +44,7 @@ class OwnedTable:
         size, whole = lines.shards.size, slot.whole.detach()
         self.slot, self.path = slot, slot.param.fqn
         self._form, self._ids = form, ids
-        self.count, self.chunk = slot.rows, -(-slot.rows // size)
+        self.count, self.owners, self.chunk = slot.rows, size, -(-slot.rows // size)
         self.start, self.stop = chunk_rows(slot.rows, size, lines.shards.coordinate)
         self.shard = nn.Parameter(whole[self.start : self.stop].clone())
         primary = lines.is_primary(slot.param, "dp_replicate")
@@ -140,6 +152,41 @@ class Arriving:
         return [found[table] for table in sorted(found)]
 
 
+_Counts = Sequence[Sequence[int]]
+"""Of each table, rows of each rank."""
+_Start = Callable[[Sequence[Tensor], _Counts, _Counts], Arriving]
+
+
+class _Asking:
+    """Telling owners which of their rows this rank wants: how many, then their numbers. What it
+    takes goes on beside what is called in between."""
+
+    def __init__(self, start: _Start, tables: Sequence[OwnedTable], rows: Sequence[Tensor]) -> None:
+        size, self._start, self._rows = tables[0].owners, start, rows
+        mine = torch.stack([
+            torch.bincount(own // table.chunk, minlength=size)
+            for table, own in zip(tables, rows, strict=True)
+        ])  # fmt: skip
+        ones = [1] * size
+        self._owned: list[list[int]] = mine.tolist()
+        self._theirs = start([mine.T.contiguous()], [ones], [ones])
+        self._numbers: Arriving | None = None
+
+    def tell_numbers(self) -> Arriving:
+        """Owners get to know them, once they know how many."""
+        if self._numbers is None:
+            (theirs,) = self._theirs.values()
+            self._counts: list[list[int]] = theirs.T.tolist()
+            self._numbers = self._start(self._rows, self._owned, self._counts)
+        return self._numbers
+
+    def end(self) -> list[Asked]:
+        """What they know, when they know all."""
+        found = self.tell_numbers().values()
+        each = zip(self._rows, self._owned, found, self._counts, strict=True)
+        return [Asked(*one) for one in each]
+
+
 class OwnedRows(SyncRun):
     """Tables of which each rank of dp_shard steps some rows, in turn."""
 
@@ -153,8 +200,8 @@ class OwnedRows(SyncRun):
         self._by_path = {table.path: table for table in self._tables}
         self._asked: list[Asked] = []
         """Of the rows that blocks have; empty where they have none."""
-        self._next: list[Tensor] | None = None
-        """Rows that the next batch reads, if that is known; of each table, as all of these."""
+        self._asking: _Asking | None = None
+        """About rows that the next batch reads, if that is known, while this one is trained on."""
         self._announced = False
         """They have come after the last step."""
 
@@ -165,7 +212,8 @@ class OwnedRows(SyncRun):
     def begin(self, batch: Samples | None = None, next_batch: Samples | None = None) -> None:
         for table in self._tables:
             table.slot.whole.grad = table.shard.grad = None
-        announced, self._announced, self._next = self._announced, False, None
+        announced, self._announced = self._announced, False
+        self._ask_no_more()
         if batch is None:  # gradients are cleared, and nothing runs
             self._drop()
             return
@@ -174,13 +222,23 @@ class OwnedRows(SyncRun):
             self._are_here(rows)
         else:
             self._fetch(rows)
-        self._next = None if next_batch is None else self._read(next_batch)
+        self._ask_ahead(next_batch)
 
     def more(self, batch: Samples | None = None, next_batch: Samples | None = None) -> None:
-        self._next = None
+        self._ask_no_more()
         if batch is not None:
             self.look_up(batch)
-            self._next = None if next_batch is None else self._read(next_batch)
+            self._ask_ahead(next_batch)
+
+    def _ask_ahead(self, next_batch: Samples | None) -> None:
+        if next_batch is not None:
+            self._asking = self._begin_to_ask(self._read(next_batch), "parameters")
+
+    def _ask_no_more(self) -> None:
+        """What was asked for is of no use."""
+        if self._asking is not None:
+            self._asking.end()
+        self._asking = None
 
     def look_up(self, batch: Samples) -> None:
         before = [(t.here, t.slot.whole.grad) for t in self._tables]
@@ -207,6 +265,8 @@ class OwnedRows(SyncRun):
     @torch.no_grad()
     def finish(self) -> None:
         asked = self._asked or self._ask([table.here for table in self._tables], "gradients")
+        if self._asking is not None:
+            self._asking.tell_numbers()  # beside the gradients
         values = self._exchange(
             [table.gradient() for table in self._tables], [one.owned for one in asked],
             [one.counts for one in asked], "gradients",
@@ -217,11 +277,12 @@ class OwnedRows(SyncRun):
             sum_over_copies(table.shard.grad, self._lines)
 
     def updated(self, later: Callable[[], LaterStep]) -> None:
-        self._announced = self._next is not None
-        if self._next is not None:
-            self._fetch(self._next)
-        else:
+        self._announced = self._asking is not None
+        if self._asking is None:
             self._drop()
+        else:
+            asking, self._asking = self._asking, None
+            self._answer(asking.end())
 
     def written(self) -> None:
         self._announced = False
@@ -249,38 +310,20 @@ class OwnedRows(SyncRun):
             table.put(one.rows, came)
 
     def _ask(self, rows: Sequence[Tensor], purpose: Purpose) -> list[Asked]:
-        """Tells owners numbers of their rows that this rank wants."""
-        if not rows:
-            return []
-        size = self._peers.size
-        mine = torch.stack([
-            torch.bincount(own // table.chunk, minlength=size)
-            for table, own in zip(self._tables, rows, strict=True)
-        ])  # fmt: skip
-        ones = [1] * size
-        (theirs,) = self._exchange([mine.T.contiguous()], [ones], [ones], purpose)
-        owned, counts = mine.tolist(), theirs.T.tolist()
-        found = self._exchange(rows, owned, counts, purpose)
-        return [Asked(*one) for one in zip(rows, owned, found, counts, strict=True)]
+        """Owners get to know numbers of their rows that this rank wants."""
+        return self._begin_to_ask(rows, purpose).end()
+
+    def _begin_to_ask(self, rows: Sequence[Tensor], purpose: Purpose) -> _Asking:
+        return _Asking(partial(self._start, purpose=purpose), self._tables, rows)
 
     def _exchange(
-        self,
-        rows: Sequence[Tensor],
-        sent: Sequence[Sequence[int]],
-        received: Sequence[Sequence[int]],
-        purpose: Purpose,
+        self, rows: Sequence[Tensor], sent: _Counts, received: _Counts, purpose: Purpose
     ) -> list[Tensor]:
         """Returns the rows that came, as `_start` sends them."""
-        return self._start(rows, sent, received, purpose, waits=True).values()
+        return self._start(rows, sent, received, purpose).values()
 
     def _start(
-        self,
-        rows: Sequence[Tensor],
-        sent: Sequence[Sequence[int]],
-        received: Sequence[Sequence[int]],
-        purpose: Purpose,
-        *,
-        waits: bool = False,
+        self, rows: Sequence[Tensor], sent: _Counts, received: _Counts, purpose: Purpose
     ) -> Arriving:
         """Sends rows of each table to each rank in turn, so many as `sent` says, all tables of a
         dtype in one message; so many as `received` says come."""
@@ -288,19 +331,17 @@ class OwnedRows(SyncRun):
         for dtype in dict.fromkeys(x.dtype for x in rows):
             own = [index for index, x in enumerate(rows) if x.dtype == dtype]
             out, into = ([counts[index] for index in own] for counts in (sent, received))
-            messages.append(
-                self._message(own, [rows[i].detach() for i in own], out, into, purpose, waits)
-            )
+            values = [rows[index].detach() for index in own]
+            messages.append(self._message(own, values, out, into, purpose))
         return Arriving(messages)
 
     def _message(
         self,
         tables: list[int],
         rows: Sequence[Tensor],
-        sent: Sequence[Sequence[int]],
-        received: Sequence[Sequence[int]],
+        sent: _Counts,
+        received: _Counts,
         purpose: Purpose,
-        waits: bool,
     ) -> _Message:
         """One message to each rank: its rows of each table, one after the other."""
         peers, shapes = self._peers, [tuple(x.shape[1:]) for x in rows]
@@ -317,13 +358,8 @@ class OwnedRows(SyncRun):
         came = flat.new_empty(sum(sizes))
         what = What(purpose, self._lines.stage, peers.axis, "all_to_all", flat.nbytes, peers.size)
         comes, goes = list(map(sum, into)), list(map(sum, out))
-        recorder = self._lines.recorder
-        if waits:
-            with recorder.collective(what):
-                dist.all_to_all_single(came, flat, comes, goes, group=peers.group)
-            return _Message(tables, came, sizes, shapes, flat, None)
-        start = recorder.mark()
+        start = self._lines.recorder.mark()
         work = dist.all_to_all_single(came, flat, comes, goes, group=peers.group, async_op=True)
         assert work is not None
-        pending = recorder.pending(what, work, start)
+        pending = self._lines.recorder.pending(what, work, start)
         return _Message(tables, came, sizes, shapes, flat, pending)

@@ -94,6 +94,11 @@ def test_given_bags_of_any_length_are_never_cut(kind: str, forms: str) -> None:
     check(of_bags, kind, forms, micro=1, ranks=3, optimizer="sgd")
 
 
+def test_sparse_gradients_are_asked_for() -> None:
+    """A form says what goes of a gradient, not the module."""
+    check({"mode": "sum", "sparse": True}, "even", "owned", optimizer="sgd")
+
+
 def test_gradients_by_frequency() -> None:
     """Counted over all replicas."""
     check({"mode": "sum", "scale_grad_by_freq": True}, "even", "dense", micro=1)

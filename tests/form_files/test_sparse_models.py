@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import meshwright as mw
 from meshwright.forms.rows import has_rows
-from meshwright.forms.sync import findings, for_tables
+from meshwright.forms.sync import findings, for_tables, zero_of_tables
 from meshwright.forms.tables import table_findings
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
@@ -102,12 +102,16 @@ def test_rows_that_model_axes_split_are_no_table_of_owners() -> None:
         constraints=("dp=2", "tp=2"),
     )  # fmt: skip
     splits = [x.parameters["weight"]["tp"] for x in plan.layouts if x.pattern == "words"]
-    assert splits == ["S(0)"] and forms_of(plan) == {"words.weight": "packed_rows"}
+    assert splits == ["S(0)"] and not zero_of_tables(forms_of(plan)["words.weight"])
     problem = make_problem(graph, slow(4), optimizer="adam", precision="fp64", rows=counts)
     (stage,) = plan.stages
     stage = replace(stage, by_parameter={}, mesh={**stage.mesh, "dp_replicate": 1, "dp_shard": 2})
-    tried = [forms_of(x) for x in variants(problem, replace(plan, stages=(stage,)))]
-    assert tried == [{"words.weight": "packed_rows"}]
+    tried = [
+        form
+        for found in variants(problem, replace(plan, stages=(stage,)))
+        for form in forms_of(found).values()
+    ]
+    assert set(tried) == {form for form in for_tables() if not zero_of_tables(form)}
     form = FormChoice(form="owned_rows", settings={"ids": "0"})
     said = {"words.weight": ParameterChoice(zero=1, sync=form)}
     wrong = replace(plan, stages=(replace(stage, by_parameter=said),))
@@ -200,9 +204,9 @@ def test_bytes_are_those_of_the_plan(shares: tuple[int, ...]) -> None:
     )  # fmt: skip
     assert plan.predicted and plan.predicted.detail
     traffic = plan.predicted.detail.kinds[0].traffic
-    expected = {t.purpose: t.nbytes for t in traffic if t.axis == "dp_shard"}
+    expected = {t.purpose: t.nbytes for t in traffic if t.form == "owned_rows"}
     found = run_ranks(4, sent_and_received, plan, shares)
-    assert found[0]["gradients"][0] == expected["gradients"] == each // 2 * (16 + 8)
+    assert found[0]["gradients"][0] == expected["gradients"] == each // 2 * 16
     numbers = each // 2 * 8  # it asks by them, and rows come
     assert found[0]["parameters"][1] - (shares[1] // 2) * 8 + numbers == expected["parameters"]
 
@@ -222,7 +226,7 @@ def test_copies_of_owners_send_no_more() -> None:
     assert plan.predicted and plan.predicted.detail
     traffic = plan.predicted.detail.kinds[0].traffic
     found = {t.purpose: t.nbytes for t in traffic if t.axis == "dp_shard"}
-    assert found == {"gradients": 2 * (32 + 8), "parameters": 2 * (32 + 8)}
+    assert found == {"gradients": 2 * 32, "parameters": 2 * (32 + 8)}
 
 
 def test_rows_of_one_value_are_rows() -> None:
@@ -244,15 +248,12 @@ def late_plan(prior: float, limit: float | None = None) -> Plan:
 
 
 def test_bytes_of_late_rows() -> None:
-    """Numbers of rows go first, and a byte comes back for each."""
+    """Owners answer for each row of a step with a byte."""
     plan = late_plan(0.5)
     assert plan.predicted and plan.predicted.detail
     traffic = plan.predicted.detail.kinds[0].traffic
-    table = {"gradients": 4 * (32 + 9), "parameters": 4 * (32 + 8)}
-    dense = sum(x.numel() for n, x in Narrow(WIDTH, ROWS).named_parameters() if "words" not in n)
-    ring = {"gradients": dense * 8 // 2, "parameters": dense * 8 // 2}
-    found = {t.purpose: t.nbytes for t in traffic if t.axis == "dp_shard"}
-    assert found == {name: table[name] + ring[name] for name in table}
+    table = {"gradients": 4 * (32 + 1), "parameters": 4 * (32 + 8)}
+    assert {t.purpose: t.nbytes for t in traffic if t.form == "late_rows"} == table
     counted = run_ranks(2, sent_and_received, plan, (8, 8), True)
     for rank in (0, 1):
         assert {name: both[0] for name, both in counted[rank].items()} == table

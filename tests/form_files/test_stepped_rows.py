@@ -8,7 +8,7 @@ import pytest
 
 from meshwright.cli import app, main
 from meshwright.forms import sync
-from meshwright.forms.sync import findings
+from meshwright.forms.sync import findings, for_tables, zero_of_tables
 from meshwright.forms.updates import UPDATES, Reach, update
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.plan import plan_io
@@ -74,4 +74,4 @@ def test_what_looks_at_more_is_refused(reach: Reach, monkeypatch: pytest.MonkeyP
         for variant in variants(problem, whole)
         for choice in variant.stages[0].by_parameter.values() if choice.sync
     }  # fmt: skip
-    assert tried == {"packed_rows"}
+    assert tried == {form for form in for_tables() if not zero_of_tables(form)}

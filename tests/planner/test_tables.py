@@ -152,23 +152,10 @@ def test_search_sends_the_rows_that_occur() -> None:
     assert slow and slow.form == "late_rows" and slow.settings["ids"] == "0"
     again = counts.again("words.weight", 200_000, 48 // 4, 48)
     assert slow.settings["prior"] == pytest.approx(again, rel=1e-3)
-    limited = found(wire=1e5, rows=counts, max_grad_norm=1.0)
-    own = limited.stages[0].by_parameter["words.weight"].sync
-    assert own and own.form == "owned_rows", "a limit of the norm lets none be late"
-
-
-def test_what_is_read_again_is_what_is_drawn() -> None:
-    draw = np.random.default_rng(0)
-    share = np.arange(1, 1001, dtype=float) ** -1.1
-    share /= share.sum()
-    for lookups, others in ((20, 80), (300, 300), (300, 2000)):
-        real = []
-        for _ in range(100):
-            own = np.unique(draw.choice(1000, size=lookups, p=share))
-            real.append(np.isin(own, draw.choice(1000, size=others, p=share)).mean())
-        found = RowCounts(zipf=1.1).again("a", 1000, lookups, others)
-        assert found == pytest.approx(np.mean(real), rel=0.05)
-    assert RowCounts().again("a", 10, 1, 1) is None
+    limited = found(wire=1e5, rows=counts, max_grad_norm=1.0).stages[0].by_parameter["words.weight"]
+    assert limited.sync and limited.sync.form == "owned_rows", (
+        "none is late where a norm is limited"
+    )
 
 
 def test_it_is_said_what_whole_tables_would_cost() -> None:
@@ -195,6 +182,20 @@ def test_every_table_has_its_form_where_pins_rule_one_out() -> None:
     forms = {path: c.sync.form for path, c in plan.stages[0].by_parameter.items() if c.sync}
     assert forms.keys() == {"words.weight", "marks.weight"}
     assert not any(c.zero for c in plan.stages[0].by_parameter.values())
+
+
+def test_what_is_read_again_is_what_is_drawn() -> None:
+    draw = np.random.default_rng(0)
+    share = np.arange(1, 1001, dtype=float) ** -1.1
+    share /= share.sum()
+    for lookups, others in ((20, 80), (300, 300), (300, 2000)):
+        real = []
+        for _ in range(100):
+            own = np.unique(draw.choice(1000, size=lookups, p=share))
+            real.append(np.isin(own, draw.choice(1000, size=others, p=share)).mean())
+        found = RowCounts(zipf=1.1).again("a", 1000, lookups, others)
+        assert found == pytest.approx(np.mean(real), rel=0.05)
+    assert RowCounts().again("a", 10, 1, 1) is None
 
 
 def test_the_facade_takes_a_file(tmp_path: Path) -> None:

@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from meshwright.forms.exchange import Event, Exchange, Hold, Send
-from meshwright.forms.flat import frozen, trainable
-from meshwright.forms.owned import Arriving, Asked, OwnedRows, OwnedTable, check_whole
+from meshwright.forms.owned import Arriving, Asked, OwnedRows, OwnedTable, owned_tables
 from meshwright.forms.running import LaterStep, Lines, ParameterStore, Samples, Slot, SyncRun
 from meshwright.forms.settings import FormSettings, Known, Number, Text, wrong_settings
 from meshwright.ir.layout.conversions import Primitive
@@ -105,15 +104,7 @@ def build(slots: Sequence[Slot], lines: Lines, stage: Stage, store: ParameterSto
 def build_together(groups: Sequence[tuple[Sequence[Slot], Stage]], lines: Lines) -> SyncRun:
     """Returns what runs the form for groups of which the stage says different settings: rows of all
     tables go in one message. Errors are those of `build`."""
-    tables, still = [], []
-    for slots, stage in groups:
-        told = FormSettings(_SETTINGS, stage.sync.settings if stage.sync else {})
-        check_whole("late_rows", slots)
-        tables += [
-            OwnedTable("late_rows", slot, told.word("ids"), lines) for slot in trainable(slots)
-        ]
-        still += frozen(slots)
-    return _LateRows(tables, still, lines)
+    return _LateRows(*owned_tables("late_rows", groups, lines), lines)
 
 
 @dataclass(eq=False)
@@ -170,10 +161,10 @@ class _LateRows(OwnedRows):
     @torch.no_grad()
     def finish(self) -> None:
         self.settle()
-        if self._next is None or not (self._holds_back and self._has_stepped):
+        if self._asking is None or not (self._holds_back and self._has_stepped):
             super().finish()
             return
-        self._coming = self._ask(self._next, "parameters")
+        self._coming, self._asking = self._asking.end(), None
         self._split()
         for table in self._tables:
             table.slot.whole.grad = table.shard.grad = None

@@ -15,8 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from meshwright.forms.exchange import Event, Exchange, Hold, Send
-from meshwright.forms.flat import frozen, trainable
-from meshwright.forms.owned import OwnedRows, OwnedTable, check_whole
+from meshwright.forms.owned import OwnedRows, owned_tables
 from meshwright.forms.running import Lines, ParameterStore, Slot, SyncRun
 from meshwright.forms.settings import FormSettings, Known, Number, Text, wrong_settings
 from meshwright.ir.layout.conversions import Primitive
@@ -79,12 +78,4 @@ def build(slots: Sequence[Slot], lines: Lines, stage: Stage, store: ParameterSto
 def build_together(groups: Sequence[tuple[Sequence[Slot], Stage]], lines: Lines) -> SyncRun:
     """Returns what runs the form for groups of which the stage says different settings: rows of all
     tables go in one message. Errors are those of `build`."""
-    tables, still = [], []
-    for slots, stage in groups:
-        told = FormSettings(_SETTINGS, stage.sync.settings if stage.sync else {})
-        check_whole("owned_rows", slots)
-        tables += [
-            OwnedTable("owned_rows", slot, told.word("ids"), lines) for slot in trainable(slots)
-        ]
-        still += frozen(slots)
-    return OwnedRows(tables, still, lines)
+    return OwnedRows(*owned_tables("owned_rows", groups, lines), lines)
