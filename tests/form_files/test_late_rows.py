@@ -10,6 +10,7 @@ from torch import Tensor
 
 from meshwright.forms.sync import findings
 from meshwright.ir.errors import PlanError
+from meshwright.ir.graph.graph import Fusion
 from meshwright.ir.plan.plan import Plan
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.testing.spawn import alone, run_ranks
@@ -112,10 +113,12 @@ def _scheduled(plan: Plan | None) -> Any:
     return losses, state
 
 
-def test_late_rows_take_their_own_step() -> None:
-    """With its scale and its rate, not with those of the step in which they arrive."""
-    found = run_ranks(2, _scheduled, plan_of(2, "adamw", form="late_rows"))[0]
-    assert_equal(found, alone(_scheduled, None))
+@pytest.mark.parametrize("kernels", [(), (Fusion("bucket_update", 1),)])
+def test_late_rows_take_their_own_step(kernels: tuple[Fusion, ...]) -> None:
+    """With its scale and its rate, not with those of the step in which they arrive; a kernel that
+    steps scales what it reads."""
+    plan = replace(plan_of(2, "adamw", form="late_rows"), kernels=kernels)
+    assert_equal(run_ranks(2, _scheduled, plan)[0], alone(_scheduled, None))
 
 
 def _lied(plan: Plan) -> str:
