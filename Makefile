@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE := 1
 # torch again, for 6 s, where the shell forbids to keep it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo notebooks test tests lint clean
+.PHONY: setup demo notebooks rivals test tests lint clean
 
 setup: $(READY)
 
@@ -28,6 +28,12 @@ demo: $(READY)
 # Executes the notebooks anew and keeps their outputs.
 notebooks: $(READY)
 	$(BIN)/python notebooks/run.py
+
+# Torchrec, for `python -m benchmarks.embrace`. By itself it asks for 2.7 GB of GPU kernels of another version,
+# under the name of the CPU's, and for a torchmetrics of 2023.
+rivals: $(READY)
+	$(BIN)/pip install -q --no-compile --no-deps -c constraints.txt \
+	    torchrec fbgemm-gpu-cpu tensordict pyre-extensions typing-inspect pyvers
 
 lint: $(READY)
 	$(BIN)/ruff check .

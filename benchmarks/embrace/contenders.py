@@ -14,7 +14,7 @@ from meshwright.ir.plan.plan import Plan
 from meshwright.runtime.job.compile import compile as compile_job
 
 LR, OPTIMIZER = 0.01, "adagrad"
-OURS, PLAIN = "ours", "ours, tables whole"
+OURS, REPLICAS, PLAIN = "ours", "ours, replicas", "ours, tables whole"
 DDP, SPARSE, TORCHREC = "DDP", "DDP, sparse tables", "torchrec"
 
 
@@ -50,7 +50,7 @@ class Replicated:
     """Torch's DDP as its users write it; tables `sparse` or not."""
 
     def __init__(self, case: Case, *, sparse: bool) -> None:
-        self.model = DistributedDataParallel(case.model(sparse=sparse))
+        self.model = DistributedDataParallel(case.model(sparse=sparse), broadcast_buffers=False)
         self.optimizer = torch.optim.Adagrad(self.model.parameters(), lr=LR)
         self._loss = torch.zeros(())
 

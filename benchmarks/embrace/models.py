@@ -127,14 +127,20 @@ class Case:
     """(rows, width) of each table, by the name of the input that names its rows."""
     kind: type[Tabled]
     rest: Callable[[], nn.Module]
-    batch: Callable[[int], Batch]
-    """The whole of a step."""
+    make: Callable[[int], Batch]
+    dtype: torch.dtype = torch.float32
+
+    def batch(self, step: int) -> Batch:
+        """The whole of a step."""
+        made = self.make(step)
+        return {n: x.to(self.dtype) if x.is_floating_point() else x for n, x in made.items()}
 
     def model(self, *, sparse: bool = False) -> Tabled:
         """With the same values every time."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(SEED)
-            return self.kind(self.sizes, self.rest(), sparse=sparse).train()
+            made = self.kind(self.sizes, self.rest(), sparse=sparse).train()
+        return made.to(self.dtype)
 
 
 @cache
@@ -168,7 +174,11 @@ def language(
 
 
 def recommender(
-    width: int = 32, samples: int = 2048, rows: int = 50_000, zipf: float = 1.05
+    width: int = 32,
+    samples: int = 2048,
+    rows: int = 50_000,
+    zipf: float = 1.05,
+    dtype: torch.dtype = torch.float32,
 ) -> Case:
     """DLRM with four tables, whose rows occur as Zipf has it."""
     dense, names = 13, "abcd"
@@ -186,4 +196,4 @@ def recommender(
         }
 
     sizes = {name: (rows, width) for name in names}
-    return Case("DLRM", sizes, Recommender, lambda: Clicks(dense, width, len(names)), batch)
+    return Case("DLRM", sizes, Recommender, lambda: Clicks(dense, width, len(names)), batch, dtype)

@@ -1,12 +1,12 @@
 """The same models with torchrec's sharded tables, by its own planner, where it is installed.
 
-`pip install --no-deps torchrec==1.8.0 fbgemm-gpu-cpu==1.8.0 tensordict pyre-extensions
-typing-inspect pyvers` puts it beside torch 2.13: what it asks for by itself are GPU kernels of
-another version (2.7 GB, under the same name as the CPU's) and torchmetrics 1.0.3.
+`make rivals` puts it beside torch. It trains as its users write it: tables as its collections, the
+rows of their optimizer stepped by its kernels, the rest by DDP.
 """
 
 import importlib.util
 import logging
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -63,7 +63,9 @@ class TorchrecRival:
         from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
         from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
-        logging.getLogger("torchrec").setLevel(logging.ERROR)
+        for noisy in ("torchrec", "torch.fx"):
+            logging.getLogger(noisy).setLevel(logging.ERROR)
+        warnings.simplefilter("ignore")
         self.case, plain = case, case.model()
         own = _Collected(case, plain.rest)
         adagrad = {"lr": lr, "eps": 1e-10}

@@ -51,9 +51,11 @@ def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
 
 def hope_s(problem: Problem, plan: Plan) -> float:
     """Returns what a step would take that need not wait for gradients, if rows are known."""
-    assert plan.predicted and plan.predicted.breakdown
-    known = problem.rows is not None and bool(tables_of(problem.graph))
-    return plan.predicted.step_s - known * plan.predicted.breakdown.gradients_s
+    assert plan.predicted
+    told = plan.predicted.breakdown
+    if problem.rows is None or told is None or not tables_of(problem.graph):
+        return plan.predicted.step_s
+    return plan.predicted.step_s - told.gradients_s
 
 
 def _tried(problem: Problem) -> Iterator[tuple[str, Mapping[str, Setting]]]:

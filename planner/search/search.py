@@ -388,11 +388,11 @@ def _finish_best(problem: Problem, found: SearchLog, deadline: float) -> None:
         return
     ranked = sorted(found.kinds.values(), key=lambda entry: (entry[1], entry[0]))
     hopes = {id(plan): hope_s(problem, plan) for _, _, plan in ranked}
-    gaining = [
+    hopeful = [
         e for e in ranked[BEST:] if e[2].predicted and hopes[id(e[2])] < e[2].predicted.step_s
     ]
-    later = sorted(gaining, key=lambda entry: (entry[1], hopes[id(entry[2])]))
-    for _, excess, plan in (*ranked[:BEST], *later[:BEST]):
+    hopeful.sort(key=lambda entry: (entry[1], hopes[id(entry[2])]))
+    for _, excess, plan in (*ranked[:BEST], *hopeful[:BEST]):
         if not excess and hopes[id(plan)] > CLOSE * found.least_s:
             continue
         for variant in finished(problem, plan):

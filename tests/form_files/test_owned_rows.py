@@ -79,18 +79,19 @@ def test_accumulated_batches() -> None:
 
 
 def _sent(plan: Plan) -> list[dict[str, int]]:
-    """Bytes by purpose of this rank's tables in each step."""
+    """Bytes by purpose of this rank's tables in each step, and how many messages they go in."""
     job, found = job_of(plan), []
-    collective = job.recorder.collective
+    pending = job.recorder.pending
     for step in range(4):
-        seen = {"gradients": 0, "parameters": 0}
+        seen = {"gradients": 0, "parameters": 0, "messages": 0}
 
-        def noted(what: Any, seen: dict[str, int] = seen) -> Any:
+        def noted(what: Any, *more: Any, seen: dict[str, int] = seen) -> Any:
             if what.primitive == "all_to_all":
                 seen[what.purpose] += what.nbytes
-            return collective(what)
+                seen["messages"] += 1
+            return pending(what, *more)
 
-        job.recorder.collective = noted  # type: ignore[method-assign]
+        job.recorder.pending = noted  # type: ignore[method-assign]
         job.step(batch(step), next_batch=batch(step + 1))
         found.append(dict(seen))
     job.close()
@@ -99,7 +100,8 @@ def _sent(plan: Plan) -> list[dict[str, int]]:
 
 def test_what_goes_is_the_rows_that_occur() -> None:
     """Distinct ones: of each rank's samples for gradients, of its next batch for parameters, where
-    what others ask for goes out. Numbers go once, when rows are asked for."""
+    what others ask for goes out. Numbers go once, when rows are asked for, and of both tables all
+    goes together: how many are asked for, which, what they are, their gradients."""
     ranks = 2
     found = run_ranks(ranks, _sent, plan_of(ranks, "sgd"))
     for step in range(1, 4):
@@ -110,6 +112,7 @@ def test_what_goes_is_the_rows_that_occur() -> None:
                 coming = _samples(batch(step + 1)[table], rank)
                 rows["gradients"] += len(own.unique())
                 rows["parameters"] += len(coming.unique())
+        assert all(each[step]["messages"] == 4 for each in found)
         for purpose, count in rows.items():
             numbers = 8 * count + 2 * ranks * ranks * 8 if purpose == "parameters" else 0
             wanted = count * WIDTH * 8 + numbers

@@ -154,23 +154,22 @@ def sent_and_received(
     job = compile_job(Narrow(WIDTH, ROWS).double(), plan, optimizer="adam", device="cpu",
                       check=False, example_inputs=batches[0])  # fmt: skip
     found: dict[str, list[int]] = {}
-    collective, exchange, now = job.recorder.collective, dist.all_to_all_single, [""]
+    pending, exchange = job.recorder.pending, dist.all_to_all_single
+    last: list[int] = []
 
-    def noted(what: Any) -> Any:
-        now[0] = what.purpose
-        return collective(what)
+    def noted(what: Any, *more: Any) -> Any:
+        sums = found.setdefault(what.purpose, [0, 0]) if last else []
+        sums[:] = map(sum, zip(sums, last, strict=True))
+        last.clear()
+        return pending(what, *more)
 
-    def counted(
-        out: Tensor, x: Tensor, received: Any, sent: Any, group: Any = None, async_op: bool = False
-    ) -> Any:
-        me, row = dist.get_rank(group), x[:1].nbytes or out[:1].nbytes
+    def counted(out: Tensor, x: Tensor, received: Any, sent: Any, **more: Any) -> Any:
+        me, row = dist.get_rank(more["group"]), x[:1].nbytes or out[:1].nbytes
         if x.shape != (2,):  # numbers of rows of each rank
-            sums = found.setdefault("gradients" if async_op else now[0], [0, 0])
-            sums[0] += row * (sum(sent) - sent[me])
-            sums[1] += row * (sum(received) - received[me])
-        return exchange(out, x, received, sent, group=group, async_op=async_op)
+            last[:] = (row * (sum(each) - each[me]) for each in (sent, received))
+        return exchange(out, x, received, sent, **more)
 
-    job.recorder.collective, dist.all_to_all_single = noted, counted  # type: ignore[assignment,method-assign]
+    job.recorder.pending, dist.all_to_all_single = noted, counted  # type: ignore[assignment,method-assign]
     for step in range(3):
         found.clear()
         job.step(batches[step], next_batch=batches[step + 1])
