@@ -95,7 +95,7 @@ class OwnedTable:
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class AskedRows:
     """What owners know of the rows of a table that ranks want."""
 
     rows: Tensor
@@ -180,11 +180,11 @@ class _Asking:
             self._numbers = self._start(self._rows, self._owned, self._counts)
         return self._numbers
 
-    def end(self) -> list[Asked]:
+    def end(self) -> list[AskedRows]:
         """What they know, when they know all."""
         found = self.tell_numbers().values()
         each = zip(self._rows, self._owned, found, self._counts, strict=True)
-        return [Asked(*one) for one in each]
+        return [AskedRows(*one) for one in each]
 
 
 class OwnedRows(SyncRun):
@@ -198,7 +198,7 @@ class OwnedRows(SyncRun):
         self._peers = lines.shards
         self.held = (*(table.held for table in tables), *held_whole(still, lines))
         self._by_path = {table.path: table for table in self._tables}
-        self._asked: list[Asked] = []
+        self._asked: list[AskedRows] = []
         """Of the rows that blocks have; empty where they have none."""
         self._asking: _Asking | None = None
         """About rows that the next batch reads, if that is known, while this one is trained on."""
@@ -299,7 +299,7 @@ class OwnedRows(SyncRun):
         self._answer(self._ask(rows, "parameters"))
 
     @torch.no_grad()
-    def _answer(self, asked: list[Asked]) -> None:
+    def _answer(self, asked: list[AskedRows]) -> None:
         """Owners send what they were asked for."""
         self._asked = asked
         values = self._exchange(
@@ -309,7 +309,7 @@ class OwnedRows(SyncRun):
         for table, one, came in zip(self._tables, asked, values, strict=True):
             table.put(one.rows, came)
 
-    def _ask(self, rows: Sequence[Tensor], purpose: Purpose) -> list[Asked]:
+    def _ask(self, rows: Sequence[Tensor], purpose: Purpose) -> list[AskedRows]:
         """Owners get to know numbers of their rows that this rank wants."""
         return self._begin_to_ask(rows, purpose).end()
 

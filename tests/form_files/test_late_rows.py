@@ -1,6 +1,7 @@
 """Rows that nobody reads next, a step later: equal to one process, whatever is known of the next
 batch and whoever reads in between."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from meshwright.forms.exchange import Event, Exchange, Hold, Send
-from meshwright.forms.owned import Arriving, Asked, OwnedRows, OwnedTable, owned_tables
+from meshwright.forms.owned import Arriving, AskedRows, OwnedRows, OwnedTable, owned_tables
 from meshwright.forms.running import LaterStep, Lines, ParameterStore, Samples, Slot, SyncRun
 from meshwright.forms.settings import FormSettings, Known, Number, Text, wrong_settings
 from meshwright.ir.layout.conversions import Primitive
@@ -131,7 +131,7 @@ class _LateRows(OwnedRows):
         self._late: list[_Unstepped] = []
         """Of each table; empty if nothing is late."""
         self._arriving = Arriving(())
-        self._coming: list[Asked] = []
+        self._coming: list[AskedRows] = []
         """What the next batch reads."""
         # Sums over model axes, too, are made of whole gradients, before the step.
         self._holds_back = not any(table.slot.param.sum_over for table in self._tables)
@@ -233,7 +233,7 @@ class _Part(NamedTuple):
     counts: list[int]
 
 
-def _some(asked: Asked, mine: Tensor, theirs: Tensor) -> _Part:
+def _some(asked: AskedRows, mine: Tensor, theirs: Tensor) -> _Part:
     """`mine`, `theirs`: whether a row of this rank is meant, of those that it has and owns."""
     owned, counts = (
         [int(part.sum()) for part in torch.split(which, sizes)]
