@@ -5,9 +5,9 @@ python -m benchmarks.row_forms [--cases 100] [--width 512] [--tokens 2048]
 First, on the words of this interpreter's own library as a stream of tokens (identifiers of
 Lib/*.py and Lib/*/*.py, in order of files): bytes that a rank sends in a step of so many tokens on
 each rank, by the table's gradient whole (all-reduced in a ring), rows and numbers gathered from
-all, packed rows with a bit for each row (`packed_rows`), distinct rows from their owners and back
-with their numbers once (`owned_rows`; `late_rows` sends a byte more for each), and the same of
-every token. Rows are counted, step by step.
+all, packed rows with a bit for each row (`packed_rows`), distinct rows to their owners and back,
+and their numbers (`owned_rows`; `late_rows` sends a byte more for each), and the same of every
+token. Rows are counted, step by step.
 
 Then, random tables, batches and frequencies on a wire so slow that nothing else counts: how often
 the plan with the shortest predicted step has the form that sends least by these formulas (within 2
@@ -117,7 +117,7 @@ def library_row(ids: np.ndarray, ranks: int, tokens: int, width: int) -> dict[st
     others = (ranks - 1) / ranks
     return {
         "whole": sent.pop(""), **sent,
-        "every token": others * tokens * (2 * row + 8), "distinct": each, "of all": union,
+        "every token": 2 * others * tokens * (row + 8), "distinct": each, "of all": union,
     }  # fmt: skip
 
 

@@ -42,6 +42,13 @@ class AxisConversion(NamedTuple):
     keeps: bool
 
 
+RowsHere = Callable[[str], Tensor | None]
+
+
+def _no_rows(path: str) -> Tensor | None:
+    return None
+
+
 class Comm:
     """The mesh as one rank sees it, and where training stands."""
 
@@ -75,6 +82,8 @@ class Comm:
         """For the meter."""
         self.kernels: frozenset[str] = frozenset()
         """Fused ones that the plan has places for."""
+        self.rows_here: RowsHere = _no_rows
+        """Numbers of the rows that blocks have of a table, by its path, ascending."""
         self._lines = {axis: _line(axis, size, groups.get(axis)) for axis, size in sizes.items()}
         self.number = next(_NUMBERS)
         """By which operators of torch, which take no objects, find it."""

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from operator import getitem, truediv
+from types import MappingProxyType
 from typing import cast
 
 import torch
@@ -18,6 +19,7 @@ from meshwright.ir.graph.graph import DTYPE_BYTES, Graph, Kind, Op
 from meshwright.ir.graph.images import last_format
 from meshwright.ir.graph.op_site import Form, In, OpSite, RankDevice
 from meshwright.ir.graph.operators import operator
+from meshwright.ir.graph.tables import LOOKUPS
 from meshwright.ir.layout.conversions import COMMUNICATES, Conversion, Primitive
 from meshwright.ir.layout.layout import (
     Axis,
@@ -32,6 +34,7 @@ from meshwright.ir.layout.layout import (
 )
 from meshwright.ir.layout.nesting import local_split
 from meshwright.ir.layout.paths import path
+from meshwright.ir.ops.gather import of_rows_here
 from meshwright.ir.placed.spots import KernelSpot
 from meshwright.ir.plan.keeping import operands_key
 from meshwright.ir.torch_private import makes_view, returns_list
@@ -54,12 +57,15 @@ class Builder:
         axes: Mapping[str, Axis],
         coordinates: Mapping[str, int],
         label: Callable[[str], str],
+        some_rows: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
+        """`some_rows`: tables of which blocks have some rows only, with their paths."""
         self.graph = graph
         self.axes = dict(axes)
         self.coordinates = {axis: coordinates[axis] for axis in axes}
         self.label = label
         """Tensor name -> what a reader calls it."""
+        self._some_rows = some_rows
         self.fx = fx.Graph()
         self.comm = self.fx.placeholder("comm")
         self.device: fx.Node | None = None
@@ -172,6 +178,8 @@ class Builder:
 
     def _add(self, op: Op, site: OpSite, inputs: list[fx.Node]) -> None:
         form = form_of(site)
+        if op.inputs and op.inputs[0] in self._some_rows and op.target.startswith(LOOKUPS):
+            form = of_rows_here(form, self._some_rows[op.inputs[0]])
         for i in form.guarded:
             inputs[i] = self.fx.call_function(update, (self.comm, inputs[i]))
         node = self._call(site, form, inputs, op.outputs[0] if op.outputs else op.name)

@@ -1,6 +1,6 @@
 """Plan and graph to the programs of one rank: a module per distinct block, and who calls what."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -15,7 +15,7 @@ from meshwright.codegen.passes.compiled import compiled
 from meshwright.codegen.passes.overlap import overlap_gradients, split_rows
 from meshwright.codegen.passes.piped import in_halves
 from meshwright.forms.retention import whole_form
-from meshwright.forms.sync import exchange_of
+from meshwright.forms.sync import exchange_of, has_some_rows
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.bags import bag_problems
 from meshwright.ir.graph.graph import Block, Graph
@@ -23,7 +23,7 @@ from meshwright.ir.graph.param import Param
 from meshwright.ir.layout.crossing import Crossing, crossings
 from meshwright.ir.layout.layout import Layout, R, Shard
 from meshwright.ir.layout.nesting import local_split
-from meshwright.ir.plan.parameters import groups_of
+from meshwright.ir.plan.parameters import groups_of, stage_for
 from meshwright.ir.plan.plan import Plan, param_key
 from meshwright.ir.trace.changing import buffer_problems
 
@@ -96,7 +96,7 @@ def _calls(
             block.pattern, outputs, [known[name] for name in block.inputs],
             [stored[name] for name in block.params],
             [at.graph.tensors[name].requires_grad for name in block.inputs],
-            sorted(spots_of(at, block)),
+            sorted(spots_of(at, block)), _some_rows(at, block),
             bool(stage.keeping(block)) and stage.overlap,
         ))  # fmt: skip
         if key not in codes:
@@ -114,6 +114,16 @@ def _calls(
             )
         )  # fmt: skip
     return tuple(calls)
+
+
+def _some_rows(at: Where, block: Block) -> Mapping[str, str]:
+    """Tables of which the block has only the rows that its batch reads, with their paths."""
+    paths = {name: at.graph.tensors[name].fqn for name in block.params}
+    stage = at.plan.stages[at.stage]
+    return {
+        name: path for name, path in paths.items()
+        if path and has_some_rows(stage_for(stage, path).sync_form)
+    }  # fmt: skip
 
 
 def _outputs(at: Where, block: Block, sent: dict[str, Layout]) -> list[Layout]:
@@ -137,7 +147,9 @@ def _code(
     outputs: list[Layout],
 ) -> BlockCode:
     layout = at.layout(block.pattern)
-    builder = Builder(at.graph, at.axes, at.coordinates, label_of(at.graph, block))
+    builder = Builder(
+        at.graph, at.axes, at.coordinates, label_of(at.graph, block), _some_rows(at, block)
+    )
     for name in block.params:
         fqn = at.graph.tensors[name].fqn
         builder.add_placeholder(name, stored[name], param_key(block, fqn) if fqn else name)

@@ -50,6 +50,57 @@ def embedding(
     return rows.masked_fill(foreign.unsqueeze(-1), 0.0)
 
 
+def places(comm: Comm, indices: Tensor, path: str) -> Tensor:
+    """Where rows of a table stand among those that are here."""
+    rows = comm.rows_here(path)
+    if rows is None:
+        return indices
+    found = torch.searchsorted(rows, indices)
+    known = rows[found.clamp(max=len(rows) - 1)] == indices if len(rows) else found < 0
+    # A rank has asked for all that its inputs name: what is not among those is no row.
+    torch._assert_async(known.all(), f"an index of {path} is out of range")
+    return found
+
+
+def looked_up(
+    comm: Comm,
+    weight: Tensor,
+    indices: Tensor,
+    path: str,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    """Lookup in a table of which only some rows are here."""
+    found = torch.embedding(weight, places(comm, indices, path))
+    if padding_idx < 0:
+        return found
+    return torch.where((indices == padding_idx).unsqueeze(-1), found.detach(), found)
+
+
+def bags_looked_up(
+    comm: Comm,
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    path: str,
+    mode: int = 0,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Bags of this rank's samples, from a table of which only some rows are here."""
+    rows, padding_idx = comm.rows_here(path), None if padding_idx == -1 else padding_idx
+    if rows is not None and padding_idx is not None:
+        place = int(torch.searchsorted(rows, padding_idx))
+        is_here = place < len(rows) and int(rows[place]) == padding_idx
+        padding_idx = place if is_here else None
+    return embedding_bag(
+        comm, weight, places(comm, indices, path), offsets, mode, per_sample_weights,
+        include_last_offset, padding_idx,
+    )  # fmt: skip
+
+
 def update(comm: Comm, buffer: Tensor) -> Tensor:
     """The buffer that an op changes in place; a copy when the change must not last."""
     return buffer if comm.training and not comm.recomputing else buffer.clone()
@@ -173,6 +224,8 @@ def kernel_of(name: str) -> Callable[..., object]:
 FUNCTIONS: dict[str, Callable[..., object]] = {
     "sharded.embedding": embedding,
     "sharded.embedding_bag": embedding_bag,
+    "sharded.looked_up": looked_up,
+    "sharded.bags_looked_up": bags_looked_up,
     "sharded.cross_entropy_sum": cross_entropy_sum,
     "sharded.cross_entropy_total": cross_entropy_total,
     "sharded.batch_norm": batch_norm,

@@ -46,6 +46,8 @@ class BlockCost:
     output_bytes: tuple[int, ...]
     param_bytes: tuple[int, ...]
     """Local size per `Block.params` as stored (float32 under bf16); 0 for constants."""
+    param_shapes: tuple[tuple[int, ...], ...]
+    """Local shape of each of `Block.params`."""
     summed_over: tuple[tuple[str, ...], ...]
     """Per `Block.params`: the model axes that its gradient is summed over once per step."""
     workspace_bytes: int
@@ -245,6 +247,7 @@ def summary(walk: Walk, block: Block, layout: BlockLayout) -> BlockCost:
                 for n in block.params
             ]
         ),
+        param_shapes=tuple([walk.shape(n, walk.placed[n]) for n in block.params]),
         summed_over=tuple([_summed_over(walk.placed[name]) for name in block.params]),
         workspace_bytes=walk.workspace,
         flops=walk.flops,

@@ -1,7 +1,7 @@
 """What one rank of a stage sends in a step: by purpose, axis and link tier."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
 
@@ -22,7 +22,7 @@ from meshwright.ir.plan.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
-class _Sent:
+class Sent:
     """Equal collectives or messages of a step."""
 
     purpose: TrafficPurpose
@@ -34,7 +34,7 @@ class _Sent:
     form: str = ""
 
 
-Walked = dict[tuple[object, ...], list[_Sent]]
+Walked = dict[tuple[object, ...], list[Sent]]
 """What blocks send, for all stages of a plan."""
 
 
@@ -52,7 +52,7 @@ def stage_traffic(
     return tuple(sorted(rows, key=lambda row: (-row.nbytes, row.purpose, row.axis, row.form)))
 
 
-def _together(found: Iterable[_Sent]) -> list[_Sent]:
+def _together(found: Iterable[Sent]) -> list[Sent]:
     """Those of one purpose, axis, link and form as one."""
     sums: dict[tuple[TrafficPurpose, str, str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
     for sent in found:
@@ -60,14 +60,14 @@ def _together(found: Iterable[_Sent]) -> list[_Sent]:
         total[0] += sent.nbytes
         total[1] += sent.seconds
     return [
-        _Sent(purpose, axis, link, nbytes, seconds, form)
+        Sent(purpose, axis, link, nbytes, seconds, form)
         for (purpose, axis, link, form), (nbytes, seconds) in sums.items()
     ]
 
 
 def _all(
     tables: CostTables, plan: Plan, index: int, costs: StageCosts, model: StageModel, walked: Walked
-) -> Iterator[_Sent]:
+) -> Iterator[Sent]:
     yield from _in_blocks(tables, plan, index, costs, walked)
     yield from _between_blocks(tables, plan, index, costs)
     yield from _between_stages(tables, plan, index, costs)
@@ -98,7 +98,7 @@ def _collective(
     levels: Levels,
     times: float,
     form: str = "",
-) -> Iterator[_Sent]:
+) -> Iterator[Sent]:
     """`times` equal ones, if anything is sent at all."""
     if not levels or not nbytes or primitive not in COMMUNICATES:
         return
@@ -106,12 +106,12 @@ def _collective(
     slowest = min((level.link for level in levels), key=lambda link: link.rate)
     seconds = times * collective_time(primitive, nbytes, levels)
     total = times * sent_bytes(primitive, nbytes, size)
-    yield _Sent(purpose, axis, slowest.name, total, seconds, form)
+    yield Sent(purpose, axis, slowest.name, total, seconds, form)
 
 
 def _in_blocks(
     tables: CostTables, plan: Plan, index: int, costs: StageCosts, walked: Walked
-) -> Iterator[_Sent]:
+) -> Iterator[Sent]:
     """Conversions and messages of the blocks' ops."""
     names = plan.stages[index].layouts
     for block, mode in zip(costs.blocks, costs.modes, strict=True):
@@ -131,7 +131,7 @@ def _fed(tables: CostTables, block: Block) -> tuple[bool, ...]:
 
 def _between_blocks(
     tables: CostTables, plan: Plan, index: int, costs: StageCosts
-) -> Iterator[_Sent]:
+) -> Iterator[Sent]:
     for name, source, target in borders(tables, plan)[index].changes:
         walk = Walk(tables.facts, tables.blocks.site(costs.spot), None)
         walk.placed[name] = dict(source)
@@ -139,7 +139,7 @@ def _between_blocks(
         yield from _of_walk(tables, walk, plan.num_microbatches, again=False)
 
 
-def _of_walk(tables: CostTables, walk: Walk, times: int, *, again: bool) -> Iterator[_Sent]:
+def _of_walk(tables: CostTables, walk: Walk, times: int, *, again: bool) -> Iterator[Sent]:
     """`again`: the forward runs a second time for the backward."""
     forwards = times * (1 + again)
     for entry in walk.trail:
@@ -154,19 +154,19 @@ def _of_walk(tables: CostTables, walk: Walk, times: int, *, again: bool) -> Iter
         yield from _message(axis, message, walk.site.levels[axis], count)
 
 
-def _message(axis: str, message: Inner, levels: Levels, times: int) -> Iterator[_Sent]:
+def _message(axis: str, message: Inner, levels: Levels, times: int) -> Iterator[Sent]:
     if message.kind != SHIFT:
         kind = Primitive(message.kind)
         yield from _collective("tensors", axis, kind, message.nbytes, levels, times)
         return
     slowest = min((level.link for level in levels), key=lambda link: link.rate)
     seconds = times * send_time(message.nbytes, slowest)
-    yield _Sent("tensors", axis, slowest.name, times * message.nbytes, seconds)
+    yield Sent("tensors", axis, slowest.name, times * message.nbytes, seconds)
 
 
 def _between_stages(
     tables: CostTables, plan: Plan, index: int, costs: StageCosts
-) -> Iterator[_Sent]:
+) -> Iterator[Sent]:
     """Outputs to the next stage, gradients of what has come to the one before."""
     times, stages = plan.num_microbatches, plan.stages
     for other, nbytes, seconds in (
@@ -178,27 +178,42 @@ def _between_stages(
         links = tables.links(stages[min(index, other)], stages[max(index, other)])
         if links:
             slowest = min(links, key=lambda link: link.rate)
-            yield _Sent("stages", "pp", slowest.name, times * nbytes, times * seconds)
+            yield Sent("stages", "pp", slowest.name, times * nbytes, times * seconds)
 
 
-def _data(sync: Sync, times: int) -> Iterator[_Sent]:
+def _data(sync: Sync, times: int) -> Iterator[Sent]:
     """Gradients and parameters over data parallel ranks."""
-    for group in sync.groups:
+    for _, _, sent in replica_sends(sync, times):
+        yield from sent
+
+
+def replica_sends(sync: Sync, times: int) -> Iterator[tuple[int, Send, list[Sent]]]:
+    """Yields what replicas of a stage send each other in a step of so many micro-batches: number of
+    the group, row, messages. What is gathered before a forward and a backward is one."""
+    for number, group in enumerate(sync.groups):
         exchange = group.exchange
-        sends = [send for send in exchange.sends if send not in exchange.fetches]
-        for bucket in group.buckets:
-            for send in sends:
-                nbytes = bucket.nbytes / sync.shard if send.of_part else bucket.nbytes
-                count = times if send.at is Event.AFTER_BACKWARD else 1 / send.every
-                yield from _exchanged(sync, group, send, nbytes, count)
         fetches = exchange.fetches
-        for whole in group.gathered if fetches else ():
-            yield from _exchanged(sync, group, fetches[0], whole, len(fetches) * times)
+        for send in exchange.sends:
+            if send in fetches:
+                continue
+            sizes = [b.nbytes / sync.shard if send.of_part else b.nbytes for b in group.buckets]
+            count = times if send.at is Event.AFTER_BACKWARD else 1 / send.every
+            yield number, send, list(_each(sync, group, send, sizes, count))
+        if fetches:
+            count = len(fetches) * times
+            yield number, fetches[0], list(_each(sync, group, fetches[0], group.gathered, count))
+
+
+def _each(
+    sync: Sync, group: FormGroup, send: Send, sizes: Sequence[float], times: float
+) -> Iterator[Sent]:
+    for nbytes in sizes:
+        yield from _exchanged(sync, group, send, nbytes, times)
 
 
 def _exchanged(
     sync: Sync, group: FormGroup, send: Send, nbytes: float, times: float
-) -> Iterator[_Sent]:
+) -> Iterator[Sent]:
     levels, exchange = sync.levels(send.axis), group.exchange
     sent = exchange.sent(send, nbytes, ranks_of(levels))
     yield from _collective(send.what, send.axis, send.primitive, sent, levels, times, exchange.form)

@@ -10,6 +10,7 @@ from meshwright.costmodel.comm.volume import Walked, stage_traffic
 from meshwright.costmodel.cost_cache import CostTables
 from meshwright.costmodel.estimate import Estimate, estimate_all
 from meshwright.costmodel.explain.breakdown import breakdown_of
+from meshwright.costmodel.explain.messages import messages_of
 from meshwright.costmodel.explain.rows import rows_saved
 from meshwright.costmodel.memory.stage_memory import Bytes, StageMemory
 from meshwright.costmodel.simulate.compiled_schedule import HELD, LAST, B, F, I, K, R, W
@@ -25,7 +26,9 @@ from meshwright.ir.plan.detail import (
     RankDetail,
     StageDetail,
     StageTraffic,
+    SyncMessage,
 )
+from meshwright.ir.plan.parameters import names_forms
 from meshwright.ir.plan.plan import Plan, param_key
 from meshwright.ir.plan.predicted import Breakdown
 
@@ -44,10 +47,14 @@ def detail_of(tables: CostTables, plan: Plan, cap_bytes: int | None = None) -> D
     assert found.prediction.breakdown
     overhead_s = found.prediction.step_s - stepped.step_s
     actions, walked = _actions(found.stepped.timeline), Walked()
+    named = [names_forms(stage) for stage in plan.stages]
     stages = [
-        _stage(found, i, actions[i], stage_traffic(tables, plan, i, costs, model, walked))
+        _stage(
+            found, i, actions[i], stage_traffic(tables, plan, i, costs, model, walked),
+            messages_of(tables, model, plan.num_microbatches) if named[i] else (),
+        )
         for i, (costs, model) in enumerate(zip(found.costs, found.models, strict=True))
-    ]
+    ]  # fmt: skip
     kinds = tuple({repr(stage): stage for stage in stages}.values())
     return Detail(
         blocks=tuple(BlockName(name=b.name, pattern=b.pattern) for b in tables.graph.blocks),
@@ -110,7 +117,11 @@ def _links(cluster: Cluster) -> dict[str, float]:
 
 
 def _stage(
-    found: Estimate, index: int, actions: dict[str, float], traffic: tuple[StageTraffic, ...]
+    found: Estimate,
+    index: int,
+    actions: dict[str, float],
+    traffic: tuple[StageTraffic, ...],
+    messages: tuple[SyncMessage, ...],
 ) -> StageDetail:
     held = found.models[index].memory
     return StageDetail(
@@ -122,6 +133,7 @@ def _stage(
         begun=_moving(held.begun),
         rises=_rises(held),
         traffic=traffic,
+        messages=messages,
     )
 
 

@@ -225,16 +225,16 @@ class StageMemory:
             own += self._of_trained(group, group.exchange.left)
             wholes, parts = group.exchange.moving_at_end
             largest = max([b.nbytes for b in group.buckets], default=0) if wholes + parts else 0
-            moving = max(moving, wholes * largest + parts * self._part(largest))
+            moving = max(moving, ceil(wholes * largest + parts * self._part(largest)))
         if not any([sum(group.exchange.moving_at_end) for group in self.groups]):
             return Bytes(gradients=own, communication=self.summed,
                          workspace=max(0, self.temporary - self.summed))  # fmt: skip
         return Bytes(gradients=own, communication=max(moving, self.temporary, self.summed))
 
-    def _of_trained(self, group: MemoryGroup, shares: tuple[int, int]) -> int:
+    def _of_trained(self, group: MemoryGroup, shares: tuple[float, float]) -> int:
         """Bytes of so many wholes and parts of all trained parameters of a group."""
         wholes, parts = shares
-        return wholes * group.trained + parts * self._part(group.trained)
+        return ceil(wholes * group.trained + parts * self._part(group.trained))
 
     def _part(self, nbytes: int) -> int:
         """This rank's of a bucket."""

@@ -16,6 +16,9 @@ CPU_STEP_S = 0.1e-3
 """A step: cutting the batch, the loss, bookkeeping."""
 GPU_STEP_S = 1e-3
 """A step: until the queue is full again; assumption."""
+CPU_THIN = 0.1
+"""Share of a CPU's rate that products with a matrix of few columns reach: 4 GFLOP/s with 4 columns
+and 39 with 16, 512 x 2048 float32 on one core of the same machine, torch 2.13, 2026-11-25."""
 CPU_TURNS = 0.05
 """Share by which computing in halves takes longer than its ops: ranks wait for each other at twice
 as many collectives, and gradients come in twice as many parts. Steps of benchmarks/overlap.py on a
@@ -37,6 +40,16 @@ class Overheads:
     block_s: float
     step_s: float
     device: DeviceType
+
+    def work_s(self, moved: float, flops: float, calls: float) -> float:
+        """Seconds of so many kernels that move so many bytes and multiply matrices, one of which
+        has few columns: memory limits them, or arithmetic."""
+        device = self.device
+        curve = curve_of(OpClass.MATMUL, device)
+        rate = device.peak("float32") * curve.share * (CPU_THIN if device.kind == "cpu" else 1.0)
+        arithmetic = flops / rate if flops else 0.0
+        each = device.overhead_s if device.kind == "cpu" else max(device.overhead_s, curve.floor_s)
+        return max(self.copy_s(moved), arithmetic) + calls * each
 
     def block_of(self, measured: bool) -> float:
         """Seconds of a block beside its own times, which have it if they were measured."""

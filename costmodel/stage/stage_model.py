@@ -314,8 +314,8 @@ def _memory(
         groups=tuple(
             MemoryGroup(
                 form.exchange, form.buckets or buckets(own.owned, 0), form.gathered,
-                tuple([o.trained_bytes for o in own.owned]),
-                tuple([o.largest_trained for o in own.owned]),
+                tuple([ceil(o.trained_bytes * form.exchange.made) for o in own.owned]),
+                tuple([ceil(o.largest_trained * form.exchange.made) for o in own.owned]),
             )
             for form, own in zip(sync.groups, held, strict=True)
         ),

@@ -6,8 +6,8 @@ from meshwright.costmodel.comm.comm import Levels
 from meshwright.costmodel.cost_cache import CostTables
 from meshwright.costmodel.stage.buckets import BlockParams, LocalParam, Owned
 from meshwright.costmodel.stage.placement import StageCosts
-from meshwright.forms.exchange import Exchange
-from meshwright.forms.sync import exchange_of
+from meshwright.forms.exchange import Exchange, Shaped
+from meshwright.forms.sync import exchange_of, needs_shapes
 from meshwright.ir.graph.graph import Kind
 from meshwright.ir.memo import Memo
 from meshwright.ir.plan.parameters import groups_of
@@ -30,18 +30,31 @@ Parts = tuple[Part, ...]
 
 def parts_of(tables: CostTables, stage: Stage, costs: StageCosts, optimizer: str) -> Parts:
     if not stage.by_parameter:
-        return (Part(exchange_of(stage), optimizer, None),)
+        return (Part(_exchange(tables, stage, costs, None), optimizer, None),)
     names: dict[str, list[str]] = {}
     for name in costs.cost.params:
         names.setdefault(tables.graph.tensors[name].fqn, []).append(name)
-    return tuple(
-        Part(
-            exchange_of(group.stage),
-            group.update or optimizer,
-            frozenset(name for path in group.paths for name in names[path]),
-        )
-        for group in groups_of(stage, names)
-    )
+    found = []
+    for group in groups_of(stage, names):
+        own = frozenset(name for path in group.paths for name in names[path])
+        of = _exchange(tables, group.stage, costs, own)
+        found.append(Part(of, group.update or optimizer, own))
+    return tuple(found)
+
+
+def _exchange(
+    tables: CostTables, stage: Stage, costs: StageCosts, names: frozenset[str] | None
+) -> Exchange:
+    """What a stage does with some of its parameters."""
+    if not needs_shapes(stage.sync_form):
+        return exchange_of(stage)
+    found: dict[str, Shaped] = {}
+    for block, cost in zip(costs.blocks, costs.cost.blocks, strict=True):
+        kinds = tables.param_kinds[block.name]
+        for name, kind, shape in zip(block.params, kinds, cost.param_shapes, strict=True):
+            if kind and kind[1] and (names is None or name in names):
+                found[name] = Shaped(shape, costs.cost.params[name])
+    return exchange_of(stage, tuple(found.values()))
 
 
 def summed_of(costs: StageCosts, parts: Parts) -> tuple[tuple[tuple[int, ...], Levels], ...]:

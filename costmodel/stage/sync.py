@@ -11,6 +11,7 @@ from functools import cached_property, partial
 from meshwright.costmodel.comm.comm import Levels, collective_time, ranks_of
 from meshwright.costmodel.ops.overheads import Overheads
 from meshwright.costmodel.simulate.compiled_schedule import LAST, B, F, I, W
+from meshwright.costmodel.stage.buckets import Bucket
 from meshwright.costmodel.stage.form_group import FormGroup
 from meshwright.costmodel.stage.gathers import UNPACKED, Gathers
 from meshwright.costmodel.stage.merging import Programs, Steps, with_neighbours
@@ -23,7 +24,7 @@ from meshwright.costmodel.stage.program import (
     run,
     talk,
 )
-from meshwright.forms.exchange import Axis, Send
+from meshwright.forms.exchange import Axis, Event, Rewrite, Send
 from meshwright.ir.layout.conversions import Primitive
 
 PACKED, PACKED_BY_KERNEL = 3, 2
@@ -82,6 +83,8 @@ class Sync:
     """A kernel steps the optimizer, and writes what is gathered where it is gathered from."""
     side_by_side: bool = False
     """Collectives of a group do not wait for each other, as Gloo's; NCCL's go in order."""
+    free: frozenset[tuple[int, Send]] = frozenset()
+    """Messages, by group, that are taken to need no time: what they cost is what that saves."""
 
     @cached_property
     def trained_bytes(self) -> int:
@@ -165,9 +168,9 @@ class Sync:
             found += made[id(block), unadded]
             for group, sends in reduces:
                 for bucket in group.owned.get(index, ()):
-                    key = id(group), bucket.nbytes
+                    key = id(group), bucket.nbytes, bucket.tensors
                     if key not in reduced:
-                        reduced[key] = with_neighbours(self._reduce(group, sends, bucket.nbytes))
+                        reduced[key] = with_neighbours(self._reduce(group, sends, bucket))
                     found += reduced[key]
         return found
 
@@ -215,6 +218,8 @@ class Sync:
 
     def send_s(self, group: FormGroup, send: Send, nbytes: float) -> float:
         """Of a unit of so many bytes."""
+        if self.free and any(self.groups[i] is group and own == send for i, own in self.free):
+            return 0.0
         levels = self.levels(send.axis)
         sent = group.exchange.sent(send, nbytes, ranks_of(levels))
         return self.collective_s(send.primitive, sent, levels)
@@ -240,10 +245,20 @@ class Sync:
     def _copies_s(self) -> dict[float, float]:
         return {}
 
-    def _reduce(self, group: FormGroup, sends: Sequence[Send], n: int) -> list[Step]:
-        """What happens to the gradients of a bucket of `n` bytes once all have been added."""
-        found = []
+    def _work(self, works: Sequence[Rewrite], bucket: Bucket, what: str) -> list[Step]:
+        """What is done with a bucket beside messages."""
+        n, tensors = bucket.nbytes, bucket.tensors
+        return [
+            run(self.overheads.work_s(w.moved * n, w.flops * n, w.calls * tensors), what)
+            for w in works
+        ]  # fmt: skip
+
+    def _reduce(self, group: FormGroup, sends: Sequence[Send], bucket: Bucket) -> list[Step]:
+        """What happens to the gradients of a bucket once all have been added."""
+        n, found = bucket.nbytes, list[Step]()
         for send in sends:
+            if send.at is Event.AFTER_LAST:
+                found += self._work(group.exchange.worked_last, bucket, "gradients")
             if send.adds:  # what has come of the bucket before the last
                 found.append(Step(Do.WAIT_SCATTER, 0.0, SCATTER, "gradients"))
                 found.append(run(self.copy_s(ADDED * n / self.shard), "gradients"))
@@ -277,25 +292,27 @@ class Sync:
 
     def _ended(self, group: FormGroup) -> Iterator[Step]:
         ended = [(send, self.levels(send.axis)) for send in group.exchange.at_end]
-        for bucket in group.buckets if ended else ():
+        work = group.exchange.worked_at_end
+        for bucket in group.buckets if ended or work else ():
+            yield from self._work(work, bucket, "gradients")
             for send, levels in ended:
                 if levels:
                     nbytes = bucket.nbytes / self.shard if send.of_part else bucket.nbytes
-                    sent = group.exchange.sent(send, nbytes, ranks_of(levels))
-                    yield talk(collective_time(send.primitive, sent, levels), "gradients")
+                    yield talk(self.send_s(group, send, nbytes), "gradients")
 
     def publish(self) -> Iterator[Step]:
         """From the optimizer's step to the next forward; for what goes under it see `late`."""
         for group in self.groups:
-            known: dict[int, list[Step]] = {}
+            known: dict[tuple[int, int], list[Step]] = {}
             for bucket in group.buckets:
-                if bucket.nbytes not in known:
-                    known[bucket.nbytes] = self._published(group, bucket.nbytes)
-                yield from known[bucket.nbytes]
+                key = bucket.nbytes, bucket.tensors
+                if key not in known:
+                    known[key] = self._published(group, bucket)
+                yield from known[key]
 
-    def _published(self, group: FormGroup, n: int) -> list[Step]:
-        """Of a bucket of `n` bytes."""
-        found = []
+    def _published(self, group: FormGroup, bucket: Bucket) -> list[Step]:
+        """Of a bucket."""
+        n, found = bucket.nbytes, list[Step]()
         for send in group.exchange.published:
             if send.packs:
                 own = n / self.shard if send.packs == "part" else n
@@ -306,5 +323,5 @@ class Sync:
             if send.unpacks:
                 found.append(run(self.copy_s(UNPACKED * n), "gather"))
         for work in group.exchange.cleared:
-            found.append(run(self.copy_s(work.moved * n), work.what))
+            found += self._work((work,), bucket, work.what)
         return found

@@ -8,7 +8,8 @@ from meshwright.ir.graph.bags import has_given_bags
 from meshwright.ir.graph.graph import DTYPE_BYTES, Graph, Kind, Op
 from meshwright.ir.graph.rules import dim_of, given, name_of
 
-_LOOKUPS = ("aten.embedding.", "aten.embedding_bag.", "aten._embedding_bag.")
+LOOKUPS = ("aten.embedding.", "aten.embedding_bag.", "aten._embedding_bag.")
+"""How targets of ops begin that read some rows of their first input, named by their second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ def tables_of(graph: Graph) -> tuple[EmbeddingTable, ...]:
     sources: dict[str, set[str]] = {}
     others: set[str] = set()
     for op in graph.ops:
-        weight = op.inputs[0] if op.inputs and op.target.startswith(_LOOKUPS) else ""
+        weight = op.inputs[0] if op.inputs and op.target.startswith(LOOKUPS) else ""
         if weight:
             ids = graph.tensors[op.inputs[1]]
             lookups[weight] = lookups.get(weight, 0) + prod(ids.shape)

@@ -161,6 +161,15 @@ def _own_bags(site: OpSite, form: Form) -> Form:
     return sharded(form, "embedding_bag", **rows)
 
 
+def of_rows_here(form: Form, path: str) -> Form:
+    """Returns the look-up in a table of which a rank has only some rows; `path`: of its weight."""
+    if form.target.split(".")[1] == "embedding":
+        return sharded(form, "looked_up", path=path)
+    if form.arg("scale_grad_by_freq"):
+        raise PlanError(f"{path}: gradients by frequency need all of a bag's table; no sync for it")
+    return sharded(without(form, "scale_grad_by_freq", "sparse"), "bags_looked_up", path=path)
+
+
 def _shifted(site: OpSite, form: Form) -> Form:
     """Where an indexed dim is split, so is its index, which names positions in the whole."""
     indices = form.arg("indices")

@@ -15,6 +15,8 @@ from meshwright.ir.text.many import Many
 _strict = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
 
+NEXT_FORWARD = "under the next forward"
+"""When a message goes that the next step's first forward hides."""
 TrafficPurpose = Literal["tensors", "gradients", "parameters", "stages"]
 
 
@@ -68,6 +70,26 @@ class StageTraffic:
 
 
 @dataclass(frozen=True, config=_strict, kw_only=True)
+class SyncMessage:
+    """What one rank of a stage sends its replicas in a step, by one row of a form's table."""
+
+    form: str
+    """Of `forms/sync`: of the stage, or of some of its parameters."""
+    what: Literal["gradients", "parameters"]
+    primitive: str
+    """Which collective."""
+    axis: str
+    when: str
+    """It goes, and what may hide it, in words."""
+    link: str
+    """The slowest tier that it crosses."""
+    nbytes: int
+    seconds: float
+    exposed_s: float
+    """By which a step is longer than if these took no time; the rest is hidden."""
+
+
+@dataclass(frozen=True, config=_strict, kw_only=True)
 class Moving:
     """Bytes that come and go within a step."""
 
@@ -95,6 +117,8 @@ class StageDetail:
     """Most within an action: `F`, `I`, and backwards: `B`, `B first`, `B last`, `B first last`;
     `K`, `R` and the same with `held` where the schedule has such actions."""
     traffic: Many[StageTraffic]
+    messages: Many[SyncMessage] = ()
+    """Among replicas, in the order in which they go, where the plan names forms for them."""
     kept_bytes: int = 0
     """Per micro-batch in flight of which all was kept, or has been made again."""
 

@@ -44,6 +44,12 @@ def views_of(stage: Stage) -> tuple[Stage, ...]:
     return as_for(stage, None), *(as_for(stage, choice) for choice in stage.by_parameter.values())
 
 
+def names_forms(stage: Stage) -> bool:
+    """Tells whether replicas of a stage agree, on some parameters or all, as a form that the plan
+    names says."""
+    return any(view.sync is not None and view.dp > 1 for view in views_of(stage))
+
+
 def stage_for(stage: Stage, path: str) -> Stage:
     """Returns the stage as it is for one parameter, as if for all."""
     return as_for(stage, choice_of(stage.by_parameter, path))

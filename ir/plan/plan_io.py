@@ -35,6 +35,7 @@ _UNSAID = frozenset(
         "by_parameter",
         "update",
         "gives_up",
+        "messages",
     }
 )
 """What many plans do not have; left out where there is none."""

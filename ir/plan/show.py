@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from io import StringIO
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from meshwright.ir.plan.beside import bounded
-from meshwright.ir.plan.detail import StageTraffic
+from meshwright.ir.plan.detail import NEXT_FORWARD, StageTraffic
+from meshwright.ir.plan.parameters import names_forms
 from meshwright.ir.plan.plan import Plan, Stage
 from meshwright.ir.plan.predicted import Evidence, Prediction
 from meshwright.ir.text.terminal import Terminal
@@ -32,6 +33,7 @@ SCHEDULE_ROWS = 16
 """Rows shown of a schedule, and the last."""
 
 
+Row = TypeVar("Row", bound=tuple[Any, ...])
 STYLE: dict[str, Any] = {
     "title_justify": "left", "box": SIMPLE_HEAD, "pad_edge": False, "padding": (0, 1, 0, 0),
 }  # fmt: skip
@@ -71,7 +73,7 @@ def render(plan: Plan) -> RenderableType:
     ]
     if plan.predicted and plan.predicted.stages:
         parts += [_times(plan.predicted), *_breakdown(plan.predicted), *_traffic(plan.predicted)]
-        parts.append(_memory(plan))
+        parts += [*_messages(plan), _memory(plan)]
     if len(plan.schedule.rows) > 1:
         parts.append(_schedule(plan))
     if plan.evidence:
@@ -183,6 +185,9 @@ def _synchronised(plan: Plan) -> list[RenderableType]:
 def _hidden(plan: Plan, stage: int) -> str:
     if not plan.predicted or not plan.predicted.stages:
         return ""
+    detail = plan.predicted.detail
+    if detail and not any(m.when == NEXT_FORWARD for m in detail.stage(stage).messages):
+        return ""
     hidden_s = plan.predicted.stages[stage].hidden_s
     how = seconds(hidden_s) if hidden_s else "none"
     return f", hides {how} of its gathers under the next forward"
@@ -227,9 +232,9 @@ def _times(predicted: Prediction) -> Table:
     return table
 
 
-def _together(rows: Sequence[tuple[str, ...]]) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _together(rows: Sequence[Row]) -> Iterator[tuple[str, Row]]:
     """(stages, row) with stages that say the same in one row."""
-    found: dict[tuple[str, ...], list[int]] = {}
+    found: dict[Row, list[int]] = {}
     for stage, row in enumerate(rows):
         found.setdefault(row, []).append(stage)
     for row, stages in found.items():
@@ -276,6 +281,29 @@ def _traffic(predicted: Prediction) -> list[RenderableType]:
         for x in sorted(most.values(), key=lambda x: -x.seconds)
     ]
     return [Text("a rank sends in a step, most on each link: " + ", ".join(told))] if told else []
+
+
+def _messages(plan: Plan) -> list[RenderableType]:
+    """What replicas of the stages send each other in a step, if the plan names forms for it."""
+    detail = plan.predicted.detail if plan.predicted else None
+    if detail is None or not any(names_forms(stage) for stage in plan.stages):
+        return []
+    table = Table(title="Messages among replicas: of one rank in a step", **STYLE)
+    for name in ("#", "form", "what", "how", "over", "when", "bytes", "takes", "exposed"):
+        right = name in ("bytes", "takes", "exposed")
+        table.add_column(name, justify="right" if right else "left", no_wrap=name != "when")
+    rows = [
+        tuple(
+            (m.form, m.what, m.primitive, m.axis, m.when, size(m.nbytes), seconds(m.seconds),
+             seconds(m.exposed_s) if m.exposed_s else "hidden")
+            for m in detail.stage(index).messages
+        )
+        for index in range(len(plan.stages))
+    ]  # fmt: skip
+    for stages, of_stage in _together(rows):
+        for row in of_stage:
+            table.add_row(stages, *row)
+    return [table]
 
 
 def _memory(plan: Plan) -> Table:

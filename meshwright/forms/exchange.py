@@ -4,14 +4,13 @@ A row says what happens to gradients or parameters at an event of the step. Mode
 and traffic, bounds and reports branch on what rows say, never on which form they are of.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from enum import IntEnum
 from functools import cached_property
-from math import ceil, inf
-from typing import Literal
+from math import ceil
+from typing import Literal, NamedTuple
 
-from meshwright.ir.errors import PlanError
 from meshwright.ir.layout.conversions import Primitive
 
 What = Literal["gradients", "parameters"]
@@ -42,6 +41,13 @@ class Event(IntEnum):
     """Before the first forward of the next step."""
     NEXT_FORWARD = 8
     """Of the first block that reads the parameter, in the next step's first micro-batch."""
+
+
+class Shaped(NamedTuple):
+    """A trained parameter on one rank, whole on dp."""
+
+    shape: tuple[int, ...]
+    nbytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,13 +92,17 @@ class Send:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rewrite:
-    """Memory that is read and written, without a message."""
+    """Work without a message: memory that is read and written, and what is computed."""
 
     what: What
     unit: Unit
     at: Event
     moved: float
     """Bytes per byte of the unit."""
+    flops: float = 0.0
+    """Of products of matrices, per byte of the unit."""
+    calls: float = 0.0
+    """Kernels, per tensor of the unit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +118,8 @@ class Hold:
     """How many units."""
     part: int = 0
     """How many of a rank's parts of a unit."""
+    share: str = ""
+    """As of `Send`; not of parameters or the optimizer's state."""
 
 
 Row = Send | Rewrite | Hold
@@ -180,12 +192,24 @@ class Exchange:
             return nbytes
         return nbytes * self.stated[send.share] * (ranks if send.by_rank else 1)
 
+    def work_at(self, event: Event) -> tuple[Rewrite, ...]:
+        """Returns what is done at an event without a message."""
+        return tuple([row for row in self.rows if isinstance(row, Rewrite) and row.at is event])
+
     @cached_property
     def cleared(self) -> tuple[Rewrite, ...]:
         """What is written after the optimizer's step."""
-        return tuple(
-            [row for row in self.rows if isinstance(row, Rewrite) and row.at is Event.UPDATED]
-        )
+        return self.work_at(Event.UPDATED)
+
+    @cached_property
+    def worked_last(self) -> tuple[Rewrite, ...]:
+        """What is done with a bucket before it goes after the last backward."""
+        return self.work_at(Event.AFTER_LAST)
+
+    @cached_property
+    def worked_at_end(self) -> tuple[Rewrite, ...]:
+        """What is done with a bucket before the optimizer steps."""
+        return self.work_at(Event.END)
 
     @cached_property
     def fetches(self) -> tuple[Send, ...]:
@@ -248,20 +272,32 @@ class Exchange:
         return tuple([h for h in self.holds if h.kind == "gradients" and h.unit == "stage"])
 
     @cached_property
-    def begun(self) -> tuple[int, int]:
+    def begun(self) -> tuple[float, float]:
         """Gradients that a stage holds from its first backward on: (wholes, parts)."""
-        return _shares([h for h in self._gradients if h.since is Event.AFTER_BACKWARD])
+        return self._held([h for h in self._gradients if h.since is Event.AFTER_BACKWARD])
 
     @cached_property
-    def left(self) -> tuple[int, int]:
+    def made(self) -> float:
+        """Share of a parameter of which blocks make a gradient, as the plan states the data."""
+        own = [h.share for h in self._gradients if h.since is Event.AFTER_BACKWARD and h.whole]
+        return self.stated[own[0]] if own and own[0] else 1.0
+
+    @cached_property
+    def left(self) -> tuple[float, float]:
         """Gradients beside those there from the beginning, once all have arrived: the same."""
         own = [h for h in self._gradients if Event.BEGIN < h.since <= Event.END < h.until]
-        return _shares(own)
+        return self._held(own)
 
     @cached_property
-    def kept(self) -> tuple[int, int]:
+    def kept(self) -> tuple[float, float]:
         """What the form takes along from step to step: (wholes, parts)."""
-        return _shares([h for h in self.holds if h.kind == "kept"])
+        return self._held([h for h in self.holds if h.kind == "kept"])
+
+    def _held(self, holds: Sequence[Hold]) -> tuple[float, float]:
+        """Wholes and parts, as the plan states the data."""
+        found = [(h, self.stated[h.share] if h.share else 1.0) for h in holds]
+        wholes, parts = [s * h.whole for h, s in found], [s * h.part for h, s in found]
+        return sum(wholes), sum(parts)
 
     @cached_property
     def under_way(self) -> tuple[float, float]:
@@ -273,111 +309,6 @@ class Exchange:
         return found[0], found[1]
 
     @cached_property
-    def moving_at_end(self) -> tuple[int, int]:
+    def moving_at_end(self) -> tuple[float, float]:
         """Most of its largest bucket at once for messages after the last backward: the same."""
-        return _shares([h for h in self.holds if h.kind == "communication"])
-
-
-def checked(exchange: Exchange) -> Exchange:
-    """Returns the table of a form with that of its store, as it is given. PlanError where a row
-    breaks a rule that all forms keep, or none of the models can price it."""
-    for wrong in _wrong(exchange):
-        raise PlanError(wrong)
-    return exchange
-
-
-def _shares(holds: list[Hold]) -> tuple[int, int]:
-    return sum([hold.whole for hold in holds]), sum([hold.part for hold in holds])
-
-
-_ALWAYS = (Event.BEGIN, Event.NEXT_BEGIN, "stage")
-_LIVES = {
-    "gradients": (Event.AFTER_BACKWARD, Event.AFTER_LAST, Event.END),
-    "parameters": (Event.BEFORE_FORWARD, Event.BEFORE_BACKWARD, Event.UPDATED),
-}
-"""When each may go."""
-
-
-def _wrong(exchange: Exchange) -> Iterator[str]:
-    """What breaks a rule, in words: the row, the rule, and what would be legal."""
-    for row in exchange.rows:
-        if not isinstance(row, Rewrite) and row.until < _start(row) and not _lag(row):
-            yield f"{row} ends before it begins: until {_start(row).name} or later"
-    for hold in exchange.holds:
-        if hold.whole < 0 or hold.part < 0 or not hold.whole + hold.part:
-            yield f"{hold} holds nothing: `whole` or `part` must be 1 or more"
-        if hold.kind == "communication" and hold.since < Event.END:
-            yield f"{hold}: what is on its way before the end follows from its Send; leave it out"
-        if hold.kind == "kept" and (hold.since, hold.until, hold.unit) != _ALWAYS:
-            yield f"{hold}: what a form keeps is there from BEGIN to NEXT_BEGIN, of a stage"
-    for row in exchange.rows:
-        if isinstance(row, Rewrite) and (row.at is not Event.UPDATED or row.unit != "bucket"):
-            yield f"{row}: only work on buckets after the update has a price"
-    for send in exchange.sends:
-        yield from _wrong_lag(send) if send.lag else _wrong_send(send)
-        if send.share and not 0 < exchange.stated.get(send.share, 0) < inf:
-            known = ", ".join(sorted(exchange.stated)) or "nothing"
-            yield f"{send}: `stated` has no {send.share} above 0; it has {known}"
-    if len(exchange.every_backward + exchange.last_backward) > 1:
-        yield "a backward's gradients go in one message: further ones at END"
-    if len({(send.primitive, send.axis, send.unpacks) for send in exchange.fetches}) > 1:
-        yield "a block's parameters are gathered alike before its forward and its backward"
-    if exchange.agrees and not _agrees(exchange):
-        yield "replicas must agree on gradients: sums on dp, or on dp_shard and dp_replicate"
-    stored = [h for h in exchange.holds if h.kind == "parameters" and h.unit == "stage"]
-    if len(stored) != 1:
-        yield f"parameters are held {len(stored)} times: their store holds them, and no other row"
-    if exchange.is_split("parameters") and not (
-        exchange.fetches_forward and exchange.fetches_backward
-    ):
-        yield "parameters of which a rank holds a part are gathered before forward and backward"
-    if exchange.is_split("optimizer") and not (
-        exchange.published or exchange.late or exchange.is_split("parameters")
-    ):
-        yield "parameters that one rank steps reach the others: Send them when UPDATED"
-
-
-def _wrong_send(send: Send) -> Iterator[str]:
-    known = _LIVES[send.what]
-    if send.at not in known:
-        names = ", ".join([event.name for event in known])
-        yield f"{send}: {send.what} go at one of {names}"
-    if send.is_late:
-        if send.at not in (Event.END, Event.UPDATED):
-            yield f"{send}: what the next forward hides goes at END or when UPDATED"
-        return
-    if send.what == "gradients" and send.until > Event.END:
-        yield f"{send}: the optimizer needs gradients; until END, or NEXT_FORWARD if it steps then"
-    if send.what == "parameters" and send.until != send.at:
-        yield f"{send}: what is gathered is needed at once; until {send.at.name}"
-    before_a_block = send.at in (Event.BEFORE_FORWARD, Event.BEFORE_BACKWARD)
-    if before_a_block != (send.unit == "block" and send.what == "parameters"):
-        yield f"{send}: before a block runs its own parameters go, elsewhere buckets"
-    if send.at in (Event.END, Event.UPDATED) and send.unit != "bucket":
-        yield f"{send}: after the last backward, buckets go"
-    if send.at is Event.AFTER_BACKWARD and not (send.adds and send.packs):
-        yield f"{send}: what goes in every micro-batch is packed, and added up where it arrives"
-
-
-def _wrong_lag(send: Send) -> Iterator[str]:
-    if send.lag < 0:
-        yield f"{send} arrives before it goes: lag 0 or more"
-    if send.every < 1:
-        yield f"{send} goes in one of {send.every} steps: every 1 or more"
-    if send.unit != "bucket" or send.at not in (Event.AFTER_LAST, Event.END, Event.UPDATED):
-        yield f"{send}: what is waited for in a later step goes in buckets, once in its own"
-    if send.adds or send.ahead:
-        yield f"{send}: what is waited for in a later step is neither added up nor fetched ahead"
-
-
-def _lag(row: Row) -> int:
-    return row.lag if isinstance(row, Send) else 0
-
-
-def _start(row: Send | Hold) -> Event:
-    return row.at if isinstance(row, Send) else row.since
-
-
-def _agrees(exchange: Exchange) -> bool:
-    axes = {send.axis for send in exchange.sends if send.what == "gradients"}
-    return axes in (set(), {"dp"}, {"dp_shard", "dp_replicate"})
+        return self._held([h for h in self.holds if h.kind == "communication"])

@@ -104,6 +104,15 @@ class GroupedRun(SyncRun):
         for run in self._runs:
             run.more(*((batch, next_batch) if run.reads_batches else ()))
 
+    def look_up(self, batch: Samples) -> None:
+        for run in self._runs:
+            if run.reads_batches:
+                run.look_up(batch)
+
+    def rows_here(self, path: str) -> Tensor | None:
+        found = (run.rows_here(path) for run in self._runs)
+        return next((rows for rows in found if rows is not None), None)
+
     def before_forward(self, call: int, ahead: Sequence[int]) -> None:
         for run in self._runs:
             run.before_forward(call, ahead)

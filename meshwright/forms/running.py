@@ -206,6 +206,13 @@ class SyncRun:
     def more(self, batch: Samples | None = None, next_batch: Samples | None = None) -> None:
         """The same before each further batch of a step that accumulates several: gradients stay."""
 
+    def look_up(self, batch: Samples) -> None:
+        """Only the loss of a batch is wanted: what it reads of tables is there beside what is."""
+
+    def rows_here(self, path: str) -> Tensor | None:
+        """Returns numbers of the rows that blocks have of a table, ascending; None: all."""
+        return None
+
     def before_forward(self, call: int, ahead: Sequence[int]) -> None:
         """The call is about to read its parameters; those of `ahead` may arrive meanwhile."""
 

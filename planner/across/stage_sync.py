@@ -99,7 +99,7 @@ class StageSync:
             packed = {"": 0, "whole": PACKED, "part": PACKED / shard}[send.packs]
             moved = UNPACKED * send.unpacks + packed
             found = found + count * gather_s + self.copies_s(whole * moved)
-        for work in exchange.cleared:
+        for work in exchange.worked_last + exchange.worked_at_end + exchange.cleared:
             found = found + self.copies_s(work.moved * whole)
         return found
 

@@ -20,15 +20,15 @@ from meshwright.planner.search.offers import tie
 
 
 def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
-    """The plan with each form that is allowed, and its settings from those that change least on, as
-    long as each gains more than plans vary."""
+    """The plan with each form that is allowed, and its settings from those that change least on,
+    until one that gains more than plans vary is followed by one that does not."""
     assert plan.predicted
     for form in allowed(problem.constraints, "sync", chosen()):
         if changes(form) not in problem.allow or not is_for_stages(form):
             continue
         if problem.max_grad_norm and not clips(form):
             continue
-        best_s = plan.predicted.step_s
+        best_s, gains = plan.predicted.step_s, False
         for settings in ladder(form):
             choice = FormChoice(form=form, settings=dict(settings))
             stages = tuple(_under(stage, choice, plan.optimizer) for stage in plan.stages)
@@ -37,9 +37,10 @@ def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
             found = changed(problem, plan, stages=stages)
             yield found
             assert found.predicted
-            if found.predicted.step_s > best_s * (1 - tie(problem)):
+            if found.predicted.step_s <= best_s * (1 - tie(problem)):
+                best_s, gains = found.predicted.step_s, True
+            elif gains:  # the first may change little and gain nothing
                 break
-            best_s = found.predicted.step_s
 
 
 def _under(stage: Stage, choice: FormChoice, optimizer: str) -> Stage:

@@ -7,8 +7,10 @@ from math import ceil, prod
 from typing import cast
 
 from meshwright.forms.sync import (
+    clips,
     facts_of_tables,
     for_tables,
+    ladder,
     of_stage,
     undone_by_norm,
     zero_of_tables,
@@ -25,15 +27,13 @@ from meshwright.planner.search.finish import changed
 
 def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
     """The plan with one table after another, the largest first, in the form that gains most, as
-    long as that gains anything."""
+    long as that gains anything; forms that are not exact only if they are allowed."""
     best = plan
     for table in tables_of(problem.graph) if problem.rows is not None else ():
         base = best
-        for form in for_tables():
-            if problem.max_grad_norm and undone_by_norm(form):
-                continue
+        for form, own in _tried(problem):
             stages = tuple(
-                _with(problem, plan, index, stage, table, form)
+                _with(problem, plan, index, stage, table, form, own)
                 for index, stage in enumerate(base.stages)
             )
             if stages == base.stages:
@@ -58,8 +58,22 @@ def hope_s(problem: Problem, plan: Plan) -> float:
     return plan.predicted.step_s - told.gradients_s
 
 
+def _tried(problem: Problem) -> Iterator[tuple[str, Mapping[str, Setting]]]:
+    """Forms, each with the settings that are no facts."""
+    for form in for_tables(problem.allow):
+        limited = problem.max_grad_norm and (undone_by_norm(form) or not clips(form))
+        for own in () if limited else ladder(form):
+            yield form, own
+
+
 def _with(
-    problem: Problem, plan: Plan, index: int, stage: Stage, table: EmbeddingTable, form: str
+    problem: Problem,
+    plan: Plan,
+    index: int,
+    stage: Stage,
+    table: EmbeddingTable,
+    form: str,
+    own: Mapping[str, Setting],
 ) -> Stage:
     """A stage with a form for a table that it has, if nothing else is said of that; replicas that
     hold all may share rows out instead."""
@@ -72,7 +86,7 @@ def _with(
         return stage
     choice = ParameterChoice(
         zero=cast(Zero, zero_of_tables(form)),
-        sync=FormChoice(form=form, settings={name: facts[name] for name in wanted}),
+        sync=FormChoice(form=form, settings={**own, **{name: facts[name] for name in wanted}}),
     )
     said = {**stage.by_parameter, table.path: choice}
     whole = not stage.is_sharded and not any(c.zero for c in stage.by_parameter.values())

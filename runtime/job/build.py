@@ -107,6 +107,7 @@ def build_rank(
         comm = Comm(axes, sizes, coordinates, seed, device)
         comm.meter, comm.stage, comm.kernels = recorder, index, used_at(plan, index)
         sync = run_of(slots(program, tensors[index]), lines[index], stage)
+        comm.rows_here = sync.rows_here
         stages[index] = StageModule(
             program, comm, tensors[index], sync, AUTOCAST[plan.precision], stage.prefetch
         )

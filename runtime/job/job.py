@@ -216,6 +216,10 @@ class Job:
             stage.comm.training = False
         try:
             with self.failures.guard(), self.recorder.paused():
+                if (reads := self._samples(batch, sharded)) is not None:
+                    for stage in self.parts.stages.values():
+                        if stage.sync.reads_batches:
+                            stage.sync.look_up(reads)
                 return self._run(self._evaluator, batch, sharded)
         finally:
             for stage in self.parts.stages.values():

@@ -18,7 +18,8 @@ from meshwright.costmodel.stage.form_group import FormGroup
 from meshwright.costmodel.stage.program import Do, play
 from meshwright.costmodel.stage.sync import Sync
 from meshwright.forms import sync as forms
-from meshwright.forms.exchange import Event, Exchange, Hold, Rewrite, Row, Send, checked
+from meshwright.forms.exchange import Event, Exchange, Hold, Rewrite, Row, Send
+from meshwright.forms.exchange_rules import checked
 from meshwright.forms.sync import exchange
 from meshwright.ir.errors import PlanError
 from meshwright.ir.extensions import Files
@@ -89,7 +90,7 @@ def test_the_folder_has_the_usual_four() -> None:
     }  # fmt: skip
     with pytest.raises(PlanError, match="nearest is 'zero2'"):
         exchange("zero22", 2)
-    with pytest.raises(PlanError, match="no form of synchronisation 'running'; nearest is 'dear'"):
+    with pytest.raises(PlanError, match="no form of synchronisation 'running'; nearest is '"):
         exchange("running", 2)
 
 
@@ -107,7 +108,13 @@ def test_the_folder_has_the_usual_four() -> None:
         ((*STATE, SUM, replace(GATHER, unit="bucket")), "its own parameters go"),
         ((*STATE, SUM, replace(GATHER, until=Event.UPDATED)), "needed at once"),
         ((Hold(kind="parameters", **ALWAYS),), "holds nothing"),
-        ((Rewrite(what="gradients", unit="bucket", at=Event.END, moved=1.0),), "after the update"),
+        (
+            (Rewrite(what="gradients", unit="bucket", at=Event.BEGIN, moved=1.0),),
+            "at one of AFTER_L",
+        ),
+        ((Rewrite(what="gradients", unit="stage", at=Event.END, moved=1.0),), "a price on buckets"),
+        ((Rewrite(what="gradients", unit="bucket", at=Event.AFTER_LAST, moved=1.0),), "at END"),
+        ((*STATE, SUM, Hold(kind="gradients", whole=1, share="rows", **ALWAYS)), "has no rows"),
         ((*STATE, replace(SUM, lag=-1)), "lag 0 or more"),
         ((*STATE, replace(SUM, lag=1, unit="stage")), "goes in buckets"),
         ((*STATE, replace(SUM, lag=1, at=Event.AFTER_BACKWARD)), "once in its own"),

@@ -52,9 +52,8 @@ def trained(
             job.load(broken)
         told = known == "all" or (known == "some" and step % 2)
         after = batch(step + 1) if told and step + 1 < STEPS else None
-        after = batch(step + 3) if known == "lied, read" else after
         losses.append(float(job.step(batch(step), next_batch=after)))
-        if known.endswith("read"):
+        if known == "read":
             full_state(job)
             job.eval(batch(0))
     state = full_state(job)

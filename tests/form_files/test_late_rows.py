@@ -7,19 +7,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from meshwright.forms.sync import findings
-from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Fusion
-from meshwright.ir.plan.plan import FormChoice, ParameterChoice, Plan
-from meshwright.ir.trace.trace import trace
-from meshwright.planner.problem.candidates import build_plan, uniform_choice
-from meshwright.planner.problem.predict import predict_plan
-from meshwright.planner.problem.problem import make_problem
+from meshwright.ir.plan.plan import Plan
 from meshwright.runtime.checkpoint.export import full_state
-from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.testing.spawn import alone, run_ranks
 from tests.form_files.owners import job_of, plan_of, trained
 from tests.form_files.words import STEPS, WIDTH, assert_equal, batch, model, plain
@@ -147,19 +141,24 @@ def test_a_batch_that_was_not_announced_is_refused() -> None:
 
 def _sent(plan: Plan, announced: bool) -> list[dict[str, int]]:
     """Rows of each kind that leave this rank, its own among them, in each step."""
-    job, found, now = job_of(plan), [], [{"now": 0, "later": 0}]
-    exchange = dist.all_to_all_single
+    job, found = job_of(plan), []
+    exchange, messages = dist.all_to_all_single, list[Tensor]()
 
-    def counted(out: Any, x: Any, received: Any, sent: Any, **more: Any) -> Any:
+    def noted(out: Any, x: Any, received: Any, sent: Any, **more: Any) -> Any:
         if x.dtype == torch.float64:
-            now[0]["later" if more.get("async_op") else "now"] += x.numel() // WIDTH
+            messages.append(x)
         return exchange(out, x, received, sent, **more)
 
-    dist.all_to_all_single = counted
+    dist.all_to_all_single = noted
     for step in range(4):
-        now[0] = {"now": 0, "later": 0}
+        messages.clear()
         job.step(batch(step), next_batch=batch(step + 1) if announced else None)
-        found.append(now[0])
+        kept = [x for stage in job.parts.stages.values() for x in stage.sync.kept]
+        rows = [(any(x is one for one in kept), x.numel() // WIDTH) for x in messages]
+        found.append({
+            "now": sum(count for late, count in rows if not late),
+            "later": sum(count for late, count in rows if late),
+        })  # fmt: skip
     dist.all_to_all_single = exchange
     job.close()
     return found
@@ -212,55 +211,6 @@ def test_what_cannot_be_is_refused() -> None:
     plan = plan_of(4, "sgd", form="late_rows", dp_replicate=2, dp_shard=2)
     (message, *_) = [str(f) for f in findings(plan)]
     assert "one owner for each row" in message and "owned_rows" in message
-
-
-class Wide(nn.Module):
-    """A table that is nearly all of a model."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.out = nn.Embedding(20_000, 8), nn.Linear(8, 1)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.out(torch.tanh(self.words(ids))).square().mean()
-
-
-def _wide(step: int) -> tuple[Tensor]:
-    return (torch.randint(0, 200, (32, 4), generator=torch.Generator().manual_seed(step)),)
-
-
-def _tracked(plans: list[Plan]) -> list[int]:
-    found = []
-    for plan in plans:
-        job = compile_job(
-            Wide().double(), plan, optimizer=plan.optimizer, device="cpu", check=False,
-            example_inputs=_wide(0),
-        )  # fmt: skip
-        for step in range(4):
-            last = job.step if step < 3 else job.track_memory
-            last(_wide(step), next_batch=_wide(step + 1))
-        assert job.tensor_memory is not None
-        found.append(job.tensor_memory.peak_bytes)
-        job.close()
-    return found
-
-
-def test_memory_is_what_is_tracked() -> None:
-    plans, wanted = [], []
-    for form, more in (("owned_rows", {}), ("late_rows", {"prior": 0.3})):
-        problem = make_problem(
-            trace(Wide().double(), _wide(0)), Cluster.local(2), precision="fp64", optimizer="adamw"
-        )
-        choice = uniform_choice(problem, num_microbatches=2, dp_shard=2, zero=1)
-        plan = build_plan(problem, choice, predict=False)
-        said = {"ids": "0", "rows_each": 70 / 20_000, "row_bytes": 64, **more}
-        own = ParameterChoice(zero=1, sync=FormChoice(form=form, settings=said))
-        stage = replace(plan.stages[0], by_parameter={"words.weight": own})
-        plans.append(replace(plan, stages=(stage,)))
-        wanted.append(predict_plan(problem, plans[-1]).stages[0].memory.tensor_bytes)
-    for ranks in run_ranks(2, _tracked, plans):
-        assert ranks == [pytest.approx(each, rel=0.01) for each in wanted]
-    assert wanted[1] - wanted[0] > 0.9 * 20_000 * 8 * 8 / 2
 
 
 def _twice(plan: Plan) -> list[Any]:

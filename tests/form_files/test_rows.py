@@ -19,6 +19,7 @@ from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
+from meshwright.testing.sent import counted
 from meshwright.testing.spawn import alone, run_ranks
 from tests.form_files.words import STEPS, VOCAB, WIDTH, assert_equal, batch, model, plain
 
@@ -75,23 +76,11 @@ def _bytes(plan: Plan) -> list[int]:
     job = compile_job(
         model(), plan, optimizer="sgd", device="cpu", example_inputs=batch(0), check=False
     )
-    found = []
-    for step in range(3):
-        seen: list[int] = []
-        pending = job.recorder.pending
-
-        def noted(
-            what: Any, work: Any, start: Any, seen: list[int] = seen, of: Any = pending
-        ) -> Any:
-            seen.append(what.nbytes if what.purpose == "gradients" else 0)
-            return of(what, work, start)
-
-        job.recorder.pending = noted  # type: ignore[method-assign]
-        job.step(batch(step))
-        job.recorder.pending = pending  # type: ignore[method-assign]
-        found.append(sum(seen))
+    with counted(job, "gradients") as sent:
+        for step in range(3):
+            job.step(batch(step))
     job.close()
-    return found
+    return [sum(each) for each in sent]
 
 
 def test_what_goes_is_a_bit_a_row_and_the_rows_that_occur() -> None:
@@ -124,6 +113,127 @@ def test_gathered_are_the_rows_that_any_replica_has_and_their_numbers() -> None:
         wanted.append(dense + 2 * 2 * 8 + 2 * rows * (8 + WIDTH * 8))
     found = run_ranks(2, _bytes, plan_of(2, "sgd", "gathered_rows"))
     assert found == [wanted, wanted]
+
+
+class Sparse(nn.Module):
+    """Gradients that are sparse other than an embedding's: of a matrix most of whose inputs are
+    zero, by blocks, and of a stack of matrices of which a batch reads few."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Linear(253, 8)
+        self.experts = nn.Parameter(torch.linspace(-1, 1, 60 * 8 * 4).view(60, 8, 4))
+
+    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+        hidden = torch.tanh(self.wide(x))
+        found: Tensor = torch.einsum("bi,bij->bj", hidden, self.experts[ids]).square().mean()
+        return found
+
+
+def sparse() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Sparse().double()
+
+
+def sparse_batch(step: int) -> tuple[Tensor, Tensor]:
+    """Of each input the last feature, and a run of 16 at one of two places; two experts."""
+    draw = torch.Generator().manual_seed(step)
+    x, place = torch.zeros(8, 253, dtype=torch.float64), 32 * (step % 2)
+    x[:, place : place + 16] = torch.randn(8, 16, generator=draw, dtype=torch.float64)
+    x[:, 252] = 1.0
+    return x, torch.randint(0, 2, (8,), generator=draw) + step
+
+
+def _sparse(form: str, settings: dict[str, Any]) -> Any:
+    traced = trace(sparse(), sparse_batch(0))
+    problem = make_problem(traced, Cluster.local(2), precision="fp64", optimizer="sgd")
+    plan = build_plan(problem, uniform_choice(problem, dp_replicate=2), predict=False)
+    said = {
+        name: ParameterChoice(sync=FormChoice(form=form, settings={**settings, "block": block}))
+        for name, block in (("wide.weight", 16), ("experts", 0))
+    }
+    plan = replace(plan, stages=(replace(plan.stages[0], by_parameter=said),))
+    job = compile_job(
+        sparse(), plan, optimizer="sgd", lr=0.5, device="cpu", graph=traced, check=False
+    )
+    with counted(job, "gradients") as sent:
+        losses = [float(job.step(sparse_batch(step))) for step in range(3)]
+    state = full_state(job)
+    job.close()
+    return losses, state, sent
+
+
+def _sparse_plain() -> Any:
+    own, losses = sparse(), []
+    stepped = torch.optim.SGD(own.parameters(), lr=0.5)
+    for step in range(3):
+        stepped.zero_grad()
+        loss = own(*sparse_batch(step))
+        loss.backward()
+        stepped.step()
+        losses.append(float(loss.detach()))
+    return losses, {name: x.detach().clone() for name, x in own.named_parameters()}
+
+
+def test_rows_and_blocks_of_what_is_no_table() -> None:
+    """Equal to one process; what goes are a bit for each of 126 blocks and 60 matrices, blocks that
+    have anything, what is left beside blocks, matrices that were read, and the bias."""
+    found = run_ranks(2, _sparse, "packed_rows", {})[0]
+    assert_equal(found[:2], alone(_sparse_plain))
+    for step, sent in enumerate(found[2]):
+        flat = torch.zeros(8, 253)
+        flat[:, 32 * (step % 2) : 32 * (step % 2) + 16] = 1
+        flat[:, 252] = 1
+        blocks = int(flat.flatten()[: 126 * 16].view(126, 16).any(1).sum())
+        ids = len(sparse_batch(step)[1].unique())
+        assert sum(sent) == 16 + 8 + 8 * (16 * blocks + 8 + 32 * ids + 8), step
+    sketched = run_ranks(2, _sparse, "sketch", {"cells": 1.0})[0]
+    assert_equal(sketched[:2], alone(_sparse_plain))
+
+
+class Zipf(nn.Module):
+    """A table alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(4000, 16)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.words(ids).square().mean()
+
+
+def _zipf() -> list[tuple[float, float]]:
+    """Of each step, the share of rows without a gradient on any rank, and of the dense gradient's
+    bytes what was sent."""
+    draw = np.random.default_rng(0)
+    weight = np.arange(1, 4001) ** -1.02
+    batches = [
+        torch.from_numpy(draw.choice(4000, 405, p=weight / weight.sum())) for _ in range(4)
+    ]  # fmt: skip
+    traced = trace(Zipf(), (batches[0],))
+    problem = make_problem(traced, Cluster.local(3), precision="fp32", optimizer="sgd")
+    plan = build_plan(problem, uniform_choice(problem, dp_replicate=3), predict=False)
+    own = ParameterChoice(sync=FormChoice(form="packed_rows"))
+    plan = replace(plan, stages=(replace(plan.stages[0], by_parameter={"words.weight": own}),))
+    job = compile_job(
+        Zipf(), plan, optimizer="sgd", lr=0.5, device="cpu", graph=traced, check=False
+    )
+    with counted(job, "gradients") as sent:
+        for ids in batches:
+            job.step((ids,))
+    job.close()
+    return [
+        (1 - len(ids.unique()) / 4000, sum(own) / (4000 * 16 * 4))
+        for ids, own in zip(batches, sent, strict=True)
+    ]
+
+
+def test_few_rows_are_less_than_a_fifth_of_the_bytes() -> None:
+    """S2 Reducer's bar: 81 percent less at 94 percent of rows without a gradient."""
+    for empty, sent in run_ranks(3, _zipf)[0]:
+        assert 0.94 < empty < 0.97
+        assert 1 - empty < sent <= 0.19
 
 
 def test_bits() -> None:

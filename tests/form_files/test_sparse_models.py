@@ -154,32 +154,22 @@ def sent_and_received(
     job = compile_job(Narrow(WIDTH, ROWS).double(), plan, optimizer="adam", device="cpu",
                       check=False, example_inputs=batches[0])  # fmt: skip
     found: dict[str, list[int]] = {}
-    recorder, exchange, now = job.recorder, dist.all_to_all_single, [""]
-    collective, pending, last = recorder.collective, recorder.pending, list[int]()
+    pending, exchange = job.recorder.pending, dist.all_to_all_single
+    last: list[int] = []
 
-    def noted(what: Any) -> Any:
-        now[0] = what.purpose
-        return collective(what)
-
-    def begun(what: Any, *more: Any) -> Any:
-        add(what.purpose)
-        return pending(what, *more)
-
-    def add(purpose: str) -> None:
-        sums = found.setdefault(purpose, [0, 0]) if last else []
+    def noted(what: Any, *more: Any) -> Any:
+        sums = found.setdefault(what.purpose, [0, 0]) if last else []
         sums[:] = map(sum, zip(sums, last, strict=True))
         last.clear()
+        return pending(what, *more)
 
     def counted(out: Tensor, x: Tensor, received: Any, sent: Any, **more: Any) -> Any:
         me, row = dist.get_rank(more["group"]), x[:1].nbytes or out[:1].nbytes
         if x.shape != (2,):  # numbers of rows of each rank
             last[:] = (row * (sum(each) - each[me]) for each in (sent, received))
-        if not more.get("async_op"):
-            add(now[0])
         return exchange(out, x, received, sent, **more)
 
-    recorder.collective, recorder.pending = noted, begun  # type: ignore[method-assign]
-    dist.all_to_all_single = counted  # type: ignore[assignment]
+    job.recorder.pending, dist.all_to_all_single = noted, counted  # type: ignore[assignment,method-assign]
     for step in range(3):
         found.clear()
         job.step(batches[step], next_batch=batches[step + 1])

@@ -56,6 +56,9 @@ def _facts(problem: Problem, plan: Plan) -> dict[str, Any]:
     assert plan.predicted and plan.predicted.detail and plan.evidence
     found = estimate_all(problem.graph, problem.cluster, plan, problem.tables)
     predicted, detail = asdict(plan.predicted), asdict(plan.predicted.detail)
+    for kind in detail["kinds"]:
+        if not kind["messages"]:  # as files leave it out
+            del kind["messages"]
     exact = asdict(found.prediction)
     for part in (predicted, exact):
         del part["detail"]

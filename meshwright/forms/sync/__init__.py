@@ -8,6 +8,7 @@ takes stores that are.
 
 If plans may choose it by name, it has `check(stage)` too: what is wrong with its settings, and
 what would be right; its `describe` is also told what `zero` shards beside it, and the settings.
+With `SHAPES` it is told the `shapes` of a stage's trained parameters too, where they are known.
 
 With `EXACT` every search tries it for whole stages, unless it says that it is not `SEARCHED`;
 `offers(parameters)` says with which values of its settings, if it has any. Else a search tries it,
@@ -22,7 +23,8 @@ from functools import cache
 from types import ModuleType
 from typing import cast
 
-from meshwright.forms.exchange import Exchange, checked
+from meshwright.forms.exchange import Exchange, Shaped
+from meshwright.forms.exchange_rules import checked
 from meshwright.forms.running import RunningForm
 from meshwright.forms.storage import USUAL, is_split, stored_rows
 from meshwright.forms.storage import of_stage as store_findings
@@ -59,12 +61,19 @@ def described(name: str, replicas: int) -> Exchange:
     return made
 
 
-def exchange_of(stage: Stage) -> Exchange:
+def exchange_of(stage: Stage, shapes: tuple[Shaped, ...] = ()) -> Exchange:
     """Returns what a stage of a plan does, but for parameters that it treats apart
-    (`ir.plan.parameters.groups_of`)."""
+    (`ir.plan.parameters.groups_of`). `shapes`: of its trained parameters on a rank, for a form that
+    `needs_shapes`; without them it is taken to send all."""
     told = (level_of(stage), _sorted(stage.sync)) if stage.sync and stage.dp > 1 else None
     stored = _sorted(stage.store) if stage.store else None
-    return _made(stage.sync_form, stage.dp, told, store_of(stage), stored)
+    return _made(stage.sync_form, stage.dp, told, store_of(stage), stored, shapes)
+
+
+@cache
+def needs_shapes(key: str) -> bool:
+    """Tells whether what a form does depends on the shapes of parameters (`SHAPES`)."""
+    return bool(getattr(_FILES.load(key), "SHAPES", False))
 
 
 def store_of(stage: Stage) -> str:
@@ -84,9 +93,11 @@ def _made(
     told: tuple[int, _Settings] | None,
     store: str,
     stored: _Settings | None,
+    shapes: tuple[Shaped, ...] = (),
 ) -> Exchange:
     describe = _half(name, "describe").describe
-    own: Exchange = describe(replicas, *((told[0], dict(told[1])) if told else ()))
+    more = {"shapes": shapes} if shapes and told else {}
+    own: Exchange = describe(replicas, *((told[0], dict(told[1])) if told else ()), **more)
     rows = (*stored_rows(store, replicas, stored), *own.rows)
     return checked(replace(own, form=name, rows=rows))
 
@@ -143,8 +154,8 @@ def changes(key: str) -> str:
 
 
 def ladder(key: str) -> Sequence[Mapping[str, Setting]]:
-    """Returns the settings of a form that is not exact that a search tries, those that change least
-    first."""
+    """Returns the settings of a form that a search tries beside facts, those that change least
+    first; exact ones have none."""
     found = _FILES.load(key)
     tried: Sequence[Mapping[str, Setting]] = found.ladder() if hasattr(found, "ladder") else ({},)
     return tried
@@ -185,15 +196,23 @@ def is_searched(key: str) -> bool:
 
 
 @cache
-def for_tables() -> tuple[str, ...]:
-    """Lists the exact forms that searches try on embedding tables (`TABLES`)."""
-    return tuple(key for key in chosen() if is_exact(key) and facts_of_tables(key))
+def for_tables(allow: frozenset[str] = frozenset()) -> tuple[str, ...]:
+    """Lists the forms that searches try on embedding tables (`TABLES`): the exact ones, and those
+    that change what is allowed to be."""
+    known = (key for key in chosen() if facts_of_tables(key))
+    return tuple(key for key in known if is_exact(key) or changes(key) in allow)
 
 
 @cache
 def facts_of_tables(key: str) -> tuple[str, ...]:
     """Lists the settings of a form that are facts of a table (`planner.finishing.tables`)."""
     return tuple(getattr(_FILES.load(key), "TABLES", ()))
+
+
+@cache
+def has_some_rows(key: str) -> bool:
+    """Tells whether blocks have only the rows of a table that an input names (`ids`)."""
+    return IDS in facts_of_tables(key)
 
 
 @cache

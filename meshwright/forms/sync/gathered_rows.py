@@ -47,14 +47,15 @@ def describe(
         (
             Hold(kind="optimizer", since=Event.BEGIN, until=Event.NEXT_BEGIN, whole=1),
             Hold(kind="gradients", since=Event.AFTER_BACKWARD, until=Event.NEXT_BEGIN, whole=1),
-            Hold(kind="communication", unit="bucket", since=Event.END, until=Event.END, whole=1),
+            Hold(kind="communication", unit="bucket", since=Event.END, until=Event.END, whole=1,
+                 share="gathered"),
             # Rows are looked for in the whole gradient.
             Rewrite(what="gradients", unit="bucket", at=Event.UPDATED, moved=1.0),
             *(Send(what="gradients", primitive=Primitive.ALL_GATHER, axis="dp", unit="bucket",
                    at=Event.END, until=Event.END, share=share, by_rank=True)
               for share in ("counts", "rows")),
         ),
-        stated={"counts": _NONE, "rows": each},
+        stated={"counts": _NONE, "rows": each, "gathered": replicas * each},
     )  # fmt: skip
 
 
@@ -92,7 +93,7 @@ class _Gathered(SyncRun):
     def _tell(self, index: int) -> None:
         """Starts to tell all replicas how many rows of a gradient there are here."""
         x = self._gradient(index)
-        rows = x.reshape(x.shape[0], -1).ne(0).any(dim=1).nonzero().flatten()
+        rows = x.reshape(x.shape[0], -1).any(dim=1).nonzero().flatten()
         mine = torch.tensor([len(rows)], device=x.device)
         counts = mine.new_empty(self._lines.replicas.size)
         self._told[index] = rows, counts, self._gather(counts, mine)

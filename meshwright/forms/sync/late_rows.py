@@ -14,12 +14,13 @@ gradients is limited, and where stages share parameters.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from meshwright.forms.exchange import Event, Exchange, Hold, Send
-from meshwright.forms.owned import ArrivingRows, AskedRows, OwnedRows, OwnedTable, owned_tables
+from meshwright.forms.owned import Arriving, AskedRows, OwnedRows, OwnedTable, owned_tables
 from meshwright.forms.running import LaterStep, Lines, ParameterStore, Samples, Slot, SyncRun
 from meshwright.forms.settings import FormSettings, Known, Number, Text, wrong_settings
 from meshwright.ir.layout.conversions import Primitive
@@ -27,6 +28,7 @@ from meshwright.ir.plan.plan import Setting, Stage
 
 EXACT = True
 SEARCHED = False
+STORE, SPLIT = "owned", True
 TABLES = ("rows_each", "row_bytes", "prior", "ids")
 TABLE_ZERO = 1
 UNDONE_BY_NORM = "sync owned_rows, or no max_grad_norm"
@@ -49,7 +51,15 @@ def describe(
     return Exchange(
         (
             Hold(kind="optimizer", since=Event.BEGIN, until=Event.NEXT_BEGIN, part=1),
-            Hold(kind="gradients", since=Event.AFTER_BACKWARD, until=Event.NEXT_BEGIN, whole=1),
+            # Blocks have the rows of a batch, and gradients of those.
+            Hold(kind="kept", since=Event.BEGIN, until=Event.NEXT_BEGIN, whole=1, share="here"),
+            Hold(
+                kind="gradients",
+                since=Event.AFTER_BACKWARD,
+                until=Event.NEXT_BEGIN,
+                whole=1,
+                share="here",
+            ),
             Hold(kind="kept", since=Event.BEGIN, until=Event.NEXT_BEGIN, part=1),
             Send(what="gradients", at=Event.END, until=Event.END, share="first", **way),  # type: ignore[arg-type]
             Send(what="gradients", at=Event.END, until=Event.END, lag=1, share="late", **way),  # type: ignore[arg-type]
@@ -65,6 +75,7 @@ def describe(
             Send(what="parameters", at=Event.UPDATED, until=Event.UPDATED, share="read", **way),  # type: ignore[arg-type]
         ),
         stated={
+            "here": each,
             "first": each * (prior + _ANSWER_BYTES / row),
             "late": each * (1 - prior),
             "read": each * (1 + _ID_BYTES / row),
@@ -103,9 +114,11 @@ class _Unstepped:
     total: Tensor
     """Gradients of a rank's own rows, as far as they have come."""
     first: Tensor
-    """Rows of this rank that go first; ascending."""
-    asked: AskedRows
-    """Those whose gradients are on their way."""
+    """Rows of this rank that go first, ascending."""
+    rows: Tensor
+    """Rows of this rank whose gradients are on their way, rank after rank."""
+    counts: list[int]
+    """How many from each rank."""
     others: Callable[[Tensor], None] | None = None
     """Steps all rows but the first."""
 
@@ -116,12 +129,12 @@ class _LateRows(OwnedRows):
     def __init__(self, tables: Sequence[OwnedTable], still: Sequence[Slot], lines: Lines) -> None:
         super().__init__(tables, still, lines)
         self._late: list[_Unstepped] = []
-        """Of each table, or empty: the last step is over."""
-        self._arriving: ArrivingRows | None = None
+        """Of each table; empty if nothing is late."""
+        self._arriving = Arriving(())
         self._coming: list[AskedRows] = []
-        """The rows that the next batch reads."""
+        """What the next batch reads."""
         # Sums over model axes, too, are made of whole gradients, before the step.
-        self._holds_back = not any(table.slot.param.sum_over for table in tables)
+        self._holds_back = not any(table.slot.param.sum_over for table in self._tables)
         self._has_stepped = False
         """Optimizers make their state in the first step."""
 
@@ -130,87 +143,100 @@ class _LateRows(OwnedRows):
 
     @property
     def is_settled(self) -> bool:
-        return super().is_settled and not self._late
+        return not self._late
 
     @property
     def kept(self) -> list[Tensor]:
-        on_its_way = self._arriving.held if self._arriving else []
-        return [*(late.total for late in self._late), *on_its_way]
+        return [*(late.total for late in self._late), *self._arriving.kept]
+
+    def begin(self, batch: Samples | None = None, next_batch: Samples | None = None) -> None:
+        if not self._announced:
+            self.settle()
+        super().begin(batch, next_batch)
 
     def more(self, batch: Samples | None = None, next_batch: Samples | None = None) -> None:
-        self._land()
+        self.settle()
         super().more(batch, next_batch)
-
-    def after_backward(self, call: int, last: bool) -> None:
-        """Nothing leaves before the last step is over, and it is known which rows go first."""
 
     @torch.no_grad()
     def finish(self) -> None:
-        self._land()
-        if self._next is None or not (self._holds_back and self._has_stepped):
+        self.settle()
+        if self._asking is None or not (self._holds_back and self._has_stepped):
             super().finish()
             return
-        asked, self._coming = self._known(), self._coming_rows()
-        first: list[Tensor] = [one.found.unique() for one in self._coming]  # type: ignore[no-untyped-call]
-        told = [torch.isin(one.found, own) for one, own in zip(asked, first, strict=True)]
-        owned, counts = [one.owned for one in asked], [one.counts for one in asked]
-        answers = self._exchange([x.to(torch.uint8) for x in told], counts, owned, "gradients")
-        halves = [
-            (_some(one, answer.bool(), own), _some(one, ~answer.bool(), ~own))
-            for one, answer, own in zip(asked, answers, told, strict=True)
-        ]
-        now, later = [half[0] for half in halves], [half[1] for half in halves]
-        values = self._exchange(
-            self._gradients(now), [one.owned for one in now], [one.counts for one in now],
-            "gradients",
-        )  # fmt: skip
-        self._arriving = self._begin(
-            self._gradients(later), [one.owned for one in later], [one.counts for one in later],
-            "gradients", waits=False,
-        )  # fmt: skip
-        self._late = [
-            _Unstepped(table.sums(one, came), own, rest)
-            for table, one, came, own, rest in zip(
-                self._tables, now, values, first, later, strict=True
-            )
-        ]
+        self._coming, self._asking = self._asking.end(), None
+        self._split()
         for table in self._tables:
             table.slot.whole.grad = table.shard.grad = None
+
+    def _split(self) -> None:
+        """Sums the rows that any rank reads next, and lets the others go."""
+        tables, asked = self._tables, self._asked
+        first: list[Tensor] = [one.found.unique() for one in self._coming]  # type: ignore[no-untyped-call]
+        is_first = [torch.isin(a.found, f) for a, f in zip(asked, first, strict=True)]
+        goes_first = self._exchange(
+            [x.to(torch.uint8) for x in is_first], [one.counts for one in asked],
+            [one.owned for one in asked], "gradients",
+        )  # fmt: skip
+        gradients = [table.gradient() for table in tables]
+        now, later = (
+            [_some(one, which == late, owners == late) for one, which, owners in zip(
+                asked, (x.bool() for x in goes_first), is_first, strict=True)]
+            for late in (True, False)
+        )  # fmt: skip
+        values = self._exchange(
+            [x[part.mine] for x, part in zip(gradients, now, strict=True)],
+            [part.owned for part in now], [part.counts for part in now], "gradients",
+        )  # fmt: skip
+        self._late = []
+        for table, own, part, left, came in zip(tables, first, now, later, values, strict=True):
+            total = table.total()
+            table.add(total, part.found, part.counts, came)
+            self._late.append(_Unstepped(total, own, left.found, left.counts))
+        self._arriving = self._start(
+            [x[part.mine] for x, part in zip(gradients, later, strict=True)],
+            [part.owned for part in later], [part.counts for part in later], "gradients",
+        )  # fmt: skip
 
     def updated(self, later: Callable[[], LaterStep]) -> None:
         self._has_stepped = True
         if not self._late:
             super().updated(later)
             return
-        step = later()
+        update = later()
         for table, late in zip(self._tables, self._late, strict=True):
             if table.shard.numel():
                 own = late.first - table.start
-                late.others = step.in_parts(table.shard, own, late.total[own])
+                late.others = update.in_parts(table.shard, own, late.total[own])
         self._answer(self._coming)
-        assert self._next is not None
-        self._fresh, self._asked, self._coming = self._next, self._coming, []
-        self._stale = self._announced = True
-
-    @torch.no_grad()
-    def _land(self) -> None:
-        """All rows take the last step."""
-        if self._arriving is None:
-            return
-        values = self._arriving.taken()
-        for table, late, came in zip(self._tables, self._late, values, strict=True):
-            table.add(late.total, late.asked, came)
-            if late.others is not None:
-                late.others(late.total)
-        self._late, self._arriving = [], None
+        self._announced = True
 
     def settle(self) -> None:
-        self._land()
-        super().settle()
+        """All rows have taken the last step."""
+        if not self._late:
+            return
+        values = self._arriving.values()
+        for table, late, came in zip(self._tables, self._late, values, strict=True):
+            table.add(late.total, late.rows, late.counts, came)
+            if late.others is not None:
+                late.others(late.total)
+        self._late, self._arriving = [], Arriving(())
 
 
-def _some(asked: AskedRows, own: Tensor, found: Tensor) -> AskedRows:
-    """Some of the rows of this rank, and some of those that others have of its own."""
-    parts = torch.split(own, asked.owned), torch.split(found, asked.counts)
-    owned, counts = ([int(part.sum()) for part in of] for of in parts)
-    return AskedRows(asked.rows[own], owned, asked.found[found], counts)
+class _Part(NamedTuple):
+    """Some of the rows whose gradients a rank has and gets."""
+
+    mine: Tensor
+    """Which of those that this rank has."""
+    owned: list[int]
+    found: Tensor
+    counts: list[int]
+
+
+def _some(asked: AskedRows, mine: Tensor, theirs: Tensor) -> _Part:
+    """`mine`, `theirs`: whether a row of this rank is meant, of those that it has and owns."""
+    owned, counts = (
+        [int(part.sum()) for part in torch.split(which, sizes)]
+        for which, sizes in ((mine, asked.owned), (theirs, asked.counts))
+    )
+    return _Part(mine, owned, asked.found[theirs], counts)

@@ -3,10 +3,9 @@ al. 2022).
 
 Each rank of dp_shard owns some rows of a table: it sums their gradients, holds the state of their
 optimizer and steps them. A rank asks owners for the rows that its next batch reads, and then sends
-them the gradients of those, as they know already which they are. Of all other rows it has old
-values, which nobody looks at.
-Whoever reads a table otherwise waits for all of it. As owners step all that they own, every
-optimizer that steps each element alone is exact.
+them the gradients of those, as they know already which they are. It has nothing of other rows: no
+rank has a table whole. As owners step all that they own, every optimizer that steps each element
+alone is exact.
 
 The rows that a batch reads are those in one of the model's inputs, `ids`. Where the next batch is
 not known, they are asked for when it has come.
@@ -24,6 +23,7 @@ from meshwright.ir.plan.plan import Setting, Stage
 
 EXACT = True
 SEARCHED = False
+STORE, SPLIT = "owned", True
 TABLES = ("rows_each", "row_bytes", "ids")
 TABLE_ZERO = 1
 _SETTINGS: Known = {
@@ -44,7 +44,10 @@ def describe(
     return Exchange(
         (
             Hold(kind="optimizer", since=Event.BEGIN, until=Event.NEXT_BEGIN, part=1),
-            Hold(kind="gradients", since=Event.AFTER_BACKWARD, until=Event.NEXT_BEGIN, whole=1),
+            # Blocks have the rows of a batch, and gradients of those.
+            Hold(kind="kept", since=Event.BEGIN, until=Event.NEXT_BEGIN, whole=1, share="rows"),
+            Hold(kind="gradients", since=Event.AFTER_BACKWARD, until=Event.NEXT_BEGIN, whole=1,
+                 share="rows"),
             Hold(kind="gradients", since=Event.END, until=Event.NEXT_BEGIN, part=1),
             Send(what="gradients", at=Event.END, until=Event.END, share="rows", **way),  # type: ignore[arg-type]
             Send(what="gradients", primitive=Primitive.ALL_REDUCE, axis="dp_replicate",

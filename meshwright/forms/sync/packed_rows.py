@@ -2,7 +2,8 @@
 
 A gradient of an embedding has rows of zeros for all that no sample looked up. Replicas first agree
 on which rows have anything, a bit each, and then sum those rows. It pays for parameters of which
-`rows`, the share of rows that occur on some replica, is small: name them by `by_parameter`.
+`rows`, the share of rows that occur on some replica, is small: name them by `by_parameter`. With
+`block`, rows are blocks of so many values, such as those of a matrix whose inputs are mostly zero.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,8 +20,11 @@ SEARCHED = False
 """By searches for whole stages: it is for single parameters."""
 TABLES = ("rows", "row_bytes")
 """Searches try it on embedding tables, with these facts of them as settings."""
-_SETTINGS: Known = {"rows": Number(1.0, 1e-9, 1.0), "row_bytes": Number(256, 1, 2**40)}
-"""Share of rows that any replica has; bytes of a row."""
+_SETTINGS: Known = {
+    "rows": Number(1.0, 1e-9, 1.0), "row_bytes": Number(256, 1, 2**40),
+    "block": Number(0, 0, 2**40),
+}  # fmt: skip
+"""Share of rows that any replica has; bytes of a row; its values (0: those of the first dim)."""
 
 
 def describe(
@@ -41,4 +45,5 @@ def check(stage: Stage) -> Iterator[tuple[str, str]]:
 
 def build(slots: Sequence[Slot], lines: Lines, stage: Stage, store: ParameterStore) -> SyncRun:
     """Returns what runs the form in a stage."""
-    return MarkedRows(slots, lines)
+    told = FormSettings(_SETTINGS, stage.sync.settings if stage.sync else {})
+    return MarkedRows(slots, lines, told.whole("block"))

@@ -3,6 +3,9 @@
 Replicas agree on which rows have anything, as in `packed_rows`, hash the values of those rows with
 random signs into fewer cells, and sum the cells. Each takes its estimates from them and keeps what
 was lost of its own for the next step. Hashes are drawn anew in each step, alike on all ranks.
+
+Searches try it on embedding tables of which it is known how many rows occur, if they are allowed
+to.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,24 +15,36 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from meshwright.forms.exchange import Event, Exchange, Hold
-from meshwright.forms.rows import MarkedRows, exchange_of_rows
+from meshwright.forms.exchange import Event, Exchange, Hold, Rewrite
+from meshwright.forms.rows import MarkedRows, exchange_of_rows, unpacked_bits
 from meshwright.forms.running import Lines, ParameterStore, Slot, SyncRun, SyncState
-from meshwright.forms.settings import FormSettings, Known, Number, wrong_settings
+from meshwright.forms.settings import FormSettings, Known, Number, Word, wrong_settings
 from meshwright.ir.plan.plan import Setting, Stage
 
 EXACT = False
 CHANGES = "sketch"
 SEARCHED = False
+TABLES = ("rows",)
 GIVES_UP = (
     "gradients of some parameters are estimated from sketches of them; what is lost in one step is "
     "made up for in later ones"
 )
 _SETTINGS: Known = {
     "cells": Number(0.5, 1e-6, 1e6), "tables": Number(1, 1, 99), "rows": Number(1.0, 1e-9, 1.0),
+    "feedback": Word(("yes", "no")), "block": Number(0, 0, 2**40),
 }  # fmt: skip
 """Cells per value of the rows that occur; tables among which they are shared out, of whose
-estimates the median is taken; share of rows that any replica has."""
+estimates the median is taken; share of rows that any replica has; whether what is lost is kept;
+values of a row (0: those of the first dim)."""
+_HASHED = 60.0
+"""Bytes that move per byte of rows that occur: 25 ns a value to hash it, to sum it into a cell and
+to read it twice (a million float32 on one core of the 2-core machine, torch 2.13, 2026-11-25),
+at 10 GB/s; on a GPU as many passes of 8 bytes over indices."""
+
+
+def ladder() -> tuple[Mapping[str, Setting], ...]:
+    """Returns settings that are worth trying, those that change least first."""
+    return tuple({"cells": cells} for cells in (0.5, 0.25, 0.125))
 
 
 def describe(
@@ -37,9 +52,12 @@ def describe(
 ) -> Exchange:
     """Returns what is held and sent, and what was lost, which is kept."""
     told = FormSettings(_SETTINGS, settings)
-    share = told.number("rows") * told.number("cells")
+    rows = told.number("rows")
+    moved = _HASHED * rows * told.whole("tables")
+    hashed = Rewrite(what="gradients", unit="bucket", at=Event.END, moved=moved)
     lost = Hold(kind="kept", since=Event.BEGIN, until=Event.NEXT_BEGIN, whole=1)
-    return exchange_of_rows(share, lost)
+    more = (hashed, lost) if told.word("feedback") == "yes" else (hashed,)
+    return exchange_of_rows(rows * told.number("cells"), *more)
 
 
 def check(stage: Stage) -> Iterator[tuple[str, str]]:
@@ -52,7 +70,11 @@ def check(stage: Stage) -> Iterator[tuple[str, str]]:
 def build(slots: Sequence[Slot], lines: Lines, stage: Stage, store: ParameterStore) -> SyncRun:
     """Returns what runs the form in a stage."""
     told = FormSettings(_SETTINGS, stage.sync.settings if stage.sync else {})
-    return _Sketched(slots, lines, told.number("cells"), told.whole("tables"))
+    return _Sketched(slots, lines, told)
+
+
+_TRIED = 64
+"""Numbers among which there are some that have no divisor in common with another."""
 
 
 class Hashes(NamedTuple):
@@ -68,15 +90,21 @@ class Hashes(NamedTuple):
     @classmethod
     def drawn(cls, values: int, size: int, tables: int, seed: int, like: Tensor) -> "Hashes":
         """Draws them: equal for equal arguments on all ranks. Cells are filled evenly, so that with
-        as many as values each has its own."""
+        as many as values each has its own: those of `size` values are i -> ai + b modulo `size`,
+        with a and b drawn for them, a without a divisor in common with it."""
         generator = torch.Generator().manual_seed(seed)
         rounds = -(-values // size)
-        cells = torch.stack([
-            torch.cat([torch.randperm(size, generator=generator) for _ in range(rounds)])[:values]
-            for _ in range(tables)
-        ])  # fmt: skip
-        signs = torch.randint(0, 2, (tables, values), generator=generator) * 2 - 1
-        return cls(cells.to(like.device), signs.to(like.device, like.dtype), size)
+        tried = torch.randint(1, max(2, size), (_TRIED,), generator=generator)
+        tried[0] = 1
+        fit = tried[torch.gcd(tried, torch.tensor(size)) == 1]
+        factors = fit[torch.randint(0, len(fit), (tables * rounds, 1), generator=generator)]
+        shifts = torch.randint(0, size, (tables * rounds, 1), generator=generator)
+        bits = torch.randint(0, 256, (-(-tables * values // 8),), generator=generator)
+        cells = torch.arange(size, device=like.device) * factors.to(like.device)
+        cells = cells.add_(shifts.to(like.device)).remainder_(size).view(tables, -1)[:, :values]
+        negative = unpacked_bits(bits.to(like.device, torch.uint8), tables * values)
+        signs = (1 - 2 * negative.to(like.dtype)).view(tables, values)
+        return cls(cells, signs, size)
 
     def coded(self, values: Tensor) -> Tensor:
         """Sums [values] with their signs into [tables, cells]."""
@@ -96,9 +124,10 @@ class Hashes(NamedTuple):
 
 
 class _Sketched(MarkedRows):
-    def __init__(self, slots: Sequence[Slot], lines: Lines, cells: float, tables: int) -> None:
-        super().__init__(slots, lines)
-        self._cells, self._tables = cells, tables
+    def __init__(self, slots: Sequence[Slot], lines: Lines, told: FormSettings) -> None:
+        super().__init__(slots, lines, told.whole("block"))
+        self._feedback = told.word("feedback") == "yes"
+        self._cells, self._tables = told.number("cells"), told.whole("tables")
         self._steps = 0
         self._lost: dict[int, Tensor] = {}
         """Of each gradient, what earlier steps did not send."""
@@ -113,29 +142,28 @@ class _Sketched(MarkedRows):
             self._added.add(index)
         return gradient
 
-    def _coded(self, index: int, gradient: Tensor, union: Tensor) -> Tensor:
-        values = gradient.index_select(0, union).flatten()
-        size = max(1, round(self._cells * values.numel() / self._tables))
-        seed = self._steps * len(self._slots) + index
-        hashes = Hashes.drawn(max(1, values.numel()), size, self._tables, seed, values)
+    def _coded(self, index: int, rows: Tensor, union: Tensor) -> Tensor:
+        values = rows.index_select(0, union).flatten()
         if not values.numel():
             return values
+        size = max(1, round(self._cells * values.numel() / self._tables))
+        seed = self._steps * len(self._slots) + index
+        hashes = Hashes.drawn(values.numel(), size, self._tables, seed, values)
         coded = hashes.coded(values)
-        kept = values - hashes.shrink * hashes.decoded(coded)
-        if index not in self._lost:
-            self._lost[index] = torch.zeros_like(gradient)
-        self._lost[index].zero_().index_copy_(0, union, kept.view(-1, *gradient.shape[1:]))
         self._hashes[index] = hashes
+        if self._feedback:
+            kept = values - hashes.shrink * hashes.decoded(coded)
+            if index not in self._lost:
+                self._lost[index] = torch.zeros_like(self._sent(index))
+            lost = self._rows(self._lost[index].zero_())[0]
+            lost.index_copy_(0, union, kept.view(-1, rows.shape[1]))
         return coded
 
-    def _arrived(self, index: int, union: Tensor | None, found: Tensor) -> None:
-        if union is not None and index in self._hashes:
-            hashes = self._hashes.pop(index)
-            shape = self._slots[index].whole.shape
-            found = (hashes.shrink * hashes.decoded(found)).view(-1, *shape[1:])
-        elif union is not None:
-            found = found.view(-1, *self._slots[index].whole.shape[1:])
-        super()._arrived(index, union, found)
+    def _decoded(self, index: int, values: Tensor) -> Tensor:
+        if index not in self._hashes:
+            return values
+        hashes = self._hashes.pop(index)
+        return hashes.shrink * hashes.decoded(values.view(hashes.cells.shape[0], -1))
 
     def finish(self) -> None:
         super().finish()

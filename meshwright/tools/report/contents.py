@@ -14,7 +14,7 @@ from meshwright.tools.report.memory_rows import memory_groups
 from meshwright.tools.report.model_tree import model_tree
 from meshwright.tools.report.ranks import rank_rows
 from meshwright.tools.report.timeline_rows import timeline
-from meshwright.tools.report.traffic_rows import traffic_rows
+from meshwright.tools.report.traffic_rows import message_rows, traffic_rows
 
 
 def contents(plan: Plan, runs: Sequence[Measured] = ()) -> dict[str, Any]:
@@ -28,6 +28,7 @@ def contents(plan: Plan, runs: Sequence[Measured] = ()) -> dict[str, Any]:
         "timeline": timeline(played, runs),
         "memory": memory_groups(played),
         "traffic": traffic_rows(plan),
+        "messages": message_rows(plan),
         "model": model_tree(plan),
         "search": _search(plan, plan.evidence) if plan.evidence else None,
         "measured": measured_rows(plan, runs) if runs else None,

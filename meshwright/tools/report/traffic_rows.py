@@ -1,10 +1,10 @@
-"""Communication of a step by purpose, axis and link tier."""
+"""Communication of a step by purpose, axis and link tier; and message by message among replicas."""
 
 from collections import defaultdict
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
-from meshwright.ir.plan.detail import StageTraffic
+from meshwright.ir.plan.detail import StageTraffic, SyncMessage
 from meshwright.ir.plan.plan import Plan
 
 
@@ -33,3 +33,13 @@ def traffic_rows(plan: Plan) -> list[dict[str, Any]]:
         for (purpose, axis, link), by_stage in found.items()
     ]
     return sorted(rows, key=lambda row: -max(seconds for _, seconds in row["stages"].values()))
+
+
+def message_rows(plan: Plan) -> list[dict[str, Any]]:
+    """Messages among replicas, in the order in which they go; stages that send alike together."""
+    detail = plan.predicted.detail if plan.predicted else None
+    found: dict[SyncMessage, list[int]] = {}
+    for index in range(len(plan.stages)) if detail else ():
+        for one in detail.stage(index).messages if detail else ():
+            found.setdefault(one, []).append(index)
+    return [{**asdict(one), "stages": stages} for one, stages in found.items()]

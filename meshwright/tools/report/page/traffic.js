@@ -7,7 +7,7 @@ const PURPOSE_COLOURS = { tensors: "tensor", gradients: "gradients", parameters:
 function trafficSection() {
   if (!DATA.traffic.length) return null;
   const body = el("div");
-  const draw = () => body.replaceChildren(trafficTable(filter.stage));
+  const draw = () => body.replaceChildren(trafficTable(filter.stage), messageTable(filter.stage));
   draw();
   onFilter(draw);
   return section("traffic", "Communication", "Bytes that one rank of the busiest stage sends in a step, and what "
@@ -37,6 +37,22 @@ function trafficTable(stage) {
   }
   return el("div", { class: "scroll" }, el("table", {},
     head("axis", "for", "#per rank", "~#all ranks", "#of a step", "~"), body));
+}
+
+// What replicas send each other, message by message, and what of it nothing hides.
+function messageTable(stage) {
+  const rows = DATA.messages.filter((row) => stage < 0 || row.stages.includes(stage));
+  if (!rows.length) return el("div");
+  const body = el("tbody");
+  for (const row of rows) {
+    body.append(el("tr", {}, el("td", { text: row.form }), el("td", { text: row.what }),
+      el("td", { class: "wide", text: row.primitive.replaceAll("_", "-") }), el("td", {}, el("code", { text: row.axis })),
+      el("td", { text: row.when }), el("td", { class: "num", text: bytes(row.nbytes) }),
+      el("td", { class: "num", text: seconds(row.seconds) }),
+      el("td", { class: "num", text: row.exposed_s ? seconds(row.exposed_s) : "hidden" })));
+  }
+  return el("div", { class: "scroll" }, el("h3", { text: "Among replicas" }), el("table", {},
+    head("form", "what", "~how", "axis", "when", "#per rank", "#takes", "#exposed"), body));
 }
 
 function rate(rows, tier) {

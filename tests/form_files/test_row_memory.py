@@ -1,0 +1,86 @@
+"""What tables in forms of rows hold on a rank is predicted: rows, and nowhere all of them."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from meshwright.forms.sync import facts_of_tables, zero_of_tables
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.plan.plan import FormChoice, ParameterChoice, Plan
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.predict import predict_plan
+from meshwright.planner.problem.problem import make_problem
+from meshwright.runtime.job.compile import compile as compile_job
+from meshwright.testing.spawn import run_ranks
+
+ROWS, WIDTH, SAMPLES = 20_000, 32, 64
+
+
+class Looking(nn.Module):
+    """A large table, and little beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(ROWS, WIDTH), nn.Linear(WIDTH, 4)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        found: Tensor = self.out(self.words(ids)).square().mean()
+        return found
+
+
+def batch() -> tuple[Tensor]:
+    """All different."""
+    return (torch.from_numpy(np.random.default_rng(0).permutation(ROWS)[:SAMPLES]),)
+
+
+def plan_of(form: str, optimizer: str) -> tuple[Plan, int]:
+    """With the bytes of tensors that it predicts of a rank."""
+    problem = make_problem(
+        trace(Looking(), batch()), Cluster.local(2), precision="fp32", optimizer=optimizer
+    )
+    plan = build_plan(problem, uniform_choice(problem, dp_shard=2, zero=1), predict=False)
+    facts = {"rows": SAMPLES / ROWS, "rows_each": SAMPLES / ROWS / 2, "row_bytes": 4 * WIDTH,
+             "ids": "0"}  # fmt: skip
+    zero: Any = zero_of_tables(form)
+    settings = {name: facts[name] for name in facts_of_tables(form) if name in facts}
+    own = ParameterChoice(zero=zero, sync=FormChoice(form=form, settings=settings))
+    plan = replace(plan, stages=(replace(plan.stages[0], by_parameter={"words.weight": own}),))
+    memory = predict_plan(problem, plan).stages[0].memory
+    return plan, memory.tensor_bytes
+
+
+def most(plans: list[Plan]) -> list[int]:
+    """The most bytes of tensors in the third step."""
+    found = []
+    for plan in plans:
+        job = compile_job(
+            Looking(), plan, optimizer=plan.optimizer, device="cpu", example_inputs=batch(),
+            check=False,
+        )  # fmt: skip
+        for _ in range(2):
+            job.step(batch(), next_batch=batch())
+        job.track_memory(batch(), next_batch=batch())
+        assert job.tensor_memory is not None
+        found.append(job.tensor_memory.peak_bytes)
+        job.close()
+    return found
+
+
+TABLE = ROWS * WIDTH * 4
+HELD = {"owned_rows": 1, "late_rows": 1, "packed_rows": 2, "gathered_rows": 2}
+"""By form: times the table with its gradient, under SGD among two ranks."""
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_tracked_memory_is_as_predicted(optimizer: str) -> None:
+    said = [plan_of(form, optimizer) for form in HELD]
+    found = run_ranks(2, most, [plan for plan, _ in said])[0]
+    for form, (_, predicted), tracked in zip(HELD, said, found, strict=True):
+        assert predicted == pytest.approx(tracked, rel=0.015), form
+        state = (2 if optimizer == "adamw" else 0) * TABLE / (3 - HELD[form])
+        assert tracked == pytest.approx(HELD[form] * TABLE + state, rel=0.02), form
