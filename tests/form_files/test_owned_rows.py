@@ -43,6 +43,16 @@ def test_copies_of_owners() -> None:
     assert_equal(found, alone(plain, "adamw", 0.05, 0.3))
 
 
+@pytest.mark.parametrize("how", [{"overlap": "block"}, {"recompute": {"*": "full"}}])
+def test_look_ups_run_as_blocks_do(how: Any) -> None:
+    """In two halves, and again for their backward."""
+    plan = plan_of(2, "adamw")
+    if "recompute" in how:
+        how = {"recompute": {block.name: "full" for block in trace(model(), batch(0)).blocks}}
+    plan = replace(plan, stages=(replace(plan.stages[0], **how),))
+    assert_equal(run_ranks(2, trained, plan)[0], alone(plain, "adamw", 0.05, None))
+
+
 def test_a_checkpoint_does_not_know_of_it(tmp_path: Any) -> None:
     found = run_ranks(2, trained, plan_of(2, "adamw"), "all", None, str(tmp_path / "kept"))[0]
     assert_equal(found, alone(plain, "adamw", 0.05, None))
