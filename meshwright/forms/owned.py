@@ -204,6 +204,10 @@ class OwnedRows(SyncRun):
         """About rows that the next batch reads, if that is known, while this one is trained on."""
         self._announced = False
         """They have come after the last step."""
+        self._last = min((table.slot.owner for table in tables), default=-1)
+        """The call after whose backward all gradients of tables are there."""
+        self._leaving: Arriving | None = None
+        """Gradients on their way to owners."""
 
     def rows_here(self, path: str) -> Tensor | None:
         table = self._by_path.get(path)
@@ -262,16 +266,25 @@ class OwnedRows(SyncRun):
                     f"{table.path} are not here; pass the batches in that order, or no next_batch"
                 )
 
-    @torch.no_grad()
-    def finish(self) -> None:
-        asked = self._asked or self._ask([table.here for table in self._tables], "gradients")
-        if self._asking is not None:
-            self._asking.tell_numbers()  # beside the gradients
-        values = self._exchange(
+    def after_backward(self, call: int, last: bool) -> None:
+        if last and call == self._last and self._asked:
+            self._leaving = self._leave(self._asked)
+
+    def _leave(self, asked: Sequence[AskedRows]) -> Arriving:
+        """Gradients go to owners, then numbers of the next batch's rows, beside them."""
+        leaving = self._start(
             [table.gradient() for table in self._tables], [one.owned for one in asked],
             [one.counts for one in asked], "gradients",
         )  # fmt: skip
-        for table, one, came in zip(self._tables, asked, values, strict=True):
+        if self._asking is not None:
+            self._asking.tell_numbers()
+        return leaving
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        asked = self._asked or self._ask([table.here for table in self._tables], "gradients")
+        leaving, self._leaving = self._leaving or self._leave(asked), None
+        for table, one, came in zip(self._tables, asked, leaving.values(), strict=True):
             table.slot.whole.grad, table.shard.grad = None, table.total()
             table.add(table.shard.grad, one.found, one.counts, came)
             sum_over_copies(table.shard.grad, self._lines)

@@ -158,6 +158,9 @@ class _LateRows(OwnedRows):
         self.settle()
         super().more(batch, next_batch)
 
+    def after_backward(self, call: int, last: bool) -> None:
+        """Nothing leaves before the last step is over, and it is known which rows go first."""
+
     @torch.no_grad()
     def finish(self) -> None:
         self.settle()
