@@ -114,10 +114,27 @@ def bandwidth_for(graph: Graph, machine: Cluster, takes: float) -> float:
 
 
 @dataclass
+class OwnTime:
+    """Time that stands still while other jobs have their turn: what is under way waits, too."""
+
+    ended: float = 0.0
+    others: float = 0.0
+
+    def begin(self) -> None:
+        self.others += time.perf_counter() - self.ended
+
+    def end(self) -> None:
+        self.ended = time.perf_counter()
+
+    def now(self) -> float:
+        return time.perf_counter() - self.others
+
+
+@dataclass
 class Turns:
     """Jobs that take turns, and how fast the machine is meanwhile."""
 
-    jobs: dict[str, tuple[Any, SlowWire]]
+    jobs: dict[str, tuple[Any, SlowWire, "OwnTime"]]
     data: dict[str, Tensor]
     free_s: float
     """Predicted, of a step of the job without a wire."""
@@ -127,12 +144,14 @@ class Turns:
     def round(self) -> dict[str, tuple[float, float]]:
         """Of each case, seconds of a step and what of them was waited, of four steps."""
         found = {}
-        for name, (job, wire) in self.jobs.items():
+        for name, (job, wire, own) in self.jobs.items():
             wire.waited.clear()
-            begun = time.perf_counter()
+            own.begin()
+            begun = own.now()
             for _ in range(EVERY):
                 job.step(self.data)
-            took = time.perf_counter() - begun
+            took = own.now() - begun
+            own.end()
             found[name] = took / EVERY, sum(wire.waited) / EVERY
         slowest = torch.tensor(found[FREE][0] / self.free_s)
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
@@ -155,14 +174,15 @@ def timed(
             job = compile_job(
                 build(size), plan, optimizer="sgd", lr=1e-4, device="cpu", graph=graph, check=False
             )
-            wire = SlowWire((lambda _: 0.0) if name == FREE else seconds)
-            turns.jobs[name] = job, stack.enter_context(slowed(job, wire))
+            own = OwnTime()
+            wire = SlowWire((lambda _: 0.0) if name == FREE else seconds, own.now)
+            turns.jobs[name] = job, stack.enter_context(slowed(job, wire)), own
         turns.round()
         found = []
         for _ in range(rounds):
             load = turns.load
             found.append((load, turns.round()))
-        for job, _ in turns.jobs.values():
+        for job, *_ in turns.jobs.values():
             job.close()
     return found
 

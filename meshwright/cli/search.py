@@ -54,7 +54,10 @@ Finalists = Annotated[
 
 Allow = Annotated[
     list[str] | None,
-    typer.Option(help="what of plain training plans may change: delayed; may be given again"),
+    typer.Option(
+        help="what of plain training plans may change: delayed, low_rank, sketch; may be given "
+        "again"
+    ),
 ]
 
 Rows = Annotated[

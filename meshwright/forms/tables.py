@@ -8,8 +8,8 @@ from meshwright.forms.sync import IDS, exchange_of, facts_of_tables, is_exact
 from meshwright.forms.updates import Reach
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
-from meshwright.ir.graph.tables import tables_of
-from meshwright.ir.layout.layout import Shard, parse_placement
+from meshwright.ir.graph.tables import LOOKUPS, tables_of
+from meshwright.ir.layout.layout import Shard, parse_placement, parse_strategy
 from meshwright.ir.plan.finding import Finding
 from meshwright.ir.plan.parameters import as_for, stage_for, views_of
 from meshwright.ir.plan.plan import Plan, param_key
@@ -18,8 +18,8 @@ from meshwright.ir.text.plain_text import SHOWN
 
 def table_findings(plan: Plan, graph: Graph) -> Iterator[Finding]:
     """Yields the parameters of which a form has only the rows that an input names, and of which the
-    model reads others: it would compute with old values; and those whose rows it would have to have
-    whole, and model axes split."""
+    model reads others, or other replicas' samples: it would compute with old values; and those
+    whose rows it would have to have whole, and model axes split."""
     tables = {table.path: table.ids for table in tables_of(graph)}
     for index, stage in enumerate(plan.stages):
         forms = {view.sync_form for view in views_of(stage)} if stage.dp > 1 else ()
@@ -37,6 +37,12 @@ def table_findings(plan: Plan, graph: Graph) -> Iterator[Finding]:
                 yield Finding("sync", f"{message}{told[:SHOWN]!r} names, and others are read", near)
             elif 0 in splits_of(plan, graph, index, path).values():
                 yield torn_rows(view.sync_form, path)
+            elif _gathers_ids(plan, graph, index, path, ids):
+                message = f"stage {index}: a layout gathers ids of all replicas to look up {path}, "
+                has = f"and {view.sync_form} has the rows of a replica's own"
+                yield Finding(
+                    "sync", message + has, f"a layout that splits them, or no sync for {path}"
+                )
 
 
 def stepping_notes(plan: Plan) -> Iterator[Finding]:
@@ -73,6 +79,21 @@ def splits_of(plan: Plan, graph: Graph, stage: int, path: str) -> Mapping[str, i
             if axis != "dp" and isinstance(placement, Shard):
                 found[axis] = placement.dim
     return found
+
+
+def _gathers_ids(plan: Plan, graph: Graph, stage: int, path: str, ids: str) -> bool:
+    """Whether a replica looks up what samples of others name."""
+    if dict(zip(graph.input_names, graph.inputs, strict=True))[ids] not in graph.batch_inputs:
+        return False  # all replicas are given all ids
+    layouts = plan.stages[stage].layouts
+    for block in plan.stage_blocks(graph, stage):
+        said = plan.layout(layouts[block.pattern]).ops
+        for op in graph.block_ops(block):
+            looked = op.target.startswith(LOOKUPS) and graph.tensors[op.inputs[0]].fqn == path
+            text = said.get(op.key, {}).get("dp", "") if looked else ""
+            if looked and not (text and isinstance(parse_strategy(text).inputs[1], Shard)):
+                return True
+    return False
 
 
 def check_tables(plan: Plan, graph: Graph) -> None:

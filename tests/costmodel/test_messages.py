@@ -76,6 +76,14 @@ def test_their_bytes_are_those_of_the_traffic(name: str) -> None:
         assert sum(m.seconds for m in own) == pytest.approx(takes, rel=1e-5)
 
 
+def test_what_is_gathered_before_blocks_is_one_row() -> None:
+    """Before forwards and backwards of two micro-batches, from three others of four."""
+    of = problem()
+    (gathered,) = [m for m in sent(of, plan_of(of, sizes="zero3")) if m.what == "parameters"]
+    assert gathered.when == "before blocks run" and gathered.primitive == "all_gather"
+    assert gathered.nbytes == pytest.approx(2 * 2 * 3 / 4 * graph().parameter_bytes, abs=1)
+
+
 @pytest.mark.parametrize("name", FORMS)
 def test_what_is_exposed_makes_the_step_longer(name: str) -> None:
     """Of a form that sends one message, by all of the difference to a wire that takes no time; of

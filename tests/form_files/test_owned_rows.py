@@ -11,7 +11,7 @@ from meshwright.forms.sync import findings
 from meshwright.forms.tables import check_tables, table_findings
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
-from meshwright.ir.plan.plan import FormChoice, ParameterChoice, Plan
+from meshwright.ir.plan.plan import BlockLayout, FormChoice, ParameterChoice, Plan
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
@@ -195,6 +195,20 @@ def test_rows_that_no_input_names_are_never_old(ids: str, tied: bool, near: str)
     with pytest.raises(PlanError, match="others are read"):
         check_tables(plan, traced)
     assert not list(table_findings(plan_of(2, "sgd"), trace(model(), batch(0))))
+
+
+def test_ids_that_a_layout_gathers_are_refused() -> None:
+    """A replica would look up what samples of others name."""
+    traced, plan = trace(model(), batch(0)), plan_of(2, "sgd")
+    assert not list(table_findings(plan, traced))
+
+    def gathered(layout: BlockLayout) -> BlockLayout:
+        ops = {key: axes for key, axes in layout.ops.items() if "embedding" not in key}
+        return replace(layout, ops=ops)
+
+    plan = replace(plan, layouts=tuple(gathered(layout) for layout in plan.layouts))
+    said = list(table_findings(plan, traced))
+    assert len(said) == 2 and all("gathers ids of all replicas" in f.message for f in said)
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import meshwright as mw
+from meshwright.cli.search import Allow
 from meshwright.costmodel.estimate import estimate_all
 from meshwright.costmodel.ops.overheads import overheads_of
 from meshwright.forms.sync import changes, chosen, for_tables, ladder
@@ -107,6 +108,8 @@ def test_words_are_those_that_forms_declare() -> None:
     assert {"sketch", "low_rank", "delayed"} <= known
     with pytest.raises(PlanError, match="nearest is 'low_rank'"):
         found(1e8, allow=("low_rang",))
+    (option,) = Allow.__metadata__  # type: ignore[attr-defined]
+    assert all(word in option.help for word in known), "the command line says which there are"
     for folder in ("planner", "costmodel", "runtime", "ir"):
         texts = [path.read_text() for path in (ROOT / folder).rglob("*.py")]
         assert not any(f'"{word}"' in text for text in texts for word in known)
