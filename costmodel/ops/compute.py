@@ -123,6 +123,18 @@ def gradient_sum(nbytes: int, device: DeviceType) -> OpTime:
     return dispatched(OpTime(0.0, seconds, 0.0, curve.source, curve.band), device, 0, 1.0, 0)
 
 
+def rows_left_out_s(nbytes: int, made: float, device: DeviceType) -> float:
+    """Seconds by which a backward is shorter that makes and adds the gradient of a share of a
+    table's rows, `made`, instead of all its bytes, by the formula."""
+    gather, adding = curve_of(OpClass.GATHER, device), curve_of(OpClass.ELEMENTWISE, device)
+
+    def making_s(part: float) -> float:
+        added_s = memory_s(3 * part, adding, device)
+        return gather.backward * memory_s(part, gather, device) + added_s
+
+    return making_s(nbytes) - making_s(nbytes * made)
+
+
 def _seconds(work: KernelWork | None, device: DeviceType) -> float:
     return kernel_s(work, device) if work else 0.0
 

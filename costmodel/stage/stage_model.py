@@ -10,7 +10,7 @@ from meshwright.costmodel.cost_cache import CostTables
 from meshwright.costmodel.memory.memory import training_state
 from meshwright.costmodel.memory.stage_memory import BlockMemory, MemoryGroup, StageMemory
 from meshwright.costmodel.ops.clip import clip_time
-from meshwright.costmodel.ops.compute import worst_source
+from meshwright.costmodel.ops.compute import rows_left_out_s, worst_source
 from meshwright.costmodel.ops.optimizer import OptimizerTime, optimizer_time, temporary_bytes
 from meshwright.costmodel.ops.overheads import overheads_of
 from meshwright.costmodel.simulate.compiled_schedule import LAST, B, F
@@ -182,10 +182,11 @@ def _sync(
     parts: Parts,
     held: Sequence[BlockParams],
 ) -> Sync:
+    groups = _groups(tables, stage, parts, held)
     return Sync(
-        groups=_groups(tables, stage, parts, held),
+        groups=groups,
         prefetch=stage.prefetch, shard=stage.mesh.get("dp_shard", 1),
-        blocks=_block_times(tables, costs),
+        blocks=_with_rows(_block_times(tables, costs), groups, held, costs),
         prelude_s=costs.cost.forward_s - sum([c.forward_s for c in costs.cost.blocks]),
         dp=costs.spot.dp_levels, shard_levels=costs.shard_levels,
         replicate_levels=costs.replicate_levels, overheads=overheads_of(costs.device),
@@ -229,6 +230,26 @@ def _block_times(tables: CostTables, costs: StageCosts) -> tuple[BlockTimes, ...
             )
         found.append(known[key])
     return tuple(found)
+
+
+def _with_rows(
+    blocks: tuple[BlockTimes, ...],
+    groups: Sequence[FormGroup],
+    held: Sequence[BlockParams],
+    costs: StageCosts,
+) -> tuple[BlockTimes, ...]:
+    """The blocks where they make gradients of a share of their tables only."""
+    if all([group.exchange.made == 1.0 for group in groups]):
+        return blocks
+    less = [0.0] * len(blocks)
+    for group, params in zip(groups, held, strict=True):
+        if group.exchange.made < 1.0:
+            for index, own in enumerate(params.owned):
+                less[index] += rows_left_out_s(own.trained_bytes, group.exchange.made, costs.device)
+    return tuple(
+        replace(block, weight_s=max(0.0, block.weight_s - seconds)) if seconds else block
+        for block, seconds in zip(blocks, less, strict=True)
+    )
 
 
 def _copy_waits(tables: CostTables, costs: StageCosts) -> tuple[list[float], list[float]]:

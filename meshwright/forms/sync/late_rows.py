@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from meshwright.forms.exchange import Event, Exchange, Hold, Send
+from meshwright.forms.exchange import Event, Exchange, Hold, Rewrite, Send
 from meshwright.forms.owned import Arriving, AskedRows, OwnedRows, OwnedTable, owned_tables
 from meshwright.forms.running import LaterStep, Lines, ParameterStore, Samples, Slot, SyncRun
 from meshwright.forms.settings import FormSettings, Known, Number, Text, wrong_settings
@@ -61,6 +61,8 @@ def describe(
                 share="here",
             ),
             Hold(kind="kept", since=Event.BEGIN, until=Event.NEXT_BEGIN, part=1),
+            # Owners sum gradients into zeros.
+            Rewrite(what="gradients", unit="bucket", at=Event.END, moved=1 / replicas),
             Send(what="gradients", at=Event.END, until=Event.END, share="first", **way),  # type: ignore[arg-type]
             Send(what="gradients", at=Event.END, until=Event.END, lag=1, share="late", **way),  # type: ignore[arg-type]
             Send(

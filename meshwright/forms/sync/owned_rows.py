@@ -14,7 +14,7 @@ not known, they are asked for when it has come.
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from meshwright.forms.exchange import Event, Exchange, Hold, Send
+from meshwright.forms.exchange import Event, Exchange, Hold, Rewrite, Send
 from meshwright.forms.owned import OwnedRows, owned_tables
 from meshwright.forms.running import Lines, ParameterStore, Slot, SyncRun
 from meshwright.forms.settings import FormSettings, Known, Number, Text, wrong_settings
@@ -49,6 +49,8 @@ def describe(
             Hold(kind="gradients", since=Event.AFTER_BACKWARD, until=Event.NEXT_BEGIN, whole=1,
                  share="rows"),
             Hold(kind="gradients", since=Event.END, until=Event.NEXT_BEGIN, part=1),
+            # Owners sum gradients into zeros.
+            Rewrite(what="gradients", unit="bucket", at=Event.END, moved=1 / replicas),
             Send(what="gradients", at=Event.END, until=Event.END, share="rows", **way),  # type: ignore[arg-type]
             Send(what="gradients", primitive=Primitive.ALL_REDUCE, axis="dp_replicate",
                  unit="bucket", at=Event.END, until=Event.END, of_part=True),

@@ -153,7 +153,8 @@ def _rows(facts: Facts) -> Iterator[Sentence]:
     if detail is None or detail.rows is None:
         return
     saved = detail.rows
-    more = f" and {len(saved.tables) - 1} more tables" if len(saved.tables) > 1 else ""
+    others = len(saved.tables) - 1
+    more = f" and {others} more table{'s' * (others > 1)}" if others else ""
     read = f" ({saved.of} reads no others)" if saved.of == "a rank" else ""
     share = 100 * saved.share
     yield Sentence(
