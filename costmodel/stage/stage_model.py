@@ -335,12 +335,19 @@ def _memory(
         groups=tuple(
             MemoryGroup(
                 form.exchange, form.buckets or buckets(own.owned, 0), form.gathered,
-                tuple([ceil(o.trained_bytes * form.exchange.made) for o in own.owned]),
-                tuple([ceil(o.largest_trained * form.exchange.made) for o in own.owned]),
+                _made([o.trained_bytes for o in own.owned], form.exchange),
+                _made([o.largest_trained for o in own.owned], form.exchange),
             )
             for form, own in zip(sync.groups, held, strict=True)
         ),
     )  # fmt: skip
+
+
+def _made(sizes: Sequence[int], exchange: Exchange) -> tuple[int, ...]:
+    """Of gradients so large, bytes that blocks make."""
+    if exchange.made == 1.0:
+        return tuple(sizes)
+    return tuple([ceil(nbytes * exchange.made) for nbytes in sizes])
 
 
 def _block_memories(costs: StageCosts) -> tuple[BlockMemory, ...]:

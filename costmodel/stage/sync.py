@@ -221,7 +221,7 @@ class Sync:
         if self.free and any(self.groups[i] is group and own == send for i, own in self.free):
             return 0.0
         levels = self.levels(send.axis)
-        sent = group.exchange.sent(send, nbytes, ranks_of(levels))
+        sent = group.exchange.sent(send, nbytes, ranks_of(levels) if send.by_rank else 1)
         return self.collective_s(send.primitive, sent, levels)
 
     def collective_s(self, primitive: Primitive, nbytes: float, levels: Levels) -> float:
@@ -294,7 +294,8 @@ class Sync:
         ended = [(send, self.levels(send.axis)) for send in group.exchange.at_end]
         work = group.exchange.worked_at_end
         for bucket in group.buckets if ended or work else ():
-            yield from self._work(work, bucket, "gradients")
+            if work:
+                yield from self._work(work, bucket, "gradients")
             for send, levels in ended:
                 if levels:
                     nbytes = bucket.nbytes / self.shard if send.of_part else bucket.nbytes
