@@ -350,6 +350,15 @@ def test_stages_of_a_pipeline() -> None:
     assert_equal(run_ranks(4, trained, plan)[0], wanted)
 
 
+@pytest.mark.parametrize("case", ["corrected", "mixed"])
+def test_tensor_parallel_replicas(case: str) -> None:
+    """Two replicas of two ranks, each of which averages its part of a parameter."""
+    plan = plan_of(4, CASES[case], "adamw", tp=2, dp_replicate=2)
+    assert any("S(" in str(layout.parameters) for layout in plan.layouts), "parameters are split"
+    wanted = alone(partial(emulated, (2, 2), "adamw", **CASES[case]))
+    assert_equal(run_ranks(4, trained, plan)[0], wanted)
+
+
 def _copies(plans: list[Plan], traced: Any) -> list[tuple[str, ...] | str]:
     """Of each: parameters of which ranks have different copies once all has settled."""
     found: list[tuple[str, ...] | str] = []
