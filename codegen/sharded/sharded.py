@@ -55,11 +55,11 @@ def places(comm: Comm, indices: Tensor, path: str) -> Tensor:
     rows = comm.rows_here(path)
     if rows is None:
         return indices
-    found = torch.searchsorted(rows, indices)
+    found = torch.searchsorted(rows, indices.to(rows.dtype))
     known = rows[found.clamp(max=len(rows) - 1)] == indices if len(rows) else found < 0
     # A rank has asked for all that its inputs name: what is not among those is no row.
     torch._assert_async(known.all(), f"an index of {path} is out of range")
-    return found
+    return found.to(indices.dtype)
 
 
 def looked_up(
@@ -68,8 +68,6 @@ def looked_up(
     indices: Tensor,
     path: str,
     padding_idx: int = -1,
-    scale_grad_by_freq: bool = False,
-    sparse: bool = False,
 ) -> Tensor:
     """Lookup in a table of which only some rows are here."""
     found = torch.embedding(weight, places(comm, indices, path))

@@ -163,11 +163,10 @@ def _own_bags(site: OpSite, form: Form) -> Form:
 
 def of_rows_here(form: Form, path: str) -> Form:
     """Returns the look-up in a table of which a rank has only some rows; `path`: of its weight."""
-    if form.target.split(".")[1] == "embedding":
-        return sharded(form, "looked_up", path=path)
     if form.arg("scale_grad_by_freq"):
         raise PlanError(f"{path}: gradients by frequency need all of a bag's table; no sync for it")
-    return sharded(without(form, "scale_grad_by_freq", "sparse"), "bags_looked_up", path=path)
+    family = "looked_up" if form.target.split(".")[1] == "embedding" else "bags_looked_up"
+    return sharded(without(form, "scale_grad_by_freq", "sparse"), family, path=path)
 
 
 def _shifted(site: OpSite, form: Form) -> Form:

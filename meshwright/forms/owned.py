@@ -59,7 +59,7 @@ class OwnedTable:
             given = ", ".join(batch)
             raise PlanError(f"{self._form} reads rows from input {self._ids!r}; given are {given}")
         ids = batch[self._ids].detach().to(self.shard.device)
-        found: Tensor = ids.unique()  # type: ignore[no-untyped-call]
+        found: Tensor = ids.long().unique()  # type: ignore[no-untyped-call]
         return found[(found >= 0) & (found < self.count)]
 
     def put(self, rows: Tensor, values: Tensor) -> None:

@@ -12,7 +12,7 @@ from meshwright.ir.graph.tables import LOOKUPS, tables_of
 from meshwright.ir.layout.layout import Shard, parse_placement, parse_strategy
 from meshwright.ir.plan.finding import Finding
 from meshwright.ir.plan.parameters import as_for, stage_for, views_of
-from meshwright.ir.plan.plan import Plan, param_key
+from meshwright.ir.plan.plan import BlockLayout, Plan, param_key
 from meshwright.ir.text.plain_text import SHOWN
 
 
@@ -22,7 +22,7 @@ def table_findings(plan: Plan, graph: Graph) -> Iterator[Finding]:
     whose rows it would have to have whole, and model axes split."""
     tables = {table.path: table.ids for table in tables_of(graph)}
     for index, stage in enumerate(plan.stages):
-        forms = {view.sync_form for view in views_of(stage)} if stage.dp > 1 else ()
+        forms = {view.sync_form for view in views_of(stage)}
         if not any(IDS in facts_of_tables(form) for form in forms):
             continue
         names = [name for block in plan.stage_blocks(graph, index) for name in block.params]
@@ -69,11 +69,11 @@ def stepping_notes(plan: Plan) -> Iterator[Finding]:
 def splits_of(plan: Plan, graph: Graph, stage: int, path: str) -> Mapping[str, int]:
     """Returns the model axes over which a stage splits a parameter, and the dim that each does."""
     found: dict[str, int] = {}
-    layouts = plan.stages[stage].layouts
     for block in plan.stage_blocks(graph, stage):
         if path not in [graph.tensors[name].fqn for name in block.params]:
             continue
-        said = plan.layout(layouts[block.pattern]).parameters.get(param_key(block, path), {})
+        layout = _layout(plan, stage, block.pattern)
+        said = layout.parameters.get(param_key(block, path), {}) if layout else {}
         for axis, text in said.items():
             placement = parse_placement(text)
             if axis != "dp" and isinstance(placement, Shard):
@@ -85,15 +85,21 @@ def _gathers_ids(plan: Plan, graph: Graph, stage: int, path: str, ids: str) -> b
     """Whether a replica looks up what samples of others name."""
     if dict(zip(graph.input_names, graph.inputs, strict=True))[ids] not in graph.batch_inputs:
         return False  # all replicas are given all ids
-    layouts = plan.stages[stage].layouts
     for block in plan.stage_blocks(graph, stage):
-        said = plan.layout(layouts[block.pattern]).ops
+        layout = _layout(plan, stage, block.pattern)
+        said = layout.ops if layout else {}
         for op in graph.block_ops(block):
             looked = op.target.startswith(LOOKUPS) and graph.tensors[op.inputs[0]].fqn == path
             text = said.get(op.key, {}).get("dp", "") if looked else ""
             if looked and not (text and isinstance(parse_strategy(text).inputs[1], Shard)):
                 return True
     return False
+
+
+def _layout(plan: Plan, stage: int, pattern: str) -> BlockLayout | None:
+    """None: all is whole on every rank."""
+    name = plan.stages[stage].layouts.get(pattern)
+    return None if name is None else plan.layout(name)
 
 
 def check_tables(plan: Plan, graph: Graph) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from meshwright.forms.sync import findings
 from meshwright.forms.tables import check_tables, table_findings
@@ -15,6 +15,7 @@ from meshwright.ir.plan.plan import BlockLayout, FormChoice, ParameterChoice, Pl
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
+from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.testing.spawn import alone, run_ranks
 from tests.form_files.owners import job_of, plan_of, trained
 from tests.form_files.words import STEPS, VOCAB, WIDTH, assert_equal, batch, model, plain
@@ -195,6 +196,48 @@ def test_rows_that_no_input_names_are_never_old(ids: str, tied: bool, near: str)
     with pytest.raises(PlanError, match="others are read"):
         check_tables(plan, traced)
     assert not list(table_findings(plan_of(2, "sgd"), trace(model(), batch(0))))
+
+
+def _of_few_bits(step: int) -> tuple[Tensor, ...]:
+    ids, others, y = batch(step)
+    return ids.int(), others.int(), y
+
+
+def _trained_on(plan: Plan, few: bool) -> list[float]:
+    give = _of_few_bits if few else batch
+    job = compile_job(model(), plan, optimizer="sgd", lr=0.05, device="cpu", check=False,
+                      example_inputs=give(0))  # fmt: skip
+    losses = [
+        float(loss) for step in range(3) for loss in (job.step(give(step)), job.eval(give(0)))
+    ]
+    job.close()
+    return losses
+
+
+def test_ids_of_fewer_bits() -> None:
+    plan = plan_of(2, "sgd")
+    problem = make_problem(
+        trace(model(), _of_few_bits(0)), Cluster.local(2), precision="fp64", optimizer="sgd"
+    )
+    choice = uniform_choice(problem, num_microbatches=2, zero=1, dp_shard=2)
+    few = build_plan(problem, choice, predict=False)
+    own = plan.stages[0].by_parameter
+    few = replace(few, stages=(replace(few.stages[0], by_parameter=own),))
+    assert run_ranks(2, _trained_on, few, True)[0] == run_ranks(2, _trained_on, plan, False)[0]
+
+
+def _no_row(plan: Plan) -> str:
+    ids, *others = batch(0)
+    try:
+        job_of(plan).step((ids.clone().fill_(VOCAB), *others))
+    except Exception as error:
+        return str(error)
+    return ""
+
+
+def test_an_id_that_is_no_row_is_refused() -> None:
+    said = run_ranks(2, _no_row, plan_of(2, "sgd"))
+    assert all("index of words.weight is out of range" in each for each in said)
 
 
 def test_ids_that_a_layout_gathers_are_refused() -> None:
