@@ -55,7 +55,7 @@ def places(comm: Comm, indices: Tensor, path: str) -> Tensor:
     rows = comm.rows_here(path)
     if rows is None:
         return indices
-    found = torch.searchsorted(rows, indices.to(rows.dtype))
+    found = torch.searchsorted(rows, indices)
     known = rows[found.clamp(max=len(rows) - 1)] == indices if len(rows) else found < 0
     # A rank has asked for all that its inputs name: what is not among those is no row.
     torch._assert_async(known.all(), f"an index of {path} is out of range")

@@ -1,7 +1,7 @@
 """Ranks that own rows of tables: who has a gradient of some sends it, who reads some asks. Nobody
 has all of a table."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,12 +12,26 @@ from torch import Tensor, nn
 from meshwright.forms.flat import chunk_rows, frozen, held_whole, sum_over_copies, trainable
 from meshwright.forms.rows import torn_rows
 from meshwright.forms.running import Held, LaterStep, Lines, Samples, Slot, SyncRun
+from meshwright.forms.settings import Known, wrong_settings
 from meshwright.forms.sync import IDS
 from meshwright.ir.comm.collective import What
 from meshwright.ir.comm.p2p_collectives import Waitable
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan.plan import Stage
 from meshwright.ir.profile.measured import Purpose
+
+ZERO = 1
+"""What of a table is split: owners step their rows."""
+
+
+def wrong_owners(form: str, known: Known, stage: Stage) -> Iterator[tuple[str, str]]:
+    """Yields what is wrong with a form whose rows have owners in a stage, and what would be right;
+    `known`: its settings."""
+    yield from wrong_settings(form, known, stage.sync.settings if stage.sync else {})
+    if stage.zero != ZERO:
+        yield f"{form} gives each rank rows to step, and zero is {stage.zero}", f"zero {ZERO}"
+    elif stage.dp > 1 and not stage.is_sharded:
+        yield f"{form} shares rows out over dp_shard, which is 1", f"dp_shard {stage.dp}"
 
 
 def owned_tables(

@@ -20,9 +20,17 @@ import torch
 from torch import Tensor
 
 from meshwright.forms.exchange import Event, Exchange, Hold, Rewrite, Send
-from meshwright.forms.owned import Arriving, AskedRows, OwnedRows, OwnedTable, owned_tables
+from meshwright.forms.owned import (
+    ZERO,
+    Arriving,
+    AskedRows,
+    OwnedRows,
+    OwnedTable,
+    owned_tables,
+    wrong_owners,
+)
 from meshwright.forms.running import LaterStep, Lines, ParameterStore, Samples, Slot, SyncRun
-from meshwright.forms.settings import FormSettings, Known, Number, Text, wrong_settings
+from meshwright.forms.settings import FormSettings, Known, Number, Text
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.plan.plan import Setting, Stage
 
@@ -30,7 +38,7 @@ EXACT = True
 SEARCHED = False
 STORE, SPLIT = "owned", True
 TABLES = ("rows_each", "row_bytes", "prior", "ids")
-TABLE_ZERO = 1
+TABLE_ZERO = ZERO
 UNDONE_BY_NORM = "sync owned_rows, or no max_grad_norm"
 _SETTINGS: Known = {
     "rows_each": Number(1.0, 1e-9, 1.0), "row_bytes": Number(256, 1, 2**40),
@@ -87,13 +95,8 @@ def describe(
 
 def check(stage: Stage) -> Iterator[tuple[str, str]]:
     """Yields what is wrong with the form in a stage, and what would be right."""
-    said = stage.sync.settings if stage.sync else {}
-    yield from wrong_settings("late_rows", _SETTINGS, said)
-    if stage.zero != TABLE_ZERO:
-        yield f"late_rows gives each rank rows to step, and zero is {stage.zero}", "zero 1"
-    elif stage.dp > 1 and not stage.is_sharded:
-        yield "late_rows shares rows out over dp_shard, which is 1", f"dp_shard {stage.dp}"
-    elif stage.mesh.get("dp_replicate", 1) > 1:
+    yield from wrong_owners("late_rows", _SETTINGS, stage)
+    if stage.is_sharded and stage.mesh.get("dp_replicate", 1) > 1:
         yield "late_rows has one owner for each row, and dp_replicate makes copies", "owned_rows"
 
 

@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from meshwright.forms.exchange import Event, Exchange, Hold, Rewrite, Send
-from meshwright.forms.owned import OwnedRows, owned_tables
+from meshwright.forms.owned import ZERO, OwnedRows, owned_tables, wrong_owners
 from meshwright.forms.running import Lines, ParameterStore, Slot, SyncRun
-from meshwright.forms.settings import FormSettings, Known, Number, Text, wrong_settings
+from meshwright.forms.settings import FormSettings, Known, Number, Text
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.plan.plan import Setting, Stage
 
@@ -25,7 +25,7 @@ EXACT = True
 SEARCHED = False
 STORE, SPLIT = "owned", True
 TABLES = ("rows_each", "row_bytes", "ids")
-TABLE_ZERO = 1
+TABLE_ZERO = ZERO
 _SETTINGS: Known = {
     "rows_each": Number(1.0, 1e-9, 1.0), "row_bytes": Number(256, 1, 2**40), "ids": Text(),
 }  # fmt: skip
@@ -63,12 +63,7 @@ def describe(
 
 def check(stage: Stage) -> Iterator[tuple[str, str]]:
     """Yields what is wrong with the form in a stage, and what would be right."""
-    said = stage.sync.settings if stage.sync else {}
-    yield from wrong_settings("owned_rows", _SETTINGS, said)
-    if stage.zero != TABLE_ZERO:
-        yield f"owned_rows gives each rank rows to step, and zero is {stage.zero}", "zero 1"
-    elif stage.dp > 1 and not stage.is_sharded:
-        yield "owned_rows shares rows out over dp_shard, which is 1", f"dp_shard {stage.dp}"
+    yield from wrong_owners("owned_rows", _SETTINGS, stage)
 
 
 def build(slots: Sequence[Slot], lines: Lines, stage: Stage, store: ParameterStore) -> SyncRun:
