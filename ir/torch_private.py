@@ -267,6 +267,13 @@ ENGINE = (torch.autograd, "_engine_run_backward")
 """What every backward in Python goes through."""
 
 
+def read_compiler_rules() -> None:
+    """Have torch's compiler make its table of functions now, which it makes once in a process."""
+    from torch._dynamo import trace_rules  # takes a second: only traces need it
+
+    trace_rules.get_torch_obj_rule_map()
+
+
 def own_dispatch(tensor: Tensor) -> bool:
     """Whether the tensor's class has operators of its own; fake tensors do not count."""
     kind: Any = type(tensor)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.ir.errors import TraceError
-from meshwright.ir.torch_private import ENGINE, own_dispatch, wraps_tensors
+from meshwright.ir.torch_private import ENGINE, own_dispatch, read_compiler_rules, wraps_tensors
 from meshwright.ir.trace.explain import user_line_here
 
 _DENSE = "a plan splits dense tensors only"
@@ -53,6 +53,8 @@ def check_tensor(what: str, tensor: Tensor, *, of_batch: bool = False) -> None:
 @contextmanager
 def forbidden() -> Iterator[None]:
     """Inside, code that the graph of a forward cannot hold ends in a TraceError."""
+    # torch's compiler keeps a table of torch's functions, made at its first use: not from these.
+    read_compiler_rules()
     with ExitStack() as stack:
         module, name = ENGINE
         stack.enter_context(mock.patch.object(module, name, _no_gradients))
