@@ -132,7 +132,7 @@ def expert_plan(problem: Problem, row: Row) -> Plan:
 def compare(row: Row, searcher: str) -> Compared:
     """RowError or PlanError where the expert's layout is none of ours."""
     graph = graph_of(row.shape, row.gbs, row.seq)
-    problem = make_problem(graph, cluster_of(row), precision="bf16")
+    problem = make_problem(graph, cluster_of(row), precision="bf16-autocast")
     expert = expert_plan(problem, row)
     begun = time.perf_counter()
     ours = search_problem(problem, searcher, time_limit_s=600)

@@ -25,6 +25,7 @@ from meshwright.ir.graph.graph import Block, Graph
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.layout.layout import Axis
 from meshwright.ir.plan.plan import BlockLayout, ModelMesh
+from meshwright.ir.precision import precision
 from meshwright.ir.presets import device
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.problem import make_problem
@@ -89,7 +90,7 @@ def volume(graph: Graph, block: Block, layout: BlockLayout) -> Volume:
     link = machine.nodes[0].link
     levels = {name: (Level(size, link),) if size > 1 else () for name, size in sizes.items()}
     site = StageSite(axes, dict.fromkeys(axes, 0), machine.device(0), levels)
-    walk = walk_block(GraphFacts.of(graph, "fp32"), block, layout, site)
+    walk = walk_block(GraphFacts.of(graph, precision("fp32")), block, layout, site)
     kept = gathered = 0.0
     for entry in walk.trail:
         if isinstance(entry, PricedMove):

@@ -22,6 +22,7 @@ from meshwright.ir.graph.graph import DTYPE_BYTES, Block, Graph, Kind
 from meshwright.ir.memo import Memos
 from meshwright.ir.plan.plan import BlockLayout, ModelMesh, ScheduleTable, Stage
 from meshwright.ir.plan.schedule import Schedule
+from meshwright.ir.precision import precision as known_precision
 from meshwright.ir.profile.profile import Profile
 
 PRELUDE = "(prelude)"
@@ -77,7 +78,7 @@ class CostTables:
         self.profile = profile
         self.bucket_bytes = bucket_bytes
         """Gradients that are reduced together."""
-        self.facts = GraphFacts.of(graph, precision)
+        self.facts = GraphFacts.of(graph, known_precision(precision))
         timer = timer or layer_timer(graph) or profile_timer(self.cluster, profile)
         devices = {device.name: device for device in self.cluster.device_types}
         self.blocks = BlockCosts(self.facts, devices, timer, profile)

@@ -199,7 +199,9 @@ def single_graph() -> Graph:
 
 
 def bf16_plan(world: int, **choice: object) -> Plan:
-    problem = make_problem(single_graph(), Cluster.local(world), precision="bf16", optimizer="adam")
+    problem = make_problem(
+        single_graph(), Cluster.local(world), precision="bf16-autocast", optimizer="adam"
+    )
     return build_plan(problem, uniform_choice(problem, **choice), predict=False)
 
 

@@ -19,6 +19,7 @@ from meshwright.ir import presets
 from meshwright.ir.cluster.device import DeviceType
 from meshwright.ir.graph.graph import Graph, Kind
 from meshwright.ir.layout.layout import Axis
+from meshwright.ir.precision import precision
 from meshwright.ir.trace.trace import trace
 from meshwright.testing.networks import ResNet50
 
@@ -116,7 +117,7 @@ def op_seconds(graph: Graph, gpu: DeviceType) -> list[tuple[float, float]]:
         device=gpu,
         levels={"dp": (), "tp": ()},
     )
-    walk = Walk(GraphFacts.of(graph, "fp32"), site, None)
+    walk = Walk(GraphFacts.of(graph, precision("fp32")), site, None)
     found, before = [], (0.0, 0.0)
     for op in graph.ops:
         walk.op(op, {})

@@ -230,7 +230,8 @@ def _as_used(device: DeviceType, case: Case) -> DeviceType:
 def predicted(case: Case) -> float:
     """Samples per second of plain data parallelism with accumulation."""
     graph = graph_of(case.model, case.sequence, case.batch, case.channels_last)
-    precision = "fp32" if case.all_half else case.precision
+    autocasts = case.precision == "bf16" and not case.all_half
+    precision = "bf16-autocast" if autocasts else "fp32"
     problem = make_problem(graph, cluster_of(case), precision=precision)
     if case.model == "BERT-Large":
         # Its DDP has one bucket (bucket_cap_mb is the device's memory): nothing hides it.

@@ -150,7 +150,7 @@ def predicted(case: Case) -> float:
     """Seconds of a step in mixed precision with SGD."""
     graph = graph_of(case.model, case.layout, case.batch)
     cluster = Cluster.preset("rtx3090", num_nodes=1, devices_per_node=1)
-    problem = make_problem(graph, cluster, precision="bf16", optimizer="sgd")
+    problem = make_problem(graph, cluster, precision="bf16-autocast", optimizer="sgd")
     plan = build_plan(problem, uniform_choice(problem, num_microbatches=1))
     assert plan.predicted
     return plan.predicted.step_s

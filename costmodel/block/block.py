@@ -23,6 +23,7 @@ from meshwright.ir.layout.layout import (
     parse_strategy,
 )
 from meshwright.ir.plan.plan import BlockLayout, param_key
+from meshwright.ir.precision import precision as known_precision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +136,7 @@ def block_cost(
     rank = groups["dp"][coordinates["dp"]]
     levels = {axis: group_levels(groups[axis], cluster) for axis in axes}
     site = StageSite(axes, coordinates, cluster.device(rank), levels)
-    cost = price_block(GraphFacts.of(graph, precision), block, layout, site, timer)
+    cost = price_block(GraphFacts.of(graph, known_precision(precision)), block, layout, site, timer)
     return cost.recomputed() if recompute else cost
 
 

@@ -344,7 +344,7 @@ class BlockCosts:
         return self._id(block, layout, spot)[0], spot.model, spot.dp > 1
 
     def _key(self, walk: Walk, spot: BlockSpot) -> str:
-        precision = self._facts.precision
+        precision = self._facts.precision.measured_as
         return block_key(walk.trail, precision, spot.sizes, compiled=spot.compiled)
 
     def _measured(

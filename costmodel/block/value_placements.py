@@ -22,6 +22,7 @@ from meshwright.ir.layout.conversions import Conversion
 from meshwright.ir.layout.layout import R, Replicate, Shard, Strategy
 from meshwright.ir.layout.paths import path
 from meshwright.ir.ops import facts
+from meshwright.ir.precision import Precision
 
 
 @dataclass(frozen=True)
@@ -29,13 +30,13 @@ class GraphFacts:
     """What the costs of all blocks of a graph share under one precision."""
 
     graph: Graph
-    precision: str
+    precision: Precision
     dtypes: Mapping[str, str]
     roots: Mapping[str, str]
     prelude_values: frozenset[str]
 
     @classmethod
-    def of(cls, graph: Graph, precision: str) -> "GraphFacts":
+    def of(cls, graph: Graph, precision: Precision) -> "GraphFacts":
         values = frozenset(out for op in graph.prelude_ops for out in op.outputs)
         dtypes = runtime_dtypes(graph, precision)
         return cls(graph, precision, dtypes, storage_roots(graph), values)
@@ -201,7 +202,7 @@ class Trace(ABC):
         """Whether autocast may hand the op this operand in another dtype."""
         norm = is_norm(op.target) and not facts(op.target).fused
         cast = norm or classify(op.target) in COMPUTE
-        return cast and self.facts.precision == "bf16" and is_float(self.facts.dtypes[name])
+        return cast and bool(self.facts.precision.autocast) and is_float(self.facts.dtypes[name])
 
     def _operand(self, name: str, where: Where, dtype: str) -> PricedInput:
         tensor, own = self._tensor(name), self.facts.dtypes[name]
@@ -219,8 +220,9 @@ class Trace(ABC):
             yield self._wide(name, dict(zip(self.site.axes, target, strict=True)))
 
     def _compute_dtype(self, op: Op, op_class: OpClass) -> str:
-        if self.facts.precision == "bf16" and op_class in COMPUTE:
-            return "bfloat16"
+        cast = self.facts.precision.autocast
+        if cast and op_class in COMPUTE:
+            return cast
         floats = [self.facts.dtypes[n] for n in (*op.outputs, *op.inputs) if n]
         return next(filter(is_float, floats), "float32")
 

@@ -4,6 +4,7 @@ from meshwright.costmodel.ops.op_classes import COMPUTE, classify
 from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import Graph, Kind, Op, Tensor
 from meshwright.ir.ops import facts
+from meshwright.ir.precision import Precision
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
@@ -18,21 +19,23 @@ def is_float(dtype: str) -> bool:
     return dtype in _FLOATS
 
 
-def runtime_dtypes(graph: Graph, precision: str) -> dict[str, str]:
+def runtime_dtypes(graph: Graph, precision: Precision) -> dict[str, str]:
     """Name -> dtype that the value has when the plan runs.
 
-    fp64 and fp32 run everything in that type. bf16 is torch.autocast: parameters stay float32,
-    matmul-like ops give bfloat16, norms (but batch-norm) and losses float32, all others what
-    promotion says.
+    Under torch.autocast parameters stay float32, matmul-like ops give its dtype, norms (but
+    batch-norm) and losses float32, all others what promotion says. Else all are in one type, or in
+    those that they are traced in.
     """
-    if precision != "bf16":
-        target = {"fp64": "float64", "fp32": "float32"}[precision]
+    if target := precision.all_in:
         return {n: target if is_float(t.dtype) else t.dtype for n, t in graph.tensors.items()}
+    if not precision.autocast:
+        return {name: tensor.dtype for name, tensor in graph.tensors.items()}
     dtypes = {name: _stored(tensor) for name, tensor in graph.tensors.items()}
     for op in graph.ops:
         for out in filter(None, op.outputs):
             if is_float(graph.tensors[out].dtype):
-                dtypes[out] = _autocast(op, dtypes, graph.tensors[out].dtype)
+                traced = graph.tensors[out].dtype
+                dtypes[out] = _autocast(op, dtypes, traced, precision.autocast)
     return dtypes
 
 
@@ -41,7 +44,7 @@ def _stored(tensor: Tensor) -> str:
     return "float32" if half and tensor.kind is Kind.PARAMETER else tensor.dtype
 
 
-def _autocast(op: Op, dtypes: dict[str, str], traced: str) -> str:
+def _autocast(op: Op, dtypes: dict[str, str], traced: str, cast: str) -> str:
     match facts(op.target).autocast:
         case "float32" | "bfloat16" as fixed:
             return fixed
@@ -50,7 +53,7 @@ def _autocast(op: Op, dtypes: dict[str, str], traced: str) -> str:
         case "traced":
             return traced
         case "by class" if classify(op.target) in COMPUTE:
-            return "bfloat16"
+            return cast
         case "by class" if is_norm(op.target):
             return "float32"
     return _promoted(op, dtypes, traced)

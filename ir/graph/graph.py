@@ -177,6 +177,9 @@ class Graph:
     """Groups of module paths that name the same parameter; the first is `Tensor.fqn`."""
     fingerprint: str = ""
     """Hash of structure, parameter names, shapes and dtypes."""
+    precision: str = ""
+    """The file of `ir/precision` in whose copies of parameters it is traced; empty: parameters have
+    the dtypes of the model's."""
     fusions: tuple[Fusion, ...] = ()
     """Kernels that were put in, one for each that was asked for."""
     hints: tuple[Hint, ...] = ()

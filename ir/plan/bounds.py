@@ -12,6 +12,8 @@ from meshwright.ir.cluster.cluster import MAX_DEVICES
 from meshwright.ir.extensions import nearest
 from meshwright.ir.graph.graph import DTYPE_BYTES, MAX_BATCH, MAX_ELEMENTS
 from meshwright.ir.plan.plan import Plan, ScheduleTable, Stage
+from meshwright.ir.precision import PRECISIONS
+from meshwright.ir.text.plain_text import SHOWN
 
 MAX_STAGES = 2**16
 MAX_ACTIONS = 2**19
@@ -35,6 +37,9 @@ def bound_problems(plan: Plan) -> Iterator[tuple[str, str]]:
     """(rule, what is wrong) for each number that no plan can have."""
     yield from _counts(plan)
     yield from _inputs(plan)
+    if plan.precision not in PRECISIONS:
+        near = nearest(plan.precision[:SHOWN], PRECISIONS)
+        yield "precision", f"precision {plan.precision[:SHOWN]!r} is none; nearest is {near!r}"
     for i, stage in enumerate(plan.stages):
         yield from _stage(f"stages.{i}", stage)
     for i, layout in enumerate(plan.layouts):

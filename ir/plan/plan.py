@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from meshwright.ir.cluster.cluster import Cluster
     from meshwright.ir.plan.finding import Finding
 
-SCHEMA = "meshwright.plan/2.0"
+SCHEMA = "meshwright.plan/2.1"
 _strict = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 MODEL_AXES = ("cp", "ep", "tp_depth", "tp_row", "tp_col", "tp")
 """Axes that split the samples and tensors of one replica. On all of them any op may be split; on
@@ -266,7 +266,8 @@ class Plan:
     global_batch_size: int
     num_microbatches: int
     optimizer: str
-    precision: Literal["fp64", "fp32", "bf16"]
+    precision: str
+    """A file of `ir/precision`."""
     max_grad_norm: float | None = None
     """Gradients are scaled down to this global norm before the optimizer step."""
     kernels: Many[Fusion] = ()

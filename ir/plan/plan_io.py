@@ -22,6 +22,8 @@ _SORTED = frozenset(
     {"recompute", "saved", "layouts", "parameters", "ops", "versions", "settings", "by_parameter"}
 )
 """Dicts whose order means nothing; sorted, so that equal plans have equal bytes."""
+_CONVERTED = {"meshwright.plan/2.0": {"bf16": "bf16-autocast"}}
+"""Older schema that is read -> its names of precisions that mean another one today."""
 _PLAIN = frozenset({int, float, str})
 _UNSAID = frozenset(
     {
@@ -75,7 +77,8 @@ def loads(text: str, *, check_hash: bool = True, where: str = "plan") -> Plan:
             f"{where}: has no key 'schema' ({SCHEMA!r}). A plan by hand is made whole by "
             f"`meshwright check {where} --model TARGET --cluster CLUSTER -o plan.json`"
         )
-    check_schema(data, SCHEMA, where)
+    older = isinstance(data, dict) and data.get("schema") in _CONVERTED
+    check_schema(data, data["schema"] if older else SCHEMA, where)
     try:
         plan = _ADAPTER.validate_json(text, strict=True)
     except ValidationError as error:
@@ -86,13 +89,19 @@ def loads(text: str, *, check_hash: bool = True, where: str = "plan") -> Plan:
     if beyond := [message for _, message in islice(bound_problems(plan), 5)]:
         raise PlanError(f"{where}: {'; '.join(beyond)}")
     if not check_hash:
-        return plan
+        return _of_today(plan)
     if (wrong := edited(plan)) and (plan.seal or plan.hash != _older_hash(data)):
         raise PlanError(
             f"{where}: {wrong}: the plan was edited or damaged. If you edited it, run "
             f"`meshwright check {where} --rehash`"
         )
-    return rehash(plan)
+    return rehash(_of_today(plan))
+
+
+def _of_today(plan: Plan) -> Plan:
+    """A plan of an older schema with today's words for what it says."""
+    words = _CONVERTED.get(plan.schema, {})
+    return replace(plan, schema=SCHEMA, precision=words.get(plan.precision, plan.precision))
 
 
 def edited(plan: Plan) -> str:

@@ -53,15 +53,17 @@ def capture(
     batch: Mapping[str, torch.Tensor],
     loss_fn: LossFn | None,
     global_batch_size: int | None,
+    reads: torch.dtype | None,
 ) -> Capture:
-    """Export the step; to be called inside the fake mode."""
+    """Export the step; to be called inside the fake mode. `reads`: the dtype of its parameters;
+    None: as the user's are."""
     if not any(True for _ in model.parameters()):
         raise TraceError(f"{type(model).__name__} has no parameters: there is nothing to train")
     check_hooks(model)
     check_modules(model)
     sizes = resized(batch, global_batch_size)
     originals: dict[int, torch.Tensor] = {}
-    step, inputs = fake_step(model, batch, loss_fn, sizes, originals)
+    step, inputs = fake_step(model, batch, loss_fn, sizes, originals, reads)
     program, left_traces = _export(step, inputs, originals)
     batch_size = global_batch_size or next(iter(batch.values())).shape[0]
     batch_inputs = tuple(name for name in batch if sizes[name][:1] == (batch_size,))
@@ -74,9 +76,10 @@ def fake_step(
     loss_fn: LossFn | None,
     sizes: Mapping[str, tuple[int, ...]],
     originals: dict[int, torch.Tensor],
+    reads: torch.dtype | None = None,
 ) -> tuple[TrainingStep, tuple[torch.Tensor, ...]]:
     """A copy of the step on fake tensors, in training mode, and its inputs of `sizes`."""
-    step = fake_copy(TrainingStep(model, loss_fn, tuple(batch)), originals)
+    step = fake_copy(TrainingStep(model, loss_fn, tuple(batch), reads), originals)
     if not model.training:
         step.train()
     return step, tuple(_input(sizes[name], tensor) for name, tensor in batch.items())
@@ -178,7 +181,7 @@ def fake_copy(module: TrainingStep, originals: dict[int, torch.Tensor]) -> Train
     memo: dict[int, Any] = {}
     for name, tensor in _tensors(module):
         if id(tensor) not in memo:
-            fake = _fake_like(name.removeprefix("model."), tensor)
+            fake = _fake_like(name.removeprefix("model."), tensor, module.reads)
             memo[id(tensor)] = fake
             originals[id(fake)] = tensor
     return copy.deepcopy(module, memo)
@@ -207,13 +210,15 @@ def _nested(value: Any) -> Iterator[torch.Tensor]:
         yield from _nested(list(value.values()))
 
 
-def _fake_like(name: str, tensor: torch.Tensor) -> torch.Tensor:
+def _fake_like(name: str, tensor: torch.Tensor, reads: torch.dtype | None) -> torch.Tensor:
     if nn.parameter.is_lazy(tensor):
         raise TraceError(
             "the model has lazy parameters without a shape: run it once on one batch first"
         )
     check_tensor(name, tensor)
-    fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    cast = reads and isinstance(tensor, nn.Parameter) and tensor.is_floating_point()
+    dtype = reads if cast else tensor.dtype
+    fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype)
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(fake, requires_grad=tensor.requires_grad)
     return fake.requires_grad_(tensor.requires_grad)

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from meshwright.ir.errors import TraceError
+from meshwright.ir.torch_private import map_tensors
 from meshwright.ir.trace.forbidden import check_tensor
 
 Batch = Any
@@ -75,8 +76,17 @@ def _fields(value: Any) -> dict[str, Any] | None:
 class TrainingStep(nn.Module):
     """Forward and loss of one batch: positional tensors, in the order of `names`, to a scalar."""
 
-    def __init__(self, model: nn.Module, loss_fn: LossFn | None, names: Sequence[str]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: LossFn | None,
+        names: Sequence[str],
+        reads: torch.dtype | None = None,
+    ) -> None:
+        """`reads`: the dtype of the parameters; the model gets inputs in it, and a loss function
+        its output in float32."""
         super().__init__()
+        self.reads = reads
         self.model = model
         self.loss_fn = loss_fn
         self.names = tuple(names)
@@ -86,19 +96,35 @@ class TrainingStep(nn.Module):
             return self._positional(tensors)
         batch = dict(zip(self.names, tensors, strict=True))
         if self.loss_fn is None:
-            return find_loss(self.model(**batch))
+            return find_loss(self.model(**self._cast(batch)))
         accepted = keyword_names(self.model)
-        output = self.model(**{k: v for k, v in batch.items() if accepted is None or k in accepted})
-        return find_loss(self.loss_fn(output, batch))
+        read = {k: v for k, v in batch.items() if accepted is None or k in accepted}
+        output = self.model(**self._cast(read))
+        return find_loss(self.loss_fn(self._wide(output), batch))
+
+    def _cast(self, given: Any) -> Any:
+        """Inputs of the model: those with fractions in the dtype of its parameters."""
+        reads = self.reads
+        if reads is None:
+            return given
+        return map_tensors(lambda x: x.to(reads) if x.is_floating_point() else x, given)
+
+    def _wide(self, output: Any) -> Any:
+        """What a loss function gets: a loss is not rounded as products are."""
+        reads = self.reads
+        if reads is None:
+            return output
+        return map_tensors(lambda x: x.float() if x.dtype == reads else x, output)
 
     def _positional(self, tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
         if self.loss_fn is None:
-            return find_loss(self.model(*tensors))
+            return find_loss(self.model(*self._cast(tensors)))
         if len(tensors) < 2:
             raise TraceError(
                 "a loss function needs a batch of at least two tensors, (input, target); got one"
             )
-        return find_loss(self.loss_fn(self.model(*tensors[:-1]), tensors[-1]))
+        output = self.model(*self._cast(tensors[:-1]))
+        return find_loss(self.loss_fn(self._wide(output), tensors[-1]))
 
 
 def keyword_names(model: nn.Module) -> frozenset[str] | None:

@@ -1,8 +1,11 @@
 """Traces a model's training step to a Graph; nothing is allocated and the model is not changed."""
 
 import time
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -13,6 +16,7 @@ from meshwright.ir.graph.costed import costed
 from meshwright.ir.graph.graph import Fusion, Graph, Kind, Op, Tensor
 from meshwright.ir.graph.images import is_channels_last
 from meshwright.ir.graph.reached import only_reached
+from meshwright.ir.precision import in_which_traced, reads_of
 from meshwright.ir.text.digest import digest
 from meshwright.ir.text.plain_text import MAX_NAME_CHARS, odd_character, printable, shown
 from meshwright.ir.torch_errors import SPEC_ERROR
@@ -38,8 +42,12 @@ def trace(
     global_batch_size: int | None = None,
     kernels: Sequence[str | Fusion] = (),
     wins: Wins | None = None,
+    precision: str = "",
 ) -> Graph:
     """The training step of `model` as data, at the global batch size (default: the example's).
+
+    `precision`: a file of `ir/precision` in whose numbers the model computes; without one, in those
+    of its parameters.
 
     `kernels`: the fused ones to put in where their patterns hold (`ir.kernels.KERNELS`) and, if
     `wins` is asked, where they are worth it; or a plan's, for the graph that it was made for.
@@ -51,7 +59,9 @@ def trace(
     batch = flatten_batch(example_inputs)
     _check_names(model, batch)
     try:
-        graph, left_traces = _traced(model, batch, loss_fn, global_batch_size, kernels, wins)
+        graph, left_traces = _traced(
+            model, batch, loss_fn, global_batch_size, kernels, wins, precision
+        )
     except MeshwrightError:
         raise
     except _FROM_TORCH as error:
@@ -60,7 +70,37 @@ def trace(
         _compare(model, batch, loss_fn, graph.batch_size)
     seconds = f"{time.perf_counter() - started:.1f}"
     graph.meta.update(model=name, torch=torch.__version__, trace_s=seconds)
+    again = partial(
+        trace, example_inputs=example_inputs, loss_fn=loss_fn, global_batch_size=global_batch_size,
+        kernels=kernels, wins=wins,
+    )  # fmt: skip
+    key = id(graph)
+    gone = weakref.ref(graph, lambda _: _SOURCES.pop(key, None))
+    _SOURCES[key] = _Source(gone, weakref.ref(model), again)
     return graph
+
+
+class _Source(NamedTuple):
+    """What a graph was traced from."""
+
+    graph: weakref.ref[Graph]
+    model: weakref.ref[nn.Module]
+    again: Callable[..., Graph]
+
+
+_SOURCES: dict[int, _Source] = {}
+
+
+def in_precision(graph: Graph, precision: str) -> Graph:
+    """The same model traced in another precision; the graph itself if that is all the same, or if
+    its model is not there any more."""
+    source = _SOURCES.get(id(graph))
+    if in_which_traced(precision) == graph.precision or source is None:
+        return graph
+    model = source.model()
+    if source.graph() is not graph or model is None:
+        return graph
+    return source.again(model, precision=precision)
 
 
 _FROM_TORCH = (
@@ -77,6 +117,7 @@ def _traced(
     global_batch_size: int | None,
     kernels: Sequence[str | Fusion],
     wins: Wins | None,
+    precision: str,
 ) -> tuple[Graph, bool]:
     """The graph, and whether forward left traces in Python."""
     # Whatever device the caller has new tensors made on: some have kernels that lay out otherwise.
@@ -87,11 +128,12 @@ def _traced(
         undisturbed(model, loss_fn),
         tracing() as calls,
     ):
-        captured = capture(model, batch, loss_fn, global_batch_size)
+        captured = capture(model, batch, loss_fn, global_batch_size, reads_of(precision))
         raw, fusions = fuse(simplify(read(captured)), kernels, wins)
         graph = _graph(raw, captured, model)
         hints = hints_of(marks_of(captured.step.model, calls))
-    return replace(graph, hints=hints, fusions=fusions), captured.left_traces
+    made = replace(graph, hints=hints, fusions=fusions, precision=in_which_traced(precision))
+    return made, captured.left_traces
 
 
 def _reason(

@@ -158,7 +158,7 @@ def _graph(plan: Plan, target: str) -> Any:
     found = load_target(target, meta=True)
     return trace(
         found.model, found.example_inputs, found.loss_fn,
-        global_batch_size=plan.global_batch_size, kernels=plan.kernels,
+        global_batch_size=plan.global_batch_size, kernels=plan.kernels, precision=plan.precision,
     )  # fmt: skip
 
 

@@ -83,7 +83,7 @@ def _graphs(plan: Plan, target: str) -> "Callable[[int], Graph]":
     def traced(batch: int) -> "Graph":
         graph = trace(
             model.model, model.example_inputs, model.loss_fn, global_batch_size=batch,
-            kernels=plan.kernels,
+            kernels=plan.kernels, precision=plan.precision,
         )  # fmt: skip
         if batch == plan.global_batch_size:
             check(plan, graph)

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from meshwright.arguments.options import MODEL, Json
 from meshwright.arguments.targets import load_cluster, load_target
+from meshwright.ir.precision import USUAL
 from meshwright.ir.profile.profile import COMPILED, Profile, Timing
 from meshwright.ir.text.terminal import Terminal
 
@@ -35,7 +36,7 @@ def command(
     minutes: Annotated[
         float | None, typer.Option("--minutes", "-m", help="the most that it takes")
     ] = None,
-    precision: str = "bf16",
+    precision: str = USUAL,
     optimizer: str = "adamw",
     global_batch_size: Annotated[int | None, typer.Option("--global-batch", "-b")] = None,
     constraint: Annotated[
@@ -54,7 +55,11 @@ def command(
     if target is not None:
         found = load_target(target, meta=True)
         graph = trace(
-            found.model, found.example_inputs, found.loss_fn, global_batch_size=global_batch_size
+            found.model,
+            found.example_inputs,
+            found.loss_fn,
+            global_batch_size=global_batch_size,
+            precision=precision,
         )
     measured = profile(
         graph,

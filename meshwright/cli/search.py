@@ -11,6 +11,7 @@ from meshwright.arguments.targets import load_cluster, load_target
 from meshwright.ir.plan import plan_io
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.show import render
+from meshwright.ir.precision import USUAL
 from meshwright.ir.text.terminal import Terminal
 from meshwright.planner.search.plan_comparison import name_of
 
@@ -80,7 +81,7 @@ def command(
     output: Annotated[Path, typer.Option("--output", "-o", help="where the plan goes")] = PLAN_FILE,
     global_batch_size: Annotated[int | None, typer.Option("--global-batch", "-b")] = None,
     optimizer: str = "adamw",
-    precision: str = "bf16",
+    precision: str = USUAL,
     max_grad_norm: Clip = None,
     kernels: Kernels = "none",
     searcher: str = "auto",

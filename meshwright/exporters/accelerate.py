@@ -5,6 +5,7 @@ from typing import Any
 
 import yaml
 
+from meshwright.ir.precision import precision
 from meshwright.running.launch_shape import LaunchShape, launch_shape
 from meshwright.tools.export.export import Exported, Request, title_comment
 from meshwright.tools.export.export_tensor import tensor_splits
@@ -15,6 +16,7 @@ def export(request: Request) -> Exported:
     shape = request.shape
     sharded = shape.zero > 0
     several = shape.tp > 1 or shape.cp > 1
+    half = precision(request.plan.precision).products == "bfloat16"
     content: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": _kind(launch, fsdp=sharded or several),
@@ -22,7 +24,7 @@ def export(request: Request) -> Exported:
         "num_processes": request.plan.world_size,
         "machine_rank": 0,
         "main_training_function": "main",
-        "mixed_precision": "bf16" if request.plan.precision == "bf16" else "no",
+        "mixed_precision": "bf16" if half else "no",
         "use_cpu": not launch.on_gpu,
     }
     if sharded or several:
@@ -72,7 +74,7 @@ def _missing(request: Request) -> Iterator[str]:
         )
     if not shape.zero and shape.dp > 1 and shape.tp > 1:
         yield "replicas without shards beside tensor parallelism: Accelerate refuses DDP with tp"
-    if plan.precision == "fp64":
+    if precision(plan.precision).products == "float64":
         yield "precision fp64"
     if plan.num_microbatches > 1:
         yield (

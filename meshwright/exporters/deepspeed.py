@@ -6,6 +6,7 @@ from typing import Any
 
 from meshwright.forms.updates import names_elsewhere
 from meshwright.ir.plan.plan import Plan
+from meshwright.ir.precision import precision
 from meshwright.tools.export.export import Exported, Request
 from meshwright.tools.export.export_tensor import tensor_splits
 
@@ -21,7 +22,7 @@ def export(request: Request) -> Exported:
     }
     if shape.zero == 3 and shape.dp_replicate > 1:
         content["zero_optimization"]["zero_hpz_partition_size"] = shape.dp_shard
-    if plan.precision == "bf16":
+    if precision(plan.precision).products == "bfloat16":
         content["bf16"] = {"enabled": True}
     if name := _optimizers().get(plan.optimizer):
         content["optimizer"] = {"type": name, "params": {}}
@@ -48,7 +49,7 @@ def _missing(plan: Plan, request: Request) -> Iterator[str]:
             f"ZeRO {shape.zero} inside groups of {shape.dp_shard}: DeepSpeed shards over all "
             f"{shape.dp} replicas"
         )
-    if plan.precision == "fp64":
+    if precision(plan.precision).products == "float64":
         yield "precision fp64"
     if plan.optimizer not in _optimizers():
         yield f"optimizer {plan.optimizer!r}: pass it to deepspeed.initialize"

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from meshwright.forms.updates import names_elsewhere
 from meshwright.ir.plan.plan import Plan
+from meshwright.ir.precision import precision
 from meshwright.tools.export.export import Exported, Request, title_comment
 from meshwright.tools.export.export_tensor import tensor_splits
 
@@ -70,7 +71,7 @@ def _zero(request: Request) -> Iterator[str]:
 
 
 def _training(plan: Plan) -> Iterator[str]:
-    if plan.precision == "bf16":
+    if precision(plan.precision).products == "bfloat16":
         yield "--bf16"
     if name := names_elsewhere("megatron").get(plan.optimizer):
         yield f"--optimizer {name}"
@@ -113,7 +114,7 @@ def _missing(request: Request) -> Iterator[str]:
         yield "layers that are not all alike: Megatron's layout counts layers of one kind"
     if shape.pp > 1 and plan.schedule.name not in ("one_f_one_b", "interleaved"):
         yield f"the schedule {plan.schedule.name!r}: Megatron has 1F1B and its interleaved form"
-    if plan.precision == "fp64":
+    if precision(plan.precision).products == "float64":
         yield "precision fp64"
     known = names_elsewhere("megatron")
     if plan.optimizer not in known:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from meshwright.forms.updates import names_elsewhere
 from meshwright.ir.plan.plan import Plan
+from meshwright.ir.precision import precision
 from meshwright.ir.text.plain_text import docstring, quoted
 from meshwright.tools.export.export import Exported, Request, title
 from meshwright.tools.export.export_tensor import tensor_splits
@@ -89,7 +90,7 @@ def _training(request: Request) -> Iterator[tuple[str, str]]:
     yield "num_tokens_per_microbatch_per_dp_rank", str(request.shape.samples * length)
     yield "num_tokens_per_train_step", str(plan.global_batch_size * length)
     yield "max_norm", repr(plan.max_grad_norm or 0.0)
-    if plan.precision == "fp32":
+    if precision(plan.precision).products == "float32":
         yield "mixed_precision_param", quoted("float32")
 
 
@@ -111,7 +112,7 @@ def _missing(request: Request) -> Iterator[str]:
         yield "the split into stages: layers are not all alike"
     if shape.recompute == "some":
         yield "recomputation of some layers only: none is given"
-    if plan.precision == "fp64":
+    if precision(plan.precision).products == "float64":
         yield "precision fp64"
     if plan.optimizer not in names_elsewhere("torchtitan"):
         yield f"optimizer {plan.optimizer!r}: set optim in your recipe"

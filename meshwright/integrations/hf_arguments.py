@@ -12,6 +12,7 @@ from transformers import Trainer, TrainingArguments
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan.plan import Plan
+from meshwright.ir.precision import precision
 
 WORKS = frozenset(
     """
@@ -86,7 +87,7 @@ def _optim(args: TrainingArguments, plan: Plan) -> str:
 
 
 def _bf16(args: TrainingArguments, plan: Plan) -> str:
-    if plan.precision == "bf16":
+    if precision(plan.precision).products == "bfloat16":
         return ""
     return f"the plan computes in {plan.precision}; search one with precision='bf16'"
 

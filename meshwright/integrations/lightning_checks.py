@@ -10,6 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer, callbacks
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan.plan import Plan
+from meshwright.ir.precision import precision
 
 _GRADIENTS = "gradients are the job's, in pieces on many ranks, and not those of this module"
 _WEIGHTS = "weights are the job's, and this module's are those from before training"
@@ -94,10 +95,11 @@ def _callback(callback: Callback) -> Iterator[str]:
 def _trainer(module: LightningModule, trainer: Trainer, plan: Plan) -> Iterator[str]:
     if trainer.gradient_clip_val and trainer.gradient_clip_algorithm == "value":
         yield "gradient_clip_algorithm 'value': a job clips by the global norm"
-    precision = str(trainer.precision)
-    if precision != "32-true" and not (precision == "bf16-mixed" and plan.precision == "bf16"):
+    asked = str(trainer.precision)
+    half = precision(plan.precision).products == "bfloat16"
+    if asked != "32-true" and not (asked == "bf16-mixed" and half):
         yield (
-            f"precision {precision!r}: the plan computes in {plan.precision}; leave it out, or "
+            f"precision {asked!r}: the plan computes in {plan.precision}; leave it out, or "
             "search a plan for another one"
         )
     if getattr(trainer.strategy, "_layer_sync", None) is not None:

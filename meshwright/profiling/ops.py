@@ -12,6 +12,7 @@ from meshwright.ir.cluster.device import OpClass
 from meshwright.ir.graph.graph import DTYPE_BYTES, Block, Ref
 from meshwright.ir.graph.op_site import Form, In, OpSite
 from meshwright.ir.plan.plan import BlockLayout
+from meshwright.ir.precision import precision as known_precision
 from meshwright.planner.problem.problem import Problem
 from meshwright.profiling.work import Local, distinct_blocks, locals_of
 from meshwright.runtime.profiling.tasks import OpTask, TaskInput
@@ -98,7 +99,7 @@ _ELEMENTS = tuple(4**i for i in range(6, 13))
 
 def grid(precision: str, kind: str, most_bytes: int) -> list[OpTask]:
     """Ops of each class over sizes, in the precision's dtype; for what no model has asked of."""
-    dtype = {"bf16": "bfloat16", "fp64": "float64"}.get(precision, "float32")
+    dtype = known_precision(precision).products
     most_flops = _CPU_FLOPS if kind == "cpu" else float("inf")
     return [
         task for task in _grid(dtype)

@@ -13,6 +13,8 @@ from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import Plan
+from meshwright.ir.precision import USUAL as USUAL_PRECISION
+from meshwright.ir.precision import precision_for
 from meshwright.ir.profile.profile import Profile
 from meshwright.ir.profile.profile_store import open_store
 from meshwright.ir.trace.trace import trace
@@ -36,7 +38,7 @@ def profile(
     *,
     example_inputs: Any = None,
     loss_fn: Callable[..., Any] | None = None,
-    precision: str = "bf16",
+    precision: str = "",
     optimizer: str = USUAL,
     path: Path | str | None = None,
     minutes: float | None = None,
@@ -58,11 +60,14 @@ def profile(
     if minutes is not None and minutes <= 0:
         raise PlanError(f"minutes is {minutes}; it must be positive, such as 5")
     device = _device(cluster)
-    graph = None
+    graph, asked = None, precision or USUAL_PRECISION
     if model_or_graph is not None:
         given = isinstance(model_or_graph, Graph)
-        graph = model_or_graph if given else trace(model_or_graph, example_inputs, loss_fn)
-    problem = _problem(graph, cluster, precision, optimizer, tuple(constraints))
+        graph = model_or_graph if given else trace(
+            model_or_graph, example_inputs, loss_fn, precision=asked
+        )  # fmt: skip
+        asked = precision_for(graph, precision)
+    problem = _problem(graph, cluster, asked, optimizer, tuple(constraints))
     kind, joined = ProfilingRun, False
     if "RANK" in os.environ or dist.is_initialized():
         joined = join(cluster.num_devices, device, _TIMEOUT_S)
@@ -81,7 +86,7 @@ def profile(
         run.collectives()
         run.copies()
         run.memory(problem)
-        run.tasks("ops", None, run.ops(problem, precision) if plans is None else ())
+        run.tasks("ops", None, run.ops(problem, asked) if plans is None else ())
         run.warn()
         found = run.result()
     if joined:

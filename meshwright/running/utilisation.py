@@ -6,8 +6,7 @@ from functools import cached_property
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import Plan
-
-_DTYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16"}
+from meshwright.ir.precision import precision
 
 
 def step_flops(graph: Graph) -> float:
@@ -27,7 +26,7 @@ class Utilisation:
     @cached_property
     def peak_flops(self) -> float:
         """What the plan's devices reach together at best, by their data sheets, in a second."""
-        dtype = _DTYPES[self.plan.precision]
+        dtype = precision(self.plan.precision).products
         ranks = {rank for stage in self.plan.stages for rank in stage.devices}
         return sum(self.cluster.device(rank).peak(dtype) for rank in ranks)
 

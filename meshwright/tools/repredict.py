@@ -39,6 +39,7 @@ class Details:
             found.loss_fn,
             global_batch_size=plan.global_batch_size,
             kernels=plan.kernels,
+            precision=plan.precision,
         )
         check(plan, graph)
         return cls(plan, graph, cluster_of(plan, cluster), runs)

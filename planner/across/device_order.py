@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.cluster.device import DeviceType
 from meshwright.ir.errors import PlanError
+from meshwright.ir.precision import precision
 from meshwright.planner.problem.problem import Problem
-
-_PEAK = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16"}
 
 
 def device_orders(problem: Problem) -> tuple[tuple[int, ...], ...]:
@@ -17,7 +16,7 @@ def device_orders(problem: Problem) -> tuple[tuple[int, ...], ...]:
     As they are; those with most memory first, as early stages hold most micro-batches (Whale);
     the fastest first, and last. One order where all devices are equal.
     """
-    dtype = _PEAK[problem.precision]
+    dtype = precision(problem.precision).products
     keys: tuple[Callable[[DeviceType], tuple[float, ...]], ...] = (
         lambda device: (-device.usable_bytes, -device.peak(dtype)),
         lambda device: (-device.peak(dtype), -device.usable_bytes),

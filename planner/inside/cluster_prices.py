@@ -98,10 +98,10 @@ class OpTimes:
     ) -> LocalOp:
         graph, dtypes = self.tables.graph, self.tables.facts.dtypes
         op_class = classify(op.target)
-        half = self.tables.precision == "bf16" and op_class in COMPUTE
+        cast = self.tables.facts.precision.autocast if op_class in COMPUTE else ""
         made = next((n for n in op.outputs if n), "")
-        dtype = "bfloat16" if half else dtypes.get(made, "float32")
-        width = DTYPE_BYTES[dtype] if half else 0
+        dtype = cast or dtypes.get(made, "float32")
+        width = DTYPE_BYTES[dtype] if cast else 0
         return LocalOp(
             target=op.target,
             op_class=op_class,

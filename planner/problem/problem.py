@@ -4,7 +4,6 @@ import difflib
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
 
 from meshwright.costmodel.block.layer_profile import check_devices
 from meshwright.costmodel.cost_cache import CostTables
@@ -15,9 +14,11 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.memo import Memos
 from meshwright.ir.plan.plan import BlockLayout, ModelMesh
+from meshwright.ir.precision import precision_for
 from meshwright.ir.profile.profile import Profile
 from meshwright.ir.profile.row_counts import RowCounts
 from meshwright.ir.trace.changing import shared
+from meshwright.ir.trace.trace import in_precision
 from meshwright.planner.inside.data_layout import DataLayout, solve_data
 from meshwright.planner.inside.explain import batch_coupling, batch_norms, why_whole
 from meshwright.planner.inside.variants import MeshVariants
@@ -40,9 +41,6 @@ from meshwright.planner.problem.profiles import check_profile
 from meshwright.planner.search.objectives import check_objective
 from meshwright.planner.strategies import found_by_trying
 
-Precision = Literal["fp64", "fp32", "bf16"]
-PRECISIONS: tuple[Precision, ...] = ("fp64", "fp32", "bf16")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
@@ -51,7 +49,8 @@ class Problem:
     graph: Graph
     cluster: Cluster
     optimizer: str
-    precision: Precision
+    precision: str
+    """A file of `ir/precision`."""
     max_grad_norm: float | None
     constraints: tuple[Constraint, ...]
     objective: str
@@ -149,7 +148,7 @@ def make_problem(
     cluster: Cluster,
     *,
     optimizer: str = USUAL,
-    precision: str = "bf16",
+    precision: str = "",
     max_grad_norm: float | None = None,
     constraints: tuple[str | Constraint, ...] = (),
     objective: str = "throughput",
@@ -159,7 +158,7 @@ def make_problem(
     profile: Profile | None = None,
     log_dir: Path | None = None,
 ) -> Problem:
-    """The problem, after checking what was asked."""
+    """The problem, after checking what was asked. `precision`: that of the graph if not given."""
     update(optimizer)  # refuses one that is not known
     if max_grad_norm is not None and not 0.0 < max_grad_norm < float("inf"):
         raise PlanError(f"max_grad_norm is {max_grad_norm}; it must be positive, such as 1.0")
@@ -167,12 +166,9 @@ def make_problem(
         check_profile(profile, cluster)
     if not graph.blocks:
         raise PlanError("the model has no block to place: no op depends on a parameter")
-    kind: Precision
-    for kind in PRECISIONS:
-        if kind == precision:
-            break
-    else:
-        raise _unknown("precision", precision, PRECISIONS)
+    if precision:
+        graph = in_precision(graph, precision)
+    precision = precision_for(graph, precision)
     check_objective(objective, cluster)
     check_devices(graph, cluster.device_names)
     asked = parse_constraints((*constraints, *hint_constraints(graph)), graph, cluster)
@@ -182,7 +178,7 @@ def make_problem(
     if whole := _WHOLE[update(optimizer).reach]:
         asked = parse_constraints((*asked, *whole), graph, cluster)
     return Problem(
-        graph=graph, cluster=cluster, optimizer=optimizer, precision=kind,
+        graph=graph, cluster=cluster, optimizer=optimizer, precision=precision,
         max_grad_norm=max_grad_norm, constraints=asked, objective=objective, seed=seed,
         allow=_allowed(allow), rows=rows,
         tables=CostTables(graph, cluster, precision, profile=profile), solved={}, log_dir=log_dir,

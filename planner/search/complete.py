@@ -8,6 +8,7 @@ from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import Plan
+from meshwright.ir.precision import USUAL as USUAL_PRECISION
 from meshwright.ir.profile.profile import Profile
 from meshwright.ir.profile.profile_store import load_profile
 from meshwright.ir.text.canonical import parse_json, read_text
@@ -65,7 +66,10 @@ def minimal_problem(
     batch = _batch(asked, global_batch_size, where)
     graph = model_or_graph
     if not isinstance(graph, Graph):
-        graph = trace(model_or_graph, example_inputs, loss_fn, global_batch_size=batch)
+        graph = trace(
+            model_or_graph, example_inputs, loss_fn, global_batch_size=batch,
+            precision=asked.settings.get("precision", USUAL_PRECISION),
+        )  # fmt: skip
     elif batch not in (None, graph.batch_size):
         raise PlanError(
             f"{where}: global_batch_size {batch}, but the graph was traced at {graph.batch_size}"

@@ -9,9 +9,10 @@ from meshwright.costmodel.ops.formulas import ROW, curve_of, row_rate
 from meshwright.costmodel.ops.kernel_work import forward_gemms
 from meshwright.forms.sync import given_up
 from meshwright.ir.cluster.device import OpClass
-from meshwright.ir.graph.graph import Kind
+from meshwright.ir.graph.graph import DTYPE_BYTES, Kind
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.show import size
+from meshwright.ir.precision import precision
 from meshwright.ir.trace.changing import shared
 from meshwright.planner.inside.explain import batch_norms
 from meshwright.planner.pins.constraints import memory_cap
@@ -111,7 +112,7 @@ def _idle(plan: Plan) -> Iterator[str]:
 def _rows(problem: Problem) -> Iterator[str]:
     """Products that are slow because the rows of a weight are not aligned: what a user can change
     by a few more entries."""
-    if problem.precision != "bf16":
+    if DTYPE_BYTES[precision(problem.precision).products] > 2:
         return
     graph, floor = problem.graph, _WORTH * sum(op.flops for op in problem.graph.ops)
     slow: dict[str, str] = {}

@@ -25,7 +25,9 @@ class SearchOptions:
     loss_fn: Callable[..., Any] | None = None
     """Of a model that does not return its loss."""
     optimizer: str = USUAL
-    precision: str = "bf16"
+    precision: str = ""
+    """A file of `ir/precision`; empty: that of a graph, or `bf16`, copies of parameters in bfloat16
+    of which the optimizer steps float32 ones."""
     max_grad_norm: float | None = None
     """Gradients are clipped to this global norm."""
     kernels: str | Sequence[str] = "none"

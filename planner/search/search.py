@@ -15,6 +15,7 @@ from meshwright.ir.plan.beside import waits_for_collectives
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.predicted import Improvement
 from meshwright.ir.plan.verify import check
+from meshwright.ir.precision import USUAL as USUAL_PRECISION
 from meshwright.ir.profile.row_counts import RowCounts
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.across.first_plans import first_choices
@@ -83,6 +84,8 @@ def rank(
     asked = SearchOptions.of(options, **more)
     measured, rows = asked.measured(), RowCounts.load(asked.rows)
     names = asked_kernels(asked.kernels)
+    given = isinstance(model_or_graph, Graph)
+    precision = asked.precision or ("" if given else USUAL_PRECISION)
     wins = worth(clusters) if asked.kernels == AUTO else None
 
     @cache
@@ -90,14 +93,14 @@ def rank(
         if not isinstance(model_or_graph, Graph):
             return trace(
                 model_or_graph, asked.example_inputs, asked.loss_fn, global_batch_size=batch,
-                kernels=names, wins=wins,
+                kernels=names, wins=wins, precision=precision,
             )  # fmt: skip
         _check_graph(model_or_graph, batch, names)
         return model_or_graph
 
     def problem(cluster: Cluster, batch: int | None) -> Problem:
         return make_problem(
-            graph(batch), cluster, optimizer=asked.optimizer, precision=asked.precision,
+            graph(batch), cluster, optimizer=asked.optimizer, precision=precision,
             max_grad_norm=asked.max_grad_norm, constraints=tuple(asked.constraints),
             objective=asked.objective, allow=tuple(asked.allow), rows=rows, seed=asked.seed,
             profile=measured,

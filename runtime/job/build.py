@@ -17,14 +17,13 @@ from meshwright.forms.tables import check_tables
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.placed import used_at
 from meshwright.ir.plan.plan import Plan
+from meshwright.ir.precision import autocast_of
 from meshwright.runtime.job.weights import slots, stage_tensors
 from meshwright.runtime.record.record import Recorder
 from meshwright.runtime.stage.packing import packing
 from meshwright.runtime.stage.stage import StageModule
 from meshwright.runtime.step.tied import Tie, find_ties
 from meshwright.runtime.world.groups import Groups, make_groups
-
-AUTOCAST = {"bf16": torch.bfloat16, "fp32": None, "fp64": None}
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +108,7 @@ def build_rank(
         sync = run_of(slots(program, tensors[index]), lines[index], stage)
         comm.rows_here = sync.rows_here
         stages[index] = StageModule(
-            program, comm, tensors[index], sync, AUTOCAST[plan.precision], stage.prefetch
+            program, comm, tensors[index], sync, autocast_of(plan.precision), stage.prefetch
         )
     names = {name for found in tensors.values() for name in found}
     owners = _owners(names) if shared else dict.fromkeys(names, rank)

@@ -82,7 +82,7 @@ def compile(
         inputs = example_inputs if example_inputs is not None else inputs_of(plan)
         graph = trace(
             model, inputs, loss_fn, global_batch_size=plan.global_batch_size,
-            kernels=plan.kernels,
+            kernels=plan.kernels, precision=plan.precision,
         )  # fmt: skip
     check_model(plan, graph)
     check_identity(identity(plan, graph, tune))

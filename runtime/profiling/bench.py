@@ -18,7 +18,7 @@ from meshwright.codegen.lower.stage_context import Where, where
 from meshwright.forms.running import SyncRun
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.graph.images import channels_last, is_channels_last
-from meshwright.runtime.job.build import AUTOCAST
+from meshwright.ir.precision import autocast_of
 from meshwright.runtime.profiling.free_lines import FreeLine
 from meshwright.runtime.profiling.tasks import BlockTask
 from meshwright.runtime.profiling.values import drawn, parameter, rows_below
@@ -115,7 +115,7 @@ class Bench:
         program, comm = self.program, self._comm()
         tensors = {p.name: parameter(self.graph, p, self.device, draw) for p in program.params}
         plain = replace(program, prelude=None, totals=None)
-        module = StageModule(plain, comm, tensors, SyncRun(), AUTOCAST[self.task.plan.precision])
+        module = StageModule(plain, comm, tensors, SyncRun(), autocast_of(self.task.plan.precision))
         values = self._inputs(draw) | self._received(draw)
         for call in (program.totals, program.prelude):
             if call is not None:

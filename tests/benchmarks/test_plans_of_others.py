@@ -127,7 +127,7 @@ def test_the_verdict_says_what_the_ratios_show() -> None:
 def test_an_experts_layout_is_a_plan(gated: bool) -> None:
     given = row(shape=replace(row().shape, gated=gated))
     graph = experts.graph_of(given.shape, given.gbs, given.seq)
-    asked = make_problem(graph, Cluster.preset("a100-80"), precision="bf16")
+    asked = make_problem(graph, Cluster.preset("a100-80"), precision="bf16-autocast")
     plan = experts.expert_plan(asked, given)
     assert [stage.mesh["dp_shard"] for stage in plan.stages] == [2, 2]
     assert {(stage.mesh["tp"], stage.zero) for stage in plan.stages} == {(2, 1)}

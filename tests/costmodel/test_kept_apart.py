@@ -9,6 +9,7 @@ from meshwright.costmodel.comm.comm import group_levels
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.graph.graph import Graph, Op
 from meshwright.ir.layout.layout import Axis, parse_strategy
+from meshwright.ir.precision import precision
 from meshwright.ir.trace.trace import trace
 
 CLUSTER = Cluster.preset("a100-80")
@@ -31,7 +32,7 @@ def saved_bytes(ranks: int) -> int:
     axes = {"dp": Axis(1), "cp": Axis(ranks)}
     levels = {axis: group_levels(range(line.size), CLUSTER) for axis, line in axes.items()}
     site = StageSite(axes, dict.fromkeys(axes, 0), CLUSTER.device(0), levels)
-    walk = Walk(GraphFacts.of(graph, "fp32"), site, None)
+    walk = Walk(GraphFacts.of(graph, precision("fp32")), site, None)
     for op, text in ((relu, "S(2) -> S(2)"), (conv, "S(2) R|P R|P -> S(2)")):
         walk.op(op, {"cp": parse_strategy(text)})
     return sum(walk.saved.values())

@@ -20,6 +20,7 @@ from meshwright.ir.graph.graph import Graph
 from meshwright.ir.layout.conversions import COMMUNICATES, Primitive
 from meshwright.ir.layout.op_messages import SHIFT, Inner
 from meshwright.ir.plan.plan import BlockLayout, Plan
+from meshwright.ir.precision import precision
 from meshwright.ir.trace.trace import trace
 from meshwright.testing.simulated import simulate
 from meshwright.testing.whole_values import held
@@ -59,7 +60,7 @@ def sent(
 def walks(graph: Graph, plan: Plan) -> list[Walk]:
     """A walk of each block as the first rank runs it."""
     stage, layouts = plan.stages[0], {layout.name: layout for layout in plan.layouts}
-    facts = GraphFacts.of(graph, plan.precision)
+    facts = GraphFacts.of(graph, precision(plan.precision))
     return [
         walk_block(facts, block, layouts[stage.layouts[block.pattern]], site_of(plan))
         for block in graph.blocks

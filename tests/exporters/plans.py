@@ -32,7 +32,7 @@ def graph() -> Graph:
 
 
 def _plan(**asked: object) -> Plan:
-    problem = make_problem(graph(), CLUSTER, precision="bf16")
+    problem = make_problem(graph(), CLUSTER, precision="bf16-autocast")
     choice = uniform_choice(problem, **asked)  # type: ignore[arg-type]
     return rehash(build_plan(problem, choice, predict=False))
 

@@ -186,7 +186,7 @@ def test_what_is_refused_beside_others(tmp_path: Any) -> None:
     split = arguments(tmp_path, accelerator_config={"split_batches": True})
     with pytest.raises(PlanError, match="accelerator_config: split_batches: every rank"):
         check_arguments(split, plan())
-    two = dataclasses.replace(plan(), precision="bf16")
+    two = dataclasses.replace(plan(), precision="bf16-autocast")
     rounded = arguments(tmp_path)
     object.__setattr__(rounded, "bf16", True)
     check_arguments(rounded, two)

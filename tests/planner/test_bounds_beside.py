@@ -74,7 +74,7 @@ def test_kernels() -> None:
     kernels = tuple(Fusion(name, 0, priced=True) for name in sorted(joint_kernels()))
     graph = replace(large(), fusions=kernels)
     pins = (f"tp={RANKS}", "pp=1")
-    asked = make_problem(graph, gpus(), precision="bf16", constraints=pins)
+    asked = make_problem(graph, gpus(), precision="bf16-autocast", constraints=pins)
     assert any(used(plan) & joint_kernels() for plan in check_below(asked))
 
 

@@ -23,7 +23,7 @@ class Words(nn.Module):
 
 
 def said(
-    vocab: int, hidden: int = 64, device: str = "h100-sxm", precision: str = "bf16"
+    vocab: int, hidden: int = 64, device: str = "h100-sxm", precision: str = "bf16-autocast"
 ) -> list[str]:
     graph = trace(Words(vocab, hidden), (torch.zeros(4, 8, dtype=torch.int64),))
     machine = Cluster.preset(device, devices_per_node=1)
@@ -67,5 +67,7 @@ def test_small_products_are_not_worth_a_note() -> None:
             return self.score(self.body(x)).sum()
 
     graph = trace(Classes(), (torch.zeros(16, 1024),))
-    problem = make_problem(graph, Cluster.preset("h100-sxm", devices_per_node=1), precision="bf16")
+    problem = make_problem(
+        graph, Cluster.preset("h100-sxm", devices_per_node=1), precision="bf16-autocast"
+    )
     assert not [n for n in notes_of(problem, search_problem(problem, "ilp")) if "rows of its" in n]

@@ -49,7 +49,7 @@ class Case:
 
     def problem(self) -> Problem:
         graph, cluster = graph_of(self.graph), CLUSTERS[self.cluster]()
-        settings: dict[str, Any] = {"precision": "bf16", **self.settings}
+        settings: dict[str, Any] = {"precision": "bf16-autocast", **self.settings}
         profile = None
         if self.profile:
             plain = make_problem(graph, cluster, constraints=self.pins, **settings)

@@ -62,7 +62,7 @@ def test_every_block_of_every_model(name: str) -> None:
 def test_bfloat16(name: str) -> None:
     """Other tensors are kept: halves of activations, and casts of weights."""
     saved = []
-    for precision in ("bf16", "fp32"):
+    for precision in ("bf16-autocast", "fp32"):
         problem = problem_of(name, precision)
         tasks = [t for t in block_tasks(problem) if t.samples == 4 and t.tp == 1][:3]
         saved.append([record.saved_bytes for record in measured(problem, tasks)])

@@ -272,7 +272,7 @@ def single(make):
 
 @cache
 def plan_for_single(make):
-    return plan_for(make, 1, inputs=tuple(x.float() for x in data()), precision="bf16")
+    return plan_for(make, 1, inputs=tuple(x.float() for x in data()), precision="bf16-autocast")
 
 
 def too_large():

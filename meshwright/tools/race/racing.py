@@ -101,10 +101,12 @@ def race(
         raise PlanError("no batch to run the plans on; give at least one, as --data does")
 
     @cache
-    def graph(kernels: tuple[Fusion, ...]) -> Graph:
+    def graph(kernels: tuple[Fusion, ...], precision: str) -> Graph:
         inputs = inputs_of(plans[0]) if example_inputs is None else example_inputs
         batch = plans[0].global_batch_size
-        return trace(model, inputs, loss_fn, global_batch_size=batch, kernels=kernels)
+        return trace(
+            model, inputs, loss_fn, global_batch_size=batch, kernels=kernels, precision=precision
+        )
 
     while up := standing.next_up(turns):
         turn, number = up
@@ -112,7 +114,7 @@ def race(
         _write(standing.starts(number), path)
         try:
             times = _run(
-                model, plan, graph(plan.kernels), data, warmup, steps,
+                model, plan, graph(plan.kernels, plan.precision), data, warmup, steps,
                 loss_fn=loss_fn, lr=lr, device=chosen, example_inputs=example_inputs,
                 check=None if turn == 0 else False,
             )  # fmt: skip

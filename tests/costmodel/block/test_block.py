@@ -16,6 +16,7 @@ from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.cluster.device import DeviceType, OpClass
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.layout.layout import Axis
+from meshwright.ir.precision import precision
 from tests.costmodel.models import BATCH, HIDDEN, WIDTH, layout, mlp
 
 CLUSTER = Cluster.preset("a100-80", num_nodes=2, devices_per_node=8)
@@ -90,10 +91,10 @@ def test_a_conversion_that_is_used_twice_is_paid_once() -> None:
 
 def test_bf16_keeps_casts() -> None:
     """autocast keeps the bf16 copies of what enters a matmul, weights too; gelu runs in bf16."""
-    half = cost(precision="bf16")
+    half = cost(precision="bf16-autocast")
     assert half.saved_bytes == (2 * MICRO * HIDDEN + MICRO * WIDTH + 2 * WIDTH * HIDDEN) * 2
     assert half.param_bytes == cost().param_bytes
-    facts = GraphFacts.of(mlp(), "bf16")
+    facts = GraphFacts.of(mlp(), precision("bf16-autocast"))
     assert [facts.dtypes[n] for n in ("h_0", "g_0", "x1")] == ["bfloat16", "bfloat16", "float32"]
 
 

@@ -5,6 +5,7 @@ from torch import nn
 
 from meshwright.costmodel.ops.dtypes import runtime_dtypes
 from meshwright.ir.graph.graph import Graph
+from meshwright.ir.precision import precision
 from meshwright.ir.trace.trace import trace
 
 
@@ -39,5 +40,5 @@ def test_batch_norm_keeps_the_dtype_that_it_gets() -> None:
         model(batch[0])
     norm = next(op for op in graph.ops if "batch_norm" in op.target)
     assert model.dtype is torch.bfloat16
-    assert runtime_dtypes(graph, "bf16")[norm.outputs[0]] == "bfloat16"
-    assert runtime_dtypes(graph, "fp32")[norm.outputs[0]] == "float32"
+    assert runtime_dtypes(graph, precision("bf16-autocast"))[norm.outputs[0]] == "bfloat16"
+    assert runtime_dtypes(graph, precision("fp32"))[norm.outputs[0]] == "float32"

@@ -60,7 +60,7 @@ def test_blocks_of_a_pattern_share_a_key(gpt2: Graph) -> None:
         {"samples": 4},
         {"samples": 2, "tp": 2},
         {"samples": 2, "tp": 4},
-        {"samples": 2, "precision": "bf16"},
+        {"samples": 2, "precision": "bf16-autocast"},
     ],
 )
 def test_what_changes_the_work_changes_the_key(gpt2: Graph, other: dict[str, object]) -> None:

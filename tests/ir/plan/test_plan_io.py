@@ -62,10 +62,10 @@ def edited(**changes: object) -> str:
         (edited().replace("{", '{"hash": "x", ', 1), "'hash' appears twice"),
         (edited(num_microbatch=2), "num_microbatch: no such key; nearest is 'num_microbatches'"),
         (edited(num_microbatches="2"), "num_microbatches: Input should be a valid integer"),
-        (edited(precision="fp8"), "precision: Input should be 'fp64', 'fp32' or 'bf16'"),
+        (edited(precision="fp8"), "precision 'fp8' is none; nearest is 'fp"),
         (edited(schema="meshwright.plan/9.0"), "schema is 'meshwright.plan/9.0'"),
         (edited(schema="meshwright.plan/1.0"), "are not converted: make it again"),
-        (edited(schema="meshwright.measured/1"), "this version reads 'meshwright.plan/2.0'"),
+        (edited(schema="meshwright.measured/1"), "this version reads 'meshwright.plan/2.1'"),
         ('{"tp": 4}', "A plan by hand is made whole by `meshwright check plan --model"),
         (edited(stages=None), "stages"),
         ("[" * 100_000, "nested too deeply"),
@@ -149,3 +149,14 @@ def test_a_plan_of_an_older_version_has_the_defaults_of_keys_that_it_lacks() -> 
     assert plan_io.loads(format_json(data)) == now
     with pytest.raises(PlanError, match="edited or damaged"):
         plan_io.loads(format_json({**data, "num_microbatches": data["num_microbatches"] + 1}))
+
+
+def test_a_plan_of_the_schema_before_keeps_what_it_computes_in() -> None:
+    older = replace(plan(), schema="meshwright.plan/2.0", precision="bf16")
+    read = plan_io.loads(plan_io.dumps(older))
+    assert (read.schema, read.precision) == (plan_io.SCHEMA, "bf16-autocast")
+    assert plan_io.loads(plan_io.dumps(read)) == read
+    with pytest.raises(PlanError, match="was edited or damaged"):
+        plan_io.loads(plan_io.dumps(older).replace('"bf16"', '"fp32"'))
+            plan_io.dumps(older).replace('"num_microbatches": 2', '"num_microbatches": 1')
+        )

@@ -31,7 +31,7 @@ def cluster(nodes: int = 1, device: str = "a100-80") -> Cluster:
     return Cluster.preset(device, num_nodes=nodes, devices_per_node=RANKS // nodes)
 
 
-def asked(graph: Graph, where: Cluster, precision: str = "bf16") -> tuple[Problem, Plan]:
+def asked(graph: Graph, where: Cluster, precision: str = "bf16-autocast") -> tuple[Problem, Plan]:
     """The layers of sequence parallelism, with all kernels to be put in where they pay."""
     plan = plan_of(graph, (Part(SEQUENCE, len(graph.blocks), (4,)),))
     kernels = tuple(Fusion(name, 0, priced=True) for name in sorted(joint_kernels()))

@@ -179,7 +179,7 @@ def test_a_step_pays_where_gradients_are_clipped_or_parameters_gathered():
 
 def test_prices_are_kept():
     problem, plan = asked(large(), cluster())
-    tables = CostTables(problem.graph, problem.cluster, "bf16")
+    tables = CostTables(problem.graph, problem.cluster, "bf16-autocast")
     (stage,) = plan.stages
     block = problem.graph.blocks[0]
     layout = layouts_of(plan, stage)[block.pattern]

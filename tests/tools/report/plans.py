@@ -56,7 +56,7 @@ def piped(
         cluster=ClusterId(name=f"gpu:{name}", fingerprint="def",
                           num_devices=num_stages * per_stage),
         global_batch_size=num_microbatches * per_stage, num_microbatches=num_microbatches,
-        optimizer="adamw", precision="bf16", stages=stages,
+        optimizer="adamw", precision="bf16-autocast", stages=stages,
         schedule=ScheduleTable(name="one_f_one_b", rows=rows),
         layouts=tuple(_layout(pattern) for pattern in patterns), predicted=predicted,
         evidence=EVIDENCE, notes=(f"a note on {name}",), hash="0" * 64,

@@ -1,0 +1,104 @@
+"""Numbers that a plan computes with, one file each; the file name is its key, with dashes.
+
+A file has `PRECISION`, a `Precision`. MESHWRIGHT_PRECISIONS names folders with more.
+"""
+
+import sys
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+from meshwright.ir.errors import PlanError
+from meshwright.ir.extensions import Files, add_folders
+from meshwright.ir.graph.graph import DTYPE_BYTES, Graph
+
+if TYPE_CHECKING:
+    import torch
+
+add_folders("MESHWRIGHT_PRECISIONS", __path__)
+_FILES = Files(sys.modules[__name__], "precision", dashed=True)
+PRECISIONS = _FILES.names
+USUAL = "bf16"
+"""Taken for a model where nobody asks for one."""
+AS_TRACED = "bf16-autocast"
+"""The same for a graph of a model as it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """What parameters, products and gradients are held, computed and sent in; names of dtypes."""
+
+    products: str
+    """Of products of matrices: which of a device's peaks holds."""
+    autocast: str = ""
+    """What torch.autocast casts to; empty: values have the dtypes that the model gives them."""
+    copies: str = ""
+    """Blocks read copies of parameters in it, which are cast after each step from what the
+    optimizer steps; gathers send it. Empty: they read what the optimizer steps."""
+    stepped: str = "float32"
+    """With copies: the dtype of what the optimizer steps and of its state, and that in which
+    gradients are summed over micro-batches and replicas."""
+    all_in: str = ""
+    """What the model's numbers are taken to be all in; empty: what they are traced in."""
+    measured_as: str
+    """What profiles call it."""
+
+    def __post_init__(self) -> None:
+        for name in filter(None, (self.products, self.autocast, self.copies, self.all_in)):
+            if name not in DTYPE_BYTES:
+                raise PlanError(f"a precision names the dtype {name!r}, which is not known")
+
+    @property
+    def share(self) -> float:
+        """Bytes of what blocks read of a parameter, per byte of what the optimizer steps."""
+        return DTYPE_BYTES[self.copies] / DTYPE_BYTES[self.stepped] if self.copies else 1.0
+
+
+def reads_of(name: str) -> "torch.dtype | None":
+    """Returns the dtype of the copies of parameters that blocks read; None where they read the
+    parameters, or no precision is named."""
+    copies = precision(name).copies if name else ""
+    return _torch_dtype(copies) if copies else None
+
+
+def autocast_of(name: str) -> "torch.dtype | None":
+    """Returns what torch.autocast casts to under a precision, if it does."""
+    cast = precision(name).autocast
+    return _torch_dtype(cast) if cast else None
+
+
+def precision_for(graph: Graph, asked: str) -> str:
+    """Returns the precision of plans for a graph: the one that is asked for, else its own.
+    PlanError if the graph is of another one."""
+    found = asked or graph.precision or AS_TRACED
+    if asked:
+        precision(asked)
+    if in_which_traced(found) != graph.precision:
+        has = repr(graph.precision) if graph.precision else "the dtypes of the model's parameters"
+        raise PlanError(
+            f"precision is {found!r}, and the graph was traced in {has}: give the module, or trace "
+            f"it with precision={found!r}; the nearest for this graph is "
+            f"{graph.precision or AS_TRACED!r}"
+        )
+    return found
+
+
+def in_which_traced(name: str) -> str:
+    """Returns the precision that a graph's dtypes depend on: none where there are no copies."""
+    return name if reads_of(name) else ""
+
+
+@cache
+def precision(name: str) -> Precision:
+    """Loads one by its key. PlanError names the nearest if there is none."""
+    found = _FILES.load(name).PRECISION
+    if not isinstance(found, Precision):
+        raise PlanError(f"PRECISION in the file of {name!r} is no Precision: {found!r}")
+    return found
+
+
+def _torch_dtype(name: str) -> "torch.dtype":
+    import torch  # commands that need none of it do not wait for it
+
+    found: torch.dtype = getattr(torch, name)
+    return found
