@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from pathlib import Path
 
 import torch
 
@@ -13,3 +14,6 @@ os.environ["MESHWRIGHT_CACHE"] = tempfile.mkdtemp(prefix="meshwright-tests-")
 
 # Tests compare jobs with plain PyTorch themselves; those of the check turn it on.
 os.environ.setdefault("MESHWRIGHT_CHECK", "0")
+
+# Precisions that only tests ask for.
+os.environ.setdefault("MESHWRIGHT_PRECISIONS", str(Path(__file__).parent / "precisions"))

@@ -6,11 +6,11 @@ A file has `PRECISION`, a `Precision`. MESHWRIGHT_PRECISIONS names folders with 
 import sys
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.extensions import Files, add_folders
-from meshwright.ir.graph.graph import DTYPE_BYTES, Graph
+from meshwright.ir.graph.graph import DTYPE_BYTES, Graph, Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -54,11 +54,21 @@ class Precision:
         return DTYPE_BYTES[self.copies] / DTYPE_BYTES[self.stepped] if self.copies else 1.0
 
 
-def reads_of(name: str) -> "torch.dtype | None":
-    """Returns the dtype of the copies of parameters that blocks read; None where they read the
-    parameters, or no precision is named."""
-    copies = precision(name).copies if name else ""
-    return _torch_dtype(copies) if copies else None
+class CopyTypes(NamedTuple):
+    """Dtypes of a parameter where blocks read a copy."""
+
+    read: "torch.dtype"
+    stepped: "torch.dtype"
+    """Of what the optimizer steps, of gradients' sums, and of what a loss function gets."""
+
+
+def copies_of(name: str) -> CopyTypes | None:
+    """Returns the dtypes of parameters and of their copies under a precision; None where blocks
+    read the parameters, or no precision is named."""
+    found = precision(name) if name else None
+    if not found or not found.copies:
+        return None
+    return CopyTypes(_torch_dtype(found.copies), _torch_dtype(found.stepped))
 
 
 def autocast_of(name: str) -> "torch.dtype | None":
@@ -83,9 +93,17 @@ def precision_for(graph: Graph, asked: str) -> str:
     return found
 
 
+def stepped_in(name: str, tensor: Tensor) -> str:
+    """Returns the dtype of what the optimizer steps of a parameter of a graph that is traced in a
+    precision, and in which it is saved; that of the graph where blocks read it itself."""
+    found = precision(name)
+    copied = found.copies and tensor.requires_grad and tensor.dtype == found.copies
+    return found.stepped if copied else tensor.dtype
+
+
 def in_which_traced(name: str) -> str:
     """Returns the precision that a graph's dtypes depend on: none where there are no copies."""
-    return name if reads_of(name) else ""
+    return name if copies_of(name) else ""
 
 
 @cache

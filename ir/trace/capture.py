@@ -18,6 +18,7 @@ from torch.export import ExportedProgram
 from meshwright.ir.errors import TraceError
 from meshwright.ir.graph.graph import MAX_BATCH, MAX_ELEMENTS
 from meshwright.ir.graph.images import channels_last, is_channels_last
+from meshwright.ir.precision import CopyTypes
 from meshwright.ir.text.plain_text import shown
 from meshwright.ir.trace.buffers import assigned_buffers
 from meshwright.ir.trace.chance import clocks, own_draws
@@ -53,17 +54,17 @@ def capture(
     batch: Mapping[str, torch.Tensor],
     loss_fn: LossFn | None,
     global_batch_size: int | None,
-    reads: torch.dtype | None,
+    copies: CopyTypes | None,
 ) -> Capture:
-    """Export the step; to be called inside the fake mode. `reads`: the dtype of its parameters;
-    None: as the user's are."""
+    """Export the step; to be called inside the fake mode. `copies`: what it reads of parameters;
+    None: the user's."""
     if not any(True for _ in model.parameters()):
         raise TraceError(f"{type(model).__name__} has no parameters: there is nothing to train")
     check_hooks(model)
     check_modules(model)
     sizes = resized(batch, global_batch_size)
     originals: dict[int, torch.Tensor] = {}
-    step, inputs = fake_step(model, batch, loss_fn, sizes, originals, reads)
+    step, inputs = fake_step(model, batch, loss_fn, sizes, originals, copies)
     program, left_traces = _export(step, inputs, originals)
     batch_size = global_batch_size or next(iter(batch.values())).shape[0]
     batch_inputs = tuple(name for name in batch if sizes[name][:1] == (batch_size,))
@@ -76,10 +77,10 @@ def fake_step(
     loss_fn: LossFn | None,
     sizes: Mapping[str, tuple[int, ...]],
     originals: dict[int, torch.Tensor],
-    reads: torch.dtype | None = None,
+    copies: CopyTypes | None = None,
 ) -> tuple[TrainingStep, tuple[torch.Tensor, ...]]:
     """A copy of the step on fake tensors, in training mode, and its inputs of `sizes`."""
-    step = fake_copy(TrainingStep(model, loss_fn, tuple(batch), reads), originals)
+    step = fake_copy(TrainingStep(model, loss_fn, tuple(batch), copies), originals)
     if not model.training:
         step.train()
     return step, tuple(_input(sizes[name], tensor) for name, tensor in batch.items())
@@ -181,7 +182,7 @@ def fake_copy(module: TrainingStep, originals: dict[int, torch.Tensor]) -> Train
     memo: dict[int, Any] = {}
     for name, tensor in _tensors(module):
         if id(tensor) not in memo:
-            fake = _fake_like(name.removeprefix("model."), tensor, module.reads)
+            fake = _fake_like(name.removeprefix("model."), tensor, module.copies)
             memo[id(tensor)] = fake
             originals[id(fake)] = tensor
     return copy.deepcopy(module, memo)
@@ -210,14 +211,14 @@ def _nested(value: Any) -> Iterator[torch.Tensor]:
         yield from _nested(list(value.values()))
 
 
-def _fake_like(name: str, tensor: torch.Tensor, reads: torch.dtype | None) -> torch.Tensor:
+def _fake_like(name: str, tensor: torch.Tensor, copies: CopyTypes | None) -> torch.Tensor:
     if nn.parameter.is_lazy(tensor):
         raise TraceError(
             "the model has lazy parameters without a shape: run it once on one batch first"
         )
     check_tensor(name, tensor)
-    cast = reads and isinstance(tensor, nn.Parameter) and tensor.is_floating_point()
-    dtype = reads if cast else tensor.dtype
+    is_parameter = isinstance(tensor, nn.Parameter) and tensor.is_floating_point()
+    dtype = copies.read if copies and is_parameter else tensor.dtype
     fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype)
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(fake, requires_grad=tensor.requires_grad)

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from meshwright.ir.errors import TraceError
+from meshwright.ir.precision import CopyTypes
 from meshwright.ir.torch_private import map_tensors
 from meshwright.ir.trace.forbidden import check_tensor
 
@@ -81,12 +82,12 @@ class TrainingStep(nn.Module):
         model: nn.Module,
         loss_fn: LossFn | None,
         names: Sequence[str],
-        reads: torch.dtype | None = None,
+        copies: CopyTypes | None = None,
     ) -> None:
-        """`reads`: the dtype of the parameters; the model gets inputs in it, and a loss function
-        its output in float32."""
+        """`copies`: what the model reads of parameters; it gets inputs in that dtype, and a loss
+        function its output in that of the parameters."""
         super().__init__()
-        self.reads = reads
+        self.copies = copies
         self.model = model
         self.loss_fn = loss_fn
         self.names = tuple(names)
@@ -104,17 +105,17 @@ class TrainingStep(nn.Module):
 
     def _cast(self, given: Any) -> Any:
         """Inputs of the model: those with fractions in the dtype of its parameters."""
-        reads = self.reads
-        if reads is None:
+        copies = self.copies
+        if copies is None:
             return given
-        return map_tensors(lambda x: x.to(reads) if x.is_floating_point() else x, given)
+        return map_tensors(lambda x: x.to(copies.read) if x.is_floating_point() else x, given)
 
     def _wide(self, output: Any) -> Any:
         """What a loss function gets: a loss is not rounded as products are."""
-        reads = self.reads
-        if reads is None:
+        copies = self.copies
+        if copies is None:
             return output
-        return map_tensors(lambda x: x.float() if x.dtype == reads else x, output)
+        return map_tensors(lambda x: x.to(copies.stepped) if x.dtype == copies.read else x, output)
 
     def _positional(self, tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
         if self.loss_fn is None:

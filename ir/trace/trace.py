@@ -16,7 +16,7 @@ from meshwright.ir.graph.costed import costed
 from meshwright.ir.graph.graph import Fusion, Graph, Kind, Op, Tensor
 from meshwright.ir.graph.images import is_channels_last
 from meshwright.ir.graph.reached import only_reached
-from meshwright.ir.precision import in_which_traced, reads_of
+from meshwright.ir.precision import copies_of, in_which_traced
 from meshwright.ir.text.digest import digest
 from meshwright.ir.text.plain_text import MAX_NAME_CHARS, odd_character, printable, shown
 from meshwright.ir.torch_errors import SPEC_ERROR
@@ -128,7 +128,7 @@ def _traced(
         undisturbed(model, loss_fn),
         tracing() as calls,
     ):
-        captured = capture(model, batch, loss_fn, global_batch_size, reads_of(precision))
+        captured = capture(model, batch, loss_fn, global_batch_size, copies_of(precision))
         raw, fusions = fuse(simplify(read(captured)), kernels, wins)
         graph = _graph(raw, captured, model)
         hints = hints_of(marks_of(captured.step.model, calls))

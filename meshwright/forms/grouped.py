@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from meshwright.forms.copies import CopiedRun, stepped_slots
 from meshwright.forms.running import (
     BucketSizes,
     Held,
@@ -19,7 +20,7 @@ from meshwright.forms.running import (
     SyncState,
 )
 from meshwright.forms.storage import running_store
-from meshwright.forms.sync import running, store_of
+from meshwright.forms.sync import running, store_of, takes_copies
 from meshwright.ir.comm.collective import NotesOfForm
 from meshwright.ir.plan.parameters import groups_of
 from meshwright.ir.plan.plan import Stage
@@ -30,11 +31,14 @@ def run_of(slots: Sequence[Slot], lines: Lines, stage: Stage) -> SyncRun:
     by_path = {slot.param.fqn: slot for slot in slots}
     groups: dict[str | int, list[_Group]] = {}
     for number, (view, _, paths) in enumerate(groups_of(stage, by_path)):
-        own = [by_path[path] for path in paths]
+        own = copies = [by_path[path] for path in paths]
+        apart = any(slot.is_copy for slot in own) and not takes_copies(view.sync_form)
+        if apart:
+            own = stepped_slots(own)
         of_form = _noted(lines, view.sync_form)
         store = running_store(store_of(view)).build(own, of_form, view)
         joins = hasattr(running(view.sync_form), "build_together")
-        group = _Group(own, view, store)
+        group = _Group(own, view, store, copies if apart else ())
         groups.setdefault(view.sync_form if joins else number, []).append(group)
     runs = [
         _run_of_form(found, _noted(lines, found[0].stage.sync_form)) for found in groups.values()
@@ -56,6 +60,8 @@ class _Group(NamedTuple):
     slots: Sequence[Slot]
     stage: Stage
     store: ParameterStore
+    copies: Sequence[Slot] = ()
+    """Of the slots, which blocks read in their place; none: they read these."""
 
 
 def _run_of_form(groups: Sequence[_Group], lines: Lines) -> SyncRun:
@@ -67,6 +73,9 @@ def _run_of_form(groups: Sequence[_Group], lines: Lines) -> SyncRun:
         made = form.build_together([(group.slots, group.stage) for group in groups], lines)
     else:
         made = form.build(first.slots, lines, first.stage, first.store)
+    if first.copies:
+        copies = [slot for group in groups for slot in group.copies]
+        return CopiedRun(made, copies, [slot for group in groups for slot in group.slots])
     return made
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -42,6 +43,23 @@ class Slot:
     """The tensor-parallel local tensor, whole on dp."""
     calls: tuple[int, ...]
     """Indices of the stage's calls that read it, ascending."""
+    steps: torch.dtype | None = None
+    """Where blocks read a copy: the dtype of what the optimizer steps."""
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether the optimizer steps another tensor than blocks read."""
+        return self.steps is not None
+
+    @property
+    def stepped(self) -> torch.dtype:
+        """The dtype of what the optimizer steps, and in which gradients are summed."""
+        return self.steps or self.whole.dtype
+
+    @property
+    def stepped_bytes(self) -> int:
+        """Of the whole parameter, as the optimizer steps it."""
+        return self.whole.numel() * self.stepped.itemsize
 
     @property
     def owner(self) -> int:

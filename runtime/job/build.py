@@ -17,8 +17,8 @@ from meshwright.forms.tables import check_tables
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.placed import used_at
 from meshwright.ir.plan.plan import Plan
-from meshwright.ir.precision import autocast_of
-from meshwright.runtime.job.weights import slots, stage_tensors
+from meshwright.ir.precision import autocast_of, copies_of
+from meshwright.runtime.job.weights import fill_stepped, slots, stage_tensors
 from meshwright.runtime.record.record import Recorder
 from meshwright.runtime.stage.packing import packing
 from meshwright.runtime.stage.stage import StageModule
@@ -93,19 +93,25 @@ def build_rank(
     recorder = Recorder(device)
     groups = make_groups(plan, rank, tuple(line for tie in ties for line in tie.groups))
     stages, lines, tensors = {}, {}, {}
+    copies = copies_of(plan.precision)
     missing: tuple[str, ...] = ()
     for program in programs:
         index = program.index
         stage = plan.stages[index]
         lines[index] = _lines(plan, index, rank, groups, recorder)
-        tensors[index], absent = stage_tensors(program, graph, source, device)
+        tensors[index], absent = stage_tensors(
+            program, graph, source, device, copies.read if copies else None
+        )
         missing += absent
         sizes = {"dp": stage.dp} | dict(stage.model)
         coordinates = {axis: lines[index].coordinates[axis] for axis in sizes}
         axes = {"dp": lines[index].replicas.group, **lines[index].model}
         comm = Comm(axes, sizes, coordinates, seed, device)
         comm.meter, comm.stage, comm.kernels = recorder, index, used_at(plan, index)
-        sync = run_of(slots(program, tensors[index]), lines[index], stage)
+        steps = copies.stepped if copies else None
+        sync = run_of(slots(program, tensors[index], steps), lines[index], stage)
+        if copies:
+            fill_stepped(sync.held, source)
         comm.rows_here = sync.rows_here
         stages[index] = StageModule(
             program, comm, tensors[index], sync, autocast_of(plan.precision), stage.prefetch

@@ -1,12 +1,12 @@
 """A stage's tensors on one rank: sliced from the user's model, or constants of the graph."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from meshwright.codegen.lower.program import StageProgram
-from meshwright.forms.running import Slot
+from meshwright.forms.running import Held, Slot
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph, Kind
 from meshwright.ir.graph.param import Param
@@ -26,18 +26,21 @@ def stage_tensors(
     graph: Graph,
     source: Mapping[str, Tensor],
     device: torch.device,
+    reads: torch.dtype | None = None,
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Graph tensor name -> local tensor, and the module paths that have no values yet (meta)."""
+    """Graph tensor name -> local tensor, and the module paths that have no values yet (meta).
+    `reads`: the dtype of parameters; None: as the user's are."""
     found: dict[str, Tensor] = {}
     missing = []
     for param in program.params:
         if param.kind is Kind.CONSTANT and param.fqn not in source:
             found[param.name] = _constant(param, graph, device)
             continue
-        local = _local(param, source, device)
+        is_parameter = param.kind is Kind.PARAMETER
+        cast = reads if is_parameter and source[param.fqn].is_floating_point() else None
+        local = _local(param, source, device, cast)
         if source[param.fqn].is_meta:
             missing.append(param.fqn)
-        is_parameter = param.kind is Kind.PARAMETER
         found[param.name] = nn.Parameter(local, param.requires_grad) if is_parameter else local
     return found, tuple(missing)
 
@@ -47,7 +50,12 @@ def _constant(param: Param, graph: Graph, device: torch.device) -> Tensor:
     return torch.tensor(value, dtype=dtype, device=device).view(param.global_shape)
 
 
-def _local(param: Param, source: Mapping[str, Tensor], device: torch.device) -> Tensor:
+def _local(
+    param: Param,
+    source: Mapping[str, Tensor],
+    device: torch.device,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
     if param.fqn not in source:
         raise PlanError(f"the model has no parameter or buffer {param.fqn!r}, which the plan needs")
     whole = source[param.fqn].detach()
@@ -55,15 +63,27 @@ def _local(param: Param, source: Mapping[str, Tensor], device: torch.device) -> 
         raise PlanError(
             f"{param.fqn!r} has shape {tuple(whole.shape)}, the plan is for {param.global_shape}"
         )
-    local = torch.empty(param.local_shape, dtype=whole.dtype, device=device)
+    local = torch.empty(param.local_shape, dtype=dtype or whole.dtype, device=device)
     if not whole.is_meta:
         for piece in pieces(param.runs):
             piece.of_local(local).copy_(piece.of_global(whole))
     return local
 
 
-def slots(program: StageProgram, tensors: Mapping[str, Tensor]) -> tuple[Slot, ...]:
-    """The stage's parameters with the calls that read them."""
+def fill_stepped(held: Sequence[Held], source: Mapping[str, Tensor]) -> None:
+    """What the optimizer steps, and blocks read copies of, gets the user's values."""
+    for h in held:
+        whole = source[h.param.fqn].detach()
+        if not whole.is_meta:
+            for piece in pieces(h.param.runs, h.rows):
+                piece.of_local(h.tensor.detach()).copy_(piece.of_global(whole))
+
+
+def slots(
+    program: StageProgram, tensors: Mapping[str, Tensor], steps: torch.dtype | None = None
+) -> tuple[Slot, ...]:
+    """The stage's parameters with the calls that read them. `steps`: what the optimizer steps where
+    that is not what blocks read."""
     readers: dict[str, list[int]] = {}
     for index, call in enumerate(program.calls):
         for name in dict.fromkeys(call.params):
@@ -72,5 +92,6 @@ def slots(program: StageProgram, tensors: Mapping[str, Tensor]) -> tuple[Slot, .
     for param in program.params:
         whole = tensors[param.name]
         if isinstance(whole, nn.Parameter) and param.name in readers:
-            found.append(Slot(param, whole, tuple(readers[param.name])))
+            own = steps if param.requires_grad else None
+            found.append(Slot(param, whole, tuple(readers[param.name]), own))
     return tuple(found)

@@ -10,6 +10,7 @@ from torch import Tensor
 from meshwright.forms.running import Held
 from meshwright.ir.graph.graph import Kind
 from meshwright.ir.graph.graph import Tensor as GraphTensor
+from meshwright.ir.precision import stepped_in
 from meshwright.runtime.checkpoint.shard_boxes import pieces
 from meshwright.runtime.world.world import of_all
 
@@ -45,7 +46,7 @@ def _put_together(
         if id(h) in ours:
             counted.setdefault(h.param.name, []).append((h, value))
     for tensor in _of_job(job, Kind.PARAMETER):
-        whole = _room(tensor, job.device)
+        whole = _room(tensor, job)
         for h, value in counted.get(tensor.name, []):
             if value is not None:
                 for piece in pieces(h.param.runs, h.rows):
@@ -57,7 +58,7 @@ def whole_buffers(job: "Job", *, everyone: bool = False) -> Iterator[tuple[str, 
     """The same for buffers, as the first rank that reads them has them."""
     parts = job.parts
     for tensor in _of_job(job, Kind.BUFFER):
-        whole = _room(tensor, job.device)
+        whole = _room(tensor, job)
         if parts.owners[tensor.name] == parts.rank:
             whole.copy_(parts.any_tensor(tensor.name))
         yield tensor.fqn, _summed(whole, job.plan.world_size, everyone)
@@ -124,8 +125,9 @@ def _of_job(job: "Job", kind: Kind) -> Iterator[GraphTensor]:
             yield tensor
 
 
-def _room(tensor: GraphTensor, device: torch.device) -> Tensor:
-    return torch.zeros(tensor.shape, dtype=getattr(torch, tensor.dtype), device=device)
+def _room(tensor: GraphTensor, job: "Job") -> Tensor:
+    dtype = getattr(torch, stepped_in(job.plan.precision, tensor))
+    return torch.zeros(tensor.shape, dtype=dtype, device=job.device)
 
 
 def _summed(x: Tensor, world_size: int, everyone: bool) -> Tensor:

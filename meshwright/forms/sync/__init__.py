@@ -233,6 +233,13 @@ def is_for_stages(key: str) -> bool:
     return bool(getattr(_FILES.load(key), "SEARCHED", True))
 
 
+@cache
+def takes_copies(key: str) -> bool:
+    """Tells whether a form sends and keeps the copies of parameters that blocks read itself
+    (`COPIES`); else it has whole ones of the optimizer's (`forms.copies`)."""
+    return bool(getattr(_FILES.load(key), "COPIES", False))
+
+
 def offers(key: str, parameters: Sequence[int]) -> Mapping[str, Sequence[Setting]]:
     """Returns the values of a form's settings that are worth trying in a stage whose parameters
     have so many bytes, each in the order in which to try them; what is left out is as its file
