@@ -6,6 +6,7 @@ positional ones whose last goes to the loss function.
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import fields, is_dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from meshwright.ir.errors import TraceError
 from meshwright.ir.precision import CopyTypes
 from meshwright.ir.torch_private import map_tensors
 from meshwright.ir.trace.forbidden import check_tensor
+from meshwright.ir.trace.wide_losses import WideLosses
 
 Batch = Any
 """A dict of keyword inputs, a tuple of positional ones, or one tensor; a dataclass, or another
@@ -93,6 +95,10 @@ class TrainingStep(nn.Module):
         self.names = tuple(names)
 
     def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+        with WideLosses(self.copies) if self.copies else nullcontext():
+            return self._loss(tensors)
+
+    def _loss(self, tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
         if all(name.isdigit() for name in self.names):
             return self._positional(tensors)
         batch = dict(zip(self.names, tensors, strict=True))

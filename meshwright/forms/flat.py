@@ -31,7 +31,7 @@ def buckets(slots: Sequence[Slot], limit_bytes: int) -> list[list[Slot]]:
     for slot in sorted(slots, key=lambda slot: -slot.owner):
         last = found[-1] if found else []
         joins = last and last[-1].whole.dtype == slot.whole.dtype and (
-            last[-1].owner == slot.owner or sum(s.whole.nbytes for s in last) < limit_bytes
+            last[-1].owner == slot.owner or sum(s.stepped_bytes for s in last) < limit_bytes
         )  # fmt: skip
         if joins:
             last.append(slot)
@@ -68,18 +68,25 @@ class ShardedBucket:
             for (start, stop), row in zip(map(self.rows, slots), self._row, strict=True)
         ]
         sizes = [slot.whole.numel() for slot in slots]
-        self._packing = lines.packing(sizes, own, self._chunk, peers.size, slots[0].whole)
+        first = slots[0]
+        like = torch.empty(0, dtype=first.stepped, device=first.whole.device)
+        self._packing = lines.packing(sizes, own, self._chunk, peers.size, like)
+        """Of gradients' sums, and of what is stepped."""
+        self._read = self._packing
+        """Of what blocks read."""
+        if first.is_copy:
+            self._read = lines.packing(sizes, own, self._chunk, peers.size, first.whole)
 
     def rows(self, slot: Slot) -> tuple[int, int]:
         return chunk_rows(slot.rows, self.peers.size, self.peers.coordinate)
 
     def pack(self, tensors: Sequence[Tensor | None]) -> Tensor:
-        """Whole tensors, one per slot, as all ranks' flat shards; None is zero."""
+        """Whole tensors, one per slot, as all ranks' flat shards of what is stepped; None: zero."""
         return self._packing.pack(tensors)
 
     def unpack(self, flat: Tensor, tensors: Sequence[Tensor]) -> None:
         """Writes all ranks' flat shards to whole tensors, one per slot."""
-        self._packing.unpack(flat, tensors)
+        (self._packing if flat.dtype is self.slots[0].stepped else self._read).unpack(flat, tensors)
 
     def views(self, flat_shard: Tensor) -> list[Tensor]:
         """This rank's rows of each slot, in its flat shard."""
@@ -92,8 +99,13 @@ class ShardedBucket:
         return found
 
     def pack_shards(self, shards: Sequence[Tensor]) -> Tensor:
-        """This rank's rows, one tensor per slot, as its flat shard."""
-        return self._packing.pack_own(shards)
+        """This rank's rows of what is stepped, one tensor per slot, as the flat shard of what
+        blocks read."""
+        return self._read.pack_own(shards)
+
+    def as_read(self, flat: Tensor) -> Tensor:
+        """A flat tensor of what is stepped in the dtype that blocks read."""
+        return flat.to(self.slots[0].whole.dtype)
 
     def gather(
         self, flat_shard: Tensor, purpose: Purpose = "parameters"
@@ -130,6 +142,8 @@ class ShardedGradients(SyncRun):
         self._works: list[tuple[int, Tensor, Waitable]] = []
         self._sums: dict[int, Tensor] = {}
         """Buckets whose gradients have come: this rank's part."""
+        self._added: dict[Slot, Tensor] = {}
+        """Whole gradients of earlier micro-batches, of parameters of which blocks read copies."""
         self._opened = 0
 
     def held_rows(self, *copies: str) -> tuple[Held, ...]:
@@ -154,6 +168,7 @@ class ShardedGradients(SyncRun):
             for slot, shard in zip(bucket.slots, shards, strict=True):
                 slot.whole.grad = shard.grad = None
         self._sums.clear()
+        self._added.clear()
 
     def before_forward(self, call: int, ahead: Sequence[int]) -> None:
         if call > self._opened:
@@ -165,16 +180,33 @@ class ShardedGradients(SyncRun):
 
     def after_backward(self, call: int, last: bool) -> None:
         for index, bucket in enumerate(self._buckets):
-            if last and bucket.owner == call:
+            if not last:
+                self._add(bucket, call)
+            elif bucket.owner == call:
                 self._start(index)
+
+    def _add(self, bucket: ShardedBucket, call: int) -> None:
+        """Gradients of copies that a micro-batch has made are added up as they are summed."""
+        for slot in bucket.slots:
+            if slot.is_copy and slot.owner == call and slot.whole.grad is not None:
+                total = self._gradient(slot)
+                assert total is not None
+                self._added[slot], slot.whole.grad = total.to(slot.stepped), None
 
     def _start(self, index: int) -> None:
         self._collect(keep=1)
         bucket = self._buckets[index]
-        flat, work = bucket.scatter([slot.whole.grad for slot in bucket.slots])
+        flat, work = bucket.scatter([self._gradient(slot) for slot in bucket.slots])
         self._works.append((index, flat, work))
         for slot in bucket.slots:
             slot.whole.grad = None
+
+    def _gradient(self, slot: Slot) -> Tensor | None:
+        """That of all micro-batches so far, taken from where it is."""
+        before, own = self._added.pop(slot, None), slot.whole.grad
+        if before is None or own is None:
+            return own if before is None else before
+        return before.add_(own)
 
     def _collect(self, keep: int) -> None:
         """Adds up what has arrived, all but the newest `keep`, which may still be on its way."""
@@ -249,6 +281,7 @@ class ShardedOptimizer(ShardedGradients):
             flat = self._summed.pop(index)
             for shard in shards:
                 shard.grad = None
+            flat = bucket.as_read(flat)
         else:
             flat = bucket.pack_shards([shard.detach() for shard in shards])
         return bucket.gather(flat)
@@ -261,12 +294,14 @@ class ShardedOptimizer(ShardedGradients):
 
 
 def _shards(bucket: ShardedBucket) -> list[nn.Parameter]:
-    """This rank's rows of the whole parameters: what is written to them is there too."""
+    """This rank's rows of the whole parameters: what is written to them is there too, unless blocks
+    read copies."""
     found = []
     for slot in bucket.slots:
         start, stop = bucket.rows(slot)
         whole = slot.whole.detach()
-        found.append(nn.Parameter((whole if whole.ndim else whole.view(1))[start:stop]))
+        rows = (whole if whole.ndim else whole.view(1))[start:stop]
+        found.append(nn.Parameter(rows.to(slot.stepped)))
     return found
 
 

@@ -20,7 +20,7 @@ from meshwright.forms.running import (
     SyncState,
 )
 from meshwright.forms.storage import running_store
-from meshwright.forms.sync import running, store_of, takes_copies
+from meshwright.forms.sync import level_of, running, store_of, takes_copies
 from meshwright.ir.comm.collective import NotesOfForm
 from meshwright.ir.plan.parameters import groups_of
 from meshwright.ir.plan.plan import Stage
@@ -32,7 +32,9 @@ def run_of(slots: Sequence[Slot], lines: Lines, stage: Stage) -> SyncRun:
     groups: dict[str | int, list[_Group]] = {}
     for number, (view, _, paths) in enumerate(groups_of(stage, by_path)):
         own = copies = [by_path[path] for path in paths]
-        apart = any(slot.is_copy for slot in own) and not takes_copies(view.sync_form)
+        apart = any(slot.is_copy for slot in own) and not takes_copies(
+            view.sync_form, level_of(view)
+        )
         if apart:
             own = stepped_slots(own)
         of_form = _noted(lines, view.sync_form)

@@ -6,15 +6,21 @@ from functools import cache
 from typing import Any
 
 import pytest
+import torch
 
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import FormChoice, Plan
+from meshwright.ir.precision import copies_of
+from meshwright.ir.trace.loss_module import TrainingStep, flatten_batch
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
+from meshwright.runtime.checkpoint.export import full_state
+from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.testing.equality import check_each_equal
 from meshwright.testing.models import CASES
+from meshwright.testing.spawn import alone, run_ranks
 
 EXACT = "copies64"
 BATCH = 8
@@ -58,3 +64,83 @@ def test_a_job_of_copies_equals_the_single_process(name: str) -> None:
         found = zip(choices, check_each_equal(CASES[name], plans), strict=True)
         bad = {str(c): str(d) for c, d in found if not d.worst_of_both <= 1e-9}
         assert not bad
+
+
+def copied_training(name: str, precision: str, steps: int, parts: int) -> dict[str, torch.Tensor]:
+    """Plain PyTorch: a copy in narrower numbers makes gradients, which are summed and stepped in
+    wider ones."""
+    case, dtypes = CASES[name], copies_of(precision)
+    assert dtypes
+    model, twin = case.model(torch.float32), case.model(torch.float32)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
+    losses = []
+    for seed in range(steps):
+        with torch.no_grad():
+            for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+                q.data = p.to(dtypes.read)
+                p.grad = torch.zeros_like(p)
+        values = flatten_batch(case.example(BATCH, seed, torch.float32))
+        step = TrainingStep(twin, case.loss_fn, tuple(values), dtypes)
+        total = 0.0
+        for part in zip(*(x.chunk(parts) for x in values.values()), strict=True):
+            twin.zero_grad(set_to_none=True)
+            loss = step(*part) / parts
+            loss.backward()
+            total += float(loss.detach())
+            for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+                if q.grad is not None:
+                    p.grad += q.grad
+        optimizer.step()
+        losses.append(total)
+    return {"losses": torch.tensor(losses)} | dict(model.state_dict())
+
+
+def job_of_copies(name: str, jobs: list[tuple[Plan, Graph]], steps: int) -> list[Any]:
+    found = []
+    for plan, graph in jobs:
+        case = CASES[name]
+        job = compile_job(
+            case.model(torch.float32), plan, optimizer="adam", lr=1e-3, loss_fn=case.loss_fn,
+            device="cpu", graph=graph,
+        )  # fmt: skip
+        batches = [case.example(BATCH, seed, torch.float32) for seed in range(steps)]
+        losses = torch.tensor([float(job.step(batch)) for batch in batches])
+        dtypes = {str(h.tensor.dtype) for h in job.parts.held}
+        found.append(({"losses": losses} | full_state(job), dtypes))
+        job.close()
+    return found
+
+
+@cache
+def traced32(name: str, precision: str) -> Graph:
+    case = CASES[name]
+    example = case.example(BATCH, 0, torch.float32)
+    return trace(case.model(torch.float32), example, case.loss_fn, precision=precision)
+
+
+def test_bfloat16_copies_are_those_of_plain_pytorch() -> None:
+    """One rank does what plain PyTorch does, but for rounding of the step; several round otherwise."""
+    graph = traced32("gpt2", "bf16")
+    reads = {t.dtype for t in graph.parameters}
+    assert reads == {"bfloat16"} and graph.tensors[graph.loss].dtype == "float32"
+    for world, choices in (
+        (1, [{}, {"num_microbatches": 4}]),
+        (2, [{"dp_replicate": 2}, {"dp_shard": 2, "zero": 1, "num_microbatches": 2},
+             {"dp_shard": 2, "zero": 3}, {"pp": 2, "num_microbatches": 2}, {"tp": 2}]),
+    ):  # fmt: skip
+        jobs = []
+        for choice in choices:
+            problem = make_problem(graph, Cluster.local(world), optimizer="adam")
+            jobs.append(
+                (build_plan(problem, uniform_choice(problem, **choice), predict=False), graph)
+            )
+        found = run_ranks(world, job_of_copies, "gpt2", jobs, 3)[0]
+        for choice, (state, dtypes) in zip(choices, found, strict=True):
+            assert dtypes == {"torch.float32"}
+            parts = choice.get("num_microbatches", 1)
+            wanted = alone(copied_training, "gpt2", "bf16", 3, parts)
+            for key, value in wanted.items():
+                if key in state:
+                    moved = 3e-3 if key != "losses" else float(value.abs().max())
+                    off = float((state[key].double() - value.double()).abs().max()) / moved
+                    assert off <= (1e-5 if world == 1 else 0.3), (choice, key, off)

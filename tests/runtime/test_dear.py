@@ -274,6 +274,7 @@ def test_buckets_are_consecutive_in_the_order_of_the_forward():
     class Read:
         def __init__(self, owner: int, size: int) -> None:
             self.owner, self.whole = owner, torch.zeros(size)
+            self.stepped_bytes = self.whole.nbytes
 
     slots: Any = [Read(owner, size) for owner, size in ((2, 5), (0, 3), (1, 4), (0, 2))]
     owners = [[slot.owner for slot in group] for group in in_forward_order(slots, 20)]

@@ -59,7 +59,7 @@ class ShardUnit:
     def fetch(self) -> None:
         """Starts to gather, unless the parameters are there or on their way."""
         if not self.users and self._arriving is None:
-            self._arriving = self.bucket.gather(self.flat)
+            self._arriving = self.bucket.gather(self.bucket.as_read(self.flat))
 
     def open(self) -> None:
         self.fetch()

@@ -234,10 +234,11 @@ def is_for_stages(key: str) -> bool:
 
 
 @cache
-def takes_copies(key: str) -> bool:
+def takes_copies(key: str, zero: int) -> bool:
     """Tells whether a form sends and keeps the copies of parameters that blocks read itself
     (`COPIES`); else it has whole ones of the optimizer's (`forms.copies`)."""
-    return bool(getattr(_FILES.load(key), "COPIES", False))
+    found = _FILES.load(key)
+    return bool(found.copies(zero) if hasattr(found, "copies") else getattr(found, "COPIES", False))
 
 
 def offers(key: str, parameters: Sequence[int]) -> Mapping[str, Sequence[Setting]]:

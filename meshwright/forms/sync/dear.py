@@ -43,6 +43,11 @@ _SETTINGS = {"ahead": Number(1, 1, 2**20), "bucket_bytes": Number(BUCKET_BYTES, 
 EXACT = True
 
 
+def copies(zero: int) -> bool:
+    """Tells whether copies of parameters are sent and kept here: where these are gathered."""
+    return bool(zero)
+
+
 def offers(parameters: Sequence[int]) -> Mapping[str, Sequence[int]]:
     """Returns the values of each setting that are worth trying in a stage whose parameters have so
     many bytes: buckets of all of them, then ever smaller ones, down to the smallest alone.
@@ -119,7 +124,7 @@ def in_forward_order(slots: Sequence[Slot], limit_bytes: int) -> list[list[Slot]
                     found.append([])
                     nbytes = 0
                 found[-1].append(slot)
-                nbytes += slot.whole.nbytes
+                nbytes += slot.stepped_bytes
     return found
 
 
@@ -173,7 +178,7 @@ class _Settling(ShardedGradients):
 
     @property
     def bucket_sizes(self) -> tuple[BucketSizes, ...]:
-        sizes = [slot.whole.nbytes for bucket in self._buckets for slot in bucket.slots]
+        sizes = [slot.stepped_bytes for bucket in self._buckets for slot in bucket.slots]
         low = max(1, min(sizes, default=1))
         return (BucketSizes(self._bucket_bytes, low, max(low, sum(sizes))),)
 

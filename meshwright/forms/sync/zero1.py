@@ -9,6 +9,8 @@ from meshwright.forms.running import Lines, ParameterStore, Slot, SyncRun
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.plan.plan import Stage
 
+COPIES = True
+
 
 def describe(replicas: int) -> Exchange:
     """Gradients are whole until their bucket is packed; new parameters are gathered at once."""

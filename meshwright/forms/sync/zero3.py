@@ -16,6 +16,7 @@ from meshwright.ir.plan.plan import Stage
 
 STORE = "shards"
 SPLIT = True
+COPIES = True
 
 
 def describe(replicas: int) -> Exchange:
