@@ -46,7 +46,8 @@ class BlockCost:
     """Local size of each of `Block.inputs`."""
     output_bytes: tuple[int, ...]
     param_bytes: tuple[int, ...]
-    """Local size per `Block.params` as stored (float32 under bf16); 0 for constants."""
+    """Local size per `Block.params` as the optimizer steps them, though blocks may read narrower
+    copies; of others as they are read, and 0 for constants."""
     param_shapes: tuple[tuple[int, ...], ...]
     """Local shape of each of `Block.params`."""
     summed_over: tuple[tuple[str, ...], ...]
@@ -244,7 +245,7 @@ def summary(walk: Walk, block: Block, layout: BlockLayout) -> BlockCost:
         output_bytes=tuple([walk.nbytes(n, w) for n, w in zip(block.outputs, exits, strict=True)]),
         param_bytes=tuple(
             [
-                walk.nbytes(n, walk.placed[n]) * (tensors[n].kind in (Kind.PARAMETER, Kind.BUFFER))
+                _stepped_bytes(walk, n) * (tensors[n].kind in (Kind.PARAMETER, Kind.BUFFER))
                 for n in block.params
             ]
         ),
@@ -256,6 +257,13 @@ def summary(walk: Walk, block: Block, layout: BlockLayout) -> BlockCost:
         uncertain_s=walk.clock.uncertain_s,
         halved_bytes=sum([_for_weights(s.local) for s in walk.trail if isinstance(s, PricedOp)]),
     )
+
+
+def _stepped_bytes(walk: Walk, name: str) -> int:
+    tensor, copied = walk.facts.graph.tensors[name], walk.facts.precision.copied
+    nbytes = walk.nbytes(name, walk.placed[name])
+    stepped = copied and tensor.kind is Kind.PARAMETER and tensor.requires_grad
+    return round(nbytes / copied) if stepped else nbytes
 
 
 def at_links(cost: BlockCost, tape: Tape, site: StageSite) -> BlockCost:

@@ -19,10 +19,10 @@ class JobBytes:
 def training_state(
     stored_bytes: int, trained_bytes: int, *, optimizer: str, exchange: Exchange, dp_shard: int
 ) -> JobBytes:
-    """Returns the bytes of a rank that would hold `stored_bytes` of parameters and buffers if
-    nothing were split over `dp_shard` ranks."""
+    """Returns the bytes of a rank that would hold `stored_bytes` of parameters and buffers, as they
+    are stepped, if nothing were split over `dp_shard` ranks and copied."""
     part = ceil(trained_bytes / dp_shard)
-    kept = part if exchange.is_split("parameters") else trained_bytes
+    kept = ceil(exchange.parameter_bytes(trained_bytes, dp_shard))
     return JobBytes(
         parameters_bytes=stored_bytes - trained_bytes + kept,
         gradients_bytes=part if exchange.is_split("gradients") else trained_bytes,

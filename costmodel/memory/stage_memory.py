@@ -112,7 +112,8 @@ class MemoryGroup:
         forwards it is too much."""
         if not self.exchange.late:
             return 0
-        return sum(sorted([b.nbytes for b in self.buckets])[-1 - self.exchange.run_ahead :])
+        flying = sorted([b.nbytes for b in self.buckets])[-1 - self.exchange.run_ahead :]
+        return ceil(sum(flying) * max([send.times for send in self.exchange.late]))
 
     def gathered(self, step: int, prefetch: int) -> Sequence[int]:
         """Parameters that are gathered while each block runs: its own, and those ahead, the next
@@ -336,6 +337,11 @@ class _Gradients:
         exchange = group.exchange
         self._group, self._part, self._scattering = group, part, scattering
         self._every = bool(exchange.every_backward)
+        adds = not self._every and not (first and last)
+        self._adds = bool(exchange.copied) and (adds or exchange.copies_apart)
+        """Gradients of copies are added to others as soon as a block has run."""
+        self._made = 1.0 if self._adds else exchange.read
+        """Bytes that are there of a gradient after its block, per byte of it as it is summed."""
         """They go after every backward, so that there are none to which to add."""
         self._grows = self._every or (first and not exchange.sums_into_zeros)
         goes = self._every or (last and exchange.packs)
@@ -352,8 +358,12 @@ class _Gradients:
         gradients are added to those that are there. The op that makes the largest gradient is taken
         to have half of the most that any op of the block has."""
         if self._grows:
-            self.gradients += self._group.gradients[index]
-            return nbytes
+            self.gradients += ceil(self._made * self._group.gradients[index])
+            if not self._adds:
+                return nbytes
+        if self._adds:
+            made = ceil(self._group.exchange.read * self._group.gradients[index])
+            return max(nbytes, nbytes // 2 + made)
         more = nbytes // 2 + self._group.largest[index]
         return more if more > nbytes else nbytes
 
@@ -367,7 +377,7 @@ class _Gradients:
                 self._arrived + self._scattering(self._newest) + self._scattering(self._before)
             )
             yield
-            self.gradients -= self.gradients if self._every else nbytes
+            self.gradients -= self.gradients if self._every else ceil(self._made * nbytes)
 
 
 def _most(rises: Sequence[_Rise]) -> Bytes:

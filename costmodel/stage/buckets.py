@@ -22,7 +22,8 @@ class Owned:
     """Parameters that a block is the first of its stage to read: its backward is the last to add to
     their gradients. Equal blocks share one of these."""
 
-    nbytes: int
+    read_bytes: int
+    """As blocks read them: copies, where there are some."""
     trained_bytes: int
     tensors: int
     """Trained ones."""
@@ -33,12 +34,14 @@ class Owned:
     """Trained ones in order, those of one dtype together: (dtype, bytes, tensors)."""
 
     @classmethod
-    def of(cls, params: Sequence[LocalParam]) -> "Owned":
+    def of(cls, params: Sequence[LocalParam], read: float = 1.0) -> "Owned":
+        """`read`: bytes that blocks read of a trained one, per byte of it."""
         trained = [param for param in params if param.trained]
         runs = [(dtype, [p.nbytes for p in own])
                 for dtype, own in groupby(trained, key=lambda p: p.dtype)]  # fmt: skip
         return cls(
-            sum([p.nbytes for p in params]), sum([p.nbytes for p in trained]), len(trained),
+            sum([round(p.nbytes * (read if p.trained else 1.0)) for p in params]),
+            sum([p.nbytes for p in trained]), len(trained),
             max([p.nbytes for p in params], default=0),
             max([p.nbytes for p in trained], default=0),
             tuple((dtype, sum(sizes), len(sizes)) for dtype, sizes in runs),
@@ -65,9 +68,9 @@ class BlockParams:
     @property
     def gathered(self) -> list[int]:
         """Bytes of each block's parameters: what it reads, and all kept with that."""
-        found = [own.nbytes for own in self.owned]
+        found = [own.read_bytes for own in self.owned]
         for block, others in self.also.items():
-            found[block] += sum(self.owned[other].nbytes for other in others)
+            found[block] += sum(self.owned[other].read_bytes for other in others)
         return found
 
 

@@ -70,7 +70,10 @@ class _LateBuckets:
         for number, bucket in enumerate(self._group.owned.get(call, ())):
             yield Step(Do.WAIT, 0.0, self._job(call, number), "gather")
             for send in self._group.exchange.late:
-                copies = run(self._sync.copy_s(UNPACKED * bucket.nbytes * send.unpacks), "gather")
+                copies = run(
+                    self._sync.copy_s(UNPACKED * send.times * bucket.nbytes * send.unpacks),
+                    "gather",
+                )
                 self.begun_steps.append(copies)
                 yield copies
         yield from self._begin(range(call + 1, call + 1 + self._group.exchange.run_ahead))

@@ -6,6 +6,7 @@ from meshwright.costmodel.comm.comm import Levels
 from meshwright.costmodel.cost_cache import CostTables
 from meshwright.costmodel.stage.buckets import BlockParams, LocalParam, Owned
 from meshwright.costmodel.stage.placement import StageCosts
+from meshwright.forms.copied import copied
 from meshwright.forms.exchange import Exchange, Shaped
 from meshwright.forms.sync import exchange_of, needs_shapes
 from meshwright.ir.graph.graph import Kind
@@ -47,14 +48,15 @@ def _exchange(
 ) -> Exchange:
     """What a stage does with some of its parameters."""
     if not needs_shapes(stage.sync_form):
-        return exchange_of(stage)
+        return copied(exchange_of(stage), tables.copied)
     found: dict[str, Shaped] = {}
     for block, cost in zip(costs.blocks, costs.cost.blocks, strict=True):
         kinds = tables.param_kinds[block.name]
         for name, kind, shape in zip(block.params, kinds, cost.param_shapes, strict=True):
             if kind and kind[1] and (names is None or name in names):
                 found[name] = Shaped(shape, costs.cost.params[name])
-    return exchange_of(stage, tuple(found.values()))
+    made = exchange_of(stage, tuple(found.values()))
+    return copied(made, tables.copied)
 
 
 def summed_of(costs: StageCosts, parts: Parts) -> tuple[tuple[tuple[int, ...], Levels], ...]:
@@ -103,7 +105,8 @@ def held_of(tables: CostTables, costs: StageCosts, names: frozenset[str] | None)
         key = kinds, held
         if key not in known:
             known[key] = Owned.of(
-                [LocalParam(size, *kind) for size, kind in zip(held, kinds, strict=True) if kind]
+                [LocalParam(size, *kind) for size, kind in zip(held, kinds, strict=True) if kind],
+                tables.copied or 1.0,
             )
         owned.append(known[key])
     return BlockParams(tuple(owned), also)

@@ -322,7 +322,7 @@ class Sync:
             sent = n / self.shard if send.of_part else n
             found.append(talk(self.send_s(group, send, sent) / send.every, "gather"))
             if send.unpacks:
-                found.append(run(self.copy_s(UNPACKED * n), "gather"))
+                found.append(run(self.copy_s(UNPACKED * send.times * n), "gather"))
         for work in group.exchange.cleared:
             found += self._work((work,), bucket, work.what)
         return found

@@ -49,9 +49,10 @@ class Precision:
                 raise PlanError(f"a precision names the dtype {name!r}, which is not known")
 
     @property
-    def share(self) -> float:
-        """Bytes of what blocks read of a parameter, per byte of what the optimizer steps."""
-        return DTYPE_BYTES[self.copies] / DTYPE_BYTES[self.stepped] if self.copies else 1.0
+    def copied(self) -> float:
+        """Bytes of a copy that blocks read of a parameter, per byte of what the optimizer steps; 0
+        where they read that."""
+        return DTYPE_BYTES[self.copies] / DTYPE_BYTES[self.stepped] if self.copies else 0.0
 
 
 class CopyTypes(NamedTuple):

@@ -83,6 +83,8 @@ class Send:
     are multiplied; empty: all of them go."""
     by_rank: bool = False
     """It is the share that one rank hands in, and not all of them together."""
+    times: float = 1.0
+    """Bytes that go per byte of the unit as the optimizer steps it; less for copies."""
 
     @property
     def is_late(self) -> bool:
@@ -120,6 +122,8 @@ class Hold:
     """How many of a rank's parts of a unit."""
     share: str = ""
     """As of `Send`; not of parameters or the optimizer's state."""
+    times: float = 1.0
+    """As of `Send`."""
 
 
 Row = Send | Rewrite | Hold
@@ -144,6 +148,12 @@ class Exchange:
     stated: Mapping[str, float] = field(default_factory=dict)
     """What the plan states of the data by name, such as the share of rows that occur: what goes
     for each byte of a unit."""
+    copied: float = 0.0
+    """Bytes of the copy that blocks read of a parameter, per byte of what the optimizer steps; 0:
+    they read that (`forms.copied`)."""
+    copies_apart: bool = False
+    """Whether the form knows nothing of copies: gradients of a block are added at once to those of
+    what is stepped."""
 
     @cached_property
     def sends(self) -> tuple[Send, ...]:
@@ -189,8 +199,8 @@ class Exchange:
         """Returns the bytes that go of a unit of `nbytes` among so many ranks, as the plan states
         the data."""
         if not send.share:
-            return nbytes
-        return nbytes * self.stated[send.share] * (ranks if send.by_rank else 1)
+            return nbytes * send.times
+        return nbytes * send.times * self.stated[send.share] * (ranks if send.by_rank else 1)
 
     def work_at(self, event: Event) -> tuple[Rewrite, ...]:
         """Returns what is done at an event without a message."""
@@ -262,6 +272,18 @@ class Exchange:
         """Ranks that share a kind: `dp_shard`, or 1 where each holds all."""
         return dp_shard if kind in self._split else 1
 
+    def parameter_bytes(self, trained: float, dp_shard: int) -> float:
+        """Returns what a rank holds of trained parameters, copies included, while no block runs;
+        `trained`: bytes of all as the optimizer steps them."""
+        if self.is_split("parameters") or not self.copied:
+            return trained / self.parts("parameters", dp_shard)
+        return trained * self.copied + trained / self.parts("optimizer", dp_shard)
+
+    @cached_property
+    def read(self) -> float:
+        """Bytes that blocks read of a parameter, and make of its gradient, per byte as stepped."""
+        return self.copied or 1.0
+
     @cached_property
     def _split(self) -> frozenset[Kind]:
         found = [hold for hold in self.holds if hold.unit == "stage" and hold.part]
@@ -295,7 +317,7 @@ class Exchange:
 
     def _held(self, holds: Sequence[Hold]) -> tuple[float, float]:
         """Wholes and parts, as the plan states the data."""
-        found = [(h, self.stated[h.share] if h.share else 1.0) for h in holds]
+        found = [(h, h.times * (self.stated[h.share] if h.share else 1.0)) for h in holds]
         wholes, parts = [s * h.whole for h, s in found], [s * h.part for h, s in found]
         return sum(wholes), sum(parts)
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from meshwright.costmodel.cost_cache import BlockSpot, StageCost
 from meshwright.costmodel.memory.memory import training_state
+from meshwright.forms.copied import copied
 from meshwright.planner.across.balance import Replica, exact_shares
 from meshwright.planner.problem.candidates import StageChoice, modes_of
 from meshwright.planner.problem.problem import Problem
@@ -106,6 +107,7 @@ def _state(problem: Problem, stage: StageChoice, cost: StageCost) -> tuple[int, 
     trained = sum(n for name, n in cost.params.items() if name in problem.tables.trained)
     state = training_state(
         sum(cost.params.values()), trained,
-        optimizer=problem.optimizer, exchange=stage.exchange, dp_shard=stage.dp_shard,
+        optimizer=problem.optimizer, exchange=copied(stage.exchange, problem.tables.copied),
+        dp_shard=stage.dp_shard,
     )  # fmt: skip
     return state.parameters_bytes, state.gradients_bytes, state.optimizer_bytes

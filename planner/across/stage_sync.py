@@ -74,7 +74,7 @@ class StageSync:
                 # The first gather of each direction finds nothing to hide behind.
                 moving = np.maximum(moving - busy_s, len(fetches) * trained.first_gather_s)
             unpacked = sum([UNPACKED * send.unpacks for send in fetches])
-            return packing + self.copies_s(unpacked * whole) + moving
+            return packing + self.copies_s(unpacked * exchange.read * whole) + moving
         count, one_s = self._buckets(whole, every[0])
         found: Matrix = packing + np.maximum(0.0, count - 2) * np.maximum(
             0.0, one_s - backward_s / count
@@ -98,7 +98,7 @@ class StageSync:
             count, gather_s = self._buckets(whole, send)
             packed = {"": 0, "whole": PACKED, "part": PACKED / shard}[send.packs]
             moved = UNPACKED * send.unpacks + packed
-            found = found + count * gather_s + self.copies_s(whole * moved)
+            found = found + count * gather_s + self.copies_s(send.times * whole * moved)
         for work in exchange.worked_last + exchange.worked_at_end + exchange.cleared:
             found = found + self.copies_s(work.moved * whole)
         return found
@@ -112,7 +112,8 @@ class StageSync:
     def _buckets(self, whole: Matrix, send: Send) -> tuple[Matrix, Matrix]:
         """(how many, seconds of one)."""
         count: Matrix = np.maximum(1.0, np.ceil(whole / self.bucket_bytes))
-        return count, self.collective(send.primitive, whole / count, self._levels(send))
+        each = send.times * whole / count
+        return count, self.collective(send.primitive, each, self._levels(send))
 
     def _exposed(self, whole: Matrix, send: Send, backward_s: Matrix) -> Matrix:
         """Of buckets that are reduced as the last backward completes them."""
@@ -135,6 +136,7 @@ class StageSync:
         got = 1.0 if self.overheads.device.kind == "cpu" else 1 / self.mesh.dp_shard
         moving = np.minimum(2 * bucket, whole)  # two are on their way at most
         always = whole if exchange.sums_into_zeros else none
+        largest = exchange.read * trained.largest
         wholes, parts = exchange.begun
         begun = wholes * whole + parts * part
         if not exchange.packs:
@@ -142,5 +144,5 @@ class StageSync:
         if not exchange.every_backward:
             return always, begun, none, bucket + np.maximum(part, got * moving)
         if exchange.reduces_blocks:
-            return always, begun, trained.largest, (1 + got) * trained.largest
+            return always, begun, largest, (1 + got) * trained.largest
         return always, begun, bucket, (1 + got) * moving

@@ -227,10 +227,12 @@ class StageTables:
         mesh = case.mesh
         kept = state.trained / mesh.dp_shard
         copies = update(self.problem.optimizer).copies
-        parameters = state.stored
+        held = mesh.exchange.parameter_bytes(1.0, mesh.dp_shard) * state.trained
+        parameters = state.stored - state.trained + held
         if mesh.exchange.is_split("parameters"):
+            read = mesh.exchange.read
             gathered = np.minimum(state.trained - kept, state.largest * (1 + mesh.prefetch))
-            parameters = parameters - state.trained + kept + gathered
+            parameters = parameters + read * gathered
         found: Matrix = parameters + copies * (
             kept if mesh.exchange.is_split("optimizer") else state.trained
         )
@@ -248,7 +250,8 @@ class StageTables:
         if not fetches:
             return Trained(state.trained, state.largest, none, none, none)
         gathered, scattered = self._gathers_at(case)
-        first = self.collective(fetches[0].primitive, state.largest, case.shard)
+        largest = state.largest * case.mesh.exchange.read
+        first = self.collective(fetches[0].primitive, largest, case.shard)
         return Trained(state.trained, state.largest, gathered, scattered, first)
 
     def _gathers_at(self, case: Case) -> tuple[Matrix, Matrix]:
@@ -259,16 +262,20 @@ class StageTables:
         primitives = (fetch.primitive, *(send.primitive for send in sends))
         key = (case.spot.model, case.mesh.variant, case.shard, primitives)
         if key not in self._gathers:
-            gathered = self.runs.of(self._by_block(case, fetch.primitive))
+            read = exchange.read
+            gathered = self.runs.of(self._by_block(case, fetch.primitive, read))
             scattered = np.zeros_like(gathered)
             for send in sends:
-                scattered = self.runs.of(self._by_block(case, send.primitive, but_first=True))
+                blocks = self._by_block(case, send.primitive, 1.0, but_first=True)
+                scattered = self.runs.of(blocks)
             self._gathers[key] = gathered, scattered
         return self._gathers[key]
 
-    def _by_block(self, case: Case, primitive: Primitive, *, but_first: bool = False) -> Matrix:
-        held = self.runs.trained_per_block(case.at)
-        known: dict[int, float] = {}
+    def _by_block(
+        self, case: Case, primitive: Primitive, share: float, *, but_first: bool = False
+    ) -> Matrix:
+        held = [share * nbytes for nbytes in self.runs.trained_per_block(case.at)]
+        known: dict[float, float] = {}
         for nbytes in held:
             if nbytes not in known:
                 known[nbytes] = collective_time(primitive, nbytes, case.shard) if nbytes else 0.0

@@ -134,7 +134,7 @@ class BlockRates:
     def _reduced_s(self, case: Case) -> Matrix:
         _, trained = self._state_of(case, several=False)
         sends = case.mesh.exchange.last_backward + case.mesh.exchange.late
-        return trained * sum([self._slope(send, case) for send in sends])
+        return trained * sum([send.times * self._slope(send, case) for send in sends])
 
     def _once_of(self, case: Case) -> tuple[Matrix, Matrix]:
         """(optimizer and parameters on their way after it, gathering twice per micro-batch)."""
@@ -146,8 +146,9 @@ class BlockRates:
             sent = trained / mesh.dp_shard if send.of_part else trained
             once = once + sent * self._slope(send, case)
         for send in exchange.published:
-            once = once + trained * self._slope(send, case)
-        gather = sum([trained * self._slope(send, case) for send in exchange.fetches])
+            once = once + trained * send.times * self._slope(send, case)
+        read = trained * exchange.read
+        gather = sum([read * self._slope(send, case) for send in exchange.fetches])
         return once, gather + trained * 0.0
 
     def _slope(self, send: Send, case: Case) -> float:
@@ -271,7 +272,7 @@ class BlockRates:
             stored, trained = self._parameters(case)
             shard = mesh.dp_shard
             copies = update(self.problem.optimizer).copies
-            parameters = stored - trained + trained / exchange.parts("parameters", shard)
+            parameters = stored - trained + exchange.parameter_bytes(1.0, shard) * trained
             kept = trained / exchange.parts("gradients", shard)
             gradients = kept if several else trained * 0.0
             optimizer = copies * trained / exchange.parts("optimizer", shard)

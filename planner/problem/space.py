@@ -6,6 +6,7 @@ from functools import cached_property
 from itertools import combinations, pairwise
 from math import prod
 
+from meshwright.forms.copied import copied
 from meshwright.forms.exchange import Exchange
 from meshwright.forms.sync import chosen_exchange, exchange, suits
 from meshwright.ir.memo import Memo
@@ -50,6 +51,8 @@ class Mesh:
     """Whether neighbouring devices are replicas, and a replica's devices lie apart."""
     sync: str = ""
     """A form by which replicas agree other than as `zero` says."""
+    copied: float = 0.0
+    """Bytes of the copies that blocks read of parameters, per byte of these; 0: there are none."""
 
     def __hash__(self) -> int:
         return self._hash
@@ -70,8 +73,8 @@ class Mesh:
         name = sync_name(self.zero, self.dp_shard)
         if self.sync:
             zero = 0 if name == sync_name(0, self.dp_shard) else self.zero
-            return chosen_exchange(self.sync, self.dp, zero)
-        return exchange(name, self.dp)
+            return copied(chosen_exchange(self.sync, self.dp, zero), self.copied)
+        return copied(exchange(name, self.dp), self.copied)
 
     def under(self, form: str) -> "Mesh":
         """The mesh with a form, where that goes with it."""
@@ -170,7 +173,7 @@ def _sharded(problem: Problem, dp: int, model: ModelMesh, variant: str) -> Itera
         if not allowed(problem.constraints, "dp_replicate", (replicate,)):
             continue
         for zero in levels(problem.constraints, dp, shard):
-            plain = Mesh(replicate, shard, model, zero, variant)
+            plain = Mesh(replicate, shard, model, zero, variant, copied=problem.tables.copied)
             for prefetch in depths(problem.constraints, plain.exchange):
                 yield replace(plain, prefetch=prefetch)
                 if _may_turn(problem, dp, model):

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from meshwright.costmodel.block.block import BlockCost
 from meshwright.costmodel.cost_cache import BlockSpot
 from meshwright.costmodel.memory.memory import training_state
+from meshwright.forms.copied import copied
 from meshwright.forms.exchange import Exchange
 from meshwright.forms.retention import AGAIN, KEEP, offered
 from meshwright.ir.plan.plan import ModelMesh
@@ -74,15 +75,18 @@ class Loads:
         sync_s = 2 * (stage.dp - 1) / stage.dp * stored / rate
         sync_s *= 1 + count * len(stage.exchange.fetches) / 4
         room = max(self._room(stage.devices), 1)
-        held = self._state(stored, stage.exchange, stage.dp_shard)
+        held = self._state(stored, self._exchange(stage), stage.dp_shard)
         saved = own[0][1] * in_flight
         busy_s = count * max(busy for busy, _ in own)
         return StageLoad(busy_s, float(sync_s), held / room, (held + saved) / room)
 
     def state(self, stage: StageChoice) -> float:
         """`StageLoad.state`, which does not depend on micro-batches."""
-        held = self._state(self._stored(stage), stage.exchange, stage.dp_shard)
+        held = self._state(self._stored(stage), self._exchange(stage), stage.dp_shard)
         return held / max(self._room(stage.devices), 1)
+
+    def _exchange(self, stage: StageChoice) -> Exchange:
+        return copied(stage.exchange, self.problem.tables.copied)
 
     def _stored(self, stage: StageChoice) -> int:
         """Trained bytes of a rank; tied parameters once."""

@@ -16,6 +16,7 @@ from math import log2, prod
 import numpy as np
 
 from meshwright.costmodel.memory.memory import training_state
+from meshwright.forms.copied import copied
 from meshwright.ir.errors import PlanError
 from meshwright.ir.layout.layout import Shard
 from meshwright.ir.plan.plan import BlockLayout, ModelMesh
@@ -174,7 +175,8 @@ class Operators:
             total += self.bytes[name] * float(parts.min()) if len(parts) else 0.0
         stored = int(total / len(self.base.stages))
         state = training_state(
-            stored, stored, optimizer=self.problem.optimizer, exchange=self.stage.exchange,
+            stored, stored, optimizer=self.problem.optimizer,
+            exchange=copied(self.stage.exchange, self.problem.tables.copied),
             dp_shard=self.stage.dp_shard,
         )  # fmt: skip
         return state.parameters_bytes + state.gradients_bytes + state.optimizer_bytes

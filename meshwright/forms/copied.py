@@ -1,0 +1,30 @@
+"""What a form does where blocks read copies of parameters, in another dtype than is stepped: the
+same table, with copies in it. Bytes of units stay those of what the optimizer steps."""
+
+from dataclasses import replace
+from functools import cache
+
+from meshwright.forms.exchange import Event, Exchange, Hold, Rewrite, Row, Send
+from meshwright.forms.sync import takes_copies
+
+
+@cache
+def copied(exchange: Exchange, share: float) -> Exchange:
+    """Returns the table of a form under copies of `share` bytes per byte of a parameter; the same
+    table where there are none (0). A form that takes copies itself sends these in place of
+    parameters; under others they are cast from whole parameters."""
+    if not share:
+        return exchange
+    if takes_copies(exchange.form, int(exchange.is_split("optimizer"))):
+        rows = tuple(_sent_as_copies(row, share) for row in exchange.rows)
+        return replace(exchange, rows=rows, copied=share)
+    cast = Rewrite(what="parameters", unit="bucket", at=Event.UPDATED, moved=1.0 + share)
+    return replace(exchange, rows=(*exchange.rows, cast), copied=share, copies_apart=True)
+
+
+def _sent_as_copies(row: Row, share: float) -> Row:
+    if isinstance(row, Send) and row.what == "parameters" and row.unit == "bucket":
+        return replace(row, times=share)
+    if isinstance(row, Hold) and row.kind == "communication" and row.since is Event.UPDATED:
+        return replace(row, times=share)
+    return row
