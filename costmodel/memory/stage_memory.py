@@ -239,7 +239,7 @@ class StageMemory:
 
     def _part(self, nbytes: int) -> int:
         """This rank's of a bucket."""
-        return ceil(nbytes / self.shard)
+        return -(-nbytes // self.shard)
 
     def _scattering(self, nbytes: int) -> int:
         """A bucket on its way: its flat tensor, which lives until somebody waits for it, and what
@@ -271,20 +271,26 @@ class StageMemory:
 
     def _gathered(self, step: int) -> list[tuple[int, int]]:
         """Parameters that are gathered before each block, at most, and while it runs; the flat
-        tensor is there beside the parameters while it is unpacked. None where nothing is gathered
-        in that direction."""
-        lines = [(g.parameters, ahead) for g in self.groups
+        tensor is there beside the parameters while it is unpacked, and a rank's part of it where
+        that is cast. None where nothing is gathered in that direction."""
+        lines = [(self._arriving(g), ahead) for g in self.groups
                  if (ahead := g.gathered(step, self.prefetch))]  # fmt: skip
         if not lines:
             return []
         if len(lines) == 1:
             own, ahead = lines[0]
-            return [(2 * n, whole) for n, whole in zip(own, ahead, strict=True)]
+            return list(zip(own, ahead, strict=True))
         return [
-            (2 * max([own[i] for own, _ in lines]) + sum([a[i] for _, a in lines]),
+            (max([own[i] for own, _ in lines]) + sum([a[i] for _, a in lines]),
              sum([a[i] for _, a in lines]))
             for i in range(len(self.blocks))
         ]  # fmt: skip
+
+    def _arriving(self, group: MemoryGroup) -> Sequence[int]:
+        """Per block: flat tensors of its parameters, and these."""
+        if group.exchange.copied:
+            return [2 * n + self._part(n) for n in group.parameters]
+        return [2 * n for n in group.parameters]
 
     def _backward(self, first: bool, last: bool) -> list[_Rise]:
         """What has been freed, and what each group's gradients and messages take meanwhile."""
@@ -313,7 +319,8 @@ class StageMemory:
             for group in groups:
                 if index in group.going:
                     for _ in group.sent(index):
-                        found.append((_sum(groups)[0], -freed, _sum(groups)[1], 0))
+                        whole, moving = _sum(groups)
+                        found.append((whole, -freed, moving, 0))
         return found
 
 
@@ -336,6 +343,7 @@ class _Gradients:
     ) -> None:
         exchange = group.exchange
         self._group, self._part, self._scattering = group, part, scattering
+        self._begins = first
         self._every = bool(exchange.every_backward)
         adds = not self._every and not (first and last)
         self._adds = bool(exchange.copied) and (adds or exchange.copies_apart)
@@ -358,7 +366,8 @@ class _Gradients:
         gradients are added to those that are there. The op that makes the largest gradient is taken
         to have half of the most that any op of the block has."""
         if self._grows:
-            self.gradients += ceil(self._made * self._group.gradients[index])
+            own = self._group.gradients[index]
+            self.gradients += own if self._made == 1.0 else ceil(self._made * own)
             if not self._adds:
                 return nbytes
         if self._adds:
@@ -371,13 +380,15 @@ class _Gradients:
         """A block has run: each time, something has been packed and goes."""
         sizes = self.going[index]
         for nbytes in [sum(sizes)] if self._every else sizes:
-            self._arrived += 0 if self._every else self._part(self._before)
+            if self._begins or not self._every:
+                self._arrived += self._part(self._before)
             self._before, self._newest = self._newest, nbytes
             self.moving = (
                 self._arrived + self._scattering(self._newest) + self._scattering(self._before)
             )
             yield
-            self.gradients -= self.gradients if self._every else ceil(self._made * nbytes)
+            gone = nbytes if self._made == 1.0 else ceil(self._made * nbytes)
+            self.gradients -= self.gradients if self._every else gone
 
 
 def _most(rises: Sequence[_Rise]) -> Bytes:

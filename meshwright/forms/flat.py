@@ -180,15 +180,15 @@ class ShardedGradients(SyncRun):
 
     def after_backward(self, call: int, last: bool) -> None:
         for index, bucket in enumerate(self._buckets):
-            if not last:
-                self._add(bucket, call)
-            elif bucket.owner == call:
+            self._add(bucket, call, last)
+            if last and bucket.owner == call:
                 self._start(index)
 
-    def _add(self, bucket: ShardedBucket, call: int) -> None:
-        """Gradients of copies that a micro-batch has made are added up as they are summed."""
+    def _add(self, bucket: ShardedBucket, call: int, last: bool) -> None:
+        """Gradients of copies that several micro-batches make are added up as they are summed."""
         for slot in bucket.slots:
-            if slot.is_copy and slot.owner == call and slot.whole.grad is not None:
+            adds = slot.is_copy and slot.owner == call and (not last or slot in self._added)
+            if adds and slot.whole.grad is not None:
                 total = self._gradient(slot)
                 assert total is not None
                 self._added[slot], slot.whole.grad = total.to(slot.stepped), None
