@@ -262,7 +262,9 @@ def summary(walk: Walk, block: Block, layout: BlockLayout) -> BlockCost:
 def _stepped_bytes(walk: Walk, name: str) -> int:
     tensor, copied = walk.facts.graph.tensors[name], walk.facts.precision.copied
     nbytes = walk.nbytes(name, walk.placed[name])
-    stepped = copied and tensor.kind is Kind.PARAMETER and tensor.requires_grad
+    copies = walk.facts.precision.copies
+    is_copy = tensor.kind is Kind.PARAMETER and tensor.dtype == copies
+    stepped = copied and is_copy and tensor.requires_grad
     return round(nbytes / copied) if stepped else nbytes
 
 

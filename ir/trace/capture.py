@@ -25,7 +25,7 @@ from meshwright.ir.trace.chance import clocks, own_draws
 from meshwright.ir.trace.forbidden import check_modules, check_tensor, forbidden
 from meshwright.ir.trace.functions import own_functions
 from meshwright.ir.trace.hooks import check_hooks, no_gradient_hooks
-from meshwright.ir.trace.loss_module import LossFn, TrainingStep
+from meshwright.ir.trace.loss_module import LossFn, TrainingStep, wide_parameters
 from meshwright.ir.trace.moving import HeldState, kept_state, moved
 from meshwright.ir.trace.noop_to import parameters_stay
 from meshwright.ir.trace.trace_constants import KnownValues, Own
@@ -180,9 +180,13 @@ def fake_copy(module: TrainingStep, originals: dict[int, torch.Tensor]) -> Train
     Tensors on the meta device become CPU ones, as the meta device changes what operators do.
     """
     memo: dict[int, Any] = {}
+    wide = wide_parameters(module)
     for name, tensor in _tensors(module):
         if id(tensor) not in memo:
-            fake = _fake_like(name.removeprefix("model."), tensor, module.copies)
+            dtype = tensor.dtype
+            if module.copies and isinstance(tensor, nn.Parameter) and dtype.is_floating_point:
+                dtype = module.copies.stepped if id(tensor) in wide else module.copies.read
+            fake = _fake_like(name.removeprefix("model."), tensor, dtype)
             memo[id(tensor)] = fake
             originals[id(fake)] = tensor
     return copy.deepcopy(module, memo)
@@ -211,14 +215,12 @@ def _nested(value: Any) -> Iterator[torch.Tensor]:
         yield from _nested(list(value.values()))
 
 
-def _fake_like(name: str, tensor: torch.Tensor, copies: CopyTypes | None) -> torch.Tensor:
+def _fake_like(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if nn.parameter.is_lazy(tensor):
         raise TraceError(
             "the model has lazy parameters without a shape: run it once on one batch first"
         )
     check_tensor(name, tensor)
-    is_parameter = isinstance(tensor, nn.Parameter) and tensor.is_floating_point()
-    dtype = copies.read if copies and is_parameter else tensor.dtype
     fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype)
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(fake, requires_grad=tensor.requires_grad)

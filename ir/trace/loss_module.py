@@ -134,6 +134,15 @@ class TrainingStep(nn.Module):
         return find_loss(self.loss_fn(self._wide(output), tensors[-1]))
 
 
+def wide_parameters(model: nn.Module) -> frozenset[int]:
+    """Ids of the parameters that are read as they are stepped, and not as narrower copies: those
+    beside running statistics, which torch's kernels want in one dtype."""
+    normed = (
+        module for module in model.modules() if getattr(module, "running_mean", None) is not None
+    )
+    return frozenset(id(p) for module in normed for p in module.parameters(recurse=False))
+
+
 def keyword_names(model: nn.Module) -> frozenset[str] | None:
     """Keyword inputs that the model's forward takes; None if it takes any."""
     parameters = inspect.signature(model.forward).parameters.values()

@@ -12,8 +12,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from meshwright.forms.updates import update
 from meshwright.ir.errors import MeshwrightError
+from meshwright.ir.precision import CopyTypes
 from meshwright.ir.torch_private import copy_hooks
-from meshwright.ir.trace.loss_module import LossFn, TrainingStep
+from meshwright.ir.trace.loss_module import LossFn, TrainingStep, wide_parameters
 from meshwright.ir.trace.still import Still, Unsettled
 from meshwright.runtime.check.difference import StepOutcome
 from meshwright.runtime.step.optimizer import OptimizerChoice
@@ -43,14 +44,18 @@ def copied(model: nn.Module) -> nn.Module:
 
 
 def plain_step(
-    model: nn.Module, loss_fn: LossFn | None, batch: Mapping[str, Tensor], parts: int = 1
+    model: nn.Module,
+    loss_fn: LossFn | None,
+    batch: Mapping[str, Tensor],
+    parts: int = 1,
+    copies: CopyTypes | None = None,
 ) -> StepOutcome:
     """Forward and backward, random numbers as in `ir.trace.still`. The buffers of the module
-    change.
+    change. `copies`: what its parameters are in place of.
 
     With `parts`, micro-batch by micro-batch: their mean, as batch-norm has it by contract.
     """
-    step = TrainingStep(model, loss_fn, tuple(batch))
+    step = TrainingStep(model, loss_fn, tuple(batch), copies)
     model.zero_grad(set_to_none=True)
     total = 0.0
     with _computing():
@@ -129,14 +134,17 @@ class Reference:
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
+    copies: CopyTypes | None = None
+    """What the job's blocks read in place of parameters."""
 
     @classmethod
     def of(
-        cls, model: nn.Module, choice: OptimizerChoice, lr: float | None, device: torch.device
-    ) -> "Reference":
+        cls, model: nn.Module, choice: OptimizerChoice, lr: float | None, device: torch.device,
+        copies: CopyTypes | None = None,
+    ) -> "Reference":  # fmt: skip
         """Calls `choice` once more, if it is a callable."""
         made = copied(model).to(device)
-        return cls(made, _over_copy(choice, lr, model, made))
+        return cls(made, _over_copy(choice, lr, model, made), copies)
 
     def run(
         self, loss_fn: LossFn | None, batch: Mapping[str, Tensor], parts: int = 1
@@ -144,12 +152,32 @@ class Reference:
         """A step's gradients. Buffers are put back."""
         before = {name: b.detach().clone() for name, b in self.model.named_buffers()}
         device = next(self.model.parameters()).device
-        found = plain_step(self.model, loss_fn, {n: x.to(device) for n, x in batch.items()}, parts)
+        given = {n: x.to(device) for n, x in batch.items()}
+        with self._as_read() as model:
+            found = plain_step(model, loss_fn, given, parts, self.copies)
         with torch.no_grad():
             for name, b in self.model.named_buffers():
                 if name in before and before[name].shape == b.shape:
                     b.copy_(before[name])
         return found
+
+    @contextmanager
+    def _as_read(self) -> Iterator[nn.Module]:
+        """Inside, the model's parameters are what blocks read of them."""
+        if self.copies is None:
+            yield self.model
+            return
+        wide, known = wide_parameters(self.model), {}
+        for p in self.model.parameters():
+            if p.is_floating_point() and id(p) not in wide:
+                known[p] = p.data
+                p.data, p.grad = p.data.to(self.copies.read), None
+        try:
+            yield self.model
+        finally:
+            for p, data in known.items():
+                p.grad = None
+                p.data = data
 
     def parameters(self) -> dict[str, Tensor]:
         """As they are, on the CPU."""

@@ -16,6 +16,7 @@ from meshwright.ir.errors import CheckFailed, MeshwrightError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.parameters import views_of
 from meshwright.ir.plan.plan import Plan
+from meshwright.ir.precision import copies_of
 from meshwright.ir.trace.loss_module import Batch, LossFn, flatten_batch
 from meshwright.ir.trace.retrace import check_repeats
 from meshwright.runtime.check.data import batch_of, first_samples
@@ -117,7 +118,9 @@ class Checking:
             self.why_not = _why_not(self.model, self.plan, self.graph, self.device)
             if not self.why_not:
                 try:
-                    self.reference = Reference.of(self.model, choice, lr, self.device)
+                    self.reference = Reference.of(
+                        self.model, choice, lr, self.device, copies_of(self.plan.precision)
+                    )
                 except Uncheckable as error:
                     self.why_not = str(error)
         self.why_not = from_first(self.why_not)

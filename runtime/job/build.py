@@ -100,7 +100,7 @@ def build_rank(
         stage = plan.stages[index]
         lines[index] = _lines(plan, index, rank, groups, recorder)
         tensors[index], absent = stage_tensors(
-            program, graph, source, device, copies.read if copies else None
+            program, graph, source, device, as_traced=copies is not None
         )
         missing += absent
         sizes = {"dp": stage.dp} | dict(stage.model)
@@ -108,8 +108,7 @@ def build_rank(
         axes = {"dp": lines[index].replicas.group, **lines[index].model}
         comm = Comm(axes, sizes, coordinates, seed, device)
         comm.meter, comm.stage, comm.kernels = recorder, index, used_at(plan, index)
-        steps = copies.stepped if copies else None
-        sync = run_of(slots(program, tensors[index], steps), lines[index], stage)
+        sync = run_of(slots(program, tensors[index], copies), lines[index], stage)
         if copies:
             fill_stepped(sync.held, source)
         comm.rows_here = sync.rows_here

@@ -10,6 +10,7 @@ from meshwright.forms.running import Held, Slot
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph, Kind
 from meshwright.ir.graph.param import Param
+from meshwright.ir.precision import CopyTypes
 from meshwright.runtime.checkpoint.shard_boxes import pieces
 
 
@@ -26,10 +27,11 @@ def stage_tensors(
     graph: Graph,
     source: Mapping[str, Tensor],
     device: torch.device,
-    reads: torch.dtype | None = None,
+    *,
+    as_traced: bool = False,
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """Graph tensor name -> local tensor, and the module paths that have no values yet (meta).
-    `reads`: the dtype of parameters; None: as the user's are."""
+    `as_traced`: parameters have the dtypes of the graph; else those of the user's."""
     found: dict[str, Tensor] = {}
     missing = []
     for param in program.params:
@@ -37,7 +39,7 @@ def stage_tensors(
             found[param.name] = _constant(param, graph, device)
             continue
         is_parameter = param.kind is Kind.PARAMETER
-        cast = reads if is_parameter and source[param.fqn].is_floating_point() else None
+        cast = getattr(torch, param.dtype) if is_parameter and as_traced else None
         local = _local(param, source, device, cast)
         if source[param.fqn].is_meta:
             missing.append(param.fqn)
@@ -80,10 +82,9 @@ def fill_stepped(held: Sequence[Held], source: Mapping[str, Tensor]) -> None:
 
 
 def slots(
-    program: StageProgram, tensors: Mapping[str, Tensor], steps: torch.dtype | None = None
+    program: StageProgram, tensors: Mapping[str, Tensor], copies: CopyTypes | None = None
 ) -> tuple[Slot, ...]:
-    """The stage's parameters with the calls that read them. `steps`: what the optimizer steps where
-    that is not what blocks read."""
+    """The stage's parameters with the calls that read them, which may be copies."""
     readers: dict[str, list[int]] = {}
     for index, call in enumerate(program.calls):
         for name in dict.fromkeys(call.params):
@@ -92,6 +93,7 @@ def slots(
     for param in program.params:
         whole = tensors[param.name]
         if isinstance(whole, nn.Parameter) and param.name in readers:
-            own = steps if param.requires_grad else None
+            is_copy = copies and param.requires_grad and whole.dtype == copies.read
+            own = copies.stepped if copies and is_copy else None
             found.append(Slot(param, whole, tuple(readers[param.name]), own))
     return tuple(found)
