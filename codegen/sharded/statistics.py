@@ -40,8 +40,9 @@ def batch_norm(
         )
     dims = [0, *range(2, input.ndim)]
     shape = [1, -1] + [1] * (input.ndim - 2)
-    mean = _summed(comm, input.sum(dims), axes) / count
-    centred = input - mean.view(shape)
+    wide = input.float() if input.element_size() < 4 else input  # as torch's kernel adds up
+    mean = _summed(comm, wide.sum(dims), axes) / count
+    centred = wide - mean.view(shape)
     variance = _summed(comm, centred.square().sum(dims), axes) / count
     unbiased = variance.detach() * (count / max(count - 1, 1))
     _track(comm, running_mean, mean.detach(), momentum, channel_axis, channels)
@@ -49,7 +50,8 @@ def batch_norm(
     result = centred * torch.rsqrt(variance + eps).view(shape)
     if weight is not None:
         result = result * weight.view(shape)
-    return result if bias is None else result + bias.view(shape)
+    shifted = result if bias is None else result + bias.view(shape)
+    return shifted.to(input.dtype)
 
 
 def _summed(comm: Comm, x: Tensor, axes: tuple[str, ...]) -> Tensor:

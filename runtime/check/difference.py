@@ -1,7 +1,7 @@
 """How far two computations of the same step may lie apart, and the first tensor that is farther."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf, isfinite
 
 import torch
@@ -13,6 +13,10 @@ _TOO_NARROW = ("float8_e4m3fn", "float8_e5m2")
 _SHARE = 1 / 8
 """A gradient may be off by so much of what the largest of all gradients may: one that is as good as
 zero (of the bias of attention keys) is made of the rounding of what is not."""
+
+
+_ROUNDED = 2.0
+"""Two computations in narrow numbers lie on both sides of that in wide ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,8 @@ class StepOutcome:
     gradients: Mapping[str, Tensor | None]
     """None: the step gives the parameter no gradient."""
     buffers: Mapping[str, Tensor]
+    rounded: Mapping[str, float] = field(default_factory=dict)
+    """Gradients of narrow numbers: how far elements lie from those of wide ones, at most."""
 
     @property
     def is_finite(self) -> bool:
@@ -66,7 +72,8 @@ def first_difference(
     share = _SHARE * rounding * max(_size(g) for g in wanted.gradients.values() if g is not None)
     for name, gradient in wanted.gradients.items():
         what = f"the gradient of {name!r}"
-        if differs := _gradient(what, found.gradients.get(name), gradient, rounding, share):
+        least = share + _ROUNDED * wanted.rounded.get(name, 0.0)
+        if differs := _gradient(what, found.gradients.get(name), gradient, rounding, least):
             return differs
     for name, buffer in wanted.buffers.items():
         if name in found.buffers:

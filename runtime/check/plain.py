@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -153,25 +153,32 @@ class Reference:
         before = {name: b.detach().clone() for name, b in self.model.named_buffers()}
         device = next(self.model.parameters()).device
         given = {n: x.to(device) for n, x in batch.items()}
-        with self._as_read() as model:
-            found = plain_step(model, loss_fn, given, parts, self.copies)
+        if self.copies is None:
+            found = plain_step(self.model, loss_fn, given, parts)
+        else:
+            wide = plain_step(self.model, loss_fn, given, parts)
+            self._put_back(before)
+            with self._as_read(self.copies) as model:
+                found = plain_step(model, loss_fn, given, parts, self.copies)
+            found = replace(found, rounded=_apart(found, wide))
+        self._put_back(before)
+        return found
+
+    def _put_back(self, before: Mapping[str, Tensor]) -> None:
+        """Buffers have the values of before."""
         with torch.no_grad():
             for name, b in self.model.named_buffers():
                 if name in before and before[name].shape == b.shape:
                     b.copy_(before[name])
-        return found
 
     @contextmanager
-    def _as_read(self) -> Iterator[nn.Module]:
+    def _as_read(self, copies: CopyTypes) -> Iterator[nn.Module]:
         """Inside, the model's parameters are what blocks read of them."""
-        if self.copies is None:
-            yield self.model
-            return
         wide, known = wide_parameters(self.model), {}
         for p in self.model.parameters():
             if p.is_floating_point() and id(p) not in wide:
                 known[p] = p.data
-                p.data, p.grad = p.data.to(self.copies.read), None
+                p.data, p.grad = p.data.to(copies.read), None
         try:
             yield self.model
         finally:
@@ -198,6 +205,15 @@ class Reference:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
         never_still(self.optimizer)
         self.optimizer.step()
+
+
+def _apart(narrow: StepOutcome, wide: StepOutcome) -> dict[str, float]:
+    """How far the gradients of two steps lie apart, at most."""
+    pairs = ((name, g, wide.gradients.get(name)) for name, g in narrow.gradients.items())
+    return {
+        name: float((a.to(b.dtype) - b).abs().max())
+        for name, a, b in pairs if a is not None and b is not None and a.numel()
+    }  # fmt: skip
 
 
 def never_still(optimizer: torch.optim.Optimizer) -> None:
