@@ -66,9 +66,15 @@ class CopiedRun(SyncRun):
 
     def more(self, batch: Samples | None = None, next_batch: Samples | None = None) -> None:
         self._run.more(batch, next_batch)
+        if self.reads_batches:  # other rows are there
+            self._stale |= self._calls
 
     def look_up(self, batch: Samples) -> None:
         self._run.look_up(batch)
+        self._stale |= self._calls
+
+    def rows_here(self, path: str) -> Tensor | None:
+        return self._run.rows_here(path)
 
     def before_forward(self, call: int, ahead: Sequence[int]) -> None:
         self._run.before_forward(call, ahead)
@@ -84,9 +90,14 @@ class CopiedRun(SyncRun):
         self._stale.discard(call)
         with torch.no_grad():
             for copy, stepped in self._pairs:
-                if call in copy.calls:
-                    # `.data` has its own version counter: it does not look like a change.
-                    copy.whole.data.copy_(stepped.whole.detach())
+                if call not in copy.calls:
+                    continue
+                # `.data` has its own version counter: it does not look like a change.
+                now = stepped.whole.detach()
+                if copy.whole.shape == now.shape:
+                    copy.whole.data.copy_(now)
+                else:  # the form has some rows only
+                    copy.whole.data = now.to(copy.whole.dtype)
 
     def close(self, call: int) -> None:
         self._run.close(call)
