@@ -25,7 +25,7 @@ def stepped_slots(slots: Sequence[Slot]) -> list[Slot]:
     """Returns slots whose parameters are what the optimizer steps: those of `slots` in its dtype,
     made anew; what is not trained is the same."""
     return [
-        Slot(slot.param, nn.Parameter(slot.whole.detach().to(slot.stepped)), slot.calls)
+        Slot(slot.param, nn.Parameter(slot.whole.detach().to(slot.stepped, copy=True)), slot.calls)
         if slot.is_copy else slot
         for slot in slots
     ]  # fmt: skip

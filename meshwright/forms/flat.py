@@ -301,7 +301,7 @@ def _shards(bucket: ShardedBucket) -> list[nn.Parameter]:
         start, stop = bucket.rows(slot)
         whole = slot.whole.detach()
         rows = (whole if whole.ndim else whole.view(1))[start:stop]
-        found.append(nn.Parameter(rows.to(slot.stepped)))
+        found.append(nn.Parameter(rows.to(slot.stepped, copy=slot.is_copy)))
     return found
 
 

@@ -41,7 +41,10 @@ def undisturbed(job: "Job") -> Iterator[None]:
             stage.comm.still, stage.autocast = False, autocast
         with torch.no_grad():
             for x, kept in tensors:
-                x.data.copy_(kept)
+                if x.shape == kept.shape:
+                    x.data.copy_(kept)
+                else:  # of a table, of which a form has other rows now
+                    x.data = kept
         optimizer.restore()
         for x in (*_tensors(job), *_read(job)):
             x.grad = None
