@@ -5,7 +5,12 @@ from dataclasses import replace
 from functools import cache
 
 from meshwright.forms.exchange import Event, Exchange, Hold, Rewrite, Row, Send
-from meshwright.forms.sync import takes_copies
+from meshwright.forms.sync import exchange_of, has_some_rows, takes_copies
+from meshwright.ir.errors import PlanError
+from meshwright.ir.layout.conversions import Primitive
+from meshwright.ir.plan.parameters import views_of
+from meshwright.ir.plan.plan import Plan
+from meshwright.ir.precision import precision
 
 
 @cache
@@ -18,12 +23,26 @@ def copied(exchange: Exchange, share: float) -> Exchange:
     if takes_copies(exchange.form, int(exchange.is_split("optimizer"))):
         rows = tuple(_sent_as_copies(row, share) for row in exchange.rows)
         return replace(exchange, rows=rows, copied=share)
+    if exchange.is_split("optimizer") and not has_some_rows(exchange.form):
+        raise PlanError(
+            f"blocks read copies of parameters, and {exchange.form} has parts of parameters and "
+            "knows of no copies; nearest is zero 1 without it, or a precision without copies"
+        )
     cast = Rewrite(what="parameters", unit="bucket", at=Event.UPDATED, moved=1.0 + share)
     return replace(exchange, rows=(*exchange.rows, cast), copied=share, copies_apart=True)
 
 
+def check_copies(plan: Plan) -> None:
+    """PlanError where blocks read copies of parameters, and a form of the plan has none."""
+    share = precision(plan.precision).copied
+    for stage in plan.stages:
+        for view in views_of(stage):
+            copied(exchange_of(view), share)
+
+
 def _sent_as_copies(row: Row, share: float) -> Row:
-    if isinstance(row, Send) and row.what == "parameters" and row.unit == "bucket":
+    gathers = isinstance(row, Send) and row.primitive is Primitive.ALL_GATHER
+    if isinstance(row, Send) and gathers and row.what == "parameters" and row.unit == "bucket":
         return replace(row, times=share)
     if isinstance(row, Hold) and row.kind == "communication" and row.since is Event.UPDATED:
         return replace(row, times=share)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from meshwright.codegen.collectives.comm import Comm
 from meshwright.codegen.lower.program import StageProgram
+from meshwright.forms.copied import check_copies
 from meshwright.forms.grouped import run_of
 from meshwright.forms.retention import check as check_retention
 from meshwright.forms.running import Held, Lines, Peers
@@ -89,6 +90,7 @@ def build_rank(
     check(plan)
     check_retention(plan)
     check_tables(plan, graph)
+    check_copies(plan)
     ties = find_ties(graph, plan)
     recorder = Recorder(device)
     groups = make_groups(plan, rank, tuple(line for tie in ties for line in tie.groups))

@@ -121,6 +121,11 @@ def check(stage: Stage) -> Iterator[tuple[str, str]]:
         yield f"{message} replica", "zero 1"
 
 
+def copies(zero: int) -> bool:
+    """Tells whether copies of parameters are sent and kept inside of a replica."""
+    return bool(zero)
+
+
 def build(slots: Sequence[Slot], lines: Lines, stage: Stage, store: ParameterStore) -> SyncRun:
     """Returns what runs the form in a stage."""
     inside = sync_name(stage.zero, lines.shards.size)
