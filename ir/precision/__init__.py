@@ -38,6 +38,9 @@ class Precision:
     stepped: str = "float32"
     """With copies: the dtype of what the optimizer steps and of its state, and that in which
     gradients are summed over micro-batches and replicas."""
+    scales_loss: bool = False
+    """Whether losses are scaled before their backward, and steps left out whose gradients overflow;
+    no form of synchronisation but those that `Stage.zero` names knows of that."""
     all_in: str = ""
     """What the model's numbers are taken to be all in; empty: what they are traced in."""
     measured_as: str

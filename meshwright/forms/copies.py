@@ -115,6 +115,9 @@ class CopiedRun(SyncRun):
     def over_gradients(self, stepped: Set[int]) -> list[Tensor]:
         return self._run.over_gradients(stepped)
 
+    def skipped(self) -> None:
+        self._run.skipped()
+
     def updated(self, later: Callable[[], LaterStep]) -> None:
         self._run.updated(later)
         self._stale |= self._calls

@@ -269,6 +269,9 @@ class ShardedOptimizer(ShardedGradients):
         }  # fmt: skip
         return [shard for index in self._over for shard in self._shards[index]]
 
+    def skipped(self) -> None:
+        self._summed.clear()
+
     def written(self) -> None:
         for index in range(len(self._buckets)):
             whole, work = self._gather(index)

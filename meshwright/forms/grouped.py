@@ -153,6 +153,10 @@ class GroupedRun(SyncRun):
     def over_gradients(self, stepped: Set[int]) -> list[Tensor]:
         return [x for run in self._runs for x in run.over_gradients(stepped)]
 
+    def skipped(self) -> None:
+        for run in self._runs:
+            run.skipped()
+
     def updated(self, later: Callable[[], LaterStep]) -> None:
         for run in self._runs:
             run.updated(later)

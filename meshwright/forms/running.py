@@ -251,6 +251,9 @@ class SyncRun:
         values it is to write over their gradients too, from where they are taken."""
         return []
 
+    def skipped(self) -> None:
+        """The step is left out, as its gradients are not finite: parameters stay as they were."""
+
     def updated(self, later: Callable[[], LaterStep]) -> None:
         """The optimizer has stepped; `later()` returns how to step what has no gradient yet."""
         self.written()

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from heapq import heapify, heappop, heappush
 
-from meshwright.forms.sync import chosen, is_searched
+from meshwright.forms.sync import is_searched
 from meshwright.ir.memo import Memo
 from meshwright.planner.across.places import Places, orders
 from meshwright.planner.across.run_costs import RunCosts
@@ -57,7 +57,7 @@ def lower_bound(problem: Problem, *, waits: bool = True, late: bool = False) -> 
         found = least_s
         break
     if late or not waits:
-        for form in filter(is_searched, allowed(problem.constraints, "sync", chosen())):
+        for form in filter(is_searched, allowed(problem.constraints, "sync", problem.forms)):
             found = _with_form(relaxation, every, form, found)
     return found if found < float("inf") else 0.0
 

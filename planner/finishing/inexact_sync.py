@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from meshwright.forms.sync import (
     changes,
-    chosen,
     clips,
     exchange_of,
     is_for_stages,
@@ -23,7 +22,7 @@ def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
     """The plan with each form that is allowed, and its settings from those that change least on,
     until one that gains more than plans vary is followed by one that does not."""
     assert plan.predicted
-    for form in allowed(problem.constraints, "sync", chosen()):
+    for form in allowed(problem.constraints, "sync", problem.forms):
         if changes(form) not in problem.allow or not is_for_stages(form):
             continue
         if problem.max_grad_norm and not clips(form):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from meshwright.costmodel.stage.placement import StageCosts, stage_costs
 from meshwright.costmodel.stage.stage_model import SyncPrices
-from meshwright.forms.sync import chosen, is_searched, of_stage, offers
+from meshwright.forms.sync import is_searched, of_stage, offers
 from meshwright.ir.plan.plan import FormChoice, Plan, Setting, Stage
 from meshwright.planner.pins.constraints import Pin, allowed
 from meshwright.planner.problem.problem import Problem
@@ -30,7 +30,7 @@ def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
     waits_s = max(stage.sync_s for stage in plan.predicted.stages)
     if not asked and waits_s <= tie(problem) * plan.predicted.step_s:
         return
-    for form in filter(is_searched, allowed(problem.constraints, "sync", chosen())):
+    for form in filter(is_searched, allowed(problem.constraints, "sync", problem.forms)):
         stages = _Tuned(problem, plan, form).stages()
         if stages != plan.stages:
             yield changed(problem, plan, stages=stages)

@@ -60,7 +60,7 @@ def hope_s(problem: Problem, plan: Plan) -> float:
 
 def _tried(problem: Problem) -> Iterator[tuple[str, Mapping[str, Setting]]]:
     """Forms, each with the settings that are no facts."""
-    for form in for_tables(problem.allow):
+    for form in for_tables(problem.allow) if problem.forms else ():
         limited = problem.max_grad_norm and (undone_by_norm(form) or not clips(form))
         for own in () if limited else ladder(form):
             yield form, own

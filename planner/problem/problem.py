@@ -73,6 +73,11 @@ class Problem:
     log_dir: Path | None = field(compare=False, default=None)
     """Where a searcher that trains writes how that goes."""
 
+    @cached_property
+    def forms(self) -> tuple[str, ...]:
+        """Forms of synchronisation that stages may name."""
+        return () if self.tables.facts.precision.scales_loss else chosen()
+
     @property
     def batch(self) -> int:
         """Global batch size."""

@@ -28,6 +28,7 @@ def undisturbed(job: "Job") -> Iterator[None]:
     stages = [(stage, stage.autocast) for stage in job.parts.stages.values()]
     states = [copy.deepcopy(dict(stage.sync.state())) for stage, _ in stages]
     policy, job.on_nonfinite = job.on_nonfinite, "ignore"
+    scale, job.loss_scale = job.loss_scale, None
     for stage, _ in stages:
         stage.comm.still, stage.autocast = True, None
     try:
@@ -48,7 +49,7 @@ def undisturbed(job: "Job") -> Iterator[None]:
         optimizer.restore()
         for x in (*_tensors(job), *_read(job)):
             x.grad = None
-        job.on_nonfinite = policy
+        job.on_nonfinite, job.loss_scale = policy, scale
         _start_again(job)
 
 

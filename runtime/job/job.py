@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.schedule import FORWARDS
+from meshwright.ir.precision import precision
 from meshwright.ir.profile.measured import Measured, StepKind, TensorMemory
 from meshwright.ir.trace.loss_module import Batch, flatten_batch
 from meshwright.runtime.check.run import SelfCheck
@@ -35,6 +36,7 @@ from meshwright.runtime.record.tracking import tracking, tracking_cuda
 from meshwright.runtime.step.batch import BatchCutter, as_batch
 from meshwright.runtime.step.executor import Executor, RankProgress
 from meshwright.runtime.step.finite import Policy, check_loss, check_norm
+from meshwright.runtime.step.loss_scale import LossScale, all_finite
 from meshwright.runtime.step.regrouping import Retuning
 from meshwright.runtime.step.step_end import StepEnd
 from meshwright.runtime.step.sums import whole_loss, whole_totals
@@ -77,6 +79,8 @@ class Job:
             for stage in parts.stages.values():
                 stage.sync.hold_nothing_back()
         self.state = TrainState()
+        self.loss_scale = LossScale() if precision(plan.precision).scales_loss else None
+        """Of a precision whose gradients vanish otherwise."""
         self.stats = Stats()
         self.grad_norm: Tensor | None = None
         """Global norm at the last step; None unless gradients are clipped."""
@@ -235,6 +239,8 @@ class Job:
         The `keep` newest of the folder stay.
         """
         extra = {} if scheduler is None else {"scheduler": scheduler.state_dict()}
+        if self.loss_scale is not None:
+            extra["loss_scale"] = asdict(self.loss_scale)
         self.settle()
         check_writable(self, "the checkpoint")
         if self.user_groups is not None:
@@ -253,6 +259,8 @@ class Job:
         self.settle()
         with self.failures.guard():
             extra = checkpoint.load(self, Path(folder), drop_sync_state=drop_sync_state)
+        if self.loss_scale is not None and "loss_scale" in extra:
+            self.loss_scale = LossScale(**extra["loss_scale"])
         if self.user_groups is not None:
             self.user_groups.give()
         if scheduler is not None:
@@ -370,6 +378,7 @@ class Job:
                 # Accumulated batches of one step draw different dropout masks.
                 stage.comm.step = self.state.step + (self.accumulated << 32)
                 stage.reduce_early = last and not self.accumulated
+                stage.loss_scale = self.loss_scale.value if self.loss_scale else 1.0
             loss = self._run(self._trainer, batch, sharded)
         self.accumulated += 1
         if self.device.type == "cpu":
@@ -414,12 +423,35 @@ class Job:
                 self.user_groups.take()
             with self.recorder.section("gradients"):
                 self.sum_gradients()
-                self.scale_gradients(gradient_scale)
+                if self._overflows():
+                    return
+                scale = self.loss_scale.value if self.loss_scale else 1.0
+                self.scale_gradients(gradient_scale / scale)
+                if self.loss_scale:
+                    self.loss_scale.took(finite=True)
         if self.device.type == "cpu":
             check_norm(self)
         self.update()
         if self.user_groups is not None:
             self.user_groups.stepped()
+
+    def _overflows(self) -> bool:
+        """Whether the step is left out, since scaled gradients are not finite."""
+        if self.loss_scale is None:
+            return False
+        if all_finite(self.parts.reduced, self.device, self.plan.world_size):
+            return False
+        self.loss_scale.took(finite=False)
+        for stage in self.parts.stages.values():
+            stage.sync.skipped()
+        self.grad_norm = None
+        self._stepped()
+        return True
+
+    def _stepped(self) -> None:
+        self.progress.at(self.state.step, "end", "idle")
+        self.state.step += 1
+        self.accumulated = 0
 
     def sum_gradients(self) -> None:
         """After the last batch of a step: each held gradient becomes the sum of all parts."""
@@ -434,6 +466,4 @@ class Job:
         """Steps the optimizer with the gradients as they are."""
         with self.failures.guard():
             self.end.update()
-        self.progress.at(self.state.step, "end", "idle")
-        self.state.step += 1
-        self.accumulated = 0
+        self._stepped()

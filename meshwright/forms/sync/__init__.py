@@ -34,6 +34,7 @@ from meshwright.ir.extensions import Files, add_folders, nearest
 from meshwright.ir.plan.finding import Finding
 from meshwright.ir.plan.parameters import views_of
 from meshwright.ir.plan.plan import FormChoice, Plan, Setting, Stage
+from meshwright.ir.precision import precision
 from meshwright.ir.text.plain_text import SHOWN
 
 add_folders("MESHWRIGHT_SYNC", __path__)
@@ -264,6 +265,7 @@ def suits(key: str, zero: int) -> bool:
 
 def findings(plan: Plan) -> Iterator[Finding]:
     """Yields what is wrong with the forms that a plan's stages name."""
+    scales = precision(plan.precision).scales_loss
     for index, stage in enumerate(plan.stages):
         for where, view in zip(("", *stage.by_parameter), views_of(stage), strict=True):
             of = f", parameters {where[:SHOWN]!r}" if where else ""
@@ -273,6 +275,12 @@ def findings(plan: Plan) -> Iterator[Finding]:
                 near = nearest(stepped[:SHOWN], UPDATES)
                 yield Finding("by_parameter", message, f"update {near}")
                 continue
+            if view.sync is not None and view.dp > 1 and scales:
+                message = (
+                    f"stage {index}{of}: {plan.precision} leaves steps out that overflow, and "
+                )
+                message += f"{view.sync_form} takes all"
+                yield Finding("sync", message, "no sync, or precision bf16")
             if plan.max_grad_norm and view.dp > 1 and (near := undone_by_norm(view.sync_form)):
                 message = f"stage {index}{of}: gradients are clipped to a norm, so {view.sync_form}"
                 yield Finding("sync", f"{message} lets none of them be late", near, "warning")
