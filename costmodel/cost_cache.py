@@ -80,8 +80,7 @@ class CostTables:
         """Gradients that are reduced together."""
         self.facts = GraphFacts.of(graph, known_precision(precision))
         timer = timer or layer_timer(graph) or profile_timer(self.cluster, profile)
-        self.copied = self.facts.precision.copied
-        """Bytes of copies that blocks read of parameters, per byte of these; 0: there are none."""
+        self.numbers = self.facts.precision
         devices = {device.name: device for device in self.cluster.device_types}
         self.blocks = BlockCosts(self.facts, devices, timer, profile)
         self._stages: dict[tuple[object, ...], StageCost] = {}

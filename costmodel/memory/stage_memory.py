@@ -348,8 +348,9 @@ class _Gradients:
         adds = not self._every and not (first and last)
         self._adds = bool(exchange.copied) and (adds or exchange.copies_apart)
         """Gradients of copies are added to others as soon as a block has run."""
-        self._made = 1.0 if self._adds else exchange.read
-        """Bytes that are there of a gradient after its block, per byte of it as it is summed."""
+        self._made = exchange.summed if self._adds else exchange.read
+        """Bytes that are there of a gradient after its block, per byte of what is stepped."""
+        self._summed = exchange.summed
         """They go after every backward, so that there are none to which to add."""
         self._grows = self._every or (first and not exchange.sums_into_zeros)
         goes = self._every or (last and exchange.packs)
@@ -380,9 +381,10 @@ class _Gradients:
         """A block has run: each time, something has been packed and goes."""
         sizes = self.going[index]
         for nbytes in [sum(sizes)] if self._every else sizes:
+            sent = nbytes if self._summed == 1.0 else ceil(self._summed * nbytes)
             if self._begins or not self._every:
                 self._arrived += self._part(self._before)
-            self._before, self._newest = self._newest, nbytes
+            self._before, self._newest = self._newest, sent
             self.moving = (
                 self._arrived + self._scattering(self._newest) + self._scattering(self._before)
             )

@@ -48,7 +48,7 @@ def _exchange(
 ) -> Exchange:
     """What a stage does with some of its parameters."""
     if not needs_shapes(stage.sync_form):
-        return copied(exchange_of(stage), tables.copied)
+        return copied(exchange_of(stage), tables.numbers)
     found: dict[str, Shaped] = {}
     for block, cost in zip(costs.blocks, costs.cost.blocks, strict=True):
         kinds = tables.param_kinds[block.name]
@@ -56,7 +56,7 @@ def _exchange(
             if kind and kind[1] and (names is None or name in names):
                 found[name] = Shaped(shape, costs.cost.params[name])
     made = exchange_of(stage, tuple(found.values()))
-    return copied(made, tables.copied)
+    return copied(made, tables.numbers)
 
 
 def summed_of(costs: StageCosts, parts: Parts) -> tuple[tuple[tuple[int, ...], Levels], ...]:
@@ -106,7 +106,7 @@ def held_of(tables: CostTables, costs: StageCosts, names: frozenset[str] | None)
         if key not in known:
             known[key] = Owned.of(
                 [LocalParam(size, *kind) for size, kind in zip(held, kinds, strict=True) if kind],
-                tables.copied or 1.0,
+                tables.numbers.copied or 1.0,
             )
         owned.append(known[key])
     return BlockParams(tuple(owned), also)

@@ -261,9 +261,10 @@ class Sync:
                 found += self._work(group.exchange.worked_last, bucket, "gradients")
             if send.adds:  # what has come of the bucket before the last
                 found.append(Step(Do.WAIT_SCATTER, 0.0, SCATTER, "gradients"))
-                found.append(run(self.copy_s(ADDED * n / self.shard), "gradients"))
+                found.append(run(self.copy_s(ADDED * send.times * n / self.shard), "gradients"))
             if send.packs:
-                found.append(run(self.copy_s(self.packed_bytes(n)), "gradients"))
+                packed = self.packed_bytes(send.times * n)
+                found.append(run(self.copy_s(packed), "gradients"))
             seconds = self.send_s(group, send, n)
             found.append(Step(Do.START, seconds, SCATTER, "gradients"))
         return found

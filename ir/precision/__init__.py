@@ -38,6 +38,10 @@ class Precision:
     stepped: str = "float32"
     """With copies: the dtype of what the optimizer steps and of its state, and that in which
     gradients are summed over micro-batches and replicas."""
+    sums: str = ""
+    """With copies: the dtype in which gradients are summed over micro-batches and replicas, where a
+    form sends and keeps copies itself; empty: that of what the optimizer steps, as of other forms.
+    """
     scales_loss: bool = False
     """Whether losses are scaled before their backward, and steps left out whose gradients overflow;
     no form of synchronisation but those that `Stage.zero` names knows of that."""
@@ -52,6 +56,11 @@ class Precision:
                 raise PlanError(f"a precision names the dtype {name!r}, which is not known")
 
     @property
+    def summed(self) -> float:
+        """Bytes of a gradient's sum per byte of what the optimizer steps."""
+        return DTYPE_BYTES[self.sums] / DTYPE_BYTES[self.stepped] if self.sums else 1.0
+
+    @property
     def copied(self) -> float:
         """Bytes of a copy that blocks read of a parameter, per byte of what the optimizer steps; 0
         where they read that."""
@@ -63,7 +72,9 @@ class CopyTypes(NamedTuple):
 
     read: "torch.dtype"
     stepped: "torch.dtype"
-    """Of what the optimizer steps, of gradients' sums, and of what a loss function gets."""
+    """Of what the optimizer steps, and of what a loss function gets."""
+    summed: "torch.dtype"
+    """Of gradients' sums."""
 
 
 def copies_of(name: str) -> CopyTypes | None:
@@ -72,7 +83,10 @@ def copies_of(name: str) -> CopyTypes | None:
     found = precision(name) if name else None
     if not found or not found.copies:
         return None
-    return CopyTypes(_torch_dtype(found.copies), _torch_dtype(found.stepped))
+    return CopyTypes(
+        _torch_dtype(found.copies), _torch_dtype(found.stepped),
+        _torch_dtype(found.sums or found.stepped),
+    )  # fmt: skip
 
 
 def autocast_of(name: str) -> "torch.dtype | None":

@@ -10,19 +10,20 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.plan.parameters import views_of
 from meshwright.ir.plan.plan import Plan
-from meshwright.ir.precision import precision
+from meshwright.ir.precision import Precision, precision
 
 
 @cache
-def copied(exchange: Exchange, share: float) -> Exchange:
-    """Returns the table of a form under copies of `share` bytes per byte of a parameter; the same
-    table where there are none (0). A form that takes copies itself sends these in place of
-    parameters; under others they are cast from whole parameters."""
+def copied(exchange: Exchange, numbers: Precision) -> Exchange:
+    """Returns the table of a form under a precision: the same where blocks read no copies. A form
+    that takes copies itself sends these in place of parameters, and sums of gradients in a dtype of
+    theirs; under others copies are cast from whole parameters."""
+    share, summed = numbers.copied, numbers.summed
     if not share:
         return exchange
     if takes_copies(exchange.form, int(exchange.is_split("optimizer"))):
-        rows = tuple(_sent_as_copies(row, share) for row in exchange.rows)
-        return replace(exchange, rows=rows, copied=share)
+        rows = tuple(_sent_as_copies(row, share, summed) for row in exchange.rows)
+        return replace(exchange, rows=rows, copied=share, summed=summed)
     if exchange.is_split("optimizer") and not has_some_rows(exchange.form):
         raise PlanError(
             f"blocks read copies of parameters, and {exchange.form} has parts of parameters and "
@@ -34,16 +35,18 @@ def copied(exchange: Exchange, share: float) -> Exchange:
 
 def check_copies(plan: Plan) -> None:
     """PlanError where blocks read copies of parameters, and a form of the plan has none."""
-    share = precision(plan.precision).copied
+    numbers = precision(plan.precision)
     for stage in plan.stages:
         for view in views_of(stage):
-            copied(exchange_of(view), share)
+            copied(exchange_of(view), numbers)
 
 
-def _sent_as_copies(row: Row, share: float) -> Row:
+def _sent_as_copies(row: Row, share: float, summed: float) -> Row:
+    if isinstance(row, Send) and row.what == "gradients":
+        return replace(row, times=summed)
     gathers = isinstance(row, Send) and row.primitive is Primitive.ALL_GATHER
     if isinstance(row, Send) and gathers and row.what == "parameters" and row.unit == "bucket":
         return replace(row, times=share)
-    if isinstance(row, Hold) and row.kind == "communication" and row.since is Event.UPDATED:
-        return replace(row, times=share)
+    if isinstance(row, Hold) and row.kind == "communication":
+        return replace(row, times=share if row.since is Event.UPDATED else summed)
     return row

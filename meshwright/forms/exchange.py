@@ -151,6 +151,8 @@ class Exchange:
     copied: float = 0.0
     """Bytes of the copy that blocks read of a parameter, per byte of what the optimizer steps; 0:
     they read that (`forms.copied`)."""
+    summed: float = 1.0
+    """Bytes of a gradient's sum, until the optimizer steps, per byte of what that steps."""
     copies_apart: bool = False
     """Whether the form knows nothing of copies: gradients of a block are added at once to those of
     what is stepped."""
@@ -296,7 +298,8 @@ class Exchange:
     @cached_property
     def begun(self) -> tuple[float, float]:
         """Gradients that a stage holds from its first backward on: (wholes, parts)."""
-        return self._held([h for h in self._gradients if h.since is Event.AFTER_BACKWARD])
+        wholes, parts = self._held([h for h in self._gradients if h.since is Event.AFTER_BACKWARD])
+        return wholes * self.summed, parts * self.summed
 
     @cached_property
     def made(self) -> float:

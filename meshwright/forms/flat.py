@@ -69,9 +69,9 @@ class ShardedBucket:
         ]
         sizes = [slot.whole.numel() for slot in slots]
         first = slots[0]
-        like = torch.empty(0, dtype=first.stepped, device=first.whole.device)
+        like = torch.empty(0, dtype=first.summed, device=first.whole.device)
         self._packing = lines.packing(sizes, own, self._chunk, peers.size, like)
-        """Of gradients' sums, and of what is stepped."""
+        """Of gradients' sums."""
         self._read = self._packing
         """Of what blocks read."""
         if first.is_copy:
@@ -81,12 +81,12 @@ class ShardedBucket:
         return chunk_rows(slot.rows, self.peers.size, self.peers.coordinate)
 
     def pack(self, tensors: Sequence[Tensor | None]) -> Tensor:
-        """Whole tensors, one per slot, as all ranks' flat shards of what is stepped; None: zero."""
+        """Whole tensors, one per slot, as all ranks' flat shards of sums; None is zero."""
         return self._packing.pack(tensors)
 
     def unpack(self, flat: Tensor, tensors: Sequence[Tensor]) -> None:
         """Writes all ranks' flat shards to whole tensors, one per slot."""
-        (self._packing if flat.dtype is self.slots[0].stepped else self._read).unpack(flat, tensors)
+        self._read.unpack(flat, tensors)
 
     def views(self, flat_shard: Tensor) -> list[Tensor]:
         """This rank's rows of each slot, in its flat shard."""
@@ -191,7 +191,7 @@ class ShardedGradients(SyncRun):
             if adds and slot.whole.grad is not None:
                 total = self._gradient(slot)
                 assert total is not None
-                self._added[slot], slot.whole.grad = total.to(slot.stepped), None
+                self._added[slot], slot.whole.grad = total.to(slot.summed), None
 
     def _start(self, index: int) -> None:
         self._collect(keep=1)
@@ -227,15 +227,14 @@ class ShardedGradients(SyncRun):
 
     def _deliver_all(self) -> None:
         self._collect(keep=0)
-        for index, flat in self._sums.items():
-            self._deliver(index, flat)
-        self._sums.clear()
+        for index in list(self._sums):
+            self._deliver(index, self._sums.pop(index))
 
     def _deliver(self, index: int, flat: Tensor) -> None:
         """The summed flat shard becomes the shards' gradients."""
         views = self._buckets[index].views(flat)
         for shard, view in zip(self._shards[index], views, strict=True):
-            shard.grad = view
+            shard.grad = view.to(shard.dtype)
 
 
 class ShardedOptimizer(ShardedGradients):
@@ -262,10 +261,11 @@ class ShardedOptimizer(ShardedGradients):
         self._over.clear()  # numbers of the buckets before; the job asks again
 
     def over_gradients(self, stepped: Set[int]) -> list[Tensor]:
-        """Of buckets all of whose tensors are stepped."""
+        """Of buckets all of whose tensors are stepped, in the dtype of their gradients' sums."""
         self._over = {
             index for index, shards in enumerate(self._shards)
             if all(id(shard) in stepped for shard in shards if shard.numel())
+            and all(s.summed is s.stepped for s in self._buckets[index].slots)
         }  # fmt: skip
         return [shard for index in self._over for shard in self._shards[index]]
 

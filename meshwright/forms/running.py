@@ -45,6 +45,8 @@ class Slot:
     """Indices of the stage's calls that read it, ascending."""
     steps: torch.dtype | None = None
     """Where blocks read a copy: the dtype of what the optimizer steps."""
+    sums: torch.dtype | None = None
+    """Where blocks read a copy: the dtype in which its gradients are summed."""
 
     @property
     def is_copy(self) -> bool:
@@ -53,8 +55,13 @@ class Slot:
 
     @property
     def stepped(self) -> torch.dtype:
-        """The dtype of what the optimizer steps, and in which gradients are summed."""
+        """The dtype of what the optimizer steps."""
         return self.steps or self.whole.dtype
+
+    @property
+    def summed(self) -> torch.dtype:
+        """The dtype in which gradients are summed, by forms that take copies."""
+        return self.sums or self.whole.dtype
 
     @property
     def stepped_bytes(self) -> int:

@@ -107,7 +107,7 @@ def _state(problem: Problem, stage: StageChoice, cost: StageCost) -> tuple[int, 
     trained = sum(n for name, n in cost.params.items() if name in problem.tables.trained)
     state = training_state(
         sum(cost.params.values()), trained,
-        optimizer=problem.optimizer, exchange=copied(stage.exchange, problem.tables.copied),
+        optimizer=problem.optimizer, exchange=copied(stage.exchange, problem.tables.numbers),
         dp_shard=stage.dp_shard,
     )  # fmt: skip
     return state.parameters_bytes, state.gradients_bytes, state.optimizer_bytes

@@ -64,7 +64,8 @@ class StageSync:
         every, fetches = exchange.every_backward, exchange.fetches
         if not every and not fetches:
             return np.zeros_like(whole)
-        packing = self.copies_s(PACKED * whole * (1 + 1 / shard)) if every else 0.0
+        packed = PACKED * exchange.summed * whole
+        packing = self.copies_s(packed * (1 + 1 / shard)) if every else 0.0
         if fetches:
             # A gather waits for the scatter before it, unless they go beside each other.
             moving = len(fetches) * trained.gathered_s + trained.scattered_s
@@ -86,11 +87,11 @@ class StageSync:
         whole, shard, exchange = trained.whole, self.mesh.dp_shard, self.exchange
         found = np.zeros_like(whole)
         for send in exchange.at_end:
-            nbytes = whole / shard if send.of_part else whole
+            nbytes = send.times * (whole / shard if send.of_part else whole)
             found = found + self.collective(send.primitive, nbytes, self._levels(send))
         for send in exchange.last_backward:
             if send.packs:
-                found = found + self.copies_s(PACKED * whole)
+                found = found + self.copies_s(PACKED * send.times * whole)
             found = found + self._exposed(whole, send, backward_s)
         for send in () if exchange.reduces_blocks else exchange.every_backward:
             found = found + self._buckets(whole, send)[1]
@@ -130,15 +131,15 @@ class StageSync:
         """
         whole, exchange = trained.whole, self.exchange
         none = np.zeros_like(whole)
-        part = whole / self.mesh.dp_shard
-        bucket = np.minimum(whole, self.bucket_bytes + trained.largest)
+        part = exchange.summed * whole / self.mesh.dp_shard
+        bucket = exchange.summed * np.minimum(whole, self.bucket_bytes + trained.largest)
         # What this rank gets of a bucket: on a host all ranks' parts, before it adds them up.
         got = 1.0 if self.overheads.device.kind == "cpu" else 1 / self.mesh.dp_shard
-        moving = np.minimum(2 * bucket, whole)  # two are on their way at most
+        moving = np.minimum(2 * bucket, exchange.summed * whole)  # two are on their way at most
         always = whole if exchange.sums_into_zeros else none
         largest = exchange.read * trained.largest
         wholes, parts = exchange.begun
-        begun = wholes * whole + parts * part
+        begun = wholes * whole + parts * whole / self.mesh.dp_shard
         if not exchange.packs:
             return always, begun, none, none
         if not exchange.every_backward:

@@ -143,7 +143,7 @@ class BlockRates:
         kept = trained / exchange.parts("optimizer", mesh.dp_shard)
         once = kept * self._optimizer_slope(case)
         for send in exchange.at_end:
-            sent = trained / mesh.dp_shard if send.of_part else trained
+            sent = send.times * (trained / mesh.dp_shard if send.of_part else trained)
             once = once + sent * self._slope(send, case)
         for send in exchange.published:
             once = once + trained * send.times * self._slope(send, case)
@@ -274,7 +274,7 @@ class BlockRates:
             copies = update(self.problem.optimizer).copies
             parameters = stored - trained + exchange.parameter_bytes(1.0, shard) * trained
             kept = trained / exchange.parts("gradients", shard)
-            gradients = kept if several else trained * 0.0
+            gradients = exchange.summed * kept if several else trained * 0.0
             optimizer = copies * trained / exchange.parts("optimizer", shard)
             self._held[key] = parameters + gradients + optimizer, trained
         return self._held[key]

@@ -1,7 +1,7 @@
 """What searchers enumerate: micro-batch counts, schedules, meshes, cuts; pins already applied."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations, pairwise
 from math import prod
@@ -11,6 +11,7 @@ from meshwright.forms.exchange import Exchange
 from meshwright.forms.sync import chosen_exchange, exchange, suits
 from meshwright.ir.memo import Memo
 from meshwright.ir.plan.plan import ModelMesh, sync_name
+from meshwright.ir.precision import AS_TRACED, Precision, precision
 from meshwright.planner.across import mesh_variants
 from meshwright.planner.across.mesh_variants import MeshVariant
 from meshwright.planner.across.mesh_variants import variants as variants
@@ -51,8 +52,8 @@ class Mesh:
     """Whether neighbouring devices are replicas, and a replica's devices lie apart."""
     sync: str = ""
     """A form by which replicas agree other than as `zero` says."""
-    copied: float = 0.0
-    """Bytes of the copies that blocks read of parameters, per byte of these; 0: there are none."""
+    numbers: Precision = field(default=precision(AS_TRACED), repr=False)
+    """What its blocks read of parameters, and gradients are summed in."""
 
     def __hash__(self) -> int:
         return self._hash
@@ -73,8 +74,8 @@ class Mesh:
         name = sync_name(self.zero, self.dp_shard)
         if self.sync:
             zero = 0 if name == sync_name(0, self.dp_shard) else self.zero
-            return copied(chosen_exchange(self.sync, self.dp, zero), self.copied)
-        return copied(exchange(name, self.dp), self.copied)
+            return copied(chosen_exchange(self.sync, self.dp, zero), self.numbers)
+        return copied(exchange(name, self.dp), self.numbers)
 
     def under(self, form: str) -> "Mesh":
         """The mesh with a form, where that goes with it."""
@@ -173,7 +174,7 @@ def _sharded(problem: Problem, dp: int, model: ModelMesh, variant: str) -> Itera
         if not allowed(problem.constraints, "dp_replicate", (replicate,)):
             continue
         for zero in levels(problem.constraints, dp, shard):
-            plain = Mesh(replicate, shard, model, zero, variant, copied=problem.tables.copied)
+            plain = Mesh(replicate, shard, model, zero, variant, numbers=problem.tables.numbers)
             for prefetch in depths(problem.constraints, plain.exchange):
                 yield replace(plain, prefetch=prefetch)
                 if _may_turn(problem, dp, model):

@@ -94,6 +94,6 @@ def slots(
         whole = tensors[param.name]
         if isinstance(whole, nn.Parameter) and param.name in readers:
             is_copy = copies and param.requires_grad and whole.dtype == copies.read
-            own = copies.stepped if copies and is_copy else None
-            found.append(Slot(param, whole, tuple(readers[param.name]), own))
+            own = (copies.stepped, copies.summed) if copies and is_copy else (None, None)
+            found.append(Slot(param, whole, tuple(readers[param.name]), *own))
     return tuple(found)

@@ -67,24 +67,30 @@ def most(plans: list[Plan]) -> list[int]:
     return found
 
 
-CHOICES: dict[int, list[tuple[dict[str, Any], float]]] = {
- 1: [({}, 18), ({"num_microbatches": 2}, 18)],
-    4: [
+CHOICES: dict[tuple[str, int], list[tuple[dict[str, Any], float]]] = {
+    ("bf16", 1): [({}, 18), ({"num_microbatches": 2}, 18)],
+    ("bf16", 4): [
         ({"dp_replicate": 4}, 18), ({"dp_shard": 4, "zero": 1}, 2 + 3 * 4 / 4 + 2),
         ({"dp_shard": 4, "zero": 1, "num_microbatches": 2}, 2 + 3 * 4 / 4 + 4),
         ({"dp_shard": 4, "zero": 2, "num_microbatches": 2}, 2 + 4 * 4 / 4 + 2),
         ({"dp_shard": 4, "zero": 3}, 4 * 4 / 4),
     ],
+    ("bf16-sums", 4): [
+        ({"dp_shard": 4, "zero": 1, "num_microbatches": 2}, 2 + 3 * 4 / 4 + 2),
+        ({"dp_shard": 4, "zero": 2, "num_microbatches": 2}, 2 + 3 * 4 / 4 + 2 / 4 + 2),
+        ({"dp_shard": 4, "zero": 3, "num_microbatches": 2}, 4 * 4 / 4),
+    ],
 }  # fmt: skip
-"""By ranks: plans, and bytes that stay per parameter as Megatron's formula has them; what is on its
-way comes on top. ZeRO 2 sends a bucket of all, whose gradients are in bfloat16 before."""
+"""By precision and ranks: plans, and bytes that stay per parameter as Megatron's formula has them;
+what is on its way comes on top. ZeRO 2 sends a bucket of all, in bfloat16 before it is packed."""
 
 
-@pytest.mark.parametrize("world", CHOICES)
-def test_tracked_memory_is_as_predicted(world: int) -> None:
-    said = [planned("bf16", **choice) for choice, _ in CHOICES[world]]
+@pytest.mark.parametrize(("precision", "world"), CHOICES)
+def test_tracked_memory_is_as_predicted(precision: str, world: int) -> None:
+    choices = CHOICES[precision, world]
+    said = [planned(precision, **choice) for choice, _ in choices]
     found = run_ranks(world, most, [plan for plan, _ in said])[0]
-    for (choice, each), (_, predicted), tracked in zip(CHOICES[world], said, found, strict=True):
+    for (choice, each), (_, predicted), tracked in zip(choices, said, found, strict=True):
         memory = predicted.memory
         assert memory.tensor_bytes == pytest.approx(tracked, rel=0.003), choice
         moving = memory.communication_bytes + memory.workspace_bytes

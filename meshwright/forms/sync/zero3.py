@@ -83,7 +83,8 @@ class _Scattered(SyncRun):
 
     def finish(self) -> None:
         self._collect(keep=0)
-        for unit, flat in self._sums.items():
+        for unit in list(self._sums):
+            flat = self._sums.pop(unit)
             sum_over_copies(flat, self._lines)
             for shard, view in zip(unit.shards, unit.bucket.views(flat), strict=True):
-                shard.grad = view
+                shard.grad = view.to(shard.dtype)

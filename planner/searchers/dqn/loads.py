@@ -86,7 +86,7 @@ class Loads:
         return held / max(self._room(stage.devices), 1)
 
     def _exchange(self, stage: StageChoice) -> Exchange:
-        return copied(stage.exchange, self.problem.tables.copied)
+        return copied(stage.exchange, self.problem.tables.numbers)
 
     def _stored(self, stage: StageChoice) -> int:
         """Trained bytes of a rank; tied parameters once."""

@@ -176,7 +176,7 @@ class Operators:
         stored = int(total / len(self.base.stages))
         state = training_state(
             stored, stored, optimizer=self.problem.optimizer,
-            exchange=copied(self.stage.exchange, self.problem.tables.copied),
+            exchange=copied(self.stage.exchange, self.problem.tables.numbers),
             dp_shard=self.stage.dp_shard,
         )  # fmt: skip
         return state.parameters_bytes + state.gradients_bytes + state.optimizer_bytes
