@@ -76,11 +76,11 @@ def trace(
     )  # fmt: skip
     key = id(graph)
     gone = weakref.ref(graph, lambda _: _SOURCES.pop(key, None))
-    _SOURCES[key] = _Source(gone, weakref.ref(model), again)
+    _SOURCES[key] = _TracedFrom(gone, weakref.ref(model), again)
     return graph
 
 
-class _Source(NamedTuple):
+class _TracedFrom(NamedTuple):
     """What a graph was traced from."""
 
     graph: weakref.ref[Graph]
@@ -88,7 +88,7 @@ class _Source(NamedTuple):
     again: Callable[..., Graph]
 
 
-_SOURCES: dict[int, _Source] = {}
+_SOURCES: dict[int, _TracedFrom] = {}
 
 
 def in_precision(graph: Graph, precision: str) -> Graph:
