@@ -295,7 +295,7 @@ def _optimizer_time(
 
 
 def _temporary(
-    costs: StageCosts, parts: Parts, held: Sequence[BlockParams], shares: Sequence[int]
+    costs: StageCosts, parts: Parts, held: Sequence[BlockParams], shares: Sequence[float]
 ) -> int:
     """What an optimizer's step makes and lets go, at most."""
     found = []
@@ -303,7 +303,7 @@ def _temporary(
         own = [
             (h, n) for part, h, n in zip(parts, held, shares, strict=True) if part.update == name
         ]
-        nbytes = sum([h.trained_bytes // n for h, n in own])
+        nbytes = sum([int(h.trained_bytes / n) for h, n in own])
         largest = max([o.largest for h, _ in own for o in h.owned])
         found.append(temporary_bytes(costs.device, name, nbytes, largest))
     return max(found)
@@ -327,7 +327,7 @@ def _memory(
         optimizer=sum([state.optimizer_bytes for state in states]),
         temporary=_temporary(costs, parts, held, shares),
         summed=max([
-            sum([nbytes // share for nbytes, share in zip(sizes, shares, strict=True)])
+            sum([int(nbytes / share) for nbytes, share in zip(sizes, shares, strict=True)])
             for sizes, _ in summed_of(costs, parts)
         ], default=0),
         border=costs.border_bytes, entry=costs.entry_bytes,

@@ -100,7 +100,7 @@ def _check(
 ) -> None:
     if issubclass(kind, FormOptimizer):
         return
-    cut = next(_cut(plan, graph, names), "")
+    cut = next(_cut(plan, graph, names, whole=False), "")
     apart = _apart(plan)
     try:
         found = reach(kind, settings, make)
@@ -117,6 +117,8 @@ def _check(
             "apart; train on one device, or take one that draws none"
         )
     what = f"a step of optimizer {kind.__name__} depends on {found.value}"
+    if found is Reach.PARAMETER:
+        cut = next(_cut(plan, graph, names, whole=True), "")
     if found in (Reach.PARAMETER, Reach.GROUP) and cut:
         raise PlanError(f"{what}, but {cut}; {_KEEPS}")
     if found is Reach.GROUP and apart:
@@ -129,8 +131,11 @@ _KEEPS = (
 )
 
 
-def _cut(plan: Plan, graph: Graph, names: frozenset[str] | None) -> Iterator[str]:
-    """Parameters of these names that no rank holds whole, and how they are split."""
+def _cut(
+    plan: Plan, graph: Graph, names: frozenset[str] | None, *, whole: bool
+) -> Iterator[str]:
+    """Parameters of these names that some rank does not hold whole, and how they are split;
+    `whole`: that no rank does."""
     for index, stage in enumerate(plan.stages):
         blocks = plan.stage_blocks(graph, index)
         for name in dict.fromkeys(name for block in blocks for name in block.params):
@@ -138,7 +143,11 @@ def _cut(plan: Plan, graph: Graph, names: frozenset[str] | None) -> Iterator[str
             if not tensor.requires_grad or (names is not None and tensor.fqn not in names):
                 continue
             own = stage_for(stage, tensor.fqn)
-            if exchange_of(own).is_split("optimizer"):
+            exchange = exchange_of(own)
+            if exchange.is_split("optimizer") and exchange.owns_whole:
+                if not whole:
+                    yield f"under {own.sync_form} {tensor.fqn} has one owner, who alone steps it"
+            elif exchange.is_split("optimizer"):
                 yield (
                     f"zero={own.zero} splits the rows of {tensor.fqn} over "
                     f"dp_shard={stage.mesh['dp_shard']}"

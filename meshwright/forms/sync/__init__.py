@@ -8,7 +8,8 @@ takes stores that are.
 
 If plans may choose it by name, it has `check(stage)` too: what is wrong with its settings, and
 what would be right; its `describe` is also told what `zero` shards beside it, and the settings.
-With `SHAPES` it is told the `shapes` of a stage's trained parameters too, where they are known.
+With `SHAPES` it is told the `shapes` of a stage's trained parameters too, where they are known,
+with `SHARDS` the ranks of dp_shard.
 
 With `EXACT` every search tries it for whole stages, unless it says that it is not `SEARCHED`;
 `offers(parameters)` says with which values of its settings, if it has any. Else a search tries it,
@@ -67,7 +68,8 @@ def exchange_of(stage: Stage, shapes: tuple[Shaped, ...] = ()) -> Exchange:
     `needs_shapes`; without them it is taken to send all."""
     told = (level_of(stage), _sorted(stage.sync)) if stage.sync and stage.dp > 1 else None
     stored = _sorted(stage.store) if stage.store else None
-    return _made(stage.sync_form, stage.dp, told, store_of(stage), stored, shapes)
+    shards = stage.mesh.get("dp_shard", 1)
+    return _made(stage.sync_form, stage.dp, told, store_of(stage), stored, shapes, shards)
 
 
 @cache
@@ -94,10 +96,13 @@ def _made(
     store: str,
     stored: _Settings | None,
     shapes: tuple[Shaped, ...] = (),
+    shards: int = 1,
 ) -> Exchange:
-    describe = _half(name, "describe").describe
-    more = {"shapes": shapes} if shapes and told else {}
-    own: Exchange = describe(replicas, *((told[0], dict(told[1])) if told else ()), **more)
+    half = _half(name, "describe")
+    more: dict[str, object] = {"shapes": shapes} if shapes and told else {}
+    if told and getattr(half, "SHARDS", False):
+        more["shards"] = shards
+    own: Exchange = half.describe(replicas, *((told[0], dict(told[1])) if told else ()), **more)
     rows = (*stored_rows(store, replicas, stored), *own.rows)
     return checked(replace(own, form=name, rows=rows))
 
@@ -228,6 +233,15 @@ def zero_of_tables(key: str) -> int:
 
 
 @cache
+def has_owners() -> tuple[str, ...]:
+    """Lists the exact forms under which each parameter has one owner, who has it whole (`OWNERS`):
+    optimizers that look at whole parameters may step parts of a stage under these."""
+    return tuple(
+        key for key in chosen() if is_exact(key) and getattr(_FILES.load(key), "OWNERS", False)
+    )
+
+
+@cache
 def is_for_stages(key: str) -> bool:
     """Tells whether a form is tried for whole stages, and not only named for single parameters."""
     return bool(getattr(_FILES.load(key), "SEARCHED", True))
@@ -303,12 +317,15 @@ def _torn(stage: Stage, optimizer: str) -> Iterator[Finding]:
         yield Finding("store" if stage.store else "sync", str(error), "no store, no sync")
         return
     reach = update(optimizer).reach if optimizer in UPDATES else Reach.ELEMENT
-    if stage.dp > 1 and made.is_split("optimizer") and reach is not Reach.ELEMENT:
+    apart = stage.dp > 1 and made.is_split("optimizer")
+    if apart and not (reach is Reach.ELEMENT or (reach is Reach.PARAMETER and made.owns_whole)):
         message = (
             f"under {form} each rank steps its part of a parameter, and a step of {optimizer} "
             f"depends on {reach.value}"
         )
-        near = f"no sync and zero 0, or an optimizer that looks at {Reach.ELEMENT.value}"
+        whole = reach is Reach.PARAMETER and has_owners()
+        near = f"sync {whole[0]} and zero 1, " if whole else ""
+        near += f"no sync and zero 0, or an optimizer that looks at {Reach.ELEMENT.value}"
         yield Finding("sync", message, near)
 
 

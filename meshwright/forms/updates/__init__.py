@@ -71,6 +71,10 @@ class Update:
     made: int = 0
     """Values per value of a parameter that a step makes and lets go again."""
     reach: Reach = Reach.ELEMENT
+    dims: tuple[int, ...] = ()
+    """Numbers of dims of the parameters that it takes; empty: of any."""
+    flops: Callable[[tuple[int, ...]], float] | None = None
+    """Of products of matrices in the step of a parameter of some shape, in bfloat16."""
     step: KernelStep | None = None
     elsewhere: Mapping[str, str] = field(default_factory=dict)
     """Exporter -> what the framework that it writes for calls this optimizer."""
