@@ -243,10 +243,10 @@ class StageMemory:
 
     def _scattering(self, exchange: Exchange, nbytes: int) -> int:
         """A bucket on its way: its flat tensor, which lives until somebody waits for it, and what
-        this rank gets; an owner gets the parts of the others one after the other."""
-        if not self.receives:
-            return nbytes + self._part(exchange, nbytes)
-        return nbytes + (2 * self._part(exchange, nbytes) if exchange.owns_whole else nbytes)
+        this rank gets. An owner gets the parts of the others one after the other, when whole
+        gradients have gone."""
+        waits = exchange.owns_whole or not self.receives
+        return nbytes + (self._part(exchange, nbytes) if waits else nbytes)
 
     def _forward(self) -> list[_Rise]:
         found, saved, late = [], 0, sum([group.late for group in self.groups])
@@ -295,8 +295,11 @@ class StageMemory:
         ahead = self._gathered(-1)
         groups = [
             _Gradients(
-                group, partial(self._part, group.exchange),
-                partial(self._scattering, group.exchange), first, last,
+                group,
+                partial(self._part, group.exchange),
+                partial(self._scattering, group.exchange),
+                first,
+                last,
             )
             for group in self.groups
         ]

@@ -14,7 +14,6 @@ from meshwright.ir.plan.plan import Stage
 from meshwright.ir.profile.measured import Purpose
 from meshwright.ir.torch_private import reduce_scatter_uneven, start_uneven_gather
 
-
 SETTINGS: Known = {"balance": Word(tuple(WEIGHTS))}
 """What is evened out over owners: what their work on a matrix is made of."""
 

@@ -131,9 +131,7 @@ _KEEPS = (
 )
 
 
-def _cut(
-    plan: Plan, graph: Graph, names: frozenset[str] | None, *, whole: bool
-) -> Iterator[str]:
+def _cut(plan: Plan, graph: Graph, names: frozenset[str] | None, *, whole: bool) -> Iterator[str]:
     """Parameters of these names that some rank does not hold whole, and how they are split;
     `whole`: that no rank does."""
     for index, stage in enumerate(plan.stages):

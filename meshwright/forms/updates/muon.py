@@ -4,25 +4,38 @@ torch's own."""
 import torch
 
 from meshwright.forms.updates import Reach, Update
+from meshwright.ir.graph.gemm import Gemm
 
-_STEPS = 5
+_STEPS, _NARROW = 5, 2
+"""Of Newton and Schulz; bytes of a value of theirs."""
 
 
-def flops(shape: tuple[int, ...]) -> float:
-    """Returns those of the products: per step a Gram matrix, its square, and a matrix times it."""
+def products(shape: tuple[int, ...]) -> tuple[Gemm, ...]:
+    """Returns those of all Newton-Schulz steps: each makes a Gram matrix, its square, and a matrix
+    times that."""
     if len(shape) != 2:
-        return 0.0
+        return ()
     short, long = sorted(shape)
-    return _STEPS * (4.0 * short * short * long + 2.0 * short**3)
+    step = Gemm(1, short, short, long), Gemm(1, short, short, short), Gemm(1, short, long, short)
+    return step * _STEPS
+
+
+def room(shape: tuple[int, ...], value_bytes: int) -> float:
+    """Returns the bytes of the momentum that is looked ahead to, and in bfloat16 two matrices like
+    it, its Gram matrix, and what is made of that."""
+    short, long = sorted(shape)
+    return float(short * long * (value_bytes + 2 * _NARROW) + 2 * short * short * _NARROW)
 
 
 UPDATE = Update(
     kind=torch.optim.Muon,
     copies=1,
-    passes=12,
-    launches=40,
-    made=3,
+    passes=14,  # those of its products left out
+    launches=8,
+    one_by_one=True,
     reach=Reach.PARAMETER,
     dims=(2,),
-    flops=flops,
+    products=products,
+    room=room,
+    products_in="bfloat16",
 )
