@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from meshwright.forms.flat import ShardedBucket, frozen, trainable
-from meshwright.forms.placing import WEIGHTS, Task, placed, weight
+from meshwright.forms.placing import WEIGHTS, MatrixTask, placed, weight
 from meshwright.forms.running import Lines, Peers, Slot
 from meshwright.forms.settings import FormSettings, Known, Word
 from meshwright.ir.comm.p2p_collectives import Waitable
@@ -32,7 +32,7 @@ def owners_of_slots(slots: Sequence[Slot], lines: Lines, stage: Stage) -> Mappin
 def owners_of(shapes: Sequence[tuple[int, ...]], ranks: int, kind: str) -> tuple[int, ...]:
     """Returns the owner of each parameter, by its shape on a rank; equal on all ranks. `kind`: of
     the work on it (`forms.placing.WEIGHTS`)."""
-    return placed([Task(weight(shape, kind)) for shape in shapes], ranks).of
+    return placed([MatrixTask(weight(shape, kind)) for shape in shapes], ranks).of
 
 
 class OwnerBucket(ShardedBucket):

@@ -23,7 +23,7 @@ _NEAR = 1e-12
 Shape = tuple[int, ...]
 
 
-class Task(NamedTuple):
+class MatrixTask(NamedTuple):
     """Work on one matrix, in any unit that is the same for all."""
 
     work: float
@@ -62,24 +62,24 @@ def weight(shape: Shape, kind: str) -> float:
     return WEIGHTS[kind](shape[0], prod(shape[1:]))
 
 
-def placed(tasks: Sequence[Task], ranks: int, *, by_all: bool = False) -> Owners:
+def placed(tasks: Sequence[MatrixTask], ranks: int, *, by_all: bool = False) -> Owners:
     """Returns who owns which task; `by_all`: every rank may do one for itself. Equal arguments have
     equal results everywhere."""
     order = sorted(range(len(tasks)), key=lambda i: (-tasks[i].work, -tasks[i].told, i))
-    first = _Draft(tasks, ranks)
+    first = _Placing(tasks, ranks)
     for i in order:
         alone = by_all and tasks[i].work <= tasks[i].told
         first.put(i, ALL if alone else min(range(ranks), key=lambda r: (first.loads[r], r)))
     first.improve(by_all)
-    search = _Search(tasks, order, ranks, by_all, first)
+    search = _PlacingSearch(tasks, order, ranks, by_all, first)
     proven = search.run()
     return search.best.owners(proven)
 
 
-class _Draft:
+class _Placing:
     """An assignment that changes."""
 
-    def __init__(self, tasks: Sequence[Task], ranks: int) -> None:
+    def __init__(self, tasks: Sequence[MatrixTask], ranks: int) -> None:
         self.tasks, self.ranks = tasks, ranks
         self.of: list[int] = [ALL] * len(tasks)
         self.loads = [0.0] * ranks
@@ -146,8 +146,8 @@ class _Draft:
             self.put(*move)
         return (found, moves) if found > gain else (gain, best)
 
-    def copy(self) -> "_Draft":
-        made = _Draft(self.tasks, self.ranks)
+    def copy(self) -> "_Placing":
+        made = _Placing(self.tasks, self.ranks)
         made.of, made.loads, made.common = list(self.of), list(self.loads), self.common
         return made
 
@@ -163,16 +163,16 @@ class _Draft:
         return Owners(tuple(self.of), tuple(loads), common + max(loads, default=0.0), proven)
 
 
-class _Search:
+class _PlacingSearch:
     """Branch and bound, the longest task first; of ranks with equal loads one is tried."""
 
     def __init__(
         self,
-        tasks: Sequence[Task],
+        tasks: Sequence[MatrixTask],
         order: Sequence[int],
         ranks: int,
         by_all: bool,
-        first: _Draft,
+        first: _Placing,
     ) -> None:
         self._tasks, self._order, self._ranks, self._by_all = tasks, order, ranks, by_all
         self.best, self._least = first, first.takes
@@ -187,14 +187,14 @@ class _Search:
 
     def run(self) -> bool:
         """Whether all was looked at."""
-        draft = _Draft(self._tasks, self._ranks)
+        draft = _Placing(self._tasks, self._ranks)
         draft.common = 0.0
         if len(self._tasks) > _FEW:
             return self._bound(0, draft) >= self._least * (1 - _NEAR)
         self._from(0, draft)
         return self._nodes < _NODES
 
-    def _from(self, at: int, draft: _Draft) -> None:
+    def _from(self, at: int, draft: _Placing) -> None:
         self._nodes += 1
         if self._nodes >= _NODES or self._bound(at, draft) >= self._least * (1 - _NEAR):
             return
@@ -218,7 +218,7 @@ class _Search:
             self._from(at + 1, draft)
             draft.common -= task.work
 
-    def _bound(self, at: int, draft: _Draft) -> float:
+    def _bound(self, at: int, draft: _Placing) -> float:
         """No end of this beginning takes less: loads level out at best."""
         level = sum(draft.loads) / self._ranks
         left = self._work[at]

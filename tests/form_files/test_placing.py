@@ -5,10 +5,10 @@ from random import Random
 
 import pytest
 
-from meshwright.forms.placing import ALL, Owners, Task, placed, weight
+from meshwright.forms.placing import ALL, MatrixTask, Owners, placed, weight
 
 
-def takes(tasks: list[Task], of: tuple[int, ...], ranks: int) -> float:
+def takes(tasks: list[MatrixTask], of: tuple[int, ...], ranks: int) -> float:
     loads, common = [0.0] * ranks, 0.0
     for task, rank in zip(tasks, of, strict=True):
         common += task.work if rank == ALL else task.told
@@ -17,21 +17,21 @@ def takes(tasks: list[Task], of: tuple[int, ...], ranks: int) -> float:
     return common + max(loads)
 
 
-def best(tasks: list[Task], ranks: int, by_all: bool) -> float:
+def best(tasks: list[MatrixTask], ranks: int, by_all: bool) -> float:
     """Of all ways."""
     known = range(ALL if by_all else 0, ranks)
     return min(takes(tasks, of, ranks) for of in product(known, repeat=len(tasks)))
 
 
-def drawn(random: Random, count: int, told: bool) -> list[Task]:
-    return [Task(random.random(), told * random.random() * 0.6) for _ in range(count)]
+def drawn(random: Random, count: int, told: bool) -> list[MatrixTask]:
+    return [MatrixTask(random.random(), told * random.random() * 0.6) for _ in range(count)]
 
 
 def in_turn(count: int, ranks: int) -> tuple[int, ...]:
     return tuple(i % ranks for i in range(count))
 
 
-def longest_first(tasks: list[Task], ranks: int, by_all: bool) -> tuple[int, ...]:
+def longest_first(tasks: list[MatrixTask], ranks: int, by_all: bool) -> tuple[int, ...]:
     """To whom has least (Graham 1969); by all where that takes less than telling (SPD-KFAC)."""
     loads, of = [0.0] * ranks, [ALL] * len(tasks)
     for i in sorted(range(len(tasks)), key=lambda i: -tasks[i].work):
@@ -61,7 +61,7 @@ def test_ten_on_three_ranks() -> None:
 def test_many_are_never_shared_out_worse_than_by_simpler_rules(count: int, ranks: int) -> None:
     for seed in range(3):
         for by_all in (False, True):
-            tasks = [Task(w**3, t * by_all) for w, t in drawn(Random(seed), count, told=True)]
+            tasks = [MatrixTask(w**3, t * by_all) for w, t in drawn(Random(seed), count, told=True)]
             found = placed(tasks, ranks, by_all=by_all)
             for of in (in_turn(count, ranks), longest_first(tasks, ranks, by_all)):
                 assert found.takes <= takes(tasks, of, ranks) * (1 + 1e-12)
@@ -70,7 +70,7 @@ def test_many_are_never_shared_out_worse_than_by_simpler_rules(count: int, ranks
 
 def test_all_ranks_find_the_same() -> None:
     """Also of tasks that are alike, and at the end of the search's patience."""
-    tasks = [Task(float(i % 7 + 1)) for i in range(40)]
+    tasks = [MatrixTask(float(i % 7 + 1)) for i in range(40)]
     found: Owners = placed(tasks, 6)
     assert all(placed(list(tasks), 6) == found for _ in range(3))
     assert max(found.loads) < 1.02 * sum(found.loads) / 6

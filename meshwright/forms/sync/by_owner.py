@@ -49,7 +49,8 @@ def describe(
 ) -> Exchange:
     """Returns what is held and sent; `largest` and `busiest` of no shapes are those of equal
     parts. `shards`: ranks that own something, all replicas if 0."""
-    made, ranks = _LEVELS.get(zero, zero1).describe(replicas), shards or replicas
+    made: Exchange = _LEVELS.get(zero, zero1).describe(replicas)
+    ranks = shards or replicas
     largest = busiest = 1 / ranks
     if shapes:
         kind = FormSettings(SETTINGS, settings).word("balance")
