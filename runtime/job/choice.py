@@ -16,7 +16,11 @@ from meshwright.ir.plan.parameters import stage_for, views_of
 from meshwright.ir.plan.plan import Plan
 from meshwright.runtime.stage.stage import StageModule
 from meshwright.runtime.step.elementwise import KNOWN, CannotTry, Group, Make, reach
-from meshwright.runtime.step.planned_updates import PlannedUpdates, members_of
+from meshwright.runtime.step.planned_updates import (
+    JoinedOptimizers,
+    PlannedUpdates,
+    members_of,
+)
 from meshwright.runtime.step.updates import FormOptimizer
 
 _Group = tuple[type, Group, Make, frozenset[str] | None]
@@ -39,6 +43,11 @@ def check_choice(
             (update(name).kind, member.defaults, partial(_by_name, update(name)),
              frozenset(path for path in paths if choice.of(path) == name))
             for name, member in zip(choice.names(), members_of(made), strict=True)
+        ]  # fmt: skip
+    elif isinstance(choice, JoinedOptimizers):
+        groups = [
+            group for own, member in zip(choice.members, members_of(made), strict=True)
+            for group in _groups(own, member, model)
         ]  # fmt: skip
     else:
         groups = _groups(choice, made, model)

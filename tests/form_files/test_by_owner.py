@@ -18,6 +18,7 @@ from meshwright.ir.plan.plan_io import dumps, loads, rehash
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.search.finish import finished
 from meshwright.planner.search.search import search_problem
+from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.testing.spawn import alone, run_ranks
 from meshwright.tools.check import Checked, check_plan
@@ -33,7 +34,7 @@ from tests.form_files.owned_matrices import (
     problem,
     train,
 )
-from tests.form_files.small import graph, model
+from tests.form_files.small import batches, graph, model
 
 PLANS: dict[str, tuple[Any, ...]] = {
     "whole": (2, 0, 1), "two": (2, 1, 1), "three, uneven": (3, 2, 0), "four": (4, 3, 3),
@@ -165,7 +166,7 @@ OWNED = FormChoice(form="by_owner")
         ({"head.weight": ParameterChoice(zero=1, update="muon")}, "depends on the whole",
          "sync by_owner and zero 1"),
         ({"*": ParameterChoice(zero=0, sync=OWNED)}, "zero is 0", "zero 1"),
-        ({"*": ParameterChoice(zero=1, sync=FormChoice(form="by_owner", settings={"balance": "byte"}))},
+        ({"*": ParameterChoice(zero=1, sync=replace(OWNED, settings={"balance": "byte"}))},
          "balance must be one of products, values, inverses", "balance values"),
     ],
 )  # fmt: skip
@@ -183,6 +184,56 @@ def test_a_matrix_that_a_model_axis_splits_is_refused() -> None:
     plan = replace(plan, stages=tuple(replace(s, by_parameter=said) for s in plan.stages))
     (wrong,) = update_findings(plan, graph())
     assert "is split over tp" in wrong.message and "tp 1" in wrong.nearest
+
+
+def _two_of_the_users(plan: Plan) -> tuple[list[float], Any]:
+    """Muon and AdamW of the user's own, with a scheduler over one of them."""
+    trained = model()
+    named = dict(trained.named_parameters())
+    own = [n for n in named if n.endswith(("up.weight", "down.weight"))]
+    muon = torch.optim.Muon([named[n] for n in own], lr=0.02, weight_decay=0.3)
+    rest = {"decay": [], "none": []}
+    for name, p in named.items():
+        if name not in own:
+            rest["decay" if p.ndim > 1 else "none"].append(p)
+    adamw = torch.optim.AdamW(
+        [{"params": rest["decay"]}, {"params": rest["none"], "weight_decay": 0.0}], lr=0.01
+    )
+    scheduler = torch.optim.lr_scheduler.StepLR(muon, 2, 0.5)
+    if plan.world_size == 1:  # in plain PyTorch
+        losses = []
+        for batch in batches():
+            trained.zero_grad()
+            loss = trained(*batch)
+            loss.backward()
+            muon.step()
+            adamw.step()
+            scheduler.step()
+            losses.append(float(loss.detach()))
+        return losses, {name: x.detach().clone() for name, x in named.items()}
+    job = compile_job(
+        trained, plan, optimizer=[muon, adamw], device="cpu", graph=graph(), check=True
+    )
+    losses = []
+    for batch in batches():
+        losses.append(float(job.step(batch)))
+        scheduler.step()
+    found = full_state(job)
+    job.close()
+    return losses, found
+
+
+def test_optimizers_of_the_users_own() -> None:
+    """Each over some parameters, with groups; the plan says who owns what."""
+    said = {name: ParameterChoice(zero=1, sync=OWNED) for name in MATRICES}
+    plan = plan_of(2, 1, 1)
+    plan = replace(plan, stages=(replace(plan.stages[0], by_parameter=said),))
+    losses, state = run_ranks(2, _two_of_the_users, plan)[0]
+    one = build_plan(problem(1), uniform_choice(problem(1)), predict=False)
+    wanted = alone(_two_of_the_users, one)
+    assert losses == pytest.approx(wanted[0], rel=1e-10)
+    for path, x in wanted[1].items():
+        assert (state[path] - x).abs().max() <= 1e-10 * x.abs().max(), path
 
 
 def _own_optimizer(plan: Plan) -> str:
