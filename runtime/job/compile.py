@@ -61,8 +61,9 @@ def compile(
 
     `optimizer` is a name (default: the plan's), a callable that makes one from parameters, or an
     optimizer over `model.parameters()`, whose groups the job then follows, or a list of such over
-    different parameters; `max_grad_norm` is the plan's too if not given. Ranks other than 0 may pass no plan. A job that makes no progress for
-    `hang_s` seconds is ended. `close` leaves in `run_dir` what the steps took.
+    different parameters; `max_grad_norm` is the plan's too if not given. Ranks other than 0 may
+    pass no plan. A job that makes no progress for `hang_s` seconds is ended. `close` leaves in
+    `run_dir` what the steps took.
 
     Before it comes back, the job is compared with plain PyTorch on a step that is undone
     (`Job.checked`), unless `check` is False; CheckFailed names the first tensor that differs. A

@@ -79,12 +79,15 @@ def test_what_is_sent_is_what_is_said() -> None:
 
 
 def test_memory_is_what_is_tracked() -> None:
-    plans = [plan_of(2, 1, 1), plan_of(2, 2, 1), plan_of(2, 1, 0)]
-    tracked = run_ranks(2, most_tracked, plans)
-    for number, plan in enumerate(plans):
-        found = estimate_all(graph(), problem(2).cluster, plan, problem(2).tables).prediction
-        most = max(rank[number] for rank in tracked)
-        assert found.stages[0].memory.tensor_bytes == pytest.approx(most, rel=0.01)
+    """Also of the rank that has most, where four share six matrices."""
+    for ranks, levels in ((2, ((1, 1), (2, 1), (1, 0))), (4, ((1, 1), (2, 2)))):
+        plans = [plan_of(ranks, *own) for own in levels]
+        tracked = run_ranks(ranks, most_tracked, plans)
+        for number, plan in enumerate(plans):
+            asked = problem(ranks)
+            found = estimate_all(graph(), asked.cluster, plan, asked.tables).prediction
+            most = max(rank[number] for rank in tracked)
+            assert found.stages[0].memory.tensor_bytes == pytest.approx(most, rel=0.01)
 
 
 def test_state_moves_with_its_matrix_to_another_plan(tmp_path: Path, wanted: Any) -> None:
@@ -234,6 +237,15 @@ def test_optimizers_of_the_users_own() -> None:
     assert losses == pytest.approx(wanted[0], rel=1e-10)
     for path, x in wanted[1].items():
         assert (state[path] - x).abs().max() <= 1e-10 * x.abs().max(), path
+
+
+def test_a_parameter_of_two_optimizers_is_refused() -> None:
+    own = model().head.weight
+    both = torch.optim.Muon([own]), torch.optim.AdamW([own])
+    with pytest.raises(PlanError, match="AdamW steps a parameter that an optimizer before it"):
+        compile_job(model(), None, optimizer=both, device="cpu")
+    with pytest.raises(PlanError, match="has a str in it"):
+        compile_job(model(), None, optimizer=[both[0], "adamw"], device="cpu")
 
 
 def _own_optimizer(plan: Plan) -> str:
