@@ -221,6 +221,13 @@ def has_some_rows(key: str) -> bool:
 
 
 @cache
+def has_taps(key: str) -> bool:
+    """Tells whether a form is told what layers read, and the gradients of what they made (`TAPS`):
+    its run has a `tap`."""
+    return bool(getattr(_FILES.load(key), "TAPS", False))
+
+
+@cache
 def pinnable() -> tuple[str, ...]:
     """Lists the forms that a pin may name: those that need to know nothing of a table's `ids`."""
     return tuple(key for key in chosen() if IDS not in facts_of_tables(key))
