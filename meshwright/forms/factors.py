@@ -1,6 +1,6 @@
-"""Kronecker factors of layers: what they read and the gradients of what they made, and what both
-make of the gradient of a weight (Martens and Grosse 2015; for convolutions Grosse and Martens 2016).
-"""
+"""Kronecker factors of layers: of what they read and of the gradients of what they made, and what
+both make of the gradient of a weight (Martens and Grosse 2015; convolutions: Grosse and Martens
+2016)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

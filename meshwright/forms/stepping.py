@@ -4,14 +4,21 @@ the plan has them, and how evenly owners share them out."""
 from collections.abc import Iterator
 
 from meshwright.forms.exchange import Shaped
-from meshwright.forms.sync import exchange_of
+from meshwright.forms.sync import exchange_of, wrong_parameters
 from meshwright.forms.tables import splits_of
 from meshwright.forms.updates import UPDATES, Reach, update
+from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph, Kind, Tensor
 from meshwright.ir.plan.finding import Finding
 from meshwright.ir.plan.parameters import groups_of
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.text.plain_text import SHOWN
+
+
+def check_updates(plan: Plan, graph: Graph) -> None:
+    """PlanError with the first error that `update_findings` has."""
+    for finding in update_findings(plan, graph):
+        raise PlanError(str(finding))
 
 
 def owner_notes(plan: Plan, graph: Graph) -> Iterator[Finding]:
@@ -47,6 +54,8 @@ def update_findings(plan: Plan, graph: Graph) -> Iterator[Finding]:
         trained = _trained(plan, graph, index)
         for group in groups_of(stage, trained):
             name = group.update or plan.optimizer
+            for message, near in wrong_parameters(plan, graph, index, group.stage, group.paths):
+                yield Finding("sync", f"stage {index}: {message}", near)
             if name not in UPDATES:
                 continue
             form = update(name)

@@ -12,6 +12,7 @@ from meshwright.codegen.lower.program import StageProgram
 from meshwright.forms.grouped import run_of
 from meshwright.forms.retention import check as check_retention
 from meshwright.forms.running import Held, Lines, Peers, SyncRun
+from meshwright.forms.stepping import check_updates
 from meshwright.forms.sync import check, has_taps
 from meshwright.forms.tables import check_tables
 from meshwright.ir.graph.graph import Graph
@@ -91,6 +92,7 @@ def build_rank(
     check(plan)
     check_retention(plan)
     check_tables(plan, graph)
+    check_updates(plan, graph)
     ties = find_ties(graph, plan)
     recorder = Recorder(device)
     groups = make_groups(plan, rank, tuple(line for tie in ties for line in tie.groups))

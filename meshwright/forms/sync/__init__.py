@@ -11,6 +11,9 @@ what would be right; its `describe` is also told what `zero` shards beside it, a
 With `SHAPES` it is told the `shapes` of a stage's trained parameters too, where they are known,
 with `SHARDS` the ranks of dp_shard.
 
+With `TAPS` its run is told what layers read and the gradients of what they made; what is wrong with
+it for parameters of a model `check_parameters(plan, graph, index, stage, paths)` says.
+
 With `EXACT` every search tries it for whole stages, unless it says that it is not `SEARCHED`;
 `offers(parameters)` says with which values of its settings, if it has any. Else a search tries it,
 with the settings of `ladder()`, only if the user allows what `CHANGES` names, and plans say in
@@ -32,6 +35,7 @@ from meshwright.forms.storage import of_stage as store_findings
 from meshwright.forms.updates import UPDATES, Reach, update
 from meshwright.ir.errors import PlanError
 from meshwright.ir.extensions import Files, add_folders, nearest
+from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.finding import Finding
 from meshwright.ir.plan.parameters import views_of
 from meshwright.ir.plan.plan import FormChoice, Plan, Setting, Stage
@@ -358,6 +362,17 @@ def _sync_findings(stage: Stage, optimizer: str) -> Iterator[Finding]:
 def _updates_buckets(stage: Stage) -> bool:
     """Whether parameters are stepped as their gradients come, some before others."""
     return any(send.what == "gradients" for send in exchange_of(stage).late)
+
+
+def wrong_parameters(
+    plan: Plan, graph: Graph, index: int, view: Stage, paths: Sequence[str]
+) -> Iterator[tuple[str, str]]:
+    """Yields what is wrong with a form for some parameters of stage `index`, and what would be
+    right, as its file says that may look at the model (`check_parameters`)."""
+    key = view.sync.form if view.sync else view.sync_form
+    found = _FILES.load(key) if key in _FILES.names else None
+    if hasattr(found, "check_parameters"):
+        yield from found.check_parameters(plan, graph, index, view, paths)
 
 
 def check(plan: Plan) -> None:

@@ -21,7 +21,13 @@ from torch import Tensor
 
 from meshwright.forms.exchange import Event, Exchange, Hold, Rewrite, Row, Send, Shaped
 from meshwright.forms.factors import FactorRules, LayerFactors, Tapped, Window
-from meshwright.forms.flat import BUCKET_BYTES, ShardedOptimizer, buckets, sum_over_copies, trainable
+from meshwright.forms.flat import (
+    BUCKET_BYTES,
+    ShardedOptimizer,
+    buckets,
+    sum_over_copies,
+    trainable,
+)
 from meshwright.forms.owner_bucket import OwnerBucket
 from meshwright.forms.placing import MatrixTask, placed
 from meshwright.forms.running import Lines, ParameterStore, Samples, Slot, SyncRun, SyncState
@@ -29,8 +35,10 @@ from meshwright.forms.settings import FormSettings, Known, Number, wrong_setting
 from meshwright.forms.sync import zero1
 from meshwright.ir.comm.collective import What
 from meshwright.ir.errors import PlanError
+from meshwright.ir.graph.graph import Graph
+from meshwright.ir.layers import window_of
 from meshwright.ir.layout.conversions import Primitive
-from meshwright.ir.plan.plan import Setting, Stage
+from meshwright.ir.plan.plan import Plan, Setting, Stage
 from meshwright.ir.torch_private import reduce_scatter_uneven
 
 EXACT = False
@@ -38,8 +46,8 @@ CHANGES = "second_order"
 SHAPES = SHARDS = OWNERS = TAPS = True
 SEARCHED = False
 GIVES_UP = (
-    "gradients of linear layers and convolutions are preconditioned by K-FAC, so that steps are not "
-    "those of the optimizer alone"
+    "gradients of linear layers and convolutions are preconditioned by K-FAC: steps are not those "
+    "of the optimizer alone"
 )
 _SETTINGS: Known = {
     "damping": Number(1e-3, 1e-12, 1e6), "factor_decay": Number(0.95, 0.0, 1.0),
@@ -70,6 +78,8 @@ def describe(
     values = nbytes / sum([prod(shape) for shape, _ in shapes])
     sums = [c * c + o * o for c, o in found.layers]
     sent = sum([(x + c + o) / 2 + 2 for x, (c, o) in zip(sums, found.layers, strict=True)])
+    numels = [float(prod(shape)) for shape, _ in shapes]
+    largest = _most(found.per_shape(owners), numels, ranks)
     own = [0.0] * ranks
     flops = [0.0] * ranks
     for owner, square, (c, o) in zip(owners, sums, found.layers, strict=False):
@@ -78,17 +88,19 @@ def describe(
     stated = {
         "factors": sent * values / nbytes / every,
         "kept": (sum(sums) + max(own)) * values / nbytes,
+        # What goes, what an owner gets of it, and of one other rank at a time; or parameters.
+        "moving": max(sent * (1 + max(own) / sum(sums)) * values / nbytes, 1 + largest),
     }
     rows: list[Row] = [
-        *made.rows,
+        *[row for row in made.rows if not (isinstance(row, Hold) and row.kind == "communication")],
         Send(what="gradients", primitive=Primitive.REDUCE_SCATTER, axis="dp_shard", unit="bucket",
              at=Event.END, until=Event.END, share="factors"),
         Rewrite(what="gradients", unit="bucket", at=Event.END, moved=3 * stated["factors"],
                 flops=max(flops) / nbytes, calls=10 * len(sums) / len(shapes)),
         Hold(kind="kept", since=Event.BEGIN, until=Event.NEXT_BEGIN, whole=1, share="kept"),
+        Hold(kind="communication", unit="bucket", since=Event.END, until=Event.END, whole=1,
+             share="moving"),
     ]  # fmt: skip
-    numels = [float(prod(shape)) for shape, _ in shapes]
-    largest = _most(found.per_shape(owners), numels, ranks)
     return Exchange(
         tuple(rows), largest=largest, busiest=max(flops) / sum(flops), stated=stated
     )  # fmt: skip
@@ -145,11 +157,50 @@ def check(stage: Stage) -> Iterator[tuple[str, str]]:
     yield from wrong_settings("kfac", _SETTINGS, stage.sync.settings if stage.sync else {})
     if stage.zero != 1:
         yield f"kfac leaves layers to owners, and zero is {stage.zero}", "zero 1"
-    elif not stage.is_sharded:
-        yield "kfac shares layers out over dp_shard, which is 1", f"dp_shard {max(2, stage.dp)}"
-    for key, value in (("compile", stage.compile), ("overlap", stage.overlap != "none")):
-        if value:
-            yield f"kfac sees what layers read, which {key} hides", f"no {key}"
+    elif stage.dp > 1 and not stage.is_sharded:
+        yield "kfac shares layers out over dp_shard, which is 1", f"dp_shard {stage.dp}"
+    hidden = {
+        "compile": stage.compile, "overlap": stage.overlap != "none", "saved": bool(stage.saved),
+    }  # fmt: skip
+    for key, hides in hidden.items():
+        if hides:
+            yield f"kfac sees what layers read in their backward, which {key} changes", f"no {key}"
+    for axis, ranks in stage.model:
+        if ranks > 1:
+            yield f"kfac has whole layers, and {axis} {ranks} splits what they read", f"{axis} 1"
+
+
+def check_parameters(
+    plan: Plan, graph: Graph, index: int, stage: Stage, paths: Sequence[str]
+) -> Iterator[tuple[str, str]]:
+    """Yields weights that something else than a layer reads, limits that no rank knows, and stages
+    without replicas, where no form runs."""
+    if stage.dp == 1:
+        yield "kfac runs among replicas, and there is one: its steps would be plain", "dp_shard 2"
+    told = FormSettings(_SETTINGS, stage.sync.settings if stage.sync else {})
+    if len(plan.stages) > 1 and told.number("kl_clip"):
+        yield "kl_clip limits the step of all layers, and stages have different ones", "kl_clip 0"
+    fits = dict[str, bool]()
+    for block in plan.stage_blocks(graph, index):
+        for op in graph.block_ops(block):
+            settings = [value for _, value in op.args[3:]]
+            layer = window_of(op.target, settings) is not None
+            for at, name in enumerate(op.inputs):
+                tensor = graph.tensors[name]
+                if len(tensor.shape) > 1 and tensor.fqn in paths:
+                    fits[tensor.fqn] = fits.get(tensor.fqn, True) and layer and at == 1
+    for path, is_layer in fits.items():
+        if not is_layer or len(_shape_of(graph, path)) not in (2, 4):
+            yield (
+                "kfac preconditions linear layers and convolutions of images without groups, and "
+                f"something else reads {path}",
+                f"patterns that leave {path} out",
+            )
+            return
+
+
+def _shape_of(graph: Graph, path: str) -> tuple[int, ...]:
+    return next(tuple(x.shape) for x in graph.tensors.values() if x.fqn == path)
 
 
 def build(slots: Sequence[Slot], lines: Lines, stage: Stage, store: ParameterStore) -> SyncRun:
@@ -198,10 +249,15 @@ class _Preconditioned(ShardedOptimizer):
         self._by_path = {layer.path: layer for layer in self._layers}
         own = lines.shards.coordinate
         self._mine = [layer for layer, owner in layers if owner == own]
-        self._sizes = [
-            sum([layer.size for layer, owner in layers if owner == rank])
-            for rank in range(lines.shards.size)
-        ]
+        self._messages = []
+        """Per bucket: its layers, owner by owner, and values for each rank."""
+        for bucket in self._buckets:
+            inside = [(layer, owner) for layer, owner in layers if layer.weight in bucket.slots]
+            sizes = [
+                sum([layer.size for layer, owner in inside if owner == rank])
+                for rank in range(lines.shards.size)
+            ]
+            self._messages.append(([layer for layer, _ in inside], sizes))
         pairs = zip(self._buckets, self._shards, strict=True)
         self._shard_of = {s: x for b, xs in pairs for s, x in zip(b.slots, xs, strict=True)}
         self._rules = FactorRules(told.number("damping"), told.number("factor_decay"))
@@ -243,21 +299,27 @@ class _Preconditioned(ShardedOptimizer):
 
     def _sum_factors(self) -> None:
         """Owners get the sums of what all have seen."""
+        for layers, sizes in self._messages:
+            if layers:
+                self._sum_of(layers, sizes)
+
+    def _sum_of(self, layers: Sequence[LayerFactors], sizes: Sequence[int]) -> None:
         peers = self._lines.shards
-        like = self._layers[0].read if self._layers else torch.empty(0)
-        flat = like.new_empty(sum(self._sizes))
-        parts = torch.split(flat, [layer.size for layer in self._layers])
-        for layer, part in zip(self._layers, parts, strict=True):
+        flat = layers[0].read.new_empty(sum(sizes))
+        parts = torch.split(flat, [layer.size for layer in layers])
+        for layer, part in zip(layers, parts, strict=True):
             layer.pack(part)
-        mine = flat.new_empty(self._sizes[peers.coordinate])
+        mine = flat.new_empty(sizes[peers.coordinate])
         what = What("gradients", self._lines.stage, peers.axis, "reduce_scatter", flat.nbytes,
                     peers.size)  # fmt: skip
         start = self._lines.recorder.mark()
-        work = reduce_scatter_uneven(mine, flat, self._sizes, peers.group)
+        work = reduce_scatter_uneven(mine, flat, sizes, peers.group)
         self._lines.recorder.pending(what, work, start).wait()
+        del flat, parts, part, work
         sum_over_copies(mine, self._lines)
-        found = torch.split(mine, [layer.size for layer in self._mine])
-        for layer, part in zip(self._mine, found, strict=True):
+        own = [layer for layer in layers if layer in self._mine]
+        found = torch.split(mine, [layer.size for layer in own])
+        for layer, part in zip(own, found, strict=True):
             if not layer.take(part, self._rules):
                 raise PlanError(
                     f"kfac preconditions linear layers and convolutions without groups, and none "
