@@ -115,7 +115,7 @@ class LayerFactors:
         if self.means is None:
             self.means = new
         else:
-            self.means = tuple(  # type: ignore[assignment]
+            self.means = tuple(
                 rules.decay * old + (1 - rules.decay) * now
                 for old, now in zip(self.means, new, strict=True)
             )
@@ -164,4 +164,5 @@ def _inverse(x: Tensor, damping: float) -> Tensor:
     if not int(info):
         return torch.cholesky_inverse(factor)
     values, vectors = torch.linalg.eigh(x)
-    return (vectors / (values.clamp_min(0) + damping)) @ vectors.t()
+    found: Tensor = (vectors / (values.clamp_min(0) + damping)) @ vectors.t()
+    return found

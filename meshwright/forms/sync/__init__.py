@@ -371,7 +371,7 @@ def wrong_parameters(
     right, as its file says that may look at the model (`check_parameters`)."""
     key = view.sync.form if view.sync else view.sync_form
     found = _FILES.load(key) if key in _FILES.names else None
-    if hasattr(found, "check_parameters"):
+    if found is not None and hasattr(found, "check_parameters"):
         yield from found.check_parameters(plan, graph, index, view, paths)
 
 

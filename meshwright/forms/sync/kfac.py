@@ -381,7 +381,7 @@ class _Preconditioned(ShardedOptimizer):
                 if f"{name} 0 {layer.path}" in state else None
                 for name in ("mean", "inverse")
             ]  # fmt: skip
-            layer.means, layer.inverses = pairs  # type: ignore[assignment]
+            layer.means, layer.inverses = pairs
 
 
 def _see(layer: LayerFactors, window: Window, read: Tensor, gradient: Tensor) -> None:
