@@ -2,10 +2,10 @@
 
 python -m benchmarks.kfac_digits [--seeds 0 1 2] [--most 400]
 
-Two Gloo processes train a perceptron 64-128-64-10 with tanh on batches of 128, as jobs of plans that
-differ in `sync` alone, with a momentum of 0.9 and a sweep of learning rates. Every five steps the
-loss on all 1,797 samples is taken; the first step at which it is below 0.05 is printed, seed by seed,
-and the milliseconds of a step.
+Two Gloo processes train a perceptron 64-128-64-10 with tanh on batches of 128, as jobs of plans
+that differ in `sync` alone, with a momentum of 0.9 and a sweep of learning rates. Every five steps
+the loss on all 1,797 samples is taken; the first step at which it is below 0.05 is printed, seed by
+seed, and the milliseconds of a step.
 """
 
 import argparse
