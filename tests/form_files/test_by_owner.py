@@ -37,7 +37,7 @@ from tests.form_files.owned_matrices import (
 from tests.form_files.small import batches, graph, model
 
 PLANS: dict[str, tuple[Any, ...]] = {
-    "whole": (2, 0, 1), "two": (2, 1, 1), "three, uneven": (3, 2, 0), "four": (4, 3, 3),
+    "whole": (2, 0, 1), "three, uneven": (3, 2, 0), "four": (4, 3, 3),
     "copies of two": (4, 2, 2, {"dp_replicate": 2, "dp_shard": 2}),
 }  # fmt: skip
 
@@ -80,7 +80,7 @@ def test_what_is_sent_is_what_is_said() -> None:
 
 def test_memory_is_what_is_tracked() -> None:
     """Also of the rank that has most, where four share six matrices."""
-    for ranks, levels in ((2, ((1, 1), (2, 1), (1, 0))), (4, ((1, 1), (2, 2)))):
+    for ranks, levels in ((2, ((1, 1), (1, 0))), (4, ((1, 1), (2, 2)))):
         plans = [plan_of(ranks, *own) for own in levels]
         tracked = run_ranks(ranks, most_tracked, plans)
         for number, plan in enumerate(plans):
