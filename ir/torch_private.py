@@ -3,7 +3,7 @@
 Checked on the versions in CHECKED_ON (see tests/ir/test_torch_private.py).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -131,6 +131,30 @@ def reduce_scatter(result: Tensor, whole: Tensor, group: dist.ProcessGroup | Non
     if result.device.type == "cpu":
         return direct.reduce_scatter(result, whole, group)
     work: Waitable = _reduce_scatter(result, whole, group=group, async_op=True)
+    return work
+
+
+def start_uneven_gather(
+    result: Tensor, part: Tensor, sizes: Sequence[int], group: dist.ProcessGroup | None
+) -> Waitable:
+    """The same where ranks have parts of different `sizes`, in elements."""
+    if result.device.type == "cpu":
+        return direct.gather_uneven(result, part, sizes, group)
+    work: Waitable = dist.all_gather(
+        list(torch.split(result, list(sizes))), part, group=group, async_op=True
+    )
+    return work
+
+
+def reduce_scatter_uneven(
+    result: Tensor, whole: Tensor, sizes: Sequence[int], group: dist.ProcessGroup | None
+) -> Waitable:
+    """Flat: starts to sum `whole` over the ranks; `result` will be this rank's part, of `sizes`."""
+    if result.device.type == "cpu":
+        return direct.reduce_scatter_uneven(result, whole, sizes, group)
+    work: Waitable = dist.reduce_scatter(
+        result, list(torch.split(whole, list(sizes))), group=group, async_op=True
+    )
     return work
 
 

@@ -49,6 +49,15 @@ def _no_rows(path: str) -> Tensor | None:
     return None
 
 
+Window = tuple[tuple[int, ...], ...]
+"""(stride, padding, dilation) of a convolution; () of a linear layer."""
+Tap = Callable[[int, Tensor, Tensor, Window], Tensor]
+
+
+def _no_tap(index: int, made: Tensor, read: Tensor, window: Window) -> Tensor:
+    return made
+
+
 class Comm:
     """The mesh as one rank sees it, and where training stands."""
 
@@ -84,6 +93,9 @@ class Comm:
         """Fused ones that the plan has places for."""
         self.rows_here: RowsHere = _no_rows
         """Numbers of the rows that blocks have of a table, by its path, ascending."""
+        self.tap: Tap = _no_tap
+        """Of a layer in `block`: number of its weight among the block's parameters, what it made,
+        what it read, and its window."""
         self._lines = {axis: _line(axis, size, groups.get(axis)) for axis, size in sizes.items()}
         self.number = next(_NUMBERS)
         """By which operators of torch, which take no objects, find it."""

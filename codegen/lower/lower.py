@@ -14,8 +14,9 @@ from meshwright.codegen.lower.stored import param_of, stored_layouts
 from meshwright.codegen.passes.compiled import compiled
 from meshwright.codegen.passes.overlap import overlap_gradients, split_rows
 from meshwright.codegen.passes.piped import in_halves
+from meshwright.codegen.passes.taps import tap
 from meshwright.forms.retention import whole_form
-from meshwright.forms.sync import exchange_of, has_some_rows
+from meshwright.forms.sync import exchange_of, has_some_rows, has_taps
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.bags import bag_problems
 from meshwright.ir.graph.graph import Block, Graph
@@ -23,7 +24,7 @@ from meshwright.ir.graph.param import Param
 from meshwright.ir.layout.crossing import Crossing, crossings
 from meshwright.ir.layout.layout import Layout, R, Shard
 from meshwright.ir.layout.nesting import local_split
-from meshwright.ir.plan.parameters import groups_of, stage_for
+from meshwright.ir.plan.parameters import groups_of, stage_for, views_of
 from meshwright.ir.plan.plan import Plan, param_key
 from meshwright.ir.trace.changing import buffer_problems
 
@@ -90,6 +91,7 @@ def _calls(
     stage = at.plan.stages[at.stage]
     # Replicas exchange parameters and gradients block by block, in one order: all must go alike.
     goes_on = stage.overlap == "blocks" and len(set(stage.batch_shares)) == 1
+    taps = any(has_taps(view.sync_form) for view in views_of(stage))
     for block in at.blocks:
         outputs = _outputs(at, block, sent)
         key = repr((
@@ -103,6 +105,8 @@ def _calls(
             code = _code(at, block, known, stored, outputs)
             if not stage.keeping(block):
                 code = _overlapped(at, block, known, stored, outputs, code)
+            if taps:
+                tap(code.module, len(block.params))
             codes[key] = compiled(code) if stage.compile else code
         known |= dict(zip(block.outputs, outputs, strict=True))
         halved = codes[key].halves is not None and goes_on

@@ -219,6 +219,13 @@ def kernel_of(name: str) -> Callable[..., object]:
     return found
 
 
+def tapped(
+    comm: Comm, made: Tensor, read: Tensor, index: int, window: tuple[tuple[int, ...], ...]
+) -> Tensor:
+    """What a layer made, as it is; whoever has taps gets to know what it read, and the gradient."""
+    return comm.tap(index, made, read, window)
+
+
 FUNCTIONS: dict[str, Callable[..., object]] = {
     "sharded.embedding": embedding,
     "sharded.embedding_bag": embedding_bag,
@@ -243,6 +250,7 @@ FUNCTIONS: dict[str, Callable[..., object]] = {
     "sharded.update": update,
     "sharded.columns": columns,
     "sharded.rows": rows,
+    "sharded.tapped": tapped,
     **together.FUNCTIONS,
 }
 """Form target -> function."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from math import ceil
 
-from meshwright.forms.exchange import Exchange
+from meshwright.forms.exchange import Exchange, Kind
 from meshwright.forms.updates import update
 
 
@@ -21,13 +21,15 @@ def training_state(
 ) -> JobBytes:
     """Returns the bytes of a rank that would hold `stored_bytes` of parameters and buffers, as they
     are stepped, if nothing were split over `dp_shard` ranks and copied."""
-    part = ceil(trained_bytes / dp_shard)
-    kept = ceil(exchange.parameter_bytes(trained_bytes, dp_shard))
+
+    def kept(kind: Kind) -> int:
+        return ceil(trained_bytes / exchange.parts(kind, dp_shard))
+
+    parameters = ceil(exchange.parameter_bytes(trained_bytes, dp_shard))
     return JobBytes(
-        parameters_bytes=stored_bytes - trained_bytes + kept,
-        gradients_bytes=part if exchange.is_split("gradients") else trained_bytes,
-        optimizer_bytes=update(optimizer).copies
-        * (part if exchange.is_split("optimizer") else trained_bytes),
+        parameters_bytes=stored_bytes - trained_bytes + parameters,
+        gradients_bytes=kept("gradients"),
+        optimizer_bytes=update(optimizer).copies * kept("optimizer"),
     )
 
 

@@ -7,7 +7,7 @@ packed in flat tensors that live until they have arrived, gathered while a block
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from math import ceil
 from typing import NamedTuple, Protocol
 
@@ -156,7 +156,7 @@ class StageMemory:
         """From one end of a step to the other."""
         flat = late = 0
         for group in self.groups:
-            part = self._part(group.trained)
+            part = self._part(group.exchange, group.trained)
             flat += group.trained if group.exchange.sums_into_zeros else 0
             flat += self._of_trained(group, group.exchange.kept)
             wholes, parts = group.exchange.under_way
@@ -226,7 +226,8 @@ class StageMemory:
             own += self._of_trained(group, group.exchange.left)
             wholes, parts = group.exchange.moving_at_end
             largest = max([b.nbytes for b in group.buckets], default=0) if wholes + parts else 0
-            moving = max(moving, ceil(wholes * largest + parts * self._part(largest)))
+            part = self._part(group.exchange, largest)
+            moving = max(moving, ceil(wholes * largest + parts * part))
         if not any([sum(group.exchange.moving_at_end) for group in self.groups]):
             return Bytes(gradients=own, communication=self.summed,
                          workspace=max(0, self.temporary - self.summed))  # fmt: skip
@@ -235,16 +236,18 @@ class StageMemory:
     def _of_trained(self, group: MemoryGroup, shares: tuple[float, float]) -> int:
         """Bytes of so many wholes and parts of all trained parameters of a group."""
         wholes, parts = shares
-        return ceil(wholes * group.trained + parts * self._part(group.trained))
+        return ceil(wholes * group.trained + parts * self._part(group.exchange, group.trained))
 
-    def _part(self, nbytes: int) -> int:
+    def _part(self, exchange: Exchange, nbytes: int) -> int:
         """This rank's of a bucket."""
-        return -(-nbytes // self.shard)
+        return ceil(nbytes / exchange.ways(self.shard))
 
-    def _scattering(self, nbytes: int) -> int:
+    def _scattering(self, exchange: Exchange, nbytes: int) -> int:
         """A bucket on its way: its flat tensor, which lives until somebody waits for it, and what
-        this rank gets."""
-        return nbytes + (nbytes if self.receives else self._part(nbytes))
+        this rank gets. An owner gets the parts of the others one after the other, when whole
+        gradients have gone."""
+        waits = exchange.owns_whole or not self.receives
+        return nbytes + (self._part(exchange, nbytes) if waits else nbytes)
 
     def _forward(self) -> list[_Rise]:
         found, saved, late = [], 0, sum([group.late for group in self.groups])
@@ -289,7 +292,7 @@ class StageMemory:
     def _arriving(self, group: MemoryGroup) -> Sequence[int]:
         """Per block: flat tensors of its parameters, and these."""
         if group.exchange.copied:
-            return [2 * n + self._part(n) for n in group.parameters]
+            return [2 * n + self._part(group.exchange, n) for n in group.parameters]
         return [2 * n for n in group.parameters]
 
     def _backward(self, first: bool, last: bool) -> list[_Rise]:
@@ -298,7 +301,14 @@ class StageMemory:
         freed = 0
         ahead = self._gathered(-1)
         groups = [
-            _Gradients(group, self._part, self._scattering, first, last) for group in self.groups
+            _Gradients(
+                group,
+                partial(self._part, group.exchange),
+                partial(self._scattering, group.exchange),
+                first,
+                last,
+            )
+            for group in self.groups
         ]
         one = groups[0] if len(groups) == 1 else None
         for index in range(len(self.blocks) - 1, -1, -1):

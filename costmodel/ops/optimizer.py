@@ -5,13 +5,17 @@ written once per step. Others run op by op (`foreach` on a GPU), each op a pass 
 optimizers that the user brings.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil, prod
 
 from meshwright.costmodel.memory.memory import optimizer_traffic
-from meshwright.costmodel.ops.formulas import SOURCE_BAND, curve_of
+from meshwright.costmodel.ops.formulas import SOURCE_BAND, KernelWork, curve_of, kernel_s
+from meshwright.forms.exchange import Shaped
 from meshwright.forms.updates import update
 from meshwright.ir.cluster.device import DeviceType, OpClass, Source
+from meshwright.ir.graph.graph import DTYPE_BYTES
 from meshwright.ir.profile.profile import OptimizerRecord, Profile
 
 _TENSORS_PER_LAUNCH = 32
@@ -50,11 +54,38 @@ def optimizer_time(
     return OptimizerTime(seconds, max(curve.band, SOURCE_BAND[curve.source]), curve.source)
 
 
-def temporary_bytes(device: DeviceType, optimizer: str, nbytes: int, largest_bytes: int) -> int:
-    """What the step holds besides: on a GPU of all tensors together, else of one at a time."""
-    return update(optimizer).made * (
-        nbytes if device.kind == "cuda" else min(nbytes, largest_bytes)
-    )
+def products_s(
+    device: DeviceType, optimizer: str, shapes: Sequence[tuple[tuple[int, ...], str]]
+) -> float:
+    """Returns the seconds of products of matrices within a step, over parameters of some shapes and
+    dtypes."""
+    form = update(optimizer)
+    if form.products is None:
+        return 0.0
+    found = 0.0
+    for (shape, dtype), count in Counter(shapes).items():
+        own, kind = tuple(form.products(shape)), form.products_in or dtype
+        flops = sum([2.0 * g.batch * g.m * g.n * g.k for g in own])
+        values = sum([g.batch * (g.m * g.k + g.k * g.n + g.m * g.n) for g in own])
+        work = KernelWork(OpClass.MATMUL, kind, flops, DTYPE_BYTES[kind] * values, own)
+        found += count * kernel_s(work, device)
+    return found
+
+
+def temporary_bytes(
+    device: DeviceType,
+    optimizer: str,
+    nbytes: int,
+    largest_bytes: int,
+    shapes: Sequence[Shaped] = (),
+) -> int:
+    """What the step holds besides: on a GPU of all tensors together, else of one at a time.
+    `shapes`: for optimizers whose `room` depends on them."""
+    form = update(optimizer)
+    if form.room is not None and shapes:
+        found = {form.room(shape, size // max(1, prod(shape))) for shape, size in set(shapes)}
+        return ceil(max(found))
+    return form.made * (nbytes if device.kind == "cuda" else min(nbytes, largest_bytes))
 
 
 def _formula(device: DeviceType, optimizer: str, num_tensors: int, nbytes: int) -> float:
@@ -64,7 +95,7 @@ def _formula(device: DeviceType, optimizer: str, num_tensors: int, nbytes: int) 
     moving = traffic / (device.memory_bandwidth_bytes_per_s * curve.share)
     if device.kind == "cpu":
         return moving + device.overhead_s * num_tensors
-    launches = num_tensors / _TENSORS_PER_LAUNCH
+    launches = num_tensors / (1 if update(optimizer).one_by_one else _TENSORS_PER_LAUNCH)
     host = _STEP_DISPATCHES + _HOST_PER_TENSOR * num_tensors
     if (ops := update(optimizer).launches) > 1:
         launches *= ops

@@ -11,7 +11,12 @@ from meshwright.costmodel.memory.memory import training_state
 from meshwright.costmodel.memory.stage_memory import BlockMemory, MemoryGroup, StageMemory
 from meshwright.costmodel.ops.clip import clip_time
 from meshwright.costmodel.ops.compute import rows_left_out_s, worst_source
-from meshwright.costmodel.ops.optimizer import OptimizerTime, optimizer_time, temporary_bytes
+from meshwright.costmodel.ops.optimizer import (
+    OptimizerTime,
+    optimizer_time,
+    products_s,
+    temporary_bytes,
+)
 from meshwright.costmodel.ops.overheads import overheads_of
 from meshwright.costmodel.simulate.compiled_schedule import LAST, B, F
 from meshwright.costmodel.stage.buckets import (
@@ -270,7 +275,10 @@ def _copy_waits(tables: CostTables, costs: StageCosts) -> tuple[list[float], lis
 def _trained(held: Sequence[BlockParams], sync: Sync) -> list[tuple[int, int]]:
     """Of each group: tensors that the optimizer steps over, and the bytes of this rank's part."""
     return [
-        (group.tensors, ceil(group.trained_bytes / form.exchange.parts("optimizer", sync.shard)))
+        (
+            ceil(group.tensors * (form.exchange.busiest or 1.0)),
+            ceil(group.trained_bytes / form.exchange.parts("optimizer", sync.shard)),
+        )
         for group, form in zip(held, sync.groups, strict=True)
     ]
 
@@ -286,7 +294,10 @@ def _optimizer_time(
     found = []
     for name in dict.fromkeys([part.update for part in parts]):
         own = [size for part, size in zip(parts, sizes, strict=True) if part.update == name]
-        found.append(optimizer_time(costs.device, name, *_total(own), tables.profile))
+        timed = optimizer_time(costs.device, name, *_total(own), tables.profile)
+        found.append(
+            replace(timed, seconds=timed.seconds + _products_s(tables, costs, parts, name))
+        )
     if len(found) == 1:
         return found[0]
     whole_s = sum([one.seconds for one in found])
@@ -294,8 +305,19 @@ def _optimizer_time(
     return OptimizerTime(whole_s, band, worst_source([one.source for one in found]))
 
 
+def _products_s(tables: CostTables, costs: StageCosts, parts: Parts, name: str) -> float:
+    """Products of matrices within an optimizer's step; of owners the one with most to do."""
+    found = 0.0
+    for part in parts:
+        if part.update == name and part.shapes:
+            dtype = tables.graph.tensors[next(iter(costs.cost.params))].dtype
+            whole_s = products_s(costs.device, name, [(x.shape, dtype) for x in part.shapes])
+            found += whole_s * (part.exchange.busiest or 1.0)
+    return found
+
+
 def _temporary(
-    costs: StageCosts, parts: Parts, held: Sequence[BlockParams], shares: Sequence[int]
+    costs: StageCosts, parts: Parts, held: Sequence[BlockParams], shares: Sequence[float]
 ) -> int:
     """What an optimizer's step makes and lets go, at most."""
     found = []
@@ -303,9 +325,10 @@ def _temporary(
         own = [
             (h, n) for part, h, n in zip(parts, held, shares, strict=True) if part.update == name
         ]
-        nbytes = sum([h.trained_bytes // n for h, n in own])
+        nbytes = sum([int(h.trained_bytes / n) for h, n in own])
         largest = max([o.largest for h, _ in own for o in h.owned])
-        found.append(temporary_bytes(costs.device, name, nbytes, largest))
+        shapes = [shaped for part in parts if part.update == name for shaped in part.shapes]
+        found.append(temporary_bytes(costs.device, name, nbytes, largest, shapes))
     return max(found)
 
 
@@ -327,7 +350,7 @@ def _memory(
         optimizer=sum([state.optimizer_bytes for state in states]),
         temporary=_temporary(costs, parts, held, shares),
         summed=max([
-            sum([nbytes // share for nbytes, share in zip(sizes, shares, strict=True)])
+            sum([int(nbytes / share) for nbytes, share in zip(sizes, shares, strict=True)])
             for sizes, _ in summed_of(costs, parts)
         ], default=0),
         border=costs.border_bytes, entry=costs.entry_bytes,

@@ -9,6 +9,7 @@ from meshwright.costmodel.stage.placement import StageCosts
 from meshwright.forms.copied import copied
 from meshwright.forms.exchange import Exchange, Shaped
 from meshwright.forms.sync import exchange_of, needs_shapes
+from meshwright.forms.updates import update
 from meshwright.ir.graph.graph import Kind
 from meshwright.ir.memo import Memo
 from meshwright.ir.plan.parameters import groups_of
@@ -24,6 +25,8 @@ class Part(NamedTuple):
     update: str
     names: frozenset[str] | None
     """None: all that it has."""
+    shapes: tuple[Shaped, ...] = ()
+    """Of the trained ones on a rank, where the time of their update depends on that."""
 
 
 Parts = tuple[Part, ...]
@@ -31,7 +34,8 @@ Parts = tuple[Part, ...]
 
 def parts_of(tables: CostTables, stage: Stage, costs: StageCosts, optimizer: str) -> Parts:
     if not stage.by_parameter:
-        return (Part(_exchange(tables, stage, costs, None), optimizer, None),)
+        shapes = _stepped(tables, costs, optimizer, None)
+        return (Part(_exchange(tables, stage, costs, None), optimizer, None, shapes),)
     names: dict[str, list[str]] = {}
     for name in costs.cost.params:
         names.setdefault(tables.graph.tensors[name].fqn, []).append(name)
@@ -39,8 +43,18 @@ def parts_of(tables: CostTables, stage: Stage, costs: StageCosts, optimizer: str
     for group in groups_of(stage, names):
         own = frozenset(name for path in group.paths for name in names[path])
         of = _exchange(tables, group.stage, costs, own)
-        found.append(Part(of, group.update or optimizer, own))
+        name = group.update or optimizer
+        found.append(Part(of, name, own, _stepped(tables, costs, name, own)))
     return tuple(found)
+
+
+def _stepped(
+    tables: CostTables, costs: StageCosts, optimizer: str, names: frozenset[str] | None
+) -> tuple[Shaped, ...]:
+    """Shapes of the trained parameters, if a step multiplies matrices."""
+    if not optimizer or update(optimizer).products is None:
+        return ()
+    return _shapes(tables, costs, names)
 
 
 def _exchange(
@@ -49,14 +63,21 @@ def _exchange(
     """What a stage does with some of its parameters."""
     if not needs_shapes(stage.sync_form):
         return copied(exchange_of(stage), tables.numbers)
+    made = exchange_of(stage, _shapes(tables, costs, names))
+    return copied(made, tables.numbers)
+
+
+def _shapes(
+    tables: CostTables, costs: StageCosts, names: frozenset[str] | None
+) -> tuple[Shaped, ...]:
+    """Of the trained parameters of a group on a rank."""
     found: dict[str, Shaped] = {}
     for block, cost in zip(costs.blocks, costs.cost.blocks, strict=True):
         kinds = tables.param_kinds[block.name]
         for name, kind, shape in zip(block.params, kinds, cost.param_shapes, strict=True):
             if kind and kind[1] and (names is None or name in names):
                 found[name] = Shaped(shape, costs.cost.params[name])
-    made = exchange_of(stage, tuple(found.values()))
-    return copied(made, tables.numbers)
+    return tuple(found.values())
 
 
 def summed_of(costs: StageCosts, parts: Parts) -> tuple[tuple[tuple[int, ...], Levels], ...]:
@@ -71,7 +92,7 @@ def summed_of(costs: StageCosts, parts: Parts) -> tuple[tuple[tuple[int, ...], L
                     params[name] for name, axes in over.items()
                     if axis in axes and (names is None or name in names)
                 ])
-                for _, _, names in parts
+                for names in [part.names for part in parts]
             ),
             levels,
         )

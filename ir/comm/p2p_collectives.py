@@ -10,11 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 _TAG = 0x6D77
 """Of these messages alone: those of pipelines and rings have others."""
+_TURNS = 1 << 14
+"""More sums than are ever on their way at once."""
+_turns: dict[str, int] = {}
+"""Group -> sums begun so far whose summands are received late; equal on its ranks."""
 
 
 class Waitable(Protocol):
@@ -76,6 +81,62 @@ def reduce_scatter(result: Tensor, whole: Tensor, group: dist.ProcessGroup | Non
         *(group.send([rows[peer]], peer, _TAG) for peer in peers),
     ]
     return _Summing(messages, parts, result)
+
+
+def gather_uneven(
+    result: Tensor, part: Tensor, sizes: Sequence[int], group: dist.ProcessGroup | None
+) -> Waitable:
+    """Flat: as `gather`, where ranks have parts of different `sizes`, some of none."""
+    group = _given(group)
+    rank, parts = group.rank(), torch.split(result, list(sizes))
+    peers = _peers(group)
+    messages = [
+        *(group.recv([parts[peer]], peer, _TAG) for peer in reversed(peers) if sizes[peer]),
+        *(group.send([part], peer, _TAG) for peer in peers if sizes[rank]),
+    ]
+    parts[rank].copy_(part)
+    return _Gathering(messages)
+
+
+@dataclass(frozen=True, eq=False)
+class _SummingOne:
+    """A part of the sum, whose summands come one after the other, in the order of the ranks."""
+
+    sent: Sequence[Waitable]
+    own: Tensor
+    result: Tensor
+    group: dist.ProcessGroup
+    tag: int
+
+    def wait(self) -> None:
+        rank, came = self.group.rank(), torch.empty_like(self.result)
+        for peer in range(self.group.size()) if self.result.numel() else ():
+            if peer != rank:
+                self.group.recv([came], peer, self.tag).wait()
+            found = self.own if peer == rank else came
+            self.result.add_(found) if peer else self.result.copy_(found)
+        for message in self.sent:
+            message.wait()
+
+
+def reduce_scatter_uneven(
+    result: Tensor, whole: Tensor, sizes: Sequence[int], group: dist.ProcessGroup | None
+) -> Waitable:
+    """Flat: as `reduce_scatter`, where ranks get parts of different `sizes`, some none.
+
+    Of the parts of the others one is there at a time, while it is waited for: one rank may get all,
+    and room for everybody's would be as much again for each.
+    """
+    group = _given(group)
+    parts, tag = torch.split(whole, list(sizes)), _next_tag(group)
+    sent = [group.send([parts[peer]], peer, tag) for peer in _peers(group) if sizes[peer]]
+    return _SummingOne(sent, parts[group.rank()], result, group, tag)
+
+
+def _next_tag(group: dist.ProcessGroup) -> int:
+    """Who receives late may do so in another order than others send: each sum has its own tag."""
+    turn = _turns[group.group_name] = (_turns.get(group.group_name, 0) + 1) % _TURNS
+    return _TAG + 1 + turn
 
 
 def _given(group: dist.ProcessGroup | None) -> dist.ProcessGroup:

@@ -24,10 +24,10 @@ def copied(exchange: Exchange, numbers: Precision) -> Exchange:
     if takes_copies(exchange.form, int(exchange.is_split("optimizer"))):
         rows = tuple(_sent_as_copies(row, share, summed) for row in exchange.rows)
         return replace(exchange, rows=rows, copied=share, summed=summed)
-    if exchange.is_split("optimizer") and not has_some_rows(exchange.form):
+    if exchange.is_split("parameters") and not has_some_rows(exchange.form):
         raise PlanError(
             f"blocks read copies of parameters, and {exchange.form} has parts of parameters and "
-            "knows of no copies; nearest is zero 1 without it, or a precision without copies"
+            "knows of no copies; nearest is zero 1, or a precision without copies"
         )
     cast = Rewrite(what="parameters", unit="bucket", at=Event.UPDATED, moved=1.0 + share)
     return replace(exchange, rows=(*exchange.rows, cast), copied=share, copies_apart=True)

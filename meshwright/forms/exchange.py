@@ -145,6 +145,11 @@ class Exchange:
     """Whether replicas have the same gradients when the optimizer steps."""
     in_forward_order: bool = False
     """Whether buckets are of parameters as the forward reads them; else as the backward does."""
+    largest: float = 0.0
+    """Where a rank's part is whole parameters, that it owns: the share that the rank with most of
+    them has; 0: a part is rows of each, as many as of any other rank."""
+    busiest: float = 0.0
+    """The same of the work of stepping them."""
     stated: Mapping[str, float] = field(default_factory=dict)
     """What the plan states of the data by name, such as the share of rows that occur: what goes
     for each byte of a unit."""
@@ -270,16 +275,26 @@ class Exchange:
         """Whether a rank holds only its part of all of a kind while micro-batches run."""
         return kind in self._split
 
-    def parts(self, kind: Kind, dp_shard: int) -> int:
-        """Ranks that share a kind: `dp_shard`, or 1 where each holds all."""
-        return dp_shard if kind in self._split else 1
+    def parts(self, kind: Kind, dp_shard: int) -> float:
+        """Returns by what a kind is divided: the ranks that share it, or 1 where each holds all."""
+        return self.ways(dp_shard) if kind in self._split else 1
+
+    def ways(self, dp_shard: int) -> float:
+        """Returns by what a value is divided of which each rank has a part, to get the largest."""
+        return 1 / self.largest if self.largest else dp_shard
+
+    @property
+    def owns_whole(self) -> bool:
+        """Whether a rank's part is whole parameters, each of which has one owner."""
+        return self.largest > 0.0
 
     def parameter_bytes(self, trained: float, dp_shard: int) -> float:
         """Returns what a rank holds of trained parameters, copies included, while no block runs;
         `trained`: bytes of all as the optimizer steps them."""
         if self.is_split("parameters") or not self.copied:
             return trained / self.parts("parameters", dp_shard)
-        return trained * self.copied + trained / self.parts("optimizer", dp_shard)
+        parts = 1.0 if self.copies_apart else self.parts("optimizer", dp_shard)
+        return trained * self.copied + trained / parts
 
     @cached_property
     def read(self) -> float:

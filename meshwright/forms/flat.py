@@ -1,6 +1,7 @@
 """Parameters in flat buckets, of which each rank has its rows; and gradients that are summed so."""
 
 from collections.abc import Sequence, Set
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -84,6 +85,10 @@ class ShardedBucket:
         """Whole tensors, one per slot, as all ranks' flat shards of sums; None is zero."""
         return self._packing.pack(tensors)
 
+    def own(self, packed: Tensor) -> Tensor:
+        """This rank's flat shard of what `pack` returned."""
+        return packed[self.peers.coordinate]
+
     def unpack(self, flat: Tensor, tensors: Sequence[Tensor]) -> None:
         """Writes all ranks' flat shards to whole tensors, one per slot."""
         self._read.unpack(flat, tensors)
@@ -131,13 +136,26 @@ class ShardedBucket:
         return What(purpose, self._lines.stage, peers.axis, primitive, nbytes, peers.size)
 
 
+class MakeBucket(Protocol):
+    """Makes a bucket, which says who has which rows of its slots."""
+
+    def __call__(self, slots: Sequence[Slot], lines: Lines, peers: Peers) -> ShardedBucket:
+        """`peers`: among whom they are cut."""
+
+
 class ShardedGradients(SyncRun):
     """Gradients whole until the last backward that adds to a bucket; then each rank gets the sum of
     its rows, while the backward goes on."""
 
-    def __init__(self, groups: Sequence[Sequence[Slot]], lines: Lines, peers: Peers) -> None:
-        self._lines, self._peers = lines, peers
-        self._buckets = [ShardedBucket(group, lines, peers) for group in groups]
+    def __init__(
+        self,
+        groups: Sequence[Sequence[Slot]],
+        lines: Lines,
+        peers: Peers,
+        make: MakeBucket = ShardedBucket,
+    ) -> None:
+        self._lines, self._peers, self._make = lines, peers, make
+        self._buckets = [make(group, lines, peers) for group in groups]
         self._shards = [_shards(bucket) for bucket in self._buckets]
         self._works: list[tuple[int, Tensor, Waitable]] = []
         self._sums: dict[int, Tensor] = {}
@@ -160,7 +178,7 @@ class ShardedGradients(SyncRun):
         it had, in the same tensors, as slots are cut one by one."""
         pairs = zip(self._buckets, self._shards, strict=True)
         known = {id(s): x for b, shards in pairs for s, x in zip(b.slots, shards, strict=True)}
-        self._buckets = [ShardedBucket(group, self._lines, self._peers) for group in groups]
+        self._buckets = [self._make(group, self._lines, self._peers) for group in groups]
         self._shards = [[known[id(slot)] for slot in bucket.slots] for bucket in self._buckets]
 
     def begin(self, batch: Samples | None = None, next_batch: Samples | None = None) -> None:
@@ -241,9 +259,13 @@ class ShardedOptimizer(ShardedGradients):
     """The optimizer steps this rank's rows, which all ranks gather when it has."""
 
     def __init__(
-        self, slots: Sequence[Slot], groups: Sequence[Sequence[Slot]], lines: Lines
+        self,
+        slots: Sequence[Slot],
+        groups: Sequence[Sequence[Slot]],
+        lines: Lines,
+        make: MakeBucket = ShardedBucket,
     ) -> None:
-        super().__init__(groups, lines, lines.shards)
+        super().__init__(groups, lines, lines.shards, make)
         self._over: set[int] = set()
         """Buckets whose parameters the optimizer writes over their gradients."""
         self._summed: dict[int, Tensor] = {}

@@ -124,6 +124,13 @@ class GroupedRun(SyncRun):
         found = (run.rows_here(path) for run in self._runs)
         return next((rows for rows in found if rows is not None), None)
 
+    def tap(
+        self, path: str, made: Tensor, read: Tensor, window: tuple[tuple[int, ...], ...]
+    ) -> Tensor:
+        for run in self._runs:
+            made = run.tap(path, made, read, window)
+        return made
+
     def before_forward(self, call: int, ahead: Sequence[int]) -> None:
         for run in self._runs:
             run.before_forward(call, ahead)

@@ -238,6 +238,13 @@ class SyncRun:
         """Returns numbers of the rows that blocks have of a table, ascending; None: all."""
         return None
 
+    def tap(
+        self, path: str, made: Tensor, read: Tensor, window: tuple[tuple[int, ...], ...]
+    ) -> Tensor:
+        """Returns what a layer with this weight made, as it is, of what it read; `window`: stride,
+        padding and dilation of a convolution."""
+        return made
+
     def before_forward(self, call: int, ahead: Sequence[int]) -> None:
         """The call is about to read its parameters; those of `ahead` may arrive meanwhile."""
 

@@ -6,6 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from meshwright.forms.retention import findings as retention_findings
+from meshwright.forms.stepping import owner_notes, update_findings
 from meshwright.forms.sync import findings as sync_findings
 from meshwright.forms.sync import given_up
 from meshwright.forms.tables import stepping_notes, table_findings
@@ -70,9 +71,10 @@ def check_plan(
         *(f for d in in_order() if d.findings is not None for f in d.findings(plan)),
     ]  # fmt: skip
     if graph is not None and not any(f.severity == "error" for f in findings):
-        findings += table_findings(plan, graph)
+        findings += [*table_findings(plan, graph), *update_findings(plan, graph)]
     if not any(f.severity == "error" for f in findings):
         findings += stepping_notes(plan)
+        findings += owner_notes(plan, graph) if graph is not None else ()
     legal = not any(f.severity == "error" and f.rule not in ("hash", "memory") for f in findings)
     if graph is None or cluster is None or not legal:
         doubts = (*_unpriced(plan), *_versions(plan), *_other_profile(plan, profile))

@@ -22,7 +22,8 @@ class ParametersAs:
 
     pattern: str
     said: tuple[tuple[str, str], ...]
-    """Of `KEYS`, ascending: what is not named is as in `ParameterChoice`."""
+    """Of `KEYS`, ascending: what is not named is as in `ParameterChoice`; if nothing but `update`
+    is, the rest is free."""
 
     def __str__(self) -> str:
         return f"parameters {self.pattern} {','.join(f'{key}={value}' for key, value in self.said)}"
@@ -44,10 +45,15 @@ class ParametersAs:
     def holds(self, plan: Plan, graph: Graph) -> bool:
         """Whether a plan keeps it."""
         return all(
-            choice_of(stage.by_parameter, path) == self.choice
+            self._is(choice_of(stage.by_parameter, path))
             for index, stage in enumerate(plan.stages)
             for path in self._named(paths_of(graph, plan.stage_blocks(graph, index)))
         )
+
+    def _is(self, choice: ParameterChoice | None) -> bool:
+        if [key for key, _ in self.said] == ["update"]:
+            return choice is not None and choice.update == self.choice.update
+        return choice == self.choice
 
     def check(self, graph: Graph) -> None:
         """PlanError if it names no parameter of the model, or what cannot be."""

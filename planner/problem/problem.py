@@ -37,6 +37,7 @@ from meshwright.planner.pins.constraints import (
 )
 from meshwright.planner.pins.hints import hint_constraints
 from meshwright.planner.pins.known import DECISIONS
+from meshwright.planner.pins.parameter_pins import ParametersAs
 from meshwright.planner.problem.profiles import check_profile
 from meshwright.planner.search.objectives import check_objective
 from meshwright.planner.strategies import found_by_trying
@@ -182,6 +183,8 @@ def make_problem(
         asked = parse_constraints((*asked, "pp=1"), graph, cluster)
     if whole := _WHOLE[update(optimizer).reach]:
         asked = parse_constraints((*asked, *whole), graph, cluster)
+    elif any(map(_steps_whole, asked)):
+        asked = parse_constraints((*asked, _WHOLE_MATRICES), graph, cluster)
     return Problem(
         graph=graph, cluster=cluster, optimizer=optimizer, precision=precision,
         max_grad_norm=max_grad_norm, constraints=asked, objective=objective, seed=seed,
@@ -205,6 +208,17 @@ _WHOLE: dict[Reach, tuple[str, ...]] = {
     Reach.CHANCE: ("dp=1", "model=1", "pp=1"),
 }
 """Pins under which ranks hold all that a step of one element looks at."""
+
+
+_WHOLE_MATRICES = "model=1"
+"""The pin under which ranks hold whole parameters, if only those of some patterns are to be so."""
+
+
+def _steps_whole(asked: Constraint) -> bool:
+    """Whether the user has some parameters stepped by what looks at whole ones."""
+    if not isinstance(asked, ParametersAs) or not asked.choice.update:
+        return False
+    return update(asked.choice.update).reach is Reach.PARAMETER
 
 
 def _names_stages(asked: Constraint) -> bool:

@@ -7,16 +7,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.codegen.collectives.comm import Comm
+from meshwright.codegen.collectives.comm import Comm, Tap, Window
 from meshwright.codegen.lower.program import StageProgram
 from meshwright.forms.copied import check_copies
 from meshwright.forms.grouped import run_of
 from meshwright.forms.retention import check as check_retention
-from meshwright.forms.running import Held, Lines, Peers
-from meshwright.forms.sync import check
+from meshwright.forms.running import Held, Lines, Peers, SyncRun
+from meshwright.forms.stepping import check_updates
+from meshwright.forms.sync import check, has_taps
 from meshwright.forms.tables import check_tables
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.placed import used_at
+from meshwright.ir.plan.parameters import views_of
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.precision import autocast_of, copies_of
 from meshwright.runtime.job.weights import fill_stepped, slots, stage_tensors
@@ -91,6 +93,7 @@ def build_rank(
     check_retention(plan)
     check_tables(plan, graph)
     check_copies(plan)
+    check_updates(plan, graph)
     ties = find_ties(graph, plan)
     recorder = Recorder(device)
     groups = make_groups(plan, rank, tuple(line for tie in ties for line in tie.groups))
@@ -114,6 +117,8 @@ def build_rank(
         if copies:
             fill_stepped(sync.held, source)
         comm.rows_here = sync.rows_here
+        if any(has_taps(view.sync_form) for view in views_of(stage)):
+            comm.tap = _tap(comm, program, sync)
         stages[index] = StageModule(
             program, comm, tensors[index], sync, autocast_of(plan.precision), stage.prefetch
         )
@@ -122,6 +127,17 @@ def build_rank(
     return RankParts(
         rank, programs, groups, recorder, stages, lines, tensors, missing, ties, owners
     )
+
+
+def _tap(comm: Comm, program: StageProgram, sync: SyncRun) -> Tap:
+    """What layers of the block that runs tell a stage's synchronisation."""
+    paths = {param.name: param.fqn for param in program.params}
+    weights = {call.block: [paths.get(name, "") for name in call.params] for call in program.calls}
+
+    def tap(index: int, made: Tensor, read: Tensor, window: Window) -> Tensor:
+        return sync.tap(weights[comm.block][index], made, read, window)
+
+    return tap
 
 
 def _owners(names: set[str]) -> dict[str, int]:

@@ -16,7 +16,11 @@ from meshwright.ir.plan.parameters import stage_for, views_of
 from meshwright.ir.plan.plan import Plan
 from meshwright.runtime.stage.stage import StageModule
 from meshwright.runtime.step.elementwise import KNOWN, CannotTry, Group, Make, reach
-from meshwright.runtime.step.planned_updates import PlannedUpdates, members_of
+from meshwright.runtime.step.planned_updates import (
+    JoinedOptimizers,
+    PlannedUpdates,
+    members_of,
+)
 from meshwright.runtime.step.updates import FormOptimizer
 
 _Group = tuple[type, Group, Make, frozenset[str] | None]
@@ -39,6 +43,11 @@ def check_choice(
             (update(name).kind, member.defaults, partial(_by_name, update(name)),
              frozenset(path for path in paths if choice.of(path) == name))
             for name, member in zip(choice.names(), members_of(made), strict=True)
+        ]  # fmt: skip
+    elif isinstance(choice, JoinedOptimizers):
+        groups = [
+            group for own, member in zip(choice.members, members_of(made), strict=True)
+            for group in _groups(own, member, model)
         ]  # fmt: skip
     else:
         groups = _groups(choice, made, model)
@@ -100,7 +109,7 @@ def _check(
 ) -> None:
     if issubclass(kind, FormOptimizer):
         return
-    cut = next(_cut(plan, graph, names), "")
+    cut = next(_cut(plan, graph, names, whole=False), "")
     apart = _apart(plan)
     try:
         found = reach(kind, settings, make)
@@ -117,6 +126,8 @@ def _check(
             "apart; train on one device, or take one that draws none"
         )
     what = f"a step of optimizer {kind.__name__} depends on {found.value}"
+    if found is Reach.PARAMETER:
+        cut = next(_cut(plan, graph, names, whole=True), "")
     if found in (Reach.PARAMETER, Reach.GROUP) and cut:
         raise PlanError(f"{what}, but {cut}; {_KEEPS}")
     if found is Reach.GROUP and apart:
@@ -129,8 +140,9 @@ _KEEPS = (
 )
 
 
-def _cut(plan: Plan, graph: Graph, names: frozenset[str] | None) -> Iterator[str]:
-    """Parameters of these names that no rank holds whole, and how they are split."""
+def _cut(plan: Plan, graph: Graph, names: frozenset[str] | None, *, whole: bool) -> Iterator[str]:
+    """Parameters of these names that some rank does not hold whole, and how they are split;
+    `whole`: that no rank does."""
     for index, stage in enumerate(plan.stages):
         blocks = plan.stage_blocks(graph, index)
         for name in dict.fromkeys(name for block in blocks for name in block.params):
@@ -138,7 +150,11 @@ def _cut(plan: Plan, graph: Graph, names: frozenset[str] | None) -> Iterator[str
             if not tensor.requires_grad or (names is not None and tensor.fqn not in names):
                 continue
             own = stage_for(stage, tensor.fqn)
-            if exchange_of(own).is_split("optimizer"):
+            exchange = exchange_of(own)
+            if exchange.is_split("optimizer") and exchange.owns_whole:
+                if not whole:
+                    yield f"under {own.sync_form} {tensor.fqn} has one owner, who alone steps it"
+            elif exchange.is_split("optimizer"):
                 yield (
                     f"zero={own.zero} splits the rows of {tensor.fqn} over "
                     f"dp_shard={stage.mesh['dp_shard']}"

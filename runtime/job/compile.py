@@ -1,5 +1,6 @@
 """`compile(model, plan)`: a job that trains the model as the plan says."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -31,7 +32,7 @@ from meshwright.runtime.record.run_dir import begin
 from meshwright.runtime.step.batch import as_batch
 from meshwright.runtime.step.finite import Policy, check_policy
 from meshwright.runtime.step.optimizer import OptimizerChoice, make_optimizer
-from meshwright.runtime.step.planned_updates import check_planned, planned_choice
+from meshwright.runtime.step.planned_updates import as_one, check_planned, planned_choice
 from meshwright.runtime.step.regrouping import Retuning
 from meshwright.runtime.step.updates import FormOptimizer
 from meshwright.runtime.step.user_groups import UserGroups
@@ -42,7 +43,7 @@ def compile(
     model: nn.Module,
     plan: Plan | None,
     *,
-    optimizer: OptimizerChoice | None = None,
+    optimizer: OptimizerChoice | Sequence[torch.optim.Optimizer] | None = None,
     lr: float | None = None,
     loss_fn: LossFn | None = None,
     device: torch.device | str | None = None,
@@ -59,9 +60,10 @@ def compile(
     """Called by every rank, under torchrun; alone if the plan is for one.
 
     `optimizer` is a name (default: the plan's), a callable that makes one from parameters, or an
-    optimizer over `model.parameters()`, whose groups the job then follows; `max_grad_norm` is the
-    plan's too if not given. Ranks other than 0 may pass no plan. A job that makes no progress for
-    `hang_s` seconds is ended. `close` leaves in `run_dir` what the steps took.
+    optimizer over `model.parameters()`, whose groups the job then follows, or a list of such over
+    different parameters; `max_grad_norm` is the plan's too if not given. Ranks other than 0 may
+    pass no plan. A job that makes no progress for `hang_s` seconds is ended. `close` leaves in
+    `run_dir` what the steps took.
 
     Before it comes back, the job is compared with plain PyTorch on a step that is undone
     (`Job.checked`), unless `check` is False; CheckFailed names the first tensor that differs. A
@@ -69,6 +71,8 @@ def compile(
     are tried while the job trains, at a small cost, and the fastest is kept (`Job.retuning`).
     """
     check_policy(on_nonfinite)
+    if isinstance(optimizer, Sequence) and not isinstance(optimizer, str):
+        optimizer = as_one(optimizer)
     check_fresh(model)
     residence = Residence(resident_bytes())
     joined = join(plan.world_size if plan is not None else 2, device, hang_s)

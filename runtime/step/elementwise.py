@@ -14,13 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from meshwright.forms.updates import UPDATES, Reach, kind_of
+from meshwright.forms.updates import UPDATES, Reach, update
 
 Group = dict[str, Any]
 Make = Callable[[list[Group]], torch.optim.Optimizer]
 
 KNOWN: frozenset[type] = frozenset(
-    kind for kind in map(kind_of, UPDATES) if kind.__module__.startswith("torch.")
+    form.kind for form in map(update, UPDATES)
+    if form.reach is Reach.ELEMENT and form.kind.__module__.startswith("torch.")
 ) | {
     torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam, torch.optim.ASGD,
     torch.optim.Adadelta, torch.optim.Rprop,

@@ -14,7 +14,7 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.torch_private import leaves
 from meshwright.runtime.checkpoint.shard_boxes import pieces
 from meshwright.runtime.job.choice import check_tensors
-from meshwright.runtime.step.planned_updates import PlannedUpdates
+from meshwright.runtime.step.planned_updates import JoinedOptimizers, PlannedUpdates
 from meshwright.runtime.step.updates import stepped_by_kernel
 
 OptimizerChoice = (
@@ -56,6 +56,8 @@ def _made(
     tensors = [tensor for _, tensor in named]
     if lr is not None and not isinstance(choice, str):
         raise PlanError(f"lr={lr} is for an optimizer by name; set it in the one that you pass")
+    if isinstance(choice, JoinedOptimizers):
+        return JoinedOptimizers([_rebuilt(member, held, model) for member in choice.members])
     if isinstance(choice, torch.optim.Optimizer):
         return _rebuilt(choice, held, model)
     if not isinstance(choice, str):

@@ -97,6 +97,25 @@ class JoinedOptimizers(torch.optim.Optimizer):
             member.state = self.state
 
 
+def as_one(
+    optimizers: Sequence[torch.optim.Optimizer],
+) -> JoinedOptimizers:
+    """Returns a user's optimizers over different parameters as one. PlanError if two step the same
+    parameter."""
+    seen: set[int] = set()
+    for one in optimizers:
+        if not isinstance(one, torch.optim.Optimizer):
+            raise PlanError(f"a list of optimizers has a {type(one).__name__} in it")
+        own = {id(p) for group in one.param_groups for p in group["params"]}
+        if seen & own:
+            raise PlanError(
+                f"{type(one).__name__} steps a parameter that an optimizer before it in the list "
+                "steps too: give each parameter to one of them"
+            )
+        seen |= own
+    return JoinedOptimizers(optimizers)
+
+
 def members_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.optim.Optimizer]:
     """Yields the optimizers that step a job's parameters."""
     return (

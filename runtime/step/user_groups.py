@@ -10,6 +10,7 @@ from torch import Tensor
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.torch_private import has_stepped
+from meshwright.runtime.step.planned_updates import members_of
 
 Settings = dict[str, Any]
 _HOW = ("params", "fused", "foreach", "capturable", "differentiable")
@@ -61,6 +62,8 @@ class UserGroups:
 
     def stepped(self) -> None:
         """The job has stepped: so has the user's optimizer, for schedulers that ask."""
+        for one in members_of(self._user):
+            has_stepped(one)
         has_stepped(self._user)
 
     def give(self) -> None:

@@ -42,7 +42,7 @@ def _is_list(value: Any) -> bool:
     return is_list and isinstance(value[0], Tensor) and value[0].numel() > 1
 
 
-@pytest.mark.parametrize("name", UPDATES)
+@pytest.mark.parametrize("name", [name for name in UPDATES if update(name).takes((5,))])
 def test_passes_are_those_of_the_kernels(name):
     form = update(name)
     params = [torch.nn.Parameter(torch.randn(5)) for _ in range(3)]

@@ -31,8 +31,10 @@ def notes(plan: Plan) -> list[str]:
 def test_the_check_says_what_is_exact(form: str) -> None:
     """All rows are stepped in each step, so all that look at each element alone are."""
     for optimizer in UPDATES:
+        if update(optimizer).reach is not Reach.ELEMENT:
+            continue
         found = notes(plan_of(2, optimizer, form=form))
-        assert update(optimizer).reach is Reach.ELEMENT and len(found) == 2
+        assert len(found) == 2
         for note in found:
             assert f"{form} is exact" in note and "the owner of a row" in note
             assert f"by {optimizer}, which looks at the element alone" in note

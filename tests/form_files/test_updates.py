@@ -20,7 +20,15 @@ from tests.form_files.small import difference, plan_for
 
 ROWS = 64
 SHAPES = [(ROWS, 32), (128, 8), (50,)]
-NBYTES = sum(4 * torch.Size(shape).numel() for shape in SHAPES)
+
+
+def shapes(name: str) -> list[tuple[int, ...]]:
+    """Those that the optimizer takes."""
+    return [shape for shape in SHAPES if update(name).takes(shape)]
+
+
+def size(name: str) -> int:
+    return sum(4 * torch.Size(shape).numel() for shape in shapes(name))
 
 
 class _Moved(TorchDispatchMode):
@@ -32,6 +40,8 @@ class _Moved(TorchDispatchMode):
         given = [x for x in torch.utils._pytree.tree_leaves((args, kwargs)) if _large(x)]
         before = [x.clone() for x in given]
         result = func(*args, **kwargs or {})
+        if func._schema.name in ("aten::mm", "aten::addmm"):
+            return result  # products of matrices have a price of their own
         self.read += sum(x.nbytes for x in given)
         changed = [not torch.equal(x, old) for x, old in zip(given, before, strict=True)]
         self.written += sum(x.nbytes for x, new in zip(given, changed, strict=True) if new)
@@ -48,7 +58,7 @@ def _large(x: object) -> bool:
 def stepped(name: str) -> tuple[torch.optim.Optimizer, list[nn.Parameter], _Moved]:
     """The second step: the first one makes the state."""
     generator = torch.Generator().manual_seed(0)
-    tensors = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES]
+    tensors = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes(name)]
     made = update(name).make(tensors, 1e-2, fused=True)
     for _ in range(2):
         for x in tensors:
@@ -62,6 +72,8 @@ def stepped(name: str) -> tuple[torch.optim.Optimizer, list[nn.Parameter], _Move
 def test_it_equals_one_process(name: str) -> None:
     if not update(name).exact:
         pytest.skip("it says that it is not exact")
+    if update(name).dims:
+        pytest.skip("it does not take all parameters of the model: test_by_owner")
     assert difference(plan_for(name)) <= 1e-9
 
 
@@ -69,12 +81,12 @@ def test_it_equals_one_process(name: str) -> None:
 def test_state_is_as_large_as_it_says(name: str) -> None:
     made, tensors, _ = stepped(name)
     state = [x for p in tensors for x in made.state[p].values() if isinstance(x, Tensor)]
-    assert sum(x.nbytes for x in state if x.numel() > 1) == update(name).copies * NBYTES
+    assert sum(x.nbytes for x in state if x.numel() > 1) == update(name).copies * size(name)
     assert sum(x.nbytes for x in state if x.numel() == 1) <= 8 * len(tensors)
     known = training_state(
-        NBYTES, NBYTES, optimizer=name, exchange=exchange("zero0", 1), dp_shard=1
+        size(name), size(name), optimizer=name, exchange=exchange("zero0", 1), dp_shard=1
     )
-    assert known.optimizer_bytes == update(name).copies * NBYTES
+    assert known.optimizer_bytes == update(name).copies * size(name)
 
 
 @pytest.mark.parametrize("name", UPDATES)
@@ -83,8 +95,8 @@ def test_a_step_moves_what_it_says(name: str) -> None:
     by op tensors are read and written again, of which caches hold part: RMSprop says 9 passes and
     its ops make 14."""
     *_, moved = stepped(name)
-    found, known = moved.read + moved.written, optimizer_traffic(NBYTES, name)
-    assert known == update(name).passes * NBYTES
+    found, known = moved.read + moved.written, optimizer_traffic(size(name), name)
+    assert known == update(name).passes * size(name)
     if update(name).launches == 1:
         assert found == known
     else:

@@ -41,7 +41,7 @@ class ShardUnit:
         self.bucket = bucket
         slots = bucket.slots
         whole = bucket.pack([slot.whole.detach() for slot in slots])
-        self.flat = whole[bucket.peers.coordinate].to(slots[0].stepped, copy=True)
+        self.flat = bucket.own(whole).to(slots[0].stepped, copy=True)
         """This rank's part of the parameters; the optimizer's tensors are views of it."""
         self.shards = [
             nn.Parameter(view, requires_grad=slot.param.requires_grad)

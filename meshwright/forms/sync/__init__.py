@@ -8,7 +8,11 @@ takes stores that are.
 
 If plans may choose it by name, it has `check(stage)` too: what is wrong with its settings, and
 what would be right; its `describe` is also told what `zero` shards beside it, and the settings.
-With `SHAPES` it is told the `shapes` of a stage's trained parameters too, where they are known.
+With `SHAPES` it is told the `shapes` of a stage's trained parameters too, where they are known,
+with `SHARDS` the ranks of dp_shard.
+
+With `TAPS` its run is told what layers read and the gradients of what they made; what is wrong with
+it for parameters of a model `check_parameters(plan, graph, index, stage, paths)` says.
 
 With `EXACT` every search tries it for whole stages, unless it says that it is not `SEARCHED`;
 `offers(parameters)` says with which values of its settings, if it has any. Else a search tries it,
@@ -31,6 +35,7 @@ from meshwright.forms.storage import of_stage as store_findings
 from meshwright.forms.updates import UPDATES, Reach, update
 from meshwright.ir.errors import PlanError
 from meshwright.ir.extensions import Files, add_folders, nearest
+from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.finding import Finding
 from meshwright.ir.plan.parameters import views_of
 from meshwright.ir.plan.plan import FormChoice, Plan, Setting, Stage
@@ -68,7 +73,8 @@ def exchange_of(stage: Stage, shapes: tuple[Shaped, ...] = ()) -> Exchange:
     `needs_shapes`; without them it is taken to send all."""
     told = (level_of(stage), _sorted(stage.sync)) if stage.sync and stage.dp > 1 else None
     stored = _sorted(stage.store) if stage.store else None
-    return _made(stage.sync_form, stage.dp, told, store_of(stage), stored, shapes)
+    shards = stage.mesh.get("dp_shard", 1)
+    return _made(stage.sync_form, stage.dp, told, store_of(stage), stored, shapes, shards)
 
 
 @cache
@@ -95,10 +101,13 @@ def _made(
     store: str,
     stored: _Settings | None,
     shapes: tuple[Shaped, ...] = (),
+    shards: int = 1,
 ) -> Exchange:
-    describe = _half(name, "describe").describe
-    more = {"shapes": shapes} if shapes and told else {}
-    own: Exchange = describe(replicas, *((told[0], dict(told[1])) if told else ()), **more)
+    half = _half(name, "describe")
+    more: dict[str, object] = {"shapes": shapes} if shapes and told else {}
+    if told and getattr(half, "SHARDS", False):
+        more["shards"] = shards
+    own: Exchange = half.describe(replicas, *((told[0], dict(told[1])) if told else ()), **more)
     rows = (*stored_rows(store, replicas, stored), *own.rows)
     return checked(replace(own, form=name, rows=rows))
 
@@ -217,6 +226,13 @@ def has_some_rows(key: str) -> bool:
 
 
 @cache
+def has_taps(key: str) -> bool:
+    """Tells whether a form is told what layers read, and the gradients of what they made (`TAPS`):
+    its run has a `tap`."""
+    return bool(getattr(_FILES.load(key), "TAPS", False))
+
+
+@cache
 def pinnable() -> tuple[str, ...]:
     """Lists the forms that a pin may name: those that need to know nothing of a table's `ids`."""
     return tuple(key for key in chosen() if IDS not in facts_of_tables(key))
@@ -226,6 +242,15 @@ def pinnable() -> tuple[str, ...]:
 def zero_of_tables(key: str) -> int:
     """Returns what of a table is split where a form is chosen for it (`TABLE_ZERO`)."""
     return int(getattr(_FILES.load(key), "TABLE_ZERO", 0))
+
+
+@cache
+def has_owners() -> tuple[str, ...]:
+    """Lists the exact forms under which each parameter has one owner, who has it whole (`OWNERS`):
+    optimizers that look at whole parameters may step parts of a stage under these."""
+    return tuple(
+        key for key in chosen() if is_exact(key) and getattr(_FILES.load(key), "OWNERS", False)
+    )
 
 
 @cache
@@ -319,12 +344,15 @@ def _torn(stage: Stage, optimizer: str) -> Iterator[Finding]:
         yield Finding("store" if stage.store else "sync", str(error), "no store, no sync")
         return
     reach = update(optimizer).reach if optimizer in UPDATES else Reach.ELEMENT
-    if stage.dp > 1 and made.is_split("optimizer") and reach is not Reach.ELEMENT:
+    apart = stage.dp > 1 and made.is_split("optimizer")
+    if apart and not (reach is Reach.ELEMENT or (reach is Reach.PARAMETER and made.owns_whole)):
         message = (
             f"under {form} each rank steps its part of a parameter, and a step of {optimizer} "
             f"depends on {reach.value}"
         )
-        near = f"no sync and zero 0, or an optimizer that looks at {Reach.ELEMENT.value}"
+        whole = reach is Reach.PARAMETER and has_owners()
+        near = f"sync {whole[0]} and zero 1, " if whole else ""
+        near += f"no sync and zero 0, or an optimizer that looks at {Reach.ELEMENT.value}"
         yield Finding("sync", message, near)
 
 
@@ -350,6 +378,17 @@ def _sync_findings(stage: Stage, optimizer: str) -> Iterator[Finding]:
 def _updates_buckets(stage: Stage) -> bool:
     """Whether parameters are stepped as their gradients come, some before others."""
     return any(send.what == "gradients" for send in exchange_of(stage).late)
+
+
+def wrong_parameters(
+    plan: Plan, graph: Graph, index: int, view: Stage, paths: Sequence[str]
+) -> Iterator[tuple[str, str]]:
+    """Yields what is wrong with a form for some parameters of stage `index`, and what would be
+    right, as its file says that may look at the model (`check_parameters`)."""
+    key = view.sync.form if view.sync else view.sync_form
+    found = _FILES.load(key) if key in _FILES.names else None
+    if found is not None and hasattr(found, "check_parameters"):
+        yield from found.check_parameters(plan, graph, index, view, paths)
 
 
 def check(plan: Plan) -> None:

@@ -32,10 +32,12 @@ def describe(replicas: int) -> Exchange:
 
 def build(slots: Sequence[Slot], lines: Lines, stage: Stage, store: ParameterStore) -> SyncRun:
     """Returns what runs the form in a stage."""
-    return _ScatteredEarly(slots, buckets(trainable(slots), BUCKET_BYTES), lines)
+    return ScatteredEarly(slots, buckets(trainable(slots), BUCKET_BYTES), lines)
 
 
-class _ScatteredEarly(ShardedOptimizer):
+class ScatteredEarly(ShardedOptimizer):
+    """What has been summed so far is with those who step it, from backward to backward."""
+
     def after_backward(self, call: int, last: bool) -> None:
         for index, bucket in enumerate(self._buckets):
             if bucket.owner == call:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.extensions import Files, add_folders
+from meshwright.ir.graph.gemm import Gemm
 
 add_folders("MESHWRIGHT_UPDATES", __path__)
 _FILES = Files(sys.modules[__name__], "optimizer")
@@ -68,9 +69,20 @@ class Update:
     """Reads and writes of a value (parameter, gradient, state) in one step."""
     launches: int = 1
     """Kernels, one after the other, that step a list of tensors; 1: torch's fused one."""
+    one_by_one: bool = False
+    """Its kernels take a tensor, and no list of them."""
     made: int = 0
     """Values per value of a parameter that a step makes and lets go again."""
     reach: Reach = Reach.ELEMENT
+    dims: tuple[int, ...] = ()
+    """Numbers of dims of the parameters that it takes; empty: of any."""
+    products: Callable[[tuple[int, ...]], Sequence[Gemm]] | None = None
+    """Products of matrices in the step of a parameter of some shape."""
+    room: Callable[[tuple[int, ...], int], float] | None = None
+    """Of one that steps parameters one by one: bytes that it makes and lets go again for one of
+    some shape and bytes of a value; in place of `made`."""
+    products_in: str = ""
+    """Their dtype; empty: that of the parameter."""
     step: KernelStep | None = None
     elsewhere: Mapping[str, str] = field(default_factory=dict)
     """Exporter -> what the framework that it writes for calls this optimizer."""
@@ -79,6 +91,10 @@ class Update:
     def exact(self) -> bool:
         """Whether training equals that of one process: ranks that hold parts step alike."""
         return self.reach is not Reach.CHANCE
+
+    def takes(self, shape: Sequence[int]) -> bool:
+        """Tells whether it steps parameters of a shape."""
+        return not self.dims or len(shape) in self.dims
 
     def make(
         self, tensors: Sequence[nn.Parameter], lr: float | None, *, fused: bool

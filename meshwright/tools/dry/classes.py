@@ -58,7 +58,10 @@ def _shards(plan: Plan, rank: int, programs: tuple[StageProgram, ...]) -> Iterat
         stage = plan.stages[program.index]
         size, at = stage.mesh.get("dp_shard", 1), stage.coordinates(rank)["dp_shard"]
         for param in program.params if size > 1 else ():
-            if exchange_of(stage_for(stage, param.fqn)).is_split("optimizer"):
+            exchange = exchange_of(stage_for(stage, param.fqn))
+            if exchange.is_split("optimizer") and exchange.owns_whole:
+                yield at  # each rank has others
+            elif exchange.is_split("optimizer"):
                 start, stop = chunk_rows(param.local_shape[0] if param.local_shape else 1, size, at)
                 yield stop - start
 
