@@ -22,13 +22,13 @@ from torch import Tensor
 from meshwright.forms.exchange import Event, Exchange, Hold, Rewrite, Send
 from meshwright.forms.owned import (
     ZERO,
-    Arriving,
     AskedRows,
     OwnedRows,
     OwnedTable,
     owned_tables,
     wrong_owners,
 )
+from meshwright.forms.row_messages import Arriving
 from meshwright.forms.running import LaterStep, Lines, ParameterStore, Samples, Slot, SyncRun
 from meshwright.forms.settings import FormSettings, Known, Number, Text
 from meshwright.ir.layout.conversions import Primitive
@@ -122,8 +122,6 @@ class _Unstepped:
     """Rows of this rank that go first, ascending."""
     rows: Tensor
     """Rows of this rank whose gradients are on their way, rank after rank."""
-    counts: list[int]
-    """How many from each rank."""
     others: Callable[[Tensor], None] | None = None
     """Steps all rows but the first."""
 
@@ -182,25 +180,25 @@ class _LateRows(OwnedRows):
         tables, asked = self._tables, self._asked
         first: list[Tensor] = [one.found.unique() for one in self._coming]  # type: ignore[no-untyped-call]
         is_first = [torch.isin(a.found, f) for a, f in zip(asked, first, strict=True)]
-        goes_first = self._exchange(
+        goes_first = self._start(
             [x.to(torch.uint8) for x in is_first], [one.counts for one in asked],
             [one.owned for one in asked], "gradients",
-        )  # fmt: skip
+        ).values()  # fmt: skip
         gradients = [table.gradient() for table in tables]
         now, later = (
             [_some(one, which == late, owners == late) for one, which, owners in zip(
-                asked, (x.bool() for x in goes_first), is_first, strict=True)]
+                asked, (torch.cat(x).bool() for x in goes_first), is_first, strict=True)]
             for late in (True, False)
         )  # fmt: skip
-        values = self._exchange(
+        values = self._start(
             [x[part.mine] for x, part in zip(gradients, now, strict=True)],
             [part.owned for part in now], [part.counts for part in now], "gradients",
-        )  # fmt: skip
+        ).values()  # fmt: skip
         self._late = []
         for table, own, part, left, came in zip(tables, first, now, later, values, strict=True):
             total = table.total()
-            table.add(total, part.found, part.counts, came)
-            self._late.append(_Unstepped(total, own, left.found, left.counts))
+            table.add(total, part.found, came)
+            self._late.append(_Unstepped(total, own, left.found))
         self._arriving = self._start(
             [x[part.mine] for x, part in zip(gradients, later, strict=True)],
             [part.owned for part in later], [part.counts for part in later], "gradients",
@@ -225,7 +223,7 @@ class _LateRows(OwnedRows):
             return
         values = self._arriving.values()
         for table, late, came in zip(self._tables, self._late, values, strict=True):
-            table.add(late.total, late.rows, late.counts, came)
+            table.add(late.total, late.rows, came)
             if late.others is not None:
                 late.others(late.total)
         self._late, self._arriving = [], Arriving(())
