@@ -222,7 +222,7 @@ class Sync:
             return 0.0
         levels = self.levels(send.axis)
         sent = group.exchange.sent(send, nbytes, ranks_of(levels) if send.by_rank else 1)
-        return self.collective_s(send.primitive, sent, levels)
+        return self.collective_s(send.primitive, sent * group.exchange.load(send), levels)
 
     def collective_s(self, primitive: Primitive, nbytes: float, levels: Levels) -> float:
         """Equal blocks send equal bytes: each time is looked up once."""

@@ -83,6 +83,9 @@ class Send:
     are multiplied; empty: all of them go."""
     by_rank: bool = False
     """It is the share that one rank hands in, and not all of them together."""
+    loaded: str = ""
+    """Name of what the plan states of the data: how many times the mean the busiest rank sends or
+    gets, for whom all wait; empty: ranks send equally."""
 
     @property
     def is_late(self) -> bool:
@@ -191,6 +194,10 @@ class Exchange:
         if not send.share:
             return nbytes
         return nbytes * self.stated[send.share] * (ranks if send.by_rank else 1)
+
+    def load(self, send: Send) -> float:
+        """Returns how many times the bytes of the mean rank the busiest one sends or gets."""
+        return self.stated[send.loaded] if send.loaded else 1.0
 
     def work_at(self, event: Event) -> tuple[Rewrite, ...]:
         """Returns what is done at an event without a message."""

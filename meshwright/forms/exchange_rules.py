@@ -27,6 +27,8 @@ def _wrong(exchange: Exchange) -> Iterator[str]:
     for row in exchange.rows:
         if not isinstance(row, Rewrite) and row.until < _start(row) and not _lag(row):
             yield f"{row} ends before it begins: until {_start(row).name} or later"
+        if isinstance(row, Send) and row.loaded and not exchange.stated.get(row.loaded, 0) >= 1:
+            yield f"{row}: the busiest rank has the mean or more: {row.loaded} stated as 1 or more"
         if not isinstance(row, Rewrite) and row.share:
             yield from _wrong_share(row, exchange)
     for hold in exchange.holds:

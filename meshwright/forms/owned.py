@@ -1,7 +1,7 @@
 """Ranks that own rows of tables: who has a gradient of some sends it, who reads some asks. Nobody
 has all of a table."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,38 +12,28 @@ from meshwright.forms.flat import chunk_rows, frozen, held_whole, sum_over_copie
 from meshwright.forms.row_messages import Arriving, start_parts
 from meshwright.forms.rows import torn_rows
 from meshwright.forms.running import Held, LaterStep, Lines, Samples, Slot, SyncRun
-from meshwright.forms.settings import Known, wrong_settings
 from meshwright.forms.sync import IDS
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan.plan import Stage
 from meshwright.ir.profile.measured import Purpose
 
-ZERO = 1
-"""What of a table is split: owners step their rows."""
-
-
-def wrong_owners(form: str, known: Known, stage: Stage) -> Iterator[tuple[str, str]]:
-    """Yields what is wrong with a form whose rows have owners in a stage, and what would be right;
-    `known`: its settings."""
-    yield from wrong_settings(form, known, stage.sync.settings if stage.sync else {})
-    if stage.zero != ZERO:
-        yield f"{form} gives each rank rows to step, and zero is {stage.zero}", f"zero {ZERO}"
-    elif stage.dp > 1 and not stage.is_sharded:
-        yield f"{form} shares rows out over dp_shard, which is 1", f"dp_shard {stage.dp}"
-
 
 def owned_tables(
-    form: str, groups: Sequence[tuple[Sequence[Slot], Stage]], lines: Lines
+    form: str,
+    groups: Sequence[tuple[Sequence[Slot], Stage]],
+    lines: Lines,
+    kind: "type[OwnedTable] | None" = None,
 ) -> tuple[list["OwnedTable"], list[Slot]]:
     """Returns the tables of groups of which the stage says different settings, and what is not
-    trained. PlanError for a table of which model axes split rows, or that has none."""
+    trained; `kind`: what a rank has of one, rows if None. PlanError for a table of which model
+    axes split rows, or that has none."""
     tables, still = [], []
     for slots, stage in groups:
         ids = str(stage.sync.settings.get(IDS, "")) if stage.sync else ""
         for slot in slots:
             if slot.whole.ndim < 2 or slot.whole.shape[0] != slot.param.global_shape[0]:
                 raise PlanError(str(torn_rows(form, slot.param.fqn)))
-        tables += [OwnedTable(form, slot, ids, lines) for slot in trainable(slots)]
+        tables += [(kind or OwnedTable)(form, slot, ids, lines) for slot in trainable(slots)]
         still += frozen(slots)
     return tables, still
 
@@ -57,6 +47,8 @@ class OwnedTable:
         self.slot, self.path = slot, slot.param.fqn
         self._form, self._ids = form, ids
         self.count, self.owners, self.chunk = slot.rows, size, -(-slot.rows // size)
+        self.start = 0
+        """The first row that the rank has."""
         self.shard, self.held = self._own_part(whole, lines)
         self.here = torch.empty(0, dtype=torch.int64)
         """Numbers of the rows that blocks have, ascending."""

@@ -112,6 +112,8 @@ def _facts(
     most = max(stage.batch_shares) / sum(stage.batch_shares)
     own = ceil(table.lookups * most)
     shares = [problem.rows.distinct(table.path, table.rows, n) for n in (table.lookups, own)]
+    data, shard = _data(stage)
+    busiest = problem.rows.busiest(table.path, table.rows, own, shard if shard > 1 else data)
     again = problem.rows.again(table.path, table.rows, own, table.lookups)
     if None in shares or again is None:
         return {}
@@ -122,5 +124,6 @@ def _facts(
     parts = prod([stage.mesh[axis] for axis, dim in splits.items() if dim])
     return {
         "rows": every, "rows_each": each, "row_bytes": ceil(table.row_bytes / parts),
-        "prior": min(float(f"{again:.4g}"), 0.9999), "ids": table.ids,
+        "busiest": float(f"{busiest:.4g}"), "prior": min(float(f"{again:.4g}"), 0.9999),
+        "ids": table.ids,
     }  # fmt: skip

@@ -72,7 +72,7 @@ def most(plans: list[Plan]) -> list[int]:
 
 
 TABLE = ROWS * WIDTH * 4
-HELD = {"owned_rows": 1, "late_rows": 1, "packed_rows": 2, "gathered_rows": 2}
+HELD = {"owned_rows": 1, "owned_columns": 1, "late_rows": 1, "packed_rows": 2, "gathered_rows": 2}
 """By form: times the table with its gradient, under SGD among two ranks."""
 
 
@@ -90,6 +90,6 @@ def test_what_is_not_made_of_a_gradient_takes_no_time() -> None:
     """Packed and gathered rows are taken out of a whole one."""
     times = {form: plan_of(form, "sgd")[1].backward_s for form in HELD}
     assert times["packed_rows"] == times["gathered_rows"]
-    assert times["owned_rows"] == times["late_rows"]
+    assert times["owned_rows"] == times["owned_columns"] == times["late_rows"]
     # Written, read, added and written again: 2.6 MB at some GB/s.
     assert times["packed_rows"] - times["owned_rows"] > 0.8 * times["packed_rows"] > 4e-4

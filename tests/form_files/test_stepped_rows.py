@@ -27,7 +27,7 @@ def notes(plan: Plan) -> list[str]:
     return [f.message for f in check_plan(Checked(plan, ())).findings if f.severity == "note"]
 
 
-@pytest.mark.parametrize("form", ["owned_rows", "late_rows"])
+@pytest.mark.parametrize("form", ["owned_rows", "owned_columns", "late_rows"])
 def test_the_check_says_what_is_exact(form: str) -> None:
     """All rows are stepped in each step, so all that look at each element alone are."""
     for optimizer in UPDATES:

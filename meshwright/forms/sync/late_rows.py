@@ -20,14 +20,8 @@ import torch
 from torch import Tensor
 
 from meshwright.forms.exchange import Event, Exchange, Hold, Rewrite, Send
-from meshwright.forms.owned import (
-    ZERO,
-    AskedRows,
-    OwnedRows,
-    OwnedTable,
-    owned_tables,
-    wrong_owners,
-)
+from meshwright.forms.owned import AskedRows, OwnedRows, OwnedTable, owned_tables
+from meshwright.forms.owner_exchange import ID_BYTES, ZERO, wrong_owners
 from meshwright.forms.row_messages import Arriving
 from meshwright.forms.running import LaterStep, Lines, ParameterStore, Samples, Slot, SyncRun
 from meshwright.forms.settings import FormSettings, Known, Number, Text
@@ -37,15 +31,16 @@ from meshwright.ir.plan.plan import Setting, Stage
 EXACT = True
 SEARCHED = False
 STORE, SPLIT = "owned", True
-TABLES = ("rows_each", "row_bytes", "prior", "ids")
+TABLES = ("rows_each", "row_bytes", "busiest", "prior", "ids")
 TABLE_ZERO = ZERO
 UNDONE_BY_NORM = "sync owned_rows, or no max_grad_norm"
 _SETTINGS: Known = {
     "rows_each": Number(1.0, 1e-9, 1.0), "row_bytes": Number(256, 1, 2**40),
+    "busiest": Number(1.0, 1.0, 2**20),
     "prior": Number(0.5, 0.0, 1 - 1e-9), "ids": Text(),
 }  # fmt: skip
 """As of `owned_rows`; `prior`: share of a batch's rows that any rank's next one reads."""
-_ID_BYTES, _ANSWER_BYTES = 8, 1
+_ANSWER_BYTES = 1
 
 
 def describe(
@@ -55,7 +50,8 @@ def describe(
     told = FormSettings(_SETTINGS, settings)
     each, row = told.number("rows_each"), told.whole("row_bytes")
     prior = told.number("prior")
-    way = {"primitive": Primitive.ALL_TO_ALL, "axis": "dp_shard", "unit": "bucket", "by_rank": True}
+    way = {"primitive": Primitive.ALL_TO_ALL, "axis": "dp_shard", "unit": "bucket", "by_rank": True,
+           "loaded": "busiest"}  # fmt: skip
     return Exchange(
         (
             Hold(kind="optimizer", since=Event.BEGIN, until=Event.NEXT_BEGIN, part=1),
@@ -86,9 +82,10 @@ def describe(
         ),
         stated={
             "here": each,
+            "busiest": told.number("busiest"),
             "first": each * (prior + _ANSWER_BYTES / row),
             "late": each * (1 - prior),
-            "read": each * (1 + _ID_BYTES / row),
+            "read": each * (1 + ID_BYTES / row),
         },
     )
 

@@ -14,23 +14,24 @@ not known, they are asked for when it has come.
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from meshwright.forms.exchange import Event, Exchange, Hold, Rewrite, Send
-from meshwright.forms.owned import ZERO, OwnedRows, owned_tables, wrong_owners
+from meshwright.forms.exchange import Exchange
+from meshwright.forms.owned import OwnedRows, owned_tables
+from meshwright.forms.owner_exchange import ZERO, exchange_of_owners, wrong_owners
 from meshwright.forms.running import Lines, ParameterStore, Slot, SyncRun
 from meshwright.forms.settings import FormSettings, Known, Number, Text
-from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.plan.plan import Setting, Stage
 
 EXACT = True
 SEARCHED = False
 STORE, SPLIT = "owned", True
-TABLES = ("rows_each", "row_bytes", "ids")
+TABLES = ("rows_each", "row_bytes", "busiest", "ids")
 TABLE_ZERO = ZERO
 _SETTINGS: Known = {
-    "rows_each": Number(1.0, 1e-9, 1.0), "row_bytes": Number(256, 1, 2**40), "ids": Text(),
+    "rows_each": Number(1.0, 1e-9, 1.0), "row_bytes": Number(256, 1, 2**40),
+    "busiest": Number(1.0, 1.0, 2**20), "ids": Text(),
 }  # fmt: skip
-"""Share of rows that one rank's batch reads; bytes of a row; the input that names them."""
-_ID_BYTES = 8
+"""Share of rows that one rank's batch reads; bytes of a row; how many times the mean the busiest
+owner has of those; the input that names them."""
 
 
 def describe(
@@ -38,26 +39,9 @@ def describe(
 ) -> Exchange:
     """Returns what is held and sent: rows both ways, and their numbers when they are asked for."""
     told = FormSettings(_SETTINGS, settings)
-    each = told.number("rows_each")
-    way = {"primitive": Primitive.ALL_TO_ALL, "axis": "dp_shard", "unit": "bucket",
-           "by_rank": True}  # fmt: skip
-    return Exchange(
-        (
-            Hold(kind="optimizer", since=Event.BEGIN, until=Event.NEXT_BEGIN, part=1),
-            # Blocks have the rows of a batch, and gradients of those.
-            Hold(kind="kept", since=Event.BEGIN, until=Event.NEXT_BEGIN, whole=1, share="rows"),
-            Hold(kind="gradients", since=Event.AFTER_BACKWARD, until=Event.NEXT_BEGIN, whole=1,
-                 share="rows"),
-            Hold(kind="gradients", since=Event.END, until=Event.NEXT_BEGIN, part=1),
-            # Owners sum gradients into zeros.
-            Rewrite(what="gradients", unit="bucket", at=Event.END, moved=1 / replicas),
-            Send(what="gradients", at=Event.END, until=Event.END, share="rows", **way),  # type: ignore[arg-type]
-            Send(what="gradients", primitive=Primitive.ALL_REDUCE, axis="dp_replicate",
-                 unit="bucket", at=Event.END, until=Event.END, of_part=True),
-            Send(what="parameters", at=Event.UPDATED, until=Event.UPDATED, share="rows asked for",
-                 **way),  # type: ignore[arg-type]
-        ),
-        stated={"rows": each, "rows asked for": each * (1 + _ID_BYTES / told.whole("row_bytes"))},
+    return exchange_of_owners(
+        replicas, told.number("rows_each"), told.whole("row_bytes"), to_all=False,
+        busiest=told.number("busiest"),
     )  # fmt: skip
 
 
