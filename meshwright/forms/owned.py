@@ -2,7 +2,7 @@
 has all of a table."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from meshwright.forms.flat import chunk_rows, frozen, held_whole, sum_over_copies, trainable
 from meshwright.forms.row_messages import Arriving, start_parts
 from meshwright.forms.rows import torn_rows
-from meshwright.forms.running import Held, LaterStep, Lines, Samples, Slot, SyncRun
+from meshwright.forms.running import Held, LaterStep, Lines, Samples, Slot, SomeRows, SyncRun
 from meshwright.forms.sync import IDS
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan.plan import Stage
@@ -96,12 +96,21 @@ class OwnedTable:
         """Zeros, to sum gradients of this rank's own rows in."""
         return torch.zeros_like(self.shard.detach())
 
-    def add(self, total: Tensor, rows: Tensor, parts: Sequence[Tensor]) -> None:
-        """Adds gradients of some rows that came, from each rank."""
+    @staticmethod
+    def add(total: Tensor, places: Tensor, parts: Sequence[Tensor]) -> None:
+        """Adds gradients of some rows that came, from each rank, where they belong."""
         # Source by source in the order of ranks: two runs are equal.
-        numbers = torch.split(rows - self.start, [len(part) for part in parts])
+        numbers = torch.split(places, [len(part) for part in parts])
         for own, x in zip(numbers, parts, strict=True):
             total.index_add_(0, own, x)
+
+    def summed(self, found: Tensor, parts: Sequence[Tensor]) -> SomeRows:
+        """The rows of which gradients came, from each rank, with their sums."""
+        rows, places = found.unique(return_inverse=True)  # type: ignore[no-untyped-call]
+        part = nn.Parameter(self.owned(rows))
+        part.grad = torch.zeros_like(part.detach())
+        self.add(part.grad, places, parts)
+        return SomeRows(self.shard, rows - self.start, part)
 
     def counts(self, rows: Tensor) -> Tensor:
         """How many of some rows each rank has to be told of, [ranks]."""
@@ -190,6 +199,8 @@ class OwnedRows(SyncRun):
         """They have come after the last step."""
         self._last = min((table.slot.owner for table in tables), default=-1)
         """The call after whose backward all gradients of tables are there."""
+        self._some: list[SomeRows] = []
+        self._reduced: tuple[Held, ...] = ()
         self._leaving: Arriving | None = None
         """Gradients on their way to owners."""
 
@@ -200,6 +211,7 @@ class OwnedRows(SyncRun):
     def begin(self, batch: Samples | None = None, next_batch: Samples | None = None) -> None:
         for table in self._tables:
             table.slot.whole.grad = table.shard.grad = None
+        self._some, self._reduced = [], ()
         announced, self._announced = self._announced, False
         self._ask_no_more()
         if batch is None:  # gradients are cleared, and nothing runs
@@ -271,12 +283,39 @@ class OwnedRows(SyncRun):
     def finish(self) -> None:
         asked = self._asked or self._ask([table.here for table in self._tables], "gradients")
         leaving, self._leaving = self._leaving or self._leave(asked), None
+        self._some = []
         for table, one, came in zip(self._tables, asked, leaving.values(), strict=True):
-            table.slot.whole.grad, table.shard.grad = None, table.total()
-            table.add(table.shard.grad, one.found, came)
-            sum_over_copies(table.shard.grad, self._lines)
+            table.slot.whole.grad = table.shard.grad = None
+            if self._lines.copies.size > 1 or table.slot.param.sum_over:
+                # Others have gradients of other rows, which are added to these.
+                table.shard.grad = table.total()
+                table.add(table.shard.grad, one.found - table.start, came)
+                sum_over_copies(table.shard.grad, self._lines)
+            else:
+                self._some.append(table.summed(one.found, came))
+        replaced = {id(some.of): some.part for some in self._some}
+        self._reduced = tuple(
+            replace(held, tensor=replaced[id(held.tensor)], rows=None)
+            if id(held.tensor) in replaced
+            else held
+            for held in self.held
+        )
+
+    @property
+    def reduced(self) -> tuple[Held, ...]:
+        return self._reduced if self._some else self.held
+
+    @property
+    def some_rows(self) -> tuple[SomeRows, ...]:
+        return tuple(self._some)
+
+    def spread(self) -> None:
+        for some in self._some:
+            some.spread()
+        self._some, self._reduced = [], ()
 
     def updated(self, later: Callable[[], LaterStep]) -> None:
+        self._some, self._reduced = [], ()
         self._announced = self._asking is not None
         if self._asking is None:
             self._drop()

@@ -168,6 +168,7 @@ class _LateRows(OwnedRows):
             super().finish()
             return
         self._coming, self._asking = self._asking.end(), None
+        self._some, self._reduced = [], ()
         self._split()
         for table in self._tables:
             table.slot.whole.grad = table.shard.grad = None
@@ -194,7 +195,7 @@ class _LateRows(OwnedRows):
         self._late = []
         for table, own, part, left, came in zip(tables, first, now, later, values, strict=True):
             total = table.total()
-            table.add(total, part.found, came)
+            table.add(total, part.found - table.start, came)
             self._late.append(_Unstepped(total, own, left.found))
         self._arriving = self._start(
             [x[part.mine] for x, part in zip(gradients, later, strict=True)],
@@ -220,7 +221,7 @@ class _LateRows(OwnedRows):
             return
         values = self._arriving.values()
         for table, late, came in zip(self._tables, self._late, values, strict=True):
-            table.add(late.total, late.rows, came)
+            table.add(late.total, late.rows - table.start, came)
             if late.others is not None:
                 late.others(late.total)
         self._late, self._arriving = [], Arriving(())
