@@ -28,6 +28,7 @@ from meshwright.costmodel.stage.program import IDLE, Program, Step, play, talk
 from meshwright.costmodel.stage.stage_parts import Parts, held_of, parts_of, summed_of
 from meshwright.costmodel.stage.sync import BlockTimes, Sync
 from meshwright.forms.exchange import Exchange
+from meshwright.forms.updates import update
 from meshwright.ir.memo import Memo
 from meshwright.ir.plan.plan import FormChoice, Plan, Stage
 
@@ -269,9 +270,10 @@ def _copy_waits(tables: CostTables, costs: StageCosts) -> tuple[list[float], lis
 
 def _trained(held: Sequence[BlockParams], sync: Sync) -> list[tuple[int, int]]:
     """Of each group: tensors that the optimizer steps over, and the bytes of this rank's part."""
+    shard = sync.shard
     return [
-        (group.tensors, ceil(group.trained_bytes / form.exchange.parts("optimizer", sync.shard)))
-        for group, form in zip(held, sync.groups, strict=True)
+        (group.tensors, ceil(group.trained_bytes * of.stepped_share / of.parts("optimizer", shard)))
+        for group, of in zip(held, [form.exchange for form in sync.groups], strict=True)
     ]
 
 
@@ -287,17 +289,29 @@ def _optimizer_time(
     for name in dict.fromkeys([part.update for part in parts]):
         own = [size for part, size in zip(parts, sizes, strict=True) if part.update == name]
         found.append(optimizer_time(costs.device, name, *_total(own), tables.profile))
+    moved_s = _rows_moved_s(costs, parts, sizes)
     if len(found) == 1:
-        return found[0]
-    whole_s = sum([one.seconds for one in found])
+        return replace(found[0], seconds=found[0].seconds + moved_s)
+    whole_s = sum([one.seconds for one in found]) + moved_s
     band = sum([one.seconds * one.band for one in found]) / whole_s if whole_s else 0.0
     return OptimizerTime(whole_s, band, worst_source([one.source for one in found]))
+
+
+def _rows_moved_s(costs: StageCosts, parts: Parts, sizes: Sequence[tuple[int, int]]) -> float:
+    """Seconds to take state of the rows that are stepped alone out of the whole, and to put those
+    and their values back."""
+    each = [
+        (2 * update(part.update).copies + 1) * nbytes
+        for part, (_, nbytes) in zip(parts, sizes, strict=True) if part.exchange.stepped
+    ]  # fmt: skip
+    return overheads_of(costs.device).copy_s(2 * sum(each)) if each else 0.0
 
 
 def _temporary(
     costs: StageCosts, parts: Parts, held: Sequence[BlockParams], shares: Sequence[int]
 ) -> int:
-    """What an optimizer's step makes and lets go, at most."""
+    """What an optimizer's step makes and lets go, at most; state of rows that are stepped alone is
+    there beside the whole."""
     found = []
     for name in dict.fromkeys([part.update for part in parts]):
         own = [
@@ -306,7 +320,11 @@ def _temporary(
         nbytes = sum([h.trained_bytes // n for h, n in own])
         largest = max([o.largest for h, _ in own for o in h.owned])
         found.append(temporary_bytes(costs.device, name, nbytes, largest))
-    return max(found)
+    taken = [
+        update(part.update).copies * ceil(h.trained_bytes * part.exchange.stepped_share / n)
+        for part, h, n in zip(parts, held, shares, strict=True) if part.exchange.stepped
+    ]  # fmt: skip
+    return max(found) + sum(taken)
 
 
 def _memory(

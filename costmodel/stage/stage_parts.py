@@ -8,6 +8,7 @@ from meshwright.costmodel.stage.buckets import BlockParams, LocalParam, Owned
 from meshwright.costmodel.stage.placement import StageCosts
 from meshwright.forms.exchange import Exchange, Shaped
 from meshwright.forms.sync import exchange_of, needs_shapes
+from meshwright.forms.updates import update
 from meshwright.ir.graph.graph import Kind
 from meshwright.ir.memo import Memo
 from meshwright.ir.plan.parameters import groups_of
@@ -37,24 +38,32 @@ def parts_of(tables: CostTables, stage: Stage, costs: StageCosts, optimizer: str
     found = []
     for group in groups_of(stage, names):
         own = frozenset(name for path in group.paths for name in names[path])
-        of = _exchange(tables, group.stage, costs, own)
-        found.append(Part(of, group.update or optimizer, own))
+        step = group.update or optimizer
+        # A kernel steps all that it is given, and copies of owners have gradients of other rows.
+        alone = group.stage.mesh.get("dp_replicate", 1) == 1 and not costs.updates
+        rests = alone and update(step).rests_by_default
+        found.append(Part(_exchange(tables, group.stage, costs, own, rests), step, own))
     return tuple(found)
 
 
 def _exchange(
-    tables: CostTables, stage: Stage, costs: StageCosts, names: frozenset[str] | None
+    tables: CostTables,
+    stage: Stage,
+    costs: StageCosts,
+    names: frozenset[str] | None,
+    rests: bool = False,
 ) -> Exchange:
-    """What a stage does with some of its parameters."""
+    """What a stage does with some of its parameters; `rests`: what has no gradient need not be
+    stepped."""
     if not needs_shapes(stage.sync_form):
-        return exchange_of(stage)
+        return exchange_of(stage, rests=rests)
     found: dict[str, Shaped] = {}
     for block, cost in zip(costs.blocks, costs.cost.blocks, strict=True):
         kinds = tables.param_kinds[block.name]
         for name, kind, shape in zip(block.params, kinds, cost.param_shapes, strict=True):
             if kind and kind[1] and (names is None or name in names):
                 found[name] = Shaped(shape, costs.cost.params[name])
-    return exchange_of(stage, tuple(found.values()))
+    return exchange_of(stage, tuple(found.values()), rests=rests)
 
 
 def summed_of(costs: StageCosts, parts: Parts) -> tuple[tuple[tuple[int, ...], Levels], ...]:

@@ -5,7 +5,7 @@ and traffic, bounds and reports branch on what rows say, never on which form the
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property
 from math import ceil
@@ -19,6 +19,11 @@ Kind = Literal["gradients", "parameters", "optimizer", "communication", "kept"]
 Axis = Literal["dp", "dp_shard", "dp_replicate"]
 Unit = Literal["bucket", "block", "stage"]
 """Gradients of some blocks up to a size, those of one block, or all of a stage."""
+
+
+Steps = Literal["", "all", "some"]
+"""Of a row, where it is so: what the optimizer steps, all of a rank's part or what has gradients of
+it; empty: either."""
 
 
 class Event(IntEnum):
@@ -106,6 +111,7 @@ class Rewrite:
     """Of products of matrices, per byte of the unit."""
     calls: float = 0.0
     """Kernels, per tensor of the unit."""
+    steps: Steps = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +129,7 @@ class Hold:
     """How many of a rank's parts of a unit."""
     share: str = ""
     """As of `Send`; not of parameters or the optimizer's state."""
+    steps: Steps = ""
 
 
 Row = Send | Rewrite | Hold
@@ -142,11 +149,26 @@ class Exchange:
     """Size at which a bucket is closed; None: that of all forms."""
     agrees: bool = True
     """Whether replicas have the same gradients when the optimizer steps."""
+    stepped: str = ""
+    """Name of what the plan states of the data: the share of a rank's part that has a gradient;
+    that alone is stepped where a gradient of zero changes nothing. Empty: all is."""
     in_forward_order: bool = False
     """Whether buckets are of parameters as the forward reads them; else as the backward does."""
     stated: Mapping[str, float] = field(default_factory=dict)
     """What the plan states of the data by name, such as the share of rows that occur: what goes
     for each byte of a unit."""
+
+    def stepping(self, *, some: bool) -> "Exchange":
+        """Returns what is done where what has no gradient is not stepped (`some`), or is."""
+        if not self.stepped:
+            return self
+        rows = [row for row in self.rows if isinstance(row, Send) or _is_so(row.steps, some)]
+        return replace(self, rows=tuple(rows), stepped=self.stepped if some else "")
+
+    @cached_property
+    def stepped_share(self) -> float:
+        """Of a rank's part of what it steps."""
+        return self.stated[self.stepped] if self.stepped else 1.0
 
     @cached_property
     def sends(self) -> tuple[Send, ...]:
@@ -319,3 +341,7 @@ class Exchange:
     def moving_at_end(self) -> tuple[float, float]:
         """Most of its largest bucket at once for messages after the last backward: the same."""
         return self._held([h for h in self.holds if h.kind == "communication"])
+
+
+def _is_so(steps: Steps, some: bool) -> bool:
+    return steps == "" or some == (steps == "some")

@@ -40,6 +40,8 @@ def _wrong(exchange: Exchange) -> Iterator[str]:
             yield f"{hold}: what a form keeps is there from BEGIN to NEXT_BEGIN, of a stage"
         if hold.kind in ("parameters", "optimizer") and hold.share:
             yield f"{hold}: it is whole or a rank's part, and no share of it; leave `share` out"
+    if exchange.stepped and not 0 < exchange.stated.get(exchange.stepped, 0) <= 1:
+        yield f"{exchange.stepped} is the share that has gradients: stated above 0, up to 1"
     for row in exchange.rows:
         if isinstance(row, Rewrite):
             yield from _wrong_work(row, exchange)

@@ -11,16 +11,25 @@ from meshwright.ir.plan.plan import Stage
 ZERO = 1
 """What of a table is split: owners step their part."""
 ID_BYTES = 8
+_TAKEN = 2
+"""Times that the bytes of rows move when they are taken out of a table."""
 
 
 def exchange_of_owners(
-    replicas: int, each: float, row_bytes: int, *, to_all: bool, busiest: float = 1.0
+    replicas: int,
+    each: float,
+    row_bytes: int,
+    *,
+    to_all: bool,
+    stepped: float,
+    busiest: float = 1.0,
 ) -> Exchange:
     """Returns what a form does that sends rows both ways, and their numbers when they are asked
     for.
 
     `each`: share of rows that a rank reads, of `row_bytes` bytes; `to_all`: all ranks are told all
-    numbers, else each those of its own; `busiest`: times the mean that one owner has of the rows.
+    numbers, else each those of its own; `stepped`: share of rows that any rank reads; `busiest`:
+    times the mean that one owner has of the rows.
     """
     way = {"axis": "dp_shard", "unit": "bucket", "by_rank": True}
     rows = {"primitive": Primitive.ALL_TO_ALL, "loaded": "busiest", **way}
@@ -33,16 +42,23 @@ def exchange_of_owners(
             Hold(kind="kept", since=Event.BEGIN, until=Event.NEXT_BEGIN, whole=1, share="rows"),
             Hold(kind="gradients", since=Event.AFTER_BACKWARD, until=Event.NEXT_BEGIN, whole=1,
                  share="rows"),
-            Hold(kind="gradients", since=Event.END, until=Event.NEXT_BEGIN, part=1),
-            # Owners sum gradients into zeros.
-            Rewrite(what="gradients", unit="bucket", at=Event.END, moved=1 / replicas),
+            # Owners sum gradients into zeros: of all rows, or of those that come with their values.
+            Hold(kind="gradients", since=Event.END, until=Event.NEXT_BEGIN, part=1, steps="all"),
+            Rewrite(what="gradients", unit="bucket", at=Event.END, moved=1 / replicas,
+                    steps="all"),
+            Hold(kind="gradients", since=Event.END, until=Event.NEXT_BEGIN, part=2,
+                 share="stepped", steps="some"),
+            Rewrite(what="gradients", unit="bucket", at=Event.END, steps="some",
+                    moved=(_TAKEN + 1) * stepped / replicas),
             Send(what="gradients", at=Event.END, until=Event.END, share="rows", **rows),  # type: ignore[arg-type]
             Send(what="gradients", primitive=Primitive.ALL_REDUCE, axis="dp_replicate",
                  unit="bucket", at=Event.END, until=Event.END, of_part=True),
             Send(what="parameters", share="numbers", **numbers, **now),  # type: ignore[arg-type]
             Send(what="parameters", share="rows", **rows, **now),  # type: ignore[arg-type]
         ),
-        stated={"rows": each, "numbers": each * ID_BYTES / row_bytes, "busiest": busiest},
+        stated={"rows": each, "numbers": each * ID_BYTES / row_bytes, "busiest": busiest,
+                "stepped": stepped},
+        stepped="stepped",
     )  # fmt: skip
 
 

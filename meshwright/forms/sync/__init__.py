@@ -61,13 +61,14 @@ def described(name: str, replicas: int) -> Exchange:
     return made
 
 
-def exchange_of(stage: Stage, shapes: tuple[Shaped, ...] = ()) -> Exchange:
+def exchange_of(stage: Stage, shapes: tuple[Shaped, ...] = (), *, rests: bool = False) -> Exchange:
     """Returns what a stage of a plan does, but for parameters that it treats apart
     (`ir.plan.parameters.groups_of`). `shapes`: of its trained parameters on a rank, for a form that
-    `needs_shapes`; without them it is taken to send all."""
+    `needs_shapes`; without them it is taken to send all. `rests`: what has no gradient need not be
+    stepped (`forms.updates`)."""
     told = (level_of(stage), _sorted(stage.sync)) if stage.sync and stage.dp > 1 else None
     stored = _sorted(stage.store) if stage.store else None
-    return _made(stage.sync_form, stage.dp, told, store_of(stage), stored, shapes)
+    return _made(stage.sync_form, stage.dp, told, store_of(stage), stored, shapes, rests)
 
 
 @cache
@@ -94,12 +95,13 @@ def _made(
     store: str,
     stored: _Settings | None,
     shapes: tuple[Shaped, ...] = (),
+    rests: bool = False,
 ) -> Exchange:
     describe = _half(name, "describe").describe
     more = {"shapes": shapes} if shapes and told else {}
     own: Exchange = describe(replicas, *((told[0], dict(told[1])) if told else ()), **more)
     rows = (*stored_rows(store, replicas, stored), *own.rows)
-    return checked(replace(own, form=name, rows=rows))
+    return checked(replace(own, form=name, rows=rows).stepping(some=rests))
 
 
 @cache

@@ -21,10 +21,11 @@ from meshwright.ir.plan.plan import Setting, Stage
 EXACT = True
 SEARCHED = False
 STORE, SPLIT = "owned", True
-TABLES = ("rows_each", "row_bytes", "ids")
+TABLES = ("rows", "rows_each", "row_bytes", "ids")
 TABLE_ZERO = ZERO
 _SETTINGS: Known = {
-    "rows_each": Number(1.0, 1e-9, 1.0), "row_bytes": Number(256, 1, 2**40), "ids": Text(),
+    "rows": Number(1.0, 1e-9, 1.0), "rows_each": Number(1.0, 1e-9, 1.0),
+    "row_bytes": Number(256, 1, 2**40), "ids": Text(),
 }  # fmt: skip
 """As of `owned_rows`."""
 
@@ -36,7 +37,11 @@ def describe(
     for."""
     told = FormSettings(_SETTINGS, settings)
     return exchange_of_owners(
-        replicas, told.number("rows_each"), told.whole("row_bytes"), to_all=True
+        replicas,
+        told.number("rows_each"),
+        told.whole("row_bytes"),
+        to_all=True,
+        stepped=told.number("rows"),
     )
 
 

@@ -5,7 +5,8 @@ Each rank of dp_shard owns some rows of a table: it sums their gradients, holds 
 optimizer and steps them. A rank asks owners for the rows that its next batch reads, and then sends
 them the gradients of those, as they know already which they are. It has nothing of other rows: no
 rank has a table whole. As owners step all that they own, every optimizer that steps each element
-alone is exact.
+alone is exact; where one changes nothing that has no gradient, they step rows with a gradient
+alone, which is the same.
 
 The rows that a batch reads are those in one of the model's inputs, `ids`. Where the next batch is
 not known, they are asked for when it has come.
@@ -24,14 +25,15 @@ from meshwright.ir.plan.plan import Setting, Stage
 EXACT = True
 SEARCHED = False
 STORE, SPLIT = "owned", True
-TABLES = ("rows_each", "row_bytes", "busiest", "ids")
+TABLES = ("rows", "rows_each", "row_bytes", "busiest", "ids")
 TABLE_ZERO = ZERO
 _SETTINGS: Known = {
-    "rows_each": Number(1.0, 1e-9, 1.0), "row_bytes": Number(256, 1, 2**40),
+    "rows": Number(1.0, 1e-9, 1.0), "rows_each": Number(1.0, 1e-9, 1.0),
+    "row_bytes": Number(256, 1, 2**40),
     "busiest": Number(1.0, 1.0, 2**20), "ids": Text(),
 }  # fmt: skip
-"""Share of rows that one rank's batch reads; bytes of a row; how many times the mean the busiest
-owner has of those; the input that names them."""
+"""Share of rows that all ranks' batches read, and one's; bytes of a row; how many times the mean the
+busiest owner has of those; the input that names them."""
 
 
 def describe(
@@ -41,7 +43,7 @@ def describe(
     told = FormSettings(_SETTINGS, settings)
     return exchange_of_owners(
         replicas, told.number("rows_each"), told.whole("row_bytes"), to_all=False,
-        busiest=told.number("busiest"),
+        stepped=told.number("rows"), busiest=told.number("busiest"),
     )  # fmt: skip
 
 
