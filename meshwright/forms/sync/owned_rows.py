@@ -32,8 +32,8 @@ _SETTINGS: Known = {
     "row_bytes": Number(256, 1, 2**40),
     "busiest": Number(1.0, 1.0, 2**20), "ids": Text(),
 }  # fmt: skip
-"""Share of rows that all ranks' batches read, and one's; bytes of a row; how many times the mean the
-busiest owner has of those; the input that names them."""
+"""Share of rows that all ranks' batches read, and one's; bytes of a row; how many times the mean
+the busiest owner has of those; the input that names them."""
 
 
 def describe(
