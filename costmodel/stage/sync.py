@@ -220,9 +220,13 @@ class Sync:
         """Of a unit of so many bytes."""
         if self.free and any(self.groups[i] is group and own == send for i, own in self.free):
             return 0.0
-        levels = self.levels(send.axis)
-        sent = group.exchange.sent(send, nbytes, ranks_of(levels) if send.by_rank else 1)
-        return self.collective_s(send.primitive, sent * group.exchange.load(send), levels)
+        sent = self.sent(group, send, nbytes)
+        return self.collective_s(send.primitive, sent, self.levels(send.axis))
+
+    def sent(self, group: FormGroup, send: Send, nbytes: float) -> float:
+        """Bytes by which a message of a unit of so many bytes takes its time."""
+        ranks = ranks_of(self.levels(send.axis)) if send.by_rank else 1
+        return group.exchange.sent(send, nbytes, ranks) * group.exchange.load(send)
 
     def collective_s(self, primitive: Primitive, nbytes: float, levels: Levels) -> float:
         """Equal blocks send equal bytes: each time is looked up once."""
@@ -281,6 +285,7 @@ class Sync:
         yield Step(Do.WAIT_ALL, 0.0, 0, "gradients")
         for group in self.groups:
             yield from self._ended(group)
+        yield from self._together([group.exchange.at_end for group in self.groups], "gradients")
         for sizes, levels in summed:
             held = sum([
                 nbytes / group.exchange.parts("optimizer", self.shard)
@@ -291,7 +296,8 @@ class Sync:
                 yield run(self.overheads.copy_s(4 * held), "gradients")
 
     def _ended(self, group: FormGroup) -> Iterator[Step]:
-        ended = [(send, self.levels(send.axis)) for send in group.exchange.at_end]
+        ends = group.exchange.at_end
+        ended = [(send, self.levels(send.axis)) for send in ends if not send.joint]
         work = group.exchange.worked_at_end
         for bucket in group.buckets if ended or work else ():
             if work:
@@ -310,11 +316,28 @@ class Sync:
                 if key not in known:
                     known[key] = self._published(group, bucket)
                 yield from known[key]
+        yield from self._together([group.exchange.published for group in self.groups], "gather")
+
+    def _together(self, sends: Sequence[Sequence[Send]], what: str) -> Iterator[Step]:
+        """Messages that buckets of several groups of a form go in; `sends`: of each group."""
+        found: dict[object, tuple[Send, float]] = {}
+        for index, (group, own) in enumerate(zip(self.groups, sends, strict=True)):
+            for send in own:
+                if send.joint and self.levels(send.axis):
+                    key = group.exchange.form, send.what, send.primitive, send.axis, send.share
+                    units = sum([bucket.nbytes for bucket in group.buckets])
+                    nbytes = 0.0 if (index, send) in self.free else self.sent(group, send, units)
+                    found[key] = send, found.get(key, (send, 0.0))[1] + nbytes
+        for send, nbytes in found.values():
+            if nbytes:
+                yield talk(self.collective_s(send.primitive, nbytes, self.levels(send.axis)), what)
 
     def _published(self, group: FormGroup, bucket: Bucket) -> list[Step]:
         """Of a bucket."""
         n, found = bucket.nbytes, list[Step]()
         for send in group.exchange.published:
+            if send.joint:
+                continue
             if send.packs:
                 own = n / self.shard if send.packs == "part" else n
                 packed = own if self.updates else self.packed_bytes(own)

@@ -88,6 +88,9 @@ class Send:
     are multiplied; empty: all of them go."""
     by_rank: bool = False
     """It is the share that one rank hands in, and not all of them together."""
+    joint: bool = False
+    """Buckets of all parameters of the stage that have the form go in one message, whatever else
+    their settings say; at the end of a step, or when the optimizer has stepped."""
     loaded: str = ""
     """Name of what the plan states of the data: how many times the mean the busiest rank sends or
     gets, for whom all wait; empty: ranks send equally."""

@@ -85,6 +85,8 @@ def _wrong_work(row: Rewrite, exchange: Exchange) -> Iterator[str]:
 
 
 def _wrong_send(send: Send) -> Iterator[str]:
+    if send.joint and (send.is_late or send.at not in (Event.END, Event.UPDATED)):
+        yield f"{send}: buckets of several groups go together at END or when UPDATED"
     known = _LIVES[send.what]
     if send.at not in known:
         names = ", ".join([event.name for event in known])

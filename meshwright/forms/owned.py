@@ -65,12 +65,24 @@ class OwnedTable:
 
     def rows(self, batch: Samples) -> Tensor:
         """Those that a batch of this rank reads, ascending."""
+        found: Tensor = self._named(batch).unique()  # type: ignore[no-untyped-call]
+        return found[(found >= 0) & (found < self.count)]
+
+    def has_all(self, batch: Samples) -> bool:
+        """Whether blocks have all rows that a batch of this rank reads."""
+        ids = self._named(batch)
+        if not len(self.here):
+            return not len(self.rows(batch))
+        places = torch.searchsorted(self.here, ids).clamp_(max=len(self.here) - 1)
+        # What is no row is refused where it is looked up.
+        known = (self.here[places] == ids) | (ids < 0) | (ids >= self.count)
+        return bool(known.all())
+
+    def _named(self, batch: Samples) -> Tensor:
         if self._ids not in batch:
             given = ", ".join(batch)
             raise PlanError(f"{self._form} reads rows from input {self._ids!r}; given are {given}")
-        ids = batch[self._ids].detach().to(self.shard.device)
-        found: Tensor = ids.long().unique()  # type: ignore[no-untyped-call]
-        return found[(found >= 0) & (found < self.count)]
+        return batch[self._ids].detach().to(self.shard.device).flatten().long()
 
     def put(self, rows: Tensor, values: Tensor) -> None:
         """Blocks have these rows from now on, and no gradient of them."""
@@ -217,11 +229,10 @@ class OwnedRows(SyncRun):
         if batch is None:  # gradients are cleared, and nothing runs
             self._drop()
             return
-        rows = self._read(batch)
         if announced:
-            self._are_here(rows)
+            self._are_here(batch)
         else:
-            self._fetch(rows)
+            self._fetch(self._read(batch))
         self._ask_ahead(next_batch)
 
     def more(self, batch: Samples | None = None, next_batch: Samples | None = None) -> None:
@@ -254,9 +265,9 @@ class OwnedRows(SyncRun):
     def _read(self, batch: Samples) -> list[Tensor]:
         return [table.rows(batch) for table in self._tables]
 
-    def _are_here(self, rows: Sequence[Tensor]) -> None:
-        for table, read in zip(self._tables, rows, strict=True):
-            if not torch.isin(read, table.here).all():
+    def _are_here(self, batch: Samples) -> None:
+        for table in self._tables:
+            if not table.has_all(batch):
                 raise PlanError(
                     "this batch is not the one that next_batch said would come: its rows of "
                     f"{table.path} are not here; pass the batches in that order, or no next_batch"

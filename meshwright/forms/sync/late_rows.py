@@ -21,7 +21,7 @@ from torch import Tensor
 
 from meshwright.forms.exchange import Event, Exchange, Hold, Rewrite, Send
 from meshwright.forms.owned import AskedRows, OwnedRows, OwnedTable, owned_tables
-from meshwright.forms.owner_exchange import ID_BYTES, ZERO, wrong_owners
+from meshwright.forms.owner_exchange import ID_BYTES, ZERO, ops_of_rows, wrong_owners
 from meshwright.forms.row_messages import Arriving
 from meshwright.forms.running import LaterStep, Lines, ParameterStore, Samples, Slot, SyncRun
 from meshwright.forms.settings import FormSettings, Known, Number, Text
@@ -52,6 +52,7 @@ def describe(
     prior = told.number("prior")
     way = {"primitive": Primitive.ALL_TO_ALL, "axis": "dp_shard", "unit": "bucket", "by_rank": True,
            "loaded": "busiest"}  # fmt: skip
+    now = {**way, "joint": True}
     return Exchange(
         (
             Hold(kind="optimizer", since=Event.BEGIN, until=Event.NEXT_BEGIN, part=1),
@@ -67,7 +68,14 @@ def describe(
             Hold(kind="kept", since=Event.BEGIN, until=Event.NEXT_BEGIN, part=1),
             # Owners sum gradients into zeros.
             Rewrite(what="gradients", unit="bucket", at=Event.END, moved=1 / replicas),
-            Send(what="gradients", at=Event.END, until=Event.END, share="first", **way),  # type: ignore[arg-type]
+            Rewrite(
+                what="gradients",
+                unit="bucket",
+                at=Event.END,
+                moved=0.0,
+                calls=ops_of_rows(replicas),
+            ),
+            Send(what="gradients", at=Event.END, until=Event.END, share="first", **now),  # type: ignore[arg-type]
             Send(what="gradients", at=Event.END, until=Event.END, lag=1, share="late", **way),  # type: ignore[arg-type]
             Send(
                 what="gradients",
@@ -78,7 +86,7 @@ def describe(
                 until=Event.END,
                 of_part=True,
             ),
-            Send(what="parameters", at=Event.UPDATED, until=Event.UPDATED, share="read", **way),  # type: ignore[arg-type]
+            Send(what="parameters", at=Event.UPDATED, until=Event.UPDATED, share="read", **now),  # type: ignore[arg-type]
         ),
         stated={
             "here": each,
