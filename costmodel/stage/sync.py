@@ -267,10 +267,15 @@ class Sync:
                 found.append(Step(Do.WAIT_SCATTER, 0.0, SCATTER, "gradients"))
                 found.append(run(self.copy_s(ADDED * n / self.shard), "gradients"))
             if send.packs:
-                found.append(run(self.copy_s(self.packed_bytes(n)), "gradients"))
+                found.append(run(self._packed_s(n, bucket.tensors * self.shard), "gradients"))
             seconds = self.send_s(group, send, n)
             found.append(Step(Do.START, seconds, SCATTER, "gradients"))
         return found
+
+    def _packed_s(self, nbytes: float, pieces: int) -> float:
+        """To pack so many bytes, which are so many pieces of tensors."""
+        pieces_s = 0.0 if self.packs else self.overheads.pieces_s(pieces)
+        return self.copy_s(self.packed_bytes(nbytes)) + pieces_s
 
     def packed_bytes(self, nbytes: float) -> float:
         """Bytes that move for it."""
@@ -340,12 +345,16 @@ class Sync:
                 continue
             if send.packs:
                 own = n / self.shard if send.packs == "part" else n
-                packed = own if self.updates else self.packed_bytes(own)
-                found.append(run(self.copy_s(packed), "gather"))
+                pieces = bucket.tensors * (1 if send.packs == "part" else self.shard)
+                packed_s = self.copy_s(own) if self.updates else self._packed_s(own, pieces)
+                found.append(run(packed_s, "gather"))
             sent = n / self.shard if send.of_part else n
             found.append(talk(self.send_s(group, send, sent) / send.every, "gather"))
             if send.unpacks:
-                found.append(run(self.copy_s(UNPACKED * n), "gather"))
+                pieces_s = (
+                    0.0 if self.packs else self.overheads.pieces_s(bucket.tensors * self.shard)
+                )
+                found.append(run(self.copy_s(UNPACKED * n) + pieces_s, "gather"))
         for work in group.exchange.cleared:
             found += self._work((work,), bucket, work.what)
         return found
