@@ -21,7 +21,7 @@ def predicted(plan: Plan, latency_s: float = 0.0, overhead_s: float = 1e-5) -> P
     """On processes of this machine, with such a latency of messages and dispatch of ops."""
     machine = Cluster.local(2)
     (node,) = machine.nodes
-    link = replace(node.link, latency_s=latency_s, launch_s=0.0, step_s=0.0, curves=())
+    link = replace(node.link, latency_s=latency_s, launch_s=latency_s, step_s=latency_s, curves=())
     kind = replace(machine.device_types[0], overhead_s=overhead_s)
     cluster = replace(machine, nodes=(replace(node, link=link),), device_types=(kind,))
     problem = make_problem(
@@ -42,7 +42,7 @@ def of(plan: Plan, *paths: str, **facts: float) -> Plan:
     return replace(plan, stages=(replace(stage, by_parameter=said),))
 
 
-@pytest.mark.parametrize("form", ["owned_rows", "owned_columns", "late_rows"])
+@pytest.mark.parametrize("form", ["owned_rows", "owned_columns"])
 def test_tables_of_a_form_share_messages(form: str) -> None:
     """A second table sends bytes, and not a message more."""
     plan = plan_of(2, "sgd", form=form)
@@ -50,7 +50,7 @@ def test_tables_of_a_form_share_messages(form: str) -> None:
         predicted(of(plan, *paths), 1.0).step_s - predicted(of(plan, *paths), 0.0).step_s
         for paths in (("words.weight",), ("words.weight", "marks.weight"))
     ]
-    assert waits[0] > 3 and waits[1] - waits[0] == pytest.approx(form == "late_rows", abs=0.6)
+    assert waits[0] > 3 and abs(waits[1] - waits[0]) < 0.1
 
 
 def test_ops_of_a_table_have_a_price() -> None:
