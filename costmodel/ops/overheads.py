@@ -55,9 +55,10 @@ class Overheads:
         each = device.overhead_s if device.kind == "cpu" else max(device.overhead_s, curve.floor_s)
         return max(self.copy_s(moved), arithmetic) + calls * each
 
-    def pieces_s(self, count: float) -> float:
-        """Seconds beside the copying for so many pieces of tensors that are packed one by one."""
-        return CPU_PIECE * self.device.overhead_s * count if self.device.kind == "cpu" else 0.0
+    @property
+    def piece_s(self) -> float:
+        """Seconds beside the copying for a piece of a tensor, where they are packed one by one."""
+        return CPU_PIECE * self.device.overhead_s if self.device.kind == "cpu" else 0.0
 
     def block_of(self, measured: bool) -> float:
         """Seconds of a block beside its own times, which have it if they were measured."""

@@ -220,7 +220,7 @@ class Sync:
         """Of a unit of so many bytes."""
         if self.free and any(self.groups[i] is group and own == send for i, own in self.free):
             return 0.0
-        sent = self.sent(group, send, nbytes)
+        sent = self.sent(group, send, nbytes) if send.share else nbytes
         return self.collective_s(send.primitive, sent, self.levels(send.axis))
 
     def sent(self, group: FormGroup, send: Send, nbytes: float) -> float:
@@ -274,8 +274,12 @@ class Sync:
 
     def _packed_s(self, nbytes: float, pieces: int) -> float:
         """To pack so many bytes, which are so many pieces of tensors."""
-        pieces_s = 0.0 if self.packs else self.overheads.pieces_s(pieces)
-        return self.copy_s(self.packed_bytes(nbytes)) + pieces_s
+        return self.copy_s(self.packed_bytes(nbytes)) + self._piece_s * pieces
+
+    @cached_property
+    def _piece_s(self) -> float:
+        """Beside the copying, of one tensor's piece for one rank."""
+        return 0.0 if self.packs else self.overheads.piece_s
 
     def packed_bytes(self, nbytes: float) -> float:
         """Bytes that move for it."""
@@ -351,9 +355,7 @@ class Sync:
             sent = n / self.shard if send.of_part else n
             found.append(talk(self.send_s(group, send, sent) / send.every, "gather"))
             if send.unpacks:
-                pieces_s = (
-                    0.0 if self.packs else self.overheads.pieces_s(bucket.tensors * self.shard)
-                )
+                pieces_s = self._piece_s * bucket.tensors * self.shard
                 found.append(run(self.copy_s(UNPACKED * n) + pieces_s, "gather"))
         for work in group.exchange.cleared:
             found += self._work((work,), bucket, work.what)
