@@ -50,12 +50,13 @@ def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
 
 
 def hope_s(problem: Problem, plan: Plan) -> float:
-    """Returns what a step would take that need not wait for gradients, if rows are known."""
+    """Returns what a step would take that need not wait for gradients, nor for what is made of
+    them, if rows are known."""
     assert plan.predicted
     told = plan.predicted.breakdown
     if problem.rows is None or told is None or not tables_of(problem.graph):
         return plan.predicted.step_s
-    return plan.predicted.step_s - told.gradients_s
+    return plan.predicted.step_s - told.gradients_s - told.gather_s
 
 
 def _tried(problem: Problem) -> Iterator[tuple[str, Mapping[str, Setting]]]:
