@@ -17,7 +17,7 @@ from meshwright.ir.graph.tables import tables_of
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.profile.row_counts import RowCounts
 from meshwright.ir.trace.trace import trace
-from meshwright.planner.finishing.tables import variants
+from meshwright.planner.finishing.tables import hope_s, variants
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
 from meshwright.planner.search.search import search, search_problem
@@ -223,6 +223,19 @@ def test_ids_in_order_of_frequency_are_split_by_columns() -> None:
     assert steps["in order"]["owned_columns"] == pytest.approx(
         steps["mixed"]["owned_columns"], rel=0.01
     )
+
+
+@pytest.mark.parametrize("asked", [{"dp_replicate": 4}, {"dp_shard": 4, "zero": 1}], ids=str)
+def test_plans_hope_for_what_their_tables_may_bring(asked: Any) -> None:
+    """Those that gather what they have stepped, too: else the search would leave them out."""
+    problem = make_problem(
+        trace(Wide(), (torch.zeros(800, dtype=torch.int64),)), slow_cluster(1e7),
+        precision="fp32", optimizer="sgd", rows=RowCounts(zipf=1.05),
+    )  # fmt: skip
+    plan = build_plan(problem, uniform_choice(problem, **asked))
+    best = min(v.predicted.step_s for v in variants(problem, plan) if v.predicted)
+    assert plan.predicted and best < 0.5 * plan.predicted.step_s
+    assert hope_s(problem, plan) <= best
 
 
 class Wide(nn.Module):
