@@ -6,8 +6,8 @@ First, on the words of this interpreter's own library as a stream of tokens (ide
 Lib/*.py and Lib/*/*.py, in order of files): bytes that a rank sends in a step of so many tokens on
 each rank, by the table's gradient whole (all-reduced in a ring), rows and numbers gathered from
 all, packed rows with a bit for each row (`packed_rows`), distinct rows to their owners and back,
-and their numbers (`owned_rows`; `late_rows` sends a byte more for each), and the same of every
-token. Rows are counted, step by step.
+and their numbers (`owned_rows`; `late_rows` sends a byte more for each, `owned_columns` the numbers
+to all), and the same of every token. Rows are counted, step by step.
 
 Then, random tables, batches and frequencies on a wire so slow that nothing else counts: how often
 the plan with the shortest predicted step has the form that sends least by these formulas (within 2
@@ -47,6 +47,7 @@ def sent_bytes(ranks: int, rows: int, row: int, union: float, each: float) -> di
         "gathered_rows": (ranks - 1) * each * (row + 8),
         "packed_rows": 2 * others * (union * row + rows / 8),
         "owned_rows": others * each * (2 * row + 8),
+        "owned_columns": others * each * 2 * row + (ranks - 1) * each * 8,
         "late_rows": others * each * (2 * row + 8 + 1),
     }
 

@@ -55,7 +55,7 @@ def _sparse(
             choice = choice_of(stage.by_parameter, tensor.fqn)
             if tensor.kind is Kind.PARAMETER and choice and _sends_rows(choice):
                 assert choice.sync
-                each = _ALL not in choice.sync.settings
+                each = _EACH in choice.sync.settings
                 share = choice.sync.settings.get(_EACH if each else _ALL, 1.0)
                 yield (tensor.fqn, choice.sync.form), (tensor.shape[0], float(share), each)
 

@@ -23,6 +23,10 @@ CPU_TURNS = 0.05
 """Share by which computing in halves takes longer than its ops: ranks wait for each other at twice
 as many collectives, and gradients come in twice as many parts. Steps of benchmarks/overlap.py on a
 wire that takes no time took 3 to 6 % longer than with products' own cost, on the same machine."""
+CPU_PIECE = 0.5
+"""Of an op's dispatch, what it takes to find the place of one rank's piece of one tensor in a flat
+one, and to begin to copy it: 5 us where ops took 10 (profile of a transformer of 48 tensors that 4
+ranks share, same machine, 2026-11-25)."""
 TALKING = 0.5
 """Share of a core that Gloo needs while a process communicates; assumption. Only where processes
 outnumber cores, and the link has no measured slowdown of computing."""
@@ -50,6 +54,11 @@ class Overheads:
         arithmetic = flops / rate if flops else 0.0
         each = device.overhead_s if device.kind == "cpu" else max(device.overhead_s, curve.floor_s)
         return max(self.copy_s(moved), arithmetic) + calls * each
+
+    @property
+    def piece_s(self) -> float:
+        """Seconds beside the copying for a piece of a tensor, where they are packed one by one."""
+        return CPU_PIECE * self.device.overhead_s if self.device.kind == "cpu" else 0.0
 
     def block_of(self, measured: bool) -> float:
         """Seconds of a block beside its own times, which have it if they were measured."""

@@ -33,6 +33,7 @@ from meshwright.costmodel.stage.program import IDLE, Program, Step, play, talk
 from meshwright.costmodel.stage.stage_parts import Parts, held_of, parts_of, summed_of
 from meshwright.costmodel.stage.sync import BlockTimes, Sync
 from meshwright.forms.exchange import Exchange
+from meshwright.forms.updates import update
 from meshwright.ir.memo import Memo
 from meshwright.ir.plan.plan import FormChoice, Plan, Stage
 
@@ -274,12 +275,13 @@ def _copy_waits(tables: CostTables, costs: StageCosts) -> tuple[list[float], lis
 
 def _trained(held: Sequence[BlockParams], sync: Sync) -> list[tuple[int, int]]:
     """Of each group: tensors that the optimizer steps over, and the bytes of this rank's part."""
+    shard = sync.shard
     return [
         (
-            ceil(group.tensors * (form.exchange.busiest or 1.0)),
-            ceil(group.trained_bytes / form.exchange.parts("optimizer", sync.shard)),
+            ceil(group.tensors * (of.busiest or 1.0)),
+            ceil(group.trained_bytes * of.stepped_share / of.parts("optimizer", shard)),
         )
-        for group, form in zip(held, sync.groups, strict=True)
+        for group, of in zip(held, [form.exchange for form in sync.groups], strict=True)
     ]
 
 
@@ -298,9 +300,10 @@ def _optimizer_time(
         found.append(
             replace(timed, seconds=timed.seconds + _products_s(tables, costs, parts, name))
         )
+    moved_s = _rows_moved_s(costs, parts, sizes)
     if len(found) == 1:
-        return found[0]
-    whole_s = sum([one.seconds for one in found])
+        return replace(found[0], seconds=found[0].seconds + moved_s)
+    whole_s = sum([one.seconds for one in found]) + moved_s
     band = sum([one.seconds * one.band for one in found]) / whole_s if whole_s else 0.0
     return OptimizerTime(whole_s, band, worst_source([one.source for one in found]))
 
@@ -316,10 +319,21 @@ def _products_s(tables: CostTables, costs: StageCosts, parts: Parts, name: str) 
     return found
 
 
+def _rows_moved_s(costs: StageCosts, parts: Parts, sizes: Sequence[tuple[int, int]]) -> float:
+    """Seconds to take state of the rows that are stepped alone out of the whole, and to put those
+    and their values back."""
+    each = [
+        (2 * update(part.update).copies + 1) * nbytes
+        for part, (_, nbytes) in zip(parts, sizes, strict=True) if part.exchange.stepped
+    ]  # fmt: skip
+    return overheads_of(costs.device).copy_s(2 * sum(each)) if each else 0.0
+
+
 def _temporary(
     costs: StageCosts, parts: Parts, held: Sequence[BlockParams], shares: Sequence[float]
 ) -> int:
-    """What an optimizer's step makes and lets go, at most."""
+    """What an optimizer's step makes and lets go, at most; state of rows that are stepped alone is
+    there beside the whole."""
     found = []
     for name in dict.fromkeys([part.update for part in parts]):
         own = [
@@ -329,7 +343,11 @@ def _temporary(
         largest = max([o.largest for h, _ in own for o in h.owned])
         shapes = [shaped for part in parts if part.update == name for shaped in part.shapes]
         found.append(temporary_bytes(costs.device, name, nbytes, largest, shapes))
-    return max(found)
+    taken = [
+        update(part.update).copies * ceil(h.trained_bytes * part.exchange.stepped_share / n)
+        for part, h, n in zip(parts, held, shares, strict=True) if part.exchange.stepped
+    ]  # fmt: skip
+    return max(found) + sum(taken)
 
 
 def _memory(

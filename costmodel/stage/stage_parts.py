@@ -42,9 +42,12 @@ def parts_of(tables: CostTables, stage: Stage, costs: StageCosts, optimizer: str
     found = []
     for group in groups_of(stage, names):
         own = frozenset(name for path in group.paths for name in names[path])
-        of = _exchange(tables, group.stage, costs, own)
-        name = group.update or optimizer
-        found.append(Part(of, name, own, _stepped(tables, costs, name, own)))
+        step = group.update or optimizer
+        # A kernel steps all that it is given, and copies of owners have gradients of other rows.
+        alone = group.stage.mesh.get("dp_replicate", 1) == 1 and not costs.updates
+        rests = alone and update(step).rests_by_default
+        of = _exchange(tables, group.stage, costs, own, rests)
+        found.append(Part(of, step, own, _stepped(tables, costs, step, own)))
     return tuple(found)
 
 
@@ -58,12 +61,17 @@ def _stepped(
 
 
 def _exchange(
-    tables: CostTables, stage: Stage, costs: StageCosts, names: frozenset[str] | None
+    tables: CostTables,
+    stage: Stage,
+    costs: StageCosts,
+    names: frozenset[str] | None,
+    rests: bool = False,
 ) -> Exchange:
-    """What a stage does with some of its parameters."""
+    """What a stage does with some of its parameters; `rests`: what has no gradient need not be
+    stepped."""
     if not needs_shapes(stage.sync_form):
-        return copied(exchange_of(stage), tables.numbers)
-    made = exchange_of(stage, _shapes(tables, costs, names))
+        return copied(exchange_of(stage, rests=rests), tables.numbers)
+    made = exchange_of(stage, _shapes(tables, costs, names), rests=rests)
     return copied(made, tables.numbers)
 
 

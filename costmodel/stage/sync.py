@@ -220,9 +220,13 @@ class Sync:
         """Of a unit of so many bytes."""
         if self.free and any(self.groups[i] is group and own == send for i, own in self.free):
             return 0.0
-        levels = self.levels(send.axis)
-        sent = group.exchange.sent(send, nbytes, ranks_of(levels) if send.by_rank else 1)
-        return self.collective_s(send.primitive, sent, levels)
+        sent = self.sent(group, send, nbytes) if send.share else nbytes
+        return self.collective_s(send.primitive, sent, self.levels(send.axis))
+
+    def sent(self, group: FormGroup, send: Send, nbytes: float) -> float:
+        """Bytes by which a message of a unit of so many bytes takes its time."""
+        ranks = ranks_of(self.levels(send.axis)) if send.by_rank else 1
+        return group.exchange.sent(send, nbytes, ranks) * group.exchange.load(send)
 
     def collective_s(self, primitive: Primitive, nbytes: float, levels: Levels) -> float:
         """Equal blocks send equal bytes: each time is looked up once."""
@@ -263,11 +267,20 @@ class Sync:
                 found.append(Step(Do.WAIT_SCATTER, 0.0, SCATTER, "gradients"))
                 found.append(run(self.copy_s(ADDED * send.times * n / self.shard), "gradients"))
             if send.packs:
-                packed = self.packed_bytes(send.times * n)
-                found.append(run(self.copy_s(packed), "gradients"))
+                packed_s = self._packed_s(send.times * n, bucket.tensors * self.shard)
+                found.append(run(packed_s, "gradients"))
             seconds = self.send_s(group, send, n)
             found.append(Step(Do.START, seconds, SCATTER, "gradients"))
         return found
+
+    def _packed_s(self, nbytes: float, pieces: int) -> float:
+        """To pack so many bytes, which are so many pieces of tensors."""
+        return self.copy_s(self.packed_bytes(nbytes)) + self._piece_s * pieces
+
+    @cached_property
+    def _piece_s(self) -> float:
+        """Beside the copying, of one tensor's piece for one rank."""
+        return 0.0 if self.packs else self.overheads.piece_s
 
     def packed_bytes(self, nbytes: float) -> float:
         """Bytes that move for it."""
@@ -282,6 +295,7 @@ class Sync:
         yield Step(Do.WAIT_ALL, 0.0, 0, "gradients")
         for group in self.groups:
             yield from self._ended(group)
+        yield from self._together([group.exchange.at_end for group in self.groups], "gradients")
         for sizes, levels in summed:
             held = sum([
                 nbytes / group.exchange.parts("optimizer", self.shard)
@@ -292,7 +306,8 @@ class Sync:
                 yield run(self.overheads.copy_s(4 * held), "gradients")
 
     def _ended(self, group: FormGroup) -> Iterator[Step]:
-        ended = [(send, self.levels(send.axis)) for send in group.exchange.at_end]
+        ends = group.exchange.at_end
+        ended = [(send, self.levels(send.axis)) for send in ends if not send.joint]
         work = group.exchange.worked_at_end
         for bucket in group.buckets if ended or work else ():
             if work:
@@ -311,19 +326,39 @@ class Sync:
                 if key not in known:
                     known[key] = self._published(group, bucket)
                 yield from known[key]
+        yield from self._together([group.exchange.published for group in self.groups], "gather")
+
+    def _together(self, sends: Sequence[Sequence[Send]], what: str) -> Iterator[Step]:
+        """Messages that buckets of several groups of a form go in; `sends`: of each group."""
+        found: dict[object, tuple[Send, float]] = {}
+        for index, (group, own) in enumerate(zip(self.groups, sends, strict=True)):
+            for send in own:
+                if send.joint and self.levels(send.axis):
+                    key = group.exchange.form, send.what, send.primitive, send.axis, send.share
+                    units = sum([bucket.nbytes for bucket in group.buckets])
+                    nbytes = 0.0 if (index, send) in self.free else self.sent(group, send, units)
+                    found[key] = send, found.get(key, (send, 0.0))[1] + nbytes
+        for send, nbytes in found.values():
+            if nbytes:
+                yield talk(self.collective_s(send.primitive, nbytes, self.levels(send.axis)), what)
 
     def _published(self, group: FormGroup, bucket: Bucket) -> list[Step]:
         """Of a bucket."""
         n, found = bucket.nbytes, list[Step]()
         for send in group.exchange.published:
+            if send.joint:
+                continue
             if send.packs:
                 own = n / self.shard if send.packs == "part" else n
-                packed = own if self.updates else self.packed_bytes(own)
-                found.append(run(self.copy_s(packed), "gather"))
+                pieces = bucket.tensors * (1 if send.packs == "part" else self.shard)
+                packed_s = self.copy_s(own) if self.updates else self._packed_s(own, pieces)
+                found.append(run(packed_s, "gather"))
             sent = n / self.shard if send.of_part else n
             found.append(talk(self.send_s(group, send, sent) / send.every, "gather"))
             if send.unpacks:
-                found.append(run(self.copy_s(UNPACKED * send.times * n), "gather"))
+                pieces_s = self._piece_s * bucket.tensors * self.shard
+                moved = UNPACKED * send.times * n
+                found.append(run(self.copy_s(moved) + pieces_s, "gather"))
         for work in group.exchange.cleared:
             found += self._work((work,), bucket, work.what)
         return found

@@ -1,7 +1,8 @@
 """How often rows of embedding tables occur: counted on batches, or assumed."""
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +25,9 @@ class RowCounts:
     """Path -> times that a row occurred -> rows that occurred so often."""
     zipf: float | None = None
     """Exponent for tables that were not counted; None: nothing is assumed of them."""
+    parts: Mapping[str, Sequence[Mapping[int, int]]] = field(default_factory=dict)
+    """The same as `tables` of each of so many equal parts of a table, in the order of its rows;
+    nothing of tables of which nobody knows where rows lie that occur often."""
 
     def distinct(self, path: str, rows: int, lookups: int) -> float | None:
         """Returns how many of a table's rows so many lookups name, on average, each drawn alone;
@@ -41,6 +45,25 @@ class RowCounts:
         share, count = known
         named = count * _named(share, lookups)
         return float((named * _named(share, others)).sum() / named.sum())
+
+    def busiest(self, path: str, rows: int, lookups: int, owners: int) -> float:
+        """Returns how many times the mean one of so many owners has, each of a chunk of the rows,
+        of the rows that so many lookups name: the one that has most. 1.0 if nobody knows where rows
+        lie that occur often."""
+        parts = self.parts.get(path, ())
+        if not parts or owners < 2:
+            return 1.0
+        every = sum(times * count for times, count in self.tables[path].items())
+        named = np.array([
+            sum(n * float(_named(np.array(times / every), lookups)) for times, n in part.items())
+            for part in parts
+        ])  # fmt: skip
+        # As many of a part as lie in a chunk.
+        until = np.concatenate([[0.0], named.cumsum()])
+        chunk = -(-rows // owners) / rows * len(parts)
+        bounds = np.minimum(np.arange(owners + 1) * chunk, len(parts))
+        owned = np.diff(np.interp(bounds, np.arange(len(parts) + 1), until))
+        return max(1.0, float(owned.max() / owned.mean()))
 
     def _shares(self, path: str, rows: int) -> tuple[_Floats, _Floats] | None:
         """How often a lookup names a row, and how many rows are named so often."""
@@ -65,7 +88,12 @@ class RowCounts:
             name: [[times, rows] for times, rows in sorted(found.items())]
             for name, found in sorted(self.tables.items())
         }
-        Path(path).write_text(json.dumps({"schema": SCHEMA, "tables": tables}) + "\n")
+        parts = {
+            name: [sorted(part.items()) for part in found]
+            for name, found in sorted(self.parts.items())
+        }
+        data = {"schema": SCHEMA, "tables": tables} | ({"parts": parts} if parts else {})
+        Path(path).write_text(json.dumps(data) + "\n")
 
     @classmethod
     def load(cls, given: "str | Path | RowCounts | None") -> "RowCounts | None":
@@ -83,6 +111,10 @@ class RowCounts:
                 name: {int(times): int(rows) for times, rows in pairs}
                 for name, pairs in found.items()
             }
+            parts = {
+                name: tuple({int(times): int(rows) for times, rows in part} for part in found)
+                for name, found in data.get("parts", {}).items()
+            }
             odd = [n for n, own in tables.items() if not own or min(*own, *own.values()) < 1]
         except (AttributeError, TypeError, ValueError) as error:
             raise PlanError(
@@ -91,7 +123,17 @@ class RowCounts:
             ) from error
         if odd:
             raise PlanError(f"{given}: counts of {odd[0][:80]!r} must be 1 or more")
-        return cls(tables)
+        if strange := [name for name in parts if _added(parts[name]) != tables.get(name)]:
+            raise PlanError(f"{given}: parts of {strange[0][:80]!r} are not those of its table")
+        return cls(tables, parts=parts)
+
+
+def _added(parts: Sequence[Mapping[int, int]]) -> Mapping[int, int]:
+    """Of a table, what is told of its parts."""
+    found: Counter[int] = Counter()
+    for part in parts:
+        found.update(part)
+    return found
 
 
 def _named(share: _Floats, lookups: int) -> _Floats:

@@ -5,7 +5,7 @@ and traffic, bounds and reports branch on what rows say, never on which form the
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property
 from math import ceil
@@ -19,6 +19,11 @@ Kind = Literal["gradients", "parameters", "optimizer", "communication", "kept"]
 Axis = Literal["dp", "dp_shard", "dp_replicate"]
 Unit = Literal["bucket", "block", "stage"]
 """Gradients of some blocks up to a size, those of one block, or all of a stage."""
+
+
+Steps = Literal["", "all", "some"]
+"""Of a row, where it is so: what the optimizer steps, all of a rank's part or what has gradients of
+it; empty: either."""
 
 
 class Event(IntEnum):
@@ -85,6 +90,12 @@ class Send:
     """It is the share that one rank hands in, and not all of them together."""
     times: float = 1.0
     """Bytes that go per byte of the unit as the optimizer steps it; less for copies."""
+    joint: bool = False
+    """Buckets of all parameters of the stage that have the form go in one message, whatever else
+    their settings say; at the end of a step, or when the optimizer has stepped."""
+    loaded: str = ""
+    """Name of what the plan states of the data: how many times the mean the busiest rank sends or
+    gets, for whom all wait; empty: ranks send equally."""
 
     @property
     def is_late(self) -> bool:
@@ -105,6 +116,7 @@ class Rewrite:
     """Of products of matrices, per byte of the unit."""
     calls: float = 0.0
     """Kernels, per tensor of the unit."""
+    steps: Steps = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +136,7 @@ class Hold:
     """As of `Send`; not of parameters or the optimizer's state."""
     times: float = 1.0
     """As of `Send`."""
+    steps: Steps = ""
 
 
 Row = Send | Rewrite | Hold
@@ -143,6 +156,9 @@ class Exchange:
     """Size at which a bucket is closed; None: that of all forms."""
     agrees: bool = True
     """Whether replicas have the same gradients when the optimizer steps."""
+    stepped: str = ""
+    """Name of what the plan states of the data: the share of a rank's part that has a gradient;
+    that alone is stepped where a gradient of zero changes nothing. Empty: all is."""
     in_forward_order: bool = False
     """Whether buckets are of parameters as the forward reads them; else as the backward does."""
     largest: float = 0.0
@@ -161,6 +177,18 @@ class Exchange:
     copies_apart: bool = False
     """Whether the form knows nothing of copies: gradients of a block are added at once to those of
     what is stepped."""
+
+    def stepping(self, *, some: bool) -> "Exchange":
+        """Returns what is done where what has no gradient is not stepped (`some`), or is."""
+        if not self.stepped:
+            return self
+        rows = [row for row in self.rows if isinstance(row, Send) or _is_so(row.steps, some)]
+        return replace(self, rows=tuple(rows), stepped=self.stepped if some else "")
+
+    @cached_property
+    def stepped_share(self) -> float:
+        """Of a rank's part of what it steps."""
+        return self.stated[self.stepped] if self.stepped else 1.0
 
     @cached_property
     def sends(self) -> tuple[Send, ...]:
@@ -208,6 +236,10 @@ class Exchange:
         if not send.share:
             return nbytes * send.times
         return nbytes * send.times * self.stated[send.share] * (ranks if send.by_rank else 1)
+
+    def load(self, send: Send) -> float:
+        """Returns how many times the bytes of the mean rank the busiest one sends or gets."""
+        return self.stated[send.loaded] if send.loaded else 1.0
 
     def work_at(self, event: Event) -> tuple[Rewrite, ...]:
         """Returns what is done at an event without a message."""
@@ -352,3 +384,7 @@ class Exchange:
     def moving_at_end(self) -> tuple[float, float]:
         """Most of its largest bucket at once for messages after the last backward: the same."""
         return self._held([h for h in self.holds if h.kind == "communication"])
+
+
+def _is_so(steps: Steps, some: bool) -> bool:
+    return steps == "" or some == (steps == "some")

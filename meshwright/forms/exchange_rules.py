@@ -27,6 +27,8 @@ def _wrong(exchange: Exchange) -> Iterator[str]:
     for row in exchange.rows:
         if not isinstance(row, Rewrite) and row.until < _start(row) and not _lag(row):
             yield f"{row} ends before it begins: until {_start(row).name} or later"
+        if isinstance(row, Send) and row.loaded and not exchange.stated.get(row.loaded, 0) >= 1:
+            yield f"{row}: the busiest rank has the mean or more: {row.loaded} stated as 1 or more"
         if not isinstance(row, Rewrite) and row.share:
             yield from _wrong_share(row, exchange)
     for hold in exchange.holds:
@@ -38,6 +40,8 @@ def _wrong(exchange: Exchange) -> Iterator[str]:
             yield f"{hold}: what a form keeps is there from BEGIN to NEXT_BEGIN, of a stage"
         if hold.kind in ("parameters", "optimizer") and hold.share:
             yield f"{hold}: it is whole or a rank's part, and no share of it; leave `share` out"
+    if exchange.stepped and not 0 < exchange.stated.get(exchange.stepped, 0) <= 1:
+        yield f"{exchange.stepped} is the share that has gradients: stated above 0, up to 1"
     for row in exchange.rows:
         if isinstance(row, Rewrite):
             yield from _wrong_work(row, exchange)
@@ -81,6 +85,8 @@ def _wrong_work(row: Rewrite, exchange: Exchange) -> Iterator[str]:
 
 
 def _wrong_send(send: Send) -> Iterator[str]:
+    if send.joint and (send.is_late or send.at not in (Event.END, Event.UPDATED)):
+        yield f"{send}: buckets of several groups go together at END or when UPDATED"
     known = _LIVES[send.what]
     if send.at not in known:
         names = ", ".join([event.name for event in known])

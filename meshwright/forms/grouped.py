@@ -16,6 +16,7 @@ from meshwright.forms.running import (
     ParameterStore,
     Samples,
     Slot,
+    SomeRows,
     SyncRun,
     SyncState,
 )
@@ -98,6 +99,14 @@ class GroupedRun(SyncRun):
     @property
     def reduced(self) -> tuple[Held, ...]:
         return _all(run.reduced for run in self._runs)
+
+    @property
+    def some_rows(self) -> tuple[SomeRows, ...]:
+        return tuple(some for run in self._runs for some in run.some_rows)
+
+    def spread(self) -> None:
+        for run in self._runs:
+            run.spread()
 
     @property
     def is_settled(self) -> bool:

@@ -1,51 +1,39 @@
 """Ranks that own rows of tables: who has a gradient of some sends it, who reads some asks. Nobody
 has all of a table."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from meshwright.forms.flat import chunk_rows, frozen, held_whole, sum_over_copies, trainable
+from meshwright.forms.row_messages import Arriving, start_parts
 from meshwright.forms.rows import torn_rows
-from meshwright.forms.running import Held, LaterStep, Lines, Samples, Slot, SyncRun
-from meshwright.forms.settings import Known, wrong_settings
+from meshwright.forms.running import Held, LaterStep, Lines, Samples, Slot, SomeRows, SyncRun
 from meshwright.forms.sync import IDS
-from meshwright.ir.comm.collective import What
-from meshwright.ir.comm.p2p_collectives import Waitable
 from meshwright.ir.errors import PlanError
 from meshwright.ir.plan.plan import Stage
 from meshwright.ir.profile.measured import Purpose
 
-ZERO = 1
-"""What of a table is split: owners step their rows."""
-
-
-def wrong_owners(form: str, known: Known, stage: Stage) -> Iterator[tuple[str, str]]:
-    """Yields what is wrong with a form whose rows have owners in a stage, and what would be right;
-    `known`: its settings."""
-    yield from wrong_settings(form, known, stage.sync.settings if stage.sync else {})
-    if stage.zero != ZERO:
-        yield f"{form} gives each rank rows to step, and zero is {stage.zero}", f"zero {ZERO}"
-    elif stage.dp > 1 and not stage.is_sharded:
-        yield f"{form} shares rows out over dp_shard, which is 1", f"dp_shard {stage.dp}"
-
 
 def owned_tables(
-    form: str, groups: Sequence[tuple[Sequence[Slot], Stage]], lines: Lines
+    form: str,
+    groups: Sequence[tuple[Sequence[Slot], Stage]],
+    lines: Lines,
+    kind: "type[OwnedTable] | None" = None,
 ) -> tuple[list["OwnedTable"], list[Slot]]:
     """Returns the tables of groups of which the stage says different settings, and what is not
-    trained. PlanError for a table of which model axes split rows, or that has none."""
+    trained; `kind`: what a rank has of one, rows if None. PlanError for a table of which model
+    axes split rows, or that has none."""
     tables, still = [], []
     for slots, stage in groups:
         ids = str(stage.sync.settings.get(IDS, "")) if stage.sync else ""
         for slot in slots:
             if slot.whole.ndim < 2 or slot.whole.shape[0] != slot.param.global_shape[0]:
                 raise PlanError(str(torn_rows(form, slot.param.fqn)))
-        tables += [OwnedTable(form, slot, ids, lines) for slot in trainable(slots)]
+        tables += [(kind or OwnedTable)(form, slot, ids, lines) for slot in trainable(slots)]
         still += frozen(slots)
     return tables, still
 
@@ -59,22 +47,42 @@ class OwnedTable:
         self.slot, self.path = slot, slot.param.fqn
         self._form, self._ids = form, ids
         self.count, self.owners, self.chunk = slot.rows, size, -(-slot.rows // size)
-        self.start, self.stop = chunk_rows(slot.rows, size, lines.shards.coordinate)
-        self.shard = nn.Parameter(whole[self.start : self.stop].clone())
-        primary = lines.is_primary(slot.param, "dp_replicate")
-        self.held = Held(slot.param, lines.stage, self.shard, (self.start, self.stop), primary)
+        self.start = 0
+        """The first row that the rank has."""
+        self.shard, self.held = self._own_part(whole, lines)
         self.here = torch.empty(0, dtype=torch.int64)
         """Numbers of the rows that blocks have, ascending."""
+        self._row = whole.shape[1:]
         self.drop()
+
+    def _own_part(self, whole: Tensor, lines: Lines) -> tuple[nn.Parameter, Held]:
+        """Of a table, what this rank steps."""
+        param = self.slot.param
+        self.start, stop = chunk_rows(self.count, self.owners, lines.shards.coordinate)
+        shard = nn.Parameter(whole[self.start : stop].clone())
+        primary = lines.is_primary(param, "dp_replicate")
+        return shard, Held(param, lines.stage, shard, (self.start, stop), primary)
 
     def rows(self, batch: Samples) -> Tensor:
         """Those that a batch of this rank reads, ascending."""
+        found: Tensor = self._named(batch).unique()  # type: ignore[no-untyped-call]
+        return found[(found >= 0) & (found < self.count)]
+
+    def has_all(self, batch: Samples) -> bool:
+        """Whether blocks have all rows that a batch of this rank reads."""
+        ids = self._named(batch)
+        if not len(self.here):
+            return not len(self.rows(batch))
+        places = torch.searchsorted(self.here, ids).clamp_(max=len(self.here) - 1)
+        # What is no row is refused where it is looked up.
+        known = (self.here[places] == ids) | (ids < 0) | (ids >= self.count)
+        return bool(known.all())
+
+    def _named(self, batch: Samples) -> Tensor:
         if self._ids not in batch:
             given = ", ".join(batch)
             raise PlanError(f"{self._form} reads rows from input {self._ids!r}; given are {given}")
-        ids = batch[self._ids].detach().to(self.shard.device)
-        found: Tensor = ids.long().unique()  # type: ignore[no-untyped-call]
-        return found[(found >= 0) & (found < self.count)]
+        return batch[self._ids].detach().to(self.shard.device).flatten().long()
 
     def put(self, rows: Tensor, values: Tensor) -> None:
         """Blocks have these rows from now on, and no gradient of them."""
@@ -84,7 +92,7 @@ class OwnedTable:
     def drop(self) -> None:
         """Blocks have none."""
         device = self.shard.device
-        nothing = self.shard.detach().new_empty((0, *self.shard.shape[1:]))
+        nothing = self.shard.detach().new_empty((0, *self._row))
         self.put(torch.empty(0, dtype=torch.int64, device=device), nothing)
 
     def owned(self, rows: Tensor) -> Tensor:
@@ -100,12 +108,41 @@ class OwnedTable:
         """Zeros, to sum gradients of this rank's own rows in."""
         return torch.zeros_like(self.shard.detach())
 
-    def add(self, total: Tensor, rows: Tensor, counts: Sequence[int], values: Tensor) -> None:
-        """Adds gradients of some rows that came, so many from each rank."""
+    @staticmethod
+    def add(total: Tensor, places: Tensor, parts: Sequence[Tensor]) -> None:
+        """Adds gradients of some rows that came, from each rank, where they belong."""
         # Source by source in the order of ranks: two runs are equal.
-        parts = zip(torch.split(rows, list(counts)), torch.split(values, list(counts)), strict=True)
-        for own, x in parts:
-            total.index_add_(0, own - self.start, x)
+        numbers = torch.split(places, [len(part) for part in parts])
+        for own, x in zip(numbers, parts, strict=True):
+            total.index_add_(0, own, x)
+
+    def summed(self, found: Tensor, parts: Sequence[Tensor]) -> SomeRows:
+        """The rows of which gradients came, from each rank, with their sums."""
+        rows, places = found.unique(return_inverse=True)  # type: ignore[no-untyped-call]
+        part = nn.Parameter(self.owned(rows))
+        part.grad = torch.zeros_like(part.detach())
+        self.add(part.grad, places, parts)
+        return SomeRows(self.shard, rows - self.start, part)
+
+    def counts(self, rows: Tensor) -> Tensor:
+        """How many of some rows each rank has to be told of, [ranks]."""
+        return torch.bincount(rows // self.chunk, minlength=self.owners)
+
+    def told(self, rows: Tensor) -> Tensor:
+        """What ranks are told of them, rank after rank."""
+        return rows
+
+    def parted(self, rows: Tensor, owned: Sequence[int]) -> Sequence[Tensor]:
+        """What each rank owns of some rows, so many of which it was told of."""
+        return torch.split(rows, list(owned))
+
+    def coming(self, owned: Sequence[int]) -> list[tuple[int, ...]]:
+        """Shapes of the same as each rank sends it."""
+        return [(n, *self.shard.shape[1:]) for n in owned]
+
+    def joined(self, parts: Sequence[Tensor]) -> Tensor:
+        """Rows, of which each rank has sent what it owns."""
+        return torch.cat(list(parts))
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,50 +159,6 @@ class AskedRows:
     """How many each."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Message:
-    """Rows of one dtype that are on their way."""
-
-    tables: list[int]
-    came: Tensor
-    sizes: list[int]
-    """Of the parts of each table from each rank, in the order in which they lie."""
-    shapes: list[tuple[int, ...]]
-    """Of a row of each table."""
-    sent: Tensor
-    work: Waitable | None
-
-    def values(self) -> list[Tensor]:
-        """Waits; of each table the rows that came, rank after rank."""
-        if self.work is not None:
-            self.work.wait()
-        parts = torch.split(self.came, self.sizes)
-        return [
-            torch.cat(parts[number :: len(self.shapes)]).view(-1, *shape)
-            for number, shape in enumerate(self.shapes)
-        ]
-
-
-class Arriving:
-    """Rows of several tables that are on their way."""
-
-    def __init__(self, messages: Sequence[_Message]) -> None:
-        self._messages = tuple(messages)
-
-    @property
-    def kept(self) -> list[Tensor]:
-        """What must stay until they have arrived."""
-        return [x for message in self._messages for x in (message.came, message.sent)]
-
-    def values(self) -> list[Tensor]:
-        """Waits; of each table the rows that came, rank after rank."""
-        found = {
-            table: x for message in self._messages
-            for table, x in zip(message.tables, message.values(), strict=True)
-        }  # fmt: skip
-        return [found[table] for table in sorted(found)]
-
-
 _Counts = Sequence[Sequence[int]]
 """Of each table, rows of each rank."""
 _Start = Callable[[Sequence[Tensor], _Counts, _Counts], Arriving]
@@ -177,10 +170,9 @@ class _Asking:
 
     def __init__(self, start: _Start, tables: Sequence[OwnedTable], rows: Sequence[Tensor]) -> None:
         size, self._start, self._rows = tables[0].owners, start, rows
-        mine = torch.stack([
-            torch.bincount(own // table.chunk, minlength=size)
-            for table, own in zip(tables, rows, strict=True)
-        ])  # fmt: skip
+        each = list(zip(tables, rows, strict=True))
+        mine = torch.stack([table.counts(own) for table, own in each])
+        self._told = [table.told(own) for table, own in each]
         ones = [1] * size
         self._owned: list[list[int]] = mine.tolist()
         self._theirs = start([mine.T.contiguous()], [ones], [ones])
@@ -190,14 +182,14 @@ class _Asking:
         """Owners get to know them, once they know how many."""
         if self._numbers is None:
             (theirs,) = self._theirs.values()
-            self._counts: list[list[int]] = theirs.T.tolist()
-            self._numbers = self._start(self._rows, self._owned, self._counts)
+            self._counts: list[list[int]] = torch.cat(theirs).T.tolist()
+            self._numbers = self._start(self._told, self._owned, self._counts)
         return self._numbers
 
     def end(self) -> list[AskedRows]:
         """What they know, when they know all."""
         found = self.tell_numbers().values()
-        each = zip(self._rows, self._owned, found, self._counts, strict=True)
+        each = zip(self._rows, self._owned, map(torch.cat, found), self._counts, strict=True)
         return [AskedRows(*one) for one in each]
 
 
@@ -209,7 +201,6 @@ class OwnedRows(SyncRun):
     def __init__(self, tables: Sequence[OwnedTable], still: Sequence[Slot], lines: Lines) -> None:
         """`still`: parameters that are not trained."""
         self._lines, self._tables = lines, tuple(tables)
-        self._peers = lines.shards
         self.held = (*(table.held for table in tables), *held_whole(still, lines))
         self._by_path = {table.path: table for table in self._tables}
         self._asked: list[AskedRows] = []
@@ -220,6 +211,8 @@ class OwnedRows(SyncRun):
         """They have come after the last step."""
         self._last = min((table.slot.owner for table in tables), default=-1)
         """The call after whose backward all gradients of tables are there."""
+        self._some: list[SomeRows] = []
+        self._reduced: tuple[Held, ...] = ()
         self._leaving: Arriving | None = None
         """Gradients on their way to owners."""
 
@@ -230,16 +223,16 @@ class OwnedRows(SyncRun):
     def begin(self, batch: Samples | None = None, next_batch: Samples | None = None) -> None:
         for table in self._tables:
             table.slot.whole.grad = table.shard.grad = None
+        self._some, self._reduced = [], ()
         announced, self._announced = self._announced, False
         self._ask_no_more()
         if batch is None:  # gradients are cleared, and nothing runs
             self._drop()
             return
-        rows = self._read(batch)
         if announced:
-            self._are_here(rows)
+            self._are_here(batch)
         else:
-            self._fetch(rows)
+            self._fetch(self._read(batch))
         self._ask_ahead(next_batch)
 
     def more(self, batch: Samples | None = None, next_batch: Samples | None = None) -> None:
@@ -272,9 +265,9 @@ class OwnedRows(SyncRun):
     def _read(self, batch: Samples) -> list[Tensor]:
         return [table.rows(batch) for table in self._tables]
 
-    def _are_here(self, rows: Sequence[Tensor]) -> None:
-        for table, read in zip(self._tables, rows, strict=True):
-            if not torch.isin(read, table.here).all():
+    def _are_here(self, batch: Samples) -> None:
+        for table in self._tables:
+            if not table.has_all(batch):
                 raise PlanError(
                     "this batch is not the one that next_batch said would come: its rows of "
                     f"{table.path} are not here; pass the batches in that order, or no next_batch"
@@ -286,10 +279,13 @@ class OwnedRows(SyncRun):
 
     def _leave(self, asked: Sequence[AskedRows]) -> Arriving:
         """Gradients go to owners, then numbers of the next batch's rows, beside them."""
-        leaving = self._start(
-            [table.gradient() for table in self._tables], [one.owned for one in asked],
-            [one.counts for one in asked], "gradients",
-        )  # fmt: skip
+        each = list(zip(self._tables, asked, strict=True))
+        leaving = start_parts(
+            self._lines,
+            [table.parted(table.gradient(), one.owned) for table, one in each],
+            [[(n, *table.shard.shape[1:]) for n in one.counts] for table, one in each],
+            "gradients",
+        )
         if self._asking is not None:
             self._asking.tell_numbers()
         return leaving
@@ -298,12 +294,39 @@ class OwnedRows(SyncRun):
     def finish(self) -> None:
         asked = self._asked or self._ask([table.here for table in self._tables], "gradients")
         leaving, self._leaving = self._leaving or self._leave(asked), None
+        self._some = []
         for table, one, came in zip(self._tables, asked, leaving.values(), strict=True):
-            table.slot.whole.grad, table.shard.grad = None, table.total()
-            table.add(table.shard.grad, one.found, one.counts, came)
-            sum_over_copies(table.shard.grad, self._lines)
+            table.slot.whole.grad = table.shard.grad = None
+            if self._lines.copies.size > 1 or table.slot.param.sum_over:
+                # Others have gradients of other rows, which are added to these.
+                table.shard.grad = table.total()
+                table.add(table.shard.grad, one.found - table.start, came)
+                sum_over_copies(table.shard.grad, self._lines)
+            else:
+                self._some.append(table.summed(one.found, came))
+        replaced = {id(some.of): some.part for some in self._some}
+        self._reduced = tuple(
+            replace(held, tensor=replaced[id(held.tensor)], rows=None)
+            if id(held.tensor) in replaced
+            else held
+            for held in self.held
+        )
+
+    @property
+    def reduced(self) -> tuple[Held, ...]:
+        return self._reduced if self._some else self.held
+
+    @property
+    def some_rows(self) -> tuple[SomeRows, ...]:
+        return tuple(self._some)
+
+    def spread(self) -> None:
+        for some in self._some:
+            some.spread()
+        self._some, self._reduced = [], ()
 
     def updated(self, later: Callable[[], LaterStep]) -> None:
+        self._some, self._reduced = [], ()
         self._announced = self._asking is not None
         if self._asking is None:
             self._drop()
@@ -329,12 +352,15 @@ class OwnedRows(SyncRun):
     def _answer(self, asked: list[AskedRows]) -> None:
         """Owners send what they were asked for."""
         self._asked = asked
-        values = self._exchange(
-            [table.owned(one.found) for table, one in zip(self._tables, asked, strict=True)],
-            [one.counts for one in asked], [one.owned for one in asked], "parameters",
-        )  # fmt: skip
-        for table, one, came in zip(self._tables, asked, values, strict=True):
-            table.put(one.rows, came)
+        each = list(zip(self._tables, asked, strict=True))
+        arriving = start_parts(
+            self._lines,
+            [torch.split(table.owned(one.found), one.counts) for table, one in each],
+            [table.coming(one.owned) for table, one in each],
+            "parameters",
+        )
+        for (table, one), parts in zip(each, arriving.values(), strict=True):
+            table.put(one.rows, table.joined(parts))
 
     def _ask(self, rows: Sequence[Tensor], purpose: Purpose) -> list[AskedRows]:
         """Owners get to know numbers of their rows that this rank wants."""
@@ -343,50 +369,14 @@ class OwnedRows(SyncRun):
     def _begin_to_ask(self, rows: Sequence[Tensor], purpose: Purpose) -> _Asking:
         return _Asking(partial(self._start, purpose=purpose), self._tables, rows)
 
-    def _exchange(
-        self, rows: Sequence[Tensor], sent: _Counts, received: _Counts, purpose: Purpose
-    ) -> list[Tensor]:
-        """Returns the rows that came, as `_start` sends them."""
-        return self._start(rows, sent, received, purpose).values()
-
     def _start(
         self, rows: Sequence[Tensor], sent: _Counts, received: _Counts, purpose: Purpose
     ) -> Arriving:
-        """Sends rows of each table to each rank in turn, so many as `sent` says, all tables of a
-        dtype in one message; so many as `received` says come."""
-        messages = []
-        for dtype in dict.fromkeys(x.dtype for x in rows):
-            own = [index for index, x in enumerate(rows) if x.dtype == dtype]
-            out, into = ([counts[index] for index in own] for counts in (sent, received))
-            values = [rows[index].detach() for index in own]
-            messages.append(self._message(own, values, out, into, purpose))
-        return Arriving(messages)
-
-    def _message(
-        self,
-        tables: list[int],
-        rows: Sequence[Tensor],
-        sent: _Counts,
-        received: _Counts,
-        purpose: Purpose,
-    ) -> _Message:
-        """One message to each rank: its rows of each table, one after the other."""
-        peers, shapes = self._peers, [tuple(x.shape[1:]) for x in rows]
-        widths = [x.shape[1:].numel() for x in rows]
-        pieces = [torch.split(x, list(n)) for x, n in zip(rows, sent, strict=True)]
-        flat = torch.cat([x.reshape(-1) for to in zip(*pieces, strict=True) for x in to])
-        out, into = (
-            [[n * w for n, w in zip(of, widths, strict=True)] for of in zip(*counts, strict=True)]
-            for counts in (sent, received)
+        """Sends rows of each table to each rank in turn, so many as `sent` says; so many as
+        `received` says come."""
+        return start_parts(
+            self._lines,
+            [torch.split(x.detach(), list(n)) for x, n in zip(rows, sent, strict=True)],
+            [[(n, *x.shape[1:]) for n in of] for x, of in zip(rows, received, strict=True)],
+            purpose,
         )
-        sizes = [size for of in into for size in of]
-        if peers.group is None:
-            return _Message(tables, flat, sizes, shapes, flat, None)
-        came = flat.new_empty(sum(sizes))
-        what = What(purpose, self._lines.stage, peers.axis, "all_to_all", flat.nbytes, peers.size)
-        comes, goes = list(map(sum, into)), list(map(sum, out))
-        start = self._lines.recorder.mark()
-        work = dist.all_to_all_single(came, flat, comes, goes, group=peers.group, async_op=True)
-        assert work is not None
-        pending = self._lines.recorder.pending(what, work, start)
-        return _Message(tables, came, sizes, shapes, flat, pending)

@@ -92,6 +92,24 @@ class Held:
 
 
 @dataclass(frozen=True, eq=False)
+class SomeRows:
+    """Rows of a parameter that have a gradient: those of all others are zero."""
+
+    of: nn.Parameter
+    """What the optimizer holds; it has no gradient."""
+    rows: Tensor
+    """Their numbers there."""
+    part: nn.Parameter
+    """Their values, with their gradients."""
+
+    def spread(self) -> None:
+        """What the optimizer holds gets the gradient of all rows."""
+        assert self.part.grad is not None
+        self.of.grad = torch.zeros_like(self.of.detach())
+        self.of.grad.index_copy_(0, self.rows, self.part.grad)
+
+
+@dataclass(frozen=True, eq=False)
 class Peers:
     """The ranks along one data-parallel axis of a stage, this one among them."""
 
@@ -209,6 +227,17 @@ class SyncRun:
     def reduced(self) -> tuple[Held, ...]:
         """What has the gradients, summed over dp (only there), from `finish` to `updated`."""
         return self.held
+
+    @property
+    def some_rows(self) -> tuple[SomeRows, ...]:
+        """Of `held`, from `finish` to `updated`, what has gradients of some rows only, which are in
+        `reduced` in its place. Rows without a gradient are stepped, too, unless that changes
+        nothing."""
+        return ()
+
+    def spread(self) -> None:
+        """Somebody reads gradients of all rows before `updated`: `reduced` has them, and there are
+        no `some_rows`."""
 
     @property
     def is_settled(self) -> bool:

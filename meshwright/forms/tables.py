@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from meshwright.forms.rows import torn_rows
 from meshwright.forms.sync import IDS, exchange_of, facts_of_tables, is_exact
-from meshwright.forms.updates import Reach
+from meshwright.forms.updates import UPDATES, Reach, update
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.graph.tables import LOOKUPS, tables_of
@@ -46,8 +46,8 @@ def table_findings(plan: Plan, graph: Graph) -> Iterator[Finding]:
 
 
 def stepping_notes(plan: Plan) -> Iterator[Finding]:
-    """Yields how the rows of tables are stepped that have a form of their own, those without a
-    gradient among them: none of these forms leaves out any, whatever state they have."""
+    """Yields how the rows of tables are stepped that have a form of their own: those without a
+    gradient, too, whatever state they have, unless that changes nothing."""
     for index, stage in enumerate(plan.stages):
         for path, choice in stage.by_parameter.items():
             view = as_for(stage, choice)
@@ -58,10 +58,15 @@ def stepping_notes(plan: Plan) -> Iterator[Finding]:
             who = "the owner of a row" if apart else "every replica"
             step = choice.update or plan.optimizer
             alone = f", which looks at {Reach.ELEMENT.value}" * apart
+            copies = view.mesh.get("dp_replicate", 1) > 1
+            rests = step in UPDATES and update(step).rests_by_default and not copies
+            some = bool(exchange_of(view, rests=rests).stepped)
+            when = "where it has a gradient" if some else "with a gradient or without"
+            why = ", and what has none stays as it is" * some
             yield Finding(
                 "sync",
                 f"stage {index}: {view.sync_form} is exact for {path[:SHOWN]}: {who} steps it in "
-                f"each step, with a gradient or without, by {step}{alone}",
+                f"each step, {when}, by {step}{alone}{why}",
                 severity="note",
             )
 

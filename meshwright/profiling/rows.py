@@ -1,7 +1,7 @@
 """Counts which rows of a model's embedding tables batches name."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -9,6 +9,9 @@ from torch import Tensor, nn
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.profile.row_counts import RowCounts
+
+_PARTS = 64
+"""Of a table, of which it is told apart which rows occur: owners are seldom more."""
 
 
 def count_rows(model: nn.Module, batches: Iterable[Any]) -> RowCounts:
@@ -19,10 +22,12 @@ def count_rows(model: nn.Module, batches: Iterable[Any]) -> RowCounts:
     are. PlanError if nothing was looked up.
     """
     seen: dict[str, Counter[int]] = {}
+    rows: dict[str, int] = {}
     hooks = []
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
             path = f"{name}.weight" if name else "weight"
+            rows[path] = module.num_embeddings
 
             def look(
                 module: nn.Module, given: tuple[Any, ...], named: dict[str, Any], path: str = path
@@ -52,4 +57,13 @@ def count_rows(model: nn.Module, batches: Iterable[Any]) -> RowCounts:
         raise PlanError(
             "no embedding of the model looked anything up: are there batches, and tables?"
         )
-    return RowCounts(tables)
+    return RowCounts(tables, parts={path: _parts(seen[path], rows[path]) for path in tables})
+
+
+def _parts(counts: Mapping[int, int], rows: int) -> tuple[Mapping[int, int], ...]:
+    """Of equal parts of a table, how many rows occurred how often."""
+    number = min(_PARTS, rows)
+    found: list[Counter[int]] = [Counter() for _ in range(number)]
+    for row, times in counts.items():
+        found[row * number // rows][times] += 1
+    return tuple(map(dict, found))

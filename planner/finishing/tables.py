@@ -50,12 +50,13 @@ def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
 
 
 def hope_s(problem: Problem, plan: Plan) -> float:
-    """Returns what a step would take that need not wait for gradients, if rows are known."""
+    """Returns what a step would take that need not wait for gradients, nor for what is made of
+    them, if rows are known."""
     assert plan.predicted
     told = plan.predicted.breakdown
     if problem.rows is None or told is None or not tables_of(problem.graph):
         return plan.predicted.step_s
-    return plan.predicted.step_s - told.gradients_s
+    return plan.predicted.step_s - told.gradients_s - told.gather_s
 
 
 def _tried(problem: Problem) -> Iterator[tuple[str, Mapping[str, Setting]]]:
@@ -112,6 +113,8 @@ def _facts(
     most = max(stage.batch_shares) / sum(stage.batch_shares)
     own = ceil(table.lookups * most)
     shares = [problem.rows.distinct(table.path, table.rows, n) for n in (table.lookups, own)]
+    data, shard = _data(stage)
+    busiest = problem.rows.busiest(table.path, table.rows, own, shard if shard > 1 else data)
     again = problem.rows.again(table.path, table.rows, own, table.lookups)
     if None in shares or again is None:
         return {}
@@ -122,5 +125,6 @@ def _facts(
     parts = prod([stage.mesh[axis] for axis, dim in splits.items() if dim])
     return {
         "rows": every, "rows_each": each, "row_bytes": ceil(table.row_bytes / parts),
-        "prior": min(float(f"{again:.4g}"), 0.9999), "ids": table.ids,
+        "busiest": float(f"{busiest:.4g}"), "prior": min(float(f"{again:.4g}"), 0.9999),
+        "ids": table.ids,
     }  # fmt: skip

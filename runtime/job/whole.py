@@ -29,7 +29,14 @@ def whole_parameters(job: "Job", *, everyone: bool = False) -> Iterator[tuple[st
 
 def whole_gradients(job: "Job") -> Iterator[tuple[str, Tensor]]:
     """The same of gradients, between a step's last backward and its update, for rank 0."""
+    _spread(job)
     yield from _put_together(job, [(h, h.tensor.grad) for h in job.parts.reduced], False)
+
+
+def _spread(job: "Job") -> None:
+    """Gradients are there of all rows."""
+    for stage in job.parts.stages.values():
+        stage.sync.spread()
 
 
 def _itself(held: Held) -> Tensor:
@@ -66,6 +73,7 @@ def whole_buffers(job: "Job", *, everyone: bool = False) -> Iterator[tuple[str, 
 
 def without_gradient(job: "Job") -> frozenset[str]:
     """Module paths of the parameters that got no gradient on any rank; the same on every rank."""
+    _spread(job)
     mine = {h.param.fqn: True for h in job.parts.held if h.tensor.numel()}
     reached = [h for h in job.parts.reduced if h.tensor.numel() and h.tensor.grad is not None]
     everyone = of_all(mine | dict.fromkeys((h.param.fqn for h in reached), False))

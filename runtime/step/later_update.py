@@ -50,7 +50,7 @@ class LaterUpdate:
         """As `forms.running.LaterStep` says. PlanError if the optimizer keeps nothing yet of a
         parameter of which it makes something for these rows."""
         state, whole = self._optimizer.state[parameter], parameter.data
-        by_row = {key: x for key, x in state.items() if _is_like(x, whole)}
+        by_row = {key: x for key, x in state.items() if is_like(x, whole)}
         before = {key: copy.deepcopy(x) for key, x in state.items() if key not in by_row}
         if not len(rows):
             return lambda late: self._others(parameter, rows, late, before)
@@ -59,7 +59,7 @@ class LaterUpdate:
             state[key] = x.index_select(0, rows)
         try:
             self._step(parameter, gradient)
-            if made := [k for k in state.keys() - by_row.keys() if _is_like(state[k], whole)]:
+            if made := [k for k in state.keys() - by_row.keys() if is_like(state[k], whole)]:
                 raise PlanError(
                     f"{type(self._optimizer).__name__} has no {made[0]} before its first step: "
                     "step a parameter whole before it is stepped in parts"
@@ -78,7 +78,7 @@ class LaterUpdate:
     ) -> None:
         """Steps all rows, and takes back what that made of those that were stepped already."""
         state, whole = self._optimizer.state[parameter], parameter.data
-        stepped = {key: x.index_select(0, rows) for key, x in state.items() if _is_like(x, whole)}
+        stepped = {key: x.index_select(0, rows) for key, x in state.items() if is_like(x, whole)}
         own = whole.index_select(0, rows)
         state.update(before)
         self._step(parameter, gradient)
@@ -92,8 +92,9 @@ class LaterUpdate:
         parameter.grad = None
 
 
-def _is_like(x: object, whole: Tensor) -> bool:
-    """Whether a state has a value for each of the parameter's; the count of steps is one number."""
+def is_like(x: object, whole: Tensor) -> bool:
+    """Tells whether a state has a value for each of the parameter's; a count of steps is one
+    number."""
     return isinstance(x, Tensor) and x.ndim > 0 and x.shape[1:] == whole.shape[1:]
 
 

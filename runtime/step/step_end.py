@@ -9,6 +9,7 @@ from meshwright.forms.running import LaterStep
 from meshwright.runtime.job.build import RankParts
 from meshwright.runtime.step.gradients import scaled, sum_over_model
 from meshwright.runtime.step.later_update import LaterUpdate
+from meshwright.runtime.step.some_rows import rows_only
 from meshwright.runtime.step.tied import sum_ties
 
 
@@ -28,6 +29,8 @@ class StepEnd:
         parts = self.parts
         for index, stage in parts.stages.items():
             stage.sync.finish()
+            if parts.ties:  # copies have gradients of other rows
+                stage.sync.spread()
             sum_over_model(stage.sync.reduced, parts.lines[index])
         sum_ties(parts.ties, parts.reduced, parts.groups, parts.rank)
 
@@ -44,7 +47,9 @@ class StepEnd:
         """Steps the optimizer with the gradients as they are, and hands on what it made."""
         section = self.parts.recorder.section
         with section("optimizer"):
-            self.optimizer.step()
+            syncs = [stage.sync for stage in self.parts.stages.values()]
+            with rows_only(self.optimizer, syncs):
+                self.optimizer.step()
         with section("publish"):
             for stage in self.parts.stages.values():
                 stage.sync.updated(self._later)

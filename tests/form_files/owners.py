@@ -1,4 +1,4 @@
-"""Jobs whose tables have owners of rows, under either form for that."""
+"""Jobs whose tables have owners of rows, under any form for that."""
 
 from dataclasses import replace
 from typing import Any

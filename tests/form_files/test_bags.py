@@ -27,6 +27,7 @@ FORMS = {
     "dense": (None, None),
     "packed": ("packed_rows", "packed_rows"),
     "owned": ("owned_rows", "owned_rows"),
+    "columns": ("owned_columns", "owned_columns"),
     "one of each": ("packed_rows", "owned_rows"),
 }
 
@@ -43,8 +44,8 @@ def plan_of(
     plan = build_plan(problem, choice, predict=False)
     said = {
         path: ParameterChoice(
-            zero=int(form == "owned_rows"),  # type: ignore[arg-type]
-            sync=FormChoice(form=form, settings={"ids": ids} if form == "owned_rows" else {}),
+            zero=int("owned" in form),  # type: ignore[arg-type]
+            sync=FormChoice(form=form, settings={"ids": ids} if "owned" in form else {}),
         )
         for path, ids, form in zip(
             ("bags.weight", "items.weight"), ("ids", "item"), FORMS[forms], strict=True
@@ -78,6 +79,8 @@ def check(of_bags: dict[str, Any], kind: str, forms: str, **how: Any) -> None:
     ("of_bags", "kind", "forms"),
     [({"mode": "sum"}, "weighted", "dense"), ({"mode": "sum"}, "weighted", "packed"),
      ({"mode": "sum"}, "weighted", "owned"), ({"mode": "max"}, "even", "owned"),
+     ({"mode": "sum"}, "weighted", "columns"), ({"mode": "max"}, "even", "columns"),
+     ({"mode": "mean", "padding_idx": 0}, "even", "columns"),
      ({"mode": "mean", "padding_idx": 0}, "even", "owned"),
      ({"mode": "mean", "padding_idx": 0}, "even", "one of each"),
      ({"mode": "max", "padding_idx": 0}, "even", "packed")],

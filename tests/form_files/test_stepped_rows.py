@@ -27,9 +27,10 @@ def notes(plan: Plan) -> list[str]:
     return [f.message for f in check_plan(Checked(plan, ())).findings if f.severity == "note"]
 
 
-@pytest.mark.parametrize("form", ["owned_rows", "late_rows"])
+@pytest.mark.parametrize("form", ["owned_rows", "owned_columns", "late_rows"])
 def test_the_check_says_what_is_exact(form: str) -> None:
-    """All rows are stepped in each step, so all that look at each element alone are."""
+    """All rows are stepped in each step, so all that look at each element alone are; or those that
+    are left out stay as they are."""
     for optimizer in UPDATES:
         if update(optimizer).reach is not Reach.ELEMENT:
             continue
@@ -38,6 +39,8 @@ def test_the_check_says_what_is_exact(form: str) -> None:
         for note in found:
             assert f"{form} is exact" in note and "the owner of a row" in note
             assert f"by {optimizer}, which looks at the element alone" in note
+            some = form != "late_rows" and optimizer in ("sgd", "adagrad")
+            assert ("each step, where it has a gradient, by" in note) == some, note
 
 
 def test_all_replicas_step_packed_rows() -> None:

@@ -17,6 +17,8 @@ from meshwright.ir.graph.tables import tables_of
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.profile.row_counts import RowCounts
 from meshwright.ir.trace.trace import trace
+from meshwright.planner.finishing.tables import hope_s, variants
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
 from meshwright.planner.search.search import search, search_problem
 from meshwright.profiling.rows import count_rows
@@ -65,6 +67,10 @@ def test_counting() -> None:
     assert counts.tables["words.weight"] == {
         int(n): int((found == n).sum()) for n in found.unique() if n
     }
+    first, last = counts.parts["words.weight"][0], counts.parts["words.weight"][63]
+    for part, rows in ((first, range(1, 4)), (last, range(200, 203))):
+        known = [int((ids == row).sum()) for row in rows]
+        assert part == {n: known.count(n) for n in known if n}
     assert all(x.equal(before[name]) for name, x in made.state_dict().items())
     assert not made.words._forward_pre_hooks
     bags = count_rows(Tied(), [{"ids": tied_batch()[0], "many": tied_batch()[1]}])
@@ -87,15 +93,20 @@ def test_distinct_rows_are_those_that_are_drawn() -> None:
 
 
 def test_files_and_what_is_none(tmp_path: Path) -> None:
-    counts = RowCounts({"a": {1: 5, 7: 2}})
-    counts.save(tmp_path / "rows.json")
-    assert RowCounts.load(tmp_path / "rows.json") == counts
+    for counts in (
+        RowCounts({"a": {1: 5, 7: 2}}),
+        RowCounts({"a": {1: 5, 7: 2}}, parts={"a": ({1: 3, 7: 2}, {1: 2})}),
+    ):
+        counts.save(tmp_path / "rows.json")
+        assert RowCounts.load(tmp_path / "rows.json") == counts
     assert RowCounts.load("zipf:1.2") == RowCounts(zipf=1.2)
     for text, said in (
         ("{", "rows.json"), ('{"schema": "meshwright.plan/2.0"}', "schema"),
         ('{"schema": "meshwright.rows/1.0", "tables": {"a": 3}}', "lists of"),
         ('{"schema": "meshwright.rows/1.0", "tables": {"a": [[0, 1]]}}', "1 or more"),
         ('{"schema": "meshwright.rows/1.0", "tables": []}', "lists of"),
+        ('{"schema": "meshwright.rows/1.0", "tables": {"a": [[1, 1]]}, "parts": {"a": [[[1, 2]]]}}',
+         "parts of 'a'"),
     ):  # fmt: skip
         (tmp_path / "rows.json").write_text(text)
         with pytest.raises(PlanError, match=said):
@@ -119,18 +130,23 @@ class Two(Words):
         self.words, self.marks = nn.Embedding(200_000, 6), nn.Embedding(100_000, 6)
 
 
+def slow_cluster(wire: float) -> Cluster:
+    """Four nodes of a GPU."""
+    cluster = Cluster.preset("v100-16", num_nodes=4, devices_per_node=1)
+    assert cluster.between_nodes
+    between = replace(cluster.between_nodes, bandwidth_bytes_per_s=wire, curves=())
+    return replace(cluster, between_nodes=between)
+
+
 def found(
     wire: float = 1e8,
     kind: type[Words] = Large,
     pins: tuple[str, ...] = ("pp=1", "model=1", "dp=4"),
     **more: Any,
 ) -> Plan:
-    cluster = Cluster.preset("v100-16", num_nodes=4, devices_per_node=1)
-    assert cluster.between_nodes
-    between = replace(cluster.between_nodes, bandwidth_bytes_per_s=wire, curves=())
     problem = make_problem(
-        trace(kind().double(), batch(0)), replace(cluster, between_nodes=between),
-        precision="fp64", constraints=pins, **more,
+        trace(kind().double(), batch(0)), slow_cluster(wire), precision="fp64", constraints=pins,
+        **more,
     )  # fmt: skip
     return search_problem(problem, progress=False)
 
@@ -175,6 +191,67 @@ def test_it_is_said_what_whole_tables_would_cost() -> None:
     told = r"gradients of words.weight( and 1 more table)? went whole, a step would take .* of it "
     assert re.search(told + rf"would be waiting for {100 * saved.share:.2g} % of the rows", text)
     assert not [s for s in binding(Facts.of(dense)) if s.about == "rows"]
+
+
+def test_ids_in_order_of_frequency_are_split_by_columns() -> None:
+    """The first owner of rows would send most; ids that are mixed up load all alike."""
+    draw = np.random.default_rng(0)
+    share = np.arange(1, 20_001, dtype=float) ** -1.05
+    drawn = draw.choice(20_000, size=60_000, p=share / share.sum())
+    mixed = draw.permutation(20_000)
+    forms, steps = {}, {}
+    for name, ids in (("in order", drawn), ("mixed", mixed[drawn])):
+        counts = RowCounts({"words.weight": times_of(ids)}, parts={
+            "words.weight": tuple(times_of(ids[(ids >= first) & (ids < first + 500)])
+                                  for first in range(0, 20_000, 500))})  # fmt: skip
+        owned = np.bincount(np.unique(ids[:2000]) // 5000, minlength=4)
+        busiest = counts.busiest("words.weight", 20_000, 2000, 4)
+        assert busiest == pytest.approx(owned.max() / owned.mean(), rel=0.1), name
+        problem = make_problem(
+            trace(Wide(), (torch.zeros(8000, dtype=torch.int64),)), slow_cluster(1e7),
+            precision="fp32", optimizer="sgd", rows=counts,
+        )  # fmt: skip
+        plan = build_plan(problem, uniform_choice(problem, dp_replicate=4))
+        steps[name] = {
+            choice.sync.form: variant.predicted.step_s
+            for variant in variants(problem, plan) if variant.predicted
+            for choice in variant.stages[0].by_parameter.values() if choice.sync
+        }  # fmt: skip
+        forms[name] = min(steps[name], key=steps[name].__getitem__)
+    assert forms["in order"] == "owned_columns" and "columns" not in forms["mixed"], steps
+    assert steps["in order"]["owned_rows"] > 1.5 * steps["mixed"]["owned_rows"]
+    assert steps["in order"]["owned_columns"] == pytest.approx(
+        steps["mixed"]["owned_columns"], rel=0.01
+    )
+
+
+@pytest.mark.parametrize("asked", [{"dp_replicate": 4}, {"dp_shard": 4, "zero": 1}], ids=str)
+def test_plans_hope_for_what_their_tables_may_bring(asked: Any) -> None:
+    """Those that gather what they have stepped, too: else the search would leave them out."""
+    problem = make_problem(
+        trace(Wide(), (torch.zeros(800, dtype=torch.int64),)), slow_cluster(1e7),
+        precision="fp32", optimizer="sgd", rows=RowCounts(zipf=1.05),
+    )  # fmt: skip
+    plan = build_plan(problem, uniform_choice(problem, **asked))
+    best = min(v.predicted.step_s for v in variants(problem, plan) if v.predicted)
+    assert plan.predicted and best < 0.5 * plan.predicted.step_s
+    assert hope_s(problem, plan) <= best
+
+
+class Wide(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(20_000, 64), nn.Linear(64, 1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        found: Tensor = self.out(self.words(ids)).mean()
+        return found
+
+
+def times_of(ids: np.ndarray) -> dict[int, int]:
+    """Times that a row occurs -> rows that occur so often."""
+    times, rows = np.unique(np.unique(ids, return_counts=True)[1], return_counts=True)
+    return dict(zip(times.tolist(), rows.tolist(), strict=True))
 
 
 def test_every_table_has_its_form_where_pins_rule_one_out() -> None:

@@ -67,14 +67,16 @@ def described(name: str, replicas: int) -> Exchange:
     return made
 
 
-def exchange_of(stage: Stage, shapes: tuple[Shaped, ...] = ()) -> Exchange:
+def exchange_of(stage: Stage, shapes: tuple[Shaped, ...] = (), *, rests: bool = False) -> Exchange:
     """Returns what a stage of a plan does, but for parameters that it treats apart
     (`ir.plan.parameters.groups_of`). `shapes`: of its trained parameters on a rank, for a form that
-    `needs_shapes`; without them it is taken to send all."""
+    `needs_shapes`; without them it is taken to send all. `rests`: what has no gradient need not be
+    stepped (`forms.updates`)."""
     told = (level_of(stage), _sorted(stage.sync)) if stage.sync and stage.dp > 1 else None
     stored = _sorted(stage.store) if stage.store else None
     shards = stage.mesh.get("dp_shard", 1)
-    return _made(stage.sync_form, stage.dp, told, store_of(stage), stored, shapes, shards)
+    store = store_of(stage)
+    return _made(stage.sync_form, stage.dp, told, store, stored, shapes, shards, rests)
 
 
 @cache
@@ -102,6 +104,7 @@ def _made(
     stored: _Settings | None,
     shapes: tuple[Shaped, ...] = (),
     shards: int = 1,
+    rests: bool = False,
 ) -> Exchange:
     half = _half(name, "describe")
     more: dict[str, object] = {"shapes": shapes} if shapes and told else {}
@@ -109,7 +112,7 @@ def _made(
         more["shards"] = shards
     own: Exchange = half.describe(replicas, *((told[0], dict(told[1])) if told else ()), **more)
     rows = (*stored_rows(store, replicas, stored), *own.rows)
-    return checked(replace(own, form=name, rows=rows))
+    return checked(replace(own, form=name, rows=rows).stepping(some=rests))
 
 
 @cache

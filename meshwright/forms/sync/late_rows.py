@@ -20,15 +20,9 @@ import torch
 from torch import Tensor
 
 from meshwright.forms.exchange import Event, Exchange, Hold, Rewrite, Send
-from meshwright.forms.owned import (
-    ZERO,
-    Arriving,
-    AskedRows,
-    OwnedRows,
-    OwnedTable,
-    owned_tables,
-    wrong_owners,
-)
+from meshwright.forms.owned import AskedRows, OwnedRows, OwnedTable, owned_tables
+from meshwright.forms.owner_exchange import ID_BYTES, ZERO, ops_of_rows, wrong_owners
+from meshwright.forms.row_messages import Arriving
 from meshwright.forms.running import LaterStep, Lines, ParameterStore, Samples, Slot, SyncRun
 from meshwright.forms.settings import FormSettings, Known, Number, Text
 from meshwright.ir.layout.conversions import Primitive
@@ -37,15 +31,16 @@ from meshwright.ir.plan.plan import Setting, Stage
 EXACT = True
 SEARCHED = False
 STORE, SPLIT = "owned", True
-TABLES = ("rows_each", "row_bytes", "prior", "ids")
+TABLES = ("rows_each", "row_bytes", "busiest", "prior", "ids")
 TABLE_ZERO = ZERO
 UNDONE_BY_NORM = "sync owned_rows, or no max_grad_norm"
 _SETTINGS: Known = {
     "rows_each": Number(1.0, 1e-9, 1.0), "row_bytes": Number(256, 1, 2**40),
+    "busiest": Number(1.0, 1.0, 2**20),
     "prior": Number(0.5, 0.0, 1 - 1e-9), "ids": Text(),
 }  # fmt: skip
 """As of `owned_rows`; `prior`: share of a batch's rows that any rank's next one reads."""
-_ID_BYTES, _ANSWER_BYTES = 8, 1
+_ANSWER_BYTES = 1
 
 
 def describe(
@@ -55,7 +50,9 @@ def describe(
     told = FormSettings(_SETTINGS, settings)
     each, row = told.number("rows_each"), told.whole("row_bytes")
     prior = told.number("prior")
-    way = {"primitive": Primitive.ALL_TO_ALL, "axis": "dp_shard", "unit": "bucket", "by_rank": True}
+    way = {"primitive": Primitive.ALL_TO_ALL, "axis": "dp_shard", "unit": "bucket", "by_rank": True,
+           "loaded": "busiest"}  # fmt: skip
+    now = {**way, "joint": True}
     return Exchange(
         (
             Hold(kind="optimizer", since=Event.BEGIN, until=Event.NEXT_BEGIN, part=1),
@@ -71,7 +68,14 @@ def describe(
             Hold(kind="kept", since=Event.BEGIN, until=Event.NEXT_BEGIN, part=1),
             # Owners sum gradients into zeros.
             Rewrite(what="gradients", unit="bucket", at=Event.END, moved=1 / replicas),
-            Send(what="gradients", at=Event.END, until=Event.END, share="first", **way),  # type: ignore[arg-type]
+            Rewrite(
+                what="gradients",
+                unit="bucket",
+                at=Event.END,
+                moved=0.0,
+                calls=ops_of_rows(replicas),
+            ),
+            Send(what="gradients", at=Event.END, until=Event.END, share="first", **now),  # type: ignore[arg-type]
             Send(what="gradients", at=Event.END, until=Event.END, lag=1, share="late", **way),  # type: ignore[arg-type]
             Send(
                 what="gradients",
@@ -82,13 +86,14 @@ def describe(
                 until=Event.END,
                 of_part=True,
             ),
-            Send(what="parameters", at=Event.UPDATED, until=Event.UPDATED, share="read", **way),  # type: ignore[arg-type]
+            Send(what="parameters", at=Event.UPDATED, until=Event.UPDATED, share="read", **now),  # type: ignore[arg-type]
         ),
         stated={
             "here": each,
+            "busiest": told.number("busiest"),
             "first": each * (prior + _ANSWER_BYTES / row),
             "late": each * (1 - prior),
-            "read": each * (1 + _ID_BYTES / row),
+            "read": each * (1 + ID_BYTES / row),
         },
     )
 
@@ -122,8 +127,6 @@ class _Unstepped:
     """Rows of this rank that go first, ascending."""
     rows: Tensor
     """Rows of this rank whose gradients are on their way, rank after rank."""
-    counts: list[int]
-    """How many from each rank."""
     others: Callable[[Tensor], None] | None = None
     """Steps all rows but the first."""
 
@@ -173,6 +176,7 @@ class _LateRows(OwnedRows):
             super().finish()
             return
         self._coming, self._asking = self._asking.end(), None
+        self._some, self._reduced = [], ()
         self._split()
         for table in self._tables:
             table.slot.whole.grad = table.shard.grad = None
@@ -182,25 +186,25 @@ class _LateRows(OwnedRows):
         tables, asked = self._tables, self._asked
         first: list[Tensor] = [one.found.unique() for one in self._coming]  # type: ignore[no-untyped-call]
         is_first = [torch.isin(a.found, f) for a, f in zip(asked, first, strict=True)]
-        goes_first = self._exchange(
+        goes_first = self._start(
             [x.to(torch.uint8) for x in is_first], [one.counts for one in asked],
             [one.owned for one in asked], "gradients",
-        )  # fmt: skip
+        ).values()  # fmt: skip
         gradients = [table.gradient() for table in tables]
         now, later = (
             [_some(one, which == late, owners == late) for one, which, owners in zip(
-                asked, (x.bool() for x in goes_first), is_first, strict=True)]
+                asked, (torch.cat(x).bool() for x in goes_first), is_first, strict=True)]
             for late in (True, False)
         )  # fmt: skip
-        values = self._exchange(
+        values = self._start(
             [x[part.mine] for x, part in zip(gradients, now, strict=True)],
             [part.owned for part in now], [part.counts for part in now], "gradients",
-        )  # fmt: skip
+        ).values()  # fmt: skip
         self._late = []
         for table, own, part, left, came in zip(tables, first, now, later, values, strict=True):
             total = table.total()
-            table.add(total, part.found, part.counts, came)
-            self._late.append(_Unstepped(total, own, left.found, left.counts))
+            table.add(total, part.found - table.start, came)
+            self._late.append(_Unstepped(total, own, left.found))
         self._arriving = self._start(
             [x[part.mine] for x, part in zip(gradients, later, strict=True)],
             [part.owned for part in later], [part.counts for part in later], "gradients",
@@ -225,7 +229,7 @@ class _LateRows(OwnedRows):
             return
         values = self._arriving.values()
         for table, late, came in zip(self._tables, self._late, values, strict=True):
-            table.add(late.total, late.rows, late.counts, came)
+            table.add(late.total, late.rows - table.start, came)
             if late.others is not None:
                 late.others(late.total)
         self._late, self._arriving = [], Arriving(())

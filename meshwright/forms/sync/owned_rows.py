@@ -5,7 +5,8 @@ Each rank of dp_shard owns some rows of a table: it sums their gradients, holds 
 optimizer and steps them. A rank asks owners for the rows that its next batch reads, and then sends
 them the gradients of those, as they know already which they are. It has nothing of other rows: no
 rank has a table whole. As owners step all that they own, every optimizer that steps each element
-alone is exact.
+alone is exact; where one changes nothing that has no gradient, they step rows with a gradient
+alone, which is the same.
 
 The rows that a batch reads are those in one of the model's inputs, `ids`. Where the next batch is
 not known, they are asked for when it has come.
@@ -14,23 +15,25 @@ not known, they are asked for when it has come.
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from meshwright.forms.exchange import Event, Exchange, Hold, Rewrite, Send
-from meshwright.forms.owned import ZERO, OwnedRows, owned_tables, wrong_owners
+from meshwright.forms.exchange import Exchange
+from meshwright.forms.owned import OwnedRows, owned_tables
+from meshwright.forms.owner_exchange import ZERO, exchange_of_owners, wrong_owners
 from meshwright.forms.running import Lines, ParameterStore, Slot, SyncRun
 from meshwright.forms.settings import FormSettings, Known, Number, Text
-from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.plan.plan import Setting, Stage
 
 EXACT = True
 SEARCHED = False
 STORE, SPLIT = "owned", True
-TABLES = ("rows_each", "row_bytes", "ids")
+TABLES = ("rows", "rows_each", "row_bytes", "busiest", "ids")
 TABLE_ZERO = ZERO
 _SETTINGS: Known = {
-    "rows_each": Number(1.0, 1e-9, 1.0), "row_bytes": Number(256, 1, 2**40), "ids": Text(),
+    "rows": Number(1.0, 1e-9, 1.0), "rows_each": Number(1.0, 1e-9, 1.0),
+    "row_bytes": Number(256, 1, 2**40),
+    "busiest": Number(1.0, 1.0, 2**20), "ids": Text(),
 }  # fmt: skip
-"""Share of rows that one rank's batch reads; bytes of a row; the input that names them."""
-_ID_BYTES = 8
+"""Share of rows that all ranks' batches read, and one's; bytes of a row; how many times the mean
+the busiest owner has of those; the input that names them."""
 
 
 def describe(
@@ -38,26 +41,9 @@ def describe(
 ) -> Exchange:
     """Returns what is held and sent: rows both ways, and their numbers when they are asked for."""
     told = FormSettings(_SETTINGS, settings)
-    each = told.number("rows_each")
-    way = {"primitive": Primitive.ALL_TO_ALL, "axis": "dp_shard", "unit": "bucket",
-           "by_rank": True}  # fmt: skip
-    return Exchange(
-        (
-            Hold(kind="optimizer", since=Event.BEGIN, until=Event.NEXT_BEGIN, part=1),
-            # Blocks have the rows of a batch, and gradients of those.
-            Hold(kind="kept", since=Event.BEGIN, until=Event.NEXT_BEGIN, whole=1, share="rows"),
-            Hold(kind="gradients", since=Event.AFTER_BACKWARD, until=Event.NEXT_BEGIN, whole=1,
-                 share="rows"),
-            Hold(kind="gradients", since=Event.END, until=Event.NEXT_BEGIN, part=1),
-            # Owners sum gradients into zeros.
-            Rewrite(what="gradients", unit="bucket", at=Event.END, moved=1 / replicas),
-            Send(what="gradients", at=Event.END, until=Event.END, share="rows", **way),  # type: ignore[arg-type]
-            Send(what="gradients", primitive=Primitive.ALL_REDUCE, axis="dp_replicate",
-                 unit="bucket", at=Event.END, until=Event.END, of_part=True),
-            Send(what="parameters", at=Event.UPDATED, until=Event.UPDATED, share="rows asked for",
-                 **way),  # type: ignore[arg-type]
-        ),
-        stated={"rows": each, "rows asked for": each * (1 + _ID_BYTES / told.whole("row_bytes"))},
+    return exchange_of_owners(
+        replicas, told.number("rows_each"), told.whole("row_bytes"), to_all=False,
+        stepped=told.number("rows"), busiest=told.number("busiest"),
     )  # fmt: skip
 
 

@@ -83,6 +83,9 @@ class Update:
     some shape and bytes of a value; in place of `made`."""
     products_in: str = ""
     """Their dtype; empty: that of the parameter."""
+    rests: Callable[[Group], bool] | None = None
+    """Tells of a group's settings whether an element whose gradient is zero stays as it is, and its
+    state, so that it need not be stepped; None: never."""
     step: KernelStep | None = None
     elsewhere: Mapping[str, str] = field(default_factory=dict)
     """Exporter -> what the framework that it writes for calls this optimizer."""
@@ -95,6 +98,14 @@ class Update:
     def takes(self, shape: Sequence[int]) -> bool:
         """Tells whether it steps parameters of a shape."""
         return not self.dims or len(shape) in self.dims
+
+    @property
+    def rests_by_default(self) -> bool:
+        """Whether what has a gradient of zero stays as it is if nobody sets anything."""
+        if self.rests is None:
+            return False
+        known = inspect.signature(self.kind).parameters
+        return self.rests({name: p.default for name, p in known.items()} | dict(self.settings))
 
     def make(
         self, tensors: Sequence[nn.Parameter], lr: float | None, *, fused: bool
@@ -120,6 +131,18 @@ def update(name: str) -> Update:
 def kind_of(name: str) -> type[torch.optim.Optimizer]:
     """Returns the class of an optimizer by its key."""
     return update(name).kind
+
+
+@cache
+def _of_kinds() -> Mapping[type[torch.optim.Optimizer], Update]:
+    return {update(name).kind: update(name) for name in UPDATES if update(name).rests}
+
+
+def resting(optimizer: torch.optim.Optimizer, group: Group) -> Update | None:
+    """Returns the form of an optimizer by which what has a gradient of zero stays as it is, under
+    the settings of a group; None if it does not, or nobody knows."""
+    found = _of_kinds().get(type(optimizer))
+    return found if found and found.rests and found.rests(group) else None
 
 
 @cache

@@ -2,6 +2,14 @@
 
 import torch
 
-from meshwright.forms.updates import Update
+from meshwright.forms.updates import Group, Update
 
-UPDATE = Update(kind=torch.optim.Adagrad, copies=1, passes=5, elsewhere={"deepspeed": "Adagrad"})
+
+def rests(group: Group) -> bool:
+    """Zeros are added to the sum; without `eps` 0 would be divided by 0."""
+    return not group["weight_decay"] and bool(group["eps"])
+
+
+UPDATE = Update(
+    kind=torch.optim.Adagrad, copies=1, passes=5, rests=rests, elsewhere={"deepspeed": "Adagrad"}
+)

@@ -29,5 +29,10 @@ def settings(first: bool, states: Sequence[State], group: Group) -> dict[str, An
     }  # fmt: skip
 
 
+def rests(group: Group) -> bool:
+    """Momentum goes on, and weights decay, without a gradient."""
+    return not group["momentum"] and not group["weight_decay"]
+
+
 STEP = KernelStep(kernel="sgd", buffers=(BUFFER,), begin=begin, settings=settings)
-UPDATE = Update(kind=torch.optim.SGD, copies=0, passes=3, step=STEP)
+UPDATE = Update(kind=torch.optim.SGD, copies=0, passes=3, rests=rests, step=STEP)

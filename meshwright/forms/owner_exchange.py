@@ -1,0 +1,84 @@
+"""What forms do whose tables have owners, as tables: nobody has all of one, who reads rows asks for
+them."""
+
+from collections.abc import Iterator
+
+from meshwright.forms.exchange import Event, Exchange, Hold, Rewrite, Send
+from meshwright.forms.settings import Known, wrong_settings
+from meshwright.ir.layout.conversions import Primitive
+from meshwright.ir.plan.plan import Stage
+
+ZERO = 1
+"""What of a table is split: owners step their part."""
+ID_BYTES = 8
+_OPS, _OPS_OF_RANK = 40, 7
+"""Ops of torch's that a step of a table takes beside what moves bytes: to find distinct ids, ask
+for them, take rows out, put parts together; and for each rank. Counted with a dispatch mode on 4
+ranks, with 2 tables and with 4; on a CPU they took 13 us each, what it measures of any op."""
+_TAKEN = 2
+"""Times that the bytes of rows move when they are taken out of a table."""
+
+
+def exchange_of_owners(
+    replicas: int,
+    each: float,
+    row_bytes: int,
+    *,
+    to_all: bool,
+    stepped: float,
+    busiest: float = 1.0,
+) -> Exchange:
+    """Returns what a form does that sends rows both ways, and their numbers when they are asked
+    for.
+
+    `each`: share of rows that a rank reads, of `row_bytes` bytes; `to_all`: all ranks are told all
+    numbers, else each those of its own; `stepped`: share of rows that any rank reads; `busiest`:
+    times the mean that one owner has of the rows.
+    """
+    way = {"axis": "dp_shard", "unit": "bucket", "by_rank": True, "joint": True}
+    rows = {"primitive": Primitive.ALL_TO_ALL, "loaded": "busiest", **way}
+    numbers = {"primitive": Primitive.ALL_GATHER, **way} if to_all else rows
+    now = {"at": Event.UPDATED, "until": Event.UPDATED}
+    return Exchange(
+        (
+            Hold(kind="optimizer", since=Event.BEGIN, until=Event.NEXT_BEGIN, part=1),
+            # Blocks have the rows of a batch, and gradients of those.
+            Hold(kind="kept", since=Event.BEGIN, until=Event.NEXT_BEGIN, whole=1, share="rows"),
+            Hold(kind="gradients", since=Event.AFTER_BACKWARD, until=Event.NEXT_BEGIN, whole=1,
+                 share="rows"),
+            # Owners sum gradients into zeros: of all rows, or of those that come with their values.
+            Hold(kind="gradients", since=Event.END, until=Event.NEXT_BEGIN, part=1, steps="all"),
+            Rewrite(what="gradients", unit="bucket", at=Event.END, moved=1 / replicas,
+                    steps="all"),
+            # From the ids of a batch to the rows of the next.
+            Rewrite(what="gradients", unit="bucket", at=Event.END, moved=0.0,
+                    calls=ops_of_rows(replicas)),
+            Hold(kind="gradients", since=Event.END, until=Event.NEXT_BEGIN, part=2,
+                 share="stepped", steps="some"),
+            Rewrite(what="gradients", unit="bucket", at=Event.END, steps="some",
+                    moved=(_TAKEN + 1) * stepped / replicas),
+            Send(what="gradients", at=Event.END, until=Event.END, share="rows", **rows),  # type: ignore[arg-type]
+            Send(what="gradients", primitive=Primitive.ALL_REDUCE, axis="dp_replicate",
+                 unit="bucket", at=Event.END, until=Event.END, of_part=True),
+            Send(what="parameters", share="numbers", **numbers, **now),  # type: ignore[arg-type]
+            Send(what="parameters", share="rows", **rows, **now),  # type: ignore[arg-type]
+        ),
+        stated={"rows": each, "numbers": each * ID_BYTES / row_bytes, "busiest": busiest,
+                "stepped": stepped},
+        stepped="stepped",
+    )  # fmt: skip
+
+
+def ops_of_rows(replicas: int) -> float:
+    """Returns the ops of a step of one table, those that move bytes left out."""
+    return _OPS + _OPS_OF_RANK * replicas
+
+
+def wrong_owners(form: str, known: Known, stage: Stage) -> Iterator[tuple[str, str]]:
+    """Yields what is wrong with a form whose rows have owners in a stage, and what would be right;
+    `known`: its settings."""
+    yield from wrong_settings(form, known, stage.sync.settings if stage.sync else {})
+    if stage.zero != ZERO:
+        yield f"{form} gives each rank rows to step, and zero is {stage.zero}", f"zero {ZERO}"
+    elif stage.dp > 1 and not stage.is_sharded:
+        yield f"{form} shares rows out over dp_shard, which is 1", f"dp_shard {stage.dp}"
