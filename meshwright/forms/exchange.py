@@ -122,7 +122,30 @@ class Hold:
     """As of `Send`; not of parameters or the optimizer's state."""
 
 
-Row = Send | Rewrite | Hold
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hosted:
+    """What a rank steps of a kind lies in the host's memory: parameters, their gradients, or the
+    optimizer's state."""
+
+    kind: Kind
+    too: bool = False
+    """It is on the device too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """What a rank steps goes over the link between its device and the host, block by block."""
+
+    what: What
+    to: Literal["host", "device"]
+    at: Event
+    until: Event
+    """When it must have arrived: what runs before that hides it."""
+    every: bool = False
+    """In every micro-batch, and not only in the last or the first."""
+
+
+Row = Send | Rewrite | Hold | Hosted | Copy
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,6 +175,34 @@ class Exchange:
     @cached_property
     def holds(self) -> tuple[Hold, ...]:
         return tuple([row for row in self.rows if isinstance(row, Hold)])
+
+    @cached_property
+    def hosted(self) -> frozenset[Kind]:
+        """Kinds of what a rank steps that are on the host, and not on the device."""
+        return frozenset([r.kind for r in self.rows if isinstance(r, Hosted) and not r.too])
+
+    @cached_property
+    def on_host(self) -> frozenset[Kind]:
+        """Kinds of what a rank steps that are on the host."""
+        return frozenset([row.kind for row in self.rows if isinstance(row, Hosted)])
+
+    @cached_property
+    def copies(self) -> tuple[Copy, ...]:
+        return tuple([row for row in self.rows if isinstance(row, Copy)])
+
+    def copied_at(self, *events: Event) -> bool:
+        """Whether something goes over the host's link at one of these events."""
+        return any([copy.at in events for copy in self.copies])
+
+    @cached_property
+    def gradients_leave(self) -> bool:
+        """Whether gradients leave the device as blocks finish in the last backward, and nothing of
+        them stays: where no buckets hold them."""
+        return "gradients" in self.hosted and not self.sends_gradients
+
+    @cached_property
+    def sends_gradients(self) -> bool:
+        return any([send.what == "gradients" for send in self.sends])
 
     def _sends_at(self, event: Event) -> tuple[Send, ...]:
         return tuple([send for send in self.sends if send.at == event and not send.lag])

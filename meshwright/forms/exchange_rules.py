@@ -25,9 +25,9 @@ def checked(exchange: Exchange) -> Exchange:
 def _wrong(exchange: Exchange) -> Iterator[str]:
     """What breaks a rule, in words: the row, the rule, and what would be legal."""
     for row in exchange.rows:
-        if not isinstance(row, Rewrite) and row.until < _start(row) and not _lag(row):
+        if isinstance(row, Send | Hold) and row.until < _start(row) and not _lag(row):
             yield f"{row} ends before it begins: until {_start(row).name} or later"
-        if not isinstance(row, Rewrite) and row.share:
+        if isinstance(row, Send | Hold) and row.share:
             yield from _wrong_share(row, exchange)
     for hold in exchange.holds:
         if hold.whole < 0 or hold.part < 0 or not hold.whole + hold.part:

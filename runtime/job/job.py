@@ -76,6 +76,8 @@ class Job:
         if max_grad_norm is not None or parts.ties:
             for stage in parts.stages.values():
                 stage.sync.hold_nothing_back()
+        for stage in parts.stages.values():
+            stage.sync.stay_until_summed({tie.name for tie in parts.ties})
         self.state = TrainState()
         self.stats = Stats()
         self.grad_norm: Tensor | None = None
