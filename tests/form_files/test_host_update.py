@@ -4,13 +4,21 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from meshwright.forms.host_link import shaped
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.plan.plan import FormChoice, ParameterChoice, Plan
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import Problem, make_problem
-from tests.form_files.small import difference, graph
+from meshwright.runtime.checkpoint.export import full_state
+from meshwright.runtime.job.compile import compile as compile_job
+from meshwright.testing.equality import check_equal
+from meshwright.testing.models import CASES
+from meshwright.testing.spawn import run_ranks
+from tests.form_files.small import LR, batches, difference, graph, model
+from tests.overlap_plans import planned
 
 HOST = FormChoice(form="update_on_host")
 SHAPE = 200e6
@@ -44,3 +52,34 @@ def test_one_rank_trains_as_one_process(sizes, rate) -> None:
 def test_ranks_train_as_one_process(sizes) -> None:
     with shaped(SHAPE):
         assert difference(on_host(problem(2), **sizes)) <= 1e-10
+
+
+def _clipped(plan: Plan) -> tuple[list[float], dict[str, Tensor], list[float]]:
+    job = compile_job(
+        model(), plan, lr=LR, device="cpu", graph=graph(), check=True, max_grad_norm=0.5
+    )
+    losses = [float(job.step(batch)) for batch in batches()]
+    state, norm = full_state(job), float(job.grad_norm)
+    job.close()
+    return losses, state, [norm]
+
+
+def test_gradients_that_are_limited_are_limited_on_the_host() -> None:
+    """The norm is of all gradients, wherever each is; the self-check compares too."""
+    made = problem(2)
+    usual = build_plan(made, uniform_choice(made, dp_shard=2, zero=1), predict=False)
+    some = ParameterChoice(zero=1, store=HOST)
+    mixed = replace(usual.stages[0], by_parameter={"layers.1.*": some})
+    wanted = run_ranks(2, _clipped, usual)[0]
+    for plan in (on_host(made, dp_shard=2, zero=1), replace(usual, stages=(mixed,))):
+        found = run_ranks(2, _clipped, plan)[0]
+        assert found[0] == pytest.approx(wanted[0], rel=1e-10)
+        assert found[2] == pytest.approx(wanted[2], rel=1e-10)
+        for name, x in wanted[1].items():
+            assert torch.allclose(found[1][name], x, rtol=1e-10, atol=1e-12)
+
+
+def test_tied_weights_of_two_stages_are_summed_before_they_leave() -> None:
+    traced, plan = planned("gpt2", 4, "none", pp=2, tp=1, num_microbatches=2)
+    plan = replace(plan, stages=tuple(replace(s, store=HOST) for s in plan.stages))
+    assert check_equal(CASES["gpt2"], plan, traced).worst_of_both <= 1e-9
