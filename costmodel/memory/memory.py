@@ -14,6 +14,8 @@ class JobBytes:
     parameters_bytes: int
     gradients_bytes: int
     optimizer_bytes: int
+    host_bytes: int = 0
+    """Of all kinds, in the host's memory."""
 
 
 def training_state(
@@ -23,11 +25,16 @@ def training_state(
     nothing were split over `dp_shard` ranks."""
     part = ceil(trained_bytes / dp_shard)
     kept = part if exchange.is_split("parameters") else trained_bytes
+    stepped = part if exchange.is_split("optimizer") else trained_bytes
+    copies = update(optimizer).copies
+    beside = {"parameters": 1, "gradients": 1, "optimizer": copies}
+    gone, on_host = exchange.hosted, exchange.on_host
     return JobBytes(
-        parameters_bytes=stored_bytes - trained_bytes + kept,
+        parameters_bytes=0 if "parameters" in gone else stored_bytes - trained_bytes + kept,
         gradients_bytes=part if exchange.is_split("gradients") else trained_bytes,
-        optimizer_bytes=update(optimizer).copies
-        * (part if exchange.is_split("optimizer") else trained_bytes),
+        optimizer_bytes=0 if "optimizer" in gone else copies * stepped,
+        host_bytes=sum([n * stepped for kind, n in beside.items() if kind in on_host])
+        + ("parameters" in gone) * (stored_bytes - trained_bytes),
     )
 
 

@@ -107,6 +107,11 @@ class MemoryGroup:
         return found
 
     @cached_property
+    def flat(self) -> Sequence[int]:
+        """Per block: parameters that are there in a flat tensor before they are unpacked."""
+        return self.parameters if self.exchange.fetches else [0] * len(self.parameters)
+
+    @cached_property
     def late(self) -> int:
         """Flat buckets on their way while the first forward of a step runs, at most; of later
         forwards it is too much."""
@@ -141,6 +146,8 @@ class StageMemory:
     optimizer: int
     temporary: int
     """Of the optimizer's step."""
+    host: int = 0
+    """In the host's memory."""
     summed: int = 0
     """Flat copy of the gradients that are summed over a model axis."""
     border: int
@@ -272,13 +279,13 @@ class StageMemory:
         """Parameters that are gathered before each block, at most, and while it runs; the flat
         tensor is there beside the parameters while it is unpacked. None where nothing is gathered
         in that direction."""
-        lines = [(g.parameters, ahead) for g in self.groups
+        lines = [(g.flat, ahead) for g in self.groups
                  if (ahead := g.gathered(step, self.prefetch))]  # fmt: skip
         if not lines:
             return []
         if len(lines) == 1:
             own, ahead = lines[0]
-            return [(2 * n, whole) for n, whole in zip(own, ahead, strict=True)]
+            return [(2 * n or whole, whole) for n, whole in zip(own, ahead, strict=True)]
         return [
             (2 * max([own[i] for own, _ in lines]) + sum([a[i] for _, a in lines]),
              sum([a[i] for _, a in lines]))
@@ -338,7 +345,10 @@ class _Gradients:
         self._every = bool(exchange.every_backward)
         """They go after every backward, so that there are none to which to add."""
         self._grows = self._every or (first and not exchange.sums_into_zeros)
-        goes = self._every or (last and exchange.packs)
+        self._leaves = exchange.gradients_are_freed and not exchange.packs
+        """They go to the host, a block's together."""
+        self._freed = exchange.gradients_are_freed
+        goes = self._every or (last and (exchange.packs or self._leaves))
         self.going: Mapping[int, list[int]] = group.complete if goes else {}
         """Block -> bytes of each bucket that goes after it."""
         self._newest = self._before = self._arrived = 0
@@ -360,14 +370,18 @@ class _Gradients:
     def sent(self, index: int) -> Iterator[None]:
         """A block has run: each time, something has been packed and goes."""
         sizes = self.going[index]
-        for nbytes in [sum(sizes)] if self._every else sizes:
-            self._arrived += 0 if self._every else self._part(self._before)
+        for nbytes in [sum(sizes)] if self._every or self._leaves else sizes:
+            self._arrived += 0 if self._every or self._freed else self._part(self._before)
             self._before, self._newest = self._newest, nbytes
-            self.moving = (
-                self._arrived + self._scattering(self._newest) + self._scattering(self._before)
+            flying = (self._newest, self._before)
+            self.moving = self._arrived + sum(
+                flying if self._leaves else map(self._scattering, flying)
             )
-            yield
+            if not self._leaves:
+                yield
             self.gradients -= self.gradients if self._every else nbytes
+            if self._leaves:
+                yield
 
 
 def _most(rises: Sequence[_Rise]) -> Bytes:

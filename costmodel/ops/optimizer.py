@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from meshwright.costmodel.memory.memory import optimizer_traffic
 from meshwright.costmodel.ops.formulas import SOURCE_BAND, curve_of
 from meshwright.forms.updates import update
-from meshwright.ir.cluster.device import DeviceType, OpClass, Source
+from meshwright.ir.cluster.device import LINK_BAND, DeviceType, HostShare, OpClass, Source
 from meshwright.ir.profile.profile import OptimizerRecord, Profile
 
 _TENSORS_PER_LAUNCH = 32
@@ -38,10 +38,16 @@ def optimizer_time(
     num_tensors: int,
     nbytes: int,
     profile: Profile | None = None,
+    host: HostShare | None = None,
 ) -> OptimizerTime:
-    """One step over `num_tensors` tensors of parameters, `nbytes` in all (after ZeRO's split)."""
+    """One step over `num_tensors` tensors of parameters, `nbytes` in all (after ZeRO's split);
+    `host`: what steps them, if it is not the device."""
     if not num_tensors or not nbytes:
         return OptimizerTime(0.0, 0.0, "measured")
+    if host is not None and device.kind != "cpu":
+        moving_s = optimizer_traffic(nbytes, optimizer) / host.update_bytes_per_s
+        seconds = moving_s + device.overhead_s * num_tensors
+        return OptimizerTime(seconds, LINK_BAND[host.source], host.source)
     records = [r for r in profile.optimizers if r.optimizer == optimizer] if profile else []
     if records:
         return _from_records(records, num_tensors, nbytes)

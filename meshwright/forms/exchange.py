@@ -195,14 +195,14 @@ class Exchange:
         return any([copy.at in events for copy in self.copies])
 
     @cached_property
-    def gradients_leave(self) -> bool:
-        """Whether gradients leave the device as blocks finish in the last backward, and nothing of
-        them stays: where no buckets hold them."""
-        return "gradients" in self.hosted and not self.sends_gradients
+    def gradients_leave_early(self) -> bool:
+        """Whether gradients go to the host as blocks finish in the last backward."""
+        return "gradients" in self.hosted and not self.every_backward
 
     @cached_property
-    def sends_gradients(self) -> bool:
-        return any([send.what == "gradients" for send in self.sends])
+    def gradients_are_freed(self) -> bool:
+        """Whether they are then held no longer on the device: where no flat tensor has them."""
+        return self.gradients_leave_early and not self.sums_into_zeros
 
     def _sends_at(self, event: Event) -> tuple[Send, ...]:
         return tuple([send for send in self.sends if send.at == event and not send.lag])
@@ -269,16 +269,26 @@ class Exchange:
 
     @cached_property
     def fetches_forward(self) -> bool:
-        return bool(self._sends_at(Event.BEFORE_FORWARD))
+        return bool(self._sends_at(Event.BEFORE_FORWARD)) or self.comes_from_host
 
     @cached_property
     def fetches_backward(self) -> bool:
-        return bool(self._sends_at(Event.BEFORE_BACKWARD))
+        return bool(self._sends_at(Event.BEFORE_BACKWARD)) or self.comes_from_host
+
+    @cached_property
+    def comes_from_host(self) -> bool:
+        """Whether a block's parameters come from the host before it runs, in each direction."""
+        return self.copied_at(Event.BEFORE_FORWARD, Event.BEFORE_BACKWARD)
+
+    @cached_property
+    def refills(self) -> bool:
+        """Whether parameters have no values while no block runs that reads them."""
+        return bool(self.fetches) or self.comes_from_host
 
     @cached_property
     def fetches_ahead(self) -> bool:
         """Whether `Stage.prefetch` has an effect."""
-        return any([send.ahead for send in self.fetches])
+        return any([send.ahead for send in self.fetches]) or self.comes_from_host
 
     @cached_property
     def reduces_blocks(self) -> bool:
@@ -336,6 +346,8 @@ class Exchange:
     @cached_property
     def left(self) -> tuple[float, float]:
         """Gradients beside those there from the beginning, once all have arrived: the same."""
+        if self.gradients_are_freed:
+            return 0.0, 0.0
         own = [h for h in self._gradients if Event.BEGIN < h.since <= Event.END < h.until]
         return self._held(own)
 

@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -28,6 +28,7 @@ VARIABLE = "MESHWRIGHT_HOST_LINK"
 Way = Literal["host", "device"]
 _ROOMS: dict[int, weakref.ref[Any]] = {}
 """Memory of the host, by key."""
+_watchers: list[Callable[[Tensor], None]] = []
 _links: dict[object, "HostLink"] = {}
 _shape: list[float | None] = []
 """Bytes per second each way, the innermost `shaped` last."""
@@ -204,7 +205,19 @@ def is_on_host(tensor: Tensor) -> bool:
     return found is not None and found() is not None
 
 
+@contextmanager
+def watching_rooms(made: Callable[[Tensor], None]) -> Iterator[None]:
+    """Tells of all room that links make in memory apart from their devices'."""
+    _watchers.append(made)
+    try:
+        yield
+    finally:
+        _watchers.remove(made)
+
+
 def _noted(room: Tensor) -> Tensor:
     key = storage_key(room)
+    for watcher in _watchers:
+        watcher(room)
     _ROOMS[key] = weakref.ref(room.untyped_storage(), lambda _: _ROOMS.pop(key, None))
     return room

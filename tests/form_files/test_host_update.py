@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from meshwright.costmodel.estimate import estimate_all
 from meshwright.forms.host_link import shaped
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.plan.plan import FormChoice, ParameterChoice, Plan
@@ -17,16 +18,21 @@ from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.testing.equality import check_equal
 from meshwright.testing.models import CASES
 from meshwright.testing.spawn import run_ranks
-from tests.form_files.small import LR, batches, difference, graph, model
+from meshwright.testing.hosts import apart
+from tests.form_files.small import LR, batches, difference, graph, model, tracked
 from tests.overlap_plans import planned
 
 HOST = FormChoice(form="update_on_host")
 SHAPE = 200e6
 """Bytes per second: copies of the small model take a part of a millisecond."""
 
+SLOW = 1e6
+"""A layer's gradients are longer on their way than its backward takes."""
 
-def problem(ranks: int, optimizer: str = "adamw") -> Problem:
-    return make_problem(graph(), Cluster.local(ranks), precision="fp64", optimizer=optimizer)
+
+def problem(ranks: int, optimizer: str = "adamw", cluster: Cluster | None = None) -> Problem:
+    cluster = cluster or Cluster.local(ranks)
+    return make_problem(graph(), cluster, precision="fp64", optimizer=optimizer)
 
 
 def on_host(made: Problem, store: FormChoice = HOST, **sizes: Any) -> Plan:
@@ -83,3 +89,33 @@ def test_tied_weights_of_two_stages_are_summed_before_they_leave() -> None:
     traced, plan = planned("gpt2", 4, "none", pp=2, tp=1, num_microbatches=2)
     plan = replace(plan, stages=tuple(replace(s, store=HOST) for s in plan.stages))
     assert check_equal(CASES["gpt2"], plan, traced).worst_of_both <= 1e-9
+
+
+MEASURED = [
+    *((1, sizes) for sizes in ALONE),
+    (2, {"dp_replicate": 2}), (2, {"dp_shard": 2, "zero": 1}),
+    (2, {"dp_shard": 2, "zero": 2, "num_microbatches": 2}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("ranks, sizes", MEASURED, ids=str)
+def test_memory_of_the_device_is_what_is_tracked(ranks: int, sizes: dict[str, Any]) -> None:
+    """As much is on its way as may be, since the link is slow: the host saves what is predicted. A
+    job without a host of its own holds all in one memory."""
+    for cluster, rate in ((apart(ranks, SLOW), SLOW), (Cluster.local(ranks), None)):
+        made = problem(ranks, cluster=cluster)
+        usual = build_plan(made, uniform_choice(made, **sizes), predict=False)
+        plans = [usual, on_host(made, **sizes)]
+        with shaped(rate):
+            counted = run_ranks(ranks, tracked, plans)
+        said = [
+            estimate_all(graph(), cluster, plan, made.tables).prediction.stages[0].memory
+            for plan in plans
+        ]
+        most = [max(rank[number] for rank in counted) for number in range(2)]
+        saved = said[0].tensor_bytes - said[1].tensor_bytes
+        assert saved == pytest.approx(most[0] - most[1], rel=0.01 if rate else 0.1)
+        assert saved > 0 if rate else saved < 0
+        trained = sum(t.nbytes for t in graph().parameters)
+        shard = sizes.get("dp_shard", 1)
+        assert said[1].host_bytes == 4 * trained / shard
