@@ -8,7 +8,7 @@ from meshwright.costmodel.stage.form_group import FormGroup
 from meshwright.costmodel.stage.offload import arriving_s, coming_s, copy_s, leaving, leaving_s
 from meshwright.costmodel.stage.placement import StageCosts
 from meshwright.costmodel.stage.times import NO_WAITS, BlockTimes, HostWaits
-from meshwright.forms.exchange import Copy, Event
+from meshwright.forms.exchange import HostCopy, Event
 
 CopyTime = Callable[[float], float]
 """Bytes to seconds, one way."""
@@ -51,7 +51,7 @@ def host_waits(
     return HostWaits(tuple(waits[::-1]), tail + late, waited + shown, sum(comes) - shown)
 
 
-def _copies(copies: Sequence[Copy], at: Event) -> bool:
+def _copies(copies: Sequence[HostCopy], at: Event) -> bool:
     return any([copy.at is at for copy in copies])
 
 

@@ -26,7 +26,8 @@ from meshwright.costmodel.stage.late import late_of
 from meshwright.costmodel.stage.placement import StageCosts
 from meshwright.costmodel.stage.program import IDLE, Program, Step, play, talk
 from meshwright.costmodel.stage.stage_parts import Parts, held_of, parts_of, summed_of
-from meshwright.costmodel.stage.sync import BlockTimes, Sync
+from meshwright.costmodel.stage.sync import Sync
+from meshwright.costmodel.stage.times import BlockTimes
 from meshwright.forms.exchange import Exchange
 from meshwright.ir.cluster.device import HostShare
 from meshwright.ir.memo import Memo

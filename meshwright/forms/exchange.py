@@ -133,7 +133,7 @@ class Hosted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Copy:
+class HostCopy:
     """What a rank steps goes over the link between its device and the host, block by block."""
 
     what: What
@@ -145,7 +145,7 @@ class Copy:
     """In every micro-batch, and not only in the last or the first."""
 
 
-Row = Send | Rewrite | Hold | Hosted | Copy
+Row = Send | Rewrite | Hold | Hosted | HostCopy
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,8 +187,8 @@ class Exchange:
         return frozenset([row.kind for row in self.rows if isinstance(row, Hosted)])
 
     @cached_property
-    def copies(self) -> tuple[Copy, ...]:
-        return tuple([row for row in self.rows if isinstance(row, Copy)])
+    def copies(self) -> tuple[HostCopy, ...]:
+        return tuple([row for row in self.rows if isinstance(row, HostCopy)])
 
     def copied_at(self, *events: Event) -> bool:
         """Whether something goes over the host's link at one of these events."""

@@ -55,15 +55,15 @@ class HostLink:
     def _copy(self, to: Way, source: Tensor, target: Tensor) -> Waitable:
         with torch.no_grad():
             target.copy_(source)
-        return _DONE
+        return _AT_ONCE
 
 
-class _Done:
+class _AtOnce:
     def wait(self) -> None:
         return
 
 
-_DONE = _Done()
+_AT_ONCE = _AtOnce()
 
 
 class _Job:

@@ -1,20 +1,27 @@
 """Where parameters are: as `zero` says, or in a store of its own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from meshwright.forms.storage import choosable
 from meshwright.forms.sync import takes
 from meshwright.ir.plan.plan import FormChoice, Stage
 from meshwright.ir.plan.schedule import Schedule
+from meshwright.planner.pins.constraints import pinned
 from meshwright.planner.pins.decision import Decision
-from meshwright.planner.pins.decisions import Value
+from meshwright.planner.pins.decisions import Constraint, Value
 
 _AS_ZERO = "zero"
 
 
 def _store(stage: Stage) -> str:
     return stage.store.form if stage.store else _AS_ZERO
+
+
+def pinned_store(constraints: Iterable[Constraint]) -> str:
+    """Returns the store that all stages are asked to have; empty if none is."""
+    value = pinned(constraints, "store")
+    return str(value) if value in choosable() else ""
 
 
 def _apply(stage: Stage, value: Value, table: Callable[[], Schedule]) -> Stage:

@@ -6,7 +6,7 @@ Gradients go to the host as blocks finish, and values come back under the next f
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from meshwright.forms.exchange import Copy, Event, Hold, Hosted, Row
+from meshwright.forms.exchange import HostCopy, Event, Hold, Hosted, Row
 from meshwright.forms.host_link import HostLink, host_link
 from meshwright.forms.host_update import SteppedOnHost
 from meshwright.forms.running import Lines, ParameterStore, Slot, SyncRun
@@ -22,8 +22,8 @@ def describe(replicas: int, settings: Mapping[str, Setting] | None = None) -> tu
         Hosted(kind="parameters", too=True),
         Hosted(kind="gradients"),
         Hosted(kind="optimizer"),
-        Copy(what="gradients", to="host", at=Event.AFTER_LAST, until=Event.END),
-        Copy(what="parameters", to="device", at=Event.UPDATED, until=Event.NEXT_FORWARD),
+        HostCopy(what="gradients", to="host", at=Event.AFTER_LAST, until=Event.END),
+        HostCopy(what="parameters", to="device", at=Event.UPDATED, until=Event.NEXT_FORWARD),
     )
 
 
