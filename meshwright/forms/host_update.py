@@ -44,7 +44,8 @@ class HostPiece:
 
     def arrive(self) -> Waitable:
         """Starts to bring the values to the device."""
-        return self._link.arrive(self.host.tensor.detach(), self.here.tensor.detach())
+        # `.data` has its own version counter: refilling does not look like a change to autograd.
+        return self._link.arrive(self.host.tensor.detach(), self.here.tensor.data)
 
     @property
     def on_host(self) -> list[Tensor]:
@@ -188,3 +189,65 @@ class SteppedOnHost(SyncRun):
 
     def load(self, state: Mapping[str, object]) -> None:
         self.inner.load(state)
+
+
+class FromHost(SteppedOnHost):
+    """The device has a parameter only while a block runs that reads it, or is about to."""
+
+    def __init__(self, inner: SyncRun, slots: Sequence[Slot], link: HostLink) -> None:
+        super().__init__(inner, slots, link)
+        self._users = dict.fromkeys(self.pieces, 0)
+        self._bytes = {p: p.here.tensor.untyped_storage().nbytes() for p in self.pieces}
+        self._of_call: dict[int, list[HostPiece]] = {}
+        for piece in self.pieces:
+            self._free(piece)
+
+    def moves(self, held: Held) -> bool:
+        return True
+
+    def before_forward(self, call: int, ahead: Sequence[int]) -> None:
+        self._open(call, ahead)
+        self.inner.before_forward(call, ahead)
+
+    def before_backward(self, call: int, ahead: Sequence[int]) -> None:
+        self._open(call, ahead)
+        self.inner.before_backward(call, ahead)
+
+    def _open(self, call: int, ahead: Sequence[int]) -> None:
+        for piece in self._pieces_of(call):
+            self._fetch(piece)
+            self._users[piece] += 1
+        for piece in self._pieces_of(call):
+            if piece in self._arriving:
+                self._arriving.pop(piece).wait()
+        for later in ahead:
+            for piece in self._pieces_of(later):
+                self._fetch(piece)
+
+    def _fetch(self, piece: HostPiece) -> None:
+        """Starts to bring a parameter, unless it is there or on its way."""
+        if not self._users[piece] and piece not in self._arriving:
+            piece.here.tensor.untyped_storage().resize_(self._bytes[piece])
+            self._arriving[piece] = piece.arrive()
+
+    def close(self, call: int) -> None:
+        self.inner.close(call)
+        for piece in self._pieces_of(call):
+            self._users[piece] -= 1
+            if not self._users[piece] and piece not in self._arriving:
+                self._free(piece)
+
+    def written(self) -> None:
+        """The next block that reads them brings them."""
+
+    def settle(self) -> None:
+        """Nothing is on its way but within a step."""
+        self.inner.settle()
+
+    def _free(self, piece: HostPiece) -> None:
+        piece.here.tensor.untyped_storage().resize_(0)
+
+    def _pieces_of(self, call: int) -> list[HostPiece]:
+        if call not in self._of_call:
+            self._of_call[call] = [piece for piece in self.pieces if call in piece.calls]
+        return self._of_call[call]

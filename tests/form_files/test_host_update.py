@@ -54,6 +54,22 @@ def test_one_rank_trains_as_one_process(sizes, rate) -> None:
         assert difference(on_host(problem(1), **sizes)) <= 1e-10
 
 
+FETCHED: list[tuple[int, dict[str, Any]]] = [
+    (1, {}), (1, {"num_microbatches": 2}), (2, {"dp_replicate": 2}), (2, {"tp": 2}),
+    (2, {"pp": 2, "num_microbatches": 2}), (1, {"recompute": "full"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+@pytest.mark.parametrize("ranks, sizes", FETCHED, ids=str)
+def test_parameters_that_come_block_by_block_train_as_one_process(ranks, sizes, ahead) -> None:
+    plan = on_host(problem(ranks), FormChoice(form="on_host"), **sizes)
+    plan = replace(plan, stages=tuple(replace(s, prefetch=ahead) for s in plan.stages))
+    assert not [f for f in plan.verify(graph()) if f.severity == "error"]
+    with shaped(SHAPE):
+        assert difference(plan) <= 1e-10
+
+
 @pytest.mark.parametrize("sizes", SHARED, ids=str)
 def test_ranks_train_as_one_process(sizes) -> None:
     with shaped(SHAPE):

@@ -29,9 +29,15 @@ def describe(replicas: int, settings: Mapping[str, Setting] | None = None) -> tu
 
 def check(stage: Stage) -> Iterator[tuple[str, str]]:
     """Yields what is wrong with its settings and what goes beside it."""
+    yield from wrong_beside("update_on_host", stage)
+
+
+def wrong_beside(key: str, stage: Stage) -> Iterator[tuple[str, str]]:
+    """Yields what is wrong with a store without settings whose parameters are stepped on the
+    host."""
     assert stage.store is not None
     for name in stage.store.settings:
-        yield f"update_on_host has no setting {name[:64]!r}: it has none", "update_on_host alone"
+        yield f"{key} has no setting {name[:64]!r}: it has none", f"{key} alone"
     if stage.sync is not None and stage.dp > 1:
         yield (
             f"what is on the host is stepped at once, and sync {stage.sync.form} may step later",
