@@ -135,3 +135,22 @@ def test_memory_of_the_device_is_what_is_tracked(ranks: int, sizes: dict[str, An
         trained = sum(t.nbytes for t in graph().parameters)
         shard = sizes.get("dp_shard", 1)
         assert said[1].host_bytes == 4 * trained / shard
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_memory_of_parameters_that_come_block_by_block(ahead: int) -> None:
+    """The device has those of a block, and of one ahead."""
+    cluster = apart(1, SLOW)
+    made = problem(1, cluster=cluster)
+    usual = build_plan(made, uniform_choice(made, num_microbatches=2), predict=False)
+    plan = on_host(made, FormChoice(form="on_host"), num_microbatches=2)
+    plan = replace(plan, stages=(replace(plan.stages[0], prefetch=ahead),))
+    with shaped(SLOW):
+        (counted,) = run_ranks(1, tracked, [usual, plan])
+    said = [
+        estimate_all(graph(), cluster, each, made.tables).prediction.stages[0].memory
+        for each in (usual, plan)
+    ]
+    print(counted, said, [s.tensor_bytes for s in said])
+    assert said[1].parameters_bytes == 0
+    assert said[1].tensor_bytes == pytest.approx(counted[1], rel=0.03)
