@@ -258,11 +258,12 @@ def _relieve(problem: Problem, found: SearchLog, searcher: str, end: float) -> N
                 break
         return log.best
 
-    if not is_short(found):
+    if not is_short(found) and problem.objective != "memory":
         return
     try:
         with until(end):
-            for plan in relieved(problem, solve, first, found.least_s):
+            least_s = float("inf") if problem.objective == "memory" else found.least_s
+            for plan in relieved(problem, solve, first, least_s):
                 _take(problem, Offer(plan=plan), found)
     except TimeUp:
         return
@@ -296,6 +297,7 @@ def _why_none(
         outcome = run(relaxed, find_searcher(_searcher(relaxed, searcher, end))(relaxed), end)
         if outcome.best is None and not outcome.exhausted and time.monotonic() > end:
             raise TimeUp
+        _relieve(relaxed, outcome, _searcher(relaxed, searcher, end), end)
         return outcome
 
     try:

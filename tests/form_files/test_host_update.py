@@ -9,10 +9,15 @@ from torch import Tensor
 
 from meshwright.costmodel.estimate import estimate_all
 from meshwright.forms.host_link import shaped
+from meshwright.forms.sync import findings
 from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.errors import Infeasible
 from meshwright.ir.plan.plan import FormChoice, ParameterChoice, Plan
+from meshwright.ir.plan.plan_io import dumps, loads
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.predict import excess_bytes
 from meshwright.planner.problem.problem import Problem, make_problem
+from meshwright.planner.search.search import search_problem
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.testing.equality import check_equal
@@ -30,9 +35,13 @@ SLOW = 1e6
 """A layer's gradients are longer on their way than its backward takes."""
 
 
-def problem(ranks: int, optimizer: str = "adamw", cluster: Cluster | None = None) -> Problem:
+def problem(
+    ranks: int, cluster: Cluster | None = None, pins: tuple[str, ...] = ()
+) -> Problem:
     cluster = cluster or Cluster.local(ranks)
-    return make_problem(graph(), cluster, precision="fp64", optimizer=optimizer)
+    return make_problem(
+        graph(), cluster, precision="fp64", optimizer="adamw", constraints=pins
+    )  # fmt: skip
 
 
 def on_host(made: Problem, store: FormChoice = HOST, **sizes: Any) -> Plan:
@@ -151,6 +160,92 @@ def test_memory_of_parameters_that_come_block_by_block(ahead: int) -> None:
         estimate_all(graph(), cluster, each, made.tables).prediction.stages[0].memory
         for each in (usual, plan)
     ]
-    print(counted, said, [s.tensor_bytes for s in said])
     assert said[1].parameters_bytes == 0
     assert said[1].tensor_bytes == pytest.approx(counted[1], rel=0.03)
+
+
+def _resumed(first: Plan, then: Plan, folder: str) -> tuple[list[float], dict[str, Tensor]]:
+    """Three steps as one plan says, the rest as another."""
+    losses: list[float] = []
+    for again, plan, own in ((False, first, batches()[:3]), (True, then, batches()[3:])):
+        job = compile_job(
+            model(), plan, optimizer=plan.optimizer, lr=LR, device="cpu", graph=graph(),
+            check=False,
+        )  # fmt: skip
+        if again:
+            job.load(folder)
+        losses += [float(job.step(batch)) for batch in own]
+        if not again:
+            job.save(folder)
+        state = full_state(job)
+        job.close()
+    return losses, state
+
+
+STORES = [None, HOST, FormChoice(form="on_host")]
+
+
+@pytest.mark.parametrize("first", range(3))
+@pytest.mark.parametrize("then", range(3))
+def test_checkpoints_know_nothing_of_where_state_lives(first: int, then: int, tmp_path) -> None:
+    if first == then:
+        return
+    made = problem(1)
+    usual = build_plan(made, uniform_choice(made), predict=False)
+    before, after = (
+        replace(usual, stages=(replace(usual.stages[0], store=STORES[n]),)) for n in (first, then)
+    )
+    with shaped(SHAPE):
+        ((losses, state),) = run_ranks(1, _resumed, before, after, str(tmp_path))
+        ((wanted_losses, wanted),) = run_ranks(1, _resumed, usual, usual, str(tmp_path / "usual"))
+    assert losses == pytest.approx(wanted_losses, rel=1e-10)
+    for name, x in wanted.items():
+        assert torch.allclose(state[name], x, rtol=1e-10, atol=1e-12), name
+
+
+def test_a_search_keeps_things_on_the_host_where_memory_is_short() -> None:
+    """Against making again and moving activations; a plan file of it is priced as it was."""
+    found = {}
+    for cap in (150, 90, 60):
+        made = problem(1, cluster=apart(1, 1e9), pins=(f"memory<={cap}kB",))
+        plan = search_problem(made)
+        assert plan.predicted and plan.predicted.peak_bytes <= cap * 1000
+        found[cap] = plan
+    said = {cap: str(plan.stages[0].store) for cap, plan in found.items()}
+    assert said == {150: "None", 90: "update_on_host", 60: "on_host"}
+    assert found[150].predicted.step_s < found[90].predicted.step_s < found[60].predicted.step_s
+    assert loads(dumps(found[60])) == found[60]
+    with pytest.raises(Infeasible):
+        pins = ("memory<=90kB", "store=zero")
+        search_problem(problem(1, cluster=apart(1, 1e9), pins=pins))
+
+
+def test_the_hosts_memory_is_a_limit_too() -> None:
+    """A search finds nothing where it would do with more, and a check says why."""
+    pins = ("memory<=90kB", "num_microbatches=1")
+    plan = search_problem(problem(1, cluster=apart(1, 1e9), pins=pins))
+    assert plan.predicted and plan.stages[0].store
+    trained = sum(t.nbytes for t in graph().parameters)
+    assert plan.predicted.stages[0].memory.host_bytes == 4 * trained
+    little = apart(1, 1e9, host_bytes=2**20)
+    bigger = replace(plan.predicted.stages[0].memory, host_bytes=2**20 + 1)
+    stage = replace(plan.predicted.stages[0], memory=bigger)
+    told = replace(plan, predicted=replace(plan.predicted, stages=(stage,)))
+    said = [f.message for f in told.verify(graph(), little) if f.rule == "memory"]
+    assert len(said) == 1 and "of the host" in said[0]
+    assert excess_bytes(problem(1, cluster=little), told) == 1
+
+
+@pytest.mark.parametrize(
+    "sizes, choice, says, near",
+    [
+        ({"dp_shard": 2, "zero": 3}, HOST, "every rank has whole", "store shards"),
+        ({"dp_shard": 2, "zero": 1}, FormChoice(form="on_host"), "steps rows", "zero 0"),
+        ({"dp_replicate": 2}, FormChoice(form="on_host", settings={"x": 1}), "no setting 'x'",
+         "on_host alone"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_named(sizes, choice, says, near) -> None:
+    plan = on_host(problem(2), choice, **sizes)
+    said = [f for f in findings(plan) if f.severity == "error"]
+    assert any(says in f.message and near in f.nearest for f in said), said
