@@ -134,8 +134,8 @@ def batches(device: str) -> Table:
             step_s = 0.0
             for place, pins in enumerate((("recompute=none", "saved=keep"), ())):
                 number, plan = largest(
-                    lambda n, pins=pins, store=store: found(  # type: ignore[misc]
-                        traced(layers, width, n), cluster, store, precision="bf16",
+                    lambda n, pins=pins, store=store, shape=(layers, width): found(  # type: ignore[misc]
+                        traced(*shape, n), cluster, store, precision="bf16",
                         constraints=("num_microbatches=1", *pins),
                     ),
                     256,

@@ -8,8 +8,8 @@ a copy.
 from collections.abc import Sequence
 
 from meshwright.costmodel.ops.formulas import curve_of, memory_s
-from meshwright.ir.cluster.host import link_rate
 from meshwright.ir.cluster.device import DeviceType, OpClass
+from meshwright.ir.cluster.host import link_rate
 from meshwright.ir.profile.profile import Profile
 
 
@@ -39,9 +39,7 @@ def leaving_s(computing_s: Sequence[float], copies_s: Sequence[float]) -> list[f
     return leaving(computing_s, copies_s)[0]
 
 
-def leaving(
-    computing_s: Sequence[float], copies_s: Sequence[float]
-) -> tuple[list[float], float]:
+def leaving(computing_s: Sequence[float], copies_s: Sequence[float]) -> tuple[list[float], float]:
     """Per block in the order in which they run, for how long it waits when it has run, as no more
     than two blocks' copies are on their way; and for how long the last copies go on."""
     now, ends, found = 0.0, [0.0, 0.0], []

@@ -9,10 +9,10 @@ from meshwright.costmodel.block.overlap import NOTHING, Hidden
 from meshwright.costmodel.comm.borders import Passage, border, borders, passage
 from meshwright.costmodel.comm.comm import Levels, collective_time
 from meshwright.costmodel.cost_cache import BlockSpot, CostTables, Mode, StageCost
-from meshwright.ir.cluster.host import host_of
 from meshwright.costmodel.ops.fused import runs, saved_by_kernels, with_routing
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.cluster.device import DeviceType, HostShare
+from meshwright.ir.cluster.host import host_of
 from meshwright.ir.graph.graph import Block
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.memo import Memo

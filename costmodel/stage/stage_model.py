@@ -279,7 +279,8 @@ def _optimizer_time(
     for name in dict.fromkeys([part.update for part in parts]):
         found += [
             optimizer_time(costs.device, name, *_total(where), tables.profile, host)
-            for where, host in _by_place(name, parts, sizes, costs.host) if where
+            for where, host in _by_place(name, parts, sizes, costs.host)
+            if where
         ]
     if len(found) == 1:
         return found[0]

@@ -59,6 +59,11 @@ def _wrong(exchange: Exchange) -> Iterator[str]:
             "parameters of which a rank holds a part are gathered before forward and backward, or "
             "the share that is read is kept"
         )
+    if "parameters" in exchange.hosted and exchange.published:
+        yield (
+            "parameters that only the host has are not gathered when UPDATED: ranks step them "
+            "whole (zero 0), or keep them on the device too"
+        )
     if exchange.is_split("optimizer") and not (
         exchange.published or exchange.late or exchange.is_split("parameters")
     ):

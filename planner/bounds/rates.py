@@ -272,7 +272,14 @@ class BlockRates:
         """(bytes of parameters, gradients and optimizer, trained bytes); tied ones count once."""
         mesh = case.mesh
         exchange = mesh.exchange
-        key = (mesh.model, mesh.variant, exchange, mesh.dp_shard, several, self._device(case).is_apart)
+        key = (
+            mesh.model,
+            mesh.variant,
+            exchange,
+            mesh.dp_shard,
+            several,
+            self._device(case).is_apart,
+        )
         if key not in self._held:
             stored, trained = self._parameters(case)
             shard = mesh.dp_shard

@@ -22,9 +22,7 @@ def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
     in_need = said_by(plan) or excess_bytes(problem, plan)
     if not in_need or any(stage.store for stage in plan.stages):
         return
-    free = {
-        name: pinned(problem.constraints, name) is None for name in ("recompute", "saved")
-    }
+    free = {name: pinned(problem.constraints, name) is None for name in ("recompute", "saved")}
     for store in allowed(problem.constraints, "store", relieving()):
         stages = tuple([_in_store(stage, store, plan.optimizer) for stage in plan.stages])
         if stages == plan.stages:

@@ -51,7 +51,7 @@ say why."""
 SMALL = 1000
 """Choices up to which `auto` tries them all."""
 FIRST = 8
-"""Plans of equal stages that are looked at with things on the host, to know whether that may pay."""
+"""Plans of equal stages that are looked at with things on the host: whether that may pay."""
 FINALISTS = 5
 """Plans that are worth running if the fastest is wanted, the best one among them."""
 PROMISING, PIPELINES = 16, 3

@@ -33,12 +33,6 @@ def describe(replicas: int, settings: Mapping[str, Setting] | None = None) -> tu
 def check(stage: Stage) -> Iterator[tuple[str, str]]:
     """Yields what is wrong with its settings and what goes beside it."""
     yield from wrong_beside("on_host", stage)
-    if stage.is_sharded and stage.zero:
-        yield (
-            f"zero {stage.zero} steps rows, of which ranks gather whole parameters, and on_host "
-            "has those whole on each host",
-            "zero 0",
-        )
 
 
 def build(slots: Sequence[Slot], lines: Lines, stage: Stage) -> ParameterStore:
