@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from meshwright.costmodel.estimate import estimate_all
 from meshwright.forms.host_link import shaped
@@ -14,6 +14,7 @@ from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import Infeasible
 from meshwright.ir.plan.plan import FormChoice, ParameterChoice, Plan
 from meshwright.ir.plan.plan_io import dumps, loads
+from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.predict import excess_bytes
 from meshwright.planner.problem.problem import Problem, make_problem
@@ -80,8 +81,14 @@ def test_parameters_that_come_block_by_block_train_as_one_process(ranks, sizes, 
         assert difference(plan) <= 1e-10
 
 
+@pytest.mark.parametrize("bucket_bytes", [2**12, 2**24])
 @pytest.mark.parametrize("sizes", SHARED, ids=str)
-def test_ranks_train_as_one_process(sizes) -> None:
+def test_ranks_train_as_one_process(
+    sizes: dict[str, Any], bucket_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gradients in one bucket, and in several, of which the first leave while others come."""
+    for name in ("zero0", "zero1", "zero2"):
+        monkeypatch.setattr(f"meshwright.forms.sync.{name}.BUCKET_BYTES", bucket_bytes)
     with shaped(SHAPE):
         assert difference(on_host(problem(2), **sizes)) <= 1e-10
 
@@ -145,6 +152,38 @@ def test_memory_of_the_device_is_what_is_tracked(ranks: int, sizes: dict[str, An
         trained = sum(t.nbytes for t in graph().parameters)
         shard = sizes.get("dp_shard", 1)
         assert said[1].host_bytes == 4 * trained / shard
+
+
+def _deep() -> nn.Module:
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(48, 48), nn.Tanh()) for _ in range(10)]
+    return nn.Sequential(*layers).double()
+
+
+def _tracked_deep(plan: Plan) -> int:
+    batch = (torch.ones(2, 48, dtype=torch.float64), torch.zeros(2, 48, dtype=torch.float64))
+    job = compile_job(
+        _deep(), plan, loss_fn=nn.functional.mse_loss, example_inputs=batch, device="cpu", check=False
+    )  # fmt: skip
+    job.step(batch)
+    job.track_memory(batch)
+    job.close()
+    assert job.tensor_memory is not None
+    return job.tensor_memory.peak_bytes
+
+
+def test_no_more_than_three_blocks_of_a_deep_model_have_gradients() -> None:
+    """One that runs, and two whose gradients are on their way."""
+    batch = (torch.ones(2, 48, dtype=torch.float64), torch.zeros(2, 48, dtype=torch.float64))
+    traced, cluster = trace(_deep(), batch, nn.functional.mse_loss), apart(1, SLOW)
+    made = make_problem(traced, cluster, precision="fp64", optimizer="adamw")
+    plan = on_host(made)
+    with shaped(SLOW):
+        (counted,) = run_ranks(1, _tracked_deep, plan)
+    memory = estimate_all(traced, cluster, plan, made.tables).prediction.stages[0].memory
+    trained = sum(t.nbytes for t in traced.parameters)
+    assert memory.tensor_bytes == pytest.approx(counted, rel=0.03)
+    assert counted < 1.4 * trained
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
@@ -216,6 +255,9 @@ def test_a_search_keeps_things_on_the_host_where_memory_is_short() -> None:
     assert said == {150: "None", 90: "update_on_host", 60: "on_host"}
     assert found[150].predicted.step_s < found[90].predicted.step_s < found[60].predicted.step_s
     assert loads(dumps(found[60])) == found[60]
+    # Two ranks with less in flight would do, and take longer.
+    plan = search_problem(problem(2, cluster=apart(2, 1e9), pins=("memory<=110kB",)))
+    assert str(plan.stages[0].store) == "update_on_host"
     with pytest.raises(Infeasible):
         pins = ("memory<=90kB", "store=zero")
         search_problem(problem(1, cluster=apart(1, 1e9), pins=pins))
