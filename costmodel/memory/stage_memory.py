@@ -373,15 +373,16 @@ class _Gradients:
         for nbytes in [sum(sizes)] if self._every or self._leaves else sizes:
             self._arrived += 0 if self._every or self._freed else self._part(self._before)
             self._before, self._newest = self._newest, nbytes
-            flying = (self._newest, self._before)
-            self.moving = self._arrived + sum(
-                flying if self._leaves else map(self._scattering, flying)
-            )
-            if not self._leaves:
-                yield
-            self.gradients -= self.gradients if self._every else nbytes
             if self._leaves:
+                self.moving = self._newest + self._before
+                self.gradients -= nbytes
                 yield
+                continue
+            self.moving = (
+                self._arrived + self._scattering(self._newest) + self._scattering(self._before)
+            )
+            yield
+            self.gradients -= self.gradients if self._every else nbytes
 
 
 def _most(rises: Sequence[_Rise]) -> Bytes:

@@ -26,8 +26,6 @@ def host_waits(
 ) -> HostWaits:
     """Of a stage whose blocks take so long, in order of the forward; `apart`: copies go on beside
     computing."""
-    if not any([group.exchange.copies for group in groups]):
-        return NO_WAITS
     leaves, late = [0.0] * len(forward_s), 0.0
     comes, waited = [0.0] * len(forward_s), 0.0
     for group, own in zip(groups, held, strict=True):
@@ -64,6 +62,8 @@ def waits_of_step(
     shard: int,
 ) -> HostWaits:
     """Returns what copies of gradients and values keep a stage waiting for in a step."""
+    if not any([group.exchange.copies for group in groups]):
+        return NO_WAITS
     forward = [b.fetched_s + b.forward_s + b.tensor_forward_s + b.leaves_s for b in blocks]
     backward = [
         b.returns_s + b.again_s + b.input_s + b.weight_s + b.tensor_backward_s for b in blocks

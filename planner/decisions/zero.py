@@ -4,8 +4,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 
 from meshwright.forms.exchange import Exchange
-from meshwright.forms.storage import is_split
-from meshwright.forms.sync import chosen, exchange, stored_exchange, suits, takes_parts
+from meshwright.forms.sync import chosen, exchange, goes_with, stored_exchange, suits
 from meshwright.ir.plan.finding import Finding
 from meshwright.ir.plan.plan import Plan, Stage, sync_name
 from meshwright.planner.decisions.store import pinned_store
@@ -31,8 +30,7 @@ def levels(constraints: Iterable[Constraint], dp: int, shard: int) -> tuple[int,
         found = LEVELS  # asked for by name: also without sharding anything
     store = pinned_store(asked)
     if store:
-        split = is_split(store)
-        found = tuple(n for n in found if takes_parts(sync_name(n, shard), n) == split)
+        found = tuple(n for n in found if goes_with(sync_name(n, shard), dp, n, store))
     if 0 not in allowed(asked, "prefetch", range(5)):
         found = tuple(n for n in found if _exchange(n, dp, shard, store).fetches_ahead)
     sync = pinned(asked, "sync")

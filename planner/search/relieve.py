@@ -4,10 +4,8 @@ again with each; else on what would be faster if it did fit."""
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from meshwright.forms.storage import relieving
 from meshwright.ir.plan.plan import Plan
-from meshwright.planner.pins.constraints import allowed, pinned
-from meshwright.planner.pins.decisions import Pin
+from meshwright.planner.decisions.store import relieving_pins
 from meshwright.planner.problem.problem import Problem
 from meshwright.planner.search.found import SearchLog
 
@@ -25,10 +23,8 @@ def relieved(
     `first` finds with it takes less than `least_s`; none where a store is pinned, or the memory of
     devices is that of their hosts."""
     apart = any(device.is_apart for device in problem.tables.devices.values())
-    if not apart or pinned(problem.constraints, "store") is not None:
-        return
-    for store in allowed(problem.constraints, "store", relieving()):
-        asked = replace(problem, constraints=(*problem.constraints, Pin("store", store)))
+    for pin in relieving_pins(problem.constraints) if apart else ():
+        asked = replace(problem, constraints=(*problem.constraints, pin))
         tried = first(asked) if least_s < float("inf") else None
         if least_s < float("inf") and not (
             tried and tried.predicted and tried.predicted.step_s < least_s

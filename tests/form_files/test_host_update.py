@@ -163,7 +163,8 @@ def _deep() -> nn.Module:
 def _tracked_deep(plan: Plan) -> int:
     batch = (torch.ones(2, 48, dtype=torch.float64), torch.zeros(2, 48, dtype=torch.float64))
     job = compile_job(
-        _deep(), plan, loss_fn=nn.functional.mse_loss, example_inputs=batch, device="cpu", check=False
+        _deep(), plan, loss_fn=nn.functional.mse_loss, example_inputs=batch, device="cpu",
+        check=False,
     )  # fmt: skip
     job.step(batch)
     job.track_memory(batch)
