@@ -8,7 +8,7 @@ from meshwright.forms.retention import said_by
 from meshwright.forms.storage import relieving
 from meshwright.forms.sync import of_stage
 from meshwright.ir.plan.plan import FormChoice, Plan, Stage
-from meshwright.planner.pins.constraints import allowed, pinned
+from meshwright.planner.pins.constraints import allowed, pins_of
 from meshwright.planner.problem.predict import excess_bytes
 from meshwright.planner.problem.problem import Problem
 from meshwright.planner.search.finish import changed
@@ -19,10 +19,11 @@ def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
     of memory, and then with as much of that left out as fits."""
     if not any(device.is_apart for device in problem.tables.devices.values()):
         return
-    in_need = said_by(plan) or excess_bytes(problem, plan)
+    # What a pin asks for is not done for want of memory.
+    free = not any(pins_of(problem.constraints, name) for name in ("recompute", "saved"))
+    in_need = (free and said_by(plan)) or excess_bytes(problem, plan)
     if not in_need or any(stage.store for stage in plan.stages):
         return
-    free = {name: pinned(problem.constraints, name) is None for name in ("recompute", "saved")}
     for store in allowed(problem.constraints, "store", relieving()):
         stages = tuple([_in_store(stage, store, plan.optimizer) for stage in plan.stages])
         if stages == plan.stages:
@@ -31,7 +32,7 @@ def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
         yield found
         if excess_bytes(problem, found):
             continue
-        if free["saved"] and free["recompute"]:
+        if free:
             yield from _lighter(problem, found)
 
 
