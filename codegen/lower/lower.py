@@ -172,7 +172,7 @@ def _code(
     made = tuple(zip(block.outputs, outputs, strict=True))
     stage = at.plan.stages[at.stage]
     read = [at.graph.tensors[name].fqn for name in block.params]
-    apart = any(exchange_of(group.stage).fetches for group in groups_of(stage, read))
+    apart = any(exchange_of(group.stage).refills for group in groups_of(stage, read))
     return BlockCode(block.pattern, builder.finish(made, apart=apart))
 
 

@@ -267,7 +267,7 @@ def kept_cost(cost: BlockCost, block: Block, makers: Makers, policy: Policy) -> 
     own_s = clock.forward_s - clock.comm_forward_s
     scale = (cost.forward_s - cost.comm_forward_s) / own_s if own_s else 1.0
     again_s = (found.again_s - found.again_comm_s) * scale
-    away = found.moved_bytes if makers.walk.site.device.kind != "cpu" else 0
+    away = found.moved_bytes if makers.walk.site.device.is_apart else 0
     copy_s = _copy_s(found, makers.walk.site.device)
     extra_s = again_s + found.again_comm_s + copy_s
     return replace(

@@ -14,6 +14,8 @@ class JobBytes:
     parameters_bytes: int
     gradients_bytes: int
     optimizer_bytes: int
+    host_bytes: int = 0
+    """Of all kinds, in the host's memory."""
 
 
 def training_state(
@@ -26,10 +28,15 @@ def training_state(
         return ceil(trained_bytes / exchange.parts(kind, dp_shard))
 
     parameters = ceil(exchange.parameter_bytes(trained_bytes, dp_shard))
+    stepped, copies = kept("optimizer"), update(optimizer).copies
+    beside = {"parameters": 1, "gradients": 1, "optimizer": copies}
+    gone, on_host = exchange.hosted, exchange.on_host
     return JobBytes(
-        parameters_bytes=stored_bytes - trained_bytes + parameters,
+        parameters_bytes=0 if "parameters" in gone else stored_bytes - trained_bytes + parameters,
         gradients_bytes=kept("gradients"),
-        optimizer_bytes=update(optimizer).copies * kept("optimizer"),
+        optimizer_bytes=0 if "optimizer" in gone else copies * stepped,
+        host_bytes=sum([n * stepped for kind, n in beside.items() if kind in on_host])
+        + ("parameters" in gone) * (stored_bytes - trained_bytes),
     )
 
 

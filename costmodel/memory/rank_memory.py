@@ -63,6 +63,7 @@ def _rank_memory(
         inputs_bytes=_inputs_bytes(tables.graph, plan, [costs[i] for i in own], on_host),
         fragmentation_bytes=round(beyond),
         process_bytes=_process_bytes(tables, plan, device, own),
+        host_bytes=sum(models[i].memory.host for i in own),
     )
 
 

@@ -107,6 +107,11 @@ class MemoryGroup:
         return found
 
     @cached_property
+    def flat(self) -> Sequence[int]:
+        """Per block: parameters that are there in a flat tensor before they are unpacked."""
+        return self.parameters if self.exchange.fetches else [0] * len(self.parameters)
+
+    @cached_property
     def late(self) -> int:
         """Flat buckets on their way while the first forward of a step runs, at most; of later
         forwards it is too much."""
@@ -142,6 +147,8 @@ class StageMemory:
     optimizer: int
     temporary: int
     """Of the optimizer's step."""
+    host: int = 0
+    """In the host's memory."""
     summed: int = 0
     """Flat copy of the gradients that are summed over a model axis."""
     border: int
@@ -282,7 +289,7 @@ class StageMemory:
             return []
         if len(lines) == 1:
             own, ahead = lines[0]
-            return list(zip(own, ahead, strict=True))
+            return [(n or whole, whole) for n, whole in zip(own, ahead, strict=True)]
         return [
             (max([own[i] for own, _ in lines]) + sum([a[i] for _, a in lines]),
              sum([a[i] for _, a in lines]))
@@ -292,8 +299,8 @@ class StageMemory:
     def _arriving(self, group: MemoryGroup) -> Sequence[int]:
         """Per block: flat tensors of its parameters, and these."""
         if group.exchange.copied:
-            return [2 * n + self._part(group.exchange, n) for n in group.parameters]
-        return [2 * n for n in group.parameters]
+            return [2 * n + self._part(group.exchange, n) for n in group.flat]
+        return [2 * n for n in group.flat]
 
     def _backward(self, first: bool, last: bool) -> list[_Rise]:
         """What has been freed, and what each group's gradients and messages take meanwhile."""
@@ -363,7 +370,10 @@ class _Gradients:
         self._summed = exchange.summed
         """They go after every backward, so that there are none to which to add."""
         self._grows = self._every or (first and not exchange.sums_into_zeros)
-        goes = self._every or (last and exchange.packs)
+        self._leaves = exchange.gradients_are_freed and not exchange.packs
+        """They go to the host, a block's together."""
+        self._freed = exchange.gradients_are_freed
+        goes = self._every or (last and (exchange.packs or self._leaves))
         self.going: Mapping[int, list[int]] = group.complete if goes else {}
         """Block -> bytes of each bucket that goes after it."""
         self._newest = self._before = self._arrived = 0
@@ -390,11 +400,16 @@ class _Gradients:
     def sent(self, index: int) -> Iterator[None]:
         """A block has run: each time, something has been packed and goes."""
         sizes = self.going[index]
-        for nbytes in [sum(sizes)] if self._every else sizes:
+        for nbytes in [sum(sizes)] if self._every or self._leaves else sizes:
             sent = nbytes if self._summed == 1.0 else ceil(self._summed * nbytes)
-            if self._begins or not self._every:
+            if not self._freed and (self._begins or not self._every):
                 self._arrived += self._part(self._before)
             self._before, self._newest = self._newest, sent
+            if self._leaves:
+                self.moving = self._newest + self._before
+                self.gradients -= nbytes
+                yield
+                continue
             self.moving = (
                 self._arrived + self._scattering(self._newest) + self._scattering(self._before)
             )

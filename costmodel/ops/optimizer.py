@@ -14,7 +14,7 @@ from meshwright.costmodel.memory.memory import optimizer_traffic
 from meshwright.costmodel.ops.formulas import SOURCE_BAND, KernelWork, curve_of, kernel_s
 from meshwright.forms.exchange import Shaped
 from meshwright.forms.updates import update
-from meshwright.ir.cluster.device import DeviceType, OpClass, Source
+from meshwright.ir.cluster.device import LINK_BAND, DeviceType, HostShare, OpClass, Source
 from meshwright.ir.graph.graph import DTYPE_BYTES
 from meshwright.ir.profile.profile import OptimizerRecord, Profile
 
@@ -42,10 +42,16 @@ def optimizer_time(
     num_tensors: int,
     nbytes: int,
     profile: Profile | None = None,
+    host: HostShare | None = None,
 ) -> OptimizerTime:
-    """One step over `num_tensors` tensors of parameters, `nbytes` in all (after ZeRO's split)."""
+    """One step over `num_tensors` tensors of parameters, `nbytes` in all (after ZeRO's split);
+    `host`: what steps them, if it is not the device."""
     if not num_tensors or not nbytes:
         return OptimizerTime(0.0, 0.0, "measured")
+    if host is not None and device.kind != "cpu":
+        moving_s = optimizer_traffic(nbytes, optimizer) / host.update_bytes_per_s
+        seconds = moving_s + device.overhead_s * num_tensors
+        return OptimizerTime(seconds, LINK_BAND[host.source], host.source)
     records = [r for r in profile.optimizers if r.optimizer == optimizer] if profile else []
     if records:
         return _from_records(records, num_tensors, nbytes)

@@ -11,7 +11,8 @@ from meshwright.costmodel.comm.comm import Levels, collective_time
 from meshwright.costmodel.cost_cache import BlockSpot, CostTables, Mode, StageCost
 from meshwright.costmodel.ops.fused import runs, saved_by_kernels, with_routing
 from meshwright.ir.cluster.cluster import Cluster
-from meshwright.ir.cluster.device import DeviceType
+from meshwright.ir.cluster.device import DeviceType, HostShare
+from meshwright.ir.cluster.host import host_of
 from meshwright.ir.graph.graph import Block
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.ir.memo import Memo
@@ -42,6 +43,8 @@ class StageCosts:
     """Whether a kernel packs buckets."""
     updates: bool = False
     """Whether one steps the optimizer, and scales gradients as it reads them."""
+    host: HostShare | None = None
+    """What the device has of its host; None: it is its host."""
 
 
 def slowdown(cluster: Cluster) -> float:
@@ -121,6 +124,7 @@ def stage_costs(tables: CostTables, plan: Plan, index: int) -> StageCosts:
         hidden=with_routing(tables, plan, index, blocks, layouts, spot, hidden),
         packs=runs(tables, plan, index, "bucket"),
         updates=runs(tables, plan, index, "bucket_update"),
+        host=host_of(tables.cluster, tables.devices[spot.device]),
     )
 
 

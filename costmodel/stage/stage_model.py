@@ -1,6 +1,6 @@
 """One stage of a plan on its devices: what its actions do, what ends its step, what it holds."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import NamedTuple
@@ -26,14 +26,16 @@ from meshwright.costmodel.stage.buckets import (
     forward_buckets,
 )
 from meshwright.costmodel.stage.form_group import FormGroup
+from meshwright.costmodel.stage.host import copy_waits, waits_of_step
 from meshwright.costmodel.stage.late import late_of
-from meshwright.costmodel.stage.offload import arriving_s, copy_s, leaving_s
 from meshwright.costmodel.stage.placement import StageCosts
 from meshwright.costmodel.stage.program import IDLE, Program, Step, play, talk
 from meshwright.costmodel.stage.stage_parts import Parts, held_of, parts_of, summed_of
-from meshwright.costmodel.stage.sync import BlockTimes, Sync
+from meshwright.costmodel.stage.sync import Sync
+from meshwright.costmodel.stage.times import BlockTimes
 from meshwright.forms.exchange import Exchange
 from meshwright.forms.updates import update
+from meshwright.ir.cluster.device import HostShare
 from meshwright.ir.memo import Memo
 from meshwright.ir.plan.plan import FormChoice, Plan, Stage
 
@@ -118,7 +120,7 @@ def _actions(tables: CostTables, sync: Sync, device: str) -> _Actions:
     key = (
         device, sync.groups, sync.prefetch, sync.shard, sync.blocks, sync.prelude_s,
         sync.dp, sync.shard_levels, sync.replicate_levels, sync.passage_forward_s,
-        sync.passage_backward_s, sync.tensor_overlapped, sync.packs, sync.updates,
+        sync.passage_backward_s, sync.tensor_overlapped, sync.packs, sync.updates, sync.host,
     )  # fmt: skip
     known = _acted.of(tables)
     if key not in known:
@@ -128,7 +130,7 @@ def _actions(tables: CostTables, sync: Sync, device: str) -> _Actions:
             play(programs[F].steps, IDLE, sync.overlap)[0],
             play(programs[B].steps, IDLE, sync.overlap)[0],
             (*sync.publish(), *([talk(late.exposed_s, "gather")] if late.exposed_s else [])),
-            late.hidden_s,
+            late.hidden_s + sync.host.hidden_s,
         )
     return known[key]
 
@@ -189,10 +191,12 @@ def _sync(
     held: Sequence[BlockParams],
 ) -> Sync:
     groups = _groups(tables, stage, parts, held)
+    blocks = _with_rows(_block_times(tables, costs, groups, stage.prefetch), groups, held, costs)
     return Sync(
         groups=groups,
+        host=waits_of_step(tables, costs, groups, held, blocks, stage.mesh.get("dp_shard", 1)),
         prefetch=stage.prefetch, shard=stage.mesh.get("dp_shard", 1),
-        blocks=_with_rows(_block_times(tables, costs), groups, held, costs),
+        blocks=blocks,
         prelude_s=costs.cost.forward_s - sum([c.forward_s for c in costs.cost.blocks]),
         dp=costs.spot.dp_levels, shard_levels=costs.shard_levels,
         replicate_levels=costs.replicate_levels, overheads=overheads_of(costs.device),
@@ -201,20 +205,22 @@ def _sync(
     )  # fmt: skip
 
 
-def _block_times(tables: CostTables, costs: StageCosts) -> tuple[BlockTimes, ...]:
+def _block_times(
+    tables: CostTables, costs: StageCosts, groups: Sequence[FormGroup], prefetch: int
+) -> tuple[BlockTimes, ...]:
     """Of each block; those that are alike share one object."""
     overheads = overheads_of(costs.device)
     rows = zip(
         costs.cost.blocks,
         costs.hidden or (NOTHING,) * len(costs.blocks),
         [mode is True for mode in costs.modes],
-        *_copy_waits(tables, costs),
+        *copy_waits(tables, costs, groups, prefetch),
         strict=True,
     )
     known: dict[object, BlockTimes] = {}
     found: list[BlockTimes] = []
-    for cost, hidden, again, leaves_s, returns_s in rows:
-        key = id(cost), id(hidden), again, leaves_s, returns_s
+    for cost, hidden, again, leaves_s, returns_s, fetched_s in rows:
+        key = id(cost), id(hidden), again, leaves_s, returns_s, fetched_s
         if key not in known:
             known[key] = BlockTimes(
                 forward_s=cost.forward_s - cost.comm_forward_s + hidden.more_forward_s,
@@ -233,6 +239,7 @@ def _block_times(tables: CostTables, costs: StageCosts) -> tuple[BlockTimes, ...
                 overhead_s=overheads.block_of(cost.no_grad_s is not None),
                 leaves_s=leaves_s,
                 returns_s=returns_s,
+                fetched_s=fetched_s,
             )
         found.append(known[key])
     return tuple(found)
@@ -258,21 +265,6 @@ def _with_rows(
     )
 
 
-def _copy_waits(tables: CostTables, costs: StageCosts) -> tuple[list[float], list[float]]:
-    """Per block, what its offloaded values keep it waiting for after its forward and before its
-    backward."""
-    blocks = costs.cost.blocks
-    known = {
-        nbytes: copy_s(costs.device, nbytes, tables.profile)
-        for nbytes in {cost.moved_bytes for cost in blocks}
-    }
-    copies = [known[cost.moved_bytes] for cost in blocks]
-    if costs.device.kind == "cpu" or not any(copies):
-        return copies, copies
-    back = arriving_s([cost.backward_s for cost in reversed(blocks)], copies[::-1])
-    return leaving_s([cost.forward_s for cost in blocks], copies), back[::-1]
-
-
 def _trained(held: Sequence[BlockParams], sync: Sync) -> list[tuple[int, int]]:
     """Of each group: tensors that the optimizer steps over, and the bytes of this rank's part."""
     shard = sync.shard
@@ -295,11 +287,11 @@ def _optimizer_time(
     """Of all optimizers, one after the other."""
     found = []
     for name in dict.fromkeys([part.update for part in parts]):
-        own = [size for part, size in zip(parts, sizes, strict=True) if part.update == name]
-        timed = optimizer_time(costs.device, name, *_total(own), tables.profile)
-        found.append(
-            replace(timed, seconds=timed.seconds + _products_s(tables, costs, parts, name))
-        )
+        for where, host in _by_place(name, parts, sizes, costs.host):
+            if where:
+                timed = optimizer_time(costs.device, name, *_total(where), tables.profile, host)
+                made_s = 0.0 if host else _products_s(tables, costs, parts, name)
+                found.append(replace(timed, seconds=timed.seconds + made_s))
     moved_s = _rows_moved_s(costs, parts, sizes)
     if len(found) == 1:
         return replace(found[0], seconds=found[0].seconds + moved_s)
@@ -329,16 +321,31 @@ def _rows_moved_s(costs: StageCosts, parts: Parts, sizes: Sequence[tuple[int, in
     return overheads_of(costs.device).copy_s(2 * sum(each)) if each else 0.0
 
 
+def _by_place(
+    name: str, parts: Parts, sizes: Sequence[tuple[int, int]], host: HostShare | None
+) -> Iterator[tuple[list[tuple[int, int]], HostShare | None]]:
+    """What an optimizer steps on the device, and on the host."""
+    for there in (False, True):
+        yield [
+            size for part, size in zip(parts, sizes, strict=True)
+            if part.update == name and ("optimizer" in part.exchange.hosted) is there
+        ], host if there else None  # fmt: skip
+
+
 def _temporary(
     costs: StageCosts, parts: Parts, held: Sequence[BlockParams], shares: Sequence[float]
 ) -> int:
     """What an optimizer's step makes and lets go, at most; state of rows that are stepped alone is
     there beside the whole."""
     found = []
+    apart = costs.device.is_apart
     for name in dict.fromkeys([part.update for part in parts]):
         own = [
-            (h, n) for part, h, n in zip(parts, held, shares, strict=True) if part.update == name
-        ]
+            (h, n) for part, h, n in zip(parts, held, shares, strict=True)
+            if part.update == name and not (apart and "optimizer" in part.exchange.hosted)
+        ]  # fmt: skip
+        if not own:
+            continue
         nbytes = sum([int(h.trained_bytes / n) for h, n in own])
         largest = max([o.largest for h, _ in own for o in h.owned])
         shapes = [shaped for part in parts if part.update == name for shaped in part.shapes]
@@ -347,7 +354,7 @@ def _temporary(
         update(part.update).copies * ceil(h.trained_bytes * part.exchange.stepped_share / n)
         for part, h, n in zip(parts, held, shares, strict=True) if part.exchange.stepped
     ]  # fmt: skip
-    return max(found) + sum(taken)
+    return max(found, default=0) + sum(taken)
 
 
 def _memory(
@@ -365,7 +372,10 @@ def _memory(
     return StageMemory(
         shard=sync.shard, prefetch=sync.prefetch, receives=costs.device.kind == "cpu",
         parameters=others + sum([state.parameters_bytes for state in states]),
-        optimizer=sum([state.optimizer_bytes for state in states]),
+        # Where host and device are one memory, what is on the host is there twice.
+        optimizer=sum([state.optimizer_bytes for state in states])
+        + sum([state.host_bytes for state in states]) * (not costs.device.is_apart),
+        host=sum([state.host_bytes for state in states]),
         temporary=_temporary(costs, parts, held, shares),
         summed=max([
             sum([int(nbytes / share) for nbytes, share in zip(sizes, shares, strict=True)])
@@ -393,7 +403,7 @@ def _made(sizes: Sequence[int], exchange: Exchange) -> tuple[int, ...]:
 
 def _block_memories(costs: StageCosts) -> tuple[BlockMemory, ...]:
     """Of each block; those that are alike share one object."""
-    on_device = costs.device.kind != "cpu"
+    on_device = costs.device.is_apart
     known: dict[object, BlockMemory] = {}
     found: list[BlockMemory] = []
     before = 0

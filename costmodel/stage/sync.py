@@ -24,6 +24,7 @@ from meshwright.costmodel.stage.program import (
     run,
     talk,
 )
+from meshwright.costmodel.stage.times import NO_WAITS, BlockTimes, HostWaits
 from meshwright.forms.exchange import Axis, Event, Rewrite, Send
 from meshwright.ir.layout.conversions import Primitive
 
@@ -32,29 +33,6 @@ PACKED, PACKED_BY_KERNEL = 3, 2
 place."""
 ADDED = 3
 """The same for adding one tensor to another."""
-
-
-@dataclass(frozen=True, slots=True)
-class BlockTimes:
-    """One block: computing, and collectives on its way, in each direction."""
-
-    forward_s: float
-    tensor_forward_s: float
-    again_s: float
-    """Its forward within the backward; 0 unless it is recomputed."""
-    input_s: float
-    weight_s: float
-    accumulate_s: float
-    """Of `weight_s`: adding to gradients that are there already."""
-    split_s: float
-    """What a backward in two halves takes more."""
-    tensor_backward_s: float
-    overhead_s: float = 0.0
-    """Of the runtime, where its times do not have it."""
-    leaves_s: float = 0.0
-    """Waits after its forward, for what goes to the host."""
-    returns_s: float = 0.0
-    """Waits before its backward, for what comes back."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +61,8 @@ class Sync:
     """A kernel steps the optimizer, and writes what is gathered where it is gathered from."""
     side_by_side: bool = False
     """Collectives of a group do not wait for each other, as Gloo's; NCCL's go in order."""
+    host: HostWaits = NO_WAITS
+    """Copies to the host and back in a step."""
     free: frozenset[tuple[int, Send]] = frozenset()
     """Messages, by group, that are taken to need no time: what they cost is what that saves."""
 
@@ -138,6 +118,7 @@ class Sync:
     def block_forward(self, block: BlockTimes) -> list[Step]:
         return [
             run(block.overhead_s, "overhead"),
+            run(block.fetched_s, "offload"),
             *self._tensor(block.tensor_forward_s, block.forward_s, "forward"),
             run(block.leaves_s, "offload"),
         ]
@@ -166,6 +147,8 @@ class Sync:
                     self._block_backward(block, inputs, weights, unadded)
                 )
             found += made[id(block), unadded]
+            if last and self.host.leaves_s:
+                found.append(run(self.host.leaves_s[index], "offload"))
             for group, sends in reduces:
                 for bucket in group.owned.get(index, ()):
                     key = id(group), bucket.nbytes, bucket.tensors
@@ -304,6 +287,8 @@ class Sync:
             if held:
                 yield talk(collective_time(Primitive.ALL_REDUCE, held, levels), "gradients")
                 yield run(self.overheads.copy_s(4 * held), "gradients")
+        if self.host.tail_s:
+            yield run(self.host.tail_s, "gradients")
 
     def _ended(self, group: FormGroup) -> Iterator[Step]:
         ends = group.exchange.at_end
@@ -319,6 +304,8 @@ class Sync:
 
     def publish(self) -> Iterator[Step]:
         """From the optimizer's step to the next forward; for what goes under it see `late`."""
+        if self.host.brings_s:
+            yield run(self.host.brings_s, "gather")
         for group in self.groups:
             known: dict[tuple[int, int], list[Step]] = {}
             for bucket in group.buckets:

@@ -178,7 +178,8 @@ class Cluster:
         """Hash of everything a plan's time and memory depend on."""
         # The JSON of the whole, whose equal nodes are written once: there may be 100,000.
         first = _NODE.dump_json(self.nodes[0])
-        small = _ADAPTER.dump_json(replace(self, nodes=self.nodes[:1]), exclude=_PRICES)
+        said = _PRICES if any(device.host for device in self.device_types) else _NO_HOST
+        small = _ADAPTER.dump_json(replace(self, nodes=self.nodes[:1]), exclude=said)
         before, _, after = small.partition(b'"nodes":[' + first)
         found = sha256(before + b'"nodes":[')
         texts = {id(node): node for node in self.nodes}
@@ -273,6 +274,8 @@ def check_size(num_nodes: int, num_devices: int) -> None:
 _ADAPTER = TypeAdapter(Cluster)
 _NODE = TypeAdapter(Node)
 _PRICES: Any = {"device_types": {"__all__": {"price_per_hour"}}}
+_NO_HOST: Any = {"device_types": {"__all__": {"price_per_hour", "host"}}}
+"""Clusters that say nothing of hosts have the fingerprints that they had before any could."""
 
 
 def to_data(cluster: Cluster) -> Any:

@@ -286,6 +286,26 @@ _MEMORY_HINT = "; plain numbers are bytes, a text has its unit: 80GB (10^9) or 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostShare:
+    """What a device has of its host, while the other devices of the node use theirs."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    memory_bytes: Bytes
+    link_bytes_per_s: Rate
+    """That large copies reach, each way."""
+    update_bytes_per_s: Rate
+    """Memory that an optimizer's step on the host reads and writes."""
+    source: Source = "assumption"
+    reference: str = ""
+
+    def __post_init__(self) -> None:
+        _check("host: memory_bytes", self.memory_bytes, 2**20, 2**50, _MEMORY_HINT)
+        for name in ("link_bytes_per_s", "update_bytes_per_s"):
+            _check(f"host: {name}", getattr(self, name), 1e3, 1e15, _BANDWIDTH_HINT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceType:
     """One kind of accelerator, or one CPU process seen as one."""
 
@@ -309,6 +329,10 @@ class DeviceType:
     """What the driver, the libraries and the process itself hold."""
     price_per_hour: float | None = None
     """Of one device, in any currency; none of the presets knows one."""
+    host: HostShare | None = None
+    """Without it, GPUs are taken to have what is usual (`ir.cluster.host`). A CPU's memory is
+    its host's, unless this says how it is told apart: then a job's link is to be shaped alike
+    (`forms.host_link`)."""
     source: Source = "assumption"
     reference: str = ""
 
@@ -329,6 +353,11 @@ class DeviceType:
         _check(what + "reserved_bytes", self.reserved_bytes, 0, self.memory_bytes)
         if self.price_per_hour is not None:
             _check(what + "price_per_hour", self.price_per_hour, 0.0, 1e6)
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether its memory is another than its host's."""
+        return self.kind != "cpu" or self.host is not None
 
     @property
     def usable_bytes(self) -> int:

@@ -28,6 +28,9 @@ class RankMemory:
     process_bytes: int = 0
     """The process and its libraries and communicators; on CPU also the user's own module. 0 where
     that was not measured."""
+    host_bytes: int = 0
+    """Of parameters, gradients and optimizer state in the host's memory; no part of the rest, but
+    where a CPU's memory is its host's."""
 
     @property
     def tensor_bytes(self) -> int:

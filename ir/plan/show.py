@@ -173,13 +173,21 @@ def _synchronised(plan: Plan) -> list[RenderableType]:
     for i, stage in enumerate(plan.stages):
         said = [("parameters", f"{name}: {how}") for name, how in stage.by_parameter.items()]
         if stage.store:
-            said.insert(0, ("store", str(stage.store)))
+            said.insert(0, ("store", f"{stage.store}{_there(plan, i)}"))
         if stage.sync and stage.dp > 1:
             said.insert(0, ("sync", f"{stage.sync}{_hidden(plan, i)}"))
         for key in said:
             stages.setdefault(key, []).append(i)
     return [Text(f"{what}, stage {ranges(tuple(own))}: {how}")
             for (what, how), own in stages.items()]  # fmt: skip
+
+
+def _there(plan: Plan, stage: int) -> str:
+    """What a rank has of a stage in the host's memory."""
+    if not plan.predicted or not plan.predicted.stages:
+        return ""
+    nbytes = plan.predicted.stages[stage].memory.host_bytes
+    return f", {size(nbytes)} of each rank on the host" if nbytes else ""
 
 
 def _hidden(plan: Plan, stage: int) -> str:

@@ -8,6 +8,7 @@ from math import isqrt
 from typing import Literal
 
 from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.cluster.host import host_of
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.kernels import KERNELS
@@ -267,6 +268,12 @@ def _memory(plan: Plan, cluster: Cluster) -> Iterator[Finding]:
                 f"which has {room / 1e9:.2f} GB"
             )
             yield Finding("memory", message, "recompute, a higher zero, more stages or tp")
+        there = [host_of(cluster, device) for device in cluster.types_of(inside)]
+        room = min([host.memory_bytes for host in there if host], default=2**60)
+        if (needs := predicted.memory.host_bytes) > room:
+            message = f"stage {i} needs {needs / 1e9:.2f} GB of the host for each device, "
+            message += f"which has {room / 1e9:.2f} GB of it"
+            yield Finding("memory", message, "no store on the host, or more ranks that share it")
 
 
 PLAN_RULES: tuple[Callable[[Plan], Iterator[Finding]], ...] = (

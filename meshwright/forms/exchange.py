@@ -139,7 +139,30 @@ class Hold:
     steps: Steps = ""
 
 
-Row = Send | Rewrite | Hold
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hosted:
+    """What a rank steps of a kind lies in the host's memory: parameters, their gradients, or the
+    optimizer's state."""
+
+    kind: Kind
+    too: bool = False
+    """It is on the device too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostCopy:
+    """What a rank steps goes over the link between its device and the host, block by block."""
+
+    what: What
+    to: Literal["host", "device"]
+    at: Event
+    until: Event
+    """When it must have arrived: what runs before that hides it."""
+    every: bool = False
+    """In every micro-batch, and not only in the last or the first."""
+
+
+Row = Send | Rewrite | Hold | Hosted | HostCopy
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,7 +205,10 @@ class Exchange:
         """Returns what is done where what has no gradient is not stepped (`some`), or is."""
         if not self.stepped:
             return self
-        rows = [row for row in self.rows if isinstance(row, Send) or _is_so(row.steps, some)]
+        rows = [
+            row for row in self.rows
+            if not isinstance(row, Rewrite | Hold) or _is_so(row.steps, some)
+        ]  # fmt: skip
         return replace(self, rows=tuple(rows), stepped=self.stepped if some else "")
 
     @cached_property
@@ -197,6 +223,34 @@ class Exchange:
     @cached_property
     def holds(self) -> tuple[Hold, ...]:
         return tuple([row for row in self.rows if isinstance(row, Hold)])
+
+    @cached_property
+    def hosted(self) -> frozenset[Kind]:
+        """Kinds of what a rank steps that are on the host, and not on the device."""
+        return frozenset([r.kind for r in self.rows if isinstance(r, Hosted) and not r.too])
+
+    @cached_property
+    def on_host(self) -> frozenset[Kind]:
+        """Kinds of what a rank steps that are on the host."""
+        return frozenset([row.kind for row in self.rows if isinstance(row, Hosted)])
+
+    @cached_property
+    def host_copies(self) -> tuple[HostCopy, ...]:
+        return tuple([row for row in self.rows if isinstance(row, HostCopy)])
+
+    def copied_at(self, *events: Event) -> bool:
+        """Whether something goes over the host's link at one of these events."""
+        return any([copy.at in events for copy in self.host_copies])
+
+    @cached_property
+    def gradients_leave_early(self) -> bool:
+        """Whether gradients go to the host as blocks finish in the last backward."""
+        return "gradients" in self.hosted and not self.every_backward
+
+    @cached_property
+    def gradients_are_freed(self) -> bool:
+        """Whether they are then held no longer on the device: where no flat tensor has them."""
+        return self.gradients_leave_early and not self.sums_into_zeros
 
     def _sends_at(self, event: Event) -> tuple[Send, ...]:
         return tuple([send for send in self.sends if send.at == event and not send.lag])
@@ -267,16 +321,26 @@ class Exchange:
 
     @cached_property
     def fetches_forward(self) -> bool:
-        return bool(self._sends_at(Event.BEFORE_FORWARD))
+        return bool(self._sends_at(Event.BEFORE_FORWARD)) or self.comes_from_host
 
     @cached_property
     def fetches_backward(self) -> bool:
-        return bool(self._sends_at(Event.BEFORE_BACKWARD))
+        return bool(self._sends_at(Event.BEFORE_BACKWARD)) or self.comes_from_host
+
+    @cached_property
+    def comes_from_host(self) -> bool:
+        """Whether a block's parameters come from the host before it runs, in each direction."""
+        return self.copied_at(Event.BEFORE_FORWARD, Event.BEFORE_BACKWARD)
+
+    @cached_property
+    def refills(self) -> bool:
+        """Whether parameters have no values while no block runs that reads them."""
+        return bool(self.fetches) or self.comes_from_host
 
     @cached_property
     def fetches_ahead(self) -> bool:
         """Whether `Stage.prefetch` has an effect."""
-        return any([send.ahead for send in self.fetches])
+        return any([send.ahead for send in self.fetches]) or self.comes_from_host
 
     @cached_property
     def reduces_blocks(self) -> bool:
@@ -357,6 +421,8 @@ class Exchange:
     @cached_property
     def left(self) -> tuple[float, float]:
         """Gradients beside those there from the beginning, once all have arrived: the same."""
+        if self.gradients_are_freed:
+            return 0.0, 0.0
         own = [h for h in self._gradients if Event.BEGIN < h.since <= Event.END < h.until]
         return self._held(own)
 

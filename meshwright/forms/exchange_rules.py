@@ -25,11 +25,11 @@ def checked(exchange: Exchange) -> Exchange:
 def _wrong(exchange: Exchange) -> Iterator[str]:
     """What breaks a rule, in words: the row, the rule, and what would be legal."""
     for row in exchange.rows:
-        if not isinstance(row, Rewrite) and row.until < _start(row) and not _lag(row):
+        if isinstance(row, Send | Hold) and row.until < _start(row) and not _lag(row):
             yield f"{row} ends before it begins: until {_start(row).name} or later"
         if isinstance(row, Send) and row.loaded and not exchange.stated.get(row.loaded, 0) >= 1:
             yield f"{row}: the busiest rank has the mean or more: {row.loaded} stated as 1 or more"
-        if not isinstance(row, Rewrite) and row.share:
+        if isinstance(row, Send | Hold) and row.share:
             yield from _wrong_share(row, exchange)
     for hold in exchange.holds:
         if hold.whole < 0 or hold.part < 0 or not hold.whole + hold.part:
@@ -62,6 +62,11 @@ def _wrong(exchange: Exchange) -> Iterator[str]:
         yield (
             "parameters of which a rank holds a part are gathered before forward and backward, or "
             "the share that is read is kept"
+        )
+    if "parameters" in exchange.hosted and exchange.published:
+        yield (
+            "parameters that only the host has are not gathered when UPDATED: ranks step them "
+            "whole (zero 0), or keep them on the device too"
         )
     if exchange.is_split("optimizer") and not (
         exchange.published or exchange.late or exchange.is_split("parameters")

@@ -162,6 +162,8 @@ class ShardedGradients(SyncRun):
         """Buckets whose gradients have come: this rank's part."""
         self._added: dict[Slot, Tensor] = {}
         """Whole gradients of earlier micro-batches, of parameters of which blocks read copies."""
+        self._told: set[int] = set()
+        """Buckets whose gradients were handed out in this step before all had come."""
         self._opened = 0
 
     def held_rows(self, *copies: str) -> tuple[Held, ...]:
@@ -187,6 +189,7 @@ class ShardedGradients(SyncRun):
                 slot.whole.grad = shard.grad = None
         self._sums.clear()
         self._added.clear()
+        self._told.clear()
 
     def before_forward(self, call: int, ahead: Sequence[int]) -> None:
         if call > self._opened:
@@ -237,7 +240,7 @@ class ShardedGradients(SyncRun):
                 self._sums[index] = flat
 
     def finish(self) -> None:
-        started = {*self._sums, *(index for index, _, _ in self._works)}
+        started = {*self._sums, *self._told, *(index for index, _, _ in self._works)}
         for index in range(len(self._buckets)):
             if index not in started:
                 self._start(index)
@@ -271,6 +274,17 @@ class ShardedOptimizer(ShardedGradients):
         self._summed: dict[int, Tensor] = {}
         """Their flat shards: gradients, and once the optimizer has stepped parameters."""
         self.held = (*self.held_rows("dp_replicate"), *held_whole(frozen(slots), lines))
+
+    def arrived(self) -> Sequence[Tensor]:
+        """Buckets go once in a step; those that copies of a shard sum too are whole at its end."""
+        if self._lines.copies.size > 1:
+            return ()
+        found = dict(self._sums)
+        self._sums.clear()
+        for index, flat in found.items():
+            self._told.add(index)
+            self._deliver(index, flat)
+        return [shard for index in found for shard in self._shards[index]]
 
     def _deliver(self, index: int, flat: Tensor) -> None:
         sum_over_copies(flat, self._lines)

@@ -75,7 +75,7 @@ def _run_of_form(groups: Sequence[_Group], lines: Lines) -> SyncRun:
     if more:
         made = form.build_together([(group.slots, group.stage) for group in groups], lines)
     else:
-        made = form.build(first.slots, lines, first.stage, first.store)
+        made = first.store.around(form.build(first.slots, lines, first.stage, first.store))
     if first.copies:
         copies = [slot for group in groups for slot in group.copies]
         return CopiedRun(made, copies, [slot for group in groups for slot in group.slots])
@@ -165,6 +165,21 @@ class GroupedRun(SyncRun):
     def finish(self) -> None:
         for run in self._runs:
             run.finish()
+
+    def arrived(self) -> Sequence[Tensor]:
+        return [x for run in self._runs for x in run.arrived()]
+
+    def stay_until_summed(self, names: Set[str]) -> None:
+        for run in self._runs:
+            run.stay_until_summed(names)
+
+    def leave(self) -> None:
+        for run in self._runs:
+            run.leave()
+
+    @property
+    def on_host(self) -> list[Tensor]:
+        return [x for run in self._runs for x in run.on_host]
 
     def over_gradients(self, stepped: Set[int]) -> list[Tensor]:
         return [x for run in self._runs for x in run.over_gradients(stepped)]

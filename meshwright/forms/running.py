@@ -208,6 +208,10 @@ class ParameterStore:
     def close(self, call: int) -> None:
         """The call's parameters have been read."""
 
+    def around(self, run: "SyncRun") -> "SyncRun":
+        """Returns a form's run with what the store does around it."""
+        return run
+
 
 class SyncRun:
     """One stage's synchronisation on one rank: called by the stage and the job, by all ranks of a
@@ -288,6 +292,23 @@ class SyncRun:
 
     def finish(self) -> None:
         """All micro-batches are over."""
+
+    def arrived(self) -> Sequence[Tensor]:
+        """Returns those of the tensors of `reduced` whose gradients are whole before `finish`, each
+        once in a step; they may be taken away."""
+        return ()
+
+    def stay_until_summed(self, names: Set[str]) -> None:
+        """Gradients of these parameters are summed with those of other stages after `finish`."""
+
+    def leave(self) -> None:
+        """All sums are done: gradients may go where they are stepped; `reduced` is then of what
+        is there."""
+
+    @property
+    def on_host(self) -> list[Tensor]:
+        """What lies in the host's memory, where that is another than the device's."""
+        return []
 
     def over_gradients(self, stepped: Set[int]) -> list[Tensor]:
         """Returns those of the tensors that the optimizer steps (`stepped`: their ids) whose new

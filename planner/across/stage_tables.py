@@ -17,10 +17,12 @@ from meshwright.costmodel.comm.comm import Levels, collective_time
 from meshwright.costmodel.cost_cache import BlockSpot
 from meshwright.costmodel.memory.fragmentation import fragmentation_of
 from meshwright.costmodel.ops.optimizer import optimizer_time
-from meshwright.forms.exchange import Axis
+from meshwright.costmodel.stage.offload import copy_s
+from meshwright.forms.exchange import Axis, Event
 from meshwright.forms.retention import KEEP
 from meshwright.forms.updates import update
 from meshwright.ir.cluster.device import Link
+from meshwright.ir.cluster.host import host_of
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.planner.across.places import Places
 from meshwright.planner.across.run_costs import At, RunCosts, RunState, RunWork
@@ -31,6 +33,7 @@ from meshwright.planner.across.treatments import Treatments
 from meshwright.planner.problem.space import Mesh
 from meshwright.planner.search.deadline import check_time
 
+_BACKWARDS = (Event.BEFORE_BACKWARD, Event.AFTER_LAST)
 _FEW, _MANY = (10, 10**6), (100, 10**9)
 """Tensors and bytes between which the optimizer's time is sampled."""
 SLACK = 1.002
@@ -93,8 +96,8 @@ class StageTables:
         self._entries: dict[object, Figures] = {}
         self._fixed: dict[Case, _Fixed] = {}
         self._gathers: dict[object, tuple[Matrix, Matrix]] = {}
-        self._steps: dict[str, tuple[float, float]] = {}
-        """Of the optimizer on each type of device."""
+        self._steps: dict[tuple[str, bool], tuple[float, float]] = {}
+        """Of the optimizer on each type of device, and on its host."""
 
     def options(
         self, start: int, size: int, num_microbatches: int, meshes: Sequence[Mesh]
@@ -174,6 +177,8 @@ class StageTables:
         _, sends = self.runs.borders(case.at, link)
         path = busy + 2 * sends[self.runs.classes.stop]
         load = (num_microbatches - 1) * busy + (sync.once_s(trained, work.backward_s) + fixed_s)
+        if case.mesh.exchange.host_copies:
+            load = load + self._copied_s(case, trained, work, num_microbatches)
         memory = self._memory(case, work, num_microbatches)
         return Figures(path, load, busy, *memory)
 
@@ -211,6 +216,8 @@ class StageTables:
             beside = beside + holes.moving * np.maximum(0.0, flat - (flight + workspace) / beyond)
         elif not sync.exchange.reduces_blocks:
             beside = np.maximum(0.0, beside - flight)
+        if sync.exchange.gradients_are_freed and num_microbatches == 1 and device.is_apart:
+            begun = np.minimum(begun, 3 * trained.largest)  # two blocks' are on their way
         begun = begun * (1.0 + holes.gradients)
         static = held + always
         exchange = sync.exchange
@@ -229,13 +236,33 @@ class StageTables:
         copies = update(self.problem.optimizer).copies
         held = mesh.exchange.parameter_bytes(1.0, mesh.dp_shard) * state.trained
         parameters = state.stored - state.trained + held
-        if mesh.exchange.is_split("parameters"):
+        device = self.problem.tables.devices[case.spot.device]
+        gone = mesh.exchange.hosted if device.is_apart else frozenset()
+        if "parameters" in gone:
+            parameters = np.minimum(state.stored, state.largest * (1 + mesh.prefetch))
+        elif mesh.exchange.is_split("parameters"):
             read = mesh.exchange.read
             gathered = np.minimum(state.trained - kept, state.largest * (1 + mesh.prefetch))
             parameters = parameters + read * gathered
         found: Matrix = parameters + copies * (
             kept if mesh.exchange.is_split("optimizer") else state.trained
-        )
+        ) * ("optimizer" not in gone)
+        return found
+
+    def _copied_s(self, case: Case, trained: Trained, work: RunWork, count: int) -> Matrix:
+        """What copies to the host and back, of so many micro-batches, take that computing does not
+        hide."""
+        tables, exchange = self.problem.tables, case.mesh.exchange
+        device, nbytes = tables.devices[case.spot.device], 10**9
+        slope = copy_s(device, nbytes, tables.profile) / nbytes
+        part = exchange.parts("optimizer", case.mesh.dp_shard)
+        found = np.zeros_like(trained.whole)
+        for copy in exchange.host_copies:
+            every = copy.at in (Event.BEFORE_FORWARD, Event.BEFORE_BACKWARD)
+            moving = slope * trained.whole / (1 if every else part)
+            beside = work.backward_s if copy.at in _BACKWARDS else work.busy_s - work.backward_s
+            shown = np.maximum(0.0, moving - beside) if device.is_apart else moving
+            found = found + shown * (count if every else 1)
         return found
 
     def _sync(self, case: Case) -> StageSync:
@@ -287,19 +314,21 @@ class StageTables:
     def _optimizer_s(self, case: Case, state: RunState) -> Matrix:
         mesh, device = case.mesh, case.spot.device
         kept = state.trained / mesh.exchange.parts("optimizer", mesh.dp_shard)
-        if device not in self._steps:
-            self._steps[device] = self._optimizer_line(device)
-        per_byte, per_tensor = self._steps[device]
+        key = device, "optimizer" in mesh.exchange.hosted
+        if key not in self._steps:
+            self._steps[key] = self._optimizer_line(*key)
+        per_byte, per_tensor = self._steps[key]
         found: Matrix = (kept * per_byte + state.tensors * per_tensor) * self.runs.slow
         return found
 
-    def _optimizer_line(self, device: str) -> tuple[float, float]:
+    def _optimizer_line(self, device: str, on_host: bool) -> tuple[float, float]:
         """Seconds per byte and per tensor: on the line through two points, as it is about linear
         in both."""
         tables, name = self.problem.tables, self.problem.optimizer
         few, many = _FEW, _MANY
+        host = host_of(tables.cluster, tables.devices[device]) if on_host else None
         low, high, more = (
-            optimizer_time(tables.devices[device], name, *size, tables.profile).seconds
+            optimizer_time(tables.devices[device], name, *size, tables.profile, host).seconds
             for size in (few, many, (many[0], few[1]))
         )
         return (high - more) / (many[1] - few[1]), (more - low) / (many[0] - few[0])

@@ -16,6 +16,7 @@ from meshwright.costmodel.stage.offload import copy_s
 from meshwright.forms.exchange import Send
 from meshwright.forms.retention import moves, moves_all
 from meshwright.forms.updates import update
+from meshwright.ir.cluster.device import DeviceType
 from meshwright.ir.layout.conversions import Primitive
 from meshwright.planner.across.run_costs import At, RunCosts
 from meshwright.planner.across.spans import Matrix
@@ -160,8 +161,13 @@ class BlockRates:
             self._slopes[key] = max(0.0, min((high - low) / _LARGE, low / _LARGE))
         return self._slopes[key]
 
+    def _device(self, case: Case) -> DeviceType:
+        return self.problem.tables.devices[case.spot.device]
+
     def _optimizer_slope(self, case: Case) -> float:
-        device = self.problem.tables.devices[case.spot.device]
+        device = self._device(case)
+        if "optimizer" in case.mesh.exchange.hosted:
+            return 0.0  # the host may be faster, or not
         name, profile = self.problem.optimizer, self.problem.tables.profile
         low, high = (
             optimizer_time(device, name, 1, n, profile).seconds for n in (_LARGE, 2 * _LARGE)
@@ -267,15 +273,25 @@ class BlockRates:
         """(bytes of parameters, gradients and optimizer, trained bytes); tied ones count once."""
         mesh = case.mesh
         exchange = mesh.exchange
-        key = (mesh.model, mesh.variant, exchange, mesh.dp_shard, several)
+        key = (
+            mesh.model,
+            mesh.variant,
+            exchange,
+            mesh.dp_shard,
+            several,
+            self._device(case).is_apart,
+        )
         if key not in self._held:
             stored, trained = self._parameters(case)
             shard = mesh.dp_shard
             copies = update(self.problem.optimizer).copies
             parameters = stored - trained + exchange.parameter_bytes(1.0, shard) * trained
+            gone = exchange.hosted if self._device(case).is_apart else ()
+            parameters = trained * 0.0 if "parameters" in gone else parameters
             kept = trained / exchange.parts("gradients", shard)
             gradients = exchange.summed * kept if several else trained * 0.0
             optimizer = copies * trained / exchange.parts("optimizer", shard)
+            optimizer = trained * 0.0 if "optimizer" in gone else optimizer
             self._held[key] = parameters + gradients + optimizer, trained
         return self._held[key]
 

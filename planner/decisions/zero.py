@@ -3,9 +3,11 @@
 from collections.abc import Iterable, Iterator
 from functools import cache
 
-from meshwright.forms.sync import chosen, exchange, suits
+from meshwright.forms.exchange import Exchange
+from meshwright.forms.sync import chosen, exchange, goes_with, stored_exchange, suits
 from meshwright.ir.plan.finding import Finding
 from meshwright.ir.plan.plan import Plan, Stage, sync_name
+from meshwright.planner.decisions.store import pinned_store
 from meshwright.planner.pins.constraints import allowed, pinned
 from meshwright.planner.pins.decision import Decision, Machinery
 from meshwright.planner.pins.decisions import Constraint
@@ -26,11 +28,19 @@ def levels(constraints: Iterable[Constraint], dp: int, shard: int) -> tuple[int,
     found = tuple(level for level in LEVELS if splits(level) == (shard > 1))
     if shard > 1 and (pinned(asked, "dp_shard") or 0) == shard:
         found = LEVELS  # asked for by name: also without sharding anything
+    store = pinned_store(asked)
+    if store:
+        found = tuple(n for n in found if goes_with(sync_name(n, shard), dp, n, store))
     if 0 not in allowed(asked, "prefetch", range(5)):
-        found = tuple(n for n in found if exchange(sync_name(n, shard), dp).fetches_ahead)
+        found = tuple(n for n in found if _exchange(n, dp, shard, store).fetches_ahead)
     sync = pinned(asked, "sync")
     left = tuple(level for level in found if sync not in chosen() or suits(str(sync), level))
     return allowed(asked, "zero", left)
+
+
+def _exchange(level: int, dp: int, shard: int, store: str) -> Exchange:
+    name = sync_name(level, shard)
+    return stored_exchange(name, dp, level, store) if store else exchange(name, dp)
 
 
 def _findings(plan: Plan) -> Iterator[Finding]:

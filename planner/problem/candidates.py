@@ -10,7 +10,7 @@ from math import prod
 from meshwright.costmodel.cost_cache import Mode
 from meshwright.forms.exchange import Exchange
 from meshwright.forms.retention import AGAIN
-from meshwright.forms.sync import exchange
+from meshwright.forms.sync import exchange, exchange_of
 from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Block, Graph
@@ -201,7 +201,7 @@ def _stage(problem: Problem, choice: Choice, stage: StageChoice) -> Stage:
         devices=stage.devices,
         batch_shares=stage.shares or balanced(samples, stage.dp),
         zero=stage.zero,  # type: ignore[arg-type]
-        prefetch=stage.prefetch * stage.exchange.fetches_ahead,
+        prefetch=stage.prefetch,
         recompute=dict.fromkeys(stage.recompute, AGAIN),
         saved=_saved(problem, stage, blocks),
         layouts={
@@ -215,7 +215,8 @@ def _stage(problem: Problem, choice: Choice, stage: StageChoice) -> Stage:
         made = made if value is None else apply(made, value, choice.table)
     for item in problem.constraints:
         made = item.apply(problem.graph, blocks, made) if isinstance(item, ParametersAs) else made
-    return made
+    fetches = made.prefetch and exchange_of(replace(made, by_parameter={})).fetches_ahead
+    return made if fetches or not made.prefetch else replace(made, prefetch=0)
 
 
 def modes_of(problem: Problem, stage: StageChoice) -> tuple[Mode, ...]:

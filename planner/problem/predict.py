@@ -63,4 +63,9 @@ def excess_bytes(problem: Problem, plan: Plan) -> int:
             predicted.memory.used_bytes - problem.room_bytes(stage.devices)
             for stage, predicted in zip(plan.stages, plan.predicted.stages, strict=True)
         ),
+        *(
+            predicted.memory.host_bytes - problem.host_bytes(stage.devices)
+            for stage, predicted in zip(plan.stages, plan.predicted.stages, strict=True)
+            if predicted.memory.host_bytes
+        ),
     )

@@ -10,6 +10,7 @@ from meshwright.costmodel.cost_cache import CostTables
 from meshwright.forms.sync import changes, chosen
 from meshwright.forms.updates import USUAL, Reach, update
 from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.cluster.host import host_of
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.memo import Memos
@@ -138,6 +139,12 @@ class Problem:
         usable = min(device.usable_bytes for device in self.cluster.types_of(devices))
         cap = memory_cap(self.constraints)
         return usable if cap is None else min(cap, usable)
+
+    def host_bytes(self, devices: tuple[int, ...]) -> int:
+        """Memory of the host that a plan may use for each of `devices`; where that is the device's
+        own, that counts."""
+        found = [host_of(self.cluster, device) for device in self.cluster.types_of(devices)]
+        return min([host.memory_bytes for host in found if host], default=2**60)
 
     @cached_property
     def tried(self) -> tuple[str, ...]:

@@ -57,7 +57,7 @@ def free_modes(problem: Problem) -> tuple[str, ...]:
     exact ones, and nothing is moved where host and device are one memory."""
     if pinned(problem.constraints, "saved") is not None:
         return ()
-    apart = any(device.kind != "cpu" for device in problem.tables.devices.values())
+    apart = any(device.is_apart for device in problem.tables.devices.values())
     exact = (name for name in offered() if retention(fate_of(name)).exact)
     return tuple(name for name in exact if apart or not moves(name))
 

@@ -8,7 +8,7 @@ from math import prod
 
 from meshwright.forms.copied import copied
 from meshwright.forms.exchange import Exchange
-from meshwright.forms.sync import chosen_exchange, exchange, suits
+from meshwright.forms.sync import chosen_exchange, exchange, stored_exchange, suits
 from meshwright.ir.memo import Memo
 from meshwright.ir.plan.plan import ModelMesh, sync_name
 from meshwright.ir.precision import AS_TRACED, Precision, precision
@@ -22,6 +22,7 @@ from meshwright.planner.across.model_space import widest_node
 from meshwright.planner.decisions.prefetch import depths
 from meshwright.planner.decisions.recompute import modes
 from meshwright.planner.decisions.saved import asked as asked_saved
+from meshwright.planner.decisions.store import pinned_store
 from meshwright.planner.decisions.zero import levels
 from meshwright.planner.pins.constraints import Constraint, allowed, pinned
 from meshwright.planner.problem.problem import Problem
@@ -54,6 +55,8 @@ class Mesh:
     """A form by which replicas agree other than as `zero` says."""
     numbers: Precision = field(default=precision(AS_TRACED), repr=False)
     """What its blocks read of parameters, and gradients are summed in."""
+    store: str = ""
+    """Where parameters are, other than as `zero` says."""
 
     def __hash__(self) -> int:
         return self._hash
@@ -62,7 +65,7 @@ class Mesh:
     def _hash(self) -> int:
         # Cases are looked up by mesh very often.
         return hash((self.dp_replicate, self.dp_shard, self.model, self.zero, self.variant,
-                     self.prefetch, self.dp_inside, self.sync))  # fmt: skip
+                     self.prefetch, self.dp_inside, self.sync, self.store))  # fmt: skip
 
     @cached_property
     def dp(self) -> int:
@@ -75,6 +78,8 @@ class Mesh:
         if self.sync:
             zero = 0 if name == sync_name(0, self.dp_shard) else self.zero
             return copied(chosen_exchange(self.sync, self.dp, zero), self.numbers)
+        if self.store:
+            return copied(stored_exchange(name, self.dp, self.zero, self.store), self.numbers)
         return copied(exchange(name, self.dp), self.numbers)
 
     def under(self, form: str) -> "Mesh":
@@ -174,7 +179,10 @@ def _sharded(problem: Problem, dp: int, model: ModelMesh, variant: str) -> Itera
         if not allowed(problem.constraints, "dp_replicate", (replicate,)):
             continue
         for zero in levels(problem.constraints, dp, shard):
-            plain = Mesh(replicate, shard, model, zero, variant, numbers=problem.tables.numbers)
+            store = pinned_store(problem.constraints)
+            plain = Mesh(
+                replicate, shard, model, zero, variant, store=store, numbers=problem.tables.numbers
+            )
             for prefetch in depths(problem.constraints, plain.exchange):
                 yield replace(plain, prefetch=prefetch)
                 if _may_turn(problem, dp, model):

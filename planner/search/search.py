@@ -29,7 +29,7 @@ from meshwright.planner.problem.predict import excess_bytes
 from meshwright.planner.problem.problem import Problem, make_problem
 from meshwright.planner.search.deadline import TimeUp, check_time, until
 from meshwright.planner.search.evidence import with_any_schedule, with_evidence
-from meshwright.planner.search.finish import BEST, CLOSE, finished, hope_s
+from meshwright.planner.search.finish import BEST, CLOSE, finished, hope_s, variants
 from meshwright.planner.search.found import SearchLog as SearchLog
 from meshwright.planner.search.found import close_to, pipelines, with_reason
 from meshwright.planner.search.found import simplest as simplest
@@ -42,6 +42,7 @@ from meshwright.planner.search.options import SearchOptions
 from meshwright.planner.search.plan_comparison import name_of
 from meshwright.planner.search.progress import ProgressLine
 from meshwright.planner.search.ranking import Ranking, rank_clusters
+from meshwright.planner.search.relieve import is_short, relieved, short_of
 from meshwright.planner.searchers.exhaustive import count
 from meshwright.planner.synthesis.choose import asked_for, possible_s, synthesised
 
@@ -50,6 +51,8 @@ LATE, LATE_S = 0.25, 2.0
 say why."""
 SMALL = 1000
 """Choices up to which `auto` tries them all."""
+FIRST = 8
+"""Plans of equal stages that are looked at with things on the host: whether that may pay."""
 FINALISTS = 5
 """Plans that are worth running if the fastest is wanted, the best one among them."""
 PROMISING, PIPELINES = 16, 3
@@ -146,6 +149,8 @@ def _largest(
         at = asked.problem
         name = _searcher(at, searcher, deadline)
         found = run(at, find_searcher(name)(at), deadline)
+        if found.best is None:
+            _relieve(at, found, name, deadline)
         return asked.back(_finish(at, found, name)) if found.best else None
 
     best = largest_batch(plan_at, first.batch, unit, lambda: time.monotonic() < deadline)
@@ -198,6 +203,8 @@ def _finalists(
     end = deadline + LATE * time_limit_s + LATE_S
     with ProgressLine(name, time_limit_s, show=progress) as shown:
         found = run(free, find_searcher(name)(free), deadline, shown)
+        if not is_baseline(name):
+            _relieve(free, found, name, end if found.best is None else deadline)
         if found.best is None and not found.exhausted:
             _take_first(free, found, end, shown)
         if free is not problem:
@@ -240,10 +247,38 @@ def _take_first(problem: Problem, found: SearchLog, end: float, shown: ProgressL
         return
 
 
+def _relieve(problem: Problem, found: SearchLog, searcher: str, end: float) -> None:
+    """Plans that keep things on the host, where memory is short."""
+
+    def solve(asked: Problem) -> Plan | None:
+        return run(asked, find_searcher(searcher)(asked), end).best
+
+    def first(asked: Problem) -> Plan | None:
+        log = SearchLog()
+        for choice in islice(first_choices(asked), FIRST):
+            _take(asked, Offer(plan=build_plan(asked, obey(asked, choice))), log)
+            if log.best is not None:
+                break
+        return log.best
+
+    if not is_short(found) and problem.objective != "memory":
+        return
+    try:
+        with until(end):
+            least_s = float("inf") if problem.objective == "memory" else found.least_s
+            for plan in relieved(problem, solve, first, least_s):
+                _take(problem, Offer(plan=plan), found)
+    except TimeUp:
+        return
+
+
 def _improve(problem: Problem, found: SearchLog, deadline: float) -> None:
     """What is tried on the best plans of a searcher."""
     try:
         with until(deadline):
+            for plan in short_of(found):
+                for variant in variants("host_memory", problem, plan):
+                    _take(problem, Offer(plan=variant), found)
             _make_schedules(problem, found, deadline)
             _finish_best(problem, found, deadline)
     except TimeUp:
@@ -265,6 +300,7 @@ def _why_none(
         outcome = run(relaxed, find_searcher(_searcher(relaxed, searcher, end))(relaxed), end)
         if outcome.best is None and not outcome.exhausted and time.monotonic() > end:
             raise TimeUp
+        _relieve(relaxed, outcome, _searcher(relaxed, searcher, end), end)
         return outcome
 
     try:

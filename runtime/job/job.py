@@ -78,6 +78,8 @@ class Job:
         if max_grad_norm is not None or parts.ties:
             for stage in parts.stages.values():
                 stage.sync.hold_nothing_back()
+        for stage in parts.stages.values():
+            stage.sync.stay_until_summed({tie.name for tie in parts.ties})
         self.state = TrainState()
         self.loss_scale = LossScale() if precision(plan.precision).scales_loss else None
         """Of a precision whose gradients vanish otherwise."""

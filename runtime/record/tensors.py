@@ -15,7 +15,8 @@ from torch import Tensor
 from meshwright.ir.profile.measured import TensorMemory
 from meshwright.ir.torch_private import leaves, storage_key
 
-Kind = Literal["parameters", "gradients", "optimizer", "inputs", "rest"]
+Kind = Literal["parameters", "gradients", "optimizer", "inputs", "rest", "host"]
+"""`host`: in its memory, where that is taken to be another than the device's."""
 
 
 class TensorTracker:
@@ -81,10 +82,10 @@ class TensorTracker:
         return most
 
     def peak(self) -> TensorMemory:
-        """The moment with the most bytes."""
+        """The moment with the most bytes on the device."""
         total, most, at = 0, 0, 0
-        for index, (_, change) in enumerate(self._log, start=1):
-            total += change
+        for index, (number, change) in enumerate(self._log, start=1):
+            total += change * (self._kinds[number] != "host")
             if total > most:
                 most, at = total, index
         held: dict[Kind, int] = defaultdict(int)
@@ -102,4 +103,9 @@ class TensorTracker:
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """Its state, without the parameters."""
-    return [x for state in optimizer.state.values() for x in leaves(state) if torch.is_tensor(x)]
+    return [x for state in optimizer.state.values() for x in tensors_of(state)]
+
+
+def tensors_of(state: Any) -> list[Tensor]:
+    """Those of the state of a parameter."""
+    return [x for x in leaves(state) if torch.is_tensor(x)]

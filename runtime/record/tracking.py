@@ -6,10 +6,11 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from meshwright.forms.host_link import is_on_host, watching_rooms
 from meshwright.ir.profile.measured import TensorMemory
 from meshwright.ir.torch_private import on_gradient, watching
 from meshwright.runtime.job.build import RankParts
-from meshwright.runtime.record.tensors import TensorTracker, optimizer_tensors
+from meshwright.runtime.record.tensors import TensorTracker, optimizer_tensors, tensors_of
 
 
 @contextmanager
@@ -25,7 +26,10 @@ def tracking(
     trained = [p for p in _wholes(parts) if p.requires_grad]
     handles = on_gradient(trained, lambda p: tracker.label("gradients", [p.grad]))
     try:
-        with watching(tracker.see):
+        with (
+            watching(tracker.see),
+            watching_rooms(lambda room: tracker.label("host", [room])),
+        ):
             yield found
         _label(tracker, parts, optimizer)
         found.append(tracker.peak())
@@ -66,6 +70,17 @@ def _label(tracker: TensorTracker, parts: RankParts, optimizer: torch.optim.Opti
     tracker.label("optimizer", optimizer_tensors(optimizer))
     # As in predictions.
     tracker.label("gradients", [x for stage in parts.stages.values() for x in stage.sync.kept])
+    tracker.label("host", _on_host(parts, optimizer))
+
+
+def _on_host(parts: RankParts, optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    """What lies in another memory than the device's: what links have made room for, and what an
+    optimizer keeps of that."""
+    for stage in parts.stages.values():
+        yield from stage.sync.on_host
+    for h in parts.held:
+        if is_on_host(h.tensor):
+            yield from tensors_of(optimizer.state.get(h.tensor, {}))
 
 
 def _parameters(parts: RankParts) -> list[Tensor]:

@@ -33,6 +33,8 @@ class StepEnd:
                 stage.sync.spread()
             sum_over_model(stage.sync.reduced, parts.lines[index])
         sum_ties(parts.ties, parts.reduced, parts.groups, parts.rank)
+        for stage in parts.stages.values():
+            stage.sync.leave()
 
     def scale_gradients(self, factor: float, max_norm: float | None) -> Tensor | None:
         """Multiplies the gradients, and limits their norm to `max_norm`; returns the norm before

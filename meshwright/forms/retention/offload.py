@@ -2,7 +2,8 @@
 
 On a GPU over pinned buffers, on a stream beside computing; a block's copies are over before the
 next but one leaves, so that little is held twice. On a CPU to a second buffer in the same memory:
-slower and no smaller, but the same path.
+slower and no smaller, but the same path; over a link that is shaped (`forms.host_link`) as on a
+GPU, beside all else that goes over it.
 """
 
 from collections import deque
@@ -14,8 +15,10 @@ from warnings import warn
 import torch
 from torch import Tensor
 
+from meshwright.forms.host_link import HostLink, host_link
 from meshwright.forms.retaining import Footprint, KeptMemory, RetentionRun
 from meshwright.forms.retention import Retention
+from meshwright.ir.comm.p2p_collectives import Waitable
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -23,6 +26,21 @@ class _Arriving:
     """On its way back: `here`, and when the copy is over."""
 
     event: torch.Event
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Away:
+    """On the host, or on its way there over a shaped link."""
+
+    room: Tensor
+    left: Waitable
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Coming:
+    """On its way back over a shaped link, to where it is `here`."""
+
+    work: Waitable
 
 
 class HostMemory(RetentionRun):
@@ -33,16 +51,24 @@ class HostMemory(RetentionRun):
         stream: Any = torch.cuda.Stream
         self._stream: torch.cuda.Stream | None = stream(device) if device.type == "cuda" else None
         self._leaving: deque[torch.Event] = deque()
-        self.ahead = self._stream is not None
-        if self._stream is None:
+        self._link = host_link(device) if self._stream is None else None
+        self._going: deque[list[Waitable]] = deque()
+        self.ahead = self._stream is not None or self._is_shaped
+        if not self.ahead:
             warn(
                 f"offload on {device.type}: the host's memory is the device's, so copies to a "
                 "second buffer free nothing; this is for tests of plans that are meant for GPUs",
                 stacklevel=2,
             )
 
+    @property
+    def _is_shaped(self) -> bool:
+        return self._link is not None and self._link.apart
+
     def produced(self, memories: Sequence[KeptMemory]) -> None:
-        if self._stream is None:
+        if self._link is not None and self._link.apart:
+            self._leave_over(self._link, memories)
+        elif self._stream is None:
             for memory in memories:
                 assert memory.here is not None
                 memory.instead, memory.here = memory.here.clone(), None
@@ -50,6 +76,26 @@ class HostMemory(RetentionRun):
             if len(self._leaving) > 1:
                 self._leaving.popleft().synchronize()
             self._leave_on(self._stream, memories)
+
+    def _leave_over(self, link: HostLink, memories: Sequence[KeptMemory]) -> None:
+        while memories and len(self._going) > 1:
+            for work in self._going.popleft():
+                work.wait()
+        works = []
+        for memory in memories:
+            assert memory.here is not None
+            room = link.room(memory.here)
+            works.append(link.leave(memory.here, room))
+            memory.instead, memory.here = _Away(room, works[-1]), None
+        if works:
+            self._going.append(works)
+
+    def _fetch_over(self, link: HostLink, memories: Sequence[KeptMemory]) -> None:
+        for memory in memories:
+            if isinstance(memory.instead, _Away):
+                memory.instead.left.wait()
+                memory.here = torch.empty_like(memory.instead.room)
+                memory.instead = _Coming(link.arrive(memory.instead.room, memory.here))
 
     def _leave_on(self, stream: torch.cuda.Stream, memories: Sequence[KeptMemory]) -> None:
         stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -64,7 +110,9 @@ class HostMemory(RetentionRun):
 
     def fetch(self, memories: Sequence[KeptMemory]) -> None:
         away = [memory for memory in memories if isinstance(memory.instead, Tensor)]
-        if self._stream is None:
+        if self._link is not None and self._link.apart:
+            self._fetch_over(self._link, memories)
+        elif self._stream is None:
             for memory in away:
                 memory.here, memory.instead = memory.instead.clone(), None
         elif away:
@@ -81,6 +129,9 @@ class HostMemory(RetentionRun):
     def needed(self, memories: Sequence[KeptMemory]) -> None:
         self.fetch(memories)
         for memory in memories:
+            if isinstance(memory.instead, _Coming):
+                memory.instead.work.wait()
+                memory.instead = None
             if isinstance(memory.instead, _Arriving) and memory.here is not None:
                 current = torch.cuda.current_stream(self._device)
                 current.wait_event(memory.instead.event)

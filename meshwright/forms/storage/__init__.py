@@ -6,7 +6,8 @@ to make them whole, and `build(slots, lines, stage)`, which makes what does it o
 (`running.ParameterStore`). `SPLIT` says whether a rank has only its part of each parameter: then it
 goes with forms of synchronisation that say the same, else with those that do not. If plans may
 choose it by name, it has `check(stage)` too: what is wrong with its settings, and what would be
-right; its `describe` is also told the settings.
+right; its `describe` is also told the settings. With `RELIEVES` it takes less of the device's
+memory than the usual ones, and a search tries it where that is short.
 """
 
 import sys
@@ -54,6 +55,13 @@ def is_split(name: str) -> bool:
 def choosable() -> tuple[str, ...]:
     """Returns the stores that plans may name: those whose files say what is legal."""
     return tuple(sorted(key for key in _FILES.names if hasattr(_FILES.load(key), "check")))
+
+
+@cache
+def relieving() -> tuple[str, ...]:
+    """Lists the stores that a search tries where a device's memory is short, in the order of their
+    names."""
+    return tuple(key for key in choosable() if getattr(_FILES.load(key), "RELIEVES", False))
 
 
 def of_stage(stage: Stage) -> Iterator[Finding]:

@@ -61,6 +61,26 @@ def chosen_exchange(name: str, replicas: int, zero: int, settings: _Settings = (
     return _made(name, replicas, (zero, settings), usual_store(name, zero), None)
 
 
+def stored_exchange(name: str, replicas: int, zero: int, store: str) -> Exchange:
+    """Returns what a form that `zero` is short for does with parameters in a store that plans may
+    choose, with its settings as its file says; in its own where that does not go together."""
+    if not goes_with(name, replicas, zero, store):
+        return exchange(name, replicas)
+    return _made(name, replicas, None, store, ())
+
+
+@cache
+def goes_with(name: str, replicas: int, zero: int, store: str) -> bool:
+    """Tells whether a form that `zero` is short for goes with a store that plans may choose."""
+    if is_split(store) != takes_parts(name, zero):
+        return False
+    try:
+        _made(name, replicas, None, store, ())
+    except PlanError:
+        return False
+    return True
+
+
 def described(name: str, replicas: int) -> Exchange:
     """Returns what a form does by itself, its store left out."""
     made: Exchange = _half(name, "describe").describe(replicas)

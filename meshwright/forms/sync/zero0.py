@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from meshwright.forms.exchange import Event, Exchange, Hold, Rewrite, Send
 from meshwright.forms.flat import BUCKET_BYTES, buckets, held_whole, trainable
@@ -64,6 +65,8 @@ class _Whole(SyncRun):
             [_Bucket(b) for b in buckets(self._trainable, BUCKET_BYTES)] if shared else []
         )
         self._works: dict[_Bucket, Waitable] = {}
+        self._arrived: list[Tensor] = []
+        self._told: set[_Bucket] = set()
         self.held = held_whole(slots, lines)
 
     def begin(self, batch: Samples | None = None, next_batch: Samples | None = None) -> None:
@@ -74,9 +77,21 @@ class _Whole(SyncRun):
 
     def after_backward(self, call: int, last: bool) -> None:
         """Starts to reduce what is complete while backward goes on."""
+        if not self._buckets and last:
+            self._arrived += [slot.whole for slot in self._trainable if slot.owner == call]
         for bucket in self._buckets:
             if last and bucket.owner == call:
                 self._start(bucket)
+
+    def arrived(self) -> Sequence[Tensor]:
+        """All but the newest bucket, which may still be on its way."""
+        for bucket in list(self._works)[:-1]:
+            if bucket not in self._told:
+                self._works[bucket].wait()
+                self._told.add(bucket)
+                self._arrived += [slot.whole for slot in bucket.slots]
+        found, self._arrived = self._arrived, []
+        return found
 
     def _start(self, bucket: _Bucket) -> None:
         peers, recorder = self._lines.replicas, self._lines.recorder
@@ -91,6 +106,9 @@ class _Whole(SyncRun):
         for bucket in self._buckets:
             if bucket not in self._works:
                 self._start(bucket)
-        for work in self._works.values():
-            work.wait()
+        for bucket, work in self._works.items():
+            if bucket not in self._told:
+                work.wait()
         self._works.clear()
+        self._told.clear()
+        self._arrived.clear()

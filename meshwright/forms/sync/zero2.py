@@ -3,6 +3,8 @@
 
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from meshwright.forms.exchange import Event, Exchange, Hold, Send
 from meshwright.forms.flat import BUCKET_BYTES, ShardedOptimizer, buckets, trainable
 from meshwright.forms.running import Lines, ParameterStore, Slot, SyncRun
@@ -42,6 +44,10 @@ class ScatteredEarly(ShardedOptimizer):
         for index, bucket in enumerate(self._buckets):
             if bucket.owner == call:
                 self._start(index)
+
+    def arrived(self) -> Sequence[Tensor]:
+        """What has arrived is added to in the next micro-batch."""
+        return ()
 
     def finish(self) -> None:
         self._deliver_all()

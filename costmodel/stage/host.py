@@ -1,0 +1,109 @@
+"""Parameters, gradients and updates on the host: what copies keep a stage waiting for."""
+
+from collections.abc import Callable, Sequence
+
+from meshwright.costmodel.cost_cache import CostTables
+from meshwright.costmodel.stage.buckets import BlockParams
+from meshwright.costmodel.stage.form_group import FormGroup
+from meshwright.costmodel.stage.offload import arriving_s, coming_s, copy_s, leaving, leaving_s
+from meshwright.costmodel.stage.placement import StageCosts
+from meshwright.costmodel.stage.times import NO_WAITS, BlockTimes, HostWaits
+from meshwright.forms.exchange import Event, HostCopy
+
+CopyTime = Callable[[float], float]
+"""Bytes to seconds, one way."""
+
+
+def host_waits(
+    groups: Sequence[FormGroup],
+    held: Sequence[BlockParams],
+    shard: int,
+    forward_s: Sequence[float],
+    backward_s: Sequence[float],
+    seconds: CopyTime,
+    *,
+    apart: bool,
+) -> HostWaits:
+    """Of a stage whose blocks take so long, in order of the forward; `apart`: copies go on beside
+    computing."""
+    leaves, late = [0.0] * len(forward_s), 0.0
+    comes, waited = [0.0] * len(forward_s), 0.0
+    for group, own in zip(groups, held, strict=True):
+        exchange = group.exchange
+        part = exchange.parts("optimizer", shard)
+        copies = [seconds(owned.trained_bytes / part) for owned in own.owned]
+        if _copies(exchange.host_copies, Event.AFTER_LAST):
+            if exchange.gradients_leave_early:
+                leaves = [a + b for a, b in zip(leaves, copies, strict=True)]
+            else:
+                late += sum(copies)
+        if _copies(exchange.host_copies, Event.UPDATED):
+            if part > 1:  # ranks gather what has come
+                waited += sum(copies)
+            else:
+                comes = [a + b for a, b in zip(comes, copies, strict=True)]
+    if not apart:
+        return HostWaits(tuple(leaves), late, waited + sum(comes))
+    waits, tail = leaving(list(reversed(backward_s)), leaves[::-1])
+    shown = sum(coming_s(forward_s, comes))
+    return HostWaits(tuple(waits[::-1]), tail + late, waited + shown, sum(comes) - shown)
+
+
+def _copies(copies: Sequence[HostCopy], at: Event) -> bool:
+    return any([copy.at is at for copy in copies])
+
+
+def waits_of_step(
+    tables: CostTables,
+    costs: StageCosts,
+    groups: Sequence[FormGroup],
+    held: Sequence[BlockParams],
+    blocks: Sequence[BlockTimes],
+    shard: int,
+) -> HostWaits:
+    """Returns what copies of gradients and values keep a stage waiting for in a step."""
+    if not any([group.exchange.host_copies for group in groups]):
+        return NO_WAITS
+    forward = [b.fetched_s + b.forward_s + b.tensor_forward_s + b.leaves_s for b in blocks]
+    backward = [
+        b.returns_s + b.again_s + b.input_s + b.weight_s + b.tensor_backward_s for b in blocks
+    ]
+    return host_waits(
+        groups, held, shard, forward, backward,
+        lambda nbytes: copy_s(costs.device, round(nbytes), tables.profile),
+        apart=costs.device.is_apart,
+    )  # fmt: skip
+
+
+def copy_waits(
+    tables: CostTables, costs: StageCosts, groups: Sequence[FormGroup], prefetch: int
+) -> tuple[list[float], list[float], list[float]]:
+    """Per block, what its offloaded values keep it waiting for after its forward, what these and
+    parameters from the host before its backward, and parameters before its forward."""
+    blocks = costs.cost.blocks
+    known = {
+        nbytes: copy_s(costs.device, nbytes, tables.profile)
+        for nbytes in {cost.moved_bytes for cost in blocks}
+    }
+    copies = [known[cost.moved_bytes] for cost in blocks]
+    fetched = [0.0] * len(blocks)
+    for own in [group.gathered for group in groups if group.exchange.comes_from_host]:
+        more = [copy_s(costs.device, nbytes, tables.profile) for nbytes in own]
+        fetched = [a + b for a, b in zip(fetched, more, strict=True)]
+    if not costs.device.is_apart:
+        return copies, [a + b for a, b in zip(copies, fetched, strict=True)], fetched
+    if not any(copies) and not any(fetched):
+        return copies, copies, fetched
+    forward = [cost.forward_s for cost in blocks]
+    backward = [cost.backward_s for cost in reversed(blocks)]
+    leaves = leaving_s(forward, copies)
+    if not any(fetched):
+        return leaves, arriving_s(backward, copies[::-1])[::-1], fetched
+    if prefetch:  # both come over one link, one after the other
+        both = [a + b for a, b in zip(copies, fetched, strict=True)]
+        returns = arriving_s(backward, both[::-1], prefetch)
+    else:
+        returns = [
+            a + b for a, b in zip(arriving_s(backward, copies[::-1]), fetched[::-1], strict=True)
+        ]
+    return leaves, returns[::-1], arriving_s(forward, fetched, prefetch)

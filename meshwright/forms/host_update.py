@@ -1,0 +1,253 @@
+"""The optimizer's state in the host's memory, and its step there: what runs around a form of
+synchronisation (Ren et al. 2021, ZeRO-Offload)."""
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from meshwright.forms.host_link import HostLink
+from meshwright.forms.running import BucketSizes, Held, LaterStep, Samples, Slot, SyncRun, SyncState
+from meshwright.ir.comm.p2p_collectives import Waitable
+
+IN_FLIGHT = 2
+"""Blocks whose gradients are on their way to the host at once, at most: they are held meanwhile."""
+
+
+class HostPiece:
+    """A parameter, or a rank's rows of it, on the device and on the host."""
+
+    def __init__(self, here: Held, calls: Sequence[int], link: HostLink) -> None:
+        self.here, self.calls, self._link = here, frozenset(calls), link
+        values = link.room(here.tensor)
+        link.leave(here.tensor.detach(), values).wait()
+        tensor = nn.Parameter(values, requires_grad=here.tensor.requires_grad)
+        self.host = replace(here, tensor=tensor)
+        self.gone = False
+        """Whether the gradient of this step has left the device, or is on its way."""
+        self._room: Tensor | None = None
+
+    @property
+    def is_trained(self) -> bool:
+        return self.here.param.requires_grad
+
+    def leave(self) -> Waitable | None:
+        """Starts to move the gradient; None if there is none."""
+        gradient, self.here.tensor.grad = self.here.tensor.grad, None
+        self.gone = True
+        if gradient is None:
+            return None
+        if self._room is None:
+            self._room = self._link.room(gradient)
+        self.host.tensor.grad = self._room
+        return self._link.leave(gradient, self._room)
+
+    def arrive(self) -> Waitable:
+        """Starts to bring the values to the device."""
+        # `.data` has its own version counter: refilling does not look like a change to autograd.
+        return self._link.arrive(self.host.tensor.detach(), self.here.tensor.data)
+
+    @property
+    def on_host(self) -> list[Tensor]:
+        found = [self.host.tensor.detach()]
+        return found if self._room is None else [*found, self._room]
+
+
+class SteppedOnHost(SyncRun):
+    """Gradients go to the host as they are whole, the optimizer steps what lies there, and values
+    come back before a block reads them."""
+
+    def __init__(self, inner: SyncRun, slots: Sequence[Slot], link: HostLink) -> None:
+        """`inner`: what synchronises; it steps nothing later than the optimizer's own step."""
+        self.inner, self.link = inner, link
+        calls = {id(slot.param): slot.calls for slot in slots}
+        self.pieces = [HostPiece(held, calls[id(held.param)], link) for held in inner.held
+                       if self.moves(held)]  # fmt: skip
+        moved = {id(piece.here): piece.host for piece in self.pieces}
+        self.held = tuple(moved.get(id(held), held) for held in inner.held)
+        self._by_tensor = {id(piece.here.tensor): piece for piece in self.pieces}
+        self._kept_here: Set[str] = frozenset()
+        self._leaving: list[list[Waitable]] = []
+        self._arriving: dict[HostPiece, Waitable] = {}
+        self._all_gone = False
+
+    def moves(self, held: Held) -> bool:
+        """Whether a parameter is on the host too."""
+        return held.param.requires_grad
+
+    def stay_until_summed(self, names: Set[str]) -> None:
+        self._kept_here = names
+
+    @property
+    def bucket_sizes(self) -> tuple[BucketSizes, ...]:
+        return self.inner.bucket_sizes
+
+    def regroup(self, bucket_bytes: int) -> None:
+        self.inner.regroup(bucket_bytes)
+
+    @property
+    def reduced(self) -> tuple[Held, ...]:
+        return self.held if self._all_gone else self.inner.reduced
+
+    @property
+    def is_settled(self) -> bool:
+        return not self._arriving and self.inner.is_settled
+
+    @property
+    def kept(self) -> list[Tensor]:
+        return self.inner.kept
+
+    @property
+    def on_host(self) -> list[Tensor]:
+        return [x for piece in self.pieces for x in piece.on_host] if self.link.apart else []
+
+    def hold_nothing_back(self) -> None:
+        self.inner.hold_nothing_back()
+
+    def begin(self, batch: Samples | None = None, next_batch: Samples | None = None) -> None:
+        self._all_gone = False
+        for piece in self.pieces:
+            piece.host.tensor.grad, piece.gone = None, False
+        self.inner.begin(batch, next_batch)
+
+    def more(self, batch: Samples | None = None, next_batch: Samples | None = None) -> None:
+        self.inner.more(batch, next_batch)
+
+    def before_forward(self, call: int, ahead: Sequence[int]) -> None:
+        self._await_values(call)
+        self.inner.before_forward(call, ahead)
+
+    def before_backward(self, call: int, ahead: Sequence[int]) -> None:
+        self._await_values(call)
+        self.inner.before_backward(call, ahead)
+
+    def _await_values(self, call: int) -> None:
+        for piece in [p for p in self._arriving if call in p.calls]:
+            self._arriving.pop(piece).wait()
+
+    def close(self, call: int) -> None:
+        self.inner.close(call)
+
+    def after_backward(self, call: int, last: bool) -> None:
+        self.inner.after_backward(call, last)
+        ready = [self._by_tensor[id(x)] for x in self.inner.arrived() if id(x) in self._by_tensor]
+        self._leave([piece for piece in ready if self._may_go(piece)])
+
+    def _may_go(self, piece: HostPiece) -> bool:
+        """Whether nothing is added to a gradient that replicas agree on."""
+        param = piece.here.param
+        return not param.sum_over and param.name not in self._kept_here
+
+    def _leave(self, pieces: Sequence[HostPiece]) -> None:
+        works = [work for piece in pieces if (work := piece.leave()) is not None]
+        if works:
+            while len(self._leaving) >= IN_FLIGHT:
+                self._await_oldest()
+            self._leaving.append(works)
+
+    def _await_oldest(self) -> None:
+        for work in self._leaving.pop(0):
+            work.wait()
+
+    def finish(self) -> None:
+        self.inner.finish()
+
+    def leave(self) -> None:
+        for piece in self.pieces:
+            if piece.is_trained and not piece.gone:
+                self._leave([piece])
+        while self._leaving:
+            self._await_oldest()
+        self._all_gone = True
+
+    def updated(self, later: Callable[[], LaterStep]) -> None:
+        self.written()
+
+    def written(self) -> None:
+        self._bring()
+        if any(piece.here.rows is not None for piece in self.pieces):
+            self._await_all()
+            self.inner.written()
+
+    def _bring(self) -> None:
+        """Starts to bring all values, as the next forward reads them."""
+        self._await_all()
+        for piece in sorted(self.pieces, key=lambda p: min(p.calls)):
+            self._arriving[piece] = piece.arrive()
+
+    def _await_all(self) -> None:
+        for work in self._arriving.values():
+            work.wait()
+        self._arriving.clear()
+
+    def settle(self) -> None:
+        self._await_all()
+        self.inner.settle()
+
+    def state(self) -> SyncState:
+        return self.inner.state()
+
+    def load(self, state: Mapping[str, object]) -> None:
+        self.inner.load(state)
+
+
+class FromHost(SteppedOnHost):
+    """The device has a parameter only while a block runs that reads it, or is about to."""
+
+    def __init__(self, inner: SyncRun, slots: Sequence[Slot], link: HostLink) -> None:
+        super().__init__(inner, slots, link)
+        self._users = dict.fromkeys(self.pieces, 0)
+        self._bytes = {p: p.here.tensor.untyped_storage().nbytes() for p in self.pieces}
+        self._of_call: dict[int, list[HostPiece]] = {}
+        for piece in self.pieces:
+            self._free(piece)
+
+    def moves(self, held: Held) -> bool:
+        return True
+
+    def before_forward(self, call: int, ahead: Sequence[int]) -> None:
+        self._open(call, ahead)
+        self.inner.before_forward(call, ahead)
+
+    def before_backward(self, call: int, ahead: Sequence[int]) -> None:
+        self._open(call, ahead)
+        self.inner.before_backward(call, ahead)
+
+    def _open(self, call: int, ahead: Sequence[int]) -> None:
+        for piece in self._pieces_of(call):
+            self._fetch(piece)
+            self._users[piece] += 1
+        for piece in self._pieces_of(call):
+            if piece in self._arriving:
+                self._arriving.pop(piece).wait()
+        for later in ahead:
+            for piece in self._pieces_of(later):
+                self._fetch(piece)
+
+    def _fetch(self, piece: HostPiece) -> None:
+        """Starts to bring a parameter, unless it is there or on its way."""
+        if not self._users[piece] and piece not in self._arriving:
+            piece.here.tensor.untyped_storage().resize_(self._bytes[piece])
+            self._arriving[piece] = piece.arrive()
+
+    def close(self, call: int) -> None:
+        self.inner.close(call)
+        for piece in self._pieces_of(call):
+            self._users[piece] -= 1
+            if not self._users[piece] and piece not in self._arriving:
+                self._free(piece)
+
+    def written(self) -> None:
+        """The next block that reads them brings them."""
+
+    def settle(self) -> None:
+        """Nothing is on its way but within a step."""
+        self.inner.settle()
+
+    def _free(self, piece: HostPiece) -> None:
+        piece.here.tensor.untyped_storage().resize_(0)
+
+    def _pieces_of(self, call: int) -> list[HostPiece]:
+        if call not in self._of_call:
+            self._of_call[call] = [piece for piece in self.pieces if call in piece.calls]
+        return self._of_call[call]

@@ -1,0 +1,50 @@
+"""Parameters lie on the host with the optimizer's state, are stepped there, and come to the device
+before a block's forward and before its backward, some blocks ahead (Rajbhandari et al. 2021,
+ZeRO-Infinity; Colossal-AI's Gemini). `Stage.prefetch` says how many."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from meshwright.forms.exchange import Event, Hold, HostCopy, Hosted, Row
+from meshwright.forms.host_link import HostLink, host_link
+from meshwright.forms.host_update import FromHost
+from meshwright.forms.running import Lines, ParameterStore, Slot, SyncRun
+from meshwright.forms.storage.update_on_host import wrong_beside
+from meshwright.ir.plan.plan import Setting, Stage
+
+RELIEVES = True
+
+
+def describe(replicas: int, settings: Mapping[str, Setting] | None = None) -> tuple[Row, ...]:
+    """Returns what is held and copied; what is sent is the form's."""
+    fetches = [
+        HostCopy(what="parameters", to="device", at=event, until=event, every=True)
+        for event in (Event.BEFORE_FORWARD, Event.BEFORE_BACKWARD)
+    ]
+    return (
+        Hold(kind="parameters", since=Event.BEGIN, until=Event.NEXT_BEGIN, whole=1),
+        Hosted(kind="parameters"),
+        Hosted(kind="gradients"),
+        Hosted(kind="optimizer"),
+        HostCopy(what="gradients", to="host", at=Event.AFTER_LAST, until=Event.END),
+        *fetches,
+    )
+
+
+def check(stage: Stage) -> Iterator[tuple[str, str]]:
+    """Yields what is wrong with its settings and what goes beside it."""
+    yield from wrong_beside("on_host", stage)
+
+
+def build(slots: Sequence[Slot], lines: Lines, stage: Stage) -> ParameterStore:
+    """Returns what puts the form's run, and the parameters, on the host."""
+    device = slots[0].whole.device if slots else None
+    return _OnHost(slots, host_link(device) if device else HostLink())
+
+
+class _OnHost(ParameterStore):
+    def __init__(self, slots: Sequence[Slot], link: HostLink) -> None:
+        super().__init__(())
+        self._slots, self._link = slots, link
+
+    def around(self, run: SyncRun) -> SyncRun:
+        return FromHost(run, self._slots, self._link)

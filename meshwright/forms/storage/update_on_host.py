@@ -1,0 +1,60 @@
+"""Every replica has parameters whole, where blocks read them; a copy of what it steps lies on the
+host, with the optimizer's state, and is stepped there (Ren et al. 2021, ZeRO-Offload).
+
+Gradients go to the host as blocks finish, and values come back under the next forward.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from meshwright.forms.exchange import Event, Hold, HostCopy, Hosted, Row
+from meshwright.forms.host_link import HostLink, host_link
+from meshwright.forms.host_update import SteppedOnHost
+from meshwright.forms.running import Lines, ParameterStore, Slot, SyncRun
+from meshwright.ir.plan.plan import Setting, Stage
+
+RELIEVES = True
+
+
+def describe(replicas: int, settings: Mapping[str, Setting] | None = None) -> tuple[Row, ...]:
+    """Returns what is held and copied; what is sent is the form's."""
+    return (
+        Hold(kind="parameters", since=Event.BEGIN, until=Event.NEXT_BEGIN, whole=1),
+        Hosted(kind="parameters", too=True),
+        Hosted(kind="gradients"),
+        Hosted(kind="optimizer"),
+        HostCopy(what="gradients", to="host", at=Event.AFTER_LAST, until=Event.END),
+        HostCopy(what="parameters", to="device", at=Event.UPDATED, until=Event.NEXT_FORWARD),
+    )
+
+
+def check(stage: Stage) -> Iterator[tuple[str, str]]:
+    """Yields what is wrong with its settings and what goes beside it."""
+    yield from wrong_beside("update_on_host", stage)
+
+
+def wrong_beside(key: str, stage: Stage) -> Iterator[tuple[str, str]]:
+    """Yields what is wrong with a store without settings whose parameters are stepped on the
+    host."""
+    assert stage.store is not None
+    for name in stage.store.settings:
+        yield f"{key} has no setting {name[:64]!r}: it has none", f"{key} alone"
+    if stage.sync is not None and stage.dp > 1:
+        yield (
+            f"what is on the host is stepped at once, and sync {stage.sync.form} may step later",
+            "no sync",
+        )
+
+
+def build(slots: Sequence[Slot], lines: Lines, stage: Stage) -> ParameterStore:
+    """Returns the parameters as they are; the form's run is put on the host."""
+    device = slots[0].whole.device if slots else None
+    return _UpdatedOnHost(slots, host_link(device) if device else HostLink())
+
+
+class _UpdatedOnHost(ParameterStore):
+    def __init__(self, slots: Sequence[Slot], link: HostLink) -> None:
+        super().__init__(())
+        self._slots, self._link = slots, link
+
+    def around(self, run: SyncRun) -> SyncRun:
+        return SteppedOnHost(run, self._slots, self._link)
