@@ -21,6 +21,11 @@ def copied(exchange: Exchange, numbers: Precision) -> Exchange:
     share, summed = numbers.copied, numbers.summed
     if not share:
         return exchange
+    if exchange.on_host:
+        raise PlanError(
+            "blocks read copies of parameters, and a store on the host knows of none; nearest is "
+            "no store, or a precision without copies"
+        )
     if takes_copies(exchange.form, int(exchange.is_split("optimizer"))):
         rows = tuple(_sent_as_copies(row, share, summed) for row in exchange.rows)
         return replace(exchange, rows=rows, copied=share, summed=summed)
@@ -39,6 +44,15 @@ def check_copies(plan: Plan) -> None:
     for stage in plan.stages:
         for view in views_of(stage):
             copied(exchange_of(view), numbers)
+
+
+def loses_copies(plan: Plan) -> bool:
+    """Tells whether blocks read copies of parameters, and a form or store of the plan has none."""
+    try:
+        check_copies(plan)
+    except PlanError:
+        return True
+    return False
 
 
 def _sent_as_copies(row: Row, share: float, summed: float) -> Row:

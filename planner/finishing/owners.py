@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 
+from meshwright.forms.copied import loses_copies
 from meshwright.forms.stepping import update_findings
 from meshwright.forms.sync import has_owners, of_stage, suits
 from meshwright.forms.updates import Reach, update
@@ -28,7 +29,9 @@ def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
             own = ParameterChoice(zero=zero, sync=FormChoice(form=form))
             stages = tuple(_with(plan, stage, own) for stage in plan.stages)
             made = replace(plan, stages=stages, predicted=None)
-            if stages == plan.stages or broken(problem.constraints, made, problem.graph):
+            if stages == plan.stages or loses_copies(made):
+                continue
+            if broken(problem.constraints, made, problem.graph):
                 continue
             if not any(update_findings(made, problem.graph)):
                 yield changed(problem, plan, stages=stages)

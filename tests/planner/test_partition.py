@@ -159,5 +159,6 @@ def test_tables_say_what_the_cost_model_says(model: str, asked: dict[str, object
         used = predicted.memory.used_bytes - predicted.memory.inputs_bytes
         # Where all are in flight at once, gradients come as activations go.
         most = 1.6 if 1 < held == choice.num_microbatches else 1.15
-        assert 0.9 * used < static + held * flight < most * used
+        # Tables have one block's gradients on their way where the simulator may have two.
+        assert 0.87 * used < static + held * flight < most * used
         assert size == mesh.size
