@@ -1,13 +1,14 @@
 """The optimizer's state in the host's memory, and its step there: what runs around a form of
 synchronisation (Ren et al. 2021, ZeRO-Offload)."""
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 
 from torch import Tensor, nn
 
+from meshwright.forms.around import AroundRun
 from meshwright.forms.host_link import HostLink
-from meshwright.forms.running import BucketSizes, Held, LaterStep, Samples, Slot, SyncRun, SyncState
+from meshwright.forms.running import Held, LaterStep, Samples, Slot, SyncRun
 from meshwright.ir.comm.p2p_collectives import Waitable
 
 IN_FLIGHT = 2
@@ -53,13 +54,14 @@ class HostPiece:
         return found if self._room is None else [*found, self._room]
 
 
-class SteppedOnHost(SyncRun):
+class SteppedOnHost(AroundRun):
     """Gradients go to the host as they are whole, the optimizer steps what lies there, and values
     come back before a block reads them."""
 
     def __init__(self, inner: SyncRun, slots: Sequence[Slot], link: HostLink) -> None:
         """`inner`: what synchronises; it steps nothing later than the optimizer's own step."""
-        self.inner, self.link = inner, link
+        super().__init__(inner)
+        self.link = link
         calls = {id(slot.param): slot.calls for slot in slots}
         self.pieces = [HostPiece(held, calls[id(held.param)], link) for held in inner.held
                        if self.moves(held)]  # fmt: skip
@@ -79,13 +81,6 @@ class SteppedOnHost(SyncRun):
         self._kept_here = names
 
     @property
-    def bucket_sizes(self) -> tuple[BucketSizes, ...]:
-        return self.inner.bucket_sizes
-
-    def regroup(self, bucket_bytes: int) -> None:
-        self.inner.regroup(bucket_bytes)
-
-    @property
     def reduced(self) -> tuple[Held, ...]:
         return self.held if self._all_gone else self.inner.reduced
 
@@ -94,24 +89,14 @@ class SteppedOnHost(SyncRun):
         return not self._arriving and self.inner.is_settled
 
     @property
-    def kept(self) -> list[Tensor]:
-        return self.inner.kept
-
-    @property
     def on_host(self) -> list[Tensor]:
         return [x for piece in self.pieces for x in piece.on_host] if self.link.apart else []
-
-    def hold_nothing_back(self) -> None:
-        self.inner.hold_nothing_back()
 
     def begin(self, batch: Samples | None = None, next_batch: Samples | None = None) -> None:
         self._all_gone = False
         for piece in self.pieces:
             piece.host.tensor.grad, piece.gone = None, False
         self.inner.begin(batch, next_batch)
-
-    def more(self, batch: Samples | None = None, next_batch: Samples | None = None) -> None:
-        self.inner.more(batch, next_batch)
 
     def before_forward(self, call: int, ahead: Sequence[int]) -> None:
         self._await_values(call)
@@ -124,9 +109,6 @@ class SteppedOnHost(SyncRun):
     def _await_values(self, call: int) -> None:
         for piece in [p for p in self._arriving if call in p.calls]:
             self._arriving.pop(piece).wait()
-
-    def close(self, call: int) -> None:
-        self.inner.close(call)
 
     def after_backward(self, call: int, last: bool) -> None:
         self.inner.after_backward(call, last)
@@ -148,9 +130,6 @@ class SteppedOnHost(SyncRun):
     def _await_oldest(self) -> None:
         for work in self._leaving.pop(0):
             work.wait()
-
-    def finish(self) -> None:
-        self.inner.finish()
 
     def leave(self) -> None:
         for piece in self.pieces:
@@ -183,12 +162,6 @@ class SteppedOnHost(SyncRun):
     def settle(self) -> None:
         self._await_all()
         self.inner.settle()
-
-    def state(self) -> SyncState:
-        return self.inner.state()
-
-    def load(self, state: Mapping[str, object]) -> None:
-        self.inner.load(state)
 
 
 class FromHost(SteppedOnHost):
