@@ -36,8 +36,8 @@ def copied(exchange: Exchange, numbers: Precision) -> Exchange:
         )
     if has_taps(exchange.form):
         raise PlanError(
-            f"blocks read copies of parameters, and {exchange.form} would make its factors of values "
-            "as narrow; nearest is a precision without copies"
+            f"blocks read copies of parameters, and {exchange.form} would make its factors of "
+            "values as narrow; nearest is a precision without copies"
         )
     cast = Rewrite(what="parameters", unit="bucket", at=Event.UPDATED, moved=1.0 + share)
     return replace(exchange, rows=(*exchange.rows, cast), copied=share, copies_apart=True)
