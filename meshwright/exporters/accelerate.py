@@ -8,6 +8,7 @@ import yaml
 from meshwright.ir.precision import precision
 from meshwright.running.launch_shape import LaunchShape, launch_shape
 from meshwright.tools.export.export import Exported, Request, title_comment
+from meshwright.tools.export.export_precision import lost_precision
 from meshwright.tools.export.export_tensor import tensor_splits
 
 
@@ -16,7 +17,7 @@ def export(request: Request) -> Exported:
     shape = request.shape
     sharded = shape.zero > 0
     several = shape.tp > 1 or shape.cp > 1
-    half = precision(request.plan.precision).products == "bfloat16"
+    mixed = {"bfloat16": "bf16", "float16": "fp16"}
     content: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": _kind(launch, fsdp=sharded or several),
@@ -24,7 +25,7 @@ def export(request: Request) -> Exported:
         "num_processes": request.plan.world_size,
         "machine_rank": 0,
         "main_training_function": "main",
-        "mixed_precision": "bf16" if half else "no",
+        "mixed_precision": mixed.get(precision(request.plan.precision).products, "no"),
         "use_cpu": not launch.on_gpu,
     }
     if sharded or several:
@@ -74,8 +75,7 @@ def _missing(request: Request) -> Iterator[str]:
         )
     if not shape.zero and shape.dp > 1 and shape.tp > 1:
         yield "replicas without shards beside tensor parallelism: Accelerate refuses DDP with tp"
-    if precision(plan.precision).products == "float64":
-        yield "precision fp64"
+    yield from lost_precision(plan, ("float32", "bfloat16", "float16"))
     if plan.num_microbatches > 1:
         yield (
             f"{plan.num_microbatches} micro-batches: give gradient_accumulation_steps="

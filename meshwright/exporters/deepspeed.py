@@ -8,6 +8,7 @@ from meshwright.forms.updates import names_elsewhere
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.precision import precision
 from meshwright.tools.export.export import Exported, Request
+from meshwright.tools.export.export_precision import lost_precision
 from meshwright.tools.export.export_tensor import tensor_splits
 
 
@@ -22,8 +23,14 @@ def export(request: Request) -> Exported:
     }
     if shape.zero == 3 and shape.dp_replicate > 1:
         content["zero_optimization"]["zero_hpz_partition_size"] = shape.dp_shard
-    if precision(plan.precision).products == "bfloat16":
+    numbers = precision(plan.precision)
+    if numbers.products == "bfloat16":
         content["bf16"] = {"enabled": True}
+        if not numbers.sums:  # else they are summed as they are made
+            content["data_types"] = {"grad_accum_dtype": "fp32"}
+            content["communication_data_type"] = "fp32"
+    if numbers.products == "float16":
+        content["fp16"] = {"enabled": True}
     if name := _optimizers().get(plan.optimizer):
         content["optimizer"] = {"type": name, "params": {}}
     if shape.tp > 1:
@@ -49,8 +56,7 @@ def _missing(plan: Plan, request: Request) -> Iterator[str]:
             f"ZeRO {shape.zero} inside groups of {shape.dp_shard}: DeepSpeed shards over all "
             f"{shape.dp} replicas"
         )
-    if precision(plan.precision).products == "float64":
-        yield "precision fp64"
+    yield from lost_precision(plan, ("float32", "bfloat16", "float16"), sums=True)
     if plan.optimizer not in _optimizers():
         yield f"optimizer {plan.optimizer!r}: pass it to deepspeed.initialize"
     yield from tensor_splits(plan)

@@ -6,6 +6,7 @@ from meshwright.forms.updates import names_elsewhere
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.precision import precision
 from meshwright.tools.export.export import Exported, Request, title_comment
+from meshwright.tools.export.export_precision import lost_precision
 from meshwright.tools.export.export_tensor import tensor_splits
 
 _SIZES = {
@@ -71,8 +72,13 @@ def _zero(request: Request) -> Iterator[str]:
 
 
 def _training(plan: Plan) -> Iterator[str]:
-    if precision(plan.precision).products == "bfloat16":
+    numbers = precision(plan.precision)
+    if numbers.products == "bfloat16":
         yield "--bf16"
+    if numbers.products == "float16":
+        yield "--fp16"
+    if numbers.sums:
+        yield "--grad-reduce-in-bf16"
     if name := names_elsewhere("megatron").get(plan.optimizer):
         yield f"--optimizer {name}"
     yield f"--clip-grad {plan.max_grad_norm or 0.0}"
@@ -114,8 +120,7 @@ def _missing(request: Request) -> Iterator[str]:
         yield "layers that are not all alike: Megatron's layout counts layers of one kind"
     if shape.pp > 1 and plan.schedule.name not in ("one_f_one_b", "interleaved"):
         yield f"the schedule {plan.schedule.name!r}: Megatron has 1F1B and its interleaved form"
-    if precision(plan.precision).products == "float64":
-        yield "precision fp64"
+    yield from lost_precision(plan, ("float32", "bfloat16", "float16"), sums=True)
     known = names_elsewhere("megatron")
     if plan.optimizer not in known:
         names = (f"{own} (called {other})" for own, other in known.items())

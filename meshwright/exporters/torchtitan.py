@@ -7,6 +7,7 @@ from meshwright.ir.plan.plan import Plan
 from meshwright.ir.precision import precision
 from meshwright.ir.text.plain_text import docstring, quoted
 from meshwright.tools.export.export import Exported, Request, title
+from meshwright.tools.export.export_precision import lost_precision
 from meshwright.tools.export.export_tensor import tensor_splits
 
 _SCHEDULES = {
@@ -112,8 +113,7 @@ def _missing(request: Request) -> Iterator[str]:
         yield "the split into stages: layers are not all alike"
     if shape.recompute == "some":
         yield "recomputation of some layers only: none is given"
-    if precision(plan.precision).products == "float64":
-        yield "precision fp64"
+    yield from lost_precision(plan, ("float32", "bfloat16"))
     if plan.optimizer not in names_elsewhere("torchtitan"):
         yield f"optimizer {plan.optimizer!r}: set optim in your recipe"
     yield from tensor_splits(plan)

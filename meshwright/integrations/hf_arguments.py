@@ -47,7 +47,6 @@ _LOGITS = "a job gives the loss only, no logits; evaluate on what `trainer.save_
 REFUSED: Mapping[str, str] = {
     "label_smoothing_factor": _LOSS,
     "neftune_noise_alpha": "its hook adds noise to embeddings of a module that a job does not run",
-    "fp16": "a job has no loss scaling; search a plan with precision='bf16' or 'fp32'",
     "fp16_full_eval": "evaluation computes in the plan's precision",
     "bf16_full_eval": "evaluation computes in the plan's precision",
     "activation_checkpointing": "the plan says what is recomputed: search with recompute=full",
@@ -92,6 +91,12 @@ def _bf16(args: TrainingArguments, plan: Plan) -> str:
     return f"the plan computes in {plan.precision}; search one with precision='bf16'"
 
 
+def _fp16(args: TrainingArguments, plan: Plan) -> str:
+    if precision(plan.precision).products == "float16":
+        return ""
+    return f"the plan computes in {plan.precision}; search one with precision='fp16'"
+
+
 def _train_batch(args: TrainingArguments, plan: Plan) -> str:
     return _batch(args.per_device_train_batch_size, args, plan)
 
@@ -134,6 +139,7 @@ def _accelerator(args: TrainingArguments, plan: Plan) -> str:
 DEPENDS: Mapping[str, Callable[[TrainingArguments, Plan], str]] = {
     "optim": _optim,
     "bf16": _bf16,
+    "fp16": _fp16,
     "per_device_train_batch_size": _train_batch,
     "per_device_eval_batch_size": _eval_batch,
     "train_sampling_strategy": _sampling,

@@ -22,7 +22,7 @@ def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
         return
     # What a pin asks for is not done for want of memory.
     free = not any(pins_of(problem.constraints, name) for name in ("recompute", "saved"))
-    in_need = (free and said_by(plan)) or excess_bytes(problem, plan)
+    in_need = excess_bytes(problem, plan) or (free and said_by(plan) and _fits_not(problem, plan))
     if not in_need or any(stage.store for stage in plan.stages):
         return
     for store in allowed(problem.constraints, "store", relieving()):
@@ -35,6 +35,12 @@ def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
             continue
         if free:
             yield from _lighter(problem, found)
+
+
+def _fits_not(problem: Problem, plan: Plan) -> bool:
+    """Whether the plan has no room for what it makes again or moves."""
+    kept = changed(problem, plan, stages=_sharing(problem, plan, 0.0))
+    return bool(excess_bytes(problem, kept))
 
 
 def _lighter(problem: Problem, plan: Plan) -> Iterator[Plan]:

@@ -42,6 +42,27 @@ def test_what_cannot_be_said_is_named(target):
         assert "meshes of their own: dp_replicate 12 / dp_replicate 4" in names
 
 
+@pytest.mark.parametrize(
+    ("precision", "says", "lacks"),
+    [
+        ("bf16", {"megatron": "--bf16", "deepspeed": '"grad_accum_dtype": "fp32"',
+                  "accelerate": "mixed_precision: bf16"}, {}),
+        ("bf16-sums", {"megatron": "--grad-reduce-in-bf16", "accelerate": "mixed_precision: bf16"},
+         {"torchtitan": "gradients that are summed in bfloat16: they are summed in float32"}),
+        ("fp16", {"megatron": "--fp16", "deepspeed": '"fp16"',
+                  "accelerate": "mixed_precision: fp16"}, {"torchtitan": "precision fp16"}),
+        ("fp64", {"accelerate": "mixed_precision: 'no'"},
+         dict.fromkeys(("megatron", "deepspeed", "torchtitan", "accelerate"), "precision fp64")),
+    ],
+)  # fmt: skip
+def test_precisions_are_said_or_named_as_lost(precision, says, lacks):
+    for target in ("megatron", "deepspeed", "torchtitan", "accelerate"):
+        found = exported(target, replace(uniform(), precision=precision))
+        assert says.get(target, "") in found.text
+        named = [m for m in found.missing if "precision" in m or "summed" in m]
+        assert named == [lacks[x] for x in (target,) if x in lacks]
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_files_hold_nothing_of_this_machine(target):
     for plan in (uniform(), replicas(), odd()):
