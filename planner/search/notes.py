@@ -45,7 +45,7 @@ def notes_of(problem: Problem, plan: Plan) -> tuple[str, ...]:
     return (
         *_decided(problem, plan), *_batch(problem, plan),
         *_buffers(problem, plan), *_whole(problem, plan), *random_notes(problem.graph, plan),
-        *_idle(plan), *_rows(problem), *_found(problem), *measured,
+        *_idle(plan), *_untrained(problem), *_rows(problem), *_found(problem), *measured,
     )  # fmt: skip
 
 
@@ -107,6 +107,17 @@ def _idle(plan: Plan) -> Iterator[str]:
     idle = plan.cluster.num_devices - plan.world_size
     if idle > 0:
         yield f"{idle} of {plan.cluster.num_devices} devices are not used"
+
+
+def _untrained(problem: Problem) -> Iterator[str]:
+    """What is there in narrow numbers only."""
+    copies = problem.tables.numbers.copies
+    found = [x.fqn for x in problem.graph.parameters if not x.requires_grad and x.dtype == copies]
+    if found:
+        yield (
+            f"{len(found)} parameters that are not trained, such as {found[0]}, are kept in "
+            f"{copies} alone, and saved as that"
+        )
 
 
 def _rows(problem: Problem) -> Iterator[str]:

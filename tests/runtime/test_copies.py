@@ -20,6 +20,7 @@ from meshwright.ir.trace.loss_module import TrainingStep, flatten_batch
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
+from meshwright.planner.search.notes import notes_of
 from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.step.loss_scale import LossScale
@@ -206,3 +207,15 @@ def test_forms_that_take_all_steps_are_refused_where_some_are_left_out() -> None
         check(plan)
     assert make_problem(graph, Cluster.local(2), optimizer="adam").forms == ()
     check(replace(plan, precision="bf16"))
+
+
+def test_what_is_not_trained_is_said_to_be_narrow() -> None:
+    case = CASES["gpt2"]
+    model = case.model(torch.float32)
+    for p in model.transformer.h[0].parameters():
+        p.requires_grad_(False)
+    graph = trace(model, case.example(BATCH, 0, torch.float32), precision="bf16")
+    problem = make_problem(graph, Cluster.local(1))
+    notes = notes_of(problem, build_plan(problem, uniform_choice(problem)))
+    told = [note for note in notes if "not trained" in note]
+    assert len(told) == 1 and told[0].startswith("12 parameters") and "bfloat16 alone" in told[0]
