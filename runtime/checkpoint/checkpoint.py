@@ -20,6 +20,7 @@ from meshwright.forms.running import Held
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Kind
 from meshwright.ir.layout.nesting import whole_runs
+from meshwright.ir.precision import in_which_traced
 from meshwright.runtime.checkpoint import folder as folders
 from meshwright.runtime.checkpoint import manifest, parts, sync_state, torch_format
 from meshwright.runtime.checkpoint.boxes import Boxed, copy, to_fill, to_write
@@ -178,9 +179,19 @@ def _opened(path: Path) -> _Source:
     )  # fmt: skip
 
 
+def _is_of(source: _Source, job: "Job") -> bool:
+    """Whether a checkpoint is of the job's model: of its graph, or where that is traced in another
+    precision, of its parameters."""
+    traced = in_which_traced(source.extra.get("precision", ""))
+    if traced == in_which_traced(job.plan.precision):
+        return source.model == job.graph.fingerprint
+    known = {name: tensor.shape for name, tensor in source.tensors.items()}
+    return all(known.get(f"model/{x.fqn}") == x.shape for x in job.graph.parameters)
+
+
 def _fill(job: "Job", source: _Source) -> None:
     """Fills all that the job has; half filled, it has no values."""
-    if source.model != job.graph.fingerprint:
+    if not _is_of(source, job):
         raise PlanError(
             f"{source.path} is a checkpoint of another model ({source.model[:12]}, not "
             f"{job.graph.fingerprint[:12]})"

@@ -240,7 +240,9 @@ class Job:
 
         The `keep` newest of the folder stay.
         """
-        extra = {} if scheduler is None else {"scheduler": scheduler.state_dict()}
+        extra: dict[str, Any] = {"precision": self.plan.precision}
+        if scheduler is not None:
+            extra["scheduler"] = scheduler.state_dict()
         if self.loss_scale is not None:
             extra["loss_scale"] = asdict(self.loss_scale)
         self.settle()

@@ -219,3 +219,41 @@ def test_what_is_not_trained_is_said_to_be_narrow() -> None:
     notes = notes_of(problem, build_plan(problem, uniform_choice(problem)))
     told = [note for note in notes if "not trained" in note]
     assert len(told) == 1 and told[0].startswith("12 parameters") and "bfloat16 alone" in told[0]
+
+
+def gone_on(jobs: list[tuple[Plan, Graph]], folder: str) -> list[dict[str, torch.Tensor]]:
+    """Parameters that the first job saves, and that each of the others has loaded."""
+    found = []
+    for number, (plan, graph) in enumerate(jobs):
+        case = CASES["gpt2"]
+        job = compile_job(
+            case.model(torch.float32), plan, optimizer="adam", lr=1e-3, device="cpu", graph=graph
+        )
+        if number:
+            job.load(folder)
+            assert job.state.step == 1
+        else:
+            job.step(case.example(BATCH, 0, torch.float32))
+            job.save(folder)
+        found.append(full_state(job))
+        assert job.step(case.example(BATCH, 1, torch.float32)).isfinite()
+        job.close()
+    return found
+
+
+def test_checkpoints_know_nothing_of_copies(tmp_path: Path) -> None:
+    case, jobs = CASES["gpt2"], []
+    plain = trace(case.model(torch.float32), case.example(BATCH, 0, torch.float32))
+    for graph, precision, choice in (
+        (traced32("gpt2", "bf16"), "bf16", {"dp_shard": 2, "zero": 3}),
+        (plain, "fp32", {"dp_shard": 2, "zero": 1}),
+        (plain, "bf16-autocast", {"tp": 2}),
+        (traced32("gpt2", "fp16"), "fp16", {"pp": 2, "num_microbatches": 2}),
+    ):
+        problem = make_problem(graph, Cluster.local(2), optimizer="adam", precision=precision)
+        chosen = uniform_choice(problem, **choice)  # type: ignore[arg-type]
+        jobs.append((build_plan(problem, chosen, predict=False), graph))
+    first, *others = run_ranks(2, gone_on, jobs, str(tmp_path))[0]
+    for other in others:
+        assert first.keys() == other.keys()
+        assert all(torch.equal(first[name], x) for name, x in other.items())
