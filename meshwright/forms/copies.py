@@ -30,7 +30,15 @@ class CopiedRun(AroundRun):
     def __init__(self, inner: SyncRun, slots: Sequence[Slot], stepped: Sequence[Slot]) -> None:
         super().__init__(inner)
         self._pairs = [(a, b) for a, b in zip(slots, stepped, strict=True) if a is not b]
-        self._calls = {call for slot, _ in self._pairs for call in slot.calls}
+        self._read: dict[int, list[tuple[Slot, Slot]]] = {}
+        """By the call that reads them."""
+        self._owned: dict[int, list[tuple[Slot, Slot]]] = {}
+        """By the call that is the last to add to their gradients."""
+        for pair in self._pairs:
+            self._owned.setdefault(pair[0].owner, []).append(pair)
+            for call in pair[0].calls:
+                self._read.setdefault(call, []).append(pair)
+        self._calls = frozenset(self._read)
         self._stale: set[int] = set()
         """Calls that read copies of parameters that may have changed."""
 
@@ -62,9 +70,7 @@ class CopiedRun(AroundRun):
             return
         self._stale.discard(call)
         with torch.no_grad():
-            for copy, stepped in self._pairs:
-                if call not in copy.calls:
-                    continue
+            for copy, stepped in self._read[call]:
                 # `.data` has its own version counter: it does not look like a change.
                 now = stepped.whole.detach()
                 if copy.whole.shape == now.shape:
@@ -73,8 +79,8 @@ class CopiedRun(AroundRun):
                     copy.whole.data = now.to(copy.whole.dtype)
 
     def after_backward(self, call: int, last: bool) -> None:
-        for copy, stepped in self._pairs:
-            if copy.owner == call and copy.whole.grad is not None:
+        for copy, stepped in self._owned.get(call, ()):
+            if copy.whole.grad is not None:
                 add_gradient(stepped.whole, copy.whole.grad)
                 copy.whole.grad = None
         super().after_backward(call, last)

@@ -160,6 +160,10 @@ class ShardedGradients(SyncRun):
         self._works: list[tuple[int, Tensor, Waitable]] = []
         self._sums: dict[int, Tensor] = {}
         """Buckets whose gradients have come: this rank's part."""
+        self._copies: dict[int, list[Slot]] = {}
+        """Parameters that blocks read copies of, by the call that is the last to add gradients."""
+        for slot in (slot for group in groups for slot in group if slot.is_copy):
+            self._copies.setdefault(slot.owner, []).append(slot)
         self._added: dict[Slot, Tensor] = {}
         """Whole gradients of earlier micro-batches, of parameters of which blocks read copies."""
         self._told: set[int] = set()
@@ -200,16 +204,15 @@ class ShardedGradients(SyncRun):
     before_backward = before_forward
 
     def after_backward(self, call: int, last: bool) -> None:
+        self._add(call, last)
         for index, bucket in enumerate(self._buckets):
-            self._add(bucket, call, last)
             if last and bucket.owner == call:
                 self._start(index)
 
-    def _add(self, bucket: ShardedBucket, call: int, last: bool) -> None:
+    def _add(self, call: int, last: bool) -> None:
         """Gradients of copies that several micro-batches make are added up as they are summed."""
-        for slot in bucket.slots:
-            adds = slot.is_copy and slot.owner == call and (not last or slot in self._added)
-            if adds and slot.whole.grad is not None:
+        for slot in self._copies.get(call, ()):
+            if slot.whole.grad is not None and (not last or slot in self._added):
                 total = self._gradient(slot)
                 assert total is not None
                 self._added[slot], slot.whole.grad = total.to(slot.summed), None
