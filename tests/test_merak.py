@@ -141,7 +141,7 @@ def test_search_recomputes_less_in_later_stages_where_memory_is_short() -> None:
 
 
 def test_stage_aware_can_be_pinned() -> None:
-    pins = ("pp=4", "num_microbatches=8", "tp=1", "schedule=one_f_one_b")
+    pins = ("pp=4", "num_microbatches=8", "tp=1", "schedule=one_f_one_b", "store=zero")
 
     def found(*more: str) -> Plan:
         return search_problem(problem(mlp(16), machine(), constraints=(*pins, *more)), "ilp")

@@ -50,7 +50,7 @@ def optimizer_time(
         return OptimizerTime(0.0, 0.0, "measured")
     if host is not None and device.kind != "cpu":
         moving_s = optimizer_traffic(nbytes, optimizer) / host.update_bytes_per_s
-        seconds = moving_s + device.overhead_s * num_tensors
+        seconds = moving_s + device.overhead_s * (_STEP_DISPATCHES + num_tensors)
         return OptimizerTime(seconds, LINK_BAND[host.source], host.source)
     records = [r for r in profile.optimizers if r.optimizer == optimizer] if profile else []
     if records:

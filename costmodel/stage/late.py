@@ -18,6 +18,8 @@ class Late:
     exposed_s: float = 0.0
     """By which it makes that longer."""
     hidden_s: float = 0.0
+    copied_s: float = 0.0
+    """Of `exposed_s`: packing and unpacking, which processes that share cores slow down."""
 
 
 def late_of(sync: Sync) -> Late:
@@ -34,8 +36,9 @@ def late_of(sync: Sync) -> Late:
     )
     own = [step for group in arriving for step in group.begun_steps]
     program = Program(tuple(own))
-    moved_s = sum(program.jobs_by_what.values()) + program.own_by_what.get("gather", 0.0)
-    return Late(max(0.0, longer_s), max(0.0, moved_s - max(0.0, longer_s)))
+    copied_s, exposed_s = program.own_by_what.get("gather", 0.0), max(0.0, longer_s)
+    moved_s = sum(program.jobs_by_what.values()) + copied_s
+    return Late(exposed_s, max(0.0, moved_s - exposed_s), min(copied_s, exposed_s))
 
 
 def _forward(sync: Sync, arriving: Sequence["_LateBuckets"]) -> Iterator[Step]:
@@ -70,10 +73,9 @@ class _LateBuckets:
         for number, bucket in enumerate(self._group.owned.get(call, ())):
             yield Step(Do.WAIT, 0.0, self._job(call, number), "gather")
             for send in self._group.exchange.late:
-                copies = run(
-                    self._sync.copy_s(UNPACKED * send.times * bucket.nbytes * send.unpacks),
-                    "gather",
-                )
+                sync, pieces = self._sync, bucket.tensors * self._sync.shard * send.unpacks
+                moved = UNPACKED * send.times * bucket.nbytes * send.unpacks
+                copies = run(sync.copy_s(moved) + sync.piece_s * pieces, "gather")
                 self.begun_steps.append(copies)
                 yield copies
         yield from self._begin(range(call + 1, call + 1 + self._group.exchange.run_ahead))
@@ -92,7 +94,8 @@ class _LateBuckets:
             for send in self._group.exchange.late:
                 if send.packs:
                     own = bucket.nbytes / sync.shard if send.packs == "part" else bucket.nbytes
-                    yield run(sync.copy_s(sync.packed_bytes(own)), "gather")
+                    pieces = bucket.tensors * (1 if send.packs == "part" else sync.shard)
+                    yield run(sync.packed_s(own, pieces), "gather")
                 seconds = sync.send_s(self._group, send, bucket.nbytes)
                 yield Step(Do.START, seconds, self._job(call, number), "gather")
 

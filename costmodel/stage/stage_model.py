@@ -27,9 +27,9 @@ from meshwright.costmodel.stage.buckets import (
 )
 from meshwright.costmodel.stage.form_group import FormGroup
 from meshwright.costmodel.stage.host import copy_waits, waits_of_step
-from meshwright.costmodel.stage.late import late_of
+from meshwright.costmodel.stage.late import Late, late_of
 from meshwright.costmodel.stage.placement import StageCosts
-from meshwright.costmodel.stage.program import IDLE, Program, Step, play, talk
+from meshwright.costmodel.stage.program import IDLE, Program, Step, play, run, talk
 from meshwright.costmodel.stage.stage_parts import Parts, held_of, parts_of, summed_of
 from meshwright.costmodel.stage.sync import Sync
 from meshwright.costmodel.stage.times import BlockTimes
@@ -129,10 +129,17 @@ def _actions(tables: CostTables, sync: Sync, device: str) -> _Actions:
             programs,
             play(programs[F].steps, IDLE, sync.overlap)[0],
             play(programs[B].steps, IDLE, sync.overlap)[0],
-            (*sync.publish(), *([talk(late.exposed_s, "gather")] if late.exposed_s else [])),
+            (*sync.publish(), *_exposed(late)),
             late.hidden_s + sync.host.hidden_s,
         )
     return known[key]
+
+
+def _exposed(late: Late) -> Iterator[Step]:
+    """What the next forward does not hide, as if it came before that."""
+    if late.exposed_s:
+        yield run(late.copied_s, "gather")
+        yield talk(late.exposed_s - late.copied_s, "gather")
 
 
 class SyncPrices:

@@ -45,7 +45,7 @@ def parts_of(tables: CostTables, stage: Stage, costs: StageCosts, optimizer: str
         step = group.update or optimizer
         # A kernel steps all that it is given, and copies of owners have gradients of other rows.
         alone = group.stage.mesh.get("dp_replicate", 1) == 1 and not costs.updates
-        rests = alone and update(step).rests_by_default
+        rests = alone and bool(step) and update(step).rests_by_default
         of = _exchange(tables, group.stage, costs, own, rests)
         found.append(Part(of, step, own, _stepped(tables, costs, step, own)))
     return tuple(found)

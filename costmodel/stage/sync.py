@@ -250,18 +250,18 @@ class Sync:
                 found.append(Step(Do.WAIT_SCATTER, 0.0, SCATTER, "gradients"))
                 found.append(run(self.copy_s(ADDED * send.times * n / self.shard), "gradients"))
             if send.packs:
-                packed_s = self._packed_s(send.times * n, bucket.tensors * self.shard)
-                found.append(run(packed_s, "gradients"))
+                packing_s = self.packed_s(send.times * n, bucket.tensors * self.shard)
+                found.append(run(packing_s, "gradients"))
             seconds = self.send_s(group, send, n)
             found.append(Step(Do.START, seconds, SCATTER, "gradients"))
         return found
 
-    def _packed_s(self, nbytes: float, pieces: int) -> float:
+    def packed_s(self, nbytes: float, pieces: int) -> float:
         """To pack so many bytes, which are so many pieces of tensors."""
-        return self.copy_s(self.packed_bytes(nbytes)) + self._piece_s * pieces
+        return self.copy_s(self.packed_bytes(nbytes)) + self.piece_s * pieces
 
     @cached_property
-    def _piece_s(self) -> float:
+    def piece_s(self) -> float:
         """Beside the copying, of one tensor's piece for one rank."""
         return 0.0 if self.packs else self.overheads.piece_s
 
@@ -338,12 +338,12 @@ class Sync:
             if send.packs:
                 own = n / self.shard if send.packs == "part" else n
                 pieces = bucket.tensors * (1 if send.packs == "part" else self.shard)
-                packed_s = self.copy_s(own) if self.updates else self._packed_s(own, pieces)
-                found.append(run(packed_s, "gather"))
+                packing_s = self.copy_s(own) if self.updates else self.packed_s(own, pieces)
+                found.append(run(packing_s, "gather"))
             sent = n / self.shard if send.of_part else n
             found.append(talk(self.send_s(group, send, sent) / send.every, "gather"))
             if send.unpacks:
-                pieces_s = self._piece_s * bucket.tensors * self.shard
+                pieces_s = self.piece_s * bucket.tensors * self.shard
                 moved = UNPACKED * send.times * n
                 found.append(run(self.copy_s(moved) + pieces_s, "gather"))
         for work in group.exchange.cleared:

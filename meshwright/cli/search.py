@@ -56,8 +56,8 @@ Finalists = Annotated[
 Allow = Annotated[
     list[str] | None,
     typer.Option(
-        help="what of plain training plans may change: delayed, low_rank, sketch; may be given "
-        "again"
+        help="what of plain training plans may change: delayed, low_rank, second_order, sketch; "
+        "may be given again"
     ),
 ]
 

@@ -185,7 +185,7 @@ def test_state_rounds_up_and_names_optimizers() -> None:
     )
     assert (state.parameters_bytes, state.gradients_bytes, state.optimizer_bytes) == (44, 34, 34)
     assert optimizer_traffic(25, "sgd") == 75
-    with pytest.raises(PlanError, match=r"no optimizer 'lion'; nearest is 'sgd_momentum'"):
+    with pytest.raises(PlanError, match=r"no optimizer 'lion'; nearest is 'muon'"):
         training_state(1, 1, optimizer="lion", exchange=exchange("zero0", 1), dp_shard=1)
 
 

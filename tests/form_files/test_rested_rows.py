@@ -90,7 +90,7 @@ def test_copies_of_owners_step_all() -> None:
 
 def test_what_rests_is_what_stays() -> None:
     """Of all optimizers: by what a step with a gradient of zero does."""
-    for name in UPDATES:
+    for name in (name for name in UPDATES if update(name).takes((WIDTH,))):
         x = torch.nn.Parameter(torch.linspace(-1, 1, WIDTH, dtype=torch.float64))
         made = update(name).make([x], 0.1, fused=False)
         for _ in range(2):
