@@ -203,10 +203,10 @@ def _finalists(
     end = deadline + LATE * time_limit_s + LATE_S
     with ProgressLine(name, time_limit_s, show=progress) as shown:
         found = run(free, find_searcher(name)(free), deadline, shown)
-        if not is_baseline(name):
-            _relieve(free, found, name, end if found.best is None else deadline)
         if found.best is None and not found.exhausted:
             _take_first(free, found, end, shown)
+        if not is_baseline(name):
+            _relieve(free, found, name, end if found.best is None else deadline)
         if free is not problem:
             found = _all_made(problem, found, deadline)
         elif not is_baseline(name):
