@@ -42,7 +42,7 @@ class NemoRow:
 
     @classmethod
     def of(cls, size: str) -> "NemoRow":
-        """The row of a model on the devices that the issue of a user named."""
+        """The row of a model on as many devices as `_WORLDS` says."""
         for row in json.loads(_TABLE.read_text())["rows"]:
             alike = row["model"]["name"] == f"Llama 3.1 {size}" and row["precision"] == "bf16"
             if alike and row["hardware"]["gpus"] == _WORLDS[size]:

@@ -76,8 +76,8 @@ def _run_of_form(groups: Sequence[_Group], lines: Lines) -> SyncRun:
         made = form.build_together([(group.slots, group.stage) for group in groups], lines)
     else:
         made = first.store.around(form.build(first.slots, lines, first.stage, first.store))
-    if first.copies:
-        copies = [slot for group in groups for slot in group.copies]
+    if any(group.copies for group in groups):
+        copies = [slot for group in groups for slot in group.copies or group.slots]
         return CopiedRun(made, copies, [slot for group in groups for slot in group.slots])
     return made
 

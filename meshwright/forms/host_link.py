@@ -113,7 +113,7 @@ class ShapedLink(HostLink):
             try:
                 target.copy_(source)
                 time.sleep(max(0.0, free - time.perf_counter()))
-            except BaseException as error:
+            except BaseException as error:  # whoever waits raises it, and would else wait for ever
                 job.error = error
             # Nothing here holds memory that the job's owner has let go.
             job.tensors = source = target = None  # type: ignore[assignment]
