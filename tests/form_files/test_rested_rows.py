@@ -12,7 +12,7 @@ from meshwright.runtime.checkpoint.export import full_state
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.testing.spawn import alone, run_ranks
 from tests.form_files.owners import plan_of
-from tests.form_files.words import STEPS, VOCAB, WIDTH, assert_equal, batch, model
+from tests.form_files.words import STEPS, VOCAB, WIDTH, assert_equal, batch, model, plainly
 
 MADE: dict[str, Any] = {
     "sgd": torch.optim.SGD,
@@ -50,17 +50,7 @@ def _trained(plan: Plan, kind: str, clip: float | None) -> Any:
 
 
 def _plain(kind: str, clip: float | None) -> Any:
-    own, losses = model(), []
-    stepped = MADE[kind](own.parameters(), lr=0.05)
-    for step in range(STEPS):
-        stepped.zero_grad()
-        loss = own(*batch(step))
-        loss.backward()
-        if clip:
-            torch.nn.utils.clip_grad_norm_(own.parameters(), clip)
-        stepped.step()
-        losses.append(float(loss.detach()))
-    return losses, {name: x.detach().clone() for name, x in own.named_parameters()}
+    return plainly(MADE[kind], 0.05, clip)
 
 
 @pytest.mark.parametrize("form", ["owned_rows", "owned_columns"])

@@ -48,8 +48,13 @@ def plain(optimizer: str, lr: float, clip: float | None) -> Any:
         "sgd": torch.optim.SGD, "adamw": torch.optim.AdamW, "adagrad": torch.optim.Adagrad,
         "adam": torch.optim.Adam, "sgd_momentum": partial(torch.optim.SGD, momentum=0.9),
     }  # fmt: skip
+    return plainly(kinds[optimizer], lr, clip)
+
+
+def plainly(make: Any, lr: float, clip: float | None) -> Any:
+    """Losses and parameters of plain PyTorch, with the optimizer that `make` makes."""
     own, losses = model(), []
-    stepped = kinds[optimizer](own.parameters(), lr=lr)
+    stepped = make(own.parameters(), lr=lr)
     for step in range(STEPS):
         stepped.zero_grad()
         loss = own(*batch(step))
