@@ -29,13 +29,14 @@ def training_state(
 
     parameters = ceil(exchange.parameter_bytes(trained_bytes, dp_shard))
     stepped, copies = kept("optimizer"), update(optimizer).copies
-    beside = {"parameters": 1, "gradients": 1, "optimizer": copies}
     gone, on_host = exchange.hosted, exchange.on_host
+    read = exchange.copied if exchange.copies_on_host else 0.0
+    beside = {"parameters": 1 + read, "gradients": 1, "optimizer": copies}
     return JobBytes(
         parameters_bytes=0 if "parameters" in gone else stored_bytes - trained_bytes + parameters,
         gradients_bytes=kept("gradients"),
         optimizer_bytes=0 if "optimizer" in gone else copies * stepped,
-        host_bytes=sum([n * stepped for kind, n in beside.items() if kind in on_host])
+        host_bytes=ceil(sum([n * stepped for kind, n in beside.items() if kind in on_host]))
         + ("parameters" in gone) * (stored_bytes - trained_bytes),
     )
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import ceil, prod
 
 from meshwright.costmodel.memory.memory import optimizer_traffic
-from meshwright.costmodel.ops.formulas import SOURCE_BAND, KernelWork, curve_of, kernel_s
+from meshwright.costmodel.ops.formulas import SOURCE_BAND, KernelWork, curve_of, kernel_s, memory_s
 from meshwright.forms.exchange import Shaped
 from meshwright.forms.updates import update
 from meshwright.ir.cluster.device import LINK_BAND, DeviceType, HostShare, OpClass, Source
@@ -58,6 +58,15 @@ def optimizer_time(
     seconds = _formula(device, optimizer, num_tensors, nbytes)
     curve = curve_of(OpClass.ELEMENTWISE, device)
     return OptimizerTime(seconds, max(curve.band, SOURCE_BAND[curve.source]), curve.source)
+
+
+def casting_s(device: DeviceType, host: HostShare | None, nbytes: float, copied: float) -> float:
+    """Returns the seconds in which the host makes copies, of `copied` bytes a byte, of what it has
+    stepped."""
+    moved = (1.0 + copied) * nbytes
+    if host is not None and device.kind != "cpu":
+        return moved / host.update_bytes_per_s
+    return memory_s(moved, curve_of(OpClass.COPY, device), device) if nbytes else 0.0
 
 
 def products_s(

@@ -37,11 +37,12 @@ def host_waits(
                 leaves = [a + b for a, b in zip(leaves, copies, strict=True)]
             else:
                 late += sum(copies)
-        if _copies(exchange.host_copies, Event.UPDATED):
+        for copy in [c for c in exchange.host_copies if c.at is Event.UPDATED]:
+            back = [seconds(copy.times * owned.trained_bytes / part) for owned in own.owned]
             if part > 1:  # ranks gather what has come
-                waited += sum(copies)
+                waited += sum(back)
             else:
-                comes = [a + b for a, b in zip(comes, copies, strict=True)]
+                comes = [a + b for a, b in zip(comes, back, strict=True)]
     if not apart:
         return HostWaits(tuple(leaves), late, waited + sum(comes))
     waits, tail = leaving(list(reversed(backward_s)), leaves[::-1])

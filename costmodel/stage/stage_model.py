@@ -13,6 +13,7 @@ from meshwright.costmodel.ops.clip import clip_time
 from meshwright.costmodel.ops.compute import rows_left_out_s, worst_source
 from meshwright.costmodel.ops.optimizer import (
     OptimizerTime,
+    casting_s,
     optimizer_time,
     products_s,
     temporary_bytes,
@@ -299,7 +300,7 @@ def _optimizer_time(
                 timed = optimizer_time(costs.device, name, *_total(where), tables.profile, host)
                 made_s = 0.0 if host else _products_s(tables, costs, parts, name)
                 found.append(replace(timed, seconds=timed.seconds + made_s))
-    moved_s = _rows_moved_s(costs, parts, sizes)
+    moved_s = _rows_moved_s(costs, parts, sizes) + _casting_s(costs, parts, sizes)
     if len(found) == 1:
         return replace(found[0], seconds=found[0].seconds + moved_s)
     whole_s = sum([one.seconds for one in found]) + moved_s
@@ -326,6 +327,14 @@ def _rows_moved_s(costs: StageCosts, parts: Parts, sizes: Sequence[tuple[int, in
         for part, (_, nbytes) in zip(parts, sizes, strict=True) if part.exchange.stepped
     ]  # fmt: skip
     return overheads_of(costs.device).copy_s(2 * sum(each)) if each else 0.0
+
+
+def _casting_s(costs: StageCosts, parts: Parts, sizes: Sequence[tuple[int, int]]) -> float:
+    """Seconds in which the host makes the copies that blocks read."""
+    return sum([
+        casting_s(costs.device, costs.host, nbytes, part.exchange.copied)
+        for part, (_, nbytes) in zip(parts, sizes, strict=True) if part.exchange.copies_on_host
+    ])  # fmt: skip
 
 
 def _by_place(

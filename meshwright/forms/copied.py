@@ -4,7 +4,7 @@ same table, with copies in it. Bytes of units stay those of what the optimizer s
 from dataclasses import replace
 from functools import cache
 
-from meshwright.forms.exchange import Event, Exchange, Hold, Rewrite, Row, Send
+from meshwright.forms.exchange import Event, Exchange, Hold, HostCopy, Rewrite, Row, Send
 from meshwright.forms.sync import exchange_of, has_some_rows, has_taps, takes_copies
 from meshwright.ir.errors import PlanError
 from meshwright.ir.layout.conversions import Primitive
@@ -21,11 +21,6 @@ def copied(exchange: Exchange, numbers: Precision) -> Exchange:
     share, summed = numbers.copied, numbers.summed
     if not share:
         return exchange
-    if exchange.on_host:
-        raise PlanError(
-            "blocks read copies of parameters, and a store on the host knows of none; nearest is "
-            "no store, or a precision without copies"
-        )
     if takes_copies(exchange.form, int(exchange.is_split("optimizer"))):
         rows = tuple(_sent_as_copies(row, share, summed) for row in exchange.rows)
         return replace(exchange, rows=rows, copied=share, summed=summed)
@@ -39,6 +34,9 @@ def copied(exchange: Exchange, numbers: Precision) -> Exchange:
             f"blocks read copies of parameters, and {exchange.form} would make its factors of "
             "values as narrow; nearest is a precision without copies"
         )
+    if "parameters" in exchange.on_host:
+        rows = tuple(_brought_as_copies(row, share) for row in exchange.rows)
+        return replace(exchange, rows=rows, copied=share, copies_apart=True)
     cast = Rewrite(what="parameters", unit="bucket", at=Event.UPDATED, moved=1.0 + share)
     return replace(exchange, rows=(*exchange.rows, cast), copied=share, copies_apart=True)
 
@@ -58,6 +56,10 @@ def loses_copies(plan: Plan) -> bool:
     except PlanError:
         return True
     return False
+
+
+def _brought_as_copies(row: Row, share: float) -> Row:
+    return replace(row, times=share) if isinstance(row, HostCopy) and row.to == "device" else row
 
 
 def _sent_as_copies(row: Row, share: float, summed: float) -> Row:

@@ -27,7 +27,15 @@ def stepped_slots(slots: Sequence[Slot]) -> list[Slot]:
 class CopiedRun(AroundRun):
     """A form's run over `stepped` slots, and the copies of them that blocks read."""
 
-    def __init__(self, inner: SyncRun, slots: Sequence[Slot], stepped: Sequence[Slot]) -> None:
+    def __init__(
+        self,
+        inner: SyncRun,
+        slots: Sequence[Slot],
+        stepped: Sequence[Slot],
+        *,
+        casts: bool = True,
+    ) -> None:
+        """`casts`: copies get their values here; else somebody else gives them these."""
         super().__init__(inner)
         self._pairs = [(a, b) for a, b in zip(slots, stepped, strict=True) if a is not b]
         self._read: dict[int, list[tuple[Slot, Slot]]] = {}
@@ -36,7 +44,7 @@ class CopiedRun(AroundRun):
         """By the call that is the last to add to their gradients."""
         for pair in self._pairs:
             self._owned.setdefault(pair[0].owner, []).append(pair)
-            for call in pair[0].calls:
+            for call in pair[0].calls if casts else ():
                 self._read.setdefault(call, []).append(pair)
         self._calls = frozenset(self._read)
         self._stale: set[int] = set()

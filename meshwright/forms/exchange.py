@@ -160,6 +160,8 @@ class HostCopy:
     """When it must have arrived: what runs before that hides it."""
     every: bool = False
     """In every micro-batch, and not only in the last or the first."""
+    times: float = 1.0
+    """Bytes that go per byte of what is stepped; less for copies."""
 
 
 Row = Send | Rewrite | Hold | Hosted | HostCopy
@@ -389,8 +391,16 @@ class Exchange:
         `trained`: bytes of all as the optimizer steps them."""
         if self.is_split("parameters") or not self.copied:
             return trained / self.parts("parameters", dp_shard)
+        if self.copies_on_host:
+            return trained * self.copied
         parts = 1.0 if self.copies_apart else self.parts("optimizer", dp_shard)
         return trained * self.copied + trained / parts
+
+    @property
+    def copies_on_host(self) -> bool:
+        """Whether the host has what it steps and the copies that blocks read of it, and the device
+        has these alone."""
+        return self.copies_apart and "parameters" in self.on_host
 
     @cached_property
     def read(self) -> float:

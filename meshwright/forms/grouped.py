@@ -75,11 +75,16 @@ def _run_of_form(groups: Sequence[_Group], lines: Lines) -> SyncRun:
     if more:
         made = form.build_together([(group.slots, group.stage) for group in groups], lines)
     else:
-        made = first.store.around(form.build(first.slots, lines, first.stage, first.store))
+        made = form.build(first.slots, lines, first.stage, first.store)
+    copies: Sequence[Slot] = ()
+    slots = [slot for group in groups for slot in group.slots]
     if any(group.copies for group in groups):
         copies = [slot for group in groups for slot in group.copies or group.slots]
-        return CopiedRun(made, copies, [slot for group in groups for slot in group.slots])
-    return made
+        made = CopiedRun(made, copies, slots, casts=not first.store.brings_copies)
+    if more:
+        return made
+    read = {id(b.whole): a for a, b in zip(copies, slots, strict=False) if a is not b}
+    return first.store.around(made, read)
 
 
 class GroupedRun(SyncRun):

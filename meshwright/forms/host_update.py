@@ -1,9 +1,10 @@
 """The optimizer's state in the host's memory, and its step there: what runs around a form of
 synchronisation (Ren et al. 2021, ZeRO-Offload)."""
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 
+import torch
 from torch import Tensor, nn
 
 from meshwright.forms.around import AroundRun
@@ -16,14 +17,25 @@ IN_FLIGHT = 2
 
 
 class HostPiece:
-    """A parameter, or a rank's rows of it, on the device and on the host."""
+    """A parameter, or a rank's rows of it, on the device and on the host. Where blocks read a copy
+    of it, the device has only that, and the host makes the copy."""
 
-    def __init__(self, here: Held, calls: Sequence[int], link: HostLink) -> None:
+    def __init__(
+        self, here: Held, calls: Sequence[int], link: HostLink, copy: Slot | None = None
+    ) -> None:
         self.here, self.calls, self._link = here, frozenset(calls), link
         values = link.room(here.tensor)
         link.leave(here.tensor.detach(), values).wait()
         tensor = nn.Parameter(values, requires_grad=here.tensor.requires_grad)
         self.host = replace(here, tensor=tensor)
+        self.read: Tensor = copy.whole if copy else here.tensor
+        """What blocks read, on the device."""
+        self.copy: Tensor | None = None
+        """On the host, as it is read."""
+        if copy:
+            self.copy = link.room(copy.whole)
+            self.cast()
+            here.tensor.untyped_storage().resize_(0)  # its gradient alone is there
         self.gone = False
         """Whether the gradient of this step has left the device, or is on its way."""
         self._room: Tensor | None = None
@@ -43,28 +55,47 @@ class HostPiece:
         self.host.tensor.grad = self._room
         return self._link.leave(gradient, self._room)
 
+    def cast(self) -> None:
+        """The host has new values: it makes the copy that blocks read, if they read one."""
+        if self.copy is not None:
+            with torch.no_grad():
+                self.copy.copy_(self.host.tensor)
+
     def arrive(self) -> Waitable:
-        """Starts to bring the values to the device."""
+        """Starts to bring what blocks read to the device."""
+        values = self.host.tensor.detach() if self.copy is None else self.copy
         # `.data` has its own version counter: refilling does not look like a change to autograd.
-        return self._link.arrive(self.host.tensor.detach(), self.here.tensor.data)
+        return self._link.arrive(values, self.read.data)
 
     @property
     def on_host(self) -> list[Tensor]:
-        found = [self.host.tensor.detach()]
-        return found if self._room is None else [*found, self._room]
+        found = (self.host.tensor.detach(), self.copy, self._room)
+        return [tensor for tensor in found if tensor is not None]
 
 
 class SteppedOnHost(AroundRun):
     """Gradients go to the host as they are whole, the optimizer steps what lies there, and values
     come back before a block reads them."""
 
-    def __init__(self, inner: SyncRun, slots: Sequence[Slot], link: HostLink) -> None:
-        """`inner`: what synchronises; it steps nothing later than the optimizer's own step."""
+    def __init__(
+        self, inner: SyncRun, slots: Sequence[Slot], link: HostLink, copies: Mapping[int, Slot]
+    ) -> None:
+        """`inner`: what synchronises; it steps nothing later than the optimizer's own step.
+        `copies`: what blocks read of a held tensor, by its id, where they read a copy."""
         super().__init__(inner)
         self.link = link
-        calls = {id(slot.param): slot.calls for slot in slots}
-        self.pieces = [HostPiece(held, calls[id(held.param)], link) for held in inner.held
-                       if self.moves(held)]  # fmt: skip
+        by_param = {id(slot.param): slot for slot in slots}
+        self.pieces = [
+            HostPiece(
+                held, by_param[id(held.param)].calls, link, copies.get(id(held.tensor))
+            )
+            for held in inner.held if self.moves(held)
+        ]  # fmt: skip
+        self._stepped_here = [
+            piece.here.tensor.detach() for piece in self.pieces
+            if by_param[id(piece.here.param)].is_copy
+        ]  # fmt: skip
+        """Parts of what is stepped, of which ranks make the copies that all gather."""
         moved = {id(piece.here): piece.host for piece in self.pieces}
         self.held = tuple(moved.get(id(held), held) for held in inner.held)
         self._by_tensor = {id(piece.here.tensor): piece for piece in self.pieces}
@@ -91,6 +122,15 @@ class SteppedOnHost(AroundRun):
     @property
     def on_host(self) -> list[Tensor]:
         return [x for piece in self.pieces for x in piece.on_host] if self.link.apart else []
+
+    @property
+    def kept(self) -> list[Tensor]:
+        found = [*self.inner.kept, *self._stepped_here]
+        return found if self.link.apart else [*found, *self._copies_on_host]
+
+    @property
+    def _copies_on_host(self) -> list[Tensor]:
+        return [piece.copy for piece in self.pieces if piece.copy is not None]
 
     def begin(self, batch: Samples | None = None, next_batch: Samples | None = None) -> None:
         self._all_gone = False
@@ -152,6 +192,7 @@ class SteppedOnHost(AroundRun):
         """Starts to bring all values, as the next forward reads them."""
         self._await_all()
         for piece in sorted(self.pieces, key=lambda p: min(p.calls)):
+            piece.cast()  # while those before it are on their way
             self._arriving[piece] = piece.arrive()
 
     def _await_all(self) -> None:
@@ -167,10 +208,12 @@ class SteppedOnHost(AroundRun):
 class FromHost(SteppedOnHost):
     """The device has a parameter only while a block runs that reads it, or is about to."""
 
-    def __init__(self, inner: SyncRun, slots: Sequence[Slot], link: HostLink) -> None:
-        super().__init__(inner, slots, link)
+    def __init__(
+        self, inner: SyncRun, slots: Sequence[Slot], link: HostLink, copies: Mapping[int, Slot]
+    ) -> None:
+        super().__init__(inner, slots, link, copies)
         self._users = dict.fromkeys(self.pieces, 0)
-        self._bytes = {p: p.here.tensor.untyped_storage().nbytes() for p in self.pieces}
+        self._bytes = {p: p.read.untyped_storage().nbytes() for p in self.pieces}
         self._of_call: dict[int, list[HostPiece]] = {}
         for piece in self.pieces:
             self._free(piece)
@@ -200,7 +243,7 @@ class FromHost(SteppedOnHost):
     def _fetch(self, piece: HostPiece) -> None:
         """Starts to bring a parameter, unless it is there or on its way."""
         if not self._users[piece] and piece not in self._arriving:
-            piece.here.tensor.untyped_storage().resize_(self._bytes[piece])
+            piece.read.untyped_storage().resize_(self._bytes[piece])
             self._arriving[piece] = piece.arrive()
 
     def close(self, call: int) -> None:
@@ -212,13 +255,15 @@ class FromHost(SteppedOnHost):
 
     def written(self) -> None:
         """The next block that reads them brings them."""
+        for piece in self.pieces:
+            piece.cast()
 
     def settle(self) -> None:
         """Nothing is on its way but within a step."""
         self.inner.settle()
 
     def _free(self, piece: HostPiece) -> None:
-        piece.here.tensor.untyped_storage().resize_(0)
+        piece.read.untyped_storage().resize_(0)
 
     def _pieces_of(self, call: int) -> list[HostPiece]:
         if call not in self._of_call:

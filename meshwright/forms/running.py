@@ -208,9 +208,13 @@ class ParameterStore:
     def close(self, call: int) -> None:
         """The call's parameters have been read."""
 
-    def around(self, run: "SyncRun") -> "SyncRun":
-        """Returns a form's run with what the store does around it."""
+    def around(self, run: "SyncRun", copies: Mapping[int, Slot]) -> "SyncRun":
+        """Returns a form's run with what the store does around it; `copies`: what blocks read in
+        place of a held tensor, by its id, where that is a copy of it."""
         return run
+
+    brings_copies = False
+    """Whether what it does around a run gives copies that blocks read their values."""
 
 
 class SyncRun:

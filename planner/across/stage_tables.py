@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from meshwright.costmodel.comm.comm import Levels, collective_time
 from meshwright.costmodel.cost_cache import BlockSpot
 from meshwright.costmodel.memory.fragmentation import fragmentation_of
-from meshwright.costmodel.ops.optimizer import optimizer_time
+from meshwright.costmodel.ops.optimizer import casting_s, optimizer_time
 from meshwright.costmodel.stage.offload import copy_s
 from meshwright.forms.exchange import Axis, Event
 from meshwright.forms.retention import KEEP
@@ -96,7 +96,7 @@ class StageTables:
         self._entries: dict[object, Figures] = {}
         self._fixed: dict[Case, _Fixed] = {}
         self._gathers: dict[object, tuple[Matrix, Matrix]] = {}
-        self._steps: dict[tuple[str, bool], tuple[float, float]] = {}
+        self._steps: dict[tuple[str, bool, float], tuple[float, float]] = {}
         """Of the optimizer on each type of device, and on its host."""
 
     def options(
@@ -259,7 +259,7 @@ class StageTables:
         found = np.zeros_like(trained.whole)
         for copy in exchange.host_copies:
             every = copy.at in (Event.BEFORE_FORWARD, Event.BEFORE_BACKWARD)
-            moving = slope * trained.whole / (1 if every else part)
+            moving = slope * copy.times * trained.whole / (1 if every else part)
             beside = work.backward_s if copy.at in _BACKWARDS else work.busy_s - work.backward_s
             shown = np.maximum(0.0, moving - beside) if device.is_apart else moving
             found = found + shown * (count if every else 1)
@@ -314,16 +314,17 @@ class StageTables:
     def _optimizer_s(self, case: Case, state: RunState) -> Matrix:
         mesh, device = case.mesh, case.spot.device
         kept = state.trained / mesh.exchange.parts("optimizer", mesh.dp_shard)
-        key = device, "optimizer" in mesh.exchange.hosted
+        copied = mesh.exchange.copied if mesh.exchange.copies_on_host else 0.0
+        key = device, "optimizer" in mesh.exchange.hosted, copied
         if key not in self._steps:
             self._steps[key] = self._optimizer_line(*key)
         per_byte, per_tensor = self._steps[key]
         found: Matrix = (kept * per_byte + state.tensors * per_tensor) * self.runs.slow
         return found
 
-    def _optimizer_line(self, device: str, on_host: bool) -> tuple[float, float]:
+    def _optimizer_line(self, device: str, on_host: bool, copied: float) -> tuple[float, float]:
         """Seconds per byte and per tensor: on the line through two points, as it is about linear
-        in both."""
+        in both. `copied`: bytes of the copies that the host makes, per byte."""
         tables, name = self.problem.tables, self.problem.optimizer
         few, many = _FEW, _MANY
         host = host_of(tables.cluster, tables.devices[device]) if on_host else None
@@ -331,7 +332,10 @@ class StageTables:
             optimizer_time(tables.devices[device], name, *size, tables.profile, host).seconds
             for size in (few, many, (many[0], few[1]))
         )
-        return (high - more) / (many[1] - few[1]), (more - low) / (many[0] - few[0])
+        per_byte = (high - more) / (many[1] - few[1])
+        if copied:
+            per_byte += casting_s(tables.devices[device], host, many[1], copied) / many[1]
+        return per_byte, (more - low) / (many[0] - few[0])
 
 
 def _undominated(entries: Sequence[Figures]) -> list[int]:

@@ -18,7 +18,7 @@ def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
     """The plan with each store that relieves a device, where it makes or moves something for want
     of memory, and then with as much of that left out as fits."""
     apart = any(device.is_apart for device in problem.tables.devices.values())
-    if not apart or problem.tables.numbers.copied:  # of which these stores know nothing
+    if not apart:
         return
     # What a pin asks for is not done for want of memory.
     free = not any(pins_of(problem.constraints, name) for name in ("recompute", "saved"))

@@ -23,7 +23,6 @@ def relieved(
     `first` finds with it takes less than `least_s`; none where a store is pinned, or the memory of
     devices is that of their hosts."""
     apart = any(device.is_apart for device in problem.tables.devices.values())
-    apart = apart and not problem.tables.numbers.copied  # of which these stores know nothing
     for pin in relieving_pins(problem.constraints) if apart else ():
         asked = replace(problem, constraints=(*problem.constraints, pin))
         tried = first(asked) if least_s < float("inf") else None

@@ -12,6 +12,7 @@ from meshwright.ir.cluster.cluster import Cluster
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan import plan_io
 from meshwright.ir.plan.plan import Plan
+from meshwright.ir.precision import in_which_traced
 from meshwright.ir.trace.trace import trace
 from meshwright.planner.problem.candidates import build_plan, uniform_choice
 from meshwright.planner.problem.problem import make_problem
@@ -64,8 +65,13 @@ def batches() -> list[Batch]:
 
 
 @cache
-def graph() -> Graph:
-    return trace(model(), batches()[0])
+def graph(precision: str = "") -> Graph:
+    """`precision`: one under which blocks read copies; empty: the model as it is."""
+    return trace(model(), batches()[0], precision=precision)
+
+
+def graph_of(plan: Plan) -> Graph:
+    return graph(in_which_traced(plan.precision))
 
 
 def plan_for(optimizer: str, ranks: int = 2) -> Plan:
@@ -78,8 +84,9 @@ def plan_for(optimizer: str, ranks: int = 2) -> Plan:
 
 def _train(plan: Plan, lr: float) -> tuple[list[float], dict[str, Tensor]]:
     job = compile_job(
-        model(), plan, optimizer=plan.optimizer, lr=lr, device="cpu", graph=graph(), check=False
-    )
+        model(), plan, optimizer=plan.optimizer, lr=lr, device="cpu", graph=graph_of(plan),
+        check=False,
+    )  # fmt: skip
     losses = [float(job.step(batch)) for batch in batches()]
     state = full_state(job)
     job.close()
@@ -130,8 +137,9 @@ def tracked(plans: list[Plan]) -> list[int]:
     found = []
     for plan in plans:
         job = compile_job(
-            model(), plan, graph=graph(), optimizer=plan.optimizer, lr=LR, device="cpu", check=False
-        )
+            model(), plan, graph=graph_of(plan), optimizer=plan.optimizer, lr=LR, device="cpu",
+            check=False,
+        )  # fmt: skip
         for batch in batches()[:2]:
             job.step(batch)
         job.track_memory(batches()[2])

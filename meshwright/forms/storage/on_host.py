@@ -46,5 +46,7 @@ class _OnHost(ParameterStore):
         super().__init__(())
         self._slots, self._link = slots, link
 
-    def around(self, run: SyncRun) -> SyncRun:
-        return FromHost(run, self._slots, self._link)
+    brings_copies = True
+
+    def around(self, run: SyncRun, copies: Mapping[int, Slot]) -> SyncRun:
+        return FromHost(run, self._slots, self._link, copies)

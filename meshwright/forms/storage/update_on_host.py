@@ -56,5 +56,7 @@ class _UpdatedOnHost(ParameterStore):
         super().__init__(())
         self._slots, self._link = slots, link
 
-    def around(self, run: SyncRun) -> SyncRun:
-        return SteppedOnHost(run, self._slots, self._link)
+    brings_copies = True
+
+    def around(self, run: SyncRun, copies: Mapping[int, Slot]) -> SyncRun:
+        return SteppedOnHost(run, self._slots, self._link, copies)
