@@ -46,6 +46,8 @@ SHAPES = ((12, 768), (24, 1024), (36, 1280), (48, 1600), (32, 2560), (32, 3072),
 """Layers and width."""
 KNOWN = {"GPT-2 large": (36, 1280), "GPT-2 XL": (48, 1600)}
 SEQUENCES, TOKENS = 8, 1024
+PRECISION = "fp16"
+"""A V100 has tensor cores for it, and the published runs have it."""
 KEEPS = ("recompute=none", "saved=none")
 
 
@@ -70,7 +72,7 @@ def traced(layers: int, width: int, sequences: int) -> Graph:
     """Without memory for the model."""
     with torch.device("meta"):
         model = gpt2(layers, width, TOKENS)
-    return trace(model, batch_of(sequences, TOKENS))
+    return trace(model, batch_of(sequences, TOKENS), precision=PRECISION)
 
 
 def found(graph: Graph, cluster: Cluster, store: str, **more: Any) -> Plan | None:
@@ -107,7 +109,7 @@ def sizes(device: str) -> Table:
     for name, store in STORES.items():
         number, plan = largest(
             lambda n, store=store: found(  # type: ignore[misc]
-                traced(*SHAPES[n - 1], SEQUENCES), cluster, store, precision="bf16"
+                traced(*SHAPES[n - 1], SEQUENCES), cluster, store, precision=PRECISION
             ),
             len(SHAPES),
         )
@@ -137,7 +139,7 @@ def batches(device: str) -> Table:
             for place, pins in enumerate((KEEPS, ())):
                 number, plan = largest(
                     lambda n, pins=pins, store=store, shape=(layers, width): found(  # type: ignore[misc]
-                        traced(*shape, n), cluster, store, precision="bf16",
+                        traced(*shape, n), cluster, store, precision=PRECISION,
                         constraints=("num_microbatches=1", *pins),
                     ),
                     256,
