@@ -363,17 +363,18 @@ class _Gradients:
         self._begins = first
         self._every = bool(exchange.every_backward)
         adds = not self._every and not (first and last)
-        self._adds = bool(exchange.copied) and (adds or exchange.copies_apart)
+        each = exchange.gradients_leave_each
+        self._adds = bool(exchange.copied) and (adds or exchange.copies_apart) and not each
         """Gradients of copies are added to others as soon as a block has run."""
         self._made = exchange.summed if self._adds else exchange.read
         """Bytes that are there of a gradient after its block, per byte of what is stepped."""
         self._summed = exchange.summed
         """They go after every backward, so that there are none to which to add."""
-        self._grows = self._every or (first and not exchange.sums_into_zeros)
+        self._grows = self._every or each or (first and not exchange.sums_into_zeros)
         self._leaves = exchange.gradients_are_freed and not exchange.packs
         """They go to the host, a block's together."""
         self._freed = exchange.gradients_are_freed
-        goes = self._every or (last and (exchange.packs or self._leaves))
+        goes = self._every or each or (last and (exchange.packs or self._leaves))
         self.going: Mapping[int, list[int]] = group.complete if goes else {}
         """Block -> bytes of each bucket that goes after it."""
         self._newest = self._before = self._arrived = 0
@@ -401,13 +402,15 @@ class _Gradients:
         """A block has run: each time, something has been packed and goes."""
         sizes = self.going[index]
         for nbytes in [sum(sizes)] if self._every or self._leaves else sizes:
-            sent = nbytes if self._summed == 1.0 else ceil(self._summed * nbytes)
+            share = self._made if self._leaves else self._summed
+            sent = nbytes if share == 1.0 else ceil(share * nbytes)
             if not self._freed and (self._begins or not self._every):
                 self._arrived += self._part(self._before)
             self._before, self._newest = self._newest, sent
             if self._leaves:
-                self.moving = self._newest + self._before
-                self.gradients -= nbytes
+                before = 0 if self._group.exchange.comes_from_host else self._before
+                self.moving = self._newest + before
+                self.gradients -= sent
                 yield
                 continue
             self.moving = (

@@ -63,10 +63,14 @@ def optimizer_time(
 def casting_s(device: DeviceType, host: HostShare | None, nbytes: float, copied: float) -> float:
     """Returns the seconds in which the host makes copies, of `copied` bytes a byte, of what it has
     stepped."""
-    moved = (1.0 + copied) * nbytes
+    return host_work_s(device, host, (1.0 + copied) * nbytes)
+
+
+def host_work_s(device: DeviceType, host: HostShare | None, moved: float) -> float:
+    """Returns the seconds in which a device's host reads and writes so many bytes in all."""
     if host is not None and device.kind != "cpu":
         return moved / host.update_bytes_per_s
-    return memory_s(moved, curve_of(OpClass.COPY, device), device) if nbytes else 0.0
+    return memory_s(moved, curve_of(OpClass.COPY, device), device) if moved else 0.0
 
 
 def products_s(

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from meshwright.costmodel.cost_cache import CostTables
+from meshwright.costmodel.ops.optimizer import host_work_s
 from meshwright.costmodel.stage.buckets import BlockParams
 from meshwright.costmodel.stage.form_group import FormGroup
 from meshwright.costmodel.stage.offload import arriving_s, coming_s, copy_s, leaving, leaving_s
@@ -23,15 +24,24 @@ def host_waits(
     seconds: CopyTime,
     *,
     apart: bool,
+    adding_s: CopyTime,
 ) -> HostWaits:
     """Of a stage whose blocks take so long, in order of the forward; `apart`: copies go on beside
-    computing."""
+    computing; `adding_s`: of the host, for bytes that it reads and writes."""
     leaves, late = [0.0] * len(forward_s), 0.0
+    each = [0.0] * len(forward_s)
     comes, waited = [0.0] * len(forward_s), 0.0
     for group, own in zip(groups, held, strict=True):
         exchange = group.exchange
         part = exchange.parts("optimizer", shard)
         copies = [seconds(owned.trained_bytes / part) for owned in own.owned]
+        for copy in [c for c in exchange.host_copies if c.at is Event.AFTER_BACKWARD]:
+            each = [
+                a
+                + seconds(copy.times * owned.trained_bytes)
+                + adding_s((2 + copy.times) * owned.trained_bytes)
+                for a, owned in zip(each, own.owned, strict=True)
+            ]
         if _copies(exchange.host_copies, Event.AFTER_LAST):
             if exchange.gradients_leave_early:
                 leaves = [a + b for a, b in zip(leaves, copies, strict=True)]
@@ -44,10 +54,14 @@ def host_waits(
             else:
                 comes = [a + b for a, b in zip(comes, back, strict=True)]
     if not apart:
-        return HostWaits(tuple(leaves), late, waited + sum(comes))
+        return HostWaits(tuple(leaves), tuple(each), late, waited + sum(comes))
     waits, tail = leaving(list(reversed(backward_s)), leaves[::-1])
+    again, after = leaving(list(reversed(backward_s)), each[::-1])
     shown = sum(coming_s(forward_s, comes))
-    return HostWaits(tuple(waits[::-1]), tail + late, waited + shown, sum(comes) - shown)
+    return HostWaits(
+        tuple(waits[::-1]), tuple(again[::-1]), tail + after + late, waited + shown,
+        sum(comes) - shown,
+    )  # fmt: skip
 
 
 def _copies(copies: Sequence[HostCopy], at: Event) -> bool:
@@ -72,7 +86,7 @@ def waits_of_step(
     return host_waits(
         groups, held, shard, forward, backward,
         lambda nbytes: copy_s(costs.device, round(nbytes), tables.profile),
-        apart=costs.device.is_apart,
+        apart=costs.device.is_apart, adding_s=lambda n: host_work_s(costs.device, costs.host, n),
     )  # fmt: skip
 
 

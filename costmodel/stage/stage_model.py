@@ -391,7 +391,9 @@ def _memory(
         # Where host and device are one memory, what is on the host is there twice.
         optimizer=sum([state.optimizer_bytes for state in states])
         + sum([state.host_bytes for state in states]) * (not costs.device.is_apart),
-        host=sum([state.host_bytes for state in states]),
+        host=sum([state.host_bytes for state in states])
+        + sum([_landing(own, form.exchange)
+               for own, form in zip(held, sync.groups, strict=True)]),
         temporary=_temporary(costs, parts, held, shares),
         summed=max([
             sum([int(nbytes / share) for nbytes, share in zip(sizes, shares, strict=True)])
@@ -408,6 +410,14 @@ def _memory(
             for form, own in zip(sync.groups, held, strict=True)
         ),
     )  # fmt: skip
+
+
+def _landing(own: BlockParams, exchange: Exchange) -> int:
+    """Bytes of the host where gradients of some blocks arrive that are added to others."""
+    if not exchange.gradients_leave_each:
+        return 0
+    blocks = 2 if exchange.comes_from_host else 3
+    return ceil(blocks * exchange.read * max([o.trained_bytes for o in own.owned], default=0))
 
 
 def _made(sizes: Sequence[int], exchange: Exchange) -> tuple[int, ...]:

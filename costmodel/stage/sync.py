@@ -147,6 +147,8 @@ class Sync:
                     self._block_backward(block, inputs, weights, unadded)
                 )
             found += made[id(block), unadded]
+            if self.host.each_s:
+                found.append(run(self.host.each_s[index], "offload"))
             if last and self.host.leaves_s:
                 found.append(run(self.host.leaves_s[index], "offload"))
             for group, sends in reduces:

@@ -34,6 +34,8 @@ class HostWaits:
 
     leaves_s: tuple[float, ...] = ()
     """Per block, after its last backward; empty: nothing leaves."""
+    each_s: tuple[float, ...] = ()
+    """The same after every backward."""
     tail_s: float = 0.0
     """From the last backward until all gradients are on the host."""
     brings_s: float = 0.0

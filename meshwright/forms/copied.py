@@ -59,7 +59,9 @@ def loses_copies(plan: Plan) -> bool:
 
 
 def _brought_as_copies(row: Row, share: float) -> Row:
-    return replace(row, times=share) if isinstance(row, HostCopy) and row.to == "device" else row
+    if isinstance(row, HostCopy) and (row.to == "device" or row.every):
+        return replace(row, times=share)
+    return row
 
 
 def _sent_as_copies(row: Row, share: float, summed: float) -> Row:

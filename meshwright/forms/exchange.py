@@ -250,6 +250,11 @@ class Exchange:
         return "gradients" in self.hosted and not self.every_backward
 
     @cached_property
+    def gradients_leave_each(self) -> bool:
+        """Whether they go to the host in every micro-batch."""
+        return self.copied_at(Event.AFTER_BACKWARD)
+
+    @cached_property
     def gradients_are_freed(self) -> bool:
         """Whether they are then held no longer on the device: where no flat tensor has them."""
         return self.gradients_leave_early and not self.sums_into_zeros
@@ -367,7 +372,7 @@ class Exchange:
     @cached_property
     def keeps_whole_gradients(self) -> bool:
         """Whether a micro-batch's whole gradients are there when the next one's are made."""
-        return not self.every_backward
+        return not self.every_backward and not self.gradients_leave_each
 
     def is_split(self, kind: Kind) -> bool:
         """Whether a rank holds only its part of all of a kind while micro-batches run."""
@@ -419,6 +424,8 @@ class Exchange:
     @cached_property
     def begun(self) -> tuple[float, float]:
         """Gradients that a stage holds from its first backward on: (wholes, parts)."""
+        if self.gradients_leave_each:
+            return 0.0, 0.0
         wholes, parts = self._held([h for h in self._gradients if h.since is Event.AFTER_BACKWARD])
         return wholes * self.summed, parts * self.summed
 

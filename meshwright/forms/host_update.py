@@ -12,9 +12,6 @@ from meshwright.forms.host_link import HostLink
 from meshwright.forms.running import Held, LaterStep, Samples, Slot, SyncRun
 from meshwright.ir.comm.p2p_collectives import Waitable
 
-IN_FLIGHT = 2
-"""Blocks whose gradients are on their way to the host at once, at most: they are held meanwhile."""
-
 
 class HostPiece:
     """A parameter, or a rank's rows of it, on the device and on the host. Where blocks read a copy
@@ -39,21 +36,32 @@ class HostPiece:
         self.gone = False
         """Whether the gradient of this step has left the device, or is on its way."""
         self._room: Tensor | None = None
+        """For the gradient, on the host."""
+        self._flying: Waitable | None = None
 
     @property
     def is_trained(self) -> bool:
         return self.here.param.requires_grad
 
-    def leave(self) -> Waitable | None:
-        """Starts to move the gradient; None if there is none."""
-        gradient, self.here.tensor.grad = self.here.tensor.grad, None
+    def leave(self, landings: "Landings") -> Waitable | None:
+        """Starts to move the gradient, which is added to those that have gone in this step; None if
+        there is none."""
+        of = self.here.tensor if self.read.grad is None else self.read
+        gradient, of.grad = of.grad, None
         self.gone = True
         if gradient is None:
             return None
         if self._room is None:
-            self._room = self._link.room(gradient)
+            self._room = self._link.room(self.host.tensor)
+        if self._flying is not None:
+            self._flying.wait()
+        first = self.host.tensor.grad is None
         self.host.tensor.grad = self._room
-        return self._link.leave(gradient, self._room)
+        if first and gradient.dtype is self._room.dtype:
+            self._flying = self._link.leave(gradient, self._room)
+        else:
+            self._flying = landings.leave(gradient, self._room, adds=not first)
+        return self._flying
 
     def cast(self) -> None:
         """The host has new values: it makes the copy that blocks read, if they read one."""
@@ -73,17 +81,66 @@ class HostPiece:
         return [tensor for tensor in found if tensor is not None]
 
 
+class Landings:
+    """Room on the host where gradients arrive that are cast or added to others there."""
+
+    def __init__(self, link: HostLink) -> None:
+        self._link = link
+        self._free: dict[tuple[torch.Size, torch.dtype], list[Tensor]] = {}
+        self.rooms: list[Tensor] = []
+        """All that there are."""
+
+    def leave(self, gradient: Tensor, total: Tensor, *, adds: bool) -> Waitable:
+        """Starts to move a gradient; when it has been waited for, `total` has it too, or is it."""
+        free = self._free.setdefault((gradient.shape, gradient.dtype), [])
+        if free:
+            room = free.pop()
+        else:
+            room = self._link.room(gradient)
+            self.rooms.append(room)
+        return _Landing(self._link.leave(gradient, room), room, total, free, adds=adds)
+
+
+class _Landing:
+    """A gradient on its way to a sum."""
+
+    def __init__(
+        self, work: Waitable, room: Tensor, total: Tensor, free: list[Tensor], *, adds: bool
+    ) -> None:
+        self._work, self._total, self._free, self._adds = work, total, free, adds
+        self._room: Tensor | None = room
+
+    @torch.no_grad()
+    def wait(self) -> None:
+        room, self._room = self._room, None
+        if room is not None:
+            self._work.wait()
+            self._total.add_(room) if self._adds else self._total.copy_(room)
+            self._free.append(room)
+
+
 class SteppedOnHost(AroundRun):
     """Gradients go to the host as they are whole, the optimizer steps what lies there, and values
     come back before a block reads them."""
 
+    in_flight = 2
+    """Blocks whose gradients are on their way to the host at once, at most: they are held
+    meanwhile."""
+
     def __init__(
-        self, inner: SyncRun, slots: Sequence[Slot], link: HostLink, copies: Mapping[int, Slot]
+        self,
+        inner: SyncRun,
+        slots: Sequence[Slot],
+        link: HostLink,
+        copies: Mapping[int, Slot],
+        *,
+        each: bool = False,
     ) -> None:
         """`inner`: what synchronises; it steps nothing later than the optimizer's own step.
-        `copies`: what blocks read of a held tensor, by its id, where they read a copy."""
+        `copies`: what blocks read of a held tensor, by its id, where they read a copy. `each`:
+        there are no replicas, and gradients go in every micro-batch."""
         super().__init__(inner)
-        self.link = link
+        self.link, self._landings = link, Landings(link)
         by_param = {id(slot.param): slot for slot in slots}
         self.pieces = [
             HostPiece(
@@ -96,6 +153,11 @@ class SteppedOnHost(AroundRun):
             if by_param[id(piece.here.param)].is_copy
         ]  # fmt: skip
         """Parts of what is stepped, of which ranks make the copies that all gather."""
+        self._each: dict[int, list[HostPiece]] = {}
+        """What goes in every micro-batch, by the call that is the last to add to its gradient."""
+        for piece in self.pieces if each else ():
+            if piece.is_trained:
+                self._each.setdefault(min(piece.calls), []).append(piece)
         moved = {id(piece.here): piece.host for piece in self.pieces}
         self.held = tuple(moved.get(id(held), held) for held in inner.held)
         self._by_tensor = {id(piece.here.tensor): piece for piece in self.pieces}
@@ -121,16 +183,17 @@ class SteppedOnHost(AroundRun):
 
     @property
     def on_host(self) -> list[Tensor]:
-        return [x for piece in self.pieces for x in piece.on_host] if self.link.apart else []
+        if not self.link.apart:
+            return []
+        return [*self._landings.rooms, *(x for piece in self.pieces for x in piece.on_host)]
 
     @property
     def kept(self) -> list[Tensor]:
         found = [*self.inner.kept, *self._stepped_here]
-        return found if self.link.apart else [*found, *self._copies_on_host]
-
-    @property
-    def _copies_on_host(self) -> list[Tensor]:
-        return [piece.copy for piece in self.pieces if piece.copy is not None]
+        if self.link.apart:
+            return found
+        copies = [piece.copy for piece in self.pieces if piece.copy is not None]
+        return [*found, *copies, *self._landings.rooms]
 
     def begin(self, batch: Samples | None = None, next_batch: Samples | None = None) -> None:
         self._all_gone = False
@@ -151,7 +214,11 @@ class SteppedOnHost(AroundRun):
             self._arriving.pop(piece).wait()
 
     def after_backward(self, call: int, last: bool) -> None:
+        # As they were made: what runs inside would add them to others.
+        self._leave([piece for piece in self._each.get(call, ()) if self._may_go(piece)])
         self.inner.after_backward(call, last)
+        if self._each:
+            return
         ready = [self._by_tensor[id(x)] for x in self.inner.arrived() if id(x) in self._by_tensor]
         self._leave([piece for piece in ready if self._may_go(piece)])
 
@@ -161,9 +228,9 @@ class SteppedOnHost(AroundRun):
         return not param.sum_over and param.name not in self._kept_here
 
     def _leave(self, pieces: Sequence[HostPiece]) -> None:
-        works = [work for piece in pieces if (work := piece.leave()) is not None]
+        works = [w for piece in pieces if (w := piece.leave(self._landings)) is not None]
         if works:
-            while len(self._leaving) >= IN_FLIGHT:
+            while len(self._leaving) >= self.in_flight:
                 self._await_oldest()
             self._leaving.append(works)
 
@@ -208,10 +275,19 @@ class SteppedOnHost(AroundRun):
 class FromHost(SteppedOnHost):
     """The device has a parameter only while a block runs that reads it, or is about to."""
 
+    in_flight = 1
+    """The next block's parameters take about as long to come as this one's gradients to go."""
+
     def __init__(
-        self, inner: SyncRun, slots: Sequence[Slot], link: HostLink, copies: Mapping[int, Slot]
+        self,
+        inner: SyncRun,
+        slots: Sequence[Slot],
+        link: HostLink,
+        copies: Mapping[int, Slot],
+        *,
+        each: bool = False,
     ) -> None:
-        super().__init__(inner, slots, link, copies)
+        super().__init__(inner, slots, link, copies, each=each)
         self._users = dict.fromkeys(self.pieces, 0)
         self._bytes = {p: p.read.untyped_storage().nbytes() for p in self.pieces}
         self._of_call: dict[int, list[HostPiece]] = {}

@@ -33,7 +33,7 @@ from meshwright.planner.across.treatments import Treatments
 from meshwright.planner.problem.space import Mesh
 from meshwright.planner.search.deadline import check_time
 
-_BACKWARDS = (Event.BEFORE_BACKWARD, Event.AFTER_LAST)
+_BACKWARDS = (Event.BEFORE_BACKWARD, Event.AFTER_BACKWARD, Event.AFTER_LAST)
 _FEW, _MANY = (10, 10**6), (100, 10**9)
 """Tensors and bytes between which the optimizer's time is sampled."""
 SLACK = 1.002
@@ -216,7 +216,10 @@ class StageTables:
             beside = beside + holes.moving * np.maximum(0.0, flat - (flight + workspace) / beyond)
         elif not sync.exchange.reduces_blocks:
             beside = np.maximum(0.0, beside - flight)
-        if sync.exchange.gradients_are_freed and num_microbatches == 1 and device.is_apart:
+        if sync.exchange.gradients_leave_each and device.is_apart:
+            blocks = 2 if sync.exchange.comes_from_host else 3
+            begun = sync.exchange.read * np.minimum(trained.whole, blocks * trained.largest)
+        elif sync.exchange.gradients_are_freed and num_microbatches == 1 and device.is_apart:
             begun = np.minimum(begun, 3 * trained.largest)  # two blocks' are on their way
         begun = begun * (1.0 + holes.gradients)
         static = held + always
@@ -258,11 +261,10 @@ class StageTables:
         part = exchange.parts("optimizer", case.mesh.dp_shard)
         found = np.zeros_like(trained.whole)
         for copy in exchange.host_copies:
-            every = copy.at in (Event.BEFORE_FORWARD, Event.BEFORE_BACKWARD)
-            moving = slope * copy.times * trained.whole / (1 if every else part)
+            moving = slope * copy.times * trained.whole / (1 if copy.every else part)
             beside = work.backward_s if copy.at in _BACKWARDS else work.busy_s - work.backward_s
             shown = np.maximum(0.0, moving - beside) if device.is_apart else moving
-            found = found + shown * (count if every else 1)
+            found = found + shown * (count if copy.every else 1)
         return found
 
     def _sync(self, case: Case) -> StageSync:

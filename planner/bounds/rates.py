@@ -289,7 +289,8 @@ class BlockRates:
             gone = exchange.hosted if self._device(case).is_apart else ()
             parameters = trained * 0.0 if "parameters" in gone else parameters
             kept = trained / exchange.parts("gradients", shard)
-            gradients = exchange.summed * kept if several else trained * 0.0
+            stays = several and not exchange.gradients_leave_each
+            gradients = exchange.summed * kept if stays else trained * 0.0
             optimizer = copies * trained / exchange.parts("optimizer", shard)
             optimizer = trained * 0.0 if "optimizer" in gone else optimizer
             self._held[key] = parameters + gradients + optimizer, trained

@@ -3,6 +3,7 @@ before a block's forward and before its backward, some blocks ahead (Rajbhandari
 ZeRO-Infinity; Colossal-AI's Gemini). `Stage.prefetch` says how many."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from meshwright.forms.exchange import Event, Hold, HostCopy, Hosted, Row
 from meshwright.forms.host_link import HostLink, host_link
@@ -15,7 +16,11 @@ RELIEVES = True
 
 
 def describe(replicas: int, settings: Mapping[str, Setting] | None = None) -> tuple[Row, ...]:
-    """Returns what is held and copied; what is sent is the form's."""
+    """Returns what is held and copied; what is sent is the form's. Without replicas gradients go in
+    every micro-batch and are added up on the host."""
+    gradients = HostCopy(what="gradients", to="host", at=Event.AFTER_LAST, until=Event.END)
+    if replicas == 1:
+        gradients = replace(gradients, at=Event.AFTER_BACKWARD, every=True)
     fetches = [
         HostCopy(what="parameters", to="device", at=event, until=event, every=True)
         for event in (Event.BEFORE_FORWARD, Event.BEFORE_BACKWARD)
@@ -25,7 +30,7 @@ def describe(replicas: int, settings: Mapping[str, Setting] | None = None) -> tu
         Hosted(kind="parameters"),
         Hosted(kind="gradients"),
         Hosted(kind="optimizer"),
-        HostCopy(what="gradients", to="host", at=Event.AFTER_LAST, until=Event.END),
+        gradients,
         *fetches,
     )
 
@@ -38,15 +43,15 @@ def check(stage: Stage) -> Iterator[tuple[str, str]]:
 def build(slots: Sequence[Slot], lines: Lines, stage: Stage) -> ParameterStore:
     """Returns what puts the form's run, and the parameters, on the host."""
     device = slots[0].whole.device if slots else None
-    return _OnHost(slots, host_link(device) if device else HostLink())
+    return _OnHost(slots, host_link(device) if device else HostLink(), stage.dp == 1)
 
 
 class _OnHost(ParameterStore):
-    def __init__(self, slots: Sequence[Slot], link: HostLink) -> None:
+    def __init__(self, slots: Sequence[Slot], link: HostLink, is_alone: bool) -> None:
         super().__init__(())
-        self._slots, self._link = slots, link
+        self._slots, self._link, self._is_alone = slots, link, is_alone
 
     brings_copies = True
 
     def around(self, run: SyncRun, copies: Mapping[int, Slot]) -> SyncRun:
-        return FromHost(run, self._slots, self._link, copies)
+        return FromHost(run, self._slots, self._link, copies, each=self._is_alone)
