@@ -171,6 +171,7 @@ def _tensors(plan: Plan, stage: int) -> dict[str, int]:
         "inputs": memory.inputs_bytes,
         "rest": memory.activations_bytes + memory.communication_bytes + memory.workspace_bytes,
         "all": memory.tensor_bytes,
+        "host": memory.host_bytes,
     }
 
 
@@ -323,6 +324,9 @@ def _memory(
         ):
             predicted = expected.tensors.get(index, {}).get(category)
             yield _bytes(f"{where} tensors, {category}", predicted, measured)
+        hosted = expected.tensors.get(index, {}).get("host")
+        if hosted or most.host_bytes:
+            yield _bytes(f"{where} tensors, on the host", hosted, most.host_bytes)
     if not any(m.memory.cuda_reserved_bytes for m in runs):
         # What a GPU's driver holds for a process is not in what torch reserves.
         base = max(m.memory.resident_before_bytes for m in runs)

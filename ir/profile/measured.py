@@ -114,6 +114,8 @@ class TensorMemory:
     """The batch."""
     rest_bytes: int
     """Activations, workspace and communication buffers."""
+    host_bytes: int = 0
+    """The most in the memory of the device's host."""
 
 
 @dataclass(frozen=True, config=_strict, kw_only=True)

@@ -98,6 +98,7 @@ class TensorTracker:
             optimizer_bytes=held["optimizer"],
             inputs_bytes=held["inputs"],
             rest_bytes=held["rest"],
+            host_bytes=self.most("host"),
         )
 
 

@@ -60,6 +60,7 @@ def tracking_cuda(
             optimizer_bytes=state,
             inputs_bytes=0,
             rest_bytes=peak - parameters - gradients - state,
+            host_bytes=_nbytes(_on_host(parts, optimizer)),
         )
     )
 

@@ -54,6 +54,7 @@ def _group(
         "room": room,
         "used": memory.used_bytes,
         "process": memory.process_bytes,
+        "host": memory.host_bytes,
         "peak": {name: getattr(memory, f"{name}_bytes") for name in CATEGORIES},
         "curve": _curve(played, ranks[0]) if with_curve else [],
     }

@@ -49,8 +49,8 @@ function pick(group, most, pressed, onclick) {
   if (group.room && group.room <= most * 1.02) bar.append(el("span", { class: "limit", style: { left: `${100 * group.room / most / 1.02}%` } }));
   const one = group.ranks.length === 1 ? DATA.ranks[group.ranks[0]] : null;
   const name = pipelineRanks(group.ranks) + (one ? ` · devices ${one.devices}` : "");
+  const used = bytes(group.used) + (group.room ? `, ${percent(group.used / group.room)}` : "");
+  const there = group.host ? `; ${bytes(group.host)} on the host` : "";
   return el("button", { class: "pick", "aria-pressed": `${pressed}`, onclick },
-    el("span", { class: "name", text: name }),
-    el("span", { class: "num", text: group.room ? `${bytes(group.used)}, ${percent(group.used / group.room)}`
-      : bytes(group.used) }), bar);
+    el("span", { class: "name", text: name }), el("span", { class: "num", text: used + there }), bar);
 }
