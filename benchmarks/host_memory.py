@@ -39,7 +39,8 @@ from meshwright.profiling.measure_local import measure_local
 from meshwright.runtime.job.compile import compile as compile_job
 
 STORES = {"device alone": "zero", "update on the host": "update_on_host",
-          "gradients summed there": "sums_on_host", "parameters on the host too": "on_host"}  # fmt: skip
+          "gradients summed there": "sums_on_host",
+          "parameters on the host too": "on_host"}  # fmt: skip
 SHAPES = ((12, 768), (24, 1024), (36, 1280), (48, 1600), (32, 2560), (32, 3072), (32, 3584),
           (32, 4096), (36, 4608), (40, 5120), (44, 5632), (44, 6144), (48, 7168), (56, 8192),
           (64, 9216))  # fmt: skip

@@ -1,10 +1,12 @@
 """What a precision holds on a rank, and which layouts fit because of it, by the user's own route.
 
 python -m benchmarks.precisions [--rows 8b 70b 405b] [--limit 60]
+python -m benchmarks.precisions --float8
 
 Each row is a layout of NeMo's Llama 3.1 recipes that ran on H100 (`benchmarks/tables/dgxc.json`),
 searched with its sizes pinned: the verdict of the memory model, and the step beside the measured
-one. Nothing is fitted to these rows.
+one. `--float8`: Llama 3.1 8B on 8 H100 as torchao's page has it (torchao/float8/README.md at
+ef58bfb), in bfloat16 and with 8-bit products. Nothing is fitted to these rows.
 """
 
 import argparse
@@ -96,13 +98,45 @@ def found(row: NemoRow, precision: str, limit_s: float) -> tuple[str, str, str]:
     )
 
 
+_TORCHAO = {"bf16": 6150.0, "fp8-tensorwise": 7689.5, "fp8-rowwise": 6768.0}
+"""Tokens per second and GPU there: compiled, FSDP2, one sequence of 8,192 a GPU, recompute by
+operator; tensorwise gathers 8-bit parameters, ours gathers bfloat16."""
+
+
+def float8(limit_s: float) -> Table:
+    """Llama 3.1 8B in each precision."""
+    table = Table("precision", "tokens/s and GPU", "measured", "times bf16", "measured")
+    shape = {"layers": 32, "hidden": 4096, "ffn": 14336, "heads": 32, "kv_heads": 8,
+             "vocab": 128256}  # fmt: skip
+    row = NemoRow(shape, {}, {"gbs": 8, "seq": 8192}, 8, 0.0)
+    pins = ("zero=3", "dp_shard=8", "num_microbatches=1", "saved=selective")
+    known: list[float] = []
+    for precision, measured in _TORCHAO.items():
+        graph = row.graph(precision)
+        problem = make_problem(
+            graph, Cluster.preset("h100-sxm"), constraints=pins, precision=precision
+        )
+        plan = search_problem(problem, time_limit_s=limit_s)
+        assert plan.predicted
+        known.append(8192 / plan.predicted.step_s)
+        table.add_row(
+            precision, f"{known[-1]:.0f}", f"{measured:.0f}", f"{known[-1] / known[0]:.2f}",
+            f"{measured / _TORCHAO['bf16']:.2f}",
+        )  # fmt: skip
+    return table
+
+
 def main() -> None:
     """Prints a table per row."""
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("--rows", nargs="+", default=list(_WORLDS), choices=list(_WORLDS))
     asked.add_argument("--limit", type=float, default=60.0, help="seconds of each search")
+    asked.add_argument("--float8", action="store_true", help="torchao's rows")
     options = asked.parse_args()
     out = Console()
+    if options.float8:
+        out.print(float8(options.limit))
+        return
     for size in options.rows:
         row = NemoRow.of(size)
         table = Table(

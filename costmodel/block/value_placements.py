@@ -132,7 +132,7 @@ class Trace(ABC):
             op=op,
             strategies=strategies,
             op_class=op_class,
-            dtype=dtype,
+            dtype=self._product_dtype(op, op_class, dtype),
             places=(tuple(inputs), tuple(outputs)),
             inputs=operands,
             outputs=tuple(self._wide(name, where) for name, where in made),
@@ -225,6 +225,14 @@ class Trace(ABC):
             return cast
         floats = [self.facts.dtypes[n] for n in (*op.outputs, *op.inputs) if n]
         return next(filter(is_float, floats), "float32")
+
+    def _product_dtype(self, op: Op, op_class: OpClass, dtype: str) -> str:
+        """What an op of values of a dtype multiplies."""
+        products = self.facts.precision.products
+        if facts(op.target).scaled:
+            return products
+        rounds = products == "tf32" and dtype == "float32" and op_class in COMPUTE
+        return products if rounds else dtype
 
     def _kept(self, op: Op, inputs: Sequence[Where], cast: str) -> Iterator[SavedTensor]:
         for name in op.saved:

@@ -20,6 +20,7 @@ from meshwright.costmodel.ops.kernel_work import (
     weight_work,
 )
 from meshwright.costmodel.ops.local_op import LocalOp
+from meshwright.costmodel.ops.scaled import AS_IT_IS, as_multiplied, is_scaled, scaling_s
 from meshwright.ir.cluster.device import DeviceType, OpClass, Source
 from meshwright.ir.ops import facts
 
@@ -92,16 +93,19 @@ def formula(op: LocalOp, device: DeviceType) -> OpTime:
         back = float(op.differentiable)
         return dispatched(OpTime(0.0, 0.0, 0.0, device.source, SOURCE_BAND[device.source]),
                            device, _VIEW_OVERHEAD, _VIEW_OVERHEAD * back, 0.0)  # fmt: skip
+    op = as_multiplied(op)
+    scaled = is_scaled(op) and op.dtype != AS_IT_IS
+    forward_s, input_s, own_s = scaling_s(op, device) if scaled else (0.0, 0.0, 0.0)
     curve = curve_of(op.op_class, device)
     weights = wanted_weights(op)
-    weight_s = curve.backward * _seconds(weight_work(op), device)
+    weight_s = curve.backward * _seconds(weight_work(op), device) + own_s
     if weights:
         adding = curve_of(OpClass.ELEMENTWISE, device)
         weight_s += adding.floor_s * weights + memory_s(accumulate_bytes(op), adding, device)
     passes = facts(op.target).torch_passes if device.kind == "cpu" else 1.0
     time = OpTime(
-        passes * kernel_s(forward_work(op), device),
-        passes * curve.backward * _seconds(input_work(op), device),
+        passes * kernel_s(forward_work(op), device) + forward_s,
+        passes * curve.backward * _seconds(input_work(op), device) + input_s,
         weight_s,
         curve.source,
         curve.band,

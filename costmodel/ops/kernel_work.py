@@ -24,6 +24,11 @@ def forward_gemms(target: str, shapes: Sequence[Shape], flops: float) -> tuple[G
     return count(shapes, flops) if count else ()
 
 
+def forward_products(op: LocalOp) -> tuple[Gemm, ...]:
+    """The matrix products of the forward; empty if unknown."""
+    return _gemms(op)
+
+
 def forward_work(op: LocalOp) -> KernelWork:
     """All of the forward."""
     read = sum(i.nbytes for i in op.inputs)

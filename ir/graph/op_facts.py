@@ -46,6 +46,9 @@ class OpFacts:
     fused: bool = False
     """It takes values as they are, since autocast does not know it, and makes all gradients in one
     pass."""
+    scaled: Literal["", "tensor", "row"] = ""
+    """What of an operand has a scale of its own, where operands of its products are scaled and cast
+    to those of the plan's precision."""
     products: CountProducts | None = None
     """The matrix products that it consists of."""
     backward: Backward = "made"

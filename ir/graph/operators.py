@@ -5,10 +5,10 @@ from typing import NamedTuple
 import torch
 
 from meshwright.ir.errors import PlanError
-from meshwright.ir.graph import experts, frequency, noise
+from meshwright.ir.graph import experts, float8, frequency, noise
 from meshwright.ir.torch_private import OpOverload, schema_arguments
 
-assert experts.ACTIVATIONS and frequency.COUNT_ROWS and noise.NOISE
+assert experts.ACTIVATIONS and float8.LINEARS and frequency.COUNT_ROWS and noise.NOISE
 # Importing them makes their operators known.
 
 

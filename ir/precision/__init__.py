@@ -6,7 +6,7 @@ A file has `PRECISION`, a `Precision`. MESHWRIGHT_PRECISIONS names folders with 
 import sys
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from meshwright.ir.errors import PlanError
 from meshwright.ir.extensions import Files, add_folders
@@ -15,6 +15,8 @@ from meshwright.ir.graph.graph import DTYPE_BYTES, Graph, Tensor
 if TYPE_CHECKING:
     import torch
 
+    from meshwright.ir.cluster.cluster import Cluster
+
 add_folders("MESHWRIGHT_PRECISIONS", __path__)
 _FILES = Files(sys.modules[__name__], "precision", dashed=True)
 PRECISIONS = _FILES.names
@@ -22,6 +24,11 @@ USUAL = "bf16"
 """Taken for a model where nobody asks for one."""
 AS_TRACED = "bf16-autocast"
 """The same for a graph of a model as it is."""
+
+
+Scaling = Literal["", "tensor", "row"]
+_ONLY_PRODUCTS = {"tf32": 4}
+"""Bytes of what no tensor is in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +49,9 @@ class Precision:
     """With copies: the dtype in which gradients are summed over micro-batches and replicas, where a
     form sends and keeps copies itself; empty: that of what the optimizer steps, as of other forms.
     """
+    linears: Scaling = ""
+    """With 8-bit products: what of an operand of a linear layer has a scale of its own; these are
+    then the products, and all others of values as they are."""
     scales_loss: bool = False
     """Whether losses are scaled before their backward, and steps left out whose gradients overflow;
     no form of synchronisation but those that `Stage.zero` names knows of that."""
@@ -52,8 +62,13 @@ class Precision:
 
     def __post_init__(self) -> None:
         for name in filter(None, (self.products, self.autocast, self.copies, self.all_in)):
-            if name not in DTYPE_BYTES:
+            if name not in DTYPE_BYTES and name not in _ONLY_PRODUCTS:
                 raise PlanError(f"a precision names the dtype {name!r}, which is not known")
+
+    @property
+    def product_bytes(self) -> int:
+        """Of an operand of a product."""
+        return (DTYPE_BYTES | _ONLY_PRODUCTS)[self.products]
 
     @property
     def summed(self) -> float:
@@ -93,6 +108,29 @@ def autocast_of(name: str) -> "torch.dtype | None":
     """Returns what torch.autocast casts to under a precision, if it does."""
     cast = precision(name).autocast
     return _torch_dtype(cast) if cast else None
+
+
+def rounds_products(name: str) -> bool:
+    """Tells whether products of float32 are of operands that are rounded to TF32."""
+    return precision(name).products == "tf32"
+
+
+def check_products(name: str, cluster: "Cluster") -> None:
+    """PlanError for a GPU without kernels for the products of 8-bit floats."""
+    numbers = precision(name)
+    for device in cluster.device_types:
+        known = device.kind == "cpu" or numbers.products in device.peak_flops
+        if numbers.linears and not known:
+            raise PlanError(
+                f"precision is {name!r}, and {device.name} has no peak for {numbers.products}: "
+                "nearest is bf16, or peak_flops of it in the cluster file if the device has it"
+            )
+
+
+def scaling_of(name: str) -> Scaling:
+    """Returns what has a scale of its own in linear layers of 8-bit products; empty: there are
+    none, or no precision is named."""
+    return precision(name).linears if name else ""
 
 
 def precision_for(graph: Graph, asked: str) -> str:

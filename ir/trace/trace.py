@@ -16,7 +16,7 @@ from meshwright.ir.graph.costed import costed
 from meshwright.ir.graph.graph import Fusion, Graph, Kind, Op, Tensor
 from meshwright.ir.graph.images import is_channels_last
 from meshwright.ir.graph.reached import only_reached
-from meshwright.ir.precision import copies_of, in_which_traced
+from meshwright.ir.precision import copies_of, in_which_traced, scaling_of
 from meshwright.ir.text.digest import digest
 from meshwright.ir.text.plain_text import MAX_NAME_CHARS, odd_character, printable, shown
 from meshwright.ir.torch_errors import SPEC_ERROR
@@ -29,6 +29,7 @@ from meshwright.ir.trace.fuse import Wins, fuse
 from meshwright.ir.trace.hf_inputs import example_inputs as example_inputs_of
 from meshwright.ir.trace.hints import hints_of
 from meshwright.ir.trace.loss_module import Batch, LossFn, flatten_batch
+from meshwright.ir.trace.narrow_products import narrow_products
 from meshwright.ir.trace.prelude import prelude_first
 from meshwright.ir.trace.retrace import NotRun, compare_calls, undisturbed
 from meshwright.ir.trace.simplify import simplify
@@ -129,7 +130,10 @@ def _traced(
         tracing() as calls,
     ):
         captured = capture(model, batch, loss_fn, global_batch_size, copies_of(precision))
-        raw, fusions = fuse(simplify(read(captured)), kernels, wins)
+        raw = simplify(read(captured))
+        if scaling := scaling_of(precision):
+            raw = narrow_products(raw, scaling)
+        raw, fusions = fuse(raw, kernels, wins)
         graph = _graph(raw, captured, model)
         hints = hints_of(marks_of(captured.step.model, calls))
     made = replace(graph, hints=hints, fusions=fusions, precision=in_which_traced(precision))

@@ -15,7 +15,7 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.memo import Memos
 from meshwright.ir.plan.plan import BlockLayout, ModelMesh
-from meshwright.ir.precision import precision_for
+from meshwright.ir.precision import check_products, precision_for
 from meshwright.ir.profile.profile import Profile
 from meshwright.ir.profile.row_counts import RowCounts
 from meshwright.ir.trace.changing import shared
@@ -182,6 +182,7 @@ def make_problem(
     if precision:
         graph = in_precision(graph, precision)
     precision = precision_for(graph, precision)
+    check_products(precision, cluster)
     check_objective(objective, cluster)
     check_devices(graph, cluster.device_names)
     asked = parse_constraints((*constraints, *hint_constraints(graph)), graph, cluster)

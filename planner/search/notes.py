@@ -9,7 +9,8 @@ from meshwright.costmodel.ops.formulas import ROW, curve_of, row_rate
 from meshwright.costmodel.ops.kernel_work import forward_gemms
 from meshwright.forms.sync import given_up
 from meshwright.ir.cluster.device import OpClass
-from meshwright.ir.graph.graph import DTYPE_BYTES, Kind
+from meshwright.ir.graph.graph import Kind
+from meshwright.ir.ops import facts
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.show import size
 from meshwright.ir.precision import precision
@@ -45,7 +46,8 @@ def notes_of(problem: Problem, plan: Plan) -> tuple[str, ...]:
     return (
         *_decided(problem, plan), *_batch(problem, plan),
         *_buffers(problem, plan), *_whole(problem, plan), *random_notes(problem.graph, plan),
-        *_idle(plan), *_untrained(problem), *_rows(problem), *_found(problem), *measured,
+        *_narrow(problem), *_idle(plan), *_untrained(problem), *_rows(problem), *_found(problem),
+        *measured,
     )  # fmt: skip
 
 
@@ -109,6 +111,18 @@ def _idle(plan: Plan) -> Iterator[str]:
         yield f"{idle} of {plan.cluster.num_devices} devices are not used"
 
 
+def _narrow(problem: Problem) -> Iterator[str]:
+    """What is rounded to 8 bits."""
+    count = sum(bool(facts(op.target).scaled) for op in problem.graph.ops)
+    if count:
+        yield (
+            f"products of {count} linear layers are of 8-bit floats, whose scales are those of a "
+            "rank's part of a micro-batch: other splits round otherwise"
+        )
+        if any(device.kind == "cpu" for device in problem.cluster.device_types):
+            yield "CPUs have no fast products of 8-bit floats, and these are priced as others"
+
+
 def _untrained(problem: Problem) -> Iterator[str]:
     """What is there in narrow numbers only."""
     copies = problem.tables.numbers.copies
@@ -123,7 +137,7 @@ def _untrained(problem: Problem) -> Iterator[str]:
 def _rows(problem: Problem) -> Iterator[str]:
     """Products that are slow because the rows of a weight are not aligned: what a user can change
     by a few more entries."""
-    if DTYPE_BYTES[precision(problem.precision).products] > 2:
+    if precision(problem.precision).product_bytes > 2:
         return
     graph, floor = problem.graph, _WORTH * sum(op.flops for op in problem.graph.ops)
     slow: dict[str, str] = {}

@@ -16,11 +16,12 @@ from meshwright.forms.running import Held, Lines, Peers, SyncRun
 from meshwright.forms.stepping import check_updates
 from meshwright.forms.sync import check, has_taps
 from meshwright.forms.tables import check_tables
+from meshwright.ir.graph.float8 import check_float8
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.placed import used_at
 from meshwright.ir.plan.parameters import views_of
 from meshwright.ir.plan.plan import Plan
-from meshwright.ir.precision import autocast_of, copies_of
+from meshwright.ir.precision import autocast_of, copies_of, scaling_of
 from meshwright.runtime.job.weights import fill_stepped, slots, stage_tensors
 from meshwright.runtime.record.record import Recorder
 from meshwright.runtime.stage.packing import packing
@@ -93,6 +94,8 @@ def build_rank(
     check_retention(plan)
     check_tables(plan, graph)
     check_copies(plan)
+    if scaling := scaling_of(plan.precision):
+        check_float8(scaling)
     check_updates(plan, graph)
     ties = find_ties(graph, plan)
     recorder = Recorder(device)

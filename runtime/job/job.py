@@ -16,7 +16,7 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.plan.schedule import FORWARDS
-from meshwright.ir.precision import precision
+from meshwright.ir.precision import precision, rounds_products
 from meshwright.ir.profile.measured import Measured, StepKind, TensorMemory
 from meshwright.ir.trace.loss_module import Batch, flatten_batch
 from meshwright.runtime.check.run import SelfCheck
@@ -357,6 +357,7 @@ class Job:
             plan.samples_per_microbatch,
             self.progress,
             self.recorder,
+            tf32=rounds_products(plan.precision),
         )
 
     def backward(

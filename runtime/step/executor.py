@@ -2,9 +2,12 @@
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from meshwright.ir.plan.schedule import FORWARDS, Action, Work
@@ -47,22 +50,27 @@ class Executor:
         samples_per_microbatch: int,
         progress: RankProgress,
         recorder: Recorder,
+        *,
+        tf32: bool = False,
     ) -> None:
+        """`tf32`: GPUs may round operands of float32 products."""
         self._row, self._stages, self._mailbox = row, stages, mailbox
         self._offsets, self._per_microbatch = offsets, samples_per_microbatch
         self._progress, self._recorder = progress, recorder
         self._training = any(action.work not in FORWARDS for action in row)
         self._last = _last_backwards(row)
+        self._tf32 = tf32
 
     def run(self, inputs: Inputs) -> Tensor | None:
         """The sum of the losses of this rank's micro-batches; None without the last stage."""
         total: Tensor | None = None
-        for index, action in enumerate(self._row):
-            self._mailbox.post(index + 1)  # one ahead of need
-            with self._recorder.section(action):
-                loss = self._take(action, inputs)
-            if loss is not None:
-                total = loss if total is None else total + loss
+        with rounded_products() if self._tf32 else nullcontext():
+            for index, action in enumerate(self._row):
+                self._mailbox.post(index + 1)  # one ahead of need
+                with self._recorder.section(action):
+                    loss = self._take(action, inputs)
+                if loss is not None:
+                    total = loss if total is None else total + loss
         self._at("end of the schedule", "receiving")
         self._mailbox.finish()
         return total
@@ -129,6 +137,21 @@ class Executor:
             made = stage.backward_input(microbatch, gradients)
         for name, gradient in made.items():
             self._mailbox.send(action.stage - 1, name, True, microbatch, gradient)
+
+
+@contextmanager
+def rounded_products() -> Iterator[None]:
+    """Lets GPUs round operands of products of float32 to TF32; the process's own choice is back
+    after it."""
+    backends: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [backend.allow_tf32 for backend in backends]
+    for backend in backends:
+        backend.allow_tf32 = True
+    try:
+        yield
+    finally:
+        for backend, allowed in zip(backends, before, strict=True):
+            backend.allow_tf32 = allowed
 
 
 def _last_backwards(row: tuple[Action, ...]) -> frozenset[Action]:
