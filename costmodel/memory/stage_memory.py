@@ -298,7 +298,7 @@ class StageMemory:
 
     def _arriving(self, group: MemoryGroup) -> Sequence[int]:
         """Per block: flat tensors of its parameters, and these."""
-        if group.exchange.copied:
+        if group.exchange.copied and not group.exchange.copies_on_host:
             return [2 * n + self._part(group.exchange, n) for n in group.flat]
         return [2 * n for n in group.flat]
 

@@ -23,6 +23,8 @@ def copied(exchange: Exchange, numbers: Precision) -> Exchange:
         return exchange
     if takes_copies(exchange.form, int(exchange.is_split("optimizer"))):
         rows = tuple(_sent_as_copies(row, share, summed) for row in exchange.rows)
+        if exchange.has_as_read:
+            rows = tuple(_brought_as_copies(row, share) for row in rows)
         return replace(exchange, rows=rows, copied=share, summed=summed)
     if exchange.is_split("parameters") and not has_some_rows(exchange.form):
         raise PlanError(

@@ -147,6 +147,8 @@ class Hosted:
     kind: Kind
     too: bool = False
     """It is on the device too."""
+    as_read: bool = False
+    """Where blocks read copies, the device has these alone, made by the host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -395,7 +397,8 @@ class Exchange:
         """Returns what a rank holds of trained parameters, copies included, while no block runs;
         `trained`: bytes of all as the optimizer steps them."""
         if self.is_split("parameters") or not self.copied:
-            return trained / self.parts("parameters", dp_shard)
+            share = self.copied if self.copies_on_host else 1.0
+            return share * trained / self.parts("parameters", dp_shard)
         if self.copies_on_host:
             return trained * self.copied
         parts = 1.0 if self.copies_apart else self.parts("optimizer", dp_shard)
@@ -405,7 +408,13 @@ class Exchange:
     def copies_on_host(self) -> bool:
         """Whether the host has what it steps and the copies that blocks read of it, and the device
         has these alone."""
-        return self.copies_apart and "parameters" in self.on_host
+        made = self.copies_apart and "parameters" in self.on_host
+        return made or (self.copied > 0.0 and self.has_as_read)
+
+    @cached_property
+    def has_as_read(self) -> bool:
+        """Whether the host makes copies of a rank's part, where blocks read copies."""
+        return any([isinstance(row, Hosted) and row.as_read for row in self.rows])
 
     @cached_property
     def read(self) -> float:

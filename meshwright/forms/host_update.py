@@ -32,7 +32,6 @@ class HostPiece:
         if copy:
             self.copy = link.room(copy.whole)
             self.cast()
-            here.tensor.untyped_storage().resize_(0)  # its gradient alone is there
         self.gone = False
         """Whether the gradient of this step has left the device, or is on its way."""
         self._room: Tensor | None = None
@@ -148,6 +147,9 @@ class SteppedOnHost(AroundRun):
             )
             for held in inner.held if self.moves(held)
         ]  # fmt: skip
+        for piece in self.pieces:  # when all have left: several may be views of one tensor
+            if piece.copy is not None:
+                piece.here.tensor.untyped_storage().resize_(0)  # gradients alone are there
         self._stepped_here = [
             piece.here.tensor.detach() for piece in self.pieces
             if by_param[id(piece.here.param)].is_copy

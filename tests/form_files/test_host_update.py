@@ -26,7 +26,7 @@ from meshwright.testing.equality import check_equal
 from meshwright.testing.hosts import apart
 from meshwright.testing.models import CASES
 from meshwright.testing.spawn import run_ranks
-from tests.form_files.small import LR, batches, difference, graph, model, tracked
+from tests.form_files.small import LR, batches, difference, graph, graph_of, model, tracked
 from tests.overlap_plans import planned
 
 HOST = FormChoice(form="update_on_host")
@@ -59,6 +59,7 @@ def on_host(made: Problem, store: FormChoice = HOST, **sizes: Any) -> Plan:
     return replace(plan, stages=tuple(replace(stage, store=store) for stage in plan.stages))
 
 
+STORES = [None, HOST, FormChoice(form="on_host"), FormChoice(form="shards_on_host")]
 ALONE: list[dict[str, Any]] = [{}, {"num_microbatches": 4}]
 SHARED: list[dict[str, Any]] = [
     {"dp_replicate": 2},
@@ -159,12 +160,34 @@ def test_tied_weights_of_two_stages_are_summed_before_they_leave() -> None:
     assert check_equal(CASES["gpt2"], plan, traced).worst_of_both <= 1e-9
 
 
+PARTS: list[tuple[int, dict[str, Any]]] = [
+    (2, {"dp_shard": 2, "zero": 3}),
+    (3, {"dp_shard": 3, "zero": 3}),
+    (2, {"dp_shard": 2, "zero": 3, "num_microbatches": 2, "recompute": "full"}),
+    (4, {"dp_shard": 2, "dp_replicate": 2, "zero": 3}),
+    (4, {"dp_shard": 2, "tp": 2, "zero": 3}),
+    (4, {"dp_shard": 2, "pp": 2, "zero": 3, "num_microbatches": 2}),
+]
+
+
+@pytest.mark.parametrize("precision, ahead", [("fp64", 0), ("fp64", 2), (EXACT, 1)])
+@pytest.mark.parametrize("ranks, sizes", PARTS, ids=str)
+def test_parts_that_the_host_steps_train_as_one_process(ranks, sizes, precision, ahead) -> None:
+    plan = on_host(problem(ranks, precision=precision), FormChoice(form="shards_on_host"), **sizes)
+    plan = replace(plan, stages=tuple(replace(s, prefetch=ahead) for s in plan.stages))
+    assert not [f for f in plan.verify(graph_of(plan)) if f.severity == "error"]
+    with shaped(SHAPE):
+        assert difference(plan) <= 1e-10
+
+
 MEASURED: list[tuple[int, dict[str, Any], str]] = [
     *((1, sizes, "fp64") for sizes in ALONE),
     (2, {"dp_replicate": 2}, "fp64"), (2, {"dp_shard": 2, "zero": 1}, "fp64"),
     (2, {"dp_shard": 2, "zero": 2, "num_microbatches": 2}, "fp64"),
     (1, {"num_microbatches": 4}, NARROW),
     (2, {"dp_replicate": 2}, NARROW), (2, {"dp_shard": 2, "zero": 1}, NARROW),
+    (2, {"dp_shard": 2, "zero": 3, "num_microbatches": 2}, "fp64"),
+    (2, {"dp_shard": 2, "zero": 3}, NARROW),
 ]  # fmt: skip
 
 
@@ -177,7 +200,8 @@ def test_memory_of_the_device_is_what_is_tracked(
     for cluster, rate in ((apart(ranks, SLOW), SLOW), (Cluster.local(ranks), None)):
         made = problem(ranks, cluster=cluster, precision=precision)
         usual = build_plan(made, uniform_choice(made, **sizes), predict=False)
-        plans = [usual, on_host(made, **sizes)]
+        parts = sizes.get("zero") == 3
+        plans = [usual, on_host(made, STORES[-1] if parts else HOST, **sizes)]
         with shaped(rate):
             counted = run_ranks(ranks, tracked, plans)
         said = [
@@ -186,12 +210,13 @@ def test_memory_of_the_device_is_what_is_tracked(
         ]
         most = [max(rank[number] for rank in counted) for number in range(2)]
         saved = said[0].tensor_bytes - said[1].tensor_bytes
-        assert saved == pytest.approx(most[0] - most[1], rel=0.01 if rate else 0.1)
+        near = 0.05 if parts else 0.01  # what ZeRO 3 gathers is not held to the byte
+        assert saved == pytest.approx(most[0] - most[1], rel=near if rate else 0.1)
         assert saved > 0 if rate else saved < 0
         trained = sum(t.nbytes for t in graph().parameters)
         shard = sizes.get("dp_shard", 1)
         # Parameter, gradient, and two of the optimizer; a copy where the host makes those.
-        each = 4.5 if precision == NARROW and shard == 1 else 4
+        each = 4.5 if precision == NARROW and (shard == 1 or parts) else 4
         assert said[1].host_bytes == each * trained / shard
 
 
@@ -282,9 +307,6 @@ def _resumed(first: Plan, then: Plan, folder: str) -> tuple[list[float], dict[st
         state = full_state(job)
         job.close()
     return losses, state
-
-
-STORES = [None, HOST, FormChoice(form="on_host")]
 
 
 @pytest.mark.parametrize("first", range(3))

@@ -43,7 +43,10 @@ def test_texts(text: str, choice: ParameterChoice) -> None:
         ("parameters head.* sync=deer", "or sketch; nearest is 'dear'"),
         ("parameters head.* sync=dear,zero=3", "goes with zero=0 or zero=1"),
         ("parameters head.* update=adamv", "nearest is 'adam"),
-        ("parameters head.* store=host", "store must be on_host or update_on_host"),
+        (
+            "parameters head.* store=host",
+            "store must be on_host or shards_on_host or sums_on_host or update_on_host",
+        ),
         ("parameters haed.weight zero=0", "no such parameter; nearest is 'head.weight'"),
         ("parameters head.*", "none that exists"),
     ],

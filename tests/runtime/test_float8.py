@@ -19,6 +19,7 @@ from meshwright.planner.problem.problem import make_problem
 from meshwright.planner.search.notes import notes_of
 from meshwright.runtime.job.compile import compile as compile_job
 from meshwright.runtime.stage.stage import StageModule
+from meshwright.testing.apart_libraries import with_library
 from meshwright.testing.spawn import run_ranks
 
 RECIPES = {"fp8-rowwise": "rowwise", "fp8-tensorwise": "tensorwise"}
@@ -50,6 +51,7 @@ def losses_of(precision: str, ranks: int, **sizes: Any) -> list[float]:
 
 
 def _train(plan: Any) -> list[float]:
+    with_library("torchao")
     job = compile_job(
         model(), plan, loss_fn=nn.functional.mse_loss, graph=traced(plan.precision),
         optimizer="sgd", lr=LR, device="cpu", check=False,
@@ -61,6 +63,7 @@ def _train(plan: Any) -> list[float]:
 
 def plain(recipe: str) -> list[float]:
     """In torch and torchao alone: bfloat16 copies, float32 is stepped."""
+    with_library("torchao")
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
     master, read = model(), model().bfloat16()
@@ -95,6 +98,7 @@ def test_which_layers_are_of_8_bit_products() -> None:
 @pytest.mark.parametrize("precision", RECIPES)
 def test_one_rank_is_torchao_in_plain_torch(precision: str) -> None:
     """And not the job without 8-bit products, nor the other recipe."""
+    with_library("torchao")
     found, wanted = losses_of(precision, 1), plain(RECIPES[precision])
     assert found == pytest.approx(wanted, rel=1e-6)
     other = next(name for name in RECIPES if name != precision)
@@ -105,6 +109,7 @@ def test_one_rank_is_torchao_in_plain_torch(precision: str) -> None:
 @pytest.mark.parametrize("sizes", [{"dp_shard": 2, "zero": 3}, {"tp": 2}], ids=str)
 def test_ranks_round_by_their_own_scales(sizes: dict[str, int]) -> None:
     """As far from one rank as 8-bit rounding, and no further."""
+    with_library("torchao")
     one, two = losses_of("fp8-rowwise", 1), losses_of("fp8-rowwise", 2, **sizes)
     assert two == pytest.approx(one, rel=3e-3)
 

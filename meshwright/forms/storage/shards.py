@@ -30,8 +30,15 @@ def describe(replicas: int) -> tuple[Row, ...]:
 
 def build(slots: Sequence[Slot], lines: Lines, stage: Stage) -> ParameterStore:
     """Returns this rank's rows; `whole` of the slots is empty while no block runs."""
+    return Shards(units(slots, lines), lines)
+
+
+def units(
+    slots: Sequence[Slot], lines: Lines, make: "type[ShardUnit] | None" = None
+) -> "list[ShardUnit]":
+    """Returns this rank's rows, in units that are gathered together."""
     groups = [group for part in (trainable(slots), frozen(slots)) for group in buckets(part, 0)]
-    return Shards([ShardUnit(ShardedBucket(group, lines, lines.shards)) for group in groups], lines)
+    return [(make or ShardUnit)(ShardedBucket(group, lines, lines.shards)) for group in groups]
 
 
 class ShardUnit:
@@ -59,7 +66,11 @@ class ShardUnit:
     def fetch(self) -> None:
         """Starts to gather, unless the parameters are there or on their way."""
         if not self.users and self._arriving is None:
-            self._arriving = self.bucket.gather(self.bucket.as_read(self.flat))
+            self._arriving = self.bucket.gather(self.as_read())
+
+    def as_read(self) -> Tensor:
+        """This rank's part, as blocks read it."""
+        return self.bucket.as_read(self.flat)
 
     def open(self) -> None:
         self.fetch()
