@@ -5,10 +5,10 @@ from typing import NamedTuple
 import torch
 
 from meshwright.ir.errors import PlanError
-from meshwright.ir.graph import experts, frequency, noise
+from meshwright.ir.graph import experts, frequency, noise, quantised
 from meshwright.ir.torch_private import OpOverload, schema_arguments
 
-assert experts.ACTIVATIONS and frequency.COUNT_ROWS and noise.NOISE
+assert experts.ACTIVATIONS and frequency.COUNT_ROWS and noise.NOISE and quantised.NF4
 # Importing them makes their operators known.
 
 
