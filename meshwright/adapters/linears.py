@@ -63,6 +63,8 @@ def chosen(found: Sequence[Place], only: Patterns, skip: Patterns, what: str) ->
     """Returns places that one of the patterns `only` names and none of `skip`, as whole paths or as
     their last parts. PlanError if a pattern names none, or nothing is left."""
     wanted, unwanted = _texts(only), _texts(skip)
+    if not found:
+        raise PlanError(f"the model has no linear layers that {what}")
     for pattern in (*wanted, *unwanted):
         if not any(matches(place.path, pattern) for place in found):
             near = nearest(pattern, [place.path for place in found])
@@ -76,7 +78,9 @@ def chosen(found: Sequence[Place], only: Patterns, skip: Patterns, what: str) ->
         and not any(matches(place.path, p) for p in unwanted)
     ]  # fmt: skip
     if not kept:
-        raise PlanError(f"the model has no linear layers that {what}: name others by `only`")
+        raise PlanError(
+            f"`only` and `skip` leave none of the {len(found)} linear layers that {what}"
+        )
     return tuple(kept)
 
 
