@@ -226,10 +226,7 @@ def summary(walk: Walk, block: Block, layout: BlockLayout) -> BlockCost:
     exits = [placements(place) for place in layout.outputs]
     # A value that two blocks keep is one piece of memory: those at the borders are told apart.
     saved = dict(walk.saved)
-    entering = [
-        max(_pop_saved(walk, saved, n, w), _leaf_bytes(walk, n, w))
-        for n, w in zip(block.inputs, entries, strict=True)
-    ]
+    entering = [_pop_saved(walk, saved, n, w) for n, w in zip(block.inputs, entries, strict=True)]
     leaving = [_pop_saved(walk, saved, n, w) for n, w in zip(block.outputs, exits, strict=True)]
     return BlockCost(
         forward_s=walk.clock.forward_s,
@@ -294,14 +291,6 @@ def _for_weights(op: LocalOp) -> int:
             if operand.is_param and operand.requires_grad:
                 return op.output_bytes
     return 0
-
-
-def _leaf_bytes(walk: Walk, name: str, where: Where) -> int:
-    """Of a value that enters a block: the runtime has it until its gradient has been made, though
-    no op may read it again."""
-    tensor = walk.facts.graph.tensors[name]
-    differs = tensor.requires_grad and tensor.kind is Kind.ACTIVATION
-    return walk.nbytes(name, where) if differs else 0
 
 
 def _pop_saved(walk: Walk, saved: dict[SavedKey, int], name: str, where: Where) -> int:

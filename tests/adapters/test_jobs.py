@@ -86,16 +86,24 @@ def test_tensor_parallelism_splits_whole_blocks() -> None:
 WIDTH, DEPTH, BLOCK = 256, 12, 64
 
 
-class Deep(nn.Module):
-    """Weights, and little beside them."""
-
+class Layer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(DEPTH))
+        self.norm, self.wide = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = x + torch.tanh(self.wide(self.norm(x)))
+        return made
+
+
+class Deep(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(DEPTH))
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
-            x = x + torch.tanh(layer(x))
+            x = layer(x)
         return x.square().mean()
 
 
