@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from meshwright.adapters.adapting import adapt as adapt
     from meshwright.adapters.adapting import merge as merge
+    from meshwright.adapters.files import load_adapter as load_adapter
+    from meshwright.adapters.files import save_adapter as save_adapter
     from meshwright.adapters.quantised_linear import quantise as quantise
     from meshwright.ir.cluster.cluster import Cluster as Cluster
     from meshwright.ir.errors import CheckFailed as CheckFailed
@@ -61,6 +63,7 @@ _HOME = {
     "compile": "runtime.job.compile",
     "count_rows": "profiling.rows",
     "complete": "planner.search.complete",
+    "load_adapter": "adapters.files",
     "measure_local": "profiling.measure_local",
     "merge": "adapters.adapting",
     "profile": "profiling.profiling",
@@ -68,6 +71,7 @@ _HOME = {
     "race": "tools.race.racing",
     "rank": "planner.search.search",
     "replicate": "ir.trace.annotate",
+    "save_adapter": "adapters.files",
     "search": "planner.search.search",
     "split": "ir.trace.annotate",
     "stage": "ir.trace.annotate",

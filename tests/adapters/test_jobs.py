@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 import meshwright as mw
 from meshwright.adapters.adapted_linear import AdaptedLinear
+from meshwright.adapters.files import trained_names
 from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
 from meshwright.ir.graph.quantised import dequantised
 from meshwright.ir.plan.plan import Plan
@@ -152,6 +154,54 @@ def test_memory_is_as_planned(precision: str) -> None:
         assert memory.optimizer_bytes == pytest.approx(tracked.optimizer_bytes, rel=0.001)
         if choice.get("zero") != 3:
             assert memory.parameters_bytes == tracked.parameters_bytes
+
+
+def saved_and_loaded(jobs: list[tuple[Plan, Graph]], folder: str) -> list[float]:
+    """The loss that a job ends with that saves its adapter, and those of others with the files."""
+    batch, found = POOLED.example(BATCH, 2), []
+    for number, (plan, graph) in enumerate(jobs):
+        job = compile_job(POOLED.model(), plan, optimizer="adam", lr=1e-2, device="cpu",
+                          graph=graph)  # fmt: skip
+        if number:
+            mw.load_adapter(job, folder)
+        else:
+            job.step(batch)
+            mw.save_adapter(job, folder)
+        found.append(float(job.eval(batch)))
+        job.close()
+    return found
+
+
+def test_an_adapter_is_a_file_of_its_own(tmp_path: Path) -> None:
+    """For a job under another plan, and for a model that has none yet."""
+    jobs = [planned(POOLED, 2, "", **c) for c in ({"dp_shard": 2, "zero": 3}, {"tp": 2})]
+    first, other = run_ranks(2, saved_and_loaded, jobs, str(tmp_path))[0]
+    assert other == pytest.approx(first, rel=1e-12)
+    trained = sum(p.nbytes for p in POOLED.model().parameters() if p.requires_grad)
+    assert (tmp_path / "adapter.safetensors").stat().st_size < 1.5 * trained + 8192
+    model = mw.quantise(CASES["gpt2"].model(), "int4", block=8)
+    model.load_state_dict(
+        {n.replace(".base.", "."): x for n, x in POOLED.model().state_dict().items()}, strict=False
+    )
+    mw.load_adapter(model, tmp_path)
+    batch = POOLED.example(BATCH, 2)
+    assert isinstance(batch, dict)
+    assert float(model.eval()(**batch).loss.detach()) == pytest.approx(first, rel=1e-12)
+    with pytest.raises(PlanError, match=r"the model's adapter at .* is .*'rank': 3.*, the file's"):
+        mw.load_adapter(mw.adapt(CASES["gpt2"].model(), "balanced", rank=3), tmp_path)
+    with pytest.raises(PlanError, match="no layer 'transformer.h.0.attn.c_attn'"):
+        mw.load_adapter(nn.Sequential(nn.Linear(2, 2)), tmp_path)
+    with pytest.raises(PlanError, match=r"adapter.json does not exist"):
+        mw.load_adapter(CASES["gpt2"].model(), tmp_path / "none")
+
+
+def test_what_is_trained_beside_adapters_has_no_adapter_file(tmp_path: Path) -> None:
+    model = small("int4", "pooled")
+    model.transformer.ln_f.requires_grad_(True)  # type: ignore[union-attr]
+    with pytest.raises(PlanError, match=r"transformer.ln_f.weight is trained too"):
+        trained_names(model)
+    with pytest.raises(PlanError, match="the model has no adapters"):
+        trained_names(CASES["gpt2"].model())
 
 
 def trained_on(jobs: list[tuple[Plan, Graph]], folder: str) -> list[Any]:
