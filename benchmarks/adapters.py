@@ -1,4 +1,4 @@
-"""Adapters at equal numbers of parameters on a small task: LoRA of peft and ours, Q-BLoRA, QA-BLoRA.
+"""Adapters of equal size on a small task: LoRA of peft and ours, Q-BLoRA, QA-BLoRA.
 
 python -m benchmarks.adapters [--steps 200] [--rank 4]
 

@@ -3,6 +3,7 @@ else `adapter.safetensors` with `adapter.json`."""
 
 import json
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,7 @@ def save_adapter(job: "Job", folder: str | Path) -> Path | None:
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     if _is_peft(job.model):
-        for config in job.model.peft_config.values():  # type: ignore[union-attr,operator]
+        for config in job.model.peft_config.values():  # type: ignore[operator]
             config.save_pretrained(str(folder))
         keys, weights = _peft_keys(job.model), PEFT_WEIGHTS
     else:
@@ -117,11 +118,10 @@ def trained_names(model: nn.Module) -> list[str]:
 
 def _peft_keys(model: nn.Module) -> dict[str, str]:
     """What peft calls each of an adapter's parameters in a file, and its path in the model."""
-    from peft import get_peft_model_state_dict
-
     paths = [name for name, _ in model.named_parameters()]
     numbers = {name: torch.tensor(index) for index, name in enumerate(paths)}
-    found: Mapping[str, Any] = get_peft_model_state_dict(model, state_dict=numbers)
+    state_dict = import_module("peft").get_peft_model_state_dict
+    found: Mapping[str, Any] = state_dict(model, state_dict=numbers)
     return {key: paths[int(number)] for key, number in found.items()}
 
 
@@ -137,7 +137,12 @@ def _read_shapes(folder: Path) -> Mapping[str, Any]:
     if not path.is_file():
         raise PlanError(f"{path} does not exist; `save_adapter` writes it")
     found: Mapping[str, Any] = parse_json(read_text(path), str(path))
-    fields = {"kind": str, "rank": int, "alpha": (int, float), "dropout": (int, float)}
+    fields: dict[str, Any] = {
+        "kind": str,
+        "rank": int,
+        "alpha": (int, float),
+        "dropout": (int, float),
+    }
     for name, said in found.items():
         good = isinstance(said, dict) and said.keys() == fields.keys()
         if not good or not all(isinstance(said[k], kind) for k, kind in fields.items()):

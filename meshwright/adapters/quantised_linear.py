@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from meshwright.adapters.formats import weight_format
+from meshwright.adapters.formats import Encoded, weight_format
 from meshwright.adapters.linears import (
     Patterns,
     Place,
@@ -24,21 +24,25 @@ class QuantisedLinear(nn.Module):
     zero: nn.Parameter | None
     bias: nn.Parameter | None
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, form: str, block: int) -> None:
-        """`weight` [out, in] is encoded in blocks of `block` values; one on the meta device gives
-        shapes alone. PlanError where a block would not be whole."""
+    def __init__(self, encoded: Encoded, bias: Tensor | None, form: str) -> None:
+        """`encoded`: of blocks of the weight, in a format of `adapters/formats`."""
         super().__init__()
-        self.out_features, self.in_features = weight.shape
-        self.form, self.block = form, block
+        self.out_features, groups, self.block = encoded.codes.shape
+        self.in_features, self.form = groups * self.block, form
         self.bits = weight_format(form).bits
-        check_block(self.in_features, block, self.bits)
-        with torch.no_grad():
-            values = weight.detach().reshape(self.out_features, -1, block)
-            codes, scale, zero = weight_format(form).encode(values)
-            self.codes = _frozen(packed(codes, self.bits))
-        self.scale = _frozen(scale.to(weight.dtype))
-        self.zero = None if zero is None else _frozen(zero.to(weight.dtype))
+        self.codes = _frozen(packed(encoded.codes, self.bits))
+        self.scale = _frozen(encoded.scale)
+        self.zero = None if encoded.zero is None else _frozen(encoded.zero)
         self.bias = None if bias is None else _frozen(bias.detach())
+
+    @classmethod
+    def of(cls, weight: Tensor, bias: Tensor | None, form: str, block: int) -> "QuantisedLinear":
+        """Encodes a weight [out, in] in blocks of `block` values; one on the meta device gives
+        shapes alone. PlanError where a block would not be whole."""
+        check_block(weight.shape[1], block, weight_format(form).bits)
+        with torch.no_grad():
+            values = weight.detach().reshape(weight.shape[0], -1, block)
+            return cls(weight_format(form).encode(values), bias, form)
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns [..., out] in the dtype of x."""
@@ -85,7 +89,7 @@ def quantise(
 
 def _quantised(place: Place, form: str, block: int) -> QuantisedLinear:
     try:
-        made = QuantisedLinear(weight_of(place.module), bias_of(place.module), form, block)
+        made = QuantisedLinear.of(weight_of(place.module), bias_of(place.module), form, block)
     except PlanError as error:
         raise PlanError(f"{place.path}: {error}; or leave it out by `skip`") from error
     return made.train(place.module.training)

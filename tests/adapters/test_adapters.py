@@ -130,9 +130,7 @@ def test_names_and_shapes_are_checked() -> None:
         mw.adapt(model)
     with pytest.raises(PlanError, match="'balancd'; nearest is 'balanced'"):
         mw.adapt(net(), "balancd")
-    with pytest.raises(
-        PlanError, match=r"2: an adapter of kind pooled .* quantise the model first"
-    ):
+    with pytest.raises(PlanError, match=r"2: an adapter .* quantise the model first"):
         mw.adapt(net(), "pooled", only="2")
     odd = nn.Sequential(nn.Linear(4, 3))
     with pytest.raises(PlanError, match="0: 3 outputs are not groups of 2; nearest is kind 'lora'"):

@@ -189,7 +189,7 @@ def test_an_adapter_is_a_file_of_its_own(tmp_path: Path) -> None:
     assert float(model.eval()(**batch).loss.detach()) == pytest.approx(first, rel=1e-12)
     with pytest.raises(PlanError, match=r"the model's adapter at .* is .*'rank': 3.*, the file's"):
         mw.load_adapter(mw.adapt(CASES["gpt2"].model(), "balanced", rank=3), tmp_path)
-    with pytest.raises(PlanError, match="no layer 'transformer.h.0.attn.c_attn'"):
+    with pytest.raises(PlanError, match=r"no layer 'transformer.h.0.attn.c_attn'"):
         mw.load_adapter(nn.Sequential(nn.Linear(2, 2)), tmp_path)
     with pytest.raises(PlanError, match=r"adapter.json does not exist"):
         mw.load_adapter(CASES["gpt2"].model(), tmp_path / "none")

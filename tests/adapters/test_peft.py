@@ -1,4 +1,4 @@
-"""LoRA as users of peft have it: searched, trained as in one process, saved and loaded as peft does."""
+"""LoRA as users of peft have it: searched, trained as in one process, saved and loaded."""
 
 from pathlib import Path
 from typing import Any

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 import meshwright as mw
 from meshwright.adapters.adapted_linear import plain_linear
 from meshwright.adapters.formats import FORMATS
+from meshwright.adapters.of_bitsandbytes import of_bitsandbytes
 from meshwright.adapters.quantised_linear import QuantisedLinear
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import quantised as op
@@ -25,7 +26,7 @@ def test_values_are_the_nearest_that_a_format_has(form: str) -> None:
     """Also of a block of equal values, which is kept exactly where there are zero points."""
     w = weight()
     w[0, :BLOCK], w[1, :BLOCK] = 0.0, 3.25
-    layer = QuantisedLinear(w, None, form, BLOCK)
+    layer = QuantisedLinear.of(w, None, form, BLOCK)
     found = layer.dequantised()
     codes = op.unpacked(layer.codes, layer.bits)
     assert codes.shape == (OUT, IN // BLOCK, BLOCK)
@@ -49,7 +50,7 @@ def test_products_and_gradients_are_those_of_the_wide_weight(
 ) -> None:
     """Also where the weight is wide a few rows at a time."""
     monkeypatch.setattr(op, "PIECE", piece)
-    layer = QuantisedLinear(weight(), torch.randn(OUT, dtype=torch.float64), form, BLOCK)
+    layer = QuantisedLinear.of(weight(), torch.randn(OUT, dtype=torch.float64), form, BLOCK)
     plain = plain_linear(layer)
     x = torch.randn(3, 5, IN, dtype=torch.float64)
     mine, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
@@ -69,7 +70,7 @@ def test_products_and_gradients_are_those_of_the_wide_weight(
 
 def test_codes_alone_are_kept_for_the_backward() -> None:
     """The wide weight is not, and inputs are not."""
-    layer = QuantisedLinear(weight(), None, "int4", BLOCK)
+    layer = QuantisedLinear.of(weight(), None, "int4", BLOCK)
     kept: list[Tensor] = []
     x = torch.randn(4, IN, dtype=torch.float64, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
@@ -79,9 +80,9 @@ def test_codes_alone_are_kept_for_the_backward() -> None:
 
 
 def test_scales_that_ask_for_gradients_are_refused() -> None:
-    layer = QuantisedLinear(weight(), None, "int8", BLOCK)
+    layer = QuantisedLinear.of(weight(), None, "int8", BLOCK)
     layer.scale.requires_grad_(True)
-    with pytest.raises(ValueError, match="scales and zero points .* leave them frozen"):
+    with pytest.raises(ValueError, match=r"scales and zero points .* leave them frozen"):
         layer(torch.randn(2, IN, dtype=torch.float64, requires_grad=True))
 
 
@@ -94,6 +95,26 @@ def test_work_inside_is_counted() -> None:
     assert known.inside(wide) == (4096 * 4096 * 64, op.PIECE // (4096 * 64) * 4096 * 64)
     (product,) = known.products(shapes, 0.0)
     assert (product.m, product.n, product.k) == (7, OUT, IN)
+
+
+def test_layers_of_bitsandbytes_keep_their_values() -> None:
+    """Codes are the same as ours, too, and scales that are quantised themselves are read."""
+    bnb = pytest.importorskip("bitsandbytes")
+    for nested in (False, True):
+        plain = nn.Linear(128, 64)
+        layer = bnb.nn.Linear4bit(
+            128, 64, compute_dtype=torch.float32, quant_type="nf4", compress_statistics=nested
+        )
+        layer.load_state_dict(plain.state_dict())
+        model = nn.Sequential(layer.to("cpu"), nn.ReLU())
+        x = torch.randn(5, 128)
+        wanted = model(x)
+        found = of_bitsandbytes(model)
+        assert torch.allclose(found(x), wanted, atol=1e-5)
+        ours = QuantisedLinear.of(plain.weight, None, "nf4", 64)
+        assert torch.equal(found[0].codes, ours.codes)
+    with pytest.raises(PlanError, match="no Linear4bit of bitsandbytes"):
+        of_bitsandbytes(nn.Sequential(plain))
 
 
 class Tied(nn.Module):
@@ -132,11 +153,11 @@ def test_a_model_is_quantised_where_it_can_be() -> None:
 
 
 def test_what_cannot_be_quantised_is_said_with_what_can() -> None:
-    with pytest.raises(PlanError, match="back: 10 inputs in blocks of 8 .*nearest block is 10; or"):
+    with pytest.raises(PlanError, match=r"back: 10 inputs .*nearest block is 10; or leave it"):
         mw.quantise(Tied(), "int8", block=8)
     with pytest.raises(PlanError, match="'nf3'; nearest is 'nf4'"):
         mw.quantise(Tied(), "nf3")
-    with pytest.raises(PlanError, match="'frist' names none of .* nearest is 'first'"):
+    with pytest.raises(PlanError, match=r"'frist' names none of .* nearest is 'first'"):
         mw.quantise(Tied(), only="frist")
     with pytest.raises(PlanError, match="48 inputs in blocks of 3 values of 4 bits"):
         mw.quantise(Tied(), only="first", block=3)
@@ -148,6 +169,6 @@ def test_what_cannot_be_quantised_is_said_with_what_can() -> None:
 
 def test_shapes_are_enough_to_plan() -> None:
     with torch.device("meta"):
-        layer = QuantisedLinear(torch.empty(OUT, IN), torch.empty(OUT), "nf4", BLOCK)
+        layer = QuantisedLinear.of(torch.empty(OUT, IN), torch.empty(OUT), "nf4", BLOCK)
     assert layer.codes.is_meta and layer.codes.shape == (OUT, IN // BLOCK, BLOCK // 2)
     assert layer.scale.dtype is torch.float32 and layer.zero is None
