@@ -203,3 +203,21 @@ def test_as_many_frozen_blocks_are_whole_as_memory_allows() -> None:
     assert (
         "first.0.wide.weight" not in some[-1].stages[0].by_parameter
     )  # it costs one gather, not two
+
+
+def checked(plan: Plan, graph: Graph) -> str:
+    job = compile_job(
+        HALF.model(torch.float32), plan, optimizer="adam", device="cpu", graph=graph, check=True
+    )
+    job.step(HALF.example(BATCH, 0, torch.float32))
+    job.close()
+    return str(job.checked)
+
+
+def test_a_job_is_checked_though_what_is_frozen_is_there_in_narrow_numbers_only() -> None:
+    graph = trace(
+        HALF.model(torch.float32), HALF.example(BATCH, 0, torch.float32), precision="bf16"
+    )
+    asked = make_problem(graph, Cluster.local(2), optimizer="adam", precision="bf16")
+    plan = build_plan(asked, uniform_choice(asked, dp_shard=2, zero=3), predict=False)
+    assert "one step of the plan" in run_ranks(2, checked, plan, graph)[0]
