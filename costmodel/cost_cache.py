@@ -111,6 +111,20 @@ class CostTables:
         return frozenset(t.name for t in self.graph.parameters if t.requires_grad)
 
     @cached_property
+    def frozen(self) -> frozenset[str]:
+        """Names of the parameters without."""
+        return frozenset(t.name for t in self.graph.parameters if not t.requires_grad)
+
+    @cached_property
+    def still(self) -> frozenset[str]:
+        """Names of the blocks that have no backward, as no gradient comes to what they make."""
+        tensors = self.graph.tensors
+        return frozenset(
+            block.name for block in self.graph.blocks
+            if not any(tensors[name].requires_grad for name in block.outputs)
+        )  # fmt: skip
+
+    @cached_property
     def shared(self) -> Mapping[str, None]:
         """Parameters and buffers that several blocks read, in order."""
         seen = Counter(name for block in self.graph.blocks for name in dict.fromkeys(block.params))

@@ -299,7 +299,8 @@ def read_compiler_rules() -> None:
 
 
 def own_dispatch(tensor: Tensor) -> bool:
-    """Whether the tensor's class has operators of its own; fake tensors do not count."""
+    """Whether the tensor's class has operators of its own, or is a parameter with more to it than
+    its values, which a copy takes along; fake tensors do not count."""
     kind: Any = type(tensor)
     if kind in (Tensor, nn.Parameter, nn.Buffer) or isinstance(tensor, FakeTensor):
         return False
@@ -307,7 +308,10 @@ def own_dispatch(tensor: Tensor) -> bool:
     own = getattr(kind.__torch_function__, "__func__", kind.__torch_function__) not in (
         *plain, getattr(Tensor.__torch_function__, "__func__", None)
     )  # fmt: skip
-    return own or wraps_tensors(tensor)
+    copied = isinstance(tensor, nn.Parameter) and not nn.parameter.is_lazy(tensor) and (
+        kind.__deepcopy__ is not nn.Parameter.__deepcopy__
+    )  # fmt: skip
+    return own or copied or wraps_tensors(tensor)
 
 
 def wraps_tensors(tensor: Tensor) -> bool:

@@ -9,6 +9,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from meshwright.adapters.adapting import adapt as adapt
+    from meshwright.adapters.adapting import merge as merge
+    from meshwright.adapters.files import load_adapter as load_adapter
+    from meshwright.adapters.files import save_adapter as save_adapter
+    from meshwright.adapters.quantised_linear import quantise as quantise
     from meshwright.ir.cluster.cluster import Cluster as Cluster
     from meshwright.ir.errors import CheckFailed as CheckFailed
     from meshwright.ir.errors import Infeasible as Infeasible
@@ -54,14 +59,19 @@ _HOME = {
     "PlanError": "ir.errors",
     "SearchOptions": "planner.search.options",
     "TraceError": "ir.errors",
+    "adapt": "adapters.adapting",
     "compile": "runtime.job.compile",
     "count_rows": "profiling.rows",
     "complete": "planner.search.complete",
+    "load_adapter": "adapters.files",
     "measure_local": "profiling.measure_local",
+    "merge": "adapters.adapting",
     "profile": "profiling.profiling",
+    "quantise": "adapters.quantised_linear",
     "race": "tools.race.racing",
     "rank": "planner.search.search",
     "replicate": "ir.trace.annotate",
+    "save_adapter": "adapters.files",
     "search": "planner.search.search",
     "split": "ir.trace.annotate",
     "stage": "ir.trace.annotate",

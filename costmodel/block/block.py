@@ -87,8 +87,9 @@ class BlockCost:
         return self.forward_s + self.backward_s
 
     def recomputed(self) -> "BlockCost":
-        """The same block when it keeps only its inputs and runs its forward again."""
-        return self._recomputed
+        """The same block when it keeps only its inputs and runs its forward again; one without a
+        backward keeps nothing anyway."""
+        return self._recomputed if self.backward_s else self
 
     @cached_property
     def _recomputed(self) -> "BlockCost":

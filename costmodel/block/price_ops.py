@@ -10,6 +10,7 @@ from meshwright.costmodel.block.site import StageSite as StageSite
 from meshwright.costmodel.block.value_placements import GraphFacts as GraphFacts
 from meshwright.costmodel.block.value_placements import Trace
 from meshwright.costmodel.ops.compute import OpTime, gradient_sum, op_time
+from meshwright.costmodel.ops.kernel_work import inside_bytes
 from meshwright.costmodel.ops.local_op import LocalInput, LocalOp
 from meshwright.costmodel.ops.local_values import LocalValues, Shape
 from meshwright.costmodel.ops.local_values import Where as Where
@@ -134,6 +135,7 @@ class Walk(Trace):
             operands = sum([i.nbytes for i in local.inputs if not i.is_param])
             # In backward the gradients of gathered parameters take the same room.
             operands += sum([elements[value] * width for value, width in step.gathered])
+            operands += inside_bytes(local, at_once=True)
             self.workspace = max(self.workspace, operands + local.output_bytes)
         self._save(step, share)
 

@@ -200,8 +200,8 @@ def replica_sends(sync: Sync, times: int) -> Iterator[tuple[int, Send, list[Sent
             count = times if send.at is Event.AFTER_BACKWARD else 1 / send.every
             yield number, send, list(_each(sync, group, send, sizes, count))
         if fetches:
-            count = len(fetches) * times
-            yield number, fetches[0], list(_each(sync, group, fetches[0], group.gathered, count))
+            sizes = [nbytes for send in fetches for nbytes in group.fetched(send)]
+            yield number, fetches[0], list(_each(sync, group, fetches[0], sizes, times))
 
 
 def _each(

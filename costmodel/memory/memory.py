@@ -19,21 +19,30 @@ class JobBytes:
 
 
 def training_state(
-    stored_bytes: int, trained_bytes: int, *, optimizer: str, exchange: Exchange, dp_shard: int
+    stored_bytes: int,
+    trained_bytes: int,
+    *,
+    optimizer: str,
+    exchange: Exchange,
+    dp_shard: int,
+    frozen_bytes: int = 0,
 ) -> JobBytes:
     """Returns the bytes of a rank that would hold `stored_bytes` of parameters and buffers, as they
-    are stepped, if nothing were split over `dp_shard` ranks and copied."""
+    are stepped, if nothing were split over `dp_shard` ranks and copied; `frozen_bytes` of them are
+    parameters without gradients, which cost nothing but their place."""
 
     def kept(kind: Kind) -> int:
         return ceil(trained_bytes / exchange.parts(kind, dp_shard))
 
     parameters = ceil(exchange.parameter_bytes(trained_bytes, dp_shard))
+    parameters += stored_bytes - trained_bytes - frozen_bytes
+    parameters += ceil(frozen_bytes / exchange.parts("parameters", dp_shard))
     stepped, copies = kept("optimizer"), update(optimizer).copies
     gone, on_host = exchange.hosted, exchange.on_host
     read = exchange.copied if exchange.copies_on_host else 0.0
     beside = {"parameters": 1 + read, "gradients": 1, "optimizer": copies}
     return JobBytes(
-        parameters_bytes=0 if "parameters" in gone else stored_bytes - trained_bytes + parameters,
+        parameters_bytes=0 if "parameters" in gone else parameters,
         gradients_bytes=kept("gradients"),
         optimizer_bytes=0 if "optimizer" in gone else copies * stepped,
         host_bytes=ceil(sum([n * stepped for kind, n in beside.items() if kind in on_host]))

@@ -93,6 +93,10 @@ class MemoryGroup:
     """Per block: whole, of the parameters that it is the last to add to."""
     largest: tuple[int, ...]
     """Per block: largest gradient of one parameter."""
+    frozen: tuple[int, ...] = ()
+    """Per block: of `parameters`, those that are not trained; empty: none."""
+    still: frozenset[int] = frozenset()
+    """Blocks that have no backward."""
 
     @cached_property
     def trained(self) -> int:
@@ -106,10 +110,20 @@ class MemoryGroup:
             found.setdefault(bucket.owner, []).append(bucket.nbytes)
         return found
 
-    @cached_property
-    def flat(self) -> Sequence[int]:
-        """Per block: parameters that are there in a flat tensor before they are unpacked."""
-        return self.parameters if self.exchange.fetches else [0] * len(self.parameters)
+    def arriving(self, step: int, part: Callable[[int], int]) -> Sequence[int]:
+        """Per block, on the way forward (`step` 1) or back: its parameters, and the flat tensor out
+        of which they come; what is not trained comes after the rest. `part`: a rank's of a bucket,
+        which is there too where it is cast."""
+        if not self.exchange.fetches:
+            return [0] * len(self.parameters)
+        own = self.parameters if step > 0 else self._backward
+        casts = self.exchange.copied and not self.exchange.copies_on_host
+        cast = part if casts else lambda nbytes: 0
+        frozen = self.frozen or (0,) * len(own)
+        return [
+            max(2 * (n - still) + cast(n - still), n + still) if n else 0
+            for n, still in zip(own, frozen, strict=True)
+        ]  # fmt: skip
 
     @cached_property
     def late(self) -> int:
@@ -123,14 +137,22 @@ class MemoryGroup:
     def gathered(self, step: int, prefetch: int) -> Sequence[int]:
         """Parameters that are gathered while each block runs: its own, and those ahead, the next
         of which is a `step` away. None where nothing is gathered in that direction."""
-        exchange, own = self.exchange, self.parameters
+        exchange = self.exchange
         if not (exchange.fetches_forward if step > 0 else exchange.fetches_backward):
             return ()
+        own = self.parameters if step > 0 else self._backward
         if not prefetch:
             return own
         if step > 0:
             return [sum(own[i : i + prefetch + 1]) for i in range(len(own))]
         return [sum(own[i - prefetch if i > prefetch else 0 : i + 1]) for i in range(len(own))]
+
+    @cached_property
+    def _backward(self) -> Sequence[int]:
+        """Of `parameters`, what is gathered for a backward."""
+        if not self.still:
+            return self.parameters
+        return [n * (i not in self.still) for i, n in enumerate(self.parameters)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,7 +305,7 @@ class StageMemory:
         """Parameters that are gathered before each block, at most, and while it runs; the flat
         tensor is there beside the parameters while it is unpacked, and a rank's part of it where
         that is cast. None where nothing is gathered in that direction."""
-        lines = [(self._arriving(g), ahead) for g in self.groups
+        lines = [(g.arriving(step, partial(self._part, g.exchange)), ahead) for g in self.groups
                  if (ahead := g.gathered(step, self.prefetch))]  # fmt: skip
         if not lines:
             return []
@@ -295,12 +317,6 @@ class StageMemory:
              sum([a[i] for _, a in lines]))
             for i in range(len(self.blocks))
         ]  # fmt: skip
-
-    def _arriving(self, group: MemoryGroup) -> Sequence[int]:
-        """Per block: flat tensors of its parameters, and these."""
-        if group.exchange.copied and not group.exchange.copies_on_host:
-            return [2 * n + self._part(group.exchange, n) for n in group.flat]
-        return [2 * n for n in group.flat]
 
     def _backward(self, first: bool, last: bool) -> list[_Rise]:
         """What has been freed, and what each group's gradients and messages take meanwhile."""

@@ -35,7 +35,8 @@ def forward_work(op: LocalOp) -> KernelWork:
     if op.op_class is OpClass.GATHER:
         # Only the rows that are asked for are read.
         read = op.output_bytes + sum(i.nbytes for i in op.inputs if not i.is_param)
-    return _work(op, _flops(op), read + op.output_bytes + _logarithms(op), _gemms(op))
+    moved = read + op.output_bytes + _logarithms(op) + 2 * inside_bytes(op, at_once=False)
+    return _work(op, _flops(op), moved, _gemms(op))
 
 
 def input_work(op: LocalOp) -> KernelWork | None:
@@ -57,6 +58,7 @@ def input_work(op: LocalOp) -> KernelWork | None:
     if op.op_class is OpClass.MATMUL and len(_matrices(wanted)) > 1:
         gemms += _weight_gemms(op)
     passed = 2 * _logarithms(op)  # their gradient, written and read
+    passed += 2 * inside_bytes(op, at_once=False)
     return _work(op, flops, op.output_bytes + _saved(op) + grads + passed, gemms)
 
 
@@ -72,6 +74,14 @@ def weight_work(op: LocalOp) -> KernelWork | None:
     gemms = _weight_gemms(op) if products else ()
     flops = op.flops if products else 0.0
     return _work(op, flops, read + sum(i.nbytes for i in wanted), gemms)
+
+
+def inside_bytes(op: LocalOp, *, at_once: bool) -> int:
+    """Of what a call makes and reads inside of it: all, or the most that is there at once."""
+    count = facts(op.target).inside
+    if count is None:
+        return 0
+    return count([i.shape for i in op.inputs])[at_once] * DTYPE_BYTES[op.dtype]
 
 
 def accumulate_bytes(op: LocalOp) -> int:

@@ -25,10 +25,10 @@ class Owned:
     read_bytes: int
     """As blocks read them: copies, where there are some."""
     trained_bytes: int
+    frozen_bytes: int
+    """Of those that are not trained."""
     tensors: int
     """Trained ones."""
-    largest: int
-    """Bytes of the largest, trained or not."""
     largest_trained: int
     runs: tuple[tuple[str, int, int], ...]
     """Trained ones in order, those of one dtype together: (dtype, bytes, tensors)."""
@@ -41,8 +41,8 @@ class Owned:
                 for dtype, own in groupby(trained, key=lambda p: p.dtype)]  # fmt: skip
         return cls(
             sum([round(p.nbytes * (read if p.trained else 1.0)) for p in params]),
-            sum([p.nbytes for p in trained]), len(trained),
-            max([p.nbytes for p in params], default=0),
+            sum([p.nbytes for p in trained]),
+            sum([p.nbytes for p in params if not p.trained]), len(trained),
             max([p.nbytes for p in trained], default=0),
             tuple((dtype, sum(sizes), len(sizes)) for dtype, sizes in runs),
         )  # fmt: skip
@@ -61,6 +61,10 @@ class BlockParams:
         return sum([own.trained_bytes for own in self.owned])
 
     @property
+    def frozen_bytes(self) -> int:
+        return sum([own.frozen_bytes for own in self.owned])
+
+    @property
     def tensors(self) -> int:
         """Trained ones."""
         return sum([own.tensors for own in self.owned])
@@ -68,9 +72,17 @@ class BlockParams:
     @property
     def gathered(self) -> list[int]:
         """Bytes of each block's parameters: what it reads, and all kept with that."""
-        found = [own.read_bytes for own in self.owned]
+        return self._gathered([own.read_bytes for own in self.owned])
+
+    @property
+    def gathered_frozen(self) -> list[int]:
+        """Of those, bytes of parameters that are not trained."""
+        return self._gathered([own.frozen_bytes for own in self.owned])
+
+    def _gathered(self, sizes: list[int]) -> list[int]:
+        found = [*sizes]
         for block, others in self.also.items():
-            found[block] += sum(self.owned[other].read_bytes for other in others)
+            found[block] += sum(sizes[other] for other in others)
         return found
 
 

@@ -1,10 +1,11 @@
 """Parameters of a stage that one form keeps and synchronises: most stages have one such group."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from meshwright.costmodel.stage.buckets import Bucket
-from meshwright.forms.exchange import Exchange
+from meshwright.forms.exchange import Event, Exchange, Send
 
 
 @dataclass(frozen=True)
@@ -15,6 +16,10 @@ class FormGroup:
     buckets: tuple[Bucket, ...]
     gathered: tuple[int, ...]
     """Per block: bytes of its parameters, whole."""
+    frozen: tuple[int, ...] = ()
+    """Of those, bytes of parameters that are not trained; empty: none."""
+    still: frozenset[int] = frozenset()
+    """Blocks that have no backward: nothing is gathered for one."""
     trained: tuple[int, ...] = ()
     """Per block: bytes of those to whose gradients it is the last to add; empty where there is no
     other group."""
@@ -26,6 +31,12 @@ class FormGroup:
         for bucket in self.buckets:
             found.setdefault(bucket.owner, []).append(bucket)
         return found
+
+    def fetched(self, send: Send) -> Sequence[int]:
+        """Bytes that are gathered before each block's forward, or before its backward."""
+        if send.at is not Event.BEFORE_BACKWARD or not self.still:
+            return self.gathered
+        return [nbytes * (i not in self.still) for i, nbytes in enumerate(self.gathered)]
 
     @property
     def message_bytes(self) -> list[int]:

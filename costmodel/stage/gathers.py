@@ -41,9 +41,17 @@ class Gathers:
         return self._group.exchange.fetches_backward
 
     def steps(self, towards: int) -> Sequence[Sequence[Step]]:
-        """Returns per block what is done before it; `towards`: where the next one is."""
+        """Returns per block what is done before it; `towards`: where the next one is. In a backward
+        that is nothing before blocks that have none."""
+        still = self._group.still if towards < 0 else frozenset()
         if self._stage.prefetch and self._group.exchange.fetches_ahead:
-            return [self._ahead(own, towards) for own in range(len(self._group.gathered))]
+            order = [own for own in range(len(self._group.gathered)) if own not in still]
+            if towards < 0:
+                order.reverse()
+            ahead = {own: self._ahead(order, at) for at, own in enumerate(order)}
+            return [ahead.get(own, []) for own in range(len(self._group.gathered))]
+        if still:
+            return [[] if own in still else steps for own, steps in enumerate(self._each_alone)]
         return self._each_alone
 
     def alone(self, index: int) -> tuple[Step, ...]:
@@ -78,12 +86,9 @@ class Gathers:
             for own, nbytes in enumerate(self._group.gathered)
         ]
 
-    def _ahead(self, own: int, towards: int) -> list[Step]:
+    def _ahead(self, order: Sequence[int], at: int) -> list[Step]:
         """Make the parameters of a block whole, and then begin with those after it."""
-        count, prefetch = len(self._group.gathered), self._stage.prefetch
-        first = own == (0 if towards > 0 else count - 1)
-        found = [self._begins[own], *self._waits[own]] if first else [*self._waits[own]]
-        for ahead in range(1, prefetch + 1) if first else (prefetch,):
-            if 0 <= own + ahead * towards < count:
-                found.append(self._begins[own + ahead * towards])
-        return found
+        own, prefetch = order[at], self._stage.prefetch
+        found = [*self._waits[own]] if at else [self._begins[own], *self._waits[own]]
+        later = order[at + prefetch : at + prefetch + 1] if at else order[1 : prefetch + 1]
+        return found + [self._begins[ahead] for ahead in later]

@@ -140,7 +140,9 @@ def _awaited_s(syncs: Sequence[Sync], free_s: float) -> float:
 def _seconds(sync: Sync, group: FormGroup, send: Send) -> float:
     """Of all units of a group, in a step on average."""
     if send.unit == "block":
-        return sum([sync.send_s(group, send, nbytes) for nbytes in group.gathered]) / send.every
+        return (
+            sum([sync.send_s(group, send, nbytes) for nbytes in group.fetched(send)]) / send.every
+        )
     part = sync.shard if send.of_part else 1
     sizes = [bucket.nbytes / part for bucket in group.buckets]
     return sum([sync.send_s(group, send, nbytes) for nbytes in sizes]) / send.every

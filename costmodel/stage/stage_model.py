@@ -163,20 +163,27 @@ class SyncPrices:
         held = [self._held[part.names] for part in parts]
         if self._sync is None:
             self._sync = _sync(tables, stage, costs, parts, held)
-        sync = replace(self._sync, groups=_groups(tables, stage, parts, held))
+        sync = replace(self._sync, groups=_groups(tables, stage, costs, parts, held))
         last = sync.programs()[B + LAST].steps
         steps = (*last, *sync.finish(summed_of(costs, parts)), *sync.publish())
         return play(steps, IDLE, sync.overlap)[0] + late_of(sync).exposed_s
 
 
 def _groups(
-    tables: CostTables, stage: Stage, parts: Parts, held: Sequence[BlockParams]
+    tables: CostTables,
+    stage: Stage,
+    costs: StageCosts,
+    parts: Parts,
+    held: Sequence[BlockParams],
 ) -> tuple[FormGroup, ...]:
+    still = frozenset(i for i, block in enumerate(costs.blocks) if block.name in tables.still)
     return tuple(
         FormGroup(
             part.exchange,
             _buckets(tables, stage, part.exchange, own),
             tuple(own.gathered),
+            tuple(own.gathered_frozen) if own.frozen_bytes and part.exchange.fetches else (),
+            still if part.exchange.fetches else frozenset(),
             tuple([o.trained_bytes for o in own.owned]) if len(parts) > 1 else (),
         )
         for part, own in zip(parts, held, strict=True)
@@ -198,7 +205,7 @@ def _sync(
     parts: Parts,
     held: Sequence[BlockParams],
 ) -> Sync:
-    groups = _groups(tables, stage, parts, held)
+    groups = _groups(tables, stage, costs, parts, held)
     blocks = _with_rows(_block_times(tables, costs, groups, stage.prefetch), groups, held, costs)
     return Sync(
         groups=groups,
@@ -363,7 +370,7 @@ def _temporary(
         if not own:
             continue
         nbytes = sum([int(h.trained_bytes / n) for h, n in own])
-        largest = max([o.largest for h, _ in own for o in h.owned])
+        largest = max([o.largest_trained for h, _ in own for o in h.owned], default=0)
         shapes = [shaped for part in parts if part.update == name for shaped in part.shapes]
         found.append(temporary_bytes(costs.device, name, nbytes, largest, shapes))
     taken = [
@@ -378,13 +385,15 @@ def _memory(
 ) -> StageMemory:
     shares = [form.exchange.parts("optimizer", sync.shard) for form in sync.groups]
     trained = [own.trained_bytes for own in held]
-    others = sum(costs.cost.params.values()) - sum(trained)
+    frozen = [own.frozen_bytes for own in held]
+    others = sum(costs.cost.params.values()) - sum(trained) - sum(frozen)
     states = [
         training_state(
-            nbytes, nbytes, optimizer=part.update, exchange=part.exchange, dp_shard=sync.shard
+            nbytes + still, nbytes, optimizer=part.update, exchange=part.exchange,
+            dp_shard=sync.shard, frozen_bytes=still,
         )
-        for nbytes, part in zip(trained, parts, strict=True)
-    ]
+        for nbytes, still, part in zip(trained, frozen, parts, strict=True)
+    ]  # fmt: skip
     return StageMemory(
         shard=sync.shard, prefetch=sync.prefetch, receives=costs.device.kind == "cpu",
         parameters=others + sum([state.parameters_bytes for state in states]),
@@ -406,6 +415,7 @@ def _memory(
                 form.exchange, form.buckets or buckets(own.owned, 0), form.gathered,
                 _made([o.trained_bytes for o in own.owned], form.exchange),
                 _made([o.largest_trained for o in own.owned], form.exchange),
+                form.frozen, form.still,
             )
             for form, own in zip(sync.groups, held, strict=True)
         ),

@@ -1,7 +1,7 @@
 """What is said of an operator, once: how it splits, what work it is, what it makes, how it is
 called."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Literal
@@ -23,6 +23,8 @@ CountFlops = Callable[[Args, ShapeOf, Shape], int]
 Autocast = Literal["by class", "first", "float32", "bfloat16", "promoted", "traced"]
 Shares = Literal["by class", "strided", "if it can"]
 Backward = Literal["made", "handed on", "handed on if alike", "shared"]
+CountInside = Callable[[Sequence[Shape]], tuple[int, int]]
+"""From the shapes of a rank's operands."""
 MakeRule = Callable[[Op, Graph], Rule | None]
 MakeForm = Callable[[OpSite, Form], Form]
 
@@ -63,6 +65,9 @@ class OpFacts:
     torch_passes: float = 1.0
     """What a CPU moves for it over what its kernel would: counted in its way by torch, which runs
     one operator after the other."""
+    inside: CountInside | None = None
+    """Values that it makes and reads inside of each call, forward or backward, and how many of them
+    are there at once; without it, none."""
     messages: FindMessages | None = None
     """What ranks that have parts of its operands send each other inside of it."""
     copies: FindCopies | None = None

@@ -46,7 +46,7 @@ def check_tensor(what: str, tensor: Tensor, *, of_batch: bool = False) -> None:
     if wraps_tensors(tensor) if of_batch else own_dispatch(tensor):
         raise TraceError(
             f"{what} is a {kind}, a kind of tensor with operators of its own; {_DENSE}: keep its "
-            "parts as plain tensors"
+            "parts as plain tensors; `mw.quantise` does so for weights in few bits"
         )
 
 

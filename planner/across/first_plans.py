@@ -101,6 +101,7 @@ class _Guess:
         state = training_state(
             int(stored / draft.ranks), int(trained / draft.ranks),
             optimizer=self.problem.optimizer, exchange=mesh.exchange, dp_shard=mesh.dp_shard,
+            frozen_bytes=int(stored / draft.ranks) - int(trained / draft.ranks),
         )  # fmt: skip
         flight = min(draft.count, draft.ranks)
         needed = state.parameters_bytes + state.gradients_bytes + state.optimizer_bytes
@@ -114,7 +115,11 @@ class _Guess:
 
     @cached_property
     def _trained_share(self) -> float:
-        sizes = [(t.numel, t.requires_grad) for t in self.graph.parameters]
+        wider = 1 / (self.problem.tables.numbers.copied or 1.0)
+        sizes = [
+            (t.nbytes * (wider if t.requires_grad else 1.0), t.requires_grad)
+            for t in self.graph.parameters
+        ]
         return sum(n for n, trained in sizes if trained) / max(1, sum(n for n, _ in sizes))
 
     def _of(self, model: ModelMesh, samples: int) -> tuple[tuple[BlockCost, int, bool], ...]:

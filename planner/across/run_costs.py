@@ -39,9 +39,13 @@ class RunState(NamedTuple):
 
     stored: Matrix
     trained: Matrix
+    frozen: Matrix
+    """Parameters without gradients."""
     tensors: Matrix
     largest: Matrix
     """Trained parameters of the largest block."""
+    widest: Matrix
+    """What the block that reads most reads of its parameters, copies where there are some."""
 
 
 class RunWork(NamedTuple):
@@ -83,7 +87,7 @@ class RunCosts:
         self._costs: dict[At, list[BlockCost]] = {}
         """Of all blocks."""
         self._roots: dict[str, tuple[tuple[int, str], ...]] = {}
-        self._trained: dict[tuple[ModelMesh, str], list[int]] = {}
+        self._held: dict[tuple[ModelMesh, str, bool], list[int]] = {}
         self._under: dict[object, BlockCost] = {}
         self._states: dict[tuple[ModelMesh, str], RunState] = {}
         self._works: dict[tuple[At, str], RunWork] = {}
@@ -299,29 +303,44 @@ class RunCosts:
         key = (at.spot.model, at.variant)
         if key not in self._states:
             costs, trained = self.block_costs(at), self.problem.tables.trained
+            frozen = self.problem.tables.frozen
             held = [
                 dict(zip(block.params, cost.param_bytes, strict=True))
                 for block, cost in zip(self.blocks, costs, strict=True)
             ]
             learned = [{n: b for n, b in sizes.items() if n in trained} for sizes in held]
+            still = [{n: b for n, b in sizes.items() if n in frozen} for sizes in held]
             self._states[key] = RunState(
                 self.of(sums_of_named(held)),
                 self.of(sums_of_named(learned)),
+                self.of(sums_of_named(still)),
                 self.of(sums_of_named([dict.fromkeys(sizes, 1) for sizes in learned])),
                 self.of(highest([sum(sizes.values()) for sizes in learned])),
+                self.of(highest(self.read_per_block(at))),
             )
         return self._states[key]
 
     def trained_per_block(self, at: At) -> list[int]:
-        key = (at.spot.model, at.variant)
-        if key not in self._trained:
-            trained = self.problem.tables.trained
-            self._trained[key] = [
+        return self._per_block(at, self.problem.tables.trained)
+
+    def read_per_block(self, at: At) -> list[float]:
+        """Bytes of each block's parameters as it reads them, trained or not."""
+        tables = self.problem.tables
+        read = tables.numbers.copied or 1.0
+        pairs = zip(
+            self._per_block(at, tables.trained), self._per_block(at, tables.frozen), strict=True
+        )
+        return [read * trained + frozen for trained, frozen in pairs]
+
+    def _per_block(self, at: At, names: frozenset[str]) -> list[int]:
+        key = (at.spot.model, at.variant, names is self.problem.tables.trained)
+        if key not in self._held:
+            self._held[key] = [
                 sum([n for name, n in zip(block.params, cost.param_bytes, strict=True)
-                     if name in trained])
+                     if name in names])
                 for block, cost in zip(self.blocks, self.block_costs(at), strict=True)
             ]  # fmt: skip
-        return self._trained[key]
+        return self._held[key]
 
     def borders(self, at: At, link: Link | None) -> tuple[Matrix, Matrix]:
         """Bytes and seconds of a micro-batch into block k, per rank; nothing at the two ends. The

@@ -104,10 +104,13 @@ def _most(problem: Problem, stage: StageChoice, types: Types, samples: int, in_f
 
 
 def _state(problem: Problem, stage: StageChoice, cost: StageCost) -> tuple[int, int, int]:
-    trained = sum(n for name, n in cost.params.items() if name in problem.tables.trained)
+    trained, frozen = (
+        sum(n for name, n in cost.params.items() if name in names)
+        for names in (problem.tables.trained, problem.tables.frozen)
+    )
     state = training_state(
         sum(cost.params.values()), trained,
         optimizer=problem.optimizer, exchange=copied(stage.exchange, problem.tables.numbers),
-        dp_shard=stage.dp_shard,
+        dp_shard=stage.dp_shard, frozen_bytes=frozen,
     )  # fmt: skip
     return state.parameters_bytes, state.gradients_bytes, state.optimizer_bytes

@@ -238,15 +238,17 @@ class StageTables:
         kept = state.trained / mesh.dp_shard
         copies = update(self.problem.optimizer).copies
         held = mesh.exchange.parameter_bytes(1.0, mesh.dp_shard) * state.trained
-        parameters = state.stored - state.trained + held
+        shares = mesh.exchange.parts("parameters", mesh.dp_shard)
+        frozen = state.frozen / shares
+        parameters = state.stored - state.trained - state.frozen + frozen + held
         device = self.problem.tables.devices[case.spot.device]
         gone = mesh.exchange.hosted if device.is_apart else frozenset()
         if "parameters" in gone:
-            parameters = np.minimum(state.stored, state.largest * (1 + mesh.prefetch))
+            parameters = np.minimum(state.stored, state.widest * (1 + mesh.prefetch))
         elif mesh.exchange.is_split("parameters"):
             read = mesh.exchange.read
-            gathered = np.minimum(state.trained - kept, state.largest * (1 + mesh.prefetch))
-            parameters = parameters + read * gathered
+            others = read * (state.trained - kept) + state.frozen - frozen
+            parameters += np.minimum(others, state.widest * (1 + mesh.prefetch))
         found: Matrix = parameters + copies * (
             kept if mesh.exchange.is_split("optimizer") else state.trained
         ) * ("optimizer" not in gone)
@@ -279,8 +281,7 @@ class StageTables:
         if not fetches:
             return Trained(state.trained, state.largest, none, none, none)
         gathered, scattered = self._gathers_at(case)
-        largest = state.largest * case.mesh.exchange.read
-        first = self.collective(fetches[0].primitive, largest, case.shard)
+        first = self.collective(fetches[0].primitive, state.widest, case.shard)
         return Trained(state.trained, state.largest, gathered, scattered, first)
 
     def _gathers_at(self, case: Case) -> tuple[Matrix, Matrix]:
@@ -291,19 +292,19 @@ class StageTables:
         primitives = (fetch.primitive, *(send.primitive for send in sends))
         key = (case.spot.model, case.mesh.variant, case.shard, primitives)
         if key not in self._gathers:
-            read = exchange.read
+            read = self.runs.read_per_block(case.at)
             gathered = self.runs.of(self._by_block(case, fetch.primitive, read))
             scattered = np.zeros_like(gathered)
             for send in sends:
-                blocks = self._by_block(case, send.primitive, 1.0, but_first=True)
+                own = self.runs.trained_per_block(case.at)
+                blocks = self._by_block(case, send.primitive, own, but_first=True)
                 scattered = self.runs.of(blocks)
             self._gathers[key] = gathered, scattered
         return self._gathers[key]
 
     def _by_block(
-        self, case: Case, primitive: Primitive, share: float, *, but_first: bool = False
+        self, case: Case, primitive: Primitive, held: Sequence[float], *, but_first: bool = False
     ) -> Matrix:
-        held = [share * nbytes for nbytes in self.runs.trained_per_block(case.at)]
         known: dict[float, float] = {}
         for nbytes in held:
             if nbytes not in known:

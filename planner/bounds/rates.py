@@ -148,7 +148,7 @@ class BlockRates:
             once = once + sent * self._slope(send, case)
         for send in exchange.published:
             once = once + trained * send.times * self._slope(send, case)
-        read = trained * exchange.read
+        read = trained * exchange.read  # what is not trained may be whole all the same
         gather = sum([read * self._slope(send, case) for send in exchange.fetches])
         return once, gather + trained * 0.0
 
@@ -282,10 +282,12 @@ class BlockRates:
             self._device(case).is_apart,
         )
         if key not in self._held:
-            stored, trained = self._parameters(case)
+            stored, trained, frozen = self._parameters(case)
             shard = mesh.dp_shard
             copies = update(self.problem.optimizer).copies
-            parameters = stored - trained + exchange.parameter_bytes(1.0, shard) * trained
+            parameters = stored - trained - frozen
+            parameters = parameters + exchange.parameter_bytes(1.0, shard) * trained
+            parameters = parameters + frozen / exchange.parts("parameters", shard)
             gone = exchange.hosted if self._device(case).is_apart else ()
             parameters = trained * 0.0 if "parameters" in gone else parameters
             kept = trained / exchange.parts("gradients", shard)
@@ -296,17 +298,19 @@ class BlockRates:
             self._held[key] = parameters + gradients + optimizer, trained
         return self._held[key]
 
-    def _parameters(self, case: Case) -> tuple[Matrix, Matrix]:
-        costs, known = self.runs.bytes_of(case.at), self.problem.tables.trained
-        stored, trained = np.zeros(len(self.kinds)), np.zeros(len(self.kinds))
+    def _parameters(self, case: Case) -> tuple[Matrix, Matrix, Matrix]:
+        """Bytes of all that is stored, of the trained ones and of those that are not."""
+        costs, tables = self.runs.bytes_of(case.at), self.problem.tables
+        stored, trained, frozen = (np.zeros(len(self.kinds)) for _ in range(3))
         for index, kind in enumerate(self.kinds):
             block = self.runs.blocks[kind.block]
             for name, nbytes in zip(block.params, costs[kind.block].param_bytes, strict=True):
                 # A tied parameter counts for the first block that has it.
                 if self.runs.first_user[name] == kind.block:
                     stored[index] += nbytes
-                    trained[index] += nbytes * (name in known)
-        return stored, trained
+                    trained[index] += nbytes * (name in tables.trained)
+                    frozen[index] += nbytes * (name in tables.frozen)
+        return stored, trained, frozen
 
 
 def _key_of(runs: RunCosts, number: int) -> object:

@@ -118,15 +118,18 @@ class _Runs:
         spot = BlockSpot(samples, 1, (), slowest, (), ())
         layouts = {layout.pattern: layout for layout in problem.layouts(())}
         costs = [tables.block(block, layouts[block.pattern], spot) for block in blocks]
-        weights = [
-            {n: size for n, size in zip(block.params, cost.param_bytes, strict=True)
-             if n in tables.trained}
-            for block, cost in zip(blocks, costs, strict=True)
-        ]  # fmt: skip
+        weights, frozen = (
+            [
+                {n: size for n, size in zip(block.params, cost.param_bytes, strict=True)
+                 if n in names}
+                for block, cost in zip(blocks, costs, strict=True)
+            ]
+            for names in (tables.trained, tables.frozen)
+        )  # fmt: skip
         self.problem, self.samples, self.size = problem, samples, len(blocks) + 1
         self.busy_s = sums([cost.forward_s + cost.backward_s for cost in costs])
         self.saved_bytes = sums([cost.saved_bytes + sum(cost.saved_inputs) for cost in costs])
-        self.weight_bytes = sums_of_named(weights)
+        self.weight_bytes, self.frozen_bytes = sums_of_named(weights), sums_of_named(frozen)
         self.room_bytes = problem.room_bytes(tuple(range(problem.cluster.num_devices)))
 
     def send_s(self, link: Link) -> Matrix:
@@ -143,7 +146,7 @@ class _Runs:
         a version of the weights, and a share of the activations, per micro-batch in flight."""
         in_flight = ceil((behind + replicas) / replicas)
         copies = 1 + update(self.problem.optimizer).copies
-        weights = (in_flight + copies) * self.weight_bytes
+        weights = (in_flight + copies) * self.weight_bytes + self.frozen_bytes
         needed = weights + in_flight * self.saved_bytes / replicas
         found: NDArray[np.bool_] = needed <= self.room_bytes
         return found

@@ -96,9 +96,17 @@ def _compared(
         n: found.gradients.get(n) if g is not None else None for n, g in wanted.gradients.items()
     }
     reference.update(given, job.max_grad_norm)
-    differs = first_update(own, after, reference.parameters(), allowed)
+    differs = first_update(
+        _as_kept(own, after), after, _as_kept(reference.parameters(), after), allowed
+    )
     reference.change(lambda name, _: own[name])
     return differs
+
+
+def _as_kept(whole: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Parameters in the dtypes that the job has them in: what is not trained it may have in that of
+    copies alone."""
+    return {n: x.to(after[n].dtype) if n in after else x for n, x in whole.items()}
 
 
 def _as_summed(job: Job, found: StepOutcome, wanted: StepOutcome) -> StepOutcome:

@@ -26,7 +26,7 @@ from meshwright.runtime.job.weights import fill_stepped, slots, stage_tensors
 from meshwright.runtime.record.record import Recorder
 from meshwright.runtime.stage.packing import packing
 from meshwright.runtime.stage.stage import StageModule
-from meshwright.runtime.step.tied import Tie, find_ties
+from meshwright.runtime.step.tied import Tie, find_ties, shared_by_stages
 from meshwright.runtime.world.groups import Groups, make_groups
 
 
@@ -47,6 +47,8 @@ class RankParts:
     ties: tuple[Tie, ...]
     owners: dict[str, int]
     """Graph tensor name -> the lowest rank that has (part of) it."""
+    firsts: dict[str, int]
+    """Graph tensor name -> the first stage that has it, of what several have."""
 
     def any_tensor(self, name: str) -> Tensor:
         """What blocks of this rank read under a graph tensor name."""
@@ -63,8 +65,9 @@ class RankParts:
 
     def counted(self, held: Iterable[Held]) -> tuple[Held, ...]:
         """Those that this rank stands for: over all ranks, each element once."""
-        first = {tie.name: tie.stages[0] for tie in self.ties}
-        return tuple(h for h in held if h.primary and first.get(h.param.name, h.stage) == h.stage)
+        return tuple(
+            h for h in held if h.primary and self.firsts.get(h.param.name, h.stage) == h.stage
+        )
 
     @property
     def is_settled(self) -> bool:
@@ -127,8 +130,9 @@ def build_rank(
         )
     names = {name for found in tensors.values() for name in found}
     owners = _owners(names) if shared else dict.fromkeys(names, rank)
+    firsts = {name: found[0] for name, found in shared_by_stages(graph, plan).items()}
     return RankParts(
-        rank, programs, groups, recorder, stages, lines, tensors, missing, ties, owners
+        rank, programs, groups, recorder, stages, lines, tensors, missing, ties, owners, firsts
     )
 
 

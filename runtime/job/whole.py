@@ -18,13 +18,16 @@ if TYPE_CHECKING:
     from meshwright.runtime.job.job import Job
 
 
-def whole_parameters(job: "Job", *, everyone: bool = False) -> Iterator[tuple[str, Tensor]]:
+def whole_parameters(
+    job: "Job", *, everyone: bool = False, trained: bool = False
+) -> Iterator[tuple[str, Tensor]]:
     """Module path and whole tensor, on the job's device, one at a time; every rank goes on.
 
-    Only rank 0 gets the values, unless they are for `everyone`.
+    Only rank 0 gets the values, unless they are for `everyone`. `trained`: of those alone.
     """
     job.parts.settle()
-    yield from _put_together(job, [(h, _itself(h)) for h in job.parts.held], everyone)
+    values = [(h, _itself(h)) for h in job.parts.held]
+    yield from _put_together(job, values, everyone, trained)
 
 
 def whole_gradients(job: "Job") -> Iterator[tuple[str, Tensor]]:
@@ -44,7 +47,10 @@ def _itself(held: Held) -> Tensor:
 
 
 def _put_together(
-    job: "Job", values: Sequence[tuple[Held, Tensor | None]], everyone: bool
+    job: "Job",
+    values: Sequence[tuple[Held, Tensor | None]],
+    everyone: bool,
+    trained: bool = False,
 ) -> Iterator[tuple[str, Tensor]]:
     """Each parameter of what ranks have of it; None counts as zeros."""
     ours = {id(h) for h in job.parts.counted(h for h, _ in values)}
@@ -53,6 +59,8 @@ def _put_together(
         if id(h) in ours:
             counted.setdefault(h.param.name, []).append((h, value))
     for tensor in _of_job(job, Kind.PARAMETER):
+        if trained and not tensor.requires_grad:
+            continue
         whole = _room(tensor, job)
         for h, value in counted.get(tensor.name, []):
             if value is not None:
@@ -81,10 +89,13 @@ def without_gradient(job: "Job") -> frozenset[str]:
     return frozenset(fqn for fqn in known if all(found.get(fqn, True) for found in everyone))
 
 
-def write_parameters(job: "Job", change: Callable[[str, Tensor], Tensor]) -> None:
-    """Each parameter becomes what `change(path, whole)` makes of it, the same on every rank."""
+def write_parameters(
+    job: "Job", change: Callable[[str, Tensor], Tensor], *, trained: bool = False
+) -> None:
+    """Each parameter, or each that is trained, becomes what `change(path, whole)` makes of it, the
+    same on every rank."""
     changed = {}
-    for fqn, whole in whole_parameters(job, everyone=True):
+    for fqn, whole in whole_parameters(job, everyone=True, trained=trained):
         for h in job.parts.held:
             if h.param.fqn == fqn:
                 changed[id(h)] = h, change(fqn, whole)

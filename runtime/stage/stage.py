@@ -76,6 +76,8 @@ class _StageTape:
     """Per call; empty for one that runs again."""
     again: set[int] = field(default_factory=set)
     """Calls that run again as one: only what enters them is there."""
+    still: set[int] = field(default_factory=set)
+    """Calls that have no backward: no gradient comes to what they made."""
     weights: list[tuple[int, WeightWork | None]] = field(default_factory=list)
     chains: dict[int, Chain] = field(default_factory=dict)
     """By the number of their first call."""
@@ -190,7 +192,11 @@ class StageModule(nn.Module):
                 if graph:
                     found.append(_Output(name, get_gradient_edge(output), output.dtype))
         tape.outputs.append(found)
-        if keep and again:
+        still = keep and not any(env[name].requires_grad for name in call.outputs)
+        if still:
+            tape.still.add(index)
+            tape.again.discard(index)
+        if keep and again and not still:
             tape.values |= {n: env[n] for n in call.inputs if n not in tape.leaves}
         for name in call.drop:
             if name not in self._sent:
@@ -291,18 +297,21 @@ class StageModule(nn.Module):
     ) -> dict[str, Tensor]:
         """Adds the parameters' gradients; returns those of what the stage received."""
         tape = self._begin_backward(microbatch, gradients)
-        order = range(len(self.program.calls))[::-1]
+        calls = range(len(self.program.calls))[::-1]
+        order = [index for index in calls if index not in tape.still]
         ends = {own[-1]: own for own in self._chains.values()}
-        for position, index in enumerate(order):
+        for index in calls:
             if index in ends:
                 self._backward_chain(ends[index], tape, gradients, last)
             if any(index in own for own in ends.values()):
                 continue
-            with self._open(index, self._ahead(order, position)):
-                self._prepare(tape, order[position : position + 2])
-                edges, arriving = self._starts(index, tape, gradients)
-                if edges:
-                    torch.autograd.backward(edges, arriving)
+            if index not in tape.still:
+                position = order.index(index)
+                with self._open(index, self._ahead(order, position)):
+                    self._prepare(tape, order[position : position + 2])
+                    edges, arriving = self._starts(index, tape, gradients)
+                    if edges:
+                        torch.autograd.backward(edges, arriving)
             self._forget(index, tape)
             tape.keepers.pop(index, None)
             self.sync.after_backward(index, last)
@@ -312,9 +321,15 @@ class StageModule(nn.Module):
     def backward_input(self, microbatch: int, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The input half of `backward`."""
         tape = self._begin_backward(microbatch, gradients)
-        order = range(len(self.program.calls))[::-1]
-        for position, index in enumerate(order):
+        calls = range(len(self.program.calls))[::-1]
+        order = [index for index in calls if index not in tape.still]
+        for index in calls:
             call = self.program.calls[index]
+            if index in tape.still:
+                tape.weights.append((index, None))
+                self._forget(index, tape)
+                continue
+            position = order.index(index)
             with self._open(index, self._ahead(order, position)):
                 self._prepare(tape, order[position : position + 2])
                 edges, arriving = self._starts(index, tape, gradients)

@@ -32,17 +32,21 @@ class Tie:
 
 def find_ties(graph: Graph, plan: Plan) -> tuple[Tie, ...]:
     """The same on every rank."""
+    return tuple(
+        _tie(graph, plan, name, found)
+        for name, found in sorted(shared_by_stages(graph, plan).items())
+        if graph.tensors[name].requires_grad
+    )
+
+
+def shared_by_stages(graph: Graph, plan: Plan) -> dict[str, tuple[int, ...]]:
+    """Returns the stages, in order, of each parameter that several have, trained or not."""
     stages: dict[str, list[int]] = {}
     for index in range(len(plan.stages)):
         blocks = plan.stage_blocks(graph, index)
         for name in dict.fromkeys(name for block in blocks for name in block.params):
-            if graph.tensors[name].requires_grad:
-                stages.setdefault(name, []).append(index)
-    return tuple(
-        _tie(graph, plan, name, tuple(found))
-        for name, found in sorted(stages.items())
-        if len(found) > 1
-    )
+            stages.setdefault(name, []).append(index)
+    return {name: tuple(found) for name, found in stages.items() if len(found) > 1}
 
 
 def _tie(graph: Graph, plan: Plan, name: str, indices: tuple[int, ...]) -> Tie:

@@ -59,8 +59,8 @@ class Loads:
         self._rate = cache(self._slowest)
         self._codes = cache(self._treatment)
         self._table = cache(self._whole)
-        self._trained: dict[tuple[ModelMesh, str], Matrix] = {}
-        """Of runs of blocks, by mesh and layouts."""
+        self._sizes: dict[tuple[ModelMesh, str], tuple[Matrix, Matrix]] = {}
+        """Bytes of runs of blocks, trained and not, by mesh and layouts."""
         self._state = cache(self._held_bytes)
 
     def _of(self, stage: StageChoice, count: int, in_flight: int) -> StageLoad:
@@ -69,42 +69,48 @@ class Loads:
         ats = self._ats(stage.devices, stage.dp, stage.model, stage.variant, samples)
         codes = self._codes(stage.recompute, stage.saved)
         own = [self._sums(at, stage.start, stage.stop, codes) for at in ats]
-        stored = self._stored(stage)
+        stored, frozen = self._stored(stage)
         size = len(stage.devices) // stage.dp
         rate = self._rate(stage.devices[::size]) if stage.dp > 1 else np.inf
         sync_s = 2 * (stage.dp - 1) / stage.dp * stored / rate
         sync_s *= 1 + count * len(stage.exchange.fetches) / 4
         room = max(self._room(stage.devices), 1)
-        held = self._state(stored, self._exchange(stage), stage.dp_shard)
+        held = self._state(stored, frozen, self._exchange(stage), stage.dp_shard)
         saved = own[0][1] * in_flight
         busy_s = count * max(busy for busy, _ in own)
         return StageLoad(busy_s, float(sync_s), held / room, (held + saved) / room)
 
     def state(self, stage: StageChoice) -> float:
         """`StageLoad.state`, which does not depend on micro-batches."""
-        held = self._state(self._stored(stage), self._exchange(stage), stage.dp_shard)
+        held = self._state(*self._stored(stage), self._exchange(stage), stage.dp_shard)
         return held / max(self._room(stage.devices), 1)
 
     def _exchange(self, stage: StageChoice) -> Exchange:
         return copied(stage.exchange, self.problem.tables.numbers)
 
-    def _stored(self, stage: StageChoice) -> int:
-        """Trained bytes of a rank; tied parameters once."""
+    def _stored(self, stage: StageChoice) -> tuple[int, int]:
+        """Bytes of a rank's parameters, trained and not; tied ones once."""
         key = stage.model, stage.variant
-        if key not in self._trained:
+        if key not in self._sizes:
             (at, *_) = self._ats(stage.devices, stage.dp, *key, 1)
-            trained = self.problem.tables.trained
-            pairs = zip(self.runs.blocks, self.runs.block_costs(at), strict=True)
-            self._trained[key] = sums_of_named([
-                {n: b for n, b in zip(block.params, cost.param_bytes, strict=True) if n in trained}
-                for block, cost in pairs
-            ])  # fmt: skip
-        return int(self._trained[key][stage.start, stage.stop])
+            tables, costs = self.problem.tables, self.runs.block_costs(at)
+            held = [
+                dict(zip(block.params, cost.param_bytes, strict=True))
+                for block, cost in zip(self.runs.blocks, costs, strict=True)
+            ]
+            trained, frozen = (
+                sums_of_named([{n: b for n, b in own.items() if n in names} for own in held])
+                for names in (tables.trained, tables.frozen)
+            )
+            self._sizes[key] = trained, frozen
+        trained, frozen = self._sizes[key]
+        return int(trained[stage.start, stage.stop]), int(frozen[stage.start, stage.stop])
 
-    def _held_bytes(self, stored: int, exchange: Exchange, dp_shard: int) -> int:
+    def _held_bytes(self, trained: int, frozen: int, exchange: Exchange, dp_shard: int) -> int:
         found = training_state(
-            stored, stored, optimizer=self.problem.optimizer, exchange=exchange, dp_shard=dp_shard
-        )
+            trained + frozen, trained, optimizer=self.problem.optimizer, exchange=exchange,
+            dp_shard=dp_shard, frozen_bytes=frozen,
+        )  # fmt: skip
         return found.parameters_bytes + found.gradients_bytes + found.optimizer_bytes
 
     def _slowest(self, ranks: tuple[int, ...]) -> float:

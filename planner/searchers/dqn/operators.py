@@ -169,15 +169,17 @@ class Operators:
         """Of parameters with their state on the fullest rank, whatever is still decided."""
         if any(stage.model != self.model for stage in self.base.stages):
             return 0.0
-        total = 0.0
+        total = frozen = 0.0
         for name, keep in zip(self.linkage.params, left, strict=True):
             parts = self._parts(name)[keep]
-            total += self.bytes[name] * float(parts.min()) if len(parts) else 0.0
-        stored = int(total / len(self.base.stages))
+            own = self.bytes[name] * float(parts.min()) if len(parts) else 0.0
+            total += own
+            frozen += own * (name in self.problem.tables.frozen)
+        stored, still = (int(n / len(self.base.stages)) for n in (total, frozen))
         state = training_state(
-            stored, stored, optimizer=self.problem.optimizer,
+            stored, stored - still, optimizer=self.problem.optimizer,
             exchange=copied(self.stage.exchange, self.problem.tables.numbers),
-            dp_shard=self.stage.dp_shard,
+            dp_shard=self.stage.dp_shard, frozen_bytes=still,
         )  # fmt: skip
         return state.parameters_bytes + state.gradients_bytes + state.optimizer_bytes
 
