@@ -15,12 +15,12 @@ setup: $(READY)
 
 # torch first and pinned: the rest then accepts it instead of pulling another build. Modules are compiled
 # when they are first imported, and most never are. Torchao lies apart: where it is installed, transformers
-# imports it in each process, for 4 s.
+# imports it in each process, for 4 s; bitsandbytes is for one test.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install -q --no-compile -c constraints.txt torch numpy
 	$(BIN)/pip install -q --no-compile -c constraints.txt -e ".[dev]"
-	$(BIN)/pip install -q --no-compile --no-deps -c constraints.txt --target .venv/apart torchao
+	$(BIN)/pip install -q --no-compile --no-deps -c constraints.txt --target .venv/apart torchao bitsandbytes
 	touch $(READY)
 
 # MINUTES=0 leaves the profiling out, MINUTES=5 measures more blocks.

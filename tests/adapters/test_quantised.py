@@ -12,6 +12,7 @@ from meshwright.adapters.quantised_linear import QuantisedLinear
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph import quantised as op
 from meshwright.ir.ops import facts
+from meshwright.testing.apart_libraries import with_library
 
 IN, OUT, BLOCK = 48, 20, 16
 
@@ -99,7 +100,9 @@ def test_work_inside_is_counted() -> None:
 
 def test_layers_of_bitsandbytes_keep_their_values() -> None:
     """Codes are the same as ours, too, and scales that are quantised themselves are read."""
-    bnb = pytest.importorskip("bitsandbytes")
+    with_library("bitsandbytes")
+    import bitsandbytes as bnb
+
     for nested in (False, True):
         plain = nn.Linear(128, 64)
         layer = bnb.nn.Linear4bit(
