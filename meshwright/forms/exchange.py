@@ -147,6 +147,8 @@ class Hosted:
     kind: Kind
     too: bool = False
     """It is on the device too."""
+    share: str = ""
+    """Name of what the plan states: the share of it that the device has too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,7 +229,16 @@ class Exchange:
     @cached_property
     def hosted(self) -> frozenset[Kind]:
         """Kinds of what a rank steps that are on the host, and not on the device."""
-        return frozenset([r.kind for r in self.rows if isinstance(r, Hosted) and not r.too])
+        rows = [row for row in self.rows if isinstance(row, Hosted)]
+        return frozenset([row.kind for row in rows if not row.too and not row.share])
+
+    def here(self, kind: Kind) -> float:
+        """Returns the share of what a rank steps of a kind that is on the device."""
+        shares = [
+            self.stated[row.share] if row.share else float(row.too)
+            for row in self.rows if isinstance(row, Hosted) and row.kind == kind
+        ]  # fmt: skip
+        return shares[0] if shares else 1.0
 
     @cached_property
     def on_host(self) -> frozenset[Kind]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from meshwright.forms.copies import CopiedRun, stepped_slots
 from meshwright.forms.running import (
     BucketSizes,
+    Found,
     Held,
     LaterStep,
     Lines,
@@ -73,7 +74,8 @@ def _run_of_form(groups: Sequence[_Group], lines: Lines) -> SyncRun:
     form: Any = running(first.stage.sync_form)
     made: SyncRun
     if more:
-        made = form.build_together([(group.slots, group.stage) for group in groups], lines)
+        together = [(group.slots, group.stage, group.store) for group in groups]
+        made = form.build_together(together, lines)
     else:
         made = first.store.around(form.build(first.slots, lines, first.stage, first.store))
     if any(group.copies for group in groups):
@@ -123,6 +125,19 @@ class GroupedRun(SyncRun):
     def more(self, batch: Samples | None = None, next_batch: Samples | None = None) -> None:
         for run in self._runs:
             run.more(*((batch, next_batch) if run.reads_batches else ()))
+
+    def coming(self, batches: Sequence[Samples]) -> None:
+        for run in self._runs:
+            if run.reads_batches:
+                run.coming(batches)
+
+    def watch(self, state: Callable[[Tensor], Mapping[str, Tensor]]) -> None:
+        for run in self._runs:
+            run.watch(state)
+
+    @property
+    def found(self) -> tuple[Found, ...]:
+        return tuple(found for run in self._runs for found in run.found)
 
     def look_up(self, batch: Samples) -> None:
         for run in self._runs:

@@ -4,7 +4,13 @@ wrong."""
 from collections.abc import Iterator, Mapping
 
 from meshwright.forms.rows import torn_rows
-from meshwright.forms.sync import IDS, exchange_of, facts_of_tables, is_exact
+from meshwright.forms.sync import (
+    exchange_of,
+    facts_of_tables,
+    ids_of,
+    is_exact,
+    reads_some_rows,
+)
 from meshwright.forms.updates import UPDATES, Reach, update
 from meshwright.ir.errors import PlanError
 from meshwright.ir.graph.graph import Graph
@@ -22,27 +28,28 @@ def table_findings(plan: Plan, graph: Graph) -> Iterator[Finding]:
     whose rows it would have to have whole, and model axes split."""
     tables = {table.path: table.ids for table in tables_of(graph)}
     for index, stage in enumerate(plan.stages):
-        forms = {view.sync_form for view in views_of(stage)}
-        if not any(IDS in facts_of_tables(form) for form in forms):
+        if not any(reads_some_rows(view) for view in views_of(stage)):
             continue
         names = [name for block in plan.stage_blocks(graph, index) for name in block.params]
         for path in dict.fromkeys(graph.tensors[name].fqn for name in names):
-            view = stage_for(stage, path)
-            if view.sync is None or IDS not in facts_of_tables(view.sync_form):
-                continue
-            told, ids = str(view.sync.settings.get(IDS, "")), tables.get(path, "")
-            if told != ids or not ids:
-                message = f"stage {index}: {view.sync_form} has the rows of {path} that input "
-                near = f"ids {ids!r}" if ids else f"no sync for {path}, which is read otherwise too"
-                yield Finding("sync", f"{message}{told[:SHOWN]!r} names, and others are read", near)
-            elif 0 in splits_of(plan, graph, index, path).values():
-                yield torn_rows(view.sync_form, path)
-            elif _gathers_ids(plan, graph, index, path, ids):
-                message = f"stage {index}: a layout gathers ids of all replicas to look up {path}, "
-                has = f"and {view.sync_form} has the rows of a replica's own"
-                yield Finding(
-                    "sync", message + has, f"a layout that splits them, or no sync for {path}"
-                )
+            view, ids = stage_for(stage, path), tables.get(path, "")
+            for form, told in ids_of(view).items():
+                key = "sync" if form == view.sync_form else "store"
+                if told != ids or not ids:
+                    message = f"stage {index}: {form} has the rows of {path} that input "
+                    near = f"no {key} for {path}, which is read otherwise too"
+                    yield Finding(
+                        key, f"{message}{told[:SHOWN]!r} names, and others are read",
+                        f"ids {ids!r}" if ids else near,
+                    )  # fmt: skip
+                elif 0 in splits_of(plan, graph, index, path).values():
+                    yield torn_rows(form, path)
+                elif view.dp > 1 and _gathers_ids(plan, graph, index, path, ids):
+                    message = f"stage {index}: a layout gathers ids of all replicas to look up "
+                    has = f"{path}, and {form} has the rows of a replica's own"
+                    yield Finding(
+                        key, message + has, f"a layout that splits them, or no {key} for {path}"
+                    )
 
 
 def stepping_notes(plan: Plan) -> Iterator[Finding]:

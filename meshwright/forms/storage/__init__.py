@@ -52,6 +52,13 @@ def is_split(name: str) -> bool:
 
 
 @cache
+def keeps_rows(name: str) -> bool:
+    """Tells whether a store keeps rows of tables, of which blocks have those that an input names
+    (`ROWS`): then it goes with forms that take such, or without replicas."""
+    return bool(getattr(_FILES.load(name), "ROWS", False))
+
+
+@cache
 def choosable() -> tuple[str, ...]:
     """Returns the stores that plans may name: those whose files say what is legal."""
     return tuple(sorted(key for key in _FILES.names if hasattr(_FILES.load(key), "check")))

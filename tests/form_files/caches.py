@@ -1,0 +1,59 @@
+"""Jobs whose tables have caches."""
+
+from dataclasses import replace
+from typing import Any
+
+from meshwright.ir.cluster.cluster import Cluster
+from meshwright.ir.plan.plan import FormChoice, ParameterChoice, Plan, Setting
+from meshwright.ir.trace.trace import trace
+from meshwright.planner.problem.candidates import build_plan, uniform_choice
+from meshwright.planner.problem.problem import make_problem
+from meshwright.runtime.checkpoint.export import full_state
+from meshwright.runtime.job.compile import compile as compile_job
+from tests.form_files.words import STEPS, batch, model
+
+IDS = {"words.weight": "0", "marks.weight": "1"}
+
+
+def plan_of(ranks: int, optimizer: str, **settings: Setting) -> Plan:
+    problem = make_problem(
+        trace(model(), batch(0)), Cluster.local(ranks), precision="fp64", optimizer=optimizer
+    )
+    choice = uniform_choice(problem, num_microbatches=2, zero=1, dp_shard=ranks)
+    plan = build_plan(problem, choice, predict=False)
+    said = {}
+    for path, ids in IDS.items():
+        store = FormChoice(form="cached", settings={"ids": ids, **settings})
+        sync = FormChoice(form="owned_rows", settings={"ids": ids}) if ranks > 1 else None
+        said[path] = ParameterChoice(zero=1 if ranks > 1 else 0, sync=sync, store=store)
+    return replace(plan, stages=(replace(plan.stages[0], by_parameter=said),))
+
+
+def job_of(plan: Plan, **more: Any) -> Any:
+    return compile_job(
+        model(), plan, optimizer=plan.optimizer, lr=0.05, device="cpu", example_inputs=batch(0),
+        **{"check": False, **more},
+    )  # fmt: skip
+
+
+def trained(
+    plan: Plan, depth: int = 0, clip: float | None = None, broken: str = "", read: bool = False
+) -> tuple[list[float], dict[str, Any], list[Any]]:
+    """`depth`: batches that are announced; `read`: somebody looks at all after each step."""
+    job, losses = job_of(plan, max_grad_norm=clip), []
+    for step in range(STEPS):
+        if broken and step == 3:
+            job.save(broken)
+            job.close()
+            job = job_of(plan, max_grad_norm=clip)
+            job.load(broken)
+        coming = [batch(n) for n in range(step + 1, min(step + 1 + depth, STEPS))]
+        first, later = (coming[0], coming[1:]) if coming else (None, ())
+        losses.append(float(job.step(batch(step), next_batch=first, later=later)))
+        if read:
+            full_state(job)
+            job.eval(batch(0))
+    found = [found for stage in job.parts.stages.values() for found in stage.sync.found]
+    state = full_state(job)
+    job.close()
+    return losses, state, found
