@@ -27,14 +27,17 @@ def training_state(
     def kept(kind: Kind) -> int:
         return ceil(trained_bytes / exchange.parts(kind, dp_shard))
 
-    parameters = ceil(exchange.parameter_bytes(trained_bytes, dp_shard))
+    def here(kind: Kind) -> float:
+        return exchange.here(kind) if exchange.row_copies else 1.0
+
+    parameters = ceil(exchange.parameter_bytes(trained_bytes, dp_shard) * here("parameters"))
     stepped, copies = kept("optimizer"), update(optimizer).copies
     beside = {"parameters": 1, "gradients": 1, "optimizer": copies}
     gone, on_host = exchange.hosted, exchange.on_host
     return JobBytes(
         parameters_bytes=0 if "parameters" in gone else stored_bytes - trained_bytes + parameters,
         gradients_bytes=kept("gradients"),
-        optimizer_bytes=0 if "optimizer" in gone else copies * stepped,
+        optimizer_bytes=0 if "optimizer" in gone else copies * ceil(stepped * here("optimizer")),
         host_bytes=sum([n * stepped for kind, n in beside.items() if kind in on_host])
         + ("parameters" in gone) * (stored_bytes - trained_bytes),
     )

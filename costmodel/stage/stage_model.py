@@ -177,6 +177,7 @@ def _groups(
             _buckets(tables, stage, part.exchange, own),
             tuple(own.gathered),
             tuple([o.trained_bytes for o in own.owned]) if len(parts) > 1 else (),
+            update(part.update).copies if part.update else 0,
         )
         for part, own in zip(parts, held, strict=True)
     )

@@ -21,7 +21,7 @@ def copied(exchange: Exchange, numbers: Precision) -> Exchange:
     share, summed = numbers.copied, numbers.summed
     if not share:
         return exchange
-    if exchange.on_host:
+    if exchange.on_host and not exchange.row_copies:
         raise PlanError(
             "blocks read copies of parameters, and a store on the host knows of none; nearest is "
             "no store, or a precision without copies"
@@ -29,7 +29,8 @@ def copied(exchange: Exchange, numbers: Precision) -> Exchange:
     if takes_copies(exchange.form, int(exchange.is_split("optimizer"))):
         rows = tuple(_sent_as_copies(row, share, summed) for row in exchange.rows)
         return replace(exchange, rows=rows, copied=share, summed=summed)
-    if exchange.is_split("parameters") and not has_some_rows(exchange.form):
+    some = has_some_rows(exchange.form) or bool(exchange.row_copies)
+    if exchange.is_split("parameters") and not some:
         raise PlanError(
             f"blocks read copies of parameters, and {exchange.form} has parts of parameters and "
             "knows of no copies; nearest is zero 1, or a precision without copies"

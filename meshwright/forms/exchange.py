@@ -149,6 +149,7 @@ class Hosted:
     """It is on the device too."""
     share: str = ""
     """Name of what the plan states: the share of it that the device has too."""
+    steps: Steps = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +163,11 @@ class HostCopy:
     """When it must have arrived: what runs before that hides it."""
     every: bool = False
     """In every micro-batch, and not only in the last or the first."""
+    share: str = ""
+    """As of `Send`: of rows, which go in no order of blocks."""
+    state: bool = False
+    """What the optimizer keeps of it goes too."""
+    steps: Steps = ""
 
 
 Row = Send | Rewrite | Hold | Hosted | HostCopy
@@ -209,7 +215,7 @@ class Exchange:
             return self
         rows = [
             row for row in self.rows
-            if not isinstance(row, Rewrite | Hold) or _is_so(row.steps, some)
+            if isinstance(row, Send) or _is_so(row.steps, some)
         ]  # fmt: skip
         return replace(self, rows=tuple(rows), stepped=self.stepped if some else "")
 
@@ -247,7 +253,13 @@ class Exchange:
 
     @cached_property
     def host_copies(self) -> tuple[HostCopy, ...]:
-        return tuple([row for row in self.rows if isinstance(row, HostCopy)])
+        """What goes whole, in the order of blocks."""
+        return tuple([r for r in self.rows if isinstance(r, HostCopy) and not r.share])
+
+    @cached_property
+    def row_copies(self) -> tuple[HostCopy, ...]:
+        """What goes of rows of tables."""
+        return tuple([row for row in self.rows if isinstance(row, HostCopy) and row.share])
 
     def copied_at(self, *events: Event) -> bool:
         """Whether something goes over the host's link at one of these events."""

@@ -57,3 +57,8 @@ def trained(
     state = full_state(job)
     job.close()
     return losses, state, found
+
+
+def all_trained(cases: list[tuple[Plan, dict[str, Any]]]) -> list[Any]:
+    """Of each plan what `trained` returns, one after the other."""
+    return [trained(plan, **how) for plan, how in cases]

@@ -175,7 +175,8 @@ class RowsOnHost:
     def state_at(self, at: Tensor) -> dict[str, Tensor]:
         """Returns what the optimizer keeps of slots, by name."""
         self.land()
-        return {name: x.index_select(0, at) for name, x in self._here.items() if name != _VALUES}
+        kept = self.state_of_host()
+        return {name: self._slots_of(name, x).index_select(0, at) for name, x in kept.items()}
 
     @torch.no_grad()
     def write(self, at: Tensor, values: Tensor, state: Mapping[str, Tensor]) -> None:

@@ -6,7 +6,8 @@ to make them whole, and `build(slots, lines, stage)`, which makes what does it o
 (`running.ParameterStore`). `SPLIT` says whether a rank has only its part of each parameter: then it
 goes with forms of synchronisation that say the same, else with those that do not. If plans may
 choose it by name, it has `check(stage)` too: what is wrong with its settings, and what would be
-right; its `describe` is also told the settings. With `RELIEVES` it takes less of the device's
+right; its `describe` is also told the settings, and `stated(settings)` is what these say of the data. With
+`RELIEVES` it takes less of the device's
 memory than the usual ones, and a search tries it where that is short.
 """
 
@@ -16,7 +17,7 @@ from functools import cache
 from types import ModuleType
 from typing import cast
 
-from meshwright.forms.exchange import Row
+from meshwright.forms.exchange import Exchange, Row
 from meshwright.forms.running import RunningStore
 from meshwright.ir.errors import PlanError
 from meshwright.ir.extensions import Files, add_folders, nearest
@@ -51,6 +52,21 @@ def is_split(name: str) -> bool:
     return bool(getattr(_FILES.load(name), "SPLIT", False))
 
 
+def stated_by(name: str, settings: tuple[tuple[str, Setting], ...]) -> Mapping[str, float]:
+    """Returns what a store's settings state of the data, by the names that its rows have for it
+    (`stated`)."""
+    found = _FILES.load(name)
+    made: Mapping[str, float] = found.stated(dict(settings)) if hasattr(found, "stated") else {}
+    return made
+
+
+def alone(name: str, settings: tuple[tuple[str, Setting], ...]) -> Exchange | None:
+    """Returns what is done with parameters in a store on a rank without replicas (`alone`), the
+    store's own rows left out; None: the same as in any store."""
+    found = _FILES.load(name)
+    return cast(Exchange, found.alone(dict(settings))) if hasattr(found, "alone") else None
+
+
 @cache
 def keeps_rows(name: str) -> bool:
     """Tells whether a store keeps rows of tables, of which blocks have those that an input names
@@ -62,6 +78,13 @@ def keeps_rows(name: str) -> bool:
 def choosable() -> tuple[str, ...]:
     """Returns the stores that plans may name: those whose files say what is legal."""
     return tuple(sorted(key for key in _FILES.names if hasattr(_FILES.load(key), "check")))
+
+
+@cache
+def for_stages() -> tuple[str, ...]:
+    """Lists the stores that plans may name for all parameters of a stage: all but those that keep
+    rows of tables."""
+    return tuple(key for key in choosable() if not keeps_rows(key))
 
 
 @cache

@@ -30,7 +30,7 @@ from typing import cast
 from meshwright.forms.exchange import Exchange, Shaped
 from meshwright.forms.exchange_rules import checked
 from meshwright.forms.running import RunningForm
-from meshwright.forms.storage import USUAL, is_split, keeps_rows, stored_rows
+from meshwright.forms.storage import USUAL, alone, is_split, keeps_rows, stated_by, stored_rows
 from meshwright.forms.storage import of_stage as store_findings
 from meshwright.forms.updates import UPDATES, Reach, update
 from meshwright.ir.errors import PlanError
@@ -133,8 +133,11 @@ def _made(
     if told and getattr(half, "SHARDS", False):
         more["shards"] = shards
     own: Exchange = half.describe(replicas, *((told[0], dict(told[1])) if told else ()), **more)
+    if replicas == 1 and stored is not None:
+        own = alone(store, stored) or own
     rows = (*stored_rows(store, replicas, stored), *own.rows)
-    return checked(replace(own, form=name, rows=rows).stepping(some=rests))
+    stated = {**own.stated, **(stated_by(store, stored) if stored is not None else {})}
+    return checked(replace(own, form=name, rows=rows, stated=stated).stepping(some=rests))
 
 
 @cache
