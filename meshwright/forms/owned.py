@@ -28,7 +28,6 @@ from meshwright.ir.errors import PlanError
 from meshwright.ir.plan.plan import Stage
 from meshwright.ir.profile.measured import Purpose
 
-
 Together = tuple[Sequence[Slot], Stage, ParameterStore]
 """Tables of which a stage says the same, and their store."""
 

@@ -243,4 +243,3 @@ class _Kept(KeptRows):
     def give_back(self) -> None:
         self._table.flush()
         self._table.forget()
-
