@@ -87,8 +87,8 @@ def _rows_wait(
     seconds: CopyTime,
     apart: bool,
 ) -> tuple[float, float]:
-    """Of copies of tables' rows, what a step waits for, and what goes on beside it. Each way goes by
-    itself; what comes ahead has a step's time."""
+    """Of copies of tables' rows, what a step waits for, and what goes on beside it. Each way goes
+    by itself; what comes ahead has a step's time."""
     ways: dict[tuple[str, bool], float] = {}
     for group, own in zip(groups, held, strict=True):
         part = group.exchange.parts("optimizer", shard)

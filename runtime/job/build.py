@@ -90,8 +90,8 @@ def build_rank(
     rows: RowCounts | None = None,
 ) -> RankParts:
     """Every rank calls this at the same time: it makes process groups, and ranks tell each other
-    which tensors they have. In a dry run nobody else is there (`shared` is False). `rows`: how often
-    each row of tables occurs, where somebody has counted."""
+    which tensors they have. In a dry run nobody else is there (`shared` is False). `rows`: how
+    often each row of tables occurs, where somebody has counted."""
     check(plan)
     check_retention(plan)
     check_tables(plan, graph)

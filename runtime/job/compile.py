@@ -71,8 +71,8 @@ def compile(
     (`Job.checked`), unless `check` is False; CheckFailed names the first tensor that differs. A
     loss that is not finite ends the job, or as `on_nonfinite` says. With `tune`, sizes of buckets
     are tried while the job trains, at a small cost, and the fastest is kept (`Job.retuning`).
-    `rows` is how often rows of embedding tables occur (`mw.count_rows`, or its file), which caches of
-    tables begin with.
+    `rows` is how often rows of embedding tables occur (`mw.count_rows`, or its file), which caches
+    of tables begin with.
     """
     check_policy(on_nonfinite)
     counts = RowCounts.load(rows)

@@ -121,8 +121,8 @@ class Job:
         """Trains on one global batch; the loss, the same on every rank.
 
         Every rank passes the whole batch, or with `sharded` its own part (see `shard`); so with
-        `next_batch`, that of the next call, which some forms of synchronisation work ahead with, and
-        with `later`, those that follow it, for stores that bring rows from farther ahead.
+        `next_batch`, that of the next call, which some forms of synchronisation work ahead with,
+        and with `later`, those that follow it, for stores that bring rows from farther ahead.
         """
         return self._step(batch, self._kind, sharded, next_batch, later)
 

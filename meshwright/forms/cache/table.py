@@ -64,8 +64,9 @@ class CachedTable(OwnedTable):
         counts: Floats | None = self._of_rank
         if counts is not None:
             counts = counts[self.start : stop]
-        self.map = SlotMap(max(rows, 1), slots, policy(self._settings.policy, max(rows, 1), slots,
-                                                       counts if rows else np.zeros(1)))  # fmt: skip
+        known = counts if rows or counts is None else np.zeros(1)
+        kind = policy(self._settings.policy, max(rows, 1), slots, known)
+        self.map = SlotMap(max(rows, 1), slots, kind)
         self._counts = counts
         self.moving = RowsOnHost(shard, slots, link, whole.device)
         self._on_host = link.apart

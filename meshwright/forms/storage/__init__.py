@@ -6,9 +6,9 @@ to make them whole, and `build(slots, lines, stage)`, which makes what does it o
 (`running.ParameterStore`). `SPLIT` says whether a rank has only its part of each parameter: then it
 goes with forms of synchronisation that say the same, else with those that do not. If plans may
 choose it by name, it has `check(stage)` too: what is wrong with its settings, and what would be
-right; its `describe` is also told the settings, and `stated(settings)` is what these say of the data. With
-`RELIEVES` it takes less of the device's
-memory than the usual ones, and a search tries it where that is short.
+right; its `describe` is also told the settings, and `stated(settings)` is what these say of the
+data. With `RELIEVES` it takes less of the device's memory than the usual ones, and a search tries
+it where that is short.
 """
 
 import sys

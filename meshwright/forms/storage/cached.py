@@ -3,8 +3,8 @@ occur most are in slots on the device (Fang et al. 2022, arXiv 2208.05321).
 
 Rows that a batch reads come before it, and with `prefetch` under the steps before; who leaves for
 them is a policy's to say. Blocks have the rows of their batch alone, which are stepped in the slots
-where a gradient of zero changes nothing; by an optimizer that changes all rows in each step they are
-stepped on the host, all of them. A form whose tables have owners brings the rows to who reads them;
+where a gradient of zero changes nothing; by an optimizer that changes all rows in each step, all
+are stepped on the host. A form whose tables have owners brings the rows to who reads them;
 without replicas a rank asks itself.
 """
 

@@ -1,9 +1,9 @@
 """Which rows leave a cache first, one file a policy; the file name is its key. MESHWRIGHT_POLICIES
 names folders with more.
 
-A file has `make(rows, slots, counts)`, which makes a `Policy` for a table of so many rows; `counts`:
-how often each row occurs, as far as somebody has counted. With `NEEDS_COUNTS` it knows nothing
-without them.
+A file has `make(rows, slots, counts)`, which makes a `Policy` for a table of so many rows, whose
+`counts` are how often each occurs, as far as somebody has counted. With `NEEDS_COUNTS` it knows
+nothing without them.
 """
 
 import sys

@@ -2,10 +2,10 @@
 
 Four are asked: counts of all look-ups so far (those that were made before come first, if there are
 any), counts that are forgotten, uses since a row came (LFU), and the last use (LRU). Each has a
-ghost, a cache without values over a sample of the rows, as small a share of the slots (Waldspurger
-et al. 2015, SHARDS). Where ids keep to one distribution, counts of all win, and come close to the
-rows that occur most; where they drift, these lose, and the cache is no worse than LFU or LRU but for
-the time it takes to see that.
+ghost, a cache without values over a sample of the rows, with as small a share of the slots
+(Waldspurger et al. 2015, SHARDS). Where ids keep to one distribution, counts of all win, and come
+close to the rows that occur most; where they drift, these lose, and the cache is no worse than LFU
+or LRU but for the time it takes to see that.
 """
 
 from typing import Protocol
