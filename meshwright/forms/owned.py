@@ -129,17 +129,28 @@ class OwnedTable:
     def flush(self) -> None:
         """What is held is to have all values."""
 
-    is_flushed = True
-    """It has."""
+    @property
+    def is_flushed(self) -> bool:
+        """Whether it has."""
+        return True
 
     def forget(self) -> None:
         """What is held has other values."""
 
-    kept: Sequence[Tensor] = ()
-    on_host: Sequence[Tensor] = ()
-    """Both as of `SyncRun`."""
-    found: Sequence[Found] = ()
-    """The same."""
+    @property
+    def kept(self) -> list[Tensor]:
+        """As of `SyncRun`."""
+        return []
+
+    @property
+    def on_host(self) -> list[Tensor]:
+        """The same."""
+        return []
+
+    @property
+    def found(self) -> tuple[Found, ...]:
+        """The same."""
+        return ()
 
     def owned(self, rows: Tensor) -> Tensor:
         """Values of some rows of this rank."""

@@ -119,7 +119,8 @@ class RowsOnHost:
 
     def _pieces(self, like: Tensor, *numbers: Tensor) -> list[tuple[Tensor, ...]]:
         row = max(1, like[:1].nbytes if len(like) else 1)
-        return [x.split(max(1, PIECE_BYTES // row)) if len(x) else () for x in numbers]
+        most = max(1, PIECE_BYTES // row)
+        return [torch.split(x, most) if len(x) else () for x in numbers]
 
     def _land(self) -> None:
         one = self._arriving.popleft()

@@ -219,7 +219,7 @@ class CachedTable(OwnedTable):
         return self.moving.here
 
     @property
-    def found(self) -> Sequence[Found]:
+    def found(self) -> tuple[Found, ...]:
         had = self.map.counts
         return (Found(self.path, self.map.slots, had.rows, had.rows_here, had.written),)
 

@@ -84,7 +84,8 @@ class Learnt:
             "ever": _ByScore(self._ever), "lately": _ByScore(self._lately),
             "lfu": UsesHere(slots), "lru": LastUse(slots),
         }  # fmt: skip
-        self.leader = "ever"
+        # What nobody has counted is to be no worse than LRU from the beginning.
+        self.leader = "lru" if counts is None else "ever"
         self._sample(rows, slots)
 
     def _sample(self, rows: int, slots: int) -> None:
