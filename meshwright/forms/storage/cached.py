@@ -44,6 +44,9 @@ def describe(replicas: int, settings: Mapping[str, Setting] | None = None) -> tu
     rows = {"what": "parameters", "share": "missing", "state": True, "steps": "some"}
     return (
         Hold(kind="parameters", since=Event.BEGIN, until=Event.NEXT_BEGIN, part=1),
+        # What comes lies beside its slots until it is needed.
+        Hold(kind="kept", since=Event.BEGIN, until=Event.NEXT_BEGIN, part=1, share="missing",
+             times=max(1, ahead)),
         Hosted(kind="parameters", share="cached"),
         Hosted(kind="optimizer", share="cached", steps="some"),
         Hosted(kind="optimizer", steps="all"),
