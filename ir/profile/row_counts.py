@@ -42,6 +42,17 @@ class RowCounts:
         share, count = known
         return float((count * _named(share, lookups)).sum())
 
+    def named(self, path: str, rows: int, lookups: int) -> tuple[_Floats, _Floats] | None:
+        """Returns how likely so many lookups name a row, the likeliest rows first, and how many
+        rows are as likely; None if nothing is known of the table."""
+        if (known := self._shares(path, rows)) is None:
+            return None
+        share, count = known
+        if (unseen := rows - count.sum()) > 0:
+            share, count = np.append(share, 0.0), np.append(count, unseen)
+        order = np.argsort(-share, kind="stable")
+        return _named(share[order], lookups), count[order]
+
     def again(self, path: str, rows: int, lookups: int, others: int) -> float | None:
         """Returns which share of the rows that so many lookups name is also named by so many
         others, on average; None if nothing is known of the table."""

@@ -75,6 +75,19 @@ def keeps_rows(name: str) -> bool:
 
 
 @cache
+def of_tables() -> tuple[str, ...]:
+    """Lists the stores that a search tries on embedding tables where memory is short: those that
+    keep rows, and whose files say which facts of a table they are told (`TABLES`)."""
+    return tuple(key for key in choosable() if keeps_rows(key) and facts_of_store(key))
+
+
+@cache
+def facts_of_store(name: str) -> tuple[str, ...]:
+    """Lists the settings of a store that are facts of a table (`planner.finishing`)."""
+    return tuple(getattr(_FILES.load(name), "TABLES", ()))
+
+
+@cache
 def choosable() -> tuple[str, ...]:
     """Returns the stores that plans may name: those whose files say what is legal."""
     return tuple(sorted(key for key in _FILES.names if hasattr(_FILES.load(key), "check")))

@@ -23,6 +23,7 @@ from meshwright.forms.settings import FormSettings, Known, Number, Text, Word, w
 from meshwright.ir.plan.plan import Setting, Stage
 
 ROWS = True
+TABLES = ("ratio", "rows", "missing", "row_bytes", "ids")
 DEEPEST = 3
 _SETTINGS: Known = {
     "ratio": Number(0.05, 1e-9, 1.0),
