@@ -45,7 +45,7 @@ def _searched(ranks: int, memory: int, optimizer: str = "adagrad", rows: Any = "
         own = Two()
     problem = make_problem(
         trace(own, example), apart(ranks, LINK, memory_bytes=memory), precision="fp32",
-        optimizer=optimizer, rows=RowCounts.load(rows),
+        optimizer=optimizer, rows=RowCounts.load(rows), constraints=("tp=1", "pp=1"),
     )  # fmt: skip
     return search_problem(problem)
 
@@ -57,6 +57,8 @@ def test_search_caches_tables_that_do_not_fit(ranks: int) -> None:
     plan = _searched(ranks, memory)
     assert plan.predicted and not [f for f in plan.verify() if f.severity == "error"]
     used = plan.predicted.stages[0].memory.used_bytes
+    forms = {said.sync.form for said in plan.stages[0].by_parameter.values() if said.sync}
+    assert forms == ({"owned_rows"} if ranks == 2 else set())
     stores = {path: said.store for path, said in plan.stages[0].by_parameter.items()}
     assert {path: store.form for path, store in stores.items() if store} == {
         "many.weight": "cached", "few.weight": "cached"

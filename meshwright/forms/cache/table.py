@@ -149,7 +149,10 @@ class CachedTable(OwnedTable):
             self.moving.fetch(torch.from_numpy(moves.came), torch.from_numpy(moves.into))
 
     def _numbers(self, rows: Tensor) -> Ints:
-        found: Ints = (rows - self.start).unique().cpu().numpy()  # type: ignore[no-untyped-call]
+        own = rows - self.start
+        if self.owners > 1:  # several ranks may want one row
+            own = own.unique()  # type: ignore[no-untyped-call]
+        found: Ints = own.cpu().numpy()
         return found
 
     def _release_now(self) -> None:
