@@ -29,7 +29,7 @@ from the mean."""
 
 
 @dataclass(frozen=True)
-class _Known:
+class _CountedTable:
     """A table of which it is known how often rows occur."""
 
     table: EmbeddingTable
@@ -49,17 +49,17 @@ def variants(problem: Problem, plan: Plan) -> Iterator[Plan]:
         yield from _fitting(problem, plan, store, known)
 
 
-def _known(problem: Problem) -> Iterator[_Known]:
+def _known(problem: Problem) -> Iterator[_CountedTable]:
     if problem.rows is None:
         return
     for table in tables_of(problem.graph):
         found = problem.rows.named(table.path, table.rows, table.lookups)
         if found is not None and table.ids:
-            yield _Known(table, MissCurve(*found))
+            yield _CountedTable(table, MissCurve(*found))
 
 
 def _fitting(
-    problem: Problem, plan: Plan, store: str, known: Mapping[str, _Known]
+    problem: Problem, plan: Plan, store: str, known: Mapping[str, _CountedTable]
 ) -> Iterator[Plan]:
     """By halves, until the largest caches that fit are known well."""
     sizes = {path: float(one.table.row_bytes) for path, one in known.items()}
@@ -102,7 +102,7 @@ def _with(
     index: int,
     stage: Stage,
     store: str,
-    known: Mapping[str, _Known],
+    known: Mapping[str, _CountedTable],
     slots: Mapping[str, int],
     facts: Mapping[tuple[int, str], Mapping[str, Setting]],
 ) -> Stage:
@@ -122,7 +122,7 @@ def _dp(stage: Stage) -> int:
 
 
 def _choice(
-    stage: Stage, store: str, known: _Known, slots: int, facts: Mapping[str, Setting]
+    stage: Stage, store: str, known: _CountedTable, slots: int, facts: Mapping[str, Setting]
 ) -> ParameterChoice | None:
     """What is said of a table; None if a fact is missing."""
     if not facts:

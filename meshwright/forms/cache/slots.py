@@ -26,7 +26,7 @@ class TooFewSlots(PlanError):
 
 
 @dataclass(frozen=True, eq=False)
-class Moves:
+class SlotMoves:
     """What giving slots to rows moves."""
 
     at: Ints
@@ -86,7 +86,7 @@ class SlotMap:
         own = (self.slot_of, self.row_in, self.changed, self._locks)
         return sum(x.nbytes for x in own)
 
-    def admit(self, rows: Ints, times: Ints | None = None, *, count: bool = True) -> Moves:
+    def admit(self, rows: Ints, times: Ints | None = None, *, count: bool = True) -> SlotMoves:
         """Gives slots to the distinct rows of a batch, and holds them until `release`.
 
         `times`: how often each is looked up, once if None; `count`: as asked for, and used.
@@ -113,7 +113,7 @@ class SlotMap:
         if count:
             self._note(rows, at, times, is_here)
         self.counts.written += int(changed.sum())
-        return Moves(at, came, into, left[changed], leaving[changed])
+        return SlotMoves(at, came, into, left[changed], leaving[changed])
 
     def _note(
         self, rows: Ints, at: Ints, times: Ints | None, is_here: npt.NDArray[np.bool_]

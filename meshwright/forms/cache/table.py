@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from meshwright.forms.cache.moving import ByRow, RowsOnHost
 from meshwright.forms.cache.policies import Floats, policy
-from meshwright.forms.cache.slots import Ints, Moves, SlotMap, TooFewSlots
+from meshwright.forms.cache.slots import Ints, SlotMoves, SlotMap, TooFewSlots
 from meshwright.forms.flat import chunk_rows
 from meshwright.forms.host_link import host_link
 from meshwright.forms.owned import OwnedTable
@@ -115,7 +115,7 @@ class CachedTable(OwnedTable):
         self._move(moves)
         self.moving.land()
 
-    def _make_room(self, own: Ints) -> Moves:
+    def _make_room(self, own: Ints) -> SlotMoves:
         """Lets batches that come go, and has more slots where that is not enough."""
         self._let_go()
         if len(own) > self.map.slots:
@@ -142,7 +142,7 @@ class CachedTable(OwnedTable):
             self._move(self.map.admit(most, count=False))
             self.map.release(most)
 
-    def _move(self, moves: Moves) -> None:
+    def _move(self, moves: SlotMoves) -> None:
         if len(moves.left):
             self.moving.leave(torch.from_numpy(moves.left), torch.from_numpy(moves.out_of))
         if len(moves.came):
@@ -187,9 +187,9 @@ class CachedTable(OwnedTable):
             self._now = own
             self._move(self._again(own))
         made = super().summed(found, parts)
-        return SomeRows(made.of, made.rows, made.part, _Kept(self))
+        return SomeRows(made.of, made.rows, made.part, _KeptInSlots(self))
 
-    def _again(self, own: Ints) -> Moves:
+    def _again(self, own: Ints) -> SlotMoves:
         try:
             return self.map.admit(own, count=False)
         except TooFewSlots:
@@ -227,7 +227,7 @@ class CachedTable(OwnedTable):
         return (Found(self.path, self.map.slots, had.rows, had.rows_here, had.written),)
 
 
-class _Kept(KeptRows):
+class _KeptInSlots(KeptRows):
     """Rows of a cached table that are about to be stepped."""
 
     def __init__(self, table: CachedTable) -> None:
