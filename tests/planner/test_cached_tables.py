@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.forms.cache.curves import MissCurve, shared_out
-from meshwright.ir.errors import Infeasible
+from meshwright.ir.errors import Infeasible, PlanError
 from meshwright.ir.plan.plan import Plan
 from meshwright.ir.profile.row_counts import RowCounts
 from meshwright.ir.trace.trace import trace
@@ -47,13 +47,19 @@ class Two(nn.Module):
         return found
 
 
-def _searched(ranks: int, memory: int, optimizer: str = "adagrad", rows: Any = COUNTED) -> Plan:
+def _searched(
+    ranks: int,
+    memory: int,
+    optimizer: str = "adagrad",
+    rows: Any = COUNTED,
+    pins: tuple[str, ...] = (),
+) -> Plan:
     example = tuple(torch.zeros(BATCH, dtype=torch.int64) for _ in ROWS)
     with torch.device("meta"):
         own = Two()
     problem = make_problem(
         trace(own, example), apart(ranks, LINK, memory_bytes=memory), precision="fp32",
-        optimizer=optimizer, rows=RowCounts.load(rows), constraints=("tp=1", "pp=1"),
+        optimizer=optimizer, rows=RowCounts.load(rows), constraints=("tp=1", "pp=1", *pins),
     )  # fmt: skip
     return search_problem(problem)
 
@@ -85,6 +91,28 @@ def test_what_fits_has_no_cache_and_what_nobody_counted_gets_none() -> None:
 
 def _curve(draw: np.random.Generator, rows: int) -> MissCurve:
     return MissCurve(np.sort(draw.random(rows))[::-1].copy(), np.ones(rows))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(("pin", "ratio"), [("1.5%", 0.015), ("92.16MB", 0.25)])
+def test_one_argument_says_how_large_caches_are(ranks: int, pin: str, ratio: float) -> None:
+    """A share of rows or bytes, whether tables fit or not, and nobody has counted."""
+    plan = _searched(ranks, 20 * TABLES, rows=None, pins=(f"parameters * cache={pin}",))
+    said = plan.stages[0].by_parameter
+    assert set(said) == {"many.weight", "few.weight"}
+    for choice in said.values():
+        assert choice.store and choice.store.settings["ratio"] == pytest.approx(ratio)
+        assert bool(choice.sync) == (ranks == 2)
+
+
+@pytest.mark.parametrize(
+    ("pin", "says"),
+    [("* cache=150%", "from 0 to 100 %"), ("* cache=some", "."), ("mny.weight cache=1%", "many"),
+     ("* store=cached", "store must be")],
+)  # fmt: skip
+def test_what_is_no_cache_is_refused(pin: str, says: str) -> None:
+    with pytest.raises(PlanError, match=says):
+        _searched(1, 20 * TABLES, pins=(f"parameters {pin}",))
 
 
 def _missed(curves: dict[str, MissCurve], sizes: dict[str, float], slots: dict[str, int]) -> float:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from meshwright.forms.cache.moving import ByRow, RowsOnHost
 from meshwright.forms.cache.policies import Floats, policy
-from meshwright.forms.cache.slots import Ints, SlotMoves, SlotMap, TooFewSlots
+from meshwright.forms.cache.slots import Ints, SlotMap, SlotMoves, TooFewSlots
 from meshwright.forms.flat import chunk_rows
 from meshwright.forms.host_link import host_link
 from meshwright.forms.owned import OwnedTable
