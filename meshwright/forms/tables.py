@@ -4,6 +4,7 @@ wrong."""
 from collections.abc import Iterator, Mapping
 
 from meshwright.forms.rows import torn_rows
+from meshwright.forms.storage import keeps_rows
 from meshwright.forms.sync import (
     exchange_of,
     facts_of_tables,
@@ -18,7 +19,7 @@ from meshwright.ir.graph.tables import LOOKUPS, tables_of
 from meshwright.ir.layout.layout import Shard, parse_placement, parse_strategy
 from meshwright.ir.plan.finding import Finding
 from meshwright.ir.plan.parameters import as_for, stage_for, views_of
-from meshwright.ir.plan.plan import BlockLayout, Plan, param_key
+from meshwright.ir.plan.plan import BlockLayout, Plan, Stage, param_key
 from meshwright.ir.text.plain_text import SHOWN
 
 
@@ -58,6 +59,7 @@ def stepping_notes(plan: Plan) -> Iterator[Finding]:
     for index, stage in enumerate(plan.stages):
         for path, choice in stage.by_parameter.items():
             view = as_for(stage, choice)
+            yield from _useless(index, path, view, choice.update or plan.optimizer)
             known = view.sync is not None and facts_of_tables(view.sync_form)
             if stage.dp == 1 or not (known and is_exact(view.sync_form)):
                 continue
@@ -76,6 +78,20 @@ def stepping_notes(plan: Plan) -> Iterator[Finding]:
                 f"each step, {when}, by {step}{alone}{why}",
                 severity="note",
             )
+
+
+def _useless(index: int, path: str, view: Stage, step: str) -> Iterator[Finding]:
+    """A cache of a table all of whose rows are stepped."""
+    rest = [name for name in UPDATES if update(name).rests_by_default]
+    kept = view.store is not None and keeps_rows(view.store.form)
+    if kept and view.store and not (step in UPDATES and update(step).rests_by_default):
+        yield Finding(
+            "store",
+            f"stage {index}: {step} changes rows of {path[:SHOWN]} that no batch reads: all are "
+            f"stepped on the host, and none stay with {view.store.form}",
+            f"update {' or '.join(rest)} for it, or no store for {path[:SHOWN]}",
+            severity="note",
+        )
 
 
 def splits_of(plan: Plan, graph: Graph, stage: int, path: str) -> Mapping[str, int]:

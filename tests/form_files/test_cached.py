@@ -9,7 +9,7 @@ import torch
 
 from meshwright.forms.host_link import shaped
 from meshwright.forms.sync import findings
-from meshwright.forms.tables import table_findings
+from meshwright.forms.tables import stepping_notes, table_findings
 from meshwright.ir.plan.plan import FormChoice, Plan
 from meshwright.ir.profile.row_counts import RowCounts
 from meshwright.ir.trace.trace import trace
@@ -177,6 +177,12 @@ def _no_row(plan: Plan) -> str:
 def test_an_id_that_is_no_row_is_refused() -> None:
     (said,) = run_ranks(1, _no_row, plan_of(1, "adagrad", ratio=0.5))
     assert "index of words.weight is out of range" in said
+
+
+def test_a_cache_that_is_of_no_use_is_named() -> None:
+    (note, _) = stepping_notes(plan_of(1, "adamw"))
+    assert "stepped on the host" in note.message and "adagrad" in note.nearest
+    assert not list(stepping_notes(plan_of(1, "adagrad")))
 
 
 def test_what_cannot_be_is_refused() -> None:
