@@ -18,25 +18,28 @@ IDS = {"words.weight": "0", "marks.weight": "1"}
 
 
 def plan_of(
-    ranks: int, optimizer: str, precision: str = "fp64", cached: bool = True, **settings: Setting
-) -> Plan:
-    """`cached`: else tables are as ever, on one rank."""
+    ranks: int, optimizer: str, precision: str = "fp64", cached: bool = True,
+    sizes: dict[str, int] | None = None, **settings: Setting,
+) -> Plan:  # fmt: skip
+    """`cached`: else tables are as ever, on one rank; `sizes`: of the mesh, else replicas."""
     own = model() if precision == "fp64" else model().float()
     example = batch(0) if precision == "fp64" else narrow(0)
     problem = make_problem(
         trace(own, example, precision=precision), Cluster.local(ranks), precision=precision,
         optimizer=optimizer,
     )  # fmt: skip
-    choice = uniform_choice(problem, num_microbatches=2, zero=1, dp_shard=ranks)
+    mesh: dict[str, Any] = dict(sizes or {"zero": 1, "dp_shard": ranks})
+    choice = uniform_choice(problem, num_microbatches=2, **mesh)
     plan = build_plan(problem, choice, predict=False)
     if not cached:
         return plan
     said = {}
     for path, ids in IDS.items():
         store = FormChoice(form="cached", settings={"ids": ids, **settings})
-        sync = FormChoice(form="owned_rows", settings={"ids": ids}) if ranks > 1 else None
-        said[path] = ParameterChoice(zero=1 if ranks > 1 else 0, sync=sync, store=store)
-    return replace(plan, stages=(replace(plan.stages[0], by_parameter=said),))
+        shared = ranks > 1 and not sizes
+        sync = FormChoice(form="owned_rows", settings={"ids": ids}) if shared else None
+        said[path] = ParameterChoice(zero=1 if shared else 0, sync=sync, store=store)
+    return replace(plan, stages=tuple(replace(s, by_parameter=said) for s in plan.stages))
 
 
 def narrow(step: int) -> tuple[Tensor, ...]:

@@ -48,6 +48,14 @@ def test_training_is_that_of_one_process_without(ranks: int, prefetch: int) -> N
                 assert words.slots == 48 and words.written > 100
 
 
+def test_model_axes_and_stages_beside_it() -> None:
+    """Tables by columns over tp, and one stage of two that has them."""
+    sizes: list[dict[str, int]] = [{"tp": 2}, {"pp": 2}]
+    plans = [(plan_of(2, "adagrad", sizes=each, ratio=0.4), {"depth": 1}) for each in sizes]
+    for one in run_ranks(2, all_trained, plans)[0]:
+        assert_equal(one, alone(plain, "adagrad", 0.05, None))
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_optimizers(ranks: int) -> None:
     """With moments and decay of rows that do not occur; somebody looks at all after each step; a
@@ -129,8 +137,7 @@ def _accumulated(plan: Plan) -> list[float]:
         after = batch(step + 2) if step + 2 < STEPS else None
         second = job.accumulate(batch(step + 1), next_batch=after)
         job.apply(0.5)
-        job.eval(batch(7))
-        losses += [float(first), float(second)]
+        losses += [float(first), float(second), float(job.eval(batch(7)))]
     job.close()
     return losses
 
@@ -145,6 +152,7 @@ def test_accumulated_batches_and_validation_between() -> None:
             (loss / 2).backward()
             wanted.append(float(loss.detach()))
         stepped.step()
+        wanted.append(float(own(*batch(7)).detach()))
     for ranks in (1, 2):
         found = run_ranks(ranks, _accumulated, plan_of(ranks, "adagrad", ratio=0.9))[0]
         assert found == pytest.approx(wanted, rel=1e-10)
